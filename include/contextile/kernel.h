@@ -1,0 +1,90 @@
+// Attention on tiles. A kernel never sees a plan.
+//
+// Legend of suffixes: T tokens, H heads, D head dim, N query rows, M key rows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/mask.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// Rows of heads, token-major with strides. Strides count elements.
+struct TensorView {
+  void* data = nullptr;
+  Dtype dtype = Dtype::kF32;
+  std::int64_t tokens = 0;
+  std::int32_t heads = 0;
+  std::int32_t dim = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+// One [tokens, heads] array of fp32 (LSE, delta).
+struct RowStats {
+  float* data = nullptr;
+  std::int64_t token_stride = 0;  // elements
+  std::int64_t head_stride = 1;
+};
+
+struct KernelParams {
+  std::int32_t q_heads = 1;   // of the head group
+  std::int32_t kv_heads = 1;  // of the head group; divides q_heads
+  std::int32_t head_dim = 0;
+  std::int32_t value_dim = 0;
+  float scale = 1;
+  float softcap = 0;  // 0: none
+};
+
+// One tile of a forward call. Bands are over local rows (q rows 0 … N-1, key rows 0 … M-1), disjoint.
+// init: every row of o and lse is overwritten (rows without a pair become O = 0, LSE = -inf); otherwise
+// the tile's result is merged into what they hold. LSE is the natural log.
+struct ForwardTile {
+  TensorView q_NHD;
+  TensorView k_MHD;
+  TensorView v_MHD;
+  TensorView o_NHD;  // fp32
+  RowStats lse_NH;
+  std::span<const LocalBand> bands;
+  bool init = false;
+};
+
+// One tile of a backward call. lse is the final one (-inf on a row that attends nothing: its gradients are
+// 0), delta = rowsum(dO ∘ O). init overwrites the whole accumulator, otherwise the tile adds to it.
+struct BackwardTile {
+  TensorView q_NHD;
+  TensorView k_MHD;
+  TensorView v_MHD;
+  TensorView do_NHD;
+  RowStats lse_NH;
+  RowStats delta_NH;
+  TensorView dq_NHD;  // fp32
+  TensorView dk_MHD;  // fp32
+  TensorView dv_MHD;  // fp32
+  std::span<const LocalBand> bands;
+  bool init_dq = false;
+  bool init_dkv = false;
+};
+
+class AttentionKernel {
+ public:
+  virtual ~AttentionKernel() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  // Tiles act in listed order: the same call gives the same bits whatever the number of threads. Inputs
+  // have one dtype; no input aliases an output.
+  virtual void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const = 0;
+  virtual void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const = 0;
+};
+
+// All kernels built in, preferred first.
+[[nodiscard]] std::span<const AttentionKernel* const> kernels();
+// Throws InvalidArgument with the list of names.
+[[nodiscard]] const AttentionKernel& find_kernel(std::string_view name);
+
+}  // namespace contextile

@@ -1,0 +1,197 @@
+// Executing a plan: exact distributed attention, forward and backward.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/kernel.h"
+#include "contextile/plan.h"
+#include "contextile/transport.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// Received inputs forward keeps for backward: opaque, one per layer and micro-batch.
+class Saved {
+ public:
+  Saved();
+  ~Saved();
+  Saved(Saved&&) noexcept;
+  Saved& operator=(Saved&&) noexcept;
+  [[nodiscard]] std::int64_t size_bytes() const;
+
+  struct Buffers;
+
+ private:
+  friend class Executor;
+  std::unique_ptr<Buffers> buffers_;
+};
+
+// Tensors of one rank in the plan's local order (local_blocks of every round one after another, a block's
+// ranges in listed order), token-major [local tokens, heads, dim]. Owned by the caller.
+struct ForwardTensors {
+  TensorView q_THD;    // [T, q_heads, D]
+  TensorView k_THD;    // [T, kv_heads, D]
+  TensorView v_THD;    // [T, kv_heads, Dv]
+  std::span<const float> sink_H;  // [q_heads], empty unless shape.sink
+  TensorView out_THD;  // written, activation dtype [T, q_heads, Dv]
+  RowStats lse_TH;     // written, fp32 [T, q_heads], natural log, sink included
+};
+
+struct BackwardTensors {
+  TensorView q_THD;
+  TensorView k_THD;
+  TensorView v_THD;
+  TensorView out_THD;  // as forward returned it
+  RowStats lse_TH;     // as forward returned it
+  TensorView dout_THD;
+  std::span<const float> sink_H;
+  TensorView dq_THD;           // written, activation dtype
+  TensorView dk_THD;           // written
+  TensorView dv_THD;           // written
+  std::span<float> dsink_H;    // written: this rank's share, the caller sums over ranks
+};
+
+// How one call went on this rank.
+struct ExecutionStats {
+  std::int64_t sent_bytes = 0;
+  std::int64_t received_bytes = 0;
+  double total_s = 0;
+  double attention_s = 0;  // inside the kernel
+  double exposed_s = 0;    // blocked in waits
+};
+
+struct ExecutorMemory {
+  std::int64_t staging_bytes = 0;
+  std::int64_t accumulator_bytes = 0;
+  std::int64_t packing_bytes = 0;
+  std::int64_t workspace_bytes = 0;  // beside the plan's memory: delta, bands of tiles
+};
+
+// Runs one rank's programs of a plan over a transport with a kernel. Holds buffers, no activations: one
+// executor serves all layers and micro-batches and is prepared anew for every batch. Not thread safe.
+class Executor {
+ public:
+  Executor(Transport& transport, const AttentionKernel& kernel);
+  ~Executor();
+  Executor(Executor&&) noexcept;
+  Executor& operator=(Executor&&) noexcept;
+
+  // Allocates buffers (reusing what fits), classifies tiles, and checks that every rank holds the same
+  // plan: throws InvalidPlan naming the ranks and both digests on a mismatch, or when the plan is for
+  // another number of ranks. Collective.
+  void prepare(std::shared_ptr<const Plan> plan);
+
+  // Collective over all ranks; `mask` indexes the plan's masks. Throws InvalidArgument on tensors of the
+  // wrong shape, TransportError if a peer fails.
+  Saved forward(std::size_t mask, const ForwardTensors& tensors);
+  void backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved);
+
+  // Two calls may be in flight on one executor (ping-pong): each begin_* issues the program up to its first
+  // wait and takes buffers of its own; finish runs the rest. Handles are finished in the order they began
+  // on every rank alike.
+  class Handle;
+  [[nodiscard]] Handle begin_forward(std::size_t mask, const ForwardTensors& tensors);
+  [[nodiscard]] Handle begin_backward(std::size_t mask, const BackwardTensors& tensors,
+                                      const Saved& saved);
+  Saved finish(Handle handle);
+
+  [[nodiscard]] ExecutionStats last_stats() const;
+  [[nodiscard]] ExecutorMemory memory() const;
+
+ private:
+  friend struct ExecutorTesting;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+class Executor::Handle {
+ public:
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+  ~Handle();
+
+ private:
+  friend class Executor;
+  struct Call;
+  explicit Handle(std::unique_ptr<Call> call);
+  std::unique_ptr<Call> call_;
+};
+
+// ------------------------------------------------------------------------------- token layouts
+
+// Global token index of every local row of a rank, in local order, all rounds.
+[[nodiscard]] std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank);
+
+struct TokenPosition {
+  std::int64_t sequence = 0;
+  std::int64_t position = 0;  // in the sequence, for RoPE
+  std::int64_t token = 0;     // global index
+};
+// Of every local row.
+[[nodiscard]] std::vector<TokenPosition> positions(const Plan& plan, Rank rank);
+
+// Of every local row, the global index of the token whose label it predicts (the next one of its
+// sequence), or -1 on a sequence's last token.
+[[nodiscard]] std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank);
+
+// -------------------------------------------------------------------------------------- oracle
+
+// A whole batch in fp64, on one machine. Dense per row; for checking.
+struct BatchTensors {
+  std::int64_t tokens = 0;
+  std::vector<double> q, k, v, dout;  // [T, H, D] as the shape says, values representable in its dtype
+  std::vector<double> sink;           // [q_heads] or empty
+};
+struct OracleResult {
+  std::vector<double> out, lse, dq, dk, dv, dsink;
+};
+// Random normal inputs rounded to the shape's dtype.
+[[nodiscard]] BatchTensors random_batch(const Workload& workload, std::uint64_t seed);
+// Exact attention under one mask; threads over heads. FLOPs: forward_flops + backward_flops.
+[[nodiscard]] OracleResult oracle(const BatchTensors& batch, const AttentionShape& shape,
+                                  const Mask& mask, bool backward);
+
+// ---------------------------------------------------------------------------------- whole runs
+
+struct RunOptions {
+  std::string kernel;         // empty: the preferred one
+  std::uint64_t seed = 0;     // of the inputs
+  bool compare = true;        // against the oracle and against one device with the same kernel
+  std::int32_t repeats = 1;   // timed repetitions
+  InprocOptions transport;
+};
+
+// max|x - ref| / max|ref| of one array; the single-device error stands beside.
+struct RunError {
+  std::string array;  // "out", "lse", "dq", "dk", "dv", "dsink"
+  double error = 0;
+  double single_device_error = 0;
+  double bound = 0;  // what model.md promises for the dtype and wire
+};
+struct MaskRun {
+  std::string mask;
+  std::vector<RunError> errors;     // empty without compare
+  double forward_s = 0;             // slowest rank, fastest repeat
+  double backward_s = 0;
+  double exposed_s = 0;
+  std::int64_t sent_bytes_forward = 0;   // all ranks
+  std::int64_t sent_bytes_backward = 0;
+  std::int64_t predicted_bytes_forward = 0;  // plan statistics
+  std::int64_t predicted_bytes_backward = 0;
+};
+struct RunReport {
+  std::vector<MaskRun> masks;
+  ExecutorMemory memory;  // of the rank with the most
+  std::int64_t predicted_memory_bytes = 0;
+  [[nodiscard]] bool ok() const;  // every error within its bound, bytes as predicted
+};
+// Executes every mask of a plan, forward and backward, on in-process ranks with random data.
+[[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options = {});
+
+}  // namespace contextile

@@ -1,0 +1,105 @@
+// A batch: sequences, attention shape, masks. The input of every strategy.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/mask.h"
+
+namespace contextile {
+
+enum class Dtype : std::uint8_t { kF32, kBf16, kF16 };
+
+[[nodiscard]] constexpr std::int64_t bytes_per_element(Dtype dtype) {
+  return dtype == Dtype::kF32 ? 4 : 2;
+}
+[[nodiscard]] std::string_view to_string(Dtype dtype);  // "f32", "bf16", "f16"
+[[nodiscard]] Dtype parse_dtype(std::string_view text);  // throws InvalidArgument
+
+// One attention layer. Query head h reads KV head h / (q_heads / kv_heads).
+struct AttentionShape {
+  std::int32_t q_heads = 32;
+  std::int32_t kv_heads = 8;     // divides q_heads
+  std::int32_t head_dim = 128;   // of Q and K
+  std::int32_t value_dim = 128;  // of V and O
+  Dtype dtype = Dtype::kBf16;    // of Q, K, V, O, dO and the returned gradients
+  double scale = 0;              // of the scores; 0: 1/sqrt(head_dim)
+  double softcap = 0;            // c of c·tanh(s/c); 0: none
+  bool sink = false;             // a learnable sink logit per query head
+
+  [[nodiscard]] double effective_scale() const;  // scale, or 1/sqrt(head_dim)
+  friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
+};
+void check_shape(const AttentionShape& shape);  // throws InvalidArgument
+
+// A mask and how many layers of the model use it.
+struct NamedMask {
+  std::string name = "mask";
+  std::int32_t layers = 1;
+  Mask mask;
+};
+
+// Tokens that lack queries or keys. Tokens not listed have both.
+struct RoleRange {
+  Range tokens;
+  Role role = Role::kBoth;
+};
+
+// Which device already holds which tokens. The ranges partition the batch, in ascending order.
+struct HomeRange {
+  Range tokens;
+  Rank owner;
+};
+
+// Tokens are 0 … T-1, sequences laid end to end in input order.
+struct Workload {
+  std::vector<Range> sequences;  // non-empty, sequences[i].end == sequences[i + 1].begin
+  AttentionShape shape;
+  std::vector<NamedMask> masks;          // at least one; names differ
+  std::vector<RoleRange> roles;          // ascending, disjoint; usually empty
+  std::vector<HomeRange> home;           // empty: the plan chooses owners
+  std::vector<PositionSegment> positions;  // ascending, partition the batch
+
+  [[nodiscard]] std::int64_t num_tokens() const {
+    return sequences.empty() ? 0 : sequences.back().end;
+  }
+};
+
+// Sequence ranges of lengths laid end to end. Throws InvalidArgument on an empty list, a length that is
+// not positive (naming its index), or more than kMaxTokens tokens.
+[[nodiscard]] std::vector<Range> sequences_from_lengths(std::span<const std::int64_t> lengths);
+
+// One mask of a workload to build: a rule applied to every sequence.
+struct MaskUse {
+  std::string name;  // empty: the rule's own name
+  std::int32_t layers = 1;
+  MaskSpec spec;
+};
+// The CLI's "--mask [NAME=]SPEC[@LAYERS]".
+[[nodiscard]] MaskUse parse_mask_use(std::string_view text);
+
+// The usual case: one or more rules over a packed batch. Positions are those of the first mask whose rule
+// sets any (shared_question), else the position in the sequence.
+[[nodiscard]] Workload make_workload(std::span<const std::int64_t> lengths,
+                                     const AttentionShape& shape, std::span<const MaskUse> masks);
+
+// Proves every invariant above, disjointness of bands included. Throws InvalidArgument.
+void check_workload(const Workload& workload);
+
+// Forward FLOPs of `pairs` attended pairs over `q_heads` heads: 2·pairs·q_heads·(D + Dv).
+[[nodiscard]] double forward_flops(std::int64_t pairs, std::int32_t q_heads,
+                                   const AttentionShape& shape);
+// Backward: 2·pairs·q_heads·(3D + 2Dv), 2.5 x forward when D = Dv.
+[[nodiscard]] double backward_flops(std::int64_t pairs, std::int32_t q_heads,
+                                    const AttentionShape& shape);
+
+// Cuts every sequence into ceil(L / block_size) blocks, the last one short; also at role and home
+// boundaries. The plain blocking for strategies that need no other.
+[[nodiscard]] Blocking cut_sequences(const Workload& workload, std::int64_t block_size);
+
+}  // namespace contextile
