@@ -1,0 +1,72 @@
+# The front door. Every target may be run first, on a fresh clone; nothing is built twice.
+#
+#   make run         from nothing to a verified plan and exact distributed attention
+#   make test        every test
+#
+# Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
+# FUZZ_SECONDS (per fuzz target), BENCH_ARGS (passed to every benchmark).
+
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 20
+BENCH_ARGS ?=
+
+# Tests that stay quick under the sanitizers; everything but the strategy sweep and the installed
+# example.
+SANITIZE_TESTS ?= ^(base|mask|cluster|data|plan|runtime)_test$$
+
+.DEFAULT_GOAL := help
+.PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz install clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+run: build  ## build, then plan, verify and execute a small batch
+	build/contextile demo
+
+test: build  ## build, then run every test
+	ctest --preset default -j $(JOBS)
+
+build: deps build/build.ninja  ## optimized build in build/; the program is build/contextile
+	cmake --build --preset default -j $(JOBS)
+
+deps:  ## install what the build needs (Debian, Ubuntu); nothing when it is there
+	@scripts/install-deps
+
+deps-dev:
+	@scripts/install-deps --dev
+
+build/build.ninja: | deps
+	cmake --preset default
+
+bench: build  ## run the benchmarks
+	@for bench in build/*_bench; do \
+	  [ -x "$$bench" ] || continue; echo "== $$bench"; "$$bench" $(BENCH_ARGS) || exit 1; \
+	done
+
+format: deps-dev  ## format all C++ in place
+	scripts/lint --fix-format
+
+lint: deps-dev build  ## format, include rules, clang-tidy
+	scripts/lint -j $(JOBS)
+
+sanitize: deps  ## a shorter selection of the tests under ASan and UBSan, in build-debug/
+	@[ -f build-debug/build.ninja ] || cmake --preset debug
+	cmake --build --preset debug -j $(JOBS)
+	ctest --preset debug -j $(JOBS) -R '$(SANITIZE_TESTS)'
+
+tsan: deps  ## the runtime's tests under ThreadSanitizer, in build-tsan/
+	@[ -f build-tsan/build.ninja ] || cmake --preset tsan
+	cmake --build --preset tsan -j $(JOBS) --target runtime_test
+	ctest --preset tsan -R '^runtime_test$$'
+
+fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
+	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS)
+	scripts/fuzz --seconds $(FUZZ_SECONDS) -j $(JOBS)
+
+install: build  ## install program, libraries, headers and CMake package under PREFIX
+	cmake --install build --prefix $(PREFIX)
+
+clean:  ## remove all build folders
+	rm -rf build build-debug build-tsan build-fuzz build-cuda
