@@ -1,0 +1,23 @@
+// What a rule's parameters must be; shared by the parser and the builders.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "contextile/mask.h"
+
+namespace contextile {
+
+// "causal", "lambda", …: the rule's name in texts.
+[[nodiscard]] std::string_view rule_name(MaskSpec::Rule rule);
+
+// Throws InvalidArgument unless every parameter of the spec's rule is usable.
+void check_mask_spec(const MaskSpec& spec);
+
+// The parts of a sequence of `length` tokens under shared_question: the question first, then every
+// answer; they sum to `length`. Throws InvalidArgument when given lengths do not.
+[[nodiscard]] std::vector<std::int64_t> shared_question_lengths(const MaskSpec& spec,
+                                                                std::int64_t length);
+
+}  // namespace contextile
