@@ -1,0 +1,66 @@
+#include "contextile/cluster.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "base/check.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::int64_t kMaxDevices = 65536;
+
+void check_positive(double value, std::string_view name, std::string_view key) {
+  CONTEXTILE_CHECK(std::isfinite(value) && value > 0,
+                   "cluster '{}': {}: expected a positive number, found {}", name, key, value);
+}
+
+}  // namespace
+
+void check_cluster(const Cluster& cluster) {
+  const auto check_count = [&](std::int32_t value, std::string_view key) {
+    CONTEXTILE_CHECK(value >= 1 && value <= kMaxDevices,
+                     "cluster '{}': {}: expected 1 to {}, found {}", cluster.name, key, kMaxDevices,
+                     value);
+  };
+  check_count(cluster.nodes, "nodes");
+  check_count(cluster.devices_per_node, "devices_per_node");
+  const std::int64_t num_devices = std::int64_t{cluster.nodes} * cluster.devices_per_node;
+  CONTEXTILE_CHECK(num_devices <= kMaxDevices,
+                   "cluster '{}': expected at most {} devices, found {} nodes x {} = {}",
+                   cluster.name, kMaxDevices, cluster.nodes, cluster.devices_per_node, num_devices);
+  check_positive(cluster.intra_gbytes_per_s, cluster.name, "intra_gbytes_per_s");
+  check_positive(cluster.inter_gbytes_per_s_per_node, cluster.name, "inter_gbytes_per_s_per_node");
+  check_positive(cluster.attention_tflops, cluster.name, "attention_tflops");
+  CONTEXTILE_CHECK(cluster.memory_bytes >= 0,
+                   "cluster '{}': memory_bytes: expected 0 (unknown) or more, found {}",
+                   cluster.name, cluster.memory_bytes);
+}
+
+Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
+  check_cluster(*this);
+  CONTEXTILE_CHECK(tp >= 1 && devices_per_node % tp == 0,
+                   "cluster '{}': expected a tp that divides {} devices per node, found {}", name,
+                   devices_per_node, tp);
+  const std::int32_t ranks_per_node = devices_per_node / tp;
+  const std::int32_t num_ranks = nodes * ranks_per_node;
+  CONTEXTILE_CHECK(pp >= 1 && num_ranks % pp == 0,
+                   "cluster '{}': expected a pp that divides the {} ranks left by tp {}, found {}",
+                   name, num_ranks, tp, pp);
+  // Pipeline stages are runs of consecutive ranks. Every stage must see the same nodes: a whole
+  // number of them, or an equal part of one.
+  const std::int32_t stage_ranks = num_ranks / pp;
+  CONTEXTILE_CHECK(
+      stage_ranks % ranks_per_node == 0 || ranks_per_node % stage_ranks == 0,
+      "cluster '{}': expected pipeline stages of whole nodes or an equal part of one ({} ranks per "
+      "node after tp {}), found {} ranks per stage for pp {}",
+      name, ranks_per_node, tp, stage_ranks, pp);
+
+  Cluster result = *this;
+  result.nodes = stage_ranks >= ranks_per_node ? stage_ranks / ranks_per_node : 1;
+  result.devices_per_node = stage_ranks / result.nodes;
+  result.inter_gbytes_per_s_per_node = inter_gbytes_per_s_per_node / tp;
+  return result;
+}
+
+}  // namespace contextile

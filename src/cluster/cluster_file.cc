@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/file_bytes.h"
+#include "base/parse_json.h"
+#include "base/quote.h"
+#include "base/suggest.h"
+#include "contextile/cluster.h"
+
+namespace contextile {
+namespace {
+
+using nlohmann::json;
+
+// The keys of a cluster file.
+const std::vector<std::string>& file_keys() {
+  static const std::vector<std::string> keys = {"preset",
+                                                "name",
+                                                "nodes",
+                                                "devices_per_node",
+                                                "intra_gbytes_per_s",
+                                                "inter_gbytes_per_s_per_node",
+                                                "attention_tflops",
+                                                "memory_bytes"};
+  return keys;
+}
+
+// "4x8" → nodes, devices per node.
+void read_size(std::string_view text, std::string_view found, Cluster& cluster) {
+  const char* const end = text.data() + text.size();
+  const auto [cross, first] = std::from_chars(text.data(), end, cluster.nodes);
+  const bool has_cross = first == std::errc{} && cross != end && *cross == 'x';
+  const auto [stop, second] =
+      std::from_chars(has_cross ? cross + 1 : end, end, cluster.devices_per_node);
+  CONTEXTILE_CHECK(has_cross && second == std::errc{} && stop == end,
+                   "cluster {}: expected NODESxDEVICES (as 4x8) after the colon, found {}",
+                   quote(found), quote(text));
+}
+
+// "NAME" or "NAME:NODESxDEVICES".
+Cluster find_preset(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  const std::vector<ClusterPreset>& presets = cluster_presets();
+  const auto preset = std::ranges::find(presets, name, &ClusterPreset::name);
+  if (preset == presets.end()) {
+    std::vector<std::string> names;
+    std::ranges::transform(presets, std::back_inserter(names),
+                           [](const ClusterPreset& p) { return std::string(p.name); });
+    fail_argument("cluster: expected one of {} or a JSON file, found {}{}", fmt::join(names, ", "),
+                  quote(name), did_you_mean(name, names));
+  }
+  Cluster cluster = preset->cluster;
+  if (colon != std::string_view::npos) read_size(text.substr(colon + 1), text, cluster);
+  check_cluster(cluster);
+  return cluster;
+}
+
+// Reads the keys of one object into a cluster.
+class ClusterReader {
+ public:
+  explicit ClusterReader(const json& object) : object_(object) {}
+
+  Cluster read() {
+    check_keys();
+    Cluster cluster;
+    if (object_.contains("preset")) {
+      cluster = find_preset(text("preset"));
+      is_complete_ = true;
+    }
+    if (object_.contains("name")) cluster.name = text("name");
+    read_integer("nodes", cluster.nodes);
+    read_integer("devices_per_node", cluster.devices_per_node);
+    read_number("intra_gbytes_per_s", cluster.intra_gbytes_per_s);
+    read_number("inter_gbytes_per_s_per_node", cluster.inter_gbytes_per_s_per_node);
+    read_number("attention_tflops", cluster.attention_tflops);
+    if (object_.contains("memory_bytes")) read_integer("memory_bytes", cluster.memory_bytes);
+    check_cluster(cluster);
+    return cluster;
+  }
+
+ private:
+  void check_keys() const {
+    for (const auto& [key, value] : object_.items()) {
+      CONTEXTILE_CHECK(std::ranges::find(file_keys(), key) != file_keys().end(),
+                       "expected the keys {}, found {}{}", fmt::join(file_keys(), ", "), quote(key),
+                       did_you_mean(key, file_keys()));
+    }
+  }
+
+  // Whether the key is given. It may be missing only when a preset holds the value.
+  [[nodiscard]] bool has(const char* key) const {
+    const bool given = object_.contains(key);
+    CONTEXTILE_CHECK(given || is_complete_, "{}: expected a value (or a \"preset\"), found none",
+                     key);
+    return given;
+  }
+
+  [[nodiscard]] std::string text(const char* key) const {
+    const json& value = object_[key];
+    CONTEXTILE_CHECK(value.is_string(), "{}: expected text, found {}", key, quote(value.dump()));
+    return value.get<std::string>();
+  }
+
+  template <typename Integer>
+  void read_integer(const char* key, Integer& result) const {
+    if (!has(key)) return;
+    const json& value = object_[key];
+    const bool fits =
+        value.is_number_unsigned()
+            ? std::in_range<Integer>(value.get<std::uint64_t>())
+            : value.is_number_integer() && std::in_range<Integer>(value.get<std::int64_t>());
+    CONTEXTILE_CHECK(fits, "{}: expected an integer of at most {}, found {}", key,
+                     std::numeric_limits<Integer>::max(), quote(value.dump()));
+    result = value.get<Integer>();
+  }
+
+  void read_number(const char* key, double& result) const {
+    if (!has(key)) return;
+    const json& value = object_[key];
+    CONTEXTILE_CHECK(value.is_number(), "{}: expected a number, found {}", key,
+                     quote(value.dump()));
+    result = value.get<double>();
+  }
+
+  const json& object_;
+  bool is_complete_ = false;  // a preset gave every value
+};
+
+}  // namespace
+
+Cluster parse_cluster_json(std::string_view text, std::string_view where) {
+  const json document = parse_json(text, where);
+  CONTEXTILE_CHECK(document.is_object(), "{}: expected a JSON object, found {}", where,
+                   quote(document.dump()));
+  try {
+    return ClusterReader(document).read();
+  } catch (const InvalidArgument& error) {
+    fail_argument("{}: {}", where, error.what());
+  }
+}
+
+Cluster load_cluster(std::string_view text) {
+  if (!text.ends_with(".json") && text.find('/') == std::string_view::npos) {
+    return find_preset(text);
+  }
+  const std::string path(text);
+  return parse_cluster_json(FileBytes(path).text(), path);
+}
+
+std::string to_json(const Cluster& cluster) {
+  nlohmann::ordered_json object;
+  object["name"] = cluster.name;
+  object["nodes"] = cluster.nodes;
+  object["devices_per_node"] = cluster.devices_per_node;
+  object["intra_gbytes_per_s"] = cluster.intra_gbytes_per_s;
+  object["inter_gbytes_per_s_per_node"] = cluster.inter_gbytes_per_s_per_node;
+  object["attention_tflops"] = cluster.attention_tflops;
+  object["memory_bytes"] = cluster.memory_bytes;
+  // A name that is no UTF-8 (set by a program; files cannot hold one) is replaced, not refused.
+  return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace contextile

@@ -1,0 +1,287 @@
+#include "contextile/cluster.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <string>
+
+namespace contextile {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kCustom = R"({"name": "lab", "nodes": 3, "devices_per_node": 4,
+  "intra_gbytes_per_s": 200.5, "inter_gbytes_per_s_per_node": 25, "attention_tflops": 100,
+  "memory_bytes": 24000000000})";
+
+// Message of the InvalidArgument that `call` throws.
+template <typename Call>
+std::string message_of(Call call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string load_message(std::string_view text) {
+  return message_of([&] { static_cast<void>(load_cluster(text)); });
+}
+
+std::string json_message(std::string_view text) {
+  return message_of([&] { static_cast<void>(parse_cluster_json(text, "c.json")); });
+}
+
+void expect_equal(const Cluster& a, const Cluster& b) {
+  EXPECT_EQ(a.name, b.name);
+  EXPECT_EQ(a.nodes, b.nodes);
+  EXPECT_EQ(a.devices_per_node, b.devices_per_node);
+  EXPECT_EQ(a.intra_gbytes_per_s, b.intra_gbytes_per_s);
+  EXPECT_EQ(a.inter_gbytes_per_s_per_node, b.inter_gbytes_per_s_per_node);
+  EXPECT_EQ(a.attention_tflops, b.attention_tflops);
+  EXPECT_EQ(a.memory_bytes, b.memory_bytes);
+}
+
+TEST(ClusterPresets, AreValidLoadableAndDescribed) {
+  ASSERT_EQ(cluster_presets().size(), 4U);
+  for (const ClusterPreset& preset : cluster_presets()) {
+    SCOPED_TRACE(preset.name);
+    EXPECT_NO_THROW(check_cluster(preset.cluster));
+    EXPECT_EQ(preset.cluster.name, preset.name);
+    EXPECT_FALSE(preset.description.empty());
+    expect_equal(load_cluster(preset.name), preset.cluster);
+  }
+}
+
+TEST(ClusterPresets, HoldThePublishedLinkSpeeds) {
+  const Cluster p4de = load_cluster("p4de");
+  EXPECT_EQ(p4de.intra_gbytes_per_s, 300);
+  EXPECT_EQ(p4de.inter_gbytes_per_s_per_node, 50);
+  EXPECT_EQ(p4de.attention_tflops, 280);
+  const Cluster h200 = load_cluster("dgx-h200");
+  EXPECT_EQ(h200.intra_gbytes_per_s, 450);
+  EXPECT_EQ(h200.inter_gbytes_per_s_per_node, 400);
+  EXPECT_EQ(h200.memory_bytes, 141'000'000'000);
+  EXPECT_EQ(load_cluster("dgx-h100").memory_bytes, 80'000'000'000);
+  EXPECT_EQ(load_cluster("local").num_devices(), 4);
+}
+
+TEST(LoadCluster, TakesASizeAfterTheColon) {
+  const Cluster cluster = load_cluster("p4de:4x8");
+  EXPECT_EQ(cluster.nodes, 4);
+  EXPECT_EQ(cluster.devices_per_node, 8);
+  EXPECT_EQ(cluster.num_devices(), 32);
+  EXPECT_EQ(cluster.node_of(Rank(15)), 1);
+  EXPECT_TRUE(cluster.same_node(Rank(8), Rank(15)));
+  EXPECT_FALSE(cluster.same_node(Rank(7), Rank(8)));
+  EXPECT_EQ(load_cluster("local:1x1").num_devices(), 1);
+  EXPECT_EQ(load_cluster("dgx-h200:8192x8").num_devices(), 65536);
+}
+
+TEST(LoadCluster, RefusesBadSizesAndSaysWhatItFound) {
+  for (const char* text :
+       {"p4de:", "p4de:4", "p4de:x", "p4de:4x", "p4de:x8", "p4de:4x8x2", "p4de:4x8 ", "p4de: 4x8",
+        "p4de:4X8", "p4de:+4x8", "p4de:99999999999x1"}) {
+    SCOPED_TRACE(text);
+    EXPECT_THAT(load_message(text), HasSubstr("NODESxDEVICES"));
+  }
+  EXPECT_THAT(load_message("p4de:0x8"), HasSubstr("nodes: expected 1 to 65536, found 0"));
+  EXPECT_THAT(load_message("p4de:4x-8"), HasSubstr("devices_per_node"));
+  EXPECT_THAT(load_message("p4de:65536x2"), HasSubstr("at most 65536 devices"));
+}
+
+TEST(LoadCluster, ListsPresetsAndSuggestsTheNearest) {
+  EXPECT_THAT(load_message("p4d:4x8"), AllOf(HasSubstr("p4de, dgx-h100, dgx-h200, local"),
+                                             HasSubstr("did you mean 'p4de'")));
+  EXPECT_THAT(load_message("dgx-h20"), HasSubstr("did you mean 'dgx-h200'"));
+  EXPECT_THAT(load_message("something else"), Not(HasSubstr("did you mean")));
+  EXPECT_THAT(load_message(""), HasSubstr("found ''"));
+}
+
+TEST(LoadCluster, ReadsAFileAndNamesItInErrors) {
+  const std::string path =
+      testing::TempDir() + "contextile_cluster_" + std::to_string(::getpid()) + ".json";
+  std::ofstream(path) << kCustom;
+  expect_equal(load_cluster(path), parse_cluster_json(kCustom, ""));
+  std::ofstream(path) << "{\"nodes\": 0}";
+  EXPECT_THAT(load_message(path), HasSubstr(path));
+  ::unlink(path.c_str());
+  EXPECT_THROW(static_cast<void>(load_cluster("missing.json")), IoError);
+  EXPECT_THROW(static_cast<void>(load_cluster("/no/such/place")), IoError);
+}
+
+TEST(ParseClusterJson, ReadsEveryKey) {
+  const Cluster cluster = parse_cluster_json(kCustom, "c.json");
+  EXPECT_EQ(cluster.name, "lab");
+  EXPECT_EQ(cluster.nodes, 3);
+  EXPECT_EQ(cluster.devices_per_node, 4);
+  EXPECT_EQ(cluster.intra_gbytes_per_s, 200.5);
+  EXPECT_EQ(cluster.inter_gbytes_per_s_per_node, 25);
+  EXPECT_EQ(cluster.attention_tflops, 100);
+  EXPECT_EQ(cluster.memory_bytes, 24'000'000'000);
+}
+
+TEST(ParseClusterJson, StartsFromAPreset) {
+  const Cluster cluster =
+      parse_cluster_json(R"({"preset": "dgx-h200:2x4", "attention_tflops": 350})", "c.json");
+  Cluster expected = load_cluster("dgx-h200:2x4");
+  expected.attention_tflops = 350;
+  expect_equal(cluster, expected);
+  EXPECT_THAT(json_message(R"({"preset": "dgx-h300"})"),
+              AllOf(HasSubstr("c.json: "), HasSubstr("did you mean 'dgx-h100'")));
+}
+
+TEST(ParseClusterJson, RefusesWhatIsNoCluster) {
+  const auto with = [](const std::string& item) {
+    return json_message(fmt::format("{{\"preset\": \"p4de\", {}}}", item));
+  };
+  EXPECT_THAT(with("\"node\": 4"), AllOf(HasSubstr("found 'node'"), HasSubstr("memory_bytes"),
+                                         HasSubstr("did you mean 'nodes'")));
+  EXPECT_THAT(with("\"nodes\": 4.0"), HasSubstr("c.json: nodes: expected an integer"));
+  EXPECT_THAT(with("\"nodes\": \"4\""), HasSubstr("nodes: expected an integer"));
+  EXPECT_THAT(with("\"nodes\": 4294967297"), HasSubstr("nodes: expected an integer"));
+  EXPECT_THAT(with("\"nodes\": -9223372036854775809"), HasSubstr("nodes: expected an integer"));
+  EXPECT_THAT(with("\"nodes\": -1"), HasSubstr("nodes: expected 1 to"));
+  EXPECT_THAT(with("\"memory_bytes\": 9223372036854775808"), HasSubstr("memory_bytes"));
+  EXPECT_THAT(with("\"memory_bytes\": -1"), HasSubstr("memory_bytes"));
+  EXPECT_THAT(with("\"attention_tflops\": null"), HasSubstr("attention_tflops"));
+  EXPECT_THAT(with("\"attention_tflops\": 0"), HasSubstr("expected a positive number"));
+  EXPECT_THAT(with("\"intra_gbytes_per_s\": -0.0"), HasSubstr("expected a positive number"));
+  EXPECT_THAT(with("\"intra_gbytes_per_s\": 1e999"), HasSubstr("c.json: "));
+  EXPECT_THAT(with("\"intra_gbytes_per_s\": NaN"), HasSubstr("c.json: "));
+  EXPECT_THAT(with("\"name\": 7"), HasSubstr("name: expected text"));
+  EXPECT_THAT(with("\"nodes\": 1, \"nodes\": 2"), HasSubstr("twice"));
+  EXPECT_THAT(json_message("[]"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(json_message("{}"), HasSubstr("nodes: expected a value"));
+  EXPECT_THAT(json_message("{"), HasSubstr("c.json: "));
+  EXPECT_THAT(json_message(std::string(1'000'000, '[')), HasSubstr("levels"));
+}
+
+TEST(ParseClusterJson, WantsEveryConstantWithoutAPreset) {
+  const std::string all = kCustom;
+  for (const char* key : {"nodes", "devices_per_node", "intra_gbytes_per_s",
+                          "inter_gbytes_per_s_per_node", "attention_tflops"}) {
+    std::string text = all;
+    const std::size_t at = text.find(fmt::format("\"{}\"", key));
+    text.erase(at, text.find(',', at) + 1 - at);
+    EXPECT_THAT(json_message(text), HasSubstr(fmt::format("{}: expected a value", key)));
+  }
+}
+
+TEST(ToJson, ComesBackTheSame) {
+  std::mt19937_64 random(5);
+  std::uniform_real_distribution<double> exponent(-30, 30);
+  for (int i = 0; i < 500; ++i) {
+    Cluster cluster;
+    cluster.name = fmt::format("näme \"{}\"\n", i);
+    cluster.nodes = static_cast<std::int32_t>(1 + random() % 256);
+    cluster.devices_per_node = static_cast<std::int32_t>(1 + random() % 256);
+    cluster.intra_gbytes_per_s = std::exp(exponent(random));
+    cluster.inter_gbytes_per_s_per_node = std::exp(exponent(random));
+    cluster.attention_tflops = std::exp(exponent(random));
+    cluster.memory_bytes = static_cast<std::int64_t>(random() >> 1);
+    SCOPED_TRACE(to_json(cluster));
+    expect_equal(parse_cluster_json(to_json(cluster), "c.json"), cluster);
+  }
+}
+
+TEST(ToJson, SurvivesANameThatIsNoUtf8) {
+  Cluster cluster;
+  cluster.name = "\xff";
+  EXPECT_NO_THROW(static_cast<void>(parse_cluster_json(to_json(cluster), "c.json")));
+}
+
+TEST(CheckCluster, RefusesNonsense) {
+  const auto broken = [](auto change) {
+    Cluster cluster;
+    change(cluster);
+    return message_of([&] { check_cluster(cluster); });
+  };
+  EXPECT_EQ(broken([](Cluster&) {}), "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.nodes = 0; }), "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.devices_per_node = -1; }), "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.nodes = c.devices_per_node = 1 << 16; }), "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.intra_gbytes_per_s = std::nan(""); }), "no error");
+  EXPECT_NE(
+      broken([](Cluster& c) { c.attention_tflops = std::numeric_limits<double>::infinity(); }),
+      "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.inter_gbytes_per_s_per_node = 0; }), "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.memory_bytes = -1; }), "no error");
+}
+
+TEST(ClusterGroup, OfOneByOneIsTheClusterItself) {
+  const Cluster cluster = load_cluster("p4de:4x8");
+  expect_equal(cluster.group(1, 1), cluster);
+}
+
+TEST(ClusterGroup, TensorParallelPeersShareTheNodesUplink) {
+  const Cluster group = load_cluster("p4de:8x8").group(4, 1);
+  EXPECT_EQ(group.nodes, 8);
+  EXPECT_EQ(group.devices_per_node, 2);
+  EXPECT_EQ(group.inter_gbytes_per_s_per_node, 12.5);
+  EXPECT_EQ(group.intra_gbytes_per_s, 300);
+  EXPECT_EQ(group.memory_bytes, 80'000'000'000);
+}
+
+TEST(ClusterGroup, PipelineStagesTakeWholeNodesOrEqualPartsOfOne) {
+  const Cluster nodes = load_cluster("dgx-h200:8x8").group(8, 4);
+  EXPECT_EQ(nodes.nodes, 2);
+  EXPECT_EQ(nodes.devices_per_node, 1);
+  EXPECT_EQ(nodes.inter_gbytes_per_s_per_node, 50);
+  const Cluster part = load_cluster("dgx-h200:2x8").group(2, 4);
+  EXPECT_EQ(part.nodes, 1);
+  EXPECT_EQ(part.devices_per_node, 2);
+}
+
+TEST(ClusterGroup, HasTheRanksThatAreLeft) {
+  for (std::int32_t nodes = 1; nodes <= 6; ++nodes) {
+    for (std::int32_t devices = 1; devices <= 8; ++devices) {
+      Cluster cluster;
+      cluster.nodes = nodes;
+      cluster.devices_per_node = devices;
+      for (std::int32_t tp = 1; tp <= devices; ++tp) {
+        for (std::int32_t pp = 1; pp <= nodes * devices; ++pp) {
+          SCOPED_TRACE(testing::Message() << nodes << "x" << devices << " " << tp << " " << pp);
+          if (devices % tp != 0 || (nodes * devices / tp) % pp != 0) {
+            EXPECT_THROW(static_cast<void>(cluster.group(tp, pp)), InvalidArgument);
+            continue;
+          }
+          const std::int32_t ranks = nodes * devices / tp / pp;
+          const std::int32_t per_node = devices / tp;
+          if (ranks % per_node != 0 && per_node % ranks != 0) {
+            EXPECT_THROW(static_cast<void>(cluster.group(tp, pp)), InvalidArgument);
+            continue;
+          }
+          const Cluster group = cluster.group(tp, pp);
+          EXPECT_EQ(group.num_devices(), ranks);
+          EXPECT_EQ(group.devices_per_node, std::min(ranks, per_node));
+        }
+      }
+    }
+  }
+}
+
+TEST(ClusterGroup, RefusesWhatDoesNotDivide) {
+  const Cluster cluster = load_cluster("p4de:3x8");
+  const auto message = [&](std::int32_t tp, std::int32_t pp) {
+    return message_of([&] { static_cast<void>(cluster.group(tp, pp)); });
+  };
+  EXPECT_THAT(message(3, 1), HasSubstr("divides 8 devices per node, found 3"));
+  EXPECT_THAT(message(0, 1), HasSubstr("tp"));
+  EXPECT_THAT(message(16, 1), HasSubstr("tp"));
+  EXPECT_THAT(message(1, 5), HasSubstr("divides the 24 ranks left by tp 1, found 5"));
+  EXPECT_THAT(message(1, -1), HasSubstr("pp"));
+  EXPECT_THAT(message(1, 2), HasSubstr("whole nodes"));
+}
+
+}  // namespace
+}  // namespace contextile
