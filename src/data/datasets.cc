@@ -1,0 +1,126 @@
+#include "data/datasets.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/portable_math.h"
+#include "base/quote.h"
+#include "base/suggest.h"
+#include "contextile/data.h"
+
+namespace contextile {
+
+// Lengths have either these quantiles or, where there are none, a log-normal distribution.
+struct LengthDistribution {
+  std::span<const std::int32_t> quantiles;  // tokens at kProbabilities
+  double median = 0;                        // tokens
+  double sigma = 0;                         // of the natural logarithm
+  std::int64_t max_length = 0;              // tokens; longer samples are cut
+};
+
+namespace {
+
+constexpr std::size_t kNumQuantiles = 40;
+// Dense at the top: a hundredth of the documents holds a tenth to a fifth of the tokens.
+constexpr std::array<double, kNumQuantiles> kProbabilities = {
+    0,   .002, .005,  .01, .02,   .035, .05,   .1,   .15,   .2,    .25,   .3,  .35, .4,
+    .45, .5,   .55,   .6,  .65,   .7,   .75,   .8,   .85,   .9,    .95,   .96, .97, .975,
+    .98, .985, .9875, .99, .9925, .995, .9975, .999, .9995, .9998, .9999, 1};
+
+// Quantiles of the document lengths in the DistCA artifact (github.com/hao-ai-lab/distca,
+// distca/simulator/data): 99,519 documents of "Pretrain", which follows WLB-LLM's lengths, and
+// 77,932 of ProLong. Sampling with linear interpolation of the logarithm keeps the mean length
+// within 0.5% and the share of tokens in documents of at least 2^10, 2^11 … 2^17 tokens within 0.5
+// percentage points.
+constexpr std::array<std::int32_t, kNumQuantiles> kPretrainQuantiles = {
+    1,     13,    32,    63,    129,   225,    324,    646,    961,    1283,
+    1606,  1932,  2257,  2582,  2909,  3227,   3543,   3861,   4181,   4514,
+    4832,  5156,  5470,  5784,  6110,  6173,   6236,   7482,   10080,  13208,
+    17760, 26070, 42183, 69084, 95083, 119754, 122602, 123740, 124235, 124913};
+constexpr std::array<std::int32_t, kNumQuantiles> kProlongQuantiles = {
+    575,   631,   654,   678,   715,   763,   801,   919,    1025,   1130,
+    1237,  1347,  1464,  1594,  1742,  1914,  2116,  2362,   2656,   3018,
+    3467,  4050,  4834,  6051,  8378,  9208,  10430, 11166,  12308,  13806,
+    14744, 16273, 18048, 21339, 29792, 47390, 74664, 138974, 239494, 340149};
+
+// LongAlign-10k: instruction data of 8K to 64K tokens mixed with short general instructions; the
+// paper gives no table. Median and sigma put two thirds of the documents between 8K and 64K.
+constexpr LengthDistribution kLongAlign = {
+    .quantiles = {}, .median = 14'000, .sigma = 0.9, .max_length = 131'072};
+// LongDataCollections: far more short documents than long ones, cut at 131072 in the DCP paper.
+constexpr LengthDistribution kLongDataCollections = {
+    .quantiles = {}, .median = 2'500, .sigma = 1.4, .max_length = 131'072};
+// FCP: about log-normal with a long tail to 512K, and half of vanilla context parallelism's
+// communication in sequences under 4K. Vanilla moves every token's keys and values the same number
+// of times, so half of all tokens lie in sequences under 4096: weighted by tokens, a log-normal's
+// median is median · exp(sigma²), which is 4096 for 317 and 1.6. This sigma leaves 0.5% of the
+// tokens to sequences over 256K and 0.1% to those that 512K cuts.
+constexpr LengthDistribution kLognormal512k = {
+    .quantiles = {}, .median = 317, .sigma = 1.6, .max_length = 524'288};
+constexpr LengthDistribution kProlong = {.quantiles = kProlongQuantiles,
+                                         .max_length = kProlongQuantiles.back()};
+constexpr LengthDistribution kPretrain = {.quantiles = kPretrainQuantiles,
+                                          .max_length = kPretrainQuantiles.back()};
+
+constexpr std::array<Dataset, 5> kDatasets = {{
+    {"longalign",
+     "LongAlign-like: log-normal, median 14K, sigma 0.9, at most 128K (modelled on the paper's "
+     "description)"},
+    {"longdatacollections",
+     "LongDataCollections-like: log-normal, median 2.5K, sigma 1.4, at most 128K (modelled on the "
+     "DCP paper's description)"},
+    {"prolong", "ProLong-like: 40 quantiles of the DistCA artifact's lengths, 575 to 340149"},
+    {"pretrain",
+     "Pretrain-like (WLB-LLM's lengths): 40 quantiles of the DistCA artifact's lengths, 1 to "
+     "124913"},
+    {"lognormal512k",
+     "FCP-like: log-normal, median 317, sigma 1.6, at most 512K; half of the tokens in sequences "
+     "under 4K, as the FCP paper describes its pre-training data"},
+}};
+constexpr std::array<const LengthDistribution*, kDatasets.size()> kDistributions = {
+    &kLongAlign, &kLongDataCollections, &kProlong, &kPretrain, &kLognormal512k};
+
+double quantile(std::span<const std::int32_t> quantiles, double probability) {
+  const auto above =
+      std::upper_bound(kProbabilities.begin() + 1, kProbabilities.end() - 1, probability);
+  const auto i = static_cast<std::size_t>(above - kProbabilities.begin());
+  const double step = kProbabilities[i] - kProbabilities[i - 1];
+  const double share = (probability - kProbabilities[i - 1]) / step;
+  const double ratio = static_cast<double>(quantiles[i]) / quantiles[i - 1];
+  return quantiles[i - 1] * portable_exp(share * portable_log(ratio));
+}
+
+const LengthDistribution& find_distribution(std::string_view name) {
+  const auto* const found = std::ranges::find(kDatasets, name, &Dataset::name);
+  if (found != kDatasets.end()) {
+    return *kDistributions[static_cast<std::size_t>(found - kDatasets.begin())];
+  }
+  std::vector<std::string> names;
+  std::ranges::transform(kDatasets, std::back_inserter(names),
+                         [](const Dataset& dataset) { return std::string(dataset.name); });
+  fail_argument("dataset: expected one of {}, found {}{}", fmt::join(names, ", "), quote(name),
+                did_you_mean(name, names));
+}
+
+}  // namespace
+
+std::span<const Dataset> datasets() { return kDatasets; }
+
+LengthSampler::LengthSampler(std::string_view dataset, std::uint64_t seed)
+    : distribution_(&find_distribution(dataset)), rng_(seed) {}
+
+std::int64_t LengthSampler::next() {
+  const LengthDistribution& distribution = *distribution_;
+  const double tokens = distribution.quantiles.empty()
+                            ? distribution.median * portable_exp(distribution.sigma * rng_.normal())
+                            : quantile(distribution.quantiles, rng_.uniform());
+  const auto most = static_cast<double>(distribution.max_length);
+  return static_cast<std::int64_t>(std::clamp(std::floor(tokens + 0.5), 1.0, most));
+}
+
+}  // namespace contextile

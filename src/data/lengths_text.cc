@@ -1,0 +1,56 @@
+#include <charconv>
+#include <string>
+#include <system_error>
+
+#include "base/quote.h"
+#include "contextile/data.h"
+#include "data/length_formats.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::string_view kBlank = " \t\r\n";
+
+std::string_view trim(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) + 1 - first);
+}
+
+std::int64_t parse_length_line(std::string_view line, std::string_view where, std::size_t number) {
+  std::int64_t value = 0;
+  const char* const end = line.data() + line.size();
+  const auto [stop, error] = std::from_chars(line.data(), end, value);
+  CONTEXTILE_CHECK(error == std::errc{} && stop == end,
+                   "{}: line {}: expected a length of 1 to {} tokens, found {}", where, number,
+                   kMaxLength, quote(line));
+  return checked_length(value, where, "line", number);
+}
+
+}  // namespace
+
+std::vector<std::int64_t> parse_lengths_text(std::string_view text, std::string_view length_field,
+                                             std::string_view where) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  const std::size_t first = text.find_first_not_of(kBlank);
+  CONTEXTILE_CHECK(first != std::string_view::npos, "{}: expected at least one length, found none",
+                   where);
+  if (text[first] == '[') return parse_lengths_json_array(text, where);
+  const bool jsonl = text[first] == '{';
+
+  std::vector<std::int64_t> lengths;
+  std::size_t number = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = trim(text.substr(begin, end - begin));
+    begin = end + 1;
+    ++number;
+    if (line.empty()) continue;
+    lengths.push_back(jsonl ? parse_length_json_object(line, length_field, where, number)
+                            : parse_length_line(line, where, number));
+  }
+  return lengths;
+}
+
+}  // namespace contextile
