@@ -1,0 +1,43 @@
+// Which rank gets which tokens under the fixed layouts of context parallelism, and cutting a rank's
+// tokens into blocks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "contextile/arrangement.h"
+#include "contextile/base.h"
+#include "contextile/mask.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+enum class TokenLayout : std::uint8_t {
+  kZigzag,  // every sequence in 2R chunks, rank r has chunks r and 2R-1-r (Megatron, TE, Llama 3)
+  kContiguous,   // every sequence in R chunks, rank r has chunk r (RingAttention)
+  kPerDocument,  // zigzag whose chunks differ by at most one token, remainders dealt round-robin
+                 // over documents (WLB-LLM's per-document sharding, no padding)
+  kPerSequence,  // the packed batch as one sequence in 2R chunks (WLB-LLM's per-sequence sharding)
+};
+
+// Ascending ranges of every rank for each sequence in turn: the originals' local order. Chunk sizes
+// are those of a sequence padded to a multiple of the number of chunks, clipped to its real tokens,
+// so short sequences leave the last ranks empty. O(sequences · ranks).
+[[nodiscard]] std::vector<std::vector<Range>> rank_ranges(TokenLayout layout,
+                                                          std::span<const Range> sequences,
+                                                          std::int32_t num_ranks);
+
+// Blocks with the rank that works on them. Without a home layout that rank is also the owner.
+struct WorkBlocks {
+  Blocking blocks;
+  std::vector<Rank> workers;  // of every block
+};
+
+// Appends blocks for `ranges`, in order, each of at most `block_size` tokens (unset: no limit). A
+// block never mixes roles nor tokens of different home owners.
+void append_blocks(const Workload& workload, std::span<const Range> ranges, Rank worker,
+                   std::optional<std::int64_t> block_size, WorkBlocks& out);
+
+}  // namespace contextile

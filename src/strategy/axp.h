@@ -1,0 +1,50 @@
+// The A x P family: A ranks split the heads of what they hold together, P positions split the
+// tokens. ring, zigzag, ulysses, hybrid and all_gather are presets of it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "contextile/arrangement.h"
+#include "contextile/cluster.h"
+#include "contextile/strategy.h"
+#include "contextile/workload.h"
+#include "schedule/rank_layout.h"
+
+namespace contextile {
+
+// How keys and values reach the queries along the P positions.
+enum class KvMovement : std::uint8_t {
+  kRing,  // one hop a stage under the previous stage's compute; dKV travels back along with it
+  kGatherRing,    // all hops before any compute; dKV reduce-scattered round the ring
+  kGatherDirect,  // every owner sends to everybody at once; dKV partials straight home
+};
+
+struct AxpConfig {
+  std::int32_t head_parallel = 1;     // A: consecutive ranks; head groups = A, divides the KV heads
+  std::int32_t context_parallel = 1;  // P: stride A; A·P = number of devices
+  TokenLayout layout = TokenLayout::kZigzag;
+  KvMovement movement = KvMovement::kRing;
+  std::optional<std::int64_t> block_size;  // tokens; unset: one block a rank
+  bool backward = true;
+};
+
+// One round. Tiles run with their queries: rank p·A + a computes head group a of all queries owned
+// by position p. The caller fills in name, options and wire.
+//
+// Forward: all-to-all of Q, K, V inside the A ranks (retained for backward), KV along the P
+// positions, finished O back by all-to-all. Backward: all-to-all of dO, KV (and dKV) along the
+// positions in reverse, finished dQ, dKV back.
+[[nodiscard]] Arrangement arrange_axp(const Workload& workload, const Cluster& cluster,
+                                      const AxpConfig& config);
+
+// What padding every sequence to a multiple of 2·A·P (zigzag) or A·P (contiguous) tokens adds:
+// padded over real tokens and causal pairs, as factors >= 1.
+struct PaddingFactors {
+  double tokens = 1;
+  double pairs = 1;
+};
+[[nodiscard]] PaddingFactors padding_factors(const Workload& workload, TokenLayout layout,
+                                             std::int32_t num_ranks);
+
+}  // namespace contextile

@@ -1,0 +1,14 @@
+// ring, zigzag, ulysses, hybrid and all_gather: presets of the A x P family.
+#pragma once
+
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+[[nodiscard]] const Strategy& ring_strategy();
+[[nodiscard]] const Strategy& zigzag_strategy();
+[[nodiscard]] const Strategy& ulysses_strategy();
+[[nodiscard]] const Strategy& hybrid_strategy();
+[[nodiscard]] const Strategy& all_gather_strategy();
+
+}  // namespace contextile

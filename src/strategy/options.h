@@ -1,0 +1,97 @@
+// Typed options of a strategy, defined once: parsing, defaults, help and printing come from one
+// table.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+// Throws InvalidArgument naming the option unless `text` is an integer in [low, high].
+[[nodiscard]] std::int64_t parse_integer_option(std::string_view name, std::string_view text,
+                                                std::int64_t low, std::int64_t high);
+// Index of `text` among `choices`; throws InvalidArgument listing them.
+[[nodiscard]] std::size_t parse_choice_option(std::string_view name, std::string_view text,
+                                              const std::vector<std::string>& choices);
+// Throws InvalidArgument (listing the known keys) for the first key of `given` that no spec has.
+void check_option_keys(std::string_view strategy, const std::map<std::string, std::string>& given,
+                       const std::vector<OptionSpec>& specs);
+
+// The options of one strategy as an aggregate with defaults, and how text becomes its fields.
+template <typename Options>
+class OptionTable {
+ public:
+  // An integer in [low, high].
+  template <typename Int>
+  OptionTable& integer(std::string name, Int Options::*field, std::int64_t low, std::int64_t high,
+                       std::string help) {
+    return add(
+        name, std::move(help),
+        [=](Options& options, std::string_view text) {
+          options.*field = static_cast<Int>(parse_integer_option(name, text, low, high));
+        },
+        [=](const Options& options) { return fmt::format("{}", options.*field); });
+  }
+  // An enum whose values 0, 1, … have the given names.
+  template <typename Enum>
+  OptionTable& choice(std::string name, Enum Options::*field, std::vector<std::string> choices,
+                      std::string help) {
+    return add(
+        name, std::move(help),
+        [=](Options& options, std::string_view text) {
+          options.*field = static_cast<Enum>(parse_choice_option(name, text, choices));
+        },
+        [=](const Options& options) { return choices[static_cast<std::size_t>(options.*field)]; });
+  }
+
+  [[nodiscard]] std::vector<OptionSpec> specs() const {
+    std::vector<OptionSpec> result;
+    for (const Entry& entry : entries_) {
+      result.push_back({entry.name, entry.print(Options{}), entry.help});
+    }
+    return result;
+  }
+  // Defaults overwritten by what is given. Throws InvalidArgument.
+  [[nodiscard]] Options parse(std::string_view strategy,
+                              const std::map<std::string, std::string>& given) const {
+    check_option_keys(strategy, given, specs());
+    Options options;
+    for (const Entry& entry : entries_) {
+      const auto it = given.find(entry.name);
+      if (it != given.end()) entry.parse(options, it->second);
+    }
+    return options;
+  }
+  [[nodiscard]] std::map<std::string, std::string> print(const Options& options) const {
+    std::map<std::string, std::string> result;
+    for (const Entry& entry : entries_) result[entry.name] = entry.print(options);
+    return result;
+  }
+
+ private:
+  struct Entry {
+    std::string name;
+    std::string help;
+    std::function<void(Options&, std::string_view)> parse;
+    std::function<std::string(const Options&)> print;
+  };
+  OptionTable& add(std::string name, std::string help,
+                   std::function<void(Options&, std::string_view)> parse,
+                   std::function<std::string(const Options&)> print) {
+    entries_.push_back({std::move(name), std::move(help), std::move(parse), std::move(print)});
+    return *this;
+  }
+  std::vector<Entry> entries_;
+};
+
+}  // namespace contextile

@@ -1,0 +1,156 @@
+// What holds for every strategy: valid plans for any batch it accepts, the same plan every time.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "contextile/plan.h"
+#include "contextile/strategy.h"
+#include "support/mask_support.h"
+
+namespace contextile {
+namespace {
+
+struct Batch {
+  Workload workload;
+  Cluster cluster;
+  StrategyRequest request;
+};
+
+// Tokens lose their queries or keys at random; the masks lose the pairs that went with them.
+void add_roles(Rng& rng, Workload& workload) {
+  for (std::int64_t at = 0; at < workload.num_tokens();) {
+    const std::int64_t end = std::min(workload.num_tokens(), at + random_between(rng, 1, 60));
+    if (random_chance(rng, 0.3)) {
+      workload.roles.push_back({{at, end}, random_chance(rng, 0.5) ? Role::kKvOnly : Role::kQOnly});
+    }
+    at = end;
+  }
+  for (NamedMask& named : workload.masks) {
+    std::vector<Band> bands;
+    for (const Band& band : named.mask.bands) {
+      std::vector<Range> queries;
+      std::vector<Range> keys;
+      for (const auto& [ranges, missing] :
+           {std::pair{&queries, Role::kKvOnly}, {&keys, Role::kQOnly}}) {
+        std::int64_t at = 0;
+        for (const RoleRange& role : workload.roles) {
+          if (role.role != missing) continue;
+          ranges->push_back({at, role.tokens.begin});
+          at = role.tokens.end;
+        }
+        ranges->push_back({at, workload.num_tokens()});
+      }
+      for (const Range& q : queries) {
+        for (const Range& k : keys) {
+          const Band piece = clip(band, q, k);
+          if (num_pairs(piece) > 0) bands.push_back(piece);
+        }
+      }
+    }
+    named.mask.bands = std::move(bands);
+  }
+}
+
+void add_home(Rng& rng, std::int32_t num_devices, Workload& workload) {
+  for (std::int64_t at = 0; at < workload.num_tokens();) {
+    const std::int64_t end = std::min(workload.num_tokens(), at + random_between(rng, 1, 150));
+    workload.home.push_back(
+        {{at, end}, Rank{static_cast<std::int32_t>(random_between(rng, 0, num_devices - 1))}});
+    at = end;
+  }
+}
+
+Batch random_batch_of(std::uint64_t seed) {
+  Rng rng(seed);
+  Batch batch;
+  constexpr std::int32_t kNodes[] = {1, 1, 1, 2, 3};
+  constexpr std::int32_t kDevices[] = {1, 2, 3, 4, 8};
+  batch.cluster.nodes = kNodes[random_between(rng, 0, 4)];
+  batch.cluster.devices_per_node = kDevices[random_between(rng, 0, 4)];
+  AttentionShape shape;
+  constexpr std::int32_t kHeads[][2] = {{8, 8}, {8, 4}, {32, 8}, {4, 1}, {6, 6}, {24, 24}};
+  const auto& heads = kHeads[random_between(rng, 0, 5)];
+  shape.q_heads = heads[0];
+  shape.kv_heads = heads[1];
+  shape.head_dim = shape.value_dim = 16;
+  std::vector<MaskUse> masks(static_cast<std::size_t>(random_between(rng, 1, 2)));
+  for (std::size_t m = 0; m < masks.size(); ++m) {
+    masks[m].name = std::string(1, static_cast<char>('a' + m));
+    masks[m].spec = random_mask_spec(rng, 200);
+  }
+  batch.workload = make_workload(random_lengths(rng, 8, 300), shape, masks);
+  if (random_chance(rng, 0.3)) add_roles(rng, batch.workload);
+  if (random_chance(rng, 0.4)) add_home(rng, batch.cluster.num_devices(), batch.workload);
+  if (random_chance(rng, 0.5)) batch.request.block_size = random_between(rng, 7, 120);
+  if (random_chance(rng, 0.3)) batch.request.wire = Dtype::kF32;
+  batch.request.backward = random_chance(rng, 0.9);
+  return batch;
+}
+
+TEST(AllStrategies, MakeValidPlansForAnyBatchTheyAccept) {
+  std::int64_t plans = 0;
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    const Batch batch = random_batch_of(seed);
+    check_workload(batch.workload);
+    for (const Strategy* strategy : strategies()) {
+      SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
+      if (strategy->unsupported(batch.workload, batch.cluster, batch.request)) continue;
+      const Plan plan = build_plan(batch.workload, batch.cluster,
+                                   strategy->arrange(batch.workload, batch.cluster, batch.request));
+      const VerifyReport report = verify(plan);
+      EXPECT_TRUE(report.ok()) << report.violations.front();
+      ++plans;
+    }
+  }
+  EXPECT_GE(plans, 500);
+}
+
+TEST(AllStrategies, MakeTheSamePlanEveryTime) {
+  for (std::uint64_t seed = 500; seed < 520; ++seed) {
+    const Batch batch = random_batch_of(seed);
+    for (const Strategy* strategy : strategies()) {
+      SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
+      if (strategy->unsupported(batch.workload, batch.cluster, batch.request)) continue;
+      const auto digest = [&] {
+        return build_plan(batch.workload, batch.cluster,
+                          strategy->arrange(batch.workload, batch.cluster, batch.request))
+            .digest;
+      };
+      EXPECT_EQ(digest(), digest());
+    }
+  }
+}
+
+TEST(AllStrategies, KeepEveryTokenAtHome) {
+  for (std::uint64_t seed = 900; seed < 930; ++seed) {
+    Batch batch = random_batch_of(seed);
+    Rng rng(seed);
+    batch.workload.home.clear();
+    add_home(rng, batch.cluster.num_devices(), batch.workload);
+    for (const Strategy* strategy : strategies()) {
+      SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
+      if (strategy->unsupported(batch.workload, batch.cluster, batch.request)) continue;
+      const Arrangement arrangement =
+          strategy->arrange(batch.workload, batch.cluster, batch.request);
+      for (const ArrangedRound& round : arrangement.rounds) {
+        for (std::int32_t b = 0; b < round.blocks.num_blocks(); ++b) {
+          for (const Range& range : round.blocks.ranges(BlockId{b})) {
+            for (const HomeRange& home : batch.workload.home) {
+              if (!intersect(range, home.tokens).empty()) {
+                EXPECT_EQ(home.owner, round.owners[static_cast<std::size_t>(b)]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contextile
