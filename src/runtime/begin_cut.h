@@ -1,0 +1,18 @@
+// How far a program may run before its handle is finished.
+#pragma once
+
+#include <cstddef>
+
+#include "contextile/plan.h"
+
+namespace contextile {
+
+// The number of instructions of `rank` that begin_forward and begin_backward issue: at most those
+// before the first wait. Messages of a pair of ranks meet in order, so when two handles are in
+// flight both ends must have begun the same messages; a launch whose other end comes after its
+// rank's first wait is left to finish. All ranks compute the same cut. O(instructions of all ranks
+// · rounds of cutting).
+[[nodiscard]] std::size_t begin_cut(const PlanRound& round, std::size_t mask, Direction direction,
+                                    Rank rank);
+
+}  // namespace contextile

@@ -1,0 +1,200 @@
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/runtime.h"
+#include "runtime/executor_call.h"
+#include "runtime/executor_testing.h"
+#include "runtime/prepared_plan.h"
+
+namespace contextile {
+
+// ------------------------------------------------------------------------------------ saved
+
+Saved::Saved() = default;
+Saved::~Saved() = default;
+Saved::Saved(Saved&&) noexcept = default;
+Saved& Saved::operator=(Saved&&) noexcept = default;
+
+std::int64_t Saved::size_bytes() const { return buffers_ ? buffers_->size_bytes : 0; }
+
+// ----------------------------------------------------------------------------------- handle
+
+Executor::Handle::Handle(std::unique_ptr<Call> call) : call_(std::move(call)) {}
+Executor::Handle::Handle(Handle&&) noexcept = default;
+Executor::Handle& Executor::Handle::operator=(Handle&&) noexcept = default;
+Executor::Handle::~Handle() = default;
+
+// ---------------------------------------------------------------------------------- executor
+
+struct Executor::State {
+  Transport& transport;
+  const AttentionKernel& kernel;
+  std::shared_ptr<const PreparedPlan> plan;
+  std::vector<std::unique_ptr<CallBuffer>> idle;
+  std::size_t num_buffers = 0;  // idle and in flight
+  std::size_t next_begin = 0;   // ticket of the next handle
+  std::size_t next_finish = 0;  // ticket of the oldest handle in flight
+  bool poison = false;
+  ExecutionStats last_stats;
+
+  // Runs work that peers take part in: whatever goes wrong, they hear of it instead of waiting.
+  template <typename Work>
+  auto collectively(const Work& work) {
+    try {
+      return work();
+    } catch (const std::exception& error) {
+      transport.abort(error.what());
+      throw;
+    }
+  }
+
+  void reserve(CallBuffer& buffer) const {
+    const auto rows = static_cast<std::size_t>(plan->local_rows);
+    buffer.reserve(plan->buffer_bytes, rows * static_cast<std::size_t>(plan->plan->shape.q_heads));
+  }
+
+  void add_buffer() {
+    idle.push_back(std::make_unique<CallBuffer>());
+    ++num_buffers;
+  }
+
+  std::unique_ptr<CallBuffer> take_buffer() {
+    if (idle.empty()) add_buffer();
+    std::unique_ptr<CallBuffer> buffer = std::move(idle.back());
+    idle.pop_back();
+    reserve(*buffer);
+    return buffer;
+  }
+
+  void check_prepared() const {
+    CONTEXTILE_CHECK(plan != nullptr, "rank {}: expected prepare before a call, found no plan",
+                     transport.rank().value);
+  }
+
+  void begin(Handle::Call& call) {
+    std::unique_ptr<CallBuffer> buffer = take_buffer();
+    call.begin(std::move(buffer), transport, kernel, next_begin, poison);
+    ++next_begin;
+  }
+};
+
+Executor::Executor(Transport& transport, const AttentionKernel& kernel)
+    : state_(new State{transport, kernel, nullptr, {}, 0, 0, 0, false, {}}) {}
+Executor::~Executor() = default;
+Executor::Executor(Executor&&) noexcept = default;
+Executor& Executor::operator=(Executor&&) noexcept = default;
+
+namespace {
+
+struct PlanIdentity {
+  std::uint64_t digest = 0;
+  std::int64_t num_devices = 0;
+};
+
+// Every rank throws alike when plans differ, so nobody is left waiting.
+void check_same_plan(Transport& transport, const Plan& plan) {
+  const PlanIdentity mine{plan.digest, plan.num_devices()};
+  std::vector<std::byte> bytes(sizeof(mine));
+  std::memcpy(bytes.data(), &mine, sizeof(mine));
+  const std::vector<std::vector<std::byte>> all = all_gather(transport, bytes);
+  std::vector<PlanIdentity> plans(all.size());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(&plans[r], all[r].data(), sizeof(PlanIdentity));
+  }
+  for (std::size_t r = 1; r < plans.size(); ++r) {
+    if (plans[r].digest == plans[0].digest) continue;
+    fail_plan(
+        "prepare: expected one plan on all ranks, found digest {} on rank 0 and {} on rank {}",
+        digest_text(plans[0].digest), digest_text(plans[r].digest), r);
+  }
+  for (std::size_t r = 0; r < plans.size(); ++r) {
+    if (plans[r].num_devices == transport.size()) continue;
+    fail_plan("prepare: expected a plan for {} ranks, found one for {} on rank {}",
+              transport.size(), plans[r].num_devices, r);
+  }
+}
+
+}  // namespace
+
+void Executor::prepare(std::shared_ptr<const Plan> plan) {
+  State& state = *state_;
+  CONTEXTILE_CHECK(plan != nullptr, "prepare: expected a plan, found none");
+  check_same_plan(state.transport, *plan);
+  state.collectively([&] {
+    state.plan =
+        std::make_shared<const PreparedPlan>(prepare_plan(std::move(plan), state.transport.rank()));
+    if (state.num_buffers == 0) state.add_buffer();
+    for (const auto& buffer : state.idle) state.reserve(*buffer);
+  });
+}
+
+Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors& tensors) {
+  return state_->collectively([&] {
+    state_->check_prepared();
+    auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors);
+    state_->begin(*call);
+    return Handle(std::move(call));
+  });
+}
+
+Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensors& tensors,
+                                          const Saved& saved) {
+  return state_->collectively([&] {
+    state_->check_prepared();
+    auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors, saved.buffers_.get());
+    state_->begin(*call);
+    return Handle(std::move(call));
+  });
+}
+
+Saved Executor::finish(Handle handle) {
+  State& state = *state_;
+  return state.collectively([&] {
+    CONTEXTILE_CHECK(handle.call_ != nullptr, "rank {}, finish: expected a handle, found none",
+                     state.transport.rank().value);
+    Handle::Call& call = *handle.call_;
+    CONTEXTILE_CHECK(call.begin_ticket() == state.next_finish,
+                     "rank {}, finish: expected the handle begun as number {}, found number {}",
+                     state.transport.rank().value, state.next_finish, call.begin_ticket());
+    Saved saved;
+    saved.buffers_ = call.finish();
+    ++state.next_finish;
+    state.last_stats = call.stats();
+    state.idle.push_back(call.release_buffer());
+    return saved;
+  });
+}
+
+Saved Executor::forward(std::size_t mask, const ForwardTensors& tensors) {
+  return finish(begin_forward(mask, tensors));
+}
+
+void Executor::backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved) {
+  static_cast<void>(finish(begin_backward(mask, tensors, saved)));
+}
+
+ExecutionStats Executor::last_stats() const { return state_->last_stats; }
+
+ExecutorMemory Executor::memory() const {
+  ExecutorMemory memory;
+  if (state_->plan == nullptr) return memory;
+  const PreparedPlan& plan = *state_->plan;
+  const auto buffers = static_cast<std::int64_t>(state_->num_buffers);
+  memory.staging_bytes = plan.largest.staging_bytes * buffers;
+  memory.accumulator_bytes = plan.largest.accumulator_bytes * buffers;
+  memory.packing_bytes = plan.largest.packing_bytes * buffers;
+  memory.workspace_bytes = plan.band_bytes;
+  for (const std::unique_ptr<CallBuffer>& buffer : state_->idle) {
+    memory.workspace_bytes +=
+        buffer->delta_bytes() + buffer->size_bytes() - plan.largest.total_bytes();
+  }
+  return memory;
+}
+
+void ExecutorTesting::poison_buffers(Executor& executor) { executor.state_->poison = true; }
+
+}  // namespace contextile

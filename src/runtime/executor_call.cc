@@ -1,0 +1,341 @@
+#include "runtime/executor_call.h"
+
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "runtime/begin_cut.h"
+#include "runtime/epilogue.h"
+#include "runtime/tensor.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
+
+// Measures the time between its construction and destruction.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total_s) : total_s_(total_s), start_(Clock::now()) {}
+  ~Stopwatch() { total_s_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& total_s_;
+  Clock::time_point start_;
+};
+
+void check_tensor(std::string_view where, std::string_view name, const TensorView& found,
+                  std::int64_t tokens, std::int32_t heads, std::int32_t dim, Dtype dtype) {
+  CONTEXTILE_CHECK(found.tokens == tokens && found.heads == heads && found.dim == dim,
+                   "{}: expected {} of shape [{}, {}, {}], found [{}, {}, {}]", where, name, tokens,
+                   heads, dim, found.tokens, found.heads, found.dim);
+  CONTEXTILE_CHECK(found.dtype == dtype, "{}: expected {} as {}, found {}", where, name,
+                   to_string(dtype), to_string(found.dtype));
+  if (tokens == 0) return;
+  CONTEXTILE_CHECK(found.data != nullptr, "{}: expected data of {}, found none", where, name);
+}
+
+void check_stats(std::string_view where, std::string_view name, const RowStats& found,
+                 std::int64_t tokens) {
+  CONTEXTILE_CHECK(found.data != nullptr || tokens == 0, "{}: expected data of {}, found none",
+                   where, name);
+}
+
+void check_sink(std::string_view where, std::string_view name, std::size_t found,
+                const AttentionShape& shape) {
+  const auto expected = static_cast<std::size_t>(shape.sink ? shape.q_heads : 0);
+  CONTEXTILE_CHECK(found == expected, "{}: expected {} values of {}, found {}", where, expected,
+                   name, found);
+}
+
+// Tight arrays: the bytes of a staged unit's part, and how many.
+std::byte* bytes_of(const TensorView& view) { return static_cast<std::byte*>(view.data); }
+std::size_t size_of(const TensorView& view) {
+  return static_cast<std::size_t>(view.tokens * view.heads * view.dim *
+                                  bytes_per_element(view.dtype));
+}
+
+}  // namespace
+
+Executor::Handle::Call::Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask,
+                             const ForwardTensors& tensors)
+    : plan_(std::move(plan)), mask_(mask), direction_(Direction::kForward), forward_(tensors) {
+  check_call(mask);
+  check_forward();
+  saved_.resize(num_rounds());
+}
+
+Executor::Handle::Call::Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask,
+                             const BackwardTensors& tensors, const Saved::Buffers* saved)
+    : plan_(std::move(plan)), mask_(mask), direction_(Direction::kBackward), backward_(tensors) {
+  check_call(mask);
+  check_backward(saved);
+  if (saved != nullptr) restored_ = saved->rounds;
+  dsink_H_.resize(tensors.sink_H.size());
+}
+
+Executor::Handle::Call::~Call() {
+  if (under_way_) transport_->abort("a handle was dropped before it was finished");
+}
+
+// --------------------------------------------------------------------------------- contract
+
+void Executor::Handle::Call::check_call(std::size_t mask) const {
+  if (num_rounds() == 0) return;
+  const std::size_t num_masks = plan_->rounds[0].masks.size();
+  CONTEXTILE_CHECK(mask < num_masks, "rank {}, {}: expected a mask below {}, found {}",
+                   plan_->rank.value, to_string(direction_), num_masks, mask);
+  for (const LocalRound& round : plan_->rounds) {
+    CONTEXTILE_CHECK(round.masks[mask].programs[static_cast<std::size_t>(direction_)].has_value(),
+                     "rank {}: expected a plan with a {} program for mask {}, found none",
+                     plan_->rank.value, to_string(direction_), mask);
+  }
+}
+
+void Executor::Handle::Call::check_forward() const {
+  const AttentionShape& shape = plan_->plan->shape;
+  const std::string where = fmt::format("rank {}, forward", plan_->rank.value);
+  const std::int64_t rows = plan_->local_rows;
+  const ForwardTensors& t = forward_;
+  check_tensor(where, "q", t.q_THD, rows, shape.q_heads, shape.head_dim, shape.dtype);
+  check_tensor(where, "k", t.k_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
+  check_tensor(where, "v", t.v_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
+  check_tensor(where, "out", t.out_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
+  check_stats(where, "lse", t.lse_TH, rows);
+  check_sink(where, "sink", t.sink_H.size(), shape);
+}
+
+void Executor::Handle::Call::check_backward(const Saved::Buffers* saved) const {
+  const AttentionShape& shape = plan_->plan->shape;
+  const std::string where = fmt::format("rank {}, backward", plan_->rank.value);
+  const std::int64_t rows = plan_->local_rows;
+  const BackwardTensors& t = backward_;
+  check_tensor(where, "q", t.q_THD, rows, shape.q_heads, shape.head_dim, shape.dtype);
+  check_tensor(where, "k", t.k_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
+  check_tensor(where, "v", t.v_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
+  check_tensor(where, "out", t.out_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
+  check_stats(where, "lse", t.lse_TH, rows);
+  check_tensor(where, "dout", t.dout_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
+  check_tensor(where, "dq", t.dq_THD, rows, shape.q_heads, shape.head_dim, shape.dtype);
+  check_tensor(where, "dk", t.dk_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
+  check_tensor(where, "dv", t.dv_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
+  check_sink(where, "sink", t.sink_H.size(), shape);
+  check_sink(where, "dsink", t.dsink_H.size(), shape);
+  std::int64_t retained = 0;
+  for (const LocalRound& round : plan_->rounds) {
+    const auto& forward =
+        round.masks[mask_].programs[static_cast<std::size_t>(Direction::kForward)];
+    if (forward) retained += forward->memory.retained_bytes;
+  }
+  if (retained == 0) return;
+  CONTEXTILE_CHECK(saved != nullptr && saved->digest == plan_->plan->digest &&
+                       saved->mask == mask_ && saved->size_bytes == retained,
+                   "{}: expected the {} bytes that forward of mask {} of this plan saved, found {}",
+                   where, retained, mask_,
+                   saved == nullptr
+                       ? std::string("none")
+                       : fmt::format("{} bytes of mask {} of plan {}", saved->size_bytes,
+                                     saved->mask, digest_text(saved->digest)));
+}
+
+// ----------------------------------------------------------------------------- begin, finish
+
+const LocalProgram& Executor::Handle::Call::program() const {
+  return *round().masks[mask_].programs[static_cast<std::size_t>(direction_)];
+}
+
+RowStats Executor::Handle::Call::delta() const {
+  return {buffer_->delta(), plan_->plan->shape.q_heads, 1};
+}
+
+void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
+                                   const AttentionKernel& kernel, std::size_t begin_ticket,
+                                   bool poison) {
+  buffer_ = std::move(buffer);
+  transport_ = &transport;
+  kernel_ = &kernel;
+  begin_ticket_ = begin_ticket;
+  poison_ = poison;
+  under_way_ = true;
+  const Stopwatch stopwatch(stats_.total_s);
+  if (num_rounds() == 0) return;
+  start_round();
+  run_->run_until(begin_cut(*round().round, mask_, direction_, plan_->rank));
+}
+
+std::unique_ptr<Saved::Buffers> Executor::Handle::Call::finish() {
+  {
+    const Stopwatch stopwatch(stats_.total_s);
+    while (round_ < num_rounds()) {
+      run_->run_to_end();
+      finish_round();
+      if (++round_ == num_rounds()) break;
+      barrier(*transport_);
+      start_round();
+    }
+    for (std::size_t h = 0; h < dsink_H_.size(); ++h) {
+      backward_.dsink_H[h] = static_cast<float>(dsink_H_[h]);
+    }
+  }
+  run_.reset();
+  under_way_ = false;
+  if (direction_ == Direction::kBackward) return nullptr;
+  auto saved = std::make_unique<Saved::Buffers>();
+  saved->digest = plan_->plan->digest;
+  saved->mask = mask_;
+  for (const std::vector<std::byte>& bytes : saved_) {
+    saved->size_bytes += static_cast<std::int64_t>(bytes.size());
+  }
+  saved->rounds = std::make_shared<const Saved::Buffers::Rounds>(std::move(saved_));
+  return saved;
+}
+
+// ----------------------------------------------------------------------------------- rounds
+
+void Executor::Handle::Call::start_round() {
+  const AttentionShape& shape = plan_->plan->shape;
+  const std::int64_t first = round().first_row;
+  const std::int64_t rows = round().num_rows;
+  const bool is_forward = direction_ == Direction::kForward;
+  const TensorView& q_THD = is_forward ? forward_.q_THD : backward_.q_THD;
+  const TensorView& k_THD = is_forward ? forward_.k_THD : backward_.k_THD;
+  const TensorView& v_THD = is_forward ? forward_.v_THD : backward_.v_THD;
+  inputs_[index_of(Kind::kQ)][0] = slice(q_THD, first, rows, 0, shape.q_heads);
+  inputs_[index_of(Kind::kKv)][0] = slice(k_THD, first, rows, 0, shape.kv_heads);
+  inputs_[index_of(Kind::kKv)][1] = slice(v_THD, first, rows, 0, shape.kv_heads);
+  if (!is_forward) {
+    const TensorView lse = as_tensor(backward_.lse_TH, plan_->local_rows, shape.q_heads);
+    const TensorView deltas = as_tensor(delta(), plan_->local_rows, shape.q_heads);
+    inputs_[index_of(Kind::kDo)] = {slice(backward_.dout_THD, first, rows, 0, shape.q_heads),
+                                    slice(lse, first, rows, 0, shape.q_heads),
+                                    slice(deltas, first, rows, 0, shape.q_heads)};
+    for (std::size_t position = 0; position < round().blocks.size(); ++position) {
+      const BlockId block = round().blocks[position];
+      if (!role_has(round().round->blocks.role(block), Kind::kDo)) continue;
+      const std::int64_t row = first + round().row[position];
+      const std::int64_t tokens = round().round->blocks.num_tokens(block);
+      compute_delta(slice(backward_.dout_THD, row, tokens, 0, shape.q_heads),
+                    slice(backward_.out_THD, row, tokens, 0, shape.q_heads),
+                    as_stats(slice(deltas, row, tokens, 0, shape.q_heads)));
+    }
+  }
+  if (poison_) {
+    std::memset(buffer_->data(), 0xff, static_cast<std::size_t>(program().total_bytes));
+  }
+  run_.emplace(*plan_, round(), round().masks[mask_], direction_, inputs_, buffer_->data(),
+               *transport_, *kernel_);
+  fill_unwritten();
+  restore_retained();
+}
+
+void Executor::Handle::Call::finish_round() {
+  if (direction_ == Direction::kForward) {
+    save_retained();
+    finish_forward_rows();
+  } else {
+    finish_backward_rows();
+  }
+  const ExecutionStats& run = run_->stats();
+  stats_.sent_bytes += run.sent_bytes;
+  stats_.received_bytes += run.received_bytes;
+  stats_.attention_s += run.attention_s;
+  stats_.exposed_s += run.exposed_s;
+}
+
+void Executor::Handle::Call::fill_unwritten() {
+  const std::int32_t groups = round().round->head_groups;
+  for (const auto& [kind, slot] : program().unwritten) {
+    const BlockId block = round().blocks[static_cast<std::size_t>(slot.value / groups)];
+    const UnitView unit = run_->unit(kind, block, GroupId{slot.value % groups}, slot);
+    for (std::size_t p = 0; p < unit.num_parts; ++p) {
+      fill_tensor(unit.parts[p], is_stat(kind, p) ? -std::numeric_limits<float>::infinity() : 0.0F);
+    }
+  }
+}
+
+void Executor::Handle::Call::save_retained() {
+  std::vector<std::byte>& bytes = saved_[round_];
+  bytes.resize(static_cast<std::size_t>(program().memory.retained_bytes));
+  for (const RetainedSlot& retained : program().retained) {
+    const UnitView unit = run_->unit(retained.kind, retained.block, retained.group, retained.slot);
+    std::byte* to = bytes.data() + retained.offset_bytes;
+    for (std::size_t p = 0; p < unit.num_parts; ++p) {
+      std::memcpy(to, bytes_of(unit.parts[p]), size_of(unit.parts[p]));
+      to += size_of(unit.parts[p]);
+    }
+  }
+}
+
+void Executor::Handle::Call::restore_retained() {
+  if (direction_ == Direction::kForward || restored_ == nullptr) return;
+  const auto& forward =
+      round().masks[mask_].programs[static_cast<std::size_t>(Direction::kForward)];
+  if (!forward) return;
+  for (const RetainedSlot& retained : forward->retained) {
+    const UnitView unit =
+        run_->unit(retained.kind, retained.block, retained.group, retained.backward_slot);
+    const std::byte* from = (*restored_)[round_].data() + retained.offset_bytes;
+    for (std::size_t p = 0; p < unit.num_parts; ++p) {
+      std::memcpy(bytes_of(unit.parts[p]), from, size_of(unit.parts[p]));
+      from += size_of(unit.parts[p]);
+    }
+  }
+}
+
+void Executor::Handle::Call::finish_forward_rows() {
+  const AttentionShape& shape = plan_->plan->shape;
+  const TensorView all_lse = as_tensor(forward_.lse_TH, plan_->local_rows, shape.q_heads);
+  for (std::size_t position = 0; position < round().blocks.size(); ++position) {
+    const BlockId block = round().blocks[position];
+    const std::int64_t row = round().first_row + round().row[position];
+    const std::int64_t tokens = round().round->blocks.num_tokens(block);
+    const TensorView out = slice(forward_.out_THD, row, tokens, 0, shape.q_heads);
+    const RowStats lse = as_stats(slice(all_lse, row, tokens, 0, shape.q_heads));
+    if (!role_has(round().round->blocks.role(block), Kind::kO)) {
+      write_empty_output(forward_.sink_H, out, lse);
+      continue;
+    }
+    const UnitView o = run_->owned_result(Kind::kO, position);
+    finish_output({o.parts[0], as_stats(o.parts[1])}, forward_.sink_H, out, lse);
+  }
+}
+
+void Executor::Handle::Call::finish_backward_rows() {
+  const AttentionShape& shape = plan_->plan->shape;
+  const TensorView all_lse = as_tensor(backward_.lse_TH, plan_->local_rows, shape.q_heads);
+  const TensorView all_delta = as_tensor(delta(), plan_->local_rows, shape.q_heads);
+  for (std::size_t position = 0; position < round().blocks.size(); ++position) {
+    const BlockId block = round().blocks[position];
+    const Role role = round().round->blocks.role(block);
+    const std::int64_t row = round().first_row + round().row[position];
+    const std::int64_t tokens = round().round->blocks.num_tokens(block);
+    const TensorView dq = slice(backward_.dq_THD, row, tokens, 0, shape.q_heads);
+    const TensorView dk = slice(backward_.dk_THD, row, tokens, 0, shape.kv_heads);
+    const TensorView dv = slice(backward_.dv_THD, row, tokens, 0, shape.kv_heads);
+    if (role_has(role, Kind::kDq)) {
+      copy_tensor(dq, run_->owned_result(Kind::kDq, position).parts[0]);
+      add_sink_gradient(backward_.sink_H, as_stats(slice(all_lse, row, tokens, 0, shape.q_heads)),
+                        as_stats(slice(all_delta, row, tokens, 0, shape.q_heads)), tokens,
+                        dsink_H_);
+    } else {
+      fill_tensor(dq, 0.0F);
+    }
+    if (role_has(role, Kind::kDkv)) {
+      const UnitView dkv = run_->owned_result(Kind::kDkv, position);
+      copy_tensor(dk, dkv.parts[0]);
+      copy_tensor(dv, dkv.parts[1]);
+    } else {
+      fill_tensor(dk, 0.0F);
+      fill_tensor(dv, 0.0F);
+    }
+  }
+}
+
+}  // namespace contextile

@@ -1,0 +1,83 @@
+// One forward or backward of a whole plan (all its rounds) on this rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "contextile/runtime.h"
+#include "runtime/call_buffer.h"
+#include "runtime/prepared_plan.h"
+#include "runtime/program_run.h"
+
+namespace contextile {
+
+// What forward hands to backward: of every round the retained units, one after another.
+struct Saved::Buffers {
+  using Rounds = std::vector<std::vector<std::byte>>;
+
+  std::uint64_t digest = 0;
+  std::size_t mask = 0;
+  std::shared_ptr<const Rounds> rounds;
+  std::int64_t size_bytes = 0;
+};
+
+struct Executor::Handle::Call {
+ public:
+  Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask, const ForwardTensors& tensors);
+  Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask, const BackwardTensors& tensors,
+       const Saved::Buffers* saved);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Takes its buffer and runs up to the cut; afterwards a call that is destroyed unfinished aborts
+  // the group, because transfers may still read and write its buffer.
+  void begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
+             const AttentionKernel& kernel, std::size_t begin_ticket, bool poison);
+  // Returns forward's retained units; null after backward.
+  std::unique_ptr<Saved::Buffers> finish();
+
+  [[nodiscard]] std::unique_ptr<CallBuffer> release_buffer() { return std::move(buffer_); }
+  [[nodiscard]] const ExecutionStats& stats() const { return stats_; }
+  [[nodiscard]] std::size_t begin_ticket() const { return begin_ticket_; }
+
+ private:
+  [[nodiscard]] std::size_t num_rounds() const { return plan_->rounds.size(); }
+  [[nodiscard]] const LocalRound& round() const { return plan_->rounds[round_]; }
+  [[nodiscard]] const LocalProgram& program() const;
+  [[nodiscard]] RowStats delta() const;
+  void check_call(std::size_t mask) const;
+  void check_forward() const;
+  void check_backward(const Saved::Buffers* saved) const;
+  void start_round();
+  void finish_round();
+  void fill_unwritten();
+  void restore_retained();
+  void save_retained();
+  void finish_forward_rows();
+  void finish_backward_rows();
+
+  const std::shared_ptr<const PreparedPlan> plan_;
+  const std::size_t mask_;
+  const Direction direction_;
+  ForwardTensors forward_;
+  BackwardTensors backward_;
+  std::shared_ptr<const Saved::Buffers::Rounds> restored_;  // backward's input
+  Saved::Buffers::Rounds saved_;                            // forward's output
+
+  std::unique_ptr<CallBuffer> buffer_;
+  Transport* transport_ = nullptr;
+  const AttentionKernel* kernel_ = nullptr;
+  std::size_t begin_ticket_ = 0;
+  bool poison_ = false;
+  bool under_way_ = false;
+  std::size_t round_ = 0;
+  OwnedInputs inputs_{};  // of the current round
+  std::optional<ProgramRun> run_;
+  std::vector<double> dsink_H_;
+  ExecutionStats stats_;
+};
+
+}  // namespace contextile

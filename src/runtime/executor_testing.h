@@ -1,0 +1,14 @@
+// Hooks for tests of the executor; nothing else includes this.
+#pragma once
+
+#include "contextile/runtime.h"
+
+namespace contextile {
+
+struct ExecutorTesting {
+  // From now on every call first fills its staging, accumulator and packing memory with NaN:
+  // nothing may depend on what a buffer held before.
+  static void poison_buffers(Executor& executor);
+};
+
+}  // namespace contextile

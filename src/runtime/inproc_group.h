@@ -1,0 +1,135 @@
+// The state that the ranks of one in-process group share.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "base/rng.h"
+#include "contextile/transport.h"
+
+namespace contextile {
+
+// Thrown on every rank that did not cause the failure itself, so that a caller who joins all ranks
+// can tell the cause from its echoes.
+class GroupFailed : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
+// Messages wait in one FIFO per ordered pair of ranks until both ends are posted; then whoever came
+// second copies, or the delay thread does later.
+//
+// Invariant: no copy that touches a rank's memory is under way or will start once `fail`, `leave`,
+// or a throwing `launch` or `wait` of that rank has returned. A rank may then free its buffers.
+class InprocGroup {
+ public:
+  InprocGroup(std::int32_t num_ranks, const InprocOptions& options);
+  ~InprocGroup();
+  InprocGroup(const InprocGroup&) = delete;
+  InprocGroup& operator=(const InprocGroup&) = delete;
+
+  [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(ranks_.size()); }
+  std::int64_t launch(Rank rank, std::span<const Message> sends, std::span<const Message> recvs);
+  void wait(Rank rank, std::int64_t ticket);
+  // `rank` gives up; the first failure of a group is the one everybody hears of.
+  void fail(Rank rank, std::string_view reason);
+  // `rank` will not be heard of again. With launches it never waited for, that is a failure.
+  void leave(Rank rank);
+  [[nodiscard]] std::int64_t sent_bytes(Rank rank) const;
+  [[nodiscard]] std::int64_t received_bytes(Rank rank) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct End {  // one message of a launch, seen from the rank that posted it
+    Rank peer;
+    std::int64_t size_bytes = 0;
+    bool is_send = false;
+    bool matched = false;
+    bool moved = false;
+    std::vector<Segment> segments;
+  };
+  struct Launch {
+    Rank rank;
+    std::int64_t ticket = 0;
+    std::int64_t num_open = 0;  // ends that have not moved
+    std::vector<End> ends;
+  };
+  struct EndOfLaunch {
+    std::shared_ptr<Launch> launch;
+    std::size_t index = 0;
+    [[nodiscard]] End& end() const { return launch->ends[index]; }
+  };
+  struct Transfer {
+    EndOfLaunch send;
+    EndOfLaunch recv;
+  };
+  struct DelayedTransfer {
+    Clock::time_point due;
+    std::uint64_t order = 0;
+    Transfer transfer;
+    friend bool operator<(const DelayedTransfer& a, const DelayedTransfer& b) {
+      return a.due != b.due ? a.due > b.due : a.order > b.order;  // the queue pops the largest
+    }
+  };
+  struct Channel {  // of one ordered pair; at most one side is non-empty
+    std::deque<EndOfLaunch> sends;
+    std::deque<EndOfLaunch> recvs;
+    std::int64_t num_matched = 0;
+  };
+  struct RankState {
+    std::map<std::int64_t, std::shared_ptr<Launch>> launches;  // not yet waited, by ticket
+    std::int64_t next_ticket = 0;
+    std::int64_t sent_bytes = 0;
+    std::int64_t received_bytes = 0;
+    std::int32_t num_copies = 0;  // under way that touch this rank's memory
+    bool left = false;
+    mutable std::condition_variable changed;
+  };
+
+  RankState& state(Rank rank) { return *ranks_[rank.index()]; }
+  Channel& channel(Rank src, Rank dst) {
+    return channels_[src.index() * ranks_.size() + dst.index()];
+  }
+  void check_message(Rank rank, const Message& message, std::string_view what) const;
+  void post(const EndOfLaunch& end, std::vector<Transfer>& ready);
+  void begin_copy(const Transfer& transfer);
+  void finish_copy(const Transfer& transfer);
+  void run_delayed();
+  void set_failure(Rank rank, std::string text);
+  void drain(Lock& lock, Rank rank);
+  [[noreturn]] void throw_failure(Lock& lock, Rank rank, const std::string& operation);
+  [[nodiscard]] static std::string open_ends(const Launch& launch);
+  [[nodiscard]] const End* abandoned_end(const Launch& launch) const;
+
+  const InprocOptions options_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<RankState>> ranks_;
+  std::vector<Channel> channels_;  // [src][dst]
+  Clock::time_point last_moved_;
+  bool failed_ = false;
+  Rank failed_rank_;
+  std::string failure_;
+
+  // Delay thread; unused without delays.
+  Rng delay_rng_;
+  std::priority_queue<DelayedTransfer> delayed_;
+  std::uint64_t next_order_ = 0;
+  std::condition_variable delayed_changed_;
+  bool stopping_ = false;
+  std::thread delay_thread_;
+};
+
+}  // namespace contextile

@@ -1,0 +1,232 @@
+#include "runtime/prepared_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/check.h"
+#include "runtime/check_program.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::int64_t kAlignmentBytes = 64;
+constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
+
+constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
+
+// Places arrays one after another.
+class Placement {
+ public:
+  std::int64_t add(std::int64_t bytes) {
+    const std::int64_t offset = end_;
+    end_ += (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    return offset;
+  }
+  [[nodiscard]] std::int64_t end() const { return end_; }
+
+ private:
+  std::int64_t end_ = 0;
+};
+
+LocalRound local_round(const PlanRound& round, Rank rank, std::int64_t first_row) {
+  LocalRound local;
+  local.round = &round;
+  local.first_row = first_row;
+  local.blocks = round.devices[rank.index()].local_blocks;
+  for (const BlockId block : local.blocks) {
+    local.row.push_back(local.num_rows);
+    const std::int64_t tokens = round.blocks.num_tokens(block);
+    local.num_rows += tokens;
+    for (int k = 0; k < kNumKinds; ++k) {
+      const auto kind = static_cast<Kind>(k);
+      if (!is_result(kind)) continue;
+      local.accumulator_row[index_of(kind)].push_back(local.accumulator_rows[index_of(kind)]);
+      if (role_has(round.blocks.role(block), kind)) {
+        local.accumulator_rows[index_of(kind)] += tokens;
+      }
+    }
+  }
+  return local;
+}
+
+// Bytes of one array of `rows` rows of a unit's part.
+std::int64_t part_bytes(const PartShape& part, std::int64_t rows) {
+  return rows * part.heads * part.dim * bytes_per_element(part.dtype);
+}
+
+void place_buffers(const Plan& plan, const LocalRound& round, Direction direction,
+                   LocalProgram& local) {
+  Placement placement;
+  for (int k = 0; k < kNumKinds; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    if (!occurs_in(kind, direction)) continue;
+    if (is_result(kind)) {
+      const UnitShape owned = unit_shape(kind, plan.shape, 1);
+      for (std::size_t p = 0; p < owned.num_parts; ++p) {
+        const std::int64_t bytes =
+            part_bytes(owned.parts[p], round.accumulator_rows[index_of(kind)]);
+        local.accumulator_offset[index_of(kind)][p] = placement.add(bytes);
+        local.memory.accumulator_bytes += bytes;
+      }
+    }
+    const UnitShape staged = unit_shape(kind, plan.shape, round.round->head_groups);
+    for (std::size_t p = 0; p < staged.num_parts; ++p) {
+      const std::int64_t bytes = part_bytes(staged.parts[p], local.program->arena_tokens(kind));
+      local.staging_offset[index_of(kind)][p] = placement.add(bytes);
+      local.memory.staging_bytes += bytes;
+    }
+  }
+  local.packing_offset = placement.add(local.packing.size_bytes);
+  local.memory.packing_bytes = local.packing.size_bytes;
+  local.total_bytes = placement.end();
+}
+
+// Owned results that are the target of nothing.
+std::vector<std::pair<Kind, SlotId>> unwritten_slots(const LocalRound& round, Direction direction,
+                                                     const Program& program) {
+  std::set<std::pair<Kind, SlotId>> written;
+  for (const Instruction& instruction : program.instructions) {
+    if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
+      for (const TileOp& tile : attention->tiles) {
+        written.emplace(direction == Direction::kForward ? Kind::kO : Kind::kDq, tile.result);
+        if (direction == Direction::kBackward) written.emplace(Kind::kDkv, tile.dkv);
+      }
+    } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {
+      written.emplace(reduce->kind, reduce->dst);
+    } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
+      written.emplace(copy->kind, copy->dst);
+    } else if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
+      for (const TransferEnd& recv : launch->recvs) written.emplace(recv.kind, recv.slot);
+    }
+  }
+  const std::int32_t groups = round.round->head_groups;
+  std::vector<std::pair<Kind, SlotId>> unwritten;
+  for (const Kind kind : {Kind::kO, Kind::kDq, Kind::kDkv}) {
+    if (!occurs_in(kind, direction)) continue;
+    for (std::size_t position = 0; position < round.blocks.size(); ++position) {
+      if (!role_has(round.round->blocks.role(round.blocks[position]), kind)) continue;
+      for (std::int32_t g = 0; g < groups; ++g) {
+        const SlotId slot{static_cast<std::int32_t>(position) * groups + g};
+        if (!written.contains({kind, slot})) unwritten.emplace_back(kind, slot);
+      }
+    }
+  }
+  return unwritten;
+}
+
+// The unit in a retained slot is the last one received or copied there.
+std::vector<RetainedSlot> retained_slots(const Plan& plan, const LocalRound& round,
+                                         const Program& program, std::string_view where,
+                                         std::int64_t& saved_bytes) {
+  std::map<std::pair<Kind, SlotId>, std::pair<BlockId, GroupId>> last;
+  for (const Instruction& instruction : program.instructions) {
+    if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
+      for (const TransferEnd& recv : launch->recvs) {
+        last[{recv.kind, recv.slot}] = {recv.block, recv.group};
+      }
+    } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
+      last[{copy->kind, copy->dst}] = {copy->block, copy->group};
+    }
+  }
+  std::vector<RetainedSlot> retained;
+  for (const Retain& retain : program.retain) {
+    const auto found = last.find({retain.kind, retain.slot});
+    if (found == last.end()) {
+      fail_plan("{}: expected a received unit in the retained slot {}[{}], found nothing", where,
+                to_string(retain.kind), retain.slot.value);
+    }
+    const auto [block, group] = found->second;
+    retained.push_back({retain.kind, block, group, retain.slot, retain.backward_slot, saved_bytes});
+    saved_bytes += unit_bytes(retain.kind, round.round->blocks.num_tokens(block), plan.shape,
+                              round.round->head_groups, plan.shape.dtype);
+  }
+  return retained;
+}
+
+// Bands of tiles, shared by head groups and by both directions.
+class BandTable {
+ public:
+  BandTable(const TileIndex& index, std::vector<LocalBand>& bands) : index_(index), bands_(bands) {}
+
+  BandSpan find(const TileOp& tile, std::string_view where) {
+    const auto [at, is_new] = spans_.try_emplace({tile.q_block, tile.kv_block});
+    auto& [span, pairs] = at->second;
+    if (is_new) {
+      span.first = bands_.size();
+      pairs = index_.append_bands(tile.q_block, tile.kv_block, bands_);
+      span.count = bands_.size() - span.first;
+    }
+    if (pairs != tile.pairs) {
+      fail_plan("{}, tile (q block {}, kv block {}): expected {} pairs under the mask, found {}",
+                where, tile.q_block.value, tile.kv_block.value, pairs, tile.pairs);
+    }
+    return span;
+  }
+
+ private:
+  const TileIndex& index_;
+  std::vector<LocalBand>& bands_;
+  std::map<std::pair<BlockId, BlockId>, std::pair<BandSpan, std::int64_t>> spans_;
+};
+
+LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t round_index,
+                     std::size_t mask, Rank rank) {
+  LocalMask local;
+  const ProgramPair& pair = round.round->devices[rank.index()].programs[mask];
+  const TileIndex index(round.round->masks[mask].mask, round.round->blocks);
+  BandTable table(index, local.bands);
+  for (const Direction direction : kDirections) {
+    const std::optional<Program>& program = pair.of(direction);
+    if (!program) continue;
+    const std::string where = fmt::format("round {} mask {} {} rank {}", round_index, mask,
+                                          to_string(direction), rank.value);
+    check_program(plan, *round.round, *program, direction, rank, where);
+    LocalProgram& mine = local.programs[static_cast<std::size_t>(direction)].emplace();
+    mine.program = &*program;
+    mine.packing = pack_layout(plan, *round.round, *program);
+    place_buffers(plan, round, direction, mine);
+    mine.unwritten = unwritten_slots(round, direction, *program);
+    if (direction == Direction::kForward) {
+      mine.retained = retained_slots(plan, round, *program, where, mine.memory.retained_bytes);
+      check_retained(plan, *round.round, mine.retained, pair.backward, rank, where);
+    }
+    for (const Instruction& instruction : program->instructions) {
+      const auto* attention = std::get_if<AttentionOp>(&instruction);
+      if (attention == nullptr) continue;
+      for (const TileOp& tile : attention->tiles) {
+        mine.tile_bands.push_back(table.find(tile, where));
+      }
+    }
+  }
+  return local;
+}
+
+}  // namespace
+
+PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank) {
+  check_structure(*plan);
+  PreparedPlan prepared;
+  prepared.rank = rank;
+  for (std::size_t r = 0; r < plan->rounds.size(); ++r) {
+    LocalRound round = local_round(plan->rounds[r], rank, prepared.local_rows);
+    for (std::size_t m = 0; m < plan->rounds[r].masks.size(); ++m) {
+      round.masks.push_back(local_mask(*plan, round, r, m, rank));
+      prepared.band_bytes +=
+          static_cast<std::int64_t>(round.masks.back().bands.size() * sizeof(LocalBand));
+      for (const std::optional<LocalProgram>& program : round.masks.back().programs) {
+        if (!program) continue;
+        prepared.buffer_bytes = std::max(prepared.buffer_bytes, program->total_bytes);
+        if (program->memory.total_bytes() > prepared.largest.total_bytes()) {
+          prepared.largest = program->memory;
+        }
+      }
+    }
+    prepared.local_rows += round.num_rows;
+    prepared.rounds.push_back(std::move(round));
+  }
+  prepared.plan = std::move(plan);
+  return prepared;
+}
+
+}  // namespace contextile

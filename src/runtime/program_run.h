@@ -1,0 +1,80 @@
+// One program of one rank under way: interprets its instructions over a transport with a kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "contextile/runtime.h"
+#include "contextile/transport.h"
+#include "runtime/prepared_plan.h"
+#include "runtime/unit_view.h"
+
+namespace contextile {
+
+// The caller's tensors of a round's rows, all heads, by kind and part: the owned q and kv, and in
+// backward do (dO, final LSE, delta).
+using OwnedInputs = ByKindAndPart<TensorView>;
+
+class ProgramRun {
+ public:
+  // `buffer` holds program.total_bytes bytes, 64-byte aligned. Everything is kept by reference and
+  // must outlive the run.
+  ProgramRun(const PreparedPlan& plan, const LocalRound& round, const LocalMask& mask,
+             Direction direction, const OwnedInputs& inputs, std::byte* buffer,
+             Transport& transport, const AttentionKernel& kernel);
+
+  // Runs instructions up to `end` (exclusive).
+  void run_until(std::size_t end);
+  void run_to_end() { run_until(program_.program->instructions.size()); }
+
+  // The unit's parts where it stands: in the caller's tensors, an accumulator or an arena.
+  [[nodiscard]] UnitView unit(Kind kind, BlockId block, GroupId group, SlotId slot) const;
+  // All heads of an owned result.
+  [[nodiscard]] UnitView owned_result(Kind kind, std::size_t position) const;
+
+  [[nodiscard]] const ExecutionStats& stats() const { return stats_; }
+
+ private:
+  void execute(const AttentionOp& op);
+  void execute(const ReduceOp& op);
+  void execute(const CopyOp& op);
+  void execute(const LaunchOp& op);
+  void execute(const WaitOp& op);
+  void run_forward(const AttentionOp& op);
+  void run_backward(const AttentionOp& op);
+  [[nodiscard]] std::span<const LocalBand> next_bands();
+  [[nodiscard]] std::vector<Message> messages(const std::vector<TransferEnd>& ends,
+                                              const std::vector<std::int64_t>& packed_at) const;
+  [[nodiscard]] UnitView unit_of(const TransferEnd& end) const {
+    return unit(end.kind, end.block, end.group, end.slot);
+  }
+
+  struct LaunchedOp {
+    const LaunchOp* op = nullptr;
+    std::int64_t ticket = 0;
+  };
+
+  const AttentionShape& shape_;
+  const LocalRound& round_;
+  const LocalMask& mask_;
+  const LocalProgram& program_;
+  const Direction direction_;
+  const OwnedInputs& inputs_;
+  Transport& transport_;
+  const AttentionKernel& kernel_;
+  std::byte* const packing_;
+  ByKindAndPart<TensorView>
+      accumulators_{};                  // all heads, the rows of blocks whose role has the kind
+  ByKindAndPart<TensorView> arenas_{};  // the heads of one group
+  KernelParams params_;
+  std::size_t next_instruction_ = 0;
+  std::size_t next_tile_ = 0;  // in program order
+  std::map<std::int32_t, LaunchedOp> launched_;
+  ExecutionStats stats_;
+};
+
+}  // namespace contextile

@@ -1,0 +1,53 @@
+// Reading and writing rows of strided tensors whatever their dtype.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "contextile/kernel.h"
+
+namespace contextile {
+
+// The row of token n and head h. T is float or std::uint16_t (bits of bf16 and f16).
+template <typename T>
+[[nodiscard]] T* row_at(const TensorView& view, std::int64_t n, std::int32_t h) {
+  return static_cast<T*>(view.data) + n * view.token_stride + h * view.head_stride;
+}
+
+[[nodiscard]] inline float& stat_at(const RowStats& stats, std::int64_t n, std::int32_t h) {
+  return stats.data[n * stats.token_stride + h * stats.head_stride];
+}
+
+// A stats array as an fp32 tensor of dim 1, and back.
+[[nodiscard]] inline TensorView as_tensor(const RowStats& stats, std::int64_t tokens,
+                                          std::int32_t heads) {
+  return {stats.data, Dtype::kF32, tokens, heads, 1, stats.token_stride, stats.head_stride};
+}
+[[nodiscard]] inline RowStats as_stats(const TensorView& view) {
+  return {static_cast<float*>(view.data), view.token_stride, view.head_stride};
+}
+
+// `tokens` tokens from `first` and `heads` heads from `first_head`, no copy.
+[[nodiscard]] TensorView slice(const TensorView& view, std::int64_t first, std::int64_t tokens,
+                               std::int32_t first_head, std::int32_t heads);
+
+// A row as fp32 or fp64 (exact), and back (rounded to nearest even).
+void read_row(const TensorView& view, std::int64_t n, std::int32_t h, std::span<float> row);
+void read_row(const TensorView& view, std::int64_t n, std::int32_t h, std::span<double> row);
+void write_row(const TensorView& view, std::int64_t n, std::int32_t h, std::span<const float> row);
+
+// Every element of every row.
+void fill_tensor(const TensorView& view, float value);
+// Same shape; dtypes may differ.
+void copy_tensor(const TensorView& dst, const TensorView& src);
+
+// A contiguous tensor in someone else's memory.
+[[nodiscard]] TensorView contiguous(void* data, Dtype dtype, std::int64_t tokens,
+                                    std::int32_t heads, std::int32_t dim);
+
+// value rounded to the dtype, as a double.
+[[nodiscard]] double round_to(Dtype dtype, double value);
+
+}  // namespace contextile

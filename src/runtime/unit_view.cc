@@ -1,0 +1,103 @@
+#include "runtime/unit_view.h"
+
+#include <cstring>
+
+#include "runtime/tensor.h"
+
+namespace contextile {
+
+UnitShape unit_shape(Kind kind, const AttentionShape& shape, std::int32_t head_groups) {
+  const std::int32_t q_heads = shape.q_heads / head_groups;
+  const std::int32_t kv_heads = shape.kv_heads / head_groups;
+  const PartShape stat{q_heads, 1, Dtype::kF32};
+  switch (kind) {
+    case Kind::kQ:
+      return {1, {PartShape{q_heads, shape.head_dim, shape.dtype}}};
+    case Kind::kKv:
+      return {2,
+              {PartShape{kv_heads, shape.head_dim, shape.dtype},
+               PartShape{kv_heads, shape.value_dim, shape.dtype}}};
+    case Kind::kO:
+      return {2, {PartShape{q_heads, shape.value_dim, Dtype::kF32}, stat}};
+    case Kind::kDo:
+      return {3, {PartShape{q_heads, shape.value_dim, shape.dtype}, stat, stat}};
+    case Kind::kDq:
+      return {1, {PartShape{q_heads, shape.head_dim, Dtype::kF32}}};
+    case Kind::kDkv:
+      return {2,
+              {PartShape{kv_heads, shape.head_dim, Dtype::kF32},
+               PartShape{kv_heads, shape.value_dim, Dtype::kF32}}};
+  }
+  return {};
+}
+
+void append_segments(const UnitView& unit, std::vector<Segment>& segments) {
+  for (std::size_t p = 0; p < unit.num_parts; ++p) {
+    const TensorView& view = unit.parts[p];
+    const std::int64_t element = bytes_per_element(view.dtype);
+    const std::int64_t row_bytes = view.dim * element;
+    if (view.heads == 1 || view.head_stride == view.dim) {  // the heads of a token side by side
+      segments.push_back({static_cast<std::byte*>(view.data), row_bytes * view.heads, view.tokens,
+                          view.token_stride * element});
+      continue;
+    }
+    for (std::int64_t n = 0; n < view.tokens; ++n) {
+      segments.push_back({static_cast<std::byte*>(view.data) + n * view.token_stride * element,
+                          row_bytes, view.heads, view.head_stride * element});
+    }
+  }
+}
+
+namespace {
+
+// Calls visit(part, token, head, bytes of that row on the wire).
+template <typename Visit>
+void for_each_wire_row(const UnitView& unit, Dtype wire, const Visit& visit) {
+  std::int64_t offset = 0;
+  for (std::size_t p = 0; p < unit.num_parts; ++p) {
+    const TensorView& view = unit.parts[p];
+    const Dtype dtype = is_stat(unit.kind, p) ? Dtype::kF32 : wire;
+    const std::int64_t row_bytes = view.dim * bytes_per_element(dtype);
+    for (std::int64_t n = 0; n < view.tokens; ++n) {
+      for (std::int32_t h = 0; h < view.heads; ++h) {
+        visit(view, n, h, dtype, offset);
+        offset += row_bytes;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void pack_unit(const UnitView& unit, Dtype wire, std::byte* bytes) {
+  for_each_wire_row(unit, wire,
+                    [&](const TensorView& view, std::int64_t n, std::int32_t h, Dtype dtype,
+                        std::int64_t offset) {
+                      const float* row = row_at<float>(view, n, h);
+                      if (dtype == Dtype::kF32) {  // may stand at an odd multiple of two bytes
+                        std::memcpy(bytes + offset, row,
+                                    static_cast<std::size_t>(view.dim) * sizeof(float));
+                        return;
+                      }
+                      write_row({bytes + offset, dtype, 1, 1, view.dim, 0, 0}, 0, 0,
+                                {row, static_cast<std::size_t>(view.dim)});
+                    });
+}
+
+void unpack_unit(const UnitView& unit, Dtype wire, const std::byte* bytes) {
+  for_each_wire_row(unit, wire,
+                    [&](const TensorView& view, std::int64_t n, std::int32_t h, Dtype dtype,
+                        std::int64_t offset) {
+                      float* row = row_at<float>(view, n, h);
+                      if (dtype == Dtype::kF32) {
+                        std::memcpy(row, bytes + offset,
+                                    static_cast<std::size_t>(view.dim) * sizeof(float));
+                        return;
+                      }
+                      std::byte* from = const_cast<std::byte*>(bytes) + offset;  // only read
+                      read_row({from, dtype, 1, 1, view.dim, 0, 0}, 0, 0,
+                               std::span<float>(row, static_cast<std::size_t>(view.dim)));
+                    });
+}
+
+}  // namespace contextile

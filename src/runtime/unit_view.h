@@ -1,0 +1,61 @@
+// What a unit is made of, and where its parts stand in memory or on the wire.
+//
+// A unit (kind, token block, head group) has up to three parts, each [tokens, heads, dim]:
+//   q: Q;  kv: K, V;  o: O, LSE;  do: dO, LSE, delta;  dq: dQ;  dkv: dK, dV.
+// LSE and delta are fp32 parts of dim 1. On the wire the parts follow one another, each token by
+// token.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "contextile/arrangement.h"
+#include "contextile/kernel.h"
+#include "contextile/transport.h"
+
+namespace contextile {
+
+inline constexpr std::size_t kMaxParts = 3;
+
+struct PartShape {
+  std::int32_t heads = 0;
+  std::int32_t dim = 0;
+  Dtype dtype = Dtype::kF32;
+};
+
+// Of a group (heads / head_groups) as slots hold it: inputs in the activation dtype, results in
+// fp32.
+struct UnitShape {
+  std::size_t num_parts = 0;
+  std::array<PartShape, kMaxParts> parts;
+};
+[[nodiscard]] UnitShape unit_shape(Kind kind, const AttentionShape& shape,
+                                   std::int32_t head_groups);
+
+struct UnitView {
+  Kind kind = Kind::kQ;
+  std::size_t num_parts = 0;
+  std::array<TensorView, kMaxParts> parts;
+};
+
+// Results are fp32 in their slots; a narrower wire needs a converted copy.
+[[nodiscard]] constexpr bool is_converted(Kind kind, Dtype wire) {
+  return is_result(kind) && wire != Dtype::kF32;
+}
+
+// LSE and delta: fp32 on any wire.
+[[nodiscard]] constexpr bool is_stat(Kind kind, std::size_t part) {
+  return part > 0 && (kind == Kind::kO || kind == Kind::kDo);
+}
+
+// The unit's bytes in wire order, without a copy.
+void append_segments(const UnitView& unit, std::vector<Segment>& segments);
+
+// Converts a result to and from its wire form: rows as `wire`, LSE as fp32, nothing between.
+// `bytes` holds unit_bytes(kind, tokens, shape, groups, wire) bytes at any alignment of two.
+void pack_unit(const UnitView& unit, Dtype wire, std::byte* bytes);
+void unpack_unit(const UnitView& unit, Dtype wire, const std::byte* bytes);
+
+}  // namespace contextile
