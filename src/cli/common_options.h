@@ -1,0 +1,63 @@
+// The input options several commands share, and the workloads, cluster and request they describe.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "contextile/data.h"
+#include "contextile/plan.h"
+#include "contextile/strategy.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// As given on the command line. Defaults here are the ones `--help` shows.
+struct InputOptions {
+  std::string lengths_path;
+  std::string length_field = "length";
+  std::string dataset;
+  BatchOptions batch;
+
+  std::vector<MaskUse> masks;  // empty: causal
+  std::string mask_path;
+
+  AttentionShape shape;
+  std::optional<std::int32_t> value_dim;  // unset: head_dim
+
+  std::string cluster = "dgx-h200:4x8";
+  std::int32_t tp = 1;
+  std::int32_t pp = 1;
+  std::string layout;  // empty: the plan chooses owners
+  std::optional<std::int64_t> block_size;
+  std::optional<Dtype> wire;
+  BuildOptions limits;
+  std::uint64_t seed = 0;
+  bool forward_only = false;
+};
+
+// What the options describe: everything a strategy needs beside its own options.
+struct Input {
+  Cluster cluster;                // the context-parallel group
+  std::vector<Workload> batches;  // at least one
+  StrategyRequest request;        // without strategy options
+  BuildOptions limits;
+};
+
+// Lengths, masks, attention shape, cluster, layout, limits: all but the strategy.
+void add_input_options(CLI::App& app, InputOptions& options);
+// --strategy with `help`; parsed by parse_strategies.
+void add_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
+                         const std::string& unset, const std::string& text);
+void add_json_option(CLI::App& app, bool& json);
+// A seed that is drawn anew in every run unless given.
+void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
+                            const std::string& text);
+[[nodiscard]] std::uint64_t given_or_random(const std::optional<std::uint64_t>& seed);
+
+// Reads what the options name. Throws InvalidArgument or IoError.
+[[nodiscard]] Input load_input(const InputOptions& options);
+
+}  // namespace contextile

@@ -1,0 +1,53 @@
+// Several strategies on the same batches: planned, verified, optionally executed. Shared by
+// `compare` and `demo`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/output.h"
+#include "cli/planning.h"
+#include "contextile/runtime.h"
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+// One strategy on all batches of a comparison.
+struct Comparison {
+  StrategyChoice choice;
+  std::string skipped;                // why it does not apply; then nothing below is set
+  std::string failed;                 // what it threw
+  std::vector<PlannedBatch> batches;  // without the plans themselves: many large ones would not fit
+  std::vector<Json> plans;            // what plan_json says of each
+  std::vector<RunReport> runs;        // with execution: one a batch
+
+  // Applied and nothing was wrong, or did not apply.
+  [[nodiscard]] bool ok() const;
+};
+
+// Above this the oracle takes minutes: such batches are not executed for comparison.
+inline constexpr double kMaxRunFlops = 1e12;
+
+// Plans every batch with every choice; with `run_seed` executes each plan
+// on in-process ranks and random inputs of that seed. Throws
+// InvalidArgument on unknown strategies and bad options, and when a batch is too large to execute;
+// what goes wrong inside one strategy is that row's failure.
+[[nodiscard]] std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choices,
+                                                         const Input& input,
+                                                         std::optional<std::uint64_t> run_seed);
+
+// Bytes, balance, memory and planning time: means over batches, memory the largest.
+[[nodiscard]] Table planning_table(std::span<const Comparison> comparisons);
+// Error against the oracle and bytes moved against the prediction.
+[[nodiscard]] Table execution_table(std::span<const Comparison> comparisons);
+[[nodiscard]] Json comparisons_json(std::span<const Comparison> comparisons);
+// What was compared and its tables.
+[[nodiscard]] std::string comparison_text(const Input& input,
+                                          std::span<const Comparison> comparisons, bool colour);
+// Every violation, error and wrong result, one a line on stderr; whether there was none.
+[[nodiscard]] bool report_failures(std::span<const Comparison> comparisons);
+
+}  // namespace contextile

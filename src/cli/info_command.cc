@@ -1,0 +1,163 @@
+// contextile info: what this build can do, and what it cannot and why.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/common_options.h"
+#include "cli/output.h"
+#include "contextile/cluster.h"
+#include "contextile/data.h"
+#include "contextile/kernel.h"
+#include "contextile/mask.h"
+#include "contextile/strategy.h"
+
+namespace contextile {
+namespace {
+
+// Something that can be built in. Empty `missing`: it is.
+struct Part {
+  std::string name;
+  std::string what;
+  std::string missing;
+};
+
+std::vector<Part> transport_parts() {
+  return {{"inproc", "ranks as threads of one process", ""},
+          {"mpi", "ranks as MPI processes", "this version has no MPI transport"},
+          {"nccl", "GPUs", "this version has no NCCL transport"}};
+}
+
+std::vector<Part> kernel_parts() {
+  std::vector<Part> parts;
+  for (const AttentionKernel* kernel : kernels()) {
+    parts.push_back({std::string(kernel->name()), "f32, bf16 and f16, forward and backward", ""});
+  }
+  parts.push_back({"cuda", "GPU kernels", "this version has no CUDA kernel"});
+  return parts;
+}
+
+std::vector<std::string> cpu_flags() {
+  std::vector<std::string> flags;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") != 0) flags.emplace_back("avx2");
+  if (__builtin_cpu_supports("fma") != 0) flags.emplace_back("fma");
+  if (__builtin_cpu_supports("avx512f") != 0) flags.emplace_back("avx512f");
+  if (__builtin_cpu_supports("avx512bf16") != 0) flags.emplace_back("avx512bf16");
+#elif defined(__aarch64__)
+  flags.emplace_back("neon");
+#endif
+  return flags;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  return words.empty() ? "none" : fmt::format("{}", fmt::join(words, " "));
+}
+
+std::string parts_text(const std::vector<Part>& parts) {
+  Table table({{"name", "name"}, {"", "built in"}});
+  for (const Part& part : parts) {
+    table.add_row({part.name}, part.missing.empty() ? part.what : "not built in: " + part.missing);
+  }
+  return table.text();
+}
+
+Json parts_json(const std::vector<Part>& parts) {
+  Json document = Json::array();
+  for (const Part& part : parts) {
+    document.push_back({{"name", part.name}, {"built_in", part.missing.empty()}});
+    if (!part.missing.empty()) document.back()["reason"] = part.missing;
+  }
+  return document;
+}
+
+std::string named_text(const auto& items) {
+  Table table({{"name", "name"}, {"", "description"}});
+  for (const auto& item : items)
+    table.add_row({std::string(item.name)}, std::string(item.description));
+  return table.text();
+}
+
+std::string strategies_text() {
+  std::string text;
+  for (const Strategy* strategy : strategies()) {
+    text += fmt::format("{}: {}\n", strategy->name(), strategy->summary());
+    for (const OptionSpec& option : strategy->options()) {
+      text += fmt::format("  {}={}: {}\n", option.name, option.default_value, option.help);
+    }
+  }
+  return text;
+}
+
+Json strategies_json() {
+  Json document = Json::array();
+  for (const Strategy* strategy : strategies()) {
+    Json options = Json::array();
+    for (const OptionSpec& option : strategy->options()) {
+      options.push_back(
+          {{"name", option.name}, {"default", option.default_value}, {"help", option.help}});
+    }
+    document.push_back({{"name", strategy->name()},
+                        {"summary", strategy->summary()},
+                        {"options", std::move(options)}});
+  }
+  return document;
+}
+
+Json info_json() {
+  Json presets = Json::array();
+  for (const ClusterPreset& preset : cluster_presets()) {
+    presets.push_back(Json::parse(to_json(preset.cluster)));
+    presets.back()["description"] = preset.description;
+  }
+  Json sets = Json::array();
+  for (const Dataset& dataset : datasets()) {
+    sets.push_back({{"name", dataset.name}, {"description", dataset.description}});
+  }
+  return {{"command", "info"},
+          {"version", CONTEXTILE_VERSION},
+          {"compiler", __VERSION__},
+          {"cpu", cpu_flags()},
+          {"hardware_threads", std::thread::hardware_concurrency()},
+          {"transports", parts_json(transport_parts())},
+          {"kernels", parts_json(kernel_parts())},
+          {"clusters", std::move(presets)},
+          {"strategies", strategies_json()},
+          {"datasets", std::move(sets)},
+          {"masks", mask_spec_help()}};
+}
+
+std::string info_text() {
+  std::string text =
+      fmt::format("contextile {}, compiler {}\nCPU: {}; {} hardware threads\n", CONTEXTILE_VERSION,
+                  __VERSION__, joined(cpu_flags()), std::thread::hardware_concurrency());
+  text += "\nTRANSPORTS\n" + parts_text(transport_parts());
+  text += "\nKERNELS\n" + parts_text(kernel_parts());
+  text += "\nCLUSTERS\n" + named_text(cluster_presets());
+  text += "\nSTRATEGIES\n" + strategies_text();
+  text += "\nDATASETS\n" + named_text(datasets());
+  text += "\nMASKS\n" + mask_spec_help();
+  if (text.back() != '\n') text += '\n';
+  return text;
+}
+
+}  // namespace
+
+Action add_info_command(CLI::App& app) {
+  auto json = std::make_shared<bool>(false);
+  add_json_option(app, *json);
+  return [json] {
+    if (*json) {
+      print_json(info_json());
+    } else {
+      print(info_text());
+    }
+    return kExitOk;
+  };
+}
+
+}  // namespace contextile

@@ -1,0 +1,144 @@
+// The program: picks the command, runs it, and turns every failure into one line and an exit code.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <new>
+#include <span>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/quote.h"
+#include "base/suggest.h"
+#include "cli/command.h"
+#include "cli/output.h"
+#include "contextile/base.h"
+
+namespace contextile {
+namespace {
+
+struct Command {
+  const char* name;
+  const char* summary;
+  Action (*add)(CLI::App& app);
+};
+
+constexpr Command kCommands[] = {
+    {"plan", "lengths, mask, cluster and strategy to a verified plan file", add_plan_command},
+    {"verify", "all violations of a plan file", add_verify_command},
+    {"run", "execute a plan on real ranks and check the result", add_run_command},
+    {"compare", "strategies on the same batches, side by side", add_compare_command},
+    {"export", "a plan file as JSON", add_export_command},
+    {"info", "what this build can do, presets, strategies, datasets, masks", add_info_command},
+    {"demo", "plan a real-shaped batch with every strategy, execute small ones", add_demo_command},
+};
+
+std::vector<std::string> command_names() {
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) names.emplace_back(command.name);
+  return names;
+}
+
+// Messages stay one line whatever a library put into them.
+int fail(int exit_code, std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  while (!message.empty() && message.back() == ' ') message.pop_back();
+  fmt::print(stderr, "contextile: error: {}\n", message);
+  return exit_code;
+}
+
+// The first argument no option took: its option's name was misspelt, or there is one too many.
+std::string unexpected_argument(const CLI::App& command, const std::string& argument) {
+  if (!argument.starts_with("-")) {
+    return fmt::format("expected no more arguments, found {}", quote(argument));
+  }
+  const std::string name = argument.substr(0, argument.find('='));
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
+  }
+  return fmt::format("expected a known option, found {}{}", quote(name), did_you_mean(name, names));
+}
+
+int explain(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  const std::vector<std::string> unexpected = command.remaining();
+  const std::string problem =
+      unexpected.empty() ? error.what() : unexpected_argument(command, unexpected.front());
+  const std::string usage = chosen.empty() ? "contextile" : "contextile " + command.get_name();
+  return fail(kExitBadInput,
+              fmt::format("{}: {} (see {} --help)", command.get_name(), problem, usage));
+}
+
+int unknown_command(const char* found) {
+  const std::vector<std::string> names = command_names();
+  return fail(kExitBadInput,
+              found == nullptr
+                  ? fmt::format("expected a command ({}), found none", fmt::join(names, ", "))
+                  : fmt::format("expected a command ({}), found {}{}", fmt::join(names, ", "),
+                                quote(found), did_you_mean(found, names)));
+}
+
+int dispatch(int argc, char** argv) {
+  const std::vector<std::string> names = command_names();
+  const char* first = argc > 1 ? argv[1] : nullptr;
+  const bool is_option = first != nullptr && first[0] == '-';
+  if (!is_option &&
+      std::find(names.begin(), names.end(), first == nullptr ? "" : first) == names.end()) {
+    return unknown_command(first);
+  }
+  CLI::App app{
+      "Context parallelism by tiles: exact distributed attention by verified plans.\n"
+      "Exit codes: 0 ok, 1 a check failed, 2 bad usage or input, 3 the environment failed.",
+      "contextile"};
+  app.set_version_flag("--version", "contextile " CONTEXTILE_VERSION);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(30);
+  std::map<const CLI::App*, Action> actions;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    actions[sub] = command.add(*sub);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::ParseError& error) {
+    return explain(app, error);
+  }
+  const int exit_code = actions.at(app.get_subcommands().front())();
+  check_stdout();
+  return exit_code;
+}
+
+// The one place where failures become exit codes.
+int run_program(int argc, char** argv) {
+  try {
+    return dispatch(argc, argv);
+  } catch (const TransportError& error) {
+    return fail(kExitEnvironment, error.what());
+  } catch (const OutputError& error) {
+    return fail(kExitEnvironment, error.what());
+  } catch (const InvalidArgument& error) {
+    return fail(kExitBadInput, error.what());
+  } catch (const InvalidPlan& error) {
+    return fail(kExitBadInput, error.what());
+  } catch (const IoError& error) {
+    return fail(kExitBadInput, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kExitEnvironment, "out of memory: expected a smaller batch or a larger machine");
+  } catch (const std::system_error& error) {
+    return fail(kExitEnvironment, error.what());
+  } catch (const std::exception& error) {
+    return fail(kExitEnvironment, fmt::format("internal error: {}", error.what()));
+  }
+}
+
+}  // namespace
+}  // namespace contextile
+
+int main(int argc, char** argv) { return contextile::run_program(argc, argv); }

@@ -1,0 +1,96 @@
+// Tables, numbers and progress: what every command prints with. A Table is filled once with plain
+// values and rendered as text, CSV or JSON.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace contextile {
+
+using Json = nlohmann::ordered_json;
+
+// How a number reads in a text table. CSV and JSON always carry it as it is.
+enum class Format : std::uint8_t {
+  kPlain,         // text, whole numbers, four significant digits of others
+  kMegabytes,     // bytes, printed in 1e6 bytes
+  kPercent,       // a fraction
+  kMilliseconds,  // seconds
+  kScientific,    // 1.2e-03
+  kVerdict,       // yes or NO
+};
+
+struct Column {
+  std::string key;  // in CSV and JSON; ends in its unit
+  std::string
+      header;  // in text, '\n' starts its second line; empty: text tables leave the column out
+  Format format = Format::kPlain;
+};
+
+using Cell = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
+
+class Table {
+ public:
+  explicit Table(std::vector<Column> columns);
+
+  // One cell for each column. With a note, text shows the first cell and the note in place of the
+  // others; CSV and JSON show the cells.
+  void add_row(std::vector<Cell> cells, std::string note = "");
+
+  // At most 80 columns where notes and the first column allow: they wrap. Colours mark verdicts.
+  [[nodiscard]] std::string text(bool colour = false) const;
+  [[nodiscard]] std::string csv() const;
+  // An array of one object a row; empty cells are left out.
+  [[nodiscard]] Json json() const;
+
+ private:
+  struct Row {
+    std::vector<Cell> cells;
+    std::string note;
+  };
+  struct Layout {
+    std::vector<std::size_t> shown;  // columns of a text table; the first holds the labels
+    std::vector<std::size_t> width;  // of every column
+  };
+  [[nodiscard]] Layout measure() const;
+  void append_header(const Layout& layout, std::string& out) const;
+  void append_row(const Layout& layout, const Row& row, bool colour, std::string& out) const;
+
+  std::vector<Column> columns_;
+  std::vector<Row> rows_;
+};
+
+// Whole numbers from 1000 on, four significant digits below.
+[[nodiscard]] std::string format_number(double value);
+[[nodiscard]] std::string format_cell(const Cell& cell, Format format);
+// "1 mask", "2 masks".
+[[nodiscard]] std::string count(std::int64_t number, std::string_view noun);
+
+// To stdout.
+void print(std::string_view text);
+void print_json(const Json& document);
+[[nodiscard]] bool stdout_is_terminal();
+// Throws OutputError when stdout could not take everything printed so far.
+void check_stdout();
+
+// One line on stderr that says how far a long loop has come; silent unless stderr is a terminal.
+class Progress {
+ public:
+  explicit Progress(std::int64_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Names the step that begins now.
+  void step(std::string_view what);
+
+ private:
+  std::int64_t total_;
+  std::int64_t done_ = 0;
+  bool shown_;
+};
+
+}  // namespace contextile

@@ -1,0 +1,150 @@
+// contextile run: executes a plan on real ranks and checks the result.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/command.h"
+#include "cli/common_options.h"
+#include "cli/option_types.h"
+#include "cli/output.h"
+#include "cli/planning.h"
+#include "cli/reports.h"
+#include "contextile/cluster.h"
+#include "contextile/kernel.h"
+#include "contextile/plan.h"
+#include "contextile/runtime.h"
+
+namespace contextile {
+namespace {
+
+// Comparing is on by default up to this cost of the oracle: a few seconds.
+constexpr double kMaxDefaultCompareFlops = 1e11;
+
+struct RunCommandOptions {
+  std::string plan_path;
+  std::string cluster;  // empty: not checked
+  std::string transport = "inproc";
+  std::string kernel;  // empty: the preferred one
+  std::optional<bool> compare;
+  std::optional<std::uint64_t> seed;
+  std::int32_t repeats = 1;
+  double timeout_s = 60;
+  bool json = false;
+};
+
+void check_same_cluster(const Plan& plan, const std::string& text) {
+  const Cluster cluster = load_cluster(text);
+  if (cluster.nodes != plan.nodes || cluster.devices_per_node != plan.devices_per_node) {
+    fail_argument(
+        "--cluster {}: a plan for another cluster: expected one for {} x {} devices, found one for "
+        "{} x "
+        "{} ({})",
+        text, cluster.nodes, cluster.devices_per_node, plan.nodes, plan.devices_per_node,
+        plan.cluster_name);
+  }
+}
+
+RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
+  RunOptions run;
+  run.kernel = options.kernel;
+  run.seed = given_or_random(options.seed);
+  run.compare = options.compare.value_or(oracle_flops(plan) < kMaxDefaultCompareFlops);
+  run.repeats = options.repeats;
+  run.transport.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1e3));
+  return run;
+}
+
+int run(const RunCommandOptions& options) {
+  if (options.transport != "inproc") {
+    fail_argument("--transport: expected inproc, the one transport built in, found {}",
+                  quote(options.transport));
+  }
+  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
+  if (!options.cluster.empty()) check_same_cluster(*plan, options.cluster);
+  const VerifyReport verified = verify(*plan);
+  if (!verified.ok()) {
+    if (options.json) {
+      print_json({{"command", "run"},
+                  {"file", options.plan_path},
+                  {"ok", false},
+                  {"verify", verify_json(verified)}});
+    } else {
+      print(verify_text(verified, stdout_is_terminal()));
+    }
+    return kExitCheckFailed;
+  }
+  check_run_memory(*plan, statistics(*plan));
+  const RunOptions settings = run_options(options, *plan);
+  const std::string kernel(settings.kernel.empty() ? kernels().front()->name() : settings.kernel);
+  const RunReport report = run_plan(plan, settings);
+  if (options.json) {
+    Json document = {{"command", "run"},      {"file", options.plan_path},
+                     {"kernel", kernel},      {"transport", options.transport},
+                     {"seed", settings.seed}, {"plan", plan_json(*plan)}};
+    document.update(run_json(report));
+    print_json(document);
+  } else {
+    print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(*plan) +
+          fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", plan->num_devices(),
+                      options.transport, kernel, settings.seed) +
+          run_text(report, stdout_is_terminal()));
+  }
+  for (const std::string& failure : run_failures(report)) {
+    fmt::print(stderr, "contextile: check failed: {}\n", failure);
+  }
+  return report.ok() ? kExitOk : kExitCheckFailed;
+}
+
+std::string kernel_names() {
+  std::string names;
+  for (const AttentionKernel* kernel : kernels()) {
+    names += names.empty() ? "" : ", ";
+    names += kernel->name();
+  }
+  return names;
+}
+
+}  // namespace
+
+Action add_run_command(CLI::App& app) {
+  auto options = std::make_shared<RunCommandOptions>();
+  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
+    options->plan_path = path;
+  })->required();
+  add_text(app, "--transport", options->transport,
+           {"NAME", "inproc: one thread a rank, in this process", ""});
+  add_value(app, "--kernel", {"NAME", "attention kernel: " + kernel_names(), "the first"},
+            [options](const std::string& name) { options->kernel = name; });
+  app.add_flag_function(
+      "--compare,!--no-compare", [options](std::int64_t times) { options->compare = times > 0; },
+      wrap("check against the fp64 oracle and one device [default: when the oracle costs less than "
+           "1e11 FLOPs]",
+           50));
+  add_random_seed_option(app, options->seed, "seed of the random inputs");
+  add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
+                         {"N", "timed repetitions, the fastest counts", ""});
+  add_value(app, "--timeout",
+            {"SECONDS", "give up when nothing moves between ranks for that long", "60"},
+            [options](const std::string& text) {
+              options->timeout_s = parse_number("--timeout", text);
+              if (options->timeout_s < 1e-3 || options->timeout_s > 1e9) {
+                fail_argument("--timeout: expected 0.001 to 1e9 seconds, found {}", quote(text));
+              }
+            });
+  add_value(app, "--cluster",
+            {"NAME[:NODESxDEVICES]|FILE", "refuse a plan that is for another number of devices",
+             "not checked"},
+            [options](const std::string& text) { options->cluster = text; });
+  add_json_option(app, options->json);
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,86 @@
+#include "cli/program.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+namespace contextile {
+namespace {
+
+// For the shell.
+std::string quoted(std::string_view argument) {
+  std::string text = "'";
+  for (const char c : argument) {
+    if (c == '\'') {
+      text += "'\\''";
+    } else {
+      text += c;
+    }
+  }
+  return text + "'";
+}
+
+}  // namespace
+
+ProgramTest::ProgramTest() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "contextile-XXXXXX").string();
+  folder_ = mkdtemp(pattern.data());
+}
+
+ProgramTest::~ProgramTest() { std::filesystem::remove_all(folder_); }
+
+std::string ProgramTest::file(std::string_view name, std::string_view content) const {
+  std::ofstream(path(name), std::ios::binary) << content;
+  return path(name);
+}
+
+std::string ProgramTest::read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Outcome ProgramTest::contextile(const std::vector<std::string>& arguments) const {
+  std::string command = quoted(CONTEXTILE_PROGRAM);
+  for (const std::string& argument : arguments) command += " " + quoted(argument);
+  command += fmt::format(" >{} 2>{}", quoted(path("stdout")), quoted(path("stderr")));
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("stdout")), read(path("stderr"))};
+}
+
+std::string ProgramTest::small_plan(std::string_view name,
+                                    const std::vector<std::string>& more) const {
+  const std::string lengths = file("lengths.txt", "100\n37\n119\n");
+  const Outcome outcome =
+      contextile(joined(joined({"plan", "-o", path(name)}, small_batch(lengths)), more));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  return path(name);
+}
+
+std::vector<std::string> small_batch(const std::string& lengths_path) {
+  return {"--lengths",  lengths_path, "--heads",      "4",  "--kv-heads", "2",
+          "--head-dim", "32",         "--block-size", "16", "--cluster",  "dgx-h200:2x2"};
+}
+
+std::vector<std::string> joined(std::vector<std::string> first,
+                                const std::vector<std::string>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+void expect_bad_input(const Outcome& outcome, const std::vector<std::string>& words) {
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(outcome.err.rfind("contextile: error: ", 0), 0U) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  for (const std::string& word : words) {
+    EXPECT_NE(outcome.err.find(word), std::string::npos)
+        << "expected '" << word << "' in: " << outcome.err;
+  }
+}
+
+}  // namespace contextile

@@ -1,0 +1,48 @@
+// Runs the built program and collects what it said.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace contextile {
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+// A test with a folder of its own.
+class ProgramTest : public testing::Test {
+ protected:
+  ProgramTest();
+  ~ProgramTest() override;
+
+  [[nodiscard]] std::string path(std::string_view name) const { return (folder_ / name).string(); }
+  // Writes a file and returns its path.
+  std::string file(std::string_view name, std::string_view content) const;
+  [[nodiscard]] static std::string read(const std::string& path);
+
+  // `contextile ARGUMENTS…`, stdout and stderr being files.
+  [[nodiscard]] Outcome contextile(const std::vector<std::string>& arguments) const;
+  // `contextile plan` of a small batch on two nodes of two devices; returns the plan's path.
+  [[nodiscard]] std::string small_plan(std::string_view name,
+                                       const std::vector<std::string>& more = {}) const;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// Options of a batch that plans in milliseconds and runs in less than a second.
+[[nodiscard]] std::vector<std::string> small_batch(const std::string& lengths_path);
+[[nodiscard]] std::vector<std::string> joined(std::vector<std::string> first,
+                                              const std::vector<std::string>& second);
+
+// Exit code 2 and one line on stderr, "contextile: error: …", that holds every one of `words`.
+void expect_bad_input(const Outcome& outcome, const std::vector<std::string>& words);
+
+}  // namespace contextile
