@@ -18,7 +18,7 @@ enum class Dtype : std::uint8_t { kF32, kBf16, kF16 };
 [[nodiscard]] constexpr std::int64_t bytes_per_element(Dtype dtype) {
   return dtype == Dtype::kF32 ? 4 : 2;
 }
-[[nodiscard]] std::string_view to_string(Dtype dtype);  // "f32", "bf16", "f16"
+[[nodiscard]] std::string_view to_string(Dtype dtype);   // "f32", "bf16", "f16"
 [[nodiscard]] Dtype parse_dtype(std::string_view text);  // throws InvalidArgument
 
 // One attention layer. Query head h reads KV head h / (q_heads / kv_heads).
@@ -60,9 +60,9 @@ struct HomeRange {
 struct Workload {
   std::vector<Range> sequences;  // non-empty, sequences[i].end == sequences[i + 1].begin
   AttentionShape shape;
-  std::vector<NamedMask> masks;          // at least one; names differ
-  std::vector<RoleRange> roles;          // ascending, disjoint; usually empty
-  std::vector<HomeRange> home;           // empty: the plan chooses owners
+  std::vector<NamedMask> masks;            // at least one; names differ
+  std::vector<RoleRange> roles;            // ascending, disjoint; usually empty
+  std::vector<HomeRange> home;             // empty: the plan chooses owners
   std::vector<PositionSegment> positions;  // ascending, partition the batch
 
   [[nodiscard]] std::int64_t num_tokens() const {
@@ -70,8 +70,8 @@ struct Workload {
   }
 };
 
-// Sequence ranges of lengths laid end to end. Throws InvalidArgument on an empty list, a length that is
-// not positive (naming its index), or more than kMaxTokens tokens.
+// Sequence ranges of lengths laid end to end. Throws InvalidArgument on an empty list, a length
+// that is not positive (naming its index), or more than kMaxTokens tokens.
 [[nodiscard]] std::vector<Range> sequences_from_lengths(std::span<const std::int64_t> lengths);
 
 // One mask of a workload to build: a rule applied to every sequence.
@@ -83,8 +83,8 @@ struct MaskUse {
 // The CLI's "--mask [NAME=]SPEC[@LAYERS]".
 [[nodiscard]] MaskUse parse_mask_use(std::string_view text);
 
-// The usual case: one or more rules over a packed batch. Positions are those of the first mask whose rule
-// sets any (shared_question), else the position in the sequence.
+// The usual case: one or more rules over a packed batch. Positions are those of the first mask
+// whose rule sets any (shared_question), else the position in the sequence.
 [[nodiscard]] Workload make_workload(std::span<const std::int64_t> lengths,
                                      const AttentionShape& shape, std::span<const MaskUse> masks);
 

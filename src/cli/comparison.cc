@@ -273,7 +273,10 @@ std::string comparison_text(const Input& input, std::span<const Comparison> comp
   const bool executed = std::any_of(comparisons.begin(), comparisons.end(),
                                     [](const Comparison& c) { return !c.runs.empty(); });
   if (executed) {
-    text += "\nexecuted on in-process ranks: largest error against the fp64 oracle\n\n" +
+    text += fmt::format(
+                "\nexecuted on in-process ranks, inputs of seed {}: largest error against the fp64 "
+                "oracle\n\n",
+                input.request.seed) +
             execution_table(comparisons).text(colour);
   }
   return text;

@@ -34,9 +34,13 @@ int run(const ExportOptions& options) {
   std::ofstream file;
   if (!options.output_path.empty()) file.open(options.output_path, std::ios::binary);
   std::ostream& out = options.output_path.empty() ? std::cout : file;
-  if (out) export_json(plan, out, only);
+  try {
+    if (out) export_json(plan, out, only);
+  } catch (const IoError&) {
+    out.setstate(std::ios::failbit);  // reported below, with the name of the output
+  }
   if (!out.flush()) {
-    throw OutputError(fmt::format("{}: cannot write the export",
+    throw OutputError(fmt::format("{}: expected to write the export, but a write failed",
                                   options.output_path.empty() ? "stdout" : options.output_path));
   }
   return kExitOk;

@@ -1,9 +1,11 @@
 // contextile info: what this build can do, and what it cannot and why.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cli/command.h"
@@ -18,6 +20,8 @@
 namespace contextile {
 namespace {
 
+constexpr std::size_t kWidestName = 24;
+
 // Something that can be built in. Empty `missing`: it is.
 struct Part {
   std::string name;
@@ -28,15 +32,23 @@ struct Part {
 std::vector<Part> transport_parts() {
   return {{"inproc", "ranks as threads of one process", ""},
           {"mpi", "ranks as MPI processes", "this version has no MPI transport"},
-          {"nccl", "GPUs", "this version has no NCCL transport"}};
+          {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
 }
 
 std::vector<Part> kernel_parts() {
-  std::vector<Part> parts;
+  std::vector<Part> parts = {
+      {"reference", "plain loops: obviously right, slow", "this build has none"},
+      {"simd", "vector instructions of the CPU", "this version has no SIMD kernel"},
+      {"cuda", "GPU", "this version has no CUDA kernel"}};
   for (const AttentionKernel* kernel : kernels()) {
-    parts.push_back({std::string(kernel->name()), "f32, bf16 and f16, forward and backward", ""});
+    const auto same_name = [kernel](const Part& part) { return part.name == kernel->name(); };
+    const auto found = std::find_if(parts.begin(), parts.end(), same_name);
+    if (found != parts.end()) {
+      found->missing.clear();
+    } else {
+      parts.push_back({std::string(kernel->name()), "forward and backward", ""});
+    }
   }
-  parts.push_back({"cuda", "GPU kernels", "this version has no CUDA kernel"});
   return parts;
 }
 
@@ -76,21 +88,21 @@ Json parts_json(const std::vector<Part>& parts) {
 }
 
 std::string named_text(const auto& items) {
-  Table table({{"name", "name"}, {"", "description"}});
+  Table table({{"name", "name"}, {"", "description"}}, kWidestName);
   for (const auto& item : items)
     table.add_row({std::string(item.name)}, std::string(item.description));
   return table.text();
 }
 
 std::string strategies_text() {
-  std::string text;
+  Table table({{"name", "name"}, {"", "description"}}, kWidestName);
   for (const Strategy* strategy : strategies()) {
-    text += fmt::format("{}: {}\n", strategy->name(), strategy->summary());
+    table.add_row({std::string(strategy->name())}, std::string(strategy->summary()));
     for (const OptionSpec& option : strategy->options()) {
-      text += fmt::format("  {}={}: {}\n", option.name, option.default_value, option.help);
+      table.add_row({fmt::format("  {}={}", option.name, option.default_value)}, option.help);
     }
   }
-  return text;
+  return table.text();
 }
 
 Json strategies_json() {

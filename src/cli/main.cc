@@ -63,15 +63,29 @@ std::string unexpected_argument(const CLI::App& command, const std::string& argu
   return fmt::format("expected a known option, found {}{}", quote(name), did_you_mean(name, names));
 }
 
+// CLI11's own complaints in the words of all other messages.
+std::string reworded(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const std::string option = text.substr(0, text.find_first_of(": "));
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    return fmt::format("{}: expected, found none", option);
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return text.ends_with("missing") ? fmt::format("{}: expected a value, found none", option)
+                                     : fmt::format("{}: expected once, found again", option);
+  }
+  return text;
+}
+
 int explain(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<CLI::App*> chosen = app.get_subcommands();
   const CLI::App& command = chosen.empty() ? app : *chosen.front();
   const std::vector<std::string> unexpected = command.remaining();
   const std::string problem =
-      unexpected.empty() ? error.what() : unexpected_argument(command, unexpected.front());
-  const std::string usage = chosen.empty() ? "contextile" : "contextile " + command.get_name();
+      unexpected.empty() ? reworded(error) : unexpected_argument(command, unexpected.front());
+  if (chosen.empty()) return fail(kExitBadInput, problem + " (see contextile --help)");
   return fail(kExitBadInput,
-              fmt::format("{}: {} (see {} --help)", command.get_name(), problem, usage));
+              fmt::format("{0}: {1} (see contextile {0} --help)", command.get_name(), problem));
 }
 
 int unknown_command(const char* found) {
@@ -102,6 +116,7 @@ int dispatch(int argc, char** argv) {
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     actions[sub] = command.add(*sub);
+    sub->footer("N and BYTES take the suffixes K, M and G: 1024, 1024^2, 1024^3.");
   }
   try {
     app.parse(argc, argv);

@@ -26,6 +26,12 @@ CLI::Option* describe(CLI::Option* option, const OptionHelp& help) {
   return option->option_text(help.value)->description(wrap(text, kHelpColumns));
 }
 
+// "-o,--output" is --output in messages.
+std::string message_name(const std::string& name) {
+  const std::size_t comma = name.rfind(',');
+  return comma == std::string::npos ? name : name.substr(comma + 1);
+}
+
 }  // namespace
 
 std::int64_t parse_size(std::string_view option, std::string_view text, std::int64_t minimum) {
@@ -75,14 +81,25 @@ std::string wrap(std::string_view text, std::size_t columns) {
 
 CLI::Option* add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
                        std::function<void(const std::string&)> take) {
-  return describe(app.add_option_function<std::string>(name, std::move(take)), help);
+  return describe(
+      app.add_option_function<std::string>(
+          name,
+          [option = message_name(name), take = std::move(take)](const std::string& text) {
+            if (text.empty()) fail_argument("{}: expected a value, found ''", option);
+            take(text);
+          }),
+      help);
 }
 
 CLI::Option* add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
                             std::function<void(const std::string&)> take) {
   CLI::Option* option = app.add_option_function<std::vector<std::string>>(
-      name, [take = std::move(take)](const std::vector<std::string>& values) {
-        for (const std::string& value : values) take(value);
+      name, [option = message_name(name),
+             take = std::move(take)](const std::vector<std::string>& values) {
+        for (const std::string& value : values) {
+          if (value.empty()) fail_argument("{}: expected a value, found ''", option);
+          take(value);
+        }
       });
   return describe(option->allow_extra_args(false), help);
 }

@@ -15,7 +15,6 @@ namespace contextile {
 namespace {
 
 constexpr std::size_t kTextColumns = 80;
-constexpr std::size_t kWidestLabel = 18;  // of a table's first column
 constexpr std::string_view kGap = "  ";
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -27,19 +26,6 @@ std::vector<std::string> lines_of(const std::string& text) {
     if (end == std::string::npos) return lines;
     begin = end + 1;
   }
-}
-
-// A label that is too wide breaks after commas and colons, at the latest at the width itself.
-std::vector<std::string> label_lines(std::string_view label) {
-  std::vector<std::string> lines;
-  while (label.size() > kWidestLabel) {
-    const std::size_t stop = label.substr(0, kWidestLabel).find_last_of(",:");
-    const std::size_t size = stop == std::string_view::npos ? kWidestLabel : stop + 1;
-    lines.emplace_back(label.substr(0, size));
-    label.remove_prefix(size);
-  }
-  lines.emplace_back(label);
-  return lines;
 }
 
 std::string csv_field(const Cell& cell) {
@@ -107,7 +93,8 @@ std::string count(std::int64_t number, std::string_view noun) {
   return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
 }
 
-Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+Table::Table(std::vector<Column> columns, std::size_t widest_label)
+    : columns_(std::move(columns)), widest_label_(widest_label) {}
 
 void Table::add_row(std::vector<Cell> cells, std::string note) {
   cells.resize(columns_.size());
@@ -137,7 +124,7 @@ Table::Layout Table::measure() const {
     const bool is_label = c == layout.shown.front();
     for (const Row& row : rows_) {
       const std::string cell = format_cell(row.cells[c], columns_[c].format);
-      if (is_label) widen(label_lines(cell));
+      if (is_label) widen(label_lines(row));
       if (!is_label && row.note.empty()) widen({cell});
     }
   }
@@ -161,8 +148,7 @@ void Table::append_header(const Layout& layout, std::string& out) const {
 void Table::append_row(const Layout& layout, const Row& row, bool colour, std::string& out) const {
   const std::size_t label = layout.shown.front();
   const std::size_t label_width = layout.width[label];
-  std::vector<std::string> labels =
-      label_lines(format_cell(row.cells[label], columns_[label].format));
+  std::vector<std::string> labels = label_lines(row);
   std::vector<std::string> rest;  // beside the label's lines
   if (!row.note.empty()) {
     rest = lines_of(wrap(row.note, kTextColumns - label_width - kGap.size()));
@@ -181,6 +167,21 @@ void Table::append_row(const Layout& layout, const Row& row, bool colour, std::s
   for (std::size_t i = 0; i < labels.size(); ++i) {
     append_line(out, fmt::format("{:<{}}{}", labels[i], label_width, rest[i]));
   }
+}
+
+// A label that is too wide breaks after commas and colons, at the latest at the width itself.
+std::vector<std::string> Table::label_lines(const Row& row) const {
+  const std::string text = format_cell(row.cells.front(), columns_.front().format);
+  std::string_view label = text;
+  std::vector<std::string> lines;
+  while (label.size() > widest_label_) {
+    const std::size_t stop = label.substr(0, widest_label_).find_last_of(",:");
+    const std::size_t size = stop == std::string_view::npos ? widest_label_ : stop + 1;
+    lines.emplace_back(label.substr(0, size));
+    label.remove_prefix(size);
+  }
+  lines.emplace_back(label);
+  return lines;
 }
 
 std::string Table::csv() const {

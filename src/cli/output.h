@@ -34,13 +34,14 @@ using Cell = std::variant<std::monostate, bool, std::int64_t, double, std::strin
 
 class Table {
  public:
-  explicit Table(std::vector<Column> columns);
+  // Labels, the cells of the first column, wrap beyond `widest_label` characters.
+  explicit Table(std::vector<Column> columns, std::size_t widest_label = 18);
 
   // One cell for each column. With a note, text shows the first cell and the note in place of the
   // others; CSV and JSON show the cells.
   void add_row(std::vector<Cell> cells, std::string note = "");
 
-  // At most 80 columns where notes and the first column allow: they wrap. Colours mark verdicts.
+  // Notes wrap at 80 columns. Colours mark verdicts.
   [[nodiscard]] std::string text(bool colour = false) const;
   [[nodiscard]] std::string csv() const;
   // An array of one object a row; empty cells are left out.
@@ -59,7 +60,10 @@ class Table {
   void append_header(const Layout& layout, std::string& out) const;
   void append_row(const Layout& layout, const Row& row, bool colour, std::string& out) const;
 
+  [[nodiscard]] std::vector<std::string> label_lines(const Row& row) const;
+
   std::vector<Column> columns_;
+  std::size_t widest_label_;
   std::vector<Row> rows_;
 };
 

@@ -266,8 +266,8 @@ std::string run_text(const RunReport& report, bool colour) {
                    : std::string("not compared with the oracle\n\n")) +
          work.text(colour) + fmt::format("waiting for transfers: {}\n", exposed) +
          fmt::format(
-             "memory of the largest rank: {} staging, {} accumulators, {} packing (predicted {}), "
-             "{} workspace\n",
+             "memory of the largest rank: {} staging, {} accumulators, {} packing\n"
+             "  (predicted {} in all), {} workspace beside it\n",
              megabytes(memory.staging_bytes), megabytes(memory.accumulator_bytes),
              megabytes(memory.packing_bytes), megabytes(report.predicted_memory_bytes),
              megabytes(memory.workspace_bytes));

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -11,6 +12,14 @@ namespace {
 
 // Bounds as numbers that can be added to token indices without overflow.
 std::int64_t finite(std::int64_t bound) { return std::clamp(bound, -kUnbounded, kUnbounded); }
+
+// What two bands share is a band: both rectangles, both bounds.
+Band shared_pairs(const Band& a, const Band& b) {
+  Band shared = a;
+  shared.lo = std::max(a.lo, b.lo);
+  shared.hi = std::min(a.hi, b.hi);
+  return clip(shared, b.q, b.k);
+}
 
 // Pairs (x, y) of [0, num_x) x [0, num_y) with y - x <= d.
 std::int64_t pairs_up_to(std::int64_t d, std::int64_t num_x, std::int64_t num_y) {
@@ -42,18 +51,11 @@ class OverlapSweep {
   }
 
   std::optional<std::pair<std::size_t, std::size_t>> run() {
-    std::size_t next_end = 0;
     for (const std::size_t band : by_begin_) {
-      // Bands that end leave in the order of their last rows: the set is only consistent up to
-      // there.
-      for (; bands_[by_end_[next_end]].q.end <= bands_[band].q.begin; ++next_end) {
-        row_ = bands_[by_end_[next_end]].q.end - 1;
-        if (!remove(by_end_[next_end])) return found_;
-      }
-      row_ = bands_[band].q.begin;
-      if (!insert(band)) return found_;
+      if (!remove_until(bands_[band].q.begin) || !insert(band)) return found_;
     }
-    return std::nullopt;
+    (void)remove_until(std::numeric_limits<std::int64_t>::max());
+    return found_;
   }
 
  private:
@@ -69,15 +71,23 @@ class OverlapSweep {
   }
 
   bool disjoint(std::size_t a, std::size_t b) {
-    Band common = bands_[a];
-    common.lo = std::max(bands_[a].lo, bands_[b].lo);
-    common.hi = std::min(bands_[a].hi, bands_[b].hi);
-    if (clip(common, bands_[b].q, bands_[b].k).q.empty()) return true;
+    if (shared_pairs(bands_[a], bands_[b]).q.empty()) return true;
     found_ = std::minmax(a, b);
     return false;
   }
 
+  // Bands that end by `row` leave, in the order of their last rows: the set is ordered only as far
+  // as the bands in it go.
+  bool remove_until(std::int64_t row) {
+    for (; next_end_ < by_end_.size() && bands_[by_end_[next_end_]].q.end <= row; ++next_end_) {
+      row_ = bands_[by_end_[next_end_]].q.end - 1;
+      if (!remove(by_end_[next_end_])) return false;
+    }
+    return true;
+  }
+
   bool insert(std::size_t band) {
+    row_ = bands_[band].q.begin;
     const auto after = active_.lower_bound(band);
     if (after != active_.end() && !disjoint(band, *after)) return false;
     if (after != active_.begin() && !disjoint(band, *std::prev(after))) return false;
@@ -94,6 +104,7 @@ class OverlapSweep {
   std::vector<Band> bands_;            // tight
   std::vector<std::size_t> by_begin_;  // bands with a pair, by first row
   std::vector<std::size_t> by_end_;    // and by last row
+  std::size_t next_end_ = 0;           // of by_end_: the first still to leave
   std::int64_t row_ = 0;
   std::set<std::size_t, RowOrder> active_;
   std::optional<std::pair<std::size_t, std::size_t>> found_;
@@ -178,10 +189,7 @@ void check_mask(const Mask& mask, std::int64_t num_tokens) {
   if (const auto overlap = find_overlap(mask.bands)) {
     const Band& a = mask.bands[overlap->first];
     const Band& b = mask.bands[overlap->second];
-    Band common = a;
-    common.lo = std::max(a.lo, b.lo);
-    common.hi = std::min(a.hi, b.hi);
-    const Band shared = clip(common, b.q, b.k);
+    const Band shared = shared_pairs(a, b);
     const std::int64_t key = std::max(shared.k.begin, shared.q.begin + finite(shared.lo));
     fail_argument(
         "mask: expected disjoint bands, found bands {} and {} both holding query {}, key {}",

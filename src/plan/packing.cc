@@ -1,9 +1,10 @@
+#include "plan/packing.h"
+
 #include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "contextile/plan.h"
 #include "plan/arena.h"
 
 namespace contextile {
@@ -14,9 +15,6 @@ constexpr std::int64_t kPackAlignmentBytes = 64;
 std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kPackAlignmentBytes - 1) / kPackAlignmentBytes * kPackAlignmentBytes;
 }
-
-// Accumulators are fp32; a result that travels narrower is converted in a buffer of its own.
-bool is_packed(const TransferEnd& end) { return is_result(end.kind) && end.wire != Dtype::kF32; }
 
 // The packing buffer of one program while its launches and waits are walked.
 class PackingWalk {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "contextile/plan.h"
+#include "plan/packing.h"
 
 namespace contextile {
 namespace {
@@ -223,7 +224,9 @@ DeviceMemory device_memory(const Plan& plan, std::size_t round_index, std::size_
           unit_bytes(kind, round.blocks.num_tokens(block), plan.shape, 1, Dtype::kF32);
     }
   }
-  memory.packing_bytes = pack_layout(plan, round, *program).size_bytes;
+  if (packs_anything(*program)) {
+    memory.packing_bytes = pack_layout(plan, round, *program).size_bytes;
+  }
   memory.retained_bytes = retained_bytes(plan, round, *program);
   return memory;
 }

@@ -164,26 +164,41 @@ void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport
   begin_ticket_ = begin_ticket;
   poison_ = poison;
   under_way_ = true;
+  guarded([this] {
+    const Stopwatch stopwatch(stats_.total_s);
+    if (num_rounds() == 0) return;
+    start_round();
+    run_->run_until(begin_cut(*round().round, mask_, direction_, plan_->rank));
+  });
+}
+
+template <typename Work>
+void Executor::Handle::Call::guarded(const Work& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    transport_->abort(error.what());
+    under_way_ = false;
+    throw;
+  }
+}
+
+void Executor::Handle::Call::run_remaining() {
   const Stopwatch stopwatch(stats_.total_s);
-  if (num_rounds() == 0) return;
-  start_round();
-  run_->run_until(begin_cut(*round().round, mask_, direction_, plan_->rank));
+  while (round_ < num_rounds()) {
+    run_->run_to_end();
+    finish_round();
+    if (++round_ == num_rounds()) break;
+    barrier(*transport_);
+    start_round();
+  }
+  for (std::size_t h = 0; h < dsink_H_.size(); ++h) {
+    backward_.dsink_H[h] = static_cast<float>(dsink_H_[h]);
+  }
 }
 
 std::unique_ptr<Saved::Buffers> Executor::Handle::Call::finish() {
-  {
-    const Stopwatch stopwatch(stats_.total_s);
-    while (round_ < num_rounds()) {
-      run_->run_to_end();
-      finish_round();
-      if (++round_ == num_rounds()) break;
-      barrier(*transport_);
-      start_round();
-    }
-    for (std::size_t h = 0; h < dsink_H_.size(); ++h) {
-      backward_.dsink_H[h] = static_cast<float>(dsink_H_[h]);
-    }
-  }
+  guarded([this] { run_remaining(); });
   run_.reset();
   under_way_ = false;
   if (direction_ == Direction::kBackward) return nullptr;

@@ -51,6 +51,11 @@ struct Executor::Handle::Call {
   void check_call(std::size_t mask) const;
   void check_forward() const;
   void check_backward(const Saved::Buffers* saved) const;
+  // An exception of `work` ends the call: peers hear of it, and no transfer touches the buffer any
+  // more.
+  template <typename Work>
+  void guarded(const Work& work);
+  void run_remaining();
   void start_round();
   void finish_round();
   void fill_unwritten();

@@ -21,7 +21,9 @@ namespace contextile {
 namespace {
 
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
-constexpr std::int64_t kRowsPerTask = 64;
+// Rows are taken together and keys in chunks, so that K, V and their gradients are read from cache.
+constexpr std::int64_t kRowsPerTask = 32;
+constexpr std::int64_t kChunkKeys = 32;
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
@@ -61,12 +63,30 @@ class RowsOfMask {
     }
   }
 
+  // Calls visit(k) for the keys of row q inside `keys`, bands in order, ascending in a band.
   template <typename Visit>
-  void for_each_key(std::int64_t q, const Visit& visit) const {
+  void for_each_key(std::int64_t q, Range keys, const Visit& visit) const {
     for (const std::uint32_t b : bands_of_row_[at(q)]) {
       const Band& band = mask_.bands[b];
-      const std::int64_t end = std::min(band.k.end, q + band.hi + 1);
-      for (std::int64_t k = std::max(band.k.begin, q + band.lo); k < end; ++k) visit(k);
+      const std::int64_t end = std::min({band.k.end, q + band.hi + 1, keys.end});
+      for (std::int64_t k = std::max({band.k.begin, q + band.lo, keys.begin}); k < end; ++k) {
+        visit(k);
+      }
+    }
+  }
+
+  // Calls visit(chunk) for every chunk of keys that any of the rows may attend, ascending.
+  template <typename Visit>
+  void for_each_chunk(Range rows, const Visit& visit) const {
+    Range keys{std::numeric_limits<std::int64_t>::max(), 0};
+    for (std::int64_t q = rows.begin; q < rows.end; ++q) {
+      for (const std::uint32_t b : bands_of_row_[at(q)]) {
+        keys.begin = std::min(keys.begin, mask_.bands[b].k.begin);
+        keys.end = std::max(keys.end, mask_.bands[b].k.end);
+      }
+    }
+    for (std::int64_t begin = keys.begin; begin < keys.end; begin += kChunkKeys) {
+      visit(Range{begin, std::min(begin + kChunkKeys, keys.end)});
     }
   }
 
@@ -92,10 +112,9 @@ class Oracle {
     result_.lse.assign(at(rows), kEmpty);
     const std::int64_t tasks = (batch_.tokens + kRowsPerTask - 1) / kRowsPerTask;
     tbb::parallel_for(std::int64_t{0}, tasks, [&](std::int64_t task) {
-      std::vector<double> s;
-      const std::int64_t end = std::min((task + 1) * kRowsPerTask, batch_.tokens);
-      for (std::int32_t h = 0; h < shape_.q_heads; ++h) {
-        for (std::int64_t q = task * kRowsPerTask; q < end; ++q) forward_row(q, h, s);
+      const Range tokens = rows_of_task(task);
+      for (std::int32_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+        forward_rows(tokens, kv_head);
       }
     });
   }
@@ -105,11 +124,10 @@ class Oracle {
     result_.dk.assign(batch_.k.size(), 0.0);
     result_.dv.assign(batch_.v.size(), 0.0);
     if (shape_.sink) result_.dsink.assign(at(shape_.q_heads), 0.0);
+    const std::int64_t tasks = (batch_.tokens + kRowsPerTask - 1) / kRowsPerTask;
     tbb::parallel_for(std::int32_t{0}, shape_.kv_heads, [&](std::int32_t kv_head) {
-      for (std::int64_t q = 0; q < batch_.tokens; ++q) {
-        for (std::int32_t i = 0; i < heads_per_kv_; ++i) {
-          backward_row(q, kv_head * heads_per_kv_ + i, kv_head);
-        }
+      for (std::int64_t task = 0; task < tasks; ++task) {
+        backward_rows(rows_of_task(task), kv_head);
       }
     });
   }
@@ -132,33 +150,82 @@ class Oracle {
     return shape_.softcap == 0 ? s : shape_.softcap * std::tanh(s / shape_.softcap);
   }
 
-  // The sink takes part as a key with that score and the value 0.
-  void forward_row(std::int64_t t, std::int32_t h, std::vector<double>& s) {
-    const std::int32_t kv_head = h / heads_per_kv_;
-    s.clear();
-    rows_.for_each_key(t, [&](std::int64_t k) { s.push_back(score(q_row(t, h), k, kv_head)); });
-    double largest = shape_.sink ? batch_.sink[at(h)] : kEmpty;
-    for (const double x : s) largest = std::max(largest, x);
-    if (largest == kEmpty) return;
-    double sum = shape_.sink ? std::exp(batch_.sink[at(h)] - largest) : 0.0;
-    for (const double x : s) sum += std::exp(x - largest);
-    const double lse = largest + std::log(sum);
-    result_.lse[at(t * shape_.q_heads + h)] = lse;
-    double* out = result_.out.data() + o_offset(t, h);
-    std::size_t i = 0;
-    rows_.for_each_key(t, [&](std::int64_t k) {
-      axpy(out, std::exp(s[i++] - lse), batch_.v.data() + v_offset(k, kv_head), shape_.value_dim);
+  Range rows_of_task(std::int64_t task) const {
+    return {task * kRowsPerTask, std::min((task + 1) * kRowsPerTask, batch_.tokens)};
+  }
+
+  // Calls visit(t, h, index) for every row of the tokens and every query head that reads the KV
+  // head.
+  template <typename Visit>
+  void for_each_row(Range tokens, std::int32_t kv_head, const Visit& visit) const {
+    std::size_t index = 0;
+    for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
+      for (std::int32_t i = 0; i < heads_per_kv_; ++i) {
+        visit(t, kv_head * heads_per_kv_ + i, index++);
+      }
+    }
+  }
+
+  // Scores of all rows, their LSE, then the values under the weights.
+  void forward_rows(Range tokens, std::int32_t kv_head) {
+    std::vector<std::vector<double>> scores(at(tokens.size() * heads_per_kv_));
+    rows_.for_each_chunk(tokens, [&](Range chunk) {
+      for_each_row(tokens, kv_head, [&](std::int64_t t, std::int32_t h, std::size_t row) {
+        rows_.for_each_key(t, chunk, [&](std::int64_t k) {
+          scores[row].push_back(score(q_row(t, h), k, kv_head));
+        });
+      });
+    });
+    for_each_row(tokens, kv_head, [&](std::int64_t t, std::int32_t h, std::size_t row) {
+      result_.lse[at(t * shape_.q_heads + h)] = lse_of(scores[row], h);
+    });
+    std::vector<std::size_t> used(scores.size());
+    rows_.for_each_chunk(tokens, [&](Range chunk) {
+      for_each_row(tokens, kv_head, [&](std::int64_t t, std::int32_t h, std::size_t row) {
+        const double lse = result_.lse[at(t * shape_.q_heads + h)];
+        double* out = result_.out.data() + o_offset(t, h);
+        rows_.for_each_key(t, chunk, [&](std::int64_t k) {
+          axpy(out, std::exp(scores[row][used[row]++] - lse),
+               batch_.v.data() + v_offset(k, kv_head), shape_.value_dim);
+        });
+      });
     });
   }
 
-  void backward_row(std::int64_t t, std::int32_t h, std::int32_t kv_head) {
+  // The sink takes part as a key with that score (and the value 0).
+  double lse_of(const std::vector<double>& scores, std::int32_t h) const {
+    double largest = shape_.sink ? batch_.sink[at(h)] : kEmpty;
+    for (const double s : scores) largest = std::max(largest, s);
+    if (largest == kEmpty) return kEmpty;
+    double sum = shape_.sink ? std::exp(batch_.sink[at(h)] - largest) : 0.0;
+    for (const double s : scores) sum += std::exp(s - largest);
+    return largest + std::log(sum);
+  }
+
+  void backward_rows(Range tokens, std::int32_t kv_head) {
+    std::vector<double> deltas(at(tokens.size() * heads_per_kv_));
+    for_each_row(tokens, kv_head, [&](std::int64_t t, std::int32_t h, std::size_t row) {
+      deltas[row] = dot(batch_.dout.data() + o_offset(t, h), result_.out.data() + o_offset(t, h),
+                        shape_.value_dim);
+      const double lse = result_.lse[at(t * shape_.q_heads + h)];
+      if (shape_.sink) {
+        result_.dsink[at(h)] -= std::exp(batch_.sink[at(h)] - lse) * deltas[row];
+      }
+    });
+    rows_.for_each_chunk(tokens, [&](Range chunk) {
+      for_each_row(tokens, kv_head, [&](std::int64_t t, std::int32_t h, std::size_t row) {
+        backward_row(t, h, kv_head, chunk, deltas[row]);
+      });
+    });
+  }
+
+  void backward_row(std::int64_t t, std::int32_t h, std::int32_t kv_head, Range chunk,
+                    double delta) {
     const double lse = result_.lse[at(t * shape_.q_heads + h)];
-    if (lse == kEmpty) return;
     const double* d_o = batch_.dout.data() + o_offset(t, h);
-    const double delta = dot(d_o, result_.out.data() + o_offset(t, h), shape_.value_dim);
     const double* q = q_row(t, h);
     double* dq = result_.dq.data() + (q - batch_.q.data());
-    rows_.for_each_key(t, [&](std::int64_t k) {
+    rows_.for_each_key(t, chunk, [&](std::int64_t k) {
       const double s = score(q, k, kv_head);
       const double p = std::exp(s - lse);
       const double dp = dot(d_o, batch_.v.data() + v_offset(k, kv_head), shape_.value_dim);
@@ -168,7 +235,6 @@ class Oracle {
       axpy(result_.dk.data() + k_offset(k, kv_head), ds, q, shape_.head_dim);
       axpy(result_.dv.data() + v_offset(k, kv_head), p, d_o, shape_.value_dim);
     });
-    if (shape_.sink) result_.dsink[at(h)] -= std::exp(batch_.sink[at(h)] - lse) * delta;
   }
 
   const BatchTensors& batch_;

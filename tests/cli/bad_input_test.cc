@@ -50,16 +50,27 @@ TEST_F(BadInput, SuperfluousArgument) {
 
 TEST_F(BadInput, OptionWithoutItsValue) {
   expect_bad_input(contextile({"plan", "-o", path("p.plan"), "--tokens"}),
-                   {"--tokens", "required"});
+                   {"--tokens: expected a value, found none"});
+}
+
+TEST_F(BadInput, EmptyValues) {
+  for (const char* option : {"--mask", "--mask-file", "--cluster", "--strategy", "--layout",
+                             "--dataset", "--dtype", "--tokens"}) {
+    expect_bad_input(plan_with({option, ""}),
+                     {std::string(option) + ": expected a value, found ''"});
+  }
+  expect_bad_input(contextile({"plan", "-o", "", "--dataset", "prolong"}), {"--output"});
 }
 
 TEST_F(BadInput, RequiredOptionsAreRequired) {
-  expect_bad_input(contextile({"plan", "--dataset", "prolong"}), {"--output", "required"});
-  expect_bad_input(contextile({"verify"}), {"PLAN", "required"});
+  expect_bad_input(contextile({"plan", "--dataset", "prolong"}),
+                   {"--output: expected, found none"});
+  expect_bad_input(contextile({"verify"}), {"PLAN: expected, found none"});
 }
 
 TEST_F(BadInput, OptionGivenTwice) {
-  expect_bad_input(plan_with({"--heads", "4", "--heads", "8"}), {"--heads"});
+  expect_bad_input(plan_with({"--heads", "4", "--heads", "8"}),
+                   {"--heads: expected once, found again"});
 }
 
 TEST_F(BadInput, NumbersOfEveryOption) {

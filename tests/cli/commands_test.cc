@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -407,6 +408,26 @@ TEST_F(Commands, OutputsThatCannotBeWrittenAreTheEnvironmentsFault) {
   const Outcome exported = contextile({"export", plan, "-o", path("no/such/folder.json")});
   EXPECT_EQ(exported.exit_code, 3) << exported.err;
   EXPECT_EQ(contextile({"export", plan, "-o", "/dev/full"}).exit_code, 3);
+}
+
+TEST_F(Commands, RanksThatStallAreTheEnvironmentsFault) {
+  // One rank computes for much longer than the millisecond the other one waits.
+  const std::string plan = path("stall.plan");
+  EXPECT_EQ(contextile({"plan", "-o", plan, "--strategy", "ring", "--lengths", file("l", "1500"),
+                        "--heads", "8", "--kv-heads", "8", "--cluster", "local:1x2"})
+                .exit_code,
+            0);
+  const Outcome outcome = contextile({"run", plan, "--no-compare", "--timeout", "0.001"});
+  EXPECT_EQ(outcome.exit_code, 3) << outcome.out;
+  EXPECT_EQ(outcome.err.rfind("contextile: error: ", 0), 0U) << outcome.err;
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("rank"));
+}
+
+TEST_F(Commands, CsvQuotesFieldsWithCommas) {
+  const std::string csv =
+      output(joined({"compare", "--csv", "--strategy", "magi:chunk=32,stages=2"}, small()));
+  EXPECT_THAT(csv, HasSubstr("\n\"magi:chunk=32,stages=2\","));
 }
 
 TEST_F(Commands, OutputIsNotColouredUnlessOnATerminal) {

@@ -13,7 +13,7 @@ namespace contextile {
 namespace {
 
 // For the shell.
-std::string quoted(std::string_view argument) {
+std::string shell_quoted(std::string_view argument) {
   std::string text = "'";
   for (const char c : argument) {
     if (c == '\'') {
@@ -45,9 +45,9 @@ std::string ProgramTest::read(const std::string& path) {
 }
 
 Outcome ProgramTest::contextile(const std::vector<std::string>& arguments) const {
-  std::string command = quoted(CONTEXTILE_PROGRAM);
-  for (const std::string& argument : arguments) command += " " + quoted(argument);
-  command += fmt::format(" >{} 2>{}", quoted(path("stdout")), quoted(path("stderr")));
+  std::string command = shell_quoted(CONTEXTILE_PROGRAM);
+  for (const std::string& argument : arguments) command += " " + shell_quoted(argument);
+  command += fmt::format(" >{} 2>{}", shell_quoted(path("stdout")), shell_quoted(path("stderr")));
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("stdout")), read(path("stderr"))};
 }

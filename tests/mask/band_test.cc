@@ -120,6 +120,45 @@ TEST(FindOverlap, FindsTheOnePairThatTwoOfManyBandsShare) {
   }
 }
 
+// Disjoint bands of which one grows a little: most overlaps are of two bands only.
+TEST(FindOverlap, FindsWhatOneBandsGrowthTouches) {
+  constexpr std::int64_t kSize = 20;
+  int overlapping = 0;
+  for (std::uint64_t seed = 0; seed < 8000; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(seed);
+    std::vector<Band> bands;
+    for (int attempt = 0; attempt < 12; ++attempt) {
+      bands.push_back(random_band(rng, kSize, kSize));
+      const DenseMask dense = dense_of_bands(bands, kSize, kSize);
+      if (std::ranges::max(dense.counts) > 1) bands.pop_back();
+    }
+    ASSERT_EQ(find_overlap(bands), std::nullopt);
+    if (bands.empty()) continue;
+    Band& band = bands[rng.next() % bands.size()];
+    const std::int64_t by = random_between(rng, 1, 4);
+    switch (rng.next() % 4) {
+      case 0:
+        band.lo -= by;
+        break;
+      case 1:
+        band.hi += by;
+        break;
+      case 2:
+        band.k.end = std::min(band.k.end + by, kSize);
+        break;
+      default:
+        band.q.end = std::min(band.q.end + by, kSize);
+        break;
+    }
+    const DenseMask dense = dense_of_bands(bands, kSize, kSize);
+    const bool expected = std::ranges::max(dense.counts) > 1;
+    overlapping += expected ? 1 : 0;
+    ASSERT_EQ(find_overlap(bands).has_value(), expected);
+  }
+  EXPECT_GT(overlapping, 300);
+}
+
 TEST(FindOverlap, FindsTwoBandsThatMeetOnceTheOneBetweenThemHasEnded) {
   const std::vector<Band> bands = {
       {{0, 10}, {0, 10}, -kUnbounded, 0}, {{0, 3}, {3, 5}}, {{1, 10}, {6, 8}}};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "contextile/runtime.h"
+#include "runtime/begin_cut.h"
 #include "runtime/executor_testing.h"
 #include "runtime/host_tensor.h"
 #include "runtime/plan_execution.h"
@@ -120,21 +121,23 @@ ArrangedDirection gather_keys(const ArrangedRound& round, Direction direction) {
 
 PlanPtr plan_with_roles(bool with_sink) {
   Workload workload;
-  workload.sequences = {{0, 12}};
+  workload.sequences = {{0, 15}};
   workload.shape = {
       .q_heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 8, .dtype = Dtype::kF32};
   workload.shape.sink = with_sink;
-  // Tokens 0 … 4 are a cached prefix, 5 … 8 ordinary, 9 … 11 queries only; row 11 attends nothing.
+  // Tokens 0 … 4 are a cached prefix, 5 … 8 ordinary, 9 … 11 queries only; row 11 attends nothing,
+  // and the block of 12 … 14 neither attends nor is attended.
   workload.masks = {{"cached", 1, Mask{{{{5, 9}, {0, 9}, -kUnbounded, 0}, {{9, 11}, {2, 9}}}}}};
   workload.roles = {{{0, 5}, Role::kKvOnly}, {{9, 12}, Role::kQOnly}};
-  workload.positions = {{{0, 12}, 0, 0}};
+  workload.positions = {{{0, 15}, 0, 0}};
   Cluster cluster;
   cluster.devices_per_node = 3;  // rank 2 owns nothing
   ArrangedRound round;
   round.blocks.add({0, 5}, Role::kKvOnly);
   round.blocks.add({5, 9});
   round.blocks.add({9, 12}, Role::kQOnly);
-  round.owners = {Rank{0}, Rank{1}, Rank{0}};
+  round.blocks.add({12, 15});
+  round.owners = {Rank{0}, Rank{1}, Rank{0}, Rank{1}};
   round.masks = {workload.masks[0].mask};
   round.programs.push_back(
       {gather_keys(round, Direction::kForward), gather_keys(round, Direction::kBackward), {}});
@@ -144,14 +147,14 @@ PlanPtr plan_with_roles(bool with_sink) {
   return shared(build_plan(workload, cluster, arrangement));
 }
 
-TEST(Executor, BlocksWithoutQueriesOrKeysComeOutEmpty) {
+TEST(Executor, BlocksWithoutQueriesKeysOrTilesComeOutEmpty) {
   for (const bool with_sink : {false, true}) {
     SCOPED_TRACE(with_sink ? "with sink" : "without sink");
     const PlanPtr plan = plan_with_roles(with_sink);
     expect_equals_oracle(plan, 0, 2e-6);
     const OracleResult found = execute(plan, 0);
     const BatchTensors batch = inputs_of(*plan, 0);
-    for (const std::size_t token : {0U, 4U, 11U}) {
+    for (const std::size_t token : {0U, 4U, 11U, 12U, 14U}) {
       for (std::size_t h = 0; h < 4; ++h) {
         EXPECT_EQ(found.lse[token * 4 + h],
                   with_sink ? batch.sink[h] : -std::numeric_limits<double>::infinity());
@@ -159,7 +162,7 @@ TEST(Executor, BlocksWithoutQueriesOrKeysComeOutEmpty) {
         EXPECT_EQ(found.dq[(token * 4 + h) * 8], 0);
       }
     }
-    for (const std::size_t token : {9U, 11U}) EXPECT_EQ(found.dk[token * 2 * 8], 0);
+    for (const std::size_t token : {9U, 11U, 12U, 14U}) EXPECT_EQ(found.dk[token * 2 * 8], 0);
     const RunReport report = run_plan(plan);
     EXPECT_TRUE(report.ok()) << report_text(report);
   }
@@ -246,6 +249,51 @@ TEST(Executor, TwoCallsInFlightGiveTheSameBitsAsOneAfterAnother) {
     }
   }
   EXPECT_GT(executed, 30);
+}
+
+// A program of launches (send to or receive from one peer) and waits.
+struct Step {
+  enum class What { kSend, kReceive, kWait } what;
+  std::int32_t peer_or_id;
+};
+Program program_of_steps(const std::vector<Step>& steps) {
+  Program program;
+  std::int32_t id = 0;
+  for (const Step& step : steps) {
+    if (step.what == Step::What::kWait) {
+      program.instructions.emplace_back(WaitOp{step.peer_or_id});
+      continue;
+    }
+    LaunchOp launch;
+    launch.id = id++;
+    TransferEnd end;
+    end.peer = Rank{step.peer_or_id};
+    (step.what == Step::What::kSend ? launch.sends : launch.recvs).push_back(end);
+    program.instructions.emplace_back(launch);
+  }
+  return program;
+}
+
+TEST(BeginCut, BeginsNoMessageWhoseOtherEndComesAfterAWait) {
+  using enum Step::What;
+  PlanRound round;
+  const auto add_rank = [&](const std::vector<Step>& steps) {
+    round.devices.push_back({{}, {ProgramPair{program_of_steps(steps), std::nullopt}}});
+  };
+  // Rank 1 waits for rank 2 before it takes rank 0's second message, so rank 0 may begin one only;
+  // and then rank 3 must not begin to receive what rank 0 sends it after that.
+  add_rank({{kSend, 1}, {kSend, 1}, {kSend, 3}, {kWait, 0}, {kWait, 1}, {kWait, 2}});
+  add_rank({{kReceive, 0}, {kReceive, 2}, {kWait, 1}, {kReceive, 0}, {kWait, 0}, {kWait, 2}});
+  add_rank({{kSend, 1}, {kWait, 0}});
+  add_rank({{kReceive, 0}, {kWait, 0}});
+  const auto cut = [&](std::int32_t rank) {
+    return begin_cut(round, 0, Direction::kForward, Rank{rank});
+  };
+  EXPECT_EQ(cut(0), 1);
+  EXPECT_EQ(cut(1), 2);
+  EXPECT_EQ(cut(2), 1);
+  EXPECT_EQ(cut(3), 0);
+  EXPECT_EQ(begin_cut(round, 0, Direction::kBackward, Rank{0}), 0);
 }
 
 TEST(Executor, CountsBytesAndMemory) {

@@ -329,6 +329,25 @@ TEST_P(TransportConformance, LeavingWithoutWaitingIsAFailure) {
   EXPECT_THAT(message, HasSubstr("rank 0 left the group"));
 }
 
+// For the address and thread sanitizers: nobody copies from or into a rank that has given up.
+TEST_P(TransportConformance, ARankMayFreeItsMemoryOnceItHasGivenUp) {
+  for (int turn = 0; turn < 20; ++turn) {
+    static_cast<void>(failure_of(2, [turn](Transport& transport) {
+      std::vector<std::byte> bytes(1 << 20);
+      const bool sends = transport.rank().value == turn % 2;
+      const std::vector<Message> message = one(Rank{1 - transport.rank().value}, whole(bytes));
+      const std::int64_t ticket =
+          sends ? transport.launch(message, {}) : transport.launch({}, message);
+      if (transport.rank().value == 0) {
+        transport.abort("enough");
+        std::fill(bytes.begin(), bytes.end(), std::byte{1});
+        return;
+      }
+      transport.wait(ticket);
+    }));
+  }
+}
+
 TEST_P(TransportConformance, NothingStartsInAGroupThatHasFailed) {
   static_cast<void>(failure_of(2, [](Transport& transport) {
     transport.abort("no more");

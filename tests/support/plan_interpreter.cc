@@ -457,6 +457,10 @@ ToyBatch::ToyBatch(const Plan& plan, std::uint64_t seed)
 
 std::optional<std::string> ToyBatch::difference(const Plan& plan) const try {
   if (plan.num_tokens() != num_tokens_) return "another number of tokens";
+  if (plan.shape.q_heads != shape_.q_heads || plan.shape.kv_heads != shape_.kv_heads ||
+      plan.shape.head_dim != shape_.head_dim || plan.shape.value_dim != shape_.value_dim) {
+    return "another shape";
+  }
   const auto [q_heads, kv_heads, D, Dv] =
       std::array{shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.value_dim};
   for (std::size_t m = 0; m < expected_.size(); ++m) {

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "contextile/plan.h"
 #include "support/plan_support.h"
@@ -11,13 +12,24 @@ namespace contextile {
 
 struct PlanMutation {
   std::string_view name;
-  // False if the plan has nothing to change or the change would change nothing.
+  // False if the plan has nothing to change or the change would change nothing. Throws
+  // std::out_of_range on plans that lack a part every valid one has.
   bool (*apply)(Plan& plan, Chance& chance);
 };
 
-// All of them: tiles, transfers, instructions, slots (plan_mutations.cc), and everything around the
-// programs (plan_mutations_round.cc).
-[[nodiscard]] std::span<const PlanMutation> program_mutations();
+// Tiles and transfers.
+[[nodiscard]] std::span<const PlanMutation> tile_mutations();
+// Instructions, reduce and copy, staging slots, retained inputs.
+[[nodiscard]] std::span<const PlanMutation> instruction_mutations();
+// What stands around the programs: blocks, owners, masks, devices, limits, cluster.
 [[nodiscard]] std::span<const PlanMutation> round_mutations();
+
+[[nodiscard]] inline std::vector<PlanMutation> all_mutations() {
+  std::vector<PlanMutation> all;
+  for (const auto part : {tile_mutations(), instruction_mutations(), round_mutations()}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
 
 }  // namespace contextile

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "support/plan_mutations.h"
+#include "support/plan_places.h"
 
 namespace contextile {
 namespace {
@@ -44,8 +45,6 @@ bool change_blocks(Plan& plan, Chance& chance, Change change) {
   round.blocks = blocking;
   return true;
 }
-
-std::int32_t step(Chance& chance) { return chance.one_in(2) ? 1 : -1; }
 
 bool move_block_edge(Plan& plan, Chance& chance) {
   return change_blocks(plan, chance, [&](std::vector<Block>& blocks) {
@@ -167,13 +166,7 @@ bool change_layers(Plan& plan, Chance& chance) {
   return true;
 }
 bool rename_mask(Plan& plan, Chance& chance) {
-  chance.pick(chance.pick(plan.rounds).masks).name = plan.rounds.front().masks.back().name + "?";
-  return true;
-}
-bool swap_masks(Plan& plan, Chance& chance) {
-  auto& masks = chance.pick(plan.rounds).masks;
-  if (masks.size() < 2) return false;
-  std::swap(masks.front().mask, masks.back().mask);
+  chance.pick(chance.pick(plan.rounds).masks).name = "renamed";
   return true;
 }
 bool swap_programs_of_masks(Plan& plan, Chance& chance) {
@@ -183,7 +176,8 @@ bool swap_programs_of_masks(Plan& plan, Chance& chance) {
   return true;
 }
 bool drop_program(Plan& plan, Chance& chance) {
-  chance.pick(chance.pick(plan.rounds).devices).programs.pop_back();
+  auto& programs = chance.pick(chance.pick(plan.rounds).devices).programs;
+  programs.resize(chance.below(programs.size()));
   return true;
 }
 // On one of several ranks only: a plan may lack a direction as a whole.
@@ -197,8 +191,8 @@ bool drop_direction(Plan& plan, Chance& chance) {
 }
 bool swap_programs_of_ranks(Plan& plan, Chance& chance) {
   auto& devices = chance.pick(plan.rounds).devices;
-  ProgramPair& a = chance.pick(devices).programs.front();
-  ProgramPair& b = chance.pick(devices).programs.front();
+  ProgramPair& a = chance.pick(devices).programs.at(0);
+  ProgramPair& b = chance.pick(devices).programs.at(0);
   if (a == b) return false;
   if (chance.one_in(2)) {
     std::swap(a.forward, b.forward);
@@ -216,7 +210,8 @@ bool swap_devices(Plan& plan, Chance& chance) {
   return true;
 }
 bool drop_device(Plan& plan, Chance& chance) {
-  chance.pick(plan.rounds).devices.pop_back();
+  auto& devices = chance.pick(plan.rounds).devices;
+  devices.resize(chance.below(devices.size()));
   return true;
 }
 
@@ -287,8 +282,11 @@ bool change_cluster(Plan& plan, Chance& chance) {
   (chance.one_in(2) ? plan.nodes : plan.devices_per_node) += step(chance);
   return true;
 }
-bool change_heads(Plan& plan, Chance& chance) {
-  (chance.one_in(2) ? plan.shape.q_heads : plan.shape.kv_heads) *= chance.one_in(2) ? 3 : 0;
+// Only to what no shape can be: other heads or dims are just another model.
+bool break_shape(Plan& plan, Chance& chance) {
+  AttentionShape& shape = plan.shape;
+  const std::array extents = {&shape.q_heads, &shape.kv_heads, &shape.head_dim, &shape.value_dim};
+  *extents[chance.below(extents.size())] = static_cast<std::int32_t>(chance.between(-1, 0));
   return true;
 }
 bool change_dtype(Plan& plan, Chance& chance) {
@@ -315,7 +313,6 @@ constexpr PlanMutation kMutations[] = {
     {"duplicate_band", duplicate_band},
     {"change_layers", change_layers},
     {"rename_mask", rename_mask},
-    {"swap_masks", swap_masks},
     {"swap_programs_of_masks", swap_programs_of_masks},
     {"drop_program", drop_program},
     {"drop_direction", drop_direction},
@@ -333,7 +330,7 @@ constexpr PlanMutation kMutations[] = {
     {"lower_memory_limit", lower_memory_limit},
     {"change_head_groups", change_head_groups},
     {"change_cluster", change_cluster},
-    {"change_heads", change_heads},
+    {"break_shape", break_shape},
     {"change_dtype", change_dtype},
 };
 

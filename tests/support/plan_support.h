@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,8 +27,11 @@ class Chance {
     return low +
            static_cast<std::int64_t>(rng_.next() % static_cast<std::uint64_t>(high - low + 1));
   }
-  // Uniform in [0, size); size > 0.
-  [[nodiscard]] std::size_t below(std::size_t size) { return rng_.next() % size; }
+  // Uniform in [0, size). Throws std::out_of_range when there is nothing to choose from.
+  [[nodiscard]] std::size_t below(std::size_t size) {
+    if (size == 0) throw std::out_of_range("nothing to choose from");
+    return rng_.next() % size;
+  }
   [[nodiscard]] bool one_in(std::int64_t n) { return between(1, n) == 1; }
   template <typename Items>
   [[nodiscard]] auto& pick(Items& items) {
