@@ -21,7 +21,7 @@ namespace {
 constexpr double kLargestError = 1e-5;  // fp32, against fp64
 
 AttentionShape bench_shape() {
-  return {.q_heads = 8, .kv_heads = 2, .head_dim = 128, .value_dim = 128, .dtype = Dtype::kF32};
+  return {.q_heads = 8, .kv_heads = 4, .head_dim = 128, .value_dim = 128, .dtype = Dtype::kF32};
 }
 
 Workload causal(std::int64_t tokens) {

@@ -33,6 +33,7 @@ Prefix prefix_of(const Program& program) {
 
 std::vector<Rank> peers(const std::vector<TransferEnd>& ends) {
   std::vector<Rank> peers;
+  peers.reserve(ends.size());
   for (const TransferEnd& end : ends) peers.push_back(end.peer);
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());

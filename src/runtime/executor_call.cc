@@ -241,7 +241,7 @@ void Executor::Handle::Call::start_round() {
                     as_stats(slice(deltas, row, tokens, 0, shape.q_heads)));
     }
   }
-  if (poison_) {
+  if (poison_ && program().total_bytes > 0) {
     std::memset(buffer_->data(), 0xff, static_cast<std::size_t>(program().total_bytes));
   }
   run_.emplace(*plan_, round(), round().masks[mask_], direction_, inputs_, buffer_->data(),

@@ -36,12 +36,12 @@ class HostTensor {
 
   // Rows of a [T, heads, dim] array of doubles: row n of the tensor is row tokens[n] of the array.
   void gather(std::span<const double> array, std::span<const std::int64_t> tokens) {
-    const auto row = static_cast<std::size_t>(heads_ * dim_);
+    const auto row = static_cast<std::size_t>(heads_) * static_cast<std::size_t>(dim_);
     std::vector<float> values(static_cast<std::size_t>(dim_));
     for (std::size_t n = 0; n < tokens.size(); ++n) {
       for (std::int32_t h = 0; h < heads_; ++h) {
         const std::size_t from =
-            static_cast<std::size_t>(tokens[n]) * row + static_cast<std::size_t>(h * dim_);
+            static_cast<std::size_t>(tokens[n]) * row + static_cast<std::size_t>(h) * values.size();
         for (std::size_t d = 0; d < values.size(); ++d) {
           values[d] = static_cast<float>(array[from + d]);
         }
@@ -50,11 +50,11 @@ class HostTensor {
     }
   }
   void scatter(std::span<double> array, std::span<const std::int64_t> tokens) {
-    const auto row = static_cast<std::size_t>(heads_ * dim_);
+    const auto row = static_cast<std::size_t>(heads_) * static_cast<std::size_t>(dim_);
     for (std::size_t n = 0; n < tokens.size(); ++n) {
       for (std::int32_t h = 0; h < heads_; ++h) {
-        const std::size_t to =
-            static_cast<std::size_t>(tokens[n]) * row + static_cast<std::size_t>(h * dim_);
+        const std::size_t to = static_cast<std::size_t>(tokens[n]) * row +
+                               static_cast<std::size_t>(h) * static_cast<std::size_t>(dim_);
         read_row(view(), static_cast<std::int64_t>(n), h,
                  array.subspan(to, static_cast<std::size_t>(dim_)));
       }

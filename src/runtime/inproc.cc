@@ -78,6 +78,7 @@ std::vector<std::unique_ptr<Transport>> make_inproc_group(std::int32_t num_ranks
                                                           const InprocOptions& options) {
   const auto group = std::make_shared<InprocGroup>(num_ranks, options);
   std::vector<std::unique_ptr<Transport>> transports;
+  transports.reserve(static_cast<std::size_t>(group->size()));
   for (std::int32_t r = 0; r < num_ranks; ++r) {
     transports.push_back(std::make_unique<InprocTransport>(group, Rank{r}));
   }

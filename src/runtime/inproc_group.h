@@ -104,7 +104,7 @@ class InprocGroup {
     return channels_[src.index() * ranks_.size() + dst.index()];
   }
   void check_message(Rank rank, const Message& message, std::string_view what) const;
-  void post(const EndOfLaunch& end, std::vector<Transfer>& ready);
+  void post(const EndOfLaunch& posted, std::vector<Transfer>& ready);
   void begin_copy(const Transfer& transfer);
   void finish_copy(const Transfer& transfer);
   void run_delayed();

@@ -10,8 +10,8 @@
 namespace contextile {
 
 std::span<const AttentionKernel* const> kernels() {
-  static const std::array<const AttentionKernel*, 1> kKernels = {&reference_kernel()};
-  return kKernels;
+  static const std::array<const AttentionKernel*, 1> all = {&reference_kernel()};
+  return all;
 }
 
 const AttentionKernel& find_kernel(std::string_view name) {

@@ -154,12 +154,14 @@ void ProgramRun::execute(const ReduceOp& op) {
   for (const SlotId src : op.srcs) srcs.push_back(unit(op.kind, op.block, op.group, src));
   if (op.kind == Kind::kO) {
     std::vector<PartialOutput> partials;
+    partials.reserve(srcs.size());
     for (const UnitView& src : srcs) partials.push_back(as_partial(src));
     merge_outputs(as_partial(dst), partials);
     return;
   }
   for (std::size_t p = 0; p < dst.num_parts; ++p) {
     std::vector<TensorView> parts;
+    parts.reserve(srcs.size());
     for (const UnitView& src : srcs) parts.push_back(src.parts[p]);
     sum_tensors(dst.parts[p], parts);
   }
