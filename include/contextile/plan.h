@@ -286,6 +286,7 @@ struct PlanStats {
 // --------------------------------------------------------------------------------- plan files
 
 // Bytes of a plan file (docs/plan-format.md). The digest in the file is plan.digest.
+// Throws InvalidPlan when plan.digest is not compute_digest(plan), or ids do not fit the plan.
 [[nodiscard]] std::vector<std::uint8_t> serialize(const Plan& plan);
 // Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where` names
 // the source in messages.

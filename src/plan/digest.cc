@@ -1,10 +1,11 @@
+#include "plan/plan_file.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <array>
 
 #include "base/check.h"
-#include "plan/plan_file.h"
 
 namespace contextile {
 

@@ -1,4 +1,3 @@
-#include <type_traits>
 #include <variant>
 
 #include "plan/program_codec.h"

@@ -54,7 +54,7 @@ PlanMachine::PlanMachine(const RoundFacts& facts, const MaskFacts& mask,
 
 bool PlanMachine::run() {
   for (std::size_t r = programs_.size(); r-- > 0;) {
-    awake_.push_back(Rank{static_cast<std::int32_t>(r)});
+    awake_.emplace_back(static_cast<std::int32_t>(r));
   }
   while (!awake_.empty()) {
     const Rank rank = awake_.back();

@@ -16,7 +16,8 @@ namespace {
 constexpr std::int32_t kMaxShapeExtent = 1 << 20;
 constexpr std::int64_t kMaxStagingTokens = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
-constexpr std::int64_t kMaxUnits = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxPairs = std::int64_t{1} << 61;  // sums of a few stay inside 64 bits
+constexpr std::int64_t kMaxUnits = std::int64_t{1} << 22;
 
 bool is_kind(Kind kind) { return static_cast<int>(kind) < kNumKinds; }
 bool is_dtype(Dtype dtype) { return dtype <= Dtype::kF16; }
@@ -214,7 +215,12 @@ bool check_mask_bands(const RoundFacts& facts, Findings& findings) {
     const std::int64_t before_bands = findings.num_violations();
     for (std::size_t b = 0; b < named.mask.bands.size(); ++b) {
       const Band& band = named.mask.bands[b];
-      if (inside(band.q) && inside(band.k)) continue;
+      if (inside(band.q) && inside(band.k)) {
+        if (band.k.empty() || band.q.size() <= kMaxPairs / band.k.size()) continue;
+        findings.violation(place, "band {}: {} x {} pairs are too many to count", b, band.q.size(),
+                           band.k.size());
+        continue;
+      }
       findings.violation(place, "band {}: queries [{}, {}), keys [{}, {}) are not inside [0, {})",
                          b, band.q.begin, band.q.end, band.k.begin, band.k.end, num_tokens);
     }

@@ -168,7 +168,7 @@ TEST(JsonExport, NamesRolesDtypesAndEveryOperation) {
   const Range two[] = {{6, 8}, {4, 5}};
   plan.rounds[0].blocks.add(two, Role::kQOnly);
   plan.rounds[0].blocks.add({5, 6});
-  plan.rounds[0].devices[1].programs[0].forward->instructions.push_back(
+  plan.rounds[0].devices[1].programs[0].forward->instructions.emplace_back(
       CopyOp{Kind::kKv, BlockId{0}, GroupId{0}, SlotId{3}, SlotId{4}});
   const Json round = Json::parse(exported(plan))["rounds"][0];
   EXPECT_EQ(round["blocks"][0]["role"], "kv_only");

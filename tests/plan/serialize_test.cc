@@ -252,7 +252,7 @@ TEST(Digest, ChangesWithEveryField) {
       [&](Plan& p) { std::get<WaitOp>(forward(p, 1).instructions[2]).id = 3; },
       [&](Plan& p) { std::get<ReduceOp>(forward(p, 1).instructions[5]).srcs.pop_back(); },
       [&](Plan& p) {
-        forward(p, 1).instructions.push_back(
+        forward(p, 1).instructions.emplace_back(
             CopyOp{Kind::kO, BlockId{1}, GroupId{0}, SlotId{0}, SlotId{2}});
       },
   };

@@ -12,7 +12,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "base/rng.h"
 #include "support/toy_attention.h"
 
 namespace contextile {
@@ -25,26 +24,27 @@ constexpr double kTolerance = 1e-9;
 // ------------------------------------------------------------------------------- memory
 
 // Heads of one group and how a row of each kind is laid out: head after head, of each
-// q: D; kv: D + Dv; o: Dv + LSE; do: Dv + LSE + delta; dq: D; dkv: D + Dv.
+// q: head_dim; kv: head_dim + value_dim; o: value_dim + LSE; do: value_dim + LSE + delta; dq:
+// head_dim; dkv: head_dim + value_dim.
 struct RowLayout {
   std::int32_t q_heads;
   std::int32_t kv_heads;
-  std::int32_t D;
-  std::int32_t Dv;
+  std::int32_t head_dim;
+  std::int32_t value_dim;
 
   [[nodiscard]] std::int32_t heads(Kind kind) const { return is_of_kv(kind) ? kv_heads : q_heads; }
   [[nodiscard]] std::int32_t head_width(Kind kind) const {
     switch (kind) {
       case Kind::kQ:
       case Kind::kDq:
-        return D;
+        return head_dim;
       case Kind::kKv:
       case Kind::kDkv:
-        return D + Dv;
+        return head_dim + value_dim;
       case Kind::kO:
-        return Dv + 1;
+        return value_dim + 1;
       case Kind::kDo:
-        return Dv + 2;
+        return value_dim + 2;
     }
     return 0;
   }
@@ -320,7 +320,8 @@ class Run {
   }
 
   void forward_tile(std::size_t r, const TileOp& tile) {
-    const auto [hq, hk, D, Dv] = layout_;
+    const std::int32_t hq = layout_.q_heads, hk = layout_.kv_heads;
+    const std::int32_t d = layout_.head_dim, dv = layout_.value_dim;
     const std::vector<double> q = load(r, Kind::kQ, tile.q, tile.q_block);
     const std::vector<double> kv = load(r, Kind::kKv, tile.kv, tile.kv_block);
     std::vector<double> o(size(Kind::kO, tile.q_block));
@@ -328,22 +329,23 @@ class Run {
       const std::int32_t g = h / (hq / hk);
       std::vector<double> sums(o.size() / static_cast<std::size_t>(layout_.width(Kind::kO)));
       each_pair(tile, [&](std::int64_t n, std::int64_t m) {
-        const double* key = row(kv, m, hk, g, D + Dv);
-        const double e = std::exp(plan_.shape.effective_scale() * dot(row(q, n, hq, h, D), key, D));
+        const double* key = row(kv, m, hk, g, d + dv);
+        const double e = std::exp(plan_.shape.effective_scale() * dot(row(q, n, hq, h, d), key, d));
         sums[static_cast<std::size_t>(n)] += e;
-        add_scaled(row(o, n, hq, h, Dv + 1), e, key + D, Dv);
+        add_scaled(row(o, n, hq, h, dv + 1), e, key + d, dv);
       });
       for (std::size_t n = 0; n < sums.size(); ++n) {
-        double* out = row(o, static_cast<std::int64_t>(n), hq, h, Dv + 1);
-        out[Dv] = sums[n] == 0 ? kMinusInfinity : std::log(sums[n]);
-        for (std::int32_t i = 0; i < Dv && sums[n] != 0; ++i) out[i] /= sums[n];
+        double* out = row(o, static_cast<std::int64_t>(n), hq, h, dv + 1);
+        out[dv] = sums[n] == 0 ? kMinusInfinity : std::log(sums[n]);
+        for (std::int32_t i = 0; i < dv && sums[n] != 0; ++i) out[i] /= sums[n];
       }
     }
     store(r, Kind::kO, tile.result, tile.q_block, o, tile.init_result);
   }
 
   void backward_tile(std::size_t r, const TileOp& tile) {
-    const auto [hq, hk, D, Dv] = layout_;
+    const std::int32_t hq = layout_.q_heads, hk = layout_.kv_heads;
+    const std::int32_t d = layout_.head_dim, dv = layout_.value_dim;
     const double scale = plan_.shape.effective_scale();
     const std::vector<double> q = load(r, Kind::kQ, tile.q, tile.q_block);
     const std::vector<double> kv = load(r, Kind::kKv, tile.kv, tile.kv_block);
@@ -353,15 +355,15 @@ class Run {
     for (std::int32_t h = 0; h < hq; ++h) {
       const std::int32_t g = h / (hq / hk);
       each_pair(tile, [&](std::int64_t n, std::int64_t m) {
-        const double* query = row(q, n, hq, h, D);
-        const double* key = row(kv, m, hk, g, D + Dv);
-        const double* grad = row(d_o, n, hq, h, Dv + 2);  // dO, LSE, delta
-        double* dkey = row(dkv, m, hk, g, D + Dv);
-        const double p = std::exp(scale * dot(query, key, D) - grad[Dv]);
-        const double ds = p * scale * (dot(grad, key + D, Dv) - grad[Dv + 1]);
-        add_scaled(row(dq, n, hq, h, D), ds, key, D);
-        add_scaled(dkey, ds, query, D);
-        add_scaled(dkey + D, p, grad, Dv);
+        const double* query = row(q, n, hq, h, d);
+        const double* key = row(kv, m, hk, g, d + dv);
+        const double* grad = row(d_o, n, hq, h, dv + 2);  // dO, LSE, delta
+        double* dkey = row(dkv, m, hk, g, d + dv);
+        const double p = std::exp(scale * dot(query, key, d) - grad[dv]);
+        const double ds = p * scale * (dot(grad, key + d, dv) - grad[dv + 1]);
+        add_scaled(row(dq, n, hq, h, d), ds, key, d);
+        add_scaled(dkey, ds, query, d);
+        add_scaled(dkey + d, p, grad, dv);
       });
     }
     store(r, Kind::kDq, tile.result, tile.q_block, dq, tile.init_result);
@@ -385,23 +387,25 @@ class Run {
 
 void fill_inputs(Run& run, const ToyInputs& in, const ToyResults& expected,
                  const AttentionShape& shape, Direction direction) {
-  const auto [hq, hk, D, Dv] = run.layout();
+  const RowLayout& rows = run.layout();
+  const std::int32_t hq = rows.q_heads, hk = rows.kv_heads;
+  const std::int32_t d = rows.head_dim, dv = rows.value_dim;
   run.each_owned_row(Kind::kQ, [&](std::int64_t t, std::int32_t head, double* to, bool) {
-    std::copy_n(row(in.q, t, shape.q_heads, head, D), hq * D, to);
+    std::copy_n(row(in.q, t, shape.q_heads, head, d), hq * d, to);
   });
   run.each_owned_row(Kind::kKv, [&](std::int64_t t, std::int32_t head, double* to, bool) {
-    for (std::int32_t h = 0; h < hk; ++h, to += D + Dv) {
-      std::copy_n(row(in.k, t, shape.kv_heads, head + h, D), D, to);
-      std::copy_n(row(in.v, t, shape.kv_heads, head + h, Dv), Dv, to + D);
+    for (std::int32_t h = 0; h < hk; ++h, to += d + dv) {
+      std::copy_n(row(in.k, t, shape.kv_heads, head + h, d), d, to);
+      std::copy_n(row(in.v, t, shape.kv_heads, head + h, dv), dv, to + d);
     }
   });
   if (direction == Direction::kForward) return;
   run.each_owned_row(Kind::kDo, [&](std::int64_t t, std::int32_t head, double* to, bool) {
-    for (std::int32_t h = 0; h < hq; ++h, to += Dv + 2) {
-      const double* dout = row(in.dout, t, shape.q_heads, head + h, Dv);
-      std::copy_n(dout, Dv, to);
-      to[Dv] = *row(expected.lse, t, shape.q_heads, head + h, 1);
-      to[Dv + 1] = dot(dout, row(expected.out, t, shape.q_heads, head + h, Dv), Dv);
+    for (std::int32_t h = 0; h < hq; ++h, to += dv + 2) {
+      const double* dout = row(in.dout, t, shape.q_heads, head + h, dv);
+      std::copy_n(dout, dv, to);
+      to[dv] = *row(expected.lse, t, shape.q_heads, head + h, 1);
+      to[dv + 1] = dot(dout, row(expected.out, t, shape.q_heads, head + h, dv), dv);
     }
   });
 }
@@ -433,21 +437,12 @@ std::optional<std::string> compare(const char* name, const std::vector<double>& 
   return std::nullopt;
 }
 
-std::vector<double> random_values(Rng& rng, std::int64_t size) {
-  std::vector<double> values(static_cast<std::size_t>(size));
-  for (double& value : values) value = rng.normal();
-  return values;
-}
-
 }  // namespace
 
 ToyBatch::ToyBatch(const Plan& plan, std::uint64_t seed)
-    : shape_(plan.shape), num_tokens_(plan.num_tokens()) {
-  Rng rng(seed);
-  inputs_.q = random_values(rng, num_tokens_ * shape_.q_heads * shape_.head_dim);
-  inputs_.k = random_values(rng, num_tokens_ * shape_.kv_heads * shape_.head_dim);
-  inputs_.v = random_values(rng, num_tokens_ * shape_.kv_heads * shape_.value_dim);
-  inputs_.dout = random_values(rng, num_tokens_ * shape_.q_heads * shape_.value_dim);
+    : shape_(plan.shape),
+      num_tokens_(plan.num_tokens()),
+      inputs_(random_toy_inputs(shape_, num_tokens_, seed)) {
   for (std::size_t m = 0; m < plan.rounds.front().masks.size(); ++m) {
     expected_.push_back(dense_attention(inputs_, dense_mask(plan, m), shape_, num_tokens_));
     has_backward_.push_back(
@@ -461,8 +456,6 @@ std::optional<std::string> ToyBatch::difference(const Plan& plan) const try {
       plan.shape.head_dim != shape_.head_dim || plan.shape.value_dim != shape_.value_dim) {
     return "another shape";
   }
-  const auto [q_heads, kv_heads, D, Dv] =
-      std::array{shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.value_dim};
   for (std::size_t m = 0; m < expected_.size(); ++m) {
     const ToyResults& expected = expected_[m];
     const std::vector<bool> attended = dense_mask(plan, m);
@@ -475,14 +468,15 @@ std::optional<std::string> ToyBatch::difference(const Plan& plan) const try {
       Run forward(plan, round, m, Direction::kForward, attended);
       fill_inputs(forward, inputs_, expected, shape_, Direction::kForward);
       forward.run();
-      collect(forward, Kind::kO, got.out, Dv, &got.lse, 1, q_heads);
+      collect(forward, Kind::kO, got.out, shape_.value_dim, &got.lse, 1, shape_.q_heads);
       if (!round.devices.front().programs.at(m).backward) continue;
       Run backward(plan, round, m, Direction::kBackward, attended);
       fill_inputs(backward, inputs_, expected, shape_, Direction::kBackward);
       backward.take_retained(forward);
       backward.run();
-      collect(backward, Kind::kDq, got.dq, D, nullptr, 0, q_heads);
-      collect(backward, Kind::kDkv, got.dk, D, &got.dv, Dv, kv_heads);
+      collect(backward, Kind::kDq, got.dq, shape_.head_dim, nullptr, 0, shape_.q_heads);
+      collect(backward, Kind::kDkv, got.dk, shape_.head_dim, &got.dv, shape_.value_dim,
+              shape_.kv_heads);
     }
     if (auto gap = compare("out", got.out, expected.out)) return gap;
     if (auto gap = compare("lse", got.lse, expected.lse)) return gap;

@@ -251,8 +251,7 @@ bool change_position(Plan& plan, Chance& chance) {
 bool change_home(Plan& plan, Chance& chance) {
   if (plan.home.empty()) {
     plan.home = {{{0, plan.num_tokens()}, Rank{0}}};
-    if (plan.num_devices() == 1) return false;
-    return true;
+    return plan.num_devices() > 1;
   }
   HomeRange& home = chance.pick(plan.home);
   if (chance.one_in(2)) {

@@ -4,12 +4,30 @@
 #include <limits>
 #include <utility>
 
+#include "base/rng.h"
+
 namespace contextile {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
+std::vector<double> random_values(Rng& rng, std::int64_t size) {
+  std::vector<double> values(static_cast<std::size_t>(size));
+  for (double& value : values) value = rng.normal();
+  return values;
+}
+
 }  // namespace
+
+ToyInputs random_toy_inputs(const AttentionShape& shape, std::int64_t tokens, std::uint64_t seed) {
+  Rng rng(seed);
+  ToyInputs inputs;
+  inputs.q = random_values(rng, tokens * shape.q_heads * shape.head_dim);
+  inputs.k = random_values(rng, tokens * shape.kv_heads * shape.head_dim);
+  inputs.v = random_values(rng, tokens * shape.kv_heads * shape.value_dim);
+  inputs.dout = random_values(rng, tokens * shape.q_heads * shape.value_dim);
+  return inputs;
+}
 
 std::vector<bool> dense_mask(const Plan& plan, std::size_t mask) {
   const std::int64_t tokens = plan.num_tokens();
@@ -37,8 +55,8 @@ ToyResults dense_attention(const ToyInputs& in, const std::vector<bool>& attende
       sized(in.dout),
       std::vector<double>(static_cast<std::size_t>(tokens * shape.q_heads), kMinusInfinity),
       sized(in.q), sized(in.k), sized(in.v)};
-  const std::int32_t D = shape.head_dim;
-  const std::int32_t Dv = shape.value_dim;
+  const std::int32_t d = shape.head_dim;
+  const std::int32_t dv = shape.value_dim;
   const double scale = shape.effective_scale();
   for (std::int64_t q = 0; q < tokens; ++q) {
     for (std::int32_t h = 0; h < shape.q_heads; ++h) {
@@ -47,24 +65,24 @@ ToyResults dense_attention(const ToyInputs& in, const std::vector<bool>& attende
       double sum = 0;
       for (std::int64_t k = 0; k < tokens; ++k) {
         if (!attended[static_cast<std::size_t>(q * tokens + k)]) continue;
-        scores.emplace_back(k, scale * dot(row(in.q, q, shape.q_heads, h, D),
-                                           row(in.k, k, shape.kv_heads, g, D), D));
+        scores.emplace_back(k, scale * dot(row(in.q, q, shape.q_heads, h, d),
+                                           row(in.k, k, shape.kv_heads, g, d), d));
         sum += std::exp(scores.back().second);
       }
       if (scores.empty()) continue;
       out.lse[static_cast<std::size_t>(q * shape.q_heads + h)] = std::log(sum);
-      double* o = row(out.out, q, shape.q_heads, h, Dv);
+      double* o = row(out.out, q, shape.q_heads, h, dv);
       for (const auto& [k, s] : scores) {
-        add_scaled(o, std::exp(s) / sum, row(in.v, k, shape.kv_heads, g, Dv), Dv);
+        add_scaled(o, std::exp(s) / sum, row(in.v, k, shape.kv_heads, g, dv), dv);
       }
-      const double* dout = row(in.dout, q, shape.q_heads, h, Dv);
+      const double* dout = row(in.dout, q, shape.q_heads, h, dv);
       for (const auto& [k, s] : scores) {
         const double p = std::exp(s) / sum;
         const double ds =
-            p * scale * (dot(dout, row(in.v, k, shape.kv_heads, g, Dv), Dv) - dot(dout, o, Dv));
-        add_scaled(row(out.dv, k, shape.kv_heads, g, Dv), p, dout, Dv);
-        add_scaled(row(out.dq, q, shape.q_heads, h, D), ds, row(in.k, k, shape.kv_heads, g, D), D);
-        add_scaled(row(out.dk, k, shape.kv_heads, g, D), ds, row(in.q, q, shape.q_heads, h, D), D);
+            p * scale * (dot(dout, row(in.v, k, shape.kv_heads, g, dv), dv) - dot(dout, o, dv));
+        add_scaled(row(out.dv, k, shape.kv_heads, g, dv), p, dout, dv);
+        add_scaled(row(out.dq, q, shape.q_heads, h, d), ds, row(in.k, k, shape.kv_heads, g, d), d);
+        add_scaled(row(out.dk, k, shape.kv_heads, g, d), ds, row(in.q, q, shape.q_heads, h, d), d);
       }
     }
   }

@@ -17,6 +17,10 @@ struct ToyResults {
   std::vector<double> out, lse, dq, dk, dv;
 };
 
+// Standard normal.
+[[nodiscard]] ToyInputs random_toy_inputs(const AttentionShape& shape, std::int64_t tokens,
+                                          std::uint64_t seed);
+
 // attended[q * tokens + k] under one of the plan's masks, all rounds together.
 [[nodiscard]] std::vector<bool> dense_mask(const Plan& plan, std::size_t mask);
 
