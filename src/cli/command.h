@@ -30,5 +30,6 @@ class OutputError : public IoError {
 [[nodiscard]] Action add_export_command(CLI::App& app);
 [[nodiscard]] Action add_info_command(CLI::App& app);
 [[nodiscard]] Action add_demo_command(CLI::App& app);
+[[nodiscard]] Action add_partition_command(CLI::App& app);
 
 }  // namespace contextile

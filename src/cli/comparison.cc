@@ -155,10 +155,9 @@ std::string heading(const Input& input) {
       fmt::format("{}, {}, {}; {}: {} x {} devices\n", count(batches, "batch"),
                   count(tokens, "token"), count(sequences, "sequence"), input.cluster.name,
                   input.cluster.nodes, input.cluster.devices_per_node);
-  text += batches == 1
-              ? "one layer of every mask; MB = 1e6 bytes\n\n"
-              : "one layer of every mask, means over the batches (peak memory: the largest); "
-                "MB = 1e6 bytes\n\n";
+  text += "one layer of every mask; MB = 1e6 bytes";
+  if (batches > 1) text += "; means, peak: the largest";
+  text += "\n\n";
   return text;
 }
 
@@ -273,11 +272,11 @@ std::string comparison_text(const Input& input, std::span<const Comparison> comp
   const bool executed = std::any_of(comparisons.begin(), comparisons.end(),
                                     [](const Comparison& c) { return !c.runs.empty(); });
   if (executed) {
-    text += fmt::format(
-                "\nexecuted on in-process ranks, inputs of seed {}: largest error against the fp64 "
-                "oracle\n\n",
-                input.request.seed) +
-            execution_table(comparisons).text(colour);
+    text +=
+        fmt::format(
+            "\nexecuted in process, inputs of seed {}: largest error against the fp64 oracle\n\n",
+            input.request.seed) +
+        execution_table(comparisons).text(colour);
   }
   return text;
 }

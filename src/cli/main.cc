@@ -32,6 +32,7 @@ constexpr Command kCommands[] = {
     {"run", "execute a plan on real ranks and check the result", add_run_command},
     {"compare", "strategies on the same batches, side by side", add_compare_command},
     {"export", "a plan file as JSON", add_export_command},
+    {"partition", "a hypergraph file to a partition file", add_partition_command},
     {"info", "what this build can do, presets, strategies, datasets, masks", add_info_command},
     {"demo", "plan a real-shaped batch with every strategy, execute small ones", add_demo_command},
 };

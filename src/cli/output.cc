@@ -90,7 +90,8 @@ std::string format_cell(const Cell& cell, Format format) {
 }
 
 std::string count(std::int64_t number, std::string_view noun) {
-  return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
+  const std::string_view plural = noun.ends_with("ch") ? "es" : "s";
+  return fmt::format("{} {}{}", number, noun, number == 1 ? "" : plural);
 }
 
 Table::Table(std::vector<Column> columns, std::size_t widest_label)

@@ -70,7 +70,7 @@ class Table {
 // Whole numbers from 1000 on, four significant digits below.
 [[nodiscard]] std::string format_number(double value);
 [[nodiscard]] std::string format_cell(const Cell& cell, Format format);
-// "1 mask", "2 masks".
+// "1 mask", "2 masks", "2 batches".
 [[nodiscard]] std::string count(std::int64_t number, std::string_view noun);
 
 // To stdout.

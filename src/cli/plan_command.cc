@@ -42,7 +42,7 @@ void save(const Plan& plan, const std::string& path) {
 }
 
 Json planned_json(const PlannedBatch& planned, const std::string& path) {
-  Json document = {{"file", path}};
+  Json document = {{"file", path}, {"written", planned.verified.ok()}};
   document.update(plan_json(*planned.plan));
   document["arrange_s"] = planned.arrange_s;
   document["build_s"] = planned.build_s;
@@ -53,8 +53,9 @@ Json planned_json(const PlannedBatch& planned, const std::string& path) {
 }
 
 std::string planned_text(const PlannedBatch& planned, const std::string& path) {
-  return fmt::format("plan      {}\n", path) + describe_plan(*planned.plan) + "\n" +
-         statistics_text(planned.statistics) +
+  return fmt::format("plan      {}{}\n", path,
+                     planned.verified.ok() ? "" : " (broken, not written)") +
+         describe_plan(*planned.plan) + "\n" + statistics_text(planned.statistics) +
          fmt::format("planned in {} ms (arrange {}, build {}), verified in {} ms\n",
                      format_number(planned.planning_s() * 1e3),
                      format_number(planned.arrange_s * 1e3), format_number(planned.build_s * 1e3),

@@ -1,0 +1,336 @@
+// The grid partitioner against what general partitioners reach, its time-quality curve, and its
+// scale.
+//
+//   planner_bench [--data FOLDER] [--seeds N] [--quick]
+//
+// FOLDER (default ../shared/data) may hold batches/*.txt (lengths) and peer_partitions.csv (what
+// Mt-KaHyPar reached on them: columns batch, mask, block, use, inter_bytes, total_bytes,
+// max_device_bytes); without it only built-in datasets are run. One thread; times are thread CPU
+// time. Every partition is evaluated from the assignment alone and checked against its caps before
+// a number is printed.
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "contextile/data.h"
+#include "contextile/mask.h"
+#include "contextile/partition.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+namespace {
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+struct Batch {
+  std::string name;
+  std::vector<std::int64_t> lengths;
+};
+
+const std::pair<const char*, const char*> kMasks[] = {{"causal", "causal"},
+                                                      {"lambda", "lambda:64,4096"},
+                                                      {"blockwise", "causal_blockwise:256,2,1"},
+                                                      {"sharedq", "shared_question:0.2,4"}};
+
+// 8 query and 2 KV heads of 128 in bf16: Q in and O out of a row, K and V of a column.
+AttentionGrid grid_of(const std::vector<std::int64_t>& lengths, const std::string& mask,
+                      std::int64_t block_size, std::int32_t head_groups) {
+  const MaskUse use = parse_mask_use(mask);
+  AttentionShape shape;
+  shape.q_heads = 8;
+  shape.kv_heads = 2;
+  const Workload workload = make_workload(lengths, shape, {&use, 1});
+  const Blocking blocks = cut_sequences(workload, block_size);
+  AttentionGrid grid;
+  grid.head_groups = head_groups;
+  grid.row_bytes_per_token = std::int64_t{2} * shape.q_heads / head_groups * shape.head_dim * 2;
+  grid.column_bytes_per_token = std::int64_t{2} * shape.kv_heads / head_groups * shape.head_dim * 2;
+  std::int32_t sequence = 0;
+  for (std::int32_t b = 0; b < blocks.num_blocks(); ++b) {
+    const Range range = blocks.ranges(BlockId{b}).front();
+    while (workload.sequences[static_cast<std::size_t>(sequence)].end <= range.begin) ++sequence;
+    grid.blocks.push_back({range.size(), sequence});
+  }
+  for (const Tile& tile : TileIndex(workload.masks[0].mask, blocks).tiles()) {
+    for (std::int32_t g = 0; g < head_groups; ++g) {
+      grid.tiles.push_back({tile.q_block.value, tile.kv_block.value, g, tile.pairs});
+    }
+  }
+  return grid;
+}
+
+struct Measured {
+  GridQuality quality;
+  double seconds = 0;
+  double token_bound = 0;  // overload of the longest-first greedy, plus one block
+};
+
+Measured measure(const AttentionGrid& grid, const GridSpec& spec) {
+  Measured measured;
+  const double start = thread_seconds();
+  const GridPartition partition = partition_grid(grid, spec);
+  measured.seconds = thread_seconds() - start;
+  measured.quality = evaluate(grid, spec, partition);
+  std::vector<std::int64_t> sizes;
+  std::int64_t tokens = 0;
+  for (const GridBlock& block : grid.blocks) {
+    sizes.push_back(block.tokens);
+    tokens += block.tokens;
+  }
+  const std::int32_t devices = spec.nodes * spec.devices_per_node;
+  const std::int64_t cap = spec.token_cap > 0 ? spec.token_cap
+                                              : longest_first_max(sizes, devices) +
+                                                    *std::max_element(sizes.begin(), sizes.end());
+  measured.token_bound = static_cast<double>(cap) * devices / static_cast<double>(tokens) - 1;
+  if (measured.quality.token_overload > measured.token_bound + 1e-9) {
+    fmt::print(stderr, "token overload {:.4f} above its bound {:.4f}\n",
+               measured.quality.token_overload, measured.token_bound);
+    std::exit(1);
+  }
+  return measured;
+}
+
+// ------------------------------------------------------------------------------------- peers
+
+struct Peer {
+  double inter_bytes = 0;
+  double total_bytes = 0;
+  double max_device_bytes = 0;
+};
+using PeerKey = std::tuple<std::string, std::string, std::int64_t>;
+
+std::map<PeerKey, Peer> read_peers(const std::filesystem::path& file) {
+  std::map<PeerKey, Peer> peers;
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  while (std::getline(in, line)) {
+    std::vector<std::string> cells;
+    std::stringstream row(line);
+    for (std::string cell; std::getline(row, cell, ',');) cells.push_back(cell);
+    if (cells.size() < 11 || cells[4] != "compute_first_best_of_5") continue;
+    peers[{cells[0], cells[1], std::stoll(cells[2])}] = {std::stod(cells[8]), std::stod(cells[9]),
+                                                         std::stod(cells[10])};
+  }
+  return peers;
+}
+
+class GeometricMean {
+ public:
+  void add(double x) {
+    log_sum_ += std::log(std::max(x, 1e-3));  // a peer's zero bytes, or ours, must not decide alone
+    ++count_;
+  }
+  [[nodiscard]] double value() const { return count_ > 0 ? std::exp(log_sum_ / count_) : 0; }
+
+ private:
+  double log_sum_ = 0;
+  int count_ = 0;
+};
+
+void judge(const char* what, double found, double target) {
+  fmt::print(
+      "  {:44} {:7.3f}  target {:5.2f}  {}\n", what, found, target,
+      found <= target ? "met" : fmt::format("missed by {:.1f}%", 100 * (found / target - 1)));
+}
+
+struct Setting {
+  const char* name;
+  double effort;
+  bool exact_tokens;
+  double total_target;
+  double objective_target;  // 0: none
+  double device_target;
+};
+
+GridSpec spec_for(const AttentionGrid& grid, const Setting& setting, std::uint64_t seed) {
+  GridSpec spec;
+  spec.nodes = 4;
+  spec.devices_per_node = 8;
+  spec.effort = setting.effort;
+  spec.seed = seed;
+  if (setting.exact_tokens) {
+    std::vector<std::int64_t> sizes;
+    for (const GridBlock& block : grid.blocks) sizes.push_back(block.tokens);
+    spec.token_cap = longest_first_max(sizes, spec.nodes * spec.devices_per_node);
+  }
+  return spec;
+}
+
+void against_peers(const std::vector<Batch>& batches, const std::map<PeerKey, Peer>& peers,
+                   const Setting& setting, std::int64_t block, std::uint64_t seeds) {
+  fmt::print("\n{} setting (effort {}), block {}, {} seed(s); MB = 1e6 bytes\n", setting.name,
+             setting.effort, block, seeds);
+  fmt::print(
+      "  {:10} {:10} {:>6} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7} | ratio to the peer: total, "
+      "3·inter+total,"
+      " worst device\n",
+      "batch", "mask", "tiles", "inter", "total", "worst", "work", "tokens", "ms");
+  GeometricMean total, objective, device;
+  double slowest_ms = 0;
+  for (const Batch& batch : batches) {
+    for (const auto& [name, mask] : kMasks) {
+      const AttentionGrid grid = grid_of(batch.lengths, mask, block, 2);
+      for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+        const Measured m = measure(grid, spec_for(grid, setting, seed));
+        const GridQuality& q = m.quality;
+        slowest_ms = std::max(slowest_ms, m.seconds * 1e3);
+        fmt::print("  {:10} {:10} {:6} {:8.1f} {:8.1f} {:8.1f} {:7.3f} {:7.3f} {:7.1f}", batch.name,
+                   name, grid.tiles.size(), static_cast<double>(q.inter_bytes) / 1e6,
+                   static_cast<double>(q.total_bytes) / 1e6,
+                   static_cast<double>(q.max_device_bytes) / 1e6, q.compute_overload,
+                   q.token_overload, m.seconds * 1e3);
+        const auto peer = peers.find({batch.name, name, block});
+        if (peer != peers.end()) {
+          const auto ours = static_cast<double>(3 * q.inter_bytes + q.total_bytes);
+          const double r_total = static_cast<double>(q.total_bytes) / peer->second.total_bytes;
+          const double r_objective =
+              ours / (3 * peer->second.inter_bytes + peer->second.total_bytes);
+          const double r_device =
+              static_cast<double>(q.max_device_bytes) / peer->second.max_device_bytes;
+          total.add(r_total);
+          objective.add(r_objective);
+          device.add(r_device);
+          fmt::print(" | {:.3f} {:.3f} {:.3f}", r_total, r_objective, r_device);
+        }
+        fmt::print("\n");
+      }
+    }
+  }
+  if (total.value() > 0) {
+    judge("total bytes, geometric mean", total.value(), setting.total_target);
+    if (setting.objective_target > 0) {
+      judge("3·inter + total", objective.value(), setting.objective_target);
+      judge("worst device (relays)", device.value(), setting.device_target);
+    }
+  }
+  fmt::print("  slowest instance {:.1f} ms\n", slowest_ms);
+}
+
+void time_quality_curve(const std::vector<Batch>& batches) {
+  fmt::print("\ntime-quality curve, block 1024, all batches and masks\n  {:>7} {:>10} {:>14}\n",
+             "effort", "mean ms", "total bytes*");
+  std::vector<double> first;
+  for (const double effort : {0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0}) {
+    GeometricMean ratio;
+    double seconds = 0;
+    std::size_t i = 0;
+    for (const Batch& batch : batches) {
+      for (const auto& [name, mask] : kMasks) {
+        const AttentionGrid grid = grid_of(batch.lengths, mask, 1024, 2);
+        GridSpec spec;
+        spec.nodes = 4;
+        spec.devices_per_node = 8;
+        spec.effort = effort;
+        const Measured m = measure(grid, spec);
+        seconds += m.seconds;
+        if (effort == 0.03) first.push_back(static_cast<double>(m.quality.total_bytes));
+        ratio.add(static_cast<double>(m.quality.total_bytes) / std::max(1.0, first[i++]));
+      }
+    }
+    fmt::print("  {:7} {:10.1f} {:14.3f}\n", effort, 1e3 * seconds / static_cast<double>(i),
+               ratio.value());
+  }
+  fmt::print("  * relative to the first row\n");
+}
+
+void scale(bool quick) {
+  fmt::print("\nscale, head groups 1, effort 1\n  {:28} {:>8} {:>8} {:>9} {:>10} {:>7} {:>7}\n",
+             "batch", "devices", "tiles", "seconds", "tiles/s", "work", "tokens");
+  const auto run = [](const std::string& name, const std::vector<std::int64_t>& lengths,
+                      std::int64_t block, std::int32_t nodes, double target_s) {
+    const AttentionGrid grid = grid_of(lengths, "causal", block, 1);
+    GridSpec spec;
+    spec.nodes = nodes;
+    spec.devices_per_node = 8;
+    const Measured m = measure(grid, spec);
+    fmt::print("  {:28} {:8} {:8} {:9.2f} {:10.0f} {:7.3f} {:7.3f}  target {} s: {}\n", name,
+               nodes * 8, grid.tiles.size(), m.seconds,
+               static_cast<double>(grid.tiles.size()) / m.seconds, m.quality.compute_overload,
+               m.quality.token_overload, target_s, m.seconds <= target_s ? "met" : "missed");
+  };
+  constexpr std::int64_t kMillion = std::int64_t{1} << 20;
+  run("1M, one causal document", {kMillion}, 2048, 64, 1);
+  for (const Dataset& dataset : datasets()) {
+    run(fmt::format("1M, {}", dataset.name),
+        batches_from_dataset(dataset.name, {.tokens = kMillion, .seed = 1}).front(), 2048, 64, 1);
+  }
+  if (!quick) run("16M, one causal document", {16 * kMillion}, 8192, 512, 20);
+}
+
+std::vector<Batch> load_batches(const std::filesystem::path& data) {
+  std::vector<Batch> batches;
+  const std::filesystem::path folder = data / "batches";
+  if (std::filesystem::is_directory(folder)) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      batches.push_back({entry.path().stem().string(), read_lengths(entry.path().string())});
+    }
+    std::sort(batches.begin(), batches.end(),
+              [](const Batch& a, const Batch& b) { return a.name < b.name; });
+    return batches;
+  }
+  fmt::print("no batches in {}: built-in datasets only\n", folder.string());
+  for (const Dataset& dataset : datasets()) {
+    batches.push_back({std::string(dataset.name),
+                       batches_from_dataset(dataset.name, {.tokens = 131072, .seed = 1}).front()});
+  }
+  batches.push_back({"single", {131072}});
+  return batches;
+}
+
+int run(const std::vector<std::string>& args) {
+  std::filesystem::path data = "../shared/data";
+  std::uint64_t seeds = 1;
+  bool quick = false;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == "--data" && i + 1 < args.size()) {
+      data = args[++i];
+    } else if (args[i] == "--seeds" && i + 1 < args.size()) {
+      seeds = std::stoull(args[++i]);
+    } else if (args[i] == "--quick") {
+      quick = true;
+    } else {
+      fmt::print(stderr,
+                 "planner_bench: expected --data FOLDER, --seeds N or --quick, found '{}'\n",
+                 args[i]);
+      return 2;
+    }
+  }
+  const std::vector<Batch> batches = load_batches(data);
+  const std::map<PeerKey, Peer> peers = read_peers(data / "peer_partitions.csv");
+  const Setting fast{"fast", 1, false, 0.75, 0.63, 0.60};
+  const Setting thorough{"thorough", 8, false, 0.65, 0.52, 0.53};
+  const Setting exact{"exact token balance", 1, true, 0.90, 0, 0};
+  for (const std::int64_t block : {512, 1024, 2048}) {
+    if (quick && block != 1024) continue;
+    against_peers(batches, peers, fast, block, seeds);
+  }
+  if (!quick) against_peers(batches, peers, thorough, 1024, seeds);
+  against_peers(batches, peers, exact, 1024, seeds);
+  time_quality_curve(batches);
+  scale(quick);
+  return 0;
+}
+
+}  // namespace
+}  // namespace contextile
+
+int main(int argc, char** argv) {
+  return contextile::run(std::vector<std::string>(argv + 1, argv + argc));
+}

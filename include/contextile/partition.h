@@ -1,0 +1,99 @@
+// Partitioning attention: which device owns which token block and computes which tile. Knows grids
+// of tiles and hypergraphs, never masks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/base.h"
+
+namespace contextile {
+
+// ------------------------------------------------------------------------- grids of tiles
+
+// A token block: one row and one column of the grid for every head group.
+struct GridBlock {
+  std::int64_t tokens = 0;
+  std::int32_t sequence = 0;  // blocks of a sequence stand together, in token order
+};
+
+struct GridTile {
+  std::int32_t row = 0;     // query block
+  std::int32_t column = 0;  // key block
+  std::int32_t group = 0;   // head group
+  std::int64_t work = 0;    // > 0, any unit
+};
+
+// Tiles on (query block x key block x head group). A device that computes a tile of a row it does
+// not own receives the row's queries and returns its partial output; of a column, it receives keys
+// and values.
+struct AttentionGrid {
+  std::int32_t head_groups = 1;
+  std::vector<GridBlock> blocks;
+  std::vector<GridTile> tiles;
+  std::int64_t row_bytes_per_token = 0;     // Q in and O out, one head group
+  std::int64_t column_bytes_per_token = 0;  // K and V in, one head group
+};
+
+struct GridSpec {
+  std::int32_t nodes = 1;
+  std::int32_t devices_per_node = 1;
+  double eps_compute = 0.1;    // a device's work <= (1 + eps) · mean
+  double eps_node = 0.04;      // a node's work <= (1 + eps) · mean while nodes are chosen
+  std::int64_t token_cap = 0;  // tokens a device may own; 0: as the longest-first greedy needs,
+                               // plus one block
+  std::int64_t node_weight = 3;  // of a byte across nodes, beside 1 of every byte
+  double traffic_weight = 0.1;   // of the hottest devices in the objective; 0: total bytes only
+  double effort = 1;             // annealing steps, in multiples of the fast setting
+  std::uint64_t seed = 1;
+};
+
+struct GridPartition {
+  std::vector<std::int32_t> owner;   // device of every block
+  std::vector<std::int32_t> device;  // of every tile
+};
+
+// What a partition costs, recomputed from the assignment alone.
+struct GridQuality {
+  std::int64_t inter_bytes = 0;              // across nodes, each unit once per node (relayed)
+  std::int64_t total_bytes = 0;              // each unit once per device
+  std::int64_t max_device_bytes = 0;         // largest max(sent, received), relays included
+  std::int64_t max_device_direct_bytes = 0;  // the same without relays
+  double compute_overload = 0;               // max / mean - 1
+  double token_overload = 0;
+};
+
+// Deterministic by seed and effort. Throws InvalidArgument when a single block is heavier than
+// token_cap. Multilevel: adjacent blocks of a sequence merge until a coarse tile is a fair share of
+// a device's work; nodes are chosen first, then devices inside nodes, then all together, by
+// simulated annealing with exact deltas; then back down with a little annealing and greedy
+// refinement at every level.
+[[nodiscard]] GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec);
+
+[[nodiscard]] GridQuality evaluate(const AttentionGrid& grid, const GridSpec& spec,
+                                   const GridPartition& partition);
+
+// ------------------------------------------------------------------------------- relays
+
+// Data that one device has and others need, or (towards_owner) partial results that others have and
+// one device gathers.
+struct MovingUnit {
+  std::int64_t bytes = 0;
+  std::int32_t owner = 0;
+  bool towards_owner = false;
+  std::vector<std::int32_t> devices;  // ascending, without the owner
+};
+
+// Whom every device of every unit gets it from (or sends it to): the owner, or a device of its own
+// node that crosses the node boundary once for all of them. Greedy, heaviest units first, three
+// passes, each choosing the device that keeps the busiest of (sent, received) lowest. O(passes ·
+// devices of all units).
+[[nodiscard]] std::vector<std::vector<std::int32_t>> choose_relays(
+    std::span<const MovingUnit> units, std::int32_t num_devices, std::int32_t devices_per_node);
+
+// Largest load when sizes go longest first to the least loaded of `parts`: a data balance that is
+// always reachable.
+[[nodiscard]] std::int64_t longest_first_max(std::vector<std::int64_t> sizes, std::int32_t parts);
+
+}  // namespace contextile

@@ -1,0 +1,159 @@
+#include "partition/hyper_bisect.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "partition/fast_random.h"
+#include "partition/hyper_anneal.h"
+#include "partition/hyper_balance.h"
+#include "partition/hyper_starts.h"
+#include "partition/hyper_state.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kFirstTemperature = 1.0;
+constexpr double kLastTemperature = 0.05;
+constexpr double kLeastVertices = 40;  // steps for fewer are not worth saving
+// How much of a half's slack its first split may use up; the rest is for the splits within.
+constexpr double kSlackForOneSplit = 0.4;
+constexpr std::int32_t kFillInNeighbourOrder = 2;  // index of make_start
+
+class Bisection {
+ public:
+  Bisection(const HyperLevel& level, const HyperProblem& problem, double steps_per_vertex,
+            std::uint64_t seed)
+      : level_(level),
+        problem_(problem),
+        steps_per_vertex_(steps_per_vertex),
+        seed_(seed),
+        parts_(static_cast<std::size_t>(level.num_vertices()), 0),
+        net_here_(static_cast<std::size_t>(level.graph.num_nets()), -1) {}
+
+  std::vector<std::int32_t> run() {
+    std::vector<std::int32_t> all(parts_.size());
+    std::iota(all.begin(), all.end(), 0);
+    split(all, 0, problem_.num_parts);
+    return parts_;
+  }
+
+ private:
+  // Spreads the vertices over parts first … first + count - 1. Recursion as deep as log2(count).
+  void split(const std::vector<std::int32_t>& vertices, std::int32_t first, std::int32_t count) {
+    if (count == 1 || vertices.empty()) {
+      for (const std::int32_t v : vertices) parts_[static_cast<std::size_t>(v)] = first;
+      return;
+    }
+    const std::int32_t left = (count + 1) / 2;
+    const HypergraphSpec fixed = sides_fixed(vertices, first + left);
+    const HyperLevel here = finest_level(induced(vertices), fixed);
+    const HyperProblem halves = halves_of(here, first, left, count);
+    const std::uint64_t seed = seed_ + static_cast<std::uint64_t>(first);
+    HyperState state(here, halves, make_start(here, halves, kFillInNeighbourOrder, seed));
+    FastRandom random(seed);
+    repair(state, random);
+    const double steps = steps_per_vertex_ * std::max(kLeastVertices, 1.0 * here.num_vertices());
+    anneal(state, {.steps = static_cast<std::int64_t>(std::min(steps, 1e15)),
+                   .first_temperature = kFirstTemperature,
+                   .last_temperature = kLastTemperature,
+                   .seed = seed});
+    refine_greedily(state, seed);
+    std::array<std::vector<std::int32_t>, 2> sides;
+    for (std::size_t i = 0; i < vertices.size(); ++i) {
+      sides[static_cast<std::size_t>(state.parts()[i])].push_back(vertices[i]);
+    }
+    split(sides[0], first, left);
+    split(sides[1], first + left, count - left);
+  }
+
+  // Fixed vertices by the side their part is on.
+  [[nodiscard]] HypergraphSpec sides_fixed(const std::vector<std::int32_t>& vertices,
+                                           std::int32_t middle) const {
+    HypergraphSpec spec;
+    for (const std::int32_t v : vertices) {
+      const std::int32_t part = level_.fixed[static_cast<std::size_t>(v)];
+      spec.fixed.push_back(part < 0 ? -1 : (part < middle ? 0 : 1));
+    }
+    return spec;
+  }
+
+  // The vertices, renumbered in order, with what their nets have among them.
+  [[nodiscard]] Hypergraph induced(const std::vector<std::int32_t>& vertices) {
+    Hypergraph graph;
+    std::vector<std::int32_t> nets;
+    std::vector<std::vector<std::int32_t>> pins;
+    for (std::size_t i = 0; i < vertices.size(); ++i) {
+      graph.vertex_weights.push_back(level_.weight(vertices[i]));
+      for (const std::int32_t e : level_.nets_of(vertices[i])) {
+        std::int32_t& here = net_here_[static_cast<std::size_t>(e)];
+        if (here < 0) {
+          here = static_cast<std::int32_t>(nets.size());
+          nets.push_back(e);
+          pins.emplace_back();
+        }
+        pins[static_cast<std::size_t>(here)].push_back(static_cast<std::int32_t>(i));
+      }
+    }
+    for (std::size_t i = 0; i < nets.size(); ++i) {
+      graph.add_net(pins[i], level_.net_weight(nets[i]));
+      net_here_[static_cast<std::size_t>(nets[i])] = -1;
+    }
+    return graph;
+  }
+
+  // A half may hold its share of the weight and some of the slack its parts have together.
+  [[nodiscard]] HyperProblem halves_of(const HyperLevel& here, std::int32_t first,
+                                       std::int32_t left, std::int32_t count) const {
+    HyperWeight total;
+    for (const HyperWeight& weight : here.graph.vertex_weights) total = total + weight;
+    HyperProblem halves;
+    halves.num_parts = 2;
+    halves.traffic_weight = 0;
+    halves.per_compute = 2 / static_cast<double>(std::max<std::int64_t>(total.compute, 1));
+    halves.per_data = 2 / static_cast<double>(std::max<std::int64_t>(total.data, 1));
+    const auto capacity = [&](std::int64_t HyperWeight::*dimension, std::int32_t begin,
+                              std::int32_t end) {
+      const auto weight = static_cast<double>(total.*dimension);
+      const double mine = room(dimension, begin, end);
+      const double all = room(dimension, first, first + count);
+      const double fair = all > 0 ? weight * (mine / all) : 0;
+      const double slack = std::max(mine - fair, 0.0);
+      const double may = end - begin == 1 ? mine : fair + kSlackForOneSplit * slack;
+      return static_cast<std::int64_t>(std::min(may, weight));
+    };
+    for (const auto& [begin, end] :
+         {std::pair(first, first + left), std::pair(first + left, first + count)}) {
+      halves.capacity.push_back(
+          {capacity(&HyperWeight::compute, begin, end), capacity(&HyperWeight::data, begin, end)});
+    }
+    return halves;
+  }
+
+  [[nodiscard]] double room(std::int64_t HyperWeight::*dimension, std::int32_t begin,
+                            std::int32_t end) const {
+    double sum = 0;
+    for (std::int32_t p = begin; p < end; ++p) {
+      sum += static_cast<double>(problem_.room_of(p).*dimension);
+    }
+    return sum;
+  }
+
+  const HyperLevel& level_;
+  const HyperProblem& problem_;
+  double steps_per_vertex_;
+  std::uint64_t seed_;
+  std::vector<std::int32_t> parts_;
+  std::vector<std::int32_t> net_here_;  // scratch: number of a net in the half at hand, -1
+};
+
+}  // namespace
+
+std::vector<std::int32_t> bisect_recursively(const HyperLevel& level, const HyperProblem& problem,
+                                             double steps_per_vertex, std::uint64_t seed) {
+  return Bisection(level, problem, steps_per_vertex, seed).run();
+}
+
+}  // namespace contextile

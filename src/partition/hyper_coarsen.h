@@ -1,0 +1,23 @@
+// Coarsening: vertices that share heavy small nets become one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "partition/hyper_level.h"
+#include "partition/hyper_problem.h"
+
+namespace contextile {
+
+struct HyperStep {
+  HyperLevel coarse;
+  std::vector<std::int32_t> cluster;  // of every vertex of the finer level
+};
+
+// All steps from `finest` down, empty when it is small or nothing merges. A cluster holds only
+// vertices that agree in `fixed` and `start`, and at most a small share of a part in both
+// dimensions, so that parts can still be packed. Deterministic by seed. O(pins) a step.
+[[nodiscard]] std::vector<HyperStep> coarsen(const HyperLevel& finest, const HyperProblem& problem,
+                                             std::uint64_t seed);
+
+}  // namespace contextile

@@ -1,0 +1,122 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "contextile/partition.h"
+
+namespace contextile {
+namespace {
+
+// The devices of one unit on one remote node.
+struct Crossing {
+  std::size_t unit = 0;
+  std::size_t first = 0;  // in the unit's devices
+  std::size_t last = 0;
+  std::int32_t relay = -1;
+};
+
+class RelayChooser {
+ public:
+  RelayChooser(std::span<const MovingUnit> units, std::int32_t num_devices,
+               std::int32_t devices_per_node)
+      : units_(units),
+        devices_per_node_(devices_per_node),
+        sent_(static_cast<std::size_t>(num_devices)),
+        received_(sent_.size()) {}
+
+  std::vector<std::vector<std::int32_t>> run() {
+    std::vector<std::vector<std::int32_t>> via;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      via.emplace_back(units_[u].devices.size(), units_[u].owner);
+      gather_crossings(u);
+    }
+    std::stable_sort(crossings_.begin(), crossings_.end(),
+                     [&](const Crossing& a, const Crossing& b) {
+                       return units_[a.unit].bytes > units_[b.unit].bytes;
+                     });
+    constexpr int kPasses = 3;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      for (Crossing& crossing : crossings_) {
+        if (crossing.relay >= 0) route(crossing, -1);
+        crossing.relay = least_loaded(crossing);
+        route(crossing, 1);
+      }
+    }
+    for (const Crossing& crossing : crossings_) {
+      for (std::size_t i = crossing.first; i < crossing.last; ++i) {
+        if (units_[crossing.unit].devices[i] != crossing.relay)
+          via[crossing.unit][i] = crossing.relay;
+      }
+    }
+    return via;
+  }
+
+ private:
+  [[nodiscard]] std::int32_t node(std::int32_t device) const { return device / devices_per_node_; }
+
+  void gather_crossings(std::size_t u) {
+    const MovingUnit& unit = units_[u];
+    for (std::size_t i = 0; i < unit.devices.size();) {
+      std::size_t j = i;
+      while (j < unit.devices.size() && node(unit.devices[j]) == node(unit.devices[i])) ++j;
+      if (node(unit.devices[i]) == node(unit.owner)) {
+        for (; i < j; ++i) move(unit, unit.owner, unit.devices[i], unit.bytes);
+      } else {
+        crossings_.push_back({u, i, j, -1});
+      }
+      i = j;
+    }
+  }
+
+  void move(const MovingUnit& unit, std::int32_t from, std::int32_t to, std::int64_t bytes) {
+    if (unit.towards_owner) std::swap(from, to);
+    sent_[static_cast<std::size_t>(from)] += bytes;
+    received_[static_cast<std::size_t>(to)] += bytes;
+  }
+
+  // Adds (or takes back) the crossing's traffic through its relay.
+  void route(const Crossing& crossing, std::int64_t sign) {
+    const MovingUnit& unit = units_[crossing.unit];
+    move(unit, unit.owner, crossing.relay, sign * unit.bytes);
+    for (std::size_t i = crossing.first; i < crossing.last; ++i) {
+      if (unit.devices[i] != crossing.relay) {
+        move(unit, crossing.relay, unit.devices[i], sign * unit.bytes);
+      }
+    }
+  }
+
+  [[nodiscard]] std::int32_t least_loaded(const Crossing& crossing) const {
+    const MovingUnit& unit = units_[crossing.unit];
+    const std::int64_t fan =
+        static_cast<std::int64_t>(crossing.last - crossing.first - 1) * unit.bytes;
+    std::int32_t best = -1;
+    std::int64_t best_load = 0;
+    for (std::size_t i = crossing.first; i < crossing.last; ++i) {
+      const auto device = static_cast<std::size_t>(unit.devices[i]);
+      const std::int64_t in = received_[device] + (unit.towards_owner ? fan : unit.bytes);
+      const std::int64_t out = sent_[device] + (unit.towards_owner ? unit.bytes : fan);
+      if (best < 0 || std::max(in, out) < best_load) {
+        best = unit.devices[i];
+        best_load = std::max(in, out);
+      }
+    }
+    return best;
+  }
+
+  std::span<const MovingUnit> units_;
+  std::int32_t devices_per_node_;
+  std::vector<std::int64_t> sent_;
+  std::vector<std::int64_t> received_;
+  std::vector<Crossing> crossings_;
+};
+
+}  // namespace
+
+std::vector<std::vector<std::int32_t>> choose_relays(std::span<const MovingUnit> units,
+                                                     std::int32_t num_devices,
+                                                     std::int32_t devices_per_node) {
+  return RelayChooser(units, num_devices, devices_per_node).run();
+}
+
+}  // namespace contextile
