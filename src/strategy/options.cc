@@ -17,6 +17,15 @@ std::int64_t parse_integer_option(std::string_view name, std::string_view text, 
   return value;
 }
 
+double parse_real_option(std::string_view name, std::string_view text, double low, double high) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  CONTEXTILE_CHECK(
+      error == std::errc{} && end == text.data() + text.size() && value >= low && value <= high,
+      "strategy option {}: expected a number from {} to {}, found '{}'", name, low, high, text);
+  return value;
+}
+
 std::size_t parse_choice_option(std::string_view name, std::string_view text,
                                 const std::vector<std::string>& choices) {
   const auto it = std::find(choices.begin(), choices.end(), text);

@@ -20,6 +20,9 @@ namespace contextile {
 // Throws InvalidArgument naming the option unless `text` is an integer in [low, high].
 [[nodiscard]] std::int64_t parse_integer_option(std::string_view name, std::string_view text,
                                                 std::int64_t low, std::int64_t high);
+// The same for a finite number.
+[[nodiscard]] double parse_real_option(std::string_view name, std::string_view text, double low,
+                                       double high);
 // Index of `text` among `choices`; throws InvalidArgument listing them.
 [[nodiscard]] std::size_t parse_choice_option(std::string_view name, std::string_view text,
                                               const std::vector<std::string>& choices);
@@ -39,6 +42,16 @@ class OptionTable {
         name, std::move(help),
         [=](Options& options, std::string_view text) {
           options.*field = static_cast<Int>(parse_integer_option(name, text, low, high));
+        },
+        [=](const Options& options) { return fmt::format("{}", options.*field); });
+  }
+  // A number in [low, high].
+  OptionTable& real(std::string name, double Options::*field, double low, double high,
+                    std::string help) {
+    return add(
+        name, std::move(help),
+        [=](Options& options, std::string_view text) {
+          options.*field = parse_real_option(name, text, low, high);
         },
         [=](const Options& options) { return fmt::format("{}", options.*field); });
   }

@@ -7,14 +7,15 @@
 #include "base/suggest.h"
 #include "contextile/strategy.h"
 #include "strategy/axp_presets.h"
+#include "strategy/dcp.h"
 #include "strategy/magi.h"
 
 namespace contextile {
 
 std::span<const Strategy* const> strategies() {
-  static const std::array<const Strategy*, 6> kStrategies = {
-      &ring_strategy(),   &zigzag_strategy(),     &ulysses_strategy(),
-      &hybrid_strategy(), &all_gather_strategy(), &magi_strategy()};
+  static const std::array<const Strategy*, 7> kStrategies = {
+      &ring_strategy(),       &zigzag_strategy(), &ulysses_strategy(), &hybrid_strategy(),
+      &all_gather_strategy(), &magi_strategy(),   &dcp_strategy()};
   return kStrategies;
 }
 

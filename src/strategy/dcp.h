@@ -1,0 +1,10 @@
+// Dynamic context parallelism: hypergraph placement and division schedule.
+#pragma once
+
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+[[nodiscard]] const Strategy& dcp_strategy();
+
+}  // namespace contextile
