@@ -11,9 +11,11 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 20
 BENCH_ARGS ?=
 
-# Tests that stay quick under the sanitizers; everything but the strategy sweep and the installed
-# example.
-SANITIZE_TESTS ?= ^(base|mask|cluster|data|plan|runtime)_test$$
+# Tests that stay quick under the sanitizers: not the sweep over all strategies, the program, the
+# installed example.
+SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test schedule_test data_test plan_test runtime_test
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz install clean
@@ -41,7 +43,7 @@ build/build.ninja: | deps
 
 bench: build  ## run the benchmarks
 	@for bench in build/*_bench; do \
-	  [ -x "$$bench" ] || continue; echo "== $$bench"; "$$bench" $(BENCH_ARGS) || exit 1; \
+	  echo "== $$bench"; "$$bench" $(BENCH_ARGS) || exit 1; \
 	done
 
 format: deps-dev  ## format all C++ in place
@@ -52,8 +54,8 @@ lint: deps-dev build  ## format, include rules, clang-tidy
 
 sanitize: deps  ## a shorter selection of the tests under ASan and UBSan, in build-debug/
 	@[ -f build-debug/build.ninja ] || cmake --preset debug
-	cmake --build --preset debug -j $(JOBS)
-	ctest --preset debug -j $(JOBS) -R '$(SANITIZE_TESTS)'
+	cmake --build --preset debug -j $(JOBS) --target $(SANITIZE_TESTS)
+	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
 
 tsan: deps  ## the runtime's tests under ThreadSanitizer, in build-tsan/
 	@[ -f build-tsan/build.ninja ] || cmake --preset tsan
@@ -62,7 +64,7 @@ tsan: deps  ## the runtime's tests under ThreadSanitizer, in build-tsan/
 
 fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
 	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
-	cmake --build --preset fuzz -j $(JOBS)
+	cmake --build --preset fuzz -j $(JOBS) --target $(basename $(notdir $(wildcard fuzz/fuzz_*.cc)))
 	scripts/fuzz --seconds $(FUZZ_SECONDS) -j $(JOBS)
 
 install: build  ## install program, libraries, headers and CMake package under PREFIX

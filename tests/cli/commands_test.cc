@@ -253,6 +253,7 @@ TEST_F(Commands, LimitsAreProvedByVerification) {
   const Outcome outcome =
       contextile(joined({"plan", "-o", path("limit.plan"), "--token-limit", "3"}, small()));
   EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("(broken, not written)"));
   EXPECT_THAT(outcome.out, HasSubstr("violation:"));
   EXPECT_THAT(outcome.out, HasSubstr("verified: BROKEN"));
   EXPECT_FALSE(std::filesystem::exists(path("limit.plan")));
@@ -354,6 +355,11 @@ TEST_F(Commands, CompareAveragesBatches) {
   const json row = document(joined({"compare", "--strategy", "magi", "--batches", "3"}, batches))
                        .at("strategies")
                        .at(0);
+  const std::string text =
+      output(joined({"compare", "--strategy", "magi", "--batches", "3"}, batches));
+  EXPECT_THAT(text, HasSubstr("3 batches, 6144 tokens"));
+  EXPECT_THAT(text, HasSubstr("means"));
+  EXPECT_LE(longest_line(text), 80U);
   double sum = 0;
   for (const json& batch : row.at("batches")) {
     sum += batch.at("statistics").at("forward").at("inter_bytes").get<double>();
