@@ -47,8 +47,8 @@ enum class Direction : std::uint8_t { kForward, kBackward };
   return role == Role::kBoth || (role == Role::kKvOnly) == is_of_kv(kind);
 }
 
-// Bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads and elements travel
-// as `wire`. LSE and delta are 4 bytes each whatever the wire.
+// Bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads and elements
+// travel as `wire`. LSE and delta are 4 bytes each whatever the wire.
 [[nodiscard]] std::int64_t unit_bytes(Kind kind, std::int64_t tokens, const AttentionShape& shape,
                                       std::int32_t head_groups, Dtype wire);
 
@@ -62,14 +62,14 @@ struct PlacedTile {
   std::int64_t pairs = 0;  // as TileIndex says
 };
 
-// One unit from one device to another: launched before attention `launch_stage`, waited before attention
-// `need_stage` > launch_stage, on both ends alike. At one stage boundary s a device first waits for what
-// it needs at s, then merges what arrived, then launches.
+// One unit from one device to another: launched before attention `launch_stage`, waited before
+// attention `need_stage` > launch_stage, on both ends alike. At one stage boundary s a device first
+// waits for what it needs at s, then merges what arrived, then launches.
 //
-// Inputs: src owns the unit, or received it with a need stage <= launch_stage (relay), or retained it.
-// Results: src sends all it has gathered of the unit so far and starts anew; dst merges what arrives
-// into what it has. A result that holds all its tiles travels in the activation dtype, a partial one in
-// the arrangement's partial_wire.
+// Inputs: src owns the unit, or received it with a need stage <= launch_stage (relay), or retained
+// it. Results: src sends all it has gathered of the unit so far and starts anew; dst merges what
+// arrives into what it has. A result that holds all its tiles travels in the activation dtype, a
+// partial one in the arrangement's partial_wire.
 struct Transfer {
   Kind kind = Kind::kKv;
   BlockId block;
@@ -80,8 +80,8 @@ struct Transfer {
   std::int32_t need_stage = 1;
 };
 
-// Tiles of one device and stage run in listed order; transfers between two devices with equal stages
-// travel as one message in listed order.
+// Tiles of one device and stage run in listed order; transfers between two devices with equal
+// stages travel as one message in listed order.
 struct ArrangedDirection {
   std::vector<PlacedTile> tiles;
   std::vector<Transfer> transfers;
@@ -104,9 +104,9 @@ struct ArrangedMask {
 
 struct ArrangedRound {
   Blocking blocks;
-  std::vector<Rank> owners;  // of every block
+  std::vector<Rank> owners;      // of every block
   std::int32_t head_groups = 1;  // divides the KV heads
-  std::vector<Mask> masks;       // of the workload, in its order, each restricted to this round's tokens
+  std::vector<Mask> masks;  // of the workload, in its order, each restricted to this round's tokens
   std::vector<ArrangedMask> programs;  // one for each mask
 };
 
@@ -114,9 +114,10 @@ struct Arrangement {
   std::string strategy;
   std::map<std::string, std::string> options;  // as used, defaults filled in
   Dtype partial_wire = Dtype::kF32;
-  std::vector<ArrangedRound> rounds;  // executed in order, a barrier between; blocks partition the tokens
-  // What the original would have charged for padding, if the strategy was asked to (padded=on): real
-  // bytes and pairs are multiplied by these in statistics. 1: none.
+  std::vector<ArrangedRound>
+      rounds;  // executed in order, a barrier between; blocks partition the tokens
+  // What the original would have charged for padding, if the strategy was asked to (padded=on):
+  // real bytes and pairs are multiplied by these in statistics. 1: none.
   double padded_bytes_factor = 1;
   double padded_pairs_factor = 1;
 };

@@ -28,7 +28,7 @@ struct Id {
 using Rank = Id<struct RankTag>;      // a device of the context-parallel group, 0 … R-1
 using BlockId = Id<struct BlockTag>;  // a token block of one round
 using GroupId = Id<struct GroupTag>;  // a head group, 0 … G-1
-using SlotId = Id<struct SlotTag>;    // a slot of one kind on one device (owned first, then staging)
+using SlotId = Id<struct SlotTag>;  // a slot of one kind on one device (owned first, then staging)
 
 inline constexpr Rank kInvalidRank{};
 inline constexpr BlockId kInvalidBlock{};

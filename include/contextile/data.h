@@ -12,10 +12,11 @@
 
 namespace contextile {
 
-// Reads sequence lengths: one per line (.txt or anything else), a JSON array (.json or text that starts
-// with '['), JSONL with `length_field` in every object, .npy (1-d integers) or a Megatron-LM .idx (its
-// sequence lengths). Throws IoError when it cannot be read and InvalidArgument (file, line or index,
-// expected, found) when it is not what it claims; zero and negative lengths are errors.
+// Reads sequence lengths: one per line (.txt or anything else), a JSON array (.json or text that
+// starts with '['), JSONL with `length_field` in every object, .npy (1-d integers) or a Megatron-LM
+// .idx (its sequence lengths). Throws IoError when it cannot be read and InvalidArgument (file,
+// line or index, expected, found) when it is not what it claims; zero and negative lengths are
+// errors.
 [[nodiscard]] std::vector<std::int64_t> read_lengths(const std::string& path,
                                                      std::string_view length_field = "length");
 
@@ -28,10 +29,10 @@ namespace contextile {
 [[nodiscard]] std::vector<std::int64_t> parse_lengths_idx(std::span<const std::uint8_t> bytes,
                                                           std::string_view where);
 
-// A mask file: {"bands": [[q0, q1, k0, k1, lo, hi], …]}, null for infinite. The bands are checked against
-// the batch (range and disjointness). Throws IoError, InvalidArgument.
+// A mask file: {"bands": [[q0, q1, k0, k1, lo, hi], …]}, null for infinite. The bands are checked
+// against the batch (range and disjointness). Throws IoError, InvalidArgument.
 [[nodiscard]] Mask read_mask_file(const std::string& path, std::int64_t num_tokens);
-[[nodiscard]] Mask parse_mask_json(std::string_view json, std::int64_t num_tokens,
+[[nodiscard]] Mask parse_mask_json(std::string_view text, std::int64_t num_tokens,
                                    std::string_view where);
 
 struct Dataset {
@@ -42,15 +43,15 @@ struct Dataset {
 
 // How documents become batches.
 struct BatchOptions {
-  std::int64_t tokens = 0;      // per batch; 0: a lengths file is one batch (a dataset needs a number)
+  std::int64_t tokens = 0;  // per batch; 0: a lengths file is one batch (a dataset needs a number)
   std::int64_t batches = 1;
   std::int64_t max_length = 0;  // longer documents are cut to this; 0: no limit
   double scale = 1;             // every length is multiplied by this (at least 1 token remains)
   std::uint64_t seed = 0;       // of a dataset's samples
 };
 
-// Documents fill batches in order; the last document of a batch is cut to fit. Throws InvalidArgument when
-// the lengths run out before the batches are full.
+// Documents fill batches in order; the last document of a batch is cut to fit. Throws
+// InvalidArgument when the lengths run out before the batches are full.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> batches_from_lengths(
     std::span<const std::int64_t> lengths, const BatchOptions& options);
 // The same over samples of a built-in distribution. Unknown names list the known ones.

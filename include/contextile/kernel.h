@@ -41,9 +41,9 @@ struct KernelParams {
   float softcap = 0;  // 0: none
 };
 
-// One tile of a forward call. Bands are over local rows (q rows 0 … N-1, key rows 0 … M-1), disjoint.
-// init: every row of o and lse is overwritten (rows without a pair become O = 0, LSE = -inf); otherwise
-// the tile's result is merged into what they hold. LSE is the natural log.
+// One tile of a forward call. Bands are over local rows (q rows 0 … N-1, key rows 0 … M-1),
+// disjoint. init: every row of o and lse is overwritten (rows without a pair become O = 0, LSE =
+// -inf); otherwise the tile's result is merged into what they hold. LSE is the natural log.
 struct ForwardTile {
   TensorView q_NHD;
   TensorView k_MHD;
@@ -54,8 +54,9 @@ struct ForwardTile {
   bool init = false;
 };
 
-// One tile of a backward call. lse is the final one (-inf on a row that attends nothing: its gradients are
-// 0), delta = rowsum(dO ∘ O). init overwrites the whole accumulator, otherwise the tile adds to it.
+// One tile of a backward call. lse is the final one (-inf on a row that attends nothing: its
+// gradients are 0), delta = rowsum(dO ∘ O). init overwrites the whole accumulator, otherwise the
+// tile adds to it.
 struct BackwardTile {
   TensorView q_NHD;
   TensorView k_MHD;
@@ -76,8 +77,8 @@ class AttentionKernel {
   virtual ~AttentionKernel() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
-  // Tiles act in listed order: the same call gives the same bits whatever the number of threads. Inputs
-  // have one dtype; no input aliases an output.
+  // Tiles act in listed order: the same call gives the same bits whatever the number of threads.
+  // Inputs have one dtype; no input aliases an output.
   virtual void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const = 0;
   virtual void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const = 0;
 };

@@ -39,10 +39,10 @@ struct AttentionGrid {
 struct GridSpec {
   std::int32_t nodes = 1;
   std::int32_t devices_per_node = 1;
-  double eps_compute = 0.1;    // a device's work <= (1 + eps) · mean
-  double eps_node = 0.04;      // a node's work <= (1 + eps) · mean while nodes are chosen
-  std::int64_t token_cap = 0;  // tokens a device may own; 0: as the longest-first greedy needs,
-                               // plus one block
+  double eps_compute = 0.1;      // a device's work <= (1 + eps) · mean
+  double eps_node = 0.04;        // a node's work <= (1 + eps) · mean while nodes are chosen
+  std::int64_t token_cap = 0;    // tokens a device may own; 0: as the longest-first greedy needs,
+                                 // plus one block
   std::int64_t node_weight = 3;  // of a byte across nodes, beside 1 of every byte
   double traffic_weight = 0.1;   // of the hottest devices in the objective; 0: total bytes only
   double effort = 1;             // annealing steps, in multiples of the fast setting

@@ -1,5 +1,6 @@
-// The plan: per device and direction a program of five instructions. Made once per batch, shared by all
-// layers with the same mask; verified, executed, serialized and drawn without looking at the strategy.
+// The plan: per device and direction a program of five instructions. Made once per batch, shared by
+// all layers with the same mask; verified, executed, serialized and drawn without looking at the
+// strategy.
 #pragma once
 
 #include <array>
@@ -30,9 +31,9 @@ struct TileOp {
   GroupId group;
   SlotId q;
   SlotId kv;
-  SlotId d_o;               // backward only
-  SlotId result;            // o forward, dq backward
-  SlotId dkv;               // backward only
+  SlotId d_o;                // backward only
+  SlotId result;             // o forward, dq backward
+  SlotId dkv;                // backward only
   bool init_result = false;  // overwrite the whole slot instead of accumulating
   bool init_dkv = false;     // backward only
   std::int64_t pairs = 0;    // attended (q, k) pairs, counted once, not per head
@@ -76,7 +77,8 @@ struct TransferEnd {
   friend bool operator==(const TransferEnd&, const TransferEnd&) = default;
 };
 
-// Starts a group of transfers and returns. Units for one peer travel as one message, in listed order.
+// Starts a group of transfers and returns. Units for one peer travel as one message, in listed
+// order.
 struct LaunchOp {
   std::int32_t id = 0;
   std::vector<TransferEnd> sends;
@@ -130,7 +132,8 @@ struct ProgramPair {
 };
 
 struct DeviceProgram {
-  // Owned blocks in local order. Owned slot of a unit: position · head_groups + group, for every kind.
+  // Owned blocks in local order. Owned slot of a unit: position · head_groups + group, for every
+  // kind.
   std::vector<BlockId> local_blocks;
   std::vector<ProgramPair> programs;  // one for each mask
   friend bool operator==(const DeviceProgram&, const DeviceProgram&) = default;
@@ -139,8 +142,8 @@ struct DeviceProgram {
 struct PlanRound {
   std::int32_t head_groups = 1;
   Blocking blocks;
-  std::vector<Rank> owners;           // of every block
-  std::vector<NamedMask> masks;       // bands on this round's tokens only
+  std::vector<Rank> owners;                        // of every block
+  std::vector<NamedMask> masks;                    // bands on this round's tokens only
   std::optional<std::int64_t> token_limit;         // tokens a device may own
   std::optional<std::int64_t> memory_limit_bytes;  // of a device and direction
   std::vector<DeviceProgram> devices;              // by rank
@@ -178,16 +181,16 @@ struct BuildOptions {
   std::optional<std::int64_t> memory_limit_bytes;  // likewise
 };
 
-// Lowers an arrangement: buffers are placed and reused, relays and travelling results resolved, both
-// directions emitted; the digest is set. Deterministic. Throws InvalidArgument naming round, mask,
-// direction and unit when the arrangement contradicts itself (a tile whose input never arrives, a
-// transfer whose source has nothing to send, …). O(tiles + transfers · log).
+// Lowers an arrangement: buffers are placed and reused, relays and travelling results resolved,
+// both directions emitted; the digest is set. Deterministic. Throws InvalidArgument naming round,
+// mask, direction and unit when the arrangement contradicts itself (a tile whose input never
+// arrives, a transfer whose source has nothing to send, …). O(tiles + transfers · log).
 [[nodiscard]] Plan build_plan(const Workload& workload, const Cluster& cluster,
                               const Arrangement& arrangement, const BuildOptions& options = {});
 
 // ------------------------------------------------------------------------------------ verify
 
-struct DataMovement {                    // of one direction, all rounds and masks together
+struct DataMovement {  // of one direction, all rounds and masks together
   std::int64_t transfers = 0;
   std::int64_t redundant_transfers = 0;  // no attention reads the data there or further on
   std::int64_t redundant_bytes = 0;
@@ -199,7 +202,7 @@ struct VerifyReport {
   std::vector<std::string> violations;  // the first `max_shown`, causes before consequences
   std::int64_t num_violations = 0;
   std::vector<std::string> warnings;
-  bool grouped_launches_ok = true;  // no deadlock when launches run strictly one after another
+  bool grouped_launches_ok = true;       // no deadlock when launches run strictly one after another
   std::array<DataMovement, 2> movement;  // by Direction; meaningful when ok()
 
   [[nodiscard]] bool ok() const { return num_violations == 0; }
@@ -207,13 +210,14 @@ struct VerifyReport {
 
 struct VerifyOptions {
   std::int64_t max_shown = 50;
-  // Report a deadlock of grouped launches as a violation (transports such as NCCL need its absence).
+  // Report a deadlock of grouped launches as a violation (transports such as NCCL need its
+  // absence).
   bool require_grouped_launches = true;
 };
 
 // Proves a plan: exactly once, data flow, linear partials, matching messages, no race, no deadlock,
-// memory, ownership (docs/plan-format.md). Never throws on a broken plan; every violation is counted.
-// Uses plan and mask types only. O(tiles + instructions · log).
+// memory, ownership (docs/plan-format.md). Never throws on a broken plan; every violation is
+// counted. Uses plan and mask types only. O(tiles + instructions · log).
 [[nodiscard]] VerifyReport verify(const Plan& plan, const VerifyOptions& options = {});
 
 // -------------------------------------------------------------------------------- statistics
@@ -222,8 +226,8 @@ struct VerifyOptions {
 struct DeviceMemory {
   std::int64_t staging_bytes = 0;      // arenas
   std::int64_t accumulator_bytes = 0;  // owned o, dq, dkv in fp32 (o with its LSE)
-  std::int64_t packing_bytes = 0;      // results converted to or from a narrower wire dtype in flight
-  std::int64_t retained_bytes = 0;     // kept from forward to backward, one layer
+  std::int64_t packing_bytes = 0;   // results converted to or from a narrower wire dtype in flight
+  std::int64_t retained_bytes = 0;  // kept from forward to backward, one layer
 
   [[nodiscard]] std::int64_t total_bytes() const {
     return staging_bytes + accumulator_bytes + packing_bytes;
@@ -232,8 +236,8 @@ struct DeviceMemory {
 [[nodiscard]] DeviceMemory device_memory(const Plan& plan, std::size_t round, std::size_t mask,
                                          Direction direction, Rank rank);
 
-// Where converted transfers of each launch stand in the packing buffer: same order as sends then recvs.
-// Offsets are bytes; -1: not packed (the slot itself is sent or received).
+// Where converted transfers of each launch stand in the packing buffer: same order as sends then
+// recvs. Offsets are bytes; -1: not packed (the slot itself is sent or received).
 struct PackLayout {
   std::map<std::int32_t, std::vector<std::int64_t>> send_offset_bytes;  // by launch id
   std::map<std::int32_t, std::vector<std::int64_t>> recv_offset_bytes;
@@ -255,14 +259,14 @@ struct DeviceStats {
 // delta included.
 struct DirectionStats {
   std::int64_t tiles = 0;
-  std::int64_t pairs = 0;      // per group, summed over tiles of group 0
+  std::int64_t pairs = 0;  // per group, summed over tiles of group 0
   std::int64_t transfers = 0;
   std::int64_t messages = 0;
   std::int64_t launches = 0;
   std::int64_t inter_bytes = 0;
   std::int64_t intra_bytes = 0;
   std::array<std::int64_t, kNumKinds> bytes_by_kind{};
-  std::int64_t max_device_bytes = 0;      // largest max(sent, received)
+  std::int64_t max_device_bytes = 0;       // largest max(sent, received)
   std::int64_t max_node_uplink_bytes = 0;  // largest max(sent, received) across node boundaries
   double flops = 0;
   double compute_imbalance = 0;  // (max - mean) / max of FLOPs; rounds have a barrier between
@@ -288,8 +292,8 @@ struct PlanStats {
 // Bytes of a plan file (docs/plan-format.md). The digest in the file is plan.digest.
 // Throws InvalidPlan when plan.digest is not compute_digest(plan), or ids do not fit the plan.
 [[nodiscard]] std::vector<std::uint8_t> serialize(const Plan& plan);
-// Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where` names
-// the source in messages.
+// Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where`
+// names the source in messages.
 [[nodiscard]] Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where);
 // XXH3-64 of the canonical bytes with the digest zeroed.
 [[nodiscard]] std::uint64_t compute_digest(const Plan& plan);
@@ -300,7 +304,8 @@ struct PlanStats {
 void save_plan(const Plan& plan, const std::string& path);
 [[nodiscard]] Plan load_plan(const std::string& path);
 
-// The stable JSON contract (docs/plan-format.md), streamed. With `only`, `devices` holds that rank alone.
+// The stable JSON contract (docs/plan-format.md), streamed. With `only`, `devices` holds that rank
+// alone.
 void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only = std::nullopt);
 
 }  // namespace contextile

@@ -32,15 +32,15 @@ class Saved {
   std::unique_ptr<Buffers> buffers_;
 };
 
-// Tensors of one rank in the plan's local order (local_blocks of every round one after another, a block's
-// ranges in listed order), token-major [local tokens, heads, dim]. Owned by the caller.
+// Tensors of one rank in the plan's local order (local_blocks of every round one after another, a
+// block's ranges in listed order), token-major [local tokens, heads, dim]. Owned by the caller.
 struct ForwardTensors {
-  TensorView q_THD;    // [T, q_heads, D]
-  TensorView k_THD;    // [T, kv_heads, D]
-  TensorView v_THD;    // [T, kv_heads, Dv]
+  TensorView q_THD;               // [T, q_heads, D]
+  TensorView k_THD;               // [T, kv_heads, D]
+  TensorView v_THD;               // [T, kv_heads, Dv]
   std::span<const float> sink_H;  // [q_heads], empty unless shape.sink
-  TensorView out_THD;  // written, activation dtype [T, q_heads, Dv]
-  RowStats lse_TH;     // written, fp32 [T, q_heads], natural log, sink included
+  TensorView out_THD;             // written, activation dtype [T, q_heads, Dv]
+  RowStats lse_TH;                // written, fp32 [T, q_heads], natural log, sink included
 };
 
 struct BackwardTensors {
@@ -51,10 +51,10 @@ struct BackwardTensors {
   RowStats lse_TH;     // as forward returned it
   TensorView dout_THD;
   std::span<const float> sink_H;
-  TensorView dq_THD;           // written, activation dtype
-  TensorView dk_THD;           // written
-  TensorView dv_THD;           // written
-  std::span<float> dsink_H;    // written: this rank's share, the caller sums over ranks
+  TensorView dq_THD;         // written, activation dtype
+  TensorView dk_THD;         // written
+  TensorView dv_THD;         // written
+  std::span<float> dsink_H;  // written: this rank's share, the caller sums over ranks
 };
 
 // How one call went on this rank.
@@ -73,8 +73,9 @@ struct ExecutorMemory {
   std::int64_t workspace_bytes = 0;  // beside the plan's memory: delta, bands of tiles
 };
 
-// Runs one rank's programs of a plan over a transport with a kernel. Holds buffers, no activations: one
-// executor serves all layers and micro-batches and is prepared anew for every batch. Not thread safe.
+// Runs one rank's programs of a plan over a transport with a kernel. Holds buffers, no activations:
+// one executor serves all layers and micro-batches and is prepared anew for every batch. Not thread
+// safe.
 class Executor {
  public:
   Executor(Transport& transport, const AttentionKernel& kernel);
@@ -82,19 +83,19 @@ class Executor {
   Executor(Executor&&) noexcept;
   Executor& operator=(Executor&&) noexcept;
 
-  // Allocates buffers (reusing what fits), classifies tiles, and checks that every rank holds the same
-  // plan: throws InvalidPlan naming the ranks and both digests on a mismatch, or when the plan is for
-  // another number of ranks. Collective.
+  // Allocates buffers (reusing what fits), classifies tiles, and checks that every rank holds the
+  // same plan: throws InvalidPlan naming the ranks and both digests on a mismatch, or when the plan
+  // is for another number of ranks. Collective.
   void prepare(std::shared_ptr<const Plan> plan);
 
-  // Collective over all ranks; `mask` indexes the plan's masks. Throws InvalidArgument on tensors of the
-  // wrong shape, TransportError if a peer fails.
+  // Collective over all ranks; `mask` indexes the plan's masks. Throws InvalidArgument on tensors
+  // of the wrong shape, TransportError if a peer fails.
   Saved forward(std::size_t mask, const ForwardTensors& tensors);
   void backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved);
 
-  // Two calls may be in flight on one executor (ping-pong): each begin_* issues the program up to its first
-  // wait and takes buffers of its own; finish runs the rest. Handles are finished in the order they began
-  // on every rank alike.
+  // Two calls may be in flight on one executor (ping-pong): each begin_* issues the program up to
+  // its first wait and takes buffers of its own; finish runs the rest. Handles are finished in the
+  // order they began on every rank alike.
   class Handle;
   [[nodiscard]] Handle begin_forward(std::size_t mask, const ForwardTensors& tensors);
   [[nodiscard]] Handle begin_backward(std::size_t mask, const BackwardTensors& tensors,
@@ -145,8 +146,9 @@ struct TokenPosition {
 // A whole batch in fp64, on one machine. Dense per row; for checking.
 struct BatchTensors {
   std::int64_t tokens = 0;
-  std::vector<double> q, k, v, dout;  // [T, H, D] as the shape says, values representable in its dtype
-  std::vector<double> sink;           // [q_heads] or empty
+  std::vector<double> q, k, v,
+      dout;                  // [T, H, D] as the shape says, values representable in its dtype
+  std::vector<double> sink;  // [q_heads] or empty
 };
 struct OracleResult {
   std::vector<double> out, lse, dq, dk, dv, dsink;
@@ -160,10 +162,10 @@ struct OracleResult {
 // ---------------------------------------------------------------------------------- whole runs
 
 struct RunOptions {
-  std::string kernel;         // empty: the preferred one
-  std::uint64_t seed = 0;     // of the inputs
-  bool compare = true;        // against the oracle and against one device with the same kernel
-  std::int32_t repeats = 1;   // timed repetitions
+  std::string kernel;        // empty: the preferred one
+  std::uint64_t seed = 0;    // of the inputs
+  bool compare = true;       // against the oracle and against one device with the same kernel
+  std::int32_t repeats = 1;  // timed repetitions
   InprocOptions transport;
 };
 
@@ -176,11 +178,11 @@ struct RunError {
 };
 struct MaskRun {
   std::string mask;
-  std::vector<RunError> errors;     // empty without compare
-  double forward_s = 0;             // slowest rank, fastest repeat
+  std::vector<RunError> errors;  // empty without compare
+  double forward_s = 0;          // slowest rank, fastest repeat
   double backward_s = 0;
   double exposed_s = 0;
-  std::int64_t sent_bytes_forward = 0;   // all ranks
+  std::int64_t sent_bytes_forward = 0;  // all ranks
   std::int64_t sent_bytes_backward = 0;
   std::int64_t predicted_bytes_forward = 0;  // plan statistics
   std::int64_t predicted_bytes_backward = 0;

@@ -1,5 +1,5 @@
-// The plug-in point for context-parallel methods: one pure function from (workload, cluster, options) to
-// an arrangement, and the registry of all of them.
+// The plug-in point for context-parallel methods: one pure function from (workload, cluster,
+// options) to an arrangement, and the registry of all of them.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ class Strategy {
   [[nodiscard]] virtual std::optional<std::string> unsupported(
       const Workload& workload, const Cluster& cluster, const StrategyRequest& request) const = 0;
 
-  // Deterministic: same arguments, same arrangement, on any number of threads. Throws InvalidArgument on
-  // bad options, and with the reason when unsupported().
+  // Deterministic: same arguments, same arrangement, on any number of threads. Throws
+  // InvalidArgument on bad options, and with the reason when unsupported().
   [[nodiscard]] virtual Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                             const StrategyRequest& request) const = 0;
 };

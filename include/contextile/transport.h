@@ -25,8 +25,8 @@ struct Segment {
   [[nodiscard]] std::int64_t size_bytes() const { return row_bytes * num_rows; }
 };
 
-// Everything that goes to (or comes from) one peer in one launch, in order. Both ends agree on the total
-// size; their segments may be cut differently.
+// Everything that goes to (or comes from) one peer in one launch, in order. Both ends agree on the
+// total size; their segments may be cut differently.
 struct Message {
   Rank peer;
   std::vector<Segment> segments;
@@ -44,12 +44,13 @@ class Transport {
   [[nodiscard]] virtual Rank rank() const = 0;
   [[nodiscard]] virtual std::int32_t size() const = 0;
 
-  // Starts a group of transfers and returns at once. Send memory must stay unchanged, receive memory
-  // untouched, until `wait`. Throws TransportError if the group has failed.
+  // Starts a group of transfers and returns at once. Send memory must stay unchanged, receive
+  // memory untouched, until `wait`. Throws TransportError if the group has failed.
   virtual std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) = 0;
 
   // Blocks until every message of the launch has moved. Each ticket is waited exactly once. Throws
-  // TransportError naming rank, operation and peer when a peer died or nothing moved for the timeout.
+  // TransportError naming rank, operation and peer when a peer died or nothing moved for the
+  // timeout.
   virtual void wait(std::int64_t ticket) = 0;
 
   // Tells the group that this rank gives up, so that no peer waits for it.
@@ -74,13 +75,13 @@ struct InprocOptions {
   std::uint64_t delay_seed = 0;
 };
 
-// Ranks as threads of one process: the embedded default. All transports of a group share its state; each
-// is driven by its own thread.
+// Ranks as threads of one process: the embedded default. All transports of a group share its state;
+// each is driven by its own thread.
 [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_inproc_group(
     std::int32_t num_ranks, const InprocOptions& options = {});
 
-// Runs `body(transport)` on one thread per rank of an in-process group and joins them. An exception on
-// one rank aborts the group; the first one thrown that is no echo of the abort is rethrown.
+// Runs `body(transport)` on one thread per rank of an in-process group and joins them. An exception
+// on one rank aborts the group; the first one thrown that is no echo of the abort is rethrown.
 void run_inproc(std::int32_t num_ranks, const std::function<void(Transport&)>& body,
                 const InprocOptions& options = {});
 

@@ -35,12 +35,13 @@ template <typename To, typename From>
 
 }  // namespace contextile
 
-// Contract of a public function: throws InvalidArgument with the message (a format string and arguments).
-#define CONTEXTILE_CHECK(condition, ...)                 \
-  do {                                                   \
-    if (!(condition)) {                                  \
-      ::contextile::fail_argument(__VA_ARGS__);          \
-    }                                                    \
+// Contract of a public function: throws InvalidArgument with the message (a format string and
+// arguments).
+#define CONTEXTILE_CHECK(condition, ...)        \
+  do {                                          \
+    if (!(condition)) {                         \
+      ::contextile::fail_argument(__VA_ARGS__); \
+    }                                           \
   } while (false)
 
 // Internal invariant: checked in debug builds only, a bug of the library when it fails.
@@ -49,11 +50,11 @@ template <typename To, typename From>
   do {                               \
   } while (false)
 #else
-#define CONTEXTILE_DCHECK(condition)                                                           \
-  do {                                                                                         \
-    if (!(condition)) {                                                                        \
-      throw ::contextile::Error(fmt::format("internal error: {} fails at {}:{}", #condition,   \
-                                            __FILE__, __LINE__));                              \
-    }                                                                                          \
+#define CONTEXTILE_DCHECK(condition)                                                         \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      throw ::contextile::Error(                                                             \
+          fmt::format("internal error: {} fails at {}:{}", #condition, __FILE__, __LINE__)); \
+    }                                                                                        \
   } while (false)
 #endif

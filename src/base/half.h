@@ -32,7 +32,7 @@ namespace contextile {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
   const std::uint32_t magnitude = bits & 0x7fffffffU;
-  if (magnitude > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U);  // NaN
+  if (magnitude > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U);   // NaN
   if (magnitude >= 0x47800000U) return static_cast<std::uint16_t>(sign | 0x7c00U);  // >= 65536: inf
   if (magnitude < 0x38800000U) {  // below 2^-14: subnormal; adding 0.5 rounds at bit 2^-24
     const float shifted = std::bit_cast<float>(magnitude) + 0.5F;

@@ -21,7 +21,7 @@ namespace contextile {
 [[nodiscard]] std::vector<HomeRange> load_layout(const std::string& text,
                                                  std::span<const Range> sequences,
                                                  std::int32_t num_ranks);
-[[nodiscard]] std::vector<HomeRange> parse_layout_json(std::string_view json,
+[[nodiscard]] std::vector<HomeRange> parse_layout_json(std::string_view text,
                                                        std::int32_t num_ranks,
                                                        std::string_view where);
 

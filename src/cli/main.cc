@@ -66,7 +66,7 @@ std::string unexpected_argument(const CLI::App& command, const std::string& argu
 
 // CLI11's own complaints in the words of all other messages.
 std::string reworded(const CLI::ParseError& error) {
-  const std::string text = error.what();
+  std::string text = error.what();
   const std::string option = text.substr(0, text.find_first_of(": "));
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     return fmt::format("{}: expected, found none", option);

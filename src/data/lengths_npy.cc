@@ -80,7 +80,7 @@ class HeaderReader {
     if (at_ == text_.size() || (text_[at_] != '\'' && text_[at_] != '"')) fail(expected);
     const std::size_t end = text_.find(text_[at_], at_ + 1);
     if (end == std::string_view::npos) fail("a closed quote");
-    const std::string result(text_.substr(at_ + 1, end - at_ - 1));
+    std::string result(text_.substr(at_ + 1, end - at_ - 1));
     at_ = end + 1;
     return result;
   }

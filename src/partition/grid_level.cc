@@ -9,7 +9,7 @@ namespace {
 void build_nets(GridLevel& level) {
   const std::int32_t num_blocks = level.num_blocks();
   const std::int32_t row_nets = level.num_groups * num_blocks;
-  level.net_bytes.resize(static_cast<std::size_t>(2 * row_nets));
+  level.net_bytes.resize(2 * static_cast<std::size_t>(row_nets));
   level.total_held_tokens = 0;
   for (const GridLevel::LevelBlock& block : level.blocks)
     level.total_held_tokens += block.held_tokens;
@@ -69,7 +69,8 @@ std::vector<SequenceShape> sequence_shapes(const GridLevel& level) {
 double tiles_after_merge(const SequenceShape& shape, std::int32_t groups) {
   const auto blocks = static_cast<double>(shape.blocks);
   const double density = shape.tiles / (blocks * blocks * groups);
-  const auto merged = static_cast<double>((shape.blocks + 1) / 2);
+  const std::int64_t pairs = (shape.blocks + 1) / 2;
+  const auto merged = static_cast<double>(pairs);
   return std::max(shape.tiles / 4, std::min(shape.tiles, merged * merged * groups * density));
 }
 

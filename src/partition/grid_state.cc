@@ -52,7 +52,7 @@ void GridState::rebuild() {
   for (std::size_t t = 0; t < grid.tiles.size(); ++t) {
     const GridLevel::LevelTile& tile = grid.tiles[t];
     for (const std::int32_t net : {tile.row_net, tile.column_net}) {
-      ++count_[static_cast<std::size_t>(net * num_lanes_ + place[t])];
+      ++count_[count_index(net, place[t])];
       span_[static_cast<std::size_t>(net)] |= lane_bit(place[t]);
     }
     load[place[t]] += tile.work;
@@ -92,8 +92,8 @@ void GridState::move_tile(std::int32_t t, Lane to) {
        {std::pair(tile.row_net, tile.row), {tile.column_net, tile.column}}) {
     const Lane owner_lane = owner[static_cast<std::size_t>(block)];
     change_span(net, span_after(net, block, from, to), owner_lane, owner_lane);
-    --count_[static_cast<std::size_t>(net * num_lanes_ + from)];
-    ++count_[static_cast<std::size_t>(net * num_lanes_ + to)];
+    --count_[count_index(net, from)];
+    ++count_[count_index(net, to)];
   }
   load[static_cast<std::size_t>(from)] -= tile.work;
   load[static_cast<std::size_t>(to)] += tile.work;

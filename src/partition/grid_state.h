@@ -72,7 +72,7 @@ struct GridLimits {
 
 class GridState {
  public:
-  GridState(const GridLevel& level, const LaneLayout& layout, const GridLimits& limits);
+  GridState(const GridLevel& grid, const LaneLayout& lane_layout, const GridLimits& grid_limits);
 
   const GridLevel* level;
   LaneLayout layout;
@@ -99,7 +99,7 @@ class GridState {
     return span_[static_cast<std::size_t>(net)];
   }
   [[nodiscard]] std::int32_t count(std::int32_t net, Lane lane) const {
-    return count_[static_cast<std::size_t>(net * num_lanes_ + lane)];
+    return count_[count_index(net, lane)];
   }
   [[nodiscard]] std::int64_t weight_of(LaneMask mask) const {
     return std::popcount(mask) + limits.node_weight * layout.count_nodes(mask);
@@ -145,6 +145,11 @@ class GridState {
   void change_span(std::int32_t net, LaneMask after, Lane owner_before, Lane owner_after);
   void add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, double sign);
   [[nodiscard]] double traffic_of(LaneMask mask) const;
+
+  [[nodiscard]] std::size_t count_index(std::int32_t net, Lane lane) const {
+    return static_cast<std::size_t>(net) * static_cast<std::size_t>(num_lanes_) +
+           static_cast<std::size_t>(lane);
+  }
 
   std::int32_t num_lanes_;
   LaneMask devices_ = 0;
