@@ -354,38 +354,27 @@ class Annealer {
                                             Lane to, std::int64_t& work,
                                             std::int32_t& on_diagonal) const {
     std::int64_t delta = 0;
-    std::int32_t left = s_.count(net, from);
-    for (const std::int32_t t : level_.tiles_of(net)) {
-      if (place(t) != from) continue;
+    s_.for_each_tile(net, from, [&](std::int32_t t) {
       work += tile(t).work;
       const std::int32_t far_net = segment.row ? tile(t).column_net : tile(t).row_net;
       const std::int32_t far_block = segment.row ? tile(t).column : tile(t).row;
       if (far_block == segment.block) {
         on_diagonal = 1;
-        if (segment.with_owner) {
-          if (--left == 0) break;
-          continue;
-        }
+        if (segment.with_owner) return;
       }
       LaneMask after = s_.span(far_net) | lane_bit(to);
       if (s_.count(far_net, from) == 1 && owner(far_block) != from) after &= ~lane_bit(from);
       delta += span_delta(far_net, after);
-      if (--left == 0) break;
-    }
+    });
     return delta;
   }
 
   void collect(const Segment& segment, Lane from, std::vector<std::int32_t>& out) const {
     out.clear();
     for (std::int32_t g = 0; g < level_.num_groups; ++g) {
-      const std::int32_t net = net_of(segment.row, g, segment.block);
-      std::int32_t left = segment.covers(g) ? s_.count(net, from) : 0;
-      for (const std::int32_t t : level_.tiles_of(net)) {
-        if (left == 0) break;
-        if (place(t) != from) continue;
-        out.push_back(t);
-        --left;
-      }
+      if (!segment.covers(g)) continue;
+      s_.for_each_tile(net_of(segment.row, g, segment.block), from,
+                       [&](std::int32_t t) { out.push_back(t); });
     }
   }
 

@@ -32,11 +32,14 @@ void build_nets(GridLevel& level) {
   }
   level.net_tiles.resize(2 * level.tiles.size());
   std::vector<std::int32_t> next(level.first_tile.begin(), level.first_tile.end() - 1);
+  const auto list = [&](std::size_t t, std::int32_t net) {
+    const std::int32_t slot = next[static_cast<std::size_t>(net)]++;
+    level.net_tiles[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(t);
+    return slot;
+  };
   for (std::size_t t = 0; t < level.tiles.size(); ++t) {
-    for (const std::int32_t net : {level.tiles[t].row_net, level.tiles[t].column_net}) {
-      level.net_tiles[static_cast<std::size_t>(next[static_cast<std::size_t>(net)]++)] =
-          static_cast<std::int32_t>(t);
-    }
+    level.row_slot.push_back(list(t, level.tiles[t].row_net));
+    level.column_slot.push_back(list(t, level.tiles[t].column_net));
   }
 }
 

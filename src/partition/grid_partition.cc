@@ -23,6 +23,9 @@ namespace {
 // per tile of the level and multiplied by GridSpec::effort; temperatures are in mean row bytes.
 struct Tuning {
   double tile_share = 0.07;  // coarsen until a tile is this much of a device's work
+  // Coarse blocks are at most this many times a device's tokens, or the largest fine block.
+  std::int64_t coarse_means = 2;
+  std::int64_t coarse_blocks = 8;
   double node_steps = 50;
   double inside_steps = 100;
   double joint_steps = 75;
@@ -82,8 +85,13 @@ class JointPartitioner {
     finest_block_tokens_ = largest(held_sizes(finest));
     const auto mean_tokens =
         static_cast<std::int64_t>(static_cast<double>(finest.total_held_tokens) / devices);
-    levels_ =
-        coarsen_all(std::move(finest), limits_.mean_work, tuning_.tile_share, 2 * mean_tokens);
+    std::int64_t largest_tokens = 0;  // also of blocks held elsewhere
+    for (const GridLevel::LevelBlock& block : finest.blocks) {
+      largest_tokens = std::max(largest_tokens, block.tokens);
+    }
+    levels_ = coarsen_all(
+        std::move(finest), limits_.mean_work, tuning_.tile_share,
+        std::max(tuning_.coarse_means * mean_tokens, tuning_.coarse_blocks * largest_tokens));
   }
 
   Assignment run() {

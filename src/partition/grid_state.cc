@@ -49,7 +49,9 @@ void GridState::rebuild() {
   span_.assign(grid.net_bytes.size(), 0);
   load.assign(static_cast<std::size_t>(num_lanes_), 0);
   tokens.assign(static_cast<std::size_t>(num_lanes_), 0);
+  listed_place_.resize(grid.net_tiles.size());
   for (std::size_t t = 0; t < grid.tiles.size(); ++t) {
+    list_place(t, place[t]);
     const GridLevel::LevelTile& tile = grid.tiles[t];
     for (const std::int32_t net : {tile.row_net, tile.column_net}) {
       ++count_[count_index(net, place[t])];
@@ -98,6 +100,7 @@ void GridState::move_tile(std::int32_t t, Lane to) {
   load[static_cast<std::size_t>(from)] -= tile.work;
   load[static_cast<std::size_t>(to)] += tile.work;
   place[static_cast<std::size_t>(t)] = static_cast<std::uint8_t>(to);
+  list_place(static_cast<std::size_t>(t), static_cast<std::uint8_t>(to));
 }
 
 std::int64_t GridState::owner_delta(std::int32_t block, Lane to) const {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "partition/grid_level.h"
@@ -101,6 +102,20 @@ class GridState {
   [[nodiscard]] std::int32_t count(std::int32_t net, Lane lane) const {
     return count_[count_index(net, lane)];
   }
+  // Calls visit(tile) for the net's tiles on `lane`, in listed order; nothing may move meanwhile.
+  template <typename Visit>
+  void for_each_tile(std::int32_t net, Lane lane, const Visit& visit) const {
+    const auto begin = level->first_tile[static_cast<std::size_t>(net)];
+    const auto end = level->first_tile[static_cast<std::size_t>(net) + 1];
+    const std::uint8_t* at = listed_place_.data() + begin;
+    const std::uint8_t* const last = listed_place_.data() + end;
+    for (std::int32_t left = count(net, lane); left > 0; --left) {
+      at = static_cast<const std::uint8_t*>(
+          std::memchr(at, lane, static_cast<std::size_t>(last - at)));
+      visit(level->net_tiles[static_cast<std::size_t>(at - listed_place_.data())]);
+      ++at;
+    }
+  }
   [[nodiscard]] std::int64_t weight_of(LaneMask mask) const {
     return std::popcount(mask) + limits.node_weight * layout.count_nodes(mask);
   }
@@ -142,6 +157,10 @@ class GridState {
       mask &= ~lane_bit(from);
     return mask | lane_bit(to);
   }
+  void list_place(std::size_t tile, std::uint8_t lane) {
+    listed_place_[static_cast<std::size_t>(level->row_slot[tile])] = lane;
+    listed_place_[static_cast<std::size_t>(level->column_slot[tile])] = lane;
+  }
   void change_span(std::int32_t net, LaneMask after, Lane owner_before, Lane owner_after);
   void add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, double sign);
   [[nodiscard]] double traffic_of(LaneMask mask) const;
@@ -158,7 +177,8 @@ class GridState {
   std::vector<double> share_;            // of every lane
   std::vector<std::int64_t> token_cap_;  // of every lane
   std::vector<LaneMask> span_;
-  std::vector<std::uint16_t> count_;  // [net][lane] tiles
+  std::vector<std::uint16_t> count_;        // [net][lane] tiles
+  std::vector<std::uint8_t> listed_place_;  // lane of every tile in the order of level->net_tiles
   double traffic_weight_ = 0;
   double mean_traffic_ = 1;
   std::vector<double> sent_;
