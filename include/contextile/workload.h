@@ -98,8 +98,19 @@ void check_workload(const Workload& workload);
 [[nodiscard]] double backward_flops(std::int64_t pairs, std::int32_t q_heads,
                                     const AttentionShape& shape);
 
+// Whether blocks also end where bands of the masks do.
+enum class BandCuts : std::uint8_t {
+  kNone,
+  // In sequences of more than two blocks whose masks have fewer such places than it has blocks. A
+  // block then holds no rows or keys that most of its tiles do not touch: 64 sink tokens, the last
+  // rows of causal_blockwise, a shared question travel without their neighbours.
+  kEdges,
+};
+
 // Cuts every sequence into ceil(L / block_size) blocks, the last one short; also at role and home
-// boundaries. The plain blocking for strategies that need no other.
-[[nodiscard]] Blocking cut_sequences(const Workload& workload, std::int64_t block_size);
+// boundaries and, if asked, at band edges. The plain blocking for strategies that need no other.
+// O(blocks + bands · log).
+[[nodiscard]] Blocking cut_sequences(const Workload& workload, std::int64_t block_size,
+                                     BandCuts band_cuts = BandCuts::kNone);
 
 }  // namespace contextile

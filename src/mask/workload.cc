@@ -134,6 +134,28 @@ std::string_view name_of(const MaskUse& use) {
   return use.name.empty() ? rule_name(use.spec.rule) : std::string_view(use.name);
 }
 
+// BandCuts::kEdges: the edges of all masks' bands, of sequences that are long and have few of them.
+void append_band_edges(const Workload& workload, std::int64_t block_size,
+                       std::vector<std::int64_t>& cuts) {
+  std::vector<std::int64_t> edges;
+  for (const NamedMask& named : workload.masks) {
+    for (const Band& band : named.mask.bands) {
+      edges.insert(edges.end(), {band.q.begin, band.q.end, band.k.begin, band.k.end});
+    }
+  }
+  std::ranges::sort(edges);
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  constexpr std::int64_t kShortBlocks = 2;
+  auto edge = edges.begin();
+  for (const Range& sequence : workload.sequences) {
+    edge = std::upper_bound(edge, edges.end(), sequence.begin);
+    const auto last = std::lower_bound(edge, edges.end(), sequence.end);
+    const std::int64_t blocks = sequence.size() / block_size;
+    if (blocks >= kShortBlocks && last - edge < blocks) cuts.insert(cuts.end(), edge, last);
+    edge = last;
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(Dtype dtype) {
@@ -270,7 +292,7 @@ double backward_flops(std::int64_t pairs, std::int32_t q_heads, const AttentionS
   return per_pair * static_cast<double>(pairs);
 }
 
-Blocking cut_sequences(const Workload& workload, std::int64_t block_size) {
+Blocking cut_sequences(const Workload& workload, std::int64_t block_size, BandCuts band_cuts) {
   CONTEXTILE_CHECK(block_size >= 1, "block size: expected at least 1 token, found {}", block_size);
   std::vector<std::int64_t> cuts;  // role and home boundaries, ascending
   for (const auto& [tokens, role] : workload.roles) {
@@ -278,6 +300,7 @@ Blocking cut_sequences(const Workload& workload, std::int64_t block_size) {
     cuts.push_back(tokens.end);
   }
   for (const HomeRange& home : workload.home) cuts.push_back(home.tokens.end);
+  if (band_cuts == BandCuts::kEdges) append_band_edges(workload, block_size, cuts);
   std::ranges::sort(cuts);
   Blocking blocking;
   auto cut = cuts.begin();

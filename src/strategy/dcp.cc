@@ -1,6 +1,9 @@
 #include "strategy/dcp.h"
 
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -29,6 +32,7 @@ struct DcpOptions {
   std::int32_t head_groups = 0;  // 0: one for each KV head
   ResultTiming results = ResultTiming::kAfter;
   Relays relays = Relays::kOn;
+  BandCuts cuts = BandCuts::kNone;
   double effort = 1;
 };
 
@@ -39,9 +43,9 @@ struct PlacementInput {
   std::vector<Tile> all_tiles;  // union, pairs weighted by layers
 };
 
-PlacementInput cut(const Workload& workload, std::int64_t block_size) {
+PlacementInput cut(const Workload& workload, std::int64_t block_size, BandCuts cuts) {
   PlacementInput input;
-  input.work.blocks = cut_sequences(workload, block_size);
+  input.work.blocks = cut_sequences(workload, block_size, cuts);
   std::map<std::pair<BlockId, BlockId>, std::int64_t> merged;
   for (const NamedMask& mask : workload.masks) {
     input.tiles_of_mask.push_back(TileIndex(mask.mask, input.work.blocks).tiles());
@@ -134,10 +138,13 @@ class DcpArranger {
   // larger.
   Placement place() {
     if (request_.block_size) return place_with(*request_.block_size);
+    constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
+    std::array<std::optional<Placement>, kBlockSizes.size()> candidates;
+    tbb::parallel_for(std::size_t{0}, kBlockSizes.size(),
+                      [&](std::size_t i) { candidates[i] = place_with(kBlockSizes[i]); });
     std::optional<Placement> best;
-    for (const std::int64_t block_size : {4096, 2048, 1024, 512}) {
-      Placement candidate = place_with(block_size);
-      if (!best || better(candidate.quality, best->quality)) best = std::move(candidate);
+    for (std::optional<Placement>& candidate : candidates) {
+      if (!best || better(candidate->quality, best->quality)) best = std::move(candidate);
     }
     return std::move(*best);
   }
@@ -162,7 +169,7 @@ class DcpArranger {
                      block_size);
     Placement placement;
     placement.block_size = block_size;
-    placement.input = cut(workload_, block_size);
+    placement.input = cut(workload_, block_size, options_.cuts);
     placement.grid = grid_of(workload_, placement.input, options_.head_groups);
     placement.partition = partition_grid(placement.grid, spec_);
     placement.quality = evaluate(placement.grid, spec_, placement.partition);
@@ -294,6 +301,9 @@ class DcpStrategy : public Strategy {
         "tile of the unit: after, early");
     table_.choice("relays", &DcpOptions::relays, {"on", "off"},
                   "a unit crosses a node boundary once and is passed on inside: on, off");
+    table_.choice("cuts", &DcpOptions::cuts, {"none", "edges"},
+                  "blocks end every block_size tokens, as the original's, or also where bands of "
+                  "the masks begin or end, in long sequences: none, edges");
     table_.real("effort", &DcpOptions::effort, 0.01, 1000,
                 "partitioning steps, in multiples of the fast setting");
   }

@@ -228,6 +228,35 @@ TEST(CutSequences, CutsIntoShortLastBlocks) {
             3);
 }
 
+std::vector<std::int64_t> block_ends(const Blocking& blocking) {
+  std::vector<std::int64_t> ends;
+  for (std::int32_t b = 0; b < blocking.num_blocks(); ++b) {
+    ends.push_back(blocking.ranges(BlockId{b}).back().end);
+  }
+  return ends;
+}
+
+TEST(CutSequences, CutsLongSequencesAtBandEdges) {
+  const MaskUse lambda = parse_mask_use("lambda:3,24");
+  const std::vector<std::int64_t> lengths = {15, 64};
+  const Workload workload = make_workload(lengths, {}, {&lambda, 1});
+  // The short sequence keeps its plain blocks; the long one gets the sink's end as well.
+  std::vector<std::int64_t> expected = {10, 15, 25, 35, 45, 55, 65, 75, 79};
+  EXPECT_EQ(block_ends(cut_sequences(workload, 10)), expected);
+  const std::vector<std::int64_t> edges = block_ends(cut_sequences(workload, 10, BandCuts::kEdges));
+  EXPECT_TRUE(std::ranges::includes(edges, expected));
+  EXPECT_TRUE(std::ranges::binary_search(edges, 15 + 3));
+  EXPECT_TRUE(std::ranges::none_of(edges, [](std::int64_t e) { return e < 15 && e != 10; }));
+}
+
+TEST(CutSequences, LeavesSequencesWithManyBandsAlone) {
+  const MaskUse chunked = parse_mask_use("chunked:7");
+  const std::vector<std::int64_t> lengths = {64};
+  const Workload workload = make_workload(lengths, {}, {&chunked, 1});
+  EXPECT_EQ(block_ends(cut_sequences(workload, 10, BandCuts::kEdges)),
+            block_ends(cut_sequences(workload, 10)));
+}
+
 TEST(CutSequences, CutsAtRoleAndHomeBoundariesToo) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));

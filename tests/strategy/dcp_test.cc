@@ -50,7 +50,8 @@ TEST(Dcp, EveryTransferIsNeededAndEveryPlanValid) {
                                         {"results", "early"},
                                         {"head_groups", "1"},
                                         {"T", "2"},
-                                        {"T", "7"}}) {
+                                        {"T", "7"},
+                                        {"cuts", "edges"}}) {
       SCOPED_TRACE(fmt::format("{} {}={}", mask, option, value));
       const Plan plan =
           plan_of(batch_of(kLengths, mask), cluster_of(2, 4), request_with(512, {{option, value}}));
@@ -89,6 +90,17 @@ TEST(Dcp, MovesLessThanAStaticRing) {
       workload, cluster_of(2, 4), find_strategy("zigzag").arrange(workload, cluster_of(2, 4), {})));
   EXPECT_LT(4 * dcp.forward->total_bytes(), ring.forward->total_bytes());
   EXPECT_LT(4 * dcp.backward->total_bytes(), ring.backward->total_bytes());
+}
+
+TEST(Dcp, CutsAtBandEdgesMoveLess) {
+  for (const char* mask : {"lambda:64,1024", "causal_blockwise:256,2,1"}) {
+    SCOPED_TRACE(mask);
+    const Workload workload = batch_of({32768}, mask);
+    const Plan even = plan_of(workload, cluster_of(2, 4), request_with(1024, {}));
+    const Plan edges = plan_of(workload, cluster_of(2, 4), request_with(1024, {{"cuts", "edges"}}));
+    EXPECT_TRUE(verify(edges).ok());
+    EXPECT_LT(statistics(edges).forward->total_bytes(), statistics(even).forward->total_bytes());
+  }
 }
 
 TEST(Dcp, SearchesTheBlockSizeWhenNoneIsGiven) {
