@@ -10,6 +10,39 @@
 
 namespace contextile {
 
+// How fast one device computes attention, as shares of Cluster::attention_tflops on a grid of
+// rectangles: q rows x keys, all attended. Between grid points the logarithm of the share is
+// interpolated bilinearly over the logarithms of rows and keys; beyond the last points it stays,
+// below the first ones a rectangle takes as long as the smallest.
+struct AttentionProfile {
+  std::vector<std::int64_t> q_rows;   // ascending, at least one
+  std::vector<std::int64_t> kv_rows;  // ascending, at least one
+  std::vector<double> forward;        // [q_rows][kv_rows], each in (0, 2]
+  std::vector<double> backward;
+  double call_us = 20;  // of one attention call, before any work
+  // A partial tile is computed in squares of this many rows: where an edge of a band crosses one,
+  // all of it is. 0: only attended pairs cost.
+  std::int64_t kernel_tile_rows = 128;
+
+  // Share of the peak on a rectangle of rows x keys. Source of the method: simulators of DistCA and
+  // WLB-LLM interpolate profiled grids in the same way.
+  [[nodiscard]] double forward_share(double rows, double keys) const;
+  [[nodiscard]] double backward_share(double rows, double keys) const;
+
+  // A grid from a closed form: a rectangle costs its pairs, `row_keys` more keys for every row, and
+  // `call_pairs` pairs. Peak shares are those of unlimited rectangles.
+  [[nodiscard]] static AttentionProfile from_overheads(double row_keys, double call_pairs,
+                                                       double backward_share);
+  friend bool operator==(const AttentionProfile&, const AttentionProfile&) = default;
+};
+void check_profile(const AttentionProfile& profile);  // throws InvalidArgument
+
+// How a device's launched groups of transfers share its time.
+enum class LaunchOrder : std::uint8_t {
+  kConcurrent,  // all launched groups move at once
+  kGrouped,     // one after another, as collectives on one stream (NCCL)
+};
+
 // Devices 0 … nodes·devices_per_node - 1; node of a device = device / devices_per_node.
 // Bandwidths are per direction. GB/s are 1e9 bytes a second.
 struct Cluster {
@@ -18,11 +51,30 @@ struct Cluster {
   std::int32_t devices_per_node = 8;
   double intra_gbytes_per_s = 450;           // one device's port inside its node
   double inter_gbytes_per_s_per_node = 400;  // all NICs of a node together
-  double attention_tflops = 600;  // achievable attention throughput of one device, bf16 forward
+  double attention_tflops = 600;  // attention throughput of one device on large full tiles, forward
   std::int64_t memory_bytes = 0;  // of one device; 0: unknown, no limit
+
+  // The cost model beyond peak rates.
+  AttentionProfile attention = AttentionProfile::from_overheads(115, 9600, 0.86);
+  double memory_gbytes_per_s = 2000;  // read plus written, of merges and copies on a device
+  double intra_latency_us = 7;        // of a message inside a node
+  double inter_latency_us = 12;       // of a message between nodes
+  double launch_us = 3;               // of starting a group of transfers, on the device's timeline
+  // NICs of a node, each serving an equal run of its devices; 1: one uplink that all share.
+  std::int32_t nics_per_node = 1;
+  // Rail-optimised network: NIC i reaches NIC i of other nodes only; a message to another rail
+  // crosses the sender's node first.
+  bool rails = false;
+  LaunchOrder launches = LaunchOrder::kConcurrent;
+  double sm_fraction = 0;  // of a device's compute taken while its transfers move (FCP, section 5)
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
   [[nodiscard]] std::int32_t node_of(Rank rank) const { return rank.value / devices_per_node; }
+  // NIC of a device among those of its node.
+  [[nodiscard]] std::int32_t nic_of(Rank rank) const {
+    return static_cast<std::int32_t>(std::int64_t{rank.value % devices_per_node} * nics_per_node /
+                                     devices_per_node);
+  }
   [[nodiscard]] bool same_node(Rank a, Rank b) const { return node_of(a) == node_of(b); }
 
   // The devices left for context parallelism when every TP group of `tp` consecutive devices acts

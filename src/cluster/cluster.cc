@@ -1,5 +1,6 @@
 #include "contextile/cluster.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -13,6 +14,11 @@ constexpr std::int64_t kMaxDevices = 65536;
 void check_positive(double value, std::string_view name, std::string_view key) {
   CONTEXTILE_CHECK(std::isfinite(value) && value > 0,
                    "cluster '{}': {}: expected a positive number, found {}", name, key, value);
+}
+
+void check_not_negative(double value, std::string_view name, std::string_view key) {
+  CONTEXTILE_CHECK(std::isfinite(value) && value >= 0,
+                   "cluster '{}': {}: expected 0 or more, found {}", name, key, value);
 }
 
 }  // namespace
@@ -35,6 +41,18 @@ void check_cluster(const Cluster& cluster) {
   CONTEXTILE_CHECK(cluster.memory_bytes >= 0,
                    "cluster '{}': memory_bytes: expected 0 (unknown) or more, found {}",
                    cluster.name, cluster.memory_bytes);
+  check_positive(cluster.memory_gbytes_per_s, cluster.name, "memory_gbytes_per_s");
+  check_not_negative(cluster.intra_latency_us, cluster.name, "intra_latency_us");
+  check_not_negative(cluster.inter_latency_us, cluster.name, "inter_latency_us");
+  check_not_negative(cluster.launch_us, cluster.name, "launch_us");
+  CONTEXTILE_CHECK(
+      cluster.nics_per_node >= 1 && cluster.nics_per_node <= cluster.devices_per_node,
+      "cluster '{}': nics_per_node: expected 1 to {} (the devices of a node), found {}",
+      cluster.name, cluster.devices_per_node, cluster.nics_per_node);
+  CONTEXTILE_CHECK(cluster.sm_fraction >= 0 && cluster.sm_fraction < 1,
+                   "cluster '{}': sm_fraction: expected at least 0 and below 1, found {}",
+                   cluster.name, cluster.sm_fraction);
+  check_profile(cluster.attention);
 }
 
 Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
@@ -60,6 +78,7 @@ Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
   result.nodes = stage_ranks >= ranks_per_node ? stage_ranks / ranks_per_node : 1;
   result.devices_per_node = stage_ranks / result.nodes;
   result.inter_gbytes_per_s_per_node = inter_gbytes_per_s_per_node / tp;
+  result.nics_per_node = std::clamp(nics_per_node / tp, 1, result.devices_per_node);
   return result;
 }
 

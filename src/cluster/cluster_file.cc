@@ -28,7 +28,16 @@ const std::vector<std::string>& file_keys() {
                                                 "intra_gbytes_per_s",
                                                 "inter_gbytes_per_s_per_node",
                                                 "attention_tflops",
-                                                "memory_bytes"};
+                                                "memory_bytes",
+                                                "memory_gbytes_per_s",
+                                                "intra_latency_us",
+                                                "inter_latency_us",
+                                                "launch_us",
+                                                "nics_per_node",
+                                                "rails",
+                                                "launches",
+                                                "sm_fraction",
+                                                "attention"};
   return keys;
 }
 
@@ -59,8 +68,40 @@ Cluster find_preset(std::string_view text) {
   }
   Cluster cluster = preset->cluster;
   if (colon != std::string_view::npos) read_size(text.substr(colon + 1), text, cluster);
+  cluster.nics_per_node = std::min(cluster.nics_per_node, std::max(1, cluster.devices_per_node));
   check_cluster(cluster);
   return cluster;
+}
+
+// The "attention" object: keys not given keep the values of `profile`; a grid comes whole.
+AttentionProfile read_profile(const json& object, AttentionProfile profile) {
+  CONTEXTILE_CHECK(object.is_object(), "attention: expected an object, found {}",
+                   quote(object.dump()));
+  static const std::vector<std::string> keys = {"q_rows",   "kv_rows", "forward",
+                                                "backward", "call_us", "kernel_tile_rows"};
+  for (const auto& [key, value] : object.items()) {
+    CONTEXTILE_CHECK(std::ranges::find(keys, key) != keys.end(),
+                     "attention: expected the keys {}, found {}{}", fmt::join(keys, ", "),
+                     quote(key), did_you_mean(key, keys));
+  }
+  const auto read = [&](const char* key, auto& result) {
+    if (!object.contains(key)) return;
+    try {
+      object[key].get_to(result);
+    } catch (const json::exception&) {
+      fail_argument("attention: {}: expected {}, found {}", key,
+                    object[key].is_array() ? "numbers" : "a number or an array of numbers",
+                    quote(object[key].dump()));
+    }
+  };
+  read("q_rows", profile.q_rows);
+  read("kv_rows", profile.kv_rows);
+  read("forward", profile.forward);
+  read("backward", profile.backward);
+  read("call_us", profile.call_us);
+  read("kernel_tile_rows", profile.kernel_tile_rows);
+  check_profile(profile);
+  return profile;
 }
 
 // Reads the keys of one object into a cluster.
@@ -82,11 +123,41 @@ class ClusterReader {
     read_number("inter_gbytes_per_s_per_node", cluster.inter_gbytes_per_s_per_node);
     read_number("attention_tflops", cluster.attention_tflops);
     if (object_.contains("memory_bytes")) read_integer("memory_bytes", cluster.memory_bytes);
+    read_cost_model(cluster);
     check_cluster(cluster);
     return cluster;
   }
 
  private:
+  // Keys that may be left out even without a preset.
+  void read_cost_model(Cluster& cluster) const {
+    const auto number = [&](const char* key, double& result) {
+      if (object_.contains(key)) read_number(key, result);
+    };
+    number("memory_gbytes_per_s", cluster.memory_gbytes_per_s);
+    number("intra_latency_us", cluster.intra_latency_us);
+    number("inter_latency_us", cluster.inter_latency_us);
+    number("launch_us", cluster.launch_us);
+    number("sm_fraction", cluster.sm_fraction);
+    cluster.nics_per_node = std::min(cluster.nics_per_node, cluster.devices_per_node);
+    if (object_.contains("nics_per_node")) read_integer("nics_per_node", cluster.nics_per_node);
+    if (object_.contains("rails")) {
+      const json& rails = object_["rails"];
+      CONTEXTILE_CHECK(rails.is_boolean(), "rails: expected true or false, found {}",
+                       quote(rails.dump()));
+      cluster.rails = rails.get<bool>();
+    }
+    if (object_.contains("launches")) {
+      const std::string order = text("launches");
+      CONTEXTILE_CHECK(order == "concurrent" || order == "grouped",
+                       "launches: expected \"concurrent\" or \"grouped\", found {}", quote(order));
+      cluster.launches = order == "grouped" ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
+    }
+    if (object_.contains("attention")) {
+      cluster.attention = read_profile(object_["attention"], cluster.attention);
+    }
+  }
+
   void check_keys() const {
     for (const auto& [key, value] : object_.items()) {
       CONTEXTILE_CHECK(std::ranges::find(file_keys(), key) != file_keys().end(),
@@ -164,6 +235,19 @@ std::string to_json(const Cluster& cluster) {
   object["inter_gbytes_per_s_per_node"] = cluster.inter_gbytes_per_s_per_node;
   object["attention_tflops"] = cluster.attention_tflops;
   object["memory_bytes"] = cluster.memory_bytes;
+  object["memory_gbytes_per_s"] = cluster.memory_gbytes_per_s;
+  object["intra_latency_us"] = cluster.intra_latency_us;
+  object["inter_latency_us"] = cluster.inter_latency_us;
+  object["launch_us"] = cluster.launch_us;
+  object["nics_per_node"] = cluster.nics_per_node;
+  object["rails"] = cluster.rails;
+  object["launches"] = cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
+  object["sm_fraction"] = cluster.sm_fraction;
+  const AttentionProfile& profile = cluster.attention;
+  object["attention"] = {
+      {"q_rows", profile.q_rows},   {"kv_rows", profile.kv_rows},
+      {"forward", profile.forward}, {"backward", profile.backward},
+      {"call_us", profile.call_us}, {"kernel_tile_rows", profile.kernel_tile_rows}};
   // A name that is no UTF-8 (set by a program; files cannot hold one) is replaced, not refused.
   return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

@@ -1,0 +1,372 @@
+#include "simulate/machine.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "base/check.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kBytesPerUsOfGbytes = 1e3;  // 1 GB/s = 1000 bytes/µs
+
+// Rates are exact up to this many devices; beyond, sharing out at every change would be quadratic.
+constexpr std::int32_t kExactDevices = 64;
+
+double default_resolution_us(std::int32_t devices) {
+  return devices <= kExactDevices ? 0 : static_cast<double>(devices) / kExactDevices;
+}
+
+}  // namespace
+
+Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
+                 const SimulateOptions& options)
+    : cluster_(cluster),
+      programs_(std::move(programs)),
+      where_(std::move(where)),
+      timeline_(options.timeline),
+      resolution_us_(options.resolution_us.value_or(default_resolution_us(cluster.num_devices()))),
+      network_(port_capacities()),
+      devices_(programs_.size()),
+      times_(programs_.size()) {
+  number_groups();
+  match_messages();
+}
+
+// ------------------------------------------------------------------------------------ set-up
+
+// Ports: every device into and out of its node's fabric, then every NIC out and in.
+std::vector<double> Machine::port_capacities() const {
+  const auto devices = static_cast<std::size_t>(cluster_.num_devices());
+  const auto nics =
+      static_cast<std::size_t>(cluster_.nodes) * static_cast<std::size_t>(cluster_.nics_per_node);
+  std::vector<double> capacity(2 * devices, cluster_.intra_gbytes_per_s * kBytesPerUsOfGbytes);
+  capacity.resize(2 * devices + 2 * nics, cluster_.inter_gbytes_per_s_per_node /
+                                              cluster_.nics_per_node * kBytesPerUsOfGbytes);
+  return capacity;
+}
+
+FlowPath Machine::path_of(const Message& message) const {
+  const std::int32_t devices = cluster_.num_devices();
+  const Rank src{message.src};
+  const Rank dst{message.dst};
+  FlowPath path;
+  if (cluster_.same_node(src, dst)) {
+    path.cross(src.value);
+    path.cross(devices + dst.value);
+    return path;
+  }
+  const std::int32_t nics = cluster_.nics_per_node;
+  const std::int32_t all_nics = cluster_.nodes * nics;
+  std::int32_t nic_out = cluster_.nic_of(src);
+  const std::int32_t nic_in = cluster_.nic_of(dst);
+  if (cluster_.rails && nic_out != nic_in) {
+    // To the first device of the sender's node on the receiver's rail.
+    const std::int32_t first = cluster_.node_of(src) * cluster_.devices_per_node;
+    std::int32_t proxy = first;
+    while (cluster_.nic_of(Rank{proxy}) != nic_in) ++proxy;
+    path.cross(src.value);
+    path.cross(devices + proxy);
+    nic_out = nic_in;
+  }
+  path.cross(2 * devices + cluster_.node_of(src) * nics + nic_out);
+  path.cross(2 * devices + all_nics + cluster_.node_of(dst) * nics + nic_in);
+  return path;
+}
+
+// One group for each launch; waits learn theirs.
+void Machine::number_groups() {
+  for (std::size_t d = 0; d < programs_.size(); ++d) {
+    std::unordered_map<std::int32_t, std::int32_t> group_of;  // by launch id
+    for (TimedStep& step : programs_[d].steps) {
+      if (step.launch_id < 0) continue;
+      if (step.is_wait) {
+        const auto it = group_of.find(step.launch_id);
+        if (it == group_of.end()) {
+          throw InvalidPlan(
+              fmt::format("{}: rank {} waits for launch {}, which comes later if ever", where_, d,
+                          step.launch_id));
+        }
+        step.group = it->second;
+        continue;
+      }
+      step.group = static_cast<std::int32_t>(groups_.size());
+      group_of[step.launch_id] = step.group;
+      devices_[d].groups.push_back(step.group);
+      groups_.push_back(
+          {.device = static_cast<std::int32_t>(d), .launch_id = step.launch_id, .messages = {}});
+    }
+  }
+}
+
+// The k-th message from one device to another is the k-th that the other expects from it.
+void Machine::match_messages() {
+  using Link = std::pair<std::int32_t, std::int32_t>;  // (src, dst)
+  std::map<Link, std::vector<std::int32_t>> sent;
+  std::vector<std::pair<std::int32_t, MessageEnd>> expected;  // (group, receive), program order
+  for (std::size_t d = 0; d < programs_.size(); ++d) {
+    const auto device = static_cast<std::int32_t>(d);
+    for (const TimedStep& step : programs_[d].steps) {
+      if (step.launch_id < 0 || step.is_wait) continue;
+      for (const MessageEnd& send : step.sends) {
+        const auto m = static_cast<std::int32_t>(messages_.size());
+        messages_.push_back(
+            {.src = device, .dst = send.peer.value, .bytes = send.bytes, .src_group = step.group});
+        groups_[static_cast<std::size_t>(step.group)].messages.push_back(m);
+        sent[{device, send.peer.value}].push_back(m);
+        (cluster_.same_node(Rank{device}, send.peer) ? intra_bytes_ : inter_bytes_) += send.bytes;
+      }
+      for (const MessageEnd& receive : step.receives) expected.emplace_back(step.group, receive);
+    }
+  }
+  std::map<Link, std::size_t> arrived;
+  for (const auto& [group, receive] : expected) {
+    const Link key(receive.peer.value, groups_[static_cast<std::size_t>(group)].device);
+    const std::size_t k = arrived[key]++;
+    const auto it = sent.find(key);
+    if (it == sent.end() || k >= it->second.size()) {
+      throw InvalidPlan(fmt::format("{}: rank {} receives message {} of rank {}, which is not sent",
+                                    where_, key.second, k, key.first));
+    }
+    Message& message = messages_[static_cast<std::size_t>(it->second[k])];
+    check_bytes(message, receive.bytes);
+    message.dst_group = group;
+    groups_[static_cast<std::size_t>(group)].messages.push_back(it->second[k]);
+  }
+  for (const Message& message : messages_) {
+    if (message.dst_group < 0) {
+      throw InvalidPlan(fmt::format("{}: rank {} sends a message to rank {} that it never receives",
+                                    where_, message.src, message.dst));
+    }
+  }
+  for (Group& group : groups_) {
+    group.messages_left = static_cast<std::int32_t>(group.messages.size());
+  }
+}
+
+void Machine::check_bytes(const Message& message, std::int64_t received_bytes) const {
+  if (message.bytes != received_bytes) {
+    throw InvalidPlan(fmt::format("{}: rank {} sends {} bytes to rank {}, which expects {}", where_,
+                                  message.src, message.bytes, message.dst, received_bytes));
+  }
+}
+
+// ----------------------------------------------------------------------------------- devices
+
+const TimedStep& Machine::step_of(std::int32_t d) const {
+  return programs_[static_cast<std::size_t>(d)].steps[devices_[static_cast<std::size_t>(d)].step];
+}
+
+bool Machine::finished(std::int32_t d) const {
+  return devices_[static_cast<std::size_t>(d)].step ==
+         programs_[static_cast<std::size_t>(d)].steps.size();
+}
+
+void Machine::push(double time_us, EventType type, std::int32_t index, std::int32_t version) {
+  events_.push({time_us, next_order_++, type, index, version});
+}
+
+// Begins the device's next step; waits that are over take no time.
+void Machine::proceed(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  while (!finished(d)) {
+    const TimedStep& step = step_of(d);
+    device.step_start_us = now_;
+    if (!step.is_wait) {
+      start_compute(d, step.duration_us);
+      return;
+    }
+    if (!groups_[static_cast<std::size_t>(step.group)].done) {
+      device.waiting = true;
+      return;
+    }
+    ++device.step;
+  }
+  device.end_us = now_;
+}
+
+void Machine::start_compute(std::int32_t d, double duration_us) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  device.computing = true;
+  device.work_left_us = duration_us;
+  device.since_us = now_;
+  const double speed = device.moving > 0 ? 1 - cluster_.sm_fraction : 1;
+  push(now_ + duration_us / speed, EventType::kStepDone, d, ++device.version);
+}
+
+// Transfers begin or end at a device; with sm_fraction its compute slows down or speeds up.
+void Machine::change_moving(std::int32_t d, std::int32_t by) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const bool before = device.moving > 0;
+  device.moving += by;
+  const bool after = device.moving > 0;
+  if (before == after || cluster_.sm_fraction == 0 || !device.computing) return;
+  const double slow = 1 - cluster_.sm_fraction;
+  device.work_left_us -= (now_ - device.since_us) * (before ? slow : 1);
+  device.work_left_us = std::max(0.0, device.work_left_us);
+  device.since_us = now_;
+  push(now_ + device.work_left_us / (after ? slow : 1), EventType::kStepDone, d, ++device.version);
+}
+
+// Books the time of the step that ends now and moves on.
+void Machine::end_step(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const TimedStep& step = step_of(d);
+  times_[static_cast<std::size_t>(d)].activity_us[static_cast<std::size_t>(step.activity)] +=
+      now_ - device.step_start_us;
+  if (timeline_ && now_ > device.step_start_us) {
+    activities_.push_back({Rank{d}, step.activity, static_cast<std::int32_t>(device.step),
+                           device.step_start_us, now_});
+  }
+  const bool launches = !step.is_wait && step.launch_id >= 0;
+  ++device.step;
+  if (launches) issue_group(d);
+  proceed(d);
+}
+
+// ---------------------------------------------------------------------------------- messages
+
+void Machine::issue_group(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const std::int32_t issued = device.issued_groups++;
+  if (cluster_.launches == LaunchOrder::kConcurrent) {
+    activate(device.groups[static_cast<std::size_t>(issued)]);
+  } else if (!device.group_runs) {
+    activate_next(d);
+  }
+}
+
+void Machine::activate(std::int32_t g) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  for (const std::int32_t message : group.messages) open_end(message);
+  if (group.messages.empty()) group.done = true;
+}
+
+// kGrouped: the next launched group with anything to move, if there is one.
+void Machine::activate_next(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  device.group_runs = false;
+  while (!device.group_runs && device.next_group < device.issued_groups) {
+    const std::int32_t g = device.groups[static_cast<std::size_t>(device.next_group++)];
+    device.group_runs = !groups_[static_cast<std::size_t>(g)].messages.empty();
+    activate(g);
+  }
+}
+
+void Machine::open_end(std::int32_t m) {
+  Message& message = messages_[static_cast<std::size_t>(m)];
+  if (--message.ends_open > 0) return;
+  message.start_us = now_;
+  const bool local = cluster_.same_node(Rank{message.src}, Rank{message.dst});
+  push(now_ + (local ? cluster_.intra_latency_us : cluster_.inter_latency_us),
+       EventType::kFlowStart, m);
+}
+
+void Machine::start_flow(std::int32_t m) {
+  const Message& message = messages_[static_cast<std::size_t>(m)];
+  network_.add(path_of(message), static_cast<double>(message.bytes), m);
+  flows_changed_ = true;
+  change_moving(message.src, 1);
+  change_moving(message.dst, 1);
+}
+
+void Machine::end_message(std::int32_t m) {
+  const Message& message = messages_[static_cast<std::size_t>(m)];
+  flows_changed_ = true;
+  change_moving(message.src, -1);
+  change_moving(message.dst, -1);
+  if (timeline_) {
+    message_spans_.push_back({Rank{message.src}, Rank{message.dst},
+                              groups_[static_cast<std::size_t>(message.src_group)].launch_id,
+                              groups_[static_cast<std::size_t>(message.dst_group)].launch_id,
+                              message.bytes, message.start_us, now_});
+  }
+  end_message_at(message.src_group);
+  end_message_at(message.dst_group);
+}
+
+void Machine::end_message_at(std::int32_t g) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  if (--group.messages_left > 0) return;
+  group.done = true;
+  Device& device = devices_[static_cast<std::size_t>(group.device)];
+  if (cluster_.launches == LaunchOrder::kGrouped) activate_next(group.device);
+  if (device.waiting && step_of(group.device).launch_id == group.launch_id) {
+    device.waiting = false;
+    end_step(group.device);
+  }
+}
+
+// --------------------------------------------------------------------------------- main loop
+
+void Machine::handle(const Event& event) {
+  switch (event.type) {
+    case EventType::kStepDone: {
+      Device& device = devices_[static_cast<std::size_t>(event.index)];
+      if (!device.computing || device.version != event.version) return;
+      device.computing = false;
+      end_step(event.index);
+      return;
+    }
+    case EventType::kFlowStart:
+      start_flow(event.index);
+      return;
+    case EventType::kShareOut:
+      share_out_queued_ = false;
+      return;
+  }
+}
+
+void Machine::share_out_if_due() {
+  if (!flows_changed_) return;
+  const double due = last_share_out_us_ + resolution_us_;
+  if (now_ >= due) {
+    network_.share_out(now_);
+    last_share_out_us_ = now_;
+    flows_changed_ = false;
+  } else if (!share_out_queued_) {
+    share_out_queued_ = true;
+    push(due, EventType::kShareOut, 0);
+  }
+}
+
+void Machine::run() {
+  for (std::size_t d = 0; d < devices_.size(); ++d) proceed(static_cast<std::int32_t>(d));
+  while (true) {
+    const double next_event =
+        events_.empty() ? std::numeric_limits<double>::infinity() : events_.top().time_us;
+    const double next = std::min(next_event, network_.next_end_us());
+    if (next == std::numeric_limits<double>::infinity()) break;
+    now_ = next;
+    while (network_.next_end_us() <= now_) end_message(network_.pop_ended());
+    while (!events_.empty() && events_.top().time_us <= now_) {
+      const Event event = events_.top();
+      events_.pop();
+      handle(event);
+    }
+    share_out_if_due();
+  }
+  for (std::size_t d = 0; d < devices_.size(); ++d) {
+    if (!finished(static_cast<std::int32_t>(d))) fail_stuck();
+  }
+  double end = 0;
+  for (const Device& device : devices_) end = std::max(end, device.end_us);
+  now_ = end;
+  for (std::size_t d = 0; d < devices_.size(); ++d) times_[d].idle_us = end - devices_[d].end_us;
+}
+
+void Machine::fail_stuck() const {
+  for (std::size_t d = 0; d < devices_.size(); ++d) {
+    const auto device = static_cast<std::int32_t>(d);
+    if (finished(device)) continue;
+    throw InvalidPlan(fmt::format("{}: rank {} waits forever for launch {} (instruction {})",
+                                  where_, d, step_of(device).launch_id, devices_[d].step));
+  }
+  throw InvalidPlan(fmt::format("{}: the programs do not end", where_));
+}
+
+}  // namespace contextile

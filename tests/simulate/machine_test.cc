@@ -1,0 +1,248 @@
+// The clockwork against times computed by hand.
+#include "simulate/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace contextile {
+namespace {
+
+// 1 GB/s inside and between nodes: 1000 bytes a µs. No overheads unless a test sets them.
+Cluster plain(std::int32_t nodes, std::int32_t devices_per_node) {
+  Cluster cluster;
+  cluster.nodes = nodes;
+  cluster.devices_per_node = devices_per_node;
+  cluster.intra_gbytes_per_s = 1;
+  cluster.inter_gbytes_per_s_per_node = 1;
+  cluster.intra_latency_us = cluster.inter_latency_us = cluster.launch_us = 0;
+  return cluster;
+}
+
+// Builds the programs of all devices of a cluster.
+class Programs {
+ public:
+  explicit Programs(const Cluster& cluster)
+      : cluster_(cluster), programs_(static_cast<std::size_t>(cluster.num_devices())) {}
+
+  Programs& attention(std::int32_t d, double us) {
+    steps(d).push_back({.activity = Activity::kAttention, .duration_us = us});
+    return *this;
+  }
+  Programs& launch(std::int32_t d, std::int32_t id, std::vector<MessageEnd> sends,
+                   std::vector<MessageEnd> receives) {
+    steps(d).push_back({.activity = Activity::kLaunch,
+                        .duration_us = cluster_.launch_us,
+                        .launch_id = id,
+                        .sends = std::move(sends),
+                        .receives = std::move(receives)});
+    return *this;
+  }
+  Programs& wait(std::int32_t d, std::int32_t id) {
+    steps(d).push_back({.activity = Activity::kExposed, .launch_id = id, .is_wait = true});
+    return *this;
+  }
+  // One message of its own launch, waited for at once at the receiver.
+  Programs& message(std::int32_t src, std::int32_t dst, std::int64_t bytes, std::int32_t id) {
+    launch(src, id, {{Rank{dst}, bytes}}, {}).launch(dst, id, {}, {{Rank{src}, bytes}});
+    return *this;
+  }
+
+  Machine run(const SimulateOptions& options = {}) const {
+    Machine machine(cluster_, programs_, "test", options);
+    machine.run();
+    return machine;
+  }
+  double time_us() const { return run().time_us(); }
+
+ private:
+  std::vector<TimedStep>& steps(std::int32_t d) {
+    return programs_[static_cast<std::size_t>(d)].steps;
+  }
+  Cluster cluster_;
+  std::vector<TimedProgram> programs_;
+};
+
+TEST(Machine, OneTransferTakesLaunchLatencyAndBytes) {
+  Cluster cluster = plain(1, 2);
+  cluster.launch_us = 3;
+  cluster.intra_latency_us = 7;
+  Programs programs(cluster);
+  programs.message(0, 1, 5000, 0).wait(1, 0);
+  const Machine machine = programs.run();
+  EXPECT_DOUBLE_EQ(machine.time_us(), 3 + 7 + 5);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kLaunch), 3);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kExposed), 12);
+  EXPECT_DOUBLE_EQ(machine.devices()[0].idle_us, 12);
+  EXPECT_EQ(machine.intra_bytes(), 5000);
+  EXPECT_EQ(machine.inter_bytes(), 0);
+}
+
+TEST(Machine, IncastSharesTheReceiversPort) {
+  for (std::int32_t n = 1; n <= 7; ++n) {
+    Programs programs(plain(1, 8));
+    std::vector<MessageEnd> receives;
+    for (std::int32_t s = 1; s <= n; ++s) {
+      programs.launch(s, 0, {{Rank{0}, 2000}}, {});
+      receives.push_back({Rank{s}, 2000});
+    }
+    programs.launch(0, 0, {}, receives).wait(0, 0);
+    EXPECT_DOUBLE_EQ(programs.time_us(), 2.0 * n);
+  }
+}
+
+TEST(Machine, ARingStepUsesEveryPortOnce) {
+  Programs programs(plain(1, 5));
+  for (std::int32_t d = 0; d < 5; ++d) {
+    programs.launch(d, 0, {{Rank{(d + 1) % 5}, 4000}}, {{Rank{(d + 4) % 5}, 4000}}).wait(d, 0);
+  }
+  EXPECT_DOUBLE_EQ(programs.time_us(), 4);
+}
+
+TEST(Machine, TransfersHideUnderCompute) {
+  for (const double compute_us : {2.0, 10.0}) {
+    Programs programs(plain(1, 2));
+    programs.message(0, 1, 6000, 0).attention(1, compute_us).wait(1, 0).attention(1, 1);
+    const Machine machine = programs.run();
+    EXPECT_DOUBLE_EQ(machine.time_us(), std::max(compute_us, 6.0) + 1);
+    EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kExposed), std::max(0.0, 6 - compute_us));
+  }
+}
+
+TEST(Machine, APipelineFills) {
+  // Device 1 passes on what device 0 sends; three pieces of 2 µs reach device 2 after 4 stages.
+  Programs programs(plain(1, 3));
+  for (std::int32_t piece = 0; piece < 3; ++piece) programs.launch(0, piece, {{Rank{1}, 2000}}, {});
+  // One piece at a time: device 0 waits for the one before.
+  Programs paced(plain(1, 3));
+  for (std::int32_t piece = 0; piece < 3; ++piece) {
+    paced.launch(0, piece, {{Rank{1}, 2000}}, {}).wait(0, piece);
+    paced.launch(1, 2 * piece, {}, {{Rank{0}, 2000}}).wait(1, 2 * piece);
+    paced.launch(1, 2 * piece + 1, {{Rank{2}, 2000}}, {});
+    paced.launch(2, piece, {}, {{Rank{1}, 2000}}).wait(2, piece);
+  }
+  EXPECT_DOUBLE_EQ(paced.time_us(), 2 * (3 + 1));
+}
+
+TEST(Machine, DevicesOfANodeShareItsUplinkOrHaveTheirOwnNic) {
+  for (const std::int32_t nics : {1, 2}) {
+    Cluster cluster = plain(2, 2);
+    cluster.nics_per_node = nics;  // each 1/nics GB/s
+    Programs both(cluster);
+    both.message(0, 2, 3000, 0).message(1, 3, 3000, 0).wait(2, 0).wait(3, 0);
+    EXPECT_DOUBLE_EQ(both.time_us(), 6);
+    Programs one(cluster);
+    one.message(0, 2, 3000, 0).wait(2, 0);
+    EXPECT_DOUBLE_EQ(one.time_us(), 3.0 * nics);
+  }
+}
+
+TEST(Machine, AnotherRailIsReachedThroughTheSendersNode) {
+  Cluster cluster = plain(2, 2);
+  cluster.nics_per_node = 2;
+  cluster.inter_gbytes_per_s_per_node = 2;
+  // Both messages end at device 2's NIC when rails are separate: 0 → 2 directly, 1 → 2 through 0.
+  const auto time_us = [&](std::int64_t through_port) {
+    Programs programs(cluster);
+    programs.message(0, 2, 1000, 0).message(1, 2, 1000, 1).wait(2, 0).wait(2, 1);
+    if (through_port > 0) programs.message(1, 0, through_port, 2).wait(0, 2);
+    return programs.time_us();
+  };
+  EXPECT_DOUBLE_EQ(time_us(0), 2);  // device 2's NIC takes both, one after the other in effect
+  // Without rails the port into device 0 is free for a local message; with them it is shared.
+  EXPECT_DOUBLE_EQ(time_us(2000), 2);
+  cluster.rails = true;
+  EXPECT_DOUBLE_EQ(time_us(0), 2);
+  EXPECT_GT(time_us(2000), 2.5);
+}
+
+TEST(Machine, GroupedLaunchesMoveOneAfterAnother) {
+  for (const LaunchOrder order : {LaunchOrder::kConcurrent, LaunchOrder::kGrouped}) {
+    Cluster cluster = plain(1, 3);
+    cluster.launches = order;
+    Programs programs(cluster);
+    // Device 0 receives from 1 late, from 2 early.
+    programs.launch(0, 0, {}, {{Rank{1}, 1000}}).launch(0, 1, {}, {{Rank{2}, 1000}});
+    programs.attention(1, 10).launch(1, 0, {{Rank{0}, 1000}}, {});
+    programs.launch(2, 0, {{Rank{0}, 1000}}, {});
+    programs.wait(0, 1).attention(0, 20).wait(0, 0);
+    EXPECT_DOUBLE_EQ(programs.time_us(), order == LaunchOrder::kConcurrent ? 21 : 12 + 20);
+  }
+}
+
+TEST(Machine, TransfersTakeAShareOfCompute) {
+  Cluster cluster = plain(1, 2);
+  cluster.sm_fraction = 0.25;
+  Programs programs(cluster);
+  programs.message(0, 1, 8000, 0).attention(1, 10).wait(1, 0);
+  // 8 µs at three quarters of the speed leave 4 µs of work.
+  EXPECT_DOUBLE_EQ(programs.time_us(), 12);
+}
+
+TEST(Machine, SharesAreMaxMinFair) {
+  // 0 → 1 and 0 → 2 share port 0 out; 3 → 2 shares port 2 in with the latter. All get a half; when
+  // the short one is done the others do not wait for each other.
+  Programs programs(plain(1, 4));
+  programs.launch(0, 0, {{Rank{1}, 1000}, {Rank{2}, 3000}}, {});
+  programs.launch(3, 0, {{Rank{2}, 3000}}, {});
+  programs.launch(1, 0, {}, {{Rank{0}, 1000}}).wait(1, 0);
+  programs.launch(2, 0, {}, {{Rank{0}, 3000}, {Rank{3}, 3000}}).wait(2, 0);
+  const Machine machine = programs.run();
+  EXPECT_DOUBLE_EQ(machine.time_us(), 6);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kExposed), 2);
+}
+
+TEST(Machine, ActivitiesAndIdleAddUpToTheTime) {
+  Programs programs(plain(1, 3));
+  programs.message(0, 1, 6000, 0).attention(1, 2).wait(1, 0).attention(1, 3).attention(2, 1);
+  const Machine machine = programs.run();
+  for (const DeviceTimes& times : machine.devices()) {
+    EXPECT_DOUBLE_EQ(times.busy_us() + times.of(Activity::kExposed) + times.idle_us,
+                     machine.time_us());
+  }
+}
+
+TEST(Machine, ReportsEverySpanAndMessage) {
+  Programs programs(plain(1, 2));
+  programs.message(0, 1, 6000, 0).attention(1, 2).wait(1, 0);
+  Machine machine = programs.run({.timeline = true});
+  ASSERT_EQ(machine.messages().size(), 1U);
+  EXPECT_EQ(machine.messages()[0].bytes, 6000);
+  EXPECT_DOUBLE_EQ(machine.messages()[0].end_us, 6);
+  ASSERT_EQ(machine.activities().size(), 2U);  // launches without a cost leave no span
+  EXPECT_EQ(machine.activities()[1].activity, Activity::kExposed);
+  EXPECT_DOUBLE_EQ(machine.activities()[1].start_us, 2);
+}
+
+TEST(Machine, SaysWhoWaitsForever) {
+  Programs programs(plain(1, 2));
+  // Each waits for the other before it sends.
+  programs.launch(0, 0, {}, {{Rank{1}, 10}}).wait(0, 0).launch(0, 1, {{Rank{1}, 10}}, {});
+  programs.launch(1, 0, {}, {{Rank{0}, 10}}).wait(1, 0).launch(1, 1, {{Rank{0}, 10}}, {});
+  EXPECT_THROW((void)programs.run(), InvalidPlan);
+}
+
+TEST(Machine, RefusesMessagesThatDoNotMatch) {
+  Programs missing(plain(1, 2));
+  missing.launch(0, 0, {{Rank{1}, 10}}, {});
+  EXPECT_THROW((void)missing.run(), InvalidPlan);
+  Programs other(plain(1, 2));
+  other.launch(0, 0, {{Rank{1}, 10}}, {}).launch(1, 0, {}, {{Rank{0}, 11}});
+  EXPECT_THROW((void)other.run(), InvalidPlan);
+}
+
+TEST(Machine, ACoarseResolutionStaysClose) {
+  Programs programs(plain(1, 8));
+  for (std::int32_t d = 1; d < 8; ++d) programs.message(d, 0, 1000 * d, d);
+  for (std::int32_t d = 1; d < 8; ++d) programs.wait(0, d);
+  const double exact = programs.run({.resolution_us = 0}).time_us();
+  const double coarse = programs.run({.resolution_us = 0.5}).time_us();
+  EXPECT_DOUBLE_EQ(exact, 28);
+  EXPECT_GE(coarse, exact - 1e-9);
+  EXPECT_LE(coarse, exact + 7 * 0.5);
+}
+
+}  // namespace
+}  // namespace contextile

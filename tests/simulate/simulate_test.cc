@@ -1,0 +1,157 @@
+// Whole plans on the cost model.
+#include "contextile/simulate.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "contextile/strategy.h"
+#include "support/mask_support.h"
+
+namespace contextile {
+namespace {
+
+Cluster cluster_of(std::int32_t nodes, std::int32_t devices) {
+  Cluster cluster = load_cluster("dgx-h100");
+  cluster.nodes = nodes;
+  cluster.devices_per_node = devices;
+  cluster.nics_per_node = devices;
+  return cluster;
+}
+
+Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
+  const MaskUse use = parse_mask_use(mask);
+  AttentionShape shape;
+  shape.q_heads = 8;
+  shape.kv_heads = 2;
+  return make_workload(lengths, shape, {&use, 1});
+}
+
+Plan plan_of(const std::string& strategy, const Workload& workload, const Cluster& cluster) {
+  return build_plan(workload, cluster, find_strategy(strategy).arrange(workload, cluster, {}));
+}
+
+TEST(TileCosts, AFullTileCostsItsFlopsAtTheProfilesShare) {
+  const Cluster cluster = cluster_of(1, 1);
+  AttentionShape shape;
+  shape.q_heads = 64;
+  const TileCosts costs(shape, cluster);
+  const double flops = forward_flops(4096LL * 4096, 64, shape);
+  const double share = cluster.attention.forward_share(4096, 4096);
+  EXPECT_NEAR(costs.piece_us(Direction::kForward, 4096, 4096, 4096LL * 4096, 1),
+              flops / (cluster.attention_tflops * 1e12 * share) * 1e6, 1e-6);
+  EXPECT_NEAR(costs.piece_us(Direction::kForward, 4096, 4096, 4096LL * 4096, 8) * 8,
+              costs.piece_us(Direction::kForward, 4096, 4096, 4096LL * 4096, 1), 1e-6);
+}
+
+TEST(TileCosts, FollowThePublishedCurveOfShortAndLongDocuments) {
+  // FA2-class, 64 heads: TFLOP/s at L = 128, 512, 1K, 4K, 32K as measured with DistCA.
+  Cluster cluster = load_cluster("p4de");
+  cluster.attention_tflops = 351;
+  AttentionShape shape;
+  shape.q_heads = 64;
+  const TileCosts costs(shape, cluster);
+  const std::pair<std::int64_t, double> published[] = {
+      {128, 101}, {512, 202}, {1024, 267}, {4096, 337}, {32768, 361}};
+  for (const auto& [length, tflops] : published) {
+    const std::int64_t pairs = length * (length + 1) / 2;
+    const double us = costs.piece_us(Direction::kForward, length, length, pairs, 1);
+    const double found = forward_flops(pairs, 64, shape) / us * 1e-6;
+    EXPECT_NEAR(found / tflops, 1, 0.2) << length;
+  }
+}
+
+TEST(Simulate, OneDeviceTakesItsKernelTime) {
+  const Cluster cluster = cluster_of(1, 1);
+  const Workload workload = batch_of({5000, 300, 12000}, "causal");
+  const Simulation simulation = simulate(plan_of("zigzag", workload, cluster), cluster);
+  ASSERT_TRUE(simulation.forward && simulation.backward);
+  EXPECT_NEAR(simulation.forward->time_us, simulation.forward->attention_us, 1e-9);
+  EXPECT_EQ(simulation.forward->exposed_us, 0);
+  EXPECT_GT(simulation.backward->time_us, 2 * simulation.forward->time_us);
+  EXPECT_GT(simulation.forward->mfu, 0.2);
+  EXPECT_LT(simulation.forward->mfu, 1);
+}
+
+TEST(Simulate, CompositeBlocksPayForEveryDocument) {
+  const Cluster cluster = cluster_of(1, 1);
+  const Simulation many = simulate(
+      plan_of("zigzag", batch_of(std::vector<std::int64_t>(128, 128), "causal"), cluster), cluster);
+  const Simulation few = simulate(
+      plan_of("zigzag", batch_of(std::vector<std::int64_t>(4, 4096), "causal"), cluster), cluster);
+  EXPECT_LT(many.forward->mfu, few.forward->mfu / 2);
+}
+
+TEST(Simulate, IsTheSameEveryTimeAndAddsUp) {
+  const Cluster cluster = cluster_of(2, 4);
+  for (const char* strategy :
+       {"ring", "zigzag", "ulysses", "hybrid", "all_gather", "magi", "dcp"}) {
+    SCOPED_TRACE(strategy);
+    Workload workload = batch_of({9000, 300, 20000, 70}, "causal");
+    workload.shape.q_heads = workload.shape.kv_heads = 8;
+    const Plan plan = plan_of(strategy, workload, cluster);
+    const Simulation a = simulate(plan, cluster, {.timeline = true});
+    const Simulation b = simulate(plan, cluster);
+    EXPECT_EQ(a.forward->time_us, b.forward->time_us);
+    EXPECT_EQ(a.backward->time_us, b.backward->time_us);
+    const PlanStats stats = statistics(plan);
+    EXPECT_EQ(a.forward->inter_bytes, stats.forward->inter_bytes);
+    EXPECT_EQ(a.backward->intra_bytes, stats.backward->intra_bytes);
+    EXPECT_NEAR(a.backward->flops / stats.backward->flops, 1, 1e-12);
+    for (const DeviceTimes& device : a.backward->devices) {
+      EXPECT_NEAR(device.busy_us() + device.of(Activity::kExposed) + device.idle_us,
+                  a.backward->time_us, 1e-6 * a.backward->time_us);
+    }
+    std::int64_t moved = 0;
+    for (const SimulatedProgram& program : a.forward->programs) {
+      for (const MessageSpan& message : program.messages) moved += message.bytes;
+    }
+    EXPECT_EQ(moved, stats.forward->total_bytes());
+  }
+}
+
+// Scales every rate of a cluster that has no fixed overheads.
+Cluster without_overheads(Cluster cluster, double rate) {
+  cluster.intra_latency_us = cluster.inter_latency_us = cluster.launch_us = 0;
+  cluster.attention.call_us = 0;
+  cluster.intra_gbytes_per_s *= rate;
+  cluster.inter_gbytes_per_s_per_node *= rate;
+  cluster.attention_tflops *= rate;
+  cluster.memory_gbytes_per_s *= rate;
+  return cluster;
+}
+
+TEST(Simulate, ScalesWithTheClusterAndGainsFromEveryRate) {
+  constexpr const char* kStrategies[] = {"ring", "zigzag", "all_gather", "magi", "dcp"};
+  for (std::uint64_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(seed);
+    const Cluster cluster =
+        without_overheads(cluster_of(static_cast<std::int32_t>(random_between(rng, 1, 3)),
+                                     static_cast<std::int32_t>(random_between(rng, 1, 4))),
+                          1);
+    const Workload workload = batch_of(random_lengths(rng, 8, 4000), "causal");
+    const Plan plan = plan_of(kStrategies[random_between(rng, 0, 4)], workload, cluster);
+    const double base = simulate(plan, cluster).time_us();
+    EXPECT_NEAR(simulate(plan, without_overheads(cluster, 3)).time_us(), base / 3, 1e-9 * base);
+    Cluster wider = cluster;
+    wider.intra_gbytes_per_s *= 2;
+    wider.inter_gbytes_per_s_per_node *= 2;
+    EXPECT_LE(simulate(plan, wider).time_us(), base * (1 + 1e-9));
+    Cluster faster = cluster;
+    faster.attention_tflops *= 2;
+    EXPECT_LE(simulate(plan, faster).time_us(), base * (1 + 1e-9));
+  }
+}
+
+TEST(Simulate, RefusesAClusterOfAnotherShape) {
+  const Plan plan = plan_of("ring", batch_of({100}, "causal"), cluster_of(1, 2));
+  EXPECT_THROW((void)simulate(plan, cluster_of(2, 1)), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace contextile
