@@ -9,6 +9,7 @@
 
 #include "contextile/base.h"
 #include "contextile/mask.h"
+#include "contextile/packing.h"
 
 namespace contextile {
 
@@ -41,6 +42,13 @@ struct Dataset {
 };
 [[nodiscard]] std::span<const Dataset> datasets();
 
+// How documents are put together.
+enum class Packing : std::uint8_t {
+  kSequential,  // in order; the last document of a batch is cut to fit
+  kWlb,         // what would be N sequential batches is packed anew by pack_wlb, step by step
+  kWlbNoDefer,  // the same by pack_wlb_without_defer
+};
+
 // How documents become batches.
 struct BatchOptions {
   std::int64_t tokens = 0;  // per batch; 0: a lengths file is one batch (a dataset needs a number)
@@ -48,10 +56,15 @@ struct BatchOptions {
   std::int64_t max_length = 0;  // longer documents are cut to this; 0: no limit
   double scale = 1;             // every length is multiplied by this (at least 1 token remains)
   std::uint64_t seed = 0;       // of a dataset's samples
+  Packing packing = Packing::kSequential;
+  WlbPackingOptions wlb{};  // of the packings with steps; max_tokens 0: twice `tokens`
 };
 
-// Documents fill batches in order; the last document of a batch is cut to fit. Throws
-// InvalidArgument when the lengths run out before the batches are full.
+// Sequential: documents fill batches in order; the last document of a batch is cut to fit.
+// With steps: each takes the documents of `wlb.micro_batches` sequential batches and packs them
+// anew; every micro-batch that is not empty is a batch, until there are `batches` of them. What
+// then still waits is not used. Throws InvalidArgument when the lengths run out before the batches
+// are full, and as the packings do.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> batches_from_lengths(
     std::span<const std::int64_t> lengths, const BatchOptions& options);
 // The same over samples of a built-in distribution. Unknown names list the known ones.

@@ -39,13 +39,15 @@ struct AttentionGrid {
 struct GridSpec {
   std::int32_t nodes = 1;
   std::int32_t devices_per_node = 1;
-  double eps_compute = 0.1;      // a device's work <= (1 + eps) · mean
-  double eps_node = 0.04;        // a node's work <= (1 + eps) · mean while nodes are chosen
-  std::int64_t token_cap = 0;    // tokens a device may own; 0: as the longest-first greedy needs,
-                                 // plus one block
-  std::int64_t node_weight = 3;  // of a byte across nodes, beside 1 of every byte
-  double traffic_weight = 0.1;   // of the hottest devices in the objective; 0: total bytes only
-  double effort = 1;             // annealing steps, in multiples of the fast setting
+  double eps_compute = 0.1;       // a device's work <= (1 + eps) · mean
+  double eps_node = 0.04;         // a node's work <= (1 + eps) · mean while nodes are chosen
+  std::int64_t token_cap = 0;     // tokens a device may own; 0: as the longest-first greedy needs,
+                                  // plus one block
+  std::int64_t node_weight = 3;   // of a byte across nodes, beside 1 of every byte
+  std::int64_t inter_weight = 1;  // of a byte across nodes in a device's traffic: how much longer
+                                  // it takes than one inside
+  double traffic_weight = 0.1;  // of the hottest devices in the objective; 0: total bytes only
+  double effort = 1;            // annealing steps, in multiples of the fast setting
   std::uint64_t seed = 1;
 };
 
@@ -58,7 +60,8 @@ struct GridPartition {
 struct GridQuality {
   std::int64_t inter_bytes = 0;              // across nodes, each unit once per node (relayed)
   std::int64_t total_bytes = 0;              // each unit once per device
-  std::int64_t max_device_bytes = 0;         // largest max(sent, received), relays included
+  std::int64_t max_device_bytes = 0;         // largest max(sent, received), relays included; bytes
+                                             // across nodes count GridSpec::inter_weight times
   std::int64_t max_device_direct_bytes = 0;  // the same without relays
   double compute_overload = 0;               // max / mean - 1
   double token_overload = 0;
@@ -87,10 +90,11 @@ struct MovingUnit {
 
 // Whom every device of every unit gets it from (or sends it to): the owner, or a device of its own
 // node that crosses the node boundary once for all of them. Greedy, heaviest units first, three
-// passes, each choosing the device that keeps the busiest of (sent, received) lowest. O(passes ·
-// devices of all units).
+// passes, each choosing the device that keeps the busiest of (sent, received) lowest, a byte across
+// nodes counting `inter_weight` times. O(passes · devices of all units).
 [[nodiscard]] std::vector<std::vector<std::int32_t>> choose_relays(
-    std::span<const MovingUnit> units, std::int32_t num_devices, std::int32_t devices_per_node);
+    std::span<const MovingUnit> units, std::int32_t num_devices, std::int32_t devices_per_node,
+    std::int64_t inter_weight = 1);
 
 // Largest load when sizes go longest first to the least loaded of `parts`: a data balance that is
 // always reachable.

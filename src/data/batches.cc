@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "contextile/data.h"
 #include "data/datasets.h"
@@ -32,24 +34,92 @@ std::int64_t adjusted(std::int64_t length, const BatchOptions& options) {
   return static_cast<std::int64_t>(std::clamp(scaled, 1.0, most));
 }
 
-// `next` returns one length after the other, and nothing when there are no more.
+std::string counted(std::int64_t number, std::string_view one, std::string_view several) {
+  return fmt::format("{} {}", number, number == 1 ? one : several);
+}
+
+// Batches of `options.tokens` tokens, filled with documents in order. `Next` returns one length
+// after the other, and nothing when there are no more.
 template <typename Next>
-Batches fill(const BatchOptions& options, Next next) {
-  Batches batches(static_cast<std::size_t>(options.batches));
-  std::int64_t num_documents = 0;
-  for (std::size_t b = 0; b < batches.size(); ++b) {
-    for (std::int64_t missing = options.tokens; missing > 0; ++num_documents) {
-      const std::optional<std::int64_t> length = next();
+class SequentialBatches {
+ public:
+  SequentialBatches(const BatchOptions& options, Next next)
+      : options_(options), next_(std::move(next)) {}
+
+  // The next one. Fails when the lengths run out, saying what `num_wanted` batches would have
+  // taken; `what` calls these batches by name.
+  std::vector<std::int64_t> take(std::int64_t num_wanted, std::string_view what) {
+    std::vector<std::int64_t> batch;
+    for (std::int64_t missing = options_.tokens; missing > 0; ++num_documents_) {
+      const std::optional<std::int64_t> length = next_();
       CONTEXTILE_CHECK(length.has_value(),
-                       "lengths: expected {} tokens for {} batches of {}, found {} in {} documents "
-                       "(the rest of a batch's last document is not used)",
-                       options.batches * options.tokens, options.batches, options.tokens,
-                       static_cast<std::int64_t>(b + 1) * options.tokens - missing, num_documents);
-      batches[b].push_back(std::min(adjusted(*length, options), missing));
-      missing -= batches[b].back();
+                       "lengths: expected {} tokens for {} of {}, found {} in {} (the "
+                       "rest of a batch's last document is not used)",
+                       num_wanted * options_.tokens, what, options_.tokens,
+                       (num_batches_ + 1) * options_.tokens - missing,
+                       counted(num_documents_, "document", "documents"));
+      batch.push_back(std::min(adjusted(*length, options_), missing));
+      missing -= batch.back();
     }
+    ++num_batches_;
+    return batch;
+  }
+
+ private:
+  const BatchOptions& options_;
+  Next next_;
+  std::int64_t num_batches_ = 0;
+  std::int64_t num_documents_ = 0;
+};
+
+template <typename Source>
+Batches fill_in_order(const BatchOptions& options, Source& source) {
+  const std::string what = counted(options.batches, "batch", "batches");
+  Batches batches;
+  for (std::int64_t b = 0; b < options.batches; ++b) {
+    batches.push_back(source.take(options.batches, what));
   }
   return batches;
+}
+
+// Every step: the documents of N sequential batches into N micro-batches.
+template <typename Source>
+Batches fill_in_steps(const BatchOptions& options, Source& source) {
+  WlbPackingOptions packing = options.wlb;
+  if (packing.max_tokens == 0) packing.max_tokens = std::min(2 * options.tokens, kMaxTokens);
+  WlbPackingState state;
+  Batches batches;
+  for (std::int64_t step = 1;; ++step) {
+    const std::string what = fmt::format("{} of {}", counted(step, "step", "steps"),
+                                         counted(packing.micro_batches, "batch", "batches"));
+    std::vector<Document> arriving;
+    for (std::int32_t b = 0; b < packing.micro_batches; ++b) {
+      for (const std::int64_t length : source.take(step * packing.micro_batches, what)) {
+        arriving.push_back({static_cast<std::int64_t>(arriving.size()), length});
+      }
+    }
+    std::vector<MicroBatch> packed;
+    if (options.packing == Packing::kWlb) {
+      WlbPackingStep next = pack_wlb(std::move(state), arriving, packing);
+      packed = std::move(next.micro_batches);
+      state = std::move(next.state);
+    } else {
+      packed = pack_wlb_without_defer(arriving, packing);
+    }
+    for (const MicroBatch& micro_batch : packed) {
+      if (micro_batch.empty()) continue;
+      std::vector<std::int64_t>& batch = batches.emplace_back();
+      for (const Document& document : micro_batch) batch.push_back(document.length_tokens);
+      if (std::cmp_equal(batches.size(), options.batches)) return batches;
+    }
+  }
+}
+
+template <typename Next>
+Batches fill(const BatchOptions& options, Next next) {
+  SequentialBatches<Next> source(options, std::move(next));
+  return options.packing == Packing::kSequential ? fill_in_order(options, source)
+                                                 : fill_in_steps(options, source);
 }
 
 }  // namespace
@@ -61,6 +131,8 @@ Batches batches_from_lengths(std::span<const std::int64_t> lengths, const BatchO
     static_cast<void>(checked_length(lengths[i], "lengths", "index", i));
   }
   if (options.tokens == 0) {
+    CONTEXTILE_CHECK(options.packing == Packing::kSequential,
+                     "tokens: expected 1 to {} in a batch to pack in steps, found 0", kMaxTokens);
     CONTEXTILE_CHECK(options.batches == 1,
                      "batches: expected 1 when no tokens per batch are given, found {}",
                      options.batches);

@@ -66,8 +66,9 @@ class Evaluator {
 
   void move(const MovingUnit& unit, std::int32_t from, std::int32_t to) {
     if (unit.towards_owner) std::swap(from, to);
-    sent_[static_cast<std::size_t>(from)] += unit.bytes;
-    received_[static_cast<std::size_t>(to)] += unit.bytes;
+    const std::int64_t bytes = unit.bytes * (node(from) == node(to) ? 1 : spec_.inter_weight);
+    sent_[static_cast<std::size_t>(from)] += bytes;
+    received_[static_cast<std::size_t>(to)] += bytes;
   }
 
   void clear_traffic() {
@@ -92,7 +93,8 @@ class Evaluator {
 
   void count_relayed() {
     clear_traffic();
-    const auto via = choose_relays(units_, num_devices(), spec_.devices_per_node);
+    const auto via =
+        choose_relays(units_, num_devices(), spec_.devices_per_node, spec_.inter_weight);
     for (std::size_t u = 0; u < units_.size(); ++u) {
       for (std::size_t i = 0; i < units_[u].devices.size(); ++i) {
         move(units_[u], via[u][i], units_[u].devices[i]);

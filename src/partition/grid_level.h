@@ -35,8 +35,8 @@ struct GridLevel {
   std::vector<std::int64_t> net_bytes;
   std::vector<std::int32_t> first_tile;  // of every net, into net_tiles; size nets + 1
   std::vector<std::int32_t> net_tiles;
-  std::vector<std::int32_t> row_slot;     // of every tile: where its row net lists it in net_tiles
-  std::vector<std::int32_t> column_slot;  // and its column net
+  std::vector<std::int32_t> row_slot;      // of every tile: where its row net lists it in net_tiles
+  std::vector<std::int32_t> column_slot;   // and its column net
   std::vector<std::int32_t> coarse_block;  // of every block of the finer level
   std::vector<std::int32_t> coarse_tile;
   std::int64_t total_work = 0;

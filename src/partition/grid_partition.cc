@@ -77,6 +77,7 @@ class JointPartitioner {
     limits_.token_cap = machine.token_cap;
     limits_.share = machine.share;
     limits_.node_weight = machine.node_weight;
+    limits_.inter_weight = spec.inter_weight;
     const double row_bytes = static_cast<double>(finest.total_held_tokens) *
                              static_cast<double>(finest.row_bytes_per_token) * finest.num_groups /
                              devices;
@@ -157,6 +158,9 @@ class JointPartitioner {
     GridLimits limits = limits_;
     limits.mean_work *= layout.devices_per_node;
     limits.work_cap = 1 + machine_.eps_node;
+    // Everything crosses nodes here: a larger weight would only make annealing colder.
+    constexpr std::int64_t kTunedNodeWeight = 3;
+    limits.node_weight = std::min(limits.node_weight, kTunedNodeWeight);
     const std::vector<std::int64_t> sizes = held_sizes(level);
     constexpr std::int64_t kSlackBlocks = 4;
     limits.token_cap = longest_first_max(sizes, layout.nodes);

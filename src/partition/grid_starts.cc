@@ -101,12 +101,11 @@ class ContiguousStart {
 
   // Over consecutive places from `first`; returns how many, 0 if none is left.
   std::size_t spread(const Sequence& sequence, std::size_t first) {
-    constexpr double kTightness =
-        0.94;  // a place may be this much overfull rather than open another
-    const double wanted =
-        std::ceil(std::max({sequence.work / (mean_work_ * s_.limits.work_cap),
-                            sequence.tokens / static_cast<double>(s_.limits.token_cap),
-                            share(sequence) * kTightness}));
+    // A place may be overfull, by what is allowed, rather than open another.
+    const double tightness = std::min(0.94, 1 / s_.limits.work_cap);
+    const double wanted = std::ceil(std::max(
+        {sequence.work / (mean_work_ * s_.limits.work_cap),
+         sequence.tokens / static_cast<double>(s_.limits.token_cap), share(sequence) * tightness}));
     const auto count =
         std::min(places_.size() - first, static_cast<std::size_t>(std::max(1.0, wanted)));
     if (count == 0) return 0;

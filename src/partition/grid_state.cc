@@ -157,14 +157,17 @@ void GridState::add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, do
     if (there == 0) continue;
     const int devices = std::popcount(there);
     const bool local = n == layout.node(owner_lane);
-    const double times = local ? devices : 1;
+    const auto weight = static_cast<double>(limits.inter_weight);
+    const double times = local ? devices : weight;
+    // Of a device there: its own copy, by the relay's hands or across nodes, and what it passes on.
+    const double own = local ? 1 : (weight + devices - 1) / devices;
     const double relayed = local ? 0 : static_cast<double>(devices - 1) / devices;
     sent_[static_cast<std::size_t>(owner_lane)] += out * times;
     received_[static_cast<std::size_t>(owner_lane)] += back * times;
     for (; there != 0; there &= there - 1) {
       const auto lane = static_cast<std::size_t>(lowest_lane(there));
-      received_[lane] += out + back * relayed;
-      sent_[lane] += back + out * relayed;
+      received_[lane] += out * own + back * relayed;
+      sent_[lane] += back * own + out * relayed;
     }
   }
 }

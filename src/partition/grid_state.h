@@ -67,6 +67,7 @@ struct GridLimits {
   std::int64_t token_cap = 0;
   std::vector<double> share;  // of every lane, in mean places; empty: all 1
   std::int64_t node_weight = 3;
+  std::int64_t inter_weight = 1;
   double work_penalty = 0;  // bytes per unit of relative overload
   double token_penalty = 0;
 };

@@ -19,9 +19,10 @@ struct Crossing {
 class RelayChooser {
  public:
   RelayChooser(std::span<const MovingUnit> units, std::int32_t num_devices,
-               std::int32_t devices_per_node)
+               std::int32_t devices_per_node, std::int64_t inter_weight)
       : units_(units),
         devices_per_node_(devices_per_node),
+        inter_weight_(inter_weight),
         sent_(static_cast<std::size_t>(num_devices)),
         received_(sent_.size()) {}
 
@@ -78,7 +79,7 @@ class RelayChooser {
   // Adds (or takes back) the crossing's traffic through its relay.
   void route(const Crossing& crossing, std::int64_t sign) {
     const MovingUnit& unit = units_[crossing.unit];
-    move(unit, unit.owner, crossing.relay, sign * unit.bytes);
+    move(unit, unit.owner, crossing.relay, sign * unit.bytes * inter_weight_);
     for (std::size_t i = crossing.first; i < crossing.last; ++i) {
       if (unit.devices[i] != crossing.relay) {
         move(unit, crossing.relay, unit.devices[i], sign * unit.bytes);
@@ -94,8 +95,9 @@ class RelayChooser {
     std::int64_t best_load = 0;
     for (std::size_t i = crossing.first; i < crossing.last; ++i) {
       const auto device = static_cast<std::size_t>(unit.devices[i]);
-      const std::int64_t in = received_[device] + (unit.towards_owner ? fan : unit.bytes);
-      const std::int64_t out = sent_[device] + (unit.towards_owner ? unit.bytes : fan);
+      const std::int64_t across = unit.bytes * inter_weight_;
+      const std::int64_t in = received_[device] + (unit.towards_owner ? fan : across);
+      const std::int64_t out = sent_[device] + (unit.towards_owner ? across : fan);
       if (best < 0 || std::max(in, out) < best_load) {
         best = unit.devices[i];
         best_load = std::max(in, out);
@@ -106,6 +108,7 @@ class RelayChooser {
 
   std::span<const MovingUnit> units_;
   std::int32_t devices_per_node_;
+  std::int64_t inter_weight_;
   std::vector<std::int64_t> sent_;
   std::vector<std::int64_t> received_;
   std::vector<Crossing> crossings_;
@@ -115,8 +118,9 @@ class RelayChooser {
 
 std::vector<std::vector<std::int32_t>> choose_relays(std::span<const MovingUnit> units,
                                                      std::int32_t num_devices,
-                                                     std::int32_t devices_per_node) {
-  return RelayChooser(units, num_devices, devices_per_node).run();
+                                                     std::int32_t devices_per_node,
+                                                     std::int64_t inter_weight) {
+  return RelayChooser(units, num_devices, devices_per_node, inter_weight).run();
 }
 
 }  // namespace contextile

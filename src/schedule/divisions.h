@@ -37,6 +37,7 @@ struct DivisionProblem {
   std::span<const Rank> owners;
   std::int32_t head_groups = 1;
   std::int32_t num_devices = 1;
+  std::int32_t devices_per_node = 1;
   Direction direction = Direction::kForward;
   AttentionShape shape;
   std::span<const PlacedTile> tiles;  // stages are what is decided here

@@ -8,6 +8,7 @@
 
 #include "contextile/mask.h"
 #include "schedule/home.h"
+#include "schedule/nested_ring.h"
 #include "schedule/ring.h"
 
 namespace contextile {
@@ -103,6 +104,11 @@ class AxpArranger {
     });
   }
 
+  // The positions' ring of head group g, nested as configured.
+  [[nodiscard]] NestedRing ring_of(std::int32_t g) const {
+    const std::int32_t inner = config_.inner_ring > 0 ? config_.inner_ring : p_;
+    return {p_, inner, [this, g](std::int32_t p) { return rank_at(g, p); }};
+  }
   [[nodiscard]] RingUnit on_ring(Kind kind, BlockId b, std::int32_t g, std::int32_t start,
                                  std::int32_t step) const {
     return {
@@ -146,15 +152,14 @@ class AxpArranger {
     scatter_heads(Kind::kKv, out.transfers);
     std::int32_t last = first_stage_ + p_ - 1;
     if (config_.movement == KvMovement::kRing) {
-      // Step i at position p holds the keys of position p - i.
       for_each_block(Kind::kKv, [&](BlockId b) {
         for (std::int32_t g = 0; g < a_; ++g) {
-          relay_input(on_ring(Kind::kKv, b, g, position(b), 1), p_ - 1, first_stage_,
-                      out.transfers);
+          ring_of(g).relay_forward(b, GroupId{g}, position(b), first_stage_, out.transfers);
         }
       });
+      const NestedRing ring = ring_of(0);
       place_tiles(
-          [&](std::int32_t q, std::int32_t kv) { return first_stage_ + ring_shift(q, -kv, p_); },
+          [&](std::int32_t q, std::int32_t kv) { return first_stage_ + ring.forward_stage(q, kv); },
           out.tiles);
     } else {
       last = gather_kv(out.transfers);
@@ -174,27 +179,20 @@ class AxpArranger {
     return out;
   }
 
-  // TE's reversed ring: step i at position p holds the keys of p + 1 + i, so the diagonal comes
-  // last and dKV, one hop a step behind, ends at home. Returns the stage after everything.
+  // Returns the stage after everything.
   std::int32_t backward_ring(ArrangedDirection& out) const {
-    if (p_ == 1) {
-      place_tiles([&](std::int32_t, std::int32_t) { return first_stage_; }, out.tiles);
-      return first_stage_ + 1;
-    }
-    const std::int32_t first_step = first_stage_ + 1;  // stage of step 0: its keys arrive first
     for_each_block(Kind::kKv, [&](BlockId b) {
       for (std::int32_t g = 0; g < a_; ++g) {
-        const std::int32_t home = position(b);
-        relay_input(on_ring(Kind::kKv, b, g, home, -1), p_ - 1, first_stage_, out.transfers);
-        gather_result(
-            on_ring(Kind::kDkv, b, g, ring_shift(home, -1, p_), -1), p_ - 1, first_step + 1,
+        ring_of(g).relay_backward(
+            b, GroupId{g}, position(b), first_stage_,
             [&](std::int32_t p) { return shares_[share_index(b, p)]; }, out.transfers);
       }
     });
+    const NestedRing ring = ring_of(0);
     place_tiles(
-        [&](std::int32_t q, std::int32_t kv) { return first_step + ring_shift(kv, -q - 1, p_); },
+        [&](std::int32_t q, std::int32_t kv) { return first_stage_ + ring.backward_stage(q, kv); },
         out.tiles);
-    return first_step + p_ + 1;
+    return first_stage_ + ring.backward_stages();
   }
 
   std::int32_t backward_gather(ArrangedDirection& out) const {

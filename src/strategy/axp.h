@@ -1,5 +1,5 @@
 // The A x P family: A ranks split the heads of what they hold together, P positions split the
-// tokens. ring, zigzag, ulysses, hybrid and all_gather are presets of it.
+// tokens. ring, zigzag, ulysses, hybrid, double_ring and all_gather are presets of it.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,7 @@ struct AxpConfig {
   std::int32_t context_parallel = 1;  // P: stride A; A·P = number of devices
   TokenLayout layout = TokenLayout::kZigzag;
   KvMovement movement = KvMovement::kRing;
+  std::int32_t inner_ring = 0;  // of kRing: positions of an inner ring, divides P; 0: one ring
   std::optional<std::int64_t> block_size;  // tokens; unset: one block a rank
   bool backward = true;
 };

@@ -21,6 +21,8 @@ struct AxpOptions {
   GatherAlgorithm algorithm = GatherAlgorithm::kRing;
   TokenLayout layout = TokenLayout::kZigzag;
   Switch padded = Switch::kOff;
+  std::int32_t grid_heads = 1;  // double_ring's head parallelism; 0: as hybrid's
+  std::int32_t inner_ring = 0;  // 0: the ranks of a node
 };
 
 const std::vector<std::string>& layout_names() {  // in the order of TokenLayout
@@ -66,12 +68,13 @@ class AxpStrategy : public Strategy {
       fail_argument("strategy {}: {}", name_, *reason);
     }
     AxpOptions options = table_.parse(name_, request.options);
-    options.head_parallel = head_parallel(workload, cluster, options);
+    fill_defaults(workload, cluster, options);
     AxpConfig config;
     config.head_parallel = options.head_parallel;
     config.context_parallel = cluster.num_devices() / options.head_parallel;
     config.layout = layout(options);
     config.movement = movement(options);
+    config.inner_ring = options.inner_ring;
     config.block_size = request.block_size;
     config.backward = request.backward;
     Arrangement arrangement = arrange_axp(workload, cluster, config);
@@ -94,6 +97,10 @@ class AxpStrategy : public Strategy {
   [[nodiscard]] virtual std::int32_t head_parallel(const Workload&, const Cluster&,
                                                    const AxpOptions&) const {
     return 1;
+  }
+  virtual void fill_defaults(const Workload& workload, const Cluster& cluster,
+                             AxpOptions& options) const {
+    options.head_parallel = head_parallel(workload, cluster, options);
   }
   [[nodiscard]] virtual TokenLayout layout(const AxpOptions& options) const {
     return options.layout;
@@ -196,6 +203,54 @@ class HybridStrategy : public AxpStrategy {
   }
 };
 
+// Source: Gu et al., LoongTrain (2024): 2D attention, Double-Ring-Attention. Steps: as hybrid, but
+// the P positions are inner rings of `inner` positions joined by an outer ring: keys go round the
+// inner ring while the hop to the next inner ring has the whole round. Bytes sent per rank as
+// hybrid; of a unit's P-1 hops only P/inner-1 leave the inner ring; dKV in fp32. Memory: one more
+// ring buffer than hybrid. Loses like zigzag: everything goes to everybody.
+class DoubleRingStrategy : public AxpStrategy {
+ public:
+  DoubleRingStrategy()
+      : AxpStrategy("double_ring",
+                    "LoongTrain: heads split inside A ranks, inner zigzag rings joined by an outer "
+                    "ring") {
+    table_.integer("inner", &AxpOptions::inner_ring, 0, 1 << 16,
+                   "positions of an inner ring, divides devices / head_parallel; 0: as many as a "
+                   "node has");
+    table_.integer("head_parallel", &AxpOptions::grid_heads, 0, 1 << 16,
+                   "ranks that split heads; 0: as hybrid chooses");
+    add_padded_option();
+  }
+
+  [[nodiscard]] std::optional<std::string> unsupported(
+      const Workload& workload, const Cluster& cluster,
+      const StrategyRequest& request) const override {
+    if (auto reason = AxpStrategy::unsupported(workload, cluster, request)) return reason;
+    AxpOptions options = table_.parse(name(), request.options);
+    fill_defaults(workload, cluster, options);
+    const std::int32_t positions = cluster.num_devices() / options.head_parallel;
+    if (positions % options.inner_ring == 0) return std::nullopt;
+    return fmt::format("nests rings: expected an inner ring of a divisor of {} positions, found {}",
+                       positions, options.inner_ring);
+  }
+
+ protected:
+  [[nodiscard]] std::int32_t head_parallel(const Workload& workload, const Cluster& cluster,
+                                           const AxpOptions& options) const override {
+    if (options.grid_heads > 0) return options.grid_heads;
+    return std::gcd(workload.shape.kv_heads, cluster.devices_per_node);
+  }
+  void fill_defaults(const Workload& workload, const Cluster& cluster,
+                     AxpOptions& options) const override {
+    options.head_parallel = options.grid_heads = head_parallel(workload, cluster, options);
+    if (options.inner_ring > 0) return;
+    options.inner_ring = std::gcd(cluster.num_devices() / options.head_parallel,
+                                  std::max(1, cluster.devices_per_node / options.head_parallel));
+  }
+  // Built on ring-flash-attention, whose dKV travel in fp32.
+  [[nodiscard]] Dtype original_wire(const Workload&) const override { return Dtype::kF32; }
+};
+
 // Source: TransformerEngine all_gather, Llama 3 (2024) §3.3.2, WLB-LLM (2025) per-document
 // sharding. Steps: all KV gathered before compute (R-1 ring hops, or every owner straight to
 // everybody), then one attention; backward gathers again and reduce-scatters dKV. Bytes sent per
@@ -237,6 +292,10 @@ const Strategy& ulysses_strategy() {
 }
 const Strategy& hybrid_strategy() {
   static const HybridStrategy kStrategy;
+  return kStrategy;
+}
+const Strategy& double_ring_strategy() {
+  static const DoubleRingStrategy kStrategy;
   return kStrategy;
 }
 const Strategy& all_gather_strategy() {

@@ -1,4 +1,4 @@
-// ring, zigzag, ulysses, hybrid and all_gather: presets of the A x P family.
+// ring, zigzag, ulysses, hybrid, double_ring and all_gather: presets of the A x P family.
 #pragma once
 
 #include "contextile/strategy.h"
@@ -10,5 +10,6 @@ namespace contextile {
 [[nodiscard]] const Strategy& ulysses_strategy();
 [[nodiscard]] const Strategy& hybrid_strategy();
 [[nodiscard]] const Strategy& all_gather_strategy();
+[[nodiscard]] const Strategy& double_ring_strategy();
 
 }  // namespace contextile

@@ -18,12 +18,11 @@
 #include "schedule/divisions.h"
 #include "schedule/home.h"
 #include "schedule/rank_layout.h"
+#include "strategy/grid_placement.h"
 #include "strategy/options.h"
 
 namespace contextile {
 namespace {
-
-enum class Relays : std::uint8_t { kOn, kOff };
 
 struct DcpOptions {
   std::int32_t divisions = 4;
@@ -36,59 +35,9 @@ struct DcpOptions {
   double effort = 1;
 };
 
-// The tiles of all masks on one blocking: what is placed.
-struct PlacementInput {
-  WorkBlocks work;  // workers are decided by the partition
-  std::vector<std::vector<Tile>> tiles_of_mask;
-  std::vector<Tile> all_tiles;  // union, pairs weighted by layers
-};
-
-PlacementInput cut(const Workload& workload, std::int64_t block_size, BandCuts cuts) {
-  PlacementInput input;
-  input.work.blocks = cut_sequences(workload, block_size, cuts);
-  std::map<std::pair<BlockId, BlockId>, std::int64_t> merged;
-  for (const NamedMask& mask : workload.masks) {
-    input.tiles_of_mask.push_back(TileIndex(mask.mask, input.work.blocks).tiles());
-    if (workload.masks.size() == 1) {
-      input.all_tiles = input.tiles_of_mask.front();
-      return input;
-    }
-    for (const Tile& tile : input.tiles_of_mask.back()) {
-      merged[{tile.q_block, tile.kv_block}] += tile.pairs * mask.layers;
-    }
-  }
-  for (const auto& [blocks, pairs] : merged) {
-    input.all_tiles.push_back({blocks.first, blocks.second, pairs});
-  }
-  return input;
-}
-
-AttentionGrid grid_of(const Workload& workload, const PlacementInput& input,
-                      std::int32_t head_groups) {
-  const AttentionShape& shape = workload.shape;
-  AttentionGrid grid;
-  grid.head_groups = head_groups;
-  grid.row_bytes_per_token = 2 * unit_bytes(Kind::kQ, 1, shape, head_groups, shape.dtype);
-  grid.column_bytes_per_token = unit_bytes(Kind::kKv, 1, shape, head_groups, shape.dtype);
-  std::int32_t sequence = 0;
-  for (std::int32_t b = 0; b < input.work.blocks.num_blocks(); ++b) {
-    const BlockId block{b};
-    const std::int64_t first = input.work.blocks.ranges(block).front().begin;
-    while (workload.sequences[static_cast<std::size_t>(sequence)].end <= first) ++sequence;
-    grid.blocks.push_back({input.work.blocks.num_tokens(block), sequence});
-  }
-  grid.tiles.reserve(input.all_tiles.size() * static_cast<std::size_t>(head_groups));
-  for (const Tile& tile : input.all_tiles) {
-    for (std::int32_t g = 0; g < head_groups; ++g) {
-      grid.tiles.push_back({tile.q_block.value, tile.kv_block.value, g, tile.pairs});
-    }
-  }
-  return grid;
-}
-
 // Owners and tile devices for one block size, and what they cost.
 struct Placement {
-  PlacementInput input;
+  TileGrid input;
   AttentionGrid grid;
   GridPartition partition;
   GridQuality quality;
@@ -121,7 +70,8 @@ class DcpArranger {
     round.head_groups = options_.head_groups;
     for (std::size_t m = 0; m < workload_.masks.size(); ++m) {
       round.masks.push_back(workload_.masks[m].mask);
-      const std::vector<PlacedTile> tiles = placed_tiles(placement, m);
+      const std::vector<PlacedTile> tiles =
+          placed_tiles(placement.input, m, options_.head_groups, placement.partition);
       ArrangedMask& programs = round.programs.emplace_back();
       programs.forward = schedule(work.blocks, owners, tiles, Direction::kForward);
       if (request_.backward) {
@@ -169,106 +119,41 @@ class DcpArranger {
                      block_size);
     Placement placement;
     placement.block_size = block_size;
-    placement.input = cut(workload_, block_size, options_.cuts);
-    placement.grid = grid_of(workload_, placement.input, options_.head_groups);
+    placement.input = cut_into_tiles(workload_, block_size, options_.cuts);
+    const AttentionShape& shape = workload_.shape;
+    const std::int32_t groups = options_.head_groups;
+    std::vector<std::int64_t> work;
+    for (const Tile& tile : placement.input.all_tiles) work.push_back(tile.pairs);
+    placement.grid = attention_grid(workload_, placement.input, groups,
+                                    {2 * unit_bytes(Kind::kQ, 1, shape, groups, shape.dtype),
+                                     unit_bytes(Kind::kKv, 1, shape, groups, shape.dtype)},
+                                    work);
     placement.partition = partition_grid(placement.grid, spec_);
     placement.quality = evaluate(placement.grid, spec_, placement.partition);
     return placement;
   }
 
-  // Every mask's tiles where the union's tile went.
-  [[nodiscard]] std::vector<PlacedTile> placed_tiles(const Placement& placement,
-                                                     std::size_t m) const {
-    std::vector<PlacedTile> placed;
-    const auto groups = static_cast<std::size_t>(options_.head_groups);
-    std::size_t in_union = 0;
-    for (const Tile& tile : placement.input.tiles_of_mask[m]) {
-      const auto& all = placement.input.all_tiles;
-      while (all[in_union].q_block != tile.q_block || all[in_union].kv_block != tile.kv_block)
-        ++in_union;
-      for (std::size_t g = 0; g < groups; ++g) {
-        placed.push_back({tile.q_block, tile.kv_block, GroupId{static_cast<std::int32_t>(g)},
-                          Rank{placement.partition.device[in_union * groups + g]}, 0, tile.pairs});
-      }
-    }
-    return placed;
-  }
-
   [[nodiscard]] ArrangedDirection schedule(const Blocking& blocks, const std::vector<Rank>& owners,
                                            const std::vector<PlacedTile>& tiles,
                                            Direction direction) const {
-    const std::vector<UnitRoute> routes = routes_of(blocks, owners, tiles, direction);
+    const std::vector<UnitRoute> routes = routes_of({.blocks = &blocks,
+                                                     .owners = &owners,
+                                                     .tiles = &tiles,
+                                                     .head_groups = options_.head_groups,
+                                                     .shape = workload_.shape,
+                                                     .direction = direction,
+                                                     .relays = options_.relays},
+                                                    cluster_);
     return schedule_divisions({.blocks = &blocks,
                                .owners = owners,
                                .head_groups = options_.head_groups,
                                .num_devices = cluster_.num_devices(),
+                               .devices_per_node = cluster_.devices_per_node,
                                .direction = direction,
                                .shape = workload_.shape,
                                .tiles = tiles,
                                .routes = routes},
                               {.divisions = options_.divisions, .results = options_.results});
-  }
-
-  // Every unit that a device reads or adds to without owning it, relayed across nodes.
-  [[nodiscard]] std::vector<UnitRoute> routes_of(const Blocking& blocks,
-                                                 const std::vector<Rank>& owners,
-                                                 const std::vector<PlacedTile>& tiles,
-                                                 Direction direction) const {
-    struct UnitName {
-      Kind kind;
-      BlockId block;
-      GroupId group;
-    };
-    std::vector<UnitName> names;
-    std::vector<MovingUnit> units;
-    for (int k = 0; k < kNumKinds; ++k) {
-      const auto kind = static_cast<Kind>(k);
-      if (!occurs_in(kind, direction)) continue;
-      std::vector<std::vector<std::int32_t>> devices(
-          owners.size() * static_cast<std::size_t>(options_.head_groups));
-      for (const PlacedTile& tile : tiles) {
-        const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
-        if (owners[block.index()] != tile.device) {
-          devices[unit_index(block, tile.group)].push_back(tile.device.value);
-        }
-      }
-      for (std::size_t u = 0; u < devices.size(); ++u) {
-        std::sort(devices[u].begin(), devices[u].end());
-        devices[u].erase(std::unique(devices[u].begin(), devices[u].end()), devices[u].end());
-        if (devices[u].empty()) continue;
-        const BlockId block{
-            static_cast<std::int32_t>(u / static_cast<std::size_t>(options_.head_groups))};
-        const GroupId group{
-            static_cast<std::int32_t>(u % static_cast<std::size_t>(options_.head_groups))};
-        names.push_back({kind, block, group});
-        units.push_back({unit_bytes(kind, blocks.num_tokens(block), workload_.shape,
-                                    options_.head_groups, workload_.shape.dtype),
-                         owners[block.index()].value, is_result(kind), std::move(devices[u])});
-      }
-    }
-    const std::vector<std::vector<std::int32_t>> via = vias(units);
-    std::vector<UnitRoute> routes;
-    for (std::size_t u = 0; u < units.size(); ++u) {
-      for (std::size_t i = 0; i < units[u].devices.size(); ++i) {
-        routes.push_back({names[u].kind, names[u].block, names[u].group, Rank{units[u].devices[i]},
-                          Rank{via[u][i]}});
-      }
-    }
-    return routes;
-  }
-
-  [[nodiscard]] std::size_t unit_index(BlockId block, GroupId group) const {
-    return block.index() * static_cast<std::size_t>(options_.head_groups) + group.index();
-  }
-
-  [[nodiscard]] std::vector<std::vector<std::int32_t>> vias(
-      const std::vector<MovingUnit>& units) const {
-    if (options_.relays == Relays::kOn) {
-      return choose_relays(units, cluster_.num_devices(), cluster_.devices_per_node);
-    }
-    std::vector<std::vector<std::int32_t>> direct;
-    for (const MovingUnit& unit : units) direct.emplace_back(unit.devices.size(), unit.owner);
-    return direct;
   }
 
   const Workload& workload_;

@@ -45,6 +45,20 @@ class OptionTable {
         },
         [=](const Options& options) { return fmt::format("{}", options.*field); });
   }
+  // An integer in [low, high] or the word, which stands for the value 0.
+  template <typename Int>
+  OptionTable& integer_or(std::string word, std::string name, Int Options::*field, std::int64_t low,
+                          std::int64_t high, std::string help) {
+    return add(
+        name, std::move(help),
+        [=](Options& options, std::string_view text) {
+          options.*field =
+              text == word ? Int{0} : static_cast<Int>(parse_integer_option(name, text, low, high));
+        },
+        [=](const Options& options) {
+          return options.*field == 0 ? word : fmt::format("{}", options.*field);
+        });
+  }
   // A number in [low, high].
   OptionTable& real(std::string name, double Options::*field, double low, double high,
                     std::string help) {
@@ -65,6 +79,12 @@ class OptionTable {
           options.*field = static_cast<Enum>(parse_choice_option(name, text, choices));
         },
         [=](const Options& options) { return choices[static_cast<std::size_t>(options.*field)]; });
+  }
+
+  // Any other form: `parse` sets fields or throws InvalidArgument, `print` is its inverse.
+  OptionTable& custom(std::string name, std::function<void(Options&, std::string_view)> parse,
+                      std::function<std::string(const Options&)> print, std::string help) {
+    return add(std::move(name), std::move(help), std::move(parse), std::move(print));
   }
 
   [[nodiscard]] std::vector<OptionSpec> specs() const {

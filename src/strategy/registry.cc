@@ -7,15 +7,31 @@
 #include "base/suggest.h"
 #include "contextile/strategy.h"
 #include "strategy/axp_presets.h"
+#include "strategy/bytescale.h"
 #include "strategy/dcp.h"
+#include "strategy/distca.h"
+#include "strategy/fcp.h"
 #include "strategy/magi.h"
+#include "strategy/megatron.h"
+#include "strategy/wlb.h"
 
 namespace contextile {
 
 std::span<const Strategy* const> strategies() {
-  static const std::array<const Strategy*, 7> kStrategies = {
-      &ring_strategy(),       &zigzag_strategy(), &ulysses_strategy(), &hybrid_strategy(),
-      &all_gather_strategy(), &magi_strategy(),   &dcp_strategy()};
+  static const std::array kStrategies = {&ring_strategy(),
+                                         &zigzag_strategy(),
+                                         &ulysses_strategy(),
+                                         &hybrid_strategy(),
+                                         &all_gather_strategy(),
+                                         &double_ring_strategy(),
+                                         &wlb_strategy(),
+                                         &bytescale_strategy(),
+                                         &megatron_dynamic_strategy(),
+                                         &megatron_packed_strategy(),
+                                         &magi_strategy(),
+                                         &dcp_strategy(),
+                                         &fcp_strategy(),
+                                         &distca_strategy()};
   return kStrategies;
 }
 

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -57,7 +58,83 @@ TEST(Batches, SayHowManyTokensAreMissing) {
   EXPECT_THAT(message_of({7, 12, 3}, {.tokens = 10, .batches = 3}),
               AllOf(HasSubstr("expected 30 tokens for 3 batches of 10"),
                     HasSubstr("found 13 in 3 documents")));
+  EXPECT_THAT(message_of({7}, {.tokens = 10}),
+              HasSubstr("expected 10 tokens for 1 batch of 10, found 7 in 1 document "));
   EXPECT_EQ(message_of({7, 12, 10}, {.tokens = 10, .batches = 2}), "no error");
+}
+
+// Steps of two batches of 10 tokens, micro-batches of at most 14; outliers from 8 tokens.
+BatchOptions in_steps(std::int64_t batches, Packing packing) {
+  BatchOptions options = {.tokens = 10, .batches = batches, .packing = packing};
+  options.wlb.micro_batches = 2;
+  options.wlb.max_tokens = 14;
+  options.wlb.outlier_levels_tokens = Lengths{8};
+  options.wlb.balance_tokens = 4;
+  return options;
+}
+
+TEST(Batches, InStepsArePackedAnew) {
+  const Lengths lengths = {8, 2, 3, 3, 4, 9, 1, 6, 4};
+  // Step 1: 8 waits; 4, 3, 3, 2 → {4, 2}, {3, 3}. Step 2: 8 and 9 leave: {9, 1, 4}, {8, 6}.
+  EXPECT_THAT(
+      batches_from_lengths(lengths, in_steps(4, Packing::kWlb)),
+      ElementsAre(ElementsAre(4, 2), ElementsAre(3, 3), ElementsAre(9, 4, 1), ElementsAre(8, 6)));
+  EXPECT_THAT(batches_from_lengths(lengths, in_steps(2, Packing::kWlbNoDefer)),
+              ElementsAre(ElementsAre(8), ElementsAre(4, 3, 3, 2)));
+}
+
+TEST(Batches, InStepsSkipWhatIsEmptyAndStopWhenThereAreEnough) {
+  // Two outliers fill the queue at once; the first of the two batches is enough.
+  EXPECT_THAT(batches_from_lengths(Lengths{10, 10}, in_steps(1, Packing::kWlb)),
+              ElementsAre(ElementsAre(10)));
+  BatchOptions alone = in_steps(2, Packing::kWlb);
+  alone.wlb.micro_batches = 1;
+  alone.wlb.outlier_levels_tokens = Lengths{};
+  EXPECT_THAT(batches_from_lengths(Lengths{10, 7, 3}, alone),
+              ElementsAre(ElementsAre(10), ElementsAre(7, 3)));
+  BatchOptions three = in_steps(2, Packing::kWlb);
+  three.wlb.micro_batches = 3;
+  three.wlb.outlier_levels_tokens = Lengths{9, 10};
+  // Step 1: the 9 and both 10 wait for others, the 1 is alone. Step 2: two of 5 in each.
+  EXPECT_THAT(batches_from_lengths(Lengths{9, 1, 10, 10, 5, 5, 5, 5, 5, 5}, three),
+              ElementsAre(ElementsAre(1), ElementsAre(5, 5)));
+}
+
+TEST(Batches, InStepsHoldTwiceTheTokensUnlessLimited) {
+  BatchOptions options = {.tokens = 10, .batches = 1, .packing = Packing::kWlb};
+  options.wlb.micro_batches = 1;
+  options.wlb.outlier_levels_tokens = Lengths{};
+  EXPECT_THAT(batches_from_lengths(Lengths{10}, options), ElementsAre(ElementsAre(10)));
+  options.wlb.max_tokens = 9;
+  EXPECT_THAT(message_of({10}, options), HasSubstr("documents of 1 to 9 tokens"));
+  EXPECT_THAT(message_of({10}, {.packing = Packing::kWlb}), HasSubstr("to pack in steps, found 0"));
+}
+
+TEST(Batches, InStepsSayHowManyTokensAreMissing) {
+  EXPECT_THAT(message_of({8, 2, 5, 5, 9}, in_steps(4, Packing::kWlb)),
+              HasSubstr("expected 40 tokens for 2 steps of 2 batches of 10, found 29 in 5"));
+  EXPECT_THAT(message_of({8}, in_steps(1, Packing::kWlbNoDefer)),
+              HasSubstr("expected 20 tokens for 1 step of 2 batches of 10, found 8 in 1"));
+}
+
+TEST(Batches, InStepsHoldExactlyTheDocumentsOfSequentialBatchesWhenNothingWaits) {
+  for (const Dataset& dataset : datasets()) {
+    SCOPED_TRACE(dataset.name);
+    BatchOptions options = {.tokens = 65536, .batches = 8, .seed = 5};
+    Lengths sequential;
+    for (const Lengths& batch : batches_from_dataset(dataset.name, options)) {
+      sequential.insert(sequential.end(), batch.begin(), batch.end());
+    }
+    options.packing = Packing::kWlbNoDefer;
+    options.wlb.micro_batches = 8;
+    Lengths packed;
+    for (const Lengths& batch : batches_from_dataset(dataset.name, options)) {
+      packed.insert(packed.end(), batch.begin(), batch.end());
+    }
+    std::sort(sequential.begin(), sequential.end());
+    std::sort(packed.begin(), packed.end());
+    EXPECT_EQ(packed, sequential);
+  }
 }
 
 TEST(Batches, RefuseBadOptionsAndLengths) {

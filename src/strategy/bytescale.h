@@ -1,0 +1,35 @@
+// ByteScale's hybrid data parallelism.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/strategy.h"
+#include "schedule/groups.h"
+
+namespace contextile {
+
+// By what the least loaded ranks are the least loaded.
+enum class RankChoice : std::uint8_t {
+  kTokens,
+  kFlops,  // causal: the square of the length
+};
+
+struct BytescaleOptions {
+  std::int32_t num_ranks = 1;
+  std::int64_t cap_tokens = 0;  // C, of one rank and wave
+  RankChoice choice = RankChoice::kTokens;
+};
+
+// Source: ByteScale (2025) as FCP describes it. A sequence of L > C tokens takes ceil(L / C) ranks;
+// the others are packed into bins of C tokens, each for one rank (first fit, longest first).
+// Longest first, each goes to the consecutive ranks that are free in the current wave and have the
+// least load in sum over all waves (ties: the lowest ranks); when there are none, a new wave
+// begins. lengths: positive tokens. Throws InvalidArgument when L > R·C. O(sequences · (bins + R)).
+[[nodiscard]] std::vector<GroupRound> schedule_bytescale(std::span<const std::int64_t> lengths,
+                                                         const BytescaleOptions& options);
+
+[[nodiscard]] const Strategy& bytescale_strategy();
+
+}  // namespace contextile

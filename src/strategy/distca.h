@@ -1,0 +1,10 @@
+// Core attention disaggregation: attention tasks migrated to where there is room.
+#pragma once
+
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+[[nodiscard]] const Strategy& distca_strategy();
+
+}  // namespace contextile

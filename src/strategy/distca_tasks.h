@@ -1,0 +1,119 @@
+// DistCA's core-attention tasks as pure functions: documents placed by sequential fill, items
+// migrated until devices are balanced, and what that sends.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "contextile/base.h"
+
+namespace contextile {
+
+// Query rows against keys, both as positions in one document, causal: row i attends keys
+// [keys.begin, min(keys.end, i + 1)). Empty when it has no rows.
+struct CaShard {
+  Range queries;
+  Range keys;
+
+  [[nodiscard]] bool empty() const { return queries.empty(); }
+  friend bool operator==(const CaShard&, const CaShard&) = default;
+};
+// Attended (q, k) pairs. O(1).
+[[nodiscard]] std::int64_t num_pairs(const CaShard& shard);
+
+// The unit of migration: rows near the front of a document and rows as far from its end, so that
+// every pair of rows costs the same (head-tail context parallelism). Either shard may be empty; of
+// a document that is not cut they meet in the middle.
+struct CaItem {
+  std::int32_t document = 0;
+  Rank source;  // where the rows live
+  Rank server;  // who computes
+  CaShard head;
+  CaShard tail;
+
+  friend bool operator==(const CaItem&, const CaItem&) = default;
+};
+// What a kernel runs for an item: head and tail, or one shard where the two meet.
+[[nodiscard]] std::vector<CaShard> shards_of(const CaItem& item);
+
+// Rows to place, as positions in their document; keys are [0, rows.end). A nano-batch that starts
+// inside a document has rows.begin > 0.
+struct CaDocument {
+  std::int32_t document = 0;  // names it in items
+  Range rows;
+};
+
+// Documents in order fill `num_devices` devices of equal tokens (they differ by at most one). A
+// piece of x rows takes floor(x/2) after the document's previous head and the other rows before its
+// previous tail, so the extra row of an odd piece is the tail's. Source: DistCA's loader.
+// O(documents + devices).
+[[nodiscard]] std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
+                                                  std::int32_t num_devices);
+
+enum class KvAccounting : std::uint8_t {
+  kActual,    // the keys the moved rows attend, and Q and O of the moved rows (the paper)
+  kDocument,  // keys of the whole document, Q of half the moved rows (the paper's code)
+};
+enum class Balance : std::uint8_t {
+  kOneSided,  // fills devices below (1 - tolerance)·mean; overloaded ones keep what is left over
+  kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders are dearer
+};
+enum class KvSubrange : std::uint8_t {
+  kOff,
+  kOn,  // a move may also take all rows of a tail against a range of its keys
+};
+enum class Fidelity : std::uint8_t {
+  kRefined,   // a move that would round to nothing is passed over
+  kUpstream,  // … ends the device's turn; items are split as if their lengths were even
+};
+
+struct MigrationOptions {
+  double tolerance = 0.1;  // of the mean load
+  KvAccounting kv = KvAccounting::kActual;
+  std::int64_t granularity_tokens = 128;  // rows (keys) of a split shard are multiples of this
+  Balance balance = Balance::kOneSided;
+  KvSubrange kv_subrange = KvSubrange::kOff;
+  Fidelity fidelity = Fidelity::kRefined;
+  double q_bytes_per_token = 1;   // of Q; O has as many
+  double kv_bytes_per_token = 1;  // of K and V together
+  // Time of q rows that end at key kv, in any unit, growing with q; empty: attended pairs. A
+  // sub-range of the keys costs its share of the pairs.
+  std::function<double(std::int64_t q_tokens, std::int64_t kv_tokens)> cost;
+};
+
+[[nodiscard]] double shard_cost(const CaShard& shard, const MigrationOptions& options);
+[[nodiscard]] double item_cost(const CaItem& item, const MigrationOptions& options);
+// Sum of the items' costs on every server.
+[[nodiscard]] std::vector<double> server_loads(std::span<const CaItem> items,
+                                               std::int32_t num_devices,
+                                               const MigrationOptions& options);
+
+// Moves items, or parts of them, to underloaded servers: devices below the mean, emptiest first,
+// each take from items of overloaded servers the one with the fewest bytes per work moved, until
+// they lack at most tolerance·mean. Parts become items at the end of the list; rows leave an item
+// where head and tail face each other. Servers may own nothing (attention servers), and items may
+// come from several placements (the stages of a pipeline tick). Source: DistCA §4.2, App. B.
+// Deterministic. O(moves · items).
+void migrate(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options);
+
+// Bytes of one layer's forward: Q to the server, the needed keys once to each server that lacks
+// them, O back. `items` has all rows of every document it names.
+struct CaVolume {
+  std::int64_t q_bytes = 0;
+  std::int64_t kv_bytes = 0;
+  std::int64_t o_bytes = 0;                    // without LSE
+  std::vector<std::int64_t> input_sent_bytes;  // Q and KV, of every device
+  std::vector<std::int64_t> input_received_bytes;
+  std::vector<std::int64_t> output_sent_bytes;  // O
+  std::vector<std::int64_t> output_received_bytes;
+
+  // The larger of what any device sends or receives at once: a buffer has to hold that.
+  [[nodiscard]] std::int64_t largest_buffer_bytes() const;
+};
+[[nodiscard]] CaVolume forward_volume(std::span<const CaItem> items, std::int32_t num_devices,
+                                      std::int64_t q_bytes_per_token,
+                                      std::int64_t kv_bytes_per_token);
+
+}  // namespace contextile

@@ -1,0 +1,10 @@
+// FCP: fixed-size blocks anywhere, congestion-free rounds, a pipeline of blocks.
+#pragma once
+
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+[[nodiscard]] const Strategy& fcp_strategy();
+
+}  // namespace contextile

@@ -1,0 +1,71 @@
+// FCP's distributor: documents into blocks, blocks into pairs of about equal work, pairs onto
+// devices.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/workload.h"
+#include "schedule/rank_layout.h"
+
+namespace contextile {
+
+// What the distributor moves about as one: a piece of a long document, or several short documents.
+struct Shard {
+  std::vector<Range> ranges;   // ascending
+  std::int64_t tokens = 0;     // of all ranges
+  std::int64_t cost = 0;       // pairs its queries attend, all masks weighted by their layers
+  std::int64_t document = -1;  // the long document it is cut from; -1: short documents
+};
+
+// Documents shorter than `block` tokens are packed, first fit by length descending (ties by index),
+// into composite shards of at most `block` tokens; others are cut into ceil(length / block) shards.
+// Long documents come first, in order, then composites. O((documents + tiles) · log).
+[[nodiscard]] std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block);
+
+// Shards placed together, by index; one or two.
+struct ShardUnit {
+  std::vector<std::size_t> shards;
+  std::int64_t cost = 0;
+};
+
+// Shard i of a document with n shards and shard n-1-i; the middle of an odd n alone, composites
+// alone. A pair that costs more than the mean load of `num_positions` is left as two.
+[[nodiscard]] std::vector<ShardUnit> pair_shards(std::span<const Shard> shards,
+                                                 std::int32_t num_positions);
+
+// How much a position may take: tokens, or equally many shards each.
+struct PlacementLimit {
+  std::optional<std::int64_t> tokens;  // unset: ceil(shards / positions) shards
+};
+
+struct PlacedShard {
+  Shard shard;
+  std::int32_t position = 0;
+};
+
+// Longest processing time first: units by cost descending (ties by first shard), each to the least
+// loaded position (ties by number) with room for it. A pair that fits nowhere, or would load its
+// position 5% above the mean, is taken apart and its shards wait for their turn. Under a token
+// limit a single shard that fits nowhere is cut, and as much as fits goes to the position with the
+// most room; all limits together must hold all tokens. Ordered by first token.
+[[nodiscard]] std::vector<PlacedShard> place_shards(std::span<const Shard> shards,
+                                                    std::span<const ShardUnit> units,
+                                                    std::int32_t num_positions,
+                                                    const PlacementLimit& limit);
+
+struct FcpDistribution {
+  std::int64_t block = 4096;       // tokens
+  std::int64_t token_cap = 0;      // tokens a device works on; 0: equally many shards each
+  std::int32_t head_parallel = 1;  // A: devices of a position, which split heads
+  std::int32_t num_devices = 1;    // a multiple of A
+};
+
+// All of the above: shards over positions of A consecutive devices; inside a position, over its
+// devices so that tokens are even. The worker of a block is device position · A + member.
+[[nodiscard]] WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribution);
+
+}  // namespace contextile

@@ -1,0 +1,10 @@
+// WLB-LLM's sharding of one micro-batch.
+#pragma once
+
+#include "contextile/strategy.h"
+
+namespace contextile {
+
+[[nodiscard]] const Strategy& wlb_strategy();
+
+}  // namespace contextile
