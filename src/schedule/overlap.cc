@@ -1,7 +1,11 @@
 #include "schedule/overlap.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <functional>
+#include <limits>
+#include <queue>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +17,8 @@ namespace contextile {
 namespace {
 
 constexpr std::int32_t kNoStage = -1;
+// Inputs take about this many times as long as a port alone would: others use it too.
+constexpr double kContention = 1.5;
 constexpr std::size_t kNoRoute = static_cast<std::size_t>(-1);
 
 class OverlapScheduler {
@@ -22,6 +28,7 @@ class OverlapScheduler {
       : problem_(problem),
         costs_(costs),
         num_stages_(options.stages),
+        ahead_(options.ahead),
         stage_(problem.tiles.size(), kNoStage),
         need_(problem.routes.size(), kNoStage),
         leave_(problem.routes.size(), kNoStage),
@@ -56,7 +63,6 @@ class OverlapScheduler {
     obey_relays();
     for (std::vector<std::size_t>& mine : mine_) place_tiles(mine);
     time_results();
-    for (std::size_t d = 0; d < devices; ++d) fill(d);
     return result();
   }
 
@@ -100,9 +106,10 @@ class OverlapScheduler {
            (local ? costs_.intra_us_per_byte : costs_.inter_us_per_byte);
   }
 
-  // Tiles in the order in which their inputs should arrive, and the stage of each input.
+  // Tiles in the order in which their inputs should arrive, and the stage of each input: what one
+  // device sends another is spread evenly over the stages, every pair beginning elsewhere, so that
+  // neither port is hot in any stage.
   void order_inputs(std::vector<std::size_t>& mine) {
-    double total_us = 0;
     const auto rank_of = [&](std::size_t t) {
       bool forwards = false;
       bool returns = false;
@@ -115,21 +122,41 @@ class OverlapScheduler {
     for (const std::size_t t : mine) {
       const PlacedTile& tile = problem_.tiles[t];
       order.emplace_back(rank_of(t), tile.q_block, tile.kv_block, tile.group, t);
-      for_each_route(t, false, [&](std::size_t r) {
-        if (need_[r] == kNoStage) total_us += route_us(r);
-        need_[r] = 0;  // seen
-      });
     }
     std::sort(order.begin(), order.end());
-    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = std::get<4>(order[i]);
-    double so_far_us = 0;
-    for (const std::size_t t : mine) {
-      for_each_route(t, false, [&](std::size_t r) {
-        if (need_[r] != 0) return;
-        const double share = total_us > 0 ? so_far_us / total_us : 0;
-        need_[r] = 1 + std::min(num_stages_ - 1, static_cast<std::int32_t>(share * num_stages_));
-        so_far_us += route_us(r);
+    struct Pair {
+      double total_us = 0;
+      double so_far_us = 0;
+    };
+    std::unordered_map<std::int32_t, Pair> from;  // by sender
+    double receive_us = 0;
+    double compute_us = 0;
+    std::vector<std::size_t> arriving;  // in the order of first use
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      mine[i] = std::get<4>(order[i]);
+      compute_us += costs_.tile_us[mine[i]];
+      for_each_route(mine[i], false, [&](std::size_t r) {
+        if (need_[r] != kNoStage) return;
+        need_[r] = 0;  // seen
+        arriving.push_back(r);
+        from[problem_.routes[r].via.value].total_us += route_us(r);
+        receive_us += route_us(r);
       });
+    }
+    const double stages_of_input =
+        compute_us > 0 ? kContention * receive_us / compute_us * num_stages_ : 1;
+    const auto last_arrival = static_cast<std::int32_t>(
+        std::clamp(std::ceil(stages_of_input), 1.0, std::max(1.0, num_stages_ - 1.0)));
+    for (const std::size_t r : arriving) {
+      const UnitRoute& hop = problem_.routes[r];
+      Pair& pair = from[hop.via.value];
+      const std::int32_t turns =
+          (hop.via.value - hop.device.value + problem_.num_devices) % problem_.num_devices;
+      const double offset = static_cast<double>(turns) / problem_.num_devices;
+      const double position =
+          pair.so_far_us / pair.total_us + offset * route_us(r) / pair.total_us;  // in [0, 1)
+      need_[r] = 1 + std::min(last_arrival - 1, static_cast<std::int32_t>(position * last_arrival));
+      pair.so_far_us += route_us(r);
     }
   }
 
@@ -145,16 +172,56 @@ class OverlapScheduler {
     }
   }
 
+  // The result that a tile adds to and that must travel, if any: tiles of one run together.
+  [[nodiscard]] std::size_t result_of(std::size_t t) const {
+    std::size_t result = kNoRoute;
+    for_each_route(t, true, [&](std::size_t r) { result = r; });
+    return result;
+  }
+
+  // Fills the device's stages with equal compute from what has arrived: tiles whose results must
+  // travel first, all of one result together and those that are complete early before others.
   void place_tiles(std::vector<std::size_t>& mine) {
-    for (const std::size_t t : mine) {
-      std::int32_t stage = kNoStage;
-      for_each_route(t, false, [&](std::size_t r) { stage = std::max(stage, need_[r]); });
-      bool returns = false;
-      for_each_route(t, true, [&](std::size_t) { returns = true; });
-      if (returns) stage = std::max(stage, 0);
-      stage_[t] = stage;
-      last_stage_ = std::max(last_stage_, stage);
-      for_each_route(t, true, [&](std::size_t r) { leave_[r] = std::max(leave_[r], stage + 1); });
+    double total_us = 0;
+    std::unordered_map<std::size_t, std::int32_t> complete;  // stage at which a result may be
+    std::vector<std::int32_t> earliest(mine.size());
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      total_us += costs_.tile_us[mine[i]];
+      for_each_route(mine[i], false,
+                     [&](std::size_t r) { earliest[i] = std::max(earliest[i], need_[r]); });
+      const std::size_t result = result_of(mine[i]);
+      if (result == kNoRoute) continue;
+      std::int32_t& stage = complete[result];
+      stage = std::max(stage, earliest[i]);
+    }
+    struct Ready {
+      std::int32_t complete;
+      std::size_t result;
+      std::size_t index;
+      bool operator>(const Ready& other) const {
+        return std::tie(complete, result, index) >
+               std::tie(other.complete, other.result, other.index);
+      }
+    };
+    std::vector<std::vector<Ready>> arriving(static_cast<std::size_t>(num_stages_) + 2);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const std::size_t result = result_of(mine[i]);
+      const std::int32_t key =
+          result == kNoRoute ? std::numeric_limits<std::int32_t>::max() : complete[result];
+      arriving[static_cast<std::size_t>(earliest[i])].push_back({key, result, i});
+    }
+    std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
+    double done_us = 0;
+    for (std::int32_t s = 0; s < static_cast<std::int32_t>(arriving.size()); ++s) {
+      for (const Ready& tile : arriving[static_cast<std::size_t>(s)]) ready.push(tile);
+      const bool is_last = s + 1 >= num_stages_;
+      while (!ready.empty() && (is_last || done_us < total_us * (s + 1) / num_stages_)) {
+        const std::size_t t = mine[ready.top().index];
+        ready.pop();
+        stage_[t] = s;
+        done_us += costs_.tile_us[t];
+        for_each_route(t, true, [&](std::size_t r) { leave_[r] = std::max(leave_[r], s + 1); });
+      }
     }
   }
 
@@ -166,48 +233,14 @@ class OverlapScheduler {
     }
   }
 
-  // Tiles of a device that need nothing go where its transfers would be waited for.
-  void fill(std::size_t d) {
-    const auto stages = static_cast<std::size_t>(last_stage_) + 2;
-    std::vector<double> spare_us(stages);  // compute beyond what hides the stage's transfers
-    for (const std::size_t t : mine_[d]) {
-      if (stage_[t] >= 0) spare_us[static_cast<std::size_t>(stage_[t])] += costs_.tile_us[t];
-    }
-    for (std::size_t s = 0; s < stages; ++s) spare_us[s] -= inflight_us(d, s);
-    for (const std::size_t t : mine_[d]) {
-      if (stage_[t] >= 0) continue;
-      const auto neediest = std::min_element(spare_us.begin(), spare_us.end());
-      const bool any_needy = *neediest < 0;
-      const std::size_t s = any_needy ? static_cast<std::size_t>(neediest - spare_us.begin()) : 0;
-      stage_[t] = static_cast<std::int32_t>(s);
-      spare_us[s] += costs_.tile_us[t];
-    }
+  // An input leaves up to `ahead` stages before its need, from a relay when that has it.
+  [[nodiscard]] std::int32_t launch_of(std::size_t r) const {
+    const std::int32_t at_hand = feeds_[r] == kNoRoute ? 0 : need_[feeds_[r]];
+    return std::max(at_hand, need_[r] - ahead_);
   }
-
-  // Time the transfers launched before a stage keep a device's ports busy.
-  [[nodiscard]] double inflight_us(std::size_t d, std::size_t stage) {
-    if (inflight_.empty()) count_inflight();
-    const auto& ports = inflight_[d];
-    return stage < ports.size() ? std::max(ports[stage].first, ports[stage].second) : 0;
-  }
-
-  void count_inflight() {
-    const auto stages = static_cast<std::size_t>(last_stage_) + 2;
-    inflight_.assign(mine_.size(), std::vector<std::pair<double, double>>(stages));
-    const auto add = [&](Rank from, Rank to, std::int32_t launch, double us) {
-      if (launch < 0) return;
-      const std::size_t s = std::min(static_cast<std::size_t>(launch), stages - 1);
-      inflight_[from.index()][s].first += us;
-      inflight_[to.index()][s].second += us;
-    };
-    for (std::size_t r = 0; r < problem_.routes.size(); ++r) {
-      const UnitRoute& hop = problem_.routes[r];
-      if (is_result(hop.kind)) {
-        if (leave_[r] != kNoStage) add(hop.device, hop.via, leave_[r], route_us(r));
-      } else if (need_[r] != kNoStage) {
-        add(hop.via, hop.device, need_[r] - 1, route_us(r));
-      }
-    }
+  // A result is waited for where it is passed on, else `ahead` stages later.
+  [[nodiscard]] std::int32_t arrival_of(std::size_t r) const {
+    return leave_[r] + (feeds_[r] == kNoRoute ? ahead_ : 1);
   }
 
   [[nodiscard]] ArrangedDirection result() const {
@@ -223,10 +256,10 @@ class OverlapScheduler {
       const UnitRoute& hop = problem_.routes[r];
       if (is_result(hop.kind) && leave_[r] != kNoStage) {
         out.transfers.push_back(
-            {hop.kind, hop.block, hop.group, hop.device, hop.via, leave_[r], leave_[r] + 1});
+            {hop.kind, hop.block, hop.group, hop.device, hop.via, leave_[r], arrival_of(r)});
       } else if (!is_result(hop.kind) && need_[r] != kNoStage) {
         out.transfers.push_back(
-            {hop.kind, hop.block, hop.group, hop.via, hop.device, need_[r] - 1, need_[r]});
+            {hop.kind, hop.block, hop.group, hop.via, hop.device, launch_of(r), need_[r]});
       }
     }
     return out;
@@ -235,14 +268,13 @@ class OverlapScheduler {
   const DivisionProblem& problem_;
   const OverlapCosts& costs_;
   std::int32_t num_stages_;
-  std::int32_t last_stage_ = 0;
+  std::int32_t ahead_;
   std::vector<std::int32_t> stage_;             // of every tile
   std::vector<std::int32_t> need_;              // of every input route
   std::vector<std::int32_t> leave_;             // of every result route
   std::vector<std::size_t> feeds_;              // of every route: the relay's own route
   std::vector<bool> passes_on_;                 // of every route: others depend on it
   std::vector<std::vector<std::size_t>> mine_;  // tiles of every device
-  std::vector<std::vector<std::pair<double, double>>> inflight_;  // (sent, received) by stage
   std::unordered_map<Key, std::size_t> route_of_;
 };
 
@@ -252,6 +284,8 @@ ArrangedDirection schedule_overlapped(const DivisionProblem& problem, const Over
                                       const OverlapOptions& options) {
   CONTEXTILE_CHECK(options.stages >= 1, "schedule: expected at least 1 stage, found {}",
                    options.stages);
+  CONTEXTILE_CHECK(options.ahead >= 1, "schedule: expected at least 1 stage ahead, found {}",
+                   options.ahead);
   CONTEXTILE_CHECK(costs.tile_us.size() == problem.tiles.size(),
                    "schedule: expected the costs of {} tiles, found {}", problem.tiles.size(),
                    costs.tile_us.size());

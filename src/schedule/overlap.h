@@ -17,6 +17,9 @@ struct OverlapCosts {
 
 struct OverlapOptions {
   std::int32_t stages = 4;  // that inputs arrive in, at least 1
+  // Stages before its need that a transfer may start, at least 1: more hide uneven ports and keep
+  // more buffers.
+  std::int32_t ahead = 1;
 };
 
 // Inputs of a device arrive in `stages` equal parts of the time they take it: first those of tiles

@@ -49,11 +49,13 @@ class OptionTable {
   template <typename Int>
   OptionTable& integer_or(std::string word, std::string name, Int Options::*field, std::int64_t low,
                           std::int64_t high, std::string help) {
+    const std::string described = fmt::format("{} (a number or {})", name, word);
     return add(
         name, std::move(help),
         [=](Options& options, std::string_view text) {
-          options.*field =
-              text == word ? Int{0} : static_cast<Int>(parse_integer_option(name, text, low, high));
+          options.*field = text == word
+                               ? Int{0}
+                               : static_cast<Int>(parse_integer_option(described, text, low, high));
         },
         [=](const Options& options) {
           return options.*field == 0 ? word : fmt::format("{}", options.*field);

@@ -66,7 +66,8 @@ double estimate_attention_us(std::span<const AttentionShard> shards, const Atten
   for (const AttentionShard& shard : shards) {
     if (shard.pairs == 0) continue;
     const std::int64_t q_tokens = shard.tokens.size();
-    const auto padded = static_cast<double>((q_tokens + tile_rows - 1) / tile_rows * tile_rows);
+    const std::int64_t padded_tokens = (q_tokens + tile_rows - 1) / tile_rows * tile_rows;
+    const auto padded = static_cast<double>(padded_tokens);
     const bool all_attended = shard.pairs == q_tokens * shard.kv_tokens;
     const double keys = static_cast<double>(shard.pairs) / static_cast<double>(q_tokens) +
                         (all_attended ? 0 : static_cast<double>(profile.kernel_tile_rows) / 2);

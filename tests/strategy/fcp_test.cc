@@ -371,6 +371,16 @@ TEST(FcpBlock, IsSetByItsOptionElseTheBlockSize) {
       fcp_strategy().arrange(workload, cluster_of(1, 2), request).rounds[0].blocks.num_blocks(), 4);
 }
 
+TEST(FcpBlock, NamesTheWordItTakesBesideNumbers) {
+  try {
+    static_cast<void>(
+        fcp_strategy().unsupported(causal({64}), cluster_of(1, 2), with({{"block", "large"}})));
+    FAIL() << "accepted block=large";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("block (a number or auto): expected an integer from 1"));
+  }
+}
+
 // -------------------------------------------------------------------------------- everything
 
 TEST(Fcp, BalancesALongTailOfLengths) {

@@ -1,37 +1,22 @@
-#include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "auto/auto_strategy.h"
 #include "base/check.h"
 #include "base/suggest.h"
 #include "contextile/strategy.h"
-#include "strategy/axp_presets.h"
-#include "strategy/bytescale.h"
-#include "strategy/dcp.h"
-#include "strategy/distca.h"
-#include "strategy/fcp.h"
-#include "strategy/magi.h"
-#include "strategy/megatron.h"
-#include "strategy/wlb.h"
+#include "strategy/published.h"
 
 namespace contextile {
 
 std::span<const Strategy* const> strategies() {
-  static const std::array kStrategies = {&ring_strategy(),
-                                         &zigzag_strategy(),
-                                         &ulysses_strategy(),
-                                         &hybrid_strategy(),
-                                         &all_gather_strategy(),
-                                         &double_ring_strategy(),
-                                         &wlb_strategy(),
-                                         &bytescale_strategy(),
-                                         &megatron_dynamic_strategy(),
-                                         &megatron_packed_strategy(),
-                                         &magi_strategy(),
-                                         &dcp_strategy(),
-                                         &fcp_strategy(),
-                                         &distca_strategy()};
+  static const std::vector<const Strategy*> kStrategies = [] {
+    const auto published = published_strategies();
+    std::vector<const Strategy*> all(published.begin(), published.end());
+    all.push_back(&auto_strategy());
+    return all;
+  }();
   return kStrategies;
 }
 
