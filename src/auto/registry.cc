@@ -3,16 +3,16 @@
 #include <vector>
 
 #include "auto/auto_strategy.h"
+#include "auto/timed_block_size.h"
 #include "base/check.h"
 #include "base/suggest.h"
 #include "contextile/strategy.h"
-#include "strategy/published.h"
 
 namespace contextile {
 
 std::span<const Strategy* const> strategies() {
   static const std::vector<const Strategy*> kStrategies = [] {
-    const auto published = published_strategies();
+    const auto published = timed_strategies();
     std::vector<const Strategy*> all(published.begin(), published.end());
     all.push_back(&auto_strategy());
     return all;

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "auto/placement.h"
+#include "auto/timed_block_size.h"
 #include "base/check.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
-#include "strategy/published.h"
 
 namespace contextile {
 namespace {
@@ -92,7 +92,7 @@ class Search {
   }
 
   void try_published() {
-    const auto strategies = published_strategies();
+    const auto strategies = timed_strategies();
     StrategyRequest request = request_;
     request.options.clear();
     try_candidates(strategies.size(), [&](std::size_t i) {

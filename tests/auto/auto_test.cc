@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "auto/search.h"
+#include "auto/timed_block_size.h"
 #include "base/rng.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
-#include "strategy/published.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -44,7 +44,7 @@ TEST(Auto, IsNeverSlowerThanAnotherStrategyByPrediction) {
     const Workload workload =
         batch_of(random_lengths(rng, 8, 6000), kMasks[random_between(rng, 0, 4)]);
     const double ours = simulate(auto_plan(workload, cluster, {}), cluster).time_us();
-    for (const Strategy* strategy : published_strategies()) {
+    for (const Strategy* strategy : timed_strategies()) {
       SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
       if (strategy->unsupported(workload, cluster, {})) continue;
       const Plan plan = build_plan(workload, cluster, strategy->arrange(workload, cluster, {}));
@@ -96,6 +96,27 @@ TEST(Auto, MakesTheSamePlanEveryTimeAndSaysWhatItChose) {
   EXPECT_FALSE(plan.options.at("chosen").empty());
   EXPECT_FALSE(plan.options.at("binding").empty());
   EXPECT_NEAR(std::stod(plan.options.at("predicted_us")), simulate(plan, cluster).time_us(), 0.1);
+}
+
+TEST(TimedBlockSize, TakesTheSizeThatIsPredictedFastest) {
+  const Workload workload = batch_of({20000, 700, 9000}, "causal");
+  const Cluster cluster = cluster_of("p4de", 1, 4);
+  const auto time_us = [&](const char* strategy, const StrategyRequest& request) {
+    return simulate(build_plan(workload, cluster,
+                               find_strategy(strategy).arrange(workload, cluster, request)),
+                    cluster)
+        .time_us();
+  };
+  double best_dcp = time_us("dcp", {});
+  StrategyRequest automatic;
+  automatic.options["block"] = "auto";
+  double best_fcp = time_us("fcp", automatic);
+  for (const std::int64_t size : {1024, 2048, 4096}) {
+    StrategyRequest sized;
+    sized.block_size = size;
+    EXPECT_LE(best_dcp, time_us("dcp", sized));
+    EXPECT_LE(best_fcp, time_us("fcp", sized));
+  }
 }
 
 TEST(Auto, ABudgetStillGivesAValidPlan) {
