@@ -29,6 +29,11 @@ struct AttentionProfile {
   [[nodiscard]] double forward_share(double rows, double keys) const;
   [[nodiscard]] double backward_share(double rows, double keys) const;
 
+  // Pairs the kernel computes for a band of `pairs` attended ones in rows x keys: an edge crosses
+  // about as many kernel tiles as the shorter side is long, half of each is wasted.
+  [[nodiscard]] double computed_pairs(std::int64_t rows, std::int64_t keys,
+                                      std::int64_t pairs) const;
+
   // A grid from a closed form: a rectangle costs its pairs, `row_keys` more keys for every row, and
   // `call_pairs` pairs. Peak shares are those of unlimited rectangles.
   [[nodiscard]] static AttentionProfile from_overheads(double row_keys, double call_pairs,
@@ -36,6 +41,23 @@ struct AttentionProfile {
   friend bool operator==(const AttentionProfile&, const AttentionProfile&) = default;
 };
 void check_profile(const AttentionProfile& profile);  // throws InvalidArgument
+
+// A profile for many questions: the logarithms of its grid are taken once. Answers are the same
+// bits.
+class AttentionShares {
+ public:
+  explicit AttentionShares(const AttentionProfile& profile);
+
+  [[nodiscard]] double forward(double rows, double keys) const;
+  [[nodiscard]] double backward(double rows, double keys) const;
+
+ private:
+  AttentionProfile profile_;
+  std::vector<double> log_q_rows_;
+  std::vector<double> log_kv_rows_;
+  std::vector<double> log_forward_;
+  std::vector<double> log_backward_;
+};
 
 // How a device's launched groups of transfers share its time.
 enum class LaunchOrder : std::uint8_t {

@@ -46,8 +46,8 @@ struct GridSpec {
   std::int64_t node_weight = 3;   // of a byte across nodes, beside 1 of every byte
   std::int64_t inter_weight = 1;  // of a byte across nodes in a device's traffic: how much longer
                                   // it takes than one inside
-  double traffic_weight = 0.1;  // of the hottest devices in the objective; 0: total bytes only
-  double effort = 1;            // annealing steps, in multiples of the fast setting
+  double traffic_weight = 0.1;    // of the hottest devices in the objective; 0: total bytes only
+  double effort = 1;              // annealing steps, in multiples of the fast setting
   std::uint64_t seed = 1;
 };
 

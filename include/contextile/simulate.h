@@ -16,7 +16,8 @@ namespace contextile {
 struct SimulateOptions {
   bool timeline = false;  // also return every span and message
   // Rates of transfers are shared out anew at most this often. 0: at every change, exactly. Unset:
-  // 0 up to 64 devices, more for more.
+  // 0 up to 64 devices; for more devices longer the more of them there are and the more transfers
+  // move.
   std::optional<double> resolution_us = std::nullopt;
 };
 
@@ -112,7 +113,9 @@ class TileCosts {
 
  private:
   AttentionShape shape_;
-  Cluster cluster_;
+  AttentionProfile profile_;
+  AttentionShares shares_;
+  double attention_tflops_;
 };
 
 }  // namespace contextile

@@ -26,7 +26,7 @@ struct Segment {
 };
 
 // Everything that goes to (or comes from) one peer in one launch, in order. Both ends agree on the
-// total size; their segments may be cut differently.
+// total size; their segments may be cut differently. A message without segments is a barrier's.
 struct Message {
   Rank peer;
   std::vector<Segment> segments;

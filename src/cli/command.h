@@ -26,10 +26,13 @@ class OutputError : public IoError {
 [[nodiscard]] Action add_plan_command(CLI::App& app);
 [[nodiscard]] Action add_verify_command(CLI::App& app);
 [[nodiscard]] Action add_run_command(CLI::App& app);
+[[nodiscard]] Action add_simulate_command(CLI::App& app);
 [[nodiscard]] Action add_compare_command(CLI::App& app);
+[[nodiscard]] Action add_profile_command(CLI::App& app);
 [[nodiscard]] Action add_export_command(CLI::App& app);
 [[nodiscard]] Action add_info_command(CLI::App& app);
 [[nodiscard]] Action add_demo_command(CLI::App& app);
+[[nodiscard]] Action add_bench_command(CLI::App& app);
 [[nodiscard]] Action add_partition_command(CLI::App& app);
 
 }  // namespace contextile

@@ -7,6 +7,7 @@
 #include "base/quote.h"
 #include "cli/layout.h"
 #include "cli/option_types.h"
+#include "cli/packing_option.h"
 #include "contextile/cluster.h"
 
 namespace contextile {
@@ -41,6 +42,16 @@ void add_batch_options(CLI::App& app, InputOptions& options) {
                              "all lengths are one batch"});
   add_size<std::int64_t>(app, "--batches", options.batch.batches, 1,
                          {"N", "number of batches", ""});
+  add_value(
+      app, "--packing",
+      {"NAME[:KEY=VALUE,...]",
+       "how documents are put together: sequential, or wlb: in steps, the documents of "
+       "micro_batches=4 sequential batches are packed anew into micro-batches of about equal "
+       "work and at most max_tokens (twice --tokens); documents of levels=T1:T2:... (max_tokens "
+       "/ 4; none) tokens wait for others as long; balance=128K: tokens at which attention "
+       "costs as much as the rest; defer=off: nothing waits; every micro-batch is a batch",
+       "sequential"},
+      [&options](const std::string& text) { parse_packing(text, options.batch); });
   add_size_as<std::int64_t>(app, "--max-length", options.batch.max_length, 1,
                             {"N", "longer documents are cut to N tokens", "no limit"});
   add_value(app, "--scale", {"X", "every length is multiplied by X", "1"},

@@ -10,8 +10,10 @@
 #include "cli/command.h"
 #include "cli/common_options.h"
 #include "cli/comparison.h"
+#include "cli/comparison_times.h"
 #include "cli/option_types.h"
 #include "cli/output.h"
+#include "cli/reports.h"
 
 namespace contextile {
 namespace {
@@ -20,6 +22,7 @@ struct CompareOptions {
   InputOptions input;
   std::vector<StrategyChoice> strategies;
   bool execute = false;
+  std::int32_t repeats = 1;
   bool json = false;
   bool csv = false;
 };
@@ -30,19 +33,20 @@ int run(const CompareOptions& options) {
     fail_argument("--csv: expected one table, found two with --run; use --json");
   }
   const Input input = load_input(options.input);
-  std::optional<std::uint64_t> run_seed;
-  if (options.execute) run_seed = options.input.seed;
+  std::optional<Execution> execution;
+  if (options.execute) execution = {options.input.seed, options.repeats};
   const std::vector<Comparison> comparisons =
-      compare_strategies(options.strategies, input, run_seed);
+      compare_strategies(options.strategies, input, execution);
   if (options.json) {
-    print_json({{"command", "compare"},
-                {"seed", options.input.seed},
-                {"cluster",
-                 {{"name", input.cluster.name},
-                  {"nodes", input.cluster.nodes},
-                  {"devices_per_node", input.cluster.devices_per_node}}},
-                {"batches", input.batches.size()},
-                {"strategies", comparisons_json(comparisons)}});
+    Json document = {{"command", "compare"},
+                     {"seed", options.input.seed},
+                     {"cluster", cluster_json(input.cluster)},
+                     {"batches", input.batches.size()},
+                     {"strategies", comparisons_json(comparisons)}};
+    if (const auto correlation = rank_correlation(comparisons)) {
+      document["rank_correlation"] = *correlation;
+    }
+    print_json(document);
   } else if (options.csv) {
     print(planning_table(comparisons).csv());
   } else {
@@ -58,6 +62,8 @@ Action add_compare_command(CLI::App& app) {
   add_strategy_option(app, options->strategies, "all", "which strategies, comma-separated");
   add_switch(app, "--run", options->execute,
              "also execute every plan on in-process ranks and check it against the oracle");
+  add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
+                         {"N", "with --run: timed repetitions, the fastest counts", ""});
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_switch(app, "--csv", options->csv, "the table as CSV, in bytes, fractions and seconds");

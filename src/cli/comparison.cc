@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cli/comparison_times.h"
 #include "cli/reports.h"
 
 namespace contextile {
@@ -43,12 +44,18 @@ void check_executable(const Input& input) {
 }
 
 void plan_and_run(Comparison& comparison, const Input& input, const Workload& workload,
-                  std::optional<std::uint64_t> run_seed) {
+                  std::optional<Execution> execution) {
   PlannedBatch planned = plan_batch(comparison.choice, input, workload);
-  if (run_seed && planned.verified.ok()) {
+  if (planned.verified.ok()) {
+    comparison.simulations.push_back(simulate(*planned.plan, input.cluster));
+    comparison.bounds.push_back(
+        bound_beside(*planned.plan, workload, input.cluster, comparison.simulations.back()));
+  }
+  if (execution && planned.verified.ok()) {
     check_run_memory(*planned.plan, planned.statistics);
     RunOptions options;
-    options.seed = *run_seed;
+    options.seed = execution->seed;
+    options.repeats = execution->repeats;
     comparison.runs.push_back(run_plan(planned.plan, options));
   }
   comparison.plans.push_back(plan_json(*planned.plan));
@@ -89,16 +96,23 @@ bool verified(const Comparison& comparison) {
                      [](const PlannedBatch& batch) { return batch.verified.ok(); });
 }
 
-// The row of a strategy without numbers: skipped and failed are the last two columns of a table.
-bool add_note(Table& table, const Comparison& comparison, std::size_t num_columns) {
+// The row of a strategy without numbers, in a table with columns "skipped" and "failed".
+bool add_note(Table& table, const Comparison& comparison, const std::vector<Column>& columns) {
   if (comparison.skipped.empty() && comparison.failed.empty()) return false;
-  std::vector<Cell> cells(num_columns);
+  std::vector<Cell> cells(columns.size());
   cells.front() = choice_text(comparison.choice);
   const bool skip = !comparison.skipped.empty();
   const std::string& reason = skip ? comparison.skipped : comparison.failed;
-  cells[num_columns - (skip ? 2 : 1)] = reason;
+  const auto column = std::ranges::find(columns, skip ? "skipped" : "failed",
+                                        [](const Column& c) { return c.key; });
+  cells[static_cast<std::size_t>(column - columns.begin())] = reason;
   table.add_row(std::move(cells), fmt::format("{}: {}", skip ? "skipped" : "FAILED", reason));
   return true;
+}
+
+bool executed(std::span<const Comparison> comparisons) {
+  return std::any_of(comparisons.begin(), comparisons.end(),
+                     [](const Comparison& c) { return !c.runs.empty(); });
 }
 
 // Largest error of some arrays over all masks and batches, relative to nothing but itself.
@@ -169,9 +183,8 @@ bool Comparison::ok() const {
 }
 
 std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choices,
-                                           const Input& input,
-                                           std::optional<std::uint64_t> run_seed) {
-  if (run_seed) check_executable(input);
+                                           const Input& input, std::optional<Execution> execution) {
+  if (execution) check_executable(input);
   std::vector<Comparison> comparisons;
   for (const StrategyChoice& choice : choices) {
     Comparison comparison;
@@ -185,7 +198,7 @@ std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choic
       progress.step(choice_text(comparison.choice));
       if (!comparison.skipped.empty() || !comparison.failed.empty()) continue;
       try {
-        plan_and_run(comparison, input, workload, run_seed);
+        plan_and_run(comparison, input, workload, execution);
       } catch (const TransportError&) {
         throw;  // the environment's failure, not the strategy's
       } catch (const Error& error) {
@@ -206,27 +219,43 @@ Table planning_table(std::span<const Comparison> comparisons) {
       {"compute_imbalance", "FLOPs\nimbal", Format::kPercent},
       {"token_imbalance", "tokens\nimbal", Format::kPercent},
       {"peak_memory_bytes", "peak\nMB", Format::kMegabytes},
-      {"planning_s", "plan\nms", Format::kMilliseconds},
+      {"planning_s", ""},
       {"verified", "ok", Format::kVerdict},
       {"skipped", ""},
-      {"failed", ""}};
+      {"failed", ""},
+      {"predicted_forward_s", ""},
+      {"predicted_backward_s", ""},
+      {"predicted_total_s", ""},
+      {"predicted_of_bound", ""},
+      {"predicted_exposed", ""},
+      {"predicted_mfu", ""}};
   Table table(columns);
   const auto inter = [](const DirectionStats& s) { return s.inter_bytes; };
   const auto intra = [](const DirectionStats& s) { return s.intra_bytes; };
   const auto imbalance = [](const DirectionStats& s) { return s.compute_imbalance; };
   for (const Comparison& comparison : comparisons) {
-    if (add_note(table, comparison, columns.size())) continue;
+    if (add_note(table, comparison, columns)) continue;
     const std::vector<PlannedBatch>& batches = comparison.batches;
+    const PredictedTimes predicted = predicted_times(comparison);
     table.add_row(
-        {choice_text(comparison.choice), mean_of(batches, Direction::kForward, inter),
+        {choice_text(comparison.choice),
+         mean_of(batches, Direction::kForward, inter),
          mean_of(batches, Direction::kForward, intra),
          mean_of(batches, Direction::kBackward, inter),
          mean_of(batches, Direction::kBackward, intra),
          mean_of(batches, Direction::kForward, imbalance),
          mean(batches, [](const PlannedBatch& b) { return b.statistics.token_imbalance; }),
          peak_memory_bytes(batches),
-         mean(batches, [](const PlannedBatch& b) { return b.planning_s(); }),
-         verified(comparison)});
+         mean_planning_s(comparison),
+         verified(comparison),
+         {},
+         {},
+         predicted.forward_s,
+         predicted.backward_s,
+         predicted.total_s,
+         predicted.of_bound,
+         predicted.exposed,
+         predicted.mfu});
   }
   return table;
 }
@@ -240,13 +269,13 @@ Table execution_table(std::span<const Comparison> comparisons) {
       {"gradient_single_device_error", "one\ndevice", Format::kScientific},
       {"moved_bytes", "moved\nMB", Format::kMegabytes},
       {"predicted_bytes", "predicted\nMB", Format::kMegabytes},
-      {"seconds", "ms", Format::kMilliseconds},
+      {"seconds", ""},
       {"run_ok", "ok", Format::kVerdict},
       {"skipped", ""},
       {"failed", ""}};
   Table table(columns);
   for (const Comparison& comparison : comparisons) {
-    if (add_note(table, comparison, columns.size())) continue;
+    if (add_note(table, comparison, columns)) continue;
     std::int64_t moved_bytes = 0;
     std::int64_t predicted_bytes = 0;
     double seconds = 0;
@@ -269,14 +298,26 @@ Table execution_table(std::span<const Comparison> comparisons) {
 std::string comparison_text(const Input& input, std::span<const Comparison> comparisons,
                             bool colour) {
   std::string text = heading(input) + planning_table(comparisons).text(colour);
-  const bool executed = std::any_of(comparisons.begin(), comparisons.end(),
-                                    [](const Comparison& c) { return !c.runs.empty(); });
-  if (executed) {
+  const bool predicted = std::any_of(comparisons.begin(), comparisons.end(),
+                                     [](const Comparison& c) { return !c.simulations.empty(); });
+  if (predicted) {
+    text += fmt::format(
+                "\npredicted on {}; x bound: over what no plan undercuts; exposed: waiting\n"
+                "for transfers, mean over devices; plan: arranging, building, verifying\n\n",
+                input.cluster.name) +
+            prediction_table(comparisons).text(colour);
+  }
+  if (executed(comparisons)) {
     text +=
         fmt::format(
             "\nexecuted in process, inputs of seed {}: largest error against the fp64 oracle\n\n",
             input.request.seed) +
-        execution_table(comparisons).text(colour);
+        execution_table(comparisons).text(colour) + "\ntime, predicted and measured here\n\n" +
+        fidelity_table(comparisons).text(colour);
+    if (const std::optional<double> correlation = rank_correlation(comparisons)) {
+      text += fmt::format("rank correlation of predicted and measured time (Spearman): {:.3f}\n",
+                          *correlation);
+    }
   }
   return text;
 }
@@ -294,6 +335,9 @@ Json comparisons_json(std::span<const Comparison> comparisons) {
       entry["verify_s"] = batch.verify_s;
       entry["verify"] = verify_json(batch.verified);
       entry["statistics"] = statistics_json(batch.statistics);
+      if (b < comparison.simulations.size()) {
+        entry["predicted"] = prediction_json(comparison.simulations[b], comparison.bounds[b]);
+      }
       if (b < comparison.runs.size()) entry["run"] = run_json(comparison.runs[b]);
       rows[i]["batches"].push_back(std::move(entry));
     }

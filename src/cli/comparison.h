@@ -1,5 +1,5 @@
-// Several strategies on the same batches: planned, verified, optionally executed. Shared by
-// `compare` and `demo`.
+// Several strategies on the same batches: planned, verified, simulated, optionally executed. Shared
+// by `compare` and `demo`.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,19 @@
 
 #include "cli/output.h"
 #include "cli/planning.h"
+#include "contextile/bounds.h"
 #include "contextile/runtime.h"
+#include "contextile/simulate.h"
 #include "contextile/strategy.h"
 
 namespace contextile {
+
+// How fast any plan could be that owns no more tokens per device and node than the defaults of
+// BoundOptions, or than the plan it is put beside where that owns more: never above its time.
+struct BatchBound {
+  std::optional<TimeBound> forward;
+  std::optional<TimeBound> backward;
+};
 
 // One strategy on all batches of a comparison.
 struct Comparison {
@@ -22,7 +31,9 @@ struct Comparison {
   std::string failed;                 // what it threw
   std::vector<PlannedBatch> batches;  // without the plans themselves: many large ones would not fit
   std::vector<Json> plans;            // what plan_json says of each
-  std::vector<RunReport> runs;        // with execution: one a batch
+  std::vector<Simulation> simulations;  // one for each batch whose plan verifies
+  std::vector<BatchBound> bounds;       // likewise
+  std::vector<RunReport> runs;          // with execution: one a batch
 
   // Applied and nothing was wrong, or did not apply.
   [[nodiscard]] bool ok() const;
@@ -31,15 +42,22 @@ struct Comparison {
 // Above this the oracle takes minutes: such batches are not executed for comparison.
 inline constexpr double kMaxRunFlops = 1e12;
 
-// Plans every batch with every choice; with `run_seed` executes each plan
-// on in-process ranks and random inputs of that seed. Throws
-// InvalidArgument on unknown strategies and bad options, and when a batch is too large to execute;
-// what goes wrong inside one strategy is that row's failure.
+// How plans are executed, on in-process ranks.
+struct Execution {
+  std::uint64_t seed = 0;    // of the random inputs
+  std::int32_t repeats = 1;  // timed repetitions, the fastest counts
+};
+
+// Plans every batch with every choice and predicts its time on the input's cluster; with
+// `execution` also executes each plan. Throws InvalidArgument on unknown strategies and bad
+// options, and when a batch is too large to execute; what goes wrong inside one strategy is that
+// row's failure.
 [[nodiscard]] std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choices,
                                                          const Input& input,
-                                                         std::optional<std::uint64_t> run_seed);
+                                                         std::optional<Execution> execution);
 
-// Bytes, balance, memory and planning time: means over batches, memory the largest.
+// Bytes, balance, memory, planning time and predicted times: means over batches, memory the
+// largest. Text shows all but the times.
 [[nodiscard]] Table planning_table(std::span<const Comparison> comparisons);
 // Error against the oracle and bytes moved against the prediction.
 [[nodiscard]] Table execution_table(std::span<const Comparison> comparisons);

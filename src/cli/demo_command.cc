@@ -48,10 +48,10 @@ InputOptions executed_input(const DemoOptions& options, const std::string& mask)
 
 bool show(const std::string& title, const InputOptions& options, bool execute) {
   const Input input = load_input(options);
-  std::optional<std::uint64_t> run_seed;
-  if (execute) run_seed = options.seed;
+  std::optional<Execution> execution;
+  if (execute) execution = {.seed = options.seed};
   const std::vector<Comparison> comparisons =
-      compare_strategies(parse_strategies("all"), input, run_seed);
+      compare_strategies(parse_strategies("all"), input, execution);
   print(
       fmt::format("== {}\n{}\n", title, comparison_text(input, comparisons, stdout_is_terminal())));
   return report_failures(comparisons);

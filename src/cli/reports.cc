@@ -156,6 +156,12 @@ Json plan_json(const Plan& plan) {
           {"blocks", num_blocks(plan)}};
 }
 
+Json cluster_json(const Cluster& cluster) {
+  return {{"name", cluster.name},
+          {"nodes", cluster.nodes},
+          {"devices_per_node", cluster.devices_per_node}};
+}
+
 std::string statistics_text(const PlanStats& statistics) {
   Table table(
       {{"quantity", "one layer of every mask"}, {"forward", "forward"}, {"backward", "backward"}});

@@ -8,6 +8,7 @@
 
 #include "cli/output.h"
 #include "cli/planning.h"
+#include "contextile/cluster.h"
 #include "contextile/plan.h"
 #include "contextile/runtime.h"
 
@@ -16,6 +17,8 @@ namespace contextile {
 // Lines "strategy   magi (chunk=512)", "cluster …", "batch …", …
 [[nodiscard]] std::string describe_plan(const Plan& plan);
 [[nodiscard]] Json plan_json(const Plan& plan);
+// Name and shape.
+[[nodiscard]] Json cluster_json(const Cluster& cluster);
 
 // One row a quantity, one column a direction.
 [[nodiscard]] std::string statistics_text(const PlanStats& statistics);

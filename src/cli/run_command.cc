@@ -14,11 +14,13 @@
 #include "cli/option_types.h"
 #include "cli/output.h"
 #include "cli/planning.h"
+#include "cli/prediction.h"
 #include "cli/reports.h"
 #include "contextile/cluster.h"
 #include "contextile/kernel.h"
 #include "contextile/plan.h"
 #include "contextile/runtime.h"
+#include "contextile/simulate.h"
 
 namespace contextile {
 namespace {
@@ -28,7 +30,8 @@ constexpr double kMaxDefaultCompareFlops = 1e11;
 
 struct RunCommandOptions {
   std::string plan_path;
-  std::string cluster;  // empty: not checked
+  std::string cluster;  // empty: not checked, predicted on the plan's preset
+  bool predict = false;
   std::string transport = "inproc";
   std::string kernel;  // empty: the preferred one
   std::optional<bool> compare;
@@ -37,18 +40,6 @@ struct RunCommandOptions {
   double timeout_s = 60;
   bool json = false;
 };
-
-void check_same_cluster(const Plan& plan, const std::string& text) {
-  const Cluster cluster = load_cluster(text);
-  if (cluster.nodes != plan.nodes || cluster.devices_per_node != plan.devices_per_node) {
-    fail_argument(
-        "--cluster {}: a plan for another cluster: expected one for {} x {} devices, found one for "
-        "{} x "
-        "{} ({})",
-        text, cluster.nodes, cluster.devices_per_node, plan.nodes, plan.devices_per_node,
-        plan.cluster_name);
-  }
-}
 
 RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
   RunOptions run;
@@ -61,6 +52,15 @@ RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
   return run;
 }
 
+// Into what run_json says of each mask.
+void add_prediction(const Simulation& simulation, Json& masks) {
+  for (std::size_t m = 0; m < masks.size(); ++m) {
+    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
+    masks[m]["predicted_forward_s"] = predicted.forward_s;
+    masks[m]["predicted_backward_s"] = predicted.backward_s;
+  }
+}
+
 int run(const RunCommandOptions& options) {
   if (options.transport != "inproc") {
     fail_argument("--transport: expected inproc, the one transport built in, found {}",
@@ -68,7 +68,10 @@ int run(const RunCommandOptions& options) {
   }
   if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
   const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
-  if (!options.cluster.empty()) check_same_cluster(*plan, options.cluster);
+  std::optional<Cluster> cluster;
+  if (options.predict || !options.cluster.empty()) {
+    cluster = cluster_of_plan(*plan, options.cluster);
+  }
   const VerifyReport verified = verify(*plan);
   if (!verified.ok()) {
     if (options.json) {
@@ -84,18 +87,25 @@ int run(const RunCommandOptions& options) {
   check_run_memory(*plan, statistics(*plan));
   const RunOptions settings = run_options(options, *plan);
   const std::string kernel(settings.kernel.empty() ? kernels().front()->name() : settings.kernel);
+  std::optional<Simulation> predicted;
+  if (options.predict) predicted = simulate(*plan, *cluster);
   const RunReport report = run_plan(plan, settings);
   if (options.json) {
     Json document = {{"command", "run"},      {"file", options.plan_path},
                      {"kernel", kernel},      {"transport", options.transport},
                      {"seed", settings.seed}, {"plan", plan_json(*plan)}};
     document.update(run_json(report));
+    if (predicted) add_prediction(*predicted, document["masks"]);
     print_json(document);
   } else {
     print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(*plan) +
           fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", plan->num_devices(),
                       options.transport, kernel, settings.seed) +
           run_text(report, stdout_is_terminal()));
+    if (predicted) {
+      print(fmt::format("\ntime, predicted on {} and measured here\n\n", cluster->name) +
+            run_prediction_table(report, *predicted).text());
+    }
   }
   for (const std::string& failure : run_failures(report)) {
     fmt::print(stderr, "contextile: check failed: {}\n", failure);
@@ -140,9 +150,13 @@ Action add_run_command(CLI::App& app) {
               }
             });
   add_value(app, "--cluster",
-            {"NAME[:NODESxDEVICES]|FILE", "refuse a plan that is for another number of devices",
-             "not checked"},
+            {"NAME[:NODESxDEVICES]|FILE",
+             "refuse a plan that is for another number of devices; with --predict, the machine to "
+             "predict on",
+             "not checked; the preset the plan is for"},
             [options](const std::string& text) { options->cluster = text; });
+  add_switch(app, "--predict", options->predict,
+             "print the times that simulate predicts beside the measured ones");
   add_json_option(app, options->json);
   return [options] { return run(*options); };
 }

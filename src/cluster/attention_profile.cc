@@ -10,38 +10,67 @@
 namespace contextile {
 namespace {
 
+// Grid points of one axis and their logarithms, if they are at hand.
+struct Axis {
+  std::span<const std::int64_t> points;
+  const double* logs = nullptr;
+
+  [[nodiscard]] double at(std::size_t i) const { return static_cast<double>(points[i]); }
+  [[nodiscard]] double log_at(std::size_t i) const {
+    return logs != nullptr ? logs[i] : std::log(at(i));
+  }
+};
+
+// Shares on the grid and their logarithms, if they are at hand.
+struct Surface {
+  const std::vector<double>& shares;
+  const double* logs = nullptr;
+
+  [[nodiscard]] double log_at(std::size_t i) const {
+    return logs != nullptr ? logs[i] : std::log(shares[i]);
+  }
+};
+
 // Position of x on an ascending grid: index of the lower point and the weight of the next one.
 struct GridPosition {
   std::size_t lower = 0;
   double weight = 0;
 };
 
-GridPosition locate(std::span<const std::int64_t> grid, double x) {
-  if (x <= static_cast<double>(grid.front())) return {0, 0};
-  if (x >= static_cast<double>(grid.back())) return {grid.size() - 1, 0};
+GridPosition locate(const Axis& axis, double x) {
+  const std::size_t size = axis.points.size();
+  if (x <= axis.at(0)) return {0, 0};
+  if (x >= axis.at(size - 1)) return {size - 1, 0};
   std::size_t upper = 1;
-  while (static_cast<double>(grid[upper]) < x) ++upper;
-  const double low = std::log(static_cast<double>(grid[upper - 1]));
-  const double high = std::log(static_cast<double>(grid[upper]));
+  while (axis.at(upper) < x) ++upper;
+  const double low = axis.log_at(upper - 1);
+  const double high = axis.log_at(upper);
   return {upper - 1, (std::log(x) - low) / (high - low)};
 }
 
-double share_of(const AttentionProfile& profile, const std::vector<double>& shares, double rows,
+double share_of(const Axis& q_axis, const Axis& kv_axis, const Surface& surface, double rows,
                 double keys) {
-  const GridPosition q = locate(profile.q_rows, rows);
-  const GridPosition k = locate(profile.kv_rows, keys);
+  const GridPosition q = locate(q_axis, rows);
+  const GridPosition k = locate(kv_axis, keys);
   const auto at = [&](std::size_t i, std::size_t j) {
-    i = std::min(i, profile.q_rows.size() - 1);
-    j = std::min(j, profile.kv_rows.size() - 1);
-    return std::log(shares[i * profile.kv_rows.size() + j]);
+    i = std::min(i, q_axis.points.size() - 1);
+    j = std::min(j, kv_axis.points.size() - 1);
+    return surface.log_at(i * kv_axis.points.size() + j);
   };
   const double low = at(q.lower, k.lower) * (1 - k.weight) + at(q.lower, k.lower + 1) * k.weight;
   const double high =
       at(q.lower + 1, k.lower) * (1 - k.weight) + at(q.lower + 1, k.lower + 1) * k.weight;
   // Below the grid the time stays that of the smallest rectangle.
-  const double shrink = std::min(1.0, rows / static_cast<double>(profile.q_rows.front())) *
-                        std::min(1.0, keys / static_cast<double>(profile.kv_rows.front()));
+  const double shrink = std::min(1.0, rows / q_axis.at(0)) * std::min(1.0, keys / kv_axis.at(0));
   return std::exp(low * (1 - q.weight) + high * q.weight) * shrink;
+}
+
+template <typename Number>
+std::vector<double> logs_of(const std::vector<Number>& numbers) {
+  std::vector<double> logs;
+  logs.reserve(numbers.size());
+  for (const Number number : numbers) logs.push_back(std::log(static_cast<double>(number)));
+  return logs;
 }
 
 void check_grid(std::span<const std::int64_t> grid, std::string_view name) {
@@ -65,11 +94,21 @@ void check_shares(const std::vector<double>& shares, std::size_t count, std::str
 }  // namespace
 
 double AttentionProfile::forward_share(double rows, double keys) const {
-  return share_of(*this, forward, rows, keys);
+  return share_of({q_rows}, {kv_rows}, {forward}, rows, keys);
 }
 
 double AttentionProfile::backward_share(double rows, double keys) const {
-  return share_of(*this, backward, rows, keys);
+  return share_of({q_rows}, {kv_rows}, {backward}, rows, keys);
+}
+
+double AttentionProfile::computed_pairs(std::int64_t rows, std::int64_t keys,
+                                        std::int64_t pairs) const {
+  const double area = static_cast<double>(rows) * static_cast<double>(keys);
+  const auto attended = static_cast<double>(pairs);
+  if (attended == area) return area;
+  const double wasted =
+      0.5 * static_cast<double>(kernel_tile_rows) * static_cast<double>(std::min(rows, keys));
+  return std::min(area, attended + wasted);
 }
 
 AttentionProfile AttentionProfile::from_overheads(double row_keys, double call_pairs,
@@ -86,6 +125,23 @@ AttentionProfile AttentionProfile::from_overheads(double row_keys, double call_p
     }
   }
   return profile;
+}
+
+AttentionShares::AttentionShares(const AttentionProfile& profile)
+    : profile_(profile),
+      log_q_rows_(logs_of(profile.q_rows)),
+      log_kv_rows_(logs_of(profile.kv_rows)),
+      log_forward_(logs_of(profile.forward)),
+      log_backward_(logs_of(profile.backward)) {}
+
+double AttentionShares::forward(double rows, double keys) const {
+  return share_of({profile_.q_rows, log_q_rows_.data()}, {profile_.kv_rows, log_kv_rows_.data()},
+                  {profile_.forward, log_forward_.data()}, rows, keys);
+}
+
+double AttentionShares::backward(double rows, double keys) const {
+  return share_of({profile_.q_rows, log_q_rows_.data()}, {profile_.kv_rows, log_kv_rows_.data()},
+                  {profile_.backward, log_backward_.data()}, rows, keys);
 }
 
 void check_profile(const AttentionProfile& profile) {

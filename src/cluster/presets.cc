@@ -40,7 +40,9 @@ const std::vector<ClusterPreset>& cluster_presets() {
         .memory_bytes = 80'000'000'000,
         .attention = fa2_class(),
         .memory_gbytes_per_s = 2000,
-        .nics_per_node = 4}},
+        // One uplink: with a NIC of its own for every two devices, rings would be four times slower
+        // between nodes than the DCP paper measured.
+        .nics_per_node = 1}},
       {"dgx-h100",
        "8 x H100 80GB per node; NVSwitch 450 GB/s per direction per GPU (NVLink 4: 18 links x 25 "
        "GB/s); "

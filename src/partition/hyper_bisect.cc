@@ -7,28 +7,28 @@
 #include <utility>
 
 #include "partition/fast_random.h"
-#include "partition/hyper_anneal.h"
 #include "partition/hyper_balance.h"
+#include "partition/hyper_coarsen.h"
+#include "partition/hyper_pair.h"
 #include "partition/hyper_starts.h"
 #include "partition/hyper_state.h"
 
 namespace contextile {
 namespace {
 
-constexpr double kFirstTemperature = 1.0;
-constexpr double kLastTemperature = 0.05;
-constexpr double kLeastVertices = 40;  // steps for fewer are not worth saving
+constexpr std::int64_t kCoarseVertices = 160;
+constexpr double kTries = 16;  // at effort 1
+constexpr double kMostTries = 1000;
+constexpr std::uint64_t kSeedStride = 97;
 // How much of a half's slack its first split may use up; the rest is for the splits within.
 constexpr double kSlackForOneSplit = 0.4;
-constexpr std::int32_t kFillInNeighbourOrder = 2;  // index of make_start
 
 class Bisection {
  public:
-  Bisection(const HyperLevel& level, const HyperProblem& problem, double steps_per_vertex,
-            std::uint64_t seed)
+  Bisection(const HyperLevel& level, const HyperProblem& problem, double effort, std::uint64_t seed)
       : level_(level),
         problem_(problem),
-        steps_per_vertex_(steps_per_vertex),
+        tries_(static_cast<std::int32_t>(std::clamp(kTries * effort, 2.0, kMostTries))),
         seed_(seed),
         parts_(static_cast<std::size_t>(level.num_vertices()), 0),
         net_here_(static_cast<std::size_t>(level.graph.num_nets()), -1) {}
@@ -52,21 +52,61 @@ class Bisection {
     const HyperLevel here = finest_level(induced(vertices), fixed);
     const HyperProblem halves = halves_of(here, first, left, count);
     const std::uint64_t seed = seed_ + static_cast<std::uint64_t>(first);
-    HyperState state(here, halves, make_start(here, halves, kFillInNeighbourOrder, seed));
-    FastRandom random(seed);
-    repair(state, random);
-    const double steps = steps_per_vertex_ * std::max(kLeastVertices, 1.0 * here.num_vertices());
-    anneal(state, {.steps = static_cast<std::int64_t>(std::min(steps, 1e15)),
-                   .first_temperature = kFirstTemperature,
-                   .last_temperature = kLastTemperature,
-                   .seed = seed});
-    refine_greedily(state, seed);
+    const std::vector<std::int32_t> side_of = halve(here, halves, seed);
     std::array<std::vector<std::int32_t>, 2> sides;
     for (std::size_t i = 0; i < vertices.size(); ++i) {
-      sides[static_cast<std::size_t>(state.parts()[i])].push_back(vertices[i]);
+      sides[static_cast<std::size_t>(side_of[i])].push_back(vertices[i]);
     }
     split(sides[0], first, left);
     split(sides[1], first + left, count - left);
+  }
+
+  // The best of several tries on a coarse level, refined on the way back up.
+  [[nodiscard]] std::vector<std::int32_t> halve(const HyperLevel& finest,
+                                                const HyperProblem& halves,
+                                                std::uint64_t seed) const {
+    const std::vector<HyperStep> steps = coarsen(finest, halves, kCoarseVertices, seed);
+    const HyperLevel& coarsest = steps.empty() ? finest : steps.back().coarse;
+    FastRandom random(seed);
+    std::vector<std::int32_t> best;
+    std::pair<double, double> best_rank;
+    for (std::int32_t i = 0; i < tries_; ++i) {
+      std::vector<std::int32_t> sides = first_sides(coarsest, halves, i, seed, random);
+      refine_pair(coarsest, halves, sides, random);
+      const HyperState state(coarsest, halves, sides);
+      const std::pair<double, double> rank = {state.overload(), state.score()};
+      if (!best.empty() && rank >= best_rank) continue;
+      best = std::move(sides);
+      best_rank = rank;
+    }
+    for (std::size_t i = steps.size(); i-- > 0;) {
+      best = projected(best, steps[i].cluster);
+      refine_pair(i == 0 ? finest : steps[i - 1].coarse, halves, best, random);
+    }
+    return best;
+  }
+
+  // Tries differ in how they begin: no way is the best for every hypergraph.
+  [[nodiscard]] static std::vector<std::int32_t> first_sides(const HyperLevel& level,
+                                                             const HyperProblem& halves,
+                                                             std::int32_t index, std::uint64_t seed,
+                                                             FastRandom& random) {
+    constexpr std::array<std::int32_t, 3> kStarts = {0, 2, 3};  // of make_start
+    const auto kind = static_cast<std::size_t>(index) % (kStarts.size() + 1);
+    if (kind < kStarts.size()) {
+      HyperState state(level, halves,
+                       make_start(level, halves, kStarts[kind],
+                                  seed + kSeedStride * static_cast<std::uint64_t>(index)));
+      repair(state, random);
+      return state.parts();
+    }
+    // All on one side but a random vertex: refinement, which first of all removes overload, lets
+    // the other side grow from there, cheapest vertices first.
+    std::vector<std::int32_t> sides = level.fixed;
+    for (std::int32_t& side : sides) side = std::max(side, 0);
+    const std::int32_t seedling = random.below(level.num_vertices());
+    if (level.movable(seedling)) sides[static_cast<std::size_t>(seedling)] = 1;
+    return sides;
   }
 
   // Fixed vertices by the side their part is on.
@@ -143,7 +183,7 @@ class Bisection {
 
   const HyperLevel& level_;
   const HyperProblem& problem_;
-  double steps_per_vertex_;
+  std::int32_t tries_;
   std::uint64_t seed_;
   std::vector<std::int32_t> parts_;
   std::vector<std::int32_t> net_here_;  // scratch: number of a net in the half at hand, -1
@@ -152,8 +192,8 @@ class Bisection {
 }  // namespace
 
 std::vector<std::int32_t> bisect_recursively(const HyperLevel& level, const HyperProblem& problem,
-                                             double steps_per_vertex, std::uint64_t seed) {
-  return Bisection(level, problem, steps_per_vertex, seed).run();
+                                             double effort, std::uint64_t seed) {
+  return Bisection(level, problem, effort, seed).run();
 }
 
 }  // namespace contextile

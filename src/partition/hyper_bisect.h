@@ -9,13 +9,13 @@
 
 namespace contextile {
 
-// Every split is annealed on its own, `steps_per_vertex` each. Annealing all parts at once settles
+// Every split is multilevel itself: tries from different starts on a coarse level, `effort` times
+// the default number, the best one refined on the way back up. Refining all parts at once settles
 // the borders between parts; this settles which parts are neighbours, which no single move can
 // change later. Fixed vertices are where they belong; capacities may be exceeded. Deterministic by
-// seed.
+// seed. O(pins · log pins · log parts).
 [[nodiscard]] std::vector<std::int32_t> bisect_recursively(const HyperLevel& level,
                                                            const HyperProblem& problem,
-                                                           double steps_per_vertex,
-                                                           std::uint64_t seed);
+                                                           double effort, std::uint64_t seed);
 
 }  // namespace contextile

@@ -9,10 +9,6 @@
 namespace contextile {
 namespace {
 
-// A part of the coarsest level has about this many vertices: enough to choose from, few enough to
-// anneal.
-constexpr std::int64_t kVerticesPerPart = 24;
-constexpr std::int64_t kSmallestCoarseLevel = 400;
 // Clusters stay below this many times the mean vertex of the coarsest level.
 constexpr double kLargestCluster = 1.6;
 // A step must remove at least one vertex in this many, or it is the last.
@@ -20,14 +16,10 @@ constexpr std::int32_t kLeastReduction = 25;
 // Larger nets say little about who belongs together, and rating them would be quadratic.
 constexpr std::size_t kLargestRatedNet = 400;
 
-std::int64_t coarse_target(const HyperProblem& problem) {
-  return std::max(kSmallestCoarseLevel, kVerticesPerPart * problem.num_parts);
-}
-
-HyperWeight cluster_limit(const HyperLevel& level, const HyperProblem& problem) {
+HyperWeight cluster_limit(const HyperLevel& level, std::int64_t target) {
   HyperWeight total;
   for (const HyperWeight& weight : level.graph.vertex_weights) total = total + weight;
-  const double share = kLargestCluster / static_cast<double>(coarse_target(problem));
+  const double share = kLargestCluster / static_cast<double>(target);
   return {static_cast<std::int64_t>(share * static_cast<double>(total.compute)),
           static_cast<std::int64_t>(share * static_cast<double>(total.data))};
 }
@@ -149,9 +141,8 @@ class Clustering {
 }  // namespace
 
 std::vector<HyperStep> coarsen(const HyperLevel& finest, const HyperProblem& problem,
-                               std::uint64_t seed) {
-  const std::int64_t target = coarse_target(problem);
-  const HyperWeight limit = cluster_limit(finest, problem);
+                               std::int64_t target, std::uint64_t seed) {
+  const HyperWeight limit = cluster_limit(finest, target);
   std::vector<HyperStep> steps;
   const HyperLevel* level = &finest;
   while (level->num_vertices() > target) {
@@ -165,6 +156,15 @@ std::vector<HyperStep> coarsen(const HyperLevel& finest, const HyperProblem& pro
     level = &steps.back().coarse;
   }
   return steps;
+}
+
+std::vector<std::int32_t> projected(const std::vector<std::int32_t>& parts,
+                                    const std::vector<std::int32_t>& cluster) {
+  std::vector<std::int32_t> fine(cluster.size());
+  for (std::size_t v = 0; v < fine.size(); ++v) {
+    fine[v] = parts[static_cast<std::size_t>(cluster[v])];
+  }
+  return fine;
 }
 
 }  // namespace contextile

@@ -18,6 +18,7 @@
 #include "partition/hyper_bisect.h"
 #include "partition/hyper_coarsen.h"
 #include "partition/hyper_level.h"
+#include "partition/hyper_pair.h"
 #include "partition/hyper_starts.h"
 #include "partition/hyper_state.h"
 
@@ -25,20 +26,28 @@ namespace contextile {
 namespace {
 
 // Annealing steps at effort 1, in multiples of a level's vertices.
-constexpr double kStartSteps = 60;
-constexpr double kBisectionSteps = 40;  // for each split
+constexpr double kStartSteps = 20;
 constexpr double kCycleSteps = 100;
 constexpr double kFineSteps = 40;
 constexpr double kLeastStartSteps = 8000;
 constexpr double kLeastFineSteps = 1000;
 constexpr double kMostSteps = 1e15;
 
-// Hot enough to leave a start behind, warm enough to move clusters between settled parts, cold
-// enough to only polish.
-constexpr double kStartTemperature = 0.8;
-constexpr double kCycleTemperature = 0.25;
-constexpr double kFineTemperature = 0.12;
-constexpr double kLastTemperature = 0.02;
+// Warm enough to move clusters between settled parts, cold enough to only polish.
+constexpr double kCycleTemperature = 0.08;
+constexpr double kFineTemperature = 0.05;
+constexpr double kLastTemperature = 0.01;
+
+// A part of the coarsest level has about this many vertices, fewer where there are many parts.
+constexpr std::int64_t kVerticesPerPart = 100;
+constexpr std::int64_t kFewVerticesPerPart = 24;
+constexpr std::int64_t kSmallestCoarseLevel = 400;
+constexpr std::int64_t kLargestCoarseLevel = 40'000;
+
+std::int64_t coarse_target(std::int32_t num_parts) {
+  return std::max({kSmallestCoarseLevel, kFewVerticesPerPart * num_parts,
+                   std::min(kLargestCoarseLevel, kVerticesPerPart * num_parts)});
+}
 
 struct Candidate {
   std::vector<std::int32_t> parts;
@@ -66,7 +75,8 @@ class Multilevel {
 
   // From nothing.
   [[nodiscard]] Candidate from_starts(const HyperLevel& finest) const {
-    const std::vector<HyperStep> steps = coarsen(finest, problem_, spec_.seed);
+    const std::vector<HyperStep> steps =
+        coarsen(finest, problem_, coarse_target(spec_.num_parts), spec_.seed);
     const HyperLevel& coarsest = steps.empty() ? finest : steps.back().coarse;
     return refine_up(finest, steps, best_start(coarsest));
   }
@@ -74,7 +84,8 @@ class Multilevel {
   // From finest.start; never worse.
   [[nodiscard]] Candidate from_partition(const HyperLevel& finest, std::uint64_t seed) const {
     Candidate given = candidate_of(HyperState(finest, problem_, finest.start));
-    const std::vector<HyperStep> steps = coarsen(finest, problem_, seed);
+    const std::vector<HyperStep> steps =
+        coarsen(finest, problem_, coarse_target(spec_.num_parts), seed);
     const HyperLevel& coarsest = steps.empty() ? finest : steps.back().coarse;
     HyperState state(coarsest, problem_, coarsest.start);
     Candidate found = refine_up(finest, steps,
@@ -106,6 +117,7 @@ class Multilevel {
     refine_greedily(state, annealing.seed);
     const Candidate before = candidate_of(state);
     anneal(state, annealing);
+    refine_pairs(state, annealing.seed + 1);
     refine_greedily(state, annealing.seed + 1);
     Candidate after = candidate_of(state);
     // Annealing follows the smooth traffic penalty, which may end on a busier busiest part.
@@ -116,14 +128,11 @@ class Multilevel {
     std::vector<Candidate> candidates(static_cast<std::size_t>(spec_.num_starts));
     const auto run = [&](std::int32_t index) {
       const std::uint64_t seed = spec_.seed + static_cast<std::uint64_t>(index);
-      const bool bisected = index % 2 == 0;
-      HyperState state(
-          coarsest, problem_,
-          bisected ? bisect_recursively(coarsest, problem_, spec_.effort * kBisectionSteps, seed)
-                   : make_start(coarsest, problem_, index / 2, spec_.seed));
+      HyperState state(coarsest, problem_,
+                       bisect_recursively(coarsest, problem_, spec_.effort, seed));
       candidates[static_cast<std::size_t>(index)] = improved(
           state, {.steps = scaled_steps(spec_.effort, kStartSteps, kLeastStartSteps, coarsest),
-                  .first_temperature = bisected ? kCycleTemperature : kStartTemperature,
+                  .first_temperature = kCycleTemperature,
                   .last_temperature = kLastTemperature,
                   .seed = seed});
     };
@@ -142,11 +151,7 @@ class Multilevel {
                                     Candidate coarse) const {
     for (std::size_t i = steps.size(); i-- > 0;) {
       const HyperLevel& level = i == 0 ? finest : steps[i - 1].coarse;
-      std::vector<std::int32_t> parts(static_cast<std::size_t>(level.num_vertices()));
-      for (std::size_t v = 0; v < parts.size(); ++v) {
-        parts[v] = coarse.parts[static_cast<std::size_t>(steps[i].cluster[v])];
-      }
-      HyperState state(level, problem_, std::move(parts));
+      HyperState state(level, problem_, projected(coarse.parts, steps[i].cluster));
       coarse = improved(state, fine_annealing(level, spec_.seed + i));
     }
     return coarse;

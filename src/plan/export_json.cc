@@ -2,6 +2,7 @@
 #include <iterator>
 #include <ostream>
 #include <string_view>
+#include <utility>
 
 #include "base/check.h"
 #include "contextile/plan.h"
@@ -14,6 +15,26 @@ constexpr int kJsonVersion = 1;
 constexpr std::array<Kind, kNumKinds> kKinds = {Kind::kQ,  Kind::kKv, Kind::kO,
                                                 Kind::kDo, Kind::kDq, Kind::kDkv};
 
+// Bytes of the UTF-8 character that `text` begins with; 0 if it begins with none.
+std::size_t utf8_bytes(std::string_view text) {
+  const auto byte = [&](std::size_t i) -> unsigned { return static_cast<unsigned char>(text[i]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t size = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  if (size == 0 || first > 0xf4 || size > text.size()) return 0;
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  // No longer form of a shorter character, no surrogates, nothing beyond U+10FFFF.
+  const unsigned second = byte(1);
+  const bool valid = first == 0xe0   ? second >= 0xa0
+                     : first == 0xed ? second < 0xa0
+                     : first == 0xf0 ? second >= 0x90
+                     : first == 0xf4 ? second < 0x90
+                                     : true;
+  return valid ? size : 0;
+}
+
 // Collects text and hands it on in large pieces, so that documents of any size need little memory.
 class JsonStream {
  public:
@@ -25,9 +46,20 @@ class JsonStream {
     if (buffer_.size() >= kFlushBytes) flush();
   }
 
+  // JSON is UTF-8: a byte that belongs to no character becomes U+FFFD.
   void text(std::string_view text) {
     buffer_.push_back('"');
-    for (const char c : text) escape(c);
+    while (!text.empty()) {
+      const std::size_t size = utf8_bytes(text);
+      if (size == 0) {
+        buffer_.append(std::string_view("\\ufffd"));
+      } else if (size == 1) {
+        escape(text.front());
+      } else {
+        buffer_.append(text.substr(0, size));
+      }
+      text.remove_prefix(size == 0 ? 1 : size);
+    }
     buffer_.push_back('"');
   }
 
@@ -293,6 +325,13 @@ class PlanExport {
 void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only) {
   CONTEXTILE_CHECK(!only || (only->valid() && only->value < plan.num_devices()),
                    "expected a rank in [0, {}), found {}", plan.num_devices(), only->value);
+  for (std::size_t r = 0; r < plan.rounds.size(); ++r) {
+    const PlanRound& round = plan.rounds[r];
+    if (std::cmp_not_equal(round.owners.size(), round.blocks.num_blocks())) {
+      fail_plan("plan export: round {}: expected {} owners, one for every block, found {}", r,
+                round.blocks.num_blocks(), round.owners.size());
+    }
+  }
   PlanExport(plan, out, only).write();
 }
 

@@ -22,10 +22,11 @@ namespace {
 
 class OutputFile {
  public:
-  OutputFile(std::string path, int flags) : path_(std::move(path)) {
+  // `name` is what messages call the file.
+  OutputFile(const std::string& path, int flags, std::string name) : name_(std::move(name)) {
     constexpr mode_t kReadWriteForAll = 0666;  // less what the process masks
     do {
-      descriptor_ = ::open(path_.c_str(), flags | O_CLOEXEC, kReadWriteForAll);
+      descriptor_ = ::open(path.c_str(), flags | O_CLOEXEC, kReadWriteForAll);
     } while (descriptor_ < 0 && errno == EINTR);
     if (descriptor_ < 0) fail();
   }
@@ -51,9 +52,9 @@ class OutputFile {
   }
 
  private:
-  [[noreturn]] void fail() const { fail_writing(path_, errno); }
+  [[noreturn]] void fail() const { fail_writing(name_, errno); }
 
-  std::string path_;
+  std::string name_;
   int descriptor_ = -1;
 };
 
@@ -67,7 +68,7 @@ void replace_file(const std::string& path, std::span<const std::uint8_t> bytes) 
   // A name of this thread's own beside the target: rename works inside one file system only.
   const std::size_t thread = std::hash<std::thread::id>{}(std::this_thread::get_id());
   const std::string temporary = fmt::format("{}.{}.{:x}.tmp", path, ::getpid(), thread);
-  OutputFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+  OutputFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC, path);
   try {
     file.write_all(bytes);
     file.close();
@@ -83,7 +84,7 @@ void replace_file(const std::string& path, std::span<const std::uint8_t> bytes) 
 void save_plan(const Plan& plan, const std::string& path) {
   const std::vector<std::uint8_t> bytes = serialize(plan);
   if (!is_special(path)) return replace_file(path, bytes);
-  OutputFile file(path, O_WRONLY);
+  OutputFile file(path, O_WRONLY, path);
   file.write_all(bytes);
   file.close();
 }

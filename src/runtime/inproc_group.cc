@@ -213,8 +213,13 @@ std::string InprocGroup::open_ends(const Launch& launch) {
       text += ", …";
       break;
     }
-    text += fmt::format("{}{} rank {} ({} bytes)", text.empty() ? "" : ", ",
-                        end.is_send ? "send to" : "receive from", end.peer.value, end.size_bytes);
+    if (!text.empty()) text += ", ";
+    if (end.segments.empty()) {  // only a barrier sends messages of nothing
+      text += fmt::format("barrier signal {} rank {}", end.is_send ? "to" : "from", end.peer.value);
+    } else {
+      text += fmt::format("{} rank {} ({} bytes)", end.is_send ? "send to" : "receive from",
+                          end.peer.value, end.size_bytes);
+    }
   }
   return text;
 }

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <queue>
 #include <utility>
 #include <vector>
 
@@ -19,47 +18,84 @@ struct FlowPath {
   void cross(std::int32_t p) { port[static_cast<std::size_t>(num_ports++)] = p; }
 };
 
+// Flows over one path always have the same rate, so rates belong to streams: a path with the flows
+// on it. A flow ends when its stream has served each of its flows as many bytes as the flow has.
 class FluidNetwork {
  public:
   // Bytes per µs of every port.
   explicit FluidNetwork(std::vector<double> capacity);
 
+  // A stream without flows; returns its number: 0, 1, ….
+  std::int32_t add_stream(const FlowPath& path);
+
   // The flow moves from the next `share_out` on. `tag` is returned when it is done.
-  void add(const FlowPath& path, double bytes, std::int32_t tag);
+  void add(std::int32_t stream, double bytes, std::int32_t tag);
 
   // Gives every flow its share of now on: the least rate first, all flows of a port that is full
-  // get the same. Bertsekas and Gallager, Data Networks, 6.5.2. O(flows · ports of a flow · log).
-  void share_out(double now_us);
+  // get the same. Bertsekas and Gallager, Data Networks, 6.5.2. O(streams with flows · ports of a
+  // stream + ports · log). The first flows to end, and all that end by `horizon_us`, end by
+  // themselves; for what ends later there must be another share-out.
+  void share_out(double now_us, double horizon_us);
 
-  // When the next flow ends at today's rates; infinity if none moves.
+  // When the next flow ends at today's rates; infinity if none does before the next share-out.
   [[nodiscard]] double next_end_us() const;
   // Removes the next flow to end; returns its tag.
   std::int32_t pop_ended();
 
-  [[nodiscard]] bool empty() const { return flows_.size() == free_.size(); }
+  [[nodiscard]] std::int64_t num_flows() const { return num_flows_; }
 
  private:
-  struct Flow {
+  using FlowEnd = std::pair<double, std::int32_t>;  // (bytes served when it ends, tag)
+  struct Stream {
     FlowPath path;
-    std::array<std::int32_t, kMaxPortsOfFlow> place{};  // in the port's list
-    double bytes_left = 0;                              // at `since_us_`
-    double rate = 0;                                    // bytes per µs
+    std::int32_t num_flows = 0;
+    double rate = 0;    // of each flow, bytes per µs
+    double served = 0;  // bytes each flow has got since the stream was last empty, at `since_us_`
+    FlowEnd first_end = {};  // of the first flow to end
+  };
+  struct Members {
+    std::array<std::int32_t, kMaxPortsOfFlow> place{};  // of the stream in its ports' lists
+    std::vector<FlowEnd> flows;                         // a heap, the first to end on top
+  };
+  struct Joining {
+    std::int32_t stream = 0;
+    double bytes = 0;
     std::int32_t tag = 0;
-    bool shared = false;  // has its rate in the share-out at hand
-    bool active = false;
+  };
+  struct End {
+    double time_us = 0;
+    std::int32_t tag = 0;
+    std::int32_t stream = 0;
+    bool operator>(const End& other) const {
+      return time_us != other.time_us ? time_us > other.time_us : tag > other.tag;
+    }
   };
 
-  void remove(std::int32_t flow);
+  void join(const Joining& flow, double now_us);
+  void list(std::int32_t stream);
+  void unlist(std::int32_t stream);
+  void count(std::int32_t stream, std::int32_t flows);
+  void fill(double now_us);
+  void fix(std::size_t port, double share, double now_us);
+  void collect(const End& end);
+  [[nodiscard]] double end_us(const Stream& stream) const;
 
   std::vector<double> capacity_;
-  std::vector<Flow> flows_;
-  std::vector<std::int32_t> free_;
-  std::vector<std::vector<std::int32_t>> flows_of_port_;
-  std::vector<double> left_;           // capacity not given away, during a share-out
-  std::vector<std::int32_t> waiting_;  // flows of a port without a rate, during a share-out
+  std::vector<Stream> streams_;
+  std::vector<Members> members_;                   // by stream
+  std::vector<std::int64_t> shared_in_;            // by stream: the last share-out that fixed it
+  std::vector<std::vector<std::int32_t>> listed_;  // streams with flows, by port
+  std::vector<std::int32_t> flows_of_port_;
+  std::vector<Joining> joining_;       // flows that move from the next share-out on
+  std::vector<double> left_;           // capacity not given away yet, by port
+  std::vector<std::int32_t> waiting_;  // flows without a rate yet, by port
+  std::vector<std::pair<double, std::size_t>> tightest_;  // a heap: (share of a waiting flow, port)
+  std::vector<End> ends_;       // a heap of streams' first ends up to `limit_us_`, earliest on top
+  double earliest_end_us_ = 0;  // of all streams
+  double limit_us_ = 0;
   double since_us_ = 0;
-  using End = std::pair<double, std::int32_t>;  // (time, flow)
-  std::vector<End> ends_;                       // a heap, earliest on top
+  std::int64_t num_share_outs_ = 0;
+  std::int64_t num_flows_ = 0;
 };
 
 }  // namespace contextile

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
-#include <map>
+#include <limits>
 #include <unordered_map>
 #include <utility>
 
@@ -16,10 +15,9 @@ constexpr double kBytesPerUsOfGbytes = 1e3;  // 1 GB/s = 1000 bytes/µs
 
 // Rates are exact up to this many devices; beyond, sharing out at every change would be quadratic.
 constexpr std::int32_t kExactDevices = 64;
-
-double default_resolution_us(std::int32_t devices) {
-  return devices <= kExactDevices ? 0 : static_cast<double>(devices) / kExactDevices;
-}
+// With more devices, a share-out is due 1 µs after the last one for every so many flows: what it
+// costs grows with them, what one flow that ends leaves unused shrinks.
+constexpr double kFlowsPerUs = 512;
 
 }  // namespace
 
@@ -29,11 +27,12 @@ Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std
       programs_(std::move(programs)),
       where_(std::move(where)),
       timeline_(options.timeline),
-      resolution_us_(options.resolution_us.value_or(default_resolution_us(cluster.num_devices()))),
+      resolution_us_(options.resolution_us),
       network_(port_capacities()),
       devices_(programs_.size()),
       times_(programs_.size()) {
   number_groups();
+  number_messages();
   match_messages();
 }
 
@@ -50,10 +49,8 @@ std::vector<double> Machine::port_capacities() const {
   return capacity;
 }
 
-FlowPath Machine::path_of(const Message& message) const {
+FlowPath Machine::path_between(Rank src, Rank dst) const {
   const std::int32_t devices = cluster_.num_devices();
-  const Rank src{message.src};
-  const Rank dst{message.dst};
   FlowPath path;
   if (cluster_.same_node(src, dst)) {
     path.cross(src.value);
@@ -103,39 +100,56 @@ void Machine::number_groups() {
   }
 }
 
-// The k-th message from one device to another is the k-th that the other expects from it.
-void Machine::match_messages() {
-  using Link = std::pair<std::int32_t, std::int32_t>;  // (src, dst)
-  std::map<Link, std::vector<std::int32_t>> sent;
-  std::vector<std::pair<std::int32_t, MessageEnd>> expected;  // (group, receive), program order
+// One message for each send; those of a pair of devices share a stream.
+void Machine::number_messages() {
   for (std::size_t d = 0; d < programs_.size(); ++d) {
-    const auto device = static_cast<std::int32_t>(d);
+    const Rank device(static_cast<std::int32_t>(d));
+    std::vector<std::int32_t> stream_to(programs_.size(), -1);
     for (const TimedStep& step : programs_[d].steps) {
-      if (step.launch_id < 0 || step.is_wait) continue;
       for (const MessageEnd& send : step.sends) {
-        const auto m = static_cast<std::int32_t>(messages_.size());
-        messages_.push_back(
-            {.src = device, .dst = send.peer.value, .bytes = send.bytes, .src_group = step.group});
-        groups_[static_cast<std::size_t>(step.group)].messages.push_back(m);
-        sent[{device, send.peer.value}].push_back(m);
-        (cluster_.same_node(Rank{device}, send.peer) ? intra_bytes_ : inter_bytes_) += send.bytes;
+        std::int32_t& stream = stream_to[send.peer.index()];
+        if (stream < 0) stream = network_.add_stream(path_between(device, send.peer));
+        groups_[static_cast<std::size_t>(step.group)].messages.push_back(
+            static_cast<std::int32_t>(messages_.size()));
+        messages_.push_back({.src = device.value,
+                             .dst = send.peer.value,
+                             .bytes = send.bytes,
+                             .src_group = step.group,
+                             .stream = stream});
+        (cluster_.same_node(device, send.peer) ? intra_bytes_ : inter_bytes_) += send.bytes;
       }
-      for (const MessageEnd& receive : step.receives) expected.emplace_back(step.group, receive);
     }
   }
-  std::map<Link, std::size_t> arrived;
-  for (const auto& [group, receive] : expected) {
-    const Link key(receive.peer.value, groups_[static_cast<std::size_t>(group)].device);
-    const std::size_t k = arrived[key]++;
-    const auto it = sent.find(key);
-    if (it == sent.end() || k >= it->second.size()) {
-      throw InvalidPlan(fmt::format("{}: rank {} receives message {} of rank {}, which is not sent",
-                                    where_, key.second, k, key.first));
+}
+
+// The k-th message from one device to another is the k-th that the other expects from it.
+void Machine::match_messages() {
+  std::vector<std::vector<std::int32_t>> sent_to(programs_.size());  // by sender, in program order
+  for (std::size_t m = 0; m < messages_.size(); ++m) {
+    sent_to[static_cast<std::size_t>(messages_[m].dst)].push_back(static_cast<std::int32_t>(m));
+  }
+  std::vector<std::size_t> next(programs_.size());  // message of each sender, in sent_to
+  for (std::size_t d = 0; d < programs_.size(); ++d) {
+    const std::vector<std::int32_t>& sent = sent_to[d];
+    std::fill(next.begin(), next.end(), sent.size());
+    for (std::size_t i = sent.size(); i-- > 0;) {
+      next[static_cast<std::size_t>(messages_[static_cast<std::size_t>(sent[i])].src)] = i;
     }
-    Message& message = messages_[static_cast<std::size_t>(it->second[k])];
-    check_bytes(message, receive.bytes);
-    message.dst_group = group;
-    groups_[static_cast<std::size_t>(group)].messages.push_back(it->second[k]);
+    for (const TimedStep& step : programs_[d].steps) {
+      for (const MessageEnd& receive : step.receives) {
+        const std::size_t i = next[receive.peer.index()]++;
+        if (i >= sent.size() ||
+            messages_[static_cast<std::size_t>(sent[i])].src != receive.peer.value) {
+          throw InvalidPlan(
+              fmt::format("{}: rank {} receives more messages of rank {} than that one sends",
+                          where_, d, receive.peer.value));
+        }
+        Message& message = messages_[static_cast<std::size_t>(sent[i])];
+        check_bytes(message, receive.bytes);
+        message.dst_group = step.group;
+        groups_[static_cast<std::size_t>(step.group)].messages.push_back(sent[i]);
+      }
+    }
   }
   for (const Message& message : messages_) {
     if (message.dst_group < 0) {
@@ -268,7 +282,7 @@ void Machine::open_end(std::int32_t m) {
 
 void Machine::start_flow(std::int32_t m) {
   const Message& message = messages_[static_cast<std::size_t>(m)];
-  network_.add(path_of(message), static_cast<double>(message.bytes), m);
+  network_.add(message.stream, static_cast<double>(message.bytes), m);
   flows_changed_ = true;
   change_moving(message.src, 1);
   change_moving(message.dst, 1);
@@ -321,16 +335,23 @@ void Machine::handle(const Event& event) {
   }
 }
 
+double Machine::resolution_us() const {
+  if (resolution_us_) return *resolution_us_;
+  const std::int32_t devices = cluster_.num_devices();
+  if (devices <= kExactDevices) return 0;
+  return std::max(static_cast<double>(devices) / kExactDevices,
+                  static_cast<double>(network_.num_flows()) / kFlowsPerUs);
+}
+
 void Machine::share_out_if_due() {
   if (!flows_changed_) return;
-  const double due = last_share_out_us_ + resolution_us_;
-  if (now_ >= due) {
-    network_.share_out(now_);
-    last_share_out_us_ = now_;
+  if (now_ >= share_out_due_us_) {
+    share_out_due_us_ = now_ + resolution_us();
     flows_changed_ = false;
+    network_.share_out(now_, share_out_due_us_);
   } else if (!share_out_queued_) {
     share_out_queued_ = true;
-    push(due, EventType::kShareOut, 0);
+    push(share_out_due_us_, EventType::kShareOut, 0);
   }
 }
 

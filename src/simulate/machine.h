@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <queue>
 #include <string>
 #include <vector>
@@ -47,6 +47,7 @@ class Machine {
     std::int64_t bytes = 0;
     std::int32_t src_group = -1;  // index into groups_
     std::int32_t dst_group = -1;
+    std::int32_t stream = -1;    // of the network
     std::int32_t ends_open = 2;  // ends that may not move yet
     double start_us = 0;
   };
@@ -75,9 +76,10 @@ class Machine {
   };
 
   void number_groups();
+  void number_messages();
   void match_messages();
   void check_bytes(const Message& message, std::int64_t received_bytes) const;
-  [[nodiscard]] FlowPath path_of(const Message& message) const;
+  [[nodiscard]] FlowPath path_between(Rank src, Rank dst) const;
   [[nodiscard]] std::vector<double> port_capacities() const;
   [[nodiscard]] const TimedStep& step_of(std::int32_t d) const;
   [[nodiscard]] bool finished(std::int32_t d) const;
@@ -95,6 +97,7 @@ class Machine {
   void end_message(std::int32_t message);
   void end_message_at(std::int32_t group);
   void handle(const Event& event);
+  [[nodiscard]] double resolution_us() const;
   void share_out_if_due();
   [[noreturn]] void fail_stuck() const;
 
@@ -102,7 +105,7 @@ class Machine {
   std::vector<TimedProgram> programs_;
   std::string where_;
   bool timeline_;
-  double resolution_us_;
+  std::optional<double> resolution_us_;
   FluidNetwork network_;
   std::vector<Device> devices_;
   std::vector<Group> groups_;
@@ -113,7 +116,7 @@ class Machine {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::int64_t next_order_ = 0;
   double now_ = 0;
-  double last_share_out_us_ = -std::numeric_limits<double>::infinity();
+  double share_out_due_us_ = 0;
   bool flows_changed_ = false;
   bool share_out_queued_ = false;
   std::int64_t intra_bytes_ = 0;

@@ -10,78 +10,79 @@ namespace {
 
 constexpr double kUsPerSecond = 1e6;
 
-void add_end(std::vector<MessageEnd>& ends, Rank peer, std::int64_t bytes) {
-  const auto it = std::ranges::find(ends, peer, &MessageEnd::peer);
-  if (it == ends.end()) {
-    ends.push_back({peer, bytes});
-  } else {
-    it->bytes += bytes;
-  }
-}
+constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
 
 }  // namespace
 
 TileCosts::TileCosts(const AttentionShape& shape, const Cluster& cluster)
-    : shape_(shape), cluster_(cluster) {}
+    : shape_(shape),
+      profile_(cluster.attention),
+      shares_(cluster.attention),
+      attention_tflops_(cluster.attention_tflops) {}
 
 double TileCosts::piece_us(Direction direction, std::int64_t rows, std::int64_t keys,
                            std::int64_t pairs, std::int32_t head_groups) const {
-  const AttentionProfile& profile = cluster_.attention;
-  const double area = static_cast<double>(rows) * static_cast<double>(keys);
-  // An edge crosses about as many kernel tiles as its shorter side is long; half of each is wasted.
-  const double wasted = 0.5 * static_cast<double>(profile.kernel_tile_rows) *
-                        static_cast<double>(std::min(rows, keys));
-  const double computed = static_cast<double>(pairs) == area
-                              ? area
-                              : std::min(area, static_cast<double>(pairs) + wasted);
+  const double computed = profile_.computed_pairs(rows, keys, pairs);
   const double mean_keys = computed / static_cast<double>(rows);
   const bool forward = direction == Direction::kForward;
-  const double share = forward ? profile.forward_share(static_cast<double>(rows), mean_keys)
-                               : profile.backward_share(static_cast<double>(rows), mean_keys);
+  const double share = forward ? shares_.forward(static_cast<double>(rows), mean_keys)
+                               : shares_.backward(static_cast<double>(rows), mean_keys);
   const std::int32_t heads = shape_.q_heads / head_groups;
   const double flops = forward ? forward_flops(1, heads, shape_) : backward_flops(1, heads, shape_);
-  return computed * flops / (1e12 * cluster_.attention_tflops * share) * kUsPerSecond;
+  return computed * flops / (1e12 * attention_tflops_ * share) * kUsPerSecond;
 }
 
 ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round,
-                           std::size_t mask, Direction direction)
+                           std::size_t mask)
     : plan_(plan),
       cluster_(cluster),
       round_(plan.rounds[round]),
       mask_(mask),
-      direction_(direction),
       costs_(plan.shape, cluster),
-      index_(round_.masks[mask].mask, round_.blocks) {
+      index_(round_.masks[mask].mask, round_.blocks),
+      end_of_peer_(static_cast<std::size_t>(plan.num_devices()), -1) {
   const std::int32_t heads = plan.shape.q_heads / round_.head_groups;
-  flops_per_pair_ = direction == Direction::kForward ? forward_flops(1, heads, plan.shape)
-                                                     : backward_flops(1, heads, plan.shape);
+  flops_per_pair_ = {forward_flops(1, heads, plan.shape), backward_flops(1, heads, plan.shape)};
+  for (const DeviceProgram& device : round_.devices) {
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      if (device.programs[mask].of(direction)) has_direction_[index_of(direction)] = true;
+    }
+  }
 }
 
-double ProgramCosts::partial_tile_us(BlockId q_block, BlockId kv_block) {
+void ProgramCosts::add_piece(std::int64_t rows, std::int64_t keys, std::int64_t pairs,
+                             TileTimes& times) const {
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    if (!has_direction_[index_of(direction)]) continue;
+    times[index_of(direction)] += costs_.piece_us(direction, rows, keys, pairs, round_.head_groups);
+  }
+}
+
+ProgramCosts::TileTimes ProgramCosts::partial_tile_us(BlockId q_block, BlockId kv_block) {
   bands_.clear();
   index_.append_bands(q_block, kv_block, bands_);
-  double total_us = 0;
+  TileTimes times{};
   for (const LocalBand& band : bands_) {
-    total_us += costs_.piece_us(direction_, band.q.size(), band.k.size(), num_pairs(band),
-                                round_.head_groups);
+    add_piece(band.q.size(), band.k.size(), num_pairs(band), times);
   }
-  return total_us;
+  return times;
 }
 
-double ProgramCosts::tile_us(const TileOp& tile) {
+const ProgramCosts::TileTimes& ProgramCosts::tile_us(const TileOp& tile) {
   const std::int64_t rows = round_.blocks.num_tokens(tile.q_block);
   const std::int64_t keys = round_.blocks.num_tokens(tile.kv_block);
   if (tile.pairs == rows * keys) {
     if (rows != last_rows_ || keys != last_keys_) {
       last_rows_ = rows;
       last_keys_ = keys;
-      last_us_ = costs_.piece_us(direction_, rows, keys, tile.pairs, round_.head_groups);
+      last_us_ = {};
+      add_piece(rows, keys, tile.pairs, last_us_);
     }
     return last_us_;
   }
   const std::uint64_t key = (static_cast<std::uint64_t>(tile.q_block.value) << 32U) |
                             static_cast<std::uint32_t>(tile.kv_block.value);
-  const auto [it, is_new] = partial_us_.try_emplace(key, 0);
+  const auto [it, is_new] = partial_us_.try_emplace(key);
   if (is_new) it->second = partial_tile_us(tile.q_block, tile.kv_block);
   return it->second;
 }
@@ -102,41 +103,57 @@ TimedStep ProgramCosts::merge_step(Kind kind, BlockId block, std::size_t sources
   return step;
 }
 
-TimedStep ProgramCosts::launch_step(const LaunchOp& launch) const {
+// Bytes of a launch's transfers by peer, in the order in which peers are first named.
+std::vector<MessageEnd> ProgramCosts::message_ends(const std::vector<TransferEnd>& transfers) {
+  std::vector<MessageEnd> ends;
+  for (const TransferEnd& transfer : transfers) {
+    std::int32_t& end = end_of_peer_[transfer.peer.index()];
+    if (end < 0) {
+      end = static_cast<std::int32_t>(ends.size());
+      ends.push_back({transfer.peer, 0});
+    }
+    ends[static_cast<std::size_t>(end)].bytes += static_cast<std::int64_t>(
+        static_cast<double>(transfer_bytes(transfer)) * plan_.padded_bytes_factor);
+  }
+  for (const MessageEnd& end : ends) end_of_peer_[end.peer.index()] = -1;
+  return ends;
+}
+
+std::int64_t ProgramCosts::transfer_bytes(const TransferEnd& transfer) const {
+  return unit_bytes(transfer.kind, round_.blocks.num_tokens(transfer.block), plan_.shape,
+                    round_.head_groups, transfer.wire);
+}
+
+TimedStep ProgramCosts::launch_step(const LaunchOp& launch) {
   TimedStep step;
   step.activity = Activity::kLaunch;
   step.launch_id = launch.id;
+  step.sends = message_ends(launch.sends);
+  step.receives = message_ends(launch.recvs);
+  // Accumulators are fp32: another wire type is converted on both ends.
   double converted_bytes = 0;
-  const auto collect = [&](const std::vector<TransferEnd>& transfers,
-                           std::vector<MessageEnd>& ends) {
-    for (const TransferEnd& end : transfers) {
-      const std::int64_t bytes = unit_bytes(end.kind, round_.blocks.num_tokens(end.block),
-                                            plan_.shape, round_.head_groups, end.wire);
-      add_end(ends, end.peer,
-              static_cast<std::int64_t>(static_cast<double>(bytes) * plan_.padded_bytes_factor));
-      // Accumulators are fp32: another wire type is converted on both ends.
-      if (is_result(end.kind) && end.wire != Dtype::kF32) {
-        converted_bytes += accumulator_bytes(end.kind, end.block) + static_cast<double>(bytes);
-      }
+  for (const auto* transfers : {&launch.sends, &launch.recvs}) {
+    for (const TransferEnd& transfer : *transfers) {
+      if (!is_result(transfer.kind) || transfer.wire == Dtype::kF32) continue;
+      converted_bytes += accumulator_bytes(transfer.kind, transfer.block) +
+                         static_cast<double>(transfer_bytes(transfer));
     }
-  };
-  collect(launch.sends, step.sends);
-  collect(launch.recvs, step.receives);
+  }
   step.duration_us = cluster_.launch_us + memory_us(converted_bytes);
   return step;
 }
 
-TimedProgram ProgramCosts::of(Rank rank) {
+TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
   TimedProgram timed;
-  const Program& program = *round_.devices[rank.index()].programs[mask_].of(direction_);
+  const Program& program = *round_.devices[rank.index()].programs[mask_].of(direction);
   timed.steps.reserve(program.instructions.size());
   for (const Instruction& instruction : program.instructions) {
     if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
       TimedStep& step = timed.steps.emplace_back();
       double work_us = 0;
       for (const TileOp& tile : attention->tiles) {
-        work_us += tile_us(tile);
-        timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_;
+        work_us += tile_us(tile)[index_of(direction)];
+        timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)];
       }
       step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor;
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {

@@ -1,6 +1,7 @@
 // What a device's instructions cost on a cluster: durations of compute, sizes of messages.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -32,18 +33,22 @@ struct TimedProgram {
   double flops = 0;
 };
 
-// Costs of one round and mask in one direction.
+// Costs of one round and mask. Both directions meet the same tiles: their pieces are found once.
 class ProgramCosts {
  public:
-  ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask,
-               Direction direction);
+  ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask);
 
-  [[nodiscard]] TimedProgram of(Rank rank);
+  [[nodiscard]] TimedProgram of(Rank rank, Direction direction);
 
  private:
-  [[nodiscard]] double tile_us(const TileOp& tile);
-  [[nodiscard]] double partial_tile_us(BlockId q_block, BlockId kv_block);
-  [[nodiscard]] TimedStep launch_step(const LaunchOp& launch) const;
+  using TileTimes = std::array<double, 2>;  // µs, by Direction
+
+  [[nodiscard]] const TileTimes& tile_us(const TileOp& tile);
+  [[nodiscard]] TileTimes partial_tile_us(BlockId q_block, BlockId kv_block);
+  void add_piece(std::int64_t rows, std::int64_t keys, std::int64_t pairs, TileTimes& times) const;
+  [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
+  [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
+  [[nodiscard]] std::int64_t transfer_bytes(const TransferEnd& transfer) const;
   [[nodiscard]] TimedStep merge_step(Kind kind, BlockId block, std::size_t sources) const;
   // Of reading and writing that many bytes in a device's memory.
   [[nodiscard]] double memory_us(double bytes) const;
@@ -53,16 +58,17 @@ class ProgramCosts {
   const Cluster& cluster_;
   const PlanRound& round_;
   std::size_t mask_;
-  Direction direction_;
+  std::array<bool, 2> has_direction_{};  // by Direction
   TileCosts costs_;
   TileIndex index_;
-  double flops_per_pair_ = 0;
-  std::unordered_map<std::uint64_t, double> partial_us_;  // by (q block, kv block)
+  std::array<double, 2> flops_per_pair_{};                   // by Direction
+  std::unordered_map<std::uint64_t, TileTimes> partial_us_;  // by (q block, kv block)
   // The last full rectangle asked for: blocks mostly have one size.
   std::int64_t last_rows_ = -1;
   std::int64_t last_keys_ = -1;
-  double last_us_ = 0;
+  TileTimes last_us_{};
   std::vector<LocalBand> bands_;
+  std::vector<std::int32_t> end_of_peer_;  // scratch of message_ends, -1 between calls
 };
 
 }  // namespace contextile

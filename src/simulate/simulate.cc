@@ -13,55 +13,55 @@
 namespace contextile {
 namespace {
 
-bool has_direction(const Plan& plan, Direction direction) {
-  for (const PlanRound& round : plan.rounds) {
-    for (const DeviceProgram& device : round.devices) {
-      for (const ProgramPair& pair : device.programs) {
-        if (pair.of(direction)) return true;
+constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
+
+class Simulator {
+ public:
+  Simulator(const Plan& plan, const Cluster& cluster, const SimulateOptions& options)
+      : plan_(plan), cluster_(cluster), options_(options) {}
+
+  Simulation run() {
+    for (std::size_t r = 0; r < plan_.rounds.size(); ++r) {
+      for (std::size_t m = 0; m < plan_.rounds[r].masks.size(); ++m) {
+        ProgramCosts costs(plan_, cluster_, r, m);
+        for (const Direction direction : kDirections) {
+          if (has(plan_.rounds[r], m, direction)) add_program(costs, r, m, direction);
+        }
       }
     }
-  }
-  return false;
-}
-
-class DirectionSimulation {
- public:
-  DirectionSimulation(const Plan& plan, const Cluster& cluster, Direction direction,
-                      const SimulateOptions& options)
-      : plan_(plan), cluster_(cluster), direction_(direction), options_(options) {
-    result_.devices.resize(static_cast<std::size_t>(plan.num_devices()));
-  }
-
-  SimulatedDirection run() {
-    for (std::size_t r = 0; r < plan_.rounds.size(); ++r) {
-      for (std::size_t m = 0; m < plan_.rounds[r].masks.size(); ++m) add_program(r, m);
+    for (auto* direction : {&simulation_.forward, &simulation_.backward}) {
+      if (*direction) finish(**direction);
     }
-    const double num_devices = plan_.num_devices();
-    for (const DeviceTimes& device : result_.devices) {
-      result_.attention_us += device.of(Activity::kAttention) / num_devices;
-      result_.exposed_us += device.of(Activity::kExposed) / num_devices;
-    }
-    const double peak = 1e12 * cluster_.attention_tflops * num_devices * result_.time_us * 1e-6;
-    result_.mfu = peak > 0 ? result_.flops / peak : 0;
-    return std::move(result_);
+    return std::move(simulation_);
   }
 
  private:
-  void add_program(std::size_t r, std::size_t m) {
-    const PlanRound& round = plan_.rounds[r];
-    if (round.devices.empty() || !round.devices.front().programs[m].of(direction_)) return;
-    ProgramCosts costs(plan_, cluster_, r, m, direction_);
+  static bool has(const PlanRound& round, std::size_t mask, Direction direction) {
+    return !round.devices.empty() && round.devices.front().programs[mask].of(direction);
+  }
+
+  SimulatedDirection& result_of(Direction direction) {
+    auto& result = direction == Direction::kForward ? simulation_.forward : simulation_.backward;
+    if (!result) {
+      result.emplace();
+      result->devices.resize(static_cast<std::size_t>(plan_.num_devices()));
+    }
+    return *result;
+  }
+
+  void add_program(ProgramCosts& costs, std::size_t r, std::size_t m, Direction direction) {
+    SimulatedDirection& result = result_of(direction);
     std::vector<TimedProgram> programs;
     for (std::int32_t d = 0; d < plan_.num_devices(); ++d) {
-      programs.push_back(costs.of(Rank{d}));
-      result_.flops += programs.back().flops;
+      programs.push_back(costs.of(Rank{d}, direction));
+      result.flops += programs.back().flops;
     }
-    Machine machine(
-        cluster_, std::move(programs),
-        fmt::format("round {}, mask {} ({}), {}", r, m, round.masks[m].name, to_string(direction_)),
-        options_);
+    Machine machine(cluster_, std::move(programs),
+                    fmt::format("round {}, mask {} ({}), {}", r, m, plan_.rounds[r].masks[m].name,
+                                to_string(direction)),
+                    options_);
     machine.run();
-    SimulatedProgram& program = result_.programs.emplace_back();
+    SimulatedProgram& program = result.programs.emplace_back();
     program.round = static_cast<std::int32_t>(r);
     program.mask = static_cast<std::int32_t>(m);
     program.time_us = machine.time_us();
@@ -70,23 +70,32 @@ class DirectionSimulation {
     std::stable_sort(
         program.activities.begin(), program.activities.end(),
         [](const ActivitySpan& a, const ActivitySpan& b) { return a.device < b.device; });
-    result_.time_us += program.time_us;
-    result_.intra_bytes += machine.intra_bytes();
-    result_.inter_bytes += machine.inter_bytes();
-    for (std::size_t d = 0; d < result_.devices.size(); ++d) {
+    result.time_us += program.time_us;
+    result.intra_bytes += machine.intra_bytes();
+    result.inter_bytes += machine.inter_bytes();
+    for (std::size_t d = 0; d < result.devices.size(); ++d) {
       const DeviceTimes& times = machine.devices()[d];
       for (std::size_t a = 0; a < times.activity_us.size(); ++a) {
-        result_.devices[d].activity_us[a] += times.activity_us[a];
+        result.devices[d].activity_us[a] += times.activity_us[a];
       }
-      result_.devices[d].idle_us += times.idle_us;
+      result.devices[d].idle_us += times.idle_us;
     }
+  }
+
+  void finish(SimulatedDirection& result) const {
+    const double num_devices = plan_.num_devices();
+    for (const DeviceTimes& device : result.devices) {
+      result.attention_us += device.of(Activity::kAttention) / num_devices;
+      result.exposed_us += device.of(Activity::kExposed) / num_devices;
+    }
+    const double peak = 1e12 * cluster_.attention_tflops * num_devices * result.time_us * 1e-6;
+    result.mfu = peak > 0 ? result.flops / peak : 0;
   }
 
   const Plan& plan_;
   const Cluster& cluster_;
-  Direction direction_;
   const SimulateOptions& options_;
-  SimulatedDirection result_;
+  Simulation simulation_;
 };
 
 }  // namespace
@@ -112,14 +121,7 @@ Simulation simulate(const Plan& plan, const Cluster& cluster, const SimulateOpti
       cluster.nodes == plan.nodes && cluster.devices_per_node == plan.devices_per_node,
       "simulate: expected a cluster of {} nodes x {} devices, as the plan's, found {} x {}",
       plan.nodes, plan.devices_per_node, cluster.nodes, cluster.devices_per_node);
-  Simulation simulation;
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    if (!has_direction(plan, direction)) continue;
-    SimulatedDirection result = DirectionSimulation(plan, cluster, direction, options).run();
-    (direction == Direction::kForward ? simulation.forward : simulation.backward) =
-        std::move(result);
-  }
-  return simulation;
+  return Simulator(plan, cluster, options).run();
 }
 
 }  // namespace contextile

@@ -30,7 +30,7 @@ TEST_F(BadInput, NoCommandListsTheCommands) {
 TEST_F(BadInput, UnknownCommandSuggestsOne) {
   expect_bad_input(contextile({"verfy"}),
                    {"expected a command", "verfy", "did you mean 'verify'?"});
-  expect_bad_input(contextile({"simulate", "x"}), {"expected a command", "'simulate'"});
+  expect_bad_input(contextile({"teleport", "x"}), {"expected a command", "'teleport'"});
 }
 
 TEST_F(BadInput, UnknownOptionSuggestsOne) {

@@ -66,7 +66,7 @@ TEST(Coarsen, ReachesFewVerticesAndLosesNoWeight) {
   const Hypergraph hypergraph = causal_attention(60);
   const HyperProblem problem = problem_of(hypergraph, {.num_parts = 4});
   const HyperLevel finest = finest_level(hypergraph, {});
-  const std::vector<HyperStep> steps = coarsen(finest, problem, 1);
+  const std::vector<HyperStep> steps = coarsen(finest, problem, 400, 1);
   ASSERT_FALSE(steps.empty());
   EXPECT_LT(steps.back().coarse.num_vertices(), hypergraph.num_vertices() / 3);
   HyperWeight total;
@@ -88,7 +88,7 @@ TEST(Coarsen, NeverMergesAcrossFixedOrStart) {
   spec.start = random_parts(hypergraph, spec, random);
   const HyperLevel finest = finest_level(hypergraph, spec);
   const HyperLevel* fine = &finest;
-  const std::vector<HyperStep> steps = coarsen(finest, problem_of(hypergraph, spec), 1);
+  const std::vector<HyperStep> steps = coarsen(finest, problem_of(hypergraph, spec), 400, 1);
   ASSERT_FALSE(steps.empty());
   for (const HyperStep& step : steps) {
     for (std::size_t v = 0; v < step.cluster.size(); ++v) {

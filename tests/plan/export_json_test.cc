@@ -129,6 +129,41 @@ TEST(JsonExport, EscapesTexts) {
   EXPECT_EQ(json["options"].size(), 2U);
 }
 
+TEST(JsonExport, ReplacesWhatIsNoUtf8) {
+  Plan plan = example_plan();
+  const auto name_of = [&](const std::string& name) {
+    plan.cluster_name = name;
+    return Json::parse(exported(plan))["cluster"]["name"].get<std::string>();
+  };
+  const std::string bad = "\xef\xbf\xbd";  // U+FFFD
+  for (const std::string good : {"plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xed\x9f\xbf",
+                                 "\xf0\x9f\x9a\x80", "\xf4\x8f\xbf\xbf", "\x7f"}) {
+    EXPECT_EQ(name_of(good), good);
+  }
+  EXPECT_EQ(name_of("a\xff\xfe z"), "a" + bad + bad + " z");
+  EXPECT_EQ(name_of("\xc3"), bad);                                // cut short
+  EXPECT_EQ(name_of("\xe2\x82"), bad + bad);                      // cut short
+  EXPECT_EQ(name_of("\xe2\x82\"q"), bad + bad + "\"q");           // the quote is still escaped
+  EXPECT_EQ(name_of("\xc0\xaf"), bad + bad);                      // longer form of '/'
+  EXPECT_EQ(name_of("\xe0\x80\xaf"), bad + bad + bad);            // the same in three bytes
+  EXPECT_EQ(name_of("\xed\xa0\x80"), bad + bad + bad);            // surrogate
+  EXPECT_EQ(name_of("\xf4\x90\x80\x80"), bad + bad + bad + bad);  // beyond U+10FFFF
+  EXPECT_EQ(name_of("\xf5\x80\x80\x80"), bad + bad + bad + bad);
+  EXPECT_EQ(name_of("\x80"), bad);
+}
+
+TEST(JsonExport, RefusesAPlanWithoutAnOwnerForEveryBlock) {
+  Plan plan = example_plan();
+  plan.rounds[0].owners.pop_back();
+  try {
+    static_cast<void>(exported(plan));
+    FAIL() << "expected InvalidPlan";
+  } catch (const InvalidPlan& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "plan export: round 0: expected 3 owners, one for every block, found 2");
+  }
+}
+
 TEST(JsonExport, KeepsEveryDigitOfScaleAndSoftcap) {
   Plan plan = example_plan();
   plan.shape.scale = 0;

@@ -467,6 +467,19 @@ TEST(InprocTransport, DelaysLetPairsOvertakeEachOther) {
   EXPECT_LT(overtaken, 40);
 }
 
+TEST(InprocTransport, CallsAStallInABarrierOne) {
+  InprocOptions options;
+  options.timeout = milliseconds(20);
+  const auto group = make_inproc_group(2, options);
+  try {
+    barrier(*group[0]);  // rank 1 is there and does not come
+    FAIL() << "expected TransportError";
+  } catch (const TransportError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("nothing moved"),
+                                    HasSubstr("barrier signal to rank 1, barrier signal from")));
+  }
+}
+
 TEST(InprocTransport, RefusesGroupsThatCannotBe) {
   EXPECT_THROW(static_cast<void>(make_inproc_group(0)), InvalidArgument);
   InprocOptions options;

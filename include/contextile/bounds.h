@@ -1,0 +1,56 @@
+// How fast any plan could be: lower bounds on simulated time, to judge plans by.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "contextile/arrangement.h"
+#include "contextile/cluster.h"
+#include "contextile/plan.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// Which plans a bound speaks of. The looser these limits, the lower the bound.
+struct BoundOptions {
+  // Most tokens a device owns. Unset: with a home layout what it says; else T/R rounded up, plus
+  // 1024: longest-first placement of blocks of up to 1024 tokens stays below that.
+  std::optional<std::int64_t> max_owned_tokens = std::nullopt;
+  // Most tokens the devices of a node own together. Unset: devices_per_node times a device's (with
+  // a home layout: what it says).
+  std::optional<std::int64_t> max_node_tokens = std::nullopt;
+  // Plans whose head groups divide this. Unset: the KV heads, that is, every plan.
+  std::optional<std::int32_t> head_groups = std::nullopt;
+  // Of partial results. Unset: the cheapest a plan could use, two bytes an element. Finished
+  // results travel in the activation dtype, so that no result is charged more than that.
+  std::optional<Dtype> partial_wire = std::nullopt;
+};
+
+// What every plan takes at least, µs; one direction, one layer of every mask.
+struct TimeBound {
+  double compute_us = 0;            // total kernel time at its cheapest, spread over all devices
+  double communication_us = 0;      // moving what must be moved through all ports; 0: nothing must
+  double latency_us = 0;            // one call and one message if anything must be moved, else 0
+  double time_us = 0;               // the largest of the three; sums over masks
+  std::string binding = "compute";  // "compute", "device ports", "node uplinks" or "latency"
+};
+
+// A time that simulate() never undercuts with any plan of the workload that keeps to the options,
+// whatever its strategy, blocks, rounds, schedule. Compute: the kernel's cost on the best tiling of
+// each document. Communication: the isoperimetry of attention, of devices at all their ports and of
+// nodes at their NICs (docs/simulator.md, "Bounds"); backward may have kept Q, K and V from
+// forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
+// O(bands · log + kinds of documents): milliseconds, at 512 devices and 1M tokens a tenth of a
+// second.
+[[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
+                                    Direction direction, const BoundOptions& options = {});
+
+// The limits that unset options stand for, filled in. Throws like lower_bound.
+[[nodiscard]] BoundOptions default_bound_options(const Workload& workload, const Cluster& cluster);
+
+// The narrowest options that a plan keeps to: what its devices and nodes own, its head groups, its
+// wire. lower_bound with them is a bound for this plan.
+[[nodiscard]] BoundOptions bound_options_of(const Plan& plan);
+
+}  // namespace contextile

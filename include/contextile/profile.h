@@ -1,0 +1,60 @@
+// Measuring this machine into a cluster profile, so that simulations predict what runs here take.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/cluster.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+enum class ProfileEffort : std::uint8_t {
+  kQuick,     // seconds: a coarse grid, short samples
+  kThorough,  // a minute or so
+};
+
+struct ProfileOptions {
+  std::string kernel;      // empty: the preferred one
+  std::int32_t ranks = 4;  // in-process ranks that all measure at the same time; at least 1
+  // Heads, dims and dtype of the measured attention; throughput depends on them.
+  AttentionShape shape = {.q_heads = 8, .kv_heads = 4, .head_dim = 64, .value_dim = 64};
+  ProfileEffort effort = ProfileEffort::kThorough;
+};
+
+// One full tile on every rank at once.
+struct KernelSample {
+  std::int64_t q_rows = 0;
+  std::int64_t kv_rows = 0;
+  double forward_s = 0;  // median of one call
+  double backward_s = 0;
+};
+
+// Every rank of a group sends to the next one and receives from the one before.
+struct TransferSample {
+  std::int32_t ranks = 0;
+  std::int64_t bytes = 0;  // of one message
+  double seconds = 0;      // median, from the launch to the end of the wait
+};
+
+struct MachineProfile {
+  Cluster cluster;  // one node of ProfileOptions::ranks devices: what simulate() wants
+  std::string kernel;
+  std::vector<KernelSample> kernel_samples;  // the grid, q rows slowest
+  std::vector<TransferSample> transfers;     // by ranks and bytes
+};
+
+// Times the kernel on full tiles of a grid of sizes (up to where one call takes too long), on
+// causal tiles (what a partial tile wastes) and on empty calls; the merge of partial results; and
+// the in-process transport. All ranks measure at once, so with more ranks than cores a device of
+// the profile is a rank that shares its core. Every number is a median of wall times; nothing else
+// should run on the machine. `on_step` is called before each measurement with what it measures,
+// at most profile_steps(options) times. Throws InvalidArgument on an unknown kernel or bad options.
+[[nodiscard]] MachineProfile measure_machine(
+    const ProfileOptions& options, const std::function<void(std::string_view)>& on_step = {});
+[[nodiscard]] std::int64_t profile_steps(const ProfileOptions& options);
+
+}  // namespace contextile

@@ -1,0 +1,153 @@
+// contextile bench: a paper's table or figure again, from this program's own verified plans.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "base/check.h"
+#include "cli/command.h"
+#include "cli/common_options.h"
+#include "cli/option_types.h"
+#include "cli/output.h"
+#include "cli/paper_table.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kTextColumns = 80;
+
+struct BenchOptions {
+  std::string name;
+  BenchOverrides overrides;
+  bool list = false;
+  bool json = false;
+  bool csv = false;
+};
+
+Table list_of_tables() {
+  Table table({{"name", "name"}, {"source", "source"}, {"shows", "shows"}});
+  for (const PaperTable& paper : paper_tables()) {
+    table.add_row({std::string(paper.name), std::string(paper.source), std::string(paper.shows)});
+  }
+  return table;
+}
+
+std::string list_text() {
+  std::string text;
+  for (const PaperTable& paper : paper_tables()) {
+    text += fmt::format("{:12}{}: {}\n", paper.name, paper.source, paper.shows);
+  }
+  return text;
+}
+
+// "label     text", wrapped and indented under itself.
+std::string labelled(const std::string& label, const std::string& text) {
+  constexpr std::size_t kIndent = 10;
+  const std::string wrapped = wrap(text, kTextColumns - kIndent);
+  std::string out = fmt::format("{:{}}", label, kIndent);
+  for (const char c : wrapped) {
+    out += c;
+    if (c == '\n') out += std::string(kIndent, ' ');
+  }
+  return out + '\n';
+}
+
+std::string result_text(const PaperTable& paper, const PaperResult& result, bool colour) {
+  std::string text = fmt::format("{}: {}\n", paper.source, paper.shows);
+  for (const auto& [what, value] : result.setting) text += labelled(what, value);
+  text += '\n' + result.table.text(colour) + '\n';
+  for (const Finding& finding : result.findings) {
+    text += labelled("paper", finding.claim);
+    text += labelled(finding.agrees ? "agrees" : "DIFFERS", finding.ours);
+  }
+  text += "\nwhat differs from the paper's experiment\n";
+  for (const std::string& difference : result.differences) text += labelled("", difference);
+  return text;
+}
+
+Json result_json(const PaperTable& paper, const PaperResult& result) {
+  Json setting = Json::object();
+  for (const auto& [what, value] : result.setting) setting[what] = value;
+  Json findings = Json::array();
+  for (const Finding& finding : result.findings) {
+    findings.push_back(
+        {{"claim", finding.claim}, {"ours", finding.ours}, {"agrees", finding.agrees}});
+  }
+  return {{"command", "bench"},     {"name", paper.name},
+          {"source", paper.source}, {"shows", paper.shows},
+          {"setting", setting},     {"rows", result.table.json()},
+          {"findings", findings},   {"differences", result.differences}};
+}
+
+int list(const BenchOptions& options) {
+  if (!options.name.empty()) {
+    fail_argument("expected either --list or a name, found both");
+  }
+  const Table table = list_of_tables();
+  if (options.json) {
+    print_json({{"command", "bench"}, {"tables", table.json()}});
+  } else {
+    print(options.csv ? table.csv() : list_text());
+  }
+  return kExitOk;
+}
+
+int run(const BenchOptions& options) {
+  if (options.json && options.csv) fail_argument("expected either --json or --csv, found both");
+  if (options.list) return list(options);
+  if (options.name.empty()) {
+    fail_argument("bench: expected the name of a table (contextile bench --list), found none");
+  }
+  const PaperTable& paper = find_paper_table(options.name);
+  try {
+    const PaperResult result = paper.make(options.overrides);
+    if (options.json) {
+      print_json(result_json(paper, result));
+    } else {
+      print(options.csv ? result.table.csv() : result_text(paper, result, stdout_is_terminal()));
+    }
+  } catch (const CheckFailed& failure) {
+    fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
+    return kExitCheckFailed;
+  }
+  return kExitOk;
+}
+
+void add_overrides(CLI::App& app, BenchOverrides& overrides) {
+  const std::string paper = "as the paper";
+  add_value(app, "--dataset", {"NAME", "built-in length distribution to sample", paper},
+            [&overrides](const std::string& name) { overrides.dataset = name; });
+  add_size_as<std::int64_t>(app, "--tokens", overrides.tokens, 1,
+                            {"N", "tokens of one batch", paper});
+  add_size_as<std::int64_t>(app, "--batches", overrides.batches, 1,
+                            {"N", "batches to average over", paper});
+  add_size_as<std::uint64_t>(app, "--seed", overrides.seed, 0,
+                             {"N", "seed of the samples and of strategies that draw", "0"});
+  add_size_as<std::int32_t>(app, "--heads", overrides.q_heads, 1, {"N", "query heads", paper});
+  add_size_as<std::int32_t>(app, "--kv-heads", overrides.kv_heads, 1,
+                            {"N", "key and value heads", paper});
+  add_size_as<std::int32_t>(app, "--head-dim", overrides.head_dim, 1,
+                            {"N", "elements of one head", paper});
+  add_value(app, "--cluster", {"NAME[:NODESxDEVICES]|FILE", "the machine", paper},
+            [&overrides](const std::string& name) { overrides.cluster = name; });
+  add_size_as<std::int64_t>(app, "--block-size", overrides.block_size, 1,
+                            {"N", "tokens of a block, where the table does not vary it", "1024"});
+  add_value(app, "--wire", {"TYPE", "how all methods' partial results travel", "bf16"},
+            [&overrides](const std::string& text) { overrides.wire = parse_dtype(text); });
+}
+
+}  // namespace
+
+Action add_bench_command(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  add_value(app, "NAME", {"", "which table; --list names them", ""},
+            [options](const std::string& name) { options->name = name; });
+  add_switch(app, "--list", options->list, "the tables there are");
+  add_overrides(app, options->overrides);
+  add_json_option(app, options->json);
+  add_switch(app, "--csv", options->csv, "the table alone as CSV, in bytes, fractions and seconds");
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,123 @@
+#include "cli/prediction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <string_view>
+#include <vector>
+
+#include "base/check.h"
+#include "base/quote.h"
+
+namespace contextile {
+namespace {
+
+std::string preset_names() {
+  std::string names;
+  for (const ClusterPreset& preset : cluster_presets()) {
+    names += names.empty() ? "" : ", ";
+    names += preset.name;
+  }
+  return names;
+}
+
+double seconds_of_mask(const std::optional<SimulatedDirection>& simulated, std::int32_t mask) {
+  double us = 0;
+  if (!simulated) return us;
+  for (const SimulatedProgram& program : simulated->programs) {
+    if (program.mask == mask) us += program.time_us;
+  }
+  return us * 1e-6;
+}
+
+// 1 for the smallest; equal values share the mean of their ranks.
+std::vector<double> ranks_of(std::span<const double> values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t i, std::size_t j) { return values[i] < values[j]; });
+  std::vector<double> ranks(values.size());
+  for (std::size_t begin = 0; begin < order.size();) {
+    std::size_t end = begin + 1;
+    while (end < order.size() && values[order[end]] == values[order[begin]]) ++end;
+    for (std::size_t i = begin; i < end; ++i) {
+      ranks[order[i]] = 0.5 * static_cast<double>(begin + 1 + end);
+    }
+    begin = end;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void check_same_cluster(const Plan& plan, const Cluster& cluster, const std::string& text) {
+  if (cluster.nodes != plan.nodes || cluster.devices_per_node != plan.devices_per_node) {
+    fail_argument(
+        "--cluster {}: a plan for another cluster: expected one for {} x {} devices, found one for "
+        "{} x {} ({})",
+        text, cluster.nodes, cluster.devices_per_node, plan.nodes, plan.devices_per_node,
+        plan.cluster_name);
+  }
+}
+
+Cluster cluster_of_plan(const Plan& plan, const std::string& text) {
+  if (!text.empty()) {
+    const Cluster cluster = load_cluster(text);
+    check_same_cluster(plan, cluster, text);
+    return cluster;
+  }
+  const std::vector<ClusterPreset>& presets = cluster_presets();
+  const auto preset = std::ranges::find(presets, plan.cluster_name, &ClusterPreset::name);
+  if (preset == presets.end()) {
+    fail_argument(
+        "--cluster: expected the machine of {} x {} devices to predict on ({} or a "
+        ".json file), found none, and the plan's own, {}, is no preset",
+        plan.nodes, plan.devices_per_node, preset_names(), quote(plan.cluster_name));
+  }
+  return load_cluster(
+      fmt::format("{}:{}x{}", plan.cluster_name, plan.nodes, plan.devices_per_node));
+}
+
+MaskPrediction predicted_of_mask(const Simulation& simulation, std::int32_t mask) {
+  return {seconds_of_mask(simulation.forward, mask), seconds_of_mask(simulation.backward, mask)};
+}
+
+Table run_prediction_table(const RunReport& report, const Simulation& simulation) {
+  Table table({{"mask", "mask"},
+               {"direction", "direction"},
+               {"predicted_s", "predicted\nms", Format::kMilliseconds},
+               {"measured_s", "measured\nms", Format::kMilliseconds},
+               {"ratio", "predicted /\nmeasured"}});
+  for (std::size_t m = 0; m < report.masks.size(); ++m) {
+    const MaskRun& run = report.masks[m];
+    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
+    const auto add = [&](Direction direction, double predicted_s, double measured_s) {
+      table.add_row({run.mask, std::string(to_string(direction)), predicted_s, measured_s,
+                     measured_s > 0 ? Cell{predicted_s / measured_s} : Cell{}});
+    };
+    if (simulation.forward) add(Direction::kForward, predicted.forward_s, run.forward_s);
+    if (simulation.backward) add(Direction::kBackward, predicted.backward_s, run.backward_s);
+  }
+  return table;
+}
+
+std::optional<double> rank_correlation(std::span<const double> a, std::span<const double> b) {
+  const std::vector<double> a_ranks = ranks_of(a);
+  const std::vector<double> b_ranks = ranks_of(b);
+  const double mean = 0.5 * static_cast<double>(a.size() + 1);
+  double covariance = 0;
+  double a_variance = 0;
+  double b_variance = 0;
+  for (std::size_t i = 0; i < a_ranks.size(); ++i) {
+    covariance += (a_ranks[i] - mean) * (b_ranks[i] - mean);
+    a_variance += (a_ranks[i] - mean) * (a_ranks[i] - mean);
+    b_variance += (b_ranks[i] - mean) * (b_ranks[i] - mean);
+  }
+  if (a_variance == 0 || b_variance == 0) return std::nullopt;
+  return covariance / std::sqrt(a_variance * b_variance);
+}
+
+}  // namespace contextile

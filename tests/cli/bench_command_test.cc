@@ -1,0 +1,161 @@
+// `contextile bench`, end to end.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/program.h"
+
+namespace contextile {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// Small enough for a test: seconds of planning become milliseconds.
+const std::vector<std::string> kSmall = {"--tokens",   "16K",      "--dataset",  "longalign",
+                                         "--cluster",  "p4de:2x4", "--heads",    "4",
+                                         "--kv-heads", "2",        "--head-dim", "64"};
+
+class BenchCommand : public ProgramTest {
+ protected:
+  [[nodiscard]] json small_table(const std::string& name,
+                                 const std::vector<std::string>& more = {"--batches", "1"}) const {
+    const Outcome outcome = contextile(joined(joined({"bench", name, "--json"}, kSmall), more));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out);
+  }
+};
+
+TEST_F(BenchCommand, ListsEveryTableWithItsSource) {
+  const Outcome text = contextile({"bench", "--list"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  const json listed = json::parse(contextile({"bench", "--list", "--json"}).out);
+  EXPECT_EQ(listed["command"], "bench");
+  std::set<std::string> names;
+  for (const json& table : listed["tables"]) {
+    names.insert(table["name"]);
+    EXPECT_THAT(text.out, HasSubstr(table["name"].get<std::string>()));
+    EXPECT_THAT(text.out, HasSubstr(table["source"].get<std::string>()));
+  }
+  for (const char* name : {"dcp-fig7", "dcp-fig17", "dcp-fig18", "dcp-fig19", "dcp-fig20"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+TEST_F(BenchCommand, CountsTheRedundantTransfersOfTheRing) {
+  const Outcome outcome = contextile({"bench", "dcp-fig7", "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json document = json::parse(outcome.out);
+  EXPECT_EQ(document["rows"][0]["strategy"], "ring");
+  EXPECT_EQ(document["rows"][0]["transfers"], 48);
+  EXPECT_EQ(document["rows"][0]["redundant_transfers"], 38);
+  EXPECT_EQ(document["findings"][0]["agrees"], true);
+  for (const json& row : document["rows"]) {
+    if (row["strategy"] == "magi" || row["strategy"] == "dcp:head_groups=1") {
+      EXPECT_EQ(row["redundant_bytes"], 0) << row;
+    }
+  }
+}
+
+TEST_F(BenchCommand, ShowsTheClaimBesideWhatWasFoundAndWhatDiffers) {
+  const Outcome outcome = contextile({"bench", "dcp-fig7", "--tokens", "1600"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* words : {"DCP (SOSP 2025), Fig. 7", "paper     38 of", "agrees    38 of 48",
+                            "what differs", "blocks of 100 tokens"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(words));
+  }
+}
+
+TEST_F(BenchCommand, MovesLessThanARingAtEveryBlockSize) {
+  const json document = small_table("dcp-fig17");
+  double ring = 0;
+  int compared = 0;
+  for (const json& row : document["rows"]) {
+    const std::string strategy = row["strategy"];
+    if (strategy == "ring") ring = row["device_bytes"];
+    if (strategy != "dcp") continue;
+    EXPECT_LT(row["device_bytes"], ring) << row;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 16);  // four masks, four block sizes
+}
+
+TEST_F(BenchCommand, SendsNoMoreAcrossNodesWithRelays) {
+  const json document = small_table("dcp-fig17");
+  json relayed;
+  int compared = 0;
+  for (const json& row : document["rows"]) {
+    if (row["strategy"] == "dcp" && row["block_tokens"] == 1024) relayed = row;
+    if (row["strategy"] != "dcp:relays=off") continue;
+    EXPECT_EQ(row["mask"], relayed["mask"]);
+    EXPECT_LE(relayed["inter_bytes"], row["inter_bytes"]);
+    EXPECT_EQ(relayed["device_bytes"], row["device_bytes"]);
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4);
+}
+
+TEST_F(BenchCommand, MovesLessTheMoreImbalanceIsAllowed) {
+  const json document = small_table("dcp-fig20", {"--block-size", "512", "--batches", "2"});
+  double tight = 0;
+  double loose = 0;
+  for (const json& row : document["rows"]) {
+    if (row["eps_node"] == "0.02") tight += row["device_bytes"].get<double>();
+    if (row["eps_node"] == "0.8") loose += row["device_bytes"].get<double>();
+  }
+  EXPECT_GT(loose, 0);
+  EXPECT_LT(loose, tight);
+  EXPECT_EQ(document["findings"][0]["agrees"], true) << document["findings"];
+}
+
+TEST_F(BenchCommand, MovesLessUnderSparserMasks) {
+  const json document = small_table("dcp-fig19", {"--block-size", "256", "--batches", "1"});
+  double sparsest = 1;
+  double sparsest_bytes = 0;
+  double causal_bytes = 0;
+  for (const json& row : document["rows"]) {
+    EXPECT_GT(row["sparsity"], 0);
+    EXPECT_LE(row["sparsity"], 1);
+    if (row["mask"] == "causal") causal_bytes = row["device_bytes"];
+    if (row["sparsity"] >= sparsest) continue;
+    sparsest = row["sparsity"];
+    sparsest_bytes = row["device_bytes"];
+  }
+  EXPECT_LT(sparsest_bytes, causal_bytes);
+}
+
+TEST_F(BenchCommand, TimesPlanningForEveryBlockSizeAndMask) {
+  const json document = small_table("dcp-fig18");
+  EXPECT_EQ(document["rows"].size(), 16U);
+  for (const json& row : document["rows"]) {
+    EXPECT_GT(row["planning_s"], 0);
+    EXPECT_GT(row["tiles"], 0);
+  }
+}
+
+TEST_F(BenchCommand, PrintsTheTableAloneAsCsv) {
+  const Outcome outcome = contextile({"bench", "dcp-fig7", "--csv"});
+  EXPECT_EQ(outcome.out.rfind("strategy,transfers,redundant_transfers,", 0), 0U) << outcome.out;
+  EXPECT_THAT(outcome.out, HasSubstr("\nring,48,38,"));
+}
+
+TEST_F(BenchCommand, RefusesBadInput) {
+  expect_bad_input(contextile({"bench"}), {"name of a table", "--list", "found none"});
+  expect_bad_input(contextile({"bench", "dcp-fig71"}),
+                   {"expected one of dcp-fig7", "'dcp-fig71'", "did you mean 'dcp-fig7'?"});
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--list"}), {"both"});
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--json", "--csv"}), {"both"});
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100"}), {"multiple of 16", "100"});
+  expect_bad_input(contextile({"bench", "dcp-fig17", "--block-size", "64"}), {"--block-size"});
+  expect_bad_input(contextile({"bench", "dcp-fig20", "--dataset", "prolonged"}),
+                   {"did you mean 'prolong'?"});
+  expect_bad_input(contextile({"bench", "dcp-fig20", "--kv-heads", "3"}), {"3"});
+}
+
+}  // namespace
+}  // namespace contextile

@@ -1,0 +1,375 @@
+// Lower bounds against simulated plans, and by hand.
+#include "contextile/bounds.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+#include "contextile/simulate.h"
+#include "contextile/strategy.h"
+#include "support/mask_support.h"
+
+namespace contextile {
+namespace {
+
+AttentionShape shape_of(std::int32_t q_heads, std::int32_t kv_heads) {
+  AttentionShape shape;
+  shape.q_heads = q_heads;
+  shape.kv_heads = kv_heads;
+  return shape;
+}
+
+Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask,
+                  const AttentionShape& shape = shape_of(8, 2)) {
+  const MaskUse use = parse_mask_use(mask);
+  return make_workload(lengths, shape, {&use, 1});
+}
+
+Cluster cluster_of(std::int32_t nodes, std::int32_t devices) {
+  Cluster cluster = load_cluster("dgx-h100");
+  cluster.nodes = nodes;
+  cluster.devices_per_node = devices;
+  cluster.nics_per_node = devices;
+  return cluster;
+}
+
+// Shares that grow, fall and jump as measured ones do.
+AttentionProfile random_profile(Rng& rng) {
+  AttentionProfile profile = AttentionProfile::from_overheads(
+      static_cast<double>(random_between(rng, 0, 800)),
+      static_cast<double>(random_between(rng, 0, 20000)), 0.5 + 0.5 * rng.uniform());
+  profile.kernel_tile_rows = random_between(rng, 0, 2) * 64;
+  profile.call_us = random_chance(rng, 0.3) ? 0 : 20 * rng.uniform();
+  if (random_chance(rng, 0.3)) return profile;
+  profile.q_rows = {random_between(rng, 1, 64), 100, 700, 3000};
+  profile.kv_rows = {random_between(rng, 1, 64), 200, 900};
+  profile.forward.clear();
+  profile.backward.clear();
+  for (std::size_t i = 0; i < 12; ++i) {
+    profile.forward.push_back(0.05 + rng.uniform());
+    profile.backward.push_back(0.05 + rng.uniform());
+  }
+  return profile;
+}
+
+Cluster random_cluster(Rng& rng) {
+  Cluster cluster = cluster_of(static_cast<std::int32_t>(random_between(rng, 1, 3)),
+                               static_cast<std::int32_t>(random_between(rng, 1, 8)));
+  cluster.attention = random_profile(rng);
+  // From ports that never matter to those that always do.
+  cluster.intra_gbytes_per_s = std::pow(10, 3.5 * rng.uniform());
+  cluster.inter_gbytes_per_s_per_node = std::pow(10, 3.5 * rng.uniform());
+  cluster.nics_per_node = random_chance(rng, 0.5) ? cluster.devices_per_node : 1;
+  cluster.rails = random_chance(rng, 0.2);
+  cluster.launches = random_chance(rng, 0.2) ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
+  cluster.sm_fraction = random_chance(rng, 0.2) ? 0.3 * rng.uniform() : 0;
+  cluster.launch_us = 10 * rng.uniform();
+  cluster.intra_latency_us = 30 * rng.uniform();
+  cluster.inter_latency_us = random_chance(rng, 0.2) ? 500 * rng.uniform() : 30 * rng.uniform();
+  return cluster;
+}
+
+struct Counts {
+  std::map<std::string, int> bindings;
+  int plans = 0;
+  double closest = 1e300;  // least simulated / bound
+};
+
+void expect_below(const Plan& plan, const Workload& workload, const Cluster& cluster,
+                  Counts& counts) {
+  const Simulation simulation = simulate(plan, cluster);
+  const BoundOptions options = bound_options_of(plan);
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const auto& simulated =
+        direction == Direction::kForward ? simulation.forward : simulation.backward;
+    if (!simulated) continue;
+    SCOPED_TRACE(to_string(direction));
+    const TimeBound bound = lower_bound(workload, cluster, direction, options);
+    EXPECT_LE(bound.compute_us, bound.time_us * (1 + 1e-12));
+    EXPECT_LE(bound.communication_us, bound.time_us * (1 + 1e-12));
+    EXPECT_LE(bound.latency_us, bound.time_us * (1 + 1e-12));
+    ASSERT_LE(bound.time_us, simulated->time_us)
+        << "compute " << bound.compute_us << ", communication " << bound.communication_us
+        << ", latency " << bound.latency_us << ", " << bound.binding;
+    ++counts.bindings[bound.binding];
+    ++counts.plans;
+    counts.closest = std::min(counts.closest, simulated->time_us / bound.time_us);
+  }
+}
+
+TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfAnyStrategysPlan) {
+  const std::pair<const char*, std::map<std::string, std::string>> kStrategies[] = {
+      {"ring", {}},
+      {"zigzag", {}},
+      {"hybrid", {}},
+      {"all_gather", {}},
+      {"ulysses", {}},
+      {"magi", {}},
+      {"fcp", {}},
+      {"distca", {}},
+      {"dcp", {}},
+      {"dcp", {{"eps_device", "0.01"}, {"eps_node", "0.01"}}},
+      {"dcp", {{"eps_device", "1"}, {"eps_node", "2"}}}};
+  Counts counts;
+  for (std::uint64_t seed = 0; seed < 160; ++seed) {
+    Rng rng(seed);
+    const Cluster cluster = random_cluster(rng);
+    const auto kv_heads = static_cast<std::int32_t>(1 << random_between(rng, 0, 3));
+    AttentionShape shape =
+        shape_of(kv_heads * static_cast<std::int32_t>(random_between(rng, 1, 4)), kv_heads);
+    shape.head_dim = shape.value_dim = 64;
+    shape.dtype = random_chance(rng, 0.3) ? Dtype::kF32 : Dtype::kBf16;
+    const std::int64_t longest = random_chance(rng, 0.5) ? 6000 : 700;
+    const std::vector<std::int64_t> lengths = random_lengths(rng, 6, longest);
+    std::vector<MaskUse> masks = {{.name = "first", .spec = random_mask_spec(rng, longest)}};
+    if (random_chance(rng, 0.2)) {
+      masks.push_back({.name = "second", .spec = random_mask_spec(rng, longest)});
+    }
+    const Workload workload = make_workload(lengths, shape, masks);
+    const auto& [name, options] = kStrategies[random_between(rng, 0, std::ssize(kStrategies) - 1)];
+    StrategyRequest request;
+    request.options = options;
+    request.block_size = random_between(rng, 1, 8) * 64;
+    if (random_chance(rng, 0.5)) request.wire = Dtype::kBf16;
+    const Strategy& strategy = find_strategy(name);
+    SCOPED_TRACE(fmt::format("seed {}, {}, {}", seed, name, to_string(masks[0].spec)));
+    if (strategy.unsupported(workload, cluster, request)) continue;
+    const Plan plan = build_plan(workload, cluster, strategy.arrange(workload, cluster, request));
+    ASSERT_NO_FATAL_FAILURE(expect_below(plan, workload, cluster, counts));
+  }
+  EXPECT_GT(counts.plans, 150);
+  EXPECT_LT(counts.closest, 1.02);
+  for (const char* cause : {"compute", "device ports", "node uplinks", "latency"}) {
+    EXPECT_GE(counts.bindings[cause], 3) << cause;
+  }
+}
+
+// A device computes anything, anywhere: owners and devices of tiles are drawn at random, near where
+// they were or not, every input is fetched, every partial result returned at once.
+Arrangement random_arrangement(Rng& rng, const Workload& workload, const Cluster& cluster) {
+  Arrangement arrangement;
+  arrangement.strategy = "random";
+  arrangement.partial_wire = Dtype::kBf16;
+  ArrangedRound& round = arrangement.rounds.emplace_back();
+  round.blocks = cut_sequences(workload, random_between(rng, 1, 8) * 50);
+  round.head_groups = random_chance(rng, 0.5) ? workload.shape.kv_heads : 1;
+  const std::int64_t devices = cluster.num_devices();
+  const std::int64_t blocks = round.blocks.num_blocks();
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t home =
+        random_chance(rng, 0.1) ? random_between(rng, 0, devices - 1) : b * devices / blocks;
+    round.owners.emplace_back(static_cast<std::int32_t>(home));
+  }
+  const double by_query = rng.uniform();
+  const double by_group = rng.uniform();
+  for (const NamedMask& named : workload.masks) {
+    round.masks.push_back(named.mask);
+    ArrangedMask& program = round.programs.emplace_back();
+    for (auto* direction : {&program.forward, &program.backward}) {
+      direction->emplace();
+      const bool forward = direction == &program.forward;
+      std::map<std::tuple<Kind, BlockId, GroupId, Rank>, bool> moved;
+      for (const Tile& tile : TileIndex(named.mask, round.blocks).tiles()) {
+        const Rank by_owner =
+            round.owners[(random_chance(rng, by_query) ? tile.q_block : tile.kv_block).index()];
+        for (std::int32_t g = 0; g < round.head_groups; ++g) {
+          const Rank device = random_chance(rng, by_group)
+                                  ? Rank{static_cast<std::int32_t>(g % devices)}
+                                  : by_owner;
+          (*direction)
+              ->tiles.push_back({tile.q_block, tile.kv_block, GroupId{g}, device, 1, tile.pairs});
+          for (const Kind kind :
+               {Kind::kQ, Kind::kKv, Kind::kO, Kind::kDo, Kind::kDq, Kind::kDkv}) {
+            if (!occurs_in(kind, forward ? Direction::kForward : Direction::kBackward)) continue;
+            const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
+            if (round.owners[block.index()] != device) moved[{kind, block, GroupId{g}, device}];
+          }
+        }
+      }
+      for (const auto& [key, ignored] : moved) {
+        const auto& [kind, block, group, device] = key;
+        const Rank owner = round.owners[block.index()];
+        if (is_result(kind)) {
+          (*direction)->transfers.push_back({kind, block, group, device, owner, 2, 3});
+        } else {
+          (*direction)->transfers.push_back({kind, block, group, owner, device, 0, 1});
+        }
+      }
+    }
+  }
+  return arrangement;
+}
+
+TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfRandomArrangements) {
+  Counts counts;
+  for (std::uint64_t seed = 0; seed < 120; ++seed) {
+    Rng rng(seed);
+    const Cluster cluster = random_cluster(rng);
+    const auto kv_heads = static_cast<std::int32_t>(1 << random_between(rng, 0, 2));
+    AttentionShape shape = shape_of(2 * kv_heads, kv_heads);
+    shape.head_dim = shape.value_dim = 64;
+    const std::int64_t longest = random_chance(rng, 0.5) ? 3000 : 500;
+    const MaskUse mask{.name = "mask", .spec = random_mask_spec(rng, longest)};
+    const Workload workload = make_workload(random_lengths(rng, 4, longest), shape, {&mask, 1});
+    SCOPED_TRACE(fmt::format("seed {}, {}", seed, to_string(mask.spec)));
+    const Plan plan = build_plan(workload, cluster, random_arrangement(rng, workload, cluster));
+    ASSERT_NO_FATAL_FAILURE(expect_below(plan, workload, cluster, counts));
+  }
+  EXPECT_EQ(counts.plans, 240);
+}
+
+TEST(LowerBound, OfOneDeviceAndAFullDocumentIsItsKernelTime) {
+  const Cluster cluster = cluster_of(1, 1);
+  for (const std::int64_t length : {64, 500, 4096, 10000}) {
+    const Workload workload = batch_of({length}, "full");
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const double kernel_us = TileCosts(workload.shape, cluster)
+                                   .piece_us(direction, length, length, length * length, 1);
+      const TimeBound bound = lower_bound(workload, cluster, direction);
+      EXPECT_NEAR(bound.time_us, cluster.attention.call_us + kernel_us, 1e-6 * bound.time_us);
+      EXPECT_EQ(bound.communication_us, 0);
+      EXPECT_EQ(bound.latency_us, 0);
+      EXPECT_EQ(bound.binding, "compute");
+    }
+  }
+}
+
+TEST(LowerBound, OfOneDeviceAndCausalDocumentsIsCloseToTheirKernelTime) {
+  for (const char* preset : {"p4de:1x1", "dgx-h200:1x1"}) {
+    const Cluster cluster = load_cluster(preset);
+    for (const std::int64_t length : {128, 1000, 3000, 20000}) {
+      SCOPED_TRACE(fmt::format("{}, {}", preset, length));
+      const Workload workload = batch_of(std::vector<std::int64_t>(40, length), "causal");
+      const double kernel_us =
+          TileCosts(workload.shape, cluster)
+              .piece_us(Direction::kForward, length, length, length * (length + 1) / 2, 1);
+      const TimeBound bound = lower_bound(workload, cluster, Direction::kForward);
+      EXPECT_LE(bound.time_us, cluster.attention.call_us + 40 * kernel_us);
+      EXPECT_GE(bound.time_us, 0.95 * (cluster.attention.call_us + 40 * kernel_us));
+    }
+  }
+}
+
+TEST(LowerBound, OfDocumentsThatFitIntoDevicesMovesNothing) {
+  const Cluster cluster = cluster_of(1, 2);
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const TimeBound bound = lower_bound(batch_of({16, 16}, "causal"), cluster, direction);
+    EXPECT_EQ(bound.communication_us, 0);
+    EXPECT_EQ(bound.latency_us, 0);
+  }
+}
+
+TEST(LowerBound, OfADocumentThatNoDeviceMayOwnIsAMessageAtLeast) {
+  const Cluster cluster = cluster_of(1, 2);
+  const Workload workload = batch_of({32}, "causal");
+  const TimeBound bound =
+      lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = 16});
+  EXPECT_NEAR(bound.latency_us,
+              cluster.launch_us + cluster.intra_latency_us + cluster.attention.call_us, 1e-6);
+  EXPECT_EQ(bound.binding, "latency");
+  EXPECT_EQ(
+      lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = 32}).latency_us, 0);
+}
+
+// Two devices, each owns half of a full document. Each computes a quarter of the pairs with what it
+// owns; the other half needs keys and values (512 bytes a token) or queries and outputs (516).
+TEST(LowerBound, OfAFullDocumentOnTwoDevicesIsBetweenIsoperimetryAndAPlan) {
+  Cluster cluster = cluster_of(1, 2);
+  cluster.intra_gbytes_per_s = 1e-3;  // a byte a µs
+  const std::int64_t length = 1000;
+  const Workload workload = batch_of({length}, "full", shape_of(1, 1));
+  const TimeBound forward =
+      lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = length / 2});
+  // A plan: each fetches the other's 500 keys and values, through its own port.
+  EXPECT_LE(forward.communication_us, 500 * 512.0 + 11);
+  // With so slow ports the pairs may be shared out in any way. Isoperimetry allows one device its
+  // own quarter only, and the other the rest as one rectangle, 500 + 366 queries by as many keys.
+  const double rectangle = std::sqrt(0.75) * length - 500;
+  EXPECT_LE(forward.communication_us, rectangle * (512 + 516) / 2 + 11);
+  EXPECT_GE(forward.communication_us, 0.9 * rectangle * (512 + 516) / 2);
+  EXPECT_EQ(forward.binding, "device ports");
+  // Through the NICs of two nodes instead of the ports of two devices.
+  Cluster nodes = cluster_of(2, 1);
+  nodes.inter_gbytes_per_s_per_node = 1e-3;
+  const TimeBound inter =
+      lower_bound(workload, nodes, Direction::kForward, {.max_owned_tokens = length / 2});
+  EXPECT_NEAR(inter.communication_us, forward.communication_us, 0.01 * forward.communication_us);
+}
+
+TEST(LowerBound, FallsWithLooserLimitsAndFasterMachines) {
+  Cluster cluster = cluster_of(4, 2);
+  cluster.intra_gbytes_per_s = 5;
+  cluster.inter_gbytes_per_s_per_node = 5;
+  const Workload workload = batch_of({30000, 7000, 500}, "causal");
+  const auto time = [&](const BoundOptions& options) {
+    return lower_bound(workload, cluster, Direction::kForward, options).communication_us;
+  };
+  EXPECT_GT(time({.max_owned_tokens = 4700}), time({.max_owned_tokens = 9000}));
+  EXPECT_GT(time({.max_owned_tokens = 9000, .max_node_tokens = 9500}),
+            time({.max_owned_tokens = 9000}));
+  EXPECT_GE(time({.head_groups = 1}), time({}));
+  EXPECT_GE(time({.partial_wire = Dtype::kF32}), time({.partial_wire = Dtype::kBf16}));
+  cluster.inter_gbytes_per_s_per_node = 10;
+  const double before = time({});
+  cluster.inter_gbytes_per_s_per_node = 20;
+  EXPECT_LT(time({}), before);
+}
+
+TEST(LowerBound, TakesOwnersFromTheHomeLayout) {
+  const Cluster cluster = cluster_of(1, 2);
+  Workload workload = batch_of({5000, 5000}, "causal");
+  workload.home = {{{0, 9000}, Rank{0}}, {{9000, 10000}, Rank{1}}};
+  EXPECT_GT(lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = 5000})
+                .communication_us,
+            -1);
+  const TimeBound lopsided = lower_bound(workload, cluster, Direction::kForward);
+  EXPECT_EQ(lopsided.communication_us, 0);  // 9000 tokens would hold either document
+  workload.home = {{{0, 2500}, Rank{0}}, {{2500, 7500}, Rank{1}}, {{7500, 10000}, Rank{0}}};
+  EXPECT_GT(lower_bound(workload, cluster, Direction::kForward).compute_us, 0);
+  workload.home = {{{0, 10000}, Rank{7}}};
+  EXPECT_THROW(lower_bound(workload, cluster, Direction::kForward), InvalidArgument);
+}
+
+TEST(LowerBound, OfSeveralMasksIsTheSumAndOfAnEmptyOneNothing) {
+  const Cluster cluster = cluster_of(2, 2);
+  const MaskUse uses[] = {{.name = "a", .spec = parse_mask_spec("causal")},
+                          {.name = "b", .spec = parse_mask_spec("sliding_window:100")}};
+  const std::vector<std::int64_t> lengths = {9000, 400};
+  const Workload both = make_workload(lengths, shape_of(8, 2), uses);
+  double sum = 0;
+  for (const MaskUse& use : uses) {
+    sum += lower_bound(make_workload(lengths, shape_of(8, 2), {&use, 1}), cluster,
+                       Direction::kBackward)
+               .time_us;
+  }
+  EXPECT_NEAR(lower_bound(both, cluster, Direction::kBackward).time_us, sum, 1e-6 * sum);
+  Workload empty = both;
+  for (NamedMask& named : empty.masks) named.mask.bands.clear();
+  EXPECT_EQ(lower_bound(empty, cluster, Direction::kForward).time_us, 0);
+}
+
+TEST(LowerBound, RefusesLimitsThatNoPlanKeepsTo) {
+  const Cluster cluster = cluster_of(2, 2);
+  const Workload workload = batch_of({1000}, "causal");
+  const auto bound = [&](const BoundOptions& options) {
+    return lower_bound(workload, cluster, Direction::kForward, options);
+  };
+  EXPECT_THAT([&] { (void)bound({.max_owned_tokens = 249}); },
+              testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("max_owned_tokens")));
+  EXPECT_THROW((void)bound({.max_owned_tokens = 300, .max_node_tokens = 499}), InvalidArgument);
+  EXPECT_THROW((void)bound({.head_groups = 3}), InvalidArgument);
+  EXPECT_NO_THROW((void)bound({.max_owned_tokens = 250, .max_node_tokens = 500}));
+}
+
+}  // namespace
+}  // namespace contextile
