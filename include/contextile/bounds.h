@@ -46,11 +46,13 @@ struct TimeBound {
 [[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
                                     Direction direction, const BoundOptions& options = {});
 
-// The limits that unset options stand for, filled in. Throws like lower_bound.
-[[nodiscard]] BoundOptions default_bound_options(const Workload& workload, const Cluster& cluster);
-
 // The narrowest options that a plan keeps to: what its devices and nodes own, its head groups, its
 // wire. lower_bound with them is a bound for this plan.
 [[nodiscard]] BoundOptions bound_options_of(const Plan& plan);
+
+// The usual limits, as wide as the plan of this workload needs them: bounds to put plans beside
+// that own about the same, never above their times.
+[[nodiscard]] BoundOptions bound_options_beside(const Plan& plan, const Workload& workload,
+                                                const Cluster& cluster);
 
 }  // namespace contextile

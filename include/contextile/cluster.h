@@ -75,6 +75,9 @@ struct Cluster {
   double inter_gbytes_per_s_per_node = 400;  // all NICs of a node together
   double attention_tflops = 600;  // attention throughput of one device on large full tiles, forward
   std::int64_t memory_bytes = 0;  // of one device; 0: unknown, no limit
+  // Dense bf16 matrix products of one device, as its maker states them: what MFUs of training steps
+  // are relative to. 0: unknown.
+  double peak_tflops = 0;
 
   // The cost model beyond peak rates.
   AttentionProfile attention = AttentionProfile::from_overheads(115, 9600, 0.86);
@@ -89,8 +92,17 @@ struct Cluster {
   bool rails = false;
   LaunchOrder launches = LaunchOrder::kConcurrent;
   double sm_fraction = 0;  // of a device's compute taken while its transfers move (FCP, section 5)
+  // A node computes as fast as so many devices at full speed: when more of them compute at the same
+  // time, they share that evenly (ranks that share processor cores). 0: a slot for every device.
+  double compute_slots_per_node = 0;
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
+  // Of all nodes: devices that together compute as fast as the cluster.
+  [[nodiscard]] double compute_slots() const {
+    return compute_slots_per_node == 0 || compute_slots_per_node > devices_per_node
+               ? num_devices()
+               : nodes * compute_slots_per_node;
+  }
   [[nodiscard]] std::int32_t node_of(Rank rank) const { return rank.value / devices_per_node; }
   // NIC of a device among those of its node.
   [[nodiscard]] std::int32_t nic_of(Rank rank) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,13 @@ struct KernelParams {
   float softcap = 0;  // 0: none
 };
 
+// What a kernel worked out about the bands of one tile, once per plan: prepare_bands.
+class PreparedBands {
+ public:
+  virtual ~PreparedBands() = default;
+  [[nodiscard]] virtual std::int64_t size_bytes() const = 0;
+};
+
 // One tile of a forward call. Bands are over local rows (q rows 0 … N-1, key rows 0 … M-1),
 // disjoint. init: every row of o and lse is overwritten (rows without a pair become O = 0, LSE =
 // -inf); otherwise the tile's result is merged into what they hold. LSE is the natural log.
@@ -52,6 +60,7 @@ struct ForwardTile {
   RowStats lse_NH;
   std::span<const LocalBand> bands;
   bool init = false;
+  const PreparedBands* prepared = nullptr;  // of these bands by this kernel; null: worked out anew
 };
 
 // One tile of a backward call. lse is the final one (-inf on a row that attends nothing: its
@@ -70,6 +79,7 @@ struct BackwardTile {
   std::span<const LocalBand> bands;
   bool init_dq = false;
   bool init_dkv = false;
+  const PreparedBands* prepared = nullptr;  // as in ForwardTile
 };
 
 class AttentionKernel {
@@ -79,13 +89,20 @@ class AttentionKernel {
   [[nodiscard]] virtual std::string_view name() const = 0;
   // Tiles act in listed order: the same call gives the same bits whatever the number of threads.
   // Inputs have one dtype; no input aliases an output.
+  // Tiles that write one slot name it by the same data pointer; slots do not overlap otherwise.
   virtual void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const = 0;
   virtual void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const = 0;
+  // Classifies the bands of a tile of num_rows x num_keys for calls with these params, to be given
+  // back with every such tile. Null: this kernel gains nothing by it.
+  [[nodiscard]] virtual std::unique_ptr<const PreparedBands> prepare_bands(
+      const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
+      std::span<const LocalBand> bands) const;
 };
 
-// All kernels built in, preferred first.
+// All kernels built in that this CPU can run, preferred first.
 [[nodiscard]] std::span<const AttentionKernel* const> kernels();
-// Throws InvalidArgument with the list of names.
+// By name; "simd" is the preferred of those whose name begins with it. Throws InvalidArgument with
+// the list of names.
 [[nodiscard]] const AttentionKernel& find_kernel(std::string_view name);
 
 }  // namespace contextile

@@ -29,7 +29,7 @@ struct ProfileOptions {
 struct KernelSample {
   std::int64_t q_rows = 0;
   std::int64_t kv_rows = 0;
-  double forward_s = 0;  // median of one call
+  double forward_s = 0;  // one call
   double backward_s = 0;
 };
 
@@ -37,7 +37,7 @@ struct KernelSample {
 struct TransferSample {
   std::int32_t ranks = 0;
   std::int64_t bytes = 0;  // of one message
-  double seconds = 0;      // median, from the launch to the end of the wait
+  double seconds = 0;      // from the launch to the end of the wait
 };
 
 struct MachineProfile {
@@ -49,12 +49,15 @@ struct MachineProfile {
 
 // Times the kernel on full tiles of a grid of sizes (up to where one call takes too long), on
 // causal tiles (what a partial tile wastes) and on empty calls; the merge of partial results; and
-// the in-process transport. All ranks measure at once, so with more ranks than cores a device of
-// the profile is a rank that shares its core. Every number is a median of wall times; nothing else
-// should run on the machine. `on_step` is called before each measurement with what it measures,
-// at most profile_steps(options) times. Throws InvalidArgument on an unknown kernel or bad options.
+// the in-process transport. All ranks measure at once; where that is slower than one rank alone,
+// because ranks share processor cores, the cluster has Cluster::compute_slots_per_node, and its
+// rates are those of full speed. Every number is the fastest of several samples by the clock:
+// nothing else should run on the machine. `on_step` is called before each measurement with what it
+// measures, at most profile_steps(options) times. Throws what check_profile_options throws.
 [[nodiscard]] MachineProfile measure_machine(
     const ProfileOptions& options, const std::function<void(std::string_view)>& on_step = {});
 [[nodiscard]] std::int64_t profile_steps(const ProfileOptions& options);
+// Throws InvalidArgument on an unknown kernel, bad ranks or a bad shape.
+void check_profile_options(const ProfileOptions& options);
 
 }  // namespace contextile

@@ -1,8 +1,12 @@
 // Looking at plans: what people open in a viewer.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
+#include <span>
+#include <string>
 
+#include "contextile/cluster.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
 
@@ -18,5 +22,31 @@ namespace contextile {
 // `simulation` is of `plan`, with SimulateOptions::timeline. Throws InvalidArgument when it has no
 // timeline or other devices than the plan. Does not check the stream. O(events · log).
 void write_trace(const Plan& plan, const Simulation& simulation, std::ostream& out);
+
+// A plan to report on, with what is known of it.
+struct ReportedPlan {
+  std::string name;  // what the page calls it, such as its file; any text
+  const Plan& plan;
+  const Cluster& cluster;        // what the simulation is of
+  const Simulation& simulation;  // with SimulateOptions::timeline
+  const VerifyReport& verified;
+};
+
+struct ReportOptions {
+  // About how large the page may become. Beyond it pictures show less detail, and the page says so
+  // where they do; tables stay as they are.
+  std::int64_t max_bytes = 3'000'000;
+};
+
+// One HTML page about one plan, or two side by side: facts, statistics, times beside their lower
+// bounds, the batch with its mask and who computes what, timeline, traffic, every device
+// (docs/report.md). It needs no other file and no network, forbids itself both, and carries no
+// script of others. Tables are readable without scripts. Names may hold anything.
+//
+// Throws InvalidArgument when there are no or more than two plans, a plan is not valid (see
+// verify), or a simulation is not of its plan or has no timeline; as lower_bound does; IoError when
+// the stream fails. O(tiles + messages · log), and at most a few seconds for pictures.
+void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
+                  const ReportOptions& options = {});
 
 }  // namespace contextile

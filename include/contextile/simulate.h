@@ -73,7 +73,7 @@ struct SimulatedProgram {
 struct SimulatedDirection {
   double time_us = 0;
   double flops = 0;         // of attended pairs
-  double mfu = 0;           // flops over what all devices could do at Cluster::attention_tflops
+  double mfu = 0;           // flops over what all devices could do together at attention_tflops
   double attention_us = 0;  // mean over devices: the time if work were balanced, all else free
   double exposed_us = 0;    // mean over devices
   std::int64_t intra_bytes = 0;

@@ -151,7 +151,7 @@ Placement place(const Workload& workload, const Cluster& cluster,
 
 Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
                               const Placement& placement, const StrategyRequest& request,
-                              OverlapOptions overlap, bool retain) {
+                              const SchedulePair& schedules, bool retain) {
   const PricedTiles& priced = *placement.priced;
   const std::int32_t groups = placement.choice.head_groups;
   WorkBlocks work = priced.tiles.work;
@@ -186,20 +186,26 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
                                                        .inter_weight = inter_weight(cluster),
                                                        .retained = retain},
                                                       cluster);
-      ArrangedDirection arranged =
-          schedule_overlapped({.blocks = &work.blocks,
-                               .owners = owners,
-                               .head_groups = groups,
-                               .num_devices = cluster.num_devices(),
-                               .devices_per_node = cluster.devices_per_node,
-                               .direction = direction,
-                               .shape = workload.shape,
-                               .tiles = tiles,
-                               .routes = routes},
-                              {.tile_us = tile_us,
-                               .intra_us_per_byte = intra_us_per_byte(cluster),
-                               .inter_us_per_byte = inter_us_per_byte(cluster)},
-                              overlap);
+      const DivisionProblem problem = {.blocks = &work.blocks,
+                                       .owners = owners,
+                                       .head_groups = groups,
+                                       .num_devices = cluster.num_devices(),
+                                       .devices_per_node = cluster.devices_per_node,
+                                       .direction = direction,
+                                       .shape = workload.shape,
+                                       .tiles = tiles,
+                                       .routes = routes};
+      const Schedule& schedule = forward ? schedules.forward : schedules.backward;
+      ArrangedDirection arranged;
+      if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
+        arranged = schedule_timeline(problem, tile_us, cluster, *slots);
+      } else {
+        arranged = schedule_overlapped(problem,
+                                       {.tile_us = tile_us,
+                                        .intra_us_per_byte = intra_us_per_byte(cluster),
+                                        .inter_us_per_byte = inter_us_per_byte(cluster)},
+                                       std::get<OverlapOptions>(schedule));
+      }
       if (forward && retain && request.backward) {
         for (const Transfer& transfer : arranged.transfers) {
           if (is_result(transfer.kind)) continue;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "contextile/arrangement.h"
@@ -13,6 +14,7 @@
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 #include "schedule/overlap.h"
+#include "schedule/timeline.h"
 #include "strategy/grid_placement.h"
 
 namespace contextile {
@@ -49,11 +51,17 @@ struct Placement {
                               const PlacementChoice& choice, const StrategyRequest& request,
                               bool retain);
 
-// The placement in the stages of `overlap`; with `retain`, forward keeps received q and
+using Schedule = std::variant<OverlapOptions, TimelineOptions>;
+struct SchedulePair {
+  Schedule forward;
+  Schedule backward;
+};
+
+// The placement under the schedules; with `retain`, forward keeps received q and
 // kv for backward.
 [[nodiscard]] Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
                                             const Placement& placement,
-                                            const StrategyRequest& request, OverlapOptions overlap,
-                                            bool retain);
+                                            const StrategyRequest& request,
+                                            const SchedulePair& schedules, bool retain);
 
 }  // namespace contextile

@@ -3,9 +3,13 @@
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "auto/placement.h"
@@ -26,6 +30,14 @@ struct Candidate {
   Arrangement arrangement;
 };
 
+std::string schedule_text(const Schedule& schedule) {
+  if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
+    return fmt::format("{} slots, {} ahead", slots->slots, slots->ahead);
+  }
+  const auto& overlap = std::get<OverlapOptions>(schedule);
+  return fmt::format("{} stages, {} ahead", overlap.stages, overlap.ahead);
+}
+
 class Search {
  public:
   Search(const Workload& workload, const Cluster& cluster, const StrategyRequest& request,
@@ -38,7 +50,7 @@ class Search {
 
   SearchResult run() {
     place_all();
-    try_schedules();
+    try_placements();
     if (options_.published) try_published();
     improve();
     CONTEXTILE_CHECK(best_.time_us < kNever,
@@ -61,18 +73,6 @@ class Search {
            std::chrono::milliseconds(options_.budget_ms);
   }
 
-  // Predicted time of an arrangement; infinity if its plan exceeds the devices' memory.
-  [[nodiscard]] double time_of(const Arrangement& arrangement) const {
-    const Plan plan = build_plan(workload_, cluster_, arrangement);
-    if (cluster_.memory_bytes > 0) {
-      const PlanStats stats = statistics(plan);
-      for (const auto& direction : {stats.forward, stats.backward}) {
-        if (direction && direction->peak_memory_bytes > cluster_.memory_bytes) return kNever;
-      }
-    }
-    return simulate(plan, cluster_).time_us();
-  }
-
   // Makes and times `count` candidates in parallel and keeps the best of them and so far.
   template <typename Make>
   void try_candidates(std::size_t count, const Make& make) {
@@ -81,7 +81,8 @@ class Search {
       if (out_of_time() && (i > 0 || best_.time_us < kNever)) return;
       candidates[i] = make(i);
       if (!candidates[i].chosen.empty()) {
-        candidates[i].time_us = time_of(candidates[i].arrangement);
+        const Times times = times_of(build_plan(workload_, cluster_, candidates[i].arrangement));
+        candidates[i].time_us = times.forward_us + times.backward_us;
       }
     });
     for (Candidate& candidate : candidates) {
@@ -145,7 +146,7 @@ class Search {
           price_tiles(workload_, cluster_, size, request_.backward)));
     }
     std::vector<std::pair<std::shared_ptr<const PricedTiles>, PlacementChoice>> choices;
-    constexpr std::size_t kMostTiles = 300'000;  // more than that only with one head group
+    constexpr std::size_t kMostTiles = 150'000;  // more than that only with one head group
     for (const double eps : {0.12, 0.05, 0.25}) {
       for (const std::int32_t groups : head_groups()) {
         for (const auto& tiles : priced) {
@@ -190,53 +191,122 @@ class Search {
     return kTimesOwned * owned * token_bytes * layers <= cluster_.memory_bytes / kShareOfMemory;
   }
 
-  [[nodiscard]] Candidate scheduled(const Placement& placement, OverlapOptions overlap) const {
-    Candidate candidate;
-    candidate.chosen = "placement";
-    candidate.arrangement =
-        arrange_placement(workload_, cluster_, placement, request_, overlap, retain_);
-    candidate.arrangement.options = {
-        {"block_size", fmt::format("{}", placement.choice.block_size)},
-        {"head_groups", fmt::format("{}", placement.choice.head_groups)},
-        {"eps", fmt::format("{}", placement.choice.eps)},
-        {"stages", fmt::format("{}", overlap.stages)},
-        {"ahead", fmt::format("{}", overlap.ahead)},
-        {"retained", retain_ ? "on" : "off"}};
-    return candidate;
+  struct Times {
+    double forward_us = kNever;
+    double backward_us = kNever;
+  };
+  // Of a plan on the cluster; never for a direction that exceeds the devices' memory.
+  [[nodiscard]] Times times_of(const Plan& plan) const {
+    const Simulation simulation = simulate(plan, cluster_);
+    Times times{simulation.forward ? simulation.forward->time_us : 0,
+                simulation.backward ? simulation.backward->time_us : 0};
+    if (cluster_.memory_bytes == 0) return times;
+    const PlanStats stats = statistics(plan);
+    const auto fits = [&](const std::optional<DirectionStats>& direction) {
+      return !direction || direction->peak_memory_bytes <= cluster_.memory_bytes;
+    };
+    if (!fits(stats.forward)) times.forward_us = kNever;
+    if (!fits(stats.backward)) times.backward_us = kNever;
+    return times;
   }
 
-  void try_schedules() {
-    constexpr std::size_t kTried = 6;
-    const auto count = std::min(placements_.size(),
-                                static_cast<std::size_t>(std::max(1.0, kTried * options_.effort)));
-    static constexpr OverlapOptions kSchedules[] = {{8, 2}, {16, 4}, {2, 1}};
-    constexpr std::size_t kNumSchedules = std::size(kSchedules);
-    try_candidates(count * kNumSchedules, [&](std::size_t i) {
-      return scheduled(placements_[i / kNumSchedules], kSchedules[i % kNumSchedules]);
+  // Times every placement under every schedule in both directions, and takes the best pair of
+  // schedules of the best placement if that is better than the best so far. Returns each one's
+  // best.
+  std::vector<double> try_schedules(std::span<const Placement> placements,
+                                    std::span<const Schedule> schedules) {
+    std::vector<Times> times(placements.size() * schedules.size());
+    tbb::parallel_for(std::size_t{0}, times.size(), [&](std::size_t i) {
+      if (i > 0 && out_of_time()) return;
+      const Schedule& schedule = schedules[i % schedules.size()];
+      times[i] = times_of(
+          build_plan(workload_, cluster_,
+                     arrange_placement(workload_, cluster_, placements[i / schedules.size()],
+                                       request_, {schedule, schedule}, retain_)));
     });
+    std::vector<double> best_of_placement;
+    const Placement* best = nullptr;
+    SchedulePair best_pair;
+    double best_us = best_.time_us;
+    for (std::size_t p = 0; p < placements.size(); ++p) {
+      const auto of_placement = std::span(times).subspan(p * schedules.size(), schedules.size());
+      const auto forward = std::ranges::min_element(of_placement, {}, &Times::forward_us);
+      const auto backward = std::ranges::min_element(of_placement, {}, &Times::backward_us);
+      best_of_placement.push_back(forward->forward_us + backward->backward_us);
+      if (best_of_placement.back() >= best_us) continue;
+      best_us = best_of_placement.back();
+      best = &placements[p];
+      best_pair = {schedules[static_cast<std::size_t>(forward - of_placement.begin())],
+                   schedules[static_cast<std::size_t>(backward - of_placement.begin())]};
+    }
+    tried_ += static_cast<std::int32_t>(std::ranges::count_if(
+        times, [](const Times& t) { return t.forward_us < kNever || t.backward_us < kNever; }));
+    if (best == nullptr) return best_of_placement;
+    best_.time_us = best_us;
+    best_.chosen = "placement";
+    best_.arrangement = arrange_placement(workload_, cluster_, *best, request_, best_pair, retain_);
+    best_.arrangement.options = {{"block_size", fmt::format("{}", best->choice.block_size)},
+                                 {"head_groups", fmt::format("{}", best->choice.head_groups)},
+                                 {"eps", fmt::format("{}", best->choice.eps)},
+                                 {"forward", schedule_text(best_pair.forward)},
+                                 {"backward", schedule_text(best_pair.backward)},
+                                 {"retained", retain_ ? "on" : "off"}};
+    return best_of_placement;
   }
 
-  // The best placements again, with more steps and other seeds, around the best schedule.
+  // How many of the best placements to go on with: fewer where plans are large.
+  [[nodiscard]] std::size_t affordable(std::size_t most) const {
+    constexpr std::size_t kTiles = 500'000;  // in plans of one schedule
+    std::size_t tiles = 0;
+    for (std::size_t p = 0; p < most; ++p) {
+      tiles += placements_[p].priced->tiles.all_tiles.size() *
+               static_cast<std::size_t>(placements_[p].choice.head_groups);
+      if (tiles > kTiles) return std::max<std::size_t>(1, p);
+    }
+    return most;
+  }
+
+  void try_placements() {
+    constexpr double kTried = 6;
+    const auto most = static_cast<std::size_t>(std::max(1.0, kTried * options_.effort));
+    const std::size_t count = affordable(std::min(placements_.size(), most));
+    static const Schedule kSchedules[] = {OverlapOptions{8, 2}, TimelineOptions{4, 1},
+                                          TimelineOptions{8, 1}, TimelineOptions{16, 2},
+                                          OverlapOptions{2, 1}};
+    const std::vector<double> times_us =
+        try_schedules(std::span(placements_).first(count), kSchedules);
+    std::vector<std::size_t> order(count);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, {}, [&](std::size_t p) { return times_us[p]; });
+    std::vector<Placement> sorted;
+    for (const std::size_t p : order) sorted.push_back(std::move(placements_[p]));
+    std::ranges::move(sorted, placements_.begin());
+  }
+
+  // The best placements again, with more steps and other seeds, balanced as before and better,
+  // under more schedules.
   void improve() {
     if (placements_.empty() || out_of_time()) return;
     constexpr std::size_t kImproved = 3;
-    constexpr std::size_t kSeeds = 2;
-    const std::size_t count = std::min(placements_.size(), kImproved);
+    constexpr std::array kTighter = {1.0, 0.4};
+    constexpr std::size_t kSeeds = kTighter.size();
+    const std::size_t count = affordable(std::min(placements_.size(), kImproved));
     std::vector<Placement> better(count * kSeeds);
     tbb::parallel_for(std::size_t{0}, better.size(), [&](std::size_t i) {
       if (out_of_time()) return;
       PlacementChoice choice = placements_[i / kSeeds].choice;
       choice.effort = 3 * options_.effort;
       choice.seed += 1 + i % kSeeds;
+      choice.eps *= kTighter[i % kSeeds];
       better[i] =
           place(workload_, cluster_, placements_[i / kSeeds].priced, choice, request_, retain_);
     });
     std::erase_if(better, [](const Placement& p) { return p.priced == nullptr; });
-    static constexpr OverlapOptions kSchedules[] = {{8, 2}, {16, 4}, {6, 6}, {32, 8}};
-    constexpr std::size_t kNumSchedules = std::size(kSchedules);
-    try_candidates(better.size() * kNumSchedules, [&](std::size_t i) {
-      return scheduled(better[i / kNumSchedules], kSchedules[i % kNumSchedules]);
-    });
+    static const Schedule kSchedules[] = {
+        OverlapOptions{4, 2},  OverlapOptions{6, 6},   OverlapOptions{16, 4},
+        OverlapOptions{32, 8}, TimelineOptions{4, 1},  TimelineOptions{6, 1},
+        TimelineOptions{8, 1}, TimelineOptions{16, 2}, TimelineOptions{24, 2}};
+    try_schedules(better, kSchedules);
   }
 
   // What would help most were it free.

@@ -27,7 +27,9 @@ class OutputError : public IoError {
 [[nodiscard]] Action add_verify_command(CLI::App& app);
 [[nodiscard]] Action add_run_command(CLI::App& app);
 [[nodiscard]] Action add_simulate_command(CLI::App& app);
+[[nodiscard]] Action add_report_command(CLI::App& app);
 [[nodiscard]] Action add_compare_command(CLI::App& app);
+[[nodiscard]] Action add_iterate_command(CLI::App& app);
 [[nodiscard]] Action add_profile_command(CLI::App& app);
 [[nodiscard]] Action add_export_command(CLI::App& app);
 [[nodiscard]] Action add_info_command(CLI::App& app);

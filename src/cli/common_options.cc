@@ -22,6 +22,8 @@ std::string join_names(const auto& items) {
   return names;
 }
 
+}  // namespace
+
 void add_batch_options(CLI::App& app, InputOptions& options) {
   add_value(
       app, "--lengths",
@@ -40,8 +42,6 @@ void add_batch_options(CLI::App& app, InputOptions& options) {
                              "tokens of one batch: documents fill batches in order, the last one "
                              "is cut; a dataset needs it",
                              "all lengths are one batch"});
-  add_size<std::int64_t>(app, "--batches", options.batch.batches, 1,
-                         {"N", "number of batches", ""});
   add_value(
       app, "--packing",
       {"NAME[:KEY=VALUE,...]",
@@ -65,7 +65,7 @@ void add_batch_options(CLI::App& app, InputOptions& options) {
                              {"N", "seed of dataset samples and of strategies that draw", "0"});
 }
 
-void add_mask_options(CLI::App& app, InputOptions& options) {
+void add_mask_rule_option(CLI::App& app, InputOptions& options) {
   add_repeatable(
       app, "--mask",
       {"[NAME=]SPEC[@LAYERS]",
@@ -76,6 +76,24 @@ void add_mask_options(CLI::App& app, InputOptions& options) {
        "blocks)",
        "causal"},
       [&options](const std::string& text) { options.masks.push_back(parse_mask_use(text)); });
+}
+
+void add_blocking_options(CLI::App& app, InputOptions& options) {
+  add_value(app, "--block-size",
+            {"N|auto", "tokens of a block; auto: the strategy's default", "auto"},
+            [&options](const std::string& text) {
+              options.block_size.reset();
+              if (text != "auto") options.block_size = parse_size("--block-size", text, 1);
+            });
+  add_value(app, "--wire",
+            {"TYPE", "how partial results travel: f32, bf16, f16", "the strategy's original"},
+            [&options](const std::string& text) { options.wire = parse_dtype(text); });
+}
+
+namespace {
+
+void add_mask_options(CLI::App& app, InputOptions& options) {
+  add_mask_rule_option(app, options);
   add_value(app, "--mask-file",
             {"FILE",
              "any mask as JSON: {\"bands\": [[q0, q1, k0, k1, lo, hi], ...]}, token indices of the "
@@ -126,15 +144,7 @@ void add_cluster_options(CLI::App& app, InputOptions& options) {
 }
 
 void add_planning_options(CLI::App& app, InputOptions& options) {
-  add_value(app, "--block-size",
-            {"N|auto", "tokens of a block; auto: the strategy's default", "auto"},
-            [&options](const std::string& text) {
-              options.block_size.reset();
-              if (text != "auto") options.block_size = parse_size("--block-size", text, 1);
-            });
-  add_value(app, "--wire",
-            {"TYPE", "how partial results travel: f32, bf16, f16", "the strategy's original"},
-            [&options](const std::string& text) { options.wire = parse_dtype(text); });
+  add_blocking_options(app, options);
   add_size_as<std::int64_t>(app, "--token-limit", options.limits.token_limit, 1,
                             {"N", "tokens a device may own; checked by verification", "none"});
   add_size_as<std::int64_t>(
@@ -162,6 +172,8 @@ AttentionShape shape_of_rank(const InputOptions& options) {
   return shape;
 }
 
+}  // namespace
+
 std::vector<std::vector<std::int64_t>> load_lengths(const InputOptions& options) {
   if (options.lengths_path.empty() == options.dataset.empty()) {
     fail_argument("expected either --lengths FILE or --dataset NAME, found {}",
@@ -172,6 +184,8 @@ std::vector<std::vector<std::int64_t>> load_lengths(const InputOptions& options)
   if (!options.dataset.empty()) return batches_from_dataset(options.dataset, batch);
   return batches_from_lengths(read_lengths(options.lengths_path, options.length_field), batch);
 }
+
+namespace {
 
 Workload load_workload(const InputOptions& options, const std::vector<std::int64_t>& lengths,
                        const AttentionShape& shape, std::int32_t num_ranks) {
@@ -194,6 +208,8 @@ Workload load_workload(const InputOptions& options, const std::vector<std::int64
 
 void add_input_options(CLI::App& app, InputOptions& options) {
   add_batch_options(app, options);
+  add_size<std::int64_t>(app, "--batches", options.batch.batches, 1,
+                         {"N", "number of batches", ""});
   add_mask_options(app, options);
   add_shape_options(app, options.shape, options.value_dim);
   add_cluster_options(app, options);

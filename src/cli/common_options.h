@@ -48,6 +48,10 @@ struct Input {
 
 // Lengths, masks, attention shape, cluster, layout, limits: all but the strategy.
 void add_input_options(CLI::App& app, InputOptions& options);
+// Parts of it. Where lengths come from and how they become batches, without how many batches.
+void add_batch_options(CLI::App& app, InputOptions& options);
+void add_mask_rule_option(CLI::App& app, InputOptions& options);
+void add_blocking_options(CLI::App& app, InputOptions& options);  // block size, wire
 // --strategy with `help`; parsed by parse_strategies.
 void add_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
                          const std::string& unset, const std::string& text);
@@ -57,6 +61,8 @@ void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
                             const std::string& text);
 [[nodiscard]] std::uint64_t given_or_random(const std::optional<std::uint64_t>& seed);
 
+// Lengths of every batch. Throws InvalidArgument or IoError.
+[[nodiscard]] std::vector<std::vector<std::int64_t>> load_lengths(const InputOptions& options);
 // Reads what the options name. Throws InvalidArgument or IoError.
 [[nodiscard]] Input load_input(const InputOptions& options);
 

@@ -1,6 +1,5 @@
 #include "cli/comparison_times.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "cli/prediction.h"
@@ -78,13 +77,7 @@ PredictedTimes predicted_times(const Comparison& comparison) {
 
 BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
                         const Simulation& simulation) {
-  BoundOptions options;
-  if (workload.home.empty()) {
-    const BoundOptions usual = default_bound_options(workload, cluster);
-    const BoundOptions narrowest = bound_options_of(plan);
-    options.max_owned_tokens = std::max(*usual.max_owned_tokens, *narrowest.max_owned_tokens);
-    options.max_node_tokens = std::max(*usual.max_node_tokens, *narrowest.max_node_tokens);
-  }
+  const BoundOptions options = bound_options_beside(plan, workload, cluster);
   BatchBound bound;
   if (simulation.forward) {
     bound.forward = lower_bound(workload, cluster, Direction::kForward, options);

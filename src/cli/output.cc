@@ -76,6 +76,8 @@ std::string format_cell(const Cell& cell, Format format) {
   switch (format) {
     case Format::kMegabytes:
       return format_number(value / 1e6);
+    case Format::kGigabytes:
+      return format_number(value / 1e9);
     case Format::kPercent:
       return fmt::format("{:.1f}%", 100 * value);
     case Format::kMilliseconds:
@@ -172,7 +174,10 @@ void Table::append_row(const Layout& layout, const Row& row, bool colour, std::s
 
 // A label that is too wide breaks after commas and colons, at the latest at the width itself.
 std::vector<std::string> Table::label_lines(const Row& row) const {
-  const std::string text = format_cell(row.cells.front(), columns_.front().format);
+  const auto shown =
+      std::ranges::find_if(columns_, [](const Column& c) { return !c.header.empty(); });
+  const auto first = static_cast<std::size_t>(shown - columns_.begin());
+  const std::string text = format_cell(row.cells[first], columns_[first].format);
   std::string_view label = text;
   std::vector<std::string> lines;
   while (label.size() > widest_label_) {

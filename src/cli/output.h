@@ -17,6 +17,7 @@ using Json = nlohmann::ordered_json;
 enum class Format : std::uint8_t {
   kPlain,         // text, whole numbers, four significant digits of others
   kMegabytes,     // bytes, printed in 1e6 bytes
+  kGigabytes,     // bytes, printed in 1e9 bytes
   kPercent,       // a fraction
   kMilliseconds,  // seconds
   kScientific,    // 1.2e-03

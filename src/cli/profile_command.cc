@@ -76,8 +76,9 @@ std::string constants_text(const Cluster& cluster) {
         std::pair("memory_gbytes_per_s", cluster.memory_gbytes_per_s),
         std::pair("intra_gbytes_per_s", cluster.intra_gbytes_per_s),
         std::pair("intra_latency_us", cluster.intra_latency_us),
-        std::pair("launch_us", cluster.launch_us)}) {
-    shown.add_row({std::string(key), value});
+        std::pair("launch_us", cluster.launch_us),
+        std::pair("compute_slots_per_node", cluster.compute_slots_per_node)}) {
+    shown.add_row({std::string(key), fmt::format("{:.4g}", value)});
   }
   return shown.text();
 }
@@ -120,14 +121,33 @@ Json document_of(const ProfileCommandOptions& options, const MachineProfile& mac
   return document;
 }
 
-void save_cluster(const Cluster& cluster, const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  file << to_json(cluster) << '\n';
-  if (!file.flush()) {
-    throw OutputError(
-        fmt::format("{}: expected to write the cluster file, but a write failed", path));
+// The cluster file, opened before minutes of measuring.
+class ClusterFile {
+ public:
+  explicit ClusterFile(const std::string& path) : path_(path) {
+    if (path.empty()) return;
+    file_.open(path, std::ios::binary);
+    check();
   }
-}
+
+  void write(const Cluster& cluster) {
+    if (path_.empty()) return;
+    file_ << to_json(cluster) << '\n';
+    file_.flush();
+    check();
+  }
+
+ private:
+  void check() const {
+    if (!file_) {
+      throw OutputError(
+          fmt::format("{}: expected to write the cluster file, but a write failed", path_));
+    }
+  }
+
+  std::string path_;
+  std::ofstream file_;
+};
 
 int run(const ProfileCommandOptions& options) {
   if (options.transport != "inproc") {
@@ -137,10 +157,12 @@ int run(const ProfileCommandOptions& options) {
   ProfileOptions profile = options.profile;
   profile.shape.value_dim = profile.shape.head_dim;
   if (options.quick) profile.effort = ProfileEffort::kQuick;
+  check_profile_options(profile);
+  ClusterFile file(options.output_path);
   Progress progress(profile_steps(profile));
   const MachineProfile machine =
       measure_machine(profile, [&](std::string_view what) { progress.step(what); });
-  if (!options.output_path.empty()) save_cluster(machine.cluster, options.output_path);
+  file.write(machine.cluster);
   if (options.json) {
     print_json(document_of(options, machine));
   } else if (options.output_path.empty()) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/option_types.h"
+
 namespace contextile {
 namespace {
 
@@ -113,11 +115,21 @@ Json mask_run_json(const MaskRun& run) {
 // NaN counts as wrong.
 bool within_bound(const RunError& error) { return error.error <= error.bound; }
 
+// Lines after the first begin below the first one's value.
+std::string indented(std::string_view text) {
+  std::string result;
+  for (const char c : wrap(text, 70)) {
+    result += c;
+    if (c == '\n') result += std::string(10, ' ');
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string describe_plan(const Plan& plan) {
   std::string text;
-  text += fmt::format("strategy  {}{}\n", plan.strategy, options_text(plan.options));
+  text += fmt::format("strategy  {}\n", indented(plan.strategy + options_text(plan.options)));
   text += fmt::format("cluster   {}, {} x {} = {}\n", plan.cluster_name, count(plan.nodes, "node"),
                       plan.devices_per_node, count(plan.num_devices(), "device"));
   text += fmt::format("batch     {}, {}, longest {}\n", count(plan.num_tokens(), "token"),
@@ -272,8 +284,8 @@ std::string run_text(const RunReport& report, bool colour) {
                    : std::string("not compared with the oracle\n\n")) +
          work.text(colour) + fmt::format("waiting for transfers: {}\n", exposed) +
          fmt::format(
-             "memory of the largest rank: {} staging, {} accumulators, {} packing\n"
-             "  (predicted {} in all), {} workspace beside it\n",
+             "memory of the largest rank: {} staging, {} accumulators,\n"
+             "  {} packing (predicted {} in all), {} workspace beside it\n",
              megabytes(memory.staging_bytes), megabytes(memory.accumulator_bytes),
              megabytes(memory.packing_bytes), megabytes(report.predicted_memory_bytes),
              megabytes(memory.workspace_bytes));

@@ -28,6 +28,8 @@ namespace {
 // Comparing is on by default up to this cost of the oracle: a few seconds.
 constexpr double kMaxDefaultCompareFlops = 1e11;
 
+constexpr std::string_view kUncalibrated = " (round guesses: see contextile profile)";
+
 struct RunCommandOptions {
   std::string plan_path;
   std::string cluster;  // empty: not checked, predicted on the plan's preset
@@ -103,7 +105,8 @@ int run(const RunCommandOptions& options) {
                       options.transport, kernel, settings.seed) +
           run_text(report, stdout_is_terminal()));
     if (predicted) {
-      print(fmt::format("\ntime, predicted on {} and measured here\n\n", cluster->name) +
+      print(fmt::format("\ntime, predicted on {}{} and measured here\n\n", cluster->name,
+                        cluster->name == "local" ? kUncalibrated : "") +
             run_prediction_table(report, *predicted).text());
     }
   }

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -118,9 +119,9 @@ Table direction_table(const std::vector<Outcome>& outcomes) {
   return table;
 }
 
-// One row a device and direction.
-Table device_table(const std::vector<Outcome>& outcomes) {
-  std::vector<Column> columns = {{"direction", "direction"}, {"device", "device"}};
+// One row a device and direction; text shows the direction above the table.
+Table device_table(std::span<const Outcome> outcomes) {
+  std::vector<Column> columns = {{"direction", ""}, {"device", "device"}};
   for (std::size_t i = 0; i <= kIdle; ++i) {
     columns.push_back({time_name(i) + "_s", time_name(i) + "\nms", Format::kMilliseconds});
   }
@@ -256,7 +257,11 @@ int run(const SimulateCommandOptions& options) {
           fmt::format("on        {}, {} x {} devices\n\n", cluster.name, cluster.nodes,
                       cluster.devices_per_node) +
           quantities_text(outcomes));
-    if (options.per_device) print("\n" + device_table(outcomes).text());
+    if (!options.per_device) return kExitOk;
+    for (const Outcome& outcome : outcomes) {
+      print(fmt::format("\n{}, every device\n{}", to_string(outcome.direction),
+                        device_table({&outcome, 1}).text()));
+    }
   }
   return kExitOk;
 }

@@ -10,6 +10,7 @@ namespace contextile {
 namespace {
 
 constexpr std::int64_t kMaxDevices = 65536;
+constexpr double kLeastSlots = 1e-3;  // tp shares the slots of a node out
 
 void check_positive(double value, std::string_view name, std::string_view key) {
   CONTEXTILE_CHECK(std::isfinite(value) && value > 0,
@@ -41,6 +42,7 @@ void check_cluster(const Cluster& cluster) {
   CONTEXTILE_CHECK(cluster.memory_bytes >= 0,
                    "cluster '{}': memory_bytes: expected 0 (unknown) or more, found {}",
                    cluster.name, cluster.memory_bytes);
+  check_not_negative(cluster.peak_tflops, cluster.name, "peak_tflops");
   check_positive(cluster.memory_gbytes_per_s, cluster.name, "memory_gbytes_per_s");
   check_not_negative(cluster.intra_latency_us, cluster.name, "intra_latency_us");
   check_not_negative(cluster.inter_latency_us, cluster.name, "inter_latency_us");
@@ -52,6 +54,11 @@ void check_cluster(const Cluster& cluster) {
   CONTEXTILE_CHECK(cluster.sm_fraction >= 0 && cluster.sm_fraction < 1,
                    "cluster '{}': sm_fraction: expected at least 0 and below 1, found {}",
                    cluster.name, cluster.sm_fraction);
+  const double slots = cluster.compute_slots_per_node;
+  CONTEXTILE_CHECK(slots == 0 || (slots >= kLeastSlots && slots <= kMaxDevices),
+                   "cluster '{}': compute_slots_per_node: expected 0 (one for every device) or {} "
+                   "to {}, found {}",
+                   cluster.name, kLeastSlots, kMaxDevices, slots);
   check_profile(cluster.attention);
 }
 
@@ -79,6 +86,9 @@ Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
   result.devices_per_node = stage_ranks / result.nodes;
   result.inter_gbytes_per_s_per_node = inter_gbytes_per_s_per_node / tp;
   result.nics_per_node = std::clamp(nics_per_node / tp, 1, result.devices_per_node);
+  // The others of the node compute at the same time.
+  result.compute_slots_per_node =
+      compute_slots_per_node * result.devices_per_node / devices_per_node;
   return result;
 }
 

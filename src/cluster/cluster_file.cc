@@ -29,6 +29,7 @@ const std::vector<std::string>& file_keys() {
                                                 "inter_gbytes_per_s_per_node",
                                                 "attention_tflops",
                                                 "memory_bytes",
+                                                "peak_tflops",
                                                 "memory_gbytes_per_s",
                                                 "intra_latency_us",
                                                 "inter_latency_us",
@@ -37,6 +38,7 @@ const std::vector<std::string>& file_keys() {
                                                 "rails",
                                                 "launches",
                                                 "sm_fraction",
+                                                "compute_slots_per_node",
                                                 "attention"};
   return keys;
 }
@@ -73,6 +75,30 @@ Cluster find_preset(std::string_view text) {
   return cluster;
 }
 
+void read_profile_value(const json& value, std::string_view key, double& result) {
+  CONTEXTILE_CHECK(value.is_number(), "attention: {}: expected a number, found {}", key,
+                   quote(value.dump()));
+  result = value.get<double>();
+}
+
+void read_profile_value(const json& value, std::string_view key, std::int64_t& result) {
+  CONTEXTILE_CHECK(
+      value.is_number_integer() &&
+          (!value.is_number_unsigned() || std::in_range<std::int64_t>(value.get<std::uint64_t>())),
+      "attention: {}: expected an integer, found {}", key, quote(value.dump()));
+  result = value.get<std::int64_t>();
+}
+
+template <typename Number>
+void read_profile_value(const json& value, std::string_view key, std::vector<Number>& result) {
+  CONTEXTILE_CHECK(value.is_array(), "attention: {}: expected an array of numbers, found {}", key,
+                   quote(value.dump()));
+  result.resize(value.size());
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    read_profile_value(value[i], fmt::format("{}[{}]", key, i), result[i]);
+  }
+}
+
 // The "attention" object: keys not given keep the values of `profile`; a grid comes whole.
 AttentionProfile read_profile(const json& object, AttentionProfile profile) {
   CONTEXTILE_CHECK(object.is_object(), "attention: expected an object, found {}",
@@ -85,14 +111,7 @@ AttentionProfile read_profile(const json& object, AttentionProfile profile) {
                      quote(key), did_you_mean(key, keys));
   }
   const auto read = [&](const char* key, auto& result) {
-    if (!object.contains(key)) return;
-    try {
-      object[key].get_to(result);
-    } catch (const json::exception&) {
-      fail_argument("attention: {}: expected {}, found {}", key,
-                    object[key].is_array() ? "numbers" : "a number or an array of numbers",
-                    quote(object[key].dump()));
-    }
+    if (object.contains(key)) read_profile_value(object[key], key, result);
   };
   read("q_rows", profile.q_rows);
   read("kv_rows", profile.kv_rows);
@@ -134,11 +153,13 @@ class ClusterReader {
     const auto number = [&](const char* key, double& result) {
       if (object_.contains(key)) read_number(key, result);
     };
+    number("peak_tflops", cluster.peak_tflops);
     number("memory_gbytes_per_s", cluster.memory_gbytes_per_s);
     number("intra_latency_us", cluster.intra_latency_us);
     number("inter_latency_us", cluster.inter_latency_us);
     number("launch_us", cluster.launch_us);
     number("sm_fraction", cluster.sm_fraction);
+    number("compute_slots_per_node", cluster.compute_slots_per_node);
     cluster.nics_per_node = std::min(cluster.nics_per_node, cluster.devices_per_node);
     if (object_.contains("nics_per_node")) read_integer("nics_per_node", cluster.nics_per_node);
     if (object_.contains("rails")) {
@@ -235,6 +256,7 @@ std::string to_json(const Cluster& cluster) {
   object["inter_gbytes_per_s_per_node"] = cluster.inter_gbytes_per_s_per_node;
   object["attention_tflops"] = cluster.attention_tflops;
   object["memory_bytes"] = cluster.memory_bytes;
+  object["peak_tflops"] = cluster.peak_tflops;
   object["memory_gbytes_per_s"] = cluster.memory_gbytes_per_s;
   object["intra_latency_us"] = cluster.intra_latency_us;
   object["inter_latency_us"] = cluster.inter_latency_us;
@@ -243,6 +265,7 @@ std::string to_json(const Cluster& cluster) {
   object["rails"] = cluster.rails;
   object["launches"] = cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
   object["sm_fraction"] = cluster.sm_fraction;
+  object["compute_slots_per_node"] = cluster.compute_slots_per_node;
   const AttentionProfile& profile = cluster.attention;
   object["attention"] = {
       {"q_rows", profile.q_rows},   {"kv_rows", profile.kv_rows},

@@ -38,6 +38,7 @@ const std::vector<ClusterPreset>& cluster_presets() {
         .inter_gbytes_per_s_per_node = 50,
         .attention_tflops = 280,
         .memory_bytes = 80'000'000'000,
+        .peak_tflops = 312,
         .attention = fa2_class(),
         .memory_gbytes_per_s = 2000,
         // One uplink: with a NIC of its own for every two devices, rings would be four times slower
@@ -56,6 +57,7 @@ const std::vector<ClusterPreset>& cluster_presets() {
         .inter_gbytes_per_s_per_node = 400,
         .attention_tflops = 710,
         .memory_bytes = 80'000'000'000,
+        .peak_tflops = 989,
         .attention = fa3_class(),
         .memory_gbytes_per_s = 3350,
         .nics_per_node = 8}},
@@ -69,6 +71,7 @@ const std::vector<ClusterPreset>& cluster_presets() {
         .inter_gbytes_per_s_per_node = 400,
         .attention_tflops = 710,
         .memory_bytes = 141'000'000'000,
+        .peak_tflops = 989,
         .attention = fa3_class(),
         .memory_gbytes_per_s = 4800,
         .nics_per_node = 8}},

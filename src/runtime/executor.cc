@@ -125,8 +125,8 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
   CONTEXTILE_CHECK(plan != nullptr, "prepare: expected a plan, found none");
   check_same_plan(state.transport, *plan);
   state.collectively([&] {
-    state.plan =
-        std::make_shared<const PreparedPlan>(prepare_plan(std::move(plan), state.transport.rank()));
+    state.plan = std::make_shared<const PreparedPlan>(
+        prepare_plan(std::move(plan), state.transport.rank(), state.kernel));
     if (state.num_buffers == 0) state.add_buffer();
     for (const auto& buffer : state.idle) state.reserve(*buffer);
   });

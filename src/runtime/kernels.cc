@@ -1,21 +1,34 @@
-#include <array>
 #include <string>
+#include <vector>
 
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "contextile/kernel.h"
 #include "runtime/reference_kernel.h"
+#include "runtime/simd_kernel.h"
 
 namespace contextile {
 
+std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
+    const KernelParams& /*params*/, std::int64_t /*num_rows*/, std::int64_t /*num_keys*/,
+    std::span<const LocalBand> /*bands*/) const {
+  return nullptr;
+}
+
 std::span<const AttentionKernel* const> kernels() {
-  static const std::array<const AttentionKernel*, 1> all = {&reference_kernel()};
+  static const std::vector<const AttentionKernel*> all = [] {
+    const auto simd = simd_kernels();
+    std::vector<const AttentionKernel*> list(simd.begin(), simd.end());
+    list.push_back(&reference_kernel());
+    return list;
+  }();
   return all;
 }
 
 const AttentionKernel& find_kernel(std::string_view name) {
-  std::vector<std::string> names;
+  if (name == "simd") return *simd_kernels().front();
+  std::vector<std::string> names = {"simd"};
   for (const AttentionKernel* kernel : kernels()) {
     if (kernel->name() == name) return *kernel;
     names.emplace_back(kernel->name());

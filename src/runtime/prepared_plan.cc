@@ -147,15 +147,18 @@ std::vector<RetainedSlot> retained_slots(const Plan& plan, const LocalRound& rou
 // Bands of tiles, shared by head groups and by both directions.
 class BandTable {
  public:
-  BandTable(const TileIndex& index, std::vector<LocalBand>& bands) : index_(index), bands_(bands) {}
+  BandTable(const TileIndex& index, LocalMask& mask, const Blocking& blocks,
+            const AttentionKernel& kernel, const KernelParams& params)
+      : index_(index), mask_(mask), blocks_(blocks), kernel_(kernel), params_(params) {}
 
   BandSpan find(const TileOp& tile, std::string_view where) {
     const auto [at, is_new] = spans_.try_emplace({tile.q_block, tile.kv_block});
     auto& [span, pairs] = at->second;
     if (is_new) {
-      span.first = bands_.size();
-      pairs = index_.append_bands(tile.q_block, tile.kv_block, bands_);
-      span.count = bands_.size() - span.first;
+      span.first = mask_.bands.size();
+      pairs = index_.append_bands(tile.q_block, tile.kv_block, mask_.bands);
+      span.count = mask_.bands.size() - span.first;
+      span.prepared = prepare(tile, span);
     }
     if (pairs != tile.pairs) {
       fail_plan("{}, tile (q block {}, kv block {}): expected {} pairs under the mask, found {}",
@@ -165,17 +168,30 @@ class BandTable {
   }
 
  private:
+  const PreparedBands* prepare(const TileOp& tile, const BandSpan& span) {
+    auto prepared = kernel_.prepare_bands(
+        params_, blocks_.num_tokens(tile.q_block), blocks_.num_tokens(tile.kv_block),
+        std::span<const LocalBand>(mask_.bands).subspan(span.first, span.count));
+    if (prepared == nullptr) return nullptr;
+    mask_.prepared.push_back(std::move(prepared));
+    return mask_.prepared.back().get();
+  }
+
   const TileIndex& index_;
-  std::vector<LocalBand>& bands_;
+  LocalMask& mask_;
+  const Blocking& blocks_;
+  const AttentionKernel& kernel_;
+  const KernelParams params_;
   std::map<std::pair<BlockId, BlockId>, std::pair<BandSpan, std::int64_t>> spans_;
 };
 
 LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t round_index,
-                     std::size_t mask, Rank rank) {
+                     std::size_t mask, Rank rank, const AttentionKernel& kernel) {
   LocalMask local;
   const ProgramPair& pair = round.round->devices[rank.index()].programs[mask];
   const TileIndex index(round.round->masks[mask].mask, round.round->blocks);
-  BandTable table(index, local.bands);
+  BandTable table(index, local, round.round->blocks, kernel,
+                  kernel_params(plan.shape, round.round->head_groups));
   for (const Direction direction : kDirections) {
     const std::optional<Program>& program = pair.of(direction);
     if (!program) continue;
@@ -204,16 +220,20 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
 
 }  // namespace
 
-PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank) {
+PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
+                          const AttentionKernel& kernel) {
   check_structure(*plan);
   PreparedPlan prepared;
   prepared.rank = rank;
   for (std::size_t r = 0; r < plan->rounds.size(); ++r) {
     LocalRound round = local_round(plan->rounds[r], rank, prepared.local_rows);
     for (std::size_t m = 0; m < plan->rounds[r].masks.size(); ++m) {
-      round.masks.push_back(local_mask(*plan, round, r, m, rank));
+      round.masks.push_back(local_mask(*plan, round, r, m, rank, kernel));
       prepared.band_bytes +=
           static_cast<std::int64_t>(round.masks.back().bands.size() * sizeof(LocalBand));
+      for (const auto& bands : round.masks.back().prepared) {
+        prepared.band_bytes += bands->size_bytes();
+      }
       for (const std::optional<LocalProgram>& program : round.masks.back().programs) {
         if (!program) continue;
         prepared.buffer_bytes = std::max(prepared.buffer_bytes, program->total_bytes);

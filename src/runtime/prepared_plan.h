@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
 #include "contextile/runtime.h"
@@ -18,10 +19,11 @@ namespace contextile {
 template <typename T>
 using ByKindAndPart = std::array<std::array<T, kMaxParts>, kNumKinds>;
 
-// Bands of one tile in LocalMask::bands.
+// Bands of one tile in LocalMask::bands, and what the kernel made of them (may be null).
 struct BandSpan {
   std::size_t first = 0;
   std::size_t count = 0;
+  const PreparedBands* prepared = nullptr;  // owned by LocalMask::prepared
 };
 
 // A unit that forward hands to backward, and where it stands in the saved bytes of its round.
@@ -51,6 +53,7 @@ struct LocalProgram {
 
 struct LocalMask {
   std::vector<LocalBand> bands;
+  std::vector<std::unique_ptr<const PreparedBands>> prepared;
   std::array<std::optional<LocalProgram>, 2> programs;  // by Direction
 };
 
@@ -75,12 +78,14 @@ struct PreparedPlan {
   std::int64_t local_rows = 0;
   std::int64_t buffer_bytes = 0;  // the largest program's, padding included
   DeviceMemory largest;           // of the program with the most bytes
-  std::int64_t band_bytes = 0;    // of the bands of tiles
+  std::int64_t band_bytes = 0;    // of the bands of tiles, classified or not
 };
 
 // Throws InvalidPlan naming round, mask, direction and instruction when this rank's programs do not
 // hold together (docs/runtime.md lists what is checked; `verify` proves the rest). O(bands + this
-// rank's tiles and instructions).
-[[nodiscard]] PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank);
+// rank's tiles and instructions), and what the kernel's prepare_bands costs. The plan is for calls
+// of that kernel.
+[[nodiscard]] PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
+                                        const AttentionKernel& kernel);
 
 }  // namespace contextile

@@ -49,7 +49,7 @@ Settings settings_of(const ProfileOptions& options) {
   }
   return {{16, 32, 64, 128, 256, 512, 1024, 2048, 4096},
           {kSmallMessageBytes, 4 * kKilo, 64 * kKilo, kKilo * kKilo, 4 * kKilo * kKilo},
-          {.sample_s = 0.02, .samples = 5},
+          {.sample_s = 0.01, .samples = 7},
           0.3};
 }
 
@@ -147,6 +147,7 @@ class MachineMeasurement {
     profile_.kernel = kernel_.name();
     measure_grid();
     measure_overheads();
+    measure_slots();
     measure_memory();
     measure_transport();
     fill_cluster();
@@ -158,9 +159,10 @@ class MachineMeasurement {
     if (on_step_) on_step_(what);
   }
 
-  // Of a call on `tiles` copies of a tile; backward: one tile.
-  [[nodiscard]] double call_s(Direction direction, const Band& band, std::int64_t tiles = 1) const {
-    return seconds_per_call(options_.ranks, settings_.effort, [&](Transport&) {
+  // Of a call on `tiles` copies of a tile, on so many ranks at once; backward: one tile.
+  [[nodiscard]] double call_of_s(std::int32_t ranks, Direction direction, const Band& band,
+                                 std::int64_t tiles = 1) const {
+    return seconds_per_call(ranks, settings_.effort, [&](Transport&) {
       const auto bench = std::make_shared<TileBench>(kernel_, options_.shape, band);
       return std::function<void()>([bench, direction, tiles] {
         if (direction == Direction::kForward) {
@@ -170,6 +172,10 @@ class MachineMeasurement {
         }
       });
     });
+  }
+
+  [[nodiscard]] double call_s(Direction direction, const Band& band, std::int64_t tiles = 1) const {
+    return call_of_s(options_.ranks, direction, band, tiles);
   }
 
   [[nodiscard]] KernelSample measure_tile(std::int64_t rows, std::int64_t keys) const {
@@ -210,6 +216,20 @@ class MachineMeasurement {
     }
   }
 
+  // All ranks at once compute as fast as so many ranks would that have the machine to themselves.
+  void measure_slots() {
+    step("one rank");
+    const KernelSample& all = profile_.kernel_samples.back();
+    const double alone_s = call_of_s(1, Direction::kForward, full_band(all.q_rows, all.kv_rows));
+    slots_ = std::clamp(options_.ranks * alone_s / all.forward_s, 1.0,
+                        static_cast<double>(options_.ranks));
+  }
+
+  // Of what takes so long when all ranks do it at once.
+  [[nodiscard]] double at_full_speed(double seconds) const {
+    return seconds * slots_ / options_.ranks;
+  }
+
   void measure_memory() {
     step("merging");
     const AttentionShape& shape = options_.shape;
@@ -234,7 +254,7 @@ class MachineMeasurement {
     // As the cost model counts: the result and both sources.
     const double bytes = 3.0 * static_cast<double>(kMergedRows) * shape.q_heads *
                          (shape.value_dim + 1) * sizeof(float);
-    profile_.cluster.memory_gbytes_per_s = bytes / seconds * 1e-9;
+    profile_.cluster.memory_gbytes_per_s = bytes / at_full_speed(seconds) * 1e-9;
   }
 
   // When every rank of a group sends so many messages to the next one, each a launch of its own:
@@ -295,7 +315,8 @@ class MachineMeasurement {
         const double computed = profile.computed_pairs(size, size, num_pairs(causal_band(size)));
         const double share =
             profile.forward_share(static_cast<double>(size), computed / static_cast<double>(size));
-        error += std::abs(std::log(computed * flops / (peak_flops * share) / tile_s(seconds)));
+        error += std::abs(
+            std::log(computed * flops / (peak_flops * share) / at_full_speed(tile_s(seconds))));
       }
       if (error < least) {
         least = error;
@@ -308,14 +329,15 @@ class MachineMeasurement {
   void fill_attention() {
     AttentionProfile profile;
     profile.q_rows = profile.kv_rows = grid_;
-    profile.call_us = 1e6 * call_s_;
+    profile.call_us = 1e6 * at_full_speed(call_s_);
     double peak = 0;
     std::vector<std::array<double, 2>> rates;  // FLOP/s, by direction
     for (const KernelSample& sample : profile_.kernel_samples) {
       const std::int64_t pairs = sample.q_rows * sample.kv_rows;
       const AttentionShape& shape = options_.shape;
-      rates.push_back({forward_flops(pairs, shape.q_heads, shape) / tile_s(sample.forward_s),
-                       backward_flops(pairs, shape.q_heads, shape) / tile_s(sample.backward_s)});
+      rates.push_back(
+          {forward_flops(pairs, shape.q_heads, shape) / at_full_speed(tile_s(sample.forward_s)),
+           backward_flops(pairs, shape.q_heads, shape) / at_full_speed(tile_s(sample.backward_s))});
       peak = std::max(peak, rates.back()[0]);
     }
     for (const auto& [forward, backward] : rates) {
@@ -339,13 +361,14 @@ class MachineMeasurement {
     const TransferSample& medium = last[last.size() - 2];
     const double added_s = std::max(large.seconds - medium.seconds, 0.1 * large.seconds);
     cluster.intra_gbytes_per_s = static_cast<double>(large.bytes - medium.bytes) / added_s * 1e-9;
-    cluster.launch_us = 1e6 * launch_s_;
-    cluster.intra_latency_us = 1e6 * last.front().seconds - cluster.launch_us;
+    cluster.launch_us = 1e6 * at_full_speed(launch_s_);
+    cluster.intra_latency_us = 1e6 * (last.front().seconds - launch_s_);
     // One node: never asked for.
     cluster.inter_gbytes_per_s_per_node = cluster.intra_gbytes_per_s;
     cluster.inter_latency_us = cluster.intra_latency_us;
     cluster.nics_per_node = 1;
     cluster.memory_bytes = 0;
+    cluster.compute_slots_per_node = slots_ < options_.ranks ? slots_ : 0;
     check_cluster(cluster);
   }
 
@@ -357,6 +380,7 @@ class MachineMeasurement {
   std::vector<std::int64_t> grid_;                       // sizes of the measured tiles
   std::vector<std::pair<std::int64_t, double>> causal_;  // tokens, seconds of a call
   double call_s_ = 0;                                    // of an attention call, beside its tiles
+  double slots_ = 1;
   double launch_s_ = 0;
 };
 
@@ -367,14 +391,19 @@ std::int64_t profile_steps(const ProfileOptions& options) {
   return static_cast<std::int64_t>(settings.sizes.size() * settings.sizes.size() +
                                    group_sizes(options.ranks).size() *
                                        settings.message_bytes.size()) +
-         5;
+         6;
+}
+
+void check_profile_options(const ProfileOptions& options) {
+  CONTEXTILE_CHECK(options.ranks >= 1 && options.ranks <= kMostRanks,
+                   "profile: expected 1 to {} ranks, found {}", kMostRanks, options.ranks);
+  check_shape(options.shape);
+  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
 }
 
 MachineProfile measure_machine(const ProfileOptions& options,
                                const std::function<void(std::string_view)>& on_step) {
-  CONTEXTILE_CHECK(options.ranks >= 1 && options.ranks <= kMostRanks,
-                   "profile: expected 1 to {} ranks, found {}", kMostRanks, options.ranks);
-  check_shape(options.shape);
+  check_profile_options(options);
   return MachineMeasurement(options, on_step).run();
 }
 

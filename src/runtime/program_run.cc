@@ -48,12 +48,7 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
                                        round.accumulator_rows[k]);
     }
   }
-  params_.q_heads = shape_.q_heads / groups;
-  params_.kv_heads = shape_.kv_heads / groups;
-  params_.head_dim = shape_.head_dim;
-  params_.value_dim = shape_.value_dim;
-  params_.scale = static_cast<float>(shape_.effective_scale());
-  params_.softcap = static_cast<float>(shape_.softcap);
+  params_ = kernel_params(shape_, groups);
 }
 
 void ProgramRun::run_until(std::size_t end) {
@@ -100,8 +95,7 @@ UnitView ProgramRun::owned_result(Kind kind, std::size_t position) const {
 
 // ------------------------------------------------------------------------------- attention
 
-std::span<const LocalBand> ProgramRun::next_bands() {
-  const BandSpan span = program_.tile_bands[next_tile_++];
+std::span<const LocalBand> ProgramRun::bands_of(const BandSpan& span) const {
   return std::span<const LocalBand>(mask_.bands).subspan(span.first, span.count);
 }
 
@@ -120,8 +114,9 @@ void ProgramRun::run_forward(const AttentionOp& op) {
     const UnitView q = unit(Kind::kQ, tile.q_block, tile.group, tile.q);
     const UnitView kv = unit(Kind::kKv, tile.kv_block, tile.group, tile.kv);
     const UnitView o = unit(Kind::kO, tile.q_block, tile.group, tile.result);
+    const BandSpan& bands = program_.tile_bands[next_tile_++];
     tiles.push_back({q.parts[0], kv.parts[0], kv.parts[1], o.parts[0], as_stats(o.parts[1]),
-                     next_bands(), tile.init_result});
+                     bands_of(bands), tile.init_result, bands.prepared});
   }
   const auto start = std::chrono::steady_clock::now();
   kernel_.forward(params_, tiles);
@@ -137,9 +132,10 @@ void ProgramRun::run_backward(const AttentionOp& op) {
     const UnitView d_o = unit(Kind::kDo, tile.q_block, tile.group, tile.d_o);
     const UnitView dq = unit(Kind::kDq, tile.q_block, tile.group, tile.result);
     const UnitView dkv = unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv);
+    const BandSpan& bands = program_.tile_bands[next_tile_++];
     tiles.push_back({q.parts[0], kv.parts[0], kv.parts[1], d_o.parts[0], as_stats(d_o.parts[1]),
-                     as_stats(d_o.parts[2]), dq.parts[0], dkv.parts[0], dkv.parts[1], next_bands(),
-                     tile.init_result, tile.init_dkv});
+                     as_stats(d_o.parts[2]), dq.parts[0], dkv.parts[0], dkv.parts[1],
+                     bands_of(bands), tile.init_result, tile.init_dkv, bands.prepared});
   }
   const auto start = std::chrono::steady_clock::now();
   kernel_.backward(params_, tiles);

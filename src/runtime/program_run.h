@@ -46,7 +46,7 @@ class ProgramRun {
   void execute(const WaitOp& op);
   void run_forward(const AttentionOp& op);
   void run_backward(const AttentionOp& op);
-  [[nodiscard]] std::span<const LocalBand> next_bands();
+  [[nodiscard]] std::span<const LocalBand> bands_of(const BandSpan& span) const;
   [[nodiscard]] std::vector<Message> messages(const std::vector<TransferEnd>& ends,
                                               const std::vector<std::int64_t>& packed_at) const;
   [[nodiscard]] UnitView unit_of(const TransferEnd& end) const {

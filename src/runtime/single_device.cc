@@ -7,20 +7,10 @@
 #include "runtime/epilogue.h"
 #include "runtime/host_tensor.h"
 #include "runtime/tensor.h"
+#include "runtime/unit_view.h"
 
 namespace contextile {
 namespace {
-
-KernelParams kernel_params(const AttentionShape& shape) {
-  KernelParams params;
-  params.q_heads = shape.q_heads;
-  params.kv_heads = shape.kv_heads;
-  params.head_dim = shape.head_dim;
-  params.value_dim = shape.value_dim;
-  params.scale = static_cast<float>(shape.effective_scale());
-  params.softcap = static_cast<float>(shape.softcap);
-  return params;
-}
 
 void run_forward(LayerTensors& layer, const AttentionShape& shape, const Mask& mask,
                  const AttentionKernel& kernel) {
@@ -29,7 +19,7 @@ void run_forward(LayerTensors& layer, const AttentionShape& shape, const Mask& m
   HostTensor lse(Dtype::kF32, rows, shape.q_heads, 1);
   const ForwardTile tile{
       layer.q.view(), layer.k.view(), layer.v.view(), o.view(), lse.stats(), mask.bands, true};
-  kernel.forward(kernel_params(shape), {&tile, 1});
+  kernel.forward(kernel_params(shape, 1), {&tile, 1});
   finish_output({o.view(), lse.stats()}, layer.sink, layer.out.view(), layer.lse.stats());
 }
 
@@ -44,7 +34,7 @@ void run_backward(LayerTensors& layer, const AttentionShape& shape, const Mask& 
   const BackwardTile tile{layer.q.view(),    layer.k.view(), layer.v.view(), layer.dout.view(),
                           layer.lse.stats(), delta.stats(),  dq.view(),      dk.view(),
                           dv.view(),         mask.bands,     true,           true};
-  kernel.backward(kernel_params(shape), {&tile, 1});
+  kernel.backward(kernel_params(shape, 1), {&tile, 1});
   copy_tensor(layer.dq.view(), dq.view());
   copy_tensor(layer.dk.view(), dk.view());
   copy_tensor(layer.dv.view(), dv.view());

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "contextile/transport.h"
 
@@ -15,14 +14,11 @@ struct TimingEffort {
 };
 
 // Seconds of one call when every rank of an in-process group makes the same number of calls, all at
-// once: from the first rank's start to the last rank's end, by the number of calls; the median of
-// the samples. `prepare` runs once on every rank and returns the call. What a rank throws is
-// rethrown.
+// once: from the first rank's start to the last rank's end, by the number of calls; the fastest of
+// the samples, since other programs only ever slow one down. `prepare` runs once on every rank and
+// returns the call. What a rank throws is rethrown.
 [[nodiscard]] double seconds_per_call(
     std::int32_t ranks, const TimingEffort& effort,
     const std::function<std::function<void()>(Transport&)>& prepare);
-
-// The middle one, or the mean of the two in the middle. At least one value.
-[[nodiscard]] double median(std::vector<double> values);
 
 }  // namespace contextile

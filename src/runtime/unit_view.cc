@@ -31,6 +31,17 @@ UnitShape unit_shape(Kind kind, const AttentionShape& shape, std::int32_t head_g
   return {};
 }
 
+KernelParams kernel_params(const AttentionShape& shape, std::int32_t head_groups) {
+  KernelParams params;
+  params.q_heads = shape.q_heads / head_groups;
+  params.kv_heads = shape.kv_heads / head_groups;
+  params.head_dim = shape.head_dim;
+  params.value_dim = shape.value_dim;
+  params.scale = static_cast<float>(shape.effective_scale());
+  params.softcap = static_cast<float>(shape.softcap);
+  return params;
+}
+
 void append_segments(const UnitView& unit, std::vector<Segment>& segments) {
   for (std::size_t p = 0; p < unit.num_parts; ++p) {
     const TensorView& view = unit.parts[p];

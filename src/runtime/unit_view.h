@@ -34,6 +34,9 @@ struct UnitShape {
 [[nodiscard]] UnitShape unit_shape(Kind kind, const AttentionShape& shape,
                                    std::int32_t head_groups);
 
+// What a kernel is told about one head group.
+[[nodiscard]] KernelParams kernel_params(const AttentionShape& shape, std::int32_t head_groups);
+
 struct UnitView {
   Kind kind = Kind::kQ;
   std::size_t num_parts = 0;

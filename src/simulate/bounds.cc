@@ -171,7 +171,7 @@ class Bounds {
   }
 
  private:
-  // Of the device with the most work, which is at least the mean and not 0.
+  // Of the device with the most work, which is at least the mean and not 0; and of all together.
   [[nodiscard]] double compute_us(const std::vector<MaskComponent>& components) const {
     std::vector<MaskComponent> sorted = components;
     const auto key = [](const MaskComponent& c) {
@@ -185,7 +185,8 @@ class Bounds {
       cost += of_last;
     }
     const double work_us = cost * rates_.head_groups / rates_.pairs_per_us;
-    return rates_.call_us + work_us / cluster_.num_devices();
+    return std::max(rates_.call_us + work_us / cluster_.num_devices(),
+                    work_us / cluster_.compute_slots());
   }
 
   // Of what crosses the borders of parts; raises the bound's latency.
@@ -251,14 +252,6 @@ TimeBound lower_bound(const Workload& workload, const Cluster& cluster, Directio
   return total;
 }
 
-BoundOptions default_bound_options(const Workload& workload, const Cluster& cluster) {
-  const OwnedTokens owned = owned_tokens(workload, cluster, {});
-  return {.max_owned_tokens = owned.device,
-          .max_node_tokens = owned.node,
-          .head_groups = workload.shape.kv_heads,
-          .partial_wire = Dtype::kBf16};
-}
-
 BoundOptions bound_options_of(const Plan& plan) {
   BoundOptions options;
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(plan.num_devices()));
@@ -275,6 +268,14 @@ BoundOptions bound_options_of(const Plan& plan) {
   options.head_groups = groups;
   options.partial_wire = plan.partial_wire;
   return options;
+}
+
+BoundOptions bound_options_beside(const Plan& plan, const Workload& workload,
+                                  const Cluster& cluster) {
+  const OwnedTokens usual = owned_tokens(workload, cluster, {});
+  const BoundOptions narrowest = bound_options_of(plan);
+  return {.max_owned_tokens = std::max(usual.device, *narrowest.max_owned_tokens),
+          .max_node_tokens = std::max(usual.node, *narrowest.max_node_tokens)};
 }
 
 }  // namespace contextile

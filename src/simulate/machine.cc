@@ -30,6 +30,7 @@ Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std
       resolution_us_(options.resolution_us),
       network_(port_capacities()),
       devices_(programs_.size()),
+      computing_(static_cast<std::size_t>(cluster.nodes)),
       times_(programs_.size()) {
   number_groups();
   number_messages();
@@ -206,24 +207,57 @@ void Machine::proceed(std::int32_t d) {
 void Machine::start_compute(std::int32_t d, double duration_us) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   device.computing = true;
+  count_computing(d, 1);
   device.work_left_us = duration_us;
   device.since_us = now_;
-  const double speed = device.moving > 0 ? 1 - cluster_.sm_fraction : 1;
-  push(now_ + duration_us / speed, EventType::kStepDone, d, ++device.version);
+  device.speed = speed_of(d);
+  push(now_ + duration_us / device.speed, EventType::kStepDone, d, ++device.version);
+}
+
+void Machine::end_compute(std::int32_t d) {
+  devices_[static_cast<std::size_t>(d)].computing = false;
+  count_computing(d, -1);
+}
+
+// Of its compute: less while transfers take a part of it, or when devices share slots.
+double Machine::speed_of(std::int32_t d) const {
+  const double left =
+      devices_[static_cast<std::size_t>(d)].moving > 0 ? 1 - cluster_.sm_fraction : 1;
+  const double slots = cluster_.compute_slots_per_node;
+  if (slots == 0) return left;
+  const std::int32_t computing = computing_[static_cast<std::size_t>(cluster_.node_of(Rank{d}))];
+  return computing <= slots ? left : left * slots / computing;
+}
+
+// Of a compute step that has begun: what is left of it goes on at the speed of now.
+void Machine::change_speed(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const double speed = speed_of(d);
+  if (!device.computing || speed == device.speed) return;
+  device.work_left_us =
+      std::max(0.0, device.work_left_us - (now_ - device.since_us) * device.speed);
+  device.since_us = now_;
+  device.speed = speed;
+  push(now_ + device.work_left_us / speed, EventType::kStepDone, d, ++device.version);
 }
 
 // Transfers begin or end at a device; with sm_fraction its compute slows down or speeds up.
 void Machine::change_moving(std::int32_t d, std::int32_t by) {
-  Device& device = devices_[static_cast<std::size_t>(d)];
-  const bool before = device.moving > 0;
-  device.moving += by;
-  const bool after = device.moving > 0;
-  if (before == after || cluster_.sm_fraction == 0 || !device.computing) return;
-  const double slow = 1 - cluster_.sm_fraction;
-  device.work_left_us -= (now_ - device.since_us) * (before ? slow : 1);
-  device.work_left_us = std::max(0.0, device.work_left_us);
-  device.since_us = now_;
-  push(now_ + device.work_left_us / (after ? slow : 1), EventType::kStepDone, d, ++device.version);
+  devices_[static_cast<std::size_t>(d)].moving += by;
+  change_speed(d);
+}
+
+void Machine::count_computing(std::int32_t d, std::int32_t by) {
+  if (cluster_.compute_slots_per_node == 0) return;
+  computing_[static_cast<std::size_t>(cluster_.node_of(Rank{d}))] += by;
+  sharing_changed_ = true;
+}
+
+// Once all that happens now has happened.
+void Machine::share_slots() {
+  if (!sharing_changed_) return;
+  sharing_changed_ = false;
+  for (std::int32_t d = 0; d < cluster_.num_devices(); ++d) change_speed(d);
 }
 
 // Books the time of the step that ends now and moves on.
@@ -320,9 +354,9 @@ void Machine::end_message_at(std::int32_t g) {
 void Machine::handle(const Event& event) {
   switch (event.type) {
     case EventType::kStepDone: {
-      Device& device = devices_[static_cast<std::size_t>(event.index)];
+      const Device& device = devices_[static_cast<std::size_t>(event.index)];
       if (!device.computing || device.version != event.version) return;
-      device.computing = false;
+      end_compute(event.index);
       end_step(event.index);
       return;
     }
@@ -358,6 +392,7 @@ void Machine::share_out_if_due() {
 void Machine::run() {
   for (std::size_t d = 0; d < devices_.size(); ++d) proceed(static_cast<std::int32_t>(d));
   while (true) {
+    share_slots();
     const double next_event =
         events_.empty() ? std::numeric_limits<double>::infinity() : events_.top().time_us;
     const double next = std::min(next_event, network_.next_end_us());

@@ -62,8 +62,9 @@ class Machine {
   struct Device {
     std::size_t step = 0;
     double step_start_us = 0;
-    double work_left_us = 0;  // of a compute step under sm_fraction, at `since_us`
+    double work_left_us = 0;  // of a compute step, at `since_us`
     double since_us = 0;
+    double speed = 1;  // of a compute step since then
     std::int32_t version = 0;
     std::int32_t moving = 0;      // flows that start or end here
     std::int32_t next_group = 0;  // kGrouped: first group that has not begun
@@ -88,6 +89,11 @@ class Machine {
   void proceed(std::int32_t d);
   void end_step(std::int32_t d);
   void start_compute(std::int32_t d, double duration_us);
+  void end_compute(std::int32_t d);
+  [[nodiscard]] double speed_of(std::int32_t d) const;
+  void change_speed(std::int32_t d);
+  void count_computing(std::int32_t d, std::int32_t by);
+  void share_slots();
   void change_moving(std::int32_t d, std::int32_t by);
   void issue_group(std::int32_t d);
   void activate(std::int32_t group);
@@ -110,6 +116,7 @@ class Machine {
   std::vector<Device> devices_;
   std::vector<Group> groups_;
   std::vector<Message> messages_;
+  std::vector<std::int32_t> computing_;  // devices of each node
   std::vector<DeviceTimes> times_;
   std::vector<ActivitySpan> activities_;
   std::vector<MessageSpan> message_spans_;
@@ -119,6 +126,7 @@ class Machine {
   double share_out_due_us_ = 0;
   bool flows_changed_ = false;
   bool share_out_queued_ = false;
+  bool sharing_changed_ = false;  // with compute_slots_per_node: other devices compute than before
   std::int64_t intra_bytes_ = 0;
   std::int64_t inter_bytes_ = 0;
 };

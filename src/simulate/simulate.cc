@@ -88,7 +88,8 @@ class Simulator {
       result.attention_us += device.of(Activity::kAttention) / num_devices;
       result.exposed_us += device.of(Activity::kExposed) / num_devices;
     }
-    const double peak = 1e12 * cluster_.attention_tflops * num_devices * result.time_us * 1e-6;
+    const double peak =
+        1e12 * cluster_.attention_tflops * cluster_.compute_slots() * result.time_us * 1e-6;
     result.mfu = peak > 0 ? result.flops / peak : 0;
   }
 

@@ -181,6 +181,41 @@ TEST(Machine, TransfersTakeAShareOfCompute) {
   EXPECT_DOUBLE_EQ(programs.time_us(), 12);
 }
 
+TEST(Machine, DevicesShareTheSlotsOfTheirNode) {
+  Cluster cluster = plain(2, 3);
+  cluster.compute_slots_per_node = 2;
+  Programs programs(cluster);
+  // Three at two thirds of the speed until the short one is done at 3, then two at full speed.
+  programs.attention(0, 2).attention(1, 6).attention(2, 6);
+  programs.attention(3, 5).attention(4, 5);  // on a node of their own
+  const Machine machine = programs.run();
+  EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kAttention), 3);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kAttention), 7);
+  EXPECT_DOUBLE_EQ(machine.devices()[3].of(Activity::kAttention), 5);
+  EXPECT_DOUBLE_EQ(machine.time_us(), 7);
+}
+
+TEST(Machine, DevicesThatWaitLeaveTheirSlotToOthers) {
+  Cluster cluster = plain(1, 2);
+  cluster.compute_slots_per_node = 1;
+  Programs programs(cluster);
+  programs.launch(0, 0, {}, {{Rank{1}, 8000}}).attention(0, 2).wait(0, 0).attention(0, 3);
+  programs.attention(1, 6).launch(1, 0, {{Rank{0}, 8000}}, {});
+  const Machine machine = programs.run();
+  // Both until 4, device 1 alone until 8.
+  EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kAttention), 4 + 3);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kAttention), 8);
+  EXPECT_DOUBLE_EQ(machine.time_us(), 8 + 8 + 3);
+}
+
+TEST(Machine, LessThanASlotSlowsASingleDevice) {
+  Cluster cluster = plain(1, 1);
+  cluster.compute_slots_per_node = 0.25;
+  Programs programs(cluster);
+  programs.attention(0, 3).attention(0, 1);
+  EXPECT_DOUBLE_EQ(programs.time_us(), 16);
+}
+
 TEST(Machine, SharesAreMaxMinFair) {
   // 0 → 1 and 0 → 2 share port 0 out; 3 → 2 shares port 2 in with the latter. All get a half; when
   // the short one is done the others do not wait for each other.

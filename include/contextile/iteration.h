@@ -1,0 +1,224 @@
+// One training step: a model on a cluster in tensor, context, pipeline and data parallelism, with
+// attention as plans have it and everything else from the model's sizes. What it takes, why, and
+// whether it fits into memory. Nothing here plans: what attention takes comes in as numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/cluster.h"
+#include "contextile/model.h"
+#include "contextile/pipeline.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+
+// ------------------------------------------------------------------------------- placement
+
+// Rank order TP-CP-DP-PP: `tp` consecutive devices of a node are one context-parallel rank, `cp`
+// consecutive ranks one context-parallel group, `dp` consecutive groups one pipeline stage.
+struct ParallelSizes {
+  std::int32_t tp = 1;
+  std::int32_t cp = 1;
+  std::int32_t dp = 1;
+  std::int32_t pp = 1;
+
+  [[nodiscard]] std::int64_t num_devices() const { return std::int64_t{tp} * cp * dp * pp; }
+  friend bool operator==(const ParallelSizes&, const ParallelSizes&) = default;
+};
+
+// Why such a placement is impossible, or nothing: devices that do not match the cluster's, TP
+// groups or stages that cut nodes unevenly, heads that TP does not divide, fewer layers than
+// virtual stages.
+[[nodiscard]] std::optional<std::string> placement_problem(const ModelSpec& model,
+                                                           const Cluster& cluster,
+                                                           const ParallelSizes& sizes,
+                                                           std::int32_t chunks = 1);
+// The cluster that plans of one context-parallel group are for. Throws InvalidArgument.
+[[nodiscard]] Cluster context_parallel_cluster(const Cluster& cluster, const ParallelSizes& sizes);
+// The same for the groups of all stages of a pipeline together, stage after stage: where the
+// attention of a same-phase tick runs.
+[[nodiscard]] Cluster pooled_cluster(const Cluster& cluster, const ParallelSizes& sizes);
+
+// ------------------------------------------------------------------------------- attention
+
+// One direction of the attention of one layer (the mean over the model's masks), µs.
+struct AttentionTimes {
+  double time_us = 0;     // as simulated: all devices from start to end
+  double compute_us = 0;  // of it, the busiest device's work
+  // Moving inputs in and results out while nothing computes. Only of plans that ping-pong.
+  double input_us = 0;
+  double output_us = 0;
+};
+
+struct MicroBatchAttention {
+  AttentionTimes forward;
+  AttentionTimes backward;
+  std::int64_t staging_bytes = 0;   // of a device, beside activations, while attention runs
+  std::int64_t retained_bytes = 0;  // of a device and layer, from forward to backward
+};
+
+// What the step needs to know of the documents that go through the model together.
+struct BatchPart {
+  std::int64_t tokens = 0;
+  std::int64_t device_tokens = 0;  // of the context-parallel rank that owns most; sum over rounds
+  double attention_flops = 0;      // forward, one layer (mean over masks), all heads
+  MicroBatchAttention attention;   // with kSamePhase: zero, see TrainingStep::ticks
+};
+enum class AttentionDetail : std::uint8_t {
+  kTimes,       // input_us and output_us stay 0
+  kSeparately,  // also simulates the transfers alone
+};
+// From a plan of the context-parallel group; `tp` is what its heads were divided by. Times of
+// several masks are weighted by their layers. Simulates the plan once or twice.
+[[nodiscard]] BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t tp,
+                                      AttentionDetail detail = AttentionDetail::kTimes);
+
+// One part, or two that run in turns, the transfers of one under the compute of the other
+// (ping-pong; DistCA, section 4.3).
+struct MicroBatchWork {
+  std::vector<BatchPart> parts;
+
+  [[nodiscard]] std::int64_t tokens() const;
+  [[nodiscard]] std::int64_t device_tokens() const;
+};
+
+// ------------------------------------------------------------------------------- the step
+
+enum class Recompute : std::uint8_t {
+  kNone,
+  kSelective,  // outputs of norms and of the feed-forward's activation, from what they came from
+  kFull,       // of every layer only its input is kept, backward runs forward again
+};
+[[nodiscard]] std::string_view to_string(Recompute recompute);  // "none", "selective", "full"
+[[nodiscard]] Recompute parse_recompute(std::string_view text);
+
+enum class OptimizerShards : std::uint8_t {
+  kNone,   // every rank holds the state of all its weights
+  kZero1,  // spread over the ranks with the same weights: context and data parallel ones
+};
+enum class GradientOverlap : std::uint8_t {
+  kOff,
+  kOn,  // reductions under the last backward, gathers under the next step's first forward
+};
+
+// Constants of the model beyond the cluster's.
+struct IterationOptions {
+  Recompute recompute = Recompute::kNone;
+  OptimizerShards optimizer = OptimizerShards::kZero1;
+  GradientOverlap gradient_overlap = GradientOverlap::kOn;
+  // Of Cluster::peak_tflops, what everything outside attention reaches. 0.5: DistCA, appendix A.
+  double linear_mfu = 0.5;
+  // Of the ports' bandwidth, what ring collectives reach. 0.72: nccl-tests of all-gather and
+  // reduce-scatter on 8 H200 (374 and 362 GB/s of result on ports of 450 GB/s).
+  double collective_share = 0.72;
+  // Of the all-gathers and reduce-scatters of TP, the share hidden under the matrix products they
+  // belong to.
+  double tensor_parallel_overlap = 0;
+  // Memory that no part of the model accounts for: CUDA context, communicators, fragmentation. A
+  // guess.
+  std::int64_t reserve_bytes = 4'000'000'000;
+};
+void check_iteration_options(const IterationOptions& options);  // throws InvalidArgument
+
+struct TrainingStep {
+  ModelSpec model;
+  Cluster cluster;  // all devices
+  ParallelSizes sizes;
+  PipelineShape pipeline;  // stages = sizes.pp, micro_batches = those of a replica
+  IterationOptions options;
+  std::vector<std::vector<MicroBatchWork>> replicas;  // sizes.dp of pipeline.micro_batches each
+  // With kSamePhase: attention of forward tick t (and of backward tick t, whose micro-batches are
+  // the same) on all stages together; [replica][tick][part], stages + micro_batches - 1 ticks.
+  std::vector<std::vector<std::vector<MicroBatchAttention>>> ticks;
+};
+
+// Of one device of a stage, bytes.
+struct StageMemory {
+  std::int64_t weights_bytes = 0;    // bf16
+  std::int64_t gradients_bytes = 0;  // fp32
+  std::int64_t optimizer_bytes = 0;  // fp32 master weights and two moments
+  std::int64_t activations_bytes =
+      0;                             // of all micro-batches in flight, with what attention retains
+  std::int64_t working_bytes = 0;    // logits; with kFull the layer that is computed again
+  std::int64_t attention_bytes = 0;  // staging of the plan
+  std::int64_t reserve_bytes = 0;
+  std::int32_t in_flight = 0;  // chunk activations at the peak
+
+  [[nodiscard]] std::int64_t total_bytes() const {
+    return weights_bytes + gradients_bytes + optimizer_bytes + activations_bytes + working_bytes +
+           attention_bytes + reserve_bytes;
+  }
+};
+
+// What fills most of it: "weights", "gradients", "optimizer", "activations", "working memory" or
+// "attention".
+struct LargestPart {
+  std::string_view name;
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] LargestPart largest_part(const StageMemory& memory);
+// Index of the stage that needs most. Throws InvalidArgument when there is none.
+[[nodiscard]] std::size_t fullest_stage(const std::vector<StageMemory>& memory);
+
+// Of a device of one stage, µs, means over replicas. All of them add up to the step's time.
+struct StageTimes {
+  double linear_us = 0;             // everything outside attention
+  double attention_us = 0;          // the busiest device's work
+  double exposed_attention_us = 0;  // waiting inside attention: transfers, imbalance of its stages
+  double tensor_parallel_us = 0;    // all-gathers and reduce-scatters of TP that nothing hides
+  double recompute_us = 0;  // forward (attention, too) run again, cheap parts computed again
+  double gradients_us = 0;  // gradient and weight collectives that nothing hides
+  double optimizer_us = 0;
+  double bubble_us = 0;  // waiting for other stages and replicas
+
+  [[nodiscard]] double total_us() const {
+    return linear_us + attention_us + exposed_attention_us + tensor_parallel_us + recompute_us +
+           gradients_us + optimizer_us + bubble_us;
+  }
+  [[nodiscard]] double exposed_us() const {
+    return exposed_attention_us + tensor_parallel_us + gradients_us;
+  }
+};
+
+struct StepPrediction {
+  double time_us = 0;
+  std::int64_t tokens = 0;
+  double model_flops = 0;  // 3 x forward of linear layers and attended pairs; recompute not counted
+  double mfu = 0;          // over the peak of all devices
+  double bubble_share = 0;       // mean over stages
+  double exposed_share = 0;      // of communication, mean over stages
+  double replica_imbalance = 0;  // (max - mean) / max of the replicas' pipeline times
+  std::vector<StageTimes> stages;
+  std::vector<StageMemory> memory;          // of every stage
+  std::vector<PipelineTimeline> timelines;  // of every replica
+
+  [[nodiscard]] double tokens_per_s() const {
+    return time_us > 0 ? static_cast<double>(tokens) / time_us * 1e6 : 0;
+  }
+};
+
+// The peak rate that MFUs are relative to: Cluster::peak_tflops, or if it is unknown
+// Cluster::attention_tflops.
+[[nodiscard]] double peak_tflops_of(const Cluster& cluster);
+
+// Throws InvalidArgument when the parts of the step do not fit each other. Deterministic.
+// O(replicas · micro-batches · virtual stages · layers of one).
+[[nodiscard]] StepPrediction predict_step(const TrainingStep& step);
+
+// Memory alone; needs of the micro-batches only their tokens (and what attention says of bytes).
+[[nodiscard]] std::vector<StageMemory> step_memory(const TrainingStep& step);
+// "out of memory on stage 0: expected at most 80.0 GB, found 97.3 GB, 61.2 of them activations", or
+// nothing. Nothing, too, when the cluster's memory is unknown (0).
+[[nodiscard]] std::optional<std::string> out_of_memory(const Cluster& cluster,
+                                                       const std::vector<StageMemory>& memory);
+
+// Micro-batches of which only the number of tokens is known, spread evenly over a group of `cp`
+// ranks: for a verdict on memory before anything is planned.
+[[nodiscard]] MicroBatchWork even_micro_batch(std::int64_t tokens, std::int32_t cp);
+
+}  // namespace contextile
