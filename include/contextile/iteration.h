@@ -103,7 +103,8 @@ enum class OptimizerShards : std::uint8_t {
 };
 enum class GradientOverlap : std::uint8_t {
   kOff,
-  kOn,  // reductions under the last backward, gathers under the next step's first forward
+  kOn,  // reductions under the last backward's linear layers, gathers under the next first
+        // forward's
 };
 
 // Constants of the model beyond the cluster's.

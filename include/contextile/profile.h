@@ -25,11 +25,12 @@ struct ProfileOptions {
   ProfileEffort effort = ProfileEffort::kThorough;
 };
 
-// One full tile on every rank at once.
+// A call on full tiles, on every rank at once.
 struct KernelSample {
   std::int64_t q_rows = 0;
   std::int64_t kv_rows = 0;
-  double forward_s = 0;  // one call
+  std::int64_t tiles = 1;  // of the call
+  double forward_s = 0;    // of the call
   double backward_s = 0;
 };
 

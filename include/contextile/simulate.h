@@ -101,13 +101,18 @@ struct Simulation {
 [[nodiscard]] Simulation simulate(const Plan& plan, const Cluster& cluster,
                                   const SimulateOptions& options = {});
 
-// Time of one tile's attention on one device of the cluster, µs, one head group: its bands are
-// computed piece by piece (a piece is one document's part of a composite block).
+// Time of attention on one device of the cluster, µs, one head group. Tiles are computed piece by
+// piece (a piece is a band: in composite blocks, one document's part). In one call the pieces of
+// the same query rows are one run: the kernel goes through their keys, as its block table lists
+// them, with the queries and the output at hand.
 class TileCosts {
  public:
   TileCosts(const AttentionShape& shape, const Cluster& cluster);
 
-  // `rows` x `keys` of which `pairs` are attended.
+  // A run of `rows` queries in which `computed_pairs` are computed, wasted ones included.
+  [[nodiscard]] double run_us(Direction direction, std::int64_t rows, double computed_pairs,
+                              std::int32_t head_groups) const;
+  // A run of one piece: `rows` x `keys` of which `pairs` are attended.
   [[nodiscard]] double piece_us(Direction direction, std::int64_t rows, std::int64_t keys,
                                 std::int64_t pairs, std::int32_t head_groups) const;
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <map>
 #include <utility>
 
 #include "base/check.h"
@@ -31,25 +30,38 @@ std::int64_t inter_weight(const Cluster& cluster) {
       std::llround(inter_us_per_byte(cluster) / intra_us_per_byte(cluster)), 1, kMost);
 }
 
-// Times of the tiles of one mask, one direction.
+// Times of the tiles of one mask. A call computes the pieces of the same rows as one run, whose
+// length depends on the placement: a tile counts as its share of a run of the row's keys, but of no
+// more of them than a device's share of the work has if it is about square.
 class TilePricer {
  public:
-  TilePricer(const Mask& mask, const Blocking& blocks, const TileCosts& costs)
-      : blocks_(blocks), costs_(costs), index_(mask, blocks) {}
+  TilePricer(const NamedMask& named, const Blocking& blocks, const std::vector<Tile>& tiles,
+             const Cluster& cluster, const TileCosts& costs)
+      : blocks_(blocks),
+        profile_(cluster.attention),
+        costs_(costs),
+        index_(named.mask, blocks),
+        row_pairs_(static_cast<std::size_t>(blocks.num_blocks()), 0),
+        square_keys_(
+            std::sqrt(static_cast<double>(named.mask.num_pairs()) / cluster.num_devices())) {
+    for (const Tile& tile : tiles) {
+      row_pairs_[tile.q_block.index()] += static_cast<double>(tile.pairs);
+    }
+  }
 
   std::pair<double, double> price(const Tile& tile, bool backward) {
     const std::int64_t rows = blocks_.num_tokens(tile.q_block);
     const std::int64_t keys = blocks_.num_tokens(tile.kv_block);
     if (tile.pairs == rows * keys) {
-      const auto [it, is_new] = full_.try_emplace({rows, keys});
-      if (is_new) it->second = piece(rows, keys, tile.pairs, backward);
-      return it->second;
+      return piece(tile.q_block, rows, static_cast<double>(tile.pairs), backward);
     }
     bands_.clear();
     index_.append_bands(tile.q_block, tile.kv_block, bands_);
     std::pair<double, double> total;
     for (const LocalBand& band : bands_) {
-      const auto [forward, back] = piece(band.q.size(), band.k.size(), num_pairs(band), backward);
+      const double computed =
+          profile_.computed_pairs(band.q.size(), band.k.size(), num_pairs(band));
+      const auto [forward, back] = piece(tile.q_block, band.q.size(), computed, backward);
       total.first += forward;
       total.second += back;
     }
@@ -57,16 +69,23 @@ class TilePricer {
   }
 
  private:
-  [[nodiscard]] std::pair<double, double> piece(std::int64_t rows, std::int64_t keys,
-                                                std::int64_t pairs, bool backward) const {
-    return {costs_.piece_us(Direction::kForward, rows, keys, pairs, 1),
-            backward ? costs_.piece_us(Direction::kBackward, rows, keys, pairs, 1) : 0};
+  [[nodiscard]] std::pair<double, double> piece(BlockId q_block, std::int64_t rows,
+                                                double computed_pairs, bool backward) const {
+    const double row_keys =
+        row_pairs_[q_block.index()] / static_cast<double>(blocks_.num_tokens(q_block));
+    const double run_pairs =
+        std::max(computed_pairs, static_cast<double>(rows) * std::min(row_keys, square_keys_));
+    const double share = computed_pairs / run_pairs;
+    return {share * costs_.run_us(Direction::kForward, rows, run_pairs, 1),
+            backward ? share * costs_.run_us(Direction::kBackward, rows, run_pairs, 1) : 0};
   }
 
   const Blocking& blocks_;
+  const AttentionProfile& profile_;
   const TileCosts& costs_;
   TileIndex index_;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::pair<double, double>> full_;
+  std::vector<double> row_pairs_;  // of every block
+  double square_keys_;             // edge of a square of a device's share of the pairs
   std::vector<LocalBand> bands_;
 };
 
@@ -95,7 +114,8 @@ PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::i
   std::vector<double> total_ns(priced.tiles.all_tiles.size());
   for (std::size_t m = 0; m < workload.masks.size(); ++m) {
     const NamedMask& named = workload.masks[m];
-    TilePricer pricer(named.mask, priced.tiles.work.blocks, costs);
+    TilePricer pricer(named, priced.tiles.work.blocks, priced.tiles.tiles_of_mask[m], cluster,
+                      costs);
     std::vector<double>& forward = priced.forward_us.emplace_back();
     std::vector<double>& back = priced.backward_us.emplace_back();
     std::size_t in_union = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/check.h"
 #include "cli/command.h"
@@ -33,24 +34,23 @@ Table list_of_tables() {
   return table;
 }
 
+// "label     text", wrapped and indented under itself.
+std::string labelled(std::string_view label, const std::string& text, std::size_t indent = 10) {
+  const std::string wrapped = wrap(text, kTextColumns - indent);
+  std::string out = fmt::format("{:{}}", label, indent);
+  for (const char c : wrapped) {
+    out += c;
+    if (c == '\n') out += std::string(indent, ' ');
+  }
+  return out + '\n';
+}
+
 std::string list_text() {
   std::string text;
   for (const PaperTable& paper : paper_tables()) {
-    text += fmt::format("{:12}{}: {}\n", paper.name, paper.source, paper.shows);
+    text += labelled(paper.name, fmt::format("{}: {}", paper.source, paper.shows), 14);
   }
   return text;
-}
-
-// "label     text", wrapped and indented under itself.
-std::string labelled(const std::string& label, const std::string& text) {
-  constexpr std::size_t kIndent = 10;
-  const std::string wrapped = wrap(text, kTextColumns - kIndent);
-  std::string out = fmt::format("{:{}}", label, kIndent);
-  for (const char c : wrapped) {
-    out += c;
-    if (c == '\n') out += std::string(kIndent, ' ');
-  }
-  return out + '\n';
 }
 
 std::string result_text(const PaperTable& paper, const PaperResult& result, bool colour) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "cli/option_types.h"
 #include "cli/output.h"
 #include "cli/reports.h"
+#include "contextile/kernel.h"
 
 namespace contextile {
 namespace {
@@ -23,6 +25,7 @@ struct CompareOptions {
   std::vector<StrategyChoice> strategies;
   bool execute = false;
   std::int32_t repeats = 1;
+  std::string kernel;  // empty: the preferred one
   bool json = false;
   bool csv = false;
 };
@@ -34,7 +37,8 @@ int run(const CompareOptions& options) {
   }
   const Input input = load_input(options.input);
   std::optional<Execution> execution;
-  if (options.execute) execution = {options.input.seed, options.repeats};
+  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  if (options.execute) execution = {options.input.seed, options.repeats, options.kernel};
   const std::vector<Comparison> comparisons =
       compare_strategies(options.strategies, input, execution);
   if (options.json) {
@@ -43,8 +47,11 @@ int run(const CompareOptions& options) {
                      {"cluster", cluster_json(input.cluster)},
                      {"batches", input.batches.size()},
                      {"strategies", comparisons_json(comparisons)}};
-    if (const auto correlation = rank_correlation(comparisons)) {
-      document["rank_correlation"] = *correlation;
+    const Agreement agreed = agreement(comparisons);
+    if (agreed.rank_correlation) {
+      document["rank_correlation"] = *agreed.rank_correlation;
+      document["pairs_apart"] = agreed.pairs.differing;
+      document["pairs_in_predicted_order"] = agreed.pairs.alike;
     }
     print_json(document);
   } else if (options.csv) {
@@ -64,6 +71,8 @@ Action add_compare_command(CLI::App& app) {
              "also execute every plan on in-process ranks and check it against the oracle");
   add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
                          {"N", "with --run: timed repetitions, the fastest counts", ""});
+  add_value(app, "--kernel", {"NAME", "with --run: attention kernel: contextile info", "the first"},
+            [options](const std::string& name) { options->kernel = name; });
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_switch(app, "--csv", options->csv, "the table as CSV, in bytes, fractions and seconds");

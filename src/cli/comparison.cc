@@ -44,7 +44,7 @@ void check_executable(const Input& input) {
 }
 
 void plan_and_run(Comparison& comparison, const Input& input, const Workload& workload,
-                  std::optional<Execution> execution) {
+                  const std::optional<Execution>& execution) {
   PlannedBatch planned = plan_batch(comparison.choice, input, workload);
   if (planned.verified.ok()) {
     comparison.simulations.push_back(simulate(*planned.plan, input.cluster));
@@ -56,6 +56,7 @@ void plan_and_run(Comparison& comparison, const Input& input, const Workload& wo
     RunOptions options;
     options.seed = execution->seed;
     options.repeats = execution->repeats;
+    options.kernel = execution->kernel;
     comparison.runs.push_back(run_plan(planned.plan, options));
   }
   comparison.plans.push_back(plan_json(*planned.plan));
@@ -183,7 +184,8 @@ bool Comparison::ok() const {
 }
 
 std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choices,
-                                           const Input& input, std::optional<Execution> execution) {
+                                           const Input& input,
+                                           const std::optional<Execution>& execution) {
   if (execution) check_executable(input);
   std::vector<Comparison> comparisons;
   for (const StrategyChoice& choice : choices) {
@@ -302,8 +304,9 @@ std::string comparison_text(const Input& input, std::span<const Comparison> comp
                                      [](const Comparison& c) { return !c.simulations.empty(); });
   if (predicted) {
     text += fmt::format(
-                "\npredicted on {}; x bound: over what no plan undercuts; exposed: waiting\n"
-                "for transfers, mean over devices; plan: arranging, building, verifying\n\n",
+                "\npredicted on {}\n"
+                "x bound: over what no plan undercuts; exposed: waiting for transfers, mean over\n"
+                "devices; plan: arranging and building\n\n",
                 input.cluster.name) +
             prediction_table(comparisons).text(colour);
   }
@@ -314,10 +317,7 @@ std::string comparison_text(const Input& input, std::span<const Comparison> comp
             input.request.seed) +
         execution_table(comparisons).text(colour) + "\ntime, predicted and measured here\n\n" +
         fidelity_table(comparisons).text(colour);
-    if (const std::optional<double> correlation = rank_correlation(comparisons)) {
-      text += fmt::format("rank correlation of predicted and measured time (Spearman): {:.3f}\n",
-                          *correlation);
-    }
+    text += agreement_text(agreement(comparisons));
   }
   return text;
 }

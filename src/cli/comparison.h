@@ -46,6 +46,7 @@ inline constexpr double kMaxRunFlops = 1e12;
 struct Execution {
   std::uint64_t seed = 0;    // of the random inputs
   std::int32_t repeats = 1;  // timed repetitions, the fastest counts
+  std::string kernel = "";   // empty: the preferred one
 };
 
 // Plans every batch with every choice and predicts its time on the input's cluster; with
@@ -54,7 +55,7 @@ struct Execution {
 // row's failure.
 [[nodiscard]] std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choices,
                                                          const Input& input,
-                                                         std::optional<Execution> execution);
+                                                         const std::optional<Execution>& execution);
 
 // Bytes, balance, memory, planning time and predicted times: means over batches, memory the
 // largest. Text shows all but the times.

@@ -1,8 +1,8 @@
 #include "cli/comparison_times.h"
 
-#include <vector>
+#include <fmt/format.h>
 
-#include "cli/prediction.h"
+#include <vector>
 
 namespace contextile {
 namespace {
@@ -139,7 +139,7 @@ Table fidelity_table(std::span<const Comparison> comparisons) {
   return table;
 }
 
-std::optional<double> rank_correlation(std::span<const Comparison> comparisons) {
+Agreement agreement(std::span<const Comparison> comparisons) {
   std::vector<double> predicted;
   std::vector<double> measured;
   for (const Comparison& comparison : comparisons) {
@@ -148,7 +148,16 @@ std::optional<double> rank_correlation(std::span<const Comparison> comparisons) 
     predicted.push_back(fidelity.predicted_s());
     measured.push_back(fidelity.measured_s());
   }
-  return rank_correlation(predicted, measured);
+  return {rank_correlation(predicted, measured), pair_order(predicted, measured)};
+}
+
+std::string agreement_text(const Agreement& agreement) {
+  if (!agreement.rank_correlation) return "";
+  return fmt::format(
+      "rank correlation of predicted and measured time (Spearman): {:.3f}\n"
+      "pairs of strategies more than {:.0f}% apart: {}, in the predicted order: {}\n",
+      *agreement.rank_correlation, 100 * kTimeNoise, agreement.pairs.differing,
+      agreement.pairs.alike);
 }
 
 }  // namespace contextile

@@ -3,9 +3,11 @@
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include "cli/comparison.h"
 #include "cli/output.h"
+#include "cli/time_order.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
@@ -30,7 +32,13 @@ struct PredictedTimes {
 [[nodiscard]] Table prediction_table(std::span<const Comparison> comparisons);
 // Predicted beside measured times of executed strategies, sums over batches.
 [[nodiscard]] Table fidelity_table(std::span<const Comparison> comparisons);
-// Spearman's, of predicted and measured times of the executed strategies.
-[[nodiscard]] std::optional<double> rank_correlation(std::span<const Comparison> comparisons);
+// How well predicted times order the executed strategies.
+struct Agreement {
+  std::optional<double> rank_correlation;  // Spearman's
+  PairOrder pairs;
+};
+[[nodiscard]] Agreement agreement(std::span<const Comparison> comparisons);
+// Two lines; none for fewer than two executed strategies.
+[[nodiscard]] std::string agreement_text(const Agreement& agreement);
 
 }  // namespace contextile

@@ -35,20 +35,31 @@ std::vector<Part> transport_parts() {
           {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
 }
 
+// The preferred one first; behind them those that cannot run here.
 std::vector<Part> kernel_parts() {
-  std::vector<Part> parts = {
-      {"reference", "plain loops: obviously right, slow", "this build has none"},
-      {"simd", "vector instructions of the CPU", "this version has no SIMD kernel"},
+  const std::string no_instructions =
+      "the CPU or the compiler of this build lacks the instructions";
+  const std::vector<Part> known = {
+      {"simd:avx512", "AVX-512; fp32 arithmetic for every dtype", no_instructions},
+      {"simd:avx512_bf16", "AVX-512 with products of bf16 for bf16, else as simd:avx512",
+       no_instructions},
+      {"simd:avx2", "AVX2 and FMA; fp32 arithmetic for every dtype", no_instructions},
+      {"simd:portable", "vectors of four floats in the compiler's own terms",
+       "this build has none"},
+      {"reference", "plain loops in fp64: obviously right, slow", "this build has none"},
       {"cuda", "GPU", "this version has no CUDA kernel"}};
+  std::vector<Part> parts;
   for (const AttentionKernel* kernel : kernels()) {
     const auto same_name = [kernel](const Part& part) { return part.name == kernel->name(); };
-    const auto found = std::find_if(parts.begin(), parts.end(), same_name);
-    if (found != parts.end()) {
-      found->missing.clear();
-    } else {
-      parts.push_back({std::string(kernel->name()), "forward and backward", ""});
-    }
+    const auto found = std::find_if(known.begin(), known.end(), same_name);
+    const std::string what = found == known.end() ? "forward and backward" : found->what;
+    parts.push_back({std::string(kernel->name()), what, ""});
   }
+  for (const Part& part : known) {
+    const auto same_name = [&part](const Part& other) { return part.name == other.name; };
+    if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
+  }
+  parts.front().what += " (preferred)";
   return parts;
 }
 
@@ -137,6 +148,7 @@ Json info_json() {
           {"hardware_threads", std::thread::hardware_concurrency()},
           {"transports", parts_json(transport_parts())},
           {"kernels", parts_json(kernel_parts())},
+          {"preferred_kernel", kernels().front()->name()},
           {"clusters", std::move(presets)},
           {"strategies", strategies_json()},
           {"datasets", std::move(sets)},

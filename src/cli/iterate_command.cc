@@ -91,6 +91,40 @@ std::int64_t num_micro_batches(const IterateOptions& options, std::optional<std:
   return *options.batch_tokens / tokens;
 }
 
+// Placements to try, and the micro-batches of a step, all replicas together. What one placement
+// cannot do is an error; a sweep leaves it out.
+std::vector<ParallelSizes> placements_of(const IterateOptions& options, const ModelSpec& model,
+                                         const Cluster& cluster, std::int64_t& micro_batches) {
+  const std::int32_t chunks = chunks_of(options);
+  if (options.sweep) {
+    micro_batches = num_micro_batches(options, std::nullopt);
+    auto placements = all_sizes(options.sizes, model, cluster, micro_batches, chunks);
+    if (placements.empty()) {
+      fail_argument("--sweep: expected sizes that some placement on {} devices has, found none",
+                    cluster.num_devices());
+    }
+    return placements;
+  }
+  const ParallelSizes sizes = complete_sizes(options.sizes, cluster.num_devices());
+  micro_batches = num_micro_batches(options, sizes.dp);
+  if (const auto problem = placement_problem(model, cluster, sizes, chunks)) {
+    fail_argument("iterate: {}", *problem);
+  }
+  if (micro_batches % sizes.dp != 0) {
+    fail_argument(
+        "--batch-tokens: expected as many micro-batches for each of {} replicas, found "
+        "{} in all",
+        sizes.dp, micro_batches);
+  }
+  check_pipeline(
+      {.schedule = options.schedule,
+       .stages = sizes.pp,
+       .micro_batches = checked_cast<std::int32_t>(micro_batches / sizes.dp, "--micro-batches"),
+       .chunks = chunks,
+       .group = options.group});
+  return {sizes};
+}
+
 std::vector<StepSetting> settings_of(const IterateOptions& options,
                                      const std::vector<ParallelSizes>& placements) {
   std::vector<StepSetting> settings;
@@ -161,29 +195,8 @@ int run(const IterateOptions& options) {
   job.request.wire = options.input.wire;
   job.request.seed = options.input.seed;
   InputOptions input = options.input;
-  std::vector<ParallelSizes> placements;
-  if (options.sweep) {
-    input.batch.batches = num_micro_batches(options, std::nullopt);
-    placements =
-        all_sizes(options.sizes, job.model, job.cluster, input.batch.batches, chunks_of(options));
-    if (placements.empty()) {
-      fail_argument("--sweep: expected sizes that some placement on {} devices has, found none",
-                    job.cluster.num_devices());
-    }
-  } else {
-    placements = {complete_sizes(options.sizes, job.cluster.num_devices())};
-    input.batch.batches = num_micro_batches(options, placements.front().dp);
-    if (const auto problem =
-            placement_problem(job.model, job.cluster, placements.front(), chunks_of(options))) {
-      fail_argument("iterate: {}", *problem);
-    }
-    check_pipeline({.schedule = options.schedule,
-                    .stages = placements.front().pp,
-                    .micro_batches = checked_cast<std::int32_t>(
-                        input.batch.batches / placements.front().dp, "--micro-batches"),
-                    .chunks = chunks_of(options),
-                    .group = options.group});
-  }
+  const std::vector<ParallelSizes> placements =
+      placements_of(options, job.model, job.cluster, input.batch.batches);
   job.micro_batches = load_lengths(input);
   const std::vector<StepSetting> settings = settings_of(options, placements);
   std::vector<StepOutcome> outcomes;

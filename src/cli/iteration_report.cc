@@ -12,7 +12,7 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kWidestLabel = 26;
+constexpr std::size_t kWidestLabel = 16;  // leaves room for long steps and placements
 
 std::int64_t tokens_of(const TrainingJob& job) {
   std::int64_t tokens = 0;
@@ -161,9 +161,11 @@ std::string describe_job(const TrainingJob& job) {
          fmt::format("cluster   {}, {} x {} = {} devices, {}\n", job.cluster.name,
                      job.cluster.nodes, job.cluster.devices_per_node, job.cluster.num_devices(),
                      memory) +
-         fmt::format("training  recompute {}, optimizer {}, gradient overlap {}, linear MFU {}\n",
-                     to_string(options.recompute), optimizer_name(options), overlap_name(options),
-                     format_cell(Cell{options.linear_mfu}, Format::kPercent));
+         fmt::format("training  recompute {}, optimizer {}, gradient overlap {}\n",
+                     to_string(options.recompute), optimizer_name(options), overlap_name(options)) +
+         fmt::format("linear    MFU {} of {:.4g} TFLOP/s\n",
+                     format_cell(Cell{options.linear_mfu}, Format::kPercent),
+                     peak_tflops_of(job.cluster));
 }
 
 Json job_json(const TrainingJob& job) {
@@ -186,7 +188,8 @@ Json job_json(const TrainingJob& job) {
           {"recompute", to_string(options.recompute)},
           {"optimizer", optimizer_name(options)},
           {"gradient_overlap", overlap_name(options)},
-          {"linear_mfu", options.linear_mfu}};
+          {"linear_mfu", options.linear_mfu},
+          {"peak_tflops", peak_tflops_of(job.cluster)}};
 }
 
 void sort_outcomes(std::vector<StepOutcome>& outcomes) {

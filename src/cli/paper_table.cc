@@ -11,7 +11,10 @@ namespace {
 
 std::vector<PaperTable> all_tables() {
   std::vector<PaperTable> tables;
-  for (const PaperTable& table : dcp_paper_tables()) tables.push_back(table);
+  for (const auto& some :
+       {dcp_paper_tables(), time_paper_tables(), iteration_paper_tables(), sweep_tables()}) {
+    tables.insert(tables.end(), some.begin(), some.end());
+  }
   return tables;
 }
 

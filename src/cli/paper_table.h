@@ -102,5 +102,11 @@ struct Movement {
 
 // Tables of the DCP paper (SOSP 2025).
 [[nodiscard]] std::span<const PaperTable> dcp_paper_tables();
+// Speed and balance of the DCP and FCP papers, simulated.
+[[nodiscard]] std::span<const PaperTable> time_paper_tables();
+// Whole training steps of the DCP and DistCA papers, modelled.
+[[nodiscard]] std::span<const PaperTable> iteration_paper_tables();
+// Not of a paper: every strategy over datasets, masks and sizes.
+[[nodiscard]] std::span<const PaperTable> sweep_tables();
 
 }  // namespace contextile

@@ -2,8 +2,6 @@
 // `compare` share.
 #pragma once
 
-#include <optional>
-#include <span>
 #include <string>
 
 #include "cli/output.h"
@@ -30,10 +28,5 @@ struct MaskPrediction {
 
 // One row a mask and direction: predicted and measured time, predicted over measured.
 [[nodiscard]] Table run_prediction_table(const RunReport& report, const Simulation& simulation);
-
-// Spearman's rank correlation, ties sharing their mean rank: 1 when both order the items alike, -1
-// when one order is the other reversed. None for fewer than two items, or when all are equal.
-[[nodiscard]] std::optional<double> rank_correlation(std::span<const double> a,
-                                                     std::span<const double> b);
 
 }  // namespace contextile

@@ -43,7 +43,7 @@ std::string rates_text(const MachineProfile& machine, const AttentionShape& shap
     std::vector<Cell> cells = {fmt::format("{}", sizes[i])};
     for (std::size_t j = 0; j < sizes.size(); ++j) {
       const KernelSample& sample = machine.kernel_samples[i * sizes.size() + j];
-      const std::int64_t pairs = sample.q_rows * sample.kv_rows;
+      const std::int64_t pairs = sample.tiles * sample.q_rows * sample.kv_rows;
       cells.emplace_back(direction == Direction::kForward
                              ? forward_flops(pairs, shape.q_heads, shape) / sample.forward_s * 1e-9
                              : backward_flops(pairs, shape.q_heads, shape) / sample.backward_s *
@@ -87,8 +87,8 @@ std::string report_text(const ProfileCommandOptions& options, const MachineProfi
   const AttentionShape& shape = options.profile.shape;
   return fmt::format(
              "kernel {}, {} ranks at once, {}/{} heads of {}, {}\n\n"
-             "forward, GFLOP/s of a rank on a full tile\n{}\n"
-             "backward, GFLOP/s of a rank on a full tile\n{}\n"
+             "forward, GFLOP/s of a rank on full tiles\n{}\n"
+             "backward, GFLOP/s of a rank on full tiles\n{}\n"
              "{}, every rank sends to the next\n{}\n",
              machine.kernel, options.profile.ranks, shape.q_heads, shape.kv_heads, shape.head_dim,
              to_string(shape.dtype), rates_text(machine, shape, Direction::kForward),
@@ -102,6 +102,7 @@ Json document_of(const ProfileCommandOptions& options, const MachineProfile& mac
   for (const KernelSample& sample : machine.kernel_samples) {
     kernel_samples.push_back({{"q_rows", sample.q_rows},
                               {"kv_rows", sample.kv_rows},
+                              {"tiles", sample.tiles},
                               {"forward_s", sample.forward_s},
                               {"backward_s", sample.backward_s}});
   }

@@ -88,7 +88,8 @@ int run(const RunCommandOptions& options) {
   }
   check_run_memory(*plan, statistics(*plan));
   const RunOptions settings = run_options(options, *plan);
-  const std::string kernel(settings.kernel.empty() ? kernels().front()->name() : settings.kernel);
+  const std::string kernel(
+      (settings.kernel.empty() ? *kernels().front() : find_kernel(settings.kernel)).name());
   std::optional<Simulation> predicted;
   if (options.predict) predicted = simulate(*plan, *cluster);
   const RunReport report = run_plan(plan, settings);
@@ -117,9 +118,9 @@ int run(const RunCommandOptions& options) {
 }
 
 std::string kernel_names() {
-  std::string names;
+  std::string names = "simd";
   for (const AttentionKernel* kernel : kernels()) {
-    names += names.empty() ? "" : ", ";
+    names += ", ";
     names += kernel->name();
   }
   return names;

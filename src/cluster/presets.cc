@@ -30,7 +30,7 @@ const std::vector<ClusterPreset>& cluster_presets() {
        "8 x A100 80GB per node; NVSwitch 300 GB/s per direction per GPU (NVLink 3: 12 links x 25 "
        "GB/s); "
        "4 x 100 Gb/s EFA = 50 GB/s per node (AWS p4de.24xlarge); attention 280 TFLOP/s (the DCP "
-       "paper's assumption)",
+       "paper's assumption); bf16 peak 312 TFLOP/s (data sheet)",
        {.name = "p4de",
         .nodes = 1,
         .devices_per_node = 8,
@@ -49,7 +49,9 @@ const std::vector<ClusterPreset>& cluster_presets() {
        "GB/s); "
        "8 x 400 Gb/s InfiniBand = 400 GB/s per node (NVIDIA DGX H100); attention 710 TFLOP/s on "
        "large "
-       "full tiles, which gives 680 causal at 32K (FA3-class, charts of MagiAttention's benchmark)",
+       "full tiles, which gives 680 causal at 32K (FA3-class, charts of MagiAttention's "
+       "benchmark); "
+       "bf16 peak 989 TFLOP/s (data sheet)",
        {.name = "dgx-h100",
         .nodes = 1,
         .devices_per_node = 8,

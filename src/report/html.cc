@@ -139,7 +139,7 @@ Pictures pictures_of(const ReportSubject& subject, std::size_t budget_bytes) {
   const Plan& plan = subject.reported.plan;
   TimelinePicture timeline = timeline_picture(plan, subject.reported.simulation, budget_bytes / 6);
   TrafficPicture traffic = traffic_picture(plan, budget_bytes / 5);
-  const std::size_t used = timeline.json.dump().size() + traffic.json.dump().size();
+  const std::size_t used = script_json(timeline.json).size() + script_json(traffic.json).size();
   const std::size_t left = budget_bytes - std::min(used, budget_bytes);
   TilePicture tiles = tile_picture(plan, std::max(left * 3 / 4, budget_bytes / 5));
   return {{{"name", subject.reported.name},

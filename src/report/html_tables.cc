@@ -173,7 +173,7 @@ class QuantityTable {
       for (std::size_t d = 0; d < directions_.size(); ++d) {
         html_ += fmt::format(
             "<th scope=\"col\">{}</th><th scope=\"col\">{}</th>"
-            "<th scope=\"col\">B / A</th>",
+            "<th scope=\"col\" class=\"ratio\">B / A</th>",
             html_text(short_name(subjects, 0)), html_text(short_name(subjects, 1)));
       }
       html_ += "</tr>";
@@ -264,9 +264,9 @@ std::vector<Card> cards_of(const ReportSubject& subject) {
   std::vector<Card> cards;
   cards.push_back({"simulated time", data_html(time_us, time_text(time_us)), times});
   if (bound_us > 0) {
-    cards.push_back({"of the lower bound",
+    cards.push_back({"time / lower bound",
                      data_html(time_us / bound_us, fmt::format("{:.2f} ×", time_us / bound_us)),
-                     "which is " + time_text(bound_us)});
+                     "bound " + time_text(bound_us)});
   }
   const double mfu = time_us > 0 ? at_peak / time_us : 0;
   cards.push_back({"MFU", data_html(mfu, percent_text(mfu)), flops_text(flops)});
@@ -400,11 +400,13 @@ void add_device_cells(const ReportSubject& subject, std::size_t device, std::str
     if (!subject.stats_of(d) || !subject.simulated(d)) continue;
     const DeviceStats& stats = subject.stats_of(d)->devices[device];
     const DeviceTimes& times = subject.simulated(d)->devices[device];
-    html += fmt::format("<td>{:.4g}<td>{:.4g}<td>{:.4g}<td>{:.4g}<td>{:.4g}<td>{:.4g}<td>{:.4g}",
-                        stats.flops * 1e-12, static_cast<double>(stats.sent_bytes) * 1e-6,
-                        static_cast<double>(stats.received_bytes) * 1e-6,
-                        static_cast<double>(stats.memory_bytes) * 1e-6, times.busy_us() * 1e-3,
-                        times.of(Activity::kExposed) * 1e-3, times.idle_us * 1e-3);
+    html += fmt::format(
+        "<td>{:.4g}</td><td>{:.4g}</td><td>{:.4g}</td><td>{:.4g}</td><td>{:.4g}</td>"
+        "<td>{:.4g}</td><td>{:.4g}</td>",
+        stats.flops * 1e-12, static_cast<double>(stats.sent_bytes) * 1e-6,
+        static_cast<double>(stats.received_bytes) * 1e-6,
+        static_cast<double>(stats.memory_bytes) * 1e-6, times.busy_us() * 1e-3,
+        times.of(Activity::kExposed) * 1e-3, times.idle_us * 1e-3);
   }
 }
 
@@ -430,7 +432,7 @@ std::string devices_html(const ReportSubject& subject) {
   for (std::int32_t r = 0; r < std::min(plan.num_devices(), kMostRows); ++r) {
     std::int64_t owned = 0;
     for (const PlanRound& round : plan.rounds) owned += round.owned_tokens(Rank{r});
-    html += fmt::format("<tr><th scope=\"row\">device {}</th><td>{}", r, grouped(owned));
+    html += fmt::format("<tr><th scope=\"row\">device {}</th><td>{}</td>", r, grouped(owned));
     add_device_cells(subject, Rank{r}.index(), html);
     html += "</tr>\n";
   }

@@ -27,30 +27,46 @@ constexpr std::int64_t kMergedRows = 512;
 constexpr std::int64_t kSmallMessageBytes = 64;
 // A tile costs at least this share of its call: call_us is measured on other calls.
 constexpr double kLeastTileShare = 0.1;
-// Tiles of the calls from which the cost of a call and that of a tile are told apart.
-constexpr std::int64_t kManyTiles = 9;
+// Of a call on small ones.
+constexpr std::int64_t kMostTiles = 4;
+constexpr std::int64_t kCallTokens = 1024;
 constexpr std::int64_t kManyLaunches = 16;
 constexpr std::int64_t kTileRows[] = {0, 16, 32, 64, 128, 256};
+
+// One causal tile on every rank at once.
+struct CausalSample {
+  std::int64_t tokens = 0;
+  Direction direction = Direction::kForward;
+  double seconds = 0;  // of a call
+};
 
 struct Settings {
   std::vector<std::int64_t> sizes;  // of tiles, ascending
   std::vector<std::int64_t> message_bytes;
   TimingEffort effort;
-  double longest_call_s = 0;  // the grid ends where a forward call takes longer
+  double longest_call_s = 0;  // the grid ends where a forward call on one tile takes longer
+  std::int32_t passes = 1;    // over the grid
 };
 
 Settings settings_of(const ProfileOptions& options) {
   constexpr std::int64_t kKilo = 1024;
   if (options.effort == ProfileEffort::kQuick) {
-    return {{16, 64, 256, 1024},
+    return {{16, 64, 256},
             {kSmallMessageBytes, 64 * kKilo, kKilo * kKilo},
-            {.sample_s = 0.004, .samples = 3},
-            0.05};
+            {.sample_s = 0.002, .samples = 3},
+            0.02,
+            1};
   }
   return {{16, 32, 64, 128, 256, 512, 1024, 2048, 4096},
           {kSmallMessageBytes, 4 * kKilo, 64 * kKilo, kKilo * kKilo, 4 * kKilo * kKilo},
-          {.sample_s = 0.01, .samples = 7},
-          0.3};
+          {.sample_s = 0.004, .samples = 3},
+          0.1,
+          5};
+}
+
+// Small tiles come several in a call, as in plans.
+std::int64_t tiles_of_call(std::int64_t rows, std::int64_t keys) {
+  return std::clamp<std::int64_t>(kCallTokens / std::max(rows, keys), 1, kMostTiles);
 }
 
 // 2, 4, 8, … and all ranks.
@@ -77,10 +93,32 @@ HostTensor random_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_
   return tensor;
 }
 
-// The tensors of one tile and calls of the kernel on it.
+// What belongs to the queries of some tiles, and to their keys.
+struct QueryTensors {
+  QueryTensors(Rng& rng, const AttentionShape& shape, std::int64_t rows)
+      : q(random_tensor(rng, shape.dtype, rows, shape.q_heads, shape.head_dim)),
+        dout(random_tensor(rng, shape.dtype, rows, shape.q_heads, shape.value_dim)),
+        delta(random_tensor(rng, Dtype::kF32, rows, shape.q_heads, 1)),
+        o(Dtype::kF32, rows, shape.q_heads, shape.value_dim),
+        lse(Dtype::kF32, rows, shape.q_heads, 1),
+        dq(Dtype::kF32, rows, shape.q_heads, shape.head_dim) {}
+  HostTensor q, dout, delta, o, lse, dq;
+};
+struct KeyTensors {
+  KeyTensors(Rng& rng, const AttentionShape& shape, std::int64_t keys)
+      : k(random_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.head_dim)),
+        v(random_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.value_dim)),
+        dk(Dtype::kF32, keys, shape.kv_heads, shape.head_dim),
+        dv(Dtype::kF32, keys, shape.kv_heads, shape.value_dim) {}
+  HostTensor k, v, dk, dv;
+};
+
+// Calls of the kernel on some tiles, as plans make them: so many query blocks with one key block,
+// the same band in each. (Several key blocks of a query block are one run of the cost model.)
 class TileBench {
  public:
-  TileBench(const AttentionKernel& kernel, const AttentionShape& shape, const Band& band)
+  TileBench(const AttentionKernel& kernel, const AttentionShape& shape, const Band& band,
+            std::int64_t num_tiles)
       : kernel_(kernel),
         band_(band),
         params_{.q_heads = shape.q_heads,
@@ -88,50 +126,53 @@ class TileBench {
                 .head_dim = shape.head_dim,
                 .value_dim = shape.value_dim,
                 .scale = static_cast<float>(shape.effective_scale()),
-                .softcap = static_cast<float>(shape.softcap)} {
-    Rng rng(1);
-    const std::int64_t rows = band.q.end;
-    const std::int64_t keys = band.k.end;
-    q_ = random_tensor(rng, shape.dtype, rows, shape.q_heads, shape.head_dim);
-    k_ = random_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.head_dim);
-    v_ = random_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.value_dim);
-    dout_ = random_tensor(rng, shape.dtype, rows, shape.q_heads, shape.value_dim);
-    delta_ = random_tensor(rng, Dtype::kF32, rows, shape.q_heads, 1);
-    o_ = HostTensor(Dtype::kF32, rows, shape.q_heads, shape.value_dim);
-    lse_ = HostTensor(Dtype::kF32, rows, shape.q_heads, 1);
-    dq_ = HostTensor(Dtype::kF32, rows, shape.q_heads, shape.head_dim);
-    dk_ = HostTensor(Dtype::kF32, keys, shape.kv_heads, shape.head_dim);
-    dv_ = HostTensor(Dtype::kF32, keys, shape.kv_heads, shape.value_dim);
-    forward(1);  // backward needs the LSE
+                .softcap = static_cast<float>(shape.softcap)},
+        rng_(1),
+        keys_(rng_, shape, band.k.end) {
+    for (std::int64_t i = 0; i < num_tiles; ++i) queries_.emplace_back(rng_, shape, band.q.end);
+    forward();  // backward needs the LSE
   }
 
-  // One call on so many copies of the tile, into one result.
-  void forward(std::int64_t tiles) {
+  void forward() {
     std::vector<ForwardTile> list;
-    for (std::int64_t i = 0; i < tiles; ++i) {
-      list.push_back({q_.view(),
-                      k_.view(),
-                      v_.view(),
-                      o_.view(),
-                      lse_.stats(),
+    for (QueryTensors& q : queries_) {
+      list.push_back({q.q.view(),
+                      keys_.k.view(),
+                      keys_.v.view(),
+                      q.o.view(),
+                      q.lse.stats(),
                       {&band_, 1},
-                      /*init=*/i == 0});
+                      /*init=*/true});
     }
     kernel_.forward(params_, list);
   }
 
   void backward() {
-    const BackwardTile tile{q_.view(),    k_.view(),      v_.view(),  dout_.view(),
-                            lse_.stats(), delta_.stats(), dq_.view(), dk_.view(),
-                            dv_.view(),   {&band_, 1},    true,       true};
-    kernel_.backward(params_, {&tile, 1});
+    std::vector<BackwardTile> list;
+    for (QueryTensors& q : queries_) {
+      list.push_back({q.q.view(),
+                      keys_.k.view(),
+                      keys_.v.view(),
+                      q.dout.view(),
+                      q.lse.stats(),
+                      q.delta.stats(),
+                      q.dq.view(),
+                      keys_.dk.view(),
+                      keys_.dv.view(),
+                      {&band_, 1},
+                      /*init_dq=*/true,
+                      /*init_dkv=*/&q == queries_.data()});
+    }
+    kernel_.backward(params_, list);
   }
 
  private:
   const AttentionKernel& kernel_;
   Band band_;
   KernelParams params_;
-  HostTensor q_, k_, v_, dout_, delta_, o_, lse_, dq_, dk_, dv_;
+  Rng rng_;
+  KeyTensors keys_;
+  std::vector<QueryTensors> queries_;
 };
 
 class MachineMeasurement {
@@ -147,7 +188,6 @@ class MachineMeasurement {
     profile_.kernel = kernel_.name();
     measure_grid();
     measure_overheads();
-    measure_slots();
     measure_memory();
     measure_transport();
     fill_cluster();
@@ -159,70 +199,85 @@ class MachineMeasurement {
     if (on_step_) on_step_(what);
   }
 
-  // Of a call on `tiles` copies of a tile, on so many ranks at once; backward: one tile.
+  // Of a call on so many tiles, on so many ranks at once.
   [[nodiscard]] double call_of_s(std::int32_t ranks, Direction direction, const Band& band,
-                                 std::int64_t tiles = 1) const {
+                                 std::int64_t tiles) const {
     return seconds_per_call(ranks, settings_.effort, [&](Transport&) {
-      const auto bench = std::make_shared<TileBench>(kernel_, options_.shape, band);
-      return std::function<void()>([bench, direction, tiles] {
-        if (direction == Direction::kForward) {
-          bench->forward(tiles);
-        } else {
-          bench->backward();
-        }
-      });
+      const auto bench = std::make_shared<TileBench>(kernel_, options_.shape, band, tiles);
+      return direction == Direction::kForward
+                 ? std::function<void()>([bench] { bench->forward(); })
+                 : std::function<void()>([bench] { bench->backward(); });
     });
   }
 
-  [[nodiscard]] double call_s(Direction direction, const Band& band, std::int64_t tiles = 1) const {
+  [[nodiscard]] double call_s(Direction direction, const Band& band, std::int64_t tiles) const {
     return call_of_s(options_.ranks, direction, band, tiles);
   }
 
-  [[nodiscard]] KernelSample measure_tile(std::int64_t rows, std::int64_t keys) const {
-    step(fmt::format("{} x {} tokens", rows, keys));
-    const Band band = full_band(rows, keys);
-    return {rows, keys, call_s(Direction::kForward, band), call_s(Direction::kBackward, band)};
+  // The faster of this measurement and those before it.
+  void measure_tile(KernelSample& sample) const {
+    step(fmt::format("{} x {} tokens", sample.q_rows, sample.kv_rows));
+    const Band band = full_band(sample.q_rows, sample.kv_rows);
+    const double forward_s = call_s(Direction::kForward, band, sample.tiles);
+    const double backward_s = call_s(Direction::kBackward, band, sample.tiles);
+    const bool is_first = sample.forward_s == 0;
+    sample.forward_s = is_first ? forward_s : std::min(sample.forward_s, forward_s);
+    sample.backward_s = is_first ? backward_s : std::min(sample.backward_s, backward_s);
   }
 
-  // The diagonal first: it says where the grid ends.
+  // The diagonal says where the grid ends. Several passes: what disturbs one measurement often
+  // disturbs the next ones, too.
   void measure_grid() {
-    std::vector<KernelSample> diagonal;
     for (const std::int64_t size : settings_.sizes) {
-      if (!diagonal.empty() && 4 * diagonal.back().forward_s > settings_.longest_call_s) break;
-      diagonal.push_back(measure_tile(size, size));
+      KernelSample sample{size, size, tiles_of_call(size, size)};
+      if (!grid_.empty() && 4 * last_diagonal_s_ > settings_.longest_call_s) break;
+      measure_tile(sample);
+      last_diagonal_s_ = sample.forward_s / static_cast<double>(sample.tiles);
+      grid_.push_back(size);
     }
-    for (std::size_t i = 0; i < diagonal.size(); ++i) {
-      for (std::size_t j = 0; j < diagonal.size(); ++j) {
-        profile_.kernel_samples.push_back(
-            i == j ? diagonal[i] : measure_tile(settings_.sizes[i], settings_.sizes[j]));
+    for (const std::int64_t rows : grid_) {
+      for (const std::int64_t keys : grid_) {
+        profile_.kernel_samples.push_back({rows, keys, tiles_of_call(rows, keys)});
       }
     }
-    grid_.assign(settings_.sizes.begin(),
-                 settings_.sizes.begin() + static_cast<std::ptrdiff_t>(diagonal.size()));
+    for (std::int32_t pass = 0; pass < settings_.passes; ++pass) {
+      for (KernelSample& sample : profile_.kernel_samples) measure_tile(sample);
+      measure_alone();
+    }
+    slots_ = measured_slots();
   }
 
   // What a call costs beside its tiles, and what a partial tile costs beside its pairs.
   void measure_overheads() {
     step("calls");
     const Band smallest = full_band(grid_.front(), grid_.front());
-    const double one_s = call_s(Direction::kForward, smallest);
-    const double many_s = call_s(Direction::kForward, smallest, kManyTiles);
-    const double tile_s = std::max(0.0, (many_s - one_s) / (kManyTiles - 1));
+    const double one_s = call_s(Direction::kForward, smallest, 1);
+    const double many_s = call_s(Direction::kForward, smallest, kMostTiles);
+    const double tile_s = std::max(0.0, (many_s - one_s) / (kMostTiles - 1));
     call_s_ = std::clamp(one_s - tile_s, 0.0, (1 - kLeastTileShare) * one_s);
     for (std::size_t i = grid_.size() - std::min<std::size_t>(2, grid_.size()); i < grid_.size();
          ++i) {
       step(fmt::format("causal, {} tokens", grid_[i]));
-      causal_.emplace_back(grid_[i], call_s(Direction::kForward, causal_band(grid_[i])));
+      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+        causal_.push_back({grid_[i], direction, call_s(direction, causal_band(grid_[i]), 1)});
+      }
     }
   }
 
-  // All ranks at once compute as fast as so many ranks would that have the machine to themselves.
-  void measure_slots() {
+  // The largest tile on one rank that has the machine to itself; the faster of this measurement and
+  // those before it.
+  void measure_alone() {
     step("one rank");
-    const KernelSample& all = profile_.kernel_samples.back();
-    const double alone_s = call_of_s(1, Direction::kForward, full_band(all.q_rows, all.kv_rows));
-    slots_ = std::clamp(options_.ranks * alone_s / all.forward_s, 1.0,
-                        static_cast<double>(options_.ranks));
+    const KernelSample& largest = profile_.kernel_samples.back();
+    const double seconds = call_of_s(1, Direction::kForward,
+                                     full_band(largest.q_rows, largest.kv_rows), largest.tiles);
+    alone_s_ = alone_s_ == 0 ? seconds : std::min(alone_s_, seconds);
+  }
+
+  // All ranks at once compute as fast as so many would that each have the machine to themselves.
+  [[nodiscard]] double measured_slots() const {
+    return std::clamp(options_.ranks * alone_s_ / profile_.kernel_samples.back().forward_s, 1.0,
+                      static_cast<double>(options_.ranks));
   }
 
   // Of what takes so long when all ranks do it at once.
@@ -299,24 +354,28 @@ class MachineMeasurement {
     return std::span<const TransferSample>(profile_.transfers).last(settings_.message_bytes.size());
   }
 
-  [[nodiscard]] double tile_s(double call_s) const {
-    return std::max(call_s - call_s_, kLeastTileShare * call_s);
+  // Of one tile of a call, at full speed.
+  [[nodiscard]] double tile_s(double call_s, std::int64_t tiles) const {
+    return at_full_speed(std::max(call_s - call_s_, kLeastTileShare * call_s) /
+                         static_cast<double>(tiles));
   }
 
   // The rows of kernel tiles with which the profile predicts the causal calls best.
   [[nodiscard]] std::int64_t best_tile_rows(AttentionProfile profile, double peak_flops) const {
-    const double flops = forward_flops(1, options_.shape.q_heads, options_.shape);
     std::int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
     for (const std::int64_t rows : kTileRows) {
       profile.kernel_tile_rows = rows;
       double error = 0;
-      for (const auto& [size, seconds] : causal_) {
-        const double computed = profile.computed_pairs(size, size, num_pairs(causal_band(size)));
-        const double share =
-            profile.forward_share(static_cast<double>(size), computed / static_cast<double>(size));
-        error += std::abs(
-            std::log(computed * flops / (peak_flops * share) / at_full_speed(tile_s(seconds))));
+      for (const CausalSample& sample : causal_) {
+        const double computed = profile.computed_pairs(sample.tokens, sample.tokens,
+                                                       num_pairs(causal_band(sample.tokens)));
+        const auto tokens = static_cast<double>(sample.tokens);
+        const bool forward = sample.direction == Direction::kForward;
+        const double share = forward ? profile.forward_share(tokens, computed / tokens)
+                                     : profile.backward_share(tokens, computed / tokens);
+        const double flops = computed * flops_of_pair(sample.direction);
+        error += std::abs(std::log(flops / (peak_flops * share) / tile_s(sample.seconds, 1)));
       }
       if (error < least) {
         least = error;
@@ -326,6 +385,12 @@ class MachineMeasurement {
     return best;
   }
 
+  [[nodiscard]] double flops_of_pair(Direction direction) const {
+    const AttentionShape& shape = options_.shape;
+    return direction == Direction::kForward ? forward_flops(1, shape.q_heads, shape)
+                                            : backward_flops(1, shape.q_heads, shape);
+  }
+
   void fill_attention() {
     AttentionProfile profile;
     profile.q_rows = profile.kv_rows = grid_;
@@ -333,11 +398,10 @@ class MachineMeasurement {
     double peak = 0;
     std::vector<std::array<double, 2>> rates;  // FLOP/s, by direction
     for (const KernelSample& sample : profile_.kernel_samples) {
-      const std::int64_t pairs = sample.q_rows * sample.kv_rows;
-      const AttentionShape& shape = options_.shape;
+      const auto pairs = static_cast<double>(sample.q_rows * sample.kv_rows);
       rates.push_back(
-          {forward_flops(pairs, shape.q_heads, shape) / at_full_speed(tile_s(sample.forward_s)),
-           backward_flops(pairs, shape.q_heads, shape) / at_full_speed(tile_s(sample.backward_s))});
+          {pairs * flops_of_pair(Direction::kForward) / tile_s(sample.forward_s, sample.tiles),
+           pairs * flops_of_pair(Direction::kBackward) / tile_s(sample.backward_s, sample.tiles)});
       peak = std::max(peak, rates.back()[0]);
     }
     for (const auto& [forward, backward] : rates) {
@@ -377,9 +441,11 @@ class MachineMeasurement {
   Settings settings_;
   const AttentionKernel& kernel_;
   MachineProfile profile_;
-  std::vector<std::int64_t> grid_;                       // sizes of the measured tiles
-  std::vector<std::pair<std::int64_t, double>> causal_;  // tokens, seconds of a call
-  double call_s_ = 0;                                    // of an attention call, beside its tiles
+  std::vector<std::int64_t> grid_;  // sizes of the measured tiles
+  std::vector<CausalSample> causal_;
+  double last_diagonal_s_ = 0;
+  double call_s_ = 0;   // of an attention call, beside its tiles
+  double alone_s_ = 0;  // of a call on the largest tile
   double slots_ = 1;
   double launch_s_ = 0;
 };
@@ -388,10 +454,10 @@ class MachineMeasurement {
 
 std::int64_t profile_steps(const ProfileOptions& options) {
   const Settings settings = settings_of(options);
-  return static_cast<std::int64_t>(settings.sizes.size() * settings.sizes.size() +
-                                   group_sizes(options.ranks).size() *
-                                       settings.message_bytes.size()) +
-         6;
+  const auto sizes = static_cast<std::int64_t>(settings.sizes.size());
+  const auto groups = static_cast<std::int64_t>(group_sizes(options.ranks).size());
+  return sizes + settings.passes * (sizes * sizes + 1) +
+         groups * static_cast<std::int64_t>(settings.message_bytes.size()) + 5;
 }
 
 void check_profile_options(const ProfileOptions& options) {

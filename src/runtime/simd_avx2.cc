@@ -3,14 +3,13 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#include "runtime/simd_backward.h"
-#include "runtime/simd_forward.h"
+#include "runtime/simd_target.h"
 #include "runtime/simd_vector_avx2.h"
 
 namespace contextile {
 
 const SimdTarget* simd_avx2() {
-  static constexpr SimdTarget kTarget = make_target<VectorAvx2>("avx2");
+  static constexpr SimdTarget kTarget = make_simd_target<VectorAvx2>("avx2");
   return &kTarget;
 }
 

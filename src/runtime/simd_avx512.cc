@@ -4,14 +4,13 @@
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 
-#include "runtime/simd_backward.h"
-#include "runtime/simd_forward.h"
+#include "runtime/simd_target.h"
 #include "runtime/simd_vector_avx512.h"
 
 namespace contextile {
 
 const SimdTarget* simd_avx512() {
-  static constexpr SimdTarget kTarget = make_target<VectorAvx512>("avx512");
+  static constexpr SimdTarget kTarget = make_simd_target<VectorAvx512>("avx512");
   return &kTarget;
 }
 

@@ -1,4 +1,5 @@
-// Copying rows of tensors into contiguous fp32, as rows or as panels with rows in lanes.
+// Copying rows of tensors into contiguous elements of products: as rows, as pairs of rows, or as
+// panels with rows in lanes. Everything is padded with zeros.
 #pragma once
 
 #include <cstdint>
@@ -8,31 +9,27 @@
 
 namespace contextile {
 
-// Elements of rows of one dtype, widened.
-template <class V, Dtype kDtype>
-struct Widened {
-  static constexpr std::int64_t kBytes = kDtype == Dtype::kF32 ? 4 : 2;
+CONTEXTILE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t step) {
+  return (n + step - 1) / step * step;
+}
+CONTEXTILE_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+CONTEXTILE_INLINE std::int64_t larger(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 
-  // The kLanes elements from `index` of a row of `dim`; zero beyond its end.
-  CONTEXTILE_INLINE static typename V::Float load(const char* row, std::int64_t index,
-                                                  std::int64_t dim) {
-    if (index + V::kLanes <= dim) return load_all(row, index);
-    char some[V::kLanes * kBytes] = {};
-    for (std::int64_t i = 0; i < (dim - index) * kBytes; ++i) some[i] = row[index * kBytes + i];
-    return load_all(some, 0);
-  }
-
-  CONTEXTILE_INLINE static typename V::Float load_all(const char* row, std::int64_t index) {
-    const char* from = row + index * kBytes;
-    if constexpr (kDtype == Dtype::kF32) {
-      return V::load(reinterpret_cast<const float*>(from));
-    } else if constexpr (kDtype == Dtype::kBf16) {
-      return V::load_bf16(reinterpret_cast<const std::uint16_t*>(from));
-    } else {
-      return V::load_f16(reinterpret_cast<const std::uint16_t*>(from));
-    }
-  }
-};
+// Elements of a row of `dim` numbers that is walked along its depth, and of one that is walked
+// across, both rounded up to whole vectors.
+template <class V>
+CONTEXTILE_INLINE std::int64_t depth_stride(std::int64_t dim) {
+  return round_up((dim + V::kPair - 1) / V::kPair, V::kLanes);
+}
+template <class V>
+CONTEXTILE_INLINE std::int64_t row_stride(std::int64_t dim) {
+  return round_up(dim, V::kLanes);
+}
+// As row_stride, with room for whole pairs of vectors.
+template <class V>
+CONTEXTILE_INLINE std::int64_t panel_row_stride(std::int64_t dim) {
+  return depth_stride<V>(dim) * V::kPair;
+}
 
 // A tensor's rows as bytes.
 struct ByteRows {
@@ -52,16 +49,95 @@ CONTEXTILE_INLINE ByteRows byte_rows(const TensorView& view) {
           view.head_stride * element, view.dim};
 }
 
-// Rows [first, first + count) of a head, each padded with zeros to `stride` (a multiple of kLanes),
-// then `num_zero_rows` rows of zeros.
+// Vectors of a row as floats, whatever it is made of.
 template <class V, Dtype kDtype>
-[[gnu::noinline]] void pack_rows_of(const ByteRows& from, std::int64_t first, std::int64_t count,
-                                    std::int64_t head, float* to, std::int64_t stride,
-                                    std::int64_t num_zero_rows) {
+struct Widened {
+  static constexpr std::int64_t kBytes = kDtype == Dtype::kF32 ? 4 : 2;
+  static constexpr std::int64_t kLanes = V::kLanes;
+
+  CONTEXTILE_INLINE static typename V::Float load(const char* row, std::int64_t index) {
+    const char* from = row + index * kBytes;
+    if constexpr (kDtype == Dtype::kF32) {
+      return V::load(reinterpret_cast<const float*>(from));
+    } else if constexpr (kDtype == Dtype::kBf16) {
+      return V::load_bf16(reinterpret_cast<const std::uint16_t*>(from));
+    } else {
+      return V::load_f16(reinterpret_cast<const std::uint16_t*>(from));
+    }
+  }
+};
+
+// Vectors of a bf16 row as they are, two numbers to a lane.
+template <class V>
+struct Paired {
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr std::int64_t kLanes = 2 * V::kLanes;
+
+  CONTEXTILE_INLINE static typename V::Float load(const char* row, std::int64_t index) {
+    return V::load(reinterpret_cast<const float*>(row + index * kBytes));
+  }
+};
+
+// The vector at `index` of a row of `dim` numbers, zero beyond its end.
+template <class V, class Source>
+CONTEXTILE_INLINE typename V::Float load_part(const char* row, std::int64_t index,
+                                              std::int64_t dim) {
+  if (index + Source::kLanes <= dim) return Source::load(row, index);
+  char some[Source::kLanes * Source::kBytes] = {};
+  for (std::int64_t i = 0; i < (dim - index) * Source::kBytes; ++i) {
+    some[i] = row[index * Source::kBytes + i];
+  }
+  return Source::load(some, 0);
+}
+
+// Stores kLanes elements, or as many as a row still has.
+template <class V>
+CONTEXTILE_INLINE void store_row_part(float* to, typename V::Float value, std::int64_t count) {
+  if (count >= V::kLanes) {
+    V::store(to, value);
+    return;
+  }
+  float some[V::kLanes];
+  V::store(some, value);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = some[i];
+}
+template <class V>
+CONTEXTILE_INLINE typename V::Float load_row_part(const float* from, std::int64_t count) {
+  if (count >= V::kLanes) return V::load(from);
+  float some[V::kLanes] = {};
+  for (std::int64_t i = 0; i < count; ++i) some[i] = from[i];
+  return V::load(some);
+}
+
+// Calls visit with the source class of a dtype.
+template <class V, typename Visit>
+CONTEXTILE_INLINE void with_source(Dtype dtype, const Visit& visit) {
+  if constexpr (V::kPair == 2) {
+    visit(Paired<V>());
+  } else {
+    switch (dtype) {
+      case Dtype::kF32:
+        return visit(Widened<V, Dtype::kF32>());
+      case Dtype::kBf16:
+        return visit(Widened<V, Dtype::kBf16>());
+      case Dtype::kF16:
+        return visit(Widened<V, Dtype::kF16>());
+    }
+  }
+}
+
+// -------------------------------------------------------------------------------- rows of keys
+
+template <class V, class Source>
+[[gnu::noinline]] void pack_rows_from(const ByteRows& from, std::int64_t first, std::int64_t count,
+                                      std::int64_t head, float* to, std::int64_t stride,
+                                      std::int64_t num_zero_rows) {
   for (std::int64_t n = 0; n < count; ++n) {
     const char* row = from.row(first + n, head);
-    for (std::int64_t d = 0; d < stride; d += V::kLanes) {
-      V::store(to + n * stride + d, Widened<V, kDtype>::load(row, d, from.dim));
+    for (std::int64_t e = 0; e < stride; e += V::kLanes) {
+      const std::int64_t index = e / V::kLanes * Source::kLanes;
+      V::store(to + n * stride + e,
+               index < from.dim ? load_part<V, Source>(row, index, from.dim) : V::zero());
     }
   }
   for (std::int64_t i = count * stride; i < (count + num_zero_rows) * stride; i += V::kLanes) {
@@ -69,20 +145,48 @@ template <class V, Dtype kDtype>
   }
 }
 
+// Rows [first, first + count) of a head, [row][depth stride], then `num_zero_rows` rows of zeros.
 template <class V>
 inline void pack_rows(const TensorView& from, std::int64_t first, std::int64_t count,
-                      std::int64_t head, float* to, std::int64_t stride,
-                      std::int64_t num_zero_rows) {
-  const ByteRows rows = byte_rows(from);
-  switch (from.dtype) {
-    case Dtype::kF32:
-      return pack_rows_of<V, Dtype::kF32>(rows, first, count, head, to, stride, num_zero_rows);
-    case Dtype::kBf16:
-      return pack_rows_of<V, Dtype::kBf16>(rows, first, count, head, to, stride, num_zero_rows);
-    case Dtype::kF16:
-      return pack_rows_of<V, Dtype::kF16>(rows, first, count, head, to, stride, num_zero_rows);
+                      std::int64_t head, typename V::Element* to, std::int64_t num_zero_rows) {
+  with_source<V>(from.dtype, [&](auto source) {
+    pack_rows_from<V, decltype(source)>(byte_rows(from), first, count, head,
+                                        reinterpret_cast<float*>(to), depth_stride<V>(from.dim),
+                                        num_zero_rows);
+  });
+}
+
+template <class V>
+[[gnu::noinline]] void pack_pairs_from(const ByteRows& from, std::int64_t first, std::int64_t count,
+                                       std::int64_t head, float* to) {
+  const std::int64_t stride = row_stride<V>(from.dim);
+  for (std::int64_t n = 0; n < count; n += 2) {
+    const char* even = from.row(first + n, head);
+    const char* odd = n + 1 < count ? from.row(first + n + 1, head) : nullptr;
+    for (std::int64_t d = 0; d < stride; d += 2 * V::kLanes) {
+      const auto a = load_part<V, Paired<V>>(even, d, from.dim);
+      const auto b = odd == nullptr ? V::zero() : load_part<V, Paired<V>>(odd, d, from.dim);
+      typename V::Float low;
+      typename V::Float high;
+      V::interleave(a, b, low, high);
+      V::store(to + n / 2 * stride + d, low);
+      if (d + V::kLanes < stride) V::store(to + n / 2 * stride + d + V::kLanes, high);
+    }
   }
 }
+
+// The same rows walked across, [row / kPair][row stride]: pairs of bf16 hold two rows.
+template <class V>
+inline void pack_row_pairs(const TensorView& from, std::int64_t first, std::int64_t count,
+                           std::int64_t head, typename V::Element* to) {
+  if constexpr (V::kPair == 1) {
+    pack_rows<V>(from, first, count, head, to, 0);
+  } else {
+    pack_pairs_from<V>(byte_rows(from), first, count, head, reinterpret_cast<float*>(to));
+  }
+}
+
+// ------------------------------------------------------------------------------------- panels
 
 // Where a panel's flat rows stand.
 struct PanelRows {
@@ -98,28 +202,38 @@ struct PanelRows {
   }
 };
 
-// One block of kLanes rows x kLanes elements: into columns, and into rows unless null.
+// kLanes vectors of kLanes rows: as rows unless null, and transposed.
 template <class V>
 CONTEXTILE_INLINE void store_block(typename V::Float (&block)[V::kLanes], float* columns,
                                    std::int64_t width, float* rows, std::int64_t stride) {
-  if (rows != nullptr) {
+  if constexpr (V::kPair == 1) {
+    if (rows != nullptr) {
 #pragma GCC unroll 16
-    for (int i = 0; i < V::kLanes; ++i) V::store(rows + i * stride, block[i]);
+      for (int i = 0; i < V::kLanes; ++i) V::store(rows + i * stride, block[i]);
+    }
+  } else if (rows != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < V::kLanes; i += 2) {
+      typename V::Float low;
+      typename V::Float high;
+      V::interleave(block[i], block[i + 1], low, high);
+      V::store(rows + i / 2 * stride, low);
+      V::store(rows + i / 2 * stride + V::kLanes, high);
+    }
   }
   V::transpose(block);
 #pragma GCC unroll 16
   for (int i = 0; i < V::kLanes; ++i) V::store(columns + i * width, block[i]);
 }
 
-// Elements times `factor`: columns[d·width + row] for d < dim (room for dim rounded up to kLanes),
-// width = vectors · kLanes, and, unless null, rows[row·stride + d] padded with zeros to `stride`.
-template <class V, Dtype kDtype>
-[[gnu::noinline]] void pack_panel_of(const ByteRows& from, const PanelRows& panel, float factor,
-                                     float* columns, float* rows, std::int64_t stride) {
+template <class V, class Source>
+[[gnu::noinline]] void pack_panel_from(const ByteRows& from, const PanelRows& panel, float factor,
+                                       float* columns, float* rows) {
   using Float = typename V::Float;
   const std::int64_t width = std::int64_t{panel.vectors} * V::kLanes;
-  const std::int64_t whole = from.dim / V::kLanes * V::kLanes;
-  const Float factors = V::set(factor);
+  const std::int64_t depth = depth_stride<V>(from.dim);
+  const std::int64_t stride = panel_row_stride<V>(from.dim);
+  const std::int64_t whole = from.dim / Source::kLanes * Source::kLanes;
   std::int64_t token = panel.first_row / panel.heads_per_kv;
   std::int64_t head = panel.first_row % panel.heads_per_kv;
   for (std::int64_t first = 0; first < width; first += V::kLanes) {
@@ -134,39 +248,39 @@ template <class V, Dtype kDtype>
         ++token;
       }
     }
-    float* const block_rows = rows == nullptr ? nullptr : rows + first * stride;
-    for (std::int64_t d = 0; d < stride; d += V::kLanes) {
+    for (std::int64_t e = 0; e < depth; e += V::kLanes) {
+      const std::int64_t index = e / V::kLanes * Source::kLanes;
       Float block[V::kLanes];
-      if (all_kept && d < whole) {
+      if (all_kept && index < whole) {
 #pragma GCC unroll 16
         for (int i = 0; i < V::kLanes; ++i) {
-          block[i] = V::mul(factors, Widened<V, kDtype>::load_all(row_bytes[i], d));
+          block[i] = V::times_sign(Source::load(row_bytes[i], index), factor);
         }
       } else {
         for (int i = 0; i < V::kLanes; ++i) {
-          block[i] = row_bytes[i] == nullptr
-                         ? V::zero()
-                         : V::mul(factors, Widened<V, kDtype>::load(row_bytes[i], d, from.dim));
+          const bool is_zero = row_bytes[i] == nullptr || index >= from.dim;
+          block[i] =
+              is_zero ? V::zero()
+                      : V::times_sign(load_part<V, Source>(row_bytes[i], index, from.dim), factor);
         }
       }
-      store_block<V>(block, columns + d * width + first, width,
-                     rows == nullptr ? nullptr : block_rows + d, stride);
+      float* const block_rows =
+          rows == nullptr ? nullptr : rows + first / V::kPair * stride + index;
+      store_block<V>(block, columns + e * width + first, width, block_rows, stride);
     }
   }
 }
 
+// Elements times `factor` (1, -1 or 0): columns[depth stride][width], width = vectors · kLanes,
+// and, unless null, walked across: rows[width / kPair][panel row stride].
 template <class V>
-inline void pack_panel(const TensorView& from, const PanelRows& panel, float factor, float* columns,
-                       float* rows, std::int64_t stride) {
-  const ByteRows bytes = byte_rows(from);
-  switch (from.dtype) {
-    case Dtype::kF32:
-      return pack_panel_of<V, Dtype::kF32>(bytes, panel, factor, columns, rows, stride);
-    case Dtype::kBf16:
-      return pack_panel_of<V, Dtype::kBf16>(bytes, panel, factor, columns, rows, stride);
-    case Dtype::kF16:
-      return pack_panel_of<V, Dtype::kF16>(bytes, panel, factor, columns, rows, stride);
-  }
+inline void pack_panel(const TensorView& from, const PanelRows& panel, float factor,
+                       typename V::Element* columns, typename V::Element* rows) {
+  with_source<V>(from.dtype, [&](auto source) {
+    pack_panel_from<V, decltype(source)>(byte_rows(from), panel, factor,
+                                         reinterpret_cast<float*>(columns),
+                                         reinterpret_cast<float*>(rows));
+  });
 }
 
 }  // namespace contextile

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include "contextile/kernel.h"
 #include "runtime/simd_inline.h"
+#include "runtime/simd_pack.h"
 #include "runtime/simd_panels.h"
 #include "runtime/simd_product.h"
 
@@ -12,12 +14,6 @@ namespace contextile {
 inline constexpr float kLog2E = 1.44269504088896341F;
 inline constexpr float kLn2 = 0.693147180559945309F;
 inline constexpr float kNoScore = -__builtin_inff();
-
-CONTEXTILE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t step) {
-  return (n + step - 1) / step * step;
-}
-CONTEXTILE_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-CONTEXTILE_INLINE std::int64_t larger(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 
 // Scores are kept as q·k with the sign of the scale (a factor of the packed queries), and enter
 // exp2 times `to_log2`. With a softcap they are kept capped in units of log2, and to_log2 is 1.
@@ -59,12 +55,57 @@ CONTEXTILE_INLINE typename V::Float tanh_of(typename V::Float x) {
   return V::select(V::less(size, V::set(0.625F)), small, large);
 }
 
+// Rows that will be needed soon, fetched into the cache a row at a time while products run.
+class AheadRows {
+ public:
+  AheadRows() = default;
+  // Flat rows `first` and on of a tensor, token by token, `heads` of them to a token.
+  CONTEXTILE_INLINE AheadRows(const TensorView& view, std::int64_t first, std::int64_t count,
+                              std::int64_t heads, std::int64_t first_head)
+      : rows_(byte_rows(view)),
+        row_bytes_(view.dim * (view.dtype == Dtype::kF32 ? 4 : 2)),
+        left_(count),
+        heads_(heads),
+        first_head_(first_head),
+        token_(first / heads),
+        head_(first % heads) {}
+
+  CONTEXTILE_INLINE void fetch_one() {
+    if (left_ == 0) return;
+    --left_;
+    const char* row = rows_.row(token_, first_head_ + head_);
+    for (std::int64_t i = 0; i < row_bytes_; i += 64) __builtin_prefetch(row + i, 0, 2);
+    if (++head_ == heads_) {
+      head_ = 0;
+      ++token_;
+    }
+  }
+
+ private:
+  ByteRows rows_;
+  std::int64_t row_bytes_ = 0;
+  std::int64_t left_ = 0;
+  std::int64_t heads_ = 1;
+  std::int64_t first_head_ = 0;
+  std::int64_t token_ = 0;
+  std::int64_t head_ = 0;
+};
+
+// Everything that is fetched ahead at one time.
+struct Ahead {
+  AheadRows rows[4];
+  CONTEXTILE_INLINE void fetch() {
+    for (AheadRows& some : rows) some.fetch_one();
+  }
+};
+
 // A step of a panel, cut to a packed block of keys.
+template <class V>
 struct ScoreBlock {
-  const float* queries = nullptr;  // [dim][width], packed
-  const float* keys = nullptr;     // the first key's row
+  const typename V::Element* queries = nullptr;  // [depth stride][width]
+  const typename V::Element* keys = nullptr;     // the first key's row
   std::int64_t key_stride = 0;
-  std::int64_t dim = 0;
+  std::int64_t depth = 0;       // elements of a key
   std::int64_t first_key = 0;   // of the tile
   std::int64_t num_keys = 0;    // rows up to a multiple of kProductRows can be read
   std::int64_t full_begin = 0;  // keys counted from the first that need no mask
@@ -73,6 +114,7 @@ struct ScoreBlock {
   const PanelStep* step = nullptr;
   const std::int32_t* tokens = nullptr;  // of every lane; -1: none
   const ScoreScale* scale = nullptr;
+  Ahead* ahead = nullptr;
 };
 
 template <class V, int kVectors>
@@ -87,7 +129,7 @@ CONTEXTILE_INLINE void cap_scores(const ScoreScale& scale, float* scores) {
 
 // Who attends the key: bands over this panel's tokens.
 template <class V, int kVectors>
-CONTEXTILE_INLINE void mask_of_key(const ScoreBlock& block, std::int64_t key,
+CONTEXTILE_INLINE void mask_of_key(const ScoreBlock<V>& block, std::int64_t key,
                                    const typename V::Int* tokens, typename V::Mask* masks) {
   for (int n = 0; n < kVectors; ++n) masks[n] = V::none();
   for (std::uint32_t b = 0; b < block.step->num_bands; ++b) {
@@ -103,7 +145,7 @@ CONTEXTILE_INLINE void mask_of_key(const ScoreBlock& block, std::int64_t key,
 
 // Scores of kProductRows keys from `row`; -inf where nobody attends.
 template <class V, int kVectors>
-inline void masked_scores(const ScoreBlock& block, std::int64_t row, float* scores,
+inline void masked_scores(const ScoreBlock<V>& block, std::int64_t row, float* scores,
                           typename V::Float* largest) {
   typename V::Int tokens[kVectors];
   for (int n = 0; n < kVectors; ++n) tokens[n] = V::load_int(block.tokens + n * V::kLanes);
@@ -129,22 +171,40 @@ inline void masked_scores(const ScoreBlock& block, std::int64_t row, float* scor
 // scores[key][lane] of num_keys keys rounded up to kProductRows; the largest of every lane is
 // folded into `largest`.
 template <class V, int kVectors>
-inline void score_keys(const ScoreBlock& block, float* scores, typename V::Float* largest) {
+inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Float* largest) {
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   for (std::int64_t row = 0; row < block.num_keys; row += V::kProductRows) {
-    const float* keys = block.keys + row * block.key_stride;
+    const typename V::Element* keys = block.keys + row * block.key_stride;
+    block.ahead->fetch();
     float* to = scores + row * kWidth;
     const bool is_plain = row >= block.full_begin && row + V::kProductRows <= block.full_end &&
                           block.scale->into_cap == 0;
     if (is_plain) {
       product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, true>(
-          block.dim, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, largest);
+          block.depth, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, largest);
       continue;
     }
     product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, false>(
-        block.dim, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, nullptr);
+        block.depth, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, nullptr);
     masked_scores<V, kVectors>(block, row, to, largest);
   }
+}
+
+// The part of a step inside packed keys [first_packed, end_packed); false if there is none. Whole
+// pairs only: a first key may be one that nobody of the step attends.
+template <class V>
+CONTEXTILE_INLINE bool cut_step(const PanelStep& step, std::int64_t first_packed,
+                                std::int64_t end_packed, ScoreBlock<V>& block) {
+  std::int64_t begin = larger(step.begin, first_packed);
+  const std::int64_t end = smaller(step.end, end_packed);
+  if (begin >= end) return false;
+  begin -= (begin - first_packed) % V::kPair;
+  block.step = &step;
+  block.first_key = begin;
+  block.num_keys = end - begin;
+  block.full_begin = larger(step.full_begin, begin) - begin;
+  block.full_end = smaller(step.full_end, end) - begin;
+  return true;
 }
 
 // The keys of [begin, end) that any step of the panels meets, as one range.

@@ -61,6 +61,7 @@ struct SimdTarget {
 // Null where the compiler or the processor's family has no such instructions; whether this CPU has
 // them is for the caller to ask.
 [[nodiscard]] const SimdTarget* simd_avx512();
+[[nodiscard]] const SimdTarget* simd_avx512_bf16();  // bf16 inputs only
 [[nodiscard]] const SimdTarget* simd_avx2();
 [[nodiscard]] const SimdTarget* simd_portable();
 

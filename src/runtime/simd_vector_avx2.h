@@ -16,6 +16,11 @@ struct VectorAvx2 {
   using Mask = __m256;
 
   static constexpr int kLanes = 8;
+  // What products are made of: a float each.
+  using Element = float;
+  using Factor = Float;
+  static constexpr int kPair = 1;
+
   static constexpr int kProductRows = 4;
   static constexpr int kGradientRows = 6;
   static constexpr int kGradientVectors = 2;
@@ -36,6 +41,13 @@ struct VectorAvx2 {
   CONTEXTILE_INLINE static Float abs(Float a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), a); }
   CONTEXTILE_INLINE static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   CONTEXTILE_INLINE static Float fms(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }
+
+  CONTEXTILE_INLINE static Factor load_factors(const Element* from) { return load(from); }
+  CONTEXTILE_INLINE static Factor set_factor(Element a) { return set(a); }
+  CONTEXTILE_INLINE static Float multiply_add(Factor a, Factor b, Float c) { return fma(a, b, c); }
+
+  CONTEXTILE_INLINE static Float times_sign(Float a, float sign) { return mul(a, set(sign)); }
+  CONTEXTILE_INLINE static void store_elements(float* to, Float a) { store(to, a); }
 
   CONTEXTILE_INLINE static Int load_int(const std::int32_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

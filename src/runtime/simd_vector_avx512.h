@@ -13,22 +13,33 @@ namespace contextile {
 //   exp2 has relative error 1.6e-7 down to results of 2^-126, and is 0 for -inf;
 //   between(x, lo, hi): lo <= x <= hi;  select(mask, a, b): mask ? a : b;
 //   transpose turns kLanes rows of kLanes elements into columns.
+// Products are made of elements of kPair numbers that are neighbours along the depth of a product;
+// with kPair = 2 a class has besides
+//   interleave(a, b, low, high): pairs (a0, b0), (a1, b1), … of the numbers of two rows;
+//   store_elements: numbers rounded, one after another (half a vector);
+//   store_pairs: pairs (a0, b0), (a1, b1), … rounded.
+// times_sign is the product with 1, -1 or 0, of loaded elements.
 // Register tiles: kProductRows x kMaxPanelVectors for scores and outputs, kGradientRows x
 // kGradientVectors for gradients. kForwardKeys, kBackwardKeys: keys of one block (multiples of
-// kProductRows); kForwardPanels, kBackwardPanels: panels that share a packed block.
+// kProductRows); kForwardPanels, kBackwardPanels: the most panels that share a packed block.
 struct VectorAvx512 {
   using Float = __m512;
   using Int = __m512i;
   using Mask = __mmask16;
 
   static constexpr int kLanes = 16;
+  // What products are made of: a float each.
+  using Element = float;
+  using Factor = Float;
+  static constexpr int kPair = 1;
+
   static constexpr int kProductRows = 8;
   static constexpr int kGradientRows = 6;
   static constexpr int kGradientVectors = 4;
   static constexpr int kForwardKeys = 256;
   static constexpr int kBackwardKeys = 256;
   static constexpr int kForwardPanels = 32;
-  static constexpr int kBackwardPanels = 32;
+  static constexpr int kBackwardPanels = 16;
 
   CONTEXTILE_INLINE static Float load(const float* from) { return _mm512_loadu_ps(from); }
   CONTEXTILE_INLINE static void store(float* to, Float a) { _mm512_storeu_ps(to, a); }
@@ -42,6 +53,13 @@ struct VectorAvx512 {
   CONTEXTILE_INLINE static Float abs(Float a) { return _mm512_abs_ps(a); }
   CONTEXTILE_INLINE static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   CONTEXTILE_INLINE static Float fms(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }
+
+  CONTEXTILE_INLINE static Factor load_factors(const Element* from) { return load(from); }
+  CONTEXTILE_INLINE static Factor set_factor(Element a) { return set(a); }
+  CONTEXTILE_INLINE static Float multiply_add(Factor a, Factor b, Float c) { return fma(a, b, c); }
+
+  CONTEXTILE_INLINE static Float times_sign(Float a, float sign) { return mul(a, set(sign)); }
+  CONTEXTILE_INLINE static void store_elements(float* to, Float a) { store(to, a); }
 
   CONTEXTILE_INLINE static Int load_int(const std::int32_t* from) {
     return _mm512_loadu_si512(from);

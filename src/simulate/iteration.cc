@@ -15,6 +15,7 @@ namespace contextile {
 namespace {
 
 constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+constexpr double kRounding = 1e-12;     // of sums that should be equal
 constexpr double kForwardsOfAStep = 3;  // backward takes twice forward's FLOPs
 
 class Prediction {
@@ -27,7 +28,8 @@ class Prediction {
     for (std::int32_t r = 0; r < step_.pipeline.stages; ++r) synchronise(r);
     for (StageTimes& stage : result_.stages) {
       const double busy_us = stage.total_us();
-      stage.bubble_us = std::max(0.0, result_.time_us - busy_us);  // sums may round
+      const double bubble_us = result_.time_us - busy_us;
+      if (bubble_us > kRounding * result_.time_us) stage.bubble_us = bubble_us;
       const auto share = 1.0 / (static_cast<double>(result_.stages.size()) * result_.time_us);
       result_.bubble_share += share * stage.bubble_us;
       result_.exposed_share += share * stage.exposed_us();
@@ -74,16 +76,17 @@ class Prediction {
     return cost.total_us();
   }
 
-  // The shortest time that all replicas of a stage spend on one micro-batch in one direction.
+  // What a stage computes outside attention for one micro-batch in one direction: the least of all
+  // replicas. While attention runs, its transfers have the network.
   [[nodiscard]] double hiding_us(std::int32_t stage, Direction direction,
                                  std::int32_t micro_batch) const {
     double least = std::numeric_limits<double>::infinity();
-    for (const PipelineTimeline& timeline : result_.timelines) {
+    for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
       double us = 0;
-      for (const PipelineSpan& span : timeline.stages[static_cast<std::size_t>(stage)]) {
-        if (span.step.direction == direction && span.step.micro_batch == micro_batch) {
-          us += span.end_us - span.start_us;
-        }
+      for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
+        const PhaseCost cost =
+            costs_.phase(direction, d, c * step_.pipeline.stages + stage, micro_batch);
+        us += cost.linear_us + cost.tensor_parallel_us;
       }
       least = std::min(least, us);
     }

@@ -1,6 +1,7 @@
 #include "simulate/program_costs.h"
 
 #include <algorithm>
+#include <tuple>
 #include <variant>
 
 #include "base/check.h"
@@ -22,14 +23,18 @@ TileCosts::TileCosts(const AttentionShape& shape, const Cluster& cluster)
 
 double TileCosts::piece_us(Direction direction, std::int64_t rows, std::int64_t keys,
                            std::int64_t pairs, std::int32_t head_groups) const {
-  const double computed = profile_.computed_pairs(rows, keys, pairs);
-  const double mean_keys = computed / static_cast<double>(rows);
+  return run_us(direction, rows, profile_.computed_pairs(rows, keys, pairs), head_groups);
+}
+
+double TileCosts::run_us(Direction direction, std::int64_t rows, double computed_pairs,
+                         std::int32_t head_groups) const {
+  const double mean_keys = computed_pairs / static_cast<double>(rows);
   const bool forward = direction == Direction::kForward;
   const double share = forward ? shares_.forward(static_cast<double>(rows), mean_keys)
                                : shares_.backward(static_cast<double>(rows), mean_keys);
   const std::int32_t heads = shape_.q_heads / head_groups;
   const double flops = forward ? forward_flops(1, heads, shape_) : backward_flops(1, heads, shape_);
-  return computed * flops / (1e12 * attention_tflops_ * share) * kUsPerSecond;
+  return computed_pairs * flops / (1e12 * attention_tflops_ * share) * kUsPerSecond;
 }
 
 ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round,
@@ -43,48 +48,71 @@ ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t
       end_of_peer_(static_cast<std::size_t>(plan.num_devices()), -1) {
   const std::int32_t heads = plan.shape.q_heads / round_.head_groups;
   flops_per_pair_ = {forward_flops(1, heads, plan.shape), backward_flops(1, heads, plan.shape)};
-  for (const DeviceProgram& device : round_.devices) {
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      if (device.programs[mask].of(direction)) has_direction_[index_of(direction)] = true;
+  computed_of_run_.assign(static_cast<std::size_t>(round_.blocks.num_blocks()) *
+                              static_cast<std::size_t>(round_.head_groups),
+                          0);
+}
+
+const std::vector<ProgramCosts::Piece>& ProgramCosts::pieces_of(BlockId q_block, BlockId kv_block) {
+  const std::uint64_t key = (static_cast<std::uint64_t>(q_block.value) << 32U) |
+                            static_cast<std::uint32_t>(kv_block.value);
+  const auto [it, is_new] = partial_.try_emplace(key);
+  if (is_new) {
+    bands_.clear();
+    index_.append_bands(q_block, kv_block, bands_);
+    for (const LocalBand& band : bands_) {
+      it->second.push_back({band.q, cluster_.attention.computed_pairs(band.q.size(), band.k.size(),
+                                                                      num_pairs(band))});
     }
   }
-}
-
-void ProgramCosts::add_piece(std::int64_t rows, std::int64_t keys, std::int64_t pairs,
-                             TileTimes& times) const {
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    if (!has_direction_[index_of(direction)]) continue;
-    times[index_of(direction)] += costs_.piece_us(direction, rows, keys, pairs, round_.head_groups);
-  }
-}
-
-ProgramCosts::TileTimes ProgramCosts::partial_tile_us(BlockId q_block, BlockId kv_block) {
-  bands_.clear();
-  index_.append_bands(q_block, kv_block, bands_);
-  TileTimes times{};
-  for (const LocalBand& band : bands_) {
-    add_piece(band.q.size(), band.k.size(), num_pairs(band), times);
-  }
-  return times;
-}
-
-const ProgramCosts::TileTimes& ProgramCosts::tile_us(const TileOp& tile) {
-  const std::int64_t rows = round_.blocks.num_tokens(tile.q_block);
-  const std::int64_t keys = round_.blocks.num_tokens(tile.kv_block);
-  if (tile.pairs == rows * keys) {
-    if (rows != last_rows_ || keys != last_keys_) {
-      last_rows_ = rows;
-      last_keys_ = keys;
-      last_us_ = {};
-      add_piece(rows, keys, tile.pairs, last_us_);
-    }
-    return last_us_;
-  }
-  const std::uint64_t key = (static_cast<std::uint64_t>(tile.q_block.value) << 32U) |
-                            static_cast<std::uint32_t>(tile.kv_block.value);
-  const auto [it, is_new] = partial_us_.try_emplace(key);
-  if (is_new) it->second = partial_tile_us(tile.q_block, tile.kv_block);
   return it->second;
+}
+
+// Runs of whole blocks are found by block and group; those of parts of blocks are sorted.
+double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction direction) {
+  runs_.clear();
+  part_runs_.clear();
+  for (const TileOp& tile : tiles) {
+    const std::int64_t rows = round_.blocks.num_tokens(tile.q_block);
+    const std::int64_t keys = round_.blocks.num_tokens(tile.kv_block);
+    const std::size_t run =
+        tile.q_block.index() * static_cast<std::size_t>(round_.head_groups) + tile.group.index();
+    if (tile.pairs == rows * keys) {
+      add_to_run(run, rows, static_cast<double>(tile.pairs));
+      continue;
+    }
+    for (const Piece& piece : pieces_of(tile.q_block, tile.kv_block)) {
+      if (piece.q.size() == rows) {
+        add_to_run(run, rows, piece.computed_pairs);
+      } else {
+        part_runs_.push_back({run, piece});
+      }
+    }
+  }
+  double us = 0;
+  for (const auto& [run, rows] : runs_) {
+    us += costs_.run_us(direction, rows, computed_of_run_[run], round_.head_groups);
+    computed_of_run_[run] = 0;
+  }
+  std::sort(part_runs_.begin(), part_runs_.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.first, a.second.q.begin, a.second.q.end) <
+           std::tie(b.first, b.second.q.begin, b.second.q.end);
+  });
+  for (std::size_t i = 0; i < part_runs_.size();) {
+    const auto& [run, first] = part_runs_[i];
+    double computed = 0;
+    for (; i < part_runs_.size() && part_runs_[i].first == run && part_runs_[i].second.q == first.q;
+         ++i) {
+      computed += part_runs_[i].second.computed_pairs;
+    }
+    us += costs_.run_us(direction, first.q.size(), computed, round_.head_groups);
+  }
+  return us;
+}
+
+void ProgramCosts::add_to_run(std::size_t run, std::int64_t rows, double computed_pairs) {
+  if (computed_of_run_[run] == 0) runs_.emplace_back(run, rows);
+  computed_of_run_[run] += computed_pairs;
 }
 
 double ProgramCosts::memory_us(double bytes) const {
@@ -150,9 +178,8 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
   for (const Instruction& instruction : program.instructions) {
     if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
       TimedStep& step = timed.steps.emplace_back();
-      double work_us = 0;
+      const double work_us = attention_us(attention->tiles, direction);
       for (const TileOp& tile : attention->tiles) {
-        work_us += tile_us(tile)[index_of(direction)];
         timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)];
       }
       step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor;

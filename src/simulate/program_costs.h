@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "contextile/plan.h"
@@ -41,11 +42,16 @@ class ProgramCosts {
   [[nodiscard]] TimedProgram of(Rank rank, Direction direction);
 
  private:
-  using TileTimes = std::array<double, 2>;  // µs, by Direction
+  // A tile's part with a band of its own.
+  struct Piece {
+    Range q;  // of the tokens of the query block
+    double computed_pairs = 0;
+  };
 
-  [[nodiscard]] const TileTimes& tile_us(const TileOp& tile);
-  [[nodiscard]] TileTimes partial_tile_us(BlockId q_block, BlockId kv_block);
-  void add_piece(std::int64_t rows, std::int64_t keys, std::int64_t pairs, TileTimes& times) const;
+  [[nodiscard]] const std::vector<Piece>& pieces_of(BlockId q_block, BlockId kv_block);
+  // Of one call, without its overhead.
+  [[nodiscard]] double attention_us(const std::vector<TileOp>& tiles, Direction direction);
+  void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
   [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
   [[nodiscard]] std::int64_t transfer_bytes(const TransferEnd& transfer) const;
@@ -58,15 +64,15 @@ class ProgramCosts {
   const Cluster& cluster_;
   const PlanRound& round_;
   std::size_t mask_;
-  std::array<bool, 2> has_direction_{};  // by Direction
   TileCosts costs_;
   TileIndex index_;
-  std::array<double, 2> flops_per_pair_{};                   // by Direction
-  std::unordered_map<std::uint64_t, TileTimes> partial_us_;  // by (q block, kv block)
-  // The last full rectangle asked for: blocks mostly have one size.
-  std::int64_t last_rows_ = -1;
-  std::int64_t last_keys_ = -1;
-  TileTimes last_us_{};
+  std::array<double, 2> flops_per_pair_{};                         // by Direction
+  std::unordered_map<std::uint64_t, std::vector<Piece>> partial_;  // by (q block, kv block)
+  // Scratch of attention_us: runs of whole blocks with their rows, and what each computes (0
+  // between calls), by q block and group; pieces of parts of blocks with their run.
+  std::vector<std::pair<std::size_t, std::int64_t>> runs_;
+  std::vector<double> computed_of_run_;
+  std::vector<std::pair<std::size_t, Piece>> part_runs_;
   std::vector<LocalBand> bands_;
   std::vector<std::int32_t> end_of_peer_;  // scratch of message_ends, -1 between calls
 };

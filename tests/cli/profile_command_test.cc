@@ -136,12 +136,15 @@ TEST_F(ProfileCommand, PlanSimulateRunAndCompareTakeTheFile) {
   EXPECT_EQ(mask.at("predicted_forward_s"), times.at("forward").at("time_s"));
   EXPECT_EQ(mask.at("predicted_backward_s"), times.at("backward").at("time_s"));
 
-  const Outcome compared = contextile(joined(
-      {"compare", "--run", "--repeats", "2", "--json", "--strategy", "zigzag,ring,all_gather"},
-      batch));
+  const Outcome compared =
+      contextile(joined({"compare", "--run", "--repeats", "2", "--kernel", "reference", "--json",
+                         "--strategy", "zigzag,ring,all_gather"},
+                        batch));
   ASSERT_EQ(compared.exit_code, 0) << compared.err;
   const json document = json::parse(compared.out);
   EXPECT_LE(std::abs(document.at("rank_correlation").get<double>()), 1);
+  EXPECT_LE(document.at("pairs_in_predicted_order"), document.at("pairs_apart"));
+  EXPECT_LE(document.at("pairs_apart"), 3);
   const json& zigzag = document.at("strategies").at(0);
   EXPECT_DOUBLE_EQ(zigzag.at("predicted_forward_s").get<double>(),
                    times.at("forward").at("time_s").get<double>());
@@ -230,6 +233,7 @@ TEST_F(Prediction, CompareWithRunPutsMeasuredTimesBesidePredictedOnes) {
   EXPECT_LE(longest_line(outcome.out), 80U) << outcome.out;
   EXPECT_THAT(outcome.out, HasSubstr("time, predicted and measured here"));
   EXPECT_THAT(outcome.out, HasSubstr("rank correlation"));
+  EXPECT_THAT(outcome.out, HasSubstr("in the predicted order"));
 }
 
 }  // namespace

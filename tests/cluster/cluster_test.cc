@@ -49,6 +49,7 @@ void expect_equal(const Cluster& a, const Cluster& b) {
   EXPECT_EQ(a.inter_gbytes_per_s_per_node, b.inter_gbytes_per_s_per_node);
   EXPECT_EQ(a.attention_tflops, b.attention_tflops);
   EXPECT_EQ(a.memory_bytes, b.memory_bytes);
+  EXPECT_EQ(a.peak_tflops, b.peak_tflops);
 }
 
 TEST(ClusterPresets, AreValidLoadableAndDescribed) {
@@ -71,6 +72,7 @@ TEST(ClusterPresets, HoldThePublishedLinkSpeeds) {
   EXPECT_EQ(h200.intra_gbytes_per_s, 450);
   EXPECT_EQ(h200.inter_gbytes_per_s_per_node, 400);
   EXPECT_EQ(h200.memory_bytes, 141'000'000'000);
+  EXPECT_EQ(h200.peak_tflops, 989);
   EXPECT_EQ(load_cluster("dgx-h100").memory_bytes, 80'000'000'000);
   EXPECT_EQ(load_cluster("local").num_devices(), 4);
 }
@@ -189,6 +191,7 @@ TEST(ToJson, ComesBackTheSame) {
     cluster.inter_gbytes_per_s_per_node = std::exp(exponent(random));
     cluster.attention_tflops = std::exp(exponent(random));
     cluster.memory_bytes = static_cast<std::int64_t>(random() >> 1);
+    cluster.peak_tflops = std::exp(exponent(random));
     SCOPED_TRACE(to_json(cluster));
     expect_equal(parse_cluster_json(to_json(cluster), "c.json"), cluster);
   }
@@ -216,6 +219,7 @@ TEST(CheckCluster, RefusesNonsense) {
       "no error");
   EXPECT_NE(broken([](Cluster& c) { c.inter_gbytes_per_s_per_node = 0; }), "no error");
   EXPECT_NE(broken([](Cluster& c) { c.memory_bytes = -1; }), "no error");
+  EXPECT_NE(broken([](Cluster& c) { c.peak_tflops = -1; }), "no error");
 }
 
 TEST(ClusterGroup, OfOneByOneIsTheClusterItself) {

@@ -65,6 +65,28 @@ TEST(TileCosts, FollowThePublishedCurveOfShortAndLongDocuments) {
   }
 }
 
+TEST(Simulate, TilesOfTheSameRowsInOneCallAreOneRun) {
+  const Cluster cluster = cluster_of(1, 1);
+  const Workload workload = batch_of({4096}, "full");
+  const TileCosts costs(workload.shape, cluster);
+  StrategyRequest request;
+  request.backward = false;
+  for (const std::int64_t block : {512, 4096}) {
+    request.block_size = block;
+    const Plan plan =
+        build_plan(workload, cluster, find_strategy("magi").arrange(workload, cluster, request));
+    const double run_us =
+        costs.run_us(Direction::kForward, block, 4096.0 * static_cast<double>(block), 1);
+    EXPECT_NEAR(simulate(plan, cluster).forward->attention_us,
+                cluster.attention.call_us + static_cast<double>(4096 / block) * run_us, 1e-6)
+        << block;
+    EXPECT_EQ(statistics(plan).forward->tiles, (4096 / block) * (4096 / block));
+  }
+  // Short rows of keys cost more a pair than long ones.
+  EXPECT_GT(8 * costs.piece_us(Direction::kForward, 512, 512, 512 * 512, 1),
+            1.1 * costs.run_us(Direction::kForward, 512, 512.0 * 4096, 1));
+}
+
 TEST(Simulate, OneDeviceTakesItsKernelTime) {
   const Cluster cluster = cluster_of(1, 1);
   const Workload workload = batch_of({5000, 300, 12000}, "causal");

@@ -29,6 +29,8 @@ class DeviceChart extends Picture {
     const barWidth = width / this.x.span;
     const gap = barWidth > 5 ? Math.min(3, barWidth * 0.15) : 0;
     for (let d = Math.floor(this.x.lo); d < Math.min(Math.ceil(this.x.hi), this.plan.devices); ++d) {
+      const x0 = gap ? this.atX(d) + gap / 2 : Math.round(this.atX(d));
+      const x1 = gap ? x0 + barWidth - gap : Math.max(Math.round(this.atX(d + 1)), x0 + 1);
       let up = 0;
       let down = 0;
       context.globalAlpha = chosen.device >= 0 && chosen.device !== d ? 0.3 : 1;
@@ -37,7 +39,7 @@ class DeviceChart extends Picture {
         context.fillStyle = s.colour ? colour(s.colour) : this.palette.css[d];
         if (s.faint) context.globalAlpha *= 0.5;
         const y = s.down ? zero + down : zero - up - size;
-        context.fillRect(this.atX(d) + gap / 2, y, Math.max(barWidth - gap, 0.8), size);
+        context.fillRect(x0, y, x1 - x0, size);
         if (s.faint) context.globalAlpha *= 2;
         if (s.down) down += size;
         else up += size;
@@ -71,8 +73,9 @@ class DeviceChart extends Picture {
     const every = Math.max(1, Math.ceil(46 / node));
     for (let n = 0; n * this.plan.devices_per_node < this.plan.devices; n += every) {
       const x = this.atX(n * this.plan.devices_per_node);
-      if (x >= left - 1 && x < left + width - 20) {
-        context.fillText(node * every > 52 ? `node ${n}` : `${n}`, x + 3, top + height + 10);
+      const name = node * every > 52 ? `node ${n}` : `${n}`;
+      if (x >= left - 1 && x + 5 + context.measureText(name).width < left + width) {
+        context.fillText(name, x + 3, top + height + 10);
       }
     }
   }

@@ -17,7 +17,7 @@ function placeText(grid) {
   if (x.span >= x.max && y.span >= y.max) return `All ${grouped(tiles.plan.tokens)} tokens. ${zoomHint}`;
   const document = tiles.sequenceAt(Math.floor((y.lo + y.hi) / 2));
   const where = tiles.numSequences > 1
-    ? `, document ${document} of 0 … ${tiles.numSequences - 1}` : '';
+    ? `, document ${document} (0 … ${tiles.numSequences - 1})` : '';
   return `Queries ${rangeText(Math.floor(y.lo), Math.ceil(y.hi))}, ` +
     `keys ${rangeText(Math.floor(x.lo), Math.ceil(x.hi))}${where}. ${zoomHint}`;
 }
@@ -26,10 +26,7 @@ function documentTools(grid) {
   const {tiles} = grid;
   if (tiles.numSequences < 2) return [];
   const number = element('input', {type: 'number', min: 0, max: tiles.numSequences - 1, value: 0});
-  const go = (document) => {
-    number.value = Math.min(Math.max(document, 0), tiles.numSequences - 1);
-    grid.showDocument(Number(number.value));
-  };
+  const go = (document) => grid.showDocument(document);
   number.addEventListener('change', () => go(Number(number.value)));
   const button = (text, title, by) => element('button',
     {type: 'button', title, 'aria-label': title, onclick: () => go(Number(number.value) + by)}, text);
@@ -73,7 +70,6 @@ function buildTiles() {
   for (const grid of grids) {
     if (grid.tiles.numSequences <= 12) continue;
     grid.showDocument(grid.overview.order[0]);
-    grid.documentNumber.value = grid.overview.order[0];
   }
   return grids;
 }
@@ -170,6 +166,7 @@ const grids = buildTiles();
 const timelines = buildTimelines();
 const matrices = buildTraffic();
 buildDevices();
+for (const picture of pictures) picture.resize();
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
   for (const picture of pictures) picture.redraw();
 });

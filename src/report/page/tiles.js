@@ -141,7 +141,7 @@ class TileGrid extends Picture {
     const tokens = painter.tiles.plan.tokens;
     super(`Tiles of ${painter.tiles.plan.strategy}: queries down, keys right`,
           new Axis(0, tokens, Math.min(tokens, 16)), new Axis(0, tokens, Math.min(tokens, 16)),
-          {left: 66, top: 30, right: 4, bottom: 4});
+          {left: 26 + 7 * grouped(tokens).length, top: 30, right: 4, bottom: 4});
     this.painter = painter;
     this.tiles = painter.tiles;
   }
@@ -240,6 +240,7 @@ class TileGrid extends Picture {
   showDocument(document) {
     const {sequence, numSequences} = this.tiles;
     const s = Math.min(Math.max(document, 0), numSequences - 1);
+    if (this.documentNumber) this.documentNumber.value = s;
     const pad = 0.02 * (sequence[s + 1] - sequence[s]);
     this.x.set(sequence[s] - pad, sequence[s + 1] + pad);
     this.y.set(sequence[s] - pad, sequence[s + 1] + pad);

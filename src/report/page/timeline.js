@@ -126,8 +126,9 @@ class Timeline extends Picture {
   }
 
   drawRow(context, direction, device) {
-    const y = this.atY(device);
-    const h = this.rowHeight;
+    // On whole pixels: rows may be thinner than two of them.
+    const y = Math.round(this.atY(device));
+    const h = Math.max(1, Math.round(this.atY(device + 1)) - y);
     const {compute, send, receive} = this.lanes;
     context.globalAlpha = chosen.device >= 0 && chosen.device !== device ? 0.3 : 1;
     const box = (lane, x0, x1, from, to) => context.fillRect(
@@ -140,18 +141,49 @@ class Timeline extends Picture {
         context.fillStyle = this.colours[kWhat[span.what]];
         box(compute, this.atX(span.start), this.atX(span.end), 0, 1);
       }
+    } else if (h < 4) {
+      this.drawThinBins(context, direction, device, box, compute);
     } else {
-      this.eachBin(direction, device, direction.activity, (x0, x1, shares) => {
-        let used = 0;
-        kActivities.forEach((name, i) => {
-          context.fillStyle = this.colours[name];
-          if (shares[i]) box(compute, x0, x1, 1 - Math.min(1, used + shares[i] / 100), 1 - used);
-          used += shares[i] / 100;
+      kActivities.forEach((name, i) => {  // stacked, attention at the bottom
+        context.fillStyle = this.colours[name];
+        this.eachBin(direction, device, direction.activity, (x0, x1, shares) => {
+          if (!shares[i]) return;
+          let below = 0;
+          for (let j = 0; j < i; ++j) below += shares[j] / 100;
+          box(compute, x0, x1, 1 - Math.min(1, below + shares[i] / 100), 1 - below);
         });
       });
     }
     if (send) this.drawMessages(context, direction, device, box, send, receive);
     context.globalAlpha = 1;
+  }
+
+  // Rows of few pixels show what takes most of each bin.
+  drawThinBins(context, direction, device, box, lane) {
+    let begin = 0;
+    let end = 0;
+    let shown = -1;
+    const flush = () => {
+      if (shown < 0) return;
+      context.fillStyle = this.colours[kActivities[shown]];
+      box(lane, begin, end, 0, 1);
+    };
+    this.eachBin(direction, device, direction.activity, (x0, x1, shares) => {
+      let most = -1;
+      let rest = 100;
+      for (let i = 0; i < shares.length; ++i) {
+        rest -= shares[i];
+        if (shares[i] > 0 && (most < 0 || shares[i] > shares[most])) most = i;
+      }
+      if (most >= 0 && shares[most] < rest) most = -1;  // idle
+      if (most !== shown) {
+        flush();
+        shown = most;
+        begin = x0;
+      }
+      end = x1;
+    });
+    flush();
   }
 
   drawMessages(context, direction, device, box, send, receive) {
@@ -196,7 +228,7 @@ class Timeline extends Picture {
     for (let device = first; device <= last; ++device) {
       const isNode = device % this.plan.devices_per_node === 0;
       if (!isNode && this.rowHeight < 12) continue;
-      if (isNode && this.rowHeight * this.plan.devices_per_node < 8) continue;
+      if (isNode && this.rowHeight * this.plan.devices_per_node < 24) continue;
       context.fillStyle = isNode ? this.colours['strong-line'] : this.colours.line;
       context.fillRect(left, Math.round(this.atY(device)) - (isNode ? 0.5 : 0), width, isNode ? 1 : 0.5);
     }

@@ -79,11 +79,14 @@ class TrafficMatrix extends Picture {
     const {left, top, width, height} = this.inner;
     context.fillStyle = colour('strong-line');
     const step = this.rowsPerNode;
-    if (step < 1 || step * width / this.x.span < 5) return;
+    const nodePixels = step * width / this.x.span;
+    if (step < 1 || nodePixels < 4) return;
+    context.globalAlpha = Math.min(Math.max((nodePixels - 4) / 24, 0.15), 1);
     for (let i = 0; i <= this.side; i += step) {
       if (i >= this.x.lo && i <= this.x.hi) context.fillRect(Math.round(this.atX(i)) - 0.5, top, 1, height);
       if (i >= this.y.lo && i <= this.y.hi) context.fillRect(left, Math.round(this.atY(i)) - 0.5, width, 1);
     }
+    context.globalAlpha = 1;
   }
 
   drawTicks(context) {

@@ -1,0 +1,115 @@
+#include "kernel_tile.h"
+
+#include <algorithm>
+#include <span>
+
+#include "base/rng.h"
+#include "runtime/reference_kernel.h"
+#include "runtime/run_error.h"
+#include "runtime/tensor.h"
+#include "runtime/unit_view.h"
+
+namespace contextile {
+namespace {
+
+HostTensor random_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_t heads,
+                         std::int32_t dim) {
+  HostTensor tensor(dtype, tokens, heads, dim);
+  std::vector<float> row(static_cast<std::size_t>(dim));
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    for (std::int32_t h = 0; h < heads; ++h) {
+      for (float& value : row) value = static_cast<float>(rng.normal());
+      write_row(tensor.view(), n, h, row);
+    }
+  }
+  return tensor;
+}
+
+std::vector<double> values_of(HostTensor& tensor) {
+  const TensorView view = tensor.view();
+  std::vector<double> all;
+  std::vector<double> row(static_cast<std::size_t>(view.dim));
+  for (std::int64_t n = 0; n < view.tokens; ++n) {
+    for (std::int32_t h = 0; h < view.heads; ++h) {
+      read_row(view, n, h, std::span<double>(row));
+      all.insert(all.end(), row.begin(), row.end());
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+BenchTile::BenchTile(const AttentionKernel& kernel, const AttentionShape& shape,
+                     const std::string& mask, std::int64_t tokens)
+    : kernel_(kernel), shape_(shape), params_(kernel_params(shape, 1)) {
+  const MaskUse use = parse_mask_use(mask);
+  const std::vector<std::int64_t> lengths = {tokens};
+  bands_ = make_workload(lengths, shape, {&use, 1}).masks[0].mask.bands;
+  prepared_ = kernel.prepare_bands(params_, tokens, tokens, bands_);
+  Rng rng(1);
+  q_ = random_tensor(rng, shape.dtype, tokens, shape.q_heads, shape.head_dim);
+  k_ = random_tensor(rng, shape.dtype, tokens, shape.kv_heads, shape.head_dim);
+  v_ = random_tensor(rng, shape.dtype, tokens, shape.kv_heads, shape.value_dim);
+  dout_ = random_tensor(rng, shape.dtype, tokens, shape.q_heads, shape.value_dim);
+  delta_ = HostTensor(Dtype::kF32, tokens, shape.q_heads, 1);
+  fill_tensor(delta_.view(), 0.25F);
+  o_ = HostTensor(Dtype::kF32, tokens, shape.q_heads, shape.value_dim);
+  lse_ = HostTensor(Dtype::kF32, tokens, shape.q_heads, 1);
+  dq_ = HostTensor(Dtype::kF32, tokens, shape.q_heads, shape.head_dim);
+  dk_ = HostTensor(Dtype::kF32, tokens, shape.kv_heads, shape.head_dim);
+  dv_ = HostTensor(Dtype::kF32, tokens, shape.kv_heads, shape.value_dim);
+}
+
+void BenchTile::forward() {
+  const ForwardTile tile{q_.view(),    k_.view(), v_.view(), o_.view(),
+                         lse_.stats(), bands_,    true,      prepared_.get()};
+  kernel_.forward(params_, {&tile, 1});
+}
+
+void BenchTile::backward() {
+  const BackwardTile tile{q_.view(),      k_.view(),  v_.view(),      dout_.view(), lse_.stats(),
+                          delta_.stats(), dq_.view(), dk_.view(),     dv_.view(),   bands_,
+                          true,           true,       prepared_.get()};
+  kernel_.backward(params_, {&tile, 1});
+}
+
+double BenchTile::forward_flops() const {
+  return contextile::forward_flops(Mask{bands_}.num_pairs(), shape_.q_heads, shape_);
+}
+
+double BenchTile::backward_flops() const {
+  return contextile::backward_flops(Mask{bands_}.num_pairs(), shape_.q_heads, shape_);
+}
+
+double BenchTile::error_against(BenchTile& other) {
+  double largest = 0;
+  for (HostTensor BenchTile::*array :
+       {&BenchTile::o_, &BenchTile::lse_, &BenchTile::dq_, &BenchTile::dk_, &BenchTile::dv_}) {
+    largest =
+        std::max(largest, relative_error(values_of(this->*array), values_of(other.*array), 1e-3));
+  }
+  return largest;
+}
+
+AttentionShape bench_shape(std::int32_t q_heads, std::int32_t kv_heads, std::int32_t dim,
+                           Dtype dtype) {
+  return {
+      .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim, .value_dim = dim, .dtype = dtype};
+}
+
+TileError verify_tile(const AttentionKernel& kernel, AttentionShape shape, const std::string& mask,
+                      std::int64_t tokens) {
+  shape.q_heads = shape.q_heads / shape.kv_heads;
+  shape.kv_heads = 1;
+  BenchTile found(kernel, shape, mask, tokens);
+  BenchTile expected(reference_kernel(), shape, mask, tokens);
+  for (BenchTile* tile : {&found, &expected}) {
+    tile->forward();
+    tile->backward();
+  }
+  const bool is_narrow = kernel.name() == "simd:avx512_bf16" && shape.dtype == Dtype::kBf16;
+  return {found.error_against(expected), is_narrow ? 0x1p-5 : 1e-5};
+}
+
+}  // namespace contextile

@@ -1,0 +1,442 @@
+// Whole training steps, predicted: DCP (SOSP 2025) Figs. 15 and 16, DistCA Figs. 9 and 10. The
+// papers measured GPUs; here everything outside attention comes from the model's sizes.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "cli/iteration_planning.h"
+#include "cli/paper_table.h"
+#include "contextile/packing.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const std::string kModelled =
+    "Steps are modelled (docs/iteration.md): linear layers at half of the peak, TP collectives "
+    "not overlapped, gradients overlapped with linear layers; attention simulated from verified "
+    "plans. Nothing is measured on GPUs.";
+const std::string kSampled =
+    "Lengths: samples of our models of the datasets' lengths (contextile info), not the documents "
+    "themselves.";
+
+void refuse_shape(const BenchOverrides& overrides, std::string_view table) {
+  if (!overrides.q_heads && !overrides.kv_heads && !overrides.head_dim) return;
+  fail_argument("{}: expected no --heads, --kv-heads or --head-dim: its models have them", table);
+}
+
+// The fastest of some settings that fits, by its step's time.
+struct Best {
+  double time_us = kInfinity;  // infinity: none fits
+  StepOutcome outcome;
+
+  void take(StepOutcome other) {
+    if (other.verdict != Verdict::kFits || other.prediction->time_us >= time_us) return;
+    time_us = other.prediction->time_us;
+    outcome = std::move(other);
+  }
+  [[nodiscard]] bool found() const { return time_us < kInfinity; }
+};
+
+StepOutcome predict_once(const TrainingJob& job, const StepSetting& setting) {
+  return StepPlanner(job, [](const std::string&) {}).predict(setting);
+}
+
+// "1.07x to 1.20x".
+std::string range_text(double least, double most) {
+  return fmt::format("{:.2f}x to {:.2f}x", least, most);
+}
+
+// Smallest and largest of some gains.
+struct Gains {
+  double least = kInfinity;
+  double most = 0;
+
+  void take(double gain) {
+    least = std::min(least, gain);
+    most = std::max(most, gain);
+  }
+  [[nodiscard]] std::string text() const {
+    return most > 0 ? range_text(least, most) : "no setting fits";
+  }
+  // Whether they lie in what the paper says, give or take a twentieth.
+  [[nodiscard]] bool within(double paper_least, double paper_most) const {
+    constexpr double kSlack = 0.05;
+    return most > 0 && least >= paper_least - kSlack && most <= paper_most + kSlack;
+  }
+};
+
+// ------------------------------------------------------------------------------------------ DCP
+
+constexpr std::array<std::int64_t, 4> kDcpMaxLengths = {16384, 32768, 65536, 131072};
+constexpr std::array<std::pair<const char*, const char*>, 4> kDcpMasks = {
+    {{"causal", "causal"},
+     {"lambda", "lambda:64,4096"},
+     {"causal_blockwise", "causal_blockwise:256,2,1"},
+     {"shared_question", "shared_question:0.2,4"}}};
+
+BenchSetting dcp_setting(const BenchOverrides& overrides) {
+  BenchSetting setting;
+  setting.datasets = {"longalign", "longdatacollections"};
+  setting.batch.tokens = 131072;
+  setting.batch.batches = 2;
+  setting.cluster_name = "p4de:8x8";
+  setting.input.request.wire = Dtype::kBf16;
+  apply_overrides(overrides, setting);
+  return setting;
+}
+
+// Geometric mean of a strategy's steps over the batches, one batch a step.
+double dcp_step_us(const StrategyChoice& choice, const BenchSetting& setting,
+                   const std::string& dataset, const std::string& mask) {
+  const std::vector<BatchLengths> batches = batches_from_dataset(dataset, setting.batch);
+  double log_us = 0;
+  for (const BatchLengths& lengths : batches) {
+    TrainingJob job;
+    job.model = load_model("gpt-8b");
+    job.cluster = setting.input.cluster;
+    job.masks = {parse_mask_use(mask)};
+    job.request = setting.input.request;
+    job.micro_batches = {lengths};
+    StepSetting step;
+    step.sizes = {.tp = 4, .cp = job.cluster.num_devices() / 4, .dp = 1, .pp = 1};
+    step.strategy = choice;
+    const StepOutcome outcome = predict_once(job, step);
+    if (outcome.verdict != Verdict::kFits) return kInfinity;
+    log_us += std::log(outcome.prediction->time_us);
+  }
+  return std::exp(log_us / static_cast<double>(batches.size()));
+}
+
+PaperResult dcp_fig15(const BenchOverrides& overrides) {
+  refuse_shape(overrides, "dcp-fig15");
+  BenchSetting setting = dcp_setting(overrides);
+  const auto baselines = parse_strategies("hybrid:A=2,zigzag");
+  Table table({{"dataset", "dataset"},
+               {"mask", "mask"},
+               {"max_length", "longest"},
+               {"dcp_s", "dcp\nms", Format::kMilliseconds},
+               {"baseline_s", "TE\nms", Format::kMilliseconds},
+               {"baseline", "TE is"},
+               {"gain", "gain"}},
+              20);
+  Gains causal;
+  Gains sparse;
+  Progress progress(static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
+                                              kDcpMaxLengths.size()));
+  for (const std::string& dataset : setting.datasets) {
+    for (const auto& [name, mask] : kDcpMasks) {
+      for (const std::int64_t max_length : kDcpMaxLengths) {
+        progress.step(fmt::format("{}, {}, {}", dataset, name, max_length));
+        setting.batch.max_length = max_length;
+        const double dcp_us = dcp_step_us({"dcp", {}}, setting, dataset, mask);
+        double baseline_us = kInfinity;
+        std::string fastest;
+        for (const StrategyChoice& choice : baselines) {
+          const double us = dcp_step_us(choice, setting, dataset, mask);
+          if (us < baseline_us) fastest = choice_text(choice);
+          baseline_us = std::min(baseline_us, us);
+        }
+        const double gain = baseline_us / dcp_us;
+        (mask == std::string_view("causal") ? causal : sparse).take(gain);
+        table.add_row({dataset, std::string(name), max_length, 1e-6 * dcp_us, 1e-6 * baseline_us,
+                       fastest, gain});
+      }
+    }
+  }
+  PaperResult result{.setting = setting.description(),
+                     .table = std::move(table),
+                     .findings = {},
+                     .differences = {kModelled, kSampled}};
+  result.setting[1] = {"model",
+                       fmt::format("gpt-8b, TP 4 x CP {}, ZeRO-1, {} tokens a step",
+                                   setting.input.cluster.num_devices() / 4, setting.batch.tokens)};
+  result.findings = {{"causal: 0.94x to 1.16x", causal.text(), causal.within(0.94, 1.16)},
+                     {"sparse masks: 1.00x to 1.46x", sparse.text(), sparse.within(1, 1.46)}};
+  result.differences.push_back(
+      "TE: the faster of a ring and of two head-parallel ranks in rings, which send every key "
+      "around whatever the mask. The preset's nodes share one uplink of 50 GB/s.");
+  return result;
+}
+
+// --------------------------------------------------------------------------------------- DistCA
+
+constexpr std::int32_t kDistcaTp = 8;
+constexpr std::int64_t kUnstretchedLength = 131072;  // the datasets' own longest, about
+
+// One point of a figure: documents of at most `max_length`, `batch` times as many tokens a step.
+struct DistcaPoint {
+  const char* model;
+  std::int32_t devices;
+  std::int64_t max_length;
+  std::int64_t batch;
+};
+
+// Fig. 9: batches for 64, 128, 256 devices by the longest document.
+constexpr DistcaPoint kFig9[] = {
+    {"llama-3-8b", 64, 131072, 8}, {"llama-3-8b", 128, 131072, 16}, {"llama-3-8b", 256, 131072, 32},
+    {"llama-3-8b", 64, 262144, 4}, {"llama-3-8b", 128, 262144, 8},  {"llama-3-8b", 256, 262144, 16},
+    {"llama-3-8b", 64, 524288, 2}, {"llama-3-8b", 128, 524288, 4},  {"llama-3-8b", 256, 524288, 8},
+    {"llama-34b", 64, 131072, 4},  {"llama-34b", 128, 131072, 8},   {"llama-34b", 256, 131072, 16},
+    {"llama-34b", 64, 262144, 2},  {"llama-34b", 128, 262144, 4},   {"llama-34b", 256, 262144, 8},
+    {"llama-34b", 64, 524288, 2},  {"llama-34b", 128, 524288, 4},   {"llama-34b", 256, 524288, 8}};
+// Fig. 10, with pipelines.
+constexpr DistcaPoint kFig10[] = {{"llama-3-8b", 64, 131072, 32},   {"llama-3-8b", 128, 131072, 64},
+                                  {"llama-3-8b", 256, 131072, 128}, {"llama-3-8b", 64, 262144, 16},
+                                  {"llama-3-8b", 128, 262144, 32},  {"llama-3-8b", 256, 262144, 32},
+                                  {"llama-3-8b", 64, 524288, 8},    {"llama-3-8b", 128, 524288, 8},
+                                  {"llama-3-8b", 256, 524288, 16},  {"llama-34b", 128, 131072, 32},
+                                  {"llama-34b", 256, 131072, 64},   {"llama-34b", 512, 131072, 128},
+                                  {"llama-34b", 128, 262144, 16},   {"llama-34b", 256, 262144, 32},
+                                  {"llama-34b", 512, 262144, 32},   {"llama-34b", 128, 393216, 8},
+                                  {"llama-34b", 256, 393216, 8},    {"llama-34b", 512, 393216, 16}};
+
+TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides) {
+  TrainingJob job;
+  job.model = load_model(point.model);
+  job.cluster = load_cluster(overrides.cluster.empty() ? "dgx-h200" : overrides.cluster);
+  if (job.cluster.devices_per_node % kDistcaTp != 0 ||
+      point.devices % job.cluster.devices_per_node != 0) {
+    fail_argument("--cluster: expected nodes of {} devices, found {}", kDistcaTp,
+                  job.cluster.devices_per_node);
+  }
+  job.cluster.nodes = point.devices / job.cluster.devices_per_node;
+  job.request.wire = overrides.wire;
+  job.request.block_size = overrides.block_size;
+  job.request.seed = overrides.seed.value_or(0);
+  return job;
+}
+
+// Documents of one step.
+BatchLengths distca_documents(const DistcaPoint& point, const std::string& dataset,
+                              std::uint64_t seed) {
+  BatchOptions options;
+  options.tokens = point.batch * point.max_length;
+  options.max_length = point.max_length;
+  options.scale = static_cast<double>(point.max_length) / kUnstretchedLength;
+  options.seed = seed;
+  return batches_from_dataset(dataset, options).front();
+}
+
+// Whole documents in micro-batches of about equal work (WLB-LLM).
+std::vector<BatchLengths> packed_for_work(const BatchLengths& documents,
+                                          std::int32_t micro_batches) {
+  WlbPackingOptions options;
+  options.micro_batches = micro_batches;
+  std::vector<Document> items;
+  std::int64_t tokens = 0;
+  for (const std::int64_t length : documents) {
+    items.push_back({static_cast<std::int64_t>(items.size()), length});
+    tokens += length;
+  }
+  options.max_tokens = 2 * tokens / micro_batches;
+  std::vector<BatchLengths> batches;
+  for (const MicroBatch& packed : pack_wlb_without_defer(items, options)) {
+    BatchLengths& lengths = batches.emplace_back();
+    for (const Document& document : packed) lengths.push_back(document.length_tokens);
+  }
+  return batches;
+}
+
+// Whole documents in micro-batches of about equal tokens: longest first, to the emptiest.
+std::vector<BatchLengths> packed_for_tokens(BatchLengths documents, std::int32_t micro_batches) {
+  std::stable_sort(documents.begin(), documents.end(), std::greater<>());
+  std::vector<BatchLengths> batches(static_cast<std::size_t>(micro_batches));
+  std::vector<std::int64_t> tokens(batches.size());
+  for (const std::int64_t length : documents) {
+    const auto emptiest =
+        static_cast<std::size_t>(std::min_element(tokens.begin(), tokens.end()) - tokens.begin());
+    batches[emptiest].push_back(length);
+    tokens[emptiest] += length;
+  }
+  return batches;
+}
+
+// The step with as little recomputation as memory allows; nothing where a micro-batch is empty.
+void take_step(TrainingJob& job, const StepSetting& setting, std::vector<BatchLengths> batches,
+               Best& best) {
+  for (const BatchLengths& lengths : batches) {
+    if (lengths.empty()) return;
+  }
+  job.micro_batches = std::move(batches);
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    job.options.recompute = recompute;
+    StepOutcome outcome = predict_once(job, setting);
+    const Verdict verdict = outcome.verdict;
+    best.take(std::move(outcome));
+    if (verdict != Verdict::kOutOfMemory) return;
+  }
+}
+
+// Micro-batches of a replica to try: two and four a stage, fewer bubbles or larger batches.
+std::vector<std::int32_t> micro_batch_counts(std::int32_t pp) {
+  return pp == 1 ? std::vector<std::int32_t>{1} : std::vector<std::int32_t>{2 * pp, 4 * pp};
+}
+
+// Stages to try: Fig. 9 has none.
+constexpr std::array<std::int32_t, 1> kNoPipeline = {1};
+constexpr std::array<std::int32_t, 2> kPipelines = {2, 4};
+
+// WLB-LLM at its best: every DP x CP (x PP, 1F1B), documents packed for equal work.
+Best best_wlb(TrainingJob& job, const DistcaPoint& point, const BatchLengths& documents,
+              std::span<const std::int32_t> pipelines) {
+  Best best;
+  const std::int32_t ranks = point.devices / kDistcaTp;
+  for (const std::int32_t pp : pipelines) {
+    for (std::int32_t dp = 1; dp <= ranks / pp; dp *= 2) {
+      for (const std::int32_t m : micro_batch_counts(pp)) {
+        StepSetting setting;
+        setting.sizes = {.tp = kDistcaTp, .cp = ranks / pp / dp, .dp = dp, .pp = pp};
+        setting.strategy = {"wlb", {}};
+        take_step(job, setting, packed_for_work(documents, m * dp), best);
+      }
+    }
+  }
+  return best;
+}
+
+// DistCA: one pool of all devices (of a pipeline: in ticks of one phase), ping-pong.
+Best best_distca(TrainingJob& job, const DistcaPoint& point, const BatchLengths& documents,
+                 std::span<const std::int32_t> pipelines) {
+  Best best;
+  const std::int32_t ranks = point.devices / kDistcaTp;
+  for (const std::int32_t pp : pipelines) {
+    for (const std::int32_t m : micro_batch_counts(pp)) {
+      StepSetting setting;
+      setting.sizes = {.tp = kDistcaTp, .cp = ranks / pp, .dp = 1, .pp = pp};
+      setting.schedule = pp == 1 ? PipelineSchedule::k1F1B : PipelineSchedule::kSamePhase;
+      setting.nano_batches = NanoBatches::kPingPong;
+      setting.strategy = {"distca", {{"nano_batches", "1"}, {"resend", "on"}}};
+      take_step(job, setting, packed_for_tokens(documents, m), best);
+    }
+  }
+  return best;
+}
+
+std::string placement_text(const Best& best) {
+  const ParallelSizes& sizes = best.outcome.setting.sizes;
+  return best.found() ? fmt::format("{}x{}x{}", sizes.cp, sizes.dp, sizes.pp) : "none fits";
+}
+
+struct DistcaClaim {
+  std::string_view model;  // empty: both
+  std::string_view dataset;
+  double least;
+  double most;
+};
+
+PaperResult distca_figure(const BenchOverrides& overrides, std::string_view name,
+                          std::span<const DistcaPoint> points,
+                          std::span<const std::int32_t> pipelines,
+                          std::span<const DistcaClaim> claims) {
+  refuse_shape(overrides, name);
+  if (overrides.tokens || overrides.batches) {
+    fail_argument("{}: expected no --tokens or --batches: it varies them", name);
+  }
+  std::vector<std::string> datasets = {"pretrain", "prolong"};
+  if (!overrides.dataset.empty()) datasets = {overrides.dataset};
+  Table table({{"model", "model"},
+               {"dataset", "dataset"},
+               {"devices", "GPUs"},
+               {"max_length", "longest"},
+               {"wlb_s", "WLB\nms", Format::kMilliseconds},
+               {"wlb_placement", "CPxDPxPP"},
+               {"distca_s", "DistCA\nms", Format::kMilliseconds},
+               {"distca_placement", "CPxDPxPP"},
+               {"gain", "gain"}});
+  std::vector<Gains> gains(claims.size());
+  Progress progress(static_cast<std::int64_t>(points.size() * datasets.size()));
+  for (const DistcaPoint& point : points) {
+    TrainingJob job = distca_job(point, overrides);
+    for (const std::string& dataset : datasets) {
+      progress.step(fmt::format("{}, {} devices, {}, {}", point.model, point.devices,
+                                point.max_length, dataset));
+      const BatchLengths documents = distca_documents(point, dataset, job.request.seed);
+      const Best wlb = best_wlb(job, point, documents, pipelines);
+      const Best distca = best_distca(job, point, documents, pipelines);
+      const bool both = wlb.found() && distca.found();
+      const double gain = both ? wlb.time_us / distca.time_us : 0;
+      for (std::size_t i = 0; i < claims.size() && both; ++i) {
+        if (claims[i].dataset != dataset) continue;
+        if (claims[i].model.empty() || claims[i].model == point.model) gains[i].take(gain);
+      }
+      table.add_row({std::string(point.model), dataset, std::int64_t{point.devices},
+                     point.max_length, wlb.found() ? Cell{1e-6 * wlb.time_us} : Cell{},
+                     placement_text(wlb), distca.found() ? Cell{1e-6 * distca.time_us} : Cell{},
+                     placement_text(distca), both ? Cell{gain} : Cell{}});
+    }
+  }
+  PaperResult result{
+      .setting = {{"models",
+                   "llama-3-8b, llama-34b, TP 8, ZeRO-1, as little recomputation as fits"},
+                  {"lengths", fmt::format("{}, stretched to the longest document",
+                                          fmt::join(datasets, ", "))}},
+      .table = std::move(table),
+      .findings = {},
+      .differences = {kModelled, kSampled}};
+  for (std::size_t i = 0; i < claims.size(); ++i) {
+    const DistcaClaim& claim = claims[i];
+    if (gains[i].most == 0 && !overrides.dataset.empty()) continue;
+    result.findings.push_back(
+        {fmt::format("{}{}: {} over WLB at its best",
+                     claim.model.empty() ? "" : fmt::format("{}, ", claim.model), claim.dataset,
+                     range_text(claim.least, claim.most)),
+         gains[i].text(), gains[i].within(claim.least, claim.most)});
+  }
+  result.differences.push_back(
+      "How lengths reach 256K, 384K and 512K is not in the paper's text: here all are multiplied "
+      "by longest / 128K and cut there.");
+  result.differences.push_back(
+      "DistCA's migration does not look at the sender: from 128 GPUs on, with documents of 128K, "
+      "some devices send several times the mean, more than the other half's compute hides.");
+  return result;
+}
+
+PaperResult distca_fig9(const BenchOverrides& overrides) {
+  constexpr DistcaClaim kClaims[] = {{"", "pretrain", 1.07, 1.20}, {"", "prolong", 1.05, 1.12}};
+  PaperResult result = distca_figure(overrides, "distca-fig9", kFig9, kNoPipeline, kClaims);
+  result.differences.push_back(
+      "WLB: fastest of all CP x DP that fit, documents packed for equal work in variable lengths. "
+      "DistCA: all devices one pool, two nano-batches in ping-pong.");
+  return result;
+}
+
+PaperResult distca_fig10(const BenchOverrides& overrides) {
+  constexpr DistcaClaim kClaims[] = {{"llama-3-8b", "pretrain", 1.15, 1.30},
+                                     {"llama-3-8b", "prolong", 1.10, 1.35},
+                                     {"llama-34b", "pretrain", 1.00, 1.15},
+                                     {"llama-34b", "prolong", 1.00, 1.25}};
+  PaperResult result = distca_figure(overrides, "distca-fig10", kFig10, kPipelines, kClaims);
+  result.differences.push_back(
+      "Both: fastest of 2 and 4 stages with 2 or 4 micro-batches a stage that fits. WLB in 1F1B, "
+      "every CP x DP; DistCA in ticks of one "
+      "phase, DP 1.");
+  return result;
+}
+
+constexpr std::array<PaperTable, 3> kTables = {
+    {{"dcp-fig15", "DCP (SOSP 2025), Figs. 15 and 16", "whole steps of an 8B model, by mask",
+      dcp_fig15},
+     {"distca-fig9", "DistCA, Fig. 9", "whole steps without pipelines, 64 to 256 GPUs",
+      distca_fig9},
+     {"distca-fig10", "DistCA, Fig. 10", "whole steps with pipelines, 64 to 512 GPUs",
+      distca_fig10}}};
+
+}  // namespace
+
+std::span<const PaperTable> iteration_paper_tables() { return kTables; }
+
+}  // namespace contextile

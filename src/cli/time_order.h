@@ -1,0 +1,25 @@
+// How well predicted times order what was measured.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace contextile {
+
+// Spearman's rank correlation, ties sharing their mean rank: 1 when both order the items alike, -1
+// when one order is the other reversed. None for fewer than two items, or when all are equal.
+[[nodiscard]] std::optional<double> rank_correlation(std::span<const double> a,
+                                                     std::span<const double> b);
+
+// Of the pairs whose measured times differ by more than kTimeNoise of the shorter one, how many are
+// predicted in the same order.
+inline constexpr double kTimeNoise = 0.05;
+struct PairOrder {
+  std::int64_t differing = 0;
+  std::int64_t alike = 0;
+};
+[[nodiscard]] PairOrder pair_order(std::span<const double> predicted,
+                                   std::span<const double> measured);
+
+}  // namespace contextile

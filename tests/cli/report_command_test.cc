@@ -1,0 +1,108 @@
+// `contextile report`, end to end.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/program.h"
+
+namespace contextile {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+class ReportCommand : public ProgramTest {};
+
+TEST_F(ReportCommand, WritesAPageBesideThePlan) {
+  const std::string plan = small_plan("a.plan");
+  const Outcome outcome = contextile({"report", plan});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr(plan + ".html: "));
+  const std::string page = read(plan + ".html");
+  EXPECT_EQ(page.rfind("<!DOCTYPE html>", 0), 0U);
+  EXPECT_THAT(page, HasSubstr("256 tokens in 3 documents of 37 to 119"));
+  EXPECT_THAT(page, HasSubstr("</html>"));
+}
+
+TEST_F(ReportCommand, PutsTwoPlansOnOnePage) {
+  const std::string a = small_plan("a.plan");
+  const std::string b = small_plan("b.plan", {"--strategy", "zigzag"});
+  const Outcome outcome = contextile({"report", a, b, "-o", path("both.html"), "--json"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json document = json::parse(outcome.out);
+  EXPECT_EQ(document["command"], "report");
+  EXPECT_EQ(document["ok"], true);
+  EXPECT_EQ(document["files"], json({a, b}));
+  EXPECT_EQ(document["page"], path("both.html"));
+  EXPECT_EQ(document["size_bytes"], std::filesystem::file_size(path("both.html")));
+  EXPECT_THAT(read(path("both.html")), HasSubstr("A: magi and B: zigzag"));
+  EXPECT_FALSE(std::filesystem::exists(a + ".html"));
+}
+
+TEST_F(ReportCommand, ShowsTheStatisticsThatPlanPrints) {
+  const std::string lengths = file("lengths.txt", "100\n37\n119\n");
+  const Outcome planned =
+      contextile(joined({"plan", "-o", path("a.plan"), "--json"}, small_batch(lengths)));
+  ASSERT_EQ(planned.exit_code, 0) << planned.err;
+  const json stats = json::parse(planned.out)["plans"][0]["statistics"];
+  ASSERT_EQ(contextile({"report", path("a.plan")}).exit_code, 0);
+  const std::string page = read(path("a.plan.html"));
+  for (const char* direction : {"forward", "backward"}) {
+    for (const char* key : {"tiles", "pairs", "inter_bytes", "intra_bytes", "transfers",
+                            "peak_memory_bytes", "max_node_uplink_bytes"}) {
+      EXPECT_THAT(page, HasSubstr("<data value=\"" + stats[direction][key].dump() + "\">")) << key;
+    }
+  }
+}
+
+TEST_F(ReportCommand, NeedsTheClusterOfAPlanForNoPreset) {
+  const std::string cluster = file(
+      "c.json",
+      R"({"preset": "p4de", "name": "</script><script>alert(1)</script>", "nodes": 2, "devices_per_node": 2})");
+  const std::string plan = path("a.plan");
+  ASSERT_EQ(
+      contextile({"plan", "-o", plan, "--lengths", file("l.txt", "200\n"), "--cluster", cluster})
+          .exit_code,
+      0);
+  expect_bad_input(contextile({"report", plan}), {"--cluster", "is no preset"});
+  EXPECT_FALSE(std::filesystem::exists(plan + ".html"));
+  EXPECT_EQ(contextile({"report", plan, "--cluster", cluster}).exit_code, 0);
+  EXPECT_THAT(read(plan + ".html"), HasSubstr("&lt;/script&gt;&lt;script&gt;alert(1)"));
+  EXPECT_THAT(read(plan + ".html"), Not(HasSubstr("<script>alert(1)")));
+}
+
+TEST_F(ReportCommand, KeepsToTheSizeAskedFor) {
+  const std::string plan = small_plan("a.plan");
+  const Outcome outcome = contextile({"report", plan, "--max-size", "1K"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(read(plan + ".html"), HasSubstr("To keep the page small"));
+}
+
+TEST_F(ReportCommand, ExplainsBadInput) {
+  const std::string plan = small_plan("a.plan");
+  expect_bad_input(contextile({"report"}), {"PLAN"});
+  expect_bad_input(contextile({"report", plan, plan, plan}), {"expected no more arguments"});
+  expect_bad_input(contextile({"report", path("none.plan")}), {"none.plan"});
+  expect_bad_input(contextile({"report", plan, file("no.plan", "no plan")}), {"no.plan"});
+  expect_bad_input(contextile({"report", plan, "--cluster", "dgx-h200:4x8"}),
+                   {"expected one for 4 x 8 devices", "2 x 2"});
+  expect_bad_input(contextile({"report", plan, "--max-size", "0"}), {"--max-size"});
+}
+
+TEST_F(ReportCommand, FailsWhenThePageCannotBeWritten) {
+  const std::string plan = small_plan("a.plan");
+  const Outcome outcome = contextile({"report", plan, "-o", path("no/such/folder.html")});
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("expected to write the report"));
+  if (std::filesystem::exists("/dev/full")) {
+    EXPECT_EQ(contextile({"report", plan, "-o", "/dev/full"}).exit_code, 3);
+  }
+}
+
+}  // namespace
+}  // namespace contextile
