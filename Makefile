@@ -13,7 +13,7 @@ BENCH_ARGS ?=
 
 # Tests that stay quick under the sanitizers: not the sweep over all strategies, the program, the
 # installed example.
-SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test schedule_test data_test plan_test runtime_test
+SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test schedule_test strategy_test simulate_test data_test plan_test runtime_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 

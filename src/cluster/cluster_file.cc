@@ -21,26 +21,26 @@ using nlohmann::json;
 
 // The keys of a cluster file.
 const std::vector<std::string>& file_keys() {
-  static const std::vector<std::string> keys = {"preset",
-                                                "name",
-                                                "nodes",
-                                                "devices_per_node",
-                                                "intra_gbytes_per_s",
-                                                "inter_gbytes_per_s_per_node",
-                                                "attention_tflops",
-                                                "memory_bytes",
-                                                "peak_tflops",
-                                                "memory_gbytes_per_s",
-                                                "intra_latency_us",
-                                                "inter_latency_us",
-                                                "launch_us",
-                                                "nics_per_node",
-                                                "rails",
-                                                "launches",
-                                                "sm_fraction",
-                                                "compute_slots_per_node",
-                                                "attention"};
-  return keys;
+  static const std::vector<std::string> kKeys = {"preset",
+                                                 "name",
+                                                 "nodes",
+                                                 "devices_per_node",
+                                                 "intra_gbytes_per_s",
+                                                 "inter_gbytes_per_s_per_node",
+                                                 "attention_tflops",
+                                                 "memory_bytes",
+                                                 "peak_tflops",
+                                                 "memory_gbytes_per_s",
+                                                 "intra_latency_us",
+                                                 "inter_latency_us",
+                                                 "launch_us",
+                                                 "nics_per_node",
+                                                 "rails",
+                                                 "launches",
+                                                 "sm_fraction",
+                                                 "compute_slots_per_node",
+                                                 "attention"};
+  return kKeys;
 }
 
 // "4x8" → nodes, devices per node.
@@ -103,12 +103,12 @@ void read_profile_value(const json& value, std::string_view key, std::vector<Num
 AttentionProfile read_profile(const json& object, AttentionProfile profile) {
   CONTEXTILE_CHECK(object.is_object(), "attention: expected an object, found {}",
                    quote(object.dump()));
-  static const std::vector<std::string> keys = {"q_rows",   "kv_rows", "forward",
-                                                "backward", "call_us", "kernel_tile_rows"};
+  static const std::vector<std::string> kKeys = {"q_rows",   "kv_rows", "forward",
+                                                 "backward", "call_us", "kernel_tile_rows"};
   for (const auto& [key, value] : object.items()) {
-    CONTEXTILE_CHECK(std::ranges::find(keys, key) != keys.end(),
-                     "attention: expected the keys {}, found {}{}", fmt::join(keys, ", "),
-                     quote(key), did_you_mean(key, keys));
+    CONTEXTILE_CHECK(std::ranges::find(kKeys, key) != kKeys.end(),
+                     "attention: expected the keys {}, found {}{}", fmt::join(kKeys, ", "),
+                     quote(key), did_you_mean(key, kKeys));
   }
   const auto read = [&](const char* key, auto& result) {
     if (object.contains(key)) read_profile_value(object[key], key, result);

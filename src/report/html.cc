@@ -289,6 +289,8 @@ void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
   for (const ReportedPlan& reported : plans) check_reported(reported);
   std::vector<ReportSubject> subjects;
   std::vector<Pictures> pictures;
+  subjects.reserve(plans.size());
+  pictures.reserve(plans.size());
   for (const ReportedPlan& reported : plans) subjects.push_back(subject_of(reported));
   for (const ReportSubject& subject : subjects) {
     pictures.push_back(

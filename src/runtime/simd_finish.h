@@ -24,6 +24,7 @@ struct ForwardPanel {
   float* sum = nullptr;            // [width] of the weights; 0: nothing seen
   std::int32_t* tokens = nullptr;  // [width]
   bool is_started = false;
+  bool has_out = false;       // a step has written out
   std::size_t last_tile = 0;  // the last keys it meets end at last_key of last_tile
   std::int64_t last_key = -1;
 };
@@ -40,7 +41,7 @@ template <class V>
 inline RowWeights merge_lse(float top, float sum, float& slot, bool init) {
   constexpr float kEmpty = kNoScore;
   const bool is_empty = sum == 0;
-  const double lse = is_empty ? kEmpty : double{top} * double{kLn2} + std::log(double{sum});
+  const double lse = is_empty ? kEmpty : double{top} * kLn2 + double{std::log(sum)};
   if (init || slot == kEmpty) {
     if (is_empty && !init) return {0, 0, true};
     slot = static_cast<float>(lse);

@@ -104,7 +104,7 @@ CONTEXTILE_INLINE void weigh(float* scores, std::int64_t num_keys, typename V::F
 template <class V, int kVectors>
 [[gnu::noinline]] void forward_step(const ScoreBlock<V>& block, const typename V::Element* values,
                                     std::int64_t value_stride, std::int64_t value_dim,
-                                    const ForwardPanel<V>& state, float* scores) {
+                                    ForwardPanel<V>& state, float* scores) {
   using Float = typename V::Float;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   Float largest[kVectors];
@@ -131,29 +131,37 @@ template <class V, int kVectors>
   const std::int64_t depth = (block.num_keys + V::kPair - 1) / V::kPair;
   for (std::int64_t d = 0; d < value_dim; d += V::kProductRows) {
     block.ahead->fetch();
-    product<V, V::kProductRows, kVectors, AForm::kColumnMajor, Before::kLanes, false>(
-        depth, values + d, value_stride, weights, kWidth, state.out + d * kWidth, kWidth, keep,
-        nullptr);
+    float* const out = state.out + d * kWidth;
+    if (state.has_out) {
+      product<V, V::kProductRows, kVectors, AForm::kColumnMajor, Before::kLanes, false>(
+          depth, values + d, value_stride, weights, kWidth, out, kWidth, keep, nullptr);
+    } else {
+      product<V, V::kProductRows, kVectors, AForm::kColumnMajor, Before::kZero, false>(
+          depth, values + d, value_stride, weights, kWidth, out, kWidth, nullptr, nullptr);
+    }
   }
+  state.has_out = true;
 }
 
+// Packs a panel's queries. Its `out` is left to the first step.
 template <class V>
-inline void start_panel(const ForwardTask& task, const ScoreScale& scale,
-                        const ForwardWork<V>& work, ForwardPanel<V>& state) {
-  const std::int32_t heads = task.params->q_heads / task.params->kv_heads;
+inline void start_panel(const ForwardTask& task, const ScoreScale& scale, ForwardPanel<V>& state) {
+  const std::int64_t heads = task.params->q_heads / task.params->kv_heads;
   const std::int64_t width = std::int64_t{state.panel.vectors} * V::kLanes;
   const PanelRows rows{state.panel.first_row, state.panel.num_rows,
                        state.panel.vectors,   heads,
                        task.kv_head * heads,  nullptr};
   pack_panel<V>(task.tiles[0].q_NHD, rows, scale.query_factor, state.queries, nullptr);
-  for (std::int64_t i = 0; i < work.value_stride * width; i += V::kLanes) {
-    V::store(state.out + i, V::zero());
-  }
+  std::int64_t token = rows.first_row / heads;
+  std::int64_t head = rows.first_row % heads;
   for (std::int64_t i = 0; i < width; ++i) {
     state.top[i] = kLeastTop;
     state.sum[i] = 0;
-    state.tokens[i] =
-        i < rows.num_rows ? static_cast<std::int32_t>((rows.first_row + i) / heads) : -1;
+    state.tokens[i] = i < rows.num_rows ? static_cast<std::int32_t>(token) : -1;
+    if (++head == heads) {
+      head = 0;
+      ++token;
+    }
   }
   state.is_started = true;
 }
@@ -162,7 +170,7 @@ inline void start_panel(const ForwardTask& task, const ScoreScale& scale,
 template <class V>
 inline void run_panel(const ForwardTask& task, const KeyBlock& keys, std::int64_t p,
                       const ScoreScale& scale, ForwardWork<V>& work) {
-  const ForwardPanel<V>& state = work.panels[p];
+  ForwardPanel<V>& state = work.panels[p];
   const PanelBands& bands = *task.bands[keys.tile];
   ScoreBlock<V> block;
   block.queries = state.queries;
@@ -229,7 +237,7 @@ inline void run_forward(const ForwardTask& task, void* memory) {
       const KeySpan met = meeting_keys(*task.bands[block.tile], task.first_panel + p, 1,
                                        block.keys.begin, block.keys.end);
       if (met.begin == met.end) continue;
-      if (!state.is_started) start_panel<V>(task, scale, work, state);
+      if (!state.is_started) start_panel<V>(task, scale, state);
       if (p + 1 < task.num_panels && !work.panels[p + 1].is_started) {
         const Panel& after = work.panels[p + 1].panel;
         work.ahead.rows[2] =
@@ -248,7 +256,11 @@ inline void run_forward(const ForwardTask& task, void* memory) {
   for (std::int64_t p = 0; p < task.num_panels; ++p) {  // those that met no key
     ForwardPanel<V>& state = work.panels[p];
     if (state.is_started) continue;
-    start_panel<V>(task, scale, work, state);
+    start_panel<V>(task, scale, state);
+    const std::int64_t width = std::int64_t{state.panel.vectors} * V::kLanes;
+    for (std::int64_t i = 0; i < work.value_stride * width; i += V::kLanes) {
+      V::store(state.out + i, V::zero());
+    }
     finish_panel<V>(task, state);
   }
 }

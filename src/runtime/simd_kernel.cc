@@ -34,8 +34,8 @@ constexpr std::int64_t kLeastShareBlocks = 4;
 constexpr std::int64_t kPackedPanels = 8;
 // Forward tasks for every thread, if there are panels enough: panels of one task share packed keys.
 // The cut changes no bit.
-constexpr std::int64_t kTasksPerThread = 4;
-constexpr std::int64_t kLeastForwardPanels = 8;
+constexpr std::int64_t kTasksPerThread = 3;
+constexpr std::int64_t kLeastForwardPanels = 16;
 
 // Results below 2^-126 become 0 while one of these lives on a thread: weights of far keys would
 // otherwise run through the processor's slow path.
@@ -77,6 +77,13 @@ class Workspace {
   std::size_t size_ = 0;
 };
 using Workspaces = tbb::enumerable_thread_specific<Workspace>;
+
+// Memory of one call, used again by all its parts.
+struct CallMemory {
+  Workspaces by_thread;
+  Workspace packed;     // panels of all KV heads
+  Workspace dq_shares;  // of all KV heads
+};
 
 // Classified bands of every tile of a call: those that came with the tiles, or made here.
 template <typename Tile>
@@ -206,7 +213,7 @@ class SimdKernel : public AttentionKernel {
   void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const override {
     const CallBands<BackwardTile> bands(params, tiles, target_.lanes);
     const bool serial = is_small(params, tiles);
-    Workspaces workspaces;
+    CallMemory memory;
     for (std::size_t next = 0; next < tiles.size();) {
       const std::size_t first = next;
       const auto groups = take_groups(tiles, bands, params, target_.lanes, next);
@@ -218,7 +225,7 @@ class SimdKernel : public AttentionKernel {
       for (const TileGroup<BackwardTile>& group : groups) {
         for (std::int64_t panel = 0; panel < group.grid.num_panels();
              panel += target_.backward_panels) {
-          run_panels(params, group, panel, serial, workspaces);
+          run_panels(params, group, panel, serial, memory);
         }
       }
     }
@@ -231,7 +238,9 @@ class SimdKernel : public AttentionKernel {
     const std::int64_t threads = serial ? 1 : tbb::this_task_arena::max_concurrency();
     const std::int64_t wanted =
         threads == 1 ? num_panels : num_panels * params.kv_heads / (kTasksPerThread * threads);
-    const std::int64_t panels = std::clamp(wanted, kLeastForwardPanels, target_.forward_panels);
+    const std::int64_t most = std::clamp(wanted, kLeastForwardPanels, target_.forward_panels);
+    const std::int64_t chunks = (num_panels + most - 1) / most;
+    const std::int64_t panels = chunks == 0 ? 1 : (num_panels + chunks - 1) / chunks;
     for (std::int32_t kv_head = 0; kv_head < params.kv_heads; ++kv_head) {
       for (std::int64_t panel = 0; panel < num_panels; panel += panels) {
         tasks.push_back({&params, group.tiles, group.bands, &group.grid, panel,
@@ -242,7 +251,7 @@ class SimdKernel : public AttentionKernel {
 
   // Some panels of all KV heads, their keys in shares.
   void run_panels(const KernelParams& params, const TileGroup<BackwardTile>& group,
-                  std::int64_t panel, bool serial, Workspaces& workspaces) const {
+                  std::int64_t panel, bool serial, CallMemory& memory) const {
     BackwardTask common{&params, group.tiles, group.bands, &group.grid, panel};
     common.num_panels = std::min(target_.backward_panels, group.grid.num_panels() - panel);
     common.init_dq = group.tiles[0].init_dq;
@@ -255,9 +264,8 @@ class SimdKernel : public AttentionKernel {
                                  std::max<std::int64_t>(1, kMostBackwardTasks / params.kv_heads));
     const std::int64_t elements = num_shares == 1 ? 0 : target_.dq_share_elements(common);
     const std::size_t packed_bytes = target_.packed_bytes(common);
-    Workspace packed;
     auto* const packed_heads = static_cast<std::byte*>(
-        packed.reserve(packed_bytes * static_cast<std::size_t>(params.kv_heads)));
+        memory.packed.reserve(packed_bytes * static_cast<std::size_t>(params.kv_heads)));
     const auto task_of = [&](std::size_t kv_head) {
       BackwardTask task = common;
       task.kv_head = static_cast<std::int32_t>(kv_head);
@@ -271,8 +279,7 @@ class SimdKernel : public AttentionKernel {
       target_.pack_backward(task_of(i / slices), first,
                             std::min(kPackedPanels, common.num_panels - first));
     });
-    Workspace dq;
-    auto* const shares = static_cast<float*>(dq.reserve(
+    auto* const shares = static_cast<float*>(memory.dq_shares.reserve(
         static_cast<std::size_t>(elements * num_shares * params.kv_heads) * sizeof(float)));
     const auto share_of = [&](std::size_t task) {
       return num_shares == 1 ? nullptr : shares + static_cast<std::int64_t>(task) * elements;
@@ -284,7 +291,7 @@ class SimdKernel : public AttentionKernel {
       task.first_block = blocks * share / num_shares;
       task.num_blocks = blocks * (share + 1) / num_shares - task.first_block;
       task.dq_share = share_of(i);
-      target_.backward(task, workspaces.local().reserve(target_.backward_bytes(task)));
+      target_.backward(task, memory.by_thread.local().reserve(target_.backward_bytes(task)));
     });
     if (num_shares == 1) return;
     for_each_task(static_cast<std::size_t>(params.kv_heads), serial, [&](std::size_t kv_head) {

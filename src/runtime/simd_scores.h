@@ -12,7 +12,7 @@
 namespace contextile {
 
 inline constexpr float kLog2E = 1.44269504088896341F;
-inline constexpr float kLn2 = 0.693147180559945309F;
+inline constexpr double kLn2 = 0.693147180559945309;
 inline constexpr float kNoScore = -__builtin_inff();
 
 // Scores are kept as q·k with the sign of the scale (a factor of the packed queries), and enter

@@ -1,4 +1,5 @@
 // `contextile bench`, end to end.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +42,9 @@ TEST_F(BenchCommand, ListsEveryTableWithItsSource) {
     EXPECT_THAT(text.out, HasSubstr(table["name"].get<std::string>()));
     EXPECT_THAT(text.out, HasSubstr(table["source"].get<std::string>()));
   }
-  for (const char* name : {"dcp-fig7", "dcp-fig17", "dcp-fig18", "dcp-fig19", "dcp-fig20"}) {
+  for (const char* name :
+       {"dcp-fig7", "dcp-fig13", "dcp-fig14", "dcp-fig17", "dcp-fig18", "dcp-fig19", "dcp-fig20",
+        "fcp-fig9", "fcp-fig11", "fcp-table2", "sweep"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
 }
@@ -137,6 +140,42 @@ TEST_F(BenchCommand, TimesPlanningForEveryBlockSizeAndMask) {
   }
 }
 
+TEST_F(BenchCommand, TimesTheMethodBesideItsBaselines) {
+  const json document = small_table("dcp-fig13");
+  EXPECT_EQ(document["rows"].size(), 4U * 6);
+  for (const json& row : document["rows"]) {
+    if (!row.contains("total_s")) continue;  // inner=8 needs nodes of 8 devices
+    EXPECT_NEAR(row["total_s"].get<double>(),
+                row["forward_s"].get<double>() + row["backward_s"].get<double>(),
+                1e-9 + 0.02 * row["total_s"].get<double>())
+        << row;  // means are geometric
+    if (row["strategy"] == "dcp") {
+      EXPECT_DOUBLE_EQ(row["gain"].get<double>(), 1);
+    }
+  }
+  EXPECT_EQ(document["findings"].size(), 2U);
+  EXPECT_EQ(small_table("dcp-fig14")["rows"].size(), 3U * 4 * 2);
+}
+
+TEST_F(BenchCommand, SweepsOverEveryStrategy) {
+  const json document = small_table("sweep");
+  std::int64_t plans = 0;
+  for (const json& row : document["rows"]) {
+    EXPECT_EQ(row["plans"].get<std::int64_t>() + row["skipped"].get<std::int64_t>(), 5) << row;
+    plans += row["plans"].get<std::int64_t>();
+    if (row["plans"] == 0) continue;
+    EXPECT_GE(row["of_bound"].get<double>(), 1) << row;
+    EXPECT_GE(row["of_fastest"].get<double>(), 1) << row;
+    if (row["strategy"] == "auto") {
+      EXPECT_DOUBLE_EQ(row["of_fastest"].get<double>(), 1);
+    }
+    if (row["strategy"] == "distca") {
+      EXPECT_EQ(row["skipped"], 4) << row;
+    }
+  }
+  EXPECT_EQ(document["findings"][0]["ours"], fmt::format("{} plans, none violated", plans));
+}
+
 TEST_F(BenchCommand, PrintsTheTableAloneAsCsv) {
   const Outcome outcome = contextile({"bench", "dcp-fig7", "--csv"});
   EXPECT_EQ(outcome.out.rfind("strategy,transfers,redundant_transfers,", 0), 0U) << outcome.out;
@@ -152,6 +191,9 @@ TEST_F(BenchCommand, RefusesBadInput) {
   expect_bad_input(contextile({"bench", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100"}), {"multiple of 16", "100"});
   expect_bad_input(contextile({"bench", "dcp-fig17", "--block-size", "64"}), {"--block-size"});
+  for (const char* name : {"fcp-fig9", "fcp-fig11"}) {
+    expect_bad_input(contextile({"bench", name, "--cluster", "p4de:1x4"}), {name, "--cluster"});
+  }
   expect_bad_input(contextile({"bench", "dcp-fig20", "--dataset", "prolonged"}),
                    {"did you mean 'prolong'?"});
   expect_bad_input(contextile({"bench", "dcp-fig20", "--kv-heads", "3"}), {"3"});

@@ -76,6 +76,9 @@ Cluster random_cluster(Rng& rng) {
   cluster.launch_us = 10 * rng.uniform();
   cluster.intra_latency_us = 30 * rng.uniform();
   cluster.inter_latency_us = random_chance(rng, 0.2) ? 500 * rng.uniform() : 30 * rng.uniform();
+  if (random_chance(rng, 0.2)) {
+    cluster.compute_slots_per_node = 0.25 * static_cast<double>(random_between(rng, 1, 20));
+  }
   return cluster;
 }
 
@@ -258,6 +261,16 @@ TEST(LowerBound, OfOneDeviceAndCausalDocumentsIsCloseToTheirKernelTime) {
       EXPECT_GE(bound.time_us, 0.95 * (cluster.attention.call_us + 40 * kernel_us));
     }
   }
+}
+
+TEST(LowerBound, CountsTheSlotsThatDevicesShare) {
+  Cluster cluster = cluster_of(1, 4);
+  cluster.attention.call_us = 0;
+  const Workload workload = batch_of({8000, 8000, 8000, 8000}, "causal");
+  const double alone = lower_bound(workload, cluster, Direction::kForward).compute_us;
+  cluster.compute_slots_per_node = 1;
+  EXPECT_NEAR(lower_bound(workload, cluster, Direction::kForward).compute_us, 4 * alone,
+              1e-6 * alone);
 }
 
 TEST(LowerBound, OfDocumentsThatFitIntoDevicesMovesNothing) {

@@ -117,6 +117,10 @@ class Timeline extends Picture {
     const last = Math.min(Math.ceil(this.y.hi), this.plan.devices);
     for (const direction of this.timeline.directions) {
       if (direction.end < this.x.lo || direction.begin > this.x.hi) continue;
+      if (direction.activity && this.rowHeight < 4) {
+        this.drawThinBins(context, direction);
+        continue;
+      }
       for (let device = first; device < last; ++device) this.drawRow(context, direction, device);
     }
     this.drawLines(context, first, last);
@@ -141,8 +145,6 @@ class Timeline extends Picture {
         context.fillStyle = this.colours[kWhat[span.what]];
         box(compute, this.atX(span.start), this.atX(span.end), 0, 1);
       }
-    } else if (h < 4) {
-      this.drawThinBins(context, direction, device, box, compute);
     } else {
       kActivities.forEach((name, i) => {  // stacked, attention at the bottom
         context.fillStyle = this.colours[name];
@@ -158,32 +160,42 @@ class Timeline extends Picture {
     context.globalAlpha = 1;
   }
 
-  // Rows of few pixels show what takes most of each bin.
-  drawThinBins(context, direction, device, box, lane) {
-    let begin = 0;
-    let end = 0;
-    let shown = -1;
-    const flush = () => {
-      if (shown < 0) return;
-      context.fillStyle = this.colours[kActivities[shown]];
-      box(lane, begin, end, 0, 1);
-    };
-    this.eachBin(direction, device, direction.activity, (x0, x1, shares) => {
-      let most = -1;
-      let rest = 100;
-      for (let i = 0; i < shares.length; ++i) {
-        rest -= shares[i];
-        if (shares[i] > 0 && (most < 0 || shares[i] > shares[most])) most = i;
-      }
-      if (most >= 0 && shares[most] < rest) most = -1;  // idle
-      if (most !== shown) {
-        flush();
-        shown = most;
-        begin = x0;
-      }
-      end = x1;
+  // Rows of few pixels: every bin in the mixture of its activities' colours.
+  drawThinBins(context, direction) {
+    const {left, top, width, height} = this.inner;
+    const x0 = Math.max(this.atX(direction.begin), left);
+    const x1 = Math.min(this.atX(direction.end), left + width);
+    const columns = Math.round((x1 - x0) * this.ratio);
+    if (columns < 1) return;
+    const {bins} = direction.activity;
+    const colours = this.mixtures(direction.activity);
+    const image = context.createImageData(columns, Math.round(height * this.ratio));
+    const pixels = new Uint32Array(image.data.buffer);
+    const binOf = Array.from({length: columns}, (_, x) => {
+      const share = (this.toX(x0 + (x + 0.5) / this.ratio) - direction.begin) / (direction.end - direction.begin);
+      return Math.min(Math.max(Math.floor(share * bins), 0), bins - 1);
     });
-    flush();
+    for (let y = 0; y < image.height; ++y) {
+      const device = Math.min(Math.floor(this.toY(top + (y + 0.5) / this.ratio)), this.plan.devices - 1);
+      for (let x = 0; x < columns; ++x) pixels[y * columns + x] = colours[device * bins + binOf[x]];
+    }
+    context.putImageData(image, Math.round(x0 * this.ratio), Math.round(top * this.ratio));
+  }
+
+  mixtures({bins, width, shares}) {
+    const back = channels(this.colours.empty);
+    const parts = kActivities.map((name) => channels(this.colours[name]));
+    const mixtures = new Uint32Array(this.plan.devices * bins);
+    for (let i = 0; i < mixtures.length; ++i) {
+      const faint = chosen.device >= 0 && chosen.device !== Math.floor(i / bins) ? 0.3 : 1;
+      const sum = [...back];
+      for (let j = 0; j < width; ++j) {
+        const share = faint * shares[i * width + j] / 100;
+        for (let c = 0; share && c < 3; ++c) sum[c] += share * (parts[j][c] - back[c]);
+      }
+      mixtures[i] = pixel(sum.map(Math.round));
+    }
+    return mixtures;
   }
 
   drawMessages(context, direction, device, box, send, receive) {
@@ -208,10 +220,11 @@ class Timeline extends Picture {
     const step = (direction.end - direction.begin) / bins;
     const first = Math.max(0, Math.floor((this.x.lo - direction.begin) / step));
     const last = Math.min(bins, Math.ceil((this.x.hi - direction.begin) / step));
+    const snapped = (time) => Math.round(this.atX(time) * this.ratio) / this.ratio;
     for (let b = first; b < last; ++b) {
       const at = (device * bins + b) * width;
       const x0 = direction.begin + b * step;
-      visit(this.atX(x0), this.atX(x0 + step), shares.subarray(at, at + width));
+      visit(snapped(x0), snapped(x0 + step), shares.subarray(at, at + width));
     }
   }
 
