@@ -11,7 +11,7 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 20
 BENCH_ARGS ?=
 
-# Tests that stay quick under the sanitizers: not the sweep over all strategies, the program, the
+# Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
 SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test schedule_test strategy_test simulate_test data_test plan_test runtime_test
 EMPTY :=

@@ -1,6 +1,6 @@
 // `auto` against every other strategy, by predicted time, over datasets, masks, clusters and sizes.
 //
-//   auto_bench [--devices 8,32,64] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
+//   auto_bench [--devices 8,32] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
 //              [--clusters p4de,dgx-h200] [--rows]
 //
 // Every plan that counts is verified first. Prints, by class of workload (time of the best plan: 2
@@ -31,7 +31,7 @@ namespace contextile {
 namespace {
 
 struct Options {
-  std::vector<std::int32_t> devices = {8, 32, 64};
+  std::vector<std::int32_t> devices = {8, 32};
   std::vector<std::string> clusters = {"p4de", "dgx-h200"};
   std::int64_t tokens_per_device = 4096;
   AttentionShape shape;

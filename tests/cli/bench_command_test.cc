@@ -44,7 +44,7 @@ TEST_F(BenchCommand, ListsEveryTableWithItsSource) {
   }
   for (const char* name :
        {"dcp-fig7", "dcp-fig13", "dcp-fig14", "dcp-fig17", "dcp-fig18", "dcp-fig19", "dcp-fig20",
-        "fcp-fig9", "fcp-fig11", "fcp-table2", "sweep"}) {
+        "fcp-fig9", "fcp-fig10", "fcp-fig11", "fcp-fig12", "fcp-table2", "sweep"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
 }
@@ -191,7 +191,7 @@ TEST_F(BenchCommand, RefusesBadInput) {
   expect_bad_input(contextile({"bench", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100"}), {"multiple of 16", "100"});
   expect_bad_input(contextile({"bench", "dcp-fig17", "--block-size", "64"}), {"--block-size"});
-  for (const char* name : {"fcp-fig9", "fcp-fig11"}) {
+  for (const char* name : {"fcp-fig9", "fcp-fig10", "fcp-fig11", "fcp-fig12"}) {
     expect_bad_input(contextile({"bench", name, "--cluster", "p4de:1x4"}), {name, "--cluster"});
   }
   expect_bad_input(contextile({"bench", "dcp-fig20", "--dataset", "prolonged"}),
