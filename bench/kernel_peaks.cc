@@ -8,6 +8,12 @@ namespace {
 constexpr std::int64_t kRepeats = 6000;
 constexpr double kOperations = 24;  // in one repeat
 
+double seconds_of(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 #if defined(__x86_64__)
 // clang-format off
 #define CONTEXTILE_EIGHT(op, a, b, c0, c1, c2, c3, c4, c5, c6, c7)          \
@@ -62,11 +68,8 @@ constexpr double kOperations = 24;  // in one repeat
 
 }  // namespace
 
-double thread_cpu_s() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
+double thread_cpu_s() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
+double process_cpu_s() { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 
 bool has_peak(Peak peak) {
 #if defined(__x86_64__)

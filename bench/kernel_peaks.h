@@ -16,5 +16,7 @@ enum class Peak : std::uint8_t {
 [[nodiscard]] double measure_peak(Peak peak);
 // Seconds of CPU this thread has used.
 [[nodiscard]] double thread_cpu_s();
+// Of all threads of the process.
+[[nodiscard]] double process_cpu_s();
 
 }  // namespace contextile

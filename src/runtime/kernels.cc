@@ -17,13 +17,13 @@ std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
 }
 
 std::span<const AttentionKernel* const> kernels() {
-  static const std::vector<const AttentionKernel*> all = [] {
+  static const std::vector<const AttentionKernel*> kAll = [] {
     const auto simd = simd_kernels();
     std::vector<const AttentionKernel*> list(simd.begin(), simd.end());
     list.push_back(&reference_kernel());
     return list;
   }();
-  return all;
+  return kAll;
 }
 
 const AttentionKernel& find_kernel(std::string_view name) {

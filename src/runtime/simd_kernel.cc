@@ -392,13 +392,14 @@ std::vector<std::unique_ptr<const AttentionKernel>> make_kernels() {
 }  // namespace
 
 std::span<const AttentionKernel* const> simd_kernels() {
-  static const std::vector<std::unique_ptr<const AttentionKernel>> kernels = make_kernels();
-  static const std::vector<const AttentionKernel*> list = [] {
+  static const std::vector<std::unique_ptr<const AttentionKernel>> kOwned = make_kernels();
+  static const std::vector<const AttentionKernel*> kList = [] {
     std::vector<const AttentionKernel*> all;
-    for (const auto& kernel : kernels) all.push_back(kernel.get());
+    all.reserve(kOwned.size());
+    for (const auto& kernel : kOwned) all.push_back(kernel.get());
     return all;
   }();
-  return list;
+  return kList;
 }
 
 }  // namespace contextile

@@ -37,7 +37,7 @@ struct VectorAvx512 {
   static constexpr int kGradientRows = 6;
   static constexpr int kGradientVectors = 4;
   static constexpr int kForwardKeys = 256;
-  static constexpr int kBackwardKeys = 256;
+  static constexpr int kBackwardKeys = 384;
   static constexpr int kForwardPanels = 32;
   static constexpr int kBackwardPanels = 16;
 

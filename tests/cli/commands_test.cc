@@ -406,6 +406,21 @@ TEST_F(Commands, InfoListsWhatIsBuiltIn) {
   EXPECT_TRUE(info.at("transports").at(0).at("built_in").get<bool>());
 }
 
+TEST_F(Commands, AKernelByNameIsTheOneThatRuns) {
+  const std::string plan = small_plan("k.plan");
+  const auto run = [&](const std::string& kernel) {
+    return document({"run", plan, "--compare", "--kernel", kernel});
+  };
+  const json reference = run("reference");
+  const json portable = run("simd:portable");
+  const json best = run("simd");
+  EXPECT_EQ(reference.at("kernel"), "reference");
+  EXPECT_EQ(portable.at("kernel"), "simd:portable");
+  EXPECT_EQ(best.at("kernel"), document({"info"}).at("preferred_kernel"));
+  // Rounded otherwise: the arithmetic of the reference is fp64.
+  EXPECT_NE(reference.at("masks").at(0).at("errors"), portable.at("masks").at(0).at("errors"));
+}
+
 TEST_F(Commands, OutputsThatCannotBeWrittenAreTheEnvironmentsFault) {
   const std::string plan = small_plan("w.plan");
   const Outcome planned = contextile(joined({"plan", "-o", path("no/such/folder.plan")}, small()));
