@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +20,7 @@
 #include "contextile/mask.h"
 #include "contextile/partition.h"
 #include "contextile/workload.h"
+#include "geometric_mean.h"
 
 namespace contextile::bench {
 
@@ -64,13 +64,14 @@ inline const std::pair<const char*, const char*> kMasks[] = {
 
 // 8 query and 2 KV heads of 128 in bf16: Q in and O out of a row, K and V of a column.
 inline AttentionGrid grid_of(const std::vector<std::int64_t>& lengths, const std::string& mask,
-                             std::int64_t block_size, std::int32_t head_groups) {
+                             std::int64_t block_size, std::int32_t head_groups,
+                             BandCuts cuts = BandCuts::kNone) {
   const MaskUse use = parse_mask_use(mask);
   AttentionShape shape;
   shape.q_heads = 8;
   shape.kv_heads = 2;
   const Workload workload = make_workload(lengths, shape, {&use, 1});
-  const Blocking blocks = cut_sequences(workload, block_size);
+  const Blocking blocks = cut_sequences(workload, block_size, cuts);
   AttentionGrid grid;
   grid.head_groups = head_groups;
   grid.row_bytes_per_token = std::int64_t{2} * shape.q_heads / head_groups * shape.head_dim * 2;
@@ -116,17 +117,7 @@ inline std::map<PeerKey, Peer> read_peers(const std::filesystem::path& file) {
   return peers;
 }
 
-class GeometricMean {
- public:
-  void add(double x) {
-    log_sum_ += std::log(std::max(x, 1e-3));  // a peer's zero bytes, or ours, must not decide alone
-    ++count_;
-  }
-  [[nodiscard]] double value() const { return count_ > 0 ? std::exp(log_sum_ / count_) : 0; }
-
- private:
-  double log_sum_ = 0;
-  int count_ = 0;
-};
+// Of ratios of bytes: a peer's zero bytes, or ours, count as a thousandth.
+inline constexpr double kLeastRatio = 1e-3;
 
 }  // namespace contextile::bench

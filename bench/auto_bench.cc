@@ -26,6 +26,7 @@
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "geometric_mean.h"
 
 namespace contextile {
 namespace {
@@ -38,25 +39,7 @@ struct Options {
   bool rows = false;
 };
 
-class GeometricMean {
- public:
-  void add(double x) {
-    log_sum_ += std::log(x);
-    ++count_;
-    worst_ = std::max(worst_, x);
-    least_ = std::min(least_, x);
-  }
-  [[nodiscard]] int count() const { return count_; }
-  [[nodiscard]] double value() const { return std::exp(log_sum_ / std::max(1, count_)); }
-  [[nodiscard]] double worst() const { return worst_; }
-  [[nodiscard]] double least() const { return least_; }
-
- private:
-  double log_sum_ = 0;
-  double worst_ = 0;
-  double least_ = std::numeric_limits<double>::infinity();
-  int count_ = 0;
-};
+using bench::GeometricMean;
 
 // Of one class of workloads.
 struct Summary {

@@ -12,19 +12,6 @@
 namespace contextile {
 namespace {
 
-HostTensor random_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_t heads,
-                         std::int32_t dim) {
-  HostTensor tensor(dtype, tokens, heads, dim);
-  std::vector<float> row(static_cast<std::size_t>(dim));
-  for (std::int64_t n = 0; n < tokens; ++n) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      for (float& value : row) value = static_cast<float>(rng.normal());
-      write_row(tensor.view(), n, h, row);
-    }
-  }
-  return tensor;
-}
-
 std::vector<double> values_of(HostTensor& tensor) {
   const TensorView view = tensor.view();
   std::vector<double> all;
@@ -48,10 +35,10 @@ BenchTile::BenchTile(const AttentionKernel& kernel, const AttentionShape& shape,
   bands_ = make_workload(lengths, shape, {&use, 1}).masks[0].mask.bands;
   prepared_ = kernel.prepare_bands(params_, tokens, tokens, bands_);
   Rng rng(1);
-  q_ = random_tensor(rng, shape.dtype, tokens, shape.q_heads, shape.head_dim);
-  k_ = random_tensor(rng, shape.dtype, tokens, shape.kv_heads, shape.head_dim);
-  v_ = random_tensor(rng, shape.dtype, tokens, shape.kv_heads, shape.value_dim);
-  dout_ = random_tensor(rng, shape.dtype, tokens, shape.q_heads, shape.value_dim);
+  q_ = normal_tensor(rng, shape.dtype, tokens, shape.q_heads, shape.head_dim);
+  k_ = normal_tensor(rng, shape.dtype, tokens, shape.kv_heads, shape.head_dim);
+  v_ = normal_tensor(rng, shape.dtype, tokens, shape.kv_heads, shape.value_dim);
+  dout_ = normal_tensor(rng, shape.dtype, tokens, shape.q_heads, shape.value_dim);
   delta_ = HostTensor(Dtype::kF32, tokens, shape.q_heads, 1);
   fill_tensor(delta_.view(), 0.25F);
   o_ = HostTensor(Dtype::kF32, tokens, shape.q_heads, shape.value_dim);

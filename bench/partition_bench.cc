@@ -194,7 +194,7 @@ void against_peers(const std::vector<Batch>& batches,
       "  {:10} {:10} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7} | ratio to the peer: total, "
       "3·inter+total, time\n",
       "batch", "mask", "vertices", "inter", "total", "work", "tokens", "s");
-  GeometricMean total, objective, time;
+  GeometricMean total(bench::kLeastRatio), objective(bench::kLeastRatio), time(bench::kLeastRatio);
   for (const Batch& batch : batches) {
     for (const auto& [name, mask] : kMasks) {
       const AttentionGrid grid = bench::grid_of(batch.lengths, mask, block, 2);

@@ -13,20 +13,15 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
+#include "attention_batches.h"
 #include "contextile/data.h"
-#include "contextile/mask.h"
 #include "contextile/partition.h"
 #include "contextile/workload.h"
 
@@ -39,43 +34,12 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-struct Batch {
-  std::string name;
-  std::vector<std::int64_t> lengths;
-};
-
-const std::pair<const char*, const char*> kMasks[] = {{"causal", "causal"},
-                                                      {"lambda", "lambda:64,4096"},
-                                                      {"blockwise", "causal_blockwise:256,2,1"},
-                                                      {"sharedq", "shared_question:0.2,4"}};
-
-// 8 query and 2 KV heads of 128 in bf16: Q in and O out of a row, K and V of a column.
-AttentionGrid grid_of(const std::vector<std::int64_t>& lengths, const std::string& mask,
-                      std::int64_t block_size, std::int32_t head_groups,
-                      BandCuts cuts = BandCuts::kNone) {
-  const MaskUse use = parse_mask_use(mask);
-  AttentionShape shape;
-  shape.q_heads = 8;
-  shape.kv_heads = 2;
-  const Workload workload = make_workload(lengths, shape, {&use, 1});
-  const Blocking blocks = cut_sequences(workload, block_size, cuts);
-  AttentionGrid grid;
-  grid.head_groups = head_groups;
-  grid.row_bytes_per_token = std::int64_t{2} * shape.q_heads / head_groups * shape.head_dim * 2;
-  grid.column_bytes_per_token = std::int64_t{2} * shape.kv_heads / head_groups * shape.head_dim * 2;
-  std::int32_t sequence = 0;
-  for (std::int32_t b = 0; b < blocks.num_blocks(); ++b) {
-    const Range range = blocks.ranges(BlockId{b}).front();
-    while (workload.sequences[static_cast<std::size_t>(sequence)].end <= range.begin) ++sequence;
-    grid.blocks.push_back({range.size(), sequence});
-  }
-  for (const Tile& tile : TileIndex(workload.masks[0].mask, blocks).tiles()) {
-    for (std::int32_t g = 0; g < head_groups; ++g) {
-      grid.tiles.push_back({tile.q_block.value, tile.kv_block.value, g, tile.pairs});
-    }
-  }
-  return grid;
-}
+using bench::Batch;
+using bench::GeometricMean;
+using bench::grid_of;
+using bench::kMasks;
+using bench::Peer;
+using bench::PeerKey;
 
 struct Measured {
   GridQuality quality;
@@ -110,42 +74,6 @@ Measured measure(const AttentionGrid& grid, const GridSpec& spec,
 }
 
 // ------------------------------------------------------------------------------------- peers
-
-struct Peer {
-  double inter_bytes = 0;
-  double total_bytes = 0;
-  double max_device_bytes = 0;
-};
-using PeerKey = std::tuple<std::string, std::string, std::int64_t>;
-
-std::map<PeerKey, Peer> read_peers(const std::filesystem::path& file) {
-  std::map<PeerKey, Peer> peers;
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  while (std::getline(in, line)) {
-    std::vector<std::string> cells;
-    std::stringstream row(line);
-    for (std::string cell; std::getline(row, cell, ',');) cells.push_back(cell);
-    if (cells.size() < 11 || cells[4] != "compute_first_best_of_5") continue;
-    peers[{cells[0], cells[1], std::stoll(cells[2])}] = {std::stod(cells[8]), std::stod(cells[9]),
-                                                         std::stod(cells[10])};
-  }
-  return peers;
-}
-
-class GeometricMean {
- public:
-  void add(double x) {
-    log_sum_ += std::log(std::max(x, 1e-3));  // a peer's zero bytes, or ours, must not decide alone
-    ++count_;
-  }
-  [[nodiscard]] double value() const { return count_ > 0 ? std::exp(log_sum_ / count_) : 0; }
-
- private:
-  double log_sum_ = 0;
-  int count_ = 0;
-};
 
 void judge(const char* what, double found, double target) {
   fmt::print(
@@ -209,7 +137,8 @@ void against_peers(const std::vector<Batch>& batches, const std::map<PeerKey, Pe
       "3·inter+total,"
       " worst device\n",
       "batch", "mask", "tiles", "inter", "total", "worst", "work", "tokens", "ms");
-  GeometricMean total, objective, device;
+  GeometricMean total(bench::kLeastRatio), objective(bench::kLeastRatio),
+      device(bench::kLeastRatio);
   Worst worst;
   for (const Batch& batch : batches) {
     for (const auto& [name, mask] : kMasks) {
@@ -259,7 +188,7 @@ void time_quality_curve(const std::vector<Batch>& batches) {
              "effort", "mean ms", "total bytes*");
   std::vector<double> first;
   for (const double effort : {0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0}) {
-    GeometricMean ratio;
+    GeometricMean ratio(bench::kLeastRatio);
     double seconds = 0;
     std::size_t i = 0;
     for (const Batch& batch : batches) {
@@ -307,26 +236,6 @@ void scale(bool quick) {
   if (!quick) run("16M, one causal document", {16 * kMillion}, 8192, 512, 20);
 }
 
-std::vector<Batch> load_batches(const std::filesystem::path& data) {
-  std::vector<Batch> batches;
-  const std::filesystem::path folder = data / "batches";
-  if (std::filesystem::is_directory(folder)) {
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      batches.push_back({entry.path().stem().string(), read_lengths(entry.path().string())});
-    }
-    std::sort(batches.begin(), batches.end(),
-              [](const Batch& a, const Batch& b) { return a.name < b.name; });
-    return batches;
-  }
-  fmt::print("no batches in {}: built-in datasets only\n", folder.string());
-  for (const Dataset& dataset : datasets()) {
-    batches.push_back({std::string(dataset.name),
-                       batches_from_dataset(dataset.name, {.tokens = 131072, .seed = 1}).front()});
-  }
-  batches.push_back({"single", {131072}});
-  return batches;
-}
-
 int run(const std::vector<std::string>& args) {
   std::filesystem::path data = "../shared/data";
   std::uint64_t seeds = 1;
@@ -345,8 +254,8 @@ int run(const std::vector<std::string>& args) {
       return 2;
     }
   }
-  const std::vector<Batch> batches = load_batches(data);
-  const std::map<PeerKey, Peer> peers = read_peers(data / "peer_partitions.csv");
+  const std::vector<Batch> batches = bench::load_batches(data);
+  const std::map<PeerKey, Peer> peers = bench::read_peers(data / "peer_partitions.csv");
   const Setting fast{"fast", 0.65, false, BandCuts::kEdges, 0.75, 0.63, 0.60, 20, 35};
   const Setting thorough{"thorough", 5, false, BandCuts::kEdges, 0.65, 0.52, 0.53, 200, 200};
   const Setting exact{"exact token balance", 1, true, BandCuts::kEdges, 0.90, 0, 0, 0, 0};

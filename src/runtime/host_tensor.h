@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/rng.h"
 #include "contextile/kernel.h"
 #include "contextile/runtime.h"
 #include "runtime/tensor.h"
@@ -68,6 +69,10 @@ class HostTensor {
   std::int32_t heads_ = 0;
   std::int32_t dim_ = 0;
 };
+
+// Independent standard normal values, rounded to `dtype`.
+[[nodiscard]] HostTensor normal_tensor(Rng& rng, Dtype dtype, std::int64_t tokens,
+                                       std::int32_t heads, std::int32_t dim);
 
 // All tensors of one layer on one device, for the tokens given in local order.
 struct LayerTensors {

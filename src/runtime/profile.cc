@@ -80,25 +80,12 @@ std::vector<std::int32_t> group_sizes(std::int32_t ranks) {
 Band full_band(std::int64_t rows, std::int64_t keys) { return {{0, rows}, {0, keys}}; }
 Band causal_band(std::int64_t rows) { return {{0, rows}, {0, rows}, -kUnbounded, 0}; }
 
-HostTensor random_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_t heads,
-                         std::int32_t dim) {
-  HostTensor tensor(dtype, tokens, heads, dim);
-  std::vector<float> row(static_cast<std::size_t>(dim));
-  for (std::int64_t n = 0; n < tokens; ++n) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      for (float& value : row) value = static_cast<float>(rng.normal());
-      write_row(tensor.view(), n, h, row);
-    }
-  }
-  return tensor;
-}
-
 // What belongs to the queries of some tiles, and to their keys.
 struct QueryTensors {
   QueryTensors(Rng& rng, const AttentionShape& shape, std::int64_t rows)
-      : q(random_tensor(rng, shape.dtype, rows, shape.q_heads, shape.head_dim)),
-        dout(random_tensor(rng, shape.dtype, rows, shape.q_heads, shape.value_dim)),
-        delta(random_tensor(rng, Dtype::kF32, rows, shape.q_heads, 1)),
+      : q(normal_tensor(rng, shape.dtype, rows, shape.q_heads, shape.head_dim)),
+        dout(normal_tensor(rng, shape.dtype, rows, shape.q_heads, shape.value_dim)),
+        delta(normal_tensor(rng, Dtype::kF32, rows, shape.q_heads, 1)),
         o(Dtype::kF32, rows, shape.q_heads, shape.value_dim),
         lse(Dtype::kF32, rows, shape.q_heads, 1),
         dq(Dtype::kF32, rows, shape.q_heads, shape.head_dim) {}
@@ -106,8 +93,8 @@ struct QueryTensors {
 };
 struct KeyTensors {
   KeyTensors(Rng& rng, const AttentionShape& shape, std::int64_t keys)
-      : k(random_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.head_dim)),
-        v(random_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.value_dim)),
+      : k(normal_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.head_dim)),
+        v(normal_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.value_dim)),
         dk(Dtype::kF32, keys, shape.kv_heads, shape.head_dim),
         dv(Dtype::kF32, keys, shape.kv_heads, shape.value_dim) {}
   HostTensor k, v, dk, dv;
@@ -296,8 +283,8 @@ class MachineMeasurement {
       const auto slots = std::make_shared<Slots>();
       Rng rng(1);
       for (std::size_t i = 0; i < 2; ++i) {
-        slots->o[i] = random_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, shape.value_dim);
-        slots->lse[i] = random_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, 1);
+        slots->o[i] = normal_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, shape.value_dim);
+        slots->lse[i] = normal_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, 1);
       }
       return std::function<void()>([slots] {
         const PartialOutput dst{slots->o[0].view(), slots->lse[0].stats()};

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "schedule/route_index.h"
 
 namespace contextile {
 namespace {
@@ -18,14 +19,11 @@ constexpr std::int32_t kNotYet = -1;
 class DivisionScheduler {
  public:
   DivisionScheduler(const DivisionProblem& problem, const DivisionOptions& options)
-      : problem_(problem), options_(options), stage_(problem.tiles.size(), kNotYet) {
-    for (std::size_t r = 0; r < problem.routes.size(); ++r) {
-      const UnitRoute& route = problem.routes[r];
-      const bool is_new =
-          route_of_.emplace(key(route.kind, route.block, route.group, route.device), r).second;
-      CONTEXTILE_CHECK(is_new,
-                       "divisions: expected one route of {} of block {} to device {}, found two",
-                       to_string(route.kind), route.block.value, route.device.value);
+      : problem_(problem),
+        index_(problem),
+        options_(options),
+        stage_(problem.tiles.size(), kNotYet) {
+    for (const UnitRoute& route : problem.routes) {
       if (is_result(route.kind)) continue;
       pair_bytes_[pair(route)] += bytes(route);
       relayed_ = relayed_ || route.via != owner(route.block);
@@ -51,14 +49,6 @@ class DivisionScheduler {
   }
 
  private:
-  using Key = std::uint64_t;
-  [[nodiscard]] Key key(Kind kind, BlockId block, GroupId group, Rank device) const {
-    const auto unit = static_cast<Key>(block.index()) * static_cast<Key>(problem_.head_groups) +
-                      static_cast<Key>(group.index());
-    return (unit * static_cast<Key>(problem_.num_devices) + static_cast<Key>(device.index())) *
-               kNumKinds +
-           static_cast<Key>(kind);
-  }
   [[nodiscard]] Rank owner(BlockId block) const { return problem_.owners[block.index()]; }
   [[nodiscard]] std::int64_t pair(const UnitRoute& route) const {
     return std::int64_t{route.via.value} * problem_.num_devices + route.device.value;
@@ -67,25 +57,6 @@ class DivisionScheduler {
     return unit_bytes(route.kind, problem_.blocks->num_tokens(route.block), problem_.shape,
                       problem_.head_groups, problem_.shape.dtype);
   }
-  [[nodiscard]] std::size_t route(Kind kind, BlockId block, GroupId group, Rank device) const {
-    const auto it = route_of_.find(key(kind, block, group, device));
-    CONTEXTILE_CHECK(it != route_of_.end(),
-                     "divisions: expected a route of {} of block {} to device {}", to_string(kind),
-                     block.value, device.value);
-    return it->second;
-  }
-
-  // Routes of the inputs (or results) a tile has on its device.
-  template <typename Visit>
-  void for_each_route(const PlacedTile& tile, bool results, const Visit& visit) const {
-    for (int k = 0; k < kNumKinds; ++k) {
-      const auto kind = static_cast<Kind>(k);
-      if (is_result(kind) != results || !occurs_in(kind, problem_.direction)) continue;
-      const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
-      if (owner(block) != tile.device) visit(route(kind, block, tile.group, tile.device));
-    }
-  }
-
   void order_tiles() {
     waiting_.resize(static_cast<std::size_t>(problem_.num_devices));
     for (std::size_t t = 0; t < problem_.tiles.size(); ++t) {
@@ -104,20 +75,20 @@ class DivisionScheduler {
   void place(std::size_t t, std::int32_t division) {
     stage_[t] = division;
     const PlacedTile& tile = problem_.tiles[t];
-    for_each_route(tile, false, [&](std::size_t r) {
+    index_.for_each_required(tile, false, [&](std::size_t r) {
       if (first_use_[r] != kNotYet) return;
       first_use_[r] = division;
       moved_bytes_[pair(problem_.routes[r])] += bytes(problem_.routes[r]);
     });
-    for_each_route(tile, true,
-                   [&](std::size_t r) { last_use_[r] = std::max(last_use_[r], division); });
+    index_.for_each_required(
+        tile, true, [&](std::size_t r) { last_use_[r] = std::max(last_use_[r], division); });
   }
 
   void take_local_tiles() {
     for (auto& mine : waiting_) {
       std::erase_if(mine, [&](std::size_t t) {
         bool local = true;
-        for_each_route(problem_.tiles[t], false, [&](std::size_t) { local = false; });
+        index_.for_each_required(problem_.tiles[t], false, [&](std::size_t) { local = false; });
         if (local) place(t, 0);
         return local;
       });
@@ -127,7 +98,7 @@ class DivisionScheduler {
   // Whether everything the tile still lacks may travel for this division.
   [[nodiscard]] bool fits(std::size_t t, std::int32_t division) const {
     bool ok = true;
-    for_each_route(problem_.tiles[t], false, [&](std::size_t r) {
+    index_.for_each_required(problem_.tiles[t], false, [&](std::size_t r) {
       const UnitRoute& needed = problem_.routes[r];
       if (first_use_[r] != kNotYet) return;
       if (division < 2 && needed.via != owner(needed.block)) ok = false;
@@ -171,7 +142,7 @@ class DivisionScheduler {
          ++r) {  // a relay has the unit a division earlier
       const UnitRoute& hop = problem_.routes[r];
       if (is_result(hop.kind) || first_use_[r] == kNotYet || hop.via == owner(hop.block)) continue;
-      std::int32_t& relay = first_use_[route(hop.kind, hop.block, hop.group, hop.via)];
+      std::int32_t& relay = first_use_[index_.relay_of(r)];
       relay = relay == kNotYet ? first_use_[r] - 1 : std::min(relay, first_use_[r] - 1);
     }
     for (std::size_t r = 0; r < problem_.routes.size(); ++r) {
@@ -197,7 +168,7 @@ class DivisionScheduler {
     for (std::size_t r = 0; r < ready.size(); ++r) {  // a relay waits for what it merges
       const UnitRoute& hop = problem_.routes[r];
       if (!moves(r) || hop.via == owner(hop.block)) continue;
-      std::int32_t& relay = ready[route(hop.kind, hop.block, hop.group, hop.via)];
+      std::int32_t& relay = ready[index_.relay_of(r)];
       relay = std::max(relay, own(r) + 1);
     }
     for (std::size_t r = 0; r < ready.size(); ++r) {
@@ -209,9 +180,9 @@ class DivisionScheduler {
   }
 
   const DivisionProblem& problem_;
+  RouteIndex index_;
   const DivisionOptions& options_;
-  std::vector<std::int32_t> stage_;  // of every tile
-  std::unordered_map<Key, std::size_t> route_of_;
+  std::vector<std::int32_t> stage_;                             // of every tile
   std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // all that a pair of devices moves
   std::unordered_map<std::int64_t, std::int64_t> moved_bytes_;  // in the division being filled
   std::vector<std::vector<std::size_t>> waiting_;               // tiles of every device, in order

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "schedule/route_index.h"
 
 namespace contextile {
 namespace {
@@ -19,13 +20,13 @@ namespace {
 constexpr std::int32_t kNoStage = -1;
 // Inputs take about this many times as long as a port alone would: others use it too.
 constexpr double kContention = 1.5;
-constexpr std::size_t kNoRoute = static_cast<std::size_t>(-1);
 
 class OverlapScheduler {
  public:
   OverlapScheduler(const DivisionProblem& problem, const OverlapCosts& costs,
                    const OverlapOptions& options)
       : problem_(problem),
+        index_(problem),
         costs_(costs),
         num_stages_(options.stages),
         ahead_(options.ahead),
@@ -35,21 +36,8 @@ class OverlapScheduler {
         feeds_(problem.routes.size(), kNoRoute),
         passes_on_(problem.routes.size(), false) {
     for (std::size_t r = 0; r < problem.routes.size(); ++r) {
-      const UnitRoute& hop = problem.routes[r];
-      const bool is_new =
-          route_of_.emplace(key(hop.kind, hop.block, hop.group, hop.device), r).second;
-      CONTEXTILE_CHECK(is_new,
-                       "schedule: expected one route of {} of block {} to device {}, found two",
-                       to_string(hop.kind), hop.block.value, hop.device.value);
-    }
-    for (std::size_t r = 0; r < problem.routes.size(); ++r) {
-      const UnitRoute& hop = problem.routes[r];
-      if (hop.via == owner(hop.block)) continue;
-      feeds_[r] = find(hop.kind, hop.block, hop.group, hop.via);
-      CONTEXTILE_CHECK(feeds_[r] != kNoRoute,
-                       "schedule: expected a route of {} of block {} to its relay {}",
-                       to_string(hop.kind), hop.block.value, hop.via.value);
-      passes_on_[feeds_[r]] = true;
+      feeds_[r] = index_.relay_of(r);
+      if (feeds_[r] != kNoRoute) passes_on_[feeds_[r]] = true;
     }
   }
 
@@ -67,32 +55,9 @@ class OverlapScheduler {
   }
 
  private:
-  using Key = std::uint64_t;
-  [[nodiscard]] Key key(Kind kind, BlockId block, GroupId group, Rank device) const {
-    const auto unit = static_cast<Key>(block.index()) * static_cast<Key>(problem_.head_groups) +
-                      static_cast<Key>(group.index());
-    return (unit * static_cast<Key>(problem_.num_devices) + static_cast<Key>(device.index())) *
-               kNumKinds +
-           static_cast<Key>(kind);
-  }
-  [[nodiscard]] std::size_t find(Kind kind, BlockId block, GroupId group, Rank device) const {
-    const auto it = route_of_.find(key(kind, block, group, device));
-    return it == route_of_.end() ? kNoRoute : it->second;
-  }
-  [[nodiscard]] Rank owner(BlockId block) const { return problem_.owners[block.index()]; }
-
-  // Routes of the inputs (or results) a tile has on its device.
   template <typename Visit>
   void for_each_route(std::size_t t, bool results, const Visit& visit) const {
-    const PlacedTile& tile = problem_.tiles[t];
-    for (int k = 0; k < kNumKinds; ++k) {
-      const auto kind = static_cast<Kind>(k);
-      if (is_result(kind) != results || !occurs_in(kind, problem_.direction)) continue;
-      const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
-      if (owner(block) == tile.device) continue;
-      const std::size_t r = find(kind, block, tile.group, tile.device);
-      if (r != kNoRoute) visit(r);
-    }
+    index_.for_each(problem_.tiles[t], results, visit);
   }
 
   [[nodiscard]] double route_us(std::size_t r) const {
@@ -266,6 +231,7 @@ class OverlapScheduler {
   }
 
   const DivisionProblem& problem_;
+  RouteIndex index_;
   const OverlapCosts& costs_;
   std::int32_t num_stages_;
   std::int32_t ahead_;
@@ -275,7 +241,6 @@ class OverlapScheduler {
   std::vector<std::size_t> feeds_;              // of every route: the relay's own route
   std::vector<bool> passes_on_;                 // of every route: others depend on it
   std::vector<std::vector<std::size_t>> mine_;  // tiles of every device
-  std::unordered_map<Key, std::size_t> route_of_;
 };
 
 }  // namespace

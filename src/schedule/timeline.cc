@@ -7,17 +7,16 @@
 #include <limits>
 #include <queue>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "schedule/route_index.h"
 
 namespace contextile {
 namespace {
 
 constexpr std::int32_t kNever = -1;
-constexpr std::size_t kNoRoute = static_cast<std::size_t>(-1);
 constexpr double kBytesPerUsOfGbytes = 1e3;  // 1 GB/s = 1000 bytes/µs
 // A transfer with less left than this share of a slot is done in it.
 constexpr double kRest = 0.02;
@@ -57,6 +56,7 @@ class Timeline {
         tile_us_(tile_us),
         cluster_(cluster),
         options_(options),
+        index_(problem),
         hops_(problem.routes.size()),
         waits_(problem.tiles.size(), 0),
         result_(problem.tiles.size(), kNoRoute),
@@ -85,31 +85,8 @@ class Timeline {
   }
 
  private:
-  using Key = std::uint64_t;
   [[nodiscard]] const UnitRoute& route(std::size_t r) const { return problem_.routes[r]; }
-  [[nodiscard]] Rank owner(BlockId block) const { return problem_.owners[block.index()]; }
-  [[nodiscard]] Key key(Kind kind, BlockId block, GroupId group, Rank device) const {
-    const auto unit = static_cast<Key>(block.index()) * static_cast<Key>(problem_.head_groups) +
-                      static_cast<Key>(group.index());
-    return (unit * static_cast<Key>(problem_.num_devices) + static_cast<Key>(device.index())) *
-               kNumKinds +
-           static_cast<Key>(kind);
-  }
-  [[nodiscard]] std::size_t find(Kind kind, BlockId block, GroupId group, Rank device) const {
-    const auto it = route_of_.find(key(kind, block, group, device));
-    return it == route_of_.end() ? kNoRoute : it->second;
-  }
-
   void index_routes() {
-    route_of_.reserve(hops_.size());
-    for (std::size_t r = 0; r < hops_.size(); ++r) {
-      const UnitRoute& hop = route(r);
-      const bool is_new =
-          route_of_.emplace(key(hop.kind, hop.block, hop.group, hop.device), r).second;
-      CONTEXTILE_CHECK(is_new,
-                       "schedule: expected one route of {} of block {} to device {}, found two",
-                       to_string(hop.kind), hop.block.value, hop.device.value);
-    }
     const auto devices = static_cast<std::size_t>(problem_.num_devices);
     const auto nics = static_cast<std::size_t>(cluster_.nics_per_node);
     ports_us_.assign(2 * devices + 2 * nics * static_cast<std::size_t>(cluster_.nodes), 0);
@@ -117,13 +94,8 @@ class Timeline {
     for (std::size_t r = 0; r < hops_.size(); ++r) {
       const UnitRoute& at = route(r);
       Hop& hop = hops_[r];
-      if (at.via != owner(at.block)) {
-        hop.feed = find(at.kind, at.block, at.group, at.via);
-        CONTEXTILE_CHECK(hop.feed != kNoRoute,
-                         "schedule: expected a route of {} of block {} to its relay {}",
-                         to_string(at.kind), at.block.value, at.via.value);
-        fed_[hop.feed].push_back(r);
-      }
+      hop.feed = index_.relay_of(r);
+      if (hop.feed != kNoRoute) fed_[hop.feed].push_back(r);
       const Rank src = is_result(at.kind) ? at.device : at.via;
       const Rank dst = is_result(at.kind) ? at.via : at.device;
       const auto bytes = static_cast<double>(unit_bytes(
@@ -147,18 +119,9 @@ class Timeline {
                                     cluster_.nic_of(device));
   }
 
-  // Routes of the inputs (or results) a tile has on its device.
   template <typename Visit>
   void for_each_route(std::size_t t, bool results, const Visit& visit) const {
-    const PlacedTile& tile = problem_.tiles[t];
-    for (int k = 0; k < kNumKinds; ++k) {
-      const auto kind = static_cast<Kind>(k);
-      if (is_result(kind) != results || !occurs_in(kind, problem_.direction)) continue;
-      const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
-      if (owner(block) == tile.device) continue;
-      const std::size_t r = find(kind, block, tile.group, tile.device);
-      if (r != kNoRoute) visit(r);
-    }
+    index_.for_each(problem_.tiles[t], results, visit);
   }
 
   void index_tiles() {
@@ -396,10 +359,10 @@ class Timeline {
   std::span<const double> tile_us_;
   const Cluster& cluster_;
   TimelineOptions options_;
+  RouteIndex index_;
   double slot_us_ = 0;
   double end_us_ = 0;
-  std::vector<Hop> hops_;  // of every route
-  std::unordered_map<Key, std::size_t> route_of_;
+  std::vector<Hop> hops_;                          // of every route
   std::vector<std::vector<std::size_t>> fed_;      // routes that a relay's route feeds
   std::vector<std::vector<std::size_t>> unlocks_;  // tiles that need a route
   std::vector<bool> used_;

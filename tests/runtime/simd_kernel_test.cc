@@ -27,19 +27,6 @@ namespace {
 
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
-HostTensor normal_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_t heads,
-                         std::int32_t dim) {
-  HostTensor tensor(dtype, tokens, heads, dim);
-  std::vector<float> row(static_cast<std::size_t>(dim));
-  for (std::int64_t n = 0; n < tokens; ++n) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      for (float& value : row) value = static_cast<float>(rng.normal());
-      write_row(tensor.view(), n, h, row);
-    }
-  }
-  return tensor;
-}
-
 // One tile's tensors; results are NaN until written.
 struct Layer {
   Layer(std::uint64_t seed, const KernelParams& p, Dtype dtype, std::int64_t rows,
