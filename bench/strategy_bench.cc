@@ -1,4 +1,4 @@
-// DistCA's balance and bytes beside its paper's claims, and what two-sided balancing changes.
+// DistCA's balance and bytes, and what two-sided balancing changes.
 //
 //   strategy_bench [--batches N] [--vectors FOLDER]
 //
@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -141,7 +140,6 @@ struct Row {
   double underload = 0;
   double sent_mbytes = 0;          // of a device, mean
   double largest_sent_mbytes = 0;  // of the device that sends most
-  double largest_buffer_mbytes = 0;
 };
 
 Row measure(const Model& model, const Batches& batches, std::int32_t devices,
@@ -171,7 +169,6 @@ Row measure(const Model& model, const Batches& batches, std::int32_t devices,
     row.largest_sent_mbytes += share * static_cast<double>(most);
     row.sent_mbytes +=
         share * static_cast<double>(volume.q_bytes + volume.kv_bytes + volume.o_bytes) / devices;
-    row.largest_buffer_mbytes += share * static_cast<double>(volume.largest_buffer_bytes());
   }
   return row;
 }
@@ -208,44 +205,6 @@ void print_balance(const Model& model, std::int32_t devices, std::int64_t longes
               std::map<std::string, std::string>{{"balance", "two_sided"}, {"kv_subrange", "on"}}));
 }
 
-// The paper's Fig. 12: a looser tolerance needs smaller buffers, at the price of balance.
-void print_tolerance(const Model& model, std::int64_t count) {
-  constexpr std::int32_t kDevices = 16;
-  const Batches batches = sampled(model.tokens_per_device * kDevices, 524288, count);
-  fmt::print("\n{}: tolerance against the largest buffer (MB), one_sided as the original's code\n",
-             model.name);
-  double at_zero = 0;
-  for (const double tolerance : {0.0, 0.05, 0.1, 0.15, 0.2}) {
-    MigrationOptions options = upstream_options(model);
-    options.tolerance = tolerance;
-    const Row row = measure(model, batches, kDevices, options, std::nullopt);
-    if (tolerance == 0) at_zero = row.largest_buffer_mbytes;
-    fmt::print("  {:<6.2f} buffer {:>8.1f} ({:+.0f}%)  MB/device {:>7.1f}  over {:>5.1f}%\n",
-               tolerance, row.largest_buffer_mbytes,
-               100 * (row.largest_buffer_mbytes / at_zero - 1), row.sent_mbytes,
-               100 * row.overload);
-  }
-  fmt::print("  paper, Fig. 12: 0 to 0.15 cuts communication buffers by 20-25%\n");
-}
-
-// The paper's Appendix A: shards s of a document whose transfers still hide under the layer's
-// linear work, a shard's keys needed by those after it: q + (s - 1)/2 · kv <= bandwidth · time per
-// token.
-void print_most_shards() {
-  constexpr double kHidden = 8192;
-  constexpr double kKv = 2048;
-  constexpr double kFfn = 22016;
-  constexpr double kBytesPerSecond = 50e9;
-  constexpr double kFlops = 990e12 * 0.5;
-  const double linear_flops = 2 * (2 * kHidden * kHidden + 2 * kHidden * kKv + 3 * kHidden * kFfn);
-  const double hidden_bytes = linear_flops / kFlops * kBytesPerSecond;
-  const double shards = std::floor(2 * (hidden_bytes - 2 * kHidden) / (2 * 2 * kKv)) + 1;
-  fmt::print(
-      "\nmost shards of a document with communication hidden, Llama-34B, 50 GB/s, "
-      "495 TFLOP/s: {:.0f} (paper, App. A: 31)\n",
-      shards);
-}
-
 int run(std::int64_t count, const std::filesystem::path& vectors) {
   fmt::print("plans of the original reproduced: {}\n", check_originals(vectors / "distca"));
   for (const Model& model : {llama_8b(), llama_34b()}) {
@@ -253,9 +212,6 @@ int run(std::int64_t count, const std::filesystem::path& vectors) {
       print_balance(model, devices, devices == 32 ? 131072 : 524288, count);
     }
   }
-  fmt::print("\n");
-  for (const Model& model : {llama_8b(), llama_34b()}) print_tolerance(model, count);
-  print_most_shards();
   return 0;
 }
 

@@ -35,9 +35,11 @@ struct AttentionProfile {
                                       std::int64_t pairs) const;
 
   // A grid from a closed form: a rectangle costs its pairs, `row_keys` more keys for every row, and
-  // `call_pairs` pairs. Peak shares are those of unlimited rectangles.
+  // `call_pairs` pairs; at least the pairs of whole kernel tiles, which a kernel computes for the
+  // fewest rows or keys. Peak shares are those of unlimited rectangles.
   [[nodiscard]] static AttentionProfile from_overheads(double row_keys, double call_pairs,
-                                                       double backward_share);
+                                                       double backward_share,
+                                                       std::int64_t kernel_tile_rows = 128);
   friend bool operator==(const AttentionProfile&, const AttentionProfile&) = default;
 };
 void check_profile(const AttentionProfile& profile);  // throws InvalidArgument

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,8 @@
 #include "cli/option_types.h"
 #include "cli/output.h"
 #include "cli/paper_table.h"
+#include "cli/table_figure.h"
+#include "contextile/figure.h"
 
 namespace contextile {
 namespace {
@@ -21,6 +24,7 @@ constexpr std::size_t kTextColumns = 80;
 struct BenchOptions {
   std::string name;
   BenchOverrides overrides;
+  std::string plot_path;
   bool list = false;
   bool json = false;
   bool csv = false;
@@ -46,9 +50,11 @@ std::string labelled(std::string_view label, const std::string& text, std::size_
 }
 
 std::string list_text() {
+  std::size_t longest = 0;
+  for (const PaperTable& paper : paper_tables()) longest = std::max(longest, paper.name.size());
   std::string text;
   for (const PaperTable& paper : paper_tables()) {
-    text += labelled(paper.name, fmt::format("{}: {}", paper.source, paper.shows), 14);
+    text += labelled(paper.name, fmt::format("{}: {}", paper.source, paper.shows), longest + 2);
   }
   return text;
 }
@@ -84,6 +90,9 @@ int list(const BenchOptions& options) {
   if (!options.name.empty()) {
     fail_argument("expected either --list or a name, found both");
   }
+  if (!options.plot_path.empty()) {
+    fail_argument("expected either --list or --plot, found both");
+  }
   const Table table = list_of_tables();
   if (options.json) {
     print_json({{"command", "bench"}, {"tables", table.json()}});
@@ -94,14 +103,21 @@ int list(const BenchOptions& options) {
 }
 
 int run(const BenchOptions& options) {
-  if (options.json && options.csv) fail_argument("expected either --json or --csv, found both");
+  check_formats(options.json, options.csv);
   if (options.list) return list(options);
   if (options.name.empty()) {
     fail_argument("bench: expected the name of a table (contextile bench --list), found none");
   }
   const PaperTable& paper = find_paper_table(options.name);
+  const OutputFile plot(options.plot_path, "plot");
   try {
     const PaperResult result = paper.make(options.overrides);
+    if (plot.wanted()) {
+      const std::string title = fmt::format("{}: {}", paper.source, paper.shows);
+      std::ostringstream svg;
+      write_figure(figure_of(title, result.table, result.plots), svg);
+      plot.write(svg.str());
+    }
     if (options.json) {
       print_json(result_json(paper, result));
     } else {
@@ -112,6 +128,13 @@ int run(const BenchOptions& options) {
     return kExitCheckFailed;
   }
   return kExitOk;
+}
+
+std::string checked_plot_path(const std::string& path) {
+  if (!path.ends_with(".svg")) {
+    fail_argument("--plot: expected a file that ends in .svg, found '{}'", path);
+  }
+  return path;
 }
 
 void add_overrides(CLI::App& app, BenchOverrides& overrides) {
@@ -146,6 +169,8 @@ Action add_bench_command(CLI::App& app) {
   add_switch(app, "--list", options->list, "the tables there are");
   add_overrides(app, options->overrides);
   add_json_option(app, options->json);
+  add_value(app, "--plot", {"FILE.svg", "also draws the table, as an SVG image", "no image"},
+            [options](const std::string& path) { options->plot_path = checked_plot_path(path); });
   add_switch(app, "--csv", options->csv, "the table alone as CSV, in bytes, fractions and seconds");
   return [options] { return run(*options); };
 }

@@ -237,6 +237,14 @@ void add_json_option(CLI::App& app, bool& json) {
   add_switch(app, "--json", json, "one JSON document instead of tables");
 }
 
+void add_csv_option(CLI::App& app, bool& csv, const std::string& rows) {
+  add_switch(app, "--csv", csv, rows + " as CSV, in bytes, fractions and seconds");
+}
+
+void check_formats(bool json, bool csv) {
+  if (json && csv) fail_argument("expected either --json or --csv, found both");
+}
+
 void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
                             const std::string& text) {
   add_size_as<std::uint64_t>(app, "--seed", seed, 0, {"N", text, "random, printed"});

@@ -56,6 +56,10 @@ void add_blocking_options(CLI::App& app, InputOptions& options);  // block size,
 void add_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
                          const std::string& unset, const std::string& text);
 void add_json_option(CLI::App& app, bool& json);
+// "--csv: `rows` as CSV".
+void add_csv_option(CLI::App& app, bool& csv, const std::string& rows);
+// Throws InvalidArgument when both were given.
+void check_formats(bool json, bool csv);
 // A seed that is drawn anew in every run unless given.
 void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
                             const std::string& text);

@@ -31,7 +31,7 @@ struct CompareOptions {
 };
 
 int run(const CompareOptions& options) {
-  if (options.json && options.csv) fail_argument("expected either --json or --csv, found both");
+  check_formats(options.json, options.csv);
   if (options.csv && options.execute) {
     fail_argument("--csv: expected one table, found two with --run; use --json");
   }
@@ -75,7 +75,7 @@ Action add_compare_command(CLI::App& app) {
             [options](const std::string& name) { options->kernel = name; });
   add_input_options(app, options->input);
   add_json_option(app, options->json);
-  add_switch(app, "--csv", options->csv, "the table as CSV, in bytes, fractions and seconds");
+  add_csv_option(app, options->csv, "the table");
   return [options] { return run(*options); };
 }
 

@@ -184,7 +184,7 @@ void print_outcomes(const IterateOptions& options, const TrainingJob& job,
 }
 
 int run(const IterateOptions& options) {
-  if (options.json && options.csv) fail_argument("expected either --json or --csv, found both");
+  check_formats(options.json, options.csv);
   TrainingJob job{.model = load_model(options.model),
                   .cluster = load_machine(options),
                   .masks = options.input.masks,
@@ -314,7 +314,7 @@ Action add_iterate_command(CLI::App& app) {
   add_training_options(app, options->iteration);
   add_blocking_options(app, options->input);
   add_json_option(app, options->json);
-  add_switch(app, "--csv", options->csv, "the table as CSV, in bytes, fractions and seconds");
+  add_csv_option(app, options->csv, "the table");
   return [options] { return run(*options); };
 }
 

@@ -54,6 +54,15 @@ void append_line(std::string& out, std::string line) {
   out += line + '\n';
 }
 
+// Empty for null, lists and objects.
+Cell cell_of(const Json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_integer()) return value.get<std::int64_t>();
+  if (value.is_number()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  return {};
+}
+
 }  // namespace
 
 std::string format_number(double value) {
@@ -222,6 +231,27 @@ Json Table::json() const {
   return rows;
 }
 
+Table table_of(const Json& rows) {
+  std::vector<Column> columns;
+  for (const Json& row : rows) {
+    for (const auto& [key, value] : row.items()) {
+      if (value.is_structured() || std::ranges::find(columns, key, &Column::key) != columns.end())
+        continue;
+      columns.push_back({key, key});
+    }
+  }
+  Table table(columns);
+  for (const Json& row : rows) {
+    std::vector<Cell> cells;
+    for (const Column& column : columns) {
+      const auto found = row.find(column.key);
+      cells.push_back(found == row.end() ? Cell{} : cell_of(*found));
+    }
+    table.add_row(std::move(cells));
+  }
+  return table;
+}
+
 void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
 void print_json(const Json& document) {
@@ -234,6 +264,26 @@ bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 void check_stdout() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     throw OutputError("stdout: expected to write all results, but a write failed");
+  }
+}
+
+OutputFile::OutputFile(std::string path, std::string what)
+    : path_(std::move(path)), what_(std::move(what)) {
+  if (path_.empty()) return;
+  check(std::ofstream(path_, std::ios::binary | std::ios::app));
+}
+
+void OutputFile::write(std::string_view text) const {
+  if (path_.empty()) return;
+  std::ofstream file(path_, std::ios::binary);
+  file << text << std::flush;
+  check(file);
+}
+
+void OutputFile::check(const std::ofstream& file) const {
+  if (!file) {
+    throw OutputError(
+        fmt::format("{}: expected to write the {}, but a write failed", path_, what_));
   }
 }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -48,6 +50,10 @@ class Table {
   // An array of one object a row; empty cells are left out.
   [[nodiscard]] Json json() const;
 
+  [[nodiscard]] std::span<const Column> columns() const { return columns_; }
+  [[nodiscard]] std::size_t num_rows() const { return rows_.size(); }
+  [[nodiscard]] std::span<const Cell> cells(std::size_t row) const { return rows_[row].cells; }
+
  private:
   struct Row {
     std::vector<Cell> cells;
@@ -74,12 +80,33 @@ class Table {
 // "1 mask", "2 masks", "2 batches".
 [[nodiscard]] std::string count(std::int64_t number, std::string_view noun);
 
+// Objects of JSON as the rows of a table: their keys that hold a string, number or bool, in the
+// order of first occurrence; lists and objects in them are left out.
+[[nodiscard]] Table table_of(const Json& rows);
+
 // To stdout.
 void print(std::string_view text);
 void print_json(const Json& document);
 [[nodiscard]] bool stdout_is_terminal();
 // Throws OutputError when stdout could not take everything printed so far.
 void check_stdout();
+
+// A file that results go to, tried before the work that makes them, so that a path nobody can write
+// to costs no time; what it holds stays until then. Without a path nothing is written.
+class OutputFile {
+ public:
+  // `what` it holds, for messages. Throws OutputError when it cannot be opened.
+  OutputFile(std::string path, std::string what);
+  [[nodiscard]] bool wanted() const { return !path_.empty(); }
+  // In place of what the file held. Throws OutputError when not everything could be written.
+  void write(std::string_view text) const;
+
+ private:
+  void check(const std::ofstream& file) const;
+
+  std::string path_;
+  std::string what_;
+};
 
 // One line on stderr that says how far a long loop has come; silent unless stderr is a terminal.
 class Progress {

@@ -2,6 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <tuple>
+
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
@@ -9,12 +15,31 @@
 namespace contextile {
 namespace {
 
+// Where lists show a table: its paper, then the kind of what it shows again ("fig", "table"), then
+// its number. "fcp-fig9" comes before "fcp-fig10".
+using Place = std::tuple<std::size_t, std::string_view, int>;
+
+Place place_of(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kPapers = {"dcp", "fcp", "distca"};
+  const std::string_view paper = name.substr(0, name.find('-'));
+  const auto rank = static_cast<std::size_t>(std::ranges::find(kPapers, paper) - kPapers.begin());
+  if (paper.size() == name.size()) return {kPapers.size() + 1, name, 0};  // of no paper
+  const std::string_view what = name.substr(paper.size() + 1);
+  const std::string_view kind = what.substr(0, what.find_first_of("0123456789"));
+  int number = 0;
+  std::from_chars(what.data() + kind.size(), what.data() + what.size(), number);
+  return {rank, kind, number};
+}
+
 std::vector<PaperTable> all_tables() {
   std::vector<PaperTable> tables;
-  for (const auto& some :
-       {dcp_paper_tables(), time_paper_tables(), iteration_paper_tables(), sweep_tables()}) {
+  for (const auto& some : {dcp_paper_tables(), time_paper_tables(), fcp_paper_tables(),
+                           fcp_block_tables(), iteration_paper_tables(), distca_paper_tables(),
+                           distca_overlap_paper_tables(), example_paper_tables(), sweep_tables()}) {
     tables.insert(tables.end(), some.begin(), some.end());
   }
+  std::ranges::stable_sort(tables, {},
+                           [](const PaperTable& table) { return place_of(table.name); });
   return tables;
 }
 

@@ -12,6 +12,7 @@
 
 #include "cli/output.h"
 #include "cli/planning.h"
+#include "cli/table_figure.h"
 #include "contextile/data.h"
 #include "contextile/workload.h"
 
@@ -43,6 +44,7 @@ struct PaperResult {
   Table table;
   std::vector<Finding> findings;
   std::vector<std::string> differences;  // between the paper's experiment and this one
+  std::vector<TablePlot> plots = {};     // of --plot
 };
 
 struct PaperTable {
@@ -102,10 +104,18 @@ struct Movement {
 
 // Tables of the DCP paper (SOSP 2025).
 [[nodiscard]] std::span<const PaperTable> dcp_paper_tables();
-// Speed and balance of the DCP and FCP papers, simulated.
+// Speed of the DCP paper and where a step's time goes, simulated.
 [[nodiscard]] std::span<const PaperTable> time_paper_tables();
+// Balance and speed of the FCP paper (MLSys 2026), simulated; and what its block size rests on.
+[[nodiscard]] std::span<const PaperTable> fcp_paper_tables();
+[[nodiscard]] std::span<const PaperTable> fcp_block_tables();
 // Whole training steps of the DCP and DistCA papers, modelled.
 [[nodiscard]] std::span<const PaperTable> iteration_paper_tables();
+// DistCA: what its baselines lose; ping-pong and tolerance.
+[[nodiscard]] std::span<const PaperTable> distca_paper_tables();
+[[nodiscard]] std::span<const PaperTable> distca_overlap_paper_tables();
+// What papers work out without an experiment: DistCA's kernel and shards, Megatron-LM's rounds.
+[[nodiscard]] std::span<const PaperTable> example_paper_tables();
 // Not of a paper: every strategy over datasets, masks and sizes.
 [[nodiscard]] std::span<const PaperTable> sweep_tables();
 

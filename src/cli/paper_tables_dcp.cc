@@ -124,6 +124,7 @@ PaperResult fig7(const BenchOverrides& overrides) {
   result.findings.push_back({"38 of the ring's 48 KV block transfers are redundant",
                              fmt::format("{} of {}", ring.redundant_transfers, ring.transfers),
                              ring.transfers == 48 && ring.redundant_transfers == 38});
+  result.plots = {{.x = "strategy", .y = {"transfers", "redundant_transfers"}}};
   result.differences = {
       "The lengths of question and answers are our reading of the drawing; its count of "
       "transfers is the paper's.",
@@ -257,6 +258,14 @@ PaperResult fig17(const BenchOverrides& overrides) {
     }
   }
   PaperResult result = result_with(setting, std::move(table));
+  result.plots = {{.x = "block_tokens",
+                   .y = {"inter_bytes"},
+                   .series = {"strategy"},
+                   .panels = {"dataset", "mask"}},
+                  {.x = "block_tokens",
+                   .y = {"device_bytes"},
+                   .series = {"strategy"},
+                   .panels = {"dataset", "mask"}}};
   result.findings = block_size_findings(totals);
   result.differences.push_back(kBytesDiffer);
   result.differences.insert(
@@ -309,6 +318,8 @@ PaperResult fig18(const BenchOverrides& overrides) {
   const double fall = by_size_s.front() / by_size_s.back();
   const double sparse = (all_s - causal_s) / (kMasks.size() - 1) / causal_s;
   PaperResult result = result_with(setting, std::move(table));
+  result.plots = {
+      {.x = "block_tokens", .y = {"planning_s"}, .series = {"mask"}, .panels = {"dataset"}}};
   result.findings.push_back({"planning time falls quickly with the block size",
                              fmt::format("512 takes {:.1f} times as long as 4096", fall),
                              fall > 2});
@@ -386,6 +397,8 @@ PaperResult fig19(const BenchOverrides& overrides) {
     fits.push_back(fmt::format("{:.2f} ({})", linearity(points), dataset));
   }
   PaperResult result = result_with(setting, std::move(table));
+  result.plots = {{.x = "sparsity", .y = {"inter_bytes"}, .series = {"dataset"}},
+                  {.x = "sparsity", .y = {"device_bytes"}, .series = {"dataset"}}};
   result.findings.push_back(
       {"volume grows nearly linearly with FLOPs over causal FLOPs",
        fmt::format("a straight line explains this share of the variance of bytes per device: {}",
@@ -423,6 +436,9 @@ PaperResult fig20(const BenchOverrides& overrides) {
     }
   }
   PaperResult result = result_with(setting, std::move(table));
+  result.plots = {
+      {.x = "eps_node", .y = {"inter_bytes"}, .series = {"mask"}, .panels = {"dataset"}},
+      {.x = "eps_node", .y = {"device_bytes"}, .series = {"mask"}, .panels = {"dataset"}}};
   result.findings.push_back(
       {"volume falls as eps grows",
        fmt::format("inter-node {}, per device {} from eps {} to {}, all masks together",

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -17,21 +16,13 @@
 
 #include "base/check.h"
 #include "cli/iteration_planning.h"
+#include "cli/paper_steps.h"
 #include "cli/paper_table.h"
-#include "contextile/packing.h"
 
 namespace contextile {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-const std::string kModelled =
-    "Steps are modelled (docs/iteration.md): linear layers at half of the peak, TP collectives "
-    "not overlapped, gradients overlapped with linear layers; attention simulated from verified "
-    "plans. Nothing is measured on GPUs.";
-const std::string kSampled =
-    "Lengths: samples of our models of the datasets' lengths (contextile info), not the documents "
-    "themselves.";
 
 void refuse_shape(const BenchOverrides& overrides, std::string_view table) {
   if (!overrides.q_heads && !overrides.kv_heads && !overrides.head_dim) return;
@@ -50,10 +41,6 @@ struct Best {
   }
   [[nodiscard]] bool found() const { return time_us < kInfinity; }
 };
-
-StepOutcome predict_once(const TrainingJob& job, const StepSetting& setting) {
-  return StepPlanner(job, [](const std::string&) {}).predict(setting);
-}
 
 // "1.07x to 1.20x".
 std::string range_text(double least, double most) {
@@ -160,7 +147,8 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
   PaperResult result{.setting = setting.description(),
                      .table = std::move(table),
                      .findings = {},
-                     .differences = {kModelled, kSampled}};
+                     .differences = {kStepsAreModelled, kLengthsAreSampled}};
+  result.plots = {{.x = "max_length", .y = {"gain"}, .series = {"mask"}, .panels = {"dataset"}}};
   result.setting[1] = {"model",
                        fmt::format("gpt-8b, TP 4 x CP {}, ZeRO-1, {} tokens a step",
                                    setting.input.cluster.num_devices() / 4, setting.batch.tokens)};
@@ -173,17 +161,6 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
 }
 
 // --------------------------------------------------------------------------------------- DistCA
-
-constexpr std::int32_t kDistcaTp = 8;
-constexpr std::int64_t kUnstretchedLength = 131072;  // the datasets' own longest, about
-
-// One point of a figure: documents of at most `max_length`, `batch` times as many tokens a step.
-struct DistcaPoint {
-  const char* model;
-  std::int32_t devices;
-  std::int64_t max_length;
-  std::int64_t batch;
-};
 
 // Fig. 9: batches for 64, 128, 256 devices by the longest document.
 constexpr DistcaPoint kFig9[] = {
@@ -203,67 +180,6 @@ constexpr DistcaPoint kFig10[] = {{"llama-3-8b", 64, 131072, 32},   {"llama-3-8b
                                   {"llama-34b", 128, 262144, 16},   {"llama-34b", 256, 262144, 32},
                                   {"llama-34b", 512, 262144, 32},   {"llama-34b", 128, 393216, 8},
                                   {"llama-34b", 256, 393216, 8},    {"llama-34b", 512, 393216, 16}};
-
-TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides) {
-  TrainingJob job;
-  job.model = load_model(point.model);
-  job.cluster = load_cluster(overrides.cluster.empty() ? "dgx-h200" : overrides.cluster);
-  if (job.cluster.devices_per_node % kDistcaTp != 0 ||
-      point.devices % job.cluster.devices_per_node != 0) {
-    fail_argument("--cluster: expected nodes of {} devices, found {}", kDistcaTp,
-                  job.cluster.devices_per_node);
-  }
-  job.cluster.nodes = point.devices / job.cluster.devices_per_node;
-  job.request.wire = overrides.wire;
-  job.request.block_size = overrides.block_size;
-  job.request.seed = overrides.seed.value_or(0);
-  return job;
-}
-
-// Documents of one step.
-BatchLengths distca_documents(const DistcaPoint& point, const std::string& dataset,
-                              std::uint64_t seed) {
-  BatchOptions options;
-  options.tokens = point.batch * point.max_length;
-  options.max_length = point.max_length;
-  options.scale = static_cast<double>(point.max_length) / kUnstretchedLength;
-  options.seed = seed;
-  return batches_from_dataset(dataset, options).front();
-}
-
-// Whole documents in micro-batches of about equal work (WLB-LLM).
-std::vector<BatchLengths> packed_for_work(const BatchLengths& documents,
-                                          std::int32_t micro_batches) {
-  WlbPackingOptions options;
-  options.micro_batches = micro_batches;
-  std::vector<Document> items;
-  std::int64_t tokens = 0;
-  for (const std::int64_t length : documents) {
-    items.push_back({static_cast<std::int64_t>(items.size()), length});
-    tokens += length;
-  }
-  options.max_tokens = 2 * tokens / micro_batches;
-  std::vector<BatchLengths> batches;
-  for (const MicroBatch& packed : pack_wlb_without_defer(items, options)) {
-    BatchLengths& lengths = batches.emplace_back();
-    for (const Document& document : packed) lengths.push_back(document.length_tokens);
-  }
-  return batches;
-}
-
-// Whole documents in micro-batches of about equal tokens: longest first, to the emptiest.
-std::vector<BatchLengths> packed_for_tokens(BatchLengths documents, std::int32_t micro_batches) {
-  std::stable_sort(documents.begin(), documents.end(), std::greater<>());
-  std::vector<BatchLengths> batches(static_cast<std::size_t>(micro_batches));
-  std::vector<std::int64_t> tokens(batches.size());
-  for (const std::int64_t length : documents) {
-    const auto emptiest =
-        static_cast<std::size_t>(std::min_element(tokens.begin(), tokens.end()) - tokens.begin());
-    batches[emptiest].push_back(length);
-    tokens[emptiest] += length;
-  }
-  return batches;
-}
 
 // The step with as little recomputation as memory allows; nothing where a micro-batch is empty.
 void take_step(TrainingJob& job, const StepSetting& setting, std::vector<BatchLengths> batches,
@@ -364,7 +280,9 @@ PaperResult distca_figure(const BenchOverrides& overrides, std::string_view name
     for (const std::string& dataset : datasets) {
       progress.step(fmt::format("{}, {} devices, {}, {}", point.model, point.devices,
                                 point.max_length, dataset));
-      const BatchLengths documents = distca_documents(point, dataset, job.request.seed);
+      const BatchLengths documents = stretched_documents(dataset, point.batch * point.max_length,
+                                                         point.max_length, job.request.seed)
+                                         .front();
       const Best wlb = best_wlb(job, point, documents, pipelines);
       const Best distca = best_distca(job, point, documents, pipelines);
       const bool both = wlb.found() && distca.found();
@@ -386,7 +304,9 @@ PaperResult distca_figure(const BenchOverrides& overrides, std::string_view name
                                           fmt::join(datasets, ", "))}},
       .table = std::move(table),
       .findings = {},
-      .differences = {kModelled, kSampled}};
+      .differences = {kStepsAreModelled, kLengthsAreSampled}};
+  result.plots = {
+      {.x = "devices", .y = {"gain"}, .series = {"max_length"}, .panels = {"model", "dataset"}}};
   for (std::size_t i = 0; i < claims.size(); ++i) {
     const DistcaClaim& claim = claims[i];
     if (gains[i].most == 0 && !overrides.dataset.empty()) continue;

@@ -171,6 +171,7 @@ PaperResult sweep(const BenchOverrides& overrides) {
                      .table = table_of(choices, standings),
                      .findings = {},
                      .differences = {}};
+  result.plots = {{.x = "strategy", .y = {"of_fastest", "of_bound"}}};
   std::vector<std::string> sizes;
   for (const BenchSetting& setting : settings) {
     sizes.push_back(fmt::format("{}", setting.input.cluster.num_devices()));

@@ -26,6 +26,7 @@ struct PartitionOptions {
   std::string output_path;  // empty: FILE.hgr.part.K
   HypergraphSpec spec;
   bool json = false;
+  bool csv = false;
 };
 
 double parse_not_negative(std::string_view option, std::string_view text) {
@@ -98,6 +99,7 @@ std::string result_text(const PartitionOptions& options, const Result& result) {
 }
 
 int run(PartitionOptions options) {
+  check_formats(options.json, options.csv);
   const Hypergraph hypergraph = read_hgr(options.hgr_path);
   HypergraphSpec& spec = options.spec;
   if (!options.fixed_path.empty()) {
@@ -120,6 +122,8 @@ int run(PartitionOptions options) {
   save(partition, result.output_path);
   if (options.json) {
     print_json(result_json(options, result));
+  } else if (options.csv) {
+    print(table_of(Json::array({result_json(options, result)})).csv());
   } else {
     print(result_text(options, result));
   }
@@ -164,6 +168,7 @@ Action add_partition_command(CLI::App& app) {
   add_value(app, "-o,--output", {"FILE", "where the partition goes", "FILE.part.K"},
             [options](const std::string& path) { options->output_path = path; });
   add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "the result, one row,");
   return [options] { return run(*options); };
 }
 

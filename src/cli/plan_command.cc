@@ -23,6 +23,7 @@ struct PlanOptions {
   std::vector<StrategyChoice> strategy;
   std::string output_path;
   bool json = false;
+  bool csv = false;
 };
 
 const StrategyChoice& single_choice(const std::vector<StrategyChoice>& choices) {
@@ -52,6 +53,25 @@ Json planned_json(const PlannedBatch& planned, const std::string& path) {
   return document;
 }
 
+// One row a direction.
+void add_planned_rows(const std::string& strategy, const PlannedBatch& planned,
+                      const std::string& path, Json& rows) {
+  const Json statistics = statistics_json(planned.statistics);
+  for (const char* direction : {"forward", "backward"}) {
+    if (!statistics.contains(direction)) continue;
+    Json row = {{"file", path},
+                {"strategy", strategy},
+                {"direction", direction},
+                {"ok", planned.verified.ok()},
+                {"tokens", planned.plan->num_tokens()},
+                {"arrange_s", planned.arrange_s},
+                {"build_s", planned.build_s},
+                {"verify_s", planned.verify_s}};
+    row.update(statistics[direction]);
+    rows.push_back(std::move(row));
+  }
+}
+
 std::string planned_text(const PlannedBatch& planned, const std::string& path) {
   return fmt::format("plan      {}{}\n", path,
                      planned.verified.ok() ? "" : " (broken, not written)") +
@@ -65,6 +85,7 @@ std::string planned_text(const PlannedBatch& planned, const std::string& path) {
 
 // A plan that does not verify is not written.
 int run(const PlanOptions& options) {
+  check_formats(options.json, options.csv);
   const StrategyChoice& choice = single_choice(options.strategy);
   static_cast<void>(find_strategy(choice.name));  // a misspelt name before a long read
   const Input input = load_input(options.input);
@@ -85,12 +106,16 @@ int run(const PlanOptions& options) {
     if (planned.verified.ok()) save(*planned.plan, path);
     if (options.json) {
       plans.push_back(planned_json(planned, path));
+    } else if (options.csv) {
+      add_planned_rows(choice_text(choice), planned, path, plans);
     } else {
       print((b == 0 ? "" : "\n") + planned_text(planned, path));
     }
   }
   if (options.json) {
     print_json({{"command", "plan"}, {"seed", options.input.seed}, {"plans", std::move(plans)}});
+  } else if (options.csv) {
+    print(table_of(plans).csv());
   }
   return ok ? kExitOk : kExitCheckFailed;
 }
@@ -106,6 +131,7 @@ Action add_plan_command(CLI::App& app) {
   add_strategy_option(app, options->strategy, "magi", "how tokens and tiles go to devices");
   add_input_options(app, options->input);
   add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "a row for each batch and direction");
   return [options] { return run(*options); };
 }
 

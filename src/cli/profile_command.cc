@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,6 +27,7 @@ struct ProfileCommandOptions {
   std::string transport = "inproc";
   bool quick = false;
   bool json = false;
+  bool csv = false;
 };
 
 // GFLOP/s of a rank: one row a size of q rows, one column a size of keys.
@@ -122,35 +122,8 @@ Json document_of(const ProfileCommandOptions& options, const MachineProfile& mac
   return document;
 }
 
-// The cluster file, opened before minutes of measuring.
-class ClusterFile {
- public:
-  explicit ClusterFile(const std::string& path) : path_(path) {
-    if (path.empty()) return;
-    file_.open(path, std::ios::binary);
-    check();
-  }
-
-  void write(const Cluster& cluster) {
-    if (path_.empty()) return;
-    file_ << to_json(cluster) << '\n';
-    file_.flush();
-    check();
-  }
-
- private:
-  void check() const {
-    if (!file_) {
-      throw OutputError(
-          fmt::format("{}: expected to write the cluster file, but a write failed", path_));
-    }
-  }
-
-  std::string path_;
-  std::ofstream file_;
-};
-
 int run(const ProfileCommandOptions& options) {
+  check_formats(options.json, options.csv);
   if (options.transport != "inproc") {
     fail_argument("--transport: expected inproc, the one transport built in, found {}",
                   quote(options.transport));
@@ -159,13 +132,15 @@ int run(const ProfileCommandOptions& options) {
   profile.shape.value_dim = profile.shape.head_dim;
   if (options.quick) profile.effort = ProfileEffort::kQuick;
   check_profile_options(profile);
-  ClusterFile file(options.output_path);
+  const OutputFile file(options.output_path, "cluster file");
   Progress progress(profile_steps(profile));
   const MachineProfile machine =
       measure_machine(profile, [&](std::string_view what) { progress.step(what); });
-  file.write(machine.cluster);
+  file.write(to_json(machine.cluster) + '\n');
   if (options.json) {
     print_json(document_of(options, machine));
+  } else if (options.csv) {
+    print(table_of(document_of(options, machine)["kernel_samples"]).csv());
   } else if (options.output_path.empty()) {
     print(to_json(machine.cluster) + "\n");
   } else {
@@ -200,6 +175,7 @@ Action add_profile_command(CLI::App& app) {
       [options](const std::string& text) { options->profile.shape.dtype = parse_dtype(text); });
   add_switch(app, "--quick", options->quick, "a coarse grid and short samples: a few seconds");
   add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "the measured calls of the kernel");
   return [options] { return run(*options); };
 }
 

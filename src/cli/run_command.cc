@@ -41,6 +41,7 @@ struct RunCommandOptions {
   std::int32_t repeats = 1;
   double timeout_s = 60;
   bool json = false;
+  bool csv = false;
 };
 
 RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
@@ -63,7 +64,39 @@ void add_prediction(const Simulation& simulation, Json& masks) {
   }
 }
 
+// Of its arrays the largest, as a share of the bound. Gradients are called "d…".
+double worst_error(const Json& errors, const std::string& direction) {
+  double worst = 0;
+  for (const Json& error : errors) {
+    if (error["array"].get<std::string>().starts_with('d') != (direction == "backward")) continue;
+    const double share = error["error"].get<double>() / error["bound"].get<double>();
+    worst = share <= worst ? worst : share;  // NaN is the worst
+  }
+  return worst;
+}
+
+// Rows of --csv: one a mask and direction.
+Json rows_of(const Json& masks) {
+  Json rows = Json::array();
+  for (const Json& mask : masks) {
+    for (const std::string direction : {"forward", "backward"}) {
+      Json row = {{"mask", mask["mask"]}, {"direction", direction}};
+      row["seconds"] = mask[direction + "_s"];
+      row["sent_bytes"] = mask["sent_bytes_" + direction];
+      row["predicted_bytes"] = mask["predicted_bytes_" + direction];
+      const std::string predicted = "predicted_" + direction + "_s";
+      if (mask.contains(predicted)) row["predicted_s"] = mask[predicted];
+      if (!mask["errors"].empty()) {
+        row["error_of_bound"] = worst_error(mask["errors"], direction);
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
 int run(const RunCommandOptions& options) {
+  check_formats(options.json, options.csv);
   if (options.transport != "inproc") {
     fail_argument("--transport: expected inproc, the one transport built in, found {}",
                   quote(options.transport));
@@ -93,7 +126,11 @@ int run(const RunCommandOptions& options) {
   std::optional<Simulation> predicted;
   if (options.predict) predicted = simulate(*plan, *cluster);
   const RunReport report = run_plan(plan, settings);
-  if (options.json) {
+  if (options.csv) {
+    Json masks = run_json(report)["masks"];
+    if (predicted) add_prediction(*predicted, masks);
+    print(table_of(rows_of(masks)).csv());
+  } else if (options.json) {
     Json document = {{"command", "run"},      {"file", options.plan_path},
                      {"kernel", kernel},      {"transport", options.transport},
                      {"seed", settings.seed}, {"plan", plan_json(*plan)}};
@@ -162,6 +199,7 @@ Action add_run_command(CLI::App& app) {
   add_switch(app, "--predict", options->predict,
              "print the times that simulate predicts beside the measured ones");
   add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "a row for each mask and direction");
   return [options] { return run(*options); };
 }
 

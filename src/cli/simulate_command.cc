@@ -229,7 +229,7 @@ Cluster cluster_of(const SimulateCommandOptions& options, const Plan& plan) {
 }
 
 int run(const SimulateCommandOptions& options) {
-  if (options.json && options.csv) fail_argument("expected either --json or --csv, found both");
+  check_formats(options.json, options.csv);
   const Plan plan = load_plan(options.plan_path);
   const Cluster cluster = cluster_of(options, plan);
   const VerifyReport verified = verify(plan);

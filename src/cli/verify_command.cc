@@ -18,9 +18,10 @@ namespace {
 struct VerifyCommandOptions {
   std::string plan_path;
   bool json = false;
+  bool csv = false;
 };
 
-std::string movement_text(const VerifyReport& report) {
+Table movement_table(const VerifyReport& report) {
   Table table({{"direction", "direction"},
                {"transfers", "transfers"},
                {"redundant_transfers", "redundant"},
@@ -33,10 +34,17 @@ std::string movement_text(const VerifyReport& report) {
                    movement.redundant_transfers, movement.redundant_bytes,
                    movement.unused_by_receiver_transfers, movement.unused_by_receiver_bytes});
   }
-  return table.text();
+  return table;
+}
+
+Table violation_table(const VerifyReport& report) {
+  Table table(std::vector<Column>{{"violation", "violation"}});
+  for (const std::string& violation : report.violations) table.add_row({violation});
+  return table;
 }
 
 int run(const VerifyCommandOptions& options) {
+  check_formats(options.json, options.csv);
   const Plan plan = load_plan(options.plan_path);
   const VerifyReport report = verify(plan, {.max_shown = std::numeric_limits<std::int64_t>::max()});
   if (options.json) {
@@ -44,9 +52,12 @@ int run(const VerifyCommandOptions& options) {
     document.update(verify_json(report));
     document["plan"] = plan_json(plan);
     print_json(document);
+  } else if (options.csv) {
+    if (report.ok()) print(movement_table(report).csv());
+    if (!report.ok()) print(violation_table(report).csv());
   } else {
     print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(plan) + "\n");
-    if (report.ok()) print(movement_text(report));
+    if (report.ok()) print(movement_table(report).text());
     print(verify_text(report, stdout_is_terminal()));
   }
   return report.ok() ? kExitOk : kExitCheckFailed;
@@ -60,6 +71,7 @@ Action add_verify_command(CLI::App& app) {
     options->plan_path = path;
   })->required();
   add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "what moves in each direction, or the violations,");
   return [options] { return run(*options); };
 }
 

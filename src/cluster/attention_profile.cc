@@ -112,14 +112,19 @@ double AttentionProfile::computed_pairs(std::int64_t rows, std::int64_t keys,
 }
 
 AttentionProfile AttentionProfile::from_overheads(double row_keys, double call_pairs,
-                                                  double backward_share) {
+                                                  double backward_share,
+                                                  std::int64_t kernel_tile_rows) {
   AttentionProfile profile;
+  profile.kernel_tile_rows = kernel_tile_rows;
   for (std::int64_t rows = 16; rows <= 65536; rows *= 2) profile.q_rows.push_back(rows);
   profile.kv_rows = profile.q_rows;
   for (const std::int64_t rows : profile.q_rows) {
     for (const std::int64_t keys : profile.kv_rows) {
       const auto pairs = static_cast<double>(rows * keys);
-      const double share = pairs / (pairs + row_keys * static_cast<double>(rows) + call_pairs);
+      const double fitted = pairs + row_keys * static_cast<double>(rows) + call_pairs;
+      const auto whole_tiles =
+          static_cast<double>(std::max(rows, kernel_tile_rows) * std::max(keys, kernel_tile_rows));
+      const double share = pairs / std::max(fitted, whole_tiles);
       profile.forward.push_back(share);
       profile.backward.push_back(backward_share * share);
     }

@@ -15,11 +15,7 @@ AttentionProfile fa2_class() { return AttentionProfile::from_overheads(115 - 64,
 // across the diagonal; backward 586 at 32K.
 AttentionProfile fa3_class() { return AttentionProfile::from_overheads(718 - 64, 9600, 0.86); }
 
-AttentionProfile uncalibrated() {
-  AttentionProfile profile = AttentionProfile::from_overheads(16, 1000, 0.8);
-  profile.kernel_tile_rows = 64;
-  return profile;
-}
+AttentionProfile uncalibrated() { return AttentionProfile::from_overheads(16, 1000, 0.8, 64); }
 
 }  // namespace
 

@@ -25,8 +25,11 @@ class BenchCommand : public ProgramTest {
  protected:
   [[nodiscard]] json small_table(const std::string& name,
                                  const std::vector<std::string>& more = {"--batches", "1"}) const {
-    const Outcome outcome = contextile(joined(joined({"bench", name, "--json"}, kSmall), more));
+    const std::string plot = path(name + ".svg");
+    const Outcome outcome =
+        contextile(joined(joined({"bench", name, "--json", "--plot", plot}, kSmall), more));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(read(plot), HasSubstr("</title></")) << "no number is drawn";
     return json::parse(outcome.out);
   }
 };
@@ -182,10 +185,36 @@ TEST_F(BenchCommand, PrintsTheTableAloneAsCsv) {
   EXPECT_THAT(outcome.out, HasSubstr("\nring,48,38,"));
 }
 
+TEST_F(BenchCommand, DrawsTheTableItPrints) {
+  const std::string plot = path("fig7.svg");
+  const Outcome outcome = contextile({"bench", "dcp-fig7", "--csv", "--plot", plot});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, contextile({"bench", "dcp-fig7", "--csv"}).out);
+  const std::string svg = read(plot);
+  EXPECT_THAT(svg, HasSubstr("<title>forward transfers, ring: 48</title>"));
+  EXPECT_THAT(svg, HasSubstr("<title>redundant, ring: 38</title>"));
+  EXPECT_THAT(svg, HasSubstr("DCP (SOSP 2025), Fig. 7"));
+  // A plot that cannot be made leaves the last one.
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100", "--plot", plot}), {"100"});
+  EXPECT_EQ(read(plot), svg);
+}
+
+TEST_F(BenchCommand, DrawsWhatHasNoXAsALevelLine) {
+  (void)small_table("dcp-fig17");
+  const std::string svg = read(path("dcp-fig17.svg"));
+  for (const char* block : {"512", "1K", "2K", "4K"}) {
+    EXPECT_THAT(svg, HasSubstr(fmt::format("<title>zigzag, {}: ", block)));
+  }
+}
+
 TEST_F(BenchCommand, RefusesBadInput) {
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--plot", "fig7.png"}),
+                   {"--plot", ".svg", "'fig7.png'"});
+  expect_bad_input(contextile({"bench", "--list", "--plot", "fig7.svg"}), {"--list", "--plot"});
   expect_bad_input(contextile({"bench"}), {"name of a table", "--list", "found none"});
-  expect_bad_input(contextile({"bench", "dcp-fig71"}),
-                   {"expected one of dcp-fig7", "'dcp-fig71'", "did you mean 'dcp-fig7'?"});
+  expect_bad_input(
+      contextile({"bench", "fcp-tabel2"}),
+      {"expected one of dcp-fig1, dcp-fig7,", "'fcp-tabel2'", "did you mean 'fcp-table2'?"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--list"}), {"both"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--json", "--csv"}), {"both"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});

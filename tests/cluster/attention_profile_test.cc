@@ -101,6 +101,18 @@ TEST(AttentionProfile, FromOverheadsGrowsTowardsThePeakAndTimeGrowsWithSize) {
   }
 }
 
+TEST(AttentionProfile, FromOverheadsPricesThinRectanglesAsWholeKernelTiles) {
+  const AttentionProfile profile = AttentionProfile::from_overheads(50, 9600, 1, 128);
+  // 16 rows against 8192 keys: the kernel computes 128 rows.
+  EXPECT_NEAR(profile.forward_share(16, 8192), 16.0 / 128, 1e-12);
+  EXPECT_NEAR(profile.forward_share(64, 8192), 64.0 / 128, 1e-12);
+  EXPECT_NEAR(profile.forward_share(32768, 32), 32.0 / 128, 1e-12);
+  // The overheads of small squares cover their tiles.
+  EXPECT_NEAR(profile.forward_share(128, 128), 128.0 * 128 / (128.0 * 128 + 50 * 128 + 9600),
+              1e-12);
+  EXPECT_NEAR(profile.forward_share(16, 16), 256.0 / (128.0 * 128), 1e-12);
+}
+
 TEST(AttentionProfile, PartialTilesWasteHalfAKernelTileAlongTheShorterSide) {
   const AttentionProfile profile = two_by_two();                  // kernel tiles of 32
   EXPECT_EQ(profile.computed_pairs(100, 200, 100 * 200), 20000);  // full: nothing wasted

@@ -78,6 +78,8 @@ std::string unbalanced_tags(std::string_view page) {
     while (std::isalnum(static_cast<unsigned char>(page[name_end])) != 0) ++name_end;
     const std::string name(page.substr(name_begin, name_end - name_begin));
     at = end + 1;
+    const bool image = !open.empty() && open.front() == "svg";
+    if (image && page[end - 1] == '/') continue;  // XML: an element without content
     if (closes) {
       if (open.empty() || open.back() != name) {
         return "</" + name + "> closes " + (open.empty() ? "nothing" : open.back());

@@ -1,0 +1,244 @@
+// `contextile bench` on the FCP paper's tables and on where the time of DCP's steps goes.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/program.h"
+
+namespace contextile {
+namespace {
+
+using nlohmann::json;
+
+class BenchFcp : public ProgramTest {
+ protected:
+  [[nodiscard]] json table(const std::vector<std::string>& arguments) const {
+    const Outcome outcome = contextile(joined({"bench", "--json"}, arguments));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out);
+  }
+};
+
+// Rows of a table by one of its labels.
+json row_with(const json& document, const std::string& key, const json& value) {
+  for (const json& row : document["rows"]) {
+    if (row.contains(key) && row[key] == value) return row;
+  }
+  ADD_FAILURE() << "no row with " << key << " " << value;
+  return {};
+}
+
+TEST_F(BenchFcp, HidesABlockAsTheArithmeticSays) {
+  const json document = table({"fcp-sec35", "--tokens", "256K", "--cluster", "dgx-h100:1x8"});
+  EXPECT_EQ(document["rows"].size(), 3U * 2 * 4);
+  for (const json& row : document["rows"]) {
+    const auto block = row["block_tokens"].get<double>();
+    // dgx-h100 (FA3 class): a rectangle costs its pairs, 654 keys more a row, 9600 pairs more.
+    const double pairs = block * block + 654 * block + 9600;
+    const double tile_us = pairs * 4 * 64 * 128 / 710e12 * 1e6;
+    EXPECT_NEAR(row["tile_us"].get<double>(), tile_us, 0.02 * tile_us) << row;
+    // Keys and values of 8 heads of 128 as bf16.
+    const double bytes = block * 2 * 8 * 128 * 2;
+    EXPECT_NEAR(row["alone_gbytes_per_s"].get<double>(), 1e-3 * bytes / tile_us,
+                0.02 * row["alone_gbytes_per_s"].get<double>())
+        << row;
+    EXPECT_GT(row["plan_gbytes_per_s"].get<double>(), 0);
+  }
+  EXPECT_EQ(document["findings"][0]["agrees"], true) << document["findings"];
+}
+
+TEST_F(BenchFcp, NeedsNoNetworkInsideANode) {
+  // Bisection ends at its lower end: all messages stay in the node.
+  const json document = table({"fcp-sec35", "--tokens", "64K", "--cluster", "dgx-h100:1x8"});
+  for (const json& row : document["rows"]) {
+    EXPECT_DOUBLE_EQ(row["plan_gbytes_per_s"].get<double>(), 0.5) << row;
+    EXPECT_DOUBLE_EQ(row["slowdown"].get<double>(), 0) << row;
+  }
+}
+
+TEST_F(BenchFcp, NeedsAFasterNetworkWhereHeadsAreFew) {
+  // Bytes of keys stay, work on them falls to an eighth.
+  const std::vector<std::string> small = {"fcp-sec35", "--tokens", "512K", "--cluster",
+                                          "dgx-h100:8x1"};
+  const json many = table(small);
+  const json few = table(joined(small, {"--heads", "8"}));
+  for (std::size_t i = 0; i < many["rows"].size(); ++i) {
+    EXPECT_NEAR(few["rows"][i]["alone_gbytes_per_s"].get<double>(),
+                8 * many["rows"][i]["alone_gbytes_per_s"].get<double>(), 1e-6);
+    if (many["rows"][i]["block_tokens"] != 4096) continue;
+    EXPECT_GT(few["rows"][i]["plan_gbytes_per_s"].get<double>(),
+              many["rows"][i]["plan_gbytes_per_s"].get<double>())
+        << many["rows"][i];
+  }
+}
+
+TEST_F(BenchFcp, ShowsRatiosOfThePresetsBesideThePapers) {
+  const json document = table({"fcp-table1"});
+  EXPECT_EQ(row_with(document, "machine", "GPU-X")["paper_flops_per_byte"], 5920);
+  EXPECT_EQ(row_with(document, "machine", "GPU-Y")["paper_flops_per_byte"], 2500);
+  // 989 TFLOP/s over 400 / 8 GB/s, and over 450.
+  const json h100 = row_with(document, "machine", "dgx-h100");
+  EXPECT_NEAR(h100["network_flops_per_byte"].get<double>(), 19780, 1e-6);
+  EXPECT_NEAR(h100["node_flops_per_byte"].get<double>(), 989e3 / 450, 1e-6);
+  EXPECT_EQ(document["findings"][0]["agrees"], false);
+  EXPECT_EQ(table({"fcp-table1", "--cluster", "p4de"})["rows"].size(), 3U);
+}
+
+TEST_F(BenchFcp, TakesRatiosOfAMachineThatIsGiven) {
+  const std::string machine = file("x.json", R"({"name": "x", "preset": "dgx-h100", "nodes": 2,
+    "devices_per_node": 1, "inter_gbytes_per_s_per_node": 50, "peak_tflops": 296})");
+  const json document = table({"fcp-table1", "--cluster", machine});
+  EXPECT_NEAR(row_with(document, "machine", "x")["network_flops_per_byte"].get<double>(), 5920,
+              1e-6);
+}
+
+TEST_F(BenchFcp, ChargesShortPieces) {
+  const json document =
+      table({"fcp-shards", "--tokens", "256K", "--cluster", "dgx-h100:1x8", "--batches", "1"});
+  const json shortest = row_with(document, "length", 512);
+  // Of 512 · 513 / 2 pairs of a causal document the kernel computes 64 · 512 more, at 654 keys more
+  // a row and 9600 pairs more; of one of 128K it loses about (64 + 654) / 65536.
+  const double pairs = 512.0 * 513 / 2;
+  const double share = pairs / (pairs + (64 + 654) * 512 + 9600) * (1 + 718.0 / 65536);
+  EXPECT_NEAR(shortest["causal_share"].get<double>(), share, 0.05 * share);
+  double before = 0;
+  for (const json& row : document["rows"]) {
+    EXPECT_GE(row["ring_share"].get<double>(), before) << row;
+    before = row["ring_share"];
+    EXPECT_LE(row["fcp_share"].get<double>(), row["ring_share"].get<double>()) << row;
+    if (row["length"] <= 4096) {
+      EXPECT_EQ(row["fcp_share"].get<double>(), 0) << row;
+    }
+  }
+  EXPECT_LE(before, 1);
+}
+
+TEST_F(BenchFcp, TakesSharesOfOneGpuFromTimes) {
+  const json document = table({"fcp-fig14", "--tokens", "256K", "--cluster", "dgx-h100:2x4",
+                               "--batches", "1", "--dataset", "longdatacollections"});
+  EXPECT_EQ(document["rows"].size(), 5U);
+  // share · time is what one GPU would take for its part, whatever the strategy.
+  const json& first = document["rows"][0];
+  const double one_gpu_s = first["share"].get<double>() * first["forward_s"].get<double>();
+  for (const json& row : document["rows"]) {
+    EXPECT_EQ(row["devices"], 8);
+    EXPECT_NEAR(row["share"].get<double>() * row["forward_s"].get<double>(), one_gpu_s,
+                1e-9 * one_gpu_s)
+        << row;
+    EXPECT_LE(row["share"].get<double>(), 1) << row;
+    // Faster machines of the same ratio lose more to what does not scale.
+    EXPECT_LE(row["fast_share"].get<double>(), row["share"].get<double>() * 1.001) << row;
+  }
+}
+
+TEST_F(BenchFcp, ComparesLengthsOfThreeKinds) {
+  const json document =
+      table({"fcp-lengths", "--tokens", "128K", "--cluster", "dgx-h100:1x8", "--batches", "1"});
+  EXPECT_EQ(document["rows"].size(), 3U * 7);
+  std::map<std::string, double> least_fcp;
+  for (const json& row : document["rows"]) {
+    if (row["strategy"].get<std::string>().rfind("fcp", 0) != 0) continue;
+    const auto [it, is_new] = least_fcp.try_emplace(row["lengths"], row["gain"].get<double>());
+    if (!is_new) it->second = std::min(it->second, row["gain"].get<double>());
+  }
+  EXPECT_EQ(least_fcp.size(), 3U);
+  for (const auto& [lengths, gain] : least_fcp) EXPECT_DOUBLE_EQ(gain, 1) << lengths;
+}
+
+TEST_F(BenchFcp, AddsComponentsStepByStep) {
+  const json document = table({"fcp-table2", "--tokens", "256K", "--cluster", "dgx-h100:2x4",
+                               "--batches", "1", "--block-size", "1024"});
+  ASSERT_EQ(document["rows"].size(), 6U);
+  const auto forward = [&](const char* step) {
+    return row_with(document, "step", step)["forward_share"].get<double>();
+  };
+  EXPECT_GE(forward("+ pipelining"), forward("base"));
+  // Moving data from and to the caller's layout costs, however it is hidden.
+  EXPECT_LT(forward("caller's layout"), forward("+ coalescer"));
+  EXPECT_LT(forward("+ reshuffler"), forward("+ coalescer"));
+  EXPECT_EQ(row_with(document, "step", "+ reshuffler")["forward_paper"], 0.75);
+  EXPECT_FALSE(row_with(document, "step", "caller's layout").contains("forward_paper"));
+}
+
+// The parts of a step's time that add up to it.
+double sum_of_parts(const json& row) {
+  double sum = 0;
+  for (const char* part : {"attention_s", "exposed_s", "idle_s", "other_s"}) {
+    EXPECT_GE(row[part].get<double>(), 0) << row;
+    sum += row[part].get<double>();
+  }
+  return sum;
+}
+
+TEST_F(BenchFcp, SplitsAStepIntoItsParts) {
+  const json document =
+      table({"dcp-fig22", "--tokens", "16K", "--cluster", "p4de:2x8", "--batches", "1"});
+  EXPECT_EQ(document["rows"].size(), 8U);
+  for (const json& row : document["rows"]) {
+    EXPECT_NEAR(sum_of_parts(row), row["step_s"].get<double>(), 1e-9) << row;
+    EXPECT_GE(row["overlapped_s"].get<double>(), 0);
+    EXPECT_LE(row["overlapped_s"].get<double>(), row["attention_s"].get<double>() * 1.0001);
+  }
+  // The same step as `iterate` predicts it.
+  const Outcome outcome =
+      contextile({"iterate", "--model",      "gpt-8b", "--dataset",       "longalign", "--tokens",
+                  "16K",     "--max-length", "16K",    "--cluster",       "p4de:2x8",  "--tp",
+                  "4",       "--cp",         "4",      "--micro-batches", "1",         "--strategy",
+                  "dcp",     "--wire",       "bf16",   "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json step = json::parse(outcome.out);
+  EXPECT_NEAR(row_with(document, "strategy", "dcp")["step_s"].get<double>(),
+              step["steps"][0]["time_s"].get<double>(), 1e-9);
+}
+
+TEST_F(BenchFcp, ExposesMoreTheMoreDevicesThereAre) {
+  const json document = table({"dcp-fig1", "--tokens", "32K", "--batches", "1"});
+  ASSERT_EQ(document["rows"].size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const json& row = document["rows"][i];
+    EXPECT_EQ(row["devices"], 16 << i);
+    EXPECT_EQ(row["cp"], 4 << i);
+    EXPECT_NEAR(sum_of_parts(row), row["step_s"].get<double>(), 1e-9) << row;
+    EXPECT_NEAR(row["exposed_share"].get<double>() * row["step_s"].get<double>(),
+                row["exposed_s"].get<double>(), 1e-9);
+  }
+}
+
+TEST_F(BenchFcp, RefusesWhatATableCannotFollow) {
+  expect_bad_input(contextile({"bench", "fcp-sec35", "--block-size", "1K"}),
+                   {"fcp-sec35", "--block-size"});
+  expect_bad_input(contextile({"bench", "fcp-table1", "--tokens", "1K"}),
+                   {"fcp-table1", "--tokens"});
+  expect_bad_input(contextile({"bench", "fcp-lengths", "--dataset", "prolong"}),
+                   {"fcp-lengths", "--dataset"});
+  for (const char* name : {"dcp-fig1", "dcp-fig22"}) {
+    expect_bad_input(contextile({"bench", name, "--heads", "8"}), {name, "--heads"});
+  }
+}
+
+TEST_F(BenchFcp, ListsPapersTogetherAndFiguresInOrder) {
+  const json listed = json::parse(contextile({"bench", "--list", "--json"}).out);
+  std::vector<std::string> names;
+  for (const json& row : listed["tables"]) names.push_back(row["name"]);
+  const auto place = [&names](const char* name) {
+    const auto it = std::find(names.begin(), names.end(), name);
+    EXPECT_NE(it, names.end()) << name;
+    return it - names.begin();
+  };
+  const std::vector<const char*> order = {"dcp-fig1",    "dcp-fig7",     "dcp-fig13",  "dcp-fig22",
+                                          "fcp-fig9",    "fcp-fig10",    "fcp-table1", "fcp-table2",
+                                          "distca-fig9", "distca-fig10", "sweep"};
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    EXPECT_LT(place(order[i - 1]), place(order[i])) << order[i - 1] << " and " << order[i];
+  }
+  EXPECT_EQ(names.back(), "sweep");
+}
+
+}  // namespace
+}  // namespace contextile
