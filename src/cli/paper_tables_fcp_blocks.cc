@@ -61,15 +61,18 @@ PaperResult fcp_table1(const BenchOverrides& overrides) {
     found[0] = found[0] || std::abs(network / kGpuX.flops_per_byte - 1) <= 0.1;
     found[1] = found[1] || std::abs(network / kGpuY.flops_per_byte - 1) <= 0.1;
   }
-  return {.setting = {{"machine", "a device's peak over its share of its node's network"}},
-          .table = std::move(table),
-          .findings = {{fmt::format("FLOPs for a byte of network: GPU-X {:.0f}, GPU-Y {:.0f}",
-                                    kGpuX.flops_per_byte, kGpuY.flops_per_byte),
-                        fmt::format("{}", fmt::join(ratios, "; ")), found[0] && found[1]}},
-          .differences = {
-              "The paper names neither GPU, nor their FLOP/s nor their bytes/s. For its figures we "
-              "take dgx-h100 with 50 GB/s of network a device and attention at the ratio times "
-              "that: 296 TFLOP/s (GPU-X) and 125 (GPU-Y)."}};
+  return {
+      .setting = {{"machine", "a device's peak over its share of its node's network"}},
+      .table = std::move(table),
+      .findings = {{fmt::format("FLOPs for a byte of network: GPU-X {:.0f}, GPU-Y {:.0f}",
+                                kGpuX.flops_per_byte, kGpuY.flops_per_byte),
+                    fmt::format("{}", fmt::join(ratios, "; ")), found[0] && found[1]}},
+      .differences =
+          {"The paper names neither GPU, nor their FLOP/s nor their bytes/s. For its figures we "
+           "take dgx-h100 with 50 GB/s of network a device and attention at the ratio times "
+           "that: 296 TFLOP/s (GPU-X) and 125 (GPU-Y)."},
+      .plots = {{.x = "machine",
+                 .y = {"network_flops_per_byte", "node_flops_per_byte", "paper_flops_per_byte"}}}};
 }
 
 // ------------------------------------------------------------------------------- short pieces
@@ -235,6 +238,15 @@ std::vector<std::pair<std::string, BatchLengths>> sec35_batches(const BenchSetti
           {"sampled", batches_from_dataset(setting.datasets.front(), setting.batch).front()}};
 }
 
+constexpr const char* kSec35Differences[] = {
+    "Alone: bytes of a block's keys and values over the time of a block of queries on a block of "
+    "keys. Plan: the slowest network on which forward takes at most 2% longer than on one 100 "
+    "times as fast as the cluster's; every device is a node, so that all transfers cross it.",
+    "The arithmetic is of one block among many. A stage of 16 rounds is more than what a device "
+    "fetches where documents are short, and then only its local tiles are there to hide it; with "
+    "stages of 4, documents of 128K need what the arithmetic says. In sampled lengths some "
+    "receivers fetch several times the mean."};
+
 PaperResult fcp_sec35(const BenchOverrides& overrides) {
   const BenchSetting setting = sec35_setting(overrides);
   const auto batches = sec35_batches(setting);
@@ -281,19 +293,11 @@ PaperResult fcp_sec35(const BenchOverrides& overrides) {
                    .panels = {"lengths"}}};
   result.findings = {
       {"22 GB/s suffice to hide the transfer of a block of 4096 tokens in its compute",
-       fmt::format("{:.1f} GB/s", alone_gbytes_per_s),
-       alone_gbytes_per_s <= 1.05 * kPaperGbytesPerS},
+       fmt::format("{:.1f} GB/s", alone_gbytes_per_s), alone_gbytes_per_s <= kPaperGbytesPerS},
       {"so they hide the communication of plans", fmt::format("{}", fmt::join(plans, ", ")),
-       most_gbytes_per_s <= 1.05 * kPaperGbytesPerS}};
-  result.differences.push_back(
-      "Alone: bytes of a block's keys and values over the time of a block of queries on a block of "
-      "keys. Plan: the slowest network on which forward takes at most 2% longer than without a "
-      "limit; every device is a node, so that all transfers cross the network.");
-  result.differences.push_back(
-      "The arithmetic is of one block among many. A stage of 16 rounds is more than what a device "
-      "fetches where documents are short, and then only its local tiles are there to hide it; "
-      "with stages of 4 documents of 128K need what the arithmetic says. In sampled lengths some "
-      "receivers fetch several times the mean.");
+       most_gbytes_per_s <= kPaperGbytesPerS}};
+  result.differences.insert(result.differences.end(), std::begin(kSec35Differences),
+                            std::end(kSec35Differences));
   return result;
 }
 
