@@ -60,12 +60,13 @@ std::string list_text() {
 }
 
 std::string result_text(const PaperTable& paper, const PaperResult& result, bool colour) {
-  std::string text = fmt::format("{}: {}\n", paper.source, paper.shows);
+  std::string text = wrap(fmt::format("{}: {}", paper.source, paper.shows), kTextColumns) + '\n';
   for (const auto& [what, value] : result.setting) text += labelled(what, value);
   text += '\n' + result.table.text(colour) + '\n';
   for (const Finding& finding : result.findings) {
     text += labelled("paper", finding.claim);
     text += labelled(finding.agrees ? "agrees" : "DIFFERS", finding.ours);
+    if (!finding.criterion.empty()) text += labelled("if", finding.criterion);
   }
   text += "\nwhat differs from the paper's experiment\n";
   for (const std::string& difference : result.differences) text += labelled("", difference);
@@ -79,6 +80,7 @@ Json result_json(const PaperTable& paper, const PaperResult& result) {
   for (const Finding& finding : result.findings) {
     findings.push_back(
         {{"claim", finding.claim}, {"ours", finding.ours}, {"agrees", finding.agrees}});
+    if (!finding.criterion.empty()) findings.back()["criterion"] = finding.criterion;
   }
   return {{"command", "bench"},     {"name", paper.name},
           {"source", paper.source}, {"shows", paper.shows},

@@ -37,6 +37,7 @@ struct Finding {
   std::string claim;
   std::string ours;
   bool agrees = false;
+  std::string criterion = {};  // what `agrees` was decided by, where the claim does not say it
 };
 
 struct PaperResult {
