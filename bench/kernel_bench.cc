@@ -1,11 +1,14 @@
 // The attention kernels against what the machine can do.
 //
 //   kernel_bench [--kernel NAME] [--dtype f32|bf16|f16] [--full] [--section NAME] [--repeats N]
+//                [--python PATH]
 //
 // Sections: dense (causal and full, 1K to 4K tokens, with --full to 16K; D 64 and 128), masks (the
 // masks of the DCP paper on 16K tokens), tiles (one tile of 64 to 1024), plans (strategies through
-// the executor on 1 and 2 ranks), cores (two threads against one), blas (the same attention
-// composed of BLAS calls, if the build found a BLAS). Without --section all of them.
+// the executor on 1 and 2 ranks), executor (what it takes beside kernel and transport), memory
+// (merge, copies, delta and casts against the bandwidth of plain loops), cores (two threads against
+// one), blas (the same attention composed of BLAS calls, if the build found a BLAS), torch
+// (PyTorch's attention, if --python, python3 by default, can import it). Without --section all.
 //
 // Every setting is verified against the reference kernel before it is timed (exit 1 if it differs).
 // Time is CPU time of the thread, the kernel kept to one; the machine's peak is measured right
@@ -35,8 +38,11 @@
 #include "contextile/plan.h"
 #include "contextile/runtime.h"
 #include "contextile/strategy.h"
+#include "kernel_executor.h"
+#include "kernel_memory.h"
 #include "kernel_peaks.h"
 #include "kernel_tile.h"
+#include "kernel_torch.h"
 #include "runtime/host_tensor.h"
 #include "runtime/tensor.h"
 
@@ -49,6 +55,7 @@ struct Options {
   std::string kernel = "simd";
   Dtype dtype = Dtype::kF32;
   std::string section;
+  std::string python = "python3";
   bool full = false;
   int repeats = 7;
 };
@@ -67,12 +74,6 @@ double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
-
-// FLOP/s and their share of the peak.
-struct Rate {
-  double flops_per_s = 0;
-  double share = 0;
-};
 
 struct Goal {
   std::string what;
@@ -96,7 +97,12 @@ class Bench {
       if (wants("masks")) run_masks();
       if (wants("tiles")) run_tiles();
       if (wants("plans")) run_plans();
+      if (wants("executor")) {
+        print_executor_shares(kernel_, options_.dtype, options_.repeats);
+      }
+      if (wants("memory")) print_memory_rates(options_.repeats);
       if (wants("blas")) run_blas();
+      if (wants("torch")) print_beside_torch(options_.python, options_.repeats);
     }
     if (wants("cores")) run_cores();
     print_goals();
@@ -246,73 +252,12 @@ void Bench::run_tiles() {
 
 // --------------------------------------------------------------------------------------- plans
 
-struct PlanRate {
-  Rate forward;
-  Rate backward;
-  double in_kernel = 0;  // share of the ranks' time
-};
-
-// Every rank's CPU time in its own thread; FLOPs of all ranks over the sum of their times.
-PlanRate measure_plan(const std::shared_ptr<const Plan>& plan, const AttentionKernel& kernel,
-                      Peak peak, int repeats, double flops) {
-  std::vector<std::vector<double>> seconds(2,
-                                           std::vector<double>(static_cast<std::size_t>(repeats)));
-  std::vector<double> peaks(static_cast<std::size_t>(repeats));
-  double in_kernel = 0;
-  double in_all = 0;
-  Workload workload;
-  workload.sequences = plan->sequences;
-  workload.shape = plan->shape;
-  const BatchTensors batch = random_batch(workload, 1);
-  std::mutex mutex;
-  run_inproc(plan->num_devices(), [&](Transport& transport) {
-    Executor executor(transport, kernel);
-    executor.prepare(plan);
-    LayerTensors layer(batch, plan->shape, local_tokens(*plan, transport.rank()));
-    Saved saved = executor.forward(0, layer.forward());
-    for (std::size_t i = 0; i < static_cast<std::size_t>(repeats); ++i) {
-      const double before = measure_peak(peak);
-      double start = thread_cpu_s();
-      saved = executor.forward(0, layer.forward());
-      const double forward = thread_cpu_s() - start;
-      double attention = executor.last_stats().attention_s;
-      double total = executor.last_stats().total_s - executor.last_stats().exposed_s;
-      start = thread_cpu_s();
-      executor.backward(0, layer.backward(), saved);
-      const double backward = thread_cpu_s() - start;
-      attention += executor.last_stats().attention_s;
-      total += executor.last_stats().total_s - executor.last_stats().exposed_s;
-      const double after = measure_peak(peak);
-      const std::scoped_lock lock(mutex);
-      seconds[0][i] += forward;
-      seconds[1][i] += backward;
-      peaks[i] += (before + after) / 2 / plan->num_devices();
-      in_kernel += attention;
-      in_all += total;
-    }
-  });
-  PlanRate rate;
-  const auto rate_of = [&](const std::vector<double>& times, double work) {
-    std::vector<double> rates;
-    std::vector<double> shares;
-    for (std::size_t i = 0; i < times.size(); ++i) {
-      rates.push_back(work / times[i]);
-      shares.push_back(work / times[i] / peaks[i]);
-    }
-    return Rate{median(rates), median(shares)};
-  };
-  rate.forward = rate_of(seconds[0], flops);
-  rate.backward = rate_of(seconds[1], flops * 2.5);
-  rate.in_kernel = in_kernel / in_all;
-  return rate;
-}
-
 void Bench::run_plans() {
   fmt::print(
       "\nplans of 8/2 heads of 128, documents of 2.5K, 1.5K, 1K, 3K tokens, causal, all of a "
       "rank's\n"
-      "time but waiting\n{:10} {:>5} {:>7} {:>14} {:>14} {:>10}\n",
-      "strategy", "ranks", "block", "forward", "backward", "in kernel");
+      "time but waiting\n{:10} {:>5} {:>7} {:>14} {:>14}\n",
+      "strategy", "ranks", "block", "forward", "backward");
   const MaskUse use = parse_mask_use("causal");
   const std::vector<std::int64_t> lengths = {2500, 1500, 1000, 3000};
   const AttentionShape shape = bench_shape(8, 2, 128, options_.dtype);
@@ -332,9 +277,8 @@ void Bench::run_plans() {
       const auto plan = std::make_shared<const Plan>(
           build_plan(workload, cluster, strategy.arrange(workload, cluster, request)));
       const PlanRate rate = measure_plan(plan, kernel_, peak_, options_.repeats, flops);
-      fmt::print("{:10} {:>5} {:>7} {:>14} {:>14} {:>9.1f}%\n", name, ranks,
-                 block == 0 ? "" : std::to_string(block), cell(rate.forward), cell(rate.backward),
-                 rate.in_kernel * 100);
+      fmt::print("{:10} {:>5} {:>7} {:>14} {:>14}\n", name, ranks,
+                 block == 0 ? "" : std::to_string(block), cell(rate.forward), cell(rate.backward));
       std::fflush(stdout);
     }
   }
@@ -470,13 +414,15 @@ Options parse(int argc, char** argv) {
       options.dtype = dtype == "bf16" ? Dtype::kBf16 : dtype == "f16" ? Dtype::kF16 : Dtype::kF32;
     } else if (name == "--section") {
       options.section = value();
+    } else if (name == "--python") {
+      options.python = value();
     } else if (name == "--repeats") {
       options.repeats = std::max(1, std::atoi(value().c_str()));
     } else if (name == "--full") {
       options.full = true;
     } else {
-      fail(fmt::format("expected --kernel, --dtype, --section, --repeats or --full, found {}",
-                       name));
+      fail(fmt::format(
+          "expected --kernel, --dtype, --section, --python, --repeats or --full, found {}", name));
     }
   }
   return options;

@@ -16,7 +16,7 @@ namespace {
 constexpr double kOutBound = 2e-6;
 constexpr double kGradientBound = 1e-5;
 constexpr double kSingleDeviceFactor = 1.5;
-constexpr double kCancellation = 16;
+constexpr double kCancellation = 64;
 
 double rounding_step(Dtype wire) {
   switch (wire) {

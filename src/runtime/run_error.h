@@ -32,8 +32,8 @@ struct Comparison {
 
 // Error of an array: max|x - ref| / max|ref|; infinite when anything is NaN or only one side is
 // -inf. Where the true result cancels to (almost) nothing, the terms that cancel are the measure:
-// LSE is compared to at least 1; dq (dk) to at least 1/16 of scale · max|delta| · max|k| (max|q|);
-// dsink to at least 1/16 of the largest sum of its absolute terms.
+// LSE is compared to at least 1; dq (dk) to at least 1/64 of scale · max|delta| · max|k| (max|q|);
+// dsink to at least 1/64 of the largest sum of its absolute terms.
 //
 // Bounds: f32: 2e-6 for out and lse, 1e-5 for gradients. bf16 and f16: 1.5 x the error of one
 // device with the same kernel, at least the f32 bound. A narrower wire adds `step` for each

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "runtime/simd_backward_slots.h"
+#include "runtime/simd_dominant.h"
 #include "runtime/simd_pack.h"
 #include "runtime/simd_scores.h"
 #include "runtime/simd_task.h"
@@ -109,32 +110,49 @@ struct BackwardWork {
   Ahead ahead;
 };
 
-// S and dP of one vector to P and dS; with a softcap dS times 1 - (capped score / cap)².
+// The factor of dS that a softcap brings: 1 - (capped score / cap)².
 template <class V>
-CONTEXTILE_INLINE void weigh_one(typename V::Float& weight, typename V::Float& slope,
-                                 typename V::Float to_log2, typename V::Float lse,
-                                 typename V::Float delta, float out_of_cap) {
-  const auto score = weight;
-  weight = V::exp2(V::fms(score, to_log2, lse));
-  slope = V::mul(weight, V::sub(slope, delta));
-  if (out_of_cap == 0) return;
+CONTEXTILE_INLINE typename V::Float cap_slope(typename V::Float score, float out_of_cap) {
   const auto t = V::max(V::mul(score, V::set(out_of_cap)), V::set(-1.0F));  // -inf where masked
-  slope = V::mul(slope, V::sub(V::set(1.0F), V::mul(t, t)));
+  return V::sub(V::set(1.0F), V::mul(t, t));
+}
+
+// S and dP of the vectors of one key to P and dS.
+template <class V, int kVectors>
+CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& rows,
+                                 const BackwardPanel<V>& state, std::int64_t key, float out_of_cap,
+                                 typename V::Float (&weight)[kVectors],
+                                 typename V::Float (&slope)[kVectors]) {
+  using Float = typename V::Float;
+  const Float to_log2 = V::set(block.scale->to_log2);
+  Float score[kVectors];
+  Float largest = V::zero();
+#pragma GCC unroll 4
+  for (int n = 0; n < kVectors; ++n) {
+    score[n] = weight[n];
+    weight[n] = V::exp2(V::fms(score[n], to_log2, V::load(state.lse + n * V::kLanes)));
+    slope[n] = V::sub(slope[n], V::load(state.delta + n * V::kLanes));
+    largest = V::max(largest, weight[n]);
+  }
+  if (V::any(V::less(V::set(kDominant), largest))) [[unlikely]] {
+    for (int n = 0; n < kVectors; ++n) {
+      redo_dominant<V>(rows, block.first_key + key, n * V::kLanes, weight[n],
+                       state.delta + n * V::kLanes, slope[n]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int n = 0; n < kVectors; ++n) {
+    slope[n] = V::mul(weight[n], slope[n]);
+    if (out_of_cap != 0) slope[n] = V::mul(slope[n], cap_slope<V>(score[n], out_of_cap));
+  }
 }
 
 // All of a step, in place; rows of bf16 are half as long.
 template <class V, int kVectors>
-inline void weigh_scores(const ScoreBlock<V>& block, const BackwardPanel<V>& state,
-                         float out_of_cap, BackwardWork<V>& work) {
+inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
+                         const BackwardPanel<V>& state, float out_of_cap, BackwardWork<V>& work) {
   using Float = typename V::Float;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
-  const Float to_log2 = V::set(block.scale->to_log2);
-  Float lse[kVectors];
-  Float delta[kVectors];
-  for (int n = 0; n < kVectors; ++n) {
-    lse[n] = V::load(state.lse + n * V::kLanes);
-    delta[n] = V::load(state.delta + n * V::kLanes);
-  }
   for (std::int64_t k = 0; k < block.num_keys; k += V::kPair) {
     Float weight[V::kPair][kVectors];
     Float slope[V::kPair][kVectors];
@@ -145,8 +163,8 @@ inline void weigh_scores(const ScoreBlock<V>& block, const BackwardPanel<V>& sta
         const std::int64_t at = (k + i) * kWidth + n * V::kLanes;
         weight[i][n] = V::load(work.weights + at);
         slope[i][n] = V::load(work.slopes + at);
-        weigh_one<V>(weight[i][n], slope[i][n], to_log2, lse[n], delta[n], out_of_cap);
       }
+      weigh_key<V, kVectors>(block, rows, state, k + i, out_of_cap, weight[i], slope[i]);
     }
 #pragma GCC unroll 2
     for (int i = 0; i < V::kPair; ++i) {
@@ -168,9 +186,9 @@ inline void weigh_scores(const ScoreBlock<V>& block, const BackwardPanel<V>& sta
 }
 
 template <class V, int kVectors>
-[[gnu::noinline]] void backward_step(const BackwardTask& task, const ScoreBlock<V>& block,
-                                     const BackwardPanel<V>& state, std::int64_t first_row,
-                                     BackwardWork<V>& work) {
+[[gnu::noinline]] void backward_step(const BackwardTask& task, const BackwardTile& tile,
+                                     const ScoreBlock<V>& block, const BackwardPanel<V>& state,
+                                     std::int64_t first_row, BackwardWork<V>& work) {
   using Float = typename V::Float;
   using Element = typename V::Element;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
@@ -185,7 +203,9 @@ template <class V, int kVectors>
         work.slopes + row * kWidth, kWidth, nullptr, nullptr);
   }
   const bool is_capped = block.scale->into_cap != 0;
-  weigh_scores<V, kVectors>(block, state, is_capped ? 1 / block.scale->cap_log2 : 0.0F, work);
+  const SlopeRows rows{&tile, state.panel, task.params->q_heads / task.params->kv_heads,
+                       task.kv_head};
+  weigh_scores<V, kVectors>(block, rows, state, is_capped ? 1 / block.scale->cap_log2 : 0.0F, work);
   const auto* weights = reinterpret_cast<const Element*>(work.weights);
   const auto* slopes = reinterpret_cast<const Element*>(work.slopes);
   constexpr std::int64_t kDepth = kWidth / V::kPair;
@@ -251,11 +271,11 @@ inline void backward_block(const BackwardTask& task, std::size_t tile, const Key
       const std::int64_t first = block.first_key - keys.begin;
       block.keys = work.keys + first * work.key_depth;
       if (state.panel.vectors == 3) {
-        backward_step<V, 3>(task, block, state, first, work);
+        backward_step<V, 3>(task, t, block, state, first, work);
       } else if (state.panel.vectors == 2) {
-        backward_step<V, 2>(task, block, state, first, work);
+        backward_step<V, 2>(task, t, block, state, first, work);
       } else {
-        backward_step<V, 1>(task, block, state, first, work);
+        backward_step<V, 1>(task, t, block, state, first, work);
       }
     }
   }

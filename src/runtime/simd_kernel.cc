@@ -11,9 +11,12 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "runtime/cpu_features.h"
 #include "runtime/simd_panels.h"
 #include "runtime/simd_task.h"
 
@@ -122,20 +125,24 @@ bool starts_result(const ForwardTile& tile) { return tile.init; }
 bool starts_result(const BackwardTile& tile) { return tile.init_dq; }
 
 // Groups of the tiles from `first` on, up to the first tile that must see its slots as tiles before
-// it left them: one that starts anew what those wrote, or pairs a slot with other queries. Sets
-// `first` to that tile.
+// it left them: one that starts anew what those wrote, pairs a slot with other queries, or adds to
+// the dk of a tile of its own group (shares of a group's keys run side by side). Sets `first` to
+// that tile.
 template <typename Tile>
 std::vector<TileGroup<Tile>> take_groups(std::span<const Tile> tiles, const CallBands<Tile>& bands,
                                          const KernelParams& params, std::int32_t lanes,
                                          std::size_t& first) {
   std::vector<TileGroup<Tile>> groups;
   std::map<void*, std::size_t> group_of_result;
-  std::map<void*, std::size_t> seen_gradients;  // dk slots
+  std::set<void*> seen_gradients;                   // dk slots
+  std::set<std::pair<void*, void*>> seen_in_group;  // with their group's dq slot
   for (; first < tiles.size(); ++first) {
     const Tile& tile = tiles[first];
     if constexpr (std::is_same_v<Tile, BackwardTile>) {
-      const bool is_new = seen_gradients.try_emplace(tile.dk_MHD.data, first).second;
-      if (!is_new && tile.init_dkv) break;
+      void* const dk = tile.dk_MHD.data;
+      if (tile.init_dkv && seen_gradients.contains(dk)) break;
+      if (!seen_in_group.emplace(dk, result_of(tile)).second) break;
+      seen_gradients.insert(dk);
     }
     const auto [at, is_new] = group_of_result.try_emplace(result_of(tile), groups.size());
     if (is_new) {
@@ -334,45 +341,6 @@ class MixedKernel : public AttentionKernel {
   const SimdKernel bf16_;
   const SimdKernel wide_;
 };
-
-bool cpu_has_avx512() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
-#else
-  return false;
-#endif
-}
-
-bool cpu_has_avx2() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-#else
-  return false;
-#endif
-}
-
-// Products of bf16 pairs that are faster than as many fp32 ones: where AVX-512 BF16 runs at twice
-// the rate of fp32. Others have the instructions at half of it, and it is faster to widen.
-bool cpu_has_fast_bf16() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_is("amd") != 0;
-#else
-  return false;
-#endif
-}
-
-bool cpu_has_avx512_bf16() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return false;
-#endif
-}
 
 std::vector<std::unique_ptr<const AttentionKernel>> make_kernels() {
   std::vector<std::unique_ptr<const AttentionKernel>> made;

@@ -52,6 +52,7 @@ CONTEXTILE_INLINE ByteRows byte_rows(const TensorView& view) {
 // Vectors of a row as floats, whatever it is made of.
 template <class V, Dtype kDtype>
 struct Widened {
+  static constexpr Dtype kDtypeOfRow = kDtype;
   static constexpr std::int64_t kBytes = kDtype == Dtype::kF32 ? 4 : 2;
   static constexpr std::int64_t kLanes = V::kLanes;
 

@@ -15,6 +15,12 @@ struct VectorAvx2 {
   using Int = __m256i;
   using Mask = __m256;
 
+  // Half a vector as fp64.
+  using HalfFloats = __m128;
+  using Doubles = __m256d;
+  CONTEXTILE_INLINE static Doubles widen(HalfFloats x) { return _mm256_cvtps_pd(x); }
+  CONTEXTILE_INLINE static HalfFloats narrow(Doubles x) { return _mm256_cvtpd_ps(x); }
+
   static constexpr int kLanes = 8;
   // What products are made of: a float each.
   using Element = float;
@@ -54,6 +60,7 @@ struct VectorAvx2 {
   }
   CONTEXTILE_INLINE static Mask none() { return _mm256_setzero_ps(); }
   CONTEXTILE_INLINE static Mask either(Mask a, Mask b) { return _mm256_or_ps(a, b); }
+  CONTEXTILE_INLINE static bool any(Mask a) { return _mm256_movemask_ps(a) != 0; }
   CONTEXTILE_INLINE static Mask between(Int x, std::int32_t lo, std::int32_t hi) {
     const __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(lo), x);
     const __m256i above = _mm256_cmpgt_epi32(x, _mm256_set1_epi32(hi));
@@ -71,6 +78,23 @@ struct VectorAvx2 {
   }
   CONTEXTILE_INLINE static Float load_f16(const std::uint16_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+
+  CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i high = _mm256_srli_epi32(bits, 16);
+    const __m256i last = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(bits, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff)));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i rounded = _mm256_blendv_epi8(
+        _mm256_srli_epi32(sum, 16), _mm256_or_si256(high, _mm256_set1_epi32(0x40)), is_nan);
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(to),
+        _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
+  }
+  CONTEXTILE_INLINE static void store_f16(std::uint16_t* to, Float a) {
+    const __m128i bits = _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bits);
   }
 
   CONTEXTILE_INLINE static Float exp2(Float x) {

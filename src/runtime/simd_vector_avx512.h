@@ -27,6 +27,12 @@ struct VectorAvx512 {
   using Int = __m512i;
   using Mask = __mmask16;
 
+  // Half a vector as fp64.
+  using HalfFloats = __m256;
+  using Doubles = __m512d;
+  CONTEXTILE_INLINE static Doubles widen(HalfFloats x) { return _mm512_cvtps_pd(x); }
+  CONTEXTILE_INLINE static HalfFloats narrow(Doubles x) { return _mm512_cvtpd_ps(x); }
+
   static constexpr int kLanes = 16;
   // What products are made of: a float each.
   using Element = float;
@@ -66,6 +72,7 @@ struct VectorAvx512 {
   }
   CONTEXTILE_INLINE static Mask none() { return 0; }
   CONTEXTILE_INLINE static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
+  CONTEXTILE_INLINE static bool any(Mask a) { return a != 0; }
   CONTEXTILE_INLINE static Mask between(Int x, std::int32_t lo, std::int32_t hi) {
     return static_cast<Mask>(_mm512_cmple_epi32_mask(_mm512_set1_epi32(lo), x) &
                              _mm512_cmple_epi32_mask(x, _mm512_set1_epi32(hi)));
@@ -83,6 +90,22 @@ struct VectorAvx512 {
   }
   CONTEXTILE_INLINE static Float load_f16(const std::uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+
+  // Rounded to nearest even; a NaN stays one.
+  CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i high = _mm512_srli_epi32(bits, 16);
+    const __m512i last = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i rounded =
+        _mm512_mask_or_epi32(_mm512_srli_epi32(sum, 16), is_nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(rounded));
+  }
+  CONTEXTILE_INLINE static void store_f16(std::uint16_t* to, Float a) {
+    const __m256i bits = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
   }
 
   CONTEXTILE_INLINE static Float exp2(Float x) {

@@ -15,6 +15,16 @@ struct VectorPortable {
   using Int = std::int32_t __attribute__((vector_size(16)));
   using Mask = Int;
 
+  // Half a vector as fp64.
+  using HalfFloats = float __attribute__((vector_size(8)));
+  using Doubles = double __attribute__((vector_size(16)));
+  CONTEXTILE_INLINE static Doubles widen(HalfFloats x) {
+    return __builtin_convertvector(x, Doubles);
+  }
+  CONTEXTILE_INLINE static HalfFloats narrow(Doubles x) {
+    return __builtin_convertvector(x, HalfFloats);
+  }
+
   static constexpr int kLanes = 4;
   // What products are made of: a float each.
   using Element = float;
@@ -60,6 +70,7 @@ struct VectorPortable {
   }
   CONTEXTILE_INLINE static Mask none() { return Mask{}; }
   CONTEXTILE_INLINE static Mask either(Mask a, Mask b) { return a | b; }
+  CONTEXTILE_INLINE static bool any(Mask a) { return (a[0] | a[1] | a[2] | a[3]) != 0; }
   CONTEXTILE_INLINE static Mask between(Int x, std::int32_t lo, std::int32_t hi) {
     return (x >= lo) & (x <= hi);
   }
@@ -73,6 +84,13 @@ struct VectorPortable {
   CONTEXTILE_INLINE static Float load_f16(const std::uint16_t* from) {
     return Float{f16_to_float(from[0]), f16_to_float(from[1]), f16_to_float(from[2]),
                  f16_to_float(from[3])};
+  }
+
+  CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
+    for (int i = 0; i < kLanes; ++i) to[i] = float_to_bf16(a[i]);
+  }
+  CONTEXTILE_INLINE static void store_f16(std::uint16_t* to, Float a) {
+    for (int i = 0; i < kLanes; ++i) to[i] = float_to_f16(a[i]);
   }
 
   CONTEXTILE_INLINE static Float exp2(Float x) {

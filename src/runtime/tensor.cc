@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/half.h"
+#include "runtime/row_ops.h"
 
 namespace contextile {
 namespace {
@@ -73,31 +74,17 @@ void write_row(const TensorView& view, std::int64_t n, std::int32_t h, std::span
 
 void fill_tensor(const TensorView& view, float value) {
   const std::vector<float> row(static_cast<std::size_t>(view.dim), value);
+  const auto row_bytes = static_cast<std::size_t>(view.dim * bytes_per_element(view.dtype));
+  std::vector<std::byte> bytes(row_bytes);
+  write_row(contiguous(bytes.data(), view.dtype, 1, 1, view.dim), 0, 0, row);
   for (std::int64_t n = 0; n < view.tokens; ++n) {
-    for (std::int32_t h = 0; h < view.heads; ++h) write_row(view, n, h, row);
+    for (std::int32_t h = 0; h < view.heads; ++h) {
+      std::memcpy(slice(view, n, 1, h, 1).data, bytes.data(), row_bytes);
+    }
   }
 }
 
-void copy_tensor(const TensorView& dst, const TensorView& src) {
-  if (dst.dtype == src.dtype) {
-    const auto bytes = static_cast<std::size_t>(dst.dim * bytes_per_element(dst.dtype));
-    for (std::int64_t n = 0; n < dst.tokens; ++n) {
-      for (std::int32_t h = 0; h < dst.heads; ++h) {
-        const TensorView to = slice(dst, n, 1, h, 1);
-        const TensorView from = slice(src, n, 1, h, 1);
-        std::memcpy(to.data, from.data, bytes);
-      }
-    }
-    return;
-  }
-  std::vector<float> row(static_cast<std::size_t>(dst.dim));
-  for (std::int64_t n = 0; n < dst.tokens; ++n) {
-    for (std::int32_t h = 0; h < dst.heads; ++h) {
-      read_row(src, n, h, std::span<float>(row));
-      write_row(dst, n, h, row);
-    }
-  }
-}
+void copy_tensor(const TensorView& dst, const TensorView& src) { row_ops().convert(dst, src); }
 
 TensorView contiguous(void* data, Dtype dtype, std::int64_t tokens, std::int32_t heads,
                       std::int32_t dim) {

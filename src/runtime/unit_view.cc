@@ -1,7 +1,5 @@
 #include "runtime/unit_view.h"
 
-#include <cstring>
-
 #include "runtime/tensor.h"
 
 namespace contextile {
@@ -61,54 +59,30 @@ void append_segments(const UnitView& unit, std::vector<Segment>& segments) {
 
 namespace {
 
-// Calls visit(part, token, head, bytes of that row on the wire).
+// Calls visit(part, the same on the wire) for every part; `bytes` may stand at an odd multiple of
+// two, even where a part is fp32.
 template <typename Visit>
-void for_each_wire_row(const UnitView& unit, Dtype wire, const Visit& visit) {
-  std::int64_t offset = 0;
+void for_each_wire_part(const UnitView& unit, Dtype wire, std::byte* bytes, const Visit& visit) {
   for (std::size_t p = 0; p < unit.num_parts; ++p) {
     const TensorView& view = unit.parts[p];
     const Dtype dtype = is_stat(unit.kind, p) ? Dtype::kF32 : wire;
-    const std::int64_t row_bytes = view.dim * bytes_per_element(dtype);
-    for (std::int64_t n = 0; n < view.tokens; ++n) {
-      for (std::int32_t h = 0; h < view.heads; ++h) {
-        visit(view, n, h, dtype, offset);
-        offset += row_bytes;
-      }
-    }
+    visit(view, contiguous(bytes, dtype, view.tokens, view.heads, view.dim));
+    bytes += view.tokens * view.heads * view.dim * bytes_per_element(dtype);
   }
 }
 
 }  // namespace
 
 void pack_unit(const UnitView& unit, Dtype wire, std::byte* bytes) {
-  for_each_wire_row(unit, wire,
-                    [&](const TensorView& view, std::int64_t n, std::int32_t h, Dtype dtype,
-                        std::int64_t offset) {
-                      const float* row = row_at<float>(view, n, h);
-                      if (dtype == Dtype::kF32) {  // may stand at an odd multiple of two bytes
-                        std::memcpy(bytes + offset, row,
-                                    static_cast<std::size_t>(view.dim) * sizeof(float));
-                        return;
-                      }
-                      write_row({bytes + offset, dtype, 1, 1, view.dim, 0, 0}, 0, 0,
-                                {row, static_cast<std::size_t>(view.dim)});
-                    });
+  for_each_wire_part(unit, wire, bytes, [](const TensorView& part, const TensorView& on_wire) {
+    copy_tensor(on_wire, part);
+  });
 }
 
 void unpack_unit(const UnitView& unit, Dtype wire, const std::byte* bytes) {
-  for_each_wire_row(unit, wire,
-                    [&](const TensorView& view, std::int64_t n, std::int32_t h, Dtype dtype,
-                        std::int64_t offset) {
-                      float* row = row_at<float>(view, n, h);
-                      if (dtype == Dtype::kF32) {
-                        std::memcpy(row, bytes + offset,
-                                    static_cast<std::size_t>(view.dim) * sizeof(float));
-                        return;
-                      }
-                      std::byte* from = const_cast<std::byte*>(bytes) + offset;  // only read
-                      read_row({from, dtype, 1, 1, view.dim, 0, 0}, 0, 0,
-                               std::span<float>(row, static_cast<std::size_t>(view.dim)));
-                    });
+  for_each_wire_part(
+      unit, wire, const_cast<std::byte*>(bytes),  // only read
+      [](const TensorView& part, const TensorView& on_wire) { copy_tensor(part, on_wire); });
 }
 
 }  // namespace contextile

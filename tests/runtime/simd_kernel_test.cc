@@ -184,6 +184,62 @@ TEST_P(Simd, EightThousandKeysStayWithinThePromise) {
   EXPECT_LE(relative_error(values_of(found.dv), values_of(expected.dv), 0), 1e-5);
 }
 
+// Every row attends one key, so dS = P·(dP - delta) is 0 but for rounding, and so are dq and dk.
+// Measured by the terms that cancel, as compare_results does.
+TEST_P(Simd, WhereAllTermsCancelOnlyTheRoundingOfOutAndDeltaIsLeft) {
+  const std::vector<LocalBand> own_key = {{{0, 64}, {0, 64}, 0, 0}};
+  const std::vector<LocalBand> one_key = {{{0, 64}, {0, 1}}};
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const std::int32_t dim = seed % 2 == 0 ? 128 : 200;
+    const bool is_shared = seed % 4 >= 2;
+    const KernelParams params{4, seed % 3 == 0 ? 1 : 4, dim, dim, 0.08838835F, 0};
+    Layer layer(seed, params, Dtype::kF32, 64, is_shared ? 1 : 64);
+    layer.run(kernel(), is_shared ? one_key : own_key);
+    const auto largest = [](HostTensor& tensor) {
+      double size = 0;
+      for (const double value : values_of(tensor)) size = std::max(size, std::abs(value));
+      return size;
+    };
+    const double terms = params.scale * largest(layer.delta) / 64;
+    EXPECT_LE(largest(layer.dq), 1e-5 * terms * largest(layer.k));
+    EXPECT_LE(largest(layer.dk), 1e-5 * terms * largest(layer.q));
+  }
+}
+
+// Tiles of one slot meet in registers, so their bits differ from those of one call each; they do
+// not depend on threads or on the run.
+TEST_P(Simd, ThreadsAndRepetitionsChangeNoBitOfACallOfManyTiles) {
+  const KernelParams params{6, 2, 64, 64, 0.125F, 0};
+  const std::vector<std::vector<LocalBand>> bands = {
+      {{{0, 700}, {0, 900}, -kUnbounded, -500}},
+      {{{0, 700}, {0, 900}, -499, -37}},
+      {{{0, 700}, {0, 900}, -36, 150}, {{0, 90}, {400, 900}}}};
+  const auto run = [&](std::size_t threads) {
+    const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+    Layer layer(3, params, Dtype::kF32, 700, 900);
+    std::vector<ForwardTile> forward;
+    std::vector<BackwardTile> backward;
+    for (std::size_t i = 0; i < bands.size(); ++i) {
+      forward.push_back({layer.q.view(), layer.k.view(), layer.v.view(), layer.o.view(),
+                         layer.lse.stats(), bands[i], i == 0});
+      backward.push_back({layer.q.view(), layer.k.view(), layer.v.view(), layer.dout.view(),
+                          layer.lse.stats(), layer.delta.stats(), layer.dq.view(), layer.dk.view(),
+                          layer.dv.view(), bands[i], i == 0, i == 0});
+    }
+    kernel().forward(params, forward);
+    layer.set_delta();
+    kernel().backward(params, backward);
+    return layer;
+  };
+  Layer first = run(1);
+  for (const std::size_t threads : {1U, 2U, 3U, 7U}) {
+    SCOPED_TRACE(std::to_string(threads) + " threads");
+    Layer again = run(threads);
+    expect_same_bits(first, again);
+  }
+}
+
 TEST_P(Simd, ThreadsAndPreparedBandsChangeNoBit) {
   const KernelParams params{6, 2, 64, 64, 0.125F, 0};
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {

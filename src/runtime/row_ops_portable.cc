@@ -1,0 +1,12 @@
+#include "runtime/row_ops.h"
+#include "runtime/row_ops_impl.h"
+#include "runtime/simd_vector_portable.h"
+
+namespace contextile {
+
+const RowOps* row_ops_portable() {
+  static constexpr RowOps kOps = make_row_ops<VectorPortable>("portable");
+  return &kOps;
+}
+
+}  // namespace contextile
