@@ -15,8 +15,13 @@ enum class SeriesStyle : std::uint8_t {
 
 struct FigureSeries {
   std::string name;       // series of the same name look the same in all panels
-  std::vector<double> y;  // one for each x of the panel; NaN: none
+  std::vector<double> y;  // one for each x of the panel; NaN: no point, the line passes by
   SeriesStyle style = SeriesStyle::kOurs;
+};
+
+enum class FigureScale : std::uint8_t {
+  kBySpan,  // logarithmic where values are positive and span a factor of 8 (x) or 30 (y)
+  kLinear,
 };
 
 // One pair of axes. With `names` on the x axis, bars; else lines over `x`.
@@ -27,6 +32,7 @@ struct FigurePanel {
   std::vector<std::string> names;  // either these
   std::vector<double> x;           // or these, ascending
   std::vector<FigureSeries> series;
+  FigureScale scale = FigureScale::kBySpan;  // of lines; bars are linear
 };
 
 struct Figure {
@@ -35,10 +41,9 @@ struct Figure {
 };
 
 // An SVG image that needs no other file, readable on light and dark backgrounds; each point carries
-// its numbers as a tooltip. Axes of lines are logarithmic where values span a factor of 8 (x) or 30
-// (y) and are all positive; others begin at 0, or at the least value below it. Texts may hold
-// anything. Throws InvalidArgument when there is no panel, or a panel has neither or both of names
-// and x, x that does not ascend, no series, or a series of another length.
+// its numbers as a tooltip. A linear y axis begins at 0, or at the least value below it. Texts may
+// hold anything. Throws InvalidArgument when there is no panel, or a panel has neither or both of
+// names and x, x that is not finite or does not ascend, no series, or a series of another length.
 void write_figure(const Figure& figure, std::ostream& out);
 
 }  // namespace contextile

@@ -111,19 +111,19 @@ int run(const BenchOptions& options) {
     fail_argument("bench: expected the name of a table (contextile bench --list), found none");
   }
   const PaperTable& paper = find_paper_table(options.name);
-  const OutputFile plot(options.plot_path, "plot");
+  OutputFile plot(options.plot_path, "plot");
   try {
     const PaperResult result = paper.make(options.overrides);
+    if (options.json) {
+      print_json(result_json(paper, result));
+    } else {
+      print(options.csv ? result.table.csv() : result_text(paper, result, stdout_is_terminal()));
+    }
     if (plot.wanted()) {
       const std::string title = fmt::format("{}: {}", paper.source, paper.shows);
       std::ostringstream svg;
       write_figure(figure_of(title, result.table, result.plots), svg);
       plot.write(svg.str());
-    }
-    if (options.json) {
-      print_json(result_json(paper, result));
-    } else {
-      print(options.csv ? result.table.csv() : result_text(paper, result, stdout_is_terminal()));
     }
   } catch (const CheckFailed& failure) {
     fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
@@ -140,7 +140,7 @@ std::string checked_plot_path(const std::string& path) {
 }
 
 void add_overrides(CLI::App& app, BenchOverrides& overrides) {
-  const std::string paper = "as the paper";
+  const std::string paper = "as the table";
   add_value(app, "--dataset", {"NAME", "built-in length distribution to sample", paper},
             [&overrides](const std::string& name) { overrides.dataset = name; });
   add_size_as<std::int64_t>(app, "--tokens", overrides.tokens, 1,
@@ -157,8 +157,8 @@ void add_overrides(CLI::App& app, BenchOverrides& overrides) {
   add_value(app, "--cluster", {"NAME[:NODESxDEVICES]|FILE", "the machine", paper},
             [&overrides](const std::string& name) { overrides.cluster = name; });
   add_size_as<std::int64_t>(app, "--block-size", overrides.block_size, 1,
-                            {"N", "tokens of a block, where the table does not vary it", "1024"});
-  add_value(app, "--wire", {"TYPE", "how all methods' partial results travel", "bf16"},
+                            {"N", "tokens of a block, where the table does not vary it", paper});
+  add_value(app, "--wire", {"TYPE", "how all methods' partial results travel", paper},
             [&overrides](const std::string& text) { overrides.wire = parse_dtype(text); });
 }
 

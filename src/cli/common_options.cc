@@ -1,6 +1,8 @@
 #include "cli/common_options.h"
 
+#include <filesystem>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
@@ -239,6 +241,15 @@ void add_json_option(CLI::App& app, bool& json) {
 
 void add_csv_option(CLI::App& app, bool& csv, const std::string& rows) {
   add_switch(app, "--csv", csv, rows + " as CSV, in bytes, fractions and seconds");
+}
+
+void check_no_input(const std::string& option, const std::string& path,
+                    const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code missing;  // then they are not the same
+    if (path.empty() || !std::filesystem::equivalent(path, input, missing)) continue;
+    fail_argument("{}: expected another file than the input, found '{}' for both", option, path);
+  }
 }
 
 void check_formats(bool json, bool csv) {

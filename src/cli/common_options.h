@@ -58,6 +58,9 @@ void add_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
 void add_json_option(CLI::App& app, bool& json);
 // "--csv: `rows` as CSV".
 void add_csv_option(CLI::App& app, bool& csv, const std::string& rows);
+// Throws InvalidArgument when `path`, of `option`, is one of the files that are read.
+void check_no_input(const std::string& option, const std::string& path,
+                    const std::vector<std::string>& inputs);
 // Throws InvalidArgument when both were given.
 void check_formats(bool json, bool csv);
 // A seed that is drawn anew in every run unless given.

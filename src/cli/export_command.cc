@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "cli/command.h"
+#include "cli/common_options.h"
 #include "cli/option_types.h"
 #include "contextile/plan.h"
 
@@ -31,6 +32,7 @@ int run(const ExportOptions& options) {
     }
     only = Rank{*options.rank};
   }
+  check_no_input("--output", options.output_path, {options.plan_path});
   std::ofstream file;
   if (!options.output_path.empty()) file.open(options.output_path, std::ios::binary);
   std::ostream& out = options.output_path.empty() ? std::cout : file;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "cli/command.h"
@@ -204,14 +206,24 @@ std::string Table::csv() const {
   for (std::size_t c = 0; c < columns_.size(); ++c) {
     out += fmt::format("{}{}", c == 0 ? "" : ",", csv_field(columns_[c].key));
   }
-  out += '\n';
+  const bool notes = std::ranges::any_of(rows_, [&](const Row& row) { return tells_note(row); });
+  out += notes ? ",note\n" : "\n";
   for (const Row& row : rows_) {
     for (std::size_t c = 0; c < columns_.size(); ++c) {
       out += fmt::format("{}{}", c == 0 ? "" : ",", csv_field(row.cells[c]));
     }
+    if (notes) out += ',' + csv_field(tells_note(row) ? Cell{row.note} : Cell{});
     out += '\n';
   }
   return out;
+}
+
+bool Table::tells_note(const Row& row) const {
+  if (row.note.empty()) return false;
+  for (std::size_t c = 0; c < columns_.size(); ++c) {
+    if (columns_[c].header.empty() && row.cells[c] != Cell{}) return false;
+  }
+  return true;
 }
 
 Json Table::json() const {
@@ -226,6 +238,7 @@ Json Table::json() const {
       };
       std::visit(set, row.cells[c]);
     }
+    if (tells_note(row)) object["note"] = row.note;
     rows.push_back(std::move(object));
   }
   return rows;
@@ -270,11 +283,18 @@ void check_stdout() {
 OutputFile::OutputFile(std::string path, std::string what)
     : path_(std::move(path)), what_(std::move(what)) {
   if (path_.empty()) return;
+  keep_ = std::filesystem::exists(path_);
   check(std::ofstream(path_, std::ios::binary | std::ios::app));
 }
 
-void OutputFile::write(std::string_view text) const {
+OutputFile::~OutputFile() {
+  std::error_code ignored;  // nothing to lose, nobody to tell
+  if (!keep_) std::filesystem::remove(path_, ignored);
+}
+
+void OutputFile::write(std::string_view text) {
   if (path_.empty()) return;
+  keep_ = true;
   std::ofstream file(path_, std::ios::binary);
   file << text << std::flush;
   check(file);

@@ -41,7 +41,8 @@ class Table {
   explicit Table(std::vector<Column> columns, std::size_t widest_label = 18);
 
   // One cell for each column. With a note, text shows the first cell and the note in place of the
-  // others; CSV and JSON show the cells.
+  // others; CSV and JSON show the cells, and the note under "note" unless a column that text leaves
+  // out says it.
   void add_row(std::vector<Cell> cells, std::string note = "");
 
   // Notes wrap at 80 columns. Colours mark verdicts.
@@ -59,6 +60,7 @@ class Table {
     std::vector<Cell> cells;
     std::string note;
   };
+  [[nodiscard]] bool tells_note(const Row& row) const;
   struct Layout {
     std::vector<std::size_t> shown;  // columns of a text table; the first holds the labels
     std::vector<std::size_t> width;  // of every column
@@ -92,20 +94,25 @@ void print_json(const Json& document);
 void check_stdout();
 
 // A file that results go to, tried before the work that makes them, so that a path nobody can write
-// to costs no time; what it holds stays until then. Without a path nothing is written.
+// to costs no time; what it holds stays until then, and one that was not there is gone again when
+// nothing was written. Without a path nothing is written.
 class OutputFile {
  public:
   // `what` it holds, for messages. Throws OutputError when it cannot be opened.
   OutputFile(std::string path, std::string what);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
   [[nodiscard]] bool wanted() const { return !path_.empty(); }
   // In place of what the file held. Throws OutputError when not everything could be written.
-  void write(std::string_view text) const;
+  void write(std::string_view text);
 
  private:
   void check(const std::ofstream& file) const;
 
   std::string path_;
   std::string what_;
+  bool keep_ = true;
 };
 
 // One line on stderr that says how far a long loop has come; silent unless stderr is a terminal.

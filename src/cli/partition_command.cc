@@ -100,6 +100,7 @@ std::string result_text(const PartitionOptions& options, const Result& result) {
 
 int run(PartitionOptions options) {
   check_formats(options.json, options.csv);
+  check_no_input("--output", options.output_path, {options.hgr_path, options.fixed_path});
   const Hypergraph hypergraph = read_hgr(options.hgr_path);
   HypergraphSpec& spec = options.spec;
   if (!options.fixed_path.empty()) {

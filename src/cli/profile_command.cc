@@ -132,7 +132,7 @@ int run(const ProfileCommandOptions& options) {
   profile.shape.value_dim = profile.shape.head_dim;
   if (options.quick) profile.effort = ProfileEffort::kQuick;
   check_profile_options(profile);
-  const OutputFile file(options.output_path, "cluster file");
+  OutputFile file(options.output_path, "cluster file");
   Progress progress(profile_steps(profile));
   const MachineProfile machine =
       measure_machine(profile, [&](std::string_view what) { progress.step(what); });

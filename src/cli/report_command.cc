@@ -67,6 +67,7 @@ std::int64_t save_page(const std::vector<ReportedPlan>& reported, const std::str
 }
 
 int run(const ReportCommandOptions& options) {
+  check_no_input("--output", options.output_path, {options.plan_path, options.other_path});
   std::deque<LoadedPlan> plans;
   plans.push_back(load(options.plan_path, options.cluster));
   if (!options.other_path.empty()) plans.push_back(load(options.other_path, options.cluster));

@@ -230,6 +230,7 @@ Cluster cluster_of(const SimulateCommandOptions& options, const Plan& plan) {
 
 int run(const SimulateCommandOptions& options) {
   check_formats(options.json, options.csv);
+  check_no_input("--trace", options.trace_path, {options.plan_path, options.cluster});
   const Plan plan = load_plan(options.plan_path);
   const Cluster cluster = cluster_of(options, plan);
   const VerifyReport verified = verify(plan);

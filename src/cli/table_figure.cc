@@ -193,6 +193,7 @@ class PlotBuilder {
 
   [[nodiscard]] FigurePanel drawn(const Panel& panel) const {
     FigurePanel out;
+    out.scale = plot_.scale;
     out.title = panel.title;
     out.x_label = label_of(table_.columns()[x_]);
     out.y_label = y_label();

@@ -19,6 +19,7 @@ struct TablePlot {
   std::vector<std::string> y;
   std::vector<std::string> series = {};
   std::vector<std::string> panels = {};
+  FigureScale scale = FigureScale::kBySpan;
 };
 
 // Rows without a number in y are left out; those without x are level lines over all x of numbers.

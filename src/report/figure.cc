@@ -50,6 +50,7 @@ constexpr std::string_view kStyle =
 
 struct Look {
   std::string colour;
+  bool bars = false;
   std::size_t mark = 0;
   SeriesStyle style = SeriesStyle::kOurs;
 };
@@ -65,6 +66,10 @@ void check(const Figure& figure) {
     CONTEXTILE_CHECK(!panel.series.empty(), "figure: panel '{}': expected a series, found none",
                      panel.title);
     const std::size_t points = std::max(panel.names.size(), panel.x.size());
+    for (const double x : panel.x) {
+      CONTEXTILE_CHECK(std::isfinite(x), "figure: panel '{}': expected finite x, found {}",
+                       panel.title, x);
+    }
     for (std::size_t i = 1; i < panel.x.size(); ++i) {
       CONTEXTILE_CHECK(panel.x[i - 1] < panel.x[i],
                        "figure: panel '{}': expected x that ascends, found {} after {}",
@@ -84,7 +89,8 @@ std::pair<std::vector<std::string>, Looks> looks_of(const Figure& figure) {
   Looks looks;
   for (const FigurePanel& panel : figure.panels) {
     for (const FigureSeries& series : panel.series) {
-      if (!looks.try_emplace(series.name, Look{"", names.size(), series.style}).second) continue;
+      const Look look{"", !panel.names.empty(), names.size(), series.style};
+      if (!looks.try_emplace(series.name, look).second) continue;
       names.push_back(series.name);
     }
   }
@@ -128,14 +134,18 @@ std::string_view dashes(const Look& look) {
   return look.style == SeriesStyle::kPublished ? R"( stroke-dasharray="5 3")" : "";
 }
 
+std::string bar_fill(const Look& look) {
+  return look.style == SeriesStyle::kPublished ? "var(--back)" : look.colour;
+}
+
 // One panel, its upper left corner at the origin.
 class PanelDrawing {
  public:
   PanelDrawing(const FigurePanel& panel, const Looks& looks)
       : panel_(panel),
         looks_(looks),
-        x_(panel.x, kXLogFactor, Axis::Begin::kData),
-        y_(all_y(panel), panel.names.empty() ? kYLogFactor : kNever, Axis::Begin::kZero) {}
+        x_(panel.x, log_factor(panel, kXLogFactor), Axis::Begin::kData),
+        y_(all_y(panel), log_factor(panel, kYLogFactor), Axis::Begin::kZero) {}
 
   // Of slanted names below the bars: what they take beyond kBottom.
   static double extra_height(const FigurePanel& panel) {
@@ -163,7 +173,10 @@ class PanelDrawing {
   }
 
  private:
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  static double log_factor(const FigurePanel& panel, double factor) {
+    const bool linear = !panel.names.empty() || panel.scale == FigureScale::kLinear;
+    return linear ? std::numeric_limits<double>::infinity() : factor;
+  }
 
   static std::vector<double> all_y(const FigurePanel& panel) {
     std::vector<double> all;
@@ -224,10 +237,7 @@ class PanelDrawing {
     std::string marks;
     bool pen_down = false;
     for (std::size_t i = 0; i < series.y.size(); ++i) {
-      if (!std::isfinite(series.y[i])) {
-        pen_down = false;
-        continue;
-      }
+      if (!std::isfinite(series.y[i])) continue;  // other series have a point there
       const double x = x_at(panel_.x[i]);
       const double y = y_at(series.y[i]);
       path += fmt::format("{}{:.1f} {:.1f}", pen_down ? 'L' : 'M', x, y);
@@ -260,7 +270,6 @@ class PanelDrawing {
     for (std::size_t s = 0; s < panel_.series.size(); ++s) {
       const FigureSeries& series = panel_.series[s];
       const Look& look = looks_.at(series.name);
-      const bool hollow = look.style == SeriesStyle::kPublished;
       for (std::size_t i = 0; i < series.y.size(); ++i) {
         if (!std::isfinite(series.y[i])) continue;
         const double middle = kLeft + room * (static_cast<double>(i) + 0.5);
@@ -270,9 +279,8 @@ class PanelDrawing {
         out_ += fmt::format(
             R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="{}"{}>)"
             "<title>{}</title></rect>",
-            x, std::min(y, zero), 0.92 * width, std::abs(zero - y),
-            hollow ? "var(--back)" : look.colour, look.colour, dashes(look),
-            html_text(tooltip(series.name, panel_.names[i], series.y[i])));
+            x, std::min(y, zero), 0.92 * width, std::abs(zero - y), bar_fill(look), look.colour,
+            dashes(look), html_text(tooltip(series.name, panel_.names[i], series.y[i])));
       }
     }
   }
@@ -310,9 +318,15 @@ std::pair<std::string, double> legend(const std::vector<std::string>& names, con
       y += kLine;
     }
     const Look& look = looks.at(name);
-    out += fmt::format(R"(<path d="M{:.1f} {:.1f}h20" stroke="{}" stroke-width="1.6"{}/>)", x,
-                       y + 8, look.colour, dashes(look));
-    out += mark_at(x + 10, y + 8, look, name);
+    if (look.bars) {
+      out += fmt::format(
+          R"(<rect x="{:.1f}" y="{:.1f}" width="16" height="10" fill="{}" stroke="{}"{}/>)", x + 2,
+          y + 3, bar_fill(look), look.colour, dashes(look));
+    } else {
+      out += fmt::format(R"(<path d="M{:.1f} {:.1f}h20" stroke="{}" stroke-width="1.6"{}/>)", x,
+                         y + 8, look.colour, dashes(look));
+      out += mark_at(x + 10, y + 8, look, name);
+    }
     out += text_at(x + kLegendKey, y + 12, "start", name, R"( class="name")");
     x += size;
   }

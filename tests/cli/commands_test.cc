@@ -431,6 +431,26 @@ TEST_F(Commands, OutputsThatCannotBeWrittenAreTheEnvironmentsFault) {
   EXPECT_EQ(contextile({"export", plan, "-o", "/dev/full"}).exit_code, 3);
 }
 
+TEST_F(Commands, NoCommandWritesOverItsInput) {
+  const std::string plan = small_plan("p.plan");
+  const std::string content = read(plan);
+  const std::string hgr = file("g.hgr", "2 4\n1 2\n3 4\n");
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"report", plan, "-o", path("./p.plan")},
+                                             {"simulate", plan, "--trace", plan},
+                                             {"export", plan, "-o", plan},
+                                             {"partition", hgr, "--parts", "2", "-o", hgr}}) {
+    expect_bad_input(contextile(command), {"another file than the input", "for both"});
+  }
+  EXPECT_EQ(read(plan), content);
+}
+
+TEST_F(Commands, ARefusedCommandLeavesNoEmptyFile) {
+  const std::string plot = path("new.svg");
+  expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100", "--plot", plot}), {"100"});
+  EXPECT_FALSE(std::filesystem::exists(plot));
+}
+
 TEST_F(Commands, RanksThatStallAreTheEnvironmentsFault) {
   // One rank computes for much longer than the millisecond the other one waits.
   const std::string plan = path("stall.plan");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <regex>
 #include <sstream>
@@ -85,6 +86,27 @@ TEST(Figure, DrawsWideRangesOnALogarithmicAxis) {
   }
 }
 
+TEST(Figure, KeepsAxesLinearWhereAsked) {
+  FigurePanel panel = lines_panel();
+  panel.x = {1, 2, 50, 99};
+  panel.series = {{"ours", {1, 2, 50, 99}}};
+  panel.scale = FigureScale::kLinear;
+  const std::vector<Point> points = circles(svg_of({"t", {panel}}));
+  ASSERT_EQ(points.size(), 4U);
+  for (std::size_t i = 1; i < 4; ++i) {  // on a straight line
+    EXPECT_NEAR((points[i].y - points[0].y) * (points[3].x - points[0].x),
+                (points[3].y - points[0].y) * (points[i].x - points[0].x), 100);
+  }
+}
+
+TEST(Figure, ConnectsThePointsOfASeriesThatLieBetweenThoseOfOthers) {
+  FigurePanel panel = lines_panel();
+  panel.series = {{"ours", {1, kNone, 3, kNone}}, {"theirs", {kNone, 2, kNone, 4}}};
+  const std::string svg = svg_of({"t", {panel}});
+  const std::regex line(R"re(<path d="M[^LM"]*L[^LM"]*" fill="none")re");  // two points, one stroke
+  EXPECT_EQ(std::distance(std::sregex_iterator(svg.begin(), svg.end(), line), {}), 2);
+}
+
 TEST(Figure, DrawsBarsFromZeroAsHighAsTheirNumbers) {
   const std::string svg = svg_of({"t", {bars_panel()}});
   const std::regex bar(
@@ -144,6 +166,9 @@ TEST(Figure, SaysWhatIsWrongWithAPanel) {
   FigurePanel falling = lines_panel();
   falling.x[3] = 7;
   EXPECT_THAT(message(falling), HasSubstr("ascends, found 7 after 2048"));
+  FigurePanel endless = lines_panel();
+  endless.x[3] = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(message(endless), HasSubstr("finite x, found inf"));
   FigurePanel empty = lines_panel();
   empty.series.clear();
   EXPECT_THAT(message(empty), HasSubstr("expected a series"));
