@@ -24,6 +24,10 @@ const std::string kLengthsAreSampled =
     "Lengths: samples of our models of the datasets' lengths (contextile info), not the documents "
     "themselves.";
 
+const std::string kTransformerEngineIs =
+    "TE: the faster of a ring and of two head-parallel ranks in rings, which send every key "
+    "around whatever the mask. The preset's nodes share one uplink of 50 GB/s.";
+
 void refuse_overrides(const BenchOverrides& overrides, std::string_view table,
                       std::initializer_list<std::string_view> followed) {
   const std::pair<std::string_view, bool> given[] = {
@@ -89,6 +93,20 @@ BatchPart planned_part(const StrategyChoice& choice, const TrainingJob& job,
 StepPrediction predict_parts(TrainingStep step, std::vector<BatchPart> parts) {
   step.replicas = {{MicroBatchWork{std::move(parts)}}};
   return predict_step(step);
+}
+
+std::string dcp_masks_text(std::span<const PaperMask> masks) {
+  std::vector<std::string> texts;
+  for (const PaperMask& mask : masks) {
+    texts.push_back(std::string_view(mask.name) == mask.spec
+                        ? std::string(mask.name)
+                        : fmt::format("{} ({})", mask.name, mask.spec));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+std::vector<StrategyChoice> transformer_engine_choices() {
+  return parse_strategies("hybrid:A=2,zigzag");
 }
 
 std::int64_t distca_tokens_of_node(std::string_view model) {

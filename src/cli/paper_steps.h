@@ -1,5 +1,5 @@
-// What the tables of whole training steps share: jobs and documents of the DistCA paper, and how
-// documents become micro-batches.
+// What the tables of papers share: the options they follow, the DCP paper's masks and baseline,
+// jobs and documents of the DistCA paper, and how documents become micro-batches.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "cli/paper_table.h"
 
 namespace contextile {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // For PaperResult::differences.
 extern const std::string kStepsAreModelled;
@@ -31,13 +34,14 @@ void refuse_overrides(const BenchOverrides& overrides, std::string_view table,
 
 // Smallest and largest of some values.
 struct Extent {
-  double least = std::numeric_limits<double>::infinity();
-  double most = -std::numeric_limits<double>::infinity();
+  double least = kInfinity;
+  double most = -kInfinity;
 
   void take(double value) {
     least = std::min(least, value);
     most = std::max(most, value);
   }
+  [[nodiscard]] bool any() const { return least <= most; }
   [[nodiscard]] bool within(double low, double high) const { return least >= low && most <= high; }
 };
 [[nodiscard]] std::string whole_percent(double share);  // "19%"
@@ -55,6 +59,24 @@ struct Extent {
                                      AttentionDetail detail);
 // The step with these parts, two of which run in turns.
 [[nodiscard]] StepPrediction predict_parts(TrainingStep step, std::vector<BatchPart> parts);
+
+// ------------------------------------------------------------------------------------- DCP
+
+struct PaperMask {
+  const char* name;  // as tables have it
+  const char* spec;
+};
+// The paper's four, with its parameters.
+inline constexpr std::array<PaperMask, 4> kDcpMasks = {{{"causal", "causal"},
+                                                        {"lambda", "lambda:64,4096"},
+                                                        {"blockwise", "causal_blockwise:256,2,1"},
+                                                        {"shared", "shared_question:0.2,4"}}};
+// For PaperResult::setting: names and parameters.
+[[nodiscard]] std::string dcp_masks_text(std::span<const PaperMask> masks);
+
+// The ways to set up TransformerEngine of which tables show the faster, and what to say of it.
+[[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
+extern const std::string kTransformerEngineIs;
 
 // ---------------------------------------------------------------------------------- DistCA
 

@@ -33,7 +33,8 @@ Place place_of(std::string_view name) {
 
 std::vector<PaperTable> all_tables() {
   std::vector<PaperTable> tables;
-  for (const auto& some : {dcp_paper_tables(), time_paper_tables(), fcp_paper_tables(),
+  for (const auto& some : {transfer_paper_tables(), dcp_paper_tables(), time_paper_tables(),
+                           step_part_paper_tables(), fcp_paper_tables(), fcp_speed_tables(),
                            fcp_block_tables(), iteration_paper_tables(), distca_paper_tables(),
                            distca_overlap_paper_tables(), example_paper_tables(), sweep_tables()}) {
     tables.insert(tables.end(), some.begin(), some.end());

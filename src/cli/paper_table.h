@@ -103,12 +103,14 @@ struct Movement {
 [[nodiscard]] Movement movement_of(const StrategyChoice& choice, const Input& input,
                                    std::span<const Workload> batches);
 
-// Tables of the DCP paper (SOSP 2025).
+// DCP (SOSP 2025): redundant transfers of a ring; ablations; speed; where a step's time goes.
+[[nodiscard]] std::span<const PaperTable> transfer_paper_tables();
 [[nodiscard]] std::span<const PaperTable> dcp_paper_tables();
-// Speed of the DCP paper and where a step's time goes, simulated.
 [[nodiscard]] std::span<const PaperTable> time_paper_tables();
+[[nodiscard]] std::span<const PaperTable> step_part_paper_tables();
 // Balance and speed of the FCP paper (MLSys 2026), simulated; and what its block size rests on.
 [[nodiscard]] std::span<const PaperTable> fcp_paper_tables();
+[[nodiscard]] std::span<const PaperTable> fcp_speed_tables();
 [[nodiscard]] std::span<const PaperTable> fcp_block_tables();
 // Whole training steps of the DCP and DistCA papers, modelled.
 [[nodiscard]] std::span<const PaperTable> iteration_paper_tables();

@@ -2,15 +2,19 @@
 // the FCP paper.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/output.h"
+#include "cli/paper_steps.h"
 #include "cli/paper_table.h"
+#include "contextile/simulate.h"
 
 namespace contextile {
 
@@ -18,17 +22,12 @@ namespace contextile {
 inline constexpr const char* kTimesAreSimulated =
     "Times are simulated on the preset's constants (contextile info, docs/simulator.md), not "
     "measured on GPUs.";
-inline constexpr const char* kLengthsAreModelled =
-    "Lengths: samples of our models of the datasets' lengths (contextile info), not the documents "
-    "themselves.";
 
-// Geometric means over batches.
+// Of simulated plans: geometric means over batches.
 struct Predicted {
   double forward_s = 0;
   double backward_s = 0;
-  double forward_mfu = 0;  // attention alone over the whole: what one device would reach is 1
-  double backward_mfu = 0;
-  double total_s = std::numeric_limits<double>::infinity();  // infinity: the method does not apply
+  double total_s = kInfinity;  // infinity: the method does not apply
   std::string skipped;
 };
 // Of verified plans, forward and backward.
@@ -38,13 +37,45 @@ struct Predicted {
 // `first`, then the columns that add_times fills behind its labels and the strategy.
 [[nodiscard]] std::vector<Column> time_columns(std::vector<Column> first);
 // A method and its baselines on one setting: a row each, `gain` the first one's over it. Returns
-// the gain over the fastest baseline.
-double add_times(std::span<const StrategyChoice> choices, const Input& input,
-                 std::span<const Workload> batches, const std::vector<Cell>& labels,
-                 Progress& progress, Table& table);
+// the gain over the fastest baseline; none where the method or every baseline does not apply.
+std::optional<double> add_times(std::span<const StrategyChoice> choices, const Input& input,
+                                std::span<const Workload> batches, const std::vector<Cell>& labels,
+                                Progress& progress, Table& table);
 
-// With the two differences above.
+// For Table::add_row: a method that cannot plan a batch.
+[[nodiscard]] std::string skipped_note(const StrategyChoice& choice, std::string_view reason);
+
+// With two differences: times are simulated, lengths sampled.
 [[nodiscard]] PaperResult timed_result(const BenchSetting& setting, Table table);
+
+// For tables that vary the number of nodes: throws InvalidArgument when --cluster states one.
+void refuse_nodes(const BenchOverrides& overrides, std::string_view table);
+
+// ------------------------------------------------------------------- shares of one GPU's MFU
+
+// One device's part of a causal batch, as fast as one device does whole documents.
+[[nodiscard]] double single_gpu_us(const Workload& workload, const Cluster& cluster,
+                                   Direction direction);
+
+// Of one direction: geometric means over batches. 1: as fast as one GPU alone.
+struct GpuShare {
+  double time_s = 0;
+  double share = 0;  // of one GPU's MFU: its time over the plan's
+  double limit = 0;  // the share, were everything but the busiest device's attention free
+};
+
+struct GpuShares {
+  GpuShare forward;
+  GpuShare backward;        // zeros in a request without backward
+  double device_bytes = 0;  // both directions, over the number of devices: mean over batches
+  std::string skipped;      // why the method does not apply, and nothing is known
+};
+// Of verified plans of causal batches, planned for the input's cluster and simulated on each of
+// `machines`: one result for each.
+[[nodiscard]] std::vector<GpuShares> predict_shares(const StrategyChoice& choice,
+                                                    const Input& input,
+                                                    std::span<const Workload> batches,
+                                                    std::span<const Cluster> machines);
 
 // -------------------------------------------------------------------------------------- FCP
 
@@ -62,7 +93,14 @@ inline constexpr std::int64_t kFcpTokensPerDevice = 32768;
 // GB/s of network a device, with attention as fast as the ratio says.
 [[nodiscard]] BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
-// For tables that vary the number of devices. Throws InvalidArgument.
-void refuse_cluster(const BenchOverrides& overrides, std::string_view table);
+inline constexpr std::array<std::int32_t, 4> kFcpDevices = {16, 32, 64, 128};
+// FCP beside the one of the verdicts.
+inline constexpr const char* kFcpSmallBlocks = "fcp:block=1024";
+// The tokens of a block of `fcp` as all of its verdicts have it: the paper's, or --block-size.
+inline constexpr std::int64_t kFcpBlock = 4096;
+[[nodiscard]] std::int64_t fcp_block(const BenchOverrides& overrides);
+// For PaperResult::setting.
+[[nodiscard]] std::pair<std::string, std::string> fcp_block_setting(
+    const BenchOverrides& overrides);
 
 }  // namespace contextile

@@ -110,6 +110,27 @@ TEST_F(BenchDistca, AKernelWithoutOverheadsRunsShardsOfAnyLengthAtItsPeak) {
   EXPECT_EQ(document["findings"][1]["agrees"], false);
 }
 
+TEST_F(BenchDistca, APresetsKernelIsNoEvidence) {
+  const std::string same = file("same.json", R"({"preset": "dgx-h200", "attention_tflops": 100})");
+  for (const std::string& cluster : {std::string("dgx-h200"), std::string("p4de"), same}) {
+    const json document = table("distca-fig5", {"--cluster", cluster});
+    EXPECT_TRUE(document["findings"].empty()) << cluster;
+    EXPECT_THAT(document["differences"].dump(), HasSubstr("No verdict")) << cluster;
+    EXPECT_THAT(document["differences"].dump(), HasSubstr("tiles of 128 rows")) << cluster;
+  }
+}
+
+TEST_F(BenchDistca, SaysHowFarBatchesVary) {
+  const std::vector<std::string> tokens = {"--tokens", "16K", "--batches"};
+  const json document = table("distca-fig12", joined(tokens, {"3"}));
+  ASSERT_EQ(document["findings"].size(), 3U);
+  for (const json& finding : document["findings"]) {
+    EXPECT_THAT(finding["ours"].get<std::string>(), HasSubstr("±"));
+    EXPECT_THAT(finding["criterion"].get<std::string>(), HasSubstr("standard errors"));
+  }
+  EXPECT_TRUE(table("distca-fig12", joined(tokens, {"1"}))["findings"].empty());
+}
+
 TEST_F(BenchDistca, OneStreamIsSlowerThanPingPongAndThatThanSignals) {
   const json document = table("distca-fig11", kSmall);
   ASSERT_EQ(document["rows"].size(), 6U);
@@ -207,6 +228,10 @@ TEST_F(BenchDistca, ListsItsTablesAndDrawsThem) {
     EXPECT_EQ(drawn.exit_code, 0) << drawn.err;
     EXPECT_THAT(read(path("figure.svg")), HasSubstr("</svg>"));
   }
+  // Columns drawn together read differently.
+  (void)contextile(joined({"bench", "distca-fig3", "--plot", path("figure.svg")}, kSmall));
+  EXPECT_THAT(read(path("figure.svg")), HasSubstr("kept: of memory"));
+  EXPECT_THAT(read(path("figure.svg")), HasSubstr("again: of memory"));
 }
 
 TEST_F(BenchDistca, RefusesWhatATableCannotFollow) {
@@ -214,13 +239,18 @@ TEST_F(BenchDistca, RefusesWhatATableCannotFollow) {
       {"distca-fig3", {"--heads", "8"}},         {"distca-fig4", {"--wire", "bf16"}},
       {"distca-fig5", {"--dataset", "prolong"}}, {"distca-fig11", {"--kv-heads", "8"}},
       {"distca-fig12", {"--head-dim", "64"}},    {"distca-appa", {"--tokens", "8K"}},
-      {"megatron-example", {"--batches", "2"}}};
+      {"megatron-example", {"--wire", "f16"}},   {"distca-fig9", {"--tokens", "8K"}},
+      {"distca-fig10", {"--heads", "8"}}};
   for (const auto& [name, option] : refused) {
     expect_bad_input(contextile(joined({"bench", name}, option)), {name, option[0]});
   }
-  for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig11", "distca-fig12"}) {
-    expect_bad_input(contextile({"bench", name, "--cluster", "p4de:1x4"}),
+  const std::string small = file("small.json", R"({"preset": "p4de", "devices_per_node": 4})");
+  for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig9", "distca-fig10",
+                           "distca-fig11", "distca-fig12"}) {
+    expect_bad_input(contextile({"bench", name, "--cluster", small}),
                      {"--cluster", "nodes of 8 devices", "found 4"});
+    expect_bad_input(contextile({"bench", name, "--cluster", "dgx-h200:1x8"}),
+                     {name, "--cluster", "number of nodes", "'dgx-h200:1x8'"});
   }
   expect_bad_input(contextile({"bench", "megatron-example", "--cluster", "p4de:2x8"}),
                    {"8 devices", "found 16"});

@@ -202,7 +202,7 @@ TEST_F(IterateCommand, StandsBehindTablesOfPapers) {
                 row.at("baseline_s").get<double>() / row.at("dcp_s").get<double>(), 1e-9);
   }
   EXPECT_EQ(document.at("findings").size(), 2U);
-  expect_bad_input(contextile({"bench", "dcp-fig15", "--heads", "8"}), {"its models have them"});
+  expect_bad_input(contextile({"bench", "dcp-fig15", "--heads", "8"}), {"dcp-fig15", "--heads"});
   expect_bad_input(contextile({"bench", "distca-fig9", "--tokens", "8K"}), {"--tokens"});
 }
 
