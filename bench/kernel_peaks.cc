@@ -2,6 +2,8 @@
 
 #include <ctime>
 
+#include "runtime/cpu_features.h"
+
 namespace contextile {
 namespace {
 
@@ -49,6 +51,22 @@ double seconds_of(clockid_t clock) {
   }
 }
 
+// Four sums in turn, from tiles of zeros. The caller may use tiles: cpu_has_amx_bf16().
+[[gnu::noinline]] void run_tile_bf16() {
+  alignas(64) std::uint8_t config[64] = {1};
+  for (int tile = 0; tile < 8; ++tile) {
+    config[16 + 2 * tile] = 64;
+    config[48 + tile] = 16;
+  }
+  asm volatile("ldtilecfg %0" ::"m"(config));
+  for (std::int64_t i = 0; i < kRepeats / 4; ++i) {
+    asm volatile(
+        "tdpbf16ps %tmm6, %tmm4, %tmm0\n tdpbf16ps %tmm6, %tmm5, %tmm1\n"
+        "tdpbf16ps %tmm7, %tmm4, %tmm2\n tdpbf16ps %tmm7, %tmm5, %tmm3\n");
+  }
+  asm volatile("tilerelease");
+}
+
 [[gnu::target("avx2,fma"), gnu::noinline]] void run_fma256() {
   asm volatile("vxorps %%ymm12,%%ymm12,%%ymm12\n vxorps %%ymm13,%%ymm13,%%ymm13" ::
                    : "xmm12", "xmm13");
@@ -81,6 +99,8 @@ bool has_peak(Peak peak) {
       return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
     case Peak::kDotBf16:
       return __builtin_cpu_supports("avx512bf16") != 0;
+    case Peak::kTileBf16:
+      return cpu_has_amx_bf16();
   }
 #endif
   static_cast<void>(peak);
@@ -103,6 +123,10 @@ double measure_peak(Peak peak) {
     case Peak::kDotBf16:
       run_dot_bf16();
       flops = kRepeats * kOperations * 64;
+      break;
+    case Peak::kTileBf16:
+      run_tile_bf16();
+      flops = kRepeats * 16 * 16 * 64;
       break;
   }
 #else

@@ -6,9 +6,10 @@
 namespace contextile {
 
 enum class Peak : std::uint8_t {
-  kFma512,   // fp32 fused multiply-add, vectors of 16
-  kFma256,   // vectors of 8
-  kDotBf16,  // vdpbf16ps: bf16 products, fp32 sums, vectors of 32
+  kFma512,    // fp32 fused multiply-add, vectors of 16
+  kFma256,    // vectors of 8
+  kDotBf16,   // vdpbf16ps: bf16 products, fp32 sums, vectors of 32
+  kTileBf16,  // tdpbf16ps: the same by tiles of 16 x 32
 };
 
 [[nodiscard]] bool has_peak(Peak peak);

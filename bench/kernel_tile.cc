@@ -6,6 +6,7 @@
 #include "base/rng.h"
 #include "runtime/reference_kernel.h"
 #include "runtime/run_error.h"
+#include "runtime/simd_kernel.h"
 #include "runtime/tensor.h"
 #include "runtime/unit_view.h"
 
@@ -95,8 +96,8 @@ TileError verify_tile(const AttentionKernel& kernel, AttentionShape shape, const
     tile->forward();
     tile->backward();
   }
-  const bool is_narrow = kernel.name() == "simd:avx512_bf16" && shape.dtype == Dtype::kBf16;
-  return {found.error_against(expected), is_narrow ? 0x1p-5 : 1e-5};
+  const double rounding = weight_rounding(kernel, shape.dtype);
+  return {found.error_against(expected), 1e-5 + 4 * rounding};
 }
 
 }  // namespace contextile

@@ -43,6 +43,8 @@ std::vector<Part> kernel_parts() {
       {"simd:avx512", "AVX-512; fp32 arithmetic for every dtype", no_instructions},
       {"simd:avx512_bf16", "AVX-512 with products of bf16 for bf16, else as simd:avx512",
        no_instructions},
+      {"simd:amx_bf16", "AMX tiles for bf16 (weights rounded to bf16), else as simd:avx512",
+       no_instructions},
       {"simd:avx2", "AVX2 and FMA; fp32 arithmetic for every dtype", no_instructions},
       {"simd:portable", "vectors of four floats in the compiler's own terms",
        "this build has none"},

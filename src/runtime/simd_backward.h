@@ -33,13 +33,13 @@ template <class V>
 struct PackedPanels {
   CONTEXTILE_INLINE PackedPanels(const BackwardTask& task, void* memory) {
     using Element = typename V::Element;
-    constexpr std::int64_t kWidth = std::int64_t{kMaxPanelVectors} * V::kLanes;
+    constexpr std::int64_t kWidth = kPanelWidth<V>;
     const std::int64_t query_elements = depth_stride<V>(task.params->head_dim) * kWidth;
     const std::int64_t value_elements = depth_stride<V>(task.params->value_dim) * kWidth;
     Carver carver(memory);
     for (std::int64_t p = 0; p < task.num_panels; ++p) {
       BackwardPanel<V>& state = panels[p];
-      state.panel = task.grid->panel(task.first_panel + p);
+      state.panel = panel_of_grid<V>(*task.grid, task.first_panel + p);
       state.query_columns = carver.take<Element>(query_elements);
       state.query_rows = carver.take<Element>(query_elements);
       state.dout_columns = carver.take<Element>(value_elements);
@@ -66,7 +66,7 @@ struct BackwardWork {
         key_stride(row_stride<V>(task.params->head_dim)),
         value_depth(depth_stride<V>(task.params->value_dim)),
         value_stride(row_stride<V>(task.params->value_dim)) {
-    constexpr std::int64_t kWidth = std::int64_t{kMaxPanelVectors} * V::kLanes;
+    constexpr std::int64_t kWidth = kPanelWidth<V>;
     Carver carver(memory);
     float* const own_dq =
         carver.take<float>(task.dq_share == nullptr ? task.num_panels * key_stride * kWidth : 0);
@@ -82,7 +82,13 @@ struct BackwardWork {
         round_up(smaller(most_keys, V::kBackwardKeys), V::kProductRows) + V::kProductRows;
     keys = carver.take<Element>(rows * key_depth);
     values = carver.take<Element>(rows * value_depth);
-    key_rows = V::kPair == 1 ? keys : carver.take<Element>(rows / V::kPair * key_stride);
+    if constexpr (V::kHasTiles) {
+      key_pairs = round_up(rows / V::kPair, V::kTilePairs) + V::kTilePairs;
+      key_rows = carver.take<Element>(key_stride * key_pairs);
+      tail = carver.take<Element>(key_stride * V::kTilePairs);
+    } else {
+      key_rows = V::kPair == 1 ? keys : carver.take<Element>(rows / V::kPair * key_stride);
+    }
     dk = carver.take<float>(rows * key_stride);
     dv = carver.take<float>(rows * value_stride);
     weights = carver.take<float>(rows * kWidth);
@@ -98,14 +104,16 @@ struct BackwardWork {
   std::int64_t value_depth;
   std::int64_t value_stride;
   float* dq;
-  Element* keys;        // [key][key depth]
-  Element* values;      // [key][value depth]
-  Element* key_rows;    // [key / kPair][key stride]
-  float* dk;            // [key][key stride]
-  float* dv;            // [key][value stride]
-  float* weights;       // S[key][width], then P as elements [key][width / kPair]
-  float* slopes;        // dP, then dS alike
-  Element* slope_rows;  // dS as elements [key / kPair][width]
+  Element* keys;      // [key][key depth]
+  Element* values;    // [key][value depth]
+  Element* key_rows;  // [key / kPair][key stride]; with tiles [key stride][key pairs]
+  std::int64_t key_pairs = 0;
+  Element* tail = nullptr;  // [key stride][kTilePairs], with tiles
+  float* dk;                // [key][key stride]
+  float* dv;                // [key][value stride]
+  float* weights;           // S[key][width], then P as elements [key][width / kPair]
+  float* slopes;            // dP, then dS alike
+  Element* slope_rows;      // dS as elements [key / kPair][width]
   std::size_t bytes;
   Ahead ahead;
 };
@@ -127,10 +135,10 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
   const Float to_log2 = V::set(block.scale->to_log2);
   Float score[kVectors];
   Float largest = V::zero();
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int n = 0; n < kVectors; ++n) {
     score[n] = weight[n];
-    weight[n] = V::exp2(V::fms(score[n], to_log2, V::load(state.lse + n * V::kLanes)));
+    weight[n] = weight_of<V>(V::fms(score[n], to_log2, V::load(state.lse + n * V::kLanes)));
     slope[n] = V::sub(slope[n], V::load(state.delta + n * V::kLanes));
     largest = V::max(largest, weight[n]);
   }
@@ -140,7 +148,7 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
                        state.delta + n * V::kLanes, slope[n]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int n = 0; n < kVectors; ++n) {
     slope[n] = V::mul(weight[n], slope[n]);
     if (out_of_cap != 0) slope[n] = V::mul(slope[n], cap_slope<V>(score[n], out_of_cap));
@@ -158,7 +166,7 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
     Float slope[V::kPair][kVectors];
 #pragma GCC unroll 2
     for (int i = 0; i < V::kPair; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < kVectors; ++n) {
         const std::int64_t at = (k + i) * kWidth + n * V::kLanes;
         weight[i][n] = V::load(work.weights + at);
@@ -168,7 +176,7 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
     }
 #pragma GCC unroll 2
     for (int i = 0; i < V::kPair; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < kVectors; ++n) {
         const std::int64_t at = ((k + i) * kWidth + n * V::kLanes) / V::kPair;
         V::store_elements(work.weights + at, weight[i][n]);
@@ -176,13 +184,65 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
       }
     }
     if constexpr (V::kPair == 2) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < kVectors; ++n) {
         float* to = reinterpret_cast<float*>(work.slope_rows) + k / 2 * kWidth + n * V::kLanes;
         V::store_pairs(to, slope[0][n], slope[1][n]);
       }
     }
   }
+  if constexpr (V::kHasTiles) {  // whole tiles
+    const std::int64_t first = round_up(block.num_keys, V::kPair) * kWidth / V::kPair;
+    const std::int64_t end = round_up(block.num_keys, V::kProductRows) * kWidth / V::kPair;
+    for (float* rows : {work.weights, work.slopes, reinterpret_cast<float*>(work.slope_rows)}) {
+      clear<V>(rows + first, end - first);
+    }
+  }
+}
+
+template <class V, int kVectors>
+inline void add_gradients(std::int64_t num_keys, const BackwardPanel<V>& state,
+                          std::int64_t first_row, BackwardWork<V>& work) {
+  using Element = typename V::Element;
+  constexpr std::int64_t kWidth = kVectors * V::kLanes;
+  constexpr std::int64_t kDepth = kWidth / V::kPair;
+  const auto* weights = reinterpret_cast<const Element*>(work.weights);
+  const auto* slopes = reinterpret_cast<const Element*>(work.slopes);
+  add_product<V, AForm::kRowMajor>(num_keys, work.value_stride, kDepth, weights, kDepth,
+                                   state.dout_rows, work.value_depth * V::kPair,
+                                   work.dv + first_row * work.value_stride, work.value_stride);
+  add_product<V, AForm::kRowMajor>(num_keys, work.key_stride, kDepth, slopes, kDepth,
+                                   state.query_rows, work.key_depth * V::kPair,
+                                   work.dk + first_row * work.key_stride, work.key_stride);
+  add_product<V, AForm::kColumnMajor>(kWidth, work.key_stride, (num_keys + V::kPair - 1) / V::kPair,
+                                      work.slope_rows, kWidth,
+                                      work.key_rows + first_row / V::kPair * work.key_stride,
+                                      work.key_stride, state.dq, work.key_stride);
+}
+
+// dV, dK and dQ of a step by tiles; dQ stands transposed, [row stride][width].
+template <class V, int kVectors>
+inline void add_tiled_gradients(std::int64_t num_keys, const BackwardPanel<V>& state,
+                                std::int64_t first_row, BackwardWork<V>& work) {
+  using Element = typename V::Element;
+  constexpr std::int64_t kWidth = kVectors * V::kLanes;
+  constexpr std::int64_t kDepth = kWidth / V::kPair;
+  constexpr std::int64_t kDepthTiles = kDepth / V::kTilePairs;
+  const auto* weights = reinterpret_cast<const Element*>(work.weights);
+  const auto* slopes = reinterpret_cast<const Element*>(work.slopes);
+  const std::int64_t rows = round_up(num_keys, V::kProductRows);
+  V::template multiply<true>(rows / V::kLanes, work.value_stride / V::kLanes, kDepthTiles,
+                             {weights, kDepth}, state.dout_rows, work.value_depth * V::kPair,
+                             work.dv + first_row * work.value_stride, work.value_stride);
+  V::template multiply<true>(rows / V::kLanes, work.key_stride / V::kLanes, kDepthTiles,
+                             {slopes, kDepth}, state.query_rows, work.key_depth * V::kPair,
+                             work.dk + first_row * work.key_stride, work.key_stride);
+  const Element* const columns = work.key_rows + first_row / V::kPair;
+  const typename V::TileFactor keys{
+      columns, work.key_pairs,
+      pack_tail<V>(columns, work.key_pairs, num_keys, work.key_stride, work.tail)};
+  V::template multiply<true>(work.key_stride / V::kLanes, kVectors, rows / V::kPair / V::kTilePairs,
+                             keys, work.slope_rows, kWidth, state.dq, kWidth);
 }
 
 template <class V, int kVectors>
@@ -194,31 +254,29 @@ template <class V, int kVectors>
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   Float unused[kVectors];
   for (int n = 0; n < kVectors; ++n) unused[n] = V::zero();
-  score_keys<V, kVectors>(block, work.weights, unused);
+  score_keys<V, kVectors, false>(block, work.weights, unused);
   const Element* values = work.values + first_row * work.value_depth;
-  const std::int64_t depth = (task.params->value_dim + V::kPair - 1) / V::kPair;
+  [[maybe_unused]] const std::int64_t depth = (task.params->value_dim + V::kPair - 1) / V::kPair;
   for (std::int64_t row = 0; row < block.num_keys; row += V::kProductRows) {
-    product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, false>(
-        depth, values + row * work.value_depth, work.value_depth, state.dout_columns, kWidth,
-        work.slopes + row * kWidth, kWidth, nullptr, nullptr);
+    float* const to = work.slopes + row * kWidth;
+    if constexpr (V::kHasTiles) {
+      multiply_keys<V, kVectors>(values + row * work.value_depth, work.value_depth,
+                                 state.dout_columns, to);
+    } else {
+      product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, false>(
+          depth, values + row * work.value_depth, work.value_depth, state.dout_columns, kWidth, to,
+          kWidth, nullptr, nullptr);
+    }
   }
   const bool is_capped = block.scale->into_cap != 0;
   const SlopeRows rows{&tile, state.panel, task.params->q_heads / task.params->kv_heads,
                        task.kv_head};
   weigh_scores<V, kVectors>(block, rows, state, is_capped ? 1 / block.scale->cap_log2 : 0.0F, work);
-  const auto* weights = reinterpret_cast<const Element*>(work.weights);
-  const auto* slopes = reinterpret_cast<const Element*>(work.slopes);
-  constexpr std::int64_t kDepth = kWidth / V::kPair;
-  add_product<V, AForm::kRowMajor>(block.num_keys, work.value_stride, kDepth, weights, kDepth,
-                                   state.dout_rows, work.value_depth * V::kPair,
-                                   work.dv + first_row * work.value_stride, work.value_stride);
-  add_product<V, AForm::kRowMajor>(block.num_keys, work.key_stride, kDepth, slopes, kDepth,
-                                   state.query_rows, work.key_depth * V::kPair,
-                                   work.dk + first_row * work.key_stride, work.key_stride);
-  add_product<V, AForm::kColumnMajor>(
-      kWidth, work.key_stride, (block.num_keys + V::kPair - 1) / V::kPair, work.slope_rows, kWidth,
-      work.key_rows + first_row / V::kPair * work.key_stride, work.key_stride, state.dq,
-      work.key_stride);
+  if constexpr (V::kHasTiles) {
+    add_tiled_gradients<V, kVectors>(block.num_keys, state, first_row, work);
+  } else {
+    add_gradients<V, kVectors>(block.num_keys, state, first_row, work);
+  }
 }
 
 template <class V>
@@ -229,7 +287,7 @@ inline void pack_backward(const BackwardTask& task, std::int64_t first, std::int
   const std::int32_t heads = task.params->q_heads / task.params->kv_heads;
   for (std::int64_t p = first; p < first + count; ++p) {
     const BackwardPanel<V>& state = packed.panels[p];
-    char keep[kMaxPanelVectors * V::kLanes];
+    char keep[kPanelWidth<V>];
     load_row_stats<V>(tile, state.panel, heads, task.kv_head * heads,
                       {state.lse, state.delta, state.tokens, keep});
     const PanelRows rows{state.panel.first_row, state.panel.num_rows,
@@ -248,7 +306,9 @@ inline void backward_block(const BackwardTask& task, std::size_t tile, const Key
   const std::int64_t count = keys.end - keys.begin;
   pack_rows<V>(t.k_MHD, keys.begin, count, task.kv_head, work.keys, V::kProductRows);
   pack_rows<V>(t.v_MHD, keys.begin, count, task.kv_head, work.values, V::kProductRows);
-  if constexpr (V::kPair == 2) {
+  if constexpr (V::kHasTiles) {
+    pack_columns<V>(t.k_MHD, keys.begin, count, task.kv_head, work.key_rows, work.key_pairs);
+  } else if constexpr (V::kPair == 2) {
     pack_row_pairs<V>(t.k_MHD, keys.begin, count, task.kv_head, work.key_rows);
   }
   clear<V>(work.dk, count * work.key_stride);
@@ -270,13 +330,9 @@ inline void backward_block(const BackwardTask& task, std::size_t tile, const Key
       if (!cut_step<V>(steps[s], keys.begin, keys.end, block)) continue;
       const std::int64_t first = block.first_key - keys.begin;
       block.keys = work.keys + first * work.key_depth;
-      if (state.panel.vectors == 3) {
-        backward_step<V, 3>(task, t, block, state, first, work);
-      } else if (state.panel.vectors == 2) {
-        backward_step<V, 2>(task, t, block, state, first, work);
-      } else {
-        backward_step<V, 1>(task, t, block, state, first, work);
-      }
+      with_vectors<V>(state.panel.vectors, [&](auto vectors) {
+        backward_step<V, vectors()>(task, t, block, state, first, work);
+      });
     }
   }
   add_to_slot<V>(t.dk_MHD, keys.begin, count, task.kv_head, work.dk, work.key_stride,
@@ -285,9 +341,19 @@ inline void backward_block(const BackwardTask& task, std::size_t tile, const Key
 }
 
 template <class V>
+inline void add_shares(const BackwardTask& task, std::span<const float* const> shares) {
+  if constexpr (V::kHasTiles) {
+    write_dq_columns<V>(task, shares.data(), shares.size());
+  } else {
+    write_dq<V>(task, shares.data(), shares.size());
+  }
+}
+
+template <class V>
 inline void run_backward(const BackwardTask& task, void* memory) {
-  constexpr std::int64_t kWidth = std::int64_t{kMaxPanelVectors} * V::kLanes;
+  constexpr std::int64_t kWidth = kPanelWidth<V>;
   const ScoreScale scale(*task.params);
+  [[maybe_unused]] const typename V::TileUse tiles;
   BackwardWork<V> work(task, memory);
   clear<V>(work.dq, task.num_panels * kWidth * work.key_stride);
   std::int64_t block = 0;
@@ -300,7 +366,8 @@ inline void run_backward(const BackwardTask& task, void* memory) {
       if (keys.begin < keys.end) backward_block<V>(task, tile, keys, scale, work);
     }
   }
-  if (task.dq_share == nullptr) write_dq<V>(task, &work.dq, 1);
+  if (task.dq_share != nullptr) return;
+  add_shares<V>(task, {&work.dq, 1});
 }
 
 template <class V>
@@ -315,12 +382,7 @@ inline std::size_t backward_workspace_bytes(const BackwardTask& task) {
 
 template <class V>
 inline std::int64_t dq_elements(const BackwardTask& task) {
-  return task.num_panels * kMaxPanelVectors * V::kLanes * row_stride<V>(task.params->head_dim);
-}
-
-template <class V>
-inline void add_shares(const BackwardTask& task, std::span<const float* const> shares) {
-  write_dq<V>(task, shares.data(), shares.size());
+  return task.num_panels * kPanelWidth<V> * row_stride<V>(task.params->head_dim);
 }
 
 }  // namespace contextile

@@ -98,4 +98,47 @@ template <class V>
   }
 }
 
+// The same for panels that hold dQ transposed, [row stride][width of the panel].
+template <class V>
+[[gnu::noinline]] void write_dq_columns(const BackwardTask& task, const float* const* shares,
+                                        std::size_t num_shares) {
+  const TensorView& slot = task.tiles[0].dq_NHD;
+  const std::int64_t stride = row_stride<V>(task.params->head_dim);
+  const std::int64_t heads = task.params->q_heads / task.params->kv_heads;
+  const auto scale = V::set(task.params->scale);
+  for (std::int64_t p = 0; p < task.num_panels; ++p) {
+    const Panel panel = panel_of_grid<V>(*task.grid, task.first_panel + p);
+    const std::int64_t width = std::int64_t{panel.vectors} * V::kLanes;
+    std::int64_t token = panel.first_row / heads;
+    std::int64_t head = panel.first_row % heads;
+    for (std::int64_t first = 0; first < panel.num_rows; first += V::kLanes) {
+      const std::int64_t count = smaller(V::kLanes, panel.num_rows - first);
+      float* rows[V::kLanes];
+      for (std::int64_t i = 0; i < count; ++i) {
+        rows[i] = static_cast<float*>(slot.data) + token * slot.token_stride +
+                  (task.kv_head * heads + head) * slot.head_stride;
+        if (++head == heads) {
+          head = 0;
+          ++token;
+        }
+      }
+      for (std::int64_t d = 0; d < slot.dim; d += V::kLanes) {
+        typename V::Float block[V::kLanes];
+        for (int i = 0; i < V::kLanes; ++i) {
+          const std::int64_t at = p * kPanelWidth<V> * stride + (d + i) * width + first;
+          block[i] = V::load(shares[0] + at);
+          for (std::size_t s = 1; s < num_shares; ++s) {
+            block[i] = V::add(block[i], V::load(shares[s] + at));
+          }
+        }
+        V::transpose(block);
+        for (std::int64_t i = 0; i < count; ++i) {
+          const auto held = task.init_dq ? V::zero() : load_row_part<V>(rows[i] + d, slot.dim - d);
+          store_row_part<V>(rows[i] + d, V::fma(scale, block[i], held), slot.dim - d);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace contextile

@@ -20,11 +20,11 @@ struct ForwardWork {
   CONTEXTILE_INLINE ForwardWork(const ForwardTask& task, void* memory)
       : key_stride(depth_stride<V>(task.params->head_dim)),
         value_stride(row_stride<V>(task.params->value_dim)) {
-    constexpr std::int64_t kWidth = std::int64_t{kMaxPanelVectors} * V::kLanes;
+    constexpr std::int64_t kWidth = kPanelWidth<V>;
     Carver carver(memory);
     for (std::int64_t p = 0; p < task.num_panels; ++p) {
       ForwardPanel<V>& state = panels[p];
-      state.panel = task.grid->panel(task.first_panel + p);
+      state.panel = panel_of_grid<V>(*task.grid, task.first_panel + p);
       state.queries = carver.take<Element>(key_stride * kWidth);
       state.out = carver.take<float>(value_stride * kWidth);
       state.top = carver.take<float>(kWidth);
@@ -38,7 +38,14 @@ struct ForwardWork {
     const std::int64_t rows =
         round_up(smaller(most_keys, V::kForwardKeys), V::kProductRows) + V::kProductRows;
     keys = carver.take<Element>(rows * key_stride);
-    values = carver.take<Element>(rows / V::kPair * value_stride);
+    if constexpr (V::kHasTiles) {
+      // Not a power of two: rows of a tile would share few sets of the cache.
+      key_pairs = round_up(rows / V::kPair, V::kTilePairs) + V::kTilePairs;
+      values = carver.take<Element>(value_stride * key_pairs);
+      tail = carver.take<Element>(value_stride * V::kTilePairs);
+    } else {
+      values = carver.take<Element>(rows / V::kPair * value_stride);
+    }
     scores = carver.take<float>(rows * kWidth);
     bytes = carver.used_bytes();
   }
@@ -47,8 +54,10 @@ struct ForwardWork {
   std::int64_t key_stride;
   std::int64_t value_stride;
   Element* keys;    // [key][key stride]
-  Element* values;  // [key / kPair][value stride]
-  float* scores;    // [key][width], then the weights as elements [key / kPair][width]
+  Element* values;  // [key / kPair][value stride]; with tiles [value stride][key pairs]
+  std::int64_t key_pairs = 0;
+  Element* tail = nullptr;  // [value stride][kTilePairs], with tiles
+  float* scores;            // [key][width], then the weights as elements [key / kPair][width]
   std::size_t bytes;
   Ahead ahead;
 };
@@ -84,21 +93,80 @@ CONTEXTILE_INLINE void weigh(float* scores, std::int64_t num_keys, typename V::F
   using Float = typename V::Float;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   for (std::int64_t k = 0; k < num_keys; k += V::kPair) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int n = 0; n < kVectors; ++n) {
       const float* from = scores + k * kWidth + n * V::kLanes;
       float* to = scores + k / V::kPair * kWidth + n * V::kLanes;
-      const Float weight = V::exp2(V::fms(V::load(from), to_log2, top[n]));
+      const Float weight = weight_of<V>(V::fms(V::load(from), to_log2, top[n]));
       total[n] = V::add(total[n], weight);
       if constexpr (V::kPair == 1) {
         V::store(to, weight);
       } else {
-        const Float next = V::exp2(V::fms(V::load(from + kWidth), to_log2, top[n]));
+        const Float next = weight_of<V>(V::fms(V::load(from + kWidth), to_log2, top[n]));
         total[n] = V::add(total[n], next);
         V::store_pairs(to, weight, next);
       }
     }
   }
+}
+
+// How far scores may pass the top of a row, in units of log2, before its weights are scaled anew:
+// weights of tiles are floats of few bits, not fixed-point numbers.
+inline constexpr float kTopSlack = 8;
+
+// The step of products by tiles: O is only rescaled where scores have left their top far behind.
+// `values` are columns of key pairs.
+template <class V, int kVectors>
+[[gnu::noinline]] void tiled_forward_step(const ScoreBlock<V>& block,
+                                          const typename V::Element* values, std::int64_t value_dim,
+                                          ForwardPanel<V>& state, ForwardWork<V>& work) {
+  using Float = typename V::Float;
+  constexpr std::int64_t kWidth = kVectors * V::kLanes;
+  Float largest[kVectors];
+  for (int n = 0; n < kVectors; ++n) largest[n] = V::set(kNoScore);
+  score_keys<V, kVectors, true>(block, work.scores, largest);
+
+  const Float to_log2 = V::set(block.scale->to_log2);
+  const std::int64_t rows = round_up(value_dim, V::kLanes);
+  Float top[kVectors];
+  Float total[kVectors];
+  for (int n = 0; n < kVectors; ++n) {
+    const Float old = V::load(state.top + n * V::kLanes);
+    const Float now = V::mul(largest[n], to_log2);
+    const auto has_passed = V::less(V::add(old, V::set(kTopSlack)), now);
+    top[n] = V::select(has_passed, now, old);
+    total[n] = V::zero();
+    if (!V::any(has_passed)) continue;
+    const Float keep = V::exp2(V::sub(old, top[n]));
+    float* const sum = state.sum + n * V::kLanes;
+    V::store(sum, V::mul(V::load(sum), keep));
+    V::store(state.top + n * V::kLanes, top[n]);
+    if (!state.has_out) continue;
+    for (std::int64_t d = 0; d < rows; ++d) {
+      float* const at = state.out + d * kWidth + n * V::kLanes;
+      V::store(at, V::mul(V::load(at), keep));
+    }
+  }
+  const std::int64_t num_keys = round_up(block.num_keys, V::kProductRows);
+  weigh<V, kVectors>(work.scores, num_keys, to_log2, top, total);
+  for (int n = 0; n < kVectors; ++n) {
+    float* const sum = state.sum + n * V::kLanes;
+    V::store(sum, V::add(V::load(sum), total[n]));
+  }
+  block.ahead->fetch();
+  const auto* weights = reinterpret_cast<const typename V::Element*>(work.scores);
+  const typename V::TileFactor factor{
+      values, work.key_pairs,
+      pack_tail<V>(values, work.key_pairs, block.num_keys, rows, work.tail)};
+  const std::int64_t depth_tiles = num_keys / V::kPair / V::kTilePairs;
+  if (state.has_out) {
+    V::template multiply<true>(rows / V::kLanes, kVectors, depth_tiles, factor, weights, kWidth,
+                               state.out, kWidth);
+  } else {
+    V::template multiply<false>(rows / V::kLanes, kVectors, depth_tiles, factor, weights, kWidth,
+                                state.out, kWidth);
+  }
+  state.has_out = true;
 }
 
 template <class V, int kVectors>
@@ -109,7 +177,7 @@ template <class V, int kVectors>
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   Float largest[kVectors];
   for (int n = 0; n < kVectors; ++n) largest[n] = V::set(kNoScore);
-  score_keys<V, kVectors>(block, scores, largest);
+  score_keys<V, kVectors, true>(block, scores, largest);
 
   const Float to_log2 = V::set(block.scale->to_log2);
   Float top[kVectors];
@@ -185,15 +253,16 @@ inline void run_panel(const ForwardTask& task, const KeyBlock& keys, std::int64_
     if (!cut_step<V>(steps[s], keys.keys.begin, keys.keys.end, block)) continue;
     const std::int64_t first = block.first_key - keys.keys.begin;
     block.keys = work.keys + first * work.key_stride;
-    const auto* values = work.values + first / V::kPair * work.value_stride;
     const std::int64_t value_dim = task.params->value_dim;
-    if (state.panel.vectors == 3) {
-      forward_step<V, 3>(block, values, work.value_stride, value_dim, state, work.scores);
-    } else if (state.panel.vectors == 2) {
-      forward_step<V, 2>(block, values, work.value_stride, value_dim, state, work.scores);
-    } else {
-      forward_step<V, 1>(block, values, work.value_stride, value_dim, state, work.scores);
-    }
+    with_vectors<V>(state.panel.vectors, [&](auto vectors) {
+      if constexpr (V::kHasTiles) {
+        const auto* values = work.values + first / V::kPair;
+        tiled_forward_step<V, vectors()>(block, values, value_dim, state, work);
+      } else {
+        const auto* values = work.values + first / V::kPair * work.value_stride;
+        forward_step<V, vectors()>(block, values, work.value_stride, value_dim, state, work.scores);
+      }
+    });
   }
 }
 
@@ -217,6 +286,7 @@ inline void run_forward(const ForwardTask& task, void* memory) {
   const ScoreScale scale(*task.params);
   const std::int64_t heads = task.params->q_heads / task.params->kv_heads;
   const std::int64_t first_head = task.kv_head * heads;
+  [[maybe_unused]] const typename V::TileUse tiles;
   ForwardWork<V> work(task, memory);
   find_last_keys<V>(task, work);
   KeyBlock block = find_block<V>(task, 0, 0);
@@ -224,7 +294,12 @@ inline void run_forward(const ForwardTask& task, void* memory) {
     const ForwardTile& tile = task.tiles[block.tile];
     const std::int64_t count = block.keys.end - block.keys.begin;
     pack_rows<V>(tile.k_MHD, block.keys.begin, count, task.kv_head, work.keys, V::kProductRows);
-    pack_row_pairs<V>(tile.v_MHD, block.keys.begin, count, task.kv_head, work.values);
+    if constexpr (V::kHasTiles) {
+      pack_columns<V>(tile.v_MHD, block.keys.begin, count, task.kv_head, work.values,
+                      work.key_pairs);
+    } else {
+      pack_row_pairs<V>(tile.v_MHD, block.keys.begin, count, task.kv_head, work.values);
+    }
     const KeyBlock next = find_block<V>(task, block.tile, block.grid_begin + V::kForwardKeys);
     if (next.tile < task.tiles.size()) {
       const std::int64_t next_count = next.keys.end - next.keys.begin;

@@ -88,6 +88,28 @@ struct CallMemory {
   Workspace dq_shares;  // of all KV heads
 };
 
+// Classified bands of a tile for the panels of either target of a mixed kernel.
+class BandsOfTwo : public PreparedBands {
+ public:
+  BandsOfTwo(PanelBands first, PanelBands second)
+      : first_(std::move(first)), second_(std::move(second)) {}
+  [[nodiscard]] std::int64_t size_bytes() const override {
+    return first_.size_bytes() + second_.size_bytes();
+  }
+  [[nodiscard]] const PanelBands* of(std::int32_t lanes) const {
+    return first_.lanes() == lanes ? &first_ : &second_;
+  }
+
+ private:
+  PanelBands first_;
+  PanelBands second_;
+};
+
+const PanelBands* panel_bands(const PreparedBands* prepared, std::int32_t lanes) {
+  const auto* two = dynamic_cast<const BandsOfTwo*>(prepared);
+  return two != nullptr ? two->of(lanes) : dynamic_cast<const PanelBands*>(prepared);
+}
+
 // Classified bands of every tile of a call: those that came with the tiles, or made here.
 template <typename Tile>
 class CallBands {
@@ -95,7 +117,7 @@ class CallBands {
   CallBands(const KernelParams& params, std::span<const Tile> tiles, std::int32_t lanes) {
     const std::int32_t heads = params.q_heads / params.kv_heads;
     for (const Tile& tile : tiles) {
-      const auto* given = dynamic_cast<const PanelBands*>(tile.prepared);
+      const PanelBands* given = panel_bands(tile.prepared, lanes);
       if (given == nullptr || given->heads_per_kv() != heads || given->lanes() != lanes) {
         made_.push_back(std::make_unique<PanelBands>(tile.bands, tile.q_NHD.tokens,
                                                      tile.k_MHD.tokens, heads, lanes));
@@ -195,6 +217,7 @@ class SimdKernel : public AttentionKernel {
       : target_(target), name_(std::string("simd:") + target.name) {}
 
   [[nodiscard]] std::string_view name() const override { return name_; }
+  [[nodiscard]] std::int32_t lanes() const { return target_.lanes; }
 
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
@@ -315,7 +338,7 @@ class SimdKernel : public AttentionKernel {
   const std::string name_;
 };
 
-// bf16 inputs by one target, the others by another of as many lanes.
+// bf16 inputs by one target, the others by another.
 class MixedKernel : public AttentionKernel {
  public:
   MixedKernel(const SimdTarget& bf16, const SimdTarget& wide) : bf16_(bf16), wide_(wide) {}
@@ -324,7 +347,13 @@ class MixedKernel : public AttentionKernel {
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override {
-    return wide_.prepare_bands(params, num_rows, num_keys, bands);
+    if (bf16_.lanes() == wide_.lanes()) {
+      return wide_.prepare_bands(params, num_rows, num_keys, bands);
+    }
+    const std::int32_t heads = params.q_heads / params.kv_heads;
+    return std::make_unique<BandsOfTwo>(
+        PanelBands(bands, num_rows, num_keys, heads, bf16_.lanes()),
+        PanelBands(bands, num_rows, num_keys, heads, wide_.lanes()));
   }
   void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const override {
     if (!tiles.empty()) target_of(tiles[0].q_NHD.dtype).forward(params, tiles);
@@ -352,6 +381,11 @@ std::vector<std::unique_ptr<const AttentionKernel>> make_kernels() {
     made.push_back(std::make_unique<MixedKernel>(*simd_avx512_bf16(), *simd_avx512()));
     if (cpu_has_fast_bf16()) std::swap(made[0], made[1]);
   }
+  if (simd_amx_bf16() != nullptr && simd_avx512() != nullptr && cpu_has_amx_bf16()) {
+    // Not preferred: `run` holds bf16 plans to 1.5 times the error of one device, which a kernel
+    // that rounds weights may exceed on batches of a few rows.
+    made.push_back(std::make_unique<MixedKernel>(*simd_amx_bf16(), *simd_avx512()));
+  }
   add(simd_avx2(), cpu_has_avx2());
   add(simd_portable(), true);
   return made;
@@ -368,6 +402,11 @@ std::span<const AttentionKernel* const> simd_kernels() {
     return all;
   }();
   return kList;
+}
+
+double weight_rounding(const AttentionKernel& kernel, Dtype dtype) {
+  const bool is_mixed = dynamic_cast<const MixedKernel*>(&kernel) != nullptr;
+  return is_mixed && dtype == Dtype::kBf16 ? 0x1p-7 : 0;
 }
 
 }  // namespace contextile

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "contextile/kernel.h"
 #include "runtime/simd_inline.h"
+#include "runtime/simd_panels.h"
 
 namespace contextile {
 
@@ -187,7 +189,81 @@ inline void pack_row_pairs(const TensorView& from, std::int64_t first, std::int6
   }
 }
 
+// Pairs of rows turned into columns: [dim up to the row stride][`stride` pairs], zeros beyond the
+// last row up to whole tiles.
+template <class V>
+[[gnu::noinline]] void pack_columns(const TensorView& from, std::int64_t first, std::int64_t count,
+                                    std::int64_t head, typename V::Element* to,
+                                    std::int64_t stride) {
+  const ByteRows rows = byte_rows(from);
+  float* const columns = reinterpret_cast<float*>(to);
+  const std::int64_t dims = row_stride<V>(rows.dim);
+  for (std::int64_t n = 0; n < count; n += 2 * V::kLanes) {
+    for (std::int64_t d = 0; d < dims; d += 2 * V::kLanes) {
+      typename V::Float low[V::kLanes];
+      typename V::Float high[V::kLanes];
+      for (int i = 0; i < V::kLanes; ++i) {
+        typename V::Float pair[2];
+        for (int j = 0; j < 2; ++j) {
+          const std::int64_t row = n + 2 * i + j;
+          pair[j] = row < count ? load_part<V, Paired<V>>(rows.row(first + row, head), d, rows.dim)
+                                : V::zero();
+        }
+        V::interleave(pair[0], pair[1], low[i], high[i]);
+      }
+      V::transpose(low);
+      V::transpose(high);
+      for (int i = 0; i < V::kLanes; ++i) V::store(columns + (d + i) * stride + n / 2, low[i]);
+      if (d + V::kLanes >= dims) continue;
+      for (int i = 0; i < V::kLanes; ++i) {
+        V::store(columns + (d + V::kLanes + i) * stride + n / 2, high[i]);
+      }
+    }
+  }
+}
+
+// The last pairs of packed columns that hold `count` keys from `columns` on, zeros behind them, to
+// `tail`; null if these are whole tiles.
+template <class V>
+inline const typename V::Element* pack_tail(const typename V::Element* columns, std::int64_t stride,
+                                            std::int64_t count, std::int64_t dims,
+                                            typename V::Element* tail) {
+  const std::int64_t left = count % (2 * V::kTilePairs);
+  if (left == 0) return nullptr;
+  const typename V::Element* const last = columns + (count - left) / 2;
+  for (std::int64_t d = 0; d < dims; ++d) {
+    V::store_first(tail + d * V::kTilePairs, last + d * stride, static_cast<int>(left));
+  }
+  return tail;
+}
+
 // ------------------------------------------------------------------------------------- panels
+
+// Rows of the widest panel.
+template <class V>
+inline constexpr std::int64_t kPanelWidth =
+    std::int64_t{kMaxPanelVectors} * V::kGridVectors* V::kLanes;
+
+// A panel with its vectors counted as those of V.
+template <class V>
+inline Panel panel_of_grid(const PanelGrid& grid, std::int64_t index) {
+  Panel panel = grid.panel(index);
+  panel.vectors *= V::kGridVectors;
+  return panel;
+}
+
+// Calls visit with the number of vectors of a panel as a constant.
+template <class V, typename Visit>
+CONTEXTILE_INLINE void with_vectors(std::int32_t vectors, const Visit& visit) {
+  constexpr int kStep = V::kGridVectors;
+  if (vectors == 3 * kStep) {
+    visit(std::integral_constant<int, 3 * kStep>());
+  } else if (vectors == 2 * kStep) {
+    visit(std::integral_constant<int, 2 * kStep>());
+  } else {
+    visit(std::integral_constant<int, kStep>());
+  }
+}
 
 // Where a panel's flat rows stand.
 struct PanelRows {

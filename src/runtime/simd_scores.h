@@ -36,6 +36,16 @@ struct ScoreScale {
   float cap_log2;
 };
 
+// A weight 2^x, as exact as it will be kept.
+template <class V>
+CONTEXTILE_INLINE typename V::Float weight_of(typename V::Float x) {
+  if constexpr (V::kHasTiles) {
+    return V::short_exp2(x);
+  } else {
+    return V::exp2(x);
+  }
+}
+
 // tanh, relative error about 2e-7. Below 5/8 by a series in x², above by exp.
 template <class V>
 CONTEXTILE_INLINE typename V::Float tanh_of(typename V::Float x) {
@@ -168,9 +178,31 @@ inline void masked_scores(const ScoreBlock<V>& block, std::int64_t row, float* s
   }
 }
 
-// scores[key][lane] of num_keys keys rounded up to kProductRows; the largest of every lane is
-// folded into `largest`.
+// With tiles: products of kProductRows rows, of depth `stride`, and a panel's columns.
 template <class V, int kVectors>
+CONTEXTILE_INLINE void multiply_keys(const typename V::Element* rows, std::int64_t stride,
+                                     const typename V::Element* columns, float* to) {
+  constexpr std::int64_t kWidth = kVectors * V::kLanes;
+  V::template multiply<false>(V::kProductRows / V::kLanes, kVectors, stride / V::kTilePairs,
+                              {rows, stride}, columns, kWidth, to, kWidth);
+}
+
+template <class V, int kVectors>
+CONTEXTILE_INLINE void fold_largest(const float* scores, typename V::Float* largest) {
+#pragma GCC unroll 8
+  for (int n = 0; n < kVectors; ++n) {
+    auto most = largest[n];
+#pragma GCC unroll 8
+    for (int i = 0; i < V::kProductRows; ++i) {
+      most = V::max(most, V::load(scores + (i * kVectors + n) * V::kLanes));
+    }
+    largest[n] = most;
+  }
+}
+
+// scores[key][lane] of num_keys keys rounded up to kProductRows; the largest of every lane is
+// folded into `largest` (with tiles, only if kMax).
+template <class V, int kVectors, bool kMax>
 inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Float* largest) {
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   for (std::int64_t row = 0; row < block.num_keys; row += V::kProductRows) {
@@ -179,14 +211,17 @@ inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Fl
     float* to = scores + row * kWidth;
     const bool is_plain = row >= block.full_begin && row + V::kProductRows <= block.full_end &&
                           block.scale->into_cap == 0;
-    if (is_plain) {
+    if constexpr (V::kHasTiles) {
+      multiply_keys<V, kVectors>(keys, block.key_stride, block.queries, to);
+      if (kMax && is_plain) fold_largest<V, kVectors>(to, largest);
+    } else if (is_plain) {
       product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, true>(
           block.depth, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, largest);
-      continue;
+    } else {
+      product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, false>(
+          block.depth, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, nullptr);
     }
-    product<V, V::kProductRows, kVectors, AForm::kRowMajor, Before::kZero, false>(
-        block.depth, keys, block.key_stride, block.queries, kWidth, to, kWidth, nullptr, nullptr);
-    masked_scores<V, kVectors>(block, row, to, largest);
+    if (!is_plain) masked_scores<V, kVectors>(block, row, to, largest);
   }
 }
 

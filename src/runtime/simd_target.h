@@ -10,7 +10,7 @@ namespace contextile {
 template <class V>
 constexpr SimdTarget make_simd_target(const char* name) {
   return {name,
-          V::kLanes,
+          V::kLanes * V::kGridVectors,
           V::kForwardPanels,
           V::kBackwardPanels,
           V::kBackwardKeys,

@@ -42,7 +42,7 @@ struct BackwardTask {
 // One instruction set. Workspaces are 64-byte aligned and not cleared.
 struct SimdTarget {
   const char* name = nullptr;  // "avx512"
-  std::int32_t lanes = 0;
+  std::int32_t lanes = 0;      // of a vector of the panel grid
   std::int64_t forward_panels = 0;
   std::int64_t backward_panels = 0;
   std::int64_t backward_keys = 0;  // of one key block
@@ -62,6 +62,7 @@ struct SimdTarget {
 // them is for the caller to ask.
 [[nodiscard]] const SimdTarget* simd_avx512();
 [[nodiscard]] const SimdTarget* simd_avx512_bf16();  // bf16 inputs only
+[[nodiscard]] const SimdTarget* simd_amx_bf16();     // bf16 inputs only
 [[nodiscard]] const SimdTarget* simd_avx2();
 [[nodiscard]] const SimdTarget* simd_portable();
 

@@ -26,6 +26,9 @@ struct VectorAvx2 {
   using Element = float;
   using Factor = Float;
   static constexpr int kPair = 1;
+  static constexpr bool kHasTiles = false;
+  static constexpr int kGridVectors = 1;
+  struct TileUse {};
 
   static constexpr int kProductRows = 4;
   static constexpr int kGradientRows = 6;

@@ -18,10 +18,16 @@ namespace contextile {
 //   interleave(a, b, low, high): pairs (a0, b0), (a1, b1), … of the numbers of two rows;
 //   store_elements: numbers rounded, one after another (half a vector);
 //   store_pairs: pairs (a0, b0), (a1, b1), … rounded.
+// A class with kHasTiles multiplies matrices by tiles, of 16 pairs along the depth (kTilePairs), in
+// threads that hold a TileUse; it has besides
+//   multiply: products of matrices;
+//   store_first: the first numbers of some pairs, zeros behind them;
+//   short_exp2: exp2 as exact as weights are that become bf16.
 // times_sign is the product with 1, -1 or 0, of loaded elements.
 // Register tiles: kProductRows x kMaxPanelVectors for scores and outputs, kGradientRows x
-// kGradientVectors for gradients. kForwardKeys, kBackwardKeys: keys of one block (multiples of
-// kProductRows); kForwardPanels, kBackwardPanels: the most panels that share a packed block.
+// kGradientVectors for gradients. A vector of the panel grid is kGridVectors of the class.
+// kForwardKeys, kBackwardKeys: keys of one block (multiples of kProductRows); kForwardPanels,
+// kBackwardPanels: the most panels that share a packed block.
 struct VectorAvx512 {
   using Float = __m512;
   using Int = __m512i;
@@ -38,6 +44,9 @@ struct VectorAvx512 {
   using Element = float;
   using Factor = Float;
   static constexpr int kPair = 1;
+  static constexpr bool kHasTiles = false;
+  static constexpr int kGridVectors = 1;
+  struct TileUse {};
 
   static constexpr int kProductRows = 8;
   static constexpr int kGradientRows = 6;

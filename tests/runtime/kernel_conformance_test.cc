@@ -17,6 +17,7 @@
 #include "base/rng.h"
 #include "contextile/kernel.h"
 #include "runtime/run_error.h"
+#include "runtime/simd_kernel.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -243,10 +244,7 @@ class KernelConformance : public ::testing::TestWithParam<const AttentionKernel*
  protected:
   static const AttentionKernel& kernel() { return *GetParam(); }
   // What rounding the weights of a row to bf16 adds to a bound: the unit in the last place.
-  static double rounding(const Case& c) {
-    const bool is_narrow = c.dtype == Dtype::kBf16 && kernel().name() == "simd:avx512_bf16";
-    return is_narrow ? 0x1p-7 : 0;
-  }
+  static double rounding(const Case& c) { return weight_rounding(kernel(), c.dtype); }
   static void expect_close(const Strided& found, const std::vector<double>& expected, double bound,
                            std::string_view what, double floor = 1e-2) {
     EXPECT_LE(relative_error(found.values(), expected, floor), bound) << what;
