@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "cli/command.h"
 #include "cli/common_options.h"
 #include "cli/option_types.h"
@@ -18,8 +19,6 @@
 
 namespace contextile {
 namespace {
-
-constexpr std::size_t kTextColumns = 80;
 
 struct BenchOptions {
   std::string name;
@@ -134,7 +133,7 @@ int run(const BenchOptions& options) {
 
 std::string checked_plot_path(const std::string& path) {
   if (!path.ends_with(".svg")) {
-    fail_argument("--plot: expected a file that ends in .svg, found '{}'", path);
+    fail_argument("--plot: expected a file that ends in .svg, found {}", quote(path));
   }
   return path;
 }

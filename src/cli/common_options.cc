@@ -248,7 +248,8 @@ void check_no_input(const std::string& option, const std::string& path,
   for (const std::string& input : inputs) {
     std::error_code missing;  // then they are not the same
     if (path.empty() || !std::filesystem::equivalent(path, input, missing)) continue;
-    fail_argument("{}: expected another file than the input, found '{}' for both", option, path);
+    fail_argument("{}: expected another file than the input, found {} for both", option,
+                  quote(path));
   }
 }
 

@@ -16,7 +16,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kTextColumns = 80;
 constexpr std::string_view kGap = "  ";
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -78,6 +77,24 @@ std::string format_number(double value) {
   return fmt::format("{:.1e}", value);
 }
 
+double scaled(double value, Format format) {
+  switch (format) {
+    case Format::kMegabytes:
+      return value / 1e6;
+    case Format::kGigabytes:
+      return value / 1e9;
+    case Format::kPercent:
+      return value * 100;
+    case Format::kMilliseconds:
+      return value * 1e3;
+    case Format::kScientific:
+    case Format::kPlain:
+    case Format::kVerdict:
+      break;
+  }
+  return value;
+}
+
 std::string format_cell(const Cell& cell, Format format) {
   if (std::holds_alternative<std::monostate>(cell)) return "-";
   if (const auto* text = std::get_if<std::string>(&cell)) return *text;
@@ -86,13 +103,11 @@ std::string format_cell(const Cell& cell, Format format) {
   const double value = whole != nullptr ? static_cast<double>(*whole) : std::get<double>(cell);
   switch (format) {
     case Format::kMegabytes:
-      return format_number(value / 1e6);
     case Format::kGigabytes:
-      return format_number(value / 1e9);
-    case Format::kPercent:
-      return fmt::format("{:.1f}%", 100 * value);
     case Format::kMilliseconds:
-      return format_number(value * 1e3);
+      return format_number(scaled(value, format));
+    case Format::kPercent:
+      return fmt::format("{:.1f}%", scaled(value, format));
     case Format::kScientific:
       return fmt::format("{:.1e}", value);
     case Format::kPlain:

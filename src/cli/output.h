@@ -2,6 +2,7 @@
 // values and rendered as text, CSV or JSON.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,8 @@
 namespace contextile {
 
 using Json = nlohmann::ordered_json;
+
+inline constexpr std::size_t kTextColumns = 80;
 
 // How a number reads in a text table. CSV and JSON always carry it as it is.
 enum class Format : std::uint8_t {
@@ -78,6 +81,8 @@ class Table {
 
 // Whole numbers from 1000 on, four significant digits below.
 [[nodiscard]] std::string format_number(double value);
+// In the unit that text shows.
+[[nodiscard]] double scaled(double value, Format format);
 [[nodiscard]] std::string format_cell(const Cell& cell, Format format);
 // "1 mask", "2 masks", "2 batches".
 [[nodiscard]] std::string count(std::int64_t number, std::string_view noun);

@@ -105,6 +105,16 @@ std::string dcp_masks_text(std::span<const PaperMask> masks) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
+BenchSetting dcp_attention_setting() {
+  BenchSetting setting;
+  setting.batch.tokens = 131072;
+  setting.shape.q_heads = 8;
+  setting.shape.kv_heads = 2;
+  setting.cluster_name = "p4de:4x8";
+  setting.input.request.wire = Dtype::kBf16;
+  return setting;
+}
+
 std::vector<StrategyChoice> transformer_engine_choices() {
   return parse_strategies("hybrid:A=2,zigzag");
 }

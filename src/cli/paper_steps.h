@@ -72,6 +72,9 @@ inline constexpr std::array<PaperMask, 4> kDcpMasks = {{{"causal", "causal"},
                                                         {"blockwise", "causal_blockwise:256,2,1"},
                                                         {"shared", "shared_question:0.2,4"}}};
 // For PaperResult::setting: names and parameters.
+// §7.1: 131072 tokens, 8 query and 2 KV heads, four nodes of eight A100, partial results as bf16;
+// before overrides.
+[[nodiscard]] BenchSetting dcp_attention_setting();
 [[nodiscard]] std::string dcp_masks_text(std::span<const PaperMask> masks);
 
 // The ways to set up TransformerEngine of which tables show the faster, and what to say of it.

@@ -31,17 +31,11 @@ const std::string kBytesDiffer =
     "Bytes are those of the plan's transfers, forward and backward of one layer, LSE and delta "
     "included; partial results travel as bf16 in every row.";
 
-// §7.1's machine and heads.
 BenchSetting paper_setting(const BenchOverrides& overrides) {
-  BenchSetting setting;
+  BenchSetting setting = dcp_attention_setting();
   setting.datasets = {"longalign", "longdatacollections"};
-  setting.batch.tokens = 131072;
   setting.batch.max_length = 131072;
   setting.batch.batches = 4;
-  setting.shape.q_heads = 8;
-  setting.shape.kv_heads = 2;
-  setting.cluster_name = "p4de:4x8";
-  setting.input.request.wire = Dtype::kBf16;
   apply_overrides(overrides, setting);
   return setting;
 }

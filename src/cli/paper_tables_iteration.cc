@@ -41,24 +41,16 @@ std::string range_text(double least, double most) {
   return fmt::format("{:.2f}x to {:.2f}x", least, most);
 }
 
-// Smallest and largest of some gains.
-struct Gains {
-  double least = kInfinity;
-  double most = 0;
+std::string gains_text(const Extent& gains) { return range_text(gains.least, gains.most); }
 
-  [[nodiscard]] bool any() const { return most > 0; }
-  void take(double gain) {
-    least = std::min(least, gain);
-    most = std::max(most, gain);
-  }
-  [[nodiscard]] std::string text() const { return range_text(least, most); }
-  // Whether they lie in what the paper says.
-  [[nodiscard]] Finding finding(std::string claim, double paper_least, double paper_most) const {
-    constexpr double kSlack = 0.05;
-    return {std::move(claim), text(), least >= paper_least - kSlack && most <= paper_most + kSlack,
-            fmt::format("every gain lies in that range, give or take {}", kSlack)};
-  }
-};
+// Whether gains lie in what the paper says.
+Finding gains_finding(const Extent& gains, std::string claim, double paper_least,
+                      double paper_most) {
+  constexpr double kSlack = 0.05;
+  return {std::move(claim), gains_text(gains),
+          gains.within(paper_least - kSlack, paper_most + kSlack),
+          fmt::format("every gain lies in that range, give or take {}", kSlack)};
+}
 
 // ------------------------------------------------------------------------------------------ DCP
 
@@ -105,7 +97,7 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
       overrides, "dcp-fig15",
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});
   BenchSetting setting = dcp_setting(overrides);
-  const auto baselines = parse_strategies("hybrid:A=2,zigzag");
+  const auto baselines = transformer_engine_choices();
   Table table({{"dataset", "dataset"},
                {"mask", "mask"},
                {"max_length", "longest"},
@@ -114,8 +106,8 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
                {"baseline", "TE is"},
                {"gain", "gain"}},
               20);
-  Gains causal;
-  Gains sparse;
+  Extent causal;
+  Extent sparse;
   Progress progress(static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
                                               kDcpMaxLengths.size()));
   for (const std::string& dataset : setting.datasets) {
@@ -150,10 +142,10 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
                        fmt::format("gpt-8b, TP 4 x CP {}, ZeRO-1, {} tokens a step",
                                    setting.input.cluster.num_devices() / 4, setting.batch.tokens)};
   if (causal.any()) {
-    result.findings.push_back(causal.finding("causal: 0.94x to 1.16x", 0.94, 1.16));
+    result.findings.push_back(gains_finding(causal, "causal: 0.94x to 1.16x", 0.94, 1.16));
   }
   if (sparse.any()) {
-    result.findings.push_back(sparse.finding("sparse masks: 1.00x to 1.46x", 1, 1.46));
+    result.findings.push_back(gains_finding(sparse, "sparse masks: 1.00x to 1.46x", 1, 1.46));
   }
   result.differences.push_back(
       "TE: the faster of a ring and of two head-parallel ranks in rings, which send every key "
@@ -265,7 +257,7 @@ struct DistcaFigure {
                {"distca_s", "DistCA\nms", Format::kMilliseconds},
                {"distca_placement", "DistCA's\nCPxDPxPP"},
                {"gain", "gain"}}};
-  std::vector<Gains> gains;  // of every claim
+  std::vector<Extent> gains;  // of every claim
   std::vector<std::string> losses;
   std::int64_t compared = 0;
 };
@@ -325,11 +317,12 @@ PaperResult distca_figure(const BenchOverrides& overrides, std::string_view name
   for (std::size_t i = 0; i < claims.size(); ++i) {
     const DistcaClaim& claim = claims[i];
     if (!figure.gains[i].any()) continue;
-    result.findings.push_back(figure.gains[i].finding(
-        fmt::format("{}{}: {} over WLB at its best",
-                    claim.model.empty() ? "" : fmt::format("{}, ", claim.model), claim.dataset,
-                    range_text(claim.least, claim.most)),
-        claim.least, claim.most));
+    result.findings.push_back(
+        gains_finding(figure.gains[i],
+                      fmt::format("{}{}: {} over WLB at its best",
+                                  claim.model.empty() ? "" : fmt::format("{}, ", claim.model),
+                                  claim.dataset, range_text(claim.least, claim.most)),
+                      claim.least, claim.most));
   }
   result.differences.push_back(
       "How lengths reach 256K, 384K and 512K is not in the paper's text: here all are multiplied "

@@ -24,14 +24,9 @@ constexpr std::array<double, 4> kScales = {0.5, 1, 2, 4};
 constexpr std::int32_t kSeeds = 3;  // samples of lengths that a finding covers
 
 BenchSetting dcp_setting(const BenchOverrides& overrides) {
-  BenchSetting setting;
+  BenchSetting setting = dcp_attention_setting();
   setting.datasets = {"longdatacollections"};
-  setting.batch.tokens = 131072;
   setting.batch.batches = 8;
-  setting.shape.q_heads = 8;
-  setting.shape.kv_heads = 2;
-  setting.cluster_name = "p4de:4x8";
-  setting.input.request.wire = Dtype::kBf16;
   apply_overrides(overrides, setting);
   setting.batch.max_length = setting.batch.tokens;
   return setting;

@@ -47,21 +47,7 @@ std::optional<double> number_of(const Cell& cell, Format format) {
   } else {
     return std::nullopt;
   }
-  switch (format) {
-    case Format::kMegabytes:
-      return value / 1e6;
-    case Format::kGigabytes:
-      return value / 1e9;
-    case Format::kPercent:
-      return value * 100;
-    case Format::kMilliseconds:
-      return value * 1e3;
-    case Format::kScientific:
-    case Format::kPlain:
-    case Format::kVerdict:
-      return value;
-  }
-  return value;
+  return scaled(value, format);
 }
 
 std::string name_of(const Column& column) {

@@ -54,18 +54,6 @@ CONTEXTILE_INLINE void store_vector(char* to, typename V::Float value) {
   }
 }
 
-template <class V, typename Visit>
-CONTEXTILE_INLINE void with_dtype(Dtype dtype, const Visit& visit) {
-  switch (dtype) {
-    case Dtype::kF32:
-      return visit(Widened<V, Dtype::kF32>());
-    case Dtype::kBf16:
-      return visit(Widened<V, Dtype::kBf16>());
-    case Dtype::kF16:
-      return visit(Widened<V, Dtype::kF16>());
-  }
-}
-
 // ----------------------------------------------------------------------------- weighted sums
 
 // Half a vector of floats as doubles.

@@ -48,15 +48,9 @@ CONTEXTILE_INLINE double value_times_dout(const SlopeRows& rows, std::int64_t ke
   const char* value = values.row(key, rows.kv_head);
   const char* dout = douts.row(flat / rows.heads_per_kv,
                                rows.kv_head * rows.heads_per_kv + flat % rows.heads_per_kv);
-  switch (rows.tile->v_MHD.dtype) {
-    case Dtype::kF32:
-      return dot_in_fp64<V, Widened<V, Dtype::kF32>>(value, dout, values.dim);
-    case Dtype::kBf16:
-      return dot_in_fp64<V, Widened<V, Dtype::kBf16>>(value, dout, values.dim);
-    case Dtype::kF16:
-      return dot_in_fp64<V, Widened<V, Dtype::kF16>>(value, dout, values.dim);
-  }
-  return 0;
+  return with_dtype<V>(rows.tile->v_MHD.dtype, [&](auto source) {
+    return dot_in_fp64<V, decltype(source)>(value, dout, values.dim);
+  });
 }
 
 // dP - delta of a key for the kLanes rows from `first_row` of the panel, anew where the weight

@@ -112,20 +112,27 @@ CONTEXTILE_INLINE typename V::Float load_row_part(const float* from, std::int64_
   return V::load(some);
 }
 
+// Calls visit with the class that widens a dtype to fp32.
+template <class V, typename Visit>
+CONTEXTILE_INLINE auto with_dtype(Dtype dtype, const Visit& visit) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return visit(Widened<V, Dtype::kF32>());
+    case Dtype::kBf16:
+      return visit(Widened<V, Dtype::kBf16>());
+    case Dtype::kF16:
+      break;
+  }
+  return visit(Widened<V, Dtype::kF16>());
+}
+
 // Calls visit with the source class of a dtype.
 template <class V, typename Visit>
 CONTEXTILE_INLINE void with_source(Dtype dtype, const Visit& visit) {
   if constexpr (V::kPair == 2) {
     visit(Paired<V>());
   } else {
-    switch (dtype) {
-      case Dtype::kF32:
-        return visit(Widened<V, Dtype::kF32>());
-      case Dtype::kBf16:
-        return visit(Widened<V, Dtype::kBf16>());
-      case Dtype::kF16:
-        return visit(Widened<V, Dtype::kF16>());
-    }
+    with_dtype<V>(dtype, visit);
   }
 }
 

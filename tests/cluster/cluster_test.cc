@@ -11,6 +11,8 @@
 #include <random>
 #include <string>
 
+#include "support/message_of.h"
+
 namespace contextile {
 namespace {
 
@@ -23,16 +25,6 @@ constexpr const char* kCustom = R"({"name": "lab", "nodes": 3, "devices_per_node
   "memory_bytes": 24000000000})";
 
 // Message of the InvalidArgument that `call` throws.
-template <typename Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string load_message(std::string_view text) {
   return message_of([&] { static_cast<void>(load_cluster(text)); });
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "contextile/data.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
@@ -19,16 +20,6 @@ using testing::HasSubstr;
 
 using Lengths = std::vector<std::int64_t>;
 using Bytes = std::vector<std::uint8_t>;
-
-template <typename Call>
-std::string message_of(Call call) {
-  try {
-    static_cast<void>(call());
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // What every message expects.
 const std::string kLength = fmt::format("1 to {} tokens", kMaxTokens);

@@ -9,6 +9,7 @@
 
 #include "contextile/hypergraph.h"
 #include "partition/hyper_support.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
@@ -16,14 +17,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 std::string hgr_message(std::string_view text) {
   return message_of([&] { static_cast<void>(parse_hgr(text, "f.hgr")); });
 }

@@ -8,21 +8,13 @@
 
 #include "contextile/hypergraph.h"
 #include "partition/hyper_support.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Nets {0,1,2} of weight 5 and {2,3} of weight 7, {1} of weight 100.
 Hypergraph three_nets() {

@@ -14,21 +14,13 @@
 #include "contextile/base.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "simulate/simple_model.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
 
 using testing::HasSubstr;
-
-template <typename Action>
-std::string message_of(Action action) {
-  try {
-    action();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Numbers that are easy to follow: 1000 TFLOP/s, 1000 GB/s inside, 100 GB/s a device between nodes.
 Cluster simple_cluster(std::int32_t nodes, std::int32_t devices) {
@@ -43,19 +35,6 @@ Cluster simple_cluster(std::int32_t nodes, std::int32_t devices) {
   cluster.intra_latency_us = 0;
   cluster.inter_latency_us = 0;
   return cluster;
-}
-
-// 1e6 weights a matrix product: Q 4e6, K and V 2e6, output 4e6, FFN 3 x 8e6 weights a layer.
-ModelSpec simple_model() {
-  return {.name = "simple",
-          .layers = 4,
-          .hidden = 2000,
-          .q_heads = 20,
-          .kv_heads = 5,
-          .head_dim = 100,
-          .ffn = 4000,
-          .vocabulary = 10000,
-          .gated_ffn = true};
 }
 
 BatchPart part_of(std::int64_t tokens, std::int32_t cp, double forward_us, double backward_us) {

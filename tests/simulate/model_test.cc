@@ -10,33 +10,13 @@
 #include <utility>
 
 #include "contextile/base.h"
+#include "simulate/simple_model.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
 
 using testing::HasSubstr;
-
-template <typename Action>
-std::string message_of(Action action) {
-  try {
-    action();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-ModelSpec simple_model() {
-  return {.name = "simple",
-          .layers = 4,
-          .hidden = 2000,
-          .q_heads = 20,
-          .kv_heads = 5,
-          .head_dim = 100,
-          .ffn = 4000,
-          .vocabulary = 10000,
-          .gated_ffn = true};
-}
 
 TEST(Models, PresetsHaveTheWeightsTheirNamesSay) {
   const std::pair<const char*, double> expected[] = {

@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "contextile/base.h"
 #include "strategy/distca_pipeline.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
@@ -328,16 +329,6 @@ TEST(Pipeline, InterleavesEveryAllowedShapeWithoutWaitingForItself) {
       }
     }
   }
-}
-
-template <typename Action>
-std::string message_of(Action action) {
-  try {
-    action();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Pipeline, RefusesShapesAndTimesThatMakeNoSense) {

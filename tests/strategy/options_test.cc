@@ -6,21 +6,12 @@
 #include <string>
 
 #include "contextile/strategy.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
 
 using testing::HasSubstr;
-
-template <typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Strategies, HaveDistinctNamesAndDocumentedOptions) {
   std::set<std::string_view> names;
