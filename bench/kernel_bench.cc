@@ -36,15 +36,15 @@
 #include "contextile/cluster.h"
 #include "contextile/kernel.h"
 #include "contextile/plan.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "contextile/strategy.h"
 #include "kernel_executor.h"
 #include "kernel_memory.h"
 #include "kernel_peaks.h"
 #include "kernel_tile.h"
 #include "kernel_torch.h"
-#include "runtime/host_tensor.h"
-#include "runtime/tensor.h"
+#include "oracle/host_tensor.h"
+#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "contextile/cluster.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "contextile/strategy.h"
 #include "contextile/transport.h"
 #include "kernel_tile.h"
-#include "runtime/host_tensor.h"
+#include "oracle/host_tensor.h"
 
 namespace contextile {
 namespace {

@@ -16,10 +16,10 @@
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
 #include "runtime/epilogue.h"
-#include "runtime/host_tensor.h"
-#include "runtime/merge.h"
-#include "runtime/strided_copy.h"
-#include "runtime/tensor.h"
+#include "oracle/host_tensor.h"
+#include "kernel/merge.h"
+#include "transport/strided_copy.h"
+#include "kernel/tensor.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

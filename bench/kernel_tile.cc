@@ -4,10 +4,10 @@
 #include <span>
 
 #include "base/rng.h"
-#include "runtime/reference_kernel.h"
-#include "runtime/run_error.h"
-#include "runtime/simd_kernel.h"
-#include "runtime/tensor.h"
+#include "kernel/reference_kernel.h"
+#include "oracle/run_error.h"
+#include "kernel/simd/kernel.h"
+#include "kernel/tensor.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

@@ -8,7 +8,7 @@
 
 #include "contextile/kernel.h"
 #include "contextile/workload.h"
-#include "runtime/host_tensor.h"
+#include "oracle/host_tensor.h"
 
 namespace contextile {
 

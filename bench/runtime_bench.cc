@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "contextile/plan.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "contextile/strategy.h"
-#include "runtime/run_error.h"
-#include "runtime/single_device.h"
+#include "oracle/run_error.h"
+#include "oracle/single_device.h"
 
 namespace contextile {
 namespace {

@@ -25,7 +25,7 @@
 #include "contextile/plan.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
-#include "strategy/distca_plan.h"
+#include "strategy/distca/plan.h"
 
 namespace contextile {
 namespace {

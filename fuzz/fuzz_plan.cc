@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "contextile/plan.h"
-#include "plan/plan_file.h"
-#include "plan/program_codec.h"
+#include "plan/file/plan_file.h"
+#include "plan/file/program_codec.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 

@@ -13,8 +13,8 @@
 
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "cli/command.h"
-#include "cli/output.h"
+#include "cli/commands/command.h"
+#include "report/table.h"
 #include "contextile/base.h"
 
 namespace contextile {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "contextile/plan.h"
-#include "plan/packing.h"
+#include "plan/pack_layout.h"
 
 namespace contextile {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "runtime/row_ops.h"
-#include "runtime/tensor.h"
+#include "kernel/row_ops.h"
+#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "contextile/kernel.h"
-#include "runtime/merge.h"
+#include "kernel/merge.h"
 
 namespace contextile {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "runtime/executor_call.h"
 #include "runtime/executor_testing.h"
 #include "runtime/prepared_plan.h"

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "runtime/begin_cut.h"
 #include "runtime/epilogue.h"
-#include "runtime/tensor.h"
+#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "runtime/call_buffer.h"
 #include "runtime/prepared_plan.h"
 #include "runtime/program_run.h"

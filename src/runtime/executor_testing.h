@@ -1,7 +1,7 @@
 // Hooks for tests of the executor; nothing else includes this.
 #pragma once
 
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 
 namespace contextile {
 

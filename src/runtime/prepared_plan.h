@@ -11,7 +11,7 @@
 #include "contextile/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

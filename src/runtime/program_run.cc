@@ -2,8 +2,8 @@
 
 #include <chrono>
 
-#include "runtime/merge.h"
-#include "runtime/tensor.h"
+#include "kernel/merge.h"
+#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "contextile/kernel.h"
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "contextile/transport.h"
 #include "runtime/prepared_plan.h"
 #include "runtime/unit_view.h"

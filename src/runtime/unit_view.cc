@@ -1,6 +1,6 @@
 #include "runtime/unit_view.h"
 
-#include "runtime/tensor.h"
+#include "kernel/tensor.h"
 
 namespace contextile {
 

@@ -2,13 +2,13 @@
 
 #include <array>
 
-#include "strategy/axp_presets.h"
-#include "strategy/bytescale.h"
+#include "strategy/axp/presets.h"
+#include "strategy/groups/bytescale.h"
 #include "strategy/dcp.h"
-#include "strategy/distca.h"
-#include "strategy/fcp.h"
+#include "strategy/distca/distca.h"
+#include "strategy/fcp/fcp.h"
 #include "strategy/magi.h"
-#include "strategy/megatron.h"
+#include "strategy/groups/megatron.h"
 #include "strategy/wlb.h"
 
 namespace contextile {

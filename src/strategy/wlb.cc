@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "schedule/rank_layout.h"
-#include "strategy/axp.h"
+#include "strategy/axp/axp.h"
 #include "strategy/options.h"
 #include "strategy/shard_cost.h"
 

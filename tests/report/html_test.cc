@@ -13,8 +13,8 @@
 
 #include "contextile/report.h"
 #include "contextile/strategy.h"
-#include "report/html_text.h"
-#include "report/palette.h"
+#include "report/html/text.h"
+#include "report/html/palette.h"
 #include "report/report_support.h"
 
 namespace contextile {

@@ -12,13 +12,13 @@
 #include <variant>
 #include <vector>
 
-#include "report/html_tiles.h"
-#include "report/html_timeline.h"
-#include "report/html_traffic.h"
-#include "report/packed.h"
-#include "report/plan_workload.h"
+#include "report/html/tiles.h"
+#include "report/html/timeline.h"
+#include "report/html/traffic.h"
+#include "report/html/packed.h"
+#include "report/html/plan_workload.h"
 #include "report/report_support.h"
-#include "report/tile_rows.h"
+#include "report/html/tile_rows.h"
 #include "support/plan_support.h"
 
 namespace contextile {

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/runtime.h"
-#include "runtime/host_tensor.h"
+#include "contextile/executor.h"
+#include "oracle/host_tensor.h"
 #include "runtime/plan_execution.h"
 #include "support/plan_support.h"
 

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "runtime/begin_cut.h"
 #include "runtime/executor_testing.h"
-#include "runtime/host_tensor.h"
+#include "oracle/host_tensor.h"
 #include "runtime/plan_execution.h"
-#include "runtime/run_error.h"
+#include "oracle/run_error.h"
 #include "support/plan_support.h"
 
 namespace contextile {

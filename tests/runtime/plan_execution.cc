@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "runtime/executor_testing.h"
-#include "runtime/host_tensor.h"
+#include "oracle/host_tensor.h"
 
 namespace contextile {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/runtime.h"
+#include "contextile/executor.h"
 #include "contextile/transport.h"
 
 namespace contextile {

@@ -1,0 +1,61 @@
+// What a part of the machine must move to compute pairs of a document: the isoperimetry of
+// attention.
+#pragma once
+
+#include "bounds/degrees.h"
+
+namespace contextile {
+
+// What a bound needs to know of documents; of several documents of a kind: what holds for each.
+struct DocumentKind {
+  double tokens = 0;        // at most
+  double pairs = 0;         // at least
+  double future_pairs = 0;  // with key > query, at most
+  double best_share = 0;    // of a device's peak, at most
+  double count = 1;
+  // Whether degrees say more than tokens and future_pairs do: not so of causal and full masks.
+  bool degrees_matter = false;
+  DegreeSteps rows;     // if degrees_matter
+  DegreeSteps columns;  // likewise
+};
+
+// A part (a device, a node) computes pairs of one head group with the queries of a token set A and
+// the keys of B, and owns the tokens S: a = |A|, b = |B|, n = |S|. It moves at least row_bytes for
+// every token of A - S and key_bytes for every one of B - S.
+//
+// How many pairs that allows, φ, is the least of
+// * a·b - max(0, o(o - 1)/2 - future_pairs) with o = max(n_q + n_k - n, a + b - tokens), n_q and
+//   n_k tokens of S in A and B: A and B share at least o tokens, and of the two ways in which two
+//   of these attend each other all but `future_pairs` of one way are missing;
+// * the sum over the a largest rows of min(degree, b); and over the b largest columns of
+// min(degree,
+//   a).
+// Given x = a - n_q and y = b - n_k, what is moved, φ only grows with n_q and n_k: a step of n_q
+// adds b to a·b and at most o - 1/2 <= b to the deduction, and sums grow with a and b. So a part
+// that owns n tokens has n_q = n_k = n: it moves row_bytes·x + key_bytes·y and has
+// a = n + x, b = n + y, o = max(n, a + b - tokens).
+//
+// Each of the three has convex sets {φ >= w}: hyperbolas; concave where o counts a + b; the area
+// under a falling staircase inside a x b (locally a·b, or a concave function of a plus one of b,
+// with continuous slopes). So the least b is a convex function of a, and so is what is moved.
+class Imports {
+ public:
+  Imports(const DocumentKind& kind, double row_bytes, double key_bytes)
+      : kind_(kind), row_bytes_(row_bytes), key_bytes_(key_bytes) {}
+
+  // Most pairs that a part which owns `owned` tokens computes without moving anything.
+  [[nodiscard]] double free_pairs(double owned) const;
+  // The least bytes it moves to compute `pairs`; at most 1% too low, never too high. Infinite if it
+  // cannot. O(log).
+  [[nodiscard]] double least_bytes(double pairs, double owned) const;
+
+ private:
+  // The least b with φ >= pairs; infinite if there is none.
+  [[nodiscard]] double least_keys(double rows, double pairs, double owned) const;
+
+  const DocumentKind& kind_;
+  double row_bytes_;
+  double key_bytes_;
+};
+
+}  // namespace contextile

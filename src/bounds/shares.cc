@@ -1,0 +1,87 @@
+#include "bounds/shares.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+namespace contextile {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::infinity();
+
+// Value at t; `i` is the first point beyond it.
+double value_at(const Polyline& line, std::size_t i, double t) {
+  if (i == 0) return line.y[0];
+  if (i == line.x.size()) return line.y[i - 1];
+  const double part = (t - line.x[i - 1]) / (line.x[i] - line.x[i - 1]);
+  return line.y[i - 1] + part * (line.y[i] - line.y[i - 1]);
+}
+
+std::vector<double> least_sums_of_two(std::span<const double> a, std::span<const double> b,
+                                      std::int64_t num_steps) {
+  const auto size = static_cast<std::size_t>(num_steps) + 1;
+  std::vector<double> sums(std::min(size, a.size() + b.size() - 1), kNone);
+  for (std::size_t i = 0; i < a.size() && i < sums.size(); ++i) {
+    for (std::size_t j = 0; j < b.size() && i + j < sums.size(); ++j) {
+      sums[i + j] = std::min(sums[i + j], a[i] + b[j]);
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+std::vector<double> sample_below(const Polyline& line, double step, std::int64_t num_steps) {
+  std::vector<double> values = {line.y[0]};
+  std::size_t i = 0;
+  while (i < line.x.size() && line.x[i] <= 0) ++i;
+  for (std::int64_t k = 1; k <= num_steps; ++k) {
+    const double begin = static_cast<double>(k - 1) * step;
+    const double end = static_cast<double>(k) * step;
+    const double before = values.back();
+    double value = kNone;
+    for (; i < line.x.size() && line.x[i] < end; ++i) {
+      const double part = (line.x[i] - begin) / step;
+      if (part > 0) value = std::min(value, before + (line.y[i] - before) / part);
+    }
+    value = std::min(value, value_at(line, i, end));
+    values.push_back(std::max(before, value));
+  }
+  return values;
+}
+
+std::vector<double> least_sums(std::span<const double> values, std::int32_t copies,
+                               std::int64_t num_steps) {
+  std::vector<double> power(values.begin(), values.end());
+  std::vector<double> sums = {0};
+  for (std::int32_t left = copies; left > 0; left /= 2) {
+    if (left % 2 == 1) sums = least_sums_of_two(sums, power, num_steps);
+    if (left > 1) power = least_sums_of_two(power, power, num_steps);
+  }
+  return sums;
+}
+
+void append_shares(std::span<const double> sums, double free_work, double step, double owned,
+                   double most_work, double most_bytes, std::vector<Share>& shares) {
+  Share last;
+  for (std::size_t k = 0; k < sums.size(); ++k) {
+    const Share share{free_work + static_cast<double>(k) * step, owned, sums[k]};
+    if (share.work > most_work || share.bytes > most_bytes) {
+      double part = 1;
+      if (share.work > most_work && share.work > last.work) {
+        part = std::min(part, (most_work - last.work) / (share.work - last.work));
+      }
+      if (share.bytes > most_bytes) {
+        part = std::min(part, (most_bytes - last.bytes) / (share.bytes - last.bytes));
+      }
+      if (k == 0 || part <= 0) return;
+      shares.push_back({last.work + part * (share.work - last.work), owned,
+                        last.bytes + part * (share.bytes - last.bytes)});
+      return;
+    }
+    shares.push_back(share);
+    last = share;
+  }
+}
+
+}  // namespace contextile

@@ -1,0 +1,179 @@
+// contextile bench: a paper's table or figure again, from this program's own verified plans.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "cli/options/types.h"
+#include "report/table.h"
+#include "papers/paper_table.h"
+#include "papers/table_figure.h"
+#include "papers/figure.h"
+
+namespace contextile {
+namespace {
+
+struct BenchOptions {
+  std::string name;
+  BenchOverrides overrides;
+  std::string plot_path;
+  bool list = false;
+  bool json = false;
+  bool csv = false;
+};
+
+Table list_of_tables() {
+  Table table({{"name", "name"}, {"source", "source"}, {"shows", "shows"}});
+  for (const PaperTable& paper : paper_tables()) {
+    table.add_row({std::string(paper.name), std::string(paper.source), std::string(paper.shows)});
+  }
+  return table;
+}
+
+// "label     text", wrapped and indented under itself.
+std::string labelled(std::string_view label, const std::string& text, std::size_t indent = 10) {
+  const std::string wrapped = wrap(text, kTextColumns - indent);
+  std::string out = fmt::format("{:{}}", label, indent);
+  for (const char c : wrapped) {
+    out += c;
+    if (c == '\n') out += std::string(indent, ' ');
+  }
+  return out + '\n';
+}
+
+std::string list_text() {
+  std::size_t longest = 0;
+  for (const PaperTable& paper : paper_tables()) longest = std::max(longest, paper.name.size());
+  std::string text;
+  for (const PaperTable& paper : paper_tables()) {
+    text += labelled(paper.name, fmt::format("{}: {}", paper.source, paper.shows), longest + 2);
+  }
+  return text;
+}
+
+std::string result_text(const PaperTable& paper, const PaperResult& result, bool colour) {
+  std::string text = wrap(fmt::format("{}: {}", paper.source, paper.shows), kTextColumns) + '\n';
+  for (const auto& [what, value] : result.setting) text += labelled(what, value);
+  text += '\n' + result.table.text(colour) + '\n';
+  for (const Finding& finding : result.findings) {
+    text += labelled("paper", finding.claim);
+    text += labelled(finding.agrees ? "agrees" : "DIFFERS", finding.ours);
+    if (!finding.criterion.empty()) text += labelled("if", finding.criterion);
+  }
+  text += "\nwhat differs from the paper's experiment\n";
+  for (const std::string& difference : result.differences) text += labelled("", difference);
+  return text;
+}
+
+Json result_json(const PaperTable& paper, const PaperResult& result) {
+  Json setting = Json::object();
+  for (const auto& [what, value] : result.setting) setting[what] = value;
+  Json findings = Json::array();
+  for (const Finding& finding : result.findings) {
+    findings.push_back(
+        {{"claim", finding.claim}, {"ours", finding.ours}, {"agrees", finding.agrees}});
+    if (!finding.criterion.empty()) findings.back()["criterion"] = finding.criterion;
+  }
+  return {{"command", "bench"},     {"name", paper.name},
+          {"source", paper.source}, {"shows", paper.shows},
+          {"setting", setting},     {"rows", result.table.json()},
+          {"findings", findings},   {"differences", result.differences}};
+}
+
+int list(const BenchOptions& options) {
+  if (!options.name.empty()) {
+    fail_argument("expected either --list or a name, found both");
+  }
+  if (!options.plot_path.empty()) {
+    fail_argument("expected either --list or --plot, found both");
+  }
+  const Table table = list_of_tables();
+  if (options.json) {
+    print_json({{"command", "bench"}, {"tables", table.json()}});
+  } else {
+    print(options.csv ? table.csv() : list_text());
+  }
+  return kExitOk;
+}
+
+int run(const BenchOptions& options) {
+  check_formats(options.json, options.csv);
+  if (options.list) return list(options);
+  if (options.name.empty()) {
+    fail_argument("bench: expected the name of a table (contextile bench --list), found none");
+  }
+  const PaperTable& paper = find_paper_table(options.name);
+  OutputFile plot(options.plot_path, "plot");
+  try {
+    const PaperResult result = paper.make(options.overrides);
+    if (options.json) {
+      print_json(result_json(paper, result));
+    } else {
+      print(options.csv ? result.table.csv() : result_text(paper, result, stdout_is_terminal()));
+    }
+    if (plot.wanted()) {
+      const std::string title = fmt::format("{}: {}", paper.source, paper.shows);
+      std::ostringstream svg;
+      write_figure(figure_of(title, result.table, result.plots), svg);
+      plot.write(svg.str());
+    }
+  } catch (const CheckFailed& failure) {
+    fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
+    return kExitCheckFailed;
+  }
+  return kExitOk;
+}
+
+std::string checked_plot_path(const std::string& path) {
+  if (!path.ends_with(".svg")) {
+    fail_argument("--plot: expected a file that ends in .svg, found {}", quote(path));
+  }
+  return path;
+}
+
+void add_overrides(CLI::App& app, BenchOverrides& overrides) {
+  const std::string paper = "as the table";
+  add_value(app, "--dataset", {"NAME", "built-in length distribution to sample", paper},
+            [&overrides](const std::string& name) { overrides.dataset = name; });
+  add_size_as<std::int64_t>(app, "--tokens", overrides.tokens, 1,
+                            {"N", "tokens of one batch", paper});
+  add_size_as<std::int64_t>(app, "--batches", overrides.batches, 1,
+                            {"N", "batches to average over", paper});
+  add_size_as<std::uint64_t>(app, "--seed", overrides.seed, 0,
+                             {"N", "seed of the samples and of strategies that draw", "0"});
+  add_size_as<std::int32_t>(app, "--heads", overrides.q_heads, 1, {"N", "query heads", paper});
+  add_size_as<std::int32_t>(app, "--kv-heads", overrides.kv_heads, 1,
+                            {"N", "key and value heads", paper});
+  add_size_as<std::int32_t>(app, "--head-dim", overrides.head_dim, 1,
+                            {"N", "elements of one head", paper});
+  add_value(app, "--cluster", {"NAME[:NODESxDEVICES]|FILE", "the machine", paper},
+            [&overrides](const std::string& name) { overrides.cluster = name; });
+  add_size_as<std::int64_t>(app, "--block-size", overrides.block_size, 1,
+                            {"N", "tokens of a block, where the table does not vary it", paper});
+  add_value(app, "--wire", {"TYPE", "how all methods' partial results travel", paper},
+            [&overrides](const std::string& text) { overrides.wire = parse_dtype(text); });
+}
+
+}  // namespace
+
+Action add_bench_command(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  add_value(app, "NAME", {"", "which table; --list names them", ""},
+            [options](const std::string& name) { options->name = name; });
+  add_switch(app, "--list", options->list, "the tables there are");
+  add_overrides(app, options->overrides);
+  add_json_option(app, options->json);
+  add_value(app, "--plot", {"FILE.svg", "also draws the table, as an SVG image", "no image"},
+            [options](const std::string& path) { options->plot_path = checked_plot_path(path); });
+  add_switch(app, "--csv", options->csv, "the table alone as CSV, in bytes, fractions and seconds");
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,82 @@
+// contextile compare: strategies on the same batches, side by side.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "planner/comparison.h"
+#include "planner/comparison_times.h"
+#include "cli/options/types.h"
+#include "report/table.h"
+#include "report/plan_tables.h"
+#include "contextile/kernel.h"
+
+namespace contextile {
+namespace {
+
+struct CompareOptions {
+  InputOptions input;
+  std::vector<StrategyChoice> strategies;
+  bool execute = false;
+  std::int32_t repeats = 1;
+  std::string kernel;  // empty: the preferred one
+  bool json = false;
+  bool csv = false;
+};
+
+int run(const CompareOptions& options) {
+  check_formats(options.json, options.csv);
+  if (options.csv && options.execute) {
+    fail_argument("--csv: expected one table, found two with --run; use --json");
+  }
+  const Input input = load_input(options.input);
+  std::optional<Execution> execution;
+  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  if (options.execute) execution = {options.input.seed, options.repeats, options.kernel};
+  const std::vector<Comparison> comparisons =
+      compare_strategies(options.strategies, input, execution);
+  if (options.json) {
+    Json document = {{"command", "compare"},
+                     {"seed", options.input.seed},
+                     {"cluster", cluster_json(input.cluster)},
+                     {"batches", input.batches.size()},
+                     {"strategies", comparisons_json(comparisons)}};
+    const Agreement agreed = agreement(comparisons);
+    if (agreed.rank_correlation) {
+      document["rank_correlation"] = *agreed.rank_correlation;
+      document["pairs_apart"] = agreed.pairs.differing;
+      document["pairs_in_predicted_order"] = agreed.pairs.alike;
+    }
+    print_json(document);
+  } else if (options.csv) {
+    print(planning_table(comparisons).csv());
+  } else {
+    print(comparison_text(input, comparisons, stdout_is_terminal()));
+  }
+  return report_failures(comparisons) ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace
+
+Action add_compare_command(CLI::App& app) {
+  auto options = std::make_shared<CompareOptions>();
+  add_strategy_option(app, options->strategies, "all", "which strategies, comma-separated");
+  add_switch(app, "--run", options->execute,
+             "also execute every plan on in-process ranks and check it against the oracle");
+  add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
+                         {"N", "with --run: timed repetitions, the fastest counts", ""});
+  add_value(app, "--kernel", {"NAME", "with --run: attention kernel: contextile info", "the first"},
+            [options](const std::string& name) { options->kernel = name; });
+  add_input_options(app, options->input);
+  add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "the table");
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,66 @@
+// contextile export: a plan file as JSON.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/check.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "cli/options/types.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+namespace {
+
+struct ExportOptions {
+  std::string plan_path;
+  std::string output_path;  // empty: stdout
+  std::optional<std::int32_t> rank;
+  bool json = false;  // the one format there is
+};
+
+int run(const ExportOptions& options) {
+  const Plan plan = load_plan(options.plan_path);
+  std::optional<Rank> only;
+  if (options.rank) {
+    if (*options.rank >= plan.num_devices()) {
+      fail_argument("--rank: expected 0 to {}, found {}", plan.num_devices() - 1, *options.rank);
+    }
+    only = Rank{*options.rank};
+  }
+  check_no_input("--output", options.output_path, {options.plan_path});
+  std::ofstream file;
+  if (!options.output_path.empty()) file.open(options.output_path, std::ios::binary);
+  std::ostream& out = options.output_path.empty() ? std::cout : file;
+  try {
+    if (out) export_json(plan, out, only);
+  } catch (const IoError&) {
+    out.setstate(std::ios::failbit);  // reported below, with the name of the output
+  }
+  if (!out.flush()) {
+    throw OutputError(fmt::format("{}: expected to write the export, but a write failed",
+                                  options.output_path.empty() ? "stdout" : options.output_path));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+Action add_export_command(CLI::App& app) {
+  auto options = std::make_shared<ExportOptions>();
+  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
+    options->plan_path = path;
+  })->required();
+  add_switch(app, "--json", options->json, "the JSON document of docs/plan-format.md (always)");
+  add_size_as<std::int32_t>(app, "--rank", options->rank, 0,
+                            {"R", "only that device's programs", "all devices"});
+  add_value(app, "-o,--output", {"FILE", "where the export goes", "stdout"},
+            [options](const std::string& path) { options->output_path = path; });
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

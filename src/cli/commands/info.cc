@@ -1,0 +1,189 @@
+// contextile info: what this build can do, and what it cannot and why.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "report/table.h"
+#include "contextile/cluster.h"
+#include "contextile/data.h"
+#include "contextile/kernel.h"
+#include "contextile/mask.h"
+#include "contextile/strategy.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kWidestName = 24;
+
+// Something that can be built in. Empty `missing`: it is.
+struct Part {
+  std::string name;
+  std::string what;
+  std::string missing;
+};
+
+std::vector<Part> transport_parts() {
+  return {{"inproc", "ranks as threads of one process", ""},
+          {"mpi", "ranks as MPI processes", "this version has no MPI transport"},
+          {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
+}
+
+// The preferred one first; behind them those that cannot run here.
+std::vector<Part> kernel_parts() {
+  const std::string no_instructions =
+      "the CPU or the compiler of this build lacks the instructions";
+  const std::vector<Part> known = {
+      {"simd:avx512", "AVX-512; fp32 arithmetic for every dtype", no_instructions},
+      {"simd:avx512_bf16", "AVX-512 with products of bf16 for bf16, else as simd:avx512",
+       no_instructions},
+      {"simd:amx_bf16", "AMX tiles for bf16 (weights rounded to bf16), else as simd:avx512",
+       no_instructions},
+      {"simd:avx2", "AVX2 and FMA; fp32 arithmetic for every dtype", no_instructions},
+      {"simd:portable", "vectors of four floats in the compiler's own terms",
+       "this build has none"},
+      {"reference", "plain loops in fp64: obviously right, slow", "this build has none"},
+      {"cuda", "GPU", "this version has no CUDA kernel"}};
+  std::vector<Part> parts;
+  for (const AttentionKernel* kernel : kernels()) {
+    const auto same_name = [kernel](const Part& part) { return part.name == kernel->name(); };
+    const auto found = std::find_if(known.begin(), known.end(), same_name);
+    const std::string what = found == known.end() ? "forward and backward" : found->what;
+    parts.push_back({std::string(kernel->name()), what, ""});
+  }
+  for (const Part& part : known) {
+    const auto same_name = [&part](const Part& other) { return part.name == other.name; };
+    if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
+  }
+  parts.front().what += " (preferred)";
+  return parts;
+}
+
+std::vector<std::string> cpu_flags() {
+  std::vector<std::string> flags;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") != 0) flags.emplace_back("avx2");
+  if (__builtin_cpu_supports("fma") != 0) flags.emplace_back("fma");
+  if (__builtin_cpu_supports("avx512f") != 0) flags.emplace_back("avx512f");
+  if (__builtin_cpu_supports("avx512bf16") != 0) flags.emplace_back("avx512bf16");
+#elif defined(__aarch64__)
+  flags.emplace_back("neon");
+#endif
+  return flags;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  return words.empty() ? "none" : fmt::format("{}", fmt::join(words, " "));
+}
+
+std::string parts_text(const std::vector<Part>& parts) {
+  Table table({{"name", "name"}, {"", "built in"}});
+  for (const Part& part : parts) {
+    table.add_row({part.name}, part.missing.empty() ? part.what : "not built in: " + part.missing);
+  }
+  return table.text();
+}
+
+Json parts_json(const std::vector<Part>& parts) {
+  Json document = Json::array();
+  for (const Part& part : parts) {
+    document.push_back({{"name", part.name}, {"built_in", part.missing.empty()}});
+    if (!part.missing.empty()) document.back()["reason"] = part.missing;
+  }
+  return document;
+}
+
+std::string named_text(const auto& items) {
+  Table table({{"name", "name"}, {"", "description"}}, kWidestName);
+  for (const auto& item : items)
+    table.add_row({std::string(item.name)}, std::string(item.description));
+  return table.text();
+}
+
+std::string strategies_text() {
+  Table table({{"name", "name"}, {"", "description"}}, kWidestName);
+  for (const Strategy* strategy : strategies()) {
+    table.add_row({std::string(strategy->name())}, std::string(strategy->summary()));
+    for (const OptionSpec& option : strategy->options()) {
+      table.add_row({fmt::format("  {}={}", option.name, option.default_value)}, option.help);
+    }
+  }
+  return table.text();
+}
+
+Json strategies_json() {
+  Json document = Json::array();
+  for (const Strategy* strategy : strategies()) {
+    Json options = Json::array();
+    for (const OptionSpec& option : strategy->options()) {
+      options.push_back(
+          {{"name", option.name}, {"default", option.default_value}, {"help", option.help}});
+    }
+    document.push_back({{"name", strategy->name()},
+                        {"summary", strategy->summary()},
+                        {"options", std::move(options)}});
+  }
+  return document;
+}
+
+Json info_json() {
+  Json presets = Json::array();
+  for (const ClusterPreset& preset : cluster_presets()) {
+    presets.push_back(Json::parse(to_json(preset.cluster)));
+    presets.back()["description"] = preset.description;
+  }
+  Json sets = Json::array();
+  for (const Dataset& dataset : datasets()) {
+    sets.push_back({{"name", dataset.name}, {"description", dataset.description}});
+  }
+  return {{"command", "info"},
+          {"version", CONTEXTILE_VERSION},
+          {"compiler", __VERSION__},
+          {"cpu", cpu_flags()},
+          {"hardware_threads", std::thread::hardware_concurrency()},
+          {"transports", parts_json(transport_parts())},
+          {"kernels", parts_json(kernel_parts())},
+          {"preferred_kernel", kernels().front()->name()},
+          {"clusters", std::move(presets)},
+          {"strategies", strategies_json()},
+          {"datasets", std::move(sets)},
+          {"masks", mask_spec_help()}};
+}
+
+std::string info_text() {
+  std::string text =
+      fmt::format("contextile {}, compiler {}\nCPU: {}; {} hardware threads\n", CONTEXTILE_VERSION,
+                  __VERSION__, joined(cpu_flags()), std::thread::hardware_concurrency());
+  text += "\nTRANSPORTS\n" + parts_text(transport_parts());
+  text += "\nKERNELS\n" + parts_text(kernel_parts());
+  text += "\nCLUSTERS\n" + named_text(cluster_presets());
+  text += "\nSTRATEGIES\n" + strategies_text();
+  text += "\nDATASETS\n" + named_text(datasets());
+  text += "\nMASKS\n" + mask_spec_help();
+  if (text.back() != '\n') text += '\n';
+  return text;
+}
+
+}  // namespace
+
+Action add_info_command(CLI::App& app) {
+  auto json = std::make_shared<bool>(false);
+  add_json_option(app, *json);
+  return [json] {
+    if (*json) {
+      print_json(info_json());
+    } else {
+      print(info_text());
+    }
+    return kExitOk;
+  };
+}
+
+}  // namespace contextile

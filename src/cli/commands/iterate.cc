@@ -1,0 +1,321 @@
+// contextile iterate: one training step of a model, or which placement of it is fastest.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "planner/step_planner.h"
+#include "report/step_tables.h"
+#include "planner/step_sweep.h"
+#include "cli/options/types.h"
+#include "report/table.h"
+#include "papers/paper_table.h"
+
+namespace contextile {
+namespace {
+
+struct IterateOptions {
+  InputOptions input;  // lengths, masks, cluster, planning; its heads are not used
+  std::string model = "llama-3-8b";
+  std::optional<std::int32_t> gpus;
+  GivenSizes sizes;
+  std::optional<std::int32_t> micro_batches;  // of a replica
+  std::optional<std::int64_t> batch_tokens;   // of the whole step
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  std::optional<std::int32_t> chunks;
+  std::int32_t group = 0;
+  bool ping_pong = false;
+  IterationOptions iteration;
+  std::vector<StrategyChoice> strategies;
+  bool sweep = false;
+  std::int64_t top = 20;
+  bool json = false;
+  bool csv = false;
+};
+
+// --gpus N sets the number of nodes of a preset.
+Cluster load_machine(const IterateOptions& options) {
+  Cluster cluster = load_cluster(options.input.cluster);
+  if (!options.gpus) return cluster;
+  const std::int32_t gpus = *options.gpus;
+  if (gpus > cluster.devices_per_node && gpus % cluster.devices_per_node != 0) {
+    fail_argument("--gpus: expected whole nodes of {} devices, or a part of one, found {}",
+                  cluster.devices_per_node, gpus);
+  }
+  cluster.nodes = std::max(1, gpus / cluster.devices_per_node);
+  if (gpus < cluster.devices_per_node) {
+    // Part of a node has part of its NICs.
+    const double share = static_cast<double>(gpus) / cluster.devices_per_node;
+    cluster.inter_gbytes_per_s_per_node *= share;
+    cluster.nics_per_node = std::max(1, static_cast<std::int32_t>(cluster.nics_per_node * share));
+    cluster.devices_per_node = gpus;
+  }
+  check_cluster(cluster);
+  return cluster;
+}
+
+std::int32_t chunks_of(const IterateOptions& options) {
+  return options.chunks.value_or(options.schedule == PipelineSchedule::kInterleaved ? 2 : 1);
+}
+
+// Micro-batches of all replicas together; `dp` is unset in a sweep.
+std::int64_t num_micro_batches(const IterateOptions& options, std::optional<std::int32_t> dp) {
+  if (options.micro_batches && options.batch_tokens) {
+    fail_argument("expected either --micro-batches or --batch-tokens, found both");
+  }
+  if (!options.batch_tokens) {
+    if (!dp) {
+      fail_argument(
+          "--sweep: expected --batch-tokens, the tokens of a step whatever its placement, found "
+          "none");
+    }
+    return std::int64_t{options.micro_batches.value_or(1)} * *dp;
+  }
+  const std::int64_t tokens = options.input.batch.tokens;
+  if (tokens == 0) {
+    fail_argument(
+        "--batch-tokens: expected --tokens, those of a micro-batch, beside it, found "
+        "none");
+  }
+  if (*options.batch_tokens % tokens != 0) {
+    fail_argument("--batch-tokens: expected a multiple of {} (--tokens, one micro-batch), found {}",
+                  tokens, *options.batch_tokens);
+  }
+  return *options.batch_tokens / tokens;
+}
+
+// Placements to try, and the micro-batches of a step, all replicas together. What one placement
+// cannot do is an error; a sweep leaves it out.
+std::vector<ParallelSizes> placements_of(const IterateOptions& options, const ModelSpec& model,
+                                         const Cluster& cluster, std::int64_t& micro_batches) {
+  const std::int32_t chunks = chunks_of(options);
+  if (options.sweep) {
+    micro_batches = num_micro_batches(options, std::nullopt);
+    auto placements = all_sizes(options.sizes, model, cluster, micro_batches, chunks);
+    if (placements.empty()) {
+      fail_argument("--sweep: expected sizes that some placement on {} devices has, found none",
+                    cluster.num_devices());
+    }
+    return placements;
+  }
+  const ParallelSizes sizes = complete_sizes(options.sizes, cluster.num_devices());
+  micro_batches = num_micro_batches(options, sizes.dp);
+  if (const auto problem = placement_problem(model, cluster, sizes, chunks)) {
+    fail_argument("iterate: {}", *problem);
+  }
+  if (micro_batches % sizes.dp != 0) {
+    fail_argument(
+        "--batch-tokens: expected as many micro-batches for each of {} replicas, found "
+        "{} in all",
+        sizes.dp, micro_batches);
+  }
+  check_pipeline(
+      {.schedule = options.schedule,
+       .stages = sizes.pp,
+       .micro_batches = checked_cast<std::int32_t>(micro_batches / sizes.dp, "--micro-batches"),
+       .chunks = chunks,
+       .group = options.group});
+  return {sizes};
+}
+
+std::vector<StepSetting> settings_of(const IterateOptions& options,
+                                     const std::vector<ParallelSizes>& placements) {
+  std::vector<StepSetting> settings;
+  for (const ParallelSizes& sizes : placements) {
+    for (const StrategyChoice& choice : options.strategies) {
+      StepSetting& setting = settings.emplace_back();
+      setting.sizes = sizes;
+      setting.strategy = choice;
+      setting.nano_batches = options.ping_pong ? NanoBatches::kPingPong : NanoBatches::kOne;
+      // A pipeline of one stage has nothing to schedule; a sweep comes across such.
+      if (options.sweep && sizes.pp == 1) continue;
+      setting.schedule = options.schedule;
+      setting.chunks = chunks_of(options);
+      setting.group = options.group;
+    }
+  }
+  return settings;
+}
+
+// Plans of one placement and strategy, at most.
+std::size_t num_plans(const StepSetting& setting, const TrainingJob& job) {
+  std::size_t plans = job.micro_batches.size();
+  if (setting.schedule == PipelineSchedule::kSamePhase) {
+    plans += static_cast<std::size_t>(setting.sizes.dp * (setting.sizes.pp - 1));
+  }
+  return setting.nano_batches == NanoBatches::kPingPong ? 2 * plans : plans;
+}
+
+void print_outcomes(const IterateOptions& options, const TrainingJob& job,
+                    const std::vector<StepOutcome>& outcomes) {
+  if (options.json) {
+    Json document = {{"command", "iterate"}, {"seed", options.input.seed}};
+    document.update(job_json(job));
+    document["steps"] = Json::array();
+    for (const StepOutcome& outcome : outcomes) document["steps"].push_back(outcome_json(outcome));
+    print_json(document);
+    return;
+  }
+  if (options.csv) {
+    print(outcome_table(outcomes).csv());
+    return;
+  }
+  std::string text = describe_job(job);
+  text += fmt::format("pipeline  {}{}{}\n", to_string(options.schedule),
+                      options.schedule == PipelineSchedule::kInterleaved
+                          ? fmt::format(", {} chunks a stage", chunks_of(options))
+                          : "",
+                      options.ping_pong ? "; two nano-batches in ping-pong" : "");
+  text += "\nexposed: communication that nothing hides; GB: of the fullest device\n\n" +
+          outcomes_text(outcomes, static_cast<std::size_t>(options.top));
+  const StepOutcome& best = outcomes.front();
+  if (!best.memory.empty()) {
+    text += fmt::format("\n{}: {}\n", best.setting.strategy.name, sizes_text(best.setting.sizes)) +
+            stages_text(best);
+  }
+  print(text);
+}
+
+int run(const IterateOptions& options) {
+  check_formats(options.json, options.csv);
+  TrainingJob job{.model = load_model(options.model),
+                  .cluster = load_machine(options),
+                  .masks = options.input.masks,
+                  .request = {},
+                  .options = options.iteration,
+                  .micro_batches = {}};
+  job.request.block_size = options.input.block_size;
+  job.request.wire = options.input.wire;
+  job.request.seed = options.input.seed;
+  InputOptions input = options.input;
+  const std::vector<ParallelSizes> placements =
+      placements_of(options, job.model, job.cluster, input.batch.batches);
+  job.micro_batches = load_lengths(input);
+  const std::vector<StepSetting> settings = settings_of(options, placements);
+  std::vector<StepOutcome> outcomes;
+  try {
+    // A sweep counts placements, one placement its plans.
+    const std::size_t plans_of_one = options.sweep ? 1 : num_plans(settings.front(), job);
+    Progress progress(static_cast<std::int64_t>(settings.size() * plans_of_one));
+    StepPlanner planner(job, [&](const std::string& what) {
+      if (!options.sweep) progress.step(what);
+    });
+    for (const StepSetting& setting : settings) {
+      if (options.sweep) {
+        progress.step(fmt::format("{}, {}", sizes_text(setting.sizes), setting.strategy.name));
+      }
+      outcomes.push_back(planner.predict(setting));
+    }
+  } catch (const CheckFailed& failure) {
+    fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
+    return kExitCheckFailed;
+  }
+  sort_outcomes(outcomes);
+  print_outcomes(options, job, outcomes);
+  return outcomes.front().verdict == Verdict::kFits ? kExitOk : kExitCheckFailed;
+}
+
+void add_placement_options(CLI::App& app, IterateOptions& options) {
+  add_text(app, "--cluster", options.input.cluster,
+           {"NAME[:NODESxDEVICES]|FILE", "the whole machine", ""});
+  add_size_as<std::int32_t>(
+      app, "--gpus", options.gpus, 1,
+      {"N", "that many devices of --cluster's kind, in whole nodes", "as --cluster says"});
+  add_size_as<std::int32_t>(app, "--tp", options.sizes.tp, 1,
+                            {"N", "tensor parallelism, inside a node", "1"});
+  add_size_as<std::int32_t>(app, "--cp", options.sizes.cp, 1,
+                            {"N", "ranks of a context-parallel group", "what is left"});
+  add_size_as<std::int32_t>(app, "--dp", options.sizes.dp, 1,
+                            {"N", "data-parallel replicas", "1, or what --cp leaves"});
+  add_size_as<std::int32_t>(app, "--pp", options.sizes.pp, 1, {"N", "pipeline stages", "1"});
+  add_switch(app, "--sweep", options.sweep,
+             "all placements TP x CP x DP x PP instead of one; sizes that are given stay");
+  add_size<std::int64_t>(app, "--top", options.top, 1,
+                         {"N", "how many placements that fit the table shows", ""});
+}
+
+void add_pipeline_options(CLI::App& app, IterateOptions& options) {
+  add_size_as<std::int32_t>(app, "--micro-batches", options.micro_batches, 1,
+                            {"N", "micro-batches (of --tokens) of every replica", "1"});
+  add_size_as<std::int64_t>(app, "--batch-tokens", options.batch_tokens, 1,
+                            {"N", "tokens of the whole step instead of --micro-batches", ""});
+  add_value(
+      app, "--schedule",
+      {"NAME",
+       "of the pipeline: 1f1b, interleaved, same_phase (all stages forward or all backward, "
+       "the attention of a tick balanced over all of them)",
+       "1f1b"},
+      [&options](const std::string& text) { options.schedule = parse_pipeline_schedule(text); });
+  add_size_as<std::int32_t>(app, "--chunks", options.chunks, 1,
+                            {"N", "interleaved: model chunks of a stage", "2"});
+  add_size<std::int32_t>(
+      app, "--group", options.group, 0,
+      {"N", "interleaved: micro-batches a chunk runs in a row; 0: the stages", ""});
+  add_switch(app, "--ping-pong", options.ping_pong,
+             "every micro-batch in two halves that run in turns, the transfers of one under the "
+             "compute of the other");
+}
+
+void add_training_options(CLI::App& app, IterationOptions& options) {
+  add_value(app, "--recompute",
+            {"WHAT", "activations computed again in backward: none, selective, full", "none"},
+            [&options](const std::string& text) { options.recompute = parse_recompute(text); });
+  add_value(
+      app, "--optimizer", {"WHERE", "its state: zero1 (spread over DP x CP), replicated", "zero1"},
+      [&options](const std::string& text) {
+        if (text != "zero1" && text != "replicated") {
+          fail_argument("--optimizer: expected zero1 or replicated, found {}", quote(text));
+        }
+        options.optimizer = text == "zero1" ? OptimizerShards::kZero1 : OptimizerShards::kNone;
+      });
+  add_value(
+      app, "--gradient-overlap", {"on|off", "gradient and weight collectives under compute", "on"},
+      [&options](const std::string& text) {
+        if (text != "on" && text != "off") {
+          fail_argument("--gradient-overlap: expected on or off, found {}", quote(text));
+        }
+        options.gradient_overlap = text == "on" ? GradientOverlap::kOn : GradientOverlap::kOff;
+      });
+  add_value(app, "--linear-mfu",
+            {"X", "share of the peak that everything outside attention reaches", "0.5"},
+            [&options](const std::string& text) {
+              options.linear_mfu = parse_number("--linear-mfu", text);
+              check_iteration_options(options);
+            });
+  add_value(app, "--tp-overlap",
+            {"X", "share of TP's collectives hidden under matrix products", "0"},
+            [&options](const std::string& text) {
+              options.tensor_parallel_overlap = parse_number("--tp-overlap", text);
+              check_iteration_options(options);
+            });
+  add_size<std::int64_t>(app, "--reserve", options.reserve_bytes, 0,
+                         {"BYTES", "memory of a device that the model does not account for", ""});
+}
+
+}  // namespace
+
+Action add_iterate_command(CLI::App& app) {
+  auto options = std::make_shared<IterateOptions>();
+  options->input.cluster = "dgx-h200:4x8";
+  add_text(app, "--model", options->model,
+           {"NAME|FILE", "llama-3-8b, llama-34b, llama-3-70b, gpt-8b, or a .json file", ""});
+  add_strategy_option(app, options->strategies, "auto", "which ones, comma-separated");
+  add_placement_options(app, *options);
+  add_pipeline_options(app, *options);
+  add_batch_options(app, options->input);
+  add_mask_rule_option(app, options->input);
+  add_training_options(app, options->iteration);
+  add_blocking_options(app, options->input);
+  add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "the table");
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

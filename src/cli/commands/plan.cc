@@ -1,0 +1,138 @@
+// contextile plan: lengths, mask, cluster and strategy to verified plan files.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "cli/options/types.h"
+#include "report/table.h"
+#include "planner/plan_batch.h"
+#include "report/plan_tables.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+namespace {
+
+struct PlanOptions {
+  InputOptions input;
+  std::vector<StrategyChoice> strategy;
+  std::string output_path;
+  bool json = false;
+  bool csv = false;
+};
+
+const StrategyChoice& single_choice(const std::vector<StrategyChoice>& choices) {
+  if (choices.size() != 1) {
+    fail_argument("--strategy: expected one strategy, found {}; 'contextile compare' takes several",
+                  choices.size());
+  }
+  return choices.front();
+}
+
+void save(const Plan& plan, const std::string& path) {
+  try {
+    save_plan(plan, path);
+  } catch (const IoError& error) {
+    throw OutputError(error.what());
+  }
+}
+
+Json planned_json(const PlannedBatch& planned, const std::string& path) {
+  Json document = {{"file", path}, {"written", planned.verified.ok()}};
+  document.update(plan_json(*planned.plan));
+  document["arrange_s"] = planned.arrange_s;
+  document["build_s"] = planned.build_s;
+  document["verify_s"] = planned.verify_s;
+  document["verify"] = verify_json(planned.verified);
+  document["statistics"] = statistics_json(planned.statistics);
+  return document;
+}
+
+// One row a direction.
+void add_planned_rows(const std::string& strategy, const PlannedBatch& planned,
+                      const std::string& path, Json& rows) {
+  const Json statistics = statistics_json(planned.statistics);
+  for (const char* direction : {"forward", "backward"}) {
+    if (!statistics.contains(direction)) continue;
+    Json row = {{"file", path},
+                {"strategy", strategy},
+                {"direction", direction},
+                {"ok", planned.verified.ok()},
+                {"tokens", planned.plan->num_tokens()},
+                {"arrange_s", planned.arrange_s},
+                {"build_s", planned.build_s},
+                {"verify_s", planned.verify_s}};
+    row.update(statistics[direction]);
+    rows.push_back(std::move(row));
+  }
+}
+
+std::string planned_text(const PlannedBatch& planned, const std::string& path) {
+  return fmt::format("plan      {}{}\n", path,
+                     planned.verified.ok() ? "" : " (broken, not written)") +
+         describe_plan(*planned.plan) + "\n" + statistics_text(planned.statistics) +
+         fmt::format("planned in {} ms (arrange {}, build {}), verified in {} ms\n",
+                     format_number(planned.planning_s() * 1e3),
+                     format_number(planned.arrange_s * 1e3), format_number(planned.build_s * 1e3),
+                     format_number(planned.verify_s * 1e3)) +
+         verify_text(planned.verified, stdout_is_terminal());
+}
+
+// A plan that does not verify is not written.
+int run(const PlanOptions& options) {
+  check_formats(options.json, options.csv);
+  const StrategyChoice& choice = single_choice(options.strategy);
+  static_cast<void>(find_strategy(choice.name));  // a misspelt name before a long read
+  const Input input = load_input(options.input);
+  for (const Workload& workload : input.batches) {
+    if (const auto reason = unsupported_reason(choice, input, workload)) {
+      fail_argument("strategy '{}' cannot plan this: {}", choice.name, *reason);
+    }
+  }
+  Progress progress(static_cast<std::int64_t>(input.batches.size()));
+  Json plans = Json::array();
+  bool ok = true;
+  for (std::size_t b = 0; b < input.batches.size(); ++b) {
+    const std::string path =
+        options.output_path + (input.batches.size() > 1 ? fmt::format(".{}", b) : "");
+    progress.step(path);
+    const PlannedBatch planned = plan_batch(choice, input, input.batches[b]);
+    ok = ok && planned.verified.ok();
+    if (planned.verified.ok()) save(*planned.plan, path);
+    if (options.json) {
+      plans.push_back(planned_json(planned, path));
+    } else if (options.csv) {
+      add_planned_rows(choice_text(choice), planned, path, plans);
+    } else {
+      print((b == 0 ? "" : "\n") + planned_text(planned, path));
+    }
+  }
+  if (options.json) {
+    print_json({{"command", "plan"}, {"seed", options.input.seed}, {"plans", std::move(plans)}});
+  } else if (options.csv) {
+    print(table_of(plans).csv());
+  }
+  return ok ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace
+
+Action add_plan_command(CLI::App& app) {
+  auto options = std::make_shared<PlanOptions>();
+  add_value(app, "-o,--output",
+            {"FILE", "where the plan goes; several batches: FILE.0, FILE.1, ...", ""},
+            [options](const std::string& path) { options->output_path = path; })
+      ->required();
+  add_strategy_option(app, options->strategy, "magi", "how tokens and tiles go to devices");
+  add_input_options(app, options->input);
+  add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "a row for each batch and direction");
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,133 @@
+// contextile report: one HTML page about a plan, or two plans side by side.
+#include <fmt/format.h>
+
+#include <deque>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "cli/options/types.h"
+#include "report/table.h"
+#include "report/run_prediction.h"
+#include "report/plan_tables.h"
+#include "contextile/plan.h"
+#include "contextile/report.h"
+#include "contextile/simulate.h"
+
+namespace contextile {
+namespace {
+
+struct ReportCommandOptions {
+  std::string plan_path;
+  std::string other_path;   // empty: one plan
+  std::string cluster;      // empty: each plan's preset
+  std::string output_path;  // empty: the first plan's path with .html
+  std::int64_t max_bytes = ReportOptions{}.max_bytes;
+  bool json = false;
+};
+
+struct LoadedPlan {
+  std::string path;
+  Plan plan;
+  Cluster cluster;
+  VerifyReport verified;
+  Simulation simulation;  // when verified.ok()
+};
+
+LoadedPlan load(const std::string& path, const std::string& cluster) {
+  LoadedPlan loaded{path, load_plan(path), {}, {}, {}};
+  loaded.cluster = cluster_of_plan(loaded.plan, cluster);
+  loaded.verified = verify(loaded.plan);
+  if (loaded.verified.ok()) {
+    loaded.simulation = simulate(loaded.plan, loaded.cluster, {.timeline = true});
+  }
+  return loaded;
+}
+
+std::int64_t save_page(const std::vector<ReportedPlan>& reported, const std::string& path,
+                       const ReportOptions& options) {
+  std::ofstream file(path, std::ios::binary);
+  std::int64_t size_bytes = -1;
+  try {
+    if (file) {
+      write_report(reported, file, options);
+      size_bytes = file.tellp();
+    }
+  } catch (const IoError&) {
+    size_bytes = -1;  // reported below, with the name of the file
+  }
+  if (!file.flush() || size_bytes < 0) {
+    throw OutputError(fmt::format("{}: expected to write the report, but a write failed", path));
+  }
+  return size_bytes;
+}
+
+int run(const ReportCommandOptions& options) {
+  check_no_input("--output", options.output_path, {options.plan_path, options.other_path});
+  std::deque<LoadedPlan> plans;
+  plans.push_back(load(options.plan_path, options.cluster));
+  if (!options.other_path.empty()) plans.push_back(load(options.other_path, options.cluster));
+  Json files = Json::array();
+  std::vector<ReportedPlan> reported;
+  for (const LoadedPlan& plan : plans) {
+    if (!plan.verified.ok()) {
+      if (options.json) {
+        print_json({{"command", "report"},
+                    {"file", plan.path},
+                    {"ok", false},
+                    {"verify", verify_json(plan.verified)}});
+      } else {
+        print(fmt::format("plan      {}\n", plan.path) +
+              verify_text(plan.verified, stdout_is_terminal()));
+      }
+      return kExitCheckFailed;
+    }
+    reported.push_back({plan.path, plan.plan, plan.cluster, plan.simulation, plan.verified});
+    files.push_back(plan.path);
+  }
+  const std::string page =
+      options.output_path.empty() ? options.plan_path + ".html" : options.output_path;
+  const std::int64_t size_bytes = save_page(reported, page, {.max_bytes = options.max_bytes});
+  if (options.json) {
+    print_json({{"command", "report"},
+                {"ok", true},
+                {"files", std::move(files)},
+                {"page", page},
+                {"size_bytes", size_bytes}});
+  } else {
+    print(fmt::format("{}: {} MB, open it in a browser\n", page,
+                      format_cell(Cell{size_bytes}, Format::kMegabytes)));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+Action add_report_command(CLI::App& app) {
+  auto options = std::make_shared<ReportCommandOptions>();
+  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
+    options->plan_path = path;
+  })->required();
+  add_value(app, "PLAN_B", {"", "a second plan file, shown beside the first", ""},
+            [options](const std::string& path) { options->other_path = path; });
+  add_value(app, "-o,--output", {"FILE", "the HTML page", "PLAN.html"},
+            [options](const std::string& path) { options->output_path = path; });
+  add_value(
+      app, "--cluster",
+      {"NAME[:NODESxDEVICES]|FILE", "the machine to predict on; as many devices as the plan's",
+       "the preset the plan is for"},
+      [options](const std::string& text) { options->cluster = text; });
+  add_size<std::int64_t>(app, "--max-size", options->max_bytes, 1,
+                         {"BYTES",
+                          "about how large the page may become; pictures of large plans "
+                          "show less detail, and say so",
+                          ""});
+  add_json_option(app, options->json);
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

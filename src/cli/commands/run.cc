@@ -1,0 +1,206 @@
+// contextile run: executes a plan on real ranks and checks the result.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/commands/command.h"
+#include "cli/options/input.h"
+#include "cli/options/types.h"
+#include "report/table.h"
+#include "planner/plan_batch.h"
+#include "report/run_prediction.h"
+#include "report/plan_tables.h"
+#include "contextile/cluster.h"
+#include "contextile/kernel.h"
+#include "contextile/plan.h"
+#include "contextile/executor.h"
+#include "contextile/simulate.h"
+
+namespace contextile {
+namespace {
+
+// Comparing is on by default up to this cost of the oracle: a few seconds.
+constexpr double kMaxDefaultCompareFlops = 1e11;
+
+constexpr std::string_view kUncalibrated = " (round guesses: see contextile profile)";
+
+struct RunCommandOptions {
+  std::string plan_path;
+  std::string cluster;  // empty: not checked, predicted on the plan's preset
+  bool predict = false;
+  std::string transport = "inproc";
+  std::string kernel;  // empty: the preferred one
+  std::optional<bool> compare;
+  std::optional<std::uint64_t> seed;
+  std::int32_t repeats = 1;
+  double timeout_s = 60;
+  bool json = false;
+  bool csv = false;
+};
+
+RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
+  RunOptions run;
+  run.kernel = options.kernel;
+  run.seed = given_or_random(options.seed);
+  run.compare = options.compare.value_or(oracle_flops(plan) < kMaxDefaultCompareFlops);
+  run.repeats = options.repeats;
+  run.transport.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1e3));
+  return run;
+}
+
+// Into what run_json says of each mask.
+void add_prediction(const Simulation& simulation, Json& masks) {
+  for (std::size_t m = 0; m < masks.size(); ++m) {
+    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
+    masks[m]["predicted_forward_s"] = predicted.forward_s;
+    masks[m]["predicted_backward_s"] = predicted.backward_s;
+  }
+}
+
+// Of its arrays the largest, as a share of the bound. Gradients are called "d…".
+double worst_error(const Json& errors, const std::string& direction) {
+  double worst = 0;
+  for (const Json& error : errors) {
+    if (error["array"].get<std::string>().starts_with('d') != (direction == "backward")) continue;
+    const double share = error["error"].get<double>() / error["bound"].get<double>();
+    worst = share <= worst ? worst : share;  // NaN is the worst
+  }
+  return worst;
+}
+
+// Rows of --csv: one a mask and direction.
+Json rows_of(const Json& masks) {
+  Json rows = Json::array();
+  for (const Json& mask : masks) {
+    for (const std::string direction : {"forward", "backward"}) {
+      Json row = {{"mask", mask["mask"]}, {"direction", direction}};
+      row["seconds"] = mask[direction + "_s"];
+      row["sent_bytes"] = mask["sent_bytes_" + direction];
+      row["predicted_bytes"] = mask["predicted_bytes_" + direction];
+      const std::string predicted = "predicted_" + direction + "_s";
+      if (mask.contains(predicted)) row["predicted_s"] = mask[predicted];
+      if (!mask["errors"].empty()) {
+        row["error_of_bound"] = worst_error(mask["errors"], direction);
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+int run(const RunCommandOptions& options) {
+  check_formats(options.json, options.csv);
+  if (options.transport != "inproc") {
+    fail_argument("--transport: expected inproc, the one transport built in, found {}",
+                  quote(options.transport));
+  }
+  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
+  std::optional<Cluster> cluster;
+  if (options.predict || !options.cluster.empty()) {
+    cluster = cluster_of_plan(*plan, options.cluster);
+  }
+  const VerifyReport verified = verify(*plan);
+  if (!verified.ok()) {
+    if (options.json) {
+      print_json({{"command", "run"},
+                  {"file", options.plan_path},
+                  {"ok", false},
+                  {"verify", verify_json(verified)}});
+    } else {
+      print(verify_text(verified, stdout_is_terminal()));
+    }
+    return kExitCheckFailed;
+  }
+  check_run_memory(*plan, statistics(*plan));
+  const RunOptions settings = run_options(options, *plan);
+  const std::string kernel(
+      (settings.kernel.empty() ? *kernels().front() : find_kernel(settings.kernel)).name());
+  std::optional<Simulation> predicted;
+  if (options.predict) predicted = simulate(*plan, *cluster);
+  const RunReport report = run_plan(plan, settings);
+  if (options.csv) {
+    Json masks = run_json(report)["masks"];
+    if (predicted) add_prediction(*predicted, masks);
+    print(table_of(rows_of(masks)).csv());
+  } else if (options.json) {
+    Json document = {{"command", "run"},      {"file", options.plan_path},
+                     {"kernel", kernel},      {"transport", options.transport},
+                     {"seed", settings.seed}, {"plan", plan_json(*plan)}};
+    document.update(run_json(report));
+    if (predicted) add_prediction(*predicted, document["masks"]);
+    print_json(document);
+  } else {
+    print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(*plan) +
+          fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", plan->num_devices(),
+                      options.transport, kernel, settings.seed) +
+          run_text(report, stdout_is_terminal()));
+    if (predicted) {
+      print(fmt::format("\ntime, predicted on {}{} and measured here\n\n", cluster->name,
+                        cluster->name == "local" ? kUncalibrated : "") +
+            run_prediction_table(report, *predicted).text());
+    }
+  }
+  for (const std::string& failure : run_failures(report)) {
+    fmt::print(stderr, "contextile: check failed: {}\n", failure);
+  }
+  return report.ok() ? kExitOk : kExitCheckFailed;
+}
+
+std::string kernel_names() {
+  std::string names = "simd";
+  for (const AttentionKernel* kernel : kernels()) {
+    names += ", ";
+    names += kernel->name();
+  }
+  return names;
+}
+
+}  // namespace
+
+Action add_run_command(CLI::App& app) {
+  auto options = std::make_shared<RunCommandOptions>();
+  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
+    options->plan_path = path;
+  })->required();
+  add_text(app, "--transport", options->transport,
+           {"NAME", "inproc: one thread a rank, in this process", ""});
+  add_value(app, "--kernel", {"NAME", "attention kernel: " + kernel_names(), "the first"},
+            [options](const std::string& name) { options->kernel = name; });
+  app.add_flag_function(
+      "--compare,!--no-compare", [options](std::int64_t times) { options->compare = times > 0; },
+      wrap("check against the fp64 oracle and one device [default: when the oracle costs less than "
+           "1e11 FLOPs]",
+           50));
+  add_random_seed_option(app, options->seed, "seed of the random inputs");
+  add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
+                         {"N", "timed repetitions, the fastest counts", ""});
+  add_value(app, "--timeout",
+            {"SECONDS", "give up when nothing moves between ranks for that long", "60"},
+            [options](const std::string& text) {
+              options->timeout_s = parse_number("--timeout", text);
+              if (options->timeout_s < 1e-3 || options->timeout_s > 1e9) {
+                fail_argument("--timeout: expected 0.001 to 1e9 seconds, found {}", quote(text));
+              }
+            });
+  add_value(app, "--cluster",
+            {"NAME[:NODESxDEVICES]|FILE",
+             "refuse a plan that is for another number of devices; with --predict, the machine to "
+             "predict on",
+             "not checked; the preset the plan is for"},
+            [options](const std::string& text) { options->cluster = text; });
+  add_switch(app, "--predict", options->predict,
+             "print the times that simulate predicts beside the measured ones");
+  add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "a row for each mask and direction");
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,40 @@
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "base/suggest.h"
+#include "contextile/kernel.h"
+#include "kernel/reference_kernel.h"
+#include "kernel/simd/kernel.h"
+
+namespace contextile {
+
+std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
+    const KernelParams& /*params*/, std::int64_t /*num_rows*/, std::int64_t /*num_keys*/,
+    std::span<const LocalBand> /*bands*/) const {
+  return nullptr;
+}
+
+std::span<const AttentionKernel* const> kernels() {
+  static const std::vector<const AttentionKernel*> kAll = [] {
+    const auto simd = simd_kernels();
+    std::vector<const AttentionKernel*> list(simd.begin(), simd.end());
+    list.push_back(&reference_kernel());
+    return list;
+  }();
+  return kAll;
+}
+
+const AttentionKernel& find_kernel(std::string_view name) {
+  if (name == "simd") return *simd_kernels().front();
+  std::vector<std::string> names = {"simd"};
+  for (const AttentionKernel* kernel : kernels()) {
+    if (kernel->name() == name) return *kernel;
+    names.emplace_back(kernel->name());
+  }
+  fail_argument("kernel: expected one of {}, found {}{}", fmt::join(names, ", "), quote(name),
+                did_you_mean(name, names));
+}
+
+}  // namespace contextile

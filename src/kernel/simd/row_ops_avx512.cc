@@ -1,0 +1,25 @@
+// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c where the compiler has
+// them, and without fusing multiply and add.
+#include "kernel/row_ops.h"
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+
+#include "kernel/simd/row_ops_impl.h"
+#include "kernel/simd/vector_avx512.h"
+
+namespace contextile {
+
+const RowOps* row_ops_avx512() {
+  static constexpr RowOps kOps = make_row_ops<VectorAvx512>("avx512");
+  return &kOps;
+}
+
+}  // namespace contextile
+
+#else
+
+namespace contextile {
+const RowOps* row_ops_avx512() { return nullptr; }
+}  // namespace contextile
+
+#endif

@@ -1,0 +1,92 @@
+#include "oracle/host_tensor.h"
+
+#include <limits>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+std::vector<float> as_floats(std::span<const double> values) {
+  std::vector<float> floats;
+  for (const double value : values) floats.push_back(static_cast<float>(value));
+  return floats;
+}
+
+}  // namespace
+
+HostTensor normal_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_t heads,
+                         std::int32_t dim) {
+  HostTensor tensor(dtype, tokens, heads, dim);
+  std::vector<float> row(static_cast<std::size_t>(dim));
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    for (std::int32_t h = 0; h < heads; ++h) {
+      for (float& value : row) value = static_cast<float>(rng.normal());
+      write_row(tensor.view(), n, h, row);
+    }
+  }
+  return tensor;
+}
+
+LayerTensors::LayerTensors(const BatchTensors& batch, const AttentionShape& shape,
+                           std::vector<std::int64_t> local_tokens)
+    : tokens(std::move(local_tokens)), sink(as_floats(batch.sink)), dsink(sink.size()) {
+  const auto rows = static_cast<std::int64_t>(tokens.size());
+  const auto make = [&](Dtype dtype, std::int32_t heads, std::int32_t dim) {
+    return HostTensor(dtype, rows, heads, dim);
+  };
+  q = make(shape.dtype, shape.q_heads, shape.head_dim);
+  k = make(shape.dtype, shape.kv_heads, shape.head_dim);
+  v = make(shape.dtype, shape.kv_heads, shape.value_dim);
+  dout = make(shape.dtype, shape.q_heads, shape.value_dim);
+  out = make(shape.dtype, shape.q_heads, shape.value_dim);
+  lse = make(Dtype::kF32, shape.q_heads, 1);
+  dq = make(shape.dtype, shape.q_heads, shape.head_dim);
+  dk = make(shape.dtype, shape.kv_heads, shape.head_dim);
+  dv = make(shape.dtype, shape.kv_heads, shape.value_dim);
+  q.gather(batch.q, tokens);
+  k.gather(batch.k, tokens);
+  v.gather(batch.v, tokens);
+  dout.gather(batch.dout, tokens);
+}
+
+void LayerTensors::poison_outputs() {
+  for (HostTensor* tensor : {&out, &lse, &dq, &dk, &dv}) tensor->poison();
+  dsink.assign(dsink.size(), std::numeric_limits<float>::quiet_NaN());
+}
+
+ForwardTensors LayerTensors::forward() {
+  return {q.view(), k.view(), v.view(), sink, out.view(), lse.stats()};
+}
+
+BackwardTensors LayerTensors::backward() {
+  return {q.view(), k.view(),  v.view(),  out.view(), lse.stats(), dout.view(),
+          sink,     dq.view(), dk.view(), dv.view(),  dsink};
+}
+
+void LayerTensors::scatter_forward(OracleResult& result) {
+  out.scatter(result.out, tokens);
+  lse.scatter(result.lse, tokens);
+}
+
+void LayerTensors::scatter_backward(OracleResult& result) {
+  dq.scatter(result.dq, tokens);
+  dk.scatter(result.dk, tokens);
+  dv.scatter(result.dv, tokens);
+}
+
+OracleResult empty_result(std::int64_t tokens, const AttentionShape& shape) {
+  const auto rows = [&](std::int32_t heads, std::int32_t dim) {
+    return std::vector<double>(static_cast<std::size_t>(tokens * heads * dim),
+                               std::numeric_limits<double>::quiet_NaN());
+  };
+  OracleResult result;
+  result.out = rows(shape.q_heads, shape.value_dim);
+  result.lse = rows(shape.q_heads, 1);
+  result.dq = rows(shape.q_heads, shape.head_dim);
+  result.dk = rows(shape.kv_heads, shape.head_dim);
+  result.dv = rows(shape.kv_heads, shape.value_dim);
+  result.dsink.assign(static_cast<std::size_t>(shape.sink ? shape.q_heads : 0), 0.0);
+  return result;
+}
+
+}  // namespace contextile

@@ -1,0 +1,49 @@
+// Errors of a run against the oracle, and what they may be.
+#pragma once
+
+#include <vector>
+
+#include "contextile/plan.h"
+#include "contextile/executor.h"
+
+namespace contextile {
+
+// Largest number of times a unit of each kind is rounded to less than fp32 while its partial result
+// travels (0: fp32 wire). A finished result in the activation dtype is rounded to what it becomes
+// anyway and counts only where a sink still rescales it.
+struct WireRounding {
+  int o = 0;
+  int dq = 0;
+  int dkv = 0;
+  double step = 0;  // bound of one rounding, relative to the largest result
+};
+[[nodiscard]] WireRounding wire_rounding(const Plan& plan, std::size_t mask);
+
+struct Comparison {
+  const BatchTensors& batch;
+  const AttentionShape& shape;
+  const OracleResult& truth;
+  const OracleResult& found;
+  const OracleResult& single_device;
+  WireRounding rounding;
+  bool with_forward = true;
+  bool with_backward = true;
+};
+
+// Error of an array: max|x - ref| / max|ref|; infinite when anything is NaN or only one side is
+// -inf. Where the true result cancels to (almost) nothing, the terms that cancel are the measure:
+// LSE is compared to at least 1; dq (dk) to at least 1/64 of scale · max|delta| · max|k| (max|q|);
+// dsink to at least 1/64 of the largest sum of its absolute terms.
+//
+// Bounds: f32: 2e-6 for out and lse, 1e-5 for gradients. bf16 and f16: 1.5 x the error of one
+// device with the same kernel, at least the f32 bound. A narrower wire adds `step` for each
+// rounding on the way (2^-8 for bf16, 2^-11 for f16: twice half a unit in the last place, as a
+// partial may exceed the sum); dq, dk and dsink depend on out through delta and add 2 steps for
+// each rounding of o.
+[[nodiscard]] std::vector<RunError> compare_results(const Comparison& comparison);
+
+// One array; `floor` is the least denominator.
+[[nodiscard]] double relative_error(std::span<const double> found, std::span<const double> truth,
+                                    double floor);
+
+}  // namespace contextile

@@ -1,0 +1,244 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/executor.h"
+#include "runtime/check_program.h"
+#include "oracle/host_tensor.h"
+#include "oracle/run_error.h"
+#include "oracle/single_device.h"
+
+namespace contextile {
+namespace {
+
+// What one rank measured in one repetition of one mask.
+struct Measured {
+  ExecutionStats forward;
+  ExecutionStats backward;
+  std::int64_t sent_bytes_forward = 0;  // as the transport counted
+  std::int64_t sent_bytes_backward = 0;
+};
+
+struct MaskWork {
+  Mask mask;  // of all rounds
+  bool has_forward = false;
+  bool has_backward = false;
+  OracleResult truth;                           // when needed
+  OracleResult found;                           // ranks scatter their rows into it
+  std::vector<std::vector<float>> dsink;        // by rank
+  std::vector<std::vector<Measured>> measured;  // [rank][repeat]
+};
+
+struct Work {
+  const Plan& plan;
+  const RunOptions& options;
+  const AttentionKernel& kernel;
+  BatchTensors batch;
+  std::vector<MaskWork> masks;
+  std::vector<ExecutorMemory> memory;  // by rank
+};
+
+MaskWork make_mask_work(const Plan& plan, std::size_t m, const RunOptions& options) {
+  MaskWork work;
+  for (const PlanRound& round : plan.rounds) {
+    const std::vector<Band>& bands = round.masks[m].mask.bands;
+    work.mask.bands.insert(work.mask.bands.end(), bands.begin(), bands.end());
+  }
+  const ProgramPair& pair = plan.rounds[0].devices.at(0).programs.at(m);
+  work.has_forward = pair.forward.has_value();
+  work.has_backward = pair.backward.has_value();
+  const auto ranks = static_cast<std::size_t>(plan.num_devices());
+  work.dsink.resize(ranks);
+  work.measured.assign(ranks, std::vector<Measured>(static_cast<std::size_t>(options.repeats)));
+  return work;
+}
+
+// A backward without a forward (pipeline ticks) starts from the true output.
+void give_true_output(LayerTensors& layer, const OracleResult& truth) {
+  layer.out.gather(truth.out, layer.tokens);
+  layer.lse.gather(truth.lse, layer.tokens);
+}
+
+void run_mask(Work& work, std::size_t m, Transport& transport, Executor& executor) {
+  MaskWork& mask = work.masks[m];
+  const std::size_t rank = transport.rank().index();
+  LayerTensors layer(work.batch, work.plan.shape, local_tokens(work.plan, transport.rank()));
+  for (Measured& measured : mask.measured[rank]) {
+    layer.poison_outputs();
+    Saved saved;
+    if (mask.has_forward) {
+      barrier(transport);
+      const std::int64_t before = transport.sent_bytes();
+      saved = executor.forward(m, layer.forward());
+      measured.sent_bytes_forward = transport.sent_bytes() - before;
+      measured.forward = executor.last_stats();
+    } else {
+      give_true_output(layer, mask.truth);
+    }
+    if (mask.has_backward) {
+      barrier(transport);
+      const std::int64_t before = transport.sent_bytes();
+      executor.backward(m, layer.backward(), saved);
+      measured.sent_bytes_backward = transport.sent_bytes() - before;
+      measured.backward = executor.last_stats();
+    }
+  }
+  if (!work.options.compare) return;
+  layer.scatter_forward(mask.found);
+  if (mask.has_backward) {
+    layer.scatter_backward(mask.found);
+    mask.dsink[rank] = layer.dsink;
+  }
+}
+
+// The plan with one mask's programs only, without the charge for padding nobody sends.
+PlanStats statistics_of_mask(const Plan& plan, std::size_t m) {
+  Plan single;
+  single.shape = plan.shape;
+  single.partial_wire = plan.partial_wire;
+  single.nodes = plan.nodes;
+  single.devices_per_node = plan.devices_per_node;
+  single.sequences = plan.sequences;
+  for (const PlanRound& round : plan.rounds) {
+    PlanRound part;
+    part.head_groups = round.head_groups;
+    part.blocks = round.blocks;
+    part.owners = round.owners;
+    part.masks = {round.masks[m]};
+    for (const DeviceProgram& device : round.devices) {
+      part.devices.push_back({device.local_blocks, {device.programs[m]}});
+    }
+    single.rounds.push_back(std::move(part));
+  }
+  return statistics(single);
+}
+
+// Slowest rank of the fastest repetition.
+template <typename Seconds>
+double fastest(const std::vector<std::vector<Measured>>& measured, const Seconds& seconds) {
+  double best = std::numeric_limits<double>::infinity();
+  for (std::size_t repeat = 0; repeat < measured[0].size(); ++repeat) {
+    double slowest = 0;
+    for (const std::vector<Measured>& of_rank : measured) {
+      slowest = std::max(slowest, seconds(of_rank[repeat]));
+    }
+    best = std::min(best, slowest);
+  }
+  return best;
+}
+
+MaskRun report_mask(Work& work, std::size_t m) {
+  MaskWork& mask = work.masks[m];
+  MaskRun run;
+  run.mask = work.plan.rounds[0].masks[m].name;
+  run.forward_s = fastest(mask.measured, [](const Measured& x) { return x.forward.total_s; });
+  run.backward_s = fastest(mask.measured, [](const Measured& x) { return x.backward.total_s; });
+  run.exposed_s = fastest(
+      mask.measured, [](const Measured& x) { return x.forward.exposed_s + x.backward.exposed_s; });
+  for (const std::vector<Measured>& of_rank : mask.measured) {
+    run.sent_bytes_forward += of_rank[0].sent_bytes_forward;
+    run.sent_bytes_backward += of_rank[0].sent_bytes_backward;
+  }
+  const PlanStats stats = statistics_of_mask(work.plan, m);
+  if (stats.forward) run.predicted_bytes_forward = stats.forward->total_bytes();
+  if (stats.backward) run.predicted_bytes_backward = stats.backward->total_bytes();
+  if (!work.options.compare) return run;
+  for (const std::vector<float>& dsink : mask.dsink) {
+    for (std::size_t h = 0; h < dsink.size(); ++h) mask.found.dsink[h] += dsink[h];
+  }
+  const OracleResult single =
+      run_single_device(work.batch, work.plan.shape, mask.mask, work.kernel, mask.has_backward);
+  run.errors = compare_results({work.batch, work.plan.shape, mask.truth, mask.found, single,
+                                wire_rounding(work.plan, m), mask.has_forward, mask.has_backward});
+  return run;
+}
+
+std::int64_t plan_bytes(const ExecutorMemory& memory) {
+  return memory.staging_bytes + memory.accumulator_bytes + memory.packing_bytes;
+}
+
+std::int64_t predicted_memory_bytes(const Plan& plan) {
+  std::int64_t largest = 0;
+  for (std::size_t round = 0; round < plan.rounds.size(); ++round) {
+    for (std::size_t mask = 0; mask < plan.rounds[round].masks.size(); ++mask) {
+      for (std::int32_t r = 0; r < plan.num_devices(); ++r) {
+        for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+          largest =
+              std::max(largest, device_memory(plan, round, mask, direction, Rank{r}).total_bytes());
+        }
+      }
+    }
+  }
+  return largest;
+}
+
+Work make_work(const Plan& plan, const RunOptions& options, const AttentionKernel& kernel) {
+  CONTEXTILE_CHECK(options.repeats >= 1, "run: expected at least 1 repetition, found {}",
+                   options.repeats);
+  CONTEXTILE_CHECK(!plan.rounds.empty(), "run: expected a plan with a round, found none");
+  Work work{plan, options, kernel, {}, {}, {}};
+  Workload workload;
+  workload.sequences = plan.sequences;
+  workload.shape = plan.shape;
+  work.batch = random_batch(workload, options.seed);
+  work.memory.resize(static_cast<std::size_t>(plan.num_devices()));
+  for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
+    MaskWork& mask = work.masks.emplace_back(make_mask_work(plan, m, options));
+    const bool needs_truth = options.compare || !mask.has_forward;
+    if (needs_truth) {
+      mask.truth = oracle(work.batch, plan.shape, mask.mask, options.compare && mask.has_backward);
+    }
+    if (options.compare) mask.found = empty_result(work.batch.tokens, plan.shape);
+  }
+  return work;
+}
+
+}  // namespace
+
+bool RunReport::ok() const {
+  for (const MaskRun& run : masks) {
+    if (run.sent_bytes_forward != run.predicted_bytes_forward) return false;
+    if (run.sent_bytes_backward != run.predicted_bytes_backward) return false;
+    for (const RunError& error : run.errors) {
+      if (!(error.error <= error.bound)) return false;  // NaN fails
+    }
+  }
+  return plan_bytes(memory) == predicted_memory_bytes;
+}
+
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) {
+  CONTEXTILE_CHECK(plan != nullptr, "run: expected a plan, found none");
+  check_structure(*plan);
+  const AttentionKernel& kernel =
+      options.kernel.empty() ? *kernels().front() : find_kernel(options.kernel);
+  Work work = make_work(*plan, options, kernel);
+  run_inproc(
+      plan->num_devices(),
+      [&](Transport& transport) {
+        Executor executor(transport, kernel);
+        executor.prepare(plan);
+        work.memory[transport.rank().index()] = executor.memory();
+        for (std::size_t m = 0; m < work.masks.size(); ++m) {
+          run_mask(work, m, transport, executor);
+        }
+      },
+      options.transport);
+  RunReport report;
+  for (std::size_t m = 0; m < work.masks.size(); ++m) {
+    report.masks.push_back(report_mask(work, m));
+  }
+  report.memory = *std::max_element(work.memory.begin(), work.memory.end(),
+                                    [](const ExecutorMemory& a, const ExecutorMemory& b) {
+                                      return plan_bytes(a) < plan_bytes(b);
+                                    });
+  report.predicted_memory_bytes = predicted_memory_bytes(*plan);
+  return report;
+}
+
+}  // namespace contextile

@@ -1,0 +1,315 @@
+// The driver: coarsen, choose nodes, choose devices, anneal all together, come back down.
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/partition.h"
+#include "partition/anneal.h"
+#include "partition/level.h"
+#include "partition/refine.h"
+#include "partition/starts.h"
+
+namespace contextile {
+namespace {
+
+// Tuned on packed batches of 131072 tokens under causal and sparse masks, 4 x 8 devices. Steps are
+// per tile of the level and multiplied by GridSpec::effort; temperatures are in mean row bytes.
+struct Tuning {
+  double tile_share = 0.07;  // coarsen until a tile is this much of a device's work
+  // Coarse blocks are at most this many times a device's tokens, or the largest fine block.
+  std::int64_t coarse_means = 2;
+  std::int64_t coarse_blocks = 8;
+  double node_steps = 50;
+  double inside_steps = 100;
+  double joint_steps = 75;
+  double fine_steps = 25;
+  double node_heat = 0.375;
+  double inside_heat = 0.5;
+  double joint_heat = 0.2;
+  double fine_heat = 0.08;
+  double cold = 0.03;
+  double joint_cold = 0.015;
+  double fine_cold = 0.006;
+  std::int32_t max_fine_tiles = 4000;  // levels with more are refined greedily only
+};
+
+// Parts of one level of the machine: nodes of equal devices, each device with a share of the work.
+struct Machine {
+  LaneLayout layout;
+  std::vector<double> share;  // of every lane; empty: all equal
+  double mean_work = 0;       // of a device with share 1, of the whole problem
+  double eps_compute = 0;
+  double eps_node = 0;
+  std::int64_t token_cap = 0;  // of a device with share 1
+  std::int64_t node_weight = 0;
+};
+
+struct Assignment {
+  std::vector<std::int32_t> owner;   // device of every block
+  std::vector<std::int32_t> device;  // of every tile
+};
+
+std::vector<std::int64_t> held_sizes(const GridLevel& level) {
+  std::vector<std::int64_t> sizes;
+  for (const GridLevel::LevelBlock& block : level.blocks) sizes.push_back(block.held_tokens);
+  return sizes;
+}
+
+std::int64_t largest(const std::vector<std::int64_t>& sizes) {
+  return sizes.empty() ? 0 : *std::max_element(sizes.begin(), sizes.end());
+}
+
+// Partitions one level of the machine, all its parts at once.
+class JointPartitioner {
+ public:
+  JointPartitioner(GridLevel finest, const Machine& machine, const GridSpec& spec)
+      : machine_(machine), spec_(spec), random_(spec.seed) {
+    const auto devices = static_cast<double>(machine.layout.num_devices());
+    limits_.mean_work = std::max(1.0, machine.mean_work);
+    limits_.work_cap = 1 + machine.eps_compute;
+    limits_.token_cap = machine.token_cap;
+    limits_.share = machine.share;
+    limits_.node_weight = machine.node_weight;
+    limits_.inter_weight = spec.inter_weight;
+    const double row_bytes = static_cast<double>(finest.total_held_tokens) *
+                             static_cast<double>(finest.row_bytes_per_token) * finest.num_groups /
+                             devices;
+    limits_.work_penalty = 18 * row_bytes;  // enough that overload never pays
+    limits_.token_penalty = 60 * row_bytes;
+    finest_block_tokens_ = largest(held_sizes(finest));
+    const auto mean_tokens =
+        static_cast<std::int64_t>(static_cast<double>(finest.total_held_tokens) / devices);
+    std::int64_t largest_tokens = 0;  // also of blocks held elsewhere
+    for (const GridLevel::LevelBlock& block : finest.blocks) {
+      largest_tokens = std::max(largest_tokens, block.tokens);
+    }
+    levels_ = coarsen_all(
+        std::move(finest), limits_.mean_work, tuning_.tile_share,
+        std::max(tuning_.coarse_means * mean_tokens, tuning_.coarse_blocks * largest_tokens));
+  }
+
+  Assignment run() {
+    GridState state = partition_coarsest();
+    refine(state);
+    for (std::size_t l = levels_.size() - 1; l-- > 0;) {
+      state = project(state, l);
+      if (levels_[l].num_tiles() <= tuning_.max_fine_tiles) {
+        anneal_level(state, tuning_.fine_steps, tuning_.fine_heat, tuning_.fine_cold);
+      }
+      if (l == 0) repair_tokens(state);
+      refine(state);
+    }
+    if (levels_.size() == 1) repair_tokens(state);
+    repair_work(state);
+    Assignment result;
+    for (const std::uint8_t lane : state.owner)
+      result.owner.push_back(machine_.layout.device(lane));
+    for (const std::uint8_t lane : state.place)
+      result.device.push_back(machine_.layout.device(lane));
+    return result;
+  }
+
+ private:
+  void anneal_level(GridState& state, double steps, double heat, double cold) {
+    const double row_bytes = std::max(1.0, state.level->mean_row_bytes());
+    anneal(state,
+           {static_cast<std::int64_t>(steps * spec_.effort * state.level->num_tiles()),
+            heat * row_bytes, cold * row_bytes},
+           random_);
+  }
+
+  // Limits on a level whose blocks may be larger than a device's token cap.
+  [[nodiscard]] GridLimits limits_on(const GridLevel& level) const {
+    GridLimits limits = limits_;
+    limits.token_cap = std::max(limits.token_cap, largest(held_sizes(level)));
+    return limits;
+  }
+
+  GridState partition_coarsest() {
+    const GridLevel& level = levels_.back();
+    const LaneLayout& layout = machine_.layout;
+    const bool two_levels = layout.nodes > 1 && layout.devices_per_node > 1;
+    GridState state(level, layout, limits_on(level));
+    if (two_levels) {
+      const GridState nodes = choose_nodes(level);
+      state.place = nodes.place;
+      state.owner = nodes.owner;
+      start_inside_nodes(state);
+      state.reach = Reach::kInsides;
+      anneal_level(state, tuning_.inside_steps, tuning_.inside_heat, tuning_.cold);
+      state.reach = Reach::kAll;
+    } else {
+      state = best_of_starts(state, tuning_.inside_steps, tuning_.inside_heat);
+    }
+    state.set_traffic_weight(spec_.traffic_weight);
+    anneal_level(state, tuning_.joint_steps, tuning_.joint_heat, tuning_.joint_cold);
+    return state;
+  }
+
+  GridState choose_nodes(const GridLevel& level) {
+    const LaneLayout& layout = machine_.layout;
+    GridLimits limits = limits_;
+    limits.mean_work *= layout.devices_per_node;
+    limits.work_cap = 1 + machine_.eps_node;
+    // Everything crosses nodes here: a larger weight would only make annealing colder.
+    constexpr std::int64_t kTunedNodeWeight = 3;
+    limits.node_weight = std::min(limits.node_weight, kTunedNodeWeight);
+    const std::vector<std::int64_t> sizes = held_sizes(level);
+    constexpr std::int64_t kSlackBlocks = 4;
+    limits.token_cap = longest_first_max(sizes, layout.nodes);
+    if (largest(sizes) <= finest_block_tokens_) {
+      limits.token_cap += kSlackBlocks * finest_block_tokens_;
+    }
+    GridState state(level, layout, limits);
+    state.reach = Reach::kNodes;
+    return best_of_starts(state, tuning_.node_steps, tuning_.node_heat);
+  }
+
+  GridState best_of_starts(const GridState& empty, double steps, double heat) {
+    std::vector<GridState> candidates(2, empty);
+    start_contiguous(candidates[0]);
+    start_greedy(candidates[1]);
+    for (GridState& state : candidates) anneal_level(state, steps, heat, tuning_.cold);
+    return std::move(candidates[candidates[1].energy() < candidates[0].energy() ? 1 : 0]);
+  }
+
+  GridState project(const GridState& coarse, std::size_t l) const {
+    const GridLevel& fine = levels_[l];
+    const GridLevel& level = levels_[l + 1];
+    GridState state(fine, machine_.layout, l == 0 ? limits_ : limits_on(fine));
+    for (std::size_t t = 0; t < fine.tiles.size(); ++t) {
+      state.place[t] = coarse.place[static_cast<std::size_t>(level.coarse_tile[t])];
+    }
+    for (std::size_t b = 0; b < fine.blocks.size(); ++b) {
+      state.owner[b] = coarse.owner[static_cast<std::size_t>(level.coarse_block[b])];
+    }
+    state.rebuild();
+    state.set_traffic_weight(coarse.traffic_weight());
+    return state;
+  }
+
+  void refine(GridState& state) {
+    constexpr int kPasses = 6;
+    const double traffic_weight = state.traffic_weight();
+    state.set_traffic_weight(0);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const std::int64_t gain = refine_tiles(state, random_);
+      refine_owners(state);
+      if (gain == 0 && pass > 0) break;
+    }
+    state.set_traffic_weight(traffic_weight);
+  }
+
+  Machine machine_;
+  GridSpec spec_;
+  Tuning tuning_;
+  FastRandom random_;
+  GridLimits limits_;
+  std::int64_t finest_block_tokens_ = 0;
+  std::vector<GridLevel> levels_;  // fine to coarse
+};
+
+// Sizes that sum to `total`, `parts` of them, as equal as can be.
+std::vector<std::int32_t> even_sizes(std::int32_t total, std::int32_t parts) {
+  std::vector<std::int32_t> sizes(static_cast<std::size_t>(parts), total / parts);
+  for (std::int32_t i = 0; i < total % parts; ++i) ++sizes[static_cast<std::size_t>(i)];
+  return sizes;
+}
+
+// More devices than lanes: groups of nodes first, then each group on its own.
+Assignment partition_nodes(GridLevel finest, std::int32_t nodes, const GridSpec& spec,
+                           double mean_work);
+
+Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, const GridSpec& spec,
+                               double mean_work) {
+  std::int32_t nodes_that_fit = 1;
+  while (LaneLayout::fits(2 * nodes_that_fit, spec.devices_per_node)) nodes_that_fit *= 2;
+  const std::int32_t groups = std::min(kMaxLanes, (nodes + nodes_that_fit - 1) / nodes_that_fit);
+  const std::vector<std::int32_t> sizes = even_sizes(nodes, groups);
+  const double mean_nodes = static_cast<double>(nodes) / groups;
+  const double mean_devices = mean_nodes * spec.devices_per_node;
+  Machine outer{.layout = {groups, 1}, .share = {}, .mean_work = mean_work * mean_devices};
+  for (const std::int32_t size : sizes) outer.share.push_back(size / mean_nodes);
+  outer.eps_compute = spec.eps_node;
+  outer.token_cap = static_cast<std::int64_t>(static_cast<double>(spec.token_cap) * mean_devices);
+  const Assignment group_of = JointPartitioner(finest, outer, spec).run();
+  Assignment result{std::vector<std::int32_t>(finest.blocks.size()),
+                    std::vector<std::int32_t>(finest.tiles.size())};
+  std::vector<std::int32_t> first_device(sizes.size());
+  for (std::size_t g = 1; g < sizes.size(); ++g) {
+    first_device[g] = first_device[g - 1] + sizes[g - 1] * spec.devices_per_node;
+  }
+  // Every group writes its own tiles and blocks: the result does not depend on the threads.
+  tbb::parallel_for(std::size_t{0}, sizes.size(), [&](std::size_t g) {
+    const auto group = static_cast<std::int32_t>(g);
+    std::vector<bool> keep(finest.tiles.size());
+    std::vector<bool> held(finest.blocks.size());
+    for (std::size_t t = 0; t < keep.size(); ++t) keep[t] = group_of.device[t] == group;
+    for (std::size_t b = 0; b < held.size(); ++b) held[b] = group_of.owner[b] == group;
+    SubGrid sub = sub_grid(finest, keep, held);
+    const Assignment inner = partition_nodes(std::move(sub.level), sizes[g], spec, mean_work);
+    for (std::size_t t = 0; t < sub.tile_of.size(); ++t) {
+      result.device[static_cast<std::size_t>(sub.tile_of[t])] = first_device[g] + inner.device[t];
+    }
+    for (std::size_t b = 0; b < sub.block_of.size(); ++b) {
+      const auto whole = static_cast<std::size_t>(sub.block_of[b]);
+      if (held[whole]) result.owner[whole] = first_device[g] + inner.owner[b];
+    }
+  });
+  return result;
+}
+
+Assignment partition_nodes(GridLevel finest, std::int32_t nodes, const GridSpec& spec,
+                           double mean_work) {
+  if (!LaneLayout::fits(nodes, spec.devices_per_node)) {
+    return partition_in_groups(finest, nodes, spec, mean_work);
+  }
+  const Machine machine{.layout = {nodes, spec.devices_per_node},
+                        .share = {},
+                        .mean_work = mean_work,
+                        .eps_compute = spec.eps_compute,
+                        .eps_node = spec.eps_node,
+                        .token_cap = spec.token_cap,
+                        .node_weight = spec.node_weight};
+  return JointPartitioner(std::move(finest), machine, spec).run();
+}
+
+}  // namespace
+
+std::int64_t longest_first_max(std::vector<std::int64_t> sizes, std::int32_t parts) {
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  std::vector<std::int64_t> heap(static_cast<std::size_t>(parts));  // smallest load on top
+  for (const std::int64_t size : sizes) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    heap.back() += size;
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  }
+  return largest(heap);
+}
+
+GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
+  CONTEXTILE_CHECK(
+      spec.nodes >= 1 && spec.devices_per_node >= 1 && spec.devices_per_node <= kMaxLanes,
+      "partition: expected at least one node of 1 to {} devices, found {} x {}", kMaxLanes,
+      spec.nodes, spec.devices_per_node);
+  GridLevel finest = finest_level(grid);
+  const std::vector<std::int64_t> sizes = held_sizes(finest);
+  const std::int32_t devices = spec.nodes * spec.devices_per_node;
+  GridSpec used = spec;
+  if (used.token_cap == 0) used.token_cap = longest_first_max(sizes, devices) + largest(sizes);
+  CONTEXTILE_CHECK(largest(sizes) <= used.token_cap,
+                   "partition: expected blocks of at most {} tokens (the token cap), found {}",
+                   used.token_cap, largest(sizes));
+  const double mean_work = static_cast<double>(finest.total_work) / devices;
+  Assignment assignment = partition_nodes(std::move(finest), spec.nodes, used, mean_work);
+  return {std::move(assignment.owner), std::move(assignment.device)};
+}
+
+}  // namespace contextile

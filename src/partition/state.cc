@@ -1,0 +1,211 @@
+#include "partition/state.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace contextile {
+namespace {
+
+std::int32_t width_for(std::int32_t devices_per_node) {
+  return static_cast<std::int32_t>(std::bit_ceil(static_cast<std::uint32_t>(devices_per_node)));
+}
+
+}  // namespace
+
+LaneLayout::LaneLayout(std::int32_t num_nodes, std::int32_t per_node)
+    : nodes(num_nodes), devices_per_node(per_node), width(width_for(per_node)) {
+  for (std::int32_t n = 0; n < nodes; ++n) node_firsts_ |= lane_bit(n * width);
+}
+
+bool LaneLayout::fits(std::int32_t nodes, std::int32_t devices_per_node) {
+  return devices_per_node <= kMaxLanes && nodes <= kMaxLanes / width_for(devices_per_node);
+}
+
+GridState::GridState(const GridLevel& grid, const LaneLayout& lane_layout,
+                     const GridLimits& grid_limits)
+    : level(&grid),
+      layout(lane_layout),
+      limits(grid_limits),
+      place(grid.tiles.size()),
+      owner(grid.blocks.size()),
+      num_lanes_(lane_layout.num_lanes()),
+      mean_tokens_(
+          std::max(1.0, static_cast<double>(grid.total_held_tokens) / lane_layout.num_devices())) {
+  for (std::int32_t n = 0; n < layout.nodes; ++n) {
+    devices_ |= layout.node_lanes(n);
+    node_firsts_ |= lane_bit(n * layout.width);
+  }
+  share_ = limits.share;
+  share_.resize(static_cast<std::size_t>(num_lanes_), 1.0);
+  for (const double share : share_) {
+    token_cap_.push_back(static_cast<std::int64_t>(share * static_cast<double>(limits.token_cap)));
+  }
+}
+
+void GridState::rebuild() {
+  const GridLevel& grid = *level;
+  count_.assign(static_cast<std::size_t>(grid.num_nets()) * static_cast<std::size_t>(num_lanes_),
+                0);
+  span_.assign(grid.net_bytes.size(), 0);
+  load.assign(static_cast<std::size_t>(num_lanes_), 0);
+  tokens.assign(static_cast<std::size_t>(num_lanes_), 0);
+  listed_place_.resize(grid.net_tiles.size());
+  for (std::size_t t = 0; t < grid.tiles.size(); ++t) {
+    list_place(t, place[t]);
+    const GridLevel::LevelTile& tile = grid.tiles[t];
+    for (const std::int32_t net : {tile.row_net, tile.column_net}) {
+      ++count_[count_index(net, place[t])];
+      span_[static_cast<std::size_t>(net)] |= lane_bit(place[t]);
+    }
+    load[place[t]] += tile.work;
+  }
+  for (std::size_t b = 0; b < grid.blocks.size(); ++b)
+    tokens[owner[b]] += grid.blocks[b].held_tokens;
+  cost = 0;
+  for (std::int32_t net = 0; net < grid.num_nets(); ++net) {
+    LaneMask& mask = span_[static_cast<std::size_t>(net)];
+    mask |= lane_bit(owner[static_cast<std::size_t>(grid.block_of_net(net))]);
+    cost +=
+        grid.net_bytes[static_cast<std::size_t>(net)] * (weight_of(mask) - 1 - limits.node_weight);
+  }
+  set_traffic_weight(traffic_weight_);
+}
+
+std::int64_t GridState::tile_delta(std::int32_t t, Lane to) const {
+  const GridLevel::LevelTile& tile = level->tiles[static_cast<std::size_t>(t)];
+  const Lane from = place[static_cast<std::size_t>(t)];
+  std::int64_t delta = 0;
+  for (const auto& [net, block] :
+       {std::pair(tile.row_net, tile.row), {tile.column_net, tile.column}}) {
+    const LaneMask before = span(net);
+    const LaneMask after = span_after(net, block, from, to);
+    if (after != before) {
+      delta +=
+          level->net_bytes[static_cast<std::size_t>(net)] * (weight_of(after) - weight_of(before));
+    }
+  }
+  return delta;
+}
+
+void GridState::move_tile(std::int32_t t, Lane to) {
+  const GridLevel::LevelTile& tile = level->tiles[static_cast<std::size_t>(t)];
+  const Lane from = place[static_cast<std::size_t>(t)];
+  for (const auto& [net, block] :
+       {std::pair(tile.row_net, tile.row), {tile.column_net, tile.column}}) {
+    const Lane owner_lane = owner[static_cast<std::size_t>(block)];
+    change_span(net, span_after(net, block, from, to), owner_lane, owner_lane);
+    --count_[count_index(net, from)];
+    ++count_[count_index(net, to)];
+  }
+  load[static_cast<std::size_t>(from)] -= tile.work;
+  load[static_cast<std::size_t>(to)] += tile.work;
+  place[static_cast<std::size_t>(t)] = static_cast<std::uint8_t>(to);
+  list_place(static_cast<std::size_t>(t), static_cast<std::uint8_t>(to));
+}
+
+std::int64_t GridState::owner_delta(std::int32_t block, Lane to) const {
+  const Lane from = owner[static_cast<std::size_t>(block)];
+  std::int64_t delta = 0;
+  for (std::int32_t net = block; net < level->num_nets(); net += level->num_blocks()) {
+    const LaneMask before = span(net);
+    LaneMask after = before;
+    if (count(net, from) == 0) after &= ~lane_bit(from);
+    after |= lane_bit(to);
+    delta +=
+        level->net_bytes[static_cast<std::size_t>(net)] * (weight_of(after) - weight_of(before));
+  }
+  return delta;
+}
+
+void GridState::move_owner(std::int32_t block, Lane to) {
+  const Lane from = owner[static_cast<std::size_t>(block)];
+  for (std::int32_t net = block; net < level->num_nets(); net += level->num_blocks()) {
+    LaneMask after = span(net);
+    if (count(net, from) == 0) after &= ~lane_bit(from);
+    change_span(net, after | lane_bit(to), from, to);
+  }
+  const std::int64_t moved = level->blocks[static_cast<std::size_t>(block)].held_tokens;
+  tokens[static_cast<std::size_t>(from)] -= moved;
+  tokens[static_cast<std::size_t>(to)] += moved;
+  owner[static_cast<std::size_t>(block)] = static_cast<std::uint8_t>(to);
+}
+
+void GridState::change_span(std::int32_t net, LaneMask after, Lane owner_before, Lane owner_after) {
+  LaneMask& mask = span_[static_cast<std::size_t>(net)];
+  if (mask == after && owner_before == owner_after) return;
+  cost += level->net_bytes[static_cast<std::size_t>(net)] * (weight_of(after) - weight_of(mask));
+  if (traffic_weight_ != 0) {
+    const LaneMask touched = mask | after | lane_bit(owner_before) | lane_bit(owner_after);
+    traffic_cost -= traffic_of(touched);
+    add_traffic(net, mask, owner_before, -1);
+    add_traffic(net, after, owner_after, 1);
+    traffic_cost += traffic_of(touched);
+  }
+  mask = after;
+}
+
+// A row net moves half its bytes out (queries) and half back (partial outputs), a column net all of
+// them out. Across nodes a unit travels once, to (or from) one device that passes it on: which one
+// is not known here, so each of a node's devices carries an equal share of that.
+void GridState::add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, double sign) {
+  const double bytes = sign * static_cast<double>(level->net_bytes[static_cast<std::size_t>(net)]);
+  const bool row = level->is_row_net(net);
+  const double out = row ? bytes / 2 : bytes;
+  const double back = row ? bytes / 2 : 0;
+  for (std::int32_t n = 0; n < layout.nodes; ++n) {
+    LaneMask there = mask & layout.node_lanes(n) & ~lane_bit(owner_lane);
+    if (there == 0) continue;
+    const int devices = std::popcount(there);
+    const bool local = n == layout.node(owner_lane);
+    const auto weight = static_cast<double>(limits.inter_weight);
+    const double times = local ? devices : weight;
+    // Of a device there: its own copy, by the relay's hands or across nodes, and what it passes on.
+    const double own = local ? 1 : (weight + devices - 1) / devices;
+    const double relayed = local ? 0 : static_cast<double>(devices - 1) / devices;
+    sent_[static_cast<std::size_t>(owner_lane)] += out * times;
+    received_[static_cast<std::size_t>(owner_lane)] += back * times;
+    for (; there != 0; there &= there - 1) {
+      const auto lane = static_cast<std::size_t>(lowest_lane(there));
+      received_[lane] += out * own + back * relayed;
+      sent_[lane] += back * own + out * relayed;
+    }
+  }
+}
+
+double GridState::traffic_of(LaneMask mask) const {
+  double sum = 0;
+  for (; mask != 0; mask &= mask - 1) {
+    const auto lane = static_cast<std::size_t>(lowest_lane(mask));
+    const double x = std::max(sent_[lane], received_[lane]) / mean_traffic_;
+    sum += x * x * x * x;
+  }
+  return traffic_weight_ * mean_traffic_ * sum;
+}
+
+void GridState::set_traffic_weight(double weight) {
+  traffic_weight_ = weight;
+  traffic_cost = 0;
+  if (weight == 0) return;
+  sent_.assign(static_cast<std::size_t>(num_lanes_), 0);
+  received_.assign(static_cast<std::size_t>(num_lanes_), 0);
+  for (std::int32_t net = 0; net < level->num_nets(); ++net) {
+    add_traffic(net, span(net), owner[static_cast<std::size_t>(level->block_of_net(net))], 1);
+  }
+  double total = 0;
+  for (std::size_t lane = 0; lane < sent_.size(); ++lane)
+    total += (sent_[lane] + received_[lane]) / 2;
+  mean_traffic_ = std::max(1.0, total / layout.num_devices());
+  traffic_cost = traffic_of(devices_);
+}
+
+double GridState::penalties() const {
+  double sum = 0;
+  for (LaneMask left = lanes(); left != 0; left &= left - 1) {
+    const auto lane = static_cast<std::size_t>(lowest_lane(left));
+    sum += work_penalty(static_cast<Lane>(lane), load[lane]) +
+           token_penalty(static_cast<Lane>(lane), tokens[lane]);
+  }
+  return sum;
+}
+
+}  // namespace contextile

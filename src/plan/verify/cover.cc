@@ -1,0 +1,170 @@
+// Who owns what, and that every tile is computed exactly once.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "plan/verify/facts.h"
+
+namespace contextile {
+namespace {
+
+void check_local_blocks(const RoundFacts& facts, Rank rank, std::vector<std::int32_t>& holder,
+                        Findings& findings) {
+  for (const BlockId block : facts.round.devices[rank.index()].local_blocks) {
+    const PlanPlace place = facts.place.at_rank(rank.value);
+    if (facts.round.owners[block.index()] != rank) {
+      findings.violation(place, "local block {} is owned by {}", block.value,
+                         facts.round.owners[block.index()].value);
+      continue;
+    }
+    if (holder[block.index()] >= 0) {
+      findings.violation(place, "block {} is listed twice in local_blocks", block.value);
+    }
+    holder[block.index()] = rank.value;
+  }
+}
+
+void check_home(const RoundFacts& facts, Findings& findings) {
+  const std::vector<HomeRange>& home = facts.plan.home;
+  for (std::int32_t b = 0; b < facts.round.blocks.num_blocks(); ++b) {
+    const Rank owner = facts.round.owners[static_cast<std::size_t>(b)];
+    for (const Range range : facts.round.blocks.ranges(BlockId{b})) {
+      auto at = std::ranges::upper_bound(home, range.begin, {},
+                                         [](const HomeRange& h) { return h.tokens.end; });
+      for (; at != home.end() && at->tokens.begin < range.end; ++at) {
+        if (at->owner == owner) continue;
+        findings.violation(facts.place, "block {}: its owner {} is not the home {} of token {}", b,
+                           owner.value, at->owner.value, std::max(at->tokens.begin, range.begin));
+        break;
+      }
+    }
+  }
+}
+
+std::size_t count_tiles(const DirectionPrograms& programs) {
+  std::size_t tiles = 0;
+  for (const Program* program : programs) {
+    for (const Instruction& instruction : program->instructions) {
+      if (const auto* op = std::get_if<AttentionOp>(&instruction)) tiles += op->tiles.size();
+    }
+  }
+  return tiles;
+}
+
+}  // namespace
+
+MaskFacts::MaskFacts(const Mask& mask, const Blocking& blocks)
+    : tiles_(TileIndex(mask, blocks).tiles()),
+      first_of_q_block_(static_cast<std::size_t>(blocks.num_blocks()) + 1),
+      num_of_q_block_(static_cast<std::size_t>(blocks.num_blocks())),
+      num_of_kv_block_(num_of_q_block_.size()) {
+  for (const Tile& tile : tiles_) {
+    ++num_of_q_block_[tile.q_block.index()];
+    ++num_of_kv_block_[tile.kv_block.index()];
+    num_pairs_ += tile.pairs;
+  }
+  for (std::size_t b = 0; b < num_of_q_block_.size(); ++b) {
+    first_of_q_block_[b + 1] = first_of_q_block_[b] + static_cast<std::size_t>(num_of_q_block_[b]);
+  }
+}
+
+std::int64_t MaskFacts::find(BlockId q_block, BlockId kv_block) const {
+  const auto begin =
+      tiles_.begin() + static_cast<std::ptrdiff_t>(first_of_q_block_[q_block.index()]);
+  const auto end =
+      tiles_.begin() + static_cast<std::ptrdiff_t>(first_of_q_block_[q_block.index() + 1]);
+  const auto at = std::ranges::lower_bound(begin, end, kv_block, {}, &Tile::kv_block);
+  return at != end && at->kv_block == kv_block ? at - tiles_.begin() : -1;
+}
+
+void check_ownership(const RoundFacts& facts, Findings& findings) {
+  const PlanRound& round = facts.round;
+  std::vector<std::int32_t> holder(round.owners.size(), -1);
+  std::vector<std::int64_t> owned_tokens(round.devices.size());
+  for (std::int32_t r = 0; r < facts.num_ranks(); ++r) {
+    check_local_blocks(facts, Rank{r}, holder, findings);
+  }
+  for (std::size_t b = 0; b < round.owners.size(); ++b) {
+    const BlockId block{static_cast<std::int32_t>(b)};
+    owned_tokens[round.owners[b].index()] += round.blocks.num_tokens(block);
+    if (holder[b] >= 0) continue;
+    findings.violation(facts.place.at_rank(round.owners[b].value),
+                       "block {} is not in the local_blocks of its owner", block.value);
+  }
+  for (std::size_t r = 0; round.token_limit && r < owned_tokens.size(); ++r) {
+    if (owned_tokens[r] <= *round.token_limit) continue;
+    findings.violation(facts.place.at_rank(static_cast<std::int64_t>(r)),
+                       "owns {} tokens, the limit is {}", owned_tokens[r], *round.token_limit);
+  }
+  if (!facts.plan.home.empty()) check_home(facts, findings);
+}
+
+void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64_t mask_pairs,
+                      const PlanPlace& place, Findings& findings) {
+  const Blocking& blocks = facts.round.blocks;
+  if (mask.num_pairs() != mask_pairs) {
+    findings.violation(place, "{} of {} pairs are on tokens outside the round",
+                       mask_pairs - mask.num_pairs(), mask_pairs);
+  }
+  for (const Tile& tile : mask.tiles()) {
+    if (blocks.role(tile.q_block) == Role::kKvOnly) {
+      findings.violation(place, "tile ({}, {}): block {} has no queries", tile.q_block.value,
+                         tile.kv_block.value, tile.q_block.value);
+    }
+    if (blocks.role(tile.kv_block) == Role::kQOnly) {
+      findings.violation(place, "tile ({}, {}): block {} has no keys", tile.q_block.value,
+                         tile.kv_block.value, tile.kv_block.value);
+    }
+  }
+}
+
+void check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
+                 const PlanPlace& place, Findings& findings) {
+  const auto groups = static_cast<std::size_t>(facts.round.head_groups);
+  const std::size_t num_wanted = mask.tiles().size() * groups;
+  const std::size_t num_listed = count_tiles(programs);
+  if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {  // naming each would take too much
+    findings.cause(place, "{} tiles are computed, the mask has {}", num_listed, num_wanted);
+    return;
+  }
+  std::vector<std::int32_t> times(num_wanted);
+  const auto check_tile = [&](const TileOp& tile, const PlanPlace& at) {
+    const std::int64_t found = mask.find(tile.q_block, tile.kv_block);
+    if (found < 0) {
+      findings.violation(at, "tile ({}, {}) of group {} has no pair of the mask",
+                         tile.q_block.value, tile.kv_block.value, tile.group.value);
+      return;
+    }
+    const auto n = static_cast<std::size_t>(found);
+    if (mask.tiles()[n].pairs != tile.pairs) {
+      findings.violation(at, "tile ({}, {}) of group {} says {} pairs, the mask has {}",
+                         tile.q_block.value, tile.kv_block.value, tile.group.value, tile.pairs,
+                         mask.tiles()[n].pairs);
+    }
+    ++times[n * groups + tile.group.index()];
+  };
+  for (std::size_t r = 0; r < programs.size(); ++r) {
+    const std::vector<Instruction>& instructions = programs[r]->instructions;
+    for (std::size_t n = 0; n < instructions.size(); ++n) {
+      const auto* attention = std::get_if<AttentionOp>(&instructions[n]);
+      if (attention == nullptr) continue;
+      const PlanPlace at =
+          place.at_rank(static_cast<std::int64_t>(r))
+              .at_instruction(static_cast<std::int64_t>(n), op_name(instructions[n]));
+      for (const TileOp& tile : attention->tiles) check_tile(tile, at);
+    }
+  }
+  for (std::size_t n = 0; n < times.size(); ++n) {
+    if (times[n] == 1) continue;
+    const Tile& tile = mask.tiles()[n / groups];
+    if (times[n] == 0) {
+      findings.cause(place, "tile ({}, {}) of group {} is computed by nobody", tile.q_block.value,
+                     tile.kv_block.value, n % groups);
+    } else {
+      findings.cause(place, "tile ({}, {}) of group {} is computed {} times", tile.q_block.value,
+                     tile.kv_block.value, n % groups, times[n]);
+    }
+  }
+}
+
+}  // namespace contextile

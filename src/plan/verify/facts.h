@@ -1,0 +1,102 @@
+// What verification knows of a round and of a mask before it looks at a program.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "contextile/plan.h"
+#include "plan/verify/findings.h"
+
+namespace contextile {
+
+using UnitId = Id<struct UnitTag>;  // (block, group) of one round: block · head_groups + group
+
+// A round whose blocks, owners, groups and local blocks are in range: ids may be used as indices.
+struct RoundFacts {
+  const Plan& plan;
+  const PlanRound& round;
+  PlanPlace place;
+
+  [[nodiscard]] std::int32_t num_ranks() const {
+    return static_cast<std::int32_t>(round.devices.size());
+  }
+  [[nodiscard]] bool has_unit(BlockId block, GroupId group) const {
+    return block.valid() && block.value < round.blocks.num_blocks() && group.valid() &&
+           group.value < round.head_groups;
+  }
+  [[nodiscard]] UnitId unit(BlockId block, GroupId group) const {
+    return UnitId{block.value * round.head_groups + group.value};
+  }
+  [[nodiscard]] BlockId block_of(UnitId unit) const {
+    return BlockId{unit.value / round.head_groups};
+  }
+  [[nodiscard]] GroupId group_of(UnitId unit) const {
+    return GroupId{unit.value % round.head_groups};
+  }
+  [[nodiscard]] std::int64_t tokens_of(UnitId unit) const {
+    return round.blocks.num_tokens(block_of(unit));
+  }
+  [[nodiscard]] std::int64_t num_owned_slots(Rank rank) const {
+    return static_cast<std::int64_t>(round.devices[rank.index()].local_blocks.size()) *
+           round.head_groups;
+  }
+  // Of an owned slot.
+  [[nodiscard]] UnitId owned_unit(Rank rank, SlotId slot) const {
+    const auto& local = round.devices[rank.index()].local_blocks;
+    return unit(local[slot.index() / static_cast<std::size_t>(round.head_groups)],
+                GroupId{slot.value % round.head_groups});
+  }
+};
+
+// The tiles a mask demands of every direction that computes it.
+class MaskFacts {
+ public:
+  // Bands and blocks must be disjoint and inside the batch.
+  MaskFacts(const Mask& mask, const Blocking& blocks);
+
+  [[nodiscard]] std::span<const Tile> tiles() const { return tiles_; }
+  // Index into tiles(), or -1.
+  [[nodiscard]] std::int64_t find(BlockId q_block, BlockId kv_block) const;
+  // How many tiles end in one group's result unit of the block.
+  [[nodiscard]] std::int32_t num_tiles_of(Kind result, BlockId block) const {
+    return (is_of_kv(result) ? num_of_kv_block_ : num_of_q_block_)[block.index()];
+  }
+  [[nodiscard]] std::int64_t num_pairs() const { return num_pairs_; }
+
+ private:
+  std::vector<Tile> tiles_;  // by (q_block, kv_block)
+  std::vector<std::size_t> first_of_q_block_;
+  std::vector<std::int32_t> num_of_q_block_;
+  std::vector<std::int32_t> num_of_kv_block_;
+  std::int64_t num_pairs_ = 0;
+};
+
+// The programs of one direction of one mask, by rank; none is null.
+using DirectionPrograms = std::vector<const Program*>;
+
+// ------------------------------------------------------------------------- structure (ranges)
+// Each reports what it finds. False: what is broken would be used as an index or as a size, so
+// nothing that builds on it can be examined.
+
+[[nodiscard]] bool check_plan_structure(const Plan& plan, Findings& findings);
+// Blocks, owners, masks and the number of programs of one round.
+[[nodiscard]] bool check_round_structure(const RoundFacts& facts, Findings& findings);
+[[nodiscard]] bool check_program_structure(const RoundFacts& facts, const Program& program,
+                                           Direction direction, const PlanPlace& place,
+                                           Findings& findings);
+
+// ---------------------------------------------------------------------------------- ownership
+
+// Local blocks and token limit against the owners; home layout.
+void check_ownership(const RoundFacts& facts, Findings& findings);
+// Roles of every tile's blocks, pairs outside the round's tokens.
+void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64_t mask_pairs,
+                      const PlanPlace& place, Findings& findings);
+// Every tile of every group computed exactly once, with the pairs the mask has.
+void check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
+                 const PlanPlace& place, Findings& findings);
+
+}  // namespace contextile

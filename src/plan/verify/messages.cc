@@ -1,0 +1,291 @@
+#include "plan/verify/messages.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+// Walks one program after another and writes down launches, waits and message sides.
+class SideCollector {
+ public:
+  SideCollector(const RoundFacts& facts, const PlanPlace& place, Findings& findings,
+                MessagePlan& plan)
+      : facts_(facts), place_(place), findings_(findings), plan_(plan) {}
+
+  void collect(Rank rank, const Program& program) {
+    rank_ = rank;
+    launch_of_id_.clear();
+    std::vector<LaunchEvent>& events = plan_.events.emplace_back();
+    for (std::size_t n = 0; n < program.instructions.size(); ++n) {
+      instruction_ = static_cast<std::int64_t>(n);
+      if (const auto* launch = std::get_if<LaunchOp>(&program.instructions[n])) {
+        events.push_back({false, add_launch(*launch), instruction_});
+      } else if (const auto* wait = std::get_if<WaitOp>(&program.instructions[n])) {
+        events.push_back({true, end_launch(*wait), instruction_});
+      }
+    }
+    for (const auto& [id, open] : launch_of_id_) {
+      if (open.waited) continue;
+      findings_.violation(place_.at_rank(rank.value), "launch {} is never waited for", id);
+    }
+  }
+
+ private:
+  struct OpenLaunch {
+    std::int32_t launch;
+    bool waited = false;
+  };
+
+  PlanPlace here(std::string_view op) const {
+    return place_.at_rank(rank_.value).at_instruction(instruction_, op);
+  }
+
+  std::int32_t add_launch(const LaunchOp& op) {
+    const auto index = static_cast<std::int32_t>(plan_.launches.size());
+    if (!launch_of_id_.try_emplace(op.id, OpenLaunch{index}).second) {
+      findings_.violation(here("launch"), "launch id {} is used twice", op.id);
+      return -1;
+    }
+    PlannedLaunch& launch = plan_.launches.emplace_back();
+    launch.rank = rank_;
+    launch.id = op.id;
+    launch.instruction = instruction_;
+    launch.first_side = static_cast<std::int32_t>(plan_.sides.size());
+    add_sides(op.sends, index, true);
+    add_sides(op.recvs, index, false);
+    launch.last_side = static_cast<std::int32_t>(plan_.sides.size());
+    return index;
+  }
+
+  std::int32_t end_launch(const WaitOp& op) {
+    const auto open = launch_of_id_.find(op.id);
+    if (open == launch_of_id_.end() || open->second.waited) {
+      findings_.violation(here("wait"), "no launch {} is under way", op.id);
+      return -1;
+    }
+    open->second.waited = true;
+    return open->second.launch;
+  }
+
+  void add_sides(const std::vector<TransferEnd>& ends, std::int32_t launch, bool is_send) {
+    const std::size_t first = plan_.units.size();
+    for (const TransferEnd& end : ends) {
+      if (end.peer == rank_) {
+        findings_.violation(here("launch"), "peer {} is itself", end.peer.value);
+      } else if (!end.peer.valid() || end.peer.value >= facts_.num_ranks()) {
+        findings_.violation(here("launch"), "peer {} is no rank of {}", end.peer.value,
+                            facts_.num_ranks());
+      } else {
+        plan_.units.push_back(&end);
+      }
+    }
+    const auto begin = plan_.units.begin() + static_cast<std::ptrdiff_t>(first);
+    std::stable_sort(begin, plan_.units.end(),
+                     [](const TransferEnd* a, const TransferEnd* b) { return a->peer < b->peer; });
+    for (std::size_t n = first; n < plan_.units.size(); ++n) {
+      const Rank peer = plan_.units[n]->peer;
+      if (n == first || plan_.units[n - 1]->peer != peer) {
+        plan_.sides.push_back({launch, -1, rank_, peer, is_send, n, 0});
+      }
+      ++plan_.sides.back().count;
+    }
+  }
+
+  const RoundFacts& facts_;
+  const PlanPlace& place_;
+  Findings& findings_;
+  MessagePlan& plan_;
+  Rank rank_;
+  std::int64_t instruction_ = 0;
+  std::map<std::int32_t, OpenLaunch> launch_of_id_;
+};
+
+// (source, destination) of a side.
+std::pair<Rank, Rank> route(const MessageSide& side) {
+  return side.is_send ? std::pair(side.rank, side.peer) : std::pair(side.peer, side.rank);
+}
+
+// Pairs the n-th sent with the n-th expected of every route.
+void pair_sides(MessagePlan& plan) {
+  std::vector<std::int32_t> order(plan.sides.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto side = [&](std::int32_t n) -> MessageSide& {
+    return plan.sides[static_cast<std::size_t>(n)];
+  };
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return std::tuple(route(side(a)), !side(a).is_send) <
+           std::tuple(route(side(b)), !side(b).is_send);
+  });
+  for (std::size_t begin = 0; begin < order.size();) {
+    const auto [src, dst] = route(side(order[begin]));
+    std::size_t middle = begin;
+    while (middle < order.size() && side(order[middle]).is_send &&
+           route(side(order[middle])) == std::pair(src, dst)) {
+      ++middle;
+    }
+    std::size_t end = middle;
+    while (end < order.size() && !side(order[end]).is_send &&
+           route(side(order[end])) == std::pair(src, dst)) {
+      ++end;
+    }
+    for (std::size_t n = 0; n < std::max(middle - begin, end - middle); ++n) {
+      const auto message = static_cast<std::int32_t>(plan.messages.size());
+      plan.messages.push_back({src, dst, static_cast<std::int64_t>(n), -1, -1});
+      if (begin + n < middle) {
+        plan.messages.back().sent = order[begin + n];
+        side(order[begin + n]).message = message;
+      }
+      if (middle + n < end) {
+        plan.messages.back().expected = order[middle + n];
+        side(order[middle + n]).message = message;
+      }
+    }
+    begin = end;
+  }
+}
+
+std::string text_of(std::span<const TransferEnd* const> units, std::size_t n) {
+  if (n >= units.size()) return "nothing";
+  const TransferEnd& unit = *units[n];
+  return fmt::format("{} of block {} group {} in {}", to_string(unit.kind), unit.block.value,
+                     unit.group.value, to_string(unit.wire));
+}
+
+void compare_sides(const MessagePlan& plan, const PlannedMessage& message, const PlanPlace& place,
+                   Findings& findings) {
+  if (message.sent < 0 || message.expected < 0) {
+    const MessageSide& side =
+        plan.sides[static_cast<std::size_t>(std::max(message.sent, message.expected))];
+    const PlannedLaunch& launch = plan.launches[static_cast<std::size_t>(side.launch)];
+    findings.cause(place.at_rank(side.rank.value).at_instruction(launch.instruction, "launch"),
+                   "message {} from {} to {} has no partner: it is never {}", message.number,
+                   message.src.value, message.dst.value, side.is_send ? "expected" : "sent");
+    return;
+  }
+  const MessageSide& to = plan.sides[static_cast<std::size_t>(message.expected)];
+  const auto sent = plan.units_of(plan.sides[static_cast<std::size_t>(message.sent)]);
+  const auto expected = plan.units_of(to);
+  std::size_t n = 0;
+  while (n < sent.size() && n < expected.size() && same_transfer(*sent[n], *expected[n])) ++n;
+  if (n == sent.size() && n == expected.size()) return;
+  const PlannedLaunch& launch = plan.launches[static_cast<std::size_t>(to.launch)];
+  findings.cause(place.at_rank(to.rank.value).at_instruction(launch.instruction, "launch"),
+                 "message {} from {}: unit {} of {} is sent as {}, expected as {} of {}",
+                 message.number, message.src.value, n, sent.size(), text_of(sent, n),
+                 text_of(expected, n), expected.size());
+}
+
+// One device in the grouped model: launches run in the order they were issued, one at a time.
+struct Lane {
+  std::size_t next_event = 0;
+  std::int32_t running = 0;  // first launch that has not ended
+  std::int32_t issued = 0;   // launches before this one were issued
+  bool started = false;      // `running` has begun
+};
+
+class GroupedRun {
+ public:
+  explicit GroupedRun(const MessagePlan& plan)
+      : plan_(plan),
+        lanes_(plan.events.size()),
+        waiting_sides_(plan.launches.size()),
+        half_started_(plan.messages.size()) {
+    std::int32_t first = 0;
+    for (std::size_t r = 0; r < lanes_.size(); ++r) {
+      lanes_[r].running = lanes_[r].issued = first;
+      for (const LaunchEvent& event : plan.events[r]) first += !event.is_wait && event.launch >= 0;
+    }
+    for (std::size_t n = 0; n < plan.launches.size(); ++n) {
+      waiting_sides_[n] = plan.launches[n].last_side - plan.launches[n].first_side;
+    }
+  }
+
+  std::vector<std::int32_t> run() {
+    for (std::size_t r = 0; r < lanes_.size(); ++r) awake_.push_back(r);
+    while (!awake_.empty()) {
+      const std::size_t rank = awake_.back();
+      awake_.pop_back();
+      advance(rank);
+    }
+    std::vector<std::int32_t> stuck;
+    for (const Lane& lane : lanes_) {
+      if (lane.running < lane.issued) stuck.push_back(lane.running);
+    }
+    return stuck;
+  }
+
+ private:
+  void advance(std::size_t rank) {
+    Lane& lane = lanes_[rank];
+    const std::vector<LaunchEvent>& events = plan_.events[rank];
+    while (true) {
+      for (; lane.next_event < events.size(); ++lane.next_event) {
+        const LaunchEvent& event = events[lane.next_event];
+        if (event.launch < 0) continue;
+        if (event.is_wait && event.launch >= lane.running) break;
+        if (!event.is_wait) ++lane.issued;
+      }
+      if (lane.running == lane.issued) return;
+      if (!lane.started) start(lane);
+      if (waiting_sides_[static_cast<std::size_t>(lane.running)] > 0) return;
+      ++lane.running;
+      lane.started = false;
+    }
+  }
+
+  void start(Lane& lane) {
+    lane.started = true;
+    for (const MessageSide& side :
+         plan_.sides_of(plan_.launches[static_cast<std::size_t>(lane.running)])) {
+      const auto message = static_cast<std::size_t>(side.message);
+      if (!half_started_[message]) {
+        half_started_[message] = true;
+        continue;
+      }
+      const PlannedMessage& both = plan_.messages[message];
+      const std::int32_t other =
+          both.sent == &side - plan_.sides.data() ? both.expected : both.sent;
+      const MessageSide& partner = plan_.sides[static_cast<std::size_t>(other)];
+      --waiting_sides_[static_cast<std::size_t>(side.launch)];
+      --waiting_sides_[static_cast<std::size_t>(partner.launch)];
+      awake_.push_back(partner.rank.index());
+    }
+  }
+
+  const MessagePlan& plan_;
+  std::vector<Lane> lanes_;
+  std::vector<std::int32_t> waiting_sides_;  // of each launch: sides whose partner has not started
+  std::vector<bool> half_started_;           // of each message
+  std::vector<std::size_t> awake_;           // ranks that may move
+};
+
+}  // namespace
+
+bool same_transfer(const TransferEnd& a, const TransferEnd& b) {
+  return a.kind == b.kind && a.block == b.block && a.group == b.group && a.wire == b.wire;
+}
+
+MessagePlan match_messages(const RoundFacts& facts, const DirectionPrograms& programs,
+                           const PlanPlace& place, Findings& findings) {
+  MessagePlan plan;
+  SideCollector collector(facts, place, findings, plan);
+  for (std::size_t r = 0; r < programs.size(); ++r) {
+    collector.collect(Rank{static_cast<std::int32_t>(r)}, *programs[r]);
+  }
+  pair_sides(plan);
+  for (const PlannedMessage& message : plan.messages) {
+    compare_sides(plan, message, place, findings);
+  }
+  return plan;
+}
+
+std::vector<std::int32_t> stuck_grouped_launches(const MessagePlan& plan) {
+  return GroupedRun(plan).run();
+}
+
+}  // namespace contextile

@@ -1,0 +1,51 @@
+#include "plan/verify/slots.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+namespace contextile {
+
+std::string SlotPool::Slot::gone_text() const {
+  switch (gone) {
+    case Gone::kNever:
+      return "";
+    case Gone::kSent:
+      return fmt::format(" (sent at instruction {})", gone_at);
+    case Gone::kReduced:
+      return fmt::format(" (reduced at instruction {})", gone_at);
+    case Gone::kCopied:
+      return fmt::format(" (copied at instruction {})", gone_at);
+    case Gone::kOverwritten:
+      return fmt::format(" (overwritten at instruction {})", gone_at);
+  }
+  return "";
+}
+
+SlotPool::SlotPool(std::int64_t num_owned, const std::vector<StagingSlot>& staging)
+    : num_owned_(static_cast<std::size_t>(num_owned)),
+      staging_(&staging),
+      slots_(num_owned_ + staging.size()) {}
+
+Range SlotPool::range(SlotId slot) const {
+  const auto [offset, capacity] = (*staging_)[slot.index() - num_owned_];
+  return {offset, offset + capacity};
+}
+
+bool SlotPool::overlap(SlotId a, SlotId b) const {
+  if (a == b || is_owned(a) || is_owned(b)) return a == b;
+  return !intersect(range(a), range(b)).empty();
+}
+
+void SlotPool::occupy(SlotId slot, std::vector<SlotId>& pushed_out) {
+  const Range mine = range(slot);
+  auto at = in_use_.lower_bound(mine.begin);
+  if (at != in_use_.begin() && range(std::prev(at)->second).end > mine.begin) --at;
+  while (at != in_use_.end() && range(at->second).begin < mine.end) {
+    if (at->second != slot) pushed_out.push_back(at->second);
+    at = in_use_.erase(at);
+  }
+  in_use_.emplace(mine.begin, slot);
+}
+
+}  // namespace contextile

@@ -1,0 +1,68 @@
+// The slot table of one kind on one rank during an abstract run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "contextile/plan.h"
+#include "plan/verify/facts.h"
+
+namespace contextile {
+
+// What a slot holds. Of inputs: the movement that brought it (-1: the owner's own). Of results: the
+// tiles inside, a linked list, so that merging two partials costs O(1).
+struct SlotContent {
+  UnitId unit;  // invalid: nothing
+  std::int32_t origin = -1;
+  std::int32_t first_tile = -1;
+  std::int32_t last_tile = -1;
+  std::int32_t num_tiles = 0;
+};
+
+// The slots of one kind on one rank.
+class SlotPool {
+ public:
+  // What happened last to the content of an empty slot.
+  enum class Gone : std::uint8_t { kNever, kSent, kReduced, kCopied, kOverwritten };
+
+  struct Slot {
+    SlotContent content;
+    std::int32_t num_sending = 0;  // transfers under way that read it
+    bool receiving = false;        // a transfer under way writes it
+    Gone gone = Gone::kNever;
+    std::int32_t gone_at = 0;  // instruction
+
+    // " (sent at instruction 12)"; empty if nothing was here.
+    [[nodiscard]] std::string gone_text() const;
+  };
+
+  SlotPool() = default;
+  SlotPool(std::int64_t num_owned, const std::vector<StagingSlot>& staging);
+
+  [[nodiscard]] bool contains(SlotId slot) const {
+    return slot.valid() && slot.index() < slots_.size();
+  }
+  [[nodiscard]] bool is_owned(SlotId slot) const { return slot.index() < num_owned_; }
+  [[nodiscard]] std::size_t num_owned() const { return num_owned_; }
+  [[nodiscard]] std::span<const Slot> slots() const { return slots_; }
+  [[nodiscard]] Slot& at(SlotId slot) { return slots_[slot.index()]; }
+  // Of a staging slot.
+  [[nodiscard]] Range range(SlotId slot) const;
+  [[nodiscard]] bool overlap(SlotId a, SlotId b) const;
+
+  // Puts a staging slot's range in use; appends the other slots that were in use on a part of it
+  // and no longer are. O(log + pushed out).
+  void occupy(SlotId slot, std::vector<SlotId>& pushed_out);
+
+ private:
+  std::size_t num_owned_ = 0;
+  const std::vector<StagingSlot>* staging_ = nullptr;
+  std::vector<Slot> slots_;
+  std::map<std::int64_t, SlotId> in_use_;  // staging ranges in use, disjoint, by first token
+};
+
+}  // namespace contextile

@@ -1,0 +1,163 @@
+#include "planner/comparison_times.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+namespace contextile {
+namespace {
+
+// Sums over the batches that were executed.
+struct Fidelity {
+  double predicted_forward_s = 0;
+  double predicted_backward_s = 0;
+  double measured_forward_s = 0;
+  double measured_backward_s = 0;
+
+  [[nodiscard]] double predicted_s() const { return predicted_forward_s + predicted_backward_s; }
+  [[nodiscard]] double measured_s() const { return measured_forward_s + measured_backward_s; }
+};
+
+Fidelity fidelity_of(const Comparison& comparison) {
+  Fidelity fidelity;
+  for (const Simulation& simulation : comparison.simulations) {
+    if (simulation.forward) fidelity.predicted_forward_s += 1e-6 * simulation.forward->time_us;
+    if (simulation.backward) fidelity.predicted_backward_s += 1e-6 * simulation.backward->time_us;
+  }
+  for (const RunReport& run : comparison.runs) {
+    for (const MaskRun& mask : run.masks) {
+      fidelity.measured_forward_s += mask.forward_s;
+      fidelity.measured_backward_s += mask.backward_s;
+    }
+  }
+  return fidelity;
+}
+
+}  // namespace
+
+double mean_planning_s(const Comparison& comparison) {
+  double sum = 0;
+  for (const PlannedBatch& batch : comparison.batches) sum += batch.planning_s();
+  return sum / static_cast<double>(comparison.batches.size());
+}
+
+PredictedTimes predicted_times(const Comparison& comparison) {
+  PredictedTimes predicted;
+  if (comparison.simulations.empty()) return predicted;
+  const auto batches = static_cast<double>(comparison.simulations.size());
+  double forward_us = 0;
+  double backward_us = 0;
+  double exposed_us = 0;
+  double peak_us = 0;  // what all FLOPs would take at the peak rate
+  for (const Simulation& simulation : comparison.simulations) {
+    if (simulation.forward) forward_us += simulation.forward->time_us;
+    if (simulation.backward) backward_us += simulation.backward->time_us;
+    for (const auto* direction : {&simulation.forward, &simulation.backward}) {
+      if (!*direction) continue;
+      exposed_us += (*direction)->exposed_us;
+      peak_us += (*direction)->mfu * (*direction)->time_us;
+    }
+  }
+  double bound_us = 0;
+  for (const BatchBound& bound : comparison.bounds) {
+    for (const auto* direction : {&bound.forward, &bound.backward}) {
+      if (*direction) bound_us += (*direction)->time_us;
+    }
+  }
+  const double total_us = forward_us + backward_us;
+  const Simulation& first = comparison.simulations.front();
+  if (first.forward) predicted.forward_s = 1e-6 * forward_us / batches;
+  if (first.backward) predicted.backward_s = 1e-6 * backward_us / batches;
+  predicted.total_s = 1e-6 * total_us / batches;
+  if (bound_us > 0) predicted.of_bound = total_us / bound_us;
+  predicted.exposed = total_us > 0 ? exposed_us / total_us : 0;
+  predicted.mfu = total_us > 0 ? peak_us / total_us : 0;
+  return predicted;
+}
+
+BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
+                        const Simulation& simulation) {
+  const BoundOptions options = bound_options_beside(plan, workload, cluster);
+  BatchBound bound;
+  if (simulation.forward) {
+    bound.forward = lower_bound(workload, cluster, Direction::kForward, options);
+  }
+  if (simulation.backward) {
+    bound.backward = lower_bound(workload, cluster, Direction::kBackward, options);
+  }
+  return bound;
+}
+
+Json prediction_json(const Simulation& simulation, const BatchBound& bound) {
+  Json document = Json::object();
+  if (simulation.forward) document["forward_s"] = 1e-6 * simulation.forward->time_us;
+  if (simulation.backward) document["backward_s"] = 1e-6 * simulation.backward->time_us;
+  if (bound.forward) {
+    document["forward_bound_s"] = 1e-6 * bound.forward->time_us;
+    document["forward_bound_binding"] = bound.forward->binding;
+  }
+  if (bound.backward) {
+    document["backward_bound_s"] = 1e-6 * bound.backward->time_us;
+    document["backward_bound_binding"] = bound.backward->binding;
+  }
+  return document;
+}
+
+Table prediction_table(std::span<const Comparison> comparisons) {
+  Table table({{"strategy", "strategy"},
+               {"predicted_forward_s", "forward\nms", Format::kMilliseconds},
+               {"predicted_backward_s", "backward\nms", Format::kMilliseconds},
+               {"predicted_total_s", "total\nms", Format::kMilliseconds},
+               {"predicted_of_bound", "x\nbound"},
+               {"predicted_exposed", "exposed", Format::kPercent},
+               {"predicted_mfu", "MFU", Format::kPercent},
+               {"planning_s", "plan\nms", Format::kMilliseconds}});
+  for (const Comparison& comparison : comparisons) {
+    if (comparison.simulations.empty()) continue;
+    const PredictedTimes predicted = predicted_times(comparison);
+    table.add_row({choice_text(comparison.choice), predicted.forward_s, predicted.backward_s,
+                   predicted.total_s, predicted.of_bound, predicted.exposed, predicted.mfu,
+                   mean_planning_s(comparison)});
+  }
+  return table;
+}
+
+Table fidelity_table(std::span<const Comparison> comparisons) {
+  Table table({{"strategy", "strategy"},
+               {"predicted_forward_s", "forward\npredicted", Format::kMilliseconds},
+               {"measured_forward_s", "ms\nmeasured", Format::kMilliseconds},
+               {"predicted_backward_s", "backward\npredicted", Format::kMilliseconds},
+               {"measured_backward_s", "ms\nmeasured", Format::kMilliseconds},
+               {"ratio", "predicted /\nmeasured"}});
+  for (const Comparison& comparison : comparisons) {
+    if (comparison.runs.empty()) continue;
+    const Fidelity f = fidelity_of(comparison);
+    table.add_row({choice_text(comparison.choice), f.predicted_forward_s, f.measured_forward_s,
+                   f.predicted_backward_s, f.measured_backward_s,
+                   f.measured_s() > 0 ? Cell{f.predicted_s() / f.measured_s()} : Cell{}});
+  }
+  return table;
+}
+
+Agreement agreement(std::span<const Comparison> comparisons) {
+  std::vector<double> predicted;
+  std::vector<double> measured;
+  for (const Comparison& comparison : comparisons) {
+    if (comparison.runs.empty()) continue;
+    const Fidelity fidelity = fidelity_of(comparison);
+    predicted.push_back(fidelity.predicted_s());
+    measured.push_back(fidelity.measured_s());
+  }
+  return {rank_correlation(predicted, measured), pair_order(predicted, measured)};
+}
+
+std::string agreement_text(const Agreement& agreement) {
+  if (!agreement.rank_correlation) return "";
+  return fmt::format(
+      "rank correlation of predicted and measured time (Spearman): {:.3f}\n"
+      "pairs of strategies more than {:.0f}% apart: {}, in the predicted order: {}\n",
+      *agreement.rank_correlation, 100 * kTimeNoise, agreement.pairs.differing,
+      agreement.pairs.alike);
+}
+
+}  // namespace contextile

@@ -1,0 +1,44 @@
+// Times in comparisons: predicted ones, and predicted beside measured ones.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "planner/comparison.h"
+#include "report/table.h"
+#include "planner/time_order.h"
+#include "contextile/simulate.h"
+
+namespace contextile {
+
+// Predicted times of a strategy, means over its batches; none when no plan verified.
+struct PredictedTimes {
+  Cell forward_s;
+  Cell backward_s;
+  Cell total_s;
+  Cell of_bound;  // total over the bounds' total: 1 or more
+  Cell exposed;   // share of the total that devices wait for transfers
+  Cell mfu;
+};
+[[nodiscard]] PredictedTimes predicted_times(const Comparison& comparison);
+[[nodiscard]] double mean_planning_s(const Comparison& comparison);
+[[nodiscard]] BatchBound bound_beside(const Plan& plan, const Workload& workload,
+                                      const Cluster& cluster, const Simulation& simulation);
+// Of one batch.
+[[nodiscard]] Json prediction_json(const Simulation& simulation, const BatchBound& bound);
+
+// Predicted and planning times, means over batches.
+[[nodiscard]] Table prediction_table(std::span<const Comparison> comparisons);
+// Predicted beside measured times of executed strategies, sums over batches.
+[[nodiscard]] Table fidelity_table(std::span<const Comparison> comparisons);
+// How well predicted times order the executed strategies.
+struct Agreement {
+  std::optional<double> rank_correlation;  // Spearman's
+  PairOrder pairs;
+};
+[[nodiscard]] Agreement agreement(std::span<const Comparison> comparisons);
+// Two lines; none for fewer than two executed strategies.
+[[nodiscard]] std::string agreement_text(const Agreement& agreement);
+
+}  // namespace contextile

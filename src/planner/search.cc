@@ -1,0 +1,356 @@
+#include "planner/search.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "planner/placement.h"
+#include "planner/timed_block_size.h"
+#include "base/check.h"
+#include "contextile/plan.h"
+#include "contextile/simulate.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// An arrangement with its predicted time.
+struct Candidate {
+  double time_us = kNever;  // infinity: not tried, or does not fit the device
+  std::string chosen;
+  Arrangement arrangement;
+};
+
+std::string schedule_text(const Schedule& schedule) {
+  if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
+    return fmt::format("{} slots, {} ahead", slots->slots, slots->ahead);
+  }
+  const auto& overlap = std::get<OverlapOptions>(schedule);
+  return fmt::format("{} stages, {} ahead", overlap.stages, overlap.ahead);
+}
+
+class Search {
+ public:
+  Search(const Workload& workload, const Cluster& cluster, const StrategyRequest& request,
+         const SearchOptions& options)
+      : workload_(workload),
+        cluster_(cluster),
+        request_(request),
+        options_(options),
+        start_(std::chrono::steady_clock::now()) {}
+
+  SearchResult run() {
+    place_all();
+    try_placements();
+    if (options_.published) try_published();
+    improve();
+    CONTEXTILE_CHECK(best_.time_us < kNever,
+                     "auto: expected a plan that fits {} bytes of device memory, found none in {} "
+                     "candidates",
+                     cluster_.memory_bytes, tried_);
+    SearchResult result{.arrangement = std::move(best_.arrangement),
+                        .chosen = std::move(best_.chosen),
+                        .predicted_us = best_.time_us,
+                        .binding = {},
+                        .candidates = tried_};
+    result.binding = binding_of(result.arrangement);
+    return result;
+  }
+
+ private:
+  [[nodiscard]] bool out_of_time() const {
+    if (options_.budget_ms == 0) return false;
+    return std::chrono::steady_clock::now() - start_ >=
+           std::chrono::milliseconds(options_.budget_ms);
+  }
+
+  // Makes and times `count` candidates in parallel and keeps the best of them and so far.
+  template <typename Make>
+  void try_candidates(std::size_t count, const Make& make) {
+    std::vector<Candidate> candidates(count);
+    tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+      if (out_of_time() && (i > 0 || best_.time_us < kNever)) return;
+      candidates[i] = make(i);
+      if (!candidates[i].chosen.empty()) {
+        const Times times = times_of(build_plan(workload_, cluster_, candidates[i].arrangement));
+        candidates[i].time_us = times.forward_us + times.backward_us;
+      }
+    });
+    for (Candidate& candidate : candidates) {
+      if (candidate.chosen.empty()) continue;
+      ++tried_;
+      if (candidate.time_us < best_.time_us) best_ = std::move(candidate);
+    }
+  }
+
+  void try_published() {
+    const auto strategies = timed_strategies();
+    StrategyRequest request = request_;
+    request.options.clear();
+    try_candidates(strategies.size(), [&](std::size_t i) {
+      Candidate candidate;
+      const Strategy& strategy = *strategies[i];
+      if (strategy.unsupported(workload_, cluster_, request)) return candidate;
+      candidate.arrangement = strategy.arrange(workload_, cluster_, request);
+      candidate.chosen = strategy.name();
+      return candidate;
+    });
+  }
+
+  // -------------------------------------------------------------------------- our placements
+
+  [[nodiscard]] std::vector<std::int64_t> block_sizes() const {
+    if (request_.block_size) return {*request_.block_size};
+    // Larger blocks only where every device still has a few of them.
+    constexpr std::int64_t kBlocksOfDevice = 2;
+    constexpr std::int64_t kMostBlocks = 4096;
+    std::vector<std::int64_t> sizes;
+    for (const std::int64_t size : {1024, 2048, 512, 4096, 8192, 256, 128}) {
+      const std::int64_t blocks = workload_.num_tokens() / size;
+      if (blocks >= kBlocksOfDevice * cluster_.num_devices() && blocks <= kMostBlocks) {
+        sizes.push_back(size);
+      }
+    }
+    if (sizes.empty()) {
+      sizes.push_back(
+          std::max<std::int64_t>(1, workload_.num_tokens() / (4 * cluster_.num_devices())));
+    }
+    constexpr std::size_t kMostSizes = 3;
+    if (sizes.size() > kMostSizes) sizes.resize(kMostSizes);
+    return sizes;
+  }
+
+  [[nodiscard]] std::vector<std::int32_t> head_groups() const {
+    std::vector<std::int32_t> groups{1};
+    const std::int32_t kv_heads = workload_.shape.kv_heads;
+    if (kv_heads > 1) groups.push_back(kv_heads <= 16 ? kv_heads : 8 * (kv_heads % 8 == 0));
+    if (kv_heads % 2 == 0 && kv_heads > 2) groups.push_back(2);
+    std::erase(groups, 0);
+    return groups;
+  }
+
+  void place_all() {
+    retain_ = decide_retain();
+    std::vector<std::shared_ptr<const PricedTiles>> priced;
+    for (const std::int64_t size : block_sizes()) {
+      priced.push_back(std::make_shared<const PricedTiles>(
+          price_tiles(workload_, cluster_, size, request_.backward)));
+    }
+    std::vector<std::pair<std::shared_ptr<const PricedTiles>, PlacementChoice>> choices;
+    constexpr std::size_t kMostTiles = 150'000;  // more than that only with one head group
+    for (const double eps : {0.12, 0.05, 0.25}) {
+      for (const std::int32_t groups : head_groups()) {
+        for (const auto& tiles : priced) {
+          const std::size_t count =
+              tiles->tiles.all_tiles.size() * static_cast<std::size_t>(groups);
+          if (groups > 1 && count > kMostTiles) continue;
+          choices.push_back({tiles,
+                             {.block_size = tiles->block_size,
+                              .head_groups = groups,
+                              .eps = eps,
+                              .effort = 1,
+                              .seed = request_.seed + 1}});
+        }
+      }
+    }
+    placements_.resize(choices.size());
+    tbb::parallel_for(std::size_t{0}, choices.size(), [&](std::size_t i) {
+      if (i > 0 && out_of_time()) return;
+      placements_[i] =
+          place(workload_, cluster_, choices[i].first, choices[i].second, request_, retain_);
+    });
+    std::erase_if(placements_, [](const Placement& p) { return p.priced == nullptr; });
+    std::stable_sort(
+        placements_.begin(), placements_.end(),
+        [](const Placement& a, const Placement& b) { return a.estimate_us < b.estimate_us; });
+  }
+
+  // Received inputs stay for backward where that costs little of a known memory: what one device
+  // receives in forward is at most a few times what it owns.
+  [[nodiscard]] bool decide_retain() const {
+    if (!request_.backward) return false;
+    if (options_.retain != RetainInputs::kAuto) return options_.retain == RetainInputs::kOn;
+    if (cluster_.memory_bytes == 0) return false;
+    std::int64_t layers = 0;
+    for (const NamedMask& mask : workload_.masks) layers += mask.layers;
+    const AttentionShape& shape = workload_.shape;
+    const std::int64_t token_bytes = unit_bytes(Kind::kQ, 1, shape, 1, shape.dtype) +
+                                     unit_bytes(Kind::kKv, 1, shape, 1, shape.dtype);
+    const std::int64_t owned = workload_.num_tokens() / cluster_.num_devices() + 1;
+    constexpr std::int64_t kTimesOwned = 4;
+    constexpr std::int64_t kShareOfMemory = 20;
+    return kTimesOwned * owned * token_bytes * layers <= cluster_.memory_bytes / kShareOfMemory;
+  }
+
+  struct Times {
+    double forward_us = kNever;
+    double backward_us = kNever;
+  };
+  // Of a plan on the cluster; never for a direction that exceeds the devices' memory.
+  [[nodiscard]] Times times_of(const Plan& plan) const {
+    const Simulation simulation = simulate(plan, cluster_);
+    Times times{simulation.forward ? simulation.forward->time_us : 0,
+                simulation.backward ? simulation.backward->time_us : 0};
+    if (cluster_.memory_bytes == 0) return times;
+    const PlanStats stats = statistics(plan);
+    const auto fits = [&](const std::optional<DirectionStats>& direction) {
+      return !direction || direction->peak_memory_bytes <= cluster_.memory_bytes;
+    };
+    if (!fits(stats.forward)) times.forward_us = kNever;
+    if (!fits(stats.backward)) times.backward_us = kNever;
+    return times;
+  }
+
+  // Times every placement under every schedule in both directions, and takes the best pair of
+  // schedules of the best placement if that is better than the best so far. Returns each one's
+  // best.
+  std::vector<double> try_schedules(std::span<const Placement> placements,
+                                    std::span<const Schedule> schedules) {
+    std::vector<Times> times(placements.size() * schedules.size());
+    tbb::parallel_for(std::size_t{0}, times.size(), [&](std::size_t i) {
+      if (i > 0 && out_of_time()) return;
+      const Schedule& schedule = schedules[i % schedules.size()];
+      times[i] = times_of(
+          build_plan(workload_, cluster_,
+                     arrange_placement(workload_, cluster_, placements[i / schedules.size()],
+                                       request_, {schedule, schedule}, retain_)));
+    });
+    std::vector<double> best_of_placement;
+    const Placement* best = nullptr;
+    SchedulePair best_pair;
+    double best_us = best_.time_us;
+    for (std::size_t p = 0; p < placements.size(); ++p) {
+      const auto of_placement = std::span(times).subspan(p * schedules.size(), schedules.size());
+      const auto forward = std::ranges::min_element(of_placement, {}, &Times::forward_us);
+      const auto backward = std::ranges::min_element(of_placement, {}, &Times::backward_us);
+      best_of_placement.push_back(forward->forward_us + backward->backward_us);
+      if (best_of_placement.back() >= best_us) continue;
+      best_us = best_of_placement.back();
+      best = &placements[p];
+      best_pair = {schedules[static_cast<std::size_t>(forward - of_placement.begin())],
+                   schedules[static_cast<std::size_t>(backward - of_placement.begin())]};
+    }
+    tried_ += static_cast<std::int32_t>(std::ranges::count_if(
+        times, [](const Times& t) { return t.forward_us < kNever || t.backward_us < kNever; }));
+    if (best == nullptr) return best_of_placement;
+    best_.time_us = best_us;
+    best_.chosen = "placement";
+    best_.arrangement = arrange_placement(workload_, cluster_, *best, request_, best_pair, retain_);
+    best_.arrangement.options = {{"block_size", fmt::format("{}", best->choice.block_size)},
+                                 {"head_groups", fmt::format("{}", best->choice.head_groups)},
+                                 {"eps", fmt::format("{}", best->choice.eps)},
+                                 {"forward", schedule_text(best_pair.forward)},
+                                 {"backward", schedule_text(best_pair.backward)},
+                                 {"retained", retain_ ? "on" : "off"}};
+    return best_of_placement;
+  }
+
+  // How many of the best placements to go on with: fewer where plans are large.
+  [[nodiscard]] std::size_t affordable(std::size_t most) const {
+    constexpr std::size_t kTiles = 500'000;  // in plans of one schedule
+    std::size_t tiles = 0;
+    for (std::size_t p = 0; p < most; ++p) {
+      tiles += placements_[p].priced->tiles.all_tiles.size() *
+               static_cast<std::size_t>(placements_[p].choice.head_groups);
+      if (tiles > kTiles) return std::max<std::size_t>(1, p);
+    }
+    return most;
+  }
+
+  void try_placements() {
+    constexpr double kTried = 6;
+    const auto most = static_cast<std::size_t>(std::max(1.0, kTried * options_.effort));
+    const std::size_t count = affordable(std::min(placements_.size(), most));
+    static const Schedule kSchedules[] = {OverlapOptions{8, 2}, TimelineOptions{4, 1},
+                                          TimelineOptions{8, 1}, TimelineOptions{16, 2},
+                                          OverlapOptions{2, 1}};
+    const std::vector<double> times_us =
+        try_schedules(std::span(placements_).first(count), kSchedules);
+    std::vector<std::size_t> order(count);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, {}, [&](std::size_t p) { return times_us[p]; });
+    std::vector<Placement> sorted;
+    for (const std::size_t p : order) sorted.push_back(std::move(placements_[p]));
+    std::ranges::move(sorted, placements_.begin());
+  }
+
+  // The best placements again, with more steps and other seeds, balanced as before and better,
+  // under more schedules.
+  void improve() {
+    if (placements_.empty() || out_of_time()) return;
+    constexpr std::size_t kImproved = 3;
+    constexpr std::array kTighter = {1.0, 0.4};
+    constexpr std::size_t kSeeds = kTighter.size();
+    const std::size_t count = affordable(std::min(placements_.size(), kImproved));
+    std::vector<Placement> better(count * kSeeds);
+    tbb::parallel_for(std::size_t{0}, better.size(), [&](std::size_t i) {
+      if (out_of_time()) return;
+      PlacementChoice choice = placements_[i / kSeeds].choice;
+      choice.effort = 3 * options_.effort;
+      choice.seed += 1 + i % kSeeds;
+      choice.eps *= kTighter[i % kSeeds];
+      better[i] =
+          place(workload_, cluster_, placements_[i / kSeeds].priced, choice, request_, retain_);
+    });
+    std::erase_if(better, [](const Placement& p) { return p.priced == nullptr; });
+    static const Schedule kSchedules[] = {
+        OverlapOptions{4, 2},  OverlapOptions{6, 6},   OverlapOptions{16, 4},
+        OverlapOptions{32, 8}, TimelineOptions{4, 1},  TimelineOptions{6, 1},
+        TimelineOptions{8, 1}, TimelineOptions{16, 2}, TimelineOptions{24, 2}};
+    try_schedules(better, kSchedules);
+  }
+
+  // What would help most were it free.
+  [[nodiscard]] std::string binding_of(const Arrangement& arrangement) const {
+    constexpr double kFree = 1e6;
+    const Plan plan = build_plan(workload_, cluster_, arrangement);
+    struct Relief {
+      const char* name;
+      Cluster cluster;
+    };
+    std::vector<Relief> reliefs(4, {"", cluster_});
+    reliefs[0].name = "compute";
+    reliefs[0].cluster.attention_tflops *= kFree;
+    reliefs[1].name = "inter-node";
+    reliefs[1].cluster.inter_gbytes_per_s_per_node *= kFree;
+    reliefs[2].name = "intra-node";
+    reliefs[2].cluster.intra_gbytes_per_s *= kFree;
+    reliefs[3].name = "latency";
+    reliefs[3].cluster.attention.call_us = reliefs[3].cluster.launch_us = 0;
+    reliefs[3].cluster.intra_latency_us = reliefs[3].cluster.inter_latency_us = 0;
+    std::vector<double> times_us(reliefs.size());
+    tbb::parallel_for(std::size_t{0}, reliefs.size(), [&](std::size_t i) {
+      times_us[i] = simulate(plan, reliefs[i].cluster).time_us();
+    });
+    const auto least = std::min_element(times_us.begin(), times_us.end()) - times_us.begin();
+    return reliefs[static_cast<std::size_t>(least)].name;
+  }
+
+  const Workload& workload_;
+  const Cluster& cluster_;
+  const StrategyRequest& request_;
+  const SearchOptions& options_;
+  std::chrono::steady_clock::time_point start_;
+  bool retain_ = false;
+  std::vector<Placement> placements_;  // by estimate
+  Candidate best_;
+  std::int32_t tried_ = 0;
+};
+
+}  // namespace
+
+SearchResult search(const Workload& workload, const Cluster& cluster,
+                    const StrategyRequest& request, const SearchOptions& options) {
+  return Search(workload, cluster, request, options).run();
+}
+
+}  // namespace contextile

@@ -1,0 +1,50 @@
+// The tables of a page: everything in them is readable without scripts.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "contextile/bounds.h"
+#include "contextile/report.h"
+#include "report/html/text.h"
+
+namespace contextile {
+
+// A plan with what is computed from it once.
+struct ReportSubject {
+  const ReportedPlan& reported;
+  PlanStats stats;
+  std::optional<TimeBound> forward_bound;
+  std::optional<TimeBound> backward_bound;
+
+  [[nodiscard]] const std::optional<DirectionStats>& stats_of(Direction direction) const {
+    return direction == Direction::kForward ? stats.forward : stats.backward;
+  }
+  [[nodiscard]] const std::optional<SimulatedDirection>& simulated(Direction direction) const {
+    return direction == Direction::kForward ? reported.simulation.forward
+                                            : reported.simulation.backward;
+  }
+  [[nodiscard]] const std::optional<TimeBound>& bound_of(Direction direction) const {
+    return direction == Direction::kForward ? forward_bound : backward_bound;
+  }
+};
+using ReportSubjects = std::span<const ReportSubject>;
+
+// "dcp" or, of two plans, "A: dcp".
+[[nodiscard]] std::string short_name(ReportSubjects subjects, std::size_t i);
+
+// The few numbers to look at first.
+[[nodiscard]] std::string headline_html(ReportSubjects subjects);
+// One row a fact, one column a plan.
+[[nodiscard]] std::string facts_html(ReportSubjects subjects);
+// One row a quantity; a column for every direction and plan, with B / A between two.
+[[nodiscard]] std::string statistics_html(ReportSubjects subjects);
+// Simulated time beside what no plan undercuts, and what that is made of.
+[[nodiscard]] std::string bounds_html(ReportSubjects subjects);
+// One row a device.
+[[nodiscard]] std::string devices_html(const ReportSubject& subject);
+// Node to node, of up to 16 nodes; empty beyond.
+[[nodiscard]] std::string node_traffic_html(const Plan& plan);
+
+}  // namespace contextile

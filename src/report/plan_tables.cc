@@ -1,0 +1,329 @@
+#include "report/plan_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/options/types.h"
+
+namespace contextile {
+namespace {
+
+constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
+
+std::string options_text(const std::map<std::string, std::string>& options) {
+  std::string text;
+  for (const auto& [key, value] : options) {
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", key, value);
+  }
+  return text.empty() ? "" : fmt::format(" ({})", text);
+}
+
+std::string megabytes(std::int64_t bytes) {
+  return format_cell(Cell{bytes}, Format::kMegabytes) + " MB";
+}
+
+std::string percent(double fraction) { return format_cell(Cell{fraction}, Format::kPercent); }
+
+std::string milliseconds(double seconds) {
+  return format_cell(Cell{seconds}, Format::kMilliseconds) + " ms";
+}
+
+std::int32_t num_blocks(const Plan& plan) {
+  std::int32_t blocks = 0;
+  for (const PlanRound& round : plan.rounds) blocks += round.blocks.num_blocks();
+  return blocks;
+}
+
+std::int64_t longest_sequence(const Plan& plan) {
+  std::int64_t longest = 0;
+  for (const Range& sequence : plan.sequences) longest = std::max(longest, sequence.size());
+  return longest;
+}
+
+std::string masks_text(const Plan& plan) {
+  std::string text;
+  if (plan.rounds.empty()) return text;
+  for (const NamedMask& mask : plan.rounds.front().masks) {
+    text += text.empty() ? "" : ", ";
+    text += fmt::format("{} ({})", mask.name, count(mask.layers, "layer"));
+  }
+  return text;
+}
+
+Json direction_json(const DirectionStats& stats) {
+  Json by_kind = Json::object();
+  for (int k = 0; k < kNumKinds; ++k) {
+    const auto kind = static_cast<Kind>(k);
+    by_kind[std::string(to_string(kind))] = stats.bytes_by_kind[static_cast<std::size_t>(k)];
+  }
+  Json devices = Json::array();
+  for (const DeviceStats& device : stats.devices) {
+    devices.push_back({{"sent_bytes", device.sent_bytes},
+                       {"received_bytes", device.received_bytes},
+                       {"inter_sent_bytes", device.inter_sent_bytes},
+                       {"inter_received_bytes", device.inter_received_bytes},
+                       {"flops", device.flops},
+                       {"memory_bytes", device.memory_bytes}});
+  }
+  return {{"tiles", stats.tiles},
+          {"pairs", stats.pairs},
+          {"transfers", stats.transfers},
+          {"messages", stats.messages},
+          {"launches", stats.launches},
+          {"inter_bytes", stats.inter_bytes},
+          {"intra_bytes", stats.intra_bytes},
+          {"bytes_by_kind", std::move(by_kind)},
+          {"max_device_bytes", stats.max_device_bytes},
+          {"max_node_uplink_bytes", stats.max_node_uplink_bytes},
+          {"flops", stats.flops},
+          {"compute_imbalance", stats.compute_imbalance},
+          {"compute_overload", stats.compute_overload},
+          {"peak_memory_bytes", stats.peak_memory_bytes},
+          {"retained_bytes", stats.retained_bytes},
+          {"devices", std::move(devices)}};
+}
+
+Json movement_json(const DataMovement& movement) {
+  return {{"transfers", movement.transfers},
+          {"redundant_transfers", movement.redundant_transfers},
+          {"redundant_bytes", movement.redundant_bytes},
+          {"unused_by_receiver_transfers", movement.unused_by_receiver_transfers},
+          {"unused_by_receiver_bytes", movement.unused_by_receiver_bytes}};
+}
+
+Json mask_run_json(const MaskRun& run) {
+  Json errors = Json::array();
+  for (const RunError& error : run.errors) {
+    errors.push_back({{"array", error.array},
+                      {"error", error.error},
+                      {"single_device_error", error.single_device_error},
+                      {"bound", error.bound}});
+  }
+  return {{"mask", run.mask},
+          {"errors", std::move(errors)},
+          {"forward_s", run.forward_s},
+          {"backward_s", run.backward_s},
+          {"exposed_s", run.exposed_s},
+          {"sent_bytes_forward", run.sent_bytes_forward},
+          {"predicted_bytes_forward", run.predicted_bytes_forward},
+          {"sent_bytes_backward", run.sent_bytes_backward},
+          {"predicted_bytes_backward", run.predicted_bytes_backward}};
+}
+
+// NaN counts as wrong.
+bool within_bound(const RunError& error) { return error.error <= error.bound; }
+
+// Lines after the first begin below the first one's value.
+std::string indented(std::string_view text) {
+  std::string result;
+  for (const char c : wrap(text, 70)) {
+    result += c;
+    if (c == '\n') result += std::string(10, ' ');
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string describe_plan(const Plan& plan) {
+  std::string text;
+  text += fmt::format("strategy  {}\n", indented(plan.strategy + options_text(plan.options)));
+  text += fmt::format("cluster   {}, {} x {} = {}\n", plan.cluster_name, count(plan.nodes, "node"),
+                      plan.devices_per_node, count(plan.num_devices(), "device"));
+  text += fmt::format("batch     {}, {}, longest {}\n", count(plan.num_tokens(), "token"),
+                      count(static_cast<std::int64_t>(plan.sequences.size()), "sequence"),
+                      longest_sequence(plan));
+  text += fmt::format("masks     {}\n", masks_text(plan));
+  text += fmt::format("shape     {}/{} heads of {}, {}, partial results as {}\n",
+                      plan.shape.q_heads, plan.shape.kv_heads, plan.shape.head_dim,
+                      to_string(plan.shape.dtype), to_string(plan.partial_wire));
+  text += fmt::format("blocks    {} in {}\n", num_blocks(plan),
+                      count(static_cast<std::int64_t>(plan.rounds.size()), "round"));
+  text += fmt::format("digest    {}\n", digest_text(plan.digest));
+  return text;
+}
+
+Json plan_json(const Plan& plan) {
+  Json masks = Json::array();
+  if (!plan.rounds.empty()) {
+    for (const NamedMask& mask : plan.rounds.front().masks) {
+      masks.push_back({{"name", mask.name}, {"layers", mask.layers}});
+    }
+  }
+  return {{"strategy", plan.strategy},
+          {"options", plan.options},
+          {"digest", digest_text(plan.digest)},
+          {"cluster",
+           {{"name", plan.cluster_name},
+            {"nodes", plan.nodes},
+            {"devices_per_node", plan.devices_per_node}}},
+          {"tokens", plan.num_tokens()},
+          {"sequences", plan.sequences.size()},
+          {"longest_sequence", longest_sequence(plan)},
+          {"masks", std::move(masks)},
+          {"partial_wire", to_string(plan.partial_wire)},
+          {"rounds", plan.rounds.size()},
+          {"blocks", num_blocks(plan)}};
+}
+
+Json cluster_json(const Cluster& cluster) {
+  return {{"name", cluster.name},
+          {"nodes", cluster.nodes},
+          {"devices_per_node", cluster.devices_per_node}};
+}
+
+std::string statistics_text(const PlanStats& statistics) {
+  Table table(
+      {{"quantity", "one layer of every mask"}, {"forward", "forward"}, {"backward", "backward"}});
+  const auto row = [&](std::string name, auto value) {
+    std::vector<Cell> cells{std::move(name)};
+    for (const auto& direction : {statistics.forward, statistics.backward}) {
+      cells.push_back(direction ? Cell{std::string(value(*direction))} : Cell{});
+    }
+    table.add_row(std::move(cells));
+  };
+  using Stats = DirectionStats;
+  row("tiles", [](const Stats& s) { return fmt::format("{}", s.tiles); });
+  row("attended pairs", [](const Stats& s) { return fmt::format("{}", s.pairs); });
+  row("TFLOPs", [](const Stats& s) { return format_number(s.flops / 1e12); });
+  row("between nodes", [](const Stats& s) { return megabytes(s.inter_bytes); });
+  row("inside nodes", [](const Stats& s) { return megabytes(s.intra_bytes); });
+  row("busiest device", [](const Stats& s) { return megabytes(s.max_device_bytes); });
+  row("busiest uplink", [](const Stats& s) { return megabytes(s.max_node_uplink_bytes); });
+  row("messages", [](const Stats& s) { return fmt::format("{}", s.messages); });
+  row("launches", [](const Stats& s) { return fmt::format("{}", s.launches); });
+  row("compute imbalance", [](const Stats& s) { return percent(s.compute_imbalance); });
+  row("compute overload", [](const Stats& s) { return percent(s.compute_overload); });
+  row("peak memory", [](const Stats& s) { return megabytes(s.peak_memory_bytes); });
+  row("retained", [](const Stats& s) { return megabytes(s.retained_bytes); });
+  return table.text() +
+         fmt::format("token imbalance {}, overload {}; bytes count once, LSE and delta included\n",
+                     percent(statistics.token_imbalance), percent(statistics.token_overload));
+}
+
+Json statistics_json(const PlanStats& statistics) {
+  Json document = {{"tokens", statistics.tokens},
+                   {"token_imbalance", statistics.token_imbalance},
+                   {"token_overload", statistics.token_overload}};
+  if (statistics.forward) document["forward"] = direction_json(*statistics.forward);
+  if (statistics.backward) document["backward"] = direction_json(*statistics.backward);
+  return document;
+}
+
+std::string verify_text(const VerifyReport& report, bool colour) {
+  std::string text;
+  for (const std::string& violation : report.violations)
+    text += fmt::format("violation: {}\n", violation);
+  const auto shown = static_cast<std::int64_t>(report.violations.size());
+  if (report.num_violations > shown) {
+    text += fmt::format("... and {} more\n", report.num_violations - shown);
+  }
+  for (const std::string& warning : report.warnings) text += fmt::format("warning: {}\n", warning);
+  const bool ok = report.ok();
+  text += fmt::format("verified: {}{}{} ({}, {}{})\n",
+                      !colour ? ""
+                      : ok    ? "\x1b[32m"
+                              : "\x1b[31m",
+                      ok ? "ok" : "BROKEN", colour ? "\x1b[0m" : "",
+                      count(report.num_violations, "violation"),
+                      count(static_cast<std::int64_t>(report.warnings.size()), "warning"),
+                      report.grouped_launches_ok ? "" : "; grouped launches deadlock");
+  return text;
+}
+
+Json verify_json(const VerifyReport& report) {
+  Json document = {{"ok", report.ok()},
+                   {"num_violations", report.num_violations},
+                   {"violations", report.violations},
+                   {"warnings", report.warnings},
+                   {"grouped_launches_ok", report.grouped_launches_ok}};
+  if (report.ok()) {
+    for (const Direction direction : kDirections) {
+      document["movement"][std::string(to_string(direction))] =
+          movement_json(report.movement[static_cast<std::size_t>(direction)]);
+    }
+  }
+  return document;
+}
+
+std::string run_text(const RunReport& report, bool colour) {
+  Table errors({{"mask", "mask"},
+                {"array", "array"},
+                {"error", "error", Format::kScientific},
+                {"single_device_error", "one device", Format::kScientific},
+                {"bound", "bound", Format::kScientific},
+                {"ok", "ok", Format::kVerdict}});
+  Table work({{"mask", "mask"},
+              {"direction", "direction"},
+              {"seconds", "ms", Format::kMilliseconds},
+              {"sent_bytes", "moved\nMB", Format::kMegabytes},
+              {"predicted_bytes", "predicted\nMB", Format::kMegabytes},
+              {"ok", "ok", Format::kVerdict}});
+  std::string exposed;
+  for (const MaskRun& run : report.masks) {
+    for (const RunError& error : run.errors) {
+      errors.add_row({run.mask, error.array, error.error, error.single_device_error, error.bound,
+                      within_bound(error)});
+    }
+    work.add_row({run.mask, "forward", run.forward_s, run.sent_bytes_forward,
+                  run.predicted_bytes_forward,
+                  run.sent_bytes_forward == run.predicted_bytes_forward});
+    work.add_row({run.mask, "backward", run.backward_s, run.sent_bytes_backward,
+                  run.predicted_bytes_backward,
+                  run.sent_bytes_backward == run.predicted_bytes_backward});
+    exposed +=
+        fmt::format("{}{} {}", exposed.empty() ? "" : ", ", run.mask, milliseconds(run.exposed_s));
+  }
+  const bool compared = std::any_of(report.masks.begin(), report.masks.end(),
+                                    [](const MaskRun& run) { return !run.errors.empty(); });
+  const ExecutorMemory& memory = report.memory;
+  return (compared ? "error against the fp64 oracle: max|x - ref| / max|ref|\n" +
+                         errors.text(colour) + "\n"
+                   : std::string("not compared with the oracle\n\n")) +
+         work.text(colour) + fmt::format("waiting for transfers: {}\n", exposed) +
+         fmt::format(
+             "memory of the largest rank: {} staging, {} accumulators,\n"
+             "  {} packing (predicted {} in all), {} workspace beside it\n",
+             megabytes(memory.staging_bytes), megabytes(memory.accumulator_bytes),
+             megabytes(memory.packing_bytes), megabytes(report.predicted_memory_bytes),
+             megabytes(memory.workspace_bytes));
+}
+
+std::vector<std::string> run_failures(const RunReport& report) {
+  std::vector<std::string> lines;
+  const auto check_bytes = [&](const MaskRun& run, Direction direction, std::int64_t sent,
+                               std::int64_t predicted) {
+    if (sent == predicted) return;
+    lines.push_back(fmt::format("mask {}, {}: expected {} bytes sent as planned, found {}",
+                                run.mask, to_string(direction), predicted, sent));
+  };
+  for (const MaskRun& run : report.masks) {
+    for (const RunError& error : run.errors) {
+      if (within_bound(error)) continue;
+      lines.push_back(fmt::format(
+          "mask {}, {}: expected an error of at most {:.2e}, found {:.2e} ({:.2e} on one device)",
+          run.mask, error.array, error.bound, error.error, error.single_device_error));
+    }
+    check_bytes(run, Direction::kForward, run.sent_bytes_forward, run.predicted_bytes_forward);
+    check_bytes(run, Direction::kBackward, run.sent_bytes_backward, run.predicted_bytes_backward);
+  }
+  if (lines.empty() && !report.ok()) lines.emplace_back("expected a run within its promises");
+  return lines;
+}
+
+Json run_json(const RunReport& report) {
+  Json masks = Json::array();
+  for (const MaskRun& run : report.masks) masks.push_back(mask_run_json(run));
+  return {{"ok", report.ok()},
+          {"masks", std::move(masks)},
+          {"memory",
+           {{"staging_bytes", report.memory.staging_bytes},
+            {"accumulator_bytes", report.memory.accumulator_bytes},
+            {"packing_bytes", report.memory.packing_bytes},
+            {"workspace_bytes", report.memory.workspace_bytes},
+            {"predicted_bytes", report.predicted_memory_bytes}}}};
+}
+
+}  // namespace contextile

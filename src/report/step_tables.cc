@@ -1,0 +1,304 @@
+#include "report/step_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+#include "planner/plan_batch.h"
+#include "report/plan_tables.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kWidestLabel = 16;  // leaves room for long steps and placements
+
+std::int64_t tokens_of(const TrainingJob& job) {
+  std::int64_t tokens = 0;
+  for (const BatchLengths& lengths : job.micro_batches) {
+    tokens = std::accumulate(lengths.begin(), lengths.end(), tokens);
+  }
+  return tokens;
+}
+
+std::int64_t longest_of(const TrainingJob& job) {
+  std::int64_t longest = 0;
+  for (const BatchLengths& lengths : job.micro_batches) {
+    longest = std::max(longest, *std::max_element(lengths.begin(), lengths.end()));
+  }
+  return longest;
+}
+
+std::string_view optimizer_name(const IterationOptions& options) {
+  return options.optimizer == OptimizerShards::kZero1 ? "zero1" : "replicated";
+}
+std::string_view overlap_name(const IterationOptions& options) {
+  return options.gradient_overlap == GradientOverlap::kOn ? "on" : "off";
+}
+
+// "8 x 4 x 2 x 1" as the header says them.
+std::string placement_text(const StepSetting& setting) {
+  const ParallelSizes& sizes = setting.sizes;
+  return fmt::format("{}x{}x{}x{}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
+}
+
+Cell seconds(double us) { return 1e-6 * us; }
+
+Table stage_time_table(const StepPrediction& prediction) {
+  Table table({{"stage", "stage"},
+               {"linear_s", "linear\nms", Format::kMilliseconds},
+               {"attention_s", "atten-\ntion", Format::kMilliseconds},
+               {"exposed_attention_s", "exposed\nattn.", Format::kMilliseconds},
+               {"tensor_parallel_s", "exposed\nTP", Format::kMilliseconds},
+               {"gradients_s", "exposed\ngradients", Format::kMilliseconds},
+               {"recompute_s", "re-\ncompute", Format::kMilliseconds},
+               {"optimizer_s", "opti-\nmizer", Format::kMilliseconds},
+               {"bubble_s", "bubbles", Format::kMilliseconds}});
+  for (std::size_t r = 0; r < prediction.stages.size(); ++r) {
+    const StageTimes& stage = prediction.stages[r];
+    table.add_row({static_cast<std::int64_t>(r), seconds(stage.linear_us),
+                   seconds(stage.attention_us), seconds(stage.exposed_attention_us),
+                   seconds(stage.tensor_parallel_us), seconds(stage.gradients_us),
+                   seconds(stage.recompute_us), seconds(stage.optimizer_us),
+                   seconds(stage.bubble_us)});
+  }
+  return table;
+}
+
+Table stage_memory_table(const std::vector<StageMemory>& memory) {
+  Table table({{"stage", "stage"},
+               {"in_flight", "in\nflight"},
+               {"weights_bytes", "weights\nGB", Format::kGigabytes},
+               {"gradients_bytes", "gradi-\nents", Format::kGigabytes},
+               {"optimizer_bytes", "opti-\nmizer", Format::kGigabytes},
+               {"activations_bytes", "activ-\nations", Format::kGigabytes},
+               {"working_bytes", "work-\ning", Format::kGigabytes},
+               {"attention_bytes", "atten-\ntion", Format::kGigabytes},
+               {"reserve_bytes", "", Format::kGigabytes},
+               {"total_bytes", "all", Format::kGigabytes}});
+  for (std::size_t r = 0; r < memory.size(); ++r) {
+    const StageMemory& stage = memory[r];
+    table.add_row({static_cast<std::int64_t>(r), std::int64_t{stage.in_flight}, stage.weights_bytes,
+                   stage.gradients_bytes, stage.optimizer_bytes, stage.activations_bytes,
+                   stage.working_bytes, stage.attention_bytes, stage.reserve_bytes,
+                   stage.total_bytes()});
+  }
+  return table;
+}
+
+std::size_t count_of(std::span<const StepOutcome> outcomes, Verdict verdict) {
+  return static_cast<std::size_t>(
+      std::count_if(outcomes.begin(), outcomes.end(),
+                    [&](const StepOutcome& outcome) { return outcome.verdict == verdict; }));
+}
+
+// Whether the verdict is about the placement, whatever the strategy, and the one before says the
+// same.
+bool repeats(const StepOutcome& outcome, const StepOutcome& before) {
+  return !outcome.planned && !before.planned && outcome.verdict == before.verdict &&
+         outcome.setting.sizes == before.setting.sizes && outcome.reason == before.reason;
+}
+
+std::string strategy_text(const StepOutcome& outcome) {
+  return outcome.planned ? choice_text(outcome.setting.strategy) : "any";
+}
+
+// Those out of memory: by how much, and what fills it.
+Table full_table(std::span<const StepOutcome> outcomes) {
+  Table table({{"strategy", "strategy"},
+               {"placement", "TPxCPxDPxPP"},
+               {"memory_bytes", "GB", Format::kGigabytes},
+               {"stage", "stage"},
+               {"mostly", "most of it"},
+               {"mostly_bytes", "GB", Format::kGigabytes}},
+              kWidestLabel);
+  const StepOutcome* before = nullptr;
+  for (const StepOutcome& outcome : outcomes) {
+    if (outcome.verdict != Verdict::kOutOfMemory) continue;
+    if (before == nullptr || !repeats(outcome, *before)) {
+      const std::size_t stage = fullest_stage(outcome.memory);
+      const LargestPart largest = largest_part(outcome.memory[stage]);
+      table.add_row({strategy_text(outcome), placement_text(outcome.setting),
+                     outcome.memory[stage].total_bytes(), static_cast<std::int64_t>(stage),
+                     std::string(largest.name), largest.bytes});
+    }
+    before = &outcome;
+  }
+  return table;
+}
+
+// A line for each impossible one: strategy, placement, why.
+std::string impossible_text(std::span<const StepOutcome> outcomes) {
+  Table table({{"strategy", "impossible"}, {"reason", "TPxCPxDPxPP"}}, kWidestLabel);
+  const StepOutcome* before = nullptr;
+  for (const StepOutcome& outcome : outcomes) {
+    if (outcome.verdict != Verdict::kImpossible) continue;
+    if (before == nullptr || !repeats(outcome, *before)) {
+      table.add_row({strategy_text(outcome)},
+                    fmt::format("{}: {}", placement_text(outcome.setting), outcome.reason));
+    }
+    before = &outcome;
+  }
+  return before == nullptr ? "" : table.text();
+}
+
+}  // namespace
+
+std::string describe_job(const TrainingJob& job) {
+  const ModelSpec& model = job.model;
+  const IterationOptions& options = job.options;
+  const auto weights = static_cast<double>(weights_of(model).total(model.layers));
+  std::string memory =
+      job.cluster.memory_bytes > 0
+          ? fmt::format("{} GB each", static_cast<double>(job.cluster.memory_bytes) * 1e-9)
+          : std::string("memory unknown, no verdict");
+  return fmt::format("model     {}, {} layers, {:.2f}e9 weights\n", model.name, model.layers,
+                     1e-9 * weights) +
+         fmt::format("batch     {} tokens in {}, longest document {}\n", tokens_of(job),
+                     count(static_cast<std::int64_t>(job.micro_batches.size()), "micro-batch"),
+                     longest_of(job)) +
+         fmt::format("cluster   {}, {} x {} = {} devices, {}\n", job.cluster.name,
+                     job.cluster.nodes, job.cluster.devices_per_node, job.cluster.num_devices(),
+                     memory) +
+         fmt::format("training  recompute {}, optimizer {}, gradient overlap {}\n",
+                     to_string(options.recompute), optimizer_name(options), overlap_name(options)) +
+         fmt::format("linear    MFU {} of {:.4g} TFLOP/s\n",
+                     format_cell(Cell{options.linear_mfu}, Format::kPercent),
+                     peak_tflops_of(job.cluster));
+}
+
+Json job_json(const TrainingJob& job) {
+  const ModelSpec& model = job.model;
+  const IterationOptions& options = job.options;
+  return {{"model",
+           {{"name", model.name},
+            {"layers", model.layers},
+            {"hidden", model.hidden},
+            {"heads", model.q_heads},
+            {"kv_heads", model.kv_heads},
+            {"head_dim", model.head_dim},
+            {"ffn", model.ffn},
+            {"vocabulary", model.vocabulary},
+            {"weights", weights_of(model).total(model.layers)}}},
+          {"cluster", cluster_json(job.cluster)},
+          {"tokens", tokens_of(job)},
+          {"micro_batches", job.micro_batches.size()},
+          {"device_memory_bytes", job.cluster.memory_bytes},
+          {"recompute", to_string(options.recompute)},
+          {"optimizer", optimizer_name(options)},
+          {"gradient_overlap", overlap_name(options)},
+          {"linear_mfu", options.linear_mfu},
+          {"peak_tflops", peak_tflops_of(job.cluster)}};
+}
+
+void sort_outcomes(std::vector<StepOutcome>& outcomes) {
+  const auto value = [](const StepOutcome& outcome) {
+    if (outcome.verdict == Verdict::kFits) return outcome.prediction->time_us;
+    return static_cast<double>(outcome.memory_bytes());
+  };
+  std::stable_sort(outcomes.begin(), outcomes.end(),
+                   [&](const StepOutcome& a, const StepOutcome& b) {
+                     if (a.verdict != b.verdict) return a.verdict < b.verdict;
+                     return value(a) < value(b);
+                   });
+}
+
+Table outcome_table(std::span<const StepOutcome> outcomes) {
+  Table table({{"strategy", "strategy"},
+               {"placement", "TPxCPxDPxPP"},
+               {"tp", ""},
+               {"cp", ""},
+               {"dp", ""},
+               {"pp", ""},
+               {"time_s", "step\nms", Format::kMilliseconds},
+               {"tokens_per_s", "tokens/s"},
+               {"mfu", "MFU", Format::kPercent},
+               {"bubble_share", "bubbles", Format::kPercent},
+               {"exposed_share", "exposed", Format::kPercent},
+               {"memory_bytes", "GB", Format::kGigabytes},
+               {"verdict", ""},
+               {"reason", ""}},
+              kWidestLabel);
+  for (const StepOutcome& outcome : outcomes) {
+    const ParallelSizes& sizes = outcome.setting.sizes;
+    std::vector<Cell> cells = {choice_text(outcome.setting.strategy),
+                               placement_text(outcome.setting),
+                               std::int64_t{sizes.tp},
+                               std::int64_t{sizes.cp},
+                               std::int64_t{sizes.dp},
+                               std::int64_t{sizes.pp}};
+    if (outcome.prediction) {
+      const StepPrediction& step = *outcome.prediction;
+      for (const double value : {1e-6 * step.time_us, step.tokens_per_s(), step.mfu,
+                                 step.bubble_share, step.exposed_share}) {
+        cells.emplace_back(value);
+      }
+    } else {
+      cells.resize(cells.size() + 5);
+    }
+    cells.push_back(outcome.memory.empty() ? Cell{} : Cell{outcome.memory_bytes()});
+    cells.emplace_back(std::string(to_string(outcome.verdict)));
+    cells.push_back(outcome.reason.empty() ? Cell{} : Cell{outcome.reason});
+    table.add_row(std::move(cells),
+                  outcome.verdict == Verdict::kFits
+                      ? ""
+                      : fmt::format("{}: {}", placement_text(outcome.setting), outcome.reason));
+  }
+  return table;
+}
+
+std::string outcomes_text(std::span<const StepOutcome> outcomes, std::size_t top) {
+  std::vector<StepOutcome> fitting;
+  std::size_t slower = 0;
+  for (const StepOutcome& outcome : outcomes) {
+    if (outcome.verdict != Verdict::kFits) continue;
+    if (fitting.size() < top) {
+      fitting.push_back(outcome);
+    } else {
+      ++slower;
+    }
+  }
+  std::string text;
+  if (!fitting.empty()) text += outcome_table(fitting).text();
+  if (slower > 0) text += fmt::format("{} slower ones that fit are left out (--top)\n", slower);
+  const std::string full = full_table(outcomes).text();
+  const std::string impossible = impossible_text(outcomes);
+  if (count_of(outcomes, Verdict::kOutOfMemory) > 0) {
+    text += (text.empty() ? "" : "\n") + std::string("out of memory\n\n") + full;
+  }
+  if (!impossible.empty()) text += (text.empty() ? "" : "\n") + impossible;
+  return text;
+}
+
+std::string stages_text(const StepOutcome& outcome) {
+  std::string text;
+  if (outcome.prediction) {
+    text += "time of a device, ms; the parts of a row add up to the step\n\n" +
+            stage_time_table(*outcome.prediction).text() + "\n";
+  }
+  text += fmt::format("memory of a device, GB; all: with {:.1f} held in reserve\n\n",
+                      1e-9 * static_cast<double>(outcome.memory.front().reserve_bytes));
+  return text + stage_memory_table(outcome.memory).text();
+}
+
+Json outcome_json(const StepOutcome& outcome) {
+  Json document = outcome_table({&outcome, 1}).json().front();
+  document["options"] = outcome.setting.strategy.options;
+  document["strategy"] = outcome.setting.strategy.name;
+  document["schedule"] = to_string(outcome.setting.schedule);
+  document["chunks"] = outcome.setting.chunks;
+  document["ping_pong"] = outcome.setting.nano_batches == NanoBatches::kPingPong;
+  if (outcome.prediction) {
+    document["model_flops"] = outcome.prediction->model_flops;
+    document["replica_imbalance"] = outcome.prediction->replica_imbalance;
+  }
+  if (outcome.memory.empty()) return document;
+  document["stages"] = stage_memory_table(outcome.memory).json();
+  if (!outcome.prediction) return document;
+  const Json times = stage_time_table(*outcome.prediction).json();
+  for (std::size_t r = 0; r < times.size(); ++r) document["stages"][r].update(times[r]);
+  return document;
+}
+
+}  // namespace contextile

@@ -1,0 +1,294 @@
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "strategy/distca/tasks.h"
+
+namespace contextile {
+namespace {
+
+enum class Part : std::uint8_t { kAll, kRows, kKeys };
+
+// What could leave an item.
+struct Move {
+  std::size_t item = 0;
+  Part part = Part::kAll;
+  std::int64_t tokens = 0;  // rows of head and of tail each, or keys
+  double load = 0;          // work that moves
+  double bytes = 0;         // that moving it sends, as accounted
+  double priority = 0;      // smallest goes first
+};
+
+// The rows nearest the middle: the end of the head, the start of the tail.
+CaItem inner_rows(const CaItem& item, std::int64_t rows) {
+  CaItem inner = item;
+  inner.head.queries.begin = item.head.queries.end - rows;
+  inner.tail.queries.end = item.tail.queries.begin + rows;
+  inner.tail.keys.end = std::min(item.tail.keys.end, inner.tail.queries.end);
+  return inner;
+}
+
+// The tail's rows against its first keys.
+CaItem first_keys(const CaItem& item, std::int64_t keys) {
+  CaItem first = item;
+  first.head = {};
+  first.tail.keys.end = item.tail.keys.begin + keys;
+  return first;
+}
+
+Range key_span(const CaItem& item) {
+  if (item.head.empty()) return item.tail.keys;
+  if (item.tail.empty()) return item.head.keys;
+  return {std::min(item.head.keys.begin, item.tail.keys.begin),
+          std::max(item.head.keys.end, item.tail.keys.end)};
+}
+
+class Migration {
+ public:
+  Migration(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options)
+      : items_(items),
+        num_devices_(static_cast<std::size_t>(num_devices)),
+        options_(options),
+        surplus_(server_loads(items, num_devices, options)),
+        sent_bytes_(num_devices_) {
+    double total = 0;
+    for (const CaItem& item : items) {
+      loads_.push_back(item_cost(item, options));
+      total += loads_.back();
+      std::int64_t& length = length_of(item.document);
+      for (const CaShard& shard : {item.head, item.tail}) {
+        length = std::max(length, shard.queries.end);
+      }
+    }
+    mean_ = total / static_cast<double>(num_devices);
+    for (double& surplus : surplus_) surplus -= mean_;
+    threshold_ = options.tolerance * mean_;
+  }
+
+  void run() {
+    if (options_.balance == Balance::kTwoSided) drain();
+    fill();
+  }
+
+ private:
+  [[nodiscard]] bool upstream() const { return options_.fidelity == Fidelity::kUpstream; }
+  std::int64_t& length_of(std::int32_t document) {
+    const auto at = static_cast<std::size_t>(document);
+    if (lengths_.size() <= at) lengths_.resize(at + 1);
+    return lengths_[at];
+  }
+
+  // Devices below the mean, emptiest first, each until it lacks no more than the threshold.
+  void fill() {
+    std::vector<std::size_t> takers;
+    for (std::size_t d = 0; d < num_devices_; ++d) {
+      if (surplus_[d] < 0) takers.push_back(d);
+    }
+    std::stable_sort(takers.begin(), takers.end(),
+                     [&](std::size_t a, std::size_t b) { return surplus_[a] < surplus_[b]; });
+    for (const std::size_t d : takers) {
+      while (-surplus_[d] > threshold_) {
+        std::optional<Move> best;
+        for (std::size_t i = 0; i < items_.size(); ++i) {
+          const double available = surplus_[items_[i].server.index()];
+          if (available <= 0) continue;
+          const double most = std::min(available, -surplus_[d]);
+          consider(i, most, most, d, best);
+        }
+        if (!best || best->load <= 0) break;
+        apply(*best, d);
+      }
+    }
+  }
+
+  // The fullest device above the threshold gives to the emptiest, as much at once as that may take,
+  // until none is above: few large parts send less than many small ones. A device that has nothing
+  // that fits is left as it is.
+  void drain() {
+    std::vector<bool> stuck(num_devices_);
+    for (;;) {
+      std::optional<std::size_t> giver;
+      for (std::size_t d = 0; d < num_devices_; ++d) {
+        if (stuck[d] || surplus_[d] <= threshold_) continue;
+        if (!giver || surplus_[d] > surplus_[*giver]) giver = d;
+      }
+      if (!giver) return;
+      const auto taker = static_cast<std::size_t>(
+          std::min_element(surplus_.begin(), surplus_.end()) - surplus_.begin());
+      std::optional<Move> best;
+      const double excess = surplus_[*giver] - threshold_ / 2;  // room for rounding
+      const double room = threshold_ - surplus_[taker];
+      for (std::size_t i = 0; i < items_.size(); ++i) {
+        if (items_[i].server.index() == *giver) {
+          consider(i, std::min(excess, room), room, taker, best);
+        }
+      }
+      if (best && best->load > 0) {
+        apply(*best, taker);
+      } else {
+        stuck[*giver] = true;
+      }
+    }
+  }
+
+  // The best way to take about `least`, at most `most`, from an item.
+  void consider(std::size_t i, double least, double most, std::size_t taker,
+                std::optional<Move>& best) const {
+    const auto offer = [&](std::optional<Move> move) {
+      if (!move) return;
+      if (options_.balance == Balance::kTwoSided) move->priority = two_sided_priority(*move, taker);
+      if (!best || move->priority < best->priority) best = move;
+    };
+    if (loads_[i] <= most) {
+      offer(priced({i, Part::kAll, 0, loads_[i]}, items_[i]));
+      return;
+    }
+    offer(upstream() ? upstream_rows(i, most) : rows(i, least, most));
+    if (options_.kv_subrange == KvSubrange::kOn) offer(keys(i, least, most));
+  }
+
+  // The code's form: the amount is decided by the document's length, its rounding comes later.
+  [[nodiscard]] std::optional<Move> upstream_rows(std::size_t i, double most) const {
+    const auto per_row = static_cast<double>(length(i) + 1);
+    const auto rows = static_cast<std::int64_t>(most / per_row);
+    Move move{i, Part::kRows, rows, static_cast<double>(rows) * per_row};
+    move.bytes = document_bytes(i, most);
+    move.priority = move.bytes / most;
+    return move;
+  }
+
+  [[nodiscard]] std::optional<Move> rows(std::size_t i, double least, double most) const {
+    const CaItem& item = items_[i];
+    const std::int64_t limit = std::min(item.head.queries.size(), item.tail.queries.size());
+    return sized(i, Part::kRows, limit, least, most,
+                 [&](std::int64_t tokens) { return inner_rows(item, tokens); });
+  }
+
+  // Keys before the tail's first row, so that every row attends all of them.
+  [[nodiscard]] std::optional<Move> keys(std::size_t i, double least, double most) const {
+    const CaItem& item = items_[i];
+    const std::int64_t limit =
+        std::min(item.tail.keys.end, item.tail.queries.begin) - item.tail.keys.begin;
+    return sized(i, Part::kKeys, limit, least, most,
+                 [&](std::int64_t tokens) { return first_keys(item, tokens); });
+  }
+
+  // The largest multiple of the granularity, up to `limit`, whose load is at most `most`; or the
+  // smallest that reaches `least`, where that is less.
+  template <typename PartOf>
+  [[nodiscard]] std::optional<Move> sized(std::size_t i, Part part, std::int64_t limit,
+                                          double least, double most, const PartOf& part_of) const {
+    const auto load = [&](std::int64_t units) {
+      return item_cost(part_of(units * options_.granularity_tokens), options_);
+    };
+    const auto last_within = [&](double bound) {
+      std::int64_t low = 0;
+      std::int64_t high = std::max<std::int64_t>(limit, 0) / options_.granularity_tokens;
+      while (low < high) {
+        const std::int64_t middle = low + (high - low + 1) / 2;
+        if (load(middle) <= bound) {
+          low = middle;
+        } else {
+          high = middle - 1;
+        }
+      }
+      return low;
+    };
+    std::int64_t units = last_within(most);
+    if (least < most) units = std::min(units, last_within(least) + 1);
+    if (units == 0) return std::nullopt;
+    const CaItem moved = part_of(units * options_.granularity_tokens);
+    return priced({i, part, units * options_.granularity_tokens, load(units)}, moved);
+  }
+
+  [[nodiscard]] std::int64_t length(std::size_t i) const {
+    return lengths_[static_cast<std::size_t>(items_[i].document)];
+  }
+  [[nodiscard]] double document_bytes(std::size_t i, double load) const {
+    const auto per_row = static_cast<double>(length(i) + 1);
+    return load / per_row * options_.q_bytes_per_token + per_row * options_.kv_bytes_per_token;
+  }
+
+  [[nodiscard]] std::optional<Move> priced(Move move, const CaItem& moved) const {
+    if (options_.kv == KvAccounting::kDocument && move.part != Part::kKeys) {
+      move.bytes = document_bytes(move.item, move.load);
+    } else {
+      const std::int64_t rows = moved.head.queries.size() + moved.tail.queries.size();
+      move.bytes = static_cast<double>(2 * rows) * options_.q_bytes_per_token +
+                   static_cast<double>(key_span(moved).size()) * options_.kv_bytes_per_token;
+    }
+    move.priority = move.bytes / move.load;
+    return move;
+  }
+
+  // Bytes per work moved out of what exceeds the tolerance on either side, dearer from hot senders.
+  [[nodiscard]] double two_sided_priority(const Move& move, std::size_t taker) const {
+    const CaItem& item = items_[move.item];
+    const double excess = std::max(0.0, surplus_[item.server.index()] - threshold_);
+    const double lack = std::max(0.0, -surplus_[taker] - threshold_);
+    const double useful = std::min(move.load, excess) + std::min(move.load, lack);
+    return move.bytes / useful * (1 + heat(item.source));
+  }
+
+  // What moves so far make a source send, over the mean of all devices.
+  [[nodiscard]] double heat(Rank source) const {
+    if (total_sent_bytes_ <= 0) return 0;
+    return sent_bytes_[source.index()] * static_cast<double>(num_devices_) / total_sent_bytes_;
+  }
+
+  void apply(const Move& move, std::size_t server) {
+    CaItem& item = items_[move.item];
+    const std::size_t from = item.server.index();
+    const Rank to{static_cast<std::int32_t>(server)};
+    surplus_[server] += move.load;
+    sent_bytes_[item.source.index()] += move.bytes;
+    total_sent_bytes_ += move.bytes;
+    if (move.part == Part::kAll) {
+      surplus_[from] -= move.load;
+      item.server = to;
+      return;
+    }
+    CaItem moved =
+        move.part == Part::kRows ? inner_rows(item, move.tokens) : first_keys(item, move.tokens);
+    moved.server = to;
+    if (move.part == Part::kRows) {
+      item.head.queries.end -= move.tokens;
+      item.head.keys.end = std::min(item.head.keys.end, item.head.queries.end);
+      item.tail.queries.begin += move.tokens;
+    } else {
+      item.tail.keys.begin += move.tokens;
+    }
+    const double left = item_cost(item, options_);
+    surplus_[from] -= loads_[move.item] - left;
+    loads_[move.item] = left;
+    items_.push_back(moved);
+    loads_.push_back(move.load);
+  }
+
+  std::vector<CaItem>& items_;
+  std::size_t num_devices_;
+  const MigrationOptions& options_;
+  std::vector<double> loads_;          // of every item
+  std::vector<std::int64_t> lengths_;  // of every document: its last row's end
+  std::vector<double> surplus_;        // load above the mean, of every device
+  double mean_ = 0;
+  double threshold_ = 0;
+  std::vector<double> sent_bytes_;  // moves so far have made every source send
+  double total_sent_bytes_ = 0;
+};
+
+}  // namespace
+
+void migrate(std::vector<CaItem>& items, std::int32_t num_devices,
+             const MigrationOptions& options) {
+  CONTEXTILE_CHECK(num_devices > 0 && options.granularity_tokens > 0,
+                   "distca: expected devices and a positive granularity, found {} and {}",
+                   num_devices, options.granularity_tokens);
+  Migration(items, num_devices, options).run();
+}
+
+}  // namespace contextile

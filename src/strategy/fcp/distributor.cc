@@ -1,0 +1,278 @@
+#include "strategy/fcp/distributor.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "contextile/mask.h"
+
+namespace contextile {
+namespace {
+
+// Bins of equal capacity that appear when first needed. Finds the first with room in O(log bins).
+class FirstFit {
+ public:
+  FirstFit(std::size_t max_bins, std::int64_t capacity) {
+    while (leaves_ < max_bins) leaves_ *= 2;
+    room_.assign(2 * leaves_, capacity);
+  }
+
+  std::size_t place(std::int64_t size) {
+    std::size_t node = 1;
+    while (node < leaves_) node = room_[2 * node] >= size ? 2 * node : 2 * node + 1;
+    const std::size_t bin = node - leaves_;
+    room_[node] -= size;
+    for (node /= 2; node > 0; node /= 2) {
+      room_[node] = std::max(room_[2 * node], room_[2 * node + 1]);
+    }
+    return bin;
+  }
+
+ private:
+  std::size_t leaves_ = 1;
+  std::vector<std::int64_t> room_;  // a tree of maxima; leaf of bin b: leaves_ + b
+};
+
+void pack_short_documents(std::span<const Range> documents, std::int64_t block,
+                          std::vector<Shard>& out) {
+  std::vector<Range> by_length(documents.begin(), documents.end());
+  std::stable_sort(by_length.begin(), by_length.end(),
+                   [](const Range& a, const Range& b) { return a.size() > b.size(); });
+  FirstFit bins(by_length.size(), block);
+  const std::size_t first = out.size();
+  for (const Range& document : by_length) {
+    const std::size_t bin = first + bins.place(document.size());
+    if (bin == out.size()) out.emplace_back();
+    out[bin].ranges.push_back(document);
+    out[bin].tokens += document.size();
+  }
+  for (std::size_t s = first; s < out.size(); ++s) {
+    std::sort(out[s].ranges.begin(), out[s].ranges.end());
+  }
+}
+
+void add_costs(const Workload& workload, std::vector<Shard>& shards) {
+  Blocking rows;
+  for (const Shard& shard : shards) rows.add(shard.ranges);
+  for (const NamedMask& mask : workload.masks) {
+    for (const Tile& tile : TileIndex(mask.mask, rows).tiles()) {
+      shards[tile.q_block.index()].cost += tile.pairs * mask.layers;
+    }
+  }
+}
+
+// The first `tokens` tokens of a shard; the shard keeps the rest. Cost goes with the tokens.
+Shard cut_front(Shard& shard, std::int64_t tokens) {
+  Shard front;
+  front.document = shard.document;
+  front.tokens = tokens;
+  front.cost =
+      static_cast<std::int64_t>(static_cast<double>(shard.cost) * static_cast<double>(tokens) /
+                                static_cast<double>(shard.tokens));
+  std::vector<Range> rest;
+  for (const Range& range : shard.ranges) {
+    const std::int64_t taken = std::min(tokens, range.size());
+    tokens -= taken;
+    if (taken > 0) front.ranges.push_back({range.begin, range.begin + taken});
+    if (taken < range.size()) rest.push_back({range.begin + taken, range.end});
+  }
+  shard.ranges = std::move(rest);
+  shard.tokens -= front.tokens;
+  shard.cost -= front.cost;
+  return front;
+}
+
+void sort_by_token(std::vector<PlacedShard>& placed) {
+  std::sort(placed.begin(), placed.end(), [](const PlacedShard& a, const PlacedShard& b) {
+    return a.shard.ranges.front().begin < b.shard.ranges.front().begin;
+  });
+}
+
+// Positions by load, with the room each has left: in shards or in tokens.
+class Placer {
+ public:
+  Placer(std::span<const Shard> shards, std::int32_t num_positions, const PlacementLimit& limit)
+      : by_tokens_(limit.tokens.has_value()) {
+    const auto positions = static_cast<std::int64_t>(num_positions);
+    const std::int64_t slots =
+        (static_cast<std::int64_t>(shards.size()) + positions - 1) / positions;
+    room_.assign(static_cast<std::size_t>(num_positions), limit.tokens.value_or(slots));
+    for (std::int32_t p = 0; p < num_positions; ++p) open_.emplace(0, p);
+    double total = 0;
+    for (const Shard& shard : shards) total += static_cast<double>(shard.cost);
+    load_limit_ = kPairOverload * total / num_positions;
+  }
+
+  // Whether a position has room for the shards together, and several do not overload it; if so they
+  // are placed.
+  [[nodiscard]] bool place(std::span<const Shard* const> shards) {
+    std::int64_t needed = 0;
+    std::int64_t cost = 0;
+    for (const Shard* shard : shards) {
+      needed += by_tokens_ ? shard->tokens : 1;
+      cost += shard->cost;
+    }
+    for (auto it = open_.begin(); it != open_.end(); ++it) {
+      const auto [load, position] = *it;
+      std::int64_t& room = room_[static_cast<std::size_t>(position)];
+      if (room < needed) continue;
+      if (shards.size() > 1 && static_cast<double>(load + cost) > load_limit_) return false;
+      room -= needed;
+      open_.erase(it);
+      if (room > 0) open_.emplace(load + cost, position);
+      for (const Shard* shard : shards) placed_.push_back({*shard, position});
+      return true;
+    }
+    return false;
+  }
+
+  void place_in_pieces(Shard shard) {
+    for (;;) {
+      const Shard* const whole = &shard;
+      if (place({&whole, 1})) return;
+      const std::int64_t most = *std::max_element(room_.begin(), room_.end());
+      CONTEXTILE_CHECK(by_tokens_ && most > 0,
+                       "placement: expected room for all shards, found none for {} tokens",
+                       shard.tokens);
+      const Shard front = cut_front(shard, most);
+      const Shard* const piece = &front;
+      CONTEXTILE_CHECK(place({&piece, 1}), "placement: expected room for {} tokens", most);
+    }
+  }
+
+  [[nodiscard]] std::vector<PlacedShard> take() {
+    sort_by_token(placed_);
+    return std::move(placed_);
+  }
+
+ private:
+  static constexpr double kPairOverload = 1.05;  // of the mean load
+
+  bool by_tokens_;
+  double load_limit_ = 0;                                 // for shards placed together
+  std::vector<std::int64_t> room_;                        // of every position
+  std::set<std::pair<std::int64_t, std::int32_t>> open_;  // (load, position) of those with room
+  std::vector<PlacedShard> placed_;
+};
+
+// Inside a position: which member owns which of its shards, by tokens.
+std::vector<PlacedShard> place_on_members(const std::vector<Shard>& shards,
+                                          const FcpDistribution& distribution,
+                                          const PlacementLimit& limit) {
+  std::vector<Shard> by_tokens = shards;
+  std::vector<ShardUnit> singles;
+  for (std::size_t s = 0; s < by_tokens.size(); ++s) {
+    by_tokens[s].cost = by_tokens[s].tokens;
+    singles.push_back({{s}, by_tokens[s].cost});
+  }
+  return place_shards(by_tokens, singles, distribution.head_parallel, limit);
+}
+
+}  // namespace
+
+std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block) {
+  CONTEXTILE_CHECK(block > 0, "block size: expected a positive number of tokens, found {}", block);
+  std::vector<Shard> shards;
+  std::vector<Range> short_documents;
+  for (std::size_t d = 0; d < workload.sequences.size(); ++d) {
+    const Range document = workload.sequences[d];
+    if (document.size() < block) {
+      short_documents.push_back(document);
+      continue;
+    }
+    for (std::int64_t begin = document.begin; begin < document.end; begin += block) {
+      const Range piece{begin, std::min(begin + block, document.end)};
+      shards.push_back({{piece}, piece.size(), 0, static_cast<std::int64_t>(d)});
+    }
+  }
+  pack_short_documents(short_documents, block, shards);
+  add_costs(workload, shards);
+  return shards;
+}
+
+std::vector<ShardUnit> pair_shards(std::span<const Shard> shards, std::int32_t num_positions) {
+  std::int64_t total = 0;
+  for (const Shard& shard : shards) total += shard.cost;
+  const auto heavier_than_mean = [&](std::int64_t cost) {
+    return static_cast<double>(cost) * num_positions > static_cast<double>(total);
+  };
+  std::vector<ShardUnit> units;
+  for (std::size_t begin = 0; begin < shards.size();) {
+    std::size_t end = begin + 1;
+    while (shards[begin].document >= 0 && end < shards.size() &&
+           shards[end].document == shards[begin].document) {
+      ++end;
+    }
+    for (std::size_t front = begin, back = end - 1; front <= back; ++front, --back) {
+      const std::int64_t cost = shards[front].cost + shards[back].cost;
+      if (front < back && !heavier_than_mean(cost)) {
+        units.push_back({{front, back}, cost});
+      } else {
+        units.push_back({{front}, shards[front].cost});
+        if (front < back) units.push_back({{back}, shards[back].cost});
+      }
+      if (back == 0) break;
+    }
+    begin = end;
+  }
+  return units;
+}
+
+std::vector<PlacedShard> place_shards(std::span<const Shard> shards,
+                                      std::span<const ShardUnit> units, std::int32_t num_positions,
+                                      const PlacementLimit& limit) {
+  Placer placer(shards, num_positions, limit);
+  // Heaviest first; of equals the one with the first shard.
+  std::map<std::pair<std::int64_t, std::size_t>, std::vector<std::size_t>> waiting;
+  for (const ShardUnit& unit : units) waiting[{-unit.cost, unit.shards.front()}] = unit.shards;
+  while (!waiting.empty()) {
+    const std::vector<std::size_t> unit = std::move(waiting.begin()->second);
+    waiting.erase(waiting.begin());
+    std::vector<const Shard*> members;
+    members.reserve(unit.size());
+    for (const std::size_t s : unit) members.push_back(&shards[s]);
+    if (unit.size() == 1) {
+      placer.place_in_pieces(*members.front());
+    } else if (!placer.place(members)) {
+      for (const std::size_t s : unit) waiting[{-shards[s].cost, s}] = {s};
+    }
+  }
+  return placer.take();
+}
+
+WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribution) {
+  const std::int32_t members = distribution.head_parallel;
+  const std::int32_t num_positions = distribution.num_devices / members;
+  PlacementLimit of_position;
+  PlacementLimit of_member;
+  if (distribution.token_cap > 0) {
+    of_member.tokens = distribution.token_cap;
+    of_position.tokens = distribution.token_cap * members;
+  }
+  const std::vector<Shard> shards = shard_documents(workload, distribution.block);
+  const std::vector<ShardUnit> units = pair_shards(shards, num_positions);
+  std::vector<std::vector<Shard>> at_position(static_cast<std::size_t>(num_positions));
+  for (PlacedShard& placed : place_shards(shards, units, num_positions, of_position)) {
+    at_position[static_cast<std::size_t>(placed.position)].push_back(std::move(placed.shard));
+  }
+  std::vector<PlacedShard> on_device;
+  for (std::int32_t p = 0; p < num_positions; ++p) {
+    for (PlacedShard& placed :
+         place_on_members(at_position[static_cast<std::size_t>(p)], distribution, of_member)) {
+      placed.position += p * members;
+      on_device.push_back(std::move(placed));
+    }
+  }
+  sort_by_token(on_device);
+  WorkBlocks work;
+  for (const PlacedShard& placed : on_device) {
+    append_blocks(workload, placed.shard.ranges, Rank{placed.position}, std::nullopt, work);
+  }
+  return work;
+}
+
+}  // namespace contextile

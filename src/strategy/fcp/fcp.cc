@@ -1,0 +1,205 @@
+#include "strategy/fcp/fcp.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "schedule/home.h"
+#include "strategy/fcp/distributor.h"
+#include "strategy/fcp/pipeline.h"
+#include "strategy/options.h"
+
+namespace contextile {
+namespace {
+
+enum class Switch : std::uint8_t { kOff, kOn };
+
+struct FcpOptions {
+  std::int64_t block = 4096;  // 0: auto
+  std::int32_t coalesce = 16;
+  std::int32_t buffers = 3;
+  std::int32_t head_parallel = 1;
+  std::int64_t token_cap = 0;
+  Switch pipelining = Switch::kOn;
+  Switch congestion_free = Switch::kOn;
+  Reshuffle reshuffle = Reshuffle::kOverlapped;
+};
+
+// The performance model behind block=auto (FCP §3.5, §7): the smallest power of two b from 256 to
+// 16384 at which b x b attended pairs run on one device
+//   at 90% or more of the rate of 16384 x 16384, so that the kernel is saturated, and
+//   at least as long as the keys and values of b tokens travel;
+// but never so large that a position would have fewer than four blocks, two pairs.
+std::int64_t choose_block(const Workload& workload, const Cluster& cluster,
+                          std::int32_t head_parallel) {
+  constexpr double kSaturated = 0.9;
+  constexpr std::int64_t kSmallest = 256;
+  constexpr std::int64_t kLargest = 16384;
+  constexpr std::int64_t kBlocksPerPosition = 4;
+  const AttentionShape& shape = workload.shape;
+  const double uplink_share_gbytes_per_s =
+      cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node;
+  const double bytes_per_s =
+      1e9 * (cluster.nodes > 1 ? std::min(cluster.intra_gbytes_per_s, uplink_share_gbytes_per_s)
+                               : cluster.intra_gbytes_per_s);
+  const auto share = [&](std::int64_t block) {
+    return cluster.attention.forward_share(static_cast<double>(block), static_cast<double>(block));
+  };
+  const auto enough = [&](std::int64_t block) {
+    const double compute_s = forward_flops(block * block, shape.q_heads / head_parallel, shape) /
+                             (1e12 * cluster.attention_tflops * share(block));
+    const auto bytes =
+        static_cast<double>(unit_bytes(Kind::kKv, block, shape, head_parallel, shape.dtype));
+    return share(block) >= kSaturated * share(kLargest) && compute_s >= bytes / bytes_per_s;
+  };
+  std::int64_t block = kSmallest;
+  while (block < kLargest && !enough(block)) block *= 2;
+  const std::int64_t positions = cluster.num_devices() / head_parallel;
+  while (block > kSmallest && block * positions * kBlocksPerPosition > workload.num_tokens()) {
+    block /= 2;
+  }
+  return block;
+}
+
+FcpLayout layout_of(const Workload& workload, const Cluster& cluster, const FcpOptions& options) {
+  WorkBlocks work = distribute(workload, {.block = options.block,
+                                          .token_cap = options.token_cap,
+                                          .head_parallel = options.head_parallel,
+                                          .num_devices = cluster.num_devices()});
+  FcpLayout layout;
+  layout.owners = owners_of(workload, work);
+  for (const Rank worker : work.workers) {
+    layout.positions.push_back(worker.value / options.head_parallel);
+  }
+  layout.blocks = std::move(work.blocks);
+  layout.head_parallel = options.head_parallel;
+  layout.num_devices = cluster.num_devices();
+  return layout;
+}
+
+FcpPipelineOptions pipeline_options(const FcpOptions& options) {
+  FcpPipelineOptions pipeline;
+  pipeline.rounds =
+      options.congestion_free == Switch::kOn ? Rounds::kCongestionFree : Rounds::kBlockOrder;
+  pipeline.coalesce = options.coalesce;
+  pipeline.buffers = options.pipelining == Switch::kOn ? options.buffers : 1;
+  pipeline.reshuffle = options.reshuffle;
+  return pipeline;
+}
+
+// Source: FCP (flexible context parallelism by fixed-size blocks): distributor, bipartite matching,
+// coalescer, block-level pipeline, reshuffler. Steps: ceil(Δ / coalesce) stages, Δ the most KV
+// blocks a device sends or receives; local tiles first and, while results leave, last. Bytes: a KV
+// block once to each device that needs it, in backward again with dKV back; with a home layout or
+// ulysses=A also Q, KV in and O out of every block whose worker is not its owner. Memory: KV of
+// `buffers` stages of `coalesce` blocks, and as many dKV accumulators. Loses where few KV heads are
+// shared by few query heads (only KV ever moves, never Q and O), where a block is attended by
+// everybody (no relays: it crosses the node boundary once for each receiver), and on batches with
+// too few blocks to balance.
+class FcpStrategy : public Strategy {
+ public:
+  FcpStrategy() {
+    constexpr std::int64_t kMaxTokensOption = std::int64_t{1} << 32;
+    table_
+        .integer_or("auto", "block", &FcpOptions::block, 1, kMaxTokensOption,
+                    "tokens of a block (also set by the block size); auto: by the performance "
+                    "model")
+        .integer("coalesce", &FcpOptions::coalesce, 1, 1 << 16,
+                 "rounds in a stage; 1: no coalescing")
+        .integer("buffers", &FcpOptions::buffers, 1, 1 << 10,
+                 "stages whose keys a device computes with or receives; 1: nothing overlaps")
+        .integer("ulysses", &FcpOptions::head_parallel, 1, 1 << 16,
+                 "consecutive ranks of a node that split heads")
+        .integer("token_cap", &FcpOptions::token_cap, 0, kMaxTokensOption,
+                 "tokens a device may work on; 0: equally many blocks each")
+        .choice("pipelining", &FcpOptions::pipelining, {"off", "on"},
+                "transfers overlap with compute: on, off")
+        .choice("congestion_free", &FcpOptions::congestion_free, {"off", "on"},
+                "a device sends and receives once in a round: on; or blocks are fetched in order: "
+                "off")
+        .choice("reshuffle", &FcpOptions::reshuffle, {"overlapped", "before"},
+                "how data moves between home and where the plan wants it: overlapped, before (and "
+                "after) all compute");
+  }
+
+  [[nodiscard]] std::string_view name() const override { return "fcp"; }
+  [[nodiscard]] std::string_view summary() const override {
+    return "FCP: blocks balanced in pairs, congestion-free rounds of KV, block-level pipeline";
+  }
+  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
+
+  [[nodiscard]] std::optional<std::string> unsupported(
+      const Workload& workload, const Cluster& cluster,
+      const StrategyRequest& request) const override {
+    const FcpOptions options = table_.parse(name(), request.options);
+    const std::int32_t heads = options.head_parallel;
+    if (workload.shape.kv_heads % heads != 0) {
+      return fmt::format("splits heads over {} ranks: expected a divisor of {} KV heads", heads,
+                         workload.shape.kv_heads);
+    }
+    if (cluster.devices_per_node % heads != 0) {
+      return fmt::format("splits heads over {} ranks: expected a divisor of {} devices per node",
+                         heads, cluster.devices_per_node);
+    }
+    const std::int64_t capacity = options.token_cap * cluster.num_devices();
+    if (capacity > 0 && capacity < workload.num_tokens()) {
+      return fmt::format("caps tokens at {} a device: expected room for {} on {} devices, found {}",
+                         options.token_cap, workload.num_tokens(), cluster.num_devices(), capacity);
+    }
+    return std::nullopt;
+  }
+
+  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
+                                    const StrategyRequest& request) const override {
+    if (const auto reason = unsupported(workload, cluster, request)) {
+      fail_argument("strategy {}: {}", name(), *reason);
+    }
+    FcpOptions options = table_.parse(name(), request.options);
+    if (request.block_size && !request.options.contains("block")) {
+      options.block = *request.block_size;
+      CONTEXTILE_CHECK(options.block > 0,
+                       "block size: expected a positive number of tokens, found {}", options.block);
+    }
+    if (options.block == 0) {
+      options.block = choose_block(workload, cluster, options.head_parallel);
+    }
+    Arrangement arrangement;
+    arrangement.strategy = name();
+    arrangement.options = table_.print(options);
+    arrangement.partial_wire = request.wire.value_or(Dtype::kF32);
+    ArrangedRound& round = arrangement.rounds.emplace_back();
+    FcpLayout layout = layout_of(workload, cluster, options);
+    round.head_groups = options.head_parallel;
+    for (const NamedMask& mask : workload.masks) {
+      round.masks.push_back(mask.mask);
+      const std::vector<Tile> tiles = TileIndex(mask.mask, layout.blocks).tiles();
+      const FcpPipeline pipeline(layout, tiles, pipeline_options(options));
+      ArrangedMask& programs = round.programs.emplace_back();
+      programs.forward = pipeline.arrange(Direction::kForward);
+      if (request.backward) {
+        programs.backward = pipeline.arrange(Direction::kBackward);
+        programs.retain = pipeline.retained();
+      }
+    }
+    round.blocks = std::move(layout.blocks);
+    round.owners = std::move(layout.owners);
+    return arrangement;
+  }
+
+ private:
+  OptionTable<FcpOptions> table_;
+};
+
+}  // namespace
+
+const Strategy& fcp_strategy() {
+  static const FcpStrategy kStrategy;
+  return kStrategy;
+}
+
+}  // namespace contextile

@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <span>
+
+#include "base/check.h"
+#include "contextile/training.h"
+#include "contextile/simulate.h"
+
+namespace contextile {
+namespace {
+
+constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
+constexpr Kind kForwardInputs[] = {Kind::kQ, Kind::kKv};
+constexpr Kind kBackwardInputs[] = {Kind::kQ, Kind::kKv, Kind::kDo};
+
+// The share of the model's layers that use each mask.
+std::vector<double> layer_shares(const Plan& plan) {
+  std::vector<double> shares;
+  for (const NamedMask& mask : plan.rounds.front().masks) {
+    shares.push_back(static_cast<double>(mask.layers));
+  }
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
+double mean_layer_us(const SimulatedDirection& simulated, std::span<const double> shares) {
+  double us = 0;
+  for (const SimulatedProgram& program : simulated.programs) {
+    us += shares[static_cast<std::size_t>(program.mask)] * program.time_us;
+  }
+  return us;
+}
+
+// A machine on which only moving data takes time.
+Cluster transfers_only(Cluster cluster) {
+  constexpr double kFree = 1e6;
+  cluster.attention_tflops *= kFree;
+  cluster.attention.call_us = 0;
+  cluster.memory_gbytes_per_s *= kFree;
+  cluster.launch_us = 0;
+  cluster.sm_fraction = 0;
+  return cluster;
+}
+
+// Of the bytes a direction moves, the share of inputs.
+double input_share(const DirectionStats& stats, Direction direction) {
+  const std::span<const Kind> inputs = direction == Direction::kForward
+                                           ? std::span<const Kind>(kForwardInputs)
+                                           : std::span<const Kind>(kBackwardInputs);
+  std::int64_t in = 0;
+  for (const Kind kind : inputs) in += stats.bytes_by_kind[static_cast<std::size_t>(kind)];
+  const std::int64_t all =
+      std::accumulate(stats.bytes_by_kind.begin(), stats.bytes_by_kind.end(), std::int64_t{0});
+  return all > 0 ? static_cast<double>(in) / static_cast<double>(all) : 0;
+}
+
+AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const double> shares) {
+  AttentionTimes times;
+  times.time_us = mean_layer_us(simulated, shares);
+  double busiest_us = 0;
+  for (const DeviceTimes& device : simulated.devices) {
+    busiest_us = std::max(busiest_us, device.busy_us());
+  }
+  times.compute_us =
+      simulated.time_us > 0 ? times.time_us * busiest_us / simulated.time_us : times.time_us;
+  return times;
+}
+
+void add_memory(const Plan& plan, std::span<const double> shares, MicroBatchAttention& attention) {
+  for (std::int32_t r = 0; r < plan.num_devices(); ++r) {
+    double retained = 0;
+    for (std::size_t round = 0; round < plan.rounds.size(); ++round) {
+      for (std::size_t mask = 0; mask < shares.size(); ++mask) {
+        for (const Direction direction : kDirections) {
+          const DeviceMemory memory = device_memory(plan, round, mask, direction, Rank{r});
+          attention.staging_bytes = std::max(attention.staging_bytes, memory.total_bytes());
+          if (direction == Direction::kForward) {
+            retained += shares[mask] * static_cast<double>(memory.retained_bytes);
+          }
+        }
+      }
+    }
+    attention.retained_bytes =
+        std::max(attention.retained_bytes, static_cast<std::int64_t>(retained));
+  }
+}
+
+}  // namespace
+
+BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t tp,
+                        AttentionDetail detail) {
+  CONTEXTILE_CHECK(!plan.rounds.empty(), "training step: expected a plan with rounds, found none");
+  const std::vector<double> shares = layer_shares(plan);
+  const Simulation simulation = simulate(plan, cluster);
+  CONTEXTILE_CHECK(simulation.forward && simulation.backward,
+                   "training step: expected a plan with forward and backward, found one direction");
+  BatchPart part;
+  part.tokens = plan.num_tokens();
+  for (const PlanRound& round : plan.rounds) {
+    std::int64_t most = 0;
+    for (std::int32_t r = 0; r < plan.num_devices(); ++r) {
+      most = std::max(most, round.owned_tokens(Rank{r}));
+    }
+    part.device_tokens += most;
+    for (std::size_t mask = 0; mask < shares.size(); ++mask) {
+      part.attention_flops += shares[mask] * forward_flops(round.masks[mask].mask.num_pairs(),
+                                                           plan.shape.q_heads * tp, plan.shape);
+    }
+  }
+  MicroBatchAttention& attention = part.attention;
+  attention.forward = times_of(*simulation.forward, shares);
+  attention.backward = times_of(*simulation.backward, shares);
+  add_memory(plan, shares, attention);
+  if (detail == AttentionDetail::kTimes) return part;
+  const Simulation transfers = simulate(plan, transfers_only(cluster));
+  const PlanStats stats = statistics(plan);
+  const auto split = [&](Direction direction, const SimulatedDirection& simulated,
+                         const DirectionStats& moved, AttentionTimes& times) {
+    const double us = mean_layer_us(simulated, shares);
+    times.input_us = us * input_share(moved, direction);
+    times.output_us = us - times.input_us;
+  };
+  split(Direction::kForward, *transfers.forward, *stats.forward, attention.forward);
+  split(Direction::kBackward, *transfers.backward, *stats.backward, attention.backward);
+  return part;
+}
+
+}  // namespace contextile

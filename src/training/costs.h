@@ -1,0 +1,98 @@
+// What the pieces of a training step cost: layers of a stage for one micro-batch, collectives,
+// weights.
+#pragma once
+
+#include <cstdint>
+
+#include "contextile/training.h"
+
+namespace contextile {
+
+inline constexpr double kActivationBytes = 2;  // of an element, bf16
+inline constexpr double kWeightBytes = 2;      // bf16
+inline constexpr double kGradientBytes = 4;    // fp32
+inline constexpr double kOptimizerBytes = 12;  // fp32 master weight, two moments
+
+// A stage's work on one micro-batch in one direction, µs.
+struct PhaseCost {
+  double linear_us = 0;
+  double attention_us = 0;
+  double exposed_us = 0;
+  double tensor_parallel_us = 0;
+  double recompute_us = 0;
+
+  [[nodiscard]] double total_us() const {
+    return linear_us + attention_us + exposed_us + tensor_parallel_us + recompute_us;
+  }
+  PhaseCost& operator+=(const PhaseCost& other);
+};
+
+// A collective over `ranks` in a ring: latency of every hop, and the bytes through one port.
+struct RingCost {
+  std::int32_t ranks = 1;
+  double latency_us = 0;
+  double gbytes_per_s = 1;
+
+  // All-gather to, or reduce-scatter of, `bytes` on every rank.
+  [[nodiscard]] double us(double bytes) const;
+};
+
+class StepCosts {
+ public:
+  // Checks that the parts of the step fit each other.
+  explicit StepCosts(const TrainingStep& step);
+
+  // Layers of a virtual stage: even, the first ones one more where they do not divide.
+  [[nodiscard]] std::int32_t layers_of(std::int32_t virtual_stage) const;
+  [[nodiscard]] std::int32_t layers_of_stage(std::int32_t stage) const;
+  // Parameters on one device of a stage.
+  [[nodiscard]] std::int64_t weights_of_stage(std::int32_t stage) const;
+
+  [[nodiscard]] PhaseCost phase(Direction direction, std::int32_t replica,
+                                std::int32_t virtual_stage, std::int32_t micro_batch) const;
+  // From virtual stage `boundary` to the next one, one way.
+  [[nodiscard]] double transfer_us(std::int32_t boundary, const MicroBatchWork& micro_batch) const;
+
+  // Attention of one part: of the micro-batch itself, or with kSamePhase of its tick.
+  [[nodiscard]] const MicroBatchAttention& attention_of(Direction direction, std::int32_t replica,
+                                                        std::int32_t stage,
+                                                        std::int32_t micro_batch,
+                                                        std::size_t part) const;
+
+  // Over the ranks that hold the same weights.
+  [[nodiscard]] const RingCost& gradient_ring() const { return gradient_ring_; }
+  [[nodiscard]] double optimizer_us(std::int32_t stage) const;
+  [[nodiscard]] const ModelWeights& weights() const { return weights_; }
+
+ private:
+  struct LayerHalf {  // what comes before, or after, the attention of a layer
+    double linear_us = 0;
+    double tensor_parallel_us = 0;
+    double recompute_us = 0;
+
+    [[nodiscard]] double total_us() const { return linear_us + tensor_parallel_us + recompute_us; }
+  };
+  struct LayerCost {  // of one part
+    LayerHalf before;
+    LayerHalf after;
+    AttentionTimes attention;
+  };
+
+  void check() const;
+  [[nodiscard]] LayerCost layer_cost(Direction direction, const BatchPart& part,
+                                     const AttentionTimes& attention) const;
+  [[nodiscard]] PhaseCost layers_cost(Direction direction, std::int32_t layers,
+                                      const std::vector<LayerCost>& parts) const;
+  [[nodiscard]] double linear_us(double flops_per_token, std::int64_t tokens) const;
+  // What is seen of one collective over the TP group.
+  [[nodiscard]] double tensor_parallel_us(std::int64_t tokens) const;
+  [[nodiscard]] double elementwise_us(double elements_per_token, std::int64_t tokens) const;
+
+  const TrainingStep& step_;
+  ModelWeights weights_;
+  LinearFlops flops_;
+  RingCost tensor_ring_;
+  RingCost gradient_ring_;
+};
+
+}  // namespace contextile

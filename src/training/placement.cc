@@ -1,0 +1,85 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "contextile/training.h"
+
+namespace contextile {
+namespace {
+
+// Whether runs of `size` ranks are whole nodes, or equal parts of one.
+bool fits_nodes(std::int64_t size, std::int64_t ranks_per_node) {
+  return size % ranks_per_node == 0 || ranks_per_node % size == 0;
+}
+
+void check_placement(const Cluster& cluster, const ParallelSizes& sizes) {
+  // The model's heads and layers do not matter here: one head for each TP rank, one layer a stage.
+  const ModelSpec model{.layers = sizes.pp, .q_heads = sizes.tp, .kv_heads = sizes.tp};
+  if (const auto problem = placement_problem(model, cluster, sizes)) {
+    fail_argument("placement: {}", *problem);
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> placement_problem(const ModelSpec& model, const Cluster& cluster,
+                                             const ParallelSizes& sizes, std::int32_t chunks) {
+  const auto [tp, cp, dp, pp] = sizes;
+  if (std::min({tp, cp, dp, pp, chunks}) < 1) {
+    return fmt::format("expected sizes of at least 1, found TP {}, CP {}, DP {}, PP {}", tp, cp, dp,
+                       pp);
+  }
+  if (sizes.num_devices() != cluster.num_devices()) {
+    return fmt::format("TP {} x CP {} x DP {} x PP {} are {} devices, the cluster has {}", tp, cp,
+                       dp, pp, sizes.num_devices(), cluster.num_devices());
+  }
+  if (cluster.devices_per_node % tp != 0) {
+    return fmt::format("TP {} does not divide the {} devices of a node", tp,
+                       cluster.devices_per_node);
+  }
+  if (model.q_heads % tp != 0 || model.kv_heads % tp != 0) {
+    return fmt::format("TP {} does not divide {} query heads and {} KV heads", tp, model.q_heads,
+                       model.kv_heads);
+  }
+  const std::int32_t ranks_per_node = cluster.devices_per_node / tp;
+  if (!fits_nodes(cp, ranks_per_node)) {
+    return fmt::format("context-parallel groups of {} ranks cut nodes of {} ranks unevenly", cp,
+                       ranks_per_node);
+  }
+  const std::int64_t stage_ranks = std::int64_t{cp} * dp;
+  if (!fits_nodes(stage_ranks, ranks_per_node)) {
+    return fmt::format("pipeline stages of {} ranks cut nodes of {} ranks unevenly", stage_ranks,
+                       ranks_per_node);
+  }
+  if (model.layers < std::int64_t{pp} * chunks) {
+    return fmt::format("{} layers are fewer than {} stages x {} chunks", model.layers, pp, chunks);
+  }
+  return std::nullopt;
+}
+
+Cluster context_parallel_cluster(const Cluster& cluster, const ParallelSizes& sizes) {
+  check_placement(cluster, sizes);
+  return cluster.group(sizes.tp, sizes.pp * sizes.dp);
+}
+
+Cluster pooled_cluster(const Cluster& cluster, const ParallelSizes& sizes) {
+  check_placement(cluster, sizes);
+  const std::int32_t ranks_per_node = cluster.devices_per_node / sizes.tp;
+  // Ranks of one replica on a node: its part of a stage that fills nodes, or of all the stages that
+  // share one.
+  const std::int32_t stage_ranks = sizes.cp * sizes.dp;
+  const std::int32_t stages_per_node =
+      stage_ranks >= ranks_per_node ? 1 : std::min(sizes.pp, ranks_per_node / stage_ranks);
+  const std::int32_t here = std::min(sizes.cp, ranks_per_node) * stages_per_node;
+  const double share = static_cast<double>(here) / cluster.devices_per_node;
+  Cluster result = cluster;
+  result.devices_per_node = here;
+  result.nodes = sizes.cp * sizes.pp / here;
+  result.inter_gbytes_per_s_per_node *= share;
+  result.nics_per_node =
+      std::clamp(static_cast<std::int32_t>(cluster.nics_per_node * share), 1, here);
+  return result;
+}
+
+}  // namespace contextile

@@ -1,0 +1,110 @@
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "contextile/transport.h"
+#include "transport/inproc_group.h"
+
+namespace contextile {
+namespace {
+
+class InprocTransport : public Transport {
+ public:
+  InprocTransport(std::shared_ptr<InprocGroup> group, Rank rank)
+      : group_(std::move(group)), rank_(rank) {}
+  ~InprocTransport() override { group_->leave(rank_); }
+  InprocTransport(const InprocTransport&) = delete;
+  InprocTransport& operator=(const InprocTransport&) = delete;
+
+  [[nodiscard]] std::string_view name() const override { return "inproc"; }
+  [[nodiscard]] Rank rank() const override { return rank_; }
+  [[nodiscard]] std::int32_t size() const override { return group_->size(); }
+  std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
+    return group_->launch(rank_, sends, recvs);
+  }
+  void wait(std::int64_t ticket) override { group_->wait(rank_, ticket); }
+  void abort(std::string_view reason) noexcept override { group_->fail(rank_, reason); }
+  [[nodiscard]] std::int64_t sent_bytes() const override { return group_->sent_bytes(rank_); }
+  [[nodiscard]] std::int64_t received_bytes() const override {
+    return group_->received_bytes(rank_);
+  }
+
+ private:
+  std::shared_ptr<InprocGroup> group_;
+  Rank rank_;
+};
+
+// What the ranks of one run threw, in the order of time.
+class Failures {
+ public:
+  void add(std::exception_ptr exception, bool is_echo) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::exception_ptr& first = is_echo ? first_echo_ : first_cause_;
+    if (!first) first = std::move(exception);
+  }
+  void rethrow() const {
+    if (first_cause_) std::rethrow_exception(first_cause_);
+    if (first_echo_) std::rethrow_exception(first_echo_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_cause_;
+  std::exception_ptr first_echo_;
+};
+
+void run_rank(std::unique_ptr<Transport> transport, const std::function<void(Transport&)>& body,
+              Failures& failures) {
+  try {
+    body(*transport);
+  } catch (const GroupFailed& error) {
+    failures.add(std::current_exception(), true);
+    transport->abort(error.what());
+  } catch (const std::exception& error) {
+    failures.add(std::current_exception(), false);
+    transport->abort(error.what());
+  } catch (...) {
+    failures.add(std::current_exception(), false);
+    transport->abort("an exception of unknown type");
+  }
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> make_inproc_group(std::int32_t num_ranks,
+                                                          const InprocOptions& options) {
+  const auto group = std::make_shared<InprocGroup>(num_ranks, options);
+  std::vector<std::unique_ptr<Transport>> transports;
+  transports.reserve(static_cast<std::size_t>(group->size()));
+  for (std::int32_t r = 0; r < num_ranks; ++r) {
+    transports.push_back(std::make_unique<InprocTransport>(group, Rank{r}));
+  }
+  return transports;
+}
+
+void run_inproc(std::int32_t num_ranks, const std::function<void(Transport&)>& body,
+                const InprocOptions& options) {
+  std::vector<std::unique_ptr<Transport>> transports = make_inproc_group(num_ranks, options);
+  Failures failures;
+  std::vector<std::thread> threads;
+  try {
+    for (std::unique_ptr<Transport>& transport : transports) {
+      threads.emplace_back([&body, &failures, end = std::move(transport)]() mutable {
+        run_rank(std::move(end), body, failures);
+      });
+    }
+  } catch (...) {  // no more threads to be had: the ranks that run must not wait for the others
+    for (std::unique_ptr<Transport>& transport : transports) {
+      if (transport) transport->abort("a thread for this rank could not be started");
+    }
+    for (std::thread& thread : threads) thread.join();
+    throw;
+  }
+  for (std::thread& thread : threads) thread.join();
+  failures.rethrow();
+}
+
+}  // namespace contextile

@@ -1,0 +1,276 @@
+#include "transport/inproc_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "transport/strided_copy.h"
+
+namespace contextile {
+
+InprocGroup::InprocGroup(std::int32_t num_ranks, const InprocOptions& options)
+    : options_(options), last_moved_(Clock::now()), delay_rng_(options.delay_seed) {
+  CONTEXTILE_CHECK(num_ranks >= 1, "in-process group: expected at least 1 rank, found {}",
+                   num_ranks);
+  CONTEXTILE_CHECK(options.timeout.count() > 0,
+                   "in-process group: expected a positive timeout, found {} ms",
+                   options.timeout.count());
+  CONTEXTILE_CHECK(options.max_delay_us >= 0,
+                   "in-process group: expected a delay of at least 0 us, found {}",
+                   options.max_delay_us);
+  const auto size = static_cast<std::size_t>(num_ranks);
+  for (std::size_t r = 0; r < size; ++r) ranks_.push_back(std::make_unique<RankState>());
+  channels_.resize(size * size);
+  if (options_.max_delay_us > 0) delay_thread_ = std::thread([this] { run_delayed(); });
+}
+
+InprocGroup::~InprocGroup() {
+  {
+    const Lock lock(mutex_);
+    stopping_ = true;
+    delayed_changed_.notify_all();
+  }
+  if (delay_thread_.joinable()) delay_thread_.join();
+}
+
+void InprocGroup::check_message(Rank rank, const Message& message, std::string_view what) const {
+  CONTEXTILE_CHECK(message.peer.valid() && message.peer.value < size() && message.peer != rank,
+                   "rank {}, launch: expected a {} peer among 0 … {} other than itself, found {}",
+                   rank.value, what, size() - 1, message.peer.value);
+  for (const Segment& segment : message.segments) {
+    CONTEXTILE_CHECK(segment.row_bytes >= 0 && segment.num_rows >= 0 &&
+                         (segment.data != nullptr || segment.size_bytes() == 0),
+                     "rank {}, launch: expected rows in memory, found {} rows of {} bytes at {}",
+                     rank.value, segment.num_rows, segment.row_bytes,
+                     static_cast<const void*>(segment.data));
+  }
+}
+
+std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
+                                 std::span<const Message> recvs) {
+  auto launch = std::make_shared<Launch>();
+  launch->rank = rank;
+  for (const Message& message : sends) {
+    check_message(rank, message, "send");
+    launch->ends.push_back(
+        {message.peer, message.size_bytes(), true, false, false, message.segments});
+  }
+  for (const Message& message : recvs) {
+    check_message(rank, message, "receive");
+    launch->ends.push_back(
+        {message.peer, message.size_bytes(), false, false, false, message.segments});
+  }
+  launch->num_open = static_cast<std::int64_t>(launch->ends.size());
+
+  std::vector<Transfer> ready;
+  {
+    Lock lock(mutex_);
+    launch->ticket = state(rank).next_ticket++;
+    const std::string operation = fmt::format("launch {}", launch->ticket);
+    if (failed_) throw_failure(lock, rank, operation);
+    for (std::size_t i = 0; i < launch->ends.size(); ++i) {
+      post({launch, i}, ready);
+      if (failed_) throw_failure(lock, rank, operation);
+    }
+    state(rank).launches.emplace(launch->ticket, launch);
+    for (const Transfer& transfer : ready) begin_copy(transfer);
+  }
+  for (const Transfer& transfer : ready) {
+    copy_segments(transfer.send.end().segments, transfer.recv.end().segments);
+    const Lock lock(mutex_);
+    finish_copy(transfer);
+  }
+  return launch->ticket;
+}
+
+// Meets the oldest waiting other end of the pair, or queues. Needs the lock.
+void InprocGroup::post(const EndOfLaunch& posted, std::vector<Transfer>& ready) {
+  const bool is_send = posted.end().is_send;
+  const Rank rank = posted.launch->rank;
+  const Rank src = is_send ? rank : posted.end().peer;
+  const Rank dst = is_send ? posted.end().peer : rank;
+  Channel& pair = channel(src, dst);
+  std::deque<EndOfLaunch>& others = is_send ? pair.recvs : pair.sends;
+  if (others.empty()) {
+    (is_send ? pair.sends : pair.recvs).push_back(posted);
+    return;
+  }
+  const EndOfLaunch other = std::move(others.front());
+  others.pop_front();
+  const std::int64_t number = pair.num_matched++;
+  const Transfer transfer = is_send ? Transfer{posted, other} : Transfer{other, posted};
+  const std::int64_t sent = transfer.send.end().size_bytes;
+  const std::int64_t expected = transfer.recv.end().size_bytes;
+  if (sent != expected) {
+    set_failure(rank,
+                fmt::format("message {} from rank {} to rank {} does not fit: rank {} sends {} "
+                            "bytes, rank {} expects {} bytes",
+                            number, src.value, dst.value, src.value, sent, dst.value, expected));
+    return;
+  }
+  posted.end().matched = true;
+  other.end().matched = true;
+  if (options_.max_delay_us == 0) {
+    ready.push_back(transfer);
+    return;
+  }
+  const auto range = static_cast<std::uint64_t>(options_.max_delay_us) + 1;
+  const auto delay =
+      std::chrono::microseconds(static_cast<std::int64_t>(delay_rng_.next() % range));
+  delayed_.push({Clock::now() + delay, next_order_++, transfer});
+  delayed_changed_.notify_one();
+}
+
+void InprocGroup::begin_copy(const Transfer& transfer) {
+  ++state(transfer.send.launch->rank).num_copies;
+  ++state(transfer.recv.launch->rank).num_copies;
+}
+
+void InprocGroup::finish_copy(const Transfer& transfer) {
+  last_moved_ = Clock::now();
+  state(transfer.send.launch->rank).sent_bytes += transfer.send.end().size_bytes;
+  state(transfer.recv.launch->rank).received_bytes += transfer.recv.end().size_bytes;
+  for (const EndOfLaunch* side : {&transfer.send, &transfer.recv}) {
+    side->end().moved = true;
+    --side->launch->num_open;
+    --state(side->launch->rank).num_copies;
+    state(side->launch->rank).changed.notify_all();
+  }
+}
+
+void InprocGroup::run_delayed() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    if (failed_) delayed_ = {};
+    if (delayed_.empty()) {
+      delayed_changed_.wait(lock);
+      continue;
+    }
+    const Clock::time_point due = delayed_.top().due;
+    if (Clock::now() < due) {
+      delayed_changed_.wait_until(lock, due);
+      continue;
+    }
+    const Transfer transfer = delayed_.top().transfer;
+    delayed_.pop();
+    begin_copy(transfer);
+    lock.unlock();
+    copy_segments(transfer.send.end().segments, transfer.recv.end().segments);
+    lock.lock();
+    finish_copy(transfer);
+  }
+}
+
+void InprocGroup::wait(Rank rank, std::int64_t ticket) {
+  Lock lock(mutex_);
+  RankState& mine = state(rank);
+  const auto found = mine.launches.find(ticket);
+  CONTEXTILE_CHECK(found != mine.launches.end(),
+                   "rank {}, wait: expected a launch under way, found ticket {}", rank.value,
+                   ticket);
+  const std::shared_ptr<Launch> launch = found->second;
+  const std::string operation = fmt::format("wait for launch {}", ticket);
+  const Clock::time_point start = Clock::now();
+  while (launch->num_open > 0) {
+    if (failed_) throw_failure(lock, rank, fmt::format("{}, {}", operation, open_ends(*launch)));
+    if (const End* end = abandoned_end(*launch)) {
+      const std::string text =
+          fmt::format("rank {}, {}: rank {} left the group; open: {}", rank.value, operation,
+                      end->peer.value, open_ends(*launch));
+      set_failure(rank, text);
+      drain(lock, rank);
+      throw TransportError(text);
+    }
+    const Clock::time_point deadline = std::max(last_moved_, start) + options_.timeout;
+    if (Clock::now() >= deadline) {
+      const std::string text =
+          fmt::format("rank {}, {}: nothing moved in the group for {} ms; open: {}", rank.value,
+                      operation, options_.timeout.count(), open_ends(*launch));
+      set_failure(rank, text);
+      drain(lock, rank);
+      throw TransportError(text);
+    }
+    mine.changed.wait_until(lock, deadline);
+  }
+  mine.launches.erase(ticket);
+}
+
+// An end that can never move because the peer is gone and has not posted its side.
+const InprocGroup::End* InprocGroup::abandoned_end(const Launch& launch) const {
+  for (const End& end : launch.ends) {
+    if (!end.matched && ranks_[end.peer.index()]->left) return &end;
+  }
+  return nullptr;
+}
+
+std::string InprocGroup::open_ends(const Launch& launch) {
+  constexpr int kShown = 4;
+  std::string text;
+  int shown = 0;
+  for (const End& end : launch.ends) {
+    if (end.moved) continue;
+    if (shown++ == kShown) {
+      text += ", …";
+      break;
+    }
+    if (!text.empty()) text += ", ";
+    if (end.segments.empty()) {  // only a barrier sends messages of nothing
+      text += fmt::format("barrier signal {} rank {}", end.is_send ? "to" : "from", end.peer.value);
+    } else {
+      text += fmt::format("{} rank {} ({} bytes)", end.is_send ? "send to" : "receive from",
+                          end.peer.value, end.size_bytes);
+    }
+  }
+  return text;
+}
+
+void InprocGroup::set_failure(Rank rank, std::string text) {
+  if (failed_) return;
+  failed_ = true;
+  failed_rank_ = rank;
+  failure_ = std::move(text);
+  for (const auto& other : ranks_) other->changed.notify_all();
+  delayed_changed_.notify_all();
+}
+
+void InprocGroup::drain(Lock& lock, Rank rank) {
+  RankState& mine = state(rank);
+  mine.changed.wait(lock, [&] { return mine.num_copies == 0; });
+}
+
+void InprocGroup::throw_failure(Lock& lock, Rank rank, const std::string& operation) {
+  drain(lock, rank);
+  const std::string text = fmt::format("rank {}, {}: {}", rank.value, operation, failure_);
+  if (rank == failed_rank_) throw TransportError(text);
+  throw GroupFailed(text);
+}
+
+void InprocGroup::fail(Rank rank, std::string_view reason) {
+  Lock lock(mutex_);
+  set_failure(rank, fmt::format("rank {} gave up: {}", rank.value, reason));
+  drain(lock, rank);
+}
+
+void InprocGroup::leave(Rank rank) {
+  Lock lock(mutex_);
+  RankState& mine = state(rank);
+  if (!mine.launches.empty()) {
+    set_failure(rank, fmt::format("rank {} left the group without waiting for launch {}",
+                                  rank.value, mine.launches.begin()->first));
+  }
+  drain(lock, rank);
+  mine.left = true;
+  for (const auto& other : ranks_) other->changed.notify_all();
+}
+
+std::int64_t InprocGroup::sent_bytes(Rank rank) const {
+  const Lock lock(mutex_);
+  return ranks_[rank.index()]->sent_bytes;
+}
+
+std::int64_t InprocGroup::received_bytes(Rank rank) const {
+  const Lock lock(mutex_);
+  return ranks_[rank.index()]->received_bytes;
+}
+
+}  // namespace contextile

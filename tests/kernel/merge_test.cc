@@ -1,0 +1,91 @@
+#include "kernel/merge.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct Partial {
+  Partial(std::int64_t rows, std::int32_t heads, std::int32_t dim)
+      : o(static_cast<std::size_t>(rows * heads * dim), std::nanf("")),
+        lse(static_cast<std::size_t>(rows * heads), std::nanf("")),
+        view{{o.data(), Dtype::kF32, rows, heads, dim, heads * dim, dim}, {lse.data(), heads, 1}} {}
+  Partial(const Partial&) = delete;
+  Partial& operator=(const Partial&) = delete;
+  std::vector<float> o, lse;
+  PartialOutput view;
+};
+
+TEST(LogAddExp, IsExactAtTheEdges) {
+  EXPECT_EQ(logaddexp(-kInf, -kInf), -kInf);
+  EXPECT_EQ(logaddexp(-kInf, 3), 3);
+  EXPECT_EQ(logaddexp(3, -kInf), 3);
+  EXPECT_DOUBLE_EQ(logaddexp(0, 0), std::log(2));
+  EXPECT_DOUBLE_EQ(logaddexp(1000, 1000), 1000 + std::log(2));
+  EXPECT_EQ(logaddexp(0, -1000), 0);
+  EXPECT_TRUE(std::isnan(logaddexp(std::nan(""), 1)));
+}
+
+TEST(MergeOutputs, EqualsSoftmaxOverTheUnion) {
+  constexpr std::int32_t kDim = 5;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Rng rng(seed);
+    double sum = 0;
+    std::vector<double> expected(kDim);
+    std::vector<std::unique_ptr<Partial>> parts;
+    std::vector<PartialOutput> views;
+    for (int p = 0; p < 4; ++p) {
+      Partial& part = *parts.emplace_back(std::make_unique<Partial>(1, 1, kDim));
+      views.push_back(part.view);
+      part.lse[0] = static_cast<float>(4 * rng.normal());
+      sum += std::exp(static_cast<double>(part.lse[0]));
+      for (std::size_t d = 0; d < kDim; ++d) {
+        part.o[d] = static_cast<float>(rng.normal());
+        expected[d] += std::exp(static_cast<double>(part.lse[0])) * part.o[d];
+      }
+    }
+    merge_outputs(views[2], views);  // into one of its own sources
+    EXPECT_NEAR(parts[2]->lse[0], std::log(sum), 1e-6);
+    for (std::size_t d = 0; d < kDim; ++d) EXPECT_NEAR(parts[2]->o[d], expected[d] / sum, 1e-6);
+  }
+}
+
+TEST(MergeOutputs, NeverReadsTheOutputOfAnEmptyRow) {
+  Partial empty(1, 2, 3);  // O is NaN
+  Partial other(1, 2, 3);
+  Partial dst(1, 2, 3);
+  empty.lse = {-INFINITY, -INFINITY};
+  other.lse = {1, -INFINITY};  // head 1: both empty
+  other.o = {1, 2, 3, NAN, NAN, NAN};
+  for (const auto& srcs : {std::vector<PartialOutput>{empty.view, other.view},
+                           std::vector<PartialOutput>{other.view, empty.view}}) {
+    merge_outputs(dst.view, srcs);
+    EXPECT_EQ(dst.o, (std::vector<float>{1, 2, 3, 0, 0, 0}));
+    EXPECT_EQ(dst.lse, (std::vector<float>{1, -INFINITY}));
+  }
+}
+
+TEST(SumTensors, AddsInListedOrderAndRoundsOnce) {
+  std::vector<float> a = {1, 1e8F};
+  std::vector<float> b = {2, 1};
+  std::vector<float> c = {4, -1e8F};
+  const auto view = [](std::vector<float>& v) {
+    return TensorView{v.data(), Dtype::kF32, 1, 1, 2, 2, 2};
+  };
+  sum_tensors(view(b), std::vector<TensorView>{view(a), view(b), view(c)});
+  EXPECT_EQ(b, (std::vector<float>{7, 1}));  // in fp32 the 1 would have been lost
+}
+
+}  // namespace
+}  // namespace contextile

@@ -1,0 +1,390 @@
+// Row operations of every instruction set, against loops written from the definition.
+#include "kernel/row_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/half.h"
+#include "base/rng.h"
+#include "kernel/cpu_features.h"
+#include "kernel/tensor.h"
+#include "runtime/unit_view.h"
+#include "support/mask_support.h"
+
+namespace contextile {
+namespace {
+
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<const RowOps*> all_row_ops() {
+  std::vector<const RowOps*> all = {row_ops_portable()};
+  if (row_ops_avx2() != nullptr && cpu_has_avx2()) all.push_back(row_ops_avx2());
+  if (row_ops_avx512() != nullptr && cpu_has_avx512()) all.push_back(row_ops_avx512());
+  return all;
+}
+
+// Rows with gaps between heads and tokens, NaN until filled.
+struct Rows {
+  Rows(Dtype dtype, std::int64_t tokens, std::int32_t heads, std::int32_t dim, std::int64_t gap)
+      : bytes(static_cast<std::size_t>(tokens * (heads * (dim + gap) + gap) *
+                                       bytes_per_element(dtype)),
+              std::byte{0xff}),
+        view{nullptr, dtype, tokens, heads, dim, heads * (dim + gap) + gap, dim + gap} {}
+  TensorView tensor() {
+    TensorView all = view;
+    all.data = bytes.data();
+    return all;
+  }
+  RowStats stats() { return as_stats(tensor()); }
+  void fill(Rng& rng) {
+    std::vector<float> row(static_cast<std::size_t>(view.dim));
+    for (std::int64_t n = 0; n < view.tokens; ++n) {
+      for (std::int32_t h = 0; h < view.heads; ++h) {
+        for (float& value : row) value = static_cast<float>(rng.normal());
+        write_row(tensor(), n, h, row);
+      }
+    }
+  }
+  // What stands between the rows is as it was.
+  bool gaps_are_untouched() const {
+    const std::int64_t size = bytes_per_element(view.dtype);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      const std::int64_t at = static_cast<std::int64_t>(i) / size % view.token_stride;
+      const bool is_row = at < view.heads * view.head_stride && at % view.head_stride < view.dim;
+      if (!is_row && bytes[i] != std::byte{0xff}) return false;
+    }
+    return true;
+  }
+  std::vector<double> row(std::int64_t n, std::int32_t h) {
+    std::vector<double> values(static_cast<std::size_t>(view.dim));
+    read_row(tensor(), n, h, std::span<double>(values));
+    return values;
+  }
+
+  std::vector<std::byte> bytes;
+  TensorView view;
+};
+
+struct Shape {
+  std::int64_t tokens;
+  std::int32_t heads;
+  std::int32_t dim;
+  std::int64_t gap;
+};
+
+Shape random_shape(Rng& rng) {
+  constexpr std::int32_t kDims[] = {1, 5, 16, 37, 64, 128, 129, 200};
+  return {random_between(rng, 1, 40), static_cast<std::int32_t>(random_between(rng, 1, 5)),
+          kDims[random_between(rng, 0, 7)], random_between(rng, 0, 1) * 3};
+}
+
+Rows rows_of(const Shape& shape, Dtype dtype = Dtype::kF32) {
+  return {dtype, shape.tokens, shape.heads, shape.dim, shape.gap};
+}
+Rows stats_of(const Shape& shape) { return {Dtype::kF32, shape.tokens, shape.heads, 1, shape.gap}; }
+
+struct Memory {
+  explicit Memory(std::size_t sources)
+      : weights(sources * RowWorkspace::kRows), row_weights(sources), rows(sources) {}
+  RowWorkspace workspace() { return {weights.data(), row_weights.data(), rows.data()}; }
+  std::vector<double> weights;
+  std::vector<double> row_weights;
+  std::vector<const float*> rows;
+};
+
+// Partial results of which some rows are empty, their O left NaN.
+struct Partials {
+  Partials(Rng& rng, const Shape& shape, std::size_t count) {
+    for (std::size_t s = 0; s < count; ++s) {
+      o.push_back(rows_of(shape));
+      lse.push_back(stats_of(shape));
+      o.back().fill(rng);
+      lse.back().fill(rng);
+      for (std::int64_t n = 0; n < shape.tokens; ++n) {
+        for (std::int32_t h = 0; h < shape.heads; ++h) {
+          if (random_chance(rng, 0.5)) {
+            stat_at(lse.back().stats(), n, h) *= 30;
+            continue;
+          }
+          if (random_chance(rng, 0.5)) continue;
+          stat_at(lse.back().stats(), n, h) = kEmpty;
+          write_row(o.back().tensor(), n, h,
+                    std::vector<float>(static_cast<std::size_t>(shape.dim), kNan));
+        }
+      }
+    }
+  }
+  std::vector<PartialOutput> views() {
+    std::vector<PartialOutput> all;
+    for (std::size_t s = 0; s < o.size(); ++s) all.push_back({o[s].tensor(), lse[s].stats()});
+    return all;
+  }
+  std::vector<Rows> o;
+  std::vector<Rows> lse;
+};
+
+class EveryRowOps : public ::testing::TestWithParam<const RowOps*> {};
+
+TEST_P(EveryRowOps, MergesByTheDefinition) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Rng rng(seed);
+    const Shape shape = random_shape(rng);
+    const auto count = static_cast<std::size_t>(random_between(rng, 1, seed % 4 == 0 ? 20 : 5));
+    Partials before(rng, shape, count);
+    Partials after = before;
+    Partials elsewhere(rng, shape, 1);
+    const bool is_in_place = random_chance(rng, 0.5);
+    Rows& o = is_in_place ? after.o[count / 2] : elsewhere.o[0];
+    Rows& lse = is_in_place ? after.lse[count / 2] : elsewhere.lse[0];
+    Memory memory(count);
+    GetParam()->merge({o.tensor(), lse.stats()}, after.views(), memory.workspace());
+    for (std::int64_t n = 0; n < shape.tokens; ++n) {
+      for (std::int32_t h = 0; h < shape.heads; ++h) {
+        double expected_lse = kEmpty;
+        for (Rows& some : before.lse) {
+          expected_lse = logaddexp(expected_lse, stat_at(some.stats(), n, h));
+        }
+        std::vector<double> expected(static_cast<std::size_t>(shape.dim));
+        for (std::size_t s = 0; s < count; ++s) {
+          const double own = stat_at(before.lse[s].stats(), n, h);
+          if (own == kEmpty) continue;
+          const std::vector<double> row = before.o[s].row(n, h);
+          for (std::size_t d = 0; d < row.size(); ++d) {
+            expected[d] += std::exp(own - expected_lse) * row[d];
+          }
+        }
+        const float found_lse = stat_at(lse.stats(), n, h);
+        if (expected_lse == kEmpty) {
+          EXPECT_EQ(found_lse, kEmpty);
+        } else {
+          EXPECT_NEAR(found_lse, expected_lse, 1e-7 * std::max(1.0, std::abs(expected_lse)));
+        }
+        const std::vector<double> found = o.row(n, h);
+        for (std::size_t d = 0; d < found.size(); ++d) {
+          ASSERT_NEAR(found[d], expected[d], 1e-7 * std::max(1.0, std::abs(expected[d])));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EveryRowOps, ANanLogSumExpIsNotLost) {
+  const Shape shape{1, 2, 20, 0};
+  Rng rng(1);
+  for (const std::size_t at : {0U, 1U}) {
+    Partials partials(rng, shape, 2);
+    for (Rows& lse : partials.lse) lse.fill(rng);
+    stat_at(partials.lse[at].stats(), 0, 1) = kNan;
+    Rows o = rows_of(shape);
+    Rows lse = stats_of(shape);
+    Memory memory(2);
+    GetParam()->merge({o.tensor(), lse.stats()}, partials.views(), memory.workspace());
+    EXPECT_FALSE(std::isnan(stat_at(lse.stats(), 0, 0)));
+    EXPECT_TRUE(std::isnan(stat_at(lse.stats(), 0, 1)));
+    EXPECT_TRUE(std::isnan(o.row(0, 1)[3]));
+  }
+}
+
+TEST_P(EveryRowOps, SumsAndDeltasAreRoundedOnce) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Rng rng(seed);
+    const Shape shape = random_shape(rng);
+    const auto count = static_cast<std::size_t>(random_between(rng, 1, 6));
+    std::vector<Rows> before(count, rows_of(shape));
+    for (Rows& rows : before) rows.fill(rng);
+    std::vector<Rows> after = before;
+    std::vector<TensorView> srcs;
+    for (Rows& rows : after) srcs.push_back(rows.tensor());
+    Memory memory(count);
+    GetParam()->sum(srcs[0], srcs, memory.workspace());
+    constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+    Rows dout = rows_of(shape, kDtypes[seed % 3]);
+    Rows out = rows_of(shape, kDtypes[seed % 3]);
+    Rows delta = stats_of(shape);
+    dout.fill(rng);
+    out.fill(rng);
+    GetParam()->delta(dout.tensor(), out.tensor(), delta.stats());
+    for (std::int64_t n = 0; n < shape.tokens; ++n) {
+      for (std::int32_t h = 0; h < shape.heads; ++h) {
+        const std::vector<double> found = after[0].row(n, h);
+        const std::vector<double> a = dout.row(n, h);
+        const std::vector<double> b = out.row(n, h);
+        double dot = 0;
+        for (std::size_t d = 0; d < found.size(); ++d) {
+          double sum = 0;
+          for (Rows& rows : before) sum += rows.row(n, h)[d];
+          ASSERT_EQ(found[d], static_cast<float>(sum));
+          dot += a[d] * b[d];
+        }
+        ASSERT_NEAR(stat_at(delta.stats(), n, h), dot, 6e-8 * std::abs(dot) + 1e-12);
+      }
+    }
+  }
+}
+
+// Every pattern of 16 bits widened; numbers at, beside and between them narrowed.
+TEST_P(EveryRowOps, CastsEqualTheScalarOnes) {
+  std::vector<std::uint16_t> bits;
+  for (std::uint32_t i = 0; i < 65536; ++i) bits.push_back(static_cast<std::uint16_t>(i));
+  std::vector<float> wide(bits.size(), kNan);
+  const auto view = [](auto& data, Dtype dtype) {
+    return contiguous(data.data(), dtype, 1, 1, static_cast<std::int32_t>(data.size()));
+  };
+  Rng rng(9);
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    const auto widened = [&](std::uint16_t pattern) {
+      return dtype == Dtype::kBf16 ? bf16_to_float(pattern) : f16_to_float(pattern);
+    };
+    GetParam()->convert(view(wide, Dtype::kF32), view(bits, dtype));
+    std::vector<float> numbers;
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      const float expected = widened(bits[i]);
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(wide[i]));
+      } else {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(wide[i]), std::bit_cast<std::uint32_t>(expected));
+      }
+      const auto pattern = std::bit_cast<std::uint32_t>(expected);
+      for (const std::uint32_t step : {0x0U, 0xfffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U}) {
+        numbers.push_back(std::bit_cast<float>(pattern + step));
+      }
+      numbers.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(rng.next())));
+    }
+    std::vector<std::uint16_t> narrow(numbers.size());
+    GetParam()->convert(view(narrow, dtype), view(numbers, Dtype::kF32));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const std::uint16_t expected =
+          dtype == Dtype::kBf16 ? float_to_bf16(numbers[i]) : float_to_f16(numbers[i]);
+      if (std::isnan(numbers[i])) {
+        ASSERT_TRUE(std::isnan(widened(narrow[i])));
+      } else {
+        ASSERT_EQ(narrow[i], expected) << numbers[i];
+      }
+    }
+  }
+}
+
+TEST_P(EveryRowOps, FinishesRowsWithAndWithoutASink) {
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Rng rng(seed);
+    const Shape shape = random_shape(rng);
+    constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+    const Dtype dtype = kDtypes[seed % 3];
+    Partials partial(rng, shape, 1);
+    std::vector<float> sink;
+    for (std::int32_t h = 0; h < shape.heads && seed % 2 == 0; ++h) {
+      sink.push_back(static_cast<float>(3 * rng.normal()));
+    }
+    Rows out = rows_of(shape, dtype);
+    Rows lse = stats_of(shape);
+    GetParam()->finish(partial.views()[0], sink, out.tensor(), lse.stats());
+    for (std::int64_t n = 0; n < shape.tokens; ++n) {
+      for (std::int32_t h = 0; h < shape.heads; ++h) {
+        const double own = stat_at(partial.lse[0].stats(), n, h);
+        const double with_sink =
+            sink.empty() ? own : logaddexp(own, sink[static_cast<std::size_t>(h)]);
+        const float found_lse = stat_at(lse.stats(), n, h);
+        if (std::isinf(with_sink)) {
+          EXPECT_EQ(found_lse, kEmpty);
+        } else {
+          EXPECT_NEAR(found_lse, with_sink, 1e-7 * std::max(1.0, std::abs(with_sink)));
+        }
+        const std::vector<double> found = out.row(n, h);
+        const std::vector<double> row = partial.o[0].row(n, h);
+        const double tolerance = dtype == Dtype::kF32 ? 1e-7 : dtype == Dtype::kBf16 ? 4e-3 : 5e-4;
+        for (std::size_t d = 0; d < found.size(); ++d) {
+          const double expected = own == kEmpty ? 0 : std::exp(own - with_sink) * row[d];
+          ASSERT_NEAR(found[d], expected, tolerance * std::abs(expected) + 6e-8);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryRowOps, ::testing::ValuesIn(all_row_ops()),
+                         [](const auto& tested) { return std::string(tested.param->name); });
+
+// Results and everything between the rows, of every operation.
+std::vector<std::byte> all_results(const RowOps& ops, std::uint64_t seed) {
+  Rng rng(seed);
+  const Shape shape = random_shape(rng);
+  const auto count = static_cast<std::size_t>(random_between(rng, 1, 7));
+  Partials partials(rng, shape, count);
+  Memory memory(count);
+  std::vector<Rows> results(4, rows_of(shape));
+  std::vector<Rows> stats(3, stats_of(shape));
+  Rows narrow = rows_of(shape, seed % 2 == 0 ? Dtype::kBf16 : Dtype::kF16);
+  Rows finished = rows_of(shape, seed % 3 == 0 ? Dtype::kF32 : Dtype::kBf16);
+  const std::vector<float> sink(static_cast<std::size_t>(shape.heads), 0.5F);
+  ops.merge({results[0].tensor(), stats[0].stats()}, partials.views(), memory.workspace());
+  results[1].fill(rng);
+  results[2].fill(rng);
+  const std::vector<TensorView> summed = {results[1].tensor(), results[2].tensor(),
+                                          results[0].tensor()};
+  Memory of_three(3);
+  ops.sum(results[3].tensor(), summed, of_three.workspace());
+  ops.delta(results[1].tensor(), results[2].tensor(), stats[1].stats());
+  ops.convert(narrow.tensor(), results[1].tensor());
+  ops.finish({results[0].tensor(), stats[0].stats()}, sink, finished.tensor(), stats[2].stats());
+  std::vector<std::byte> all;
+  const auto append = [&all](const Rows& rows) {
+    EXPECT_TRUE(rows.gaps_are_untouched());
+    all.insert(all.end(), rows.bytes.begin(), rows.bytes.end());
+  };
+  for (const Rows& rows : results) append(rows);
+  for (const Rows& rows : stats) append(rows);
+  append(narrow);
+  append(finished);
+  return all;
+}
+
+TEST(RowOps, EveryInstructionSetGivesTheSameBitsAndLeavesTheGaps) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const std::vector<std::byte> expected = all_results(*row_ops_portable(), seed);
+    for (const RowOps* ops : all_row_ops()) {
+      EXPECT_TRUE(all_results(*ops, seed) == expected) << ops->name;
+    }
+  }
+}
+
+TEST(RowOps, AUnitReturnsFromTheWireAtAnOddMultipleOfTwoBytes) {
+  Rng rng(4);
+  const Shape shape{7, 3, 20, 2};
+  Partials unit(rng, shape, 1);
+  Partials back(rng, shape, 1);
+  unit.lse[0].fill(rng);
+  unit.o[0].fill(rng);
+  const UnitView from{Kind::kO, 2, {unit.o[0].tensor(), unit.lse[0].tensor()}};
+  const UnitView to{Kind::kO, 2, {back.o[0].tensor(), back.lse[0].tensor()}};
+  std::vector<std::byte> wire(2 + 7 * 3 * (20 * 2 + 4) + 2, std::byte{0x5a});
+  pack_unit(from, Dtype::kBf16, wire.data() + 2);
+  unpack_unit(to, Dtype::kBf16, wire.data() + 2);
+  EXPECT_EQ(wire[0], std::byte{0x5a});
+  EXPECT_EQ(wire.back(), std::byte{0x5a});
+  for (std::int64_t n = 0; n < shape.tokens; ++n) {
+    for (std::int32_t h = 0; h < shape.heads; ++h) {
+      EXPECT_EQ(stat_at(back.lse[0].stats(), n, h), stat_at(unit.lse[0].stats(), n, h));
+      const std::vector<double> sent = unit.o[0].row(n, h);
+      const std::vector<double> found = back.o[0].row(n, h);
+      for (std::size_t d = 0; d < sent.size(); ++d) {
+        EXPECT_EQ(found[d], round_to(Dtype::kBf16, sent[d]));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contextile

@@ -1,0 +1,219 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "base/rng.h"
+#include "contextile/partition.h"
+#include "partition/support.h"
+
+namespace contextile {
+namespace {
+
+std::int64_t total_work(const AttentionGrid& grid) {
+  return std::accumulate(grid.tiles.begin(), grid.tiles.end(), std::int64_t{0},
+                         [](std::int64_t sum, const GridTile& tile) { return sum + tile.work; });
+}
+
+GridSpec spec_of(std::int32_t nodes, std::int32_t devices) {
+  GridSpec spec;
+  spec.nodes = nodes;
+  spec.devices_per_node = devices;
+  return spec;
+}
+
+std::vector<std::int64_t> tokens_held(const AttentionGrid& grid, const GridSpec& spec,
+                                      const GridPartition& partition) {
+  std::vector<std::int64_t> held(static_cast<std::size_t>(spec.nodes * spec.devices_per_node));
+  for (std::size_t b = 0; b < grid.blocks.size(); ++b) {
+    held[static_cast<std::size_t>(partition.owner[b])] += grid.blocks[b].tokens;
+  }
+  return held;
+}
+
+// One causal sequence of equal blocks.
+AttentionGrid causal_grid(std::int32_t num_blocks, std::int64_t tokens, std::int32_t groups) {
+  AttentionGrid grid;
+  grid.head_groups = groups;
+  grid.row_bytes_per_token = 2048;
+  grid.column_bytes_per_token = 512;
+  for (std::int32_t b = 0; b < num_blocks; ++b) grid.blocks.push_back({tokens, 0});
+  for (std::int32_t i = 0; i < num_blocks; ++i) {
+    for (std::int32_t j = 0; j <= i; ++j) {
+      for (std::int32_t g = 0; g < groups; ++g) {
+        grid.tiles.push_back({i, j, g, i == j ? tokens * (tokens + 1) / 2 : tokens * tokens});
+      }
+    }
+  }
+  return grid;
+}
+
+TEST(PartitionGrid, AssignsEverythingAndKeepsTheTokenCap) {
+  for (std::uint64_t seed = 1; seed <= 25; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    const AttentionGrid grid = random_grid(rng, 60);
+    const GridSpec spec = spec_of(static_cast<std::int32_t>(random_between(rng, 1, 4)),
+                                  static_cast<std::int32_t>(random_between(rng, 1, 8)));
+    const GridPartition partition = partition_grid(grid, spec);
+    ASSERT_EQ(partition.owner.size(), grid.blocks.size());
+    ASSERT_EQ(partition.device.size(), grid.tiles.size());
+    const std::int32_t devices = spec.nodes * spec.devices_per_node;
+    for (const std::int32_t device : partition.device) ASSERT_TRUE(device >= 0 && device < devices);
+    for (const std::int32_t owner : partition.owner) ASSERT_TRUE(owner >= 0 && owner < devices);
+    std::vector<std::int64_t> sizes;
+    for (const GridBlock& block : grid.blocks) sizes.push_back(block.tokens);
+    const std::int64_t cap =
+        longest_first_max(sizes, devices) + *std::max_element(sizes.begin(), sizes.end());
+    for (const std::int64_t held : tokens_held(grid, spec, partition)) EXPECT_LE(held, cap);
+  }
+}
+
+TEST(PartitionGrid, BalancesWorkWithinEpsWhenTilesAreSmall) {
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE(seed);
+    const AttentionGrid grid = causal_grid(64, 1024, 2);
+    GridSpec spec = spec_of(4, 8);
+    spec.seed = seed;
+    const GridQuality quality = evaluate(grid, spec, partition_grid(grid, spec));
+    EXPECT_LE(quality.compute_overload, spec.eps_compute + 1e-9);
+  }
+}
+
+TEST(PartitionGrid, IsTheSameForTheSameSeed) {
+  Rng rng(4);
+  const AttentionGrid grid = random_grid(rng, 80);
+  const GridSpec spec = spec_of(2, 8);
+  const GridPartition a = partition_grid(grid, spec);
+  const GridPartition b = partition_grid(grid, spec);
+  EXPECT_EQ(a.owner, b.owner);
+  EXPECT_EQ(a.device, b.device);
+}
+
+TEST(PartitionGrid, KeepsWholeSequencesTogetherWhenThatBalances) {
+  AttentionGrid grid;
+  grid.row_bytes_per_token = grid.column_bytes_per_token = 100;
+  for (std::int32_t s = 0; s < 32; ++s) {
+    grid.blocks.push_back({1000, s});
+    grid.tiles.push_back({s, s, 0, 500'000});
+  }
+  const GridSpec spec = spec_of(4, 8);
+  const GridQuality quality = evaluate(grid, spec, partition_grid(grid, spec));
+  EXPECT_EQ(quality.total_bytes, 0);
+  EXPECT_EQ(quality.compute_overload, 0);
+}
+
+TEST(PartitionGrid, MovesLessThanRowsInAZigzag) {
+  // Every device of a zigzag ring sends its keys to all 31 others and no queries.
+  const AttentionGrid grid = causal_grid(128, 1024, 1);
+  const GridSpec spec = spec_of(4, 8);
+  const GridQuality quality = evaluate(grid, spec, partition_grid(grid, spec));
+  const std::int64_t zigzag = std::int64_t{31} * 128 * 1024 * grid.column_bytes_per_token;
+  EXPECT_LT(quality.total_bytes, zigzag);
+}
+
+TEST(PartitionGrid, MoreEffortIsNotWorse) {
+  const AttentionGrid grid = causal_grid(64, 1024, 1);
+  double fast = 0;
+  double slow = 0;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    GridSpec spec = spec_of(4, 8);
+    spec.seed = seed;
+    fast += static_cast<double>(evaluate(grid, spec, partition_grid(grid, spec)).total_bytes);
+    spec.effort = 8;
+    slow += static_cast<double>(evaluate(grid, spec, partition_grid(grid, spec)).total_bytes);
+  }
+  EXPECT_LT(slow, fast);
+}
+
+TEST(PartitionGrid, HandlesMoreDevicesThanFitOneWord) {
+  const AttentionGrid grid = causal_grid(256, 512, 1);
+  for (const auto& [nodes, devices] : {std::pair(16, 8), {12, 7}, {80, 4}, {3, 64}}) {
+    SCOPED_TRACE(nodes);
+    const GridSpec spec = spec_of(nodes, devices);
+    const GridPartition partition = partition_grid(grid, spec);
+    const GridQuality quality = evaluate(grid, spec, partition);
+    const double mean = static_cast<double>(total_work(grid)) / (nodes * devices);
+    const double tile = 512.0 * 512.0 / mean;
+    EXPECT_LE(quality.compute_overload, 0.3 + tile);
+    for (const std::int64_t held : tokens_held(grid, spec, partition)) {
+      EXPECT_LE(held,
+                longest_first_max(std::vector<std::int64_t>(256, 512), nodes * devices) + 2 * 512);
+    }
+  }
+}
+
+TEST(PartitionGrid, HandlesWhatIsDegenerate) {
+  AttentionGrid empty;
+  EXPECT_TRUE(partition_grid(empty, spec_of(2, 4)).owner.empty());
+  AttentionGrid no_tiles;
+  no_tiles.blocks = {{10, 0}, {10, 0}};
+  EXPECT_EQ(partition_grid(no_tiles, spec_of(2, 4)).owner.size(), 2U);
+  AttentionGrid giant = causal_grid(4, 10, 1);
+  giant.tiles.front().work = 1'000'000'000;  // one tile heavier than all devices should have
+  const GridPartition partition = partition_grid(giant, spec_of(2, 4));
+  EXPECT_EQ(partition.device.size(), giant.tiles.size());
+  EXPECT_EQ(partition_grid(causal_grid(4, 10, 1), spec_of(1, 1)).device,
+            std::vector<std::int32_t>(10, 0));
+}
+
+TEST(PartitionGrid, RefusesABlockAboveTheTokenCap) {
+  GridSpec spec = spec_of(2, 4);
+  spec.token_cap = 100;
+  EXPECT_THROW(static_cast<void>(partition_grid(causal_grid(4, 101, 1), spec)), InvalidArgument);
+  spec.devices_per_node = 65;
+  EXPECT_THROW(static_cast<void>(partition_grid(causal_grid(4, 10, 1), spec)), InvalidArgument);
+}
+
+TEST(Evaluate, CountsByHandWhatASmallPartitionMoves) {
+  AttentionGrid grid;
+  grid.row_bytes_per_token = 10;  // 5 of queries, 5 of outputs
+  grid.column_bytes_per_token = 7;
+  grid.blocks = {{1, 0}, {2, 0}};
+  grid.tiles = {{0, 0, 0, 1}, {1, 0, 0, 2}, {1, 1, 0, 3}};
+  const GridSpec spec = spec_of(2, 2);
+  // Row 1 is owned by device 3 and computed on 2 and 3; column 0 is owned by 0 and needed on 0
+  // and 2.
+  const GridQuality quality = evaluate(grid, spec, {{0, 3}, {0, 2, 3}});
+  EXPECT_EQ(quality.total_bytes, 2 * 10 + 1 * 7);
+  EXPECT_EQ(quality.inter_bytes, 7);
+  EXPECT_DOUBLE_EQ(quality.compute_overload, 3.0 / 1.5 - 1);
+  EXPECT_DOUBLE_EQ(quality.token_overload, 2.0 / 0.75 - 1);
+  EXPECT_EQ(quality.max_device_bytes, 7 + 10);  // device 2 receives keys and queries
+}
+
+TEST(Relays, CrossANodeBoundaryOncePerNode) {
+  Rng rng(11);
+  std::vector<MovingUnit> units;
+  for (int u = 0; u < 200; ++u) {
+    MovingUnit unit;
+    unit.bytes = random_between(rng, 1, 1000);
+    unit.owner = static_cast<std::int32_t>(random_between(rng, 0, 15));
+    unit.towards_owner = random_chance(rng, 0.5);
+    for (std::int32_t d = 0; d < 16; ++d) {
+      if (d != unit.owner && random_chance(rng, 0.4)) unit.devices.push_back(d);
+    }
+    units.push_back(unit);
+  }
+  const auto via = choose_relays(units, 16, 4);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    std::vector<int> crossings(4);
+    for (std::size_t i = 0; i < units[u].devices.size(); ++i) {
+      const std::int32_t device = units[u].devices[i];
+      if (via[u][i] / 4 != device / 4) {
+        EXPECT_EQ(via[u][i], units[u].owner);
+        ++crossings[static_cast<std::size_t>(device / 4)];
+      } else if (via[u][i] != units[u].owner) {  // a relay has the unit itself, from the owner
+        const auto at = std::find(units[u].devices.begin(), units[u].devices.end(), via[u][i]);
+        ASSERT_NE(at, units[u].devices.end());
+        EXPECT_EQ(via[u][static_cast<std::size_t>(at - units[u].devices.begin())], units[u].owner);
+      }
+    }
+    for (const int count : crossings) EXPECT_LE(count, 1);
+  }
+}
+
+}  // namespace
+}  // namespace contextile

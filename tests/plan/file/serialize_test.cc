@@ -1,0 +1,424 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <tbb/global_control.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "contextile/plan.h"
+#include "plan/file/byte_budget.h"
+#include "plan/file/byte_codec.h"
+#include "plan/file/plan_file.h"
+#include "plan/file/program_codec.h"
+#include "support/plan_support.h"
+
+namespace contextile {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+using ::testing::HasSubstr;
+
+// The example with everything a manifest can hold.
+Plan full_example() {
+  Plan plan = example_plan();
+  plan.options = {{"algorithm", "ring"}, {"layout", "zigzag"}};
+  plan.home = {{{0, 4}, Rank{0}}, {{4, 8}, Rank{1}}};
+  plan.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1}};
+  plan.rounds[0].memory_limit_bytes = 1 << 20;
+  plan.digest = compute_digest(plan);
+  return plan;
+}
+
+// A file whose digest is right again after its bytes were changed.
+void sign(Bytes& file) {
+  if (file.size() >= PlanFileHeader::kBytes) put_digest(file, digest_of_file(file));
+}
+
+std::string error_of(std::span<const std::uint8_t> bytes) {
+  try {
+    static_cast<void>(deserialize(bytes, "some.plan"));
+  } catch (const InvalidPlan& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Same content; NamedMask, HomeRange and Plan themselves are not comparable.
+void expect_same(const Plan& a, const Plan& b) {
+  EXPECT_EQ(a.strategy, b.strategy);
+  EXPECT_EQ(a.options, b.options);
+  EXPECT_EQ(a.shape, b.shape);
+  EXPECT_EQ(a.partial_wire, b.partial_wire);
+  EXPECT_EQ(a.cluster_name, b.cluster_name);
+  EXPECT_EQ(a.nodes, b.nodes);
+  EXPECT_EQ(a.devices_per_node, b.devices_per_node);
+  EXPECT_EQ(a.sequences, b.sequences);
+  ASSERT_EQ(a.home.size(), b.home.size());
+  for (std::size_t i = 0; i < a.home.size(); ++i) {
+    EXPECT_EQ(a.home[i].tokens, b.home[i].tokens);
+    EXPECT_EQ(a.home[i].owner, b.home[i].owner);
+  }
+  EXPECT_EQ(a.positions, b.positions);
+  EXPECT_EQ(a.padded_bytes_factor, b.padded_bytes_factor);
+  EXPECT_EQ(a.padded_pairs_factor, b.padded_pairs_factor);
+  EXPECT_EQ(a.digest, b.digest);
+  ASSERT_EQ(a.rounds.size(), b.rounds.size());
+  for (std::size_t r = 0; r < a.rounds.size(); ++r) {
+    const PlanRound& x = a.rounds[r];
+    const PlanRound& y = b.rounds[r];
+    EXPECT_EQ(x.head_groups, y.head_groups);
+    EXPECT_EQ(x.blocks, y.blocks);
+    EXPECT_EQ(x.owners, y.owners);
+    EXPECT_EQ(x.token_limit, y.token_limit);
+    EXPECT_EQ(x.memory_limit_bytes, y.memory_limit_bytes);
+    EXPECT_EQ(x.devices, y.devices);
+    ASSERT_EQ(x.masks.size(), y.masks.size());
+    for (std::size_t m = 0; m < x.masks.size(); ++m) {
+      EXPECT_EQ(x.masks[m].name, y.masks[m].name);
+      EXPECT_EQ(x.masks[m].layers, y.masks[m].layers);
+      EXPECT_EQ(x.masks[m].mask.bands, y.masks[m].mask.bands);
+    }
+  }
+}
+
+// Everything a caller may do with a plan that was loaded and not verified.
+void use(const Plan& plan) {
+  static_cast<void>(verify(plan));
+  static_cast<void>(statistics(plan));
+  std::ostringstream json;
+  export_json(plan, json);
+}
+
+// ---------------------------------------------------------------------------------- round trip
+
+TEST(PlanFile, HoldsEveryFieldOfThePlan) {
+  const Plan plan = full_example();
+  expect_same(plan, deserialize(serialize(plan), "memory"));
+}
+
+TEST(PlanFile, HoldsThePlansOfEveryStrategyAndRepeatsTheirBytes) {
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(seed);
+    Chance chance(seed);
+    const RandomBatch batch = random_batch_of(chance, {.homes = true});
+    SCOPED_TRACE(batch.text);
+    for (const auto& [name, plan] : plans_of_every_strategy(chance, batch)) {
+      SCOPED_TRACE(name);
+      const Bytes bytes = serialize(plan);
+      const Plan loaded = deserialize(bytes, "memory");
+      expect_same(plan, loaded);
+      EXPECT_EQ(serialize(loaded), bytes);
+      EXPECT_EQ(compute_digest(loaded), loaded.digest);
+    }
+  }
+}
+
+TEST(PlanFile, HasTheSameBytesOnAnyNumberOfThreads) {
+  Chance chance(7);
+  const RandomBatch batch = random_batch_of(chance, {.max_tokens = 200, .ranks = {16}});
+  for (const auto& [name, plan] : plans_of_every_strategy(chance, batch)) {
+    SCOPED_TRACE(name);
+    const Bytes bytes = serialize(plan);
+    const tbb::global_control one_thread(tbb::global_control::max_allowed_parallelism, 1);
+    EXPECT_EQ(serialize(plan), bytes);
+  }
+}
+
+TEST(PlanFile, LoadsFromUnalignedMemory) {
+  const Plan plan = full_example();
+  Bytes shifted = serialize(plan);
+  shifted.insert(shifted.begin(), 0);
+  expect_same(plan, deserialize(std::span(shifted).subspan(1), "memory"));
+}
+
+TEST(PlanFile, NamesUnboundedBandsInOneWay) {
+  Plan plan = full_example();
+  plan.rounds[0].masks[0].mask.bands[0].lo = std::numeric_limits<std::int64_t>::min();
+  EXPECT_EQ(compute_digest(plan), plan.digest);
+}
+
+TEST(PlanFile, StaysTheSameUntilItsVersionChanges) {
+  const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).rfind('/'));
+  const std::string golden = folder + "/golden/example.plan";
+  const std::string found = ::testing::TempDir() + "contextile_example.plan";
+  const Plan plan = full_example();
+  save_plan(plan, found);
+  const Plan loaded = load_plan(golden);
+  EXPECT_EQ(serialize(loaded), serialize(plan))
+      << "the bytes of plan files changed: raise kPlanFileVersion and replace " << golden << " by "
+      << found;
+  expect_same(loaded, plan);
+}
+
+TEST(PlanFile, TakesFewBytesATile) {
+  constexpr double kMostForward = 8;
+  constexpr double kMostBackward = 12;
+  Chance chance(3);
+  RandomBatch batch = random_batch_of(chance);
+  const std::vector<std::int64_t> lengths = {40000, 3000, 17, 9000, 20000, 511, 1, 512, 25000};
+  const MaskUse causal{.name = "causal", .spec = parse_mask_spec("causal")};
+  batch.workload = make_workload(lengths, {}, {&causal, 1});
+  batch.cluster.nodes = 2;
+  batch.cluster.devices_per_node = 8;
+  StrategyRequest request;
+  request.block_size = 512;
+  for (const std::string name : {"ring", "zigzag", "all_gather", "magi"}) {
+    SCOPED_TRACE(name);
+    const Arrangement arrangement =
+        find_strategy(name).arrange(batch.workload, batch.cluster, request);
+    const Plan plan = build_plan(batch.workload, batch.cluster, arrangement);
+    const PlanRound& round = plan.rounds[0];
+    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      std::size_t bytes = 0;
+      std::size_t tiles = 0;
+      for (const DeviceProgram& device : round.devices) {
+        Program program = *device.programs[0].of(direction);
+        const ProgramContext context{.round = &round,
+                                     .local_blocks = device.local_blocks,
+                                     .direction = direction,
+                                     .num_devices = plan.num_devices(),
+                                     .dtype = plan.shape.dtype,
+                                     .partial_wire = plan.partial_wire};
+        bytes += encode_program(program, context).code.size();
+        for (Instruction& instruction : program.instructions) {
+          if (auto* op = std::get_if<AttentionOp>(&instruction)) {
+            tiles += op->tiles.size();
+            op->tiles.clear();
+          }
+        }
+        bytes -= encode_program(program, context).code.size();
+      }
+      EXPECT_LE(static_cast<double>(bytes) / static_cast<double>(tiles),
+                direction == Direction::kForward ? kMostForward : kMostBackward);
+    }
+  }
+}
+
+// -------------------------------------------------------------------------------------- digest
+
+TEST(Digest, ChangesWithEveryField) {
+  using Change = std::function<void(Plan&)>;
+  const auto tile = [](Plan& plan, std::size_t direction) -> TileOp& {
+    ProgramPair& pair = plan.rounds[0].devices[0].programs[0];
+    Program& program = direction == 0 ? *pair.forward : *pair.backward;
+    return std::get<AttentionOp>(program.instructions[1]).tiles[0];
+  };
+  const auto forward = [](Plan& plan, std::size_t rank) -> Program& {
+    return *plan.rounds[0].devices[rank].programs[0].forward;
+  };
+  const std::vector<Change> changes = {
+      [](Plan& p) { p.strategy = "other"; },
+      [](Plan& p) { p.options["layout"] = "contiguous"; },
+      [](Plan& p) { p.shape.q_heads = 4; },
+      [](Plan& p) { p.shape.value_dim = 8; },
+      [](Plan& p) { p.shape.dtype = Dtype::kF16; },
+      [](Plan& p) { p.shape.scale = 0.25; },
+      [](Plan& p) { p.shape.softcap = 30; },
+      [](Plan& p) { p.shape.sink = true; },
+      [](Plan& p) { p.partial_wire = Dtype::kBf16; },
+      [](Plan& p) { p.cluster_name = "else"; },
+      [](Plan& p) { std::swap(p.nodes, p.devices_per_node); },
+      [](Plan& p) {
+        p.sequences = {{0, 4}, {4, 8}};
+      },
+      [](Plan& p) { p.home[0].owner = Rank{1}; },
+      [](Plan& p) { p.positions[2].first_position = 2; },
+      [](Plan& p) { p.padded_bytes_factor = 2; },
+      [](Plan& p) { p.padded_pairs_factor = 2; },
+      [](Plan& p) { p.rounds[0].owners[0] = Rank{1}; },
+      [](Plan& p) { p.rounds[0].masks[0].layers = 2; },
+      [](Plan& p) { p.rounds[0].masks[0].mask.bands[0].hi = -1; },
+      [](Plan& p) { p.rounds[0].token_limit = std::nullopt; },
+      [](Plan& p) { p.rounds[0].memory_limit_bytes = 1; },
+      [](Plan& p) {
+        p.rounds[0].devices[1].local_blocks = {BlockId{2}, BlockId{1}};
+      },
+      [&](Plan& p) { tile(p, 0).q_block = BlockId{1}; },
+      [&](Plan& p) { tile(p, 0).init_result = false; },
+      [&](Plan& p) { tile(p, 0).pairs = 9; },
+      [&](Plan& p) { tile(p, 0).kv = SlotId{5}; },
+      [&](Plan& p) { tile(p, 1).d_o = SlotId{5}; },
+      [&](Plan& p) { tile(p, 1).dkv = SlotId{5}; },
+      [&](Plan& p) { tile(p, 1).init_dkv = false; },
+      [&](Plan& p) { forward(p, 0).staging[0][0].capacity_tokens = 2; },
+      [&](Plan& p) { forward(p, 0).retain.clear(); },
+      [&](Plan& p) { std::get<LaunchOp>(forward(p, 1).instructions[0]).id = 3; },
+      [&](Plan& p) {
+        std::get<LaunchOp>(forward(p, 1).instructions[0]).sends[0].wire = Dtype::kF32;
+      },
+      [&](Plan& p) { std::get<WaitOp>(forward(p, 1).instructions[2]).id = 3; },
+      [&](Plan& p) { std::get<ReduceOp>(forward(p, 1).instructions[5]).srcs.pop_back(); },
+      [&](Plan& p) {
+        forward(p, 1).instructions.emplace_back(
+            CopyOp{Kind::kO, BlockId{1}, GroupId{0}, SlotId{0}, SlotId{2}});
+      },
+  };
+  const Plan plan = full_example();
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    SCOPED_TRACE(i);
+    Plan changed = plan;
+    changes[i](changed);
+    EXPECT_NE(compute_digest(changed), plan.digest);
+    EXPECT_THROW(static_cast<void>(serialize(changed)), InvalidPlan);  // its digest is stale
+  }
+}
+
+TEST(Digest, IsSixteenHexDigits) {
+  EXPECT_EQ(digest_text(0xabc), "0000000000000abc");
+  EXPECT_EQ(digest_text(~std::uint64_t{0}), "ffffffffffffffff");
+}
+
+// ------------------------------------------------------------------------------- foreign bytes
+
+TEST(PlanBytes, OfAnotherFormatAreCalledThat) {
+  const std::string text = "{\"format\": \"contextile-plan\"}";
+  EXPECT_THAT(error_of({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}),
+              HasSubstr("some.plan: not a plan file: expected it to begin with"));
+  EXPECT_THAT(error_of({}), HasSubstr("not a plan file"));
+}
+
+TEST(PlanBytes, OfAnotherVersionSayWhich) {
+  Bytes bytes = serialize(full_example());
+  bytes[8] = 9;
+  sign(bytes);
+  EXPECT_THAT(error_of(bytes), HasSubstr("expected version 1, found 9"));
+}
+
+TEST(PlanBytes, CutAtAnyLengthAreRefused) {
+  const Bytes bytes = serialize(full_example());
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    SCOPED_TRACE(length);
+    Bytes cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length));
+    EXPECT_NE(error_of(cut), "");
+    sign(cut);
+    EXPECT_NE(error_of(cut), "");
+  }
+  EXPECT_THAT(error_of(std::span(bytes).first(100)), HasSubstr("the file is truncated"));
+}
+
+TEST(PlanBytes, WithAnyBitFlippedAreRefused) {
+  Bytes bytes = serialize(full_example());
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      bytes[i] ^= static_cast<std::uint8_t>(1U << bit);
+      EXPECT_NE(error_of(bytes), "") << "byte " << i << " bit " << bit;
+      bytes[i] ^= static_cast<std::uint8_t>(1U << bit);
+    }
+  }
+}
+
+TEST(PlanBytes, WithAnyByteChangedAndSignedAgainAreRefusedOrHarmless) {
+  const Bytes bytes = serialize(full_example());
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    for (const std::uint8_t value : {0x00, 0x01, 0x02, 0x7f, 0x80, 0xff, bytes[i] ^ 1}) {
+      Bytes changed = bytes;
+      changed[i] = value;
+      sign(changed);
+      try {
+        use(deserialize(changed, "changed"));
+      } catch (const InvalidPlan&) {
+      }
+    }
+  }
+}
+
+TEST(PlanBytes, OfEveryStrategyWithRandomChangesAreRefusedOrHarmless) {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    SCOPED_TRACE(seed);
+    Chance chance(seed);
+    const RandomBatch batch = random_batch_of(chance, {.homes = true});
+    for (const auto& [name, plan] : plans_of_every_strategy(chance, batch)) {
+      SCOPED_TRACE(name);
+      const Bytes bytes = serialize(plan);
+      for (int round = 0; round < 30; ++round) {
+        Bytes changed = bytes;
+        for (std::int64_t n = chance.between(1, 4); n > 0; --n) {
+          const std::size_t at =
+              PlanFileHeader::kBytes + chance.below(changed.size() - PlanFileHeader::kBytes);
+          changed[at] = static_cast<std::uint8_t>(chance.between(0, 255));
+        }
+        sign(changed);
+        try {
+          use(deserialize(changed, "changed"));
+        } catch (const InvalidPlan&) {
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanBytes, ErrorsNameFileSectionAndPlace) {
+  Plan plan = full_example();
+  std::get<LaunchOp>(plan.rounds[0].devices[1].programs[0].forward->instructions[0]).sends[0].peer =
+      Rank{17};
+  plan.digest = compute_digest(plan);
+  EXPECT_EQ(error_of(serialize(plan)),
+            "some.plan: device section of rank 1, round 0, mask 0, forward, instruction 0: "
+            "expected a peer in [0, 2), found 17");
+}
+
+TEST(PlanBytes, ThatWouldOverflowTheStatisticsAreRefused) {
+  Plan plan = full_example();
+  ProgramPair& pair = plan.rounds[0].devices[0].programs[0];
+  std::get<AttentionOp>(pair.forward->instructions[1]).tiles[0].pairs =
+      (std::int64_t{1} << 61) + (std::int64_t{1} << 60);
+  plan.digest = compute_digest(plan);
+  EXPECT_THAT(error_of(serialize(plan)), HasSubstr("below 2^61"));
+}
+
+TEST(PlanBytes, NeedEveryDirectionOnEveryDevice) {
+  Plan plan = full_example();
+  plan.rounds[0].devices[1].programs[0].backward.reset();
+  EXPECT_THROW(static_cast<void>(compute_digest(plan)), InvalidPlan);
+}
+
+// ------------------------------------------------------------------------------------ streams
+
+TEST(Varints, KeepEveryMagnitude) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  for (const std::int64_t value : {std::int64_t{0}, std::int64_t{-1}, std::int64_t{63},
+                                   std::int64_t{-64}, std::int64_t{64}, kMost, kLeast}) {
+    ByteWriter out;
+    out.zigzag(value);
+    out.delta(value, kLeast);
+    out.varint(static_cast<std::uint64_t>(value));
+    const Bytes bytes = out.take();
+    ByteReader in(bytes, {.file = "memory"});
+    EXPECT_EQ(in.zigzag(), value);
+    EXPECT_EQ(in.delta(kLeast), value);
+    EXPECT_EQ(in.varint(), static_cast<std::uint64_t>(value));
+    EXPECT_TRUE(in.done());
+  }
+}
+
+TEST(Varints, HaveOneEncodingOnly) {
+  for (const Bytes& bytes : {Bytes{0x80, 0x00}, Bytes{0x80}, Bytes{},
+                             Bytes{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02},
+                             Bytes{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x81}}) {
+    ByteReader in(bytes, {.file = "memory"});
+    EXPECT_THROW(in.varint(), InvalidPlan);
+  }
+}
+
+TEST(Varints, CountNoMoreElementsThanBytes) {
+  const Bytes bytes = {0x03, 0x00, 0x00};
+  ByteReader in(bytes, {.file = "memory"});
+  EXPECT_THROW(in.count("things"), InvalidPlan);
+}
+
+TEST(ByteBudget, EndsWhenAnObjectIsNamedOften) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(builder.CreateVector(Bytes(100)));
+  const auto* vector =
+      flatbuffers::GetRoot<flatbuffers::Vector<std::uint8_t>>(builder.GetBufferPointer());
+  ByteBudget budget(builder.GetSize(), {.file = "memory"});
+  EXPECT_EQ(budget.bytes(vector).size(), 100U);
+  EXPECT_THROW(static_cast<void>(budget.bytes(vector)), InvalidPlan);
+}
+
+}  // namespace
+}  // namespace contextile

@@ -1,0 +1,76 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "support/plan_support.h"
+
+namespace contextile {
+namespace {
+
+TEST(TokenLayout, FollowsLocalBlocksAndTheirRangesInListedOrder) {
+  Plan plan = example_plan();
+  EXPECT_EQ(local_tokens(plan, Rank{0}), (std::vector<std::int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(local_tokens(plan, Rank{1}), (std::vector<std::int64_t>{4, 5, 6, 7}));
+  std::swap(plan.rounds[0].devices[1].local_blocks[0], plan.rounds[0].devices[1].local_blocks[1]);
+  EXPECT_EQ(local_tokens(plan, Rank{1}), (std::vector<std::int64_t>{5, 6, 7, 4}));
+  EXPECT_THROW(static_cast<void>(local_tokens(plan, Rank{2})), InvalidArgument);
+}
+
+TEST(TokenLayout, RolledTokensNeverCrossASequence) {
+  const Plan plan = example_plan();  // sequences [0, 5) and [5, 8)
+  EXPECT_EQ(rolled_tokens(plan, Rank{0}), (std::vector<std::int64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(rolled_tokens(plan, Rank{1}), (std::vector<std::int64_t>{-1, 6, 7, -1}));
+}
+
+TEST(TokenLayout, PositionsComeFromThePlansSegments) {
+  Plan plan = example_plan();
+  plan.positions.clear();
+  std::vector<TokenPosition> found = positions(plan, Rank{1});
+  ASSERT_EQ(found.size(), 4);
+  EXPECT_EQ(found[0].sequence, 0);
+  EXPECT_EQ(found[0].position, 4);
+  EXPECT_EQ(found[0].token, 4);
+  EXPECT_EQ(found[3].sequence, 1);
+  EXPECT_EQ(found[3].position, 2);
+  // An answer that restarts at the question's end.
+  plan.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1}};
+  found = positions(plan, Rank{1});
+  EXPECT_EQ(found[2].position, 1);
+  EXPECT_EQ(found[3].position, 1);
+}
+
+TEST(TokenLayout, EveryTokenOfARandomPlanIsLocalExactlyOnce) {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Chance chance(seed);
+    const RandomBatch batch = random_batch_of(chance);
+    for (const NamedPlan& named : plans_of_every_strategy(chance, batch)) {
+      SCOPED_TRACE(named.name);
+      std::vector<std::int64_t> all;
+      for (std::int32_t r = 0; r < named.plan.num_devices(); ++r) {
+        const std::vector<std::int64_t> mine = local_tokens(named.plan, Rank{r});
+        const std::vector<TokenPosition> where = positions(named.plan, Rank{r});
+        const std::vector<std::int64_t> next = rolled_tokens(named.plan, Rank{r});
+        ASSERT_EQ(where.size(), mine.size());
+        ASSERT_EQ(next.size(), mine.size());
+        for (std::size_t n = 0; n < mine.size(); ++n) {
+          EXPECT_EQ(where[n].token, mine[n]);
+          const Range sequence = named.plan.sequences[static_cast<std::size_t>(where[n].sequence)];
+          EXPECT_TRUE(sequence.contains(mine[n]));
+          EXPECT_EQ(next[n], mine[n] + 1 < sequence.end ? mine[n] + 1 : -1);
+        }
+        all.insert(all.end(), mine.begin(), mine.end());
+      }
+      std::sort(all.begin(), all.end());
+      ASSERT_EQ(std::ssize(all), batch.workload.num_tokens());
+      for (std::size_t t = 0; t < all.size(); ++t) EXPECT_EQ(all[t], static_cast<std::int64_t>(t));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contextile

@@ -1,0 +1,145 @@
+// `auto`: valid, never slower by prediction than any other strategy, the same every time.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/search.h"
+#include "planner/timed_block_size.h"
+#include "base/rng.h"
+#include "contextile/plan.h"
+#include "contextile/simulate.h"
+#include "contextile/strategy.h"
+#include "support/mask_support.h"
+
+namespace contextile {
+namespace {
+
+Cluster cluster_of(const std::string& preset, std::int32_t nodes, std::int32_t devices) {
+  return load_cluster(fmt::format("{}:{}x{}", preset, nodes, devices));
+}
+
+Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
+  const MaskUse use = parse_mask_use(mask);
+  AttentionShape shape;
+  shape.q_heads = 8;
+  shape.kv_heads = 2;
+  return make_workload(lengths, shape, {&use, 1});
+}
+
+Plan auto_plan(const Workload& workload, const Cluster& cluster, const StrategyRequest& request) {
+  return build_plan(workload, cluster, find_strategy("auto").arrange(workload, cluster, request));
+}
+
+TEST(Auto, IsNeverSlowerThanAnotherStrategyByPrediction) {
+  constexpr const char* kMasks[] = {"causal", "full", "lambda:16,200", "shared_question:0.2,3",
+                                    "causal_blockwise:64,2,1"};
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    Rng rng(seed);
+    const Cluster cluster = cluster_of(random_chance(rng, 0.5) ? "p4de" : "dgx-h200",
+                                       static_cast<std::int32_t>(random_between(rng, 1, 3)),
+                                       static_cast<std::int32_t>(random_between(rng, 1, 5)));
+    const Workload workload =
+        batch_of(random_lengths(rng, 8, 6000), kMasks[random_between(rng, 0, 4)]);
+    const double ours = simulate(auto_plan(workload, cluster, {}), cluster).time_us();
+    for (const Strategy* strategy : timed_strategies()) {
+      SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
+      if (strategy->unsupported(workload, cluster, {})) continue;
+      const Plan plan = build_plan(workload, cluster, strategy->arrange(workload, cluster, {}));
+      EXPECT_LE(ours, simulate(plan, cluster).time_us());
+    }
+  }
+}
+
+TEST(Auto, OwnPlacementsAreValidWithAndWithoutRetainedInputs) {
+  for (const char* mask : {"causal", "full", "lambda:64,1024", "causal_blockwise:256,2,1",
+                           "shared_question:0.2,4", "sliding_window:700", "prefix_lm:100"}) {
+    for (const char* retain : {"on", "off"}) {
+      SCOPED_TRACE(fmt::format("{} retain={}", mask, retain));
+      StrategyRequest request;
+      request.block_size = 512;
+      request.options = {{"candidates", "own"}, {"retain", retain}};
+      const Plan plan = auto_plan(batch_of({9000, 300, 2500, 120, 4100}, mask),
+                                  cluster_of("p4de", 2, 4), request);
+      EXPECT_EQ(plan.options.at("chosen"), "placement");
+      const VerifyReport report = verify(plan);
+      EXPECT_TRUE(report.ok()) << report.violations.front();
+      EXPECT_TRUE(report.grouped_launches_ok);
+      EXPECT_EQ(report.movement[0].redundant_transfers, 0);
+      EXPECT_EQ(report.movement[1].redundant_transfers, 0);
+    }
+  }
+}
+
+TEST(Auto, RetainedInputsDoNotTravelAgain) {
+  const Workload workload = batch_of({30000}, "causal");
+  const auto backward_inputs = [&](const char* retain) {
+    StrategyRequest request;
+    request.block_size = 1024;
+    request.options = {{"candidates", "own"}, {"retain", retain}};
+    const PlanStats stats = statistics(auto_plan(workload, cluster_of("p4de", 2, 4), request));
+    return stats.backward->bytes_by_kind[static_cast<std::size_t>(Kind::kKv)] +
+           stats.backward->bytes_by_kind[static_cast<std::size_t>(Kind::kQ)];
+  };
+  EXPECT_EQ(backward_inputs("on"), 0);
+  EXPECT_GT(backward_inputs("off"), 0);
+}
+
+TEST(Auto, MakesTheSamePlanEveryTimeAndSaysWhatItChose) {
+  const Workload workload = batch_of({9000, 300, 20000, 70}, "causal");
+  const Cluster cluster = cluster_of("dgx-h200", 2, 4);
+  const Plan plan = auto_plan(workload, cluster, {});
+  EXPECT_EQ(plan.digest, auto_plan(workload, cluster, {}).digest);
+  EXPECT_EQ(plan.strategy, "auto");
+  EXPECT_FALSE(plan.options.at("chosen").empty());
+  EXPECT_FALSE(plan.options.at("binding").empty());
+  EXPECT_NEAR(std::stod(plan.options.at("predicted_us")), simulate(plan, cluster).time_us(), 0.1);
+}
+
+TEST(TimedBlockSize, TakesTheSizeThatIsPredictedFastest) {
+  const Workload workload = batch_of({20000, 700, 9000}, "causal");
+  const Cluster cluster = cluster_of("p4de", 1, 4);
+  const auto time_us = [&](const char* strategy, const StrategyRequest& request) {
+    return simulate(build_plan(workload, cluster,
+                               find_strategy(strategy).arrange(workload, cluster, request)),
+                    cluster)
+        .time_us();
+  };
+  double best_dcp = time_us("dcp", {});
+  StrategyRequest automatic;
+  automatic.options["block"] = "auto";
+  double best_fcp = time_us("fcp", automatic);
+  for (const std::int64_t size : {1024, 2048, 4096}) {
+    StrategyRequest sized;
+    sized.block_size = size;
+    EXPECT_LE(best_dcp, time_us("dcp", sized));
+    EXPECT_LE(best_fcp, time_us("fcp", sized));
+  }
+}
+
+TEST(Auto, ABudgetStillGivesAValidPlan) {
+  StrategyRequest request;
+  request.options["budget_ms"] = "1";
+  const Plan plan =
+      auto_plan(batch_of({9000, 300, 20000, 70}, "causal"), cluster_of("dgx-h200", 2, 4), request);
+  EXPECT_TRUE(verify(plan).ok());
+}
+
+TEST(Auto, RefusesMemoryThatNothingFits) {
+  Cluster cluster = cluster_of("dgx-h200", 1, 2);
+  cluster.memory_bytes = 1000;
+  EXPECT_THROW((void)auto_plan(batch_of({4000}, "causal"), cluster, {}), InvalidArgument);
+}
+
+TEST(Auto, ForwardOnlyPlansHaveNoBackward) {
+  StrategyRequest request;
+  request.backward = false;
+  const Plan plan = auto_plan(batch_of({9000, 300}, "causal"), cluster_of("p4de", 1, 4), request);
+  EXPECT_TRUE(verify(plan).ok());
+  EXPECT_FALSE(statistics(plan).backward);
+}
+
+}  // namespace
+}  // namespace contextile

@@ -1,0 +1,135 @@
+// Measuring this machine: what a profile holds, whatever the machine is worth.
+#include "contextile/profile.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "contextile/simulate.h"
+#include "contextile/strategy.h"
+#include "profile/timed_ranks.h"
+
+namespace contextile {
+namespace {
+
+ProfileOptions quickest(std::int32_t ranks) {
+  return {.kernel = "reference",
+          .ranks = ranks,
+          .shape = {.q_heads = 2, .kv_heads = 1, .head_dim = 8, .value_dim = 8},
+          .effort = ProfileEffort::kQuick};
+}
+
+TEST(SecondsPerCall, EveryRankMakesTheSameCalls) {
+  std::vector<std::atomic<std::int64_t>> calls(3);
+  const double seconds =
+      seconds_per_call(3, {.sample_s = 1e-4, .samples = 2}, [&](Transport& transport) {
+        std::atomic<std::int64_t>& mine = calls[transport.rank().index()];
+        return std::function<void()>([&mine] { ++mine; });
+      });
+  EXPECT_GT(seconds, 0);
+  EXPECT_LT(seconds, 1);
+  EXPECT_GE(calls[0], 4);  // two to warm up, one a sample at least
+  EXPECT_EQ(calls[1], calls[0]);
+  EXPECT_EQ(calls[2], calls[0]);
+}
+
+TEST(SecondsPerCall, RethrowsWhatARankThrows) {
+  EXPECT_THROW((void)seconds_per_call(2, {.sample_s = 1e-4, .samples = 1},
+                                      [](Transport& transport) {
+                                        const bool fails = transport.rank().value == 1;
+                                        return std::function<void()>([fails] {
+                                          if (fails) throw std::runtime_error("broken");
+                                        });
+                                      }),
+               std::runtime_error);
+}
+
+TEST(MeasureMachine, HoldsAValidClusterAndEverySample) {
+  for (const std::int32_t ranks : {1, 3}) {
+    SCOPED_TRACE(ranks);
+    const ProfileOptions options = quickest(ranks);
+    std::int64_t steps = 0;
+    const MachineProfile machine = measure_machine(options, [&](std::string_view what) {
+      EXPECT_FALSE(what.empty());
+      ++steps;
+    });
+    EXPECT_GT(steps, 0);
+    EXPECT_LE(steps, profile_steps(options));
+    EXPECT_EQ(machine.kernel, "reference");
+    const Cluster& cluster = machine.cluster;
+    EXPECT_NO_THROW(check_cluster(cluster));
+    EXPECT_EQ(cluster.num_devices(), ranks);
+    EXPECT_LE(cluster.compute_slots(), ranks);
+    EXPECT_GE(cluster.compute_slots(), 1);
+    const AttentionProfile& profile = cluster.attention;
+    ASSERT_EQ(machine.kernel_samples.size(), profile.q_rows.size() * profile.kv_rows.size());
+    std::size_t i = 0;
+    for (const std::int64_t rows : profile.q_rows) {
+      for (const std::int64_t keys : profile.kv_rows) {
+        EXPECT_EQ(machine.kernel_samples[i].q_rows, rows);
+        EXPECT_EQ(machine.kernel_samples[i].kv_rows, keys);
+        EXPECT_GE(machine.kernel_samples[i].tiles, 1);
+        EXPECT_GT(machine.kernel_samples[i].forward_s, 0);
+        EXPECT_GT(machine.kernel_samples[i++].backward_s, 0);
+      }
+    }
+    EXPECT_EQ(*std::ranges::max_element(profile.forward), 1);
+    EXPECT_EQ(machine.transfers.back().ranks, std::max(ranks, 2));
+    EXPECT_EQ(parse_cluster_json(to_json(cluster), "profile").attention, profile);
+  }
+}
+
+TEST(MeasureMachine, PredictsTheProfiledCalls) {
+  // On the grid the profile is what was measured, all ranks at once.
+  const ProfileOptions options = quickest(2);
+  const MachineProfile machine = measure_machine(options);
+  const Cluster& cluster = machine.cluster;
+  const TileCosts costs(options.shape, cluster);
+  const double shared = 2 / cluster.compute_slots();  // both ranks slow each other down so much
+  for (const KernelSample& sample : machine.kernel_samples) {
+    SCOPED_TRACE(testing::Message() << sample.q_rows << " x " << sample.kv_rows);
+    const double tile_us = costs.piece_us(Direction::kForward, sample.q_rows, sample.kv_rows,
+                                          sample.q_rows * sample.kv_rows, 1);
+    const double call_us =
+        shared * (cluster.attention.call_us + tile_us * static_cast<double>(sample.tiles));
+    // A tile counts a tenth of its call at least, even where the call seems to be all.
+    EXPECT_GE(call_us, 1e6 * sample.forward_s * 0.999);
+    EXPECT_LE(call_us, 1e6 * sample.forward_s * 1.001 + shared * cluster.attention.call_us);
+  }
+}
+
+TEST(MeasureMachine, ItsClusterIsOneToPlanAndSimulateOn) {
+  const MachineProfile machine = measure_machine(quickest(3));
+  const std::vector<std::int64_t> lengths = {90, 7, 40};
+  const MaskUse use = parse_mask_use("causal");
+  const Workload workload = make_workload(lengths, quickest(3).shape, {&use, 1});
+  const Plan plan = build_plan(workload, machine.cluster,
+                               find_strategy("zigzag").arrange(workload, machine.cluster, {}));
+  const Simulation simulation = simulate(plan, machine.cluster);
+  EXPECT_GT(simulation.forward->time_us, 0);
+  EXPECT_LE(simulation.forward->mfu, 1);
+}
+
+TEST(MeasureMachine, RefusesBadOptions) {
+  const auto refuses = [](auto change) {
+    ProfileOptions options = quickest(2);
+    change(options);
+    EXPECT_THROW(check_profile_options(options), InvalidArgument);
+    EXPECT_THROW((void)measure_machine(options), InvalidArgument);
+  };
+  refuses([](ProfileOptions& o) { o.ranks = 0; });
+  refuses([](ProfileOptions& o) { o.ranks = 257; });
+  refuses([](ProfileOptions& o) { o.kernel = "none"; });
+  refuses([](ProfileOptions& o) { o.shape.kv_heads = 3; });
+  refuses([](ProfileOptions& o) { o.shape.head_dim = 0; });
+}
+
+}  // namespace
+}  // namespace contextile

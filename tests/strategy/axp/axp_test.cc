@@ -1,0 +1,194 @@
+// The A x P family moves what its originals move: bytes against their published formulas.
+#include "strategy/axp/axp.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "contextile/plan.h"
+#include "contextile/strategy.h"
+
+namespace contextile {
+namespace {
+
+struct Planned {
+  Plan plan;
+  PlanStats stats;
+  VerifyReport report;
+};
+
+Cluster cluster_of(std::int32_t nodes, std::int32_t devices_per_node) {
+  Cluster cluster;
+  cluster.nodes = nodes;
+  cluster.devices_per_node = devices_per_node;
+  return cluster;
+}
+
+Planned plan_with(const std::string& strategy, const std::vector<std::int64_t>& lengths,
+                  const MaskUse& mask, const Cluster& cluster, const AttentionShape& shape = {},
+                  const StrategyRequest& request = {}) {
+  const Workload workload = make_workload(lengths, shape, {&mask, 1});
+  const Arrangement arrangement = find_strategy(strategy).arrange(workload, cluster, request);
+  Planned planned;
+  planned.plan = build_plan(workload, cluster, arrangement);
+  planned.stats = statistics(planned.plan);
+  planned.report = verify(planned.plan);
+  EXPECT_TRUE(planned.report.ok()) << planned.report.violations.front();
+  EXPECT_TRUE(planned.report.grouped_launches_ok);
+  return planned;
+}
+
+MaskUse causal() { return {}; }
+
+constexpr std::int64_t kElement = 2;  // bf16
+constexpr std::int64_t kTokens = 4096;
+
+TEST(Zigzag, MovesTheRingsBytes) {
+  const std::int32_t ranks = 8;
+  const AttentionShape shape;
+  const auto planned = plan_with("zigzag", {kTokens / 2, kTokens / 4, kTokens / 4}, causal(),
+                                 cluster_of(1, ranks), shape);
+  const std::int64_t local = kTokens / ranks;
+  const std::int64_t forward = (ranks - 1) * 2 * local * shape.kv_heads * shape.head_dim * kElement;
+  for (const DeviceStats& device : planned.stats.forward->devices) {
+    EXPECT_EQ(device.sent_bytes, forward);
+    EXPECT_EQ(device.received_bytes, forward);
+  }
+  for (const DeviceStats& device : planned.stats.backward->devices) {
+    EXPECT_EQ(device.sent_bytes, 2 * forward);  // dKV in the activation dtype along with KV
+    EXPECT_EQ(device.received_bytes, 2 * forward);
+  }
+  EXPECT_LT(planned.stats.forward->compute_imbalance, 1e-2);
+  EXPECT_LT(planned.stats.backward->compute_imbalance, 1e-2);
+}
+
+TEST(Zigzag, WiderWireMovesWiderGradients) {
+  StrategyRequest request;
+  request.wire = Dtype::kF32;
+  const auto narrow = plan_with("zigzag", {kTokens}, causal(), cluster_of(1, 4));
+  const auto wide = plan_with("zigzag", {kTokens}, causal(), cluster_of(1, 4), {}, request);
+  const auto dkv = static_cast<std::size_t>(Kind::kDkv);
+  EXPECT_EQ(wide.stats.backward->bytes_by_kind[dkv], 2 * narrow.stats.backward->bytes_by_kind[dkv]);
+}
+
+TEST(Ring, LeavesTheLastRankMostOfTheCausalWork) {
+  const auto planned = plan_with("ring", {kTokens}, causal(), cluster_of(1, 8));
+  EXPECT_NEAR(planned.stats.forward->compute_overload, 7.0 / 8, 0.01);  // 2R/(R+1)... of the mean
+}
+
+TEST(Ring, EveryBlockMovesRoundTheRingThoughFewNeedIt) {
+  // A question of 3 blocks and answers of 5, 4 and 4 on 4 devices with 4 blocks each: of the ring's
+  // 48 block transfers 10 are needed (DCP, Fig. 7).
+  MaskUse mask;
+  mask.spec.rule = MaskSpec::Rule::kSharedQuestion;
+  mask.spec.lengths = {3 * 16, 5 * 16, 4 * 16, 4 * 16};
+  StrategyRequest request;
+  request.block_size = 16;
+  const auto planned = plan_with("ring", {256}, mask, cluster_of(1, 4), {}, request);
+  EXPECT_EQ(planned.report.movement[0].transfers, 48);
+  EXPECT_EQ(planned.report.movement[0].redundant_transfers, 38);
+}
+
+TEST(Ulysses, MovesHeadsInAndFinishedOutputsOut) {
+  const std::int32_t ranks = 8;
+  AttentionShape shape;  // 32 query heads, 8 KV heads
+  const auto planned = plan_with("ulysses", {kTokens}, causal(), cluster_of(1, ranks), shape);
+  const std::int64_t local = kTokens / ranks;
+  const std::int64_t away = local * (ranks - 1) / ranks;  // tokens times heads that leave
+  const std::int64_t q = away * shape.q_heads * shape.head_dim * kElement;
+  const std::int64_t kv = away * shape.kv_heads * 2 * shape.head_dim * kElement;
+  const std::int64_t lse = away * shape.q_heads * 4;
+  for (const DeviceStats& device : planned.stats.forward->devices) {
+    EXPECT_EQ(device.sent_bytes, q + kv + q + lse);  // Q, K, V in; O with its LSE out
+  }
+  for (const DeviceStats& device : planned.stats.backward->devices) {
+    EXPECT_EQ(device.sent_bytes, q + 2 * lse + q + kv);  // dO in; dQ, dK, dV out; Q, K, V retained
+  }
+  EXPECT_EQ(planned.stats.forward->compute_imbalance, 0);
+  EXPECT_EQ(planned.stats.forward->retained_bytes,
+            (kTokens - local) * (shape.q_heads / ranks + 2 * shape.kv_heads / ranks) *
+                shape.head_dim * kElement);
+}
+
+TEST(Ulysses, RefusesMoreRanksThanKvHeads) {
+  const Workload workload =
+      make_workload(std::vector<std::int64_t>{64}, {}, std::vector<MaskUse>(1));
+  const auto reason = find_strategy("ulysses").unsupported(workload, cluster_of(2, 8), {});
+  ASSERT_TRUE(reason);
+  EXPECT_NE(reason->find("KV heads (8), found 16"), std::string::npos) << *reason;
+  EXPECT_THROW(static_cast<void>(find_strategy("ulysses").arrange(workload, cluster_of(2, 8), {})),
+               InvalidArgument);
+}
+
+TEST(Hybrid, AddsAllToAllAndRing) {
+  const AttentionShape shape;
+  StrategyRequest request;
+  request.options["A"] = "4";
+  const auto planned = plan_with("hybrid", {kTokens}, causal(), cluster_of(2, 8), shape, request);
+  const std::int64_t a = 4;
+  const std::int64_t p = 4;
+  const std::int64_t local = kTokens / 16;
+  const std::int64_t away = local * (a - 1) / a;
+  const std::int64_t all_to_all =
+      away *
+      ((2 * shape.q_heads + 2 * shape.kv_heads) * shape.head_dim * kElement + shape.q_heads * 4);
+  const std::int64_t ring =
+      (p - 1) * 2 * (local * a) * (shape.kv_heads / a) * shape.head_dim * kElement;
+  for (const DeviceStats& device : planned.stats.forward->devices) {
+    EXPECT_EQ(device.sent_bytes, all_to_all + ring);
+  }
+}
+
+TEST(Hybrid, SplitsHeadsInsideANodeByDefault) {
+  AttentionShape shape;
+  shape.kv_heads = 4;
+  const auto planned = plan_with("hybrid", {kTokens}, causal(), cluster_of(2, 8), shape);
+  EXPECT_EQ(planned.plan.options.at("A"), "4");
+  EXPECT_EQ(planned.plan.rounds[0].head_groups, 4);
+}
+
+TEST(AllGather, RingCrossesANodeBoundaryOncePerNode) {
+  const AttentionShape shape;
+  StrategyRequest direct;
+  direct.options["algorithm"] = "direct";
+  const auto ring = plan_with("all_gather", {kTokens}, causal(), cluster_of(2, 4), shape);
+  const auto straight =
+      plan_with("all_gather", {kTokens}, causal(), cluster_of(2, 4), shape, direct);
+  EXPECT_EQ(ring.stats.forward->total_bytes(), straight.stats.forward->total_bytes());
+  const std::int64_t all_kv = kTokens * shape.kv_heads * 2 * shape.head_dim * kElement;
+  EXPECT_EQ(straight.stats.forward->inter_bytes, 4 * all_kv);  // 4 devices on the other node
+  EXPECT_EQ(ring.stats.forward->inter_bytes,
+            2 * all_kv * 7 / 8);  // two edges, each all but one share
+}
+
+TEST(AllGather, HoldsAllKeysOfTheBatch) {
+  const AttentionShape shape;
+  const auto planned = plan_with("all_gather", {kTokens}, causal(), cluster_of(1, 4), shape);
+  const std::int64_t remote = kTokens * 3 / 4;
+  EXPECT_EQ(planned.plan.rounds[0].devices[0].programs[0].forward->arena_tokens(Kind::kKv), remote);
+}
+
+TEST(Axp, BlockSizeCutsARanksShareAndMovesTheSameBytes) {
+  StrategyRequest request;
+  request.block_size = 100;
+  const auto whole = plan_with("zigzag", {1500, 900}, causal(), cluster_of(1, 4));
+  const auto cut = plan_with("zigzag", {1500, 900}, causal(), cluster_of(1, 4), {}, request);
+  EXPECT_EQ(whole.plan.rounds[0].blocks.num_blocks(), 4);
+  EXPECT_GE(cut.plan.rounds[0].blocks.num_blocks(), 24);
+  EXPECT_EQ(cut.stats.forward->total_bytes(), whole.stats.forward->total_bytes());
+}
+
+TEST(Axp, PaddingFactorsCountWholeChunks) {
+  const Workload workload =
+      make_workload(std::vector<std::int64_t>{10, 7}, {}, std::vector<MaskUse>(1));
+  const PaddingFactors factors = padding_factors(workload, TokenLayout::kZigzag, 2);
+  EXPECT_DOUBLE_EQ(factors.tokens, 20.0 / 17);  // 12 + 8
+  EXPECT_DOUBLE_EQ(factors.pairs, (78.0 + 36.0) / (55.0 + 28.0));
+  EXPECT_DOUBLE_EQ(padding_factors(workload, TokenLayout::kPerDocument, 2).tokens, 1);
+}
+
+}  // namespace
+}  // namespace contextile
