@@ -21,6 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/registry.h"
 #include "contextile/bounds.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"

@@ -33,6 +33,9 @@
 
 #include "base/rng.h"
 #include "blas_attention.h"
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/registry.h"
 #include "contextile/cluster.h"
 #include "contextile/kernel.h"
 #include "contextile/plan.h"
@@ -43,7 +46,7 @@
 #include "kernel_peaks.h"
 #include "kernel_tile.h"
 #include "kernel_torch.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -1,3 +1,4 @@
+#include "contextile/verify.h"
 #include "kernel_memory.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
 #include "runtime/epilogue.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "kernel/merge.h"
 #include "transport/strided_copy.h"
 #include "kernel/tensor.h"

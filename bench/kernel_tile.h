@@ -8,7 +8,7 @@
 
 #include "contextile/kernel.h"
 #include "contextile/workload.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 
 namespace contextile {
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/verify.h"
 #include "contextile/mask.h"
 #include "contextile/workload.h"
 

@@ -8,6 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
+#include "contextile/plan_file.h"
+#include "contextile/registry.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"

@@ -9,6 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 #include "contextile/plan.h"
 #include "contextile/executor.h"
 #include "contextile/strategy.h"

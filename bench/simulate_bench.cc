@@ -13,6 +13,10 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"

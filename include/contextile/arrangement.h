@@ -1,7 +1,8 @@
 // What a strategy returns: who owns which blocks, who computes which tiles when, what moves when.
-// `build_plan` (plan.h) lowers it to instructions; nothing downstream looks at the strategy.
+// `build_plan` (plan_build.h) lowers it to instructions; nothing downstream looks at the strategy.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -27,6 +28,8 @@ enum class Kind : std::uint8_t {
 inline constexpr int kNumKinds = 6;
 
 enum class Direction : std::uint8_t { kForward, kBackward };
+inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward,
+                                                         Direction::kBackward};
 
 [[nodiscard]] std::string_view to_string(Kind kind);            // "q", "kv", "o", "do", "dq", "dkv"
 [[nodiscard]] std::string_view to_string(Direction direction);  // "forward", "backward"

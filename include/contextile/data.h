@@ -10,6 +10,7 @@
 #include "contextile/base.h"
 #include "contextile/mask.h"
 #include "contextile/packing.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 
@@ -60,6 +61,10 @@ struct BatchOptions {
   WlbPackingOptions wlb{};  // of the packings with steps; max_tokens 0: twice `tokens`
 };
 
+// "sequential" or "wlb[:key=value,…]" with the keys micro_batches, max_tokens, levels
+// (T1:T2:… or none), balance and defer (on, off), into `options`. Throws InvalidArgument.
+void parse_packing(std::string_view text, BatchOptions& options);
+
 // Sequential: documents fill batches in order; the last document of a batch is cut to fit.
 // With steps: each takes the documents of `wlb.micro_batches` sequential batches and packs them
 // anew; every micro-batch that is not empty is a batch, until there are `batches` of them. What
@@ -70,5 +75,18 @@ struct BatchOptions {
 // The same over samples of a built-in distribution. Unknown names list the known ones.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> batches_from_dataset(
     std::string_view name, const BatchOptions& options);
+
+// Home layouts: which rank already holds which tokens. `text` is
+//   contiguous  rank r holds [T·r/R, T·(r+1)/R) of the packed batch,
+//   zigzag      rank r holds chunks r and 2R-1-r of the 2R equal chunks of every sequence,
+//               clipped to it (Transformer Engine's layout without its padding),
+//   anything else: a file, {"home": [[begin, end, rank], …]}.
+// Throws InvalidArgument or IoError.
+[[nodiscard]] std::vector<HomeRange> load_layout(const std::string& text,
+                                                 std::span<const Range> sequences,
+                                                 std::int32_t num_ranks);
+[[nodiscard]] std::vector<HomeRange> parse_layout_json(std::string_view text,
+                                                       std::int32_t num_ranks,
+                                                       std::string_view where);
 
 }  // namespace contextile

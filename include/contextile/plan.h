@@ -1,14 +1,13 @@
 // The plan: per device and direction a program of five instructions. Made once per batch, shared by
 // all layers with the same mask; verified, executed, serialized and drawn without looking at the
-// strategy.
+// strategy. plan_build.h makes plans, verify.h proves them, plan_stats.h counts, plan_file.h keeps
+// them.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <iosfwd>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -172,140 +171,8 @@ struct Plan {
   [[nodiscard]] std::int64_t num_tokens() const {
     return sequences.empty() ? 0 : sequences.back().end;
   }
+  // Whether any device has a program of that direction.
+  [[nodiscard]] bool has_direction(Direction direction) const;
 };
-
-// ----------------------------------------------------------------------------------- builder
-
-struct BuildOptions {
-  std::optional<std::int64_t> token_limit;         // recorded in the plan, proved by verify
-  std::optional<std::int64_t> memory_limit_bytes;  // likewise
-};
-
-// Lowers an arrangement: buffers are placed and reused, relays and travelling results resolved,
-// both directions emitted; the digest is set. Deterministic. Throws InvalidArgument naming round,
-// mask, direction and unit when the arrangement contradicts itself (a tile whose input never
-// arrives, a transfer whose source has nothing to send, …). O(tiles + transfers · log).
-[[nodiscard]] Plan build_plan(const Workload& workload, const Cluster& cluster,
-                              const Arrangement& arrangement, const BuildOptions& options = {});
-
-// ------------------------------------------------------------------------------------ verify
-
-struct DataMovement {  // of one direction, all rounds and masks together
-  std::int64_t transfers = 0;
-  std::int64_t redundant_transfers = 0;  // no attention reads the data there or further on
-  std::int64_t redundant_bytes = 0;
-  std::int64_t unused_by_receiver_transfers = 0;  // the receiver at most passes it on
-  std::int64_t unused_by_receiver_bytes = 0;
-};
-
-struct VerifyReport {
-  std::vector<std::string> violations;  // the first `max_shown`, causes before consequences
-  std::int64_t num_violations = 0;
-  std::vector<std::string> warnings;
-  bool grouped_launches_ok = true;       // no deadlock when launches run strictly one after another
-  std::array<DataMovement, 2> movement;  // by Direction; meaningful when ok()
-
-  [[nodiscard]] bool ok() const { return num_violations == 0; }
-};
-
-struct VerifyOptions {
-  std::int64_t max_shown = 50;
-  // Report a deadlock of grouped launches as a violation (transports such as NCCL need its
-  // absence).
-  bool require_grouped_launches = true;
-};
-
-// Proves a plan: exactly once, data flow, linear partials, matching messages, no race, no deadlock,
-// memory, ownership (docs/plan-format.md). Never throws on a broken plan; every violation is
-// counted. Uses plan and mask types only. O(tiles + instructions · log).
-[[nodiscard]] VerifyReport verify(const Plan& plan, const VerifyOptions& options = {});
-
-// -------------------------------------------------------------------------------- statistics
-
-// Bytes of one device and direction: what the executor allocates for the plan.
-struct DeviceMemory {
-  std::int64_t staging_bytes = 0;      // arenas
-  std::int64_t accumulator_bytes = 0;  // owned o, dq, dkv in fp32 (o with its LSE)
-  std::int64_t packing_bytes = 0;   // results converted to or from a narrower wire dtype in flight
-  std::int64_t retained_bytes = 0;  // kept from forward to backward, one layer
-
-  [[nodiscard]] std::int64_t total_bytes() const {
-    return staging_bytes + accumulator_bytes + packing_bytes;
-  }
-};
-[[nodiscard]] DeviceMemory device_memory(const Plan& plan, std::size_t round, std::size_t mask,
-                                         Direction direction, Rank rank);
-
-// Where converted transfers of each launch stand in the packing buffer: same order as sends then
-// recvs. Offsets are bytes; -1: not packed (the slot itself is sent or received).
-struct PackLayout {
-  std::map<std::int32_t, std::vector<std::int64_t>> send_offset_bytes;  // by launch id
-  std::map<std::int32_t, std::vector<std::int64_t>> recv_offset_bytes;
-  std::int64_t size_bytes = 0;
-};
-[[nodiscard]] PackLayout pack_layout(const Plan& plan, const PlanRound& round,
-                                     const Program& program);
-
-struct DeviceStats {
-  std::int64_t sent_bytes = 0;
-  std::int64_t received_bytes = 0;
-  std::int64_t inter_sent_bytes = 0;  // to other nodes
-  std::int64_t inter_received_bytes = 0;
-  double flops = 0;
-  std::int64_t memory_bytes = 0;  // peak over rounds and masks
-};
-
-// One layer of every mask, all rounds. Bytes are counted once per transfer (at the sender), LSE and
-// delta included.
-struct DirectionStats {
-  std::int64_t tiles = 0;
-  std::int64_t pairs = 0;  // per group, summed over tiles of group 0
-  std::int64_t transfers = 0;
-  std::int64_t messages = 0;
-  std::int64_t launches = 0;
-  std::int64_t inter_bytes = 0;
-  std::int64_t intra_bytes = 0;
-  std::array<std::int64_t, kNumKinds> bytes_by_kind{};
-  std::int64_t max_device_bytes = 0;       // largest max(sent, received)
-  std::int64_t max_node_uplink_bytes = 0;  // largest max(sent, received) across node boundaries
-  double flops = 0;
-  double compute_imbalance = 0;  // (max - mean) / max of FLOPs; rounds have a barrier between
-  double compute_overload = 0;   // max / mean - 1
-  std::int64_t peak_memory_bytes = 0;
-  std::int64_t retained_bytes = 0;  // largest device
-  std::vector<DeviceStats> devices;
-
-  [[nodiscard]] std::int64_t total_bytes() const { return inter_bytes + intra_bytes; }
-};
-
-struct PlanStats {
-  std::int64_t tokens = 0;
-  double token_imbalance = 0;  // (max - mean) / max of owned tokens
-  double token_overload = 0;   // max / mean - 1
-  std::optional<DirectionStats> forward;
-  std::optional<DirectionStats> backward;
-};
-[[nodiscard]] PlanStats statistics(const Plan& plan);
-
-// --------------------------------------------------------------------------------- plan files
-
-// Bytes of a plan file (docs/plan-format.md). The digest in the file is plan.digest.
-// Throws InvalidPlan when plan.digest is not compute_digest(plan), or ids do not fit the plan.
-[[nodiscard]] std::vector<std::uint8_t> serialize(const Plan& plan);
-// Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where`
-// names the source in messages.
-[[nodiscard]] Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where);
-// XXH3-64 of the canonical bytes with the digest zeroed.
-[[nodiscard]] std::uint64_t compute_digest(const Plan& plan);
-// "16 hex digits".
-[[nodiscard]] std::string digest_text(std::uint64_t digest);
-
-// Throws IoError (expected, found, where). Writing replaces the file atomically.
-void save_plan(const Plan& plan, const std::string& path);
-[[nodiscard]] Plan load_plan(const std::string& path);
-
-// The stable JSON contract (docs/plan-format.md), streamed. With `only`, `devices` holds that rank
-// alone.
-void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only = std::nullopt);
 
 }  // namespace contextile

@@ -8,6 +8,7 @@
 
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
+#include "contextile/verify.h"
 #include "contextile/simulate.h"
 
 namespace contextile {

@@ -1,12 +1,10 @@
 // The plug-in point for context-parallel methods: one pure function from (workload, cluster,
-// options) to an arrangement, and the registry of all of them.
+// options) to an arrangement. registry.h names those there are.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,23 +44,17 @@ class Strategy {
   [[nodiscard]] virtual std::optional<std::string> unsupported(
       const Workload& workload, const Cluster& cluster, const StrategyRequest& request) const = 0;
 
-  // Deterministic: same arguments, same arrangement, on any number of threads. Throws
+  // Token block sizes worth trying where the request leaves the size open, best guess first; empty:
+  // nothing is left open. plan_batch tries them and keeps the plan that is predicted fastest.
+  // Throws InvalidArgument on bad options.
+  [[nodiscard]] virtual std::vector<std::int64_t> block_sizes(const StrategyRequest&) const {
+    return {};
+  }
+
+  // With the first of block_sizes() where the request leaves the size open. Deterministic: same arguments, same arrangement, on any number of threads. Throws
   // InvalidArgument on bad options, and with the reason when unsupported().
   [[nodiscard]] virtual Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                             const StrategyRequest& request) const = 0;
 };
-
-// All strategies, in the order tables list them.
-[[nodiscard]] std::span<const Strategy* const> strategies();
-// Throws InvalidArgument with the list of names and a "did you mean".
-[[nodiscard]] const Strategy& find_strategy(std::string_view name);
-
-// "name:key=value,key=value,other,…": an item without '=' starts the next strategy; values may hold
-// colons; "all" stands for every strategy. Names and keys are checked when used.
-struct StrategyChoice {
-  std::string name;
-  std::map<std::string, std::string> options;
-};
-[[nodiscard]] std::vector<StrategyChoice> parse_strategies(std::string_view text);
 
 }  // namespace contextile

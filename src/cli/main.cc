@@ -11,6 +11,7 @@
 #include <system_error>
 #include <vector>
 
+#include "cli/output.h"
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "cli/commands/command.h"

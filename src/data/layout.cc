@@ -1,4 +1,4 @@
-#include "data/layout.h"
+#include "contextile/data.h"
 
 #include <algorithm>
 

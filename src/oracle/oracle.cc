@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "contextile/oracle.h"
 #include "contextile/executor.h"
 #include "kernel/tensor.h"
 

@@ -1,3 +1,4 @@
+#include "contextile/oracle.h"
 #include "oracle/run_error.h"
 
 #include <algorithm>
@@ -44,7 +45,7 @@ struct Cancelling {
   double max_sink_terms = 0;
 };
 
-Cancelling cancelling_terms(const Comparison& c) {
+Cancelling cancelling_terms(const ResultComparison& c) {
   Cancelling terms;
   const auto heads = static_cast<std::size_t>(c.shape.q_heads);
   const auto dim = static_cast<std::size_t>(c.shape.value_dim);
@@ -111,7 +112,7 @@ double relative_error(std::span<const double> found, std::span<const double> tru
   return largest / std::max(max_abs(truth), floor);
 }
 
-std::vector<RunError> compare_results(const Comparison& c) {
+std::vector<RunError> compare_results(const ResultComparison& c) {
   std::vector<RunError> errors;
   const auto add = [&](std::string name, std::vector<double> OracleResult::*array, double floor,
                        double f32_bound, int roundings) {

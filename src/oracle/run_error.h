@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "contextile/oracle.h"
 #include "contextile/plan.h"
 #include "contextile/executor.h"
 
@@ -19,7 +20,7 @@ struct WireRounding {
 };
 [[nodiscard]] WireRounding wire_rounding(const Plan& plan, std::size_t mask);
 
-struct Comparison {
+struct ResultComparison {
   const BatchTensors& batch;
   const AttentionShape& shape;
   const OracleResult& truth;
@@ -40,7 +41,7 @@ struct Comparison {
 // rounding on the way (2^-8 for bf16, 2^-11 for f16: twice half a unit in the last place, as a
 // partial may exceed the sum); dq, dk and dsink depend on out through delta and add 2 steps for
 // each rounding of o.
-[[nodiscard]] std::vector<RunError> compare_results(const Comparison& comparison);
+[[nodiscard]] std::vector<RunError> compare_results(const ResultComparison& comparison);
 
 // One array; `floor` is the least denominator.
 [[nodiscard]] double relative_error(std::span<const double> found, std::span<const double> truth,

@@ -8,9 +8,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/plan_stats.h"
+#include "contextile/oracle.h"
+#include "contextile/token_layout.h"
+#include "oracle/layer_tensors.h"
 #include "contextile/executor.h"
 #include "runtime/check_program.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "oracle/run_error.h"
 #include "oracle/single_device.h"
 
@@ -199,6 +203,11 @@ Work make_work(const Plan& plan, const RunOptions& options, const AttentionKerne
   return work;
 }
 
+double flops_of_pairs(std::int64_t pairs, const AttentionShape& shape, bool backward) {
+  return forward_flops(pairs, shape.q_heads, shape) +
+         (backward ? backward_flops(pairs, shape.q_heads, shape) : 0);
+}
+
 }  // namespace
 
 bool RunReport::ok() const {
@@ -239,6 +248,43 @@ RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) 
                                     });
   report.predicted_memory_bytes = predicted_memory_bytes(*plan);
   return report;
+}
+
+double oracle_flops(const Plan& plan) {
+  std::int64_t pairs = 0;
+  for (const PlanRound& round : plan.rounds) {
+    for (const NamedMask& mask : round.masks) pairs += mask.mask.num_pairs();
+  }
+  return flops_of_pairs(pairs, plan.shape, plan.has_direction(Direction::kBackward));
+}
+
+double oracle_flops(const Workload& workload, bool backward) {
+  std::int64_t pairs = 0;
+  for (const NamedMask& mask : workload.masks) pairs += mask.mask.num_pairs();
+  return flops_of_pairs(pairs, workload.shape, backward);
+}
+
+void check_run_memory(const Plan& plan, const PlanStats& statistics) {
+  const AttentionShape& shape = plan.shape;
+  const double elements = static_cast<double>(plan.num_tokens()) *
+                          (shape.q_heads + shape.kv_heads) * (shape.head_dim + shape.value_dim);
+  // Inputs and the oracle's results in fp64, every rank's inputs and results in the activation
+  // dtype.
+  double needed_bytes = elements * (2 * sizeof(double) + 2.0 * bytes_per_element(shape.dtype));
+  for (const auto& direction : {statistics.forward, statistics.backward}) {
+    if (!direction) continue;
+    for (const DeviceStats& device : direction->devices) {
+      needed_bytes += static_cast<double>(device.memory_bytes);
+    }
+  }
+  const double machine_bytes =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (needed_bytes > machine_bytes) {
+    fail_argument(
+        "run: expected a batch that fits this machine's {:.1f} GB, found {} tokens that need about "
+        "{:.1f} GB",
+        machine_bytes / 1e9, plan.num_tokens(), needed_bytes / 1e9);
+  }
 }
 
 }  // namespace contextile

@@ -1,3 +1,5 @@
+#include "contextile/oracle.h"
+#include "oracle/layer_tensors.h"
 #include "oracle/single_device.h"
 
 #include <cstdint>
@@ -5,7 +7,7 @@
 #include <vector>
 
 #include "runtime/epilogue.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "runtime/unit_view.h"
 

@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "planner/step_planner.h"
+#include "contextile/registry.h"
+#include "contextile/step_planner.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
 #include "papers/times.h"
@@ -62,7 +63,7 @@ BenchSetting dcp_setting(const BenchOverrides& overrides) {
   setting.batch.tokens = 131072;
   setting.batch.batches = 2;
   setting.cluster_name = "p4de:8x8";
-  setting.input.request.wire = Dtype::kBf16;
+  setting.input.options.wire = Dtype::kBf16;
   apply_overrides(overrides, setting);
   return setting;
 }
@@ -77,7 +78,7 @@ double dcp_step_us(const StrategyChoice& choice, const BenchSetting& setting,
     job.model = load_model("gpt-8b");
     job.cluster = setting.input.cluster;
     job.masks = {parse_mask_use(mask)};
-    job.request = setting.input.request;
+    job.plan = setting.input.options;
     job.micro_batches = {lengths};
     StepSetting step;
     step.sizes = {.tp = 4, .cp = job.cluster.num_devices() / 4, .dp = 1, .pp = 1};
@@ -108,7 +109,7 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
               20);
   Extent causal;
   Extent sparse;
-  Progress progress(static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
+  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
                                               kDcpMaxLengths.size()));
   for (const std::string& dataset : setting.datasets) {
     for (const auto& [name, mask] : kDcpMasks) {
@@ -291,14 +292,14 @@ PaperResult distca_figure(const BenchOverrides& overrides, std::string_view name
   if (!overrides.dataset.empty()) datasets = {overrides.dataset};
   DistcaFigure figure;
   figure.gains.resize(claims.size());
-  Progress progress(static_cast<std::int64_t>(points.size() * datasets.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(points.size() * datasets.size()));
   for (const DistcaPoint& point : points) {
     TrainingJob job = distca_job(point, overrides);
     for (const std::string& dataset : datasets) {
       progress.step(fmt::format("{}, {} devices, {}, {}", point.model, point.devices,
                                 point.max_length, dataset));
       const BatchLengths documents = stretched_documents(dataset, point.batch * point.max_length,
-                                                         point.max_length, job.request.seed)
+                                                         point.max_length, job.plan.seed)
                                          .front();
       add_comparison(dataset, point, best_wlb(job, point, documents, pipelines),
                      best_distca(job, point, documents, pipelines), claims, figure);

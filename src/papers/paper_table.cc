@@ -1,3 +1,5 @@
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "papers/paper_table.h"
 
 #include <fmt/format.h>
@@ -78,7 +80,7 @@ std::vector<std::pair<std::string, std::string>> BenchSetting::description() con
           {"shape",
            fmt::format("{}/{} heads of {}, {}, partial results as {}", shape.q_heads,
                        shape.kv_heads, shape.head_dim, to_string(shape.dtype),
-                       input.request.wire ? to_string(*input.request.wire) : "the method's own")},
+                       input.options.wire ? to_string(*input.options.wire) : "the method's own")},
           {"cluster", fmt::format("{}: {} x {} devices", cluster.name, cluster.nodes,
                                   cluster.devices_per_node)}};
 }
@@ -95,28 +97,17 @@ void apply_overrides(const BenchOverrides& overrides, BenchSetting& setting) {
   setting.shape.value_dim = setting.shape.head_dim;
   check_shape(setting.shape);
   setting.input.cluster = load_cluster(setting.cluster_name);
-  setting.input.request.seed = setting.batch.seed;
-  if (overrides.wire) setting.input.request.wire = overrides.wire;
-  if (overrides.block_size) setting.input.request.block_size = overrides.block_size;
+  setting.input.options.seed = setting.batch.seed;
+  if (overrides.wire) setting.input.options.wire = overrides.wire;
+  if (overrides.block_size) setting.input.options.block_size = overrides.block_size;
 }
 
-PlannedBatch plan_and_check(const StrategyChoice& choice, const Input& input,
-                            const Workload& workload) {
-  PlannedBatch planned = plan_batch(choice, input, workload);
-  if (!planned.verified.ok()) {
-    throw CheckFailed(fmt::format("{}: {} violations: {}", choice_text(choice),
-                                  planned.verified.num_violations,
-                                  planned.verified.violations.front()));
-  }
-  return planned;
-}
-
-Movement movement_of(const StrategyChoice& choice, const Input& input,
+Movement movement_of(const StrategyChoice& choice, const PlanInput& input,
                      std::span<const Workload> batches) {
   Movement mean;
   const double share = 1.0 / static_cast<double>(batches.size());
   for (const Workload& workload : batches) {
-    const PlannedBatch planned = plan_and_check(choice, input, workload);
+    const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
     const PlanStats& statistics = planned.statistics;
     for (const auto& direction : {statistics.forward, statistics.backward}) {
       if (!direction) continue;

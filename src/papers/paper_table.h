@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,8 +12,8 @@
 #include <vector>
 
 #include "report/table.h"
-#include "planner/plan_batch.h"
-#include "papers/table_figure.h"
+#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/data.h"
 #include "contextile/workload.h"
 
@@ -30,6 +31,25 @@ struct BenchOverrides {
   std::optional<Dtype> wire;
   std::optional<std::int64_t> batches;
   std::optional<std::uint64_t> seed;
+  // Not an override: told how far a table has come.
+  std::function<void(std::int64_t done, std::int64_t total, std::string_view what)> notice;
+};
+
+// The steps of one table, for BenchOverrides::notice.
+class Progress {
+ public:
+  Progress(const BenchOverrides& overrides, std::int64_t total)
+      : overrides_(overrides), total_(total) {}
+  // Names the step that begins now.
+  void step(std::string_view what) {
+    if (overrides_.notice) overrides_.notice(done_, total_, what);
+    ++done_;
+  }
+
+ private:
+  const BenchOverrides& overrides_;
+  std::int64_t total_;
+  std::int64_t done_ = 0;
 };
 
 // What a paper says, what was found here, and whether the two agree.
@@ -40,12 +60,23 @@ struct Finding {
   std::string criterion = {};  // what `agrees` was decided by, where the claim does not say it
 };
 
+// How a table is drawn (scripts/plot-table): columns by key. A panel for each combination of the
+// values of `panels`, in the order of rows; in it a series for each combination of those of
+// `series`. With several columns `y`, each is a series by itself; one whose key holds "paper" is
+// drawn as published.
+struct TablePlot {
+  std::string x;
+  std::vector<std::string> y;
+  std::vector<std::string> series = {};
+  std::vector<std::string> panels = {};
+};
+
 struct PaperResult {
   std::vector<std::pair<std::string, std::string>> setting;  // what, value
   Table table;
   std::vector<Finding> findings;
   std::vector<std::string> differences;  // between the paper's experiment and this one
-  std::vector<TablePlot> plots = {};     // of --plot
+  std::vector<TablePlot> plots = {};
 };
 
 struct PaperTable {
@@ -62,19 +93,13 @@ struct PaperTable {
 // Throws InvalidArgument with the names and a "did you mean".
 [[nodiscard]] const PaperTable& find_paper_table(std::string_view name);
 
-// A plan did not verify: no number of it is printed.
-class CheckFailed : public Error {
- public:
-  using Error::Error;
-};
-
 // A paper's experiment after the overrides.
 struct BenchSetting {
   std::vector<std::string> datasets;
   BatchOptions batch;
   AttentionShape shape;
   std::string cluster_name;
-  Input input;  // cluster and request; batches are made for each dataset and mask
+  PlanInput input;  // cluster and options; batches are made for each dataset and mask
 
   // The batches of one dataset under one mask rule.
   [[nodiscard]] std::vector<Workload> batches(const std::string& dataset,
@@ -84,10 +109,6 @@ struct BenchSetting {
 };
 // `setting` holds the paper's values; its cluster is loaded by name.
 void apply_overrides(const BenchOverrides& overrides, BenchSetting& setting);
-
-// Plans and verifies; throws CheckFailed with the first violation.
-[[nodiscard]] PlannedBatch plan_and_check(const StrategyChoice& choice, const Input& input,
-                                          const Workload& workload);
 
 // What the plans of one strategy move in forward and backward of one layer: means over batches.
 struct Movement {
@@ -100,7 +121,7 @@ struct Movement {
   double build_s = 0;
   double tiles = 0;  // forward
 };
-[[nodiscard]] Movement movement_of(const StrategyChoice& choice, const Input& input,
+[[nodiscard]] Movement movement_of(const StrategyChoice& choice, const PlanInput& input,
                                    std::span<const Workload> batches);
 
 // DCP (SOSP 2025): redundant transfers of a ring; ablations; speed; where a step's time goes.

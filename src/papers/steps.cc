@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/registry.h"
 #include "contextile/packing.h"
 
 namespace contextile {
@@ -80,13 +81,13 @@ TrainingStep one_group_step(const TrainingJob& job, std::int32_t tp) {
 BatchPart planned_part(const StrategyChoice& choice, const TrainingJob& job,
                        const ParallelSizes& sizes, const BatchLengths& documents,
                        AttentionDetail detail) {
-  Input input;
+  PlanInput input;
   input.cluster = context_parallel_cluster(job.cluster, sizes);
-  input.request = job.request;
+  input.options = job.plan;
   const MaskUse causal;
   const Workload workload =
       make_workload(documents, attention_shape_of(job.model, sizes.tp), {&causal, 1});
-  return batch_part_of(*plan_and_check(choice, input, workload).plan, input.cluster, sizes.tp,
+  return batch_part_of(*plan_and_check(workload, input.cluster, choice, input.options).plan, input.cluster, sizes.tp,
                        detail);
 }
 
@@ -111,7 +112,7 @@ BenchSetting dcp_attention_setting() {
   setting.shape.q_heads = 8;
   setting.shape.kv_heads = 2;
   setting.cluster_name = "p4de:4x8";
-  setting.input.request.wire = Dtype::kBf16;
+  setting.input.options.wire = Dtype::kBf16;
   return setting;
 }
 
@@ -149,9 +150,9 @@ TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides
                   job.cluster.devices_per_node);
   }
   job.cluster.nodes = point.devices / job.cluster.devices_per_node;
-  job.request.wire = overrides.wire;
-  job.request.block_size = overrides.block_size;
-  job.request.seed = overrides.seed.value_or(0);
+  job.plan.wire = overrides.wire;
+  job.plan.block_size = overrides.block_size;
+  job.plan.seed = overrides.seed.value_or(0);
   return job;
 }
 

@@ -13,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "planner/step_planner.h"
+#include "contextile/registry.h"
+#include "contextile/step_planner.h"
 #include "papers/paper_table.h"
 
 namespace contextile {

@@ -14,8 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "planner/comparison_times.h"
+#include "report/fidelity.h"
 #include "papers/paper_table.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/data.h"
 #include "contextile/simulate.h"
 
@@ -60,15 +62,15 @@ struct Outcome {
   double bound_us = 0;
 };
 
-std::optional<Outcome> plan_one(const StrategyChoice& choice, const Input& input,
+std::optional<Outcome> plan_one(const StrategyChoice& choice, const PlanInput& input,
                                 const Workload& workload, Standing& standing) {
-  if (const auto reason = unsupported_reason(choice, input, workload)) {
+  if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
     ++standing.skipped;
     // Without what differs from batch to batch.
     standing.reasons.insert(reason->substr(0, reason->find(':')));
     return std::nullopt;
   }
-  const PlannedBatch planned = plan_and_check(choice, input, workload);
+  const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
   const Simulation simulation = simulate(*planned.plan, input.cluster);
   const BatchBound bound = bound_beside(*planned.plan, workload, input.cluster, simulation);
   ++standing.plans;
@@ -140,7 +142,7 @@ PaperResult sweep(const BenchOverrides& overrides) {
     steps += static_cast<std::int64_t>(setting.datasets.size() * kMasks.size() * choices.size()) *
              setting.batch.batches;
   }
-  Progress progress(steps);
+  Progress progress(overrides, steps);
   std::int64_t plans = 0;
   for (const BenchSetting& setting : settings) {
     for (const std::string& dataset : setting.datasets) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
@@ -37,16 +38,16 @@ GpuShares skipped_shares(std::string reason) {
 
 }  // namespace
 
-Predicted predict_times(const StrategyChoice& choice, const Input& input,
+Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
                         std::span<const Workload> batches) {
   Predicted mean;
   std::array<double, 3> logs{};
   for (const Workload& workload : batches) {
-    if (const auto reason = unsupported_reason(choice, input, workload)) {
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
       mean.skipped = *reason;
       return mean;
     }
-    const PlannedBatch planned = plan_and_check(choice, input, workload);
+    const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
     const Simulation simulation = simulate(*planned.plan, input.cluster);
     const std::array<double, 3> values = {simulation.forward->time_us, simulation.backward->time_us,
                                           simulation.time_us()};
@@ -70,7 +71,7 @@ std::vector<Column> time_columns(std::vector<Column> first) {
   return first;
 }
 
-std::optional<double> add_times(std::span<const StrategyChoice> choices, const Input& input,
+std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
                                 Progress& progress, Table& table) {
   std::vector<Predicted> times;
@@ -127,15 +128,15 @@ double single_gpu_us(const Workload& workload, const Cluster& cluster, Direction
   return us / cluster.num_devices();
 }
 
-std::vector<GpuShares> predict_shares(const StrategyChoice& choice, const Input& input,
+std::vector<GpuShares> predict_shares(const StrategyChoice& choice, const PlanInput& input,
                                       std::span<const Workload> batches,
                                       std::span<const Cluster> machines) {
   std::vector<GpuShares> shares(machines.size());
   for (const Workload& workload : batches) {
-    if (const auto reason = unsupported_reason(choice, input, workload)) {
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
       return std::vector(machines.size(), skipped_shares(*reason));
     }
-    const PlannedBatch planned = plan_and_check(choice, input, workload);
+    const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
     double bytes = 0;
     for (const auto& direction : {planned.statistics.forward, planned.statistics.backward}) {
       if (direction) bytes += static_cast<double>(direction->total_bytes());
@@ -154,7 +155,7 @@ std::vector<GpuShares> predict_shares(const StrategyChoice& choice, const Input&
   const double weight = 1.0 / static_cast<double>(batches.size());
   for (GpuShares& mean : shares) {
     mean.forward = exp_of(mean.forward, weight);
-    if (input.request.backward) mean.backward = exp_of(mean.backward, weight);
+    if (input.options.backward) mean.backward = exp_of(mean.backward, weight);
     mean.device_bytes *= weight;
   }
   return shares;

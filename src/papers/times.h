@@ -14,6 +14,7 @@
 #include "report/table.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
@@ -31,14 +32,14 @@ struct Predicted {
   std::string skipped;
 };
 // Of verified plans, forward and backward.
-[[nodiscard]] Predicted predict_times(const StrategyChoice& choice, const Input& input,
+[[nodiscard]] Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
                                       std::span<const Workload> batches);
 
 // `first`, then the columns that add_times fills behind its labels and the strategy.
 [[nodiscard]] std::vector<Column> time_columns(std::vector<Column> first);
 // A method and its baselines on one setting: a row each, `gain` the first one's over it. Returns
 // the gain over the fastest baseline; none where the method or every baseline does not apply.
-std::optional<double> add_times(std::span<const StrategyChoice> choices, const Input& input,
+std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
                                 Progress& progress, Table& table);
 
@@ -73,7 +74,7 @@ struct GpuShares {
 // Of verified plans of causal batches, planned for the input's cluster and simulated on each of
 // `machines`: one result for each.
 [[nodiscard]] std::vector<GpuShares> predict_shares(const StrategyChoice& choice,
-                                                    const Input& input,
+                                                    const PlanInput& input,
                                                     std::span<const Workload> batches,
                                                     std::span<const Cluster> machines);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 
 namespace contextile {

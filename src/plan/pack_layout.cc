@@ -1,3 +1,4 @@
+#include "contextile/plan_stats.h"
 #include "plan/pack_layout.h"
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
 #include "plan/pack_layout.h"
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/token_layout.h"
 #include "contextile/executor.h"
 
 namespace contextile {

@@ -1,356 +1,106 @@
-#include "planner/comparison.h"
-
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "base/check.h"
-#include "planner/comparison_times.h"
-#include "report/plan_tables.h"
+#include "contextile/registry.h"
+#include "contextile/planner.h"
 
 namespace contextile {
 namespace {
 
 // Batches differ, strategies do not always apply to all of them: one reason skips the row.
-std::string skip_reason(const StrategyChoice& choice, const Input& input) {
+std::string skip_reason(const StrategyChoice& choice, const PlanInput& input) {
   for (const Workload& workload : input.batches) {
-    if (const auto reason = unsupported_reason(choice, input, workload)) return *reason;
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
+      return *reason;
+    }
   }
   return "";
 }
 
-double flops_of(const Workload& workload, const StrategyRequest& request) {
-  double flops = 0;
-  for (const NamedMask& mask : workload.masks) {
-    const std::int64_t pairs = mask.mask.num_pairs();
-    flops += forward_flops(pairs, workload.shape.q_heads, workload.shape);
-    if (request.backward) flops += backward_flops(pairs, workload.shape.q_heads, workload.shape);
-  }
-  return flops;
-}
-
-void check_executable(const Input& input) {
-  for (const Workload& workload : input.batches) {
-    const double flops = flops_of(workload, input.request);
-    if (flops > kMaxRunFlops) {
-      fail_argument(
-          "--run: expected batches of at most {:.0e} FLOPs for the oracle, found one of {:.1e} ({} "
-          "tokens); give a smaller --tokens, --scale or --heads",
-          kMaxRunFlops, flops, workload.num_tokens());
+// What describes the plan: all but bands, owners and programs.
+std::shared_ptr<const Plan> description_of(const Plan& plan) {
+  auto description = std::make_shared<Plan>();
+  description->strategy = plan.strategy;
+  description->options = plan.options;
+  description->shape = plan.shape;
+  description->partial_wire = plan.partial_wire;
+  description->cluster_name = plan.cluster_name;
+  description->nodes = plan.nodes;
+  description->devices_per_node = plan.devices_per_node;
+  description->sequences = plan.sequences;
+  description->padded_bytes_factor = plan.padded_bytes_factor;
+  description->padded_pairs_factor = plan.padded_pairs_factor;
+  description->digest = plan.digest;
+  for (const PlanRound& round : plan.rounds) {
+    PlanRound& described = description->rounds.emplace_back();
+    described.head_groups = round.head_groups;
+    described.blocks = round.blocks;
+    described.token_limit = round.token_limit;
+    described.memory_limit_bytes = round.memory_limit_bytes;
+    for (const NamedMask& mask : round.masks) {
+      described.masks.push_back({.name = mask.name, .layers = mask.layers, .mask = {}});
     }
   }
-}
-
-void plan_and_run(Comparison& comparison, const Input& input, const Workload& workload,
-                  const std::optional<Execution>& execution) {
-  PlannedBatch planned = plan_batch(comparison.choice, input, workload);
-  if (planned.verified.ok()) {
-    comparison.simulations.push_back(simulate(*planned.plan, input.cluster));
-    comparison.bounds.push_back(
-        bound_beside(*planned.plan, workload, input.cluster, comparison.simulations.back()));
-  }
-  if (execution && planned.verified.ok()) {
-    check_run_memory(*planned.plan, planned.statistics);
-    RunOptions options;
-    options.seed = execution->seed;
-    options.repeats = execution->repeats;
-    options.kernel = execution->kernel;
-    comparison.runs.push_back(run_plan(planned.plan, options));
-  }
-  comparison.plans.push_back(plan_json(*planned.plan));
-  planned.plan.reset();
-  comparison.batches.push_back(std::move(planned));
-}
-
-template <typename Value>
-double mean(const std::vector<PlannedBatch>& batches, Value value) {
-  double sum = 0;
-  for (const PlannedBatch& batch : batches) sum += static_cast<double>(value(batch));
-  return sum / static_cast<double>(batches.size());
-}
-
-// A direction's quantity, averaged; empty when no batch has the direction.
-template <typename Value>
-Cell mean_of(const std::vector<PlannedBatch>& batches, Direction direction, Value value) {
-  const auto stats =
-      [direction](const PlannedBatch& batch) -> const std::optional<DirectionStats>& {
-    return direction == Direction::kForward ? batch.statistics.forward : batch.statistics.backward;
-  };
-  if (!stats(batches.front())) return {};
-  return mean(batches, [&](const PlannedBatch& batch) { return value(*stats(batch)); });
-}
-
-std::int64_t peak_memory_bytes(const std::vector<PlannedBatch>& batches) {
-  std::int64_t peak = 0;
-  for (const PlannedBatch& batch : batches) {
-    for (const auto& direction : {batch.statistics.forward, batch.statistics.backward}) {
-      if (direction) peak = std::max(peak, direction->peak_memory_bytes);
-    }
-  }
-  return peak;
-}
-
-bool verified(const Comparison& comparison) {
-  return std::all_of(comparison.batches.begin(), comparison.batches.end(),
-                     [](const PlannedBatch& batch) { return batch.verified.ok(); });
-}
-
-// The row of a strategy without numbers, in a table with columns "skipped" and "failed".
-bool add_note(Table& table, const Comparison& comparison, const std::vector<Column>& columns) {
-  if (comparison.skipped.empty() && comparison.failed.empty()) return false;
-  std::vector<Cell> cells(columns.size());
-  cells.front() = choice_text(comparison.choice);
-  const bool skip = !comparison.skipped.empty();
-  const std::string& reason = skip ? comparison.skipped : comparison.failed;
-  const auto column = std::ranges::find(columns, skip ? "skipped" : "failed",
-                                        [](const Column& c) { return c.key; });
-  cells[static_cast<std::size_t>(column - columns.begin())] = reason;
-  table.add_row(std::move(cells), fmt::format("{}: {}", skip ? "skipped" : "FAILED", reason));
-  return true;
-}
-
-bool executed(std::span<const Comparison> comparisons) {
-  return std::any_of(comparisons.begin(), comparisons.end(),
-                     [](const Comparison& c) { return !c.runs.empty(); });
-}
-
-// Largest error of some arrays over all masks and batches, relative to nothing but itself.
-struct WorstError {
-  double error = 0;
-  double single_device_error = 0;
-  double bound = 0;
-};
-
-WorstError worst_error(const std::vector<RunReport>& runs, bool gradients) {
-  WorstError worst;
-  for (const RunReport& run : runs) {
-    for (const MaskRun& mask : run.masks) {
-      for (const RunError& error : mask.errors) {
-        const bool is_gradient = error.array != "out" && error.array != "lse";
-        if (is_gradient != gradients || std::isnan(worst.error) || error.error <= worst.error) {
-          continue;
-        }
-        worst = {error.error, error.single_device_error, error.bound};
-      }
-    }
-  }
-  return worst;
-}
-
-std::vector<std::string> failures(std::span<const Comparison> comparisons) {
-  std::vector<std::string> lines;
-  for (const Comparison& comparison : comparisons) {
-    const std::string name = choice_text(comparison.choice);
-    if (!comparison.failed.empty()) lines.push_back(fmt::format("{}: {}", name, comparison.failed));
-    for (const PlannedBatch& batch : comparison.batches) {
-      for (const std::string& violation : batch.verified.violations) {
-        lines.push_back(fmt::format("{}: {}", name, violation));
-      }
-    }
-    for (const RunReport& run : comparison.runs) {
-      for (const std::string& failure : run_failures(run)) {
-        lines.push_back(fmt::format("{}: {}", name, failure));
-      }
-    }
-  }
-  return lines;
-}
-
-std::string heading(const Input& input) {
-  std::int64_t tokens = 0;
-  std::int64_t sequences = 0;
-  for (const Workload& workload : input.batches) {
-    tokens += workload.num_tokens();
-    sequences += static_cast<std::int64_t>(workload.sequences.size());
-  }
-  const auto batches = static_cast<std::int64_t>(input.batches.size());
-  std::string text =
-      fmt::format("{}, {}, {}; {}: {} x {} devices\n", count(batches, "batch"),
-                  count(tokens, "token"), count(sequences, "sequence"), input.cluster.name,
-                  input.cluster.nodes, input.cluster.devices_per_node);
-  text += "one layer of every mask; MB = 1e6 bytes";
-  if (batches > 1) text += "; means, peak: the largest";
-  text += "\n\n";
-  return text;
+  return description;
 }
 
 }  // namespace
 
-bool Comparison::ok() const {
-  return failed.empty() && verified(*this) &&
-         std::all_of(runs.begin(), runs.end(), [](const RunReport& run) { return run.ok(); });
+BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
+                        const Simulation& simulation) {
+  const BoundOptions options = bound_options_beside(plan, workload, cluster);
+  BatchBound bound;
+  if (simulation.forward) {
+    bound.forward = lower_bound(workload, cluster, Direction::kForward, options);
+  }
+  if (simulation.backward) {
+    bound.backward = lower_bound(workload, cluster, Direction::kBackward, options);
+  }
+  return bound;
 }
 
-std::vector<Comparison> compare_strategies(std::span<const StrategyChoice> choices,
-                                           const Input& input,
-                                           const std::optional<Execution>& execution) {
-  if (execution) check_executable(input);
-  std::vector<Comparison> comparisons;
+bool ComparedStrategy::ok() const {
+  return failed.empty() && std::ranges::all_of(batches, [](const PlannedBatch& batch) {
+           return batch.verified.ok();
+         });
+}
+
+std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
+                                                 std::span<const StrategyChoice> choices,
+                                                 const ComparisonHooks& hooks) {
+  std::vector<ComparedStrategy> compared;
   for (const StrategyChoice& choice : choices) {
-    Comparison comparison;
-    comparison.choice = choice;
-    comparison.skipped = skip_reason(choice, input);
-    comparisons.push_back(std::move(comparison));
+    compared.push_back({.choice = choice,
+                        .skipped = skip_reason(choice, input),
+                        .failed = {},
+                        .batches = {},
+                        .simulations = {},
+                        .bounds = {}});
   }
-  Progress progress(static_cast<std::int64_t>(choices.size() * input.batches.size()));
-  for (Comparison& comparison : comparisons) {
-    for (const Workload& workload : input.batches) {
-      progress.step(choice_text(comparison.choice));
-      if (!comparison.skipped.empty() || !comparison.failed.empty()) continue;
+  for (std::size_t i = 0; i < compared.size(); ++i) {
+    ComparedStrategy& row = compared[i];
+    for (std::size_t b = 0; b < input.batches.size(); ++b) {
+      if (hooks.started) hooks.started(i, b);
+      if (!row.skipped.empty() || !row.failed.empty()) continue;
+      const Workload& workload = input.batches[b];
       try {
-        plan_and_run(comparison, input, workload, execution);
+        PlannedBatch planned = plan_batch(workload, input.cluster, row.choice, input.options);
+        if (planned.verified.ok()) {
+          row.simulations.push_back(simulate(*planned.plan, input.cluster));
+          row.bounds.push_back(
+              bound_beside(*planned.plan, workload, input.cluster, row.simulations.back()));
+          if (hooks.planned) hooks.planned(i, b, planned);
+        }
+        planned.plan = description_of(*planned.plan);
+        row.batches.push_back(std::move(planned));
       } catch (const TransportError&) {
         throw;  // the environment's failure, not the strategy's
       } catch (const Error& error) {
-        comparison.failed = error.what();
+        row.failed = error.what();
       }
     }
   }
-  return comparisons;
-}
-
-Table planning_table(std::span<const Comparison> comparisons) {
-  const std::vector<Column> columns = {
-      {"strategy", "strategy"},
-      {"forward_inter_bytes", "fwd MB\ninter", Format::kMegabytes},
-      {"forward_intra_bytes", "fwd MB\nintra", Format::kMegabytes},
-      {"backward_inter_bytes", "bwd MB\ninter", Format::kMegabytes},
-      {"backward_intra_bytes", "bwd MB\nintra", Format::kMegabytes},
-      {"compute_imbalance", "FLOPs\nimbal", Format::kPercent},
-      {"token_imbalance", "tokens\nimbal", Format::kPercent},
-      {"peak_memory_bytes", "peak\nMB", Format::kMegabytes},
-      {"planning_s", ""},
-      {"verified", "ok", Format::kVerdict},
-      {"skipped", ""},
-      {"failed", ""},
-      {"predicted_forward_s", ""},
-      {"predicted_backward_s", ""},
-      {"predicted_total_s", ""},
-      {"predicted_of_bound", ""},
-      {"predicted_exposed", ""},
-      {"predicted_mfu", ""}};
-  Table table(columns);
-  const auto inter = [](const DirectionStats& s) { return s.inter_bytes; };
-  const auto intra = [](const DirectionStats& s) { return s.intra_bytes; };
-  const auto imbalance = [](const DirectionStats& s) { return s.compute_imbalance; };
-  for (const Comparison& comparison : comparisons) {
-    if (add_note(table, comparison, columns)) continue;
-    const std::vector<PlannedBatch>& batches = comparison.batches;
-    const PredictedTimes predicted = predicted_times(comparison);
-    table.add_row(
-        {choice_text(comparison.choice),
-         mean_of(batches, Direction::kForward, inter),
-         mean_of(batches, Direction::kForward, intra),
-         mean_of(batches, Direction::kBackward, inter),
-         mean_of(batches, Direction::kBackward, intra),
-         mean_of(batches, Direction::kForward, imbalance),
-         mean(batches, [](const PlannedBatch& b) { return b.statistics.token_imbalance; }),
-         peak_memory_bytes(batches),
-         mean_planning_s(comparison),
-         verified(comparison),
-         {},
-         {},
-         predicted.forward_s,
-         predicted.backward_s,
-         predicted.total_s,
-         predicted.of_bound,
-         predicted.exposed,
-         predicted.mfu});
-  }
-  return table;
-}
-
-Table execution_table(std::span<const Comparison> comparisons) {
-  const std::vector<Column> columns = {
-      {"strategy", "strategy"},
-      {"output_error", "output\nerror", Format::kScientific},
-      {"output_single_device_error", "one\ndevice", Format::kScientific},
-      {"gradient_error", "gradient\nerror", Format::kScientific},
-      {"gradient_single_device_error", "one\ndevice", Format::kScientific},
-      {"moved_bytes", "moved\nMB", Format::kMegabytes},
-      {"predicted_bytes", "predicted\nMB", Format::kMegabytes},
-      {"seconds", ""},
-      {"run_ok", "ok", Format::kVerdict},
-      {"skipped", ""},
-      {"failed", ""}};
-  Table table(columns);
-  for (const Comparison& comparison : comparisons) {
-    if (add_note(table, comparison, columns)) continue;
-    std::int64_t moved_bytes = 0;
-    std::int64_t predicted_bytes = 0;
-    double seconds = 0;
-    for (const RunReport& run : comparison.runs) {
-      for (const MaskRun& mask : run.masks) {
-        moved_bytes += mask.sent_bytes_forward + mask.sent_bytes_backward;
-        predicted_bytes += mask.predicted_bytes_forward + mask.predicted_bytes_backward;
-        seconds += mask.forward_s + mask.backward_s;
-      }
-    }
-    const WorstError output = worst_error(comparison.runs, /*gradients=*/false);
-    const WorstError gradient = worst_error(comparison.runs, /*gradients=*/true);
-    table.add_row({choice_text(comparison.choice), output.error, output.single_device_error,
-                   gradient.error, gradient.single_device_error, moved_bytes, predicted_bytes,
-                   seconds, comparison.ok()});
-  }
-  return table;
-}
-
-std::string comparison_text(const Input& input, std::span<const Comparison> comparisons,
-                            bool colour) {
-  std::string text = heading(input) + planning_table(comparisons).text(colour);
-  const bool predicted = std::any_of(comparisons.begin(), comparisons.end(),
-                                     [](const Comparison& c) { return !c.simulations.empty(); });
-  if (predicted) {
-    text += fmt::format(
-                "\npredicted on {}\n"
-                "x bound: over what no plan undercuts; exposed: waiting for transfers, mean over\n"
-                "devices; plan: arranging and building\n\n",
-                input.cluster.name) +
-            prediction_table(comparisons).text(colour);
-  }
-  if (executed(comparisons)) {
-    text +=
-        fmt::format(
-            "\nexecuted in process, inputs of seed {}: largest error against the fp64 oracle\n\n",
-            input.request.seed) +
-        execution_table(comparisons).text(colour) + "\ntime, predicted and measured here\n\n" +
-        fidelity_table(comparisons).text(colour);
-    text += agreement_text(agreement(comparisons));
-  }
-  return text;
-}
-
-Json comparisons_json(std::span<const Comparison> comparisons) {
-  Json rows = planning_table(comparisons).json();
-  for (std::size_t i = 0; i < comparisons.size(); ++i) {
-    const Comparison& comparison = comparisons[i];
-    rows[i]["options"] = comparison.choice.options;
-    for (std::size_t b = 0; b < comparison.batches.size(); ++b) {
-      const PlannedBatch& batch = comparison.batches[b];
-      Json entry = comparison.plans[b];
-      entry["arrange_s"] = batch.arrange_s;
-      entry["build_s"] = batch.build_s;
-      entry["verify_s"] = batch.verify_s;
-      entry["verify"] = verify_json(batch.verified);
-      entry["statistics"] = statistics_json(batch.statistics);
-      if (b < comparison.simulations.size()) {
-        entry["predicted"] = prediction_json(comparison.simulations[b], comparison.bounds[b]);
-      }
-      if (b < comparison.runs.size()) entry["run"] = run_json(comparison.runs[b]);
-      rows[i]["batches"].push_back(std::move(entry));
-    }
-  }
-  return rows;
-}
-
-bool report_failures(std::span<const Comparison> comparisons) {
-  for (const std::string& failure : failures(comparisons)) {
-    fmt::print(stderr, "contextile: check failed: {}\n", failure);
-  }
-  return std::all_of(comparisons.begin(), comparisons.end(),
-                     [](const Comparison& comparison) { return comparison.ok(); });
+  return compared;
 }
 
 }  // namespace contextile

@@ -12,10 +12,14 @@
 #include <span>
 #include <utility>
 
+#include "planner/auto_strategy.h"
 #include "planner/placement.h"
 #include "planner/timed_block_size.h"
 #include "base/check.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
@@ -93,14 +97,15 @@ class Search {
   }
 
   void try_published() {
-    const auto strategies = timed_strategies();
+    std::vector<const Strategy*> others(strategies().begin(), strategies().end());
+    std::erase(others, &auto_strategy());
     StrategyRequest request = request_;
     request.options.clear();
-    try_candidates(strategies.size(), [&](std::size_t i) {
+    try_candidates(others.size(), [&](std::size_t i) {
       Candidate candidate;
-      const Strategy& strategy = *strategies[i];
+      const Strategy& strategy = *others[i];
       if (strategy.unsupported(workload_, cluster_, request)) return candidate;
-      candidate.arrangement = strategy.arrange(workload_, cluster_, request);
+      candidate.arrangement = arrange_timed(strategy, workload_, cluster_, request);
       candidate.chosen = strategy.name();
       return candidate;
     });

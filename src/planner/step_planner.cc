@@ -1,4 +1,5 @@
-#include "planner/step_planner.h"
+#include "contextile/registry.h"
+#include "contextile/step_planner.h"
 
 #include <fmt/format.h>
 
@@ -9,8 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "papers/paper_table.h"
-#include "planner/plan_batch.h"
+#include "contextile/planner.h"
 
 namespace contextile {
 namespace {
@@ -134,13 +134,10 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
   if (known != plans_.end()) return known->second;
   notice_(fmt::format("{}, TP {}, {} x {}: {}", choice_text(setting.strategy), setting.sizes.tp,
                       group.nodes, group.devices_per_node, what));
-  Input input;
-  input.cluster = group;
-  input.request = job_.request;
   PlannedPart part;
-  part.unsupported = unsupported_reason(setting.strategy, input, workload);
+  part.unsupported = unsupported_reason(workload, group, setting.strategy, job_.plan);
   if (!part.unsupported) {
-    const PlannedBatch batch = plan_and_check(setting.strategy, input, workload);
+    const PlannedBatch batch = plan_and_check(workload, group, setting.strategy, job_.plan);
     part.part =
         batch_part_of(*batch.plan, group, setting.sizes.tp,
                       setting.nano_batches == NanoBatches::kOne ? AttentionDetail::kTimes

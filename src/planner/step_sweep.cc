@@ -1,7 +1,6 @@
-#include "planner/step_sweep.h"
+#include "contextile/step_planner.h"
 
 #include "base/check.h"
-#include "planner/step_planner.h"
 
 namespace contextile {
 namespace {

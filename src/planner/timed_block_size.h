@@ -1,15 +1,17 @@
-// Strategies whose block size is chosen by predicted time.
+// Block sizes chosen by predicted time.
 #pragma once
 
-#include <span>
-
+#include "contextile/arrangement.h"
+#include "contextile/cluster.h"
 #include "contextile/strategy.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 
-// The published strategies in their order; `dcp` without a block size and `fcp` with block=auto try
-// 512 … 4096 (fcp: 1024 … 8192) and take the size whose plan is predicted fastest, ties to the
-// larger.
-[[nodiscard]] std::span<const Strategy* const> timed_strategies();
+// strategy.arrange; where the request leaves the block size open, at every size that
+// Strategy::block_sizes names, in parallel, of which the one whose plan is predicted fastest on the
+// cluster is returned, ties to the earlier. Throws as Strategy::arrange and build_plan do.
+[[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
+                                        const Cluster& cluster, const StrategyRequest& request);
 
 }  // namespace contextile

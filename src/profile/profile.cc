@@ -14,7 +14,7 @@
 #include "contextile/kernel.h"
 #include "contextile/executor.h"
 #include "contextile/transport.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "kernel/merge.h"
 #include "kernel/tensor.h"
 #include "profile/timed_ranks.h"

@@ -1,5 +1,5 @@
-// What the library reports (statistics, verification, a run) as tables and JSON objects. Commands
-// share these, so that a number has one name and one unit everywhere.
+// What the library says of plans (statistics, verification) as tables and JSON objects. Front
+// ends share these, so that a number has one name and one unit everywhere.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "report/table.h"
-#include "planner/plan_batch.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
-#include "contextile/executor.h"
+#include "contextile/plan_stats.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 
@@ -27,12 +27,5 @@ namespace contextile {
 // Violations and warnings one a line, then the verdict.
 [[nodiscard]] std::string verify_text(const VerifyReport& report, bool colour);
 [[nodiscard]] Json verify_json(const VerifyReport& report);
-
-// Errors beside one device's and their bounds, time, bytes against the prediction, memory.
-[[nodiscard]] std::string run_text(const RunReport& report, bool colour);
-[[nodiscard]] Json run_json(const RunReport& report);
-
-// One line for each thing wrong in a run that is not ok(): what, expected, found.
-[[nodiscard]] std::vector<std::string> run_failures(const RunReport& report);
 
 }  // namespace contextile

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <numeric>
 
-#include "planner/plan_batch.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "report/plan_tables.h"
 
 namespace contextile {

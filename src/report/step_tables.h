@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/step_planner.h"
+#include "contextile/step_planner.h"
 #include "report/table.h"
 
 namespace contextile {

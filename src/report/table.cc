@@ -1,17 +1,10 @@
 #include "report/table.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <system_error>
 #include <utility>
-
-#include "cli/commands/command.h"
-#include "cli/options/types.h"
 
 namespace contextile {
 namespace {
@@ -120,6 +113,36 @@ std::string format_cell(const Cell& cell, Format format) {
 std::string count(std::int64_t number, std::string_view noun) {
   const std::string_view plural = noun.ends_with("ch") ? "es" : "s";
   return fmt::format("{} {}{}", number, noun, number == 1 ? "" : plural);
+}
+
+std::string megabytes(std::int64_t bytes) {
+  return format_cell(Cell{bytes}, Format::kMegabytes) + " MB";
+}
+
+std::string percent(double fraction) { return format_cell(Cell{fraction}, Format::kPercent); }
+
+std::string milliseconds(double seconds) {
+  return format_cell(Cell{seconds}, Format::kMilliseconds) + " ms";
+}
+
+std::string wrap(std::string_view text, std::size_t columns) {
+  std::string out;
+  std::size_t line = 0;  // characters on the current line
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    if (line > 0 && line + 1 + word.size() > columns) {
+      out += '\n';
+      line = 0;
+    } else if (line > 0) {
+      out += ' ';
+      ++line;
+    }
+    out += word;
+    line += word.size();
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
 }
 
 Table::Table(std::vector<Column> columns, std::size_t widest_label)
@@ -278,66 +301,6 @@ Table table_of(const Json& rows) {
     table.add_row(std::move(cells));
   }
   return table;
-}
-
-void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
-
-void print_json(const Json& document) {
-  // Names and paths come from outside: bytes that are no UTF-8 are replaced, not fatal.
-  print(document.dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
-}
-
-bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
-
-void check_stdout() {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    throw OutputError("stdout: expected to write all results, but a write failed");
-  }
-}
-
-OutputFile::OutputFile(std::string path, std::string what)
-    : path_(std::move(path)), what_(std::move(what)) {
-  if (path_.empty()) return;
-  keep_ = std::filesystem::exists(path_);
-  check(std::ofstream(path_, std::ios::binary | std::ios::app));
-}
-
-OutputFile::~OutputFile() {
-  std::error_code ignored;  // nothing to lose, nobody to tell
-  if (!keep_) std::filesystem::remove(path_, ignored);
-}
-
-void OutputFile::write(std::string_view text) {
-  if (path_.empty()) return;
-  keep_ = true;
-  std::ofstream file(path_, std::ios::binary);
-  file << text << std::flush;
-  check(file);
-}
-
-void OutputFile::check(const std::ofstream& file) const {
-  if (!file) {
-    throw OutputError(
-        fmt::format("{}: expected to write the {}, but a write failed", path_, what_));
-  }
-}
-
-Progress::Progress(std::int64_t total) : total_(total), shown_(isatty(STDERR_FILENO) == 1) {}
-
-Progress::~Progress() {
-  if (shown_) std::fputs("\r\x1b[K", stderr);
-}
-
-void Progress::step(std::string_view what) {
-  if (!shown_) return;
-  constexpr std::int64_t kBarColumns = 24;
-  const auto filled =
-      static_cast<std::size_t>(kBarColumns * done_ / std::max<std::int64_t>(total_, 1));
-  const std::string bar = std::string(filled, '#') + std::string(kBarColumns - filled, '.');
-  ++done_;
-  const std::string line = fmt::format("[{}] {}/{} {}", bar, done_, total_, what);
-  fmt::print(stderr, "\r\x1b[K{}", line.substr(0, kTextColumns - 1));
-  std::fflush(stderr);
 }
 
 }  // namespace contextile

@@ -1,10 +1,8 @@
-// Tables, numbers and progress: what every command prints with. A Table is filled once with plain
-// values and rendered as text, CSV or JSON.
+// Tables and numbers: a Table is filled once with plain values and rendered as text, CSV or JSON.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -84,57 +82,17 @@ class Table {
 // In the unit that text shows.
 [[nodiscard]] double scaled(double value, Format format);
 [[nodiscard]] std::string format_cell(const Cell& cell, Format format);
+// "12.3 MB", "4.5%", "0.123 ms".
+[[nodiscard]] std::string megabytes(std::int64_t bytes);
+[[nodiscard]] std::string percent(double fraction);
+[[nodiscard]] std::string milliseconds(double seconds);
+// Text broken into lines of at most `columns` at spaces.
+[[nodiscard]] std::string wrap(std::string_view text, std::size_t columns);
 // "1 mask", "2 masks", "2 batches".
 [[nodiscard]] std::string count(std::int64_t number, std::string_view noun);
 
 // Objects of JSON as the rows of a table: their keys that hold a string, number or bool, in the
 // order of first occurrence; lists and objects in them are left out.
 [[nodiscard]] Table table_of(const Json& rows);
-
-// To stdout.
-void print(std::string_view text);
-void print_json(const Json& document);
-[[nodiscard]] bool stdout_is_terminal();
-// Throws OutputError when stdout could not take everything printed so far.
-void check_stdout();
-
-// A file that results go to, tried before the work that makes them, so that a path nobody can write
-// to costs no time; what it holds stays until then, and one that was not there is gone again when
-// nothing was written. Without a path nothing is written.
-class OutputFile {
- public:
-  // `what` it holds, for messages. Throws OutputError when it cannot be opened.
-  OutputFile(std::string path, std::string what);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  [[nodiscard]] bool wanted() const { return !path_.empty(); }
-  // In place of what the file held. Throws OutputError when not everything could be written.
-  void write(std::string_view text);
-
- private:
-  void check(const std::ofstream& file) const;
-
-  std::string path_;
-  std::string what_;
-  bool keep_ = true;
-};
-
-// One line on stderr that says how far a long loop has come; silent unless stderr is a terminal.
-class Progress {
- public:
-  explicit Progress(std::int64_t total);
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-
-  // Names the step that begins now.
-  void step(std::string_view what);
-
- private:
-  std::int64_t total_;
-  std::int64_t done_ = 0;
-  bool shown_;
-};
 
 }  // namespace contextile

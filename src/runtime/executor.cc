@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/plan_file.h"
 #include "contextile/executor.h"
 #include "runtime/executor_call.h"
 #include "runtime/executor_testing.h"

@@ -1,3 +1,4 @@
+#include "contextile/plan_file.h"
 #include "runtime/executor_call.h"
 
 #include <chrono>

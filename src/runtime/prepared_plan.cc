@@ -1,3 +1,4 @@
+#include "contextile/plan_stats.h"
 #include "runtime/prepared_plan.h"
 
 #include <algorithm>
@@ -11,7 +12,6 @@ namespace contextile {
 namespace {
 
 constexpr std::int64_t kAlignmentBytes = 64;
-constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
 
 constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
 

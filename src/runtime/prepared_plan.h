@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_stats.h"
 #include "contextile/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"

@@ -13,7 +13,6 @@
 namespace contextile {
 namespace {
 
-constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 
 class Simulator {
  public:

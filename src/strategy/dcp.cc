@@ -1,7 +1,5 @@
 #include "strategy/dcp.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -24,6 +22,9 @@
 namespace contextile {
 namespace {
 
+// The paper's (§7.1), largest first.
+constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
+
 struct DcpOptions {
   std::int32_t divisions = 4;
   double eps_node = 0.4;
@@ -35,13 +36,11 @@ struct DcpOptions {
   double effort = 1;
 };
 
-// Owners and tile devices for one block size, and what they cost.
+// Owners and tile devices for one block size.
 struct Placement {
   TileGrid input;
   AttentionGrid grid;
   GridPartition partition;
-  GridQuality quality;
-  std::int64_t block_size = 0;
 };
 
 class DcpArranger {
@@ -59,9 +58,8 @@ class DcpArranger {
     spec_.seed = request.seed + 1;
   }
 
-  Arrangement run(std::int64_t& block_size) {
-    Placement placement = place();
-    block_size = placement.block_size;
+  Arrangement run(std::int64_t block_size) {
+    Placement placement = place(block_size);
     WorkBlocks& work = placement.input.work;
     for (const std::int32_t device : placement.partition.owner) work.workers.emplace_back(device);
     const std::vector<Rank> owners = owners_of(workload_, work);
@@ -84,41 +82,10 @@ class DcpArranger {
   }
 
  private:
-  // The paper's search: 3·inter + total bytes, among those that balance within eps; ties to the
-  // larger.
-  Placement place() {
-    if (request_.block_size) return place_with(*request_.block_size);
-    constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
-    std::array<std::optional<Placement>, kBlockSizes.size()> candidates;
-    tbb::parallel_for(std::size_t{0}, kBlockSizes.size(),
-                      [&](std::size_t i) { candidates[i] = place_with(kBlockSizes[i]); });
-    std::optional<Placement> best;
-    for (std::optional<Placement>& candidate : candidates) {
-      if (!best || better(candidate->quality, best->quality)) best = std::move(candidate);
-    }
-    return std::move(*best);
-  }
-
-  // How far a placement is out of balance beyond what is allowed: work by eps, tokens by a quarter.
-  [[nodiscard]] double excess(const GridQuality& quality) const {
-    constexpr double kRounding = 1e-9;
-    constexpr double kTokenSlack = 0.25;
-    return std::max(0.0, quality.compute_overload - spec_.eps_compute - kRounding) +
-           std::max(0.0, quality.token_overload - kTokenSlack - kRounding);
-  }
-
-  [[nodiscard]] bool better(const GridQuality& a, const GridQuality& b) const {
-    const double excess_a = excess(a);
-    const double excess_b = excess(b);
-    if (excess_a != excess_b) return excess_a < excess_b;
-    return 3 * a.inter_bytes + a.total_bytes < 3 * b.inter_bytes + b.total_bytes;
-  }
-
-  [[nodiscard]] Placement place_with(std::int64_t block_size) const {
+  [[nodiscard]] Placement place(std::int64_t block_size) const {
     CONTEXTILE_CHECK(block_size > 0, "block size: expected a positive number of tokens, found {}",
                      block_size);
     Placement placement;
-    placement.block_size = block_size;
     placement.input = cut_into_tiles(workload_, block_size, options_.cuts);
     const AttentionShape& shape = workload_.shape;
     const std::int32_t groups = options_.head_groups;
@@ -129,7 +96,6 @@ class DcpArranger {
                                      unit_bytes(Kind::kKv, 1, shape, groups, shape.dtype)},
                                     work);
     placement.partition = partition_grid(placement.grid, spec_);
-    placement.quality = evaluate(placement.grid, spec_, placement.partition);
     return placement;
   }
 
@@ -216,6 +182,12 @@ class DcpStrategy : public Strategy {
     return std::nullopt;
   }
 
+  [[nodiscard]] std::vector<std::int64_t> block_sizes(
+      const StrategyRequest& request) const override {
+    if (request.block_size) return {};
+    return {kBlockSizes.begin(), kBlockSizes.end()};
+  }
+
   [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                     const StrategyRequest& request) const override {
     if (const auto reason = unsupported(workload, cluster, request)) {
@@ -223,7 +195,7 @@ class DcpStrategy : public Strategy {
     }
     DcpOptions options = table_.parse(name(), request.options);
     if (options.head_groups == 0) options.head_groups = workload.shape.kv_heads;
-    std::int64_t block_size = 0;
+    const std::int64_t block_size = request.block_size.value_or(kBlockSizes.front());
     Arrangement arrangement = DcpArranger(workload, cluster, options, request).run(block_size);
     arrangement.strategy = name();
     arrangement.options = table_.print(options);

@@ -4,13 +4,13 @@
 #include <span>
 
 #include "base/check.h"
+#include "contextile/plan_stats.h"
 #include "contextile/training.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
 namespace {
 
-constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 constexpr Kind kForwardInputs[] = {Kind::kQ, Kind::kKv};
 constexpr Kind kBackwardInputs[] = {Kind::kQ, Kind::kKv, Kind::kDo};
 

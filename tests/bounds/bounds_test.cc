@@ -1,4 +1,6 @@
 // Lower bounds against simulated plans, and by hand.
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/bounds.h"
 
 #include <fmt/format.h>

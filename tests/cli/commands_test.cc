@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 
 namespace contextile {

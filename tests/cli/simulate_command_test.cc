@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "contextile/plan_stats.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 #include "support/trace_support.h"
 

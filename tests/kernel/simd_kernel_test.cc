@@ -16,7 +16,7 @@
 
 #include "base/rng.h"
 #include "contextile/executor.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "kernel/reference_kernel.h"
 #include "oracle/run_error.h"
 #include "kernel/tensor.h"

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "contextile/oracle.h"
 #include "contextile/executor.h"
 #include "oracle/run_error.h"
 #include "kernel/tensor.h"

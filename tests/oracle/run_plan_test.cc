@@ -9,6 +9,9 @@
 #include <set>
 #include <string>
 
+#include "contextile/plan_build.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 #include "contextile/executor.h"
 #include "runtime/plan_execution.h"
 #include "oracle/run_error.h"

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "contextile/oracle.h"
+#include "contextile/token_layout.h"
 #include "contextile/executor.h"
 #include "support/plan_support.h"
 

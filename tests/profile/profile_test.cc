@@ -1,4 +1,6 @@
 // Measuring this machine: what a profile holds, whatever the machine is worth.
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/profile.h"
 
 #include <gtest/gtest.h>

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
 #include "contextile/report.h"
 #include "contextile/strategy.h"
 #include "report/html/text.h"

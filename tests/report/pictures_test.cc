@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include "contextile/plan_stats.h"
+#include "contextile/oracle.h"
 #include "report/html/tiles.h"
 #include "report/html/timeline.h"
 #include "report/html/traffic.h"

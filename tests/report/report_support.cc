@@ -7,6 +7,9 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/verify.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
 #include "contextile/report.h"

@@ -11,10 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/oracle.h"
+#include "contextile/token_layout.h"
+#include "oracle/layer_tensors.h"
 #include "contextile/executor.h"
 #include "runtime/begin_cut.h"
 #include "runtime/executor_testing.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 #include "runtime/plan_execution.h"
 #include "oracle/run_error.h"
 #include "support/plan_support.h"

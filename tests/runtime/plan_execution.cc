@@ -1,3 +1,6 @@
+#include "contextile/oracle.h"
+#include "contextile/token_layout.h"
+#include "oracle/layer_tensors.h"
 #include "runtime/plan_execution.h"
 
 #include <fmt/format.h>
@@ -5,7 +8,7 @@
 #include <cstring>
 
 #include "runtime/executor_testing.h"
-#include "oracle/host_tensor.h"
+#include "kernel/host_tensor.h"
 
 namespace contextile {
 

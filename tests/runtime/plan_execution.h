@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "contextile/oracle.h"
 #include "contextile/executor.h"
 #include "contextile/transport.h"
 

@@ -1,4 +1,7 @@
 // Whole plans on the cost model.
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 
 #include <fmt/format.h>

@@ -8,6 +8,10 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 #include "contextile/plan.h"
 #include "contextile/strategy.h"
 #include "support/mask_support.h"

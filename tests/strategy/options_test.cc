@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "support/message_of.h"
 

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/plan.h"
 #include "schedule/rank_layout.h"
 #include "strategy/shard_cost.h"

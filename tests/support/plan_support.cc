@@ -1,3 +1,7 @@
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 #include "support/plan_support.h"
 
 #include <fmt/format.h>

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/verify.h"
+#include "contextile/oracle.h"
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"

@@ -1,4 +1,7 @@
 // Training steps: sums by hand, monotonicity, memory, placements.
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/training.h"
 
 #include <fmt/format.h>

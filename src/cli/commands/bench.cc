@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <string_view>
 
+#include "cli/progress.h"
+#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
@@ -14,8 +15,6 @@
 #include "cli/options/types.h"
 #include "report/table.h"
 #include "papers/paper_table.h"
-#include "papers/table_figure.h"
-#include "papers/figure.h"
 
 namespace contextile {
 namespace {
@@ -23,7 +22,6 @@ namespace {
 struct BenchOptions {
   std::string name;
   BenchOverrides overrides;
-  std::string plot_path;
   bool list = false;
   bool json = false;
   bool csv = false;
@@ -81,18 +79,21 @@ Json result_json(const PaperTable& paper, const PaperResult& result) {
         {{"claim", finding.claim}, {"ours", finding.ours}, {"agrees", finding.agrees}});
     if (!finding.criterion.empty()) findings.back()["criterion"] = finding.criterion;
   }
+  Json plots = Json::array();
+  for (const TablePlot& plot : result.plots) {
+    plots.push_back(
+        {{"x", plot.x}, {"y", plot.y}, {"series", plot.series}, {"panels", plot.panels}});
+  }
   return {{"command", "bench"},     {"name", paper.name},
           {"source", paper.source}, {"shows", paper.shows},
           {"setting", setting},     {"rows", result.table.json()},
-          {"findings", findings},   {"differences", result.differences}};
+          {"findings", findings},   {"differences", result.differences},
+          {"plots", plots}};
 }
 
 int list(const BenchOptions& options) {
   if (!options.name.empty()) {
     fail_argument("expected either --list or a name, found both");
-  }
-  if (!options.plot_path.empty()) {
-    fail_argument("expected either --list or --plot, found both");
   }
   const Table table = list_of_tables();
   if (options.json) {
@@ -110,32 +111,23 @@ int run(const BenchOptions& options) {
     fail_argument("bench: expected the name of a table (contextile bench --list), found none");
   }
   const PaperTable& paper = find_paper_table(options.name);
-  OutputFile plot(options.plot_path, "plot");
   try {
-    const PaperResult result = paper.make(options.overrides);
+    BenchOverrides overrides = options.overrides;
+    const ProgressLine progress;
+    overrides.notice = [&](std::int64_t done, std::int64_t total, std::string_view what) {
+      progress.show(done, total, what);
+    };
+    const PaperResult result = paper.make(overrides);
     if (options.json) {
       print_json(result_json(paper, result));
     } else {
       print(options.csv ? result.table.csv() : result_text(paper, result, stdout_is_terminal()));
-    }
-    if (plot.wanted()) {
-      const std::string title = fmt::format("{}: {}", paper.source, paper.shows);
-      std::ostringstream svg;
-      write_figure(figure_of(title, result.table, result.plots), svg);
-      plot.write(svg.str());
     }
   } catch (const CheckFailed& failure) {
     fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
     return kExitCheckFailed;
   }
   return kExitOk;
-}
-
-std::string checked_plot_path(const std::string& path) {
-  if (!path.ends_with(".svg")) {
-    fail_argument("--plot: expected a file that ends in .svg, found {}", quote(path));
-  }
-  return path;
 }
 
 void add_overrides(CLI::App& app, BenchOverrides& overrides) {
@@ -170,8 +162,6 @@ Action add_bench_command(CLI::App& app) {
   add_switch(app, "--list", options->list, "the tables there are");
   add_overrides(app, options->overrides);
   add_json_option(app, options->json);
-  add_value(app, "--plot", {"FILE.svg", "also draws the table, as an SVG image", "no image"},
-            [options](const std::string& path) { options->plot_path = checked_plot_path(path); });
   add_switch(app, "--csv", options->csv, "the table alone as CSV, in bytes, fractions and seconds");
   return [options] { return run(*options); };
 }

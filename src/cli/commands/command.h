@@ -4,8 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
-#include "contextile/base.h"
-
 namespace contextile {
 
 inline constexpr int kExitOk = 0;
@@ -15,12 +13,6 @@ inline constexpr int kExitEnvironment = 3;  // a rank died, a disk is full, memo
 
 // What to do once the command line is parsed; returns the exit code.
 using Action = std::function<int()>;
-
-// Results could not be written: the environment's fault, not the input's.
-class OutputError : public IoError {
- public:
-  using IoError::IoError;
-};
 
 // Each adds its options to `app` and returns the command's action.
 [[nodiscard]] Action add_plan_command(CLI::App& app);

@@ -7,14 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
+#include "cli/comparing.h"
 #include "cli/options/input.h"
-#include "planner/comparison.h"
-#include "planner/comparison_times.h"
+#include "report/fidelity.h"
 #include "cli/options/types.h"
 #include "report/table.h"
 #include "report/plan_tables.h"
+#include "contextile/registry.h"
 #include "contextile/kernel.h"
 
 namespace contextile {
@@ -35,19 +37,18 @@ int run(const CompareOptions& options) {
   if (options.csv && options.execute) {
     fail_argument("--csv: expected one table, found two with --run; use --json");
   }
-  const Input input = load_input(options.input);
+  const PlanInput input = load_input(options.input);
   std::optional<Execution> execution;
   if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
   if (options.execute) execution = {options.input.seed, options.repeats, options.kernel};
-  const std::vector<Comparison> comparisons =
-      compare_strategies(options.strategies, input, execution);
+  const ComparisonResult result = compare_at_terminal(input, options.strategies, execution);
   if (options.json) {
     Json document = {{"command", "compare"},
                      {"seed", options.input.seed},
                      {"cluster", cluster_json(input.cluster)},
                      {"batches", input.batches.size()},
-                     {"strategies", comparisons_json(comparisons)}};
-    const Agreement agreed = agreement(comparisons);
+                     {"strategies", comparisons_json(result.compared, result.runs)}};
+    const Agreement agreed = agreement(result.compared, result.runs);
     if (agreed.rank_correlation) {
       document["rank_correlation"] = *agreed.rank_correlation;
       document["pairs_apart"] = agreed.pairs.differing;
@@ -55,11 +56,12 @@ int run(const CompareOptions& options) {
     }
     print_json(document);
   } else if (options.csv) {
-    print(planning_table(comparisons).csv());
+    print(planning_table(result.compared).csv());
   } else {
-    print(comparison_text(input, comparisons, stdout_is_terminal()));
+    print(comparison_text(input, result.compared, result.runs, options.input.seed,
+                          stdout_is_terminal()));
   }
-  return report_failures(comparisons) ? kExitOk : kExitCheckFailed;
+  return report_failures(result) ? kExitOk : kExitCheckFailed;
 }
 
 }  // namespace

@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "contextile/registry.h"
+#include "cli/output.h"
 #include "cli/commands/command.h"
+#include "cli/comparing.h"
 #include "cli/options/input.h"
-#include "planner/comparison.h"
 #include "cli/options/types.h"
 #include "report/table.h"
 
@@ -47,14 +49,15 @@ InputOptions executed_input(const DemoOptions& options, const std::string& mask)
 }
 
 bool show(const std::string& title, const InputOptions& options, bool execute) {
-  const Input input = load_input(options);
+  const PlanInput input = load_input(options);
   std::optional<Execution> execution;
   if (execute) execution = {.seed = options.seed};
-  const std::vector<Comparison> comparisons =
-      compare_strategies(parse_strategies("all"), input, execution);
+  const ComparisonResult result =
+      compare_at_terminal(input, parse_strategies("all"), execution);
   print(
-      fmt::format("== {}\n{}\n", title, comparison_text(input, comparisons, stdout_is_terminal())));
-  return report_failures(comparisons);
+      fmt::format("== {}\n{}\n", title, comparison_text(input, result.compared, result.runs, options.seed,
+                                                      stdout_is_terminal())));
+  return report_failures(result);
 }
 
 int run(const DemoOptions& options) {

@@ -7,10 +7,12 @@
 #include <optional>
 #include <string>
 
+#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 
 namespace contextile {

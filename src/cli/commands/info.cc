@@ -8,9 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "cli/output.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "report/table.h"
+#include "contextile/registry.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/kernel.h"

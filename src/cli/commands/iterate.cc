@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "cli/progress.h"
+#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
-#include "planner/step_planner.h"
+#include "contextile/registry.h"
+#include "contextile/step_planner.h"
 #include "report/step_tables.h"
-#include "planner/step_sweep.h"
 #include "cli/options/types.h"
 #include "report/table.h"
 #include "papers/paper_table.h"
@@ -188,12 +190,12 @@ int run(const IterateOptions& options) {
   TrainingJob job{.model = load_model(options.model),
                   .cluster = load_machine(options),
                   .masks = options.input.masks,
-                  .request = {},
+                  .plan = {},
                   .options = options.iteration,
                   .micro_batches = {}};
-  job.request.block_size = options.input.block_size;
-  job.request.wire = options.input.wire;
-  job.request.seed = options.input.seed;
+  job.plan.block_size = options.input.block_size;
+  job.plan.wire = options.input.wire;
+  job.plan.seed = options.input.seed;
   InputOptions input = options.input;
   const std::vector<ParallelSizes> placements =
       placements_of(options, job.model, job.cluster, input.batch.batches);
@@ -203,7 +205,7 @@ int run(const IterateOptions& options) {
   try {
     // A sweep counts placements, one placement its plans.
     const std::size_t plans_of_one = options.sweep ? 1 : num_plans(settings.front(), job);
-    Progress progress(static_cast<std::int64_t>(settings.size() * plans_of_one));
+    ProgressBar progress(static_cast<std::int64_t>(settings.size() * plans_of_one));
     StepPlanner planner(job, [&](const std::string& what) {
       if (!options.sweep) progress.step(what);
     });

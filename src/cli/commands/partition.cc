@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"

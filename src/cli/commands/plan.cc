@@ -6,19 +6,23 @@
 #include <utility>
 #include <vector>
 
+#include "cli/progress.h"
+#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
 #include "report/table.h"
-#include "planner/plan_batch.h"
+#include "contextile/plan_file.h"
+#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "report/plan_tables.h"
 #include "contextile/plan.h"
 
 namespace contextile {
 namespace {
 
-struct PlanOptions {
+struct PlanCommandOptions {
   InputOptions input;
   std::vector<StrategyChoice> strategy;
   std::string output_path;
@@ -84,24 +88,24 @@ std::string planned_text(const PlannedBatch& planned, const std::string& path) {
 }
 
 // A plan that does not verify is not written.
-int run(const PlanOptions& options) {
+int run(const PlanCommandOptions& options) {
   check_formats(options.json, options.csv);
   const StrategyChoice& choice = single_choice(options.strategy);
   static_cast<void>(find_strategy(choice.name));  // a misspelt name before a long read
-  const Input input = load_input(options.input);
+  const PlanInput input = load_input(options.input);
   for (const Workload& workload : input.batches) {
-    if (const auto reason = unsupported_reason(choice, input, workload)) {
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
       fail_argument("strategy '{}' cannot plan this: {}", choice.name, *reason);
     }
   }
-  Progress progress(static_cast<std::int64_t>(input.batches.size()));
+  ProgressBar progress(static_cast<std::int64_t>(input.batches.size()));
   Json plans = Json::array();
   bool ok = true;
   for (std::size_t b = 0; b < input.batches.size(); ++b) {
     const std::string path =
         options.output_path + (input.batches.size() > 1 ? fmt::format(".{}", b) : "");
     progress.step(path);
-    const PlannedBatch planned = plan_batch(choice, input, input.batches[b]);
+    const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, input.options);
     ok = ok && planned.verified.ok();
     if (planned.verified.ok()) save(*planned.plan, path);
     if (options.json) {
@@ -123,7 +127,7 @@ int run(const PlanOptions& options) {
 }  // namespace
 
 Action add_plan_command(CLI::App& app) {
-  auto options = std::make_shared<PlanOptions>();
+  auto options = std::make_shared<PlanCommandOptions>();
   add_value(app, "-o,--output",
             {"FILE", "where the plan goes; several batches: FILE.0, FILE.1, ...", ""},
             [options](const std::string& path) { options->output_path = path; })

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/progress.h"
+#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
@@ -133,7 +135,7 @@ int run(const ProfileCommandOptions& options) {
   if (options.quick) profile.effort = ProfileEffort::kQuick;
   check_profile_options(profile);
   OutputFile file(options.output_path, "cluster file");
-  Progress progress(profile_steps(profile));
+  ProgressBar progress(profile_steps(profile));
   const MachineProfile machine =
       measure_machine(profile, [&](std::string_view what) { progress.step(what); });
   file.write(to_json(machine.cluster) + '\n');

@@ -7,13 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "cli/options/plan_cluster.h"
+#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
 #include "report/table.h"
-#include "report/run_prediction.h"
 #include "report/plan_tables.h"
+#include "contextile/verify.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 #include "contextile/report.h"
 #include "contextile/simulate.h"

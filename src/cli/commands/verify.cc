@@ -5,11 +5,14 @@
 #include <memory>
 #include <string>
 
+#include "cli/output.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
 #include "report/table.h"
 #include "report/plan_tables.h"
+#include "contextile/verify.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 
 namespace contextile {

@@ -7,9 +7,8 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "data/layout.h"
 #include "cli/options/types.h"
-#include "cli/options/packing.h"
+#include "contextile/registry.h"
 #include "contextile/cluster.h"
 
 namespace contextile {
@@ -266,21 +265,22 @@ std::uint64_t given_or_random(const std::optional<std::uint64_t>& seed) {
   return seed ? *seed : std::random_device{}();
 }
 
-Input load_input(const InputOptions& options) {
+PlanInput load_input(const InputOptions& options) {
   if (!options.masks.empty() && !options.mask_path.empty()) {
     fail_argument("expected either --mask or --mask-file, found both");
   }
-  Input input;
+  PlanInput input;
   input.cluster = context_parallel_group(options);
   const AttentionShape shape = shape_of_rank(options);
   for (const std::vector<std::int64_t>& lengths : load_lengths(options)) {
     input.batches.push_back(load_workload(options, lengths, shape, input.cluster.num_devices()));
   }
-  input.request.block_size = options.block_size;
-  input.request.wire = options.wire;
-  input.request.backward = !options.forward_only;
-  input.request.seed = options.seed;
-  input.limits = options.limits;
+  input.options = {.block_size = options.block_size,
+                   .wire = options.wire,
+                   .backward = !options.forward_only,
+                   .seed = options.seed,
+                   .token_limit = options.limits.token_limit,
+                   .memory_limit_bytes = options.limits.memory_limit_bytes};
   return input;
 }
 

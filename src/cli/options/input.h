@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "contextile/registry.h"
 #include "contextile/data.h"
-#include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/planner.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 
@@ -38,14 +40,6 @@ struct InputOptions {
   bool forward_only = false;
 };
 
-// What the options describe: everything a strategy needs beside its own options.
-struct Input {
-  Cluster cluster;                // the context-parallel group
-  std::vector<Workload> batches;  // at least one
-  StrategyRequest request;        // without strategy options
-  BuildOptions limits;
-};
-
 // Lengths, masks, attention shape, cluster, layout, limits: all but the strategy.
 void add_input_options(CLI::App& app, InputOptions& options);
 // Parts of it. Where lengths come from and how they become batches, without how many batches.
@@ -71,6 +65,6 @@ void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
 // Lengths of every batch. Throws InvalidArgument or IoError.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> load_lengths(const InputOptions& options);
 // Reads what the options name. Throws InvalidArgument or IoError.
-[[nodiscard]] Input load_input(const InputOptions& options);
+[[nodiscard]] PlanInput load_input(const InputOptions& options);
 
 }  // namespace contextile

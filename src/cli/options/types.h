@@ -10,15 +10,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/parse_number.h"
 
 namespace contextile {
-
-// A whole number with an optional suffix K, M or G (1024, 1024², 1024³). Throws InvalidArgument
-// when it is no number, below `minimum`, or beyond 64 bits.
-[[nodiscard]] std::int64_t parse_size(std::string_view option, std::string_view text,
-                                      std::int64_t minimum);
-// A finite decimal number. Throws InvalidArgument.
-[[nodiscard]] double parse_number(std::string_view option, std::string_view text);
 
 // What `--help` shows of an option.
 struct OptionHelp {
@@ -26,9 +20,6 @@ struct OptionHelp {
   std::string text;   // meaning and unit
   std::string unset;  // the default; empty: none is shown
 };
-
-// Text broken into lines of at most `columns` at spaces.
-[[nodiscard]] std::string wrap(std::string_view text, std::size_t columns);
 
 // `take` gets the value when the option is given; it throws InvalidArgument on a bad one.
 CLI::Option* add_value(CLI::App& app, const std::string& name, const OptionHelp& help,

@@ -14,7 +14,8 @@
 #include <variant>
 #include <vector>
 
-#include "planner/step_planner.h"
+#include "contextile/registry.h"
+#include "contextile/step_planner.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
 #include "contextile/training.h"
@@ -95,13 +96,13 @@ std::string add_step(const StrategyChoice& choice, const TrainingJob& job, const
                      const BatchLengths& lengths, double share, StepParts& parts) {
   const TrainingStep step = one_group_step(job, kStepTp);
   if (auto problem = placement_problem(job.model, job.cluster, step.sizes, 1)) return *problem;
-  Input group;
-  group.request = job.request;
+  PlanInput group;
+  group.options = job.plan;
   group.cluster = context_parallel_cluster(job.cluster, step.sizes);
   const Workload workload =
       make_workload(lengths, attention_shape_of(job.model, kStepTp), {&mask, 1});
-  if (auto reason = unsupported_reason(choice, group, workload)) return *reason;
-  const PlannedBatch planned = plan_and_check(choice, group, workload);
+  if (auto reason = unsupported_reason(workload, group.cluster, choice, group.options)) return *reason;
+  const PlannedBatch planned = plan_and_check(workload, group.cluster, choice, group.options);
   const StepPrediction prediction = predict_parts(
       step, {batch_part_of(*planned.plan, group.cluster, kStepTp, AttentionDetail::kTimes)});
   if (auto reason = out_of_memory(job.cluster, prediction.memory)) return *reason;
@@ -119,7 +120,7 @@ StepParts step_parts(const StrategyChoice& choice, const BenchSetting& setting,
   TrainingJob job;
   job.model = load_model("gpt-8b");
   job.cluster = setting.input.cluster;
-  job.request = setting.input.request;
+  job.plan = setting.input.options;
   const MaskUse use = parse_mask_use(mask);
   StepParts parts;
   parts.step_s = 0;
@@ -187,7 +188,7 @@ BenchSetting step_setting(const BenchOverrides& overrides, std::string_view tabl
   setting.batch.tokens = 131072;
   setting.batch.batches = 4;
   setting.cluster_name = std::move(cluster_name);
-  setting.input.request.wire = Dtype::kBf16;
+  setting.input.options.wire = Dtype::kBf16;
   apply_overrides(overrides, setting);
   setting.batch.max_length = setting.batch.tokens;
   return setting;
@@ -241,7 +242,7 @@ PaperResult dcp_fig1(const BenchOverrides& overrides) {
   BenchSetting setting = step_setting(overrides, "dcp-fig1", "p4de:16x8");
   const std::vector<std::int32_t> nodes = fig1_nodes(setting.input.cluster);
   Table table(part_columns({{"devices", "GPUs"}, {"cp", "CP"}, {"strategy", "TE is"}}));
-  Progress progress(std::ssize(nodes));
+  Progress progress(overrides, std::ssize(nodes));
   std::vector<double> shares;
   std::optional<StepParts> papers;  // at the paper's placement
   for (const std::int32_t n : nodes) {
@@ -327,7 +328,7 @@ std::vector<Finding> fig22_findings(std::span<const MaskParts> masks) {
 PaperResult dcp_fig22(const BenchOverrides& overrides) {
   const BenchSetting setting = step_setting(overrides, "dcp-fig22", "p4de:8x8");
   Table table(part_columns({{"mask", "mask"}, {"strategy", "strategy"}}));
-  Progress progress(2 * std::ssize(kDcpMasks));
+  Progress progress(overrides, 2 * std::ssize(kDcpMasks));
   std::vector<MaskParts> compared;
   for (const auto& [name, mask] : kDcpMasks) {
     progress.step(fmt::format("{}, dcp", name));

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/registry.h"
 #include "base/check.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
@@ -123,7 +124,7 @@ Movement add_baselines(const BenchSetting& setting, std::span<const Workload> ba
     progress.step(text);
     std::vector<Cell> cells = labels;
     cells.insert(cells.end(), {std::string(text), Cell{}});
-    if (const auto reason = unsupported_reason(baseline, setting.input, batches.front())) {
+    if (const auto reason = unsupported_reason(batches.front(), setting.input.cluster, baseline, setting.input.options)) {
       table.add_row(std::move(cells), fmt::format("{} skipped: {}", text, *reason));
       continue;
     }
@@ -140,10 +141,10 @@ BlockSizeCase add_block_sizes(const BenchSetting& setting, const std::string& da
   const std::vector<Cell> labels = case_cells(dataset, mask.name);
   BlockSizeCase one{.name = case_text(dataset, mask.name), .dcp = {}, .baseline = {}};
   one.baseline = add_baselines(setting, batches, labels, progress, table);
-  Input input = setting.input;
+  PlanInput input = setting.input;
   const auto plan = [&](const StrategyChoice& choice, std::int64_t block) {
     progress.step(choice.name);
-    input.request.block_size = block;
+    input.options.block_size = block;
     const Movement movement = movement_of(choice, input, batches);
     std::vector<Cell> cells = labels;
     cells.insert(cells.end(), {choice_text(choice), block});
@@ -224,7 +225,7 @@ PaperResult fig17(const BenchOverrides& overrides) {
   Table table(
       movement_columns(case_columns({{"strategy", "strategy"}, {"block_tokens", "block"}})));
   std::vector<BlockSizeCase> cases;
-  Progress progress(static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
+  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
                                               (kBlockSizes.size() + 4)));
   for (const std::string& dataset : setting.datasets) {
     for (const PaperMask& mask : kDcpMasks) {
@@ -265,19 +266,19 @@ PaperResult fig18(const BenchOverrides& overrides) {
                             {"arrange_s", "place and\nschedule ms", Format::kMilliseconds},
                             {"build_s", "build\nms", Format::kMilliseconds},
                             {"planning_s", "planning\nms", Format::kMilliseconds}}));
-  Progress progress(
+  Progress progress(overrides, 
       static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() * kBlockSizes.size()));
   std::array<double, kBlockSizes.size()> by_size_s{};
   double causal_s = 0;
   double all_s = 0;
   double slowest_s = 0;
-  Input input = setting.input;
+  PlanInput input = setting.input;
   for (const std::string& dataset : setting.datasets) {
     for (const auto& [name, mask] : kDcpMasks) {
       const std::vector<Workload> batches = setting.batches(dataset, mask);
       for (std::size_t i = 0; i < kBlockSizes.size(); ++i) {
         progress.step(name);
-        input.request.block_size = kBlockSizes[i];
+        input.options.block_size = kBlockSizes[i];
         const Movement movement = movement_of(dcp_with(), input, batches);
         const double seconds = movement.arrange_s + movement.build_s;
         std::vector<Cell> cells = case_cells(dataset, name);
@@ -357,12 +358,12 @@ double linearity(const std::vector<std::pair<double, double>>& points) {
 PaperResult fig19(const BenchOverrides& overrides) {
   constexpr double kNearlyLinear = 0.9;
   BenchSetting setting = paper_setting(overrides);
-  if (!overrides.block_size) setting.input.request.block_size = kBlockTokens;
+  if (!overrides.block_size) setting.input.options.block_size = kBlockTokens;
   Table table(movement_columns({{"dataset", ""},
                                 {"mask", "mask"},
                                 {"lengths", "lengths"},
                                 {"sparsity", "FLOPs of\ncausal"}}));
-  Progress progress(static_cast<std::int64_t>(setting.datasets.size() * std::size(kSparsityMasks)));
+  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * std::size(kSparsityMasks)));
   std::vector<std::string> fits;
   double least = 1;
   for (const std::string& dataset : setting.datasets) {
@@ -433,10 +434,10 @@ void add_fall_finding(std::span<const EpsCase> cases, const Volume& volume,
 
 PaperResult fig20(const BenchOverrides& overrides) {
   BenchSetting setting = paper_setting(overrides);
-  if (!overrides.block_size) setting.input.request.block_size = kBlockTokens;
+  if (!overrides.block_size) setting.input.options.block_size = kBlockTokens;
   if (overrides.dataset.empty()) setting.datasets = {"longdatacollections"};
   Table table(movement_columns(case_columns({{"eps_node", "eps"}})));
-  Progress progress(
+  Progress progress(overrides, 
       static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() * kEps.size()));
   std::vector<EpsCase> cases;
   for (const std::string& dataset : setting.datasets) {

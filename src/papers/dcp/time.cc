@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/registry.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
 #include "papers/times.h"
@@ -91,12 +92,12 @@ PaperResult dcp_fig13(const BenchOverrides& overrides) {
   const std::vector<Column> columns = time_columns({{"scale", "scale"}, {"strategy", "strategy"}});
   Table table(columns);
   Table other_seeds(columns);
-  Progress progress(kSeeds * static_cast<std::int64_t>(kScales.size() * choices.size()));
+  Progress progress(overrides, kSeeds * static_cast<std::int64_t>(kScales.size() * choices.size()));
   std::vector<ScaleGains> samples;
   for (std::int32_t i = 0; i < kSeeds; ++i) {
     BenchSetting sample = setting;
     sample.batch.seed += static_cast<std::uint64_t>(i);
-    sample.input.request.seed = sample.batch.seed;
+    sample.input.options.seed = sample.batch.seed;
     samples.push_back(causal_gains(sample, choices, progress, i == 0 ? table : other_seeds));
   }
   PaperResult result = timed_result(setting, std::move(table));
@@ -144,7 +145,7 @@ PaperResult dcp_fig14(const BenchOverrides& overrides) {
   const auto choices = parse_strategies("dcp,hybrid:A=2");
   const std::span sparse(kDcpMasks.begin() + 1, kDcpMasks.end());
   Table table(time_columns({{"mask", "mask"}, {"scale", "scale"}, {"strategy", "strategy"}}));
-  Progress progress(static_cast<std::int64_t>(sparse.size() * kScales.size() * choices.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(sparse.size() * kScales.size() * choices.size()));
   std::vector<MaskGains> all;
   for (const PaperMask& mask : sparse) {
     MaskGains& gains = all.emplace_back(mask.name);

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/verify.h"
+#include "contextile/registry.h"
 #include "base/check.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
@@ -33,7 +35,7 @@ PaperResult fig7(const BenchOverrides& overrides) {
   mask.spec.lengths = {3 * block, 5 * block, 4 * block, 4 * block};
   const Workload workload =
       make_workload(std::vector<std::int64_t>{setting.batch.tokens}, setting.shape, {&mask, 1});
-  setting.input.request.block_size = block;
+  setting.input.options.block_size = block;
   Table table({{"strategy", "strategy"},
                {"transfers", "forward\ntransfers"},
                {"redundant_transfers", "redundant\ntransfers"},
@@ -43,7 +45,7 @@ PaperResult fig7(const BenchOverrides& overrides) {
   for (const StrategyChoice& choice :
        {StrategyChoice{"ring", {}}, StrategyChoice{"zigzag", {}}, StrategyChoice{"magi", {}},
         StrategyChoice{"dcp", {{"head_groups", "1"}}}}) {
-    const PlannedBatch planned = plan_and_check(choice, setting.input, workload);
+    const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
     const DataMovement& movement = planned.verified.movement[0];
     if (choice.name == "ring") ring = movement;
     table.add_row({choice_text(choice), movement.transfers, movement.redundant_transfers,

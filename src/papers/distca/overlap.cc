@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "contextile/registry.h"
 #include "base/check.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
@@ -107,7 +108,7 @@ std::array<double, 3> ablation_us(const DistcaPoint& point, const BenchOverrides
   std::array<double, 3> mean{};
   for (const BatchLengths& documents :
        stretched_documents(distca_dataset(overrides), point.batch * point.max_length,
-                           point.max_length, job.request.seed, batches)) {
+                           point.max_length, job.plan.seed, batches)) {
     const NanoBatchPair pair = plan_halves(job, documents, "0.1");
     mean[0] += share * signal_us(pair);
     mean[1] += share * ping_pong_us(pair);
@@ -129,7 +130,7 @@ PaperResult fig11(const BenchOverrides& overrides) {
                {"single_s", "one stream\nms", Format::kMilliseconds},
                {"over_signal", "ping-pong\nover byte", Format::kPercent},
                {"single_slower", "one stream\nslower", Format::kPercent}});
-  Progress progress(static_cast<std::int64_t>(std::size(kAblation)));
+  Progress progress(overrides, static_cast<std::int64_t>(std::size(kAblation)));
   Extent slower;
   Extent exposed;       // all but the exception
   double small_8b = 0;  // 8B on 8 nodes
@@ -227,9 +228,9 @@ TolerancePoint tolerance_point(const TrainingJob& job, std::span<const BatchLeng
                                const std::string& tolerance) {
   const ParallelSizes sizes{
       .tp = kDistcaTp, .cp = job.cluster.num_devices() / kDistcaTp, .dp = 1, .pp = 1};
-  Input input;
+  PlanInput input;
   input.cluster = context_parallel_cluster(job.cluster, sizes);
-  input.request = job.request;
+  input.options = job.plan;
   const StrategyChoice original{
       "distca", {{"nano_batches", "1"}, {"upstream", "on"}, {"tolerance", tolerance}}};
   const MaskUse causal;
@@ -237,7 +238,7 @@ TolerancePoint tolerance_point(const TrainingJob& job, std::span<const BatchLeng
   for (const BatchLengths& documents : batches) {
     const Workload workload = make_workload(even_lengths(documents),
                                             attention_shape_of(job.model, kDistcaTp), {&causal, 1});
-    const PlannedBatch planned = plan_and_check(original, input, workload);
+    const PlannedBatch planned = plan_and_check(workload, input.cluster, original, input.options);
     point.buffer_bytes.push_back(static_cast<double>(largest_buffer_bytes(*planned.plan)));
     point.overload.push_back(planned.statistics.forward->compute_overload);
     point.step_us.push_back(ping_pong_us(plan_halves(job, documents, tolerance)));
@@ -353,14 +354,14 @@ PaperResult fig12(const BenchOverrides& overrides) {
                {"buffer_bytes", "buffer\nMB", Format::kMegabytes},
                {"buffer_saved", "buffer\nsaved", Format::kPercent},
                {"overload", "FLOPs\noverload", Format::kPercent}});
-  Progress progress(static_cast<std::int64_t>(kDistcaModels.size() * kTolerances.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kDistcaModels.size() * kTolerances.size()));
   std::array<ToleranceSweep, kDistcaModels.size()> points;
   for (std::size_t m = 0; m < kDistcaModels.size(); ++m) {
     const std::int64_t tokens = overrides.tokens.value_or(distca_tokens_of_node(kDistcaModels[m]));
     const TrainingJob job =
         unlimited_job({.model = kDistcaModels[m], .devices = kNodes * kDistcaTp}, overrides);
     const std::vector<BatchLengths> documents =
-        tolerance_documents(dataset, kNodes * tokens, batches, job.request.seed);
+        tolerance_documents(dataset, kNodes * tokens, batches, job.plan.seed);
     double fastest_us = std::numeric_limits<double>::infinity();
     for (std::size_t i = 0; i < kTolerances.size(); ++i) {
       progress.step(fmt::format("{}, {}", kDistcaModels[m], kTolerances[i]));

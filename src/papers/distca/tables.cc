@@ -119,7 +119,7 @@ PaperResult fig3(const BenchOverrides& overrides) {
                {"kept_memory", "kept: of\nmemory", Format::kPercent},
                {"again_latency", "again: of\nthe step", Format::kPercent},
                {"again_memory", "again: of\nmemory", Format::kPercent}});
-  Progress progress(static_cast<std::int64_t>(kDistcaModels.size() * kNodes.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kDistcaModels.size() * kNodes.size()));
   GatherSummary summary;
   for (const std::string_view model : kDistcaModels) {
     std::array<GatherWays, kNodes.size()> ways;
@@ -218,7 +218,7 @@ ChunkWays chunk_ways(std::string_view model, std::int32_t replicas, std::int64_t
   const double share = 1.0 / static_cast<double>(batches);
   ChunkWays mean;
   for (const BatchLengths& documents : stretched_documents(
-           distca_dataset(overrides), chunk * replicas, chunk, job.request.seed, batches)) {
+           distca_dataset(overrides), chunk * replicas, chunk, job.plan.seed, batches)) {
     add_costs(job, setting, fixed_chunks(documents, chunk), share, mean.fixed);
     add_costs(job, setting, packed_for_work(documents, replicas), share, mean.variable);
   }
@@ -262,7 +262,7 @@ PaperResult fig4(const BenchOverrides& overrides) {
                {"variable_idle", "idle,\nvariable", Format::kPercent},
                {"longest_chunk", "largest chunk\nover mean"},
                {"activation_ratio", "activations\nover equal"}});
-  Progress progress(static_cast<std::int64_t>(kDistcaModels.size() * kReplicas.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kDistcaModels.size() * kReplicas.size()));
   ChunkSummary summary;
   for (const std::string_view model : kDistcaModels) {
     for (std::size_t i = 0; i < kReplicas.size(); ++i) {

@@ -19,6 +19,7 @@
 #include "papers/steps.h"
 #include "papers/paper_table.h"
 #include "papers/times.h"
+#include "contextile/registry.h"
 #include "contextile/training.h"
 #include "contextile/simulate.h"
 
@@ -93,8 +94,8 @@ std::optional<double> forward_bytes(const StrategyChoice& choice, const BenchSet
                          [longest](std::int64_t length) { return length <= longest; });
     if (documents.empty()) continue;
     const Workload workload = make_workload(documents, setting.shape, {&causal, 1});
-    if (unsupported_reason(choice, setting.input, workload)) return std::nullopt;
-    const PlannedBatch planned = plan_and_check(choice, setting.input, workload);
+    if (unsupported_reason(workload, setting.input.cluster, choice, setting.input.options)) return std::nullopt;
+    const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
     bytes += static_cast<double>(planned.statistics.forward->total_bytes());
   }
   return bytes;
@@ -146,7 +147,7 @@ PaperResult fcp_shards(const BenchOverrides& overrides) {
                    {"--dataset", "--tokens", "--batches", "--seed", "--heads", "--kv-heads",
                     "--head-dim", "--cluster", "--block-size"});
   BenchSetting setting = fcp_setting(overrides, 32);
-  setting.input.request.backward = false;
+  setting.input.options.backward = false;
   const TileCosts costs(setting.shape, setting.input.cluster);
   const auto rate = [&costs](std::int64_t length, std::int64_t pairs) {
     return static_cast<double>(pairs) /
@@ -164,7 +165,7 @@ PaperResult fcp_shards(const BenchOverrides& overrides) {
                {"causal_share", "document\nof one GPU", Format::kPercent},
                {"ring_share", "ring's bytes\nup to here", Format::kPercent},
                {"fcp_share", "FCP's", Format::kPercent}});
-  Progress progress(static_cast<std::int64_t>(2 * kLengths.size() + 2));
+  Progress progress(overrides, static_cast<std::int64_t>(2 * kLengths.size() + 2));
   progress.step("zigzag");
   const auto ring_bytes = forward_bytes(ring, setting, batches, longest);
   const auto share_of = [&](const StrategyChoice& choice, std::int64_t length) -> Cell {
@@ -257,7 +258,7 @@ BenchSetting sec35_setting(const BenchOverrides& overrides) {
   setting.cluster_name = "dgx-h100:32x1";
   apply_overrides(overrides, setting);
   setting.batch.max_length = std::min<std::int64_t>(setting.batch.tokens, 524288);
-  setting.input.request.backward = false;
+  setting.input.options.backward = false;
   if (overrides.cluster.empty()) {
     setting.input.cluster.nics_per_node = 1;
     setting.input.cluster.inter_gbytes_per_s_per_node = 50;
@@ -328,7 +329,7 @@ PaperResult fcp_sec35(const BenchOverrides& overrides) {
                {"alone_gbytes_per_s", "alone\nGB/s"},
                {"plan_gbytes_per_s", "plan\nGB/s"},
                {"slowdown", "slower on\nthe cluster", Format::kPercent}});
-  Progress progress(static_cast<std::int64_t>(batches.size() * kCoalesce.size() * kBlocks.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(batches.size() * kCoalesce.size() * kBlocks.size()));
   BlockNeed need_of_block;
   bool complete = true;
   for (const auto& [name, lengths] : batches) {
@@ -339,12 +340,12 @@ PaperResult fcp_sec35(const BenchOverrides& overrides) {
         const StrategyChoice choice{
             "fcp",
             {{"block", fmt::format("{}", block)}, {"coalesce", fmt::format("{}", coalesce)}}};
-        if (const auto reason = unsupported_reason(choice, setting.input, workload)) {
+        if (const auto reason = unsupported_reason(workload, setting.input.cluster, choice, setting.input.options)) {
           table.add_row({name, coalesce, block}, skipped_note(choice, *reason));
           complete = false;
           continue;
         }
-        const PlannedBatch planned = plan_and_check(choice, setting.input, workload);
+        const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
         const NetworkNeed need = need_of(*planned.plan, setting.input.cluster);
         const double tile_us = costs.piece_us(Direction::kForward, block, block, block * block, 1);
         const double alone = hiding_gbytes_per_s(setting.shape, block, tile_us);

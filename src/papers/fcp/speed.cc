@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/registry.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
 #include "papers/times.h"
@@ -28,7 +29,7 @@ PaperResult fcp_fig11(const BenchOverrides& overrides) {
                     "--block-size", "--wire"});
   const auto choices = parse_strategies("fcp,magi,bytescale,bytescale:sync=step,zigzag");
   Table table(time_columns({{"devices", "devices"}, {"strategy", "strategy"}}));
-  Progress progress(static_cast<std::int64_t>(kFcpDevices.size() * choices.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kFcpDevices.size() * choices.size()));
   Extent gains;
   for (const std::int32_t devices : kFcpDevices) {
     const BenchSetting setting = fcp_setting(overrides, devices);
@@ -86,7 +87,7 @@ PaperResult fcp_fig12(const BenchOverrides& overrides) {
                {"forward_s", "forward\nms", Format::kMilliseconds},
                {"backward_s", "backward\nms", Format::kMilliseconds},
                {"total_s", "total\nms", Format::kMilliseconds}});
-  Progress progress(std::ssize(kBlocks));
+  Progress progress(overrides, std::ssize(kBlocks));
   std::vector<double> totals_s;
   for (const std::int64_t block : kBlocks) {
     progress.step(fmt::format("{}", block));
@@ -161,14 +162,14 @@ PaperResult fcp_fig14(const BenchOverrides& overrides) {
                {"forward_s", "forward\nms", Format::kMilliseconds},
                {"share", "share of\none GPU"},
                {"fast_share", "the same,\n8x as fast"}});
-  Progress progress(static_cast<std::int64_t>(all_devices.size() * choices.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(all_devices.size() * choices.size()));
   Extent fcp;
   Extent small_blocks;
   std::vector<std::string> others;
   bool ahead = true;
   for (const std::int32_t of_paper : all_devices) {
     BenchSetting setting = fcp_setting(overrides, of_paper, kGpuY);
-    setting.input.request.backward = false;
+    setting.input.options.backward = false;
     const SharesOfMethods shares = add_shares(choices, setting, progress, table);
     if (shares.small_blocks) small_blocks.take(*shares.small_blocks);
     if (!shares.fcp) continue;
@@ -239,7 +240,7 @@ std::vector<LengthsKind> kinds_of_lengths(const BenchSetting& setting) {
 
 // Adds a row for each choice, `gain` the first's over it: FCP's; returns its gain over the fastest
 // of the others, none where nothing is compared.
-std::optional<double> add_lengths(std::span<const StrategyChoice> choices, const Input& input,
+std::optional<double> add_lengths(std::span<const StrategyChoice> choices, const PlanInput& input,
                                   const LengthsKind& kind, Progress& progress, Table& table) {
   std::vector<Predicted> times;
   double other_s = kInfinity;
@@ -273,7 +274,7 @@ PaperResult fcp_lengths(const BenchOverrides& overrides) {
   const BenchSetting setting = fcp_setting(overrides, 64);
   const std::vector<LengthsKind> kinds = kinds_of_lengths(setting);
   Table table(time_columns({{"lengths", "lengths"}, {"strategy", "strategy"}}));
-  Progress progress(static_cast<std::int64_t>(kinds.size() * choices.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kinds.size() * choices.size()));
   std::vector<std::string> gains;
   bool ahead = true;
   for (const LengthsKind& kind : kinds) {

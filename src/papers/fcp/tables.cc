@@ -15,7 +15,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "data/layout.h"
+#include "contextile/registry.h"
+#include "contextile/data.h"
 #include "papers/steps.h"
 #include "papers/paper_table.h"
 #include "papers/times.h"
@@ -25,10 +26,10 @@ namespace contextile {
 namespace {
 
 // Why a method cannot plan one of the batches, or nothing.
-std::string skipped_reason(const StrategyChoice& choice, const Input& input,
+std::string skipped_reason(const StrategyChoice& choice, const PlanInput& input,
                            std::span<const Workload> batches) {
   for (const Workload& workload : batches) {
-    if (const auto reason = unsupported_reason(choice, input, workload)) return *reason;
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) return *reason;
   }
   return "";
 }
@@ -154,7 +155,7 @@ PaperResult fcp_table2(const BenchOverrides& overrides) {
                {"backward_limit", "backward\nlimit"},
                {"backward_paper", "backward\npaper"}});
   std::vector<ComponentRow> rows = component_rows();
-  Progress progress(std::ssize(rows));
+  Progress progress(overrides, std::ssize(rows));
   bool complete = true;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     ComponentRow& row = rows[i];
@@ -232,7 +233,7 @@ PaperResult fcp_fig9(const BenchOverrides& overrides) {
                {"compute_imbalance", "FLOPs\nimbal", Format::kPercent},
                {"traffic_imbalance", "bytes\nimbal", Format::kPercent},
                {"inter_bytes", "inter\nMB", Format::kMegabytes}});
-  Progress progress(static_cast<std::int64_t>(kFcpDevices.size() * choices.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kFcpDevices.size() * choices.size()));
   std::vector<Imbalance> worst(choices.size());
   for (const std::int32_t devices : kFcpDevices) {
     const BenchSetting setting = fcp_setting(overrides, devices);
@@ -304,7 +305,7 @@ PaperResult fcp_fig10(const BenchOverrides& overrides) {
                {"strategy", "strategy"},
                {"forward_share", "forward\nshare"},
                {"backward_share", "backward\nshare"}});
-  Progress progress(static_cast<std::int64_t>(kLengths.size() * choices.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(kLengths.size() * choices.size()));
   std::vector<Extent> shares(choices.size());
   const MaskUse causal = parse_mask_use("causal");
   for (const std::int64_t length : kLengths) {

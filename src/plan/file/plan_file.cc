@@ -1,3 +1,4 @@
+#include "contextile/plan_file.h"
 #include "plan/file/plan_file.h"
 
 #include <algorithm>

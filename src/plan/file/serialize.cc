@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 #include "plan/file/byte_budget.h"
 #include "plan/file/byte_codec.h"
@@ -21,7 +22,6 @@ using Bytes = std::vector<std::uint8_t>;
 
 constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
 constexpr std::size_t kMaxSectionBytes = FLATBUFFERS_MAX_BUFFER_SIZE / 2;
-constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 
 // Calls work(rank) for every rank, in parallel. If several throw, the lowest rank's error comes
 // out, whatever the timing.

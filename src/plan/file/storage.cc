@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 
 namespace contextile {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/verify.h"
 #include "contextile/plan.h"
 
 namespace contextile {

@@ -3,6 +3,8 @@
 #include <optional>
 #include <vector>
 
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
 #include "plan/verify/facts.h"
 #include "plan/verify/findings.h"
@@ -12,7 +14,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
 
 // Examines both directions of one mask in one round.
 class MaskVerifier {

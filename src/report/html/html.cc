@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/plan_stats.h"
 #include "contextile/bounds.h"
 #include "contextile/report.h"
 #include "report/html/tables.h"
@@ -23,7 +24,6 @@
 namespace contextile {
 namespace {
 
-constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 
 // -------------------------------------------------------------------------------- checks
 

@@ -1,3 +1,6 @@
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
+#include "contextile/plan_file.h"
 #include "report/html/tables.h"
 
 #include <fmt/format.h>
@@ -12,7 +15,6 @@
 namespace contextile {
 namespace {
 
-constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 
 bool has_direction(ReportSubjects subjects, Direction direction) {
   return std::ranges::any_of(subjects, [&](const ReportSubject& subject) {

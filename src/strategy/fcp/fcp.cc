@@ -1,6 +1,6 @@
 #include "strategy/fcp/fcp.h"
 
-#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,41 +30,8 @@ struct FcpOptions {
   Reshuffle reshuffle = Reshuffle::kOverlapped;
 };
 
-// The performance model behind block=auto (FCP §3.5, §7): the smallest power of two b from 256 to
-// 16384 at which b x b attended pairs run on one device
-//   at 90% or more of the rate of 16384 x 16384, so that the kernel is saturated, and
-//   at least as long as the keys and values of b tokens travel;
-// but never so large that a position would have fewer than four blocks, two pairs.
-std::int64_t choose_block(const Workload& workload, const Cluster& cluster,
-                          std::int32_t head_parallel) {
-  constexpr double kSaturated = 0.9;
-  constexpr std::int64_t kSmallest = 256;
-  constexpr std::int64_t kLargest = 16384;
-  constexpr std::int64_t kBlocksPerPosition = 4;
-  const AttentionShape& shape = workload.shape;
-  const double uplink_share_gbytes_per_s =
-      cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node;
-  const double bytes_per_s =
-      1e9 * (cluster.nodes > 1 ? std::min(cluster.intra_gbytes_per_s, uplink_share_gbytes_per_s)
-                               : cluster.intra_gbytes_per_s);
-  const auto share = [&](std::int64_t block) {
-    return cluster.attention.forward_share(static_cast<double>(block), static_cast<double>(block));
-  };
-  const auto enough = [&](std::int64_t block) {
-    const double compute_s = forward_flops(block * block, shape.q_heads / head_parallel, shape) /
-                             (1e12 * cluster.attention_tflops * share(block));
-    const auto bytes =
-        static_cast<double>(unit_bytes(Kind::kKv, block, shape, head_parallel, shape.dtype));
-    return share(block) >= kSaturated * share(kLargest) && compute_s >= bytes / bytes_per_s;
-  };
-  std::int64_t block = kSmallest;
-  while (block < kLargest && !enough(block)) block *= 2;
-  const std::int64_t positions = cluster.num_devices() / head_parallel;
-  while (block > kSmallest && block * positions * kBlocksPerPosition > workload.num_tokens()) {
-    block /= 2;
-  }
-  return block;
-}
+// What block=auto tries, largest first; 4096 is the paper's (§7).
+constexpr std::array<std::int64_t, 4> kBlockSizes = {8192, 4096, 2048, 1024};
 
 FcpLayout layout_of(const Workload& workload, const Cluster& cluster, const FcpOptions& options) {
   WorkBlocks work = distribute(workload, {.block = options.block,
@@ -107,8 +74,8 @@ class FcpStrategy : public Strategy {
     constexpr std::int64_t kMaxTokensOption = std::int64_t{1} << 32;
     table_
         .integer_or("auto", "block", &FcpOptions::block, 1, kMaxTokensOption,
-                    "tokens of a block (also set by the block size); auto: by the performance "
-                    "model")
+                    "tokens of a block (also set by the block size); auto: 8192, 4096, 2048 or 1024, "
+                    "whichever is predicted fastest")
         .integer("coalesce", &FcpOptions::coalesce, 1, 1 << 16,
                  "rounds in a stage; 1: no coalescing")
         .integer("buffers", &FcpOptions::buffers, 1, 1 << 10,
@@ -154,20 +121,24 @@ class FcpStrategy : public Strategy {
     return std::nullopt;
   }
 
+  [[nodiscard]] std::vector<std::int64_t> block_sizes(
+      const StrategyRequest& request) const override {
+    if (table_.parse(name(), request.options).block != 0) return {};
+    return {kBlockSizes.begin(), kBlockSizes.end()};
+  }
+
   [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                     const StrategyRequest& request) const override {
     if (const auto reason = unsupported(workload, cluster, request)) {
       fail_argument("strategy {}: {}", name(), *reason);
     }
     FcpOptions options = table_.parse(name(), request.options);
-    if (request.block_size && !request.options.contains("block")) {
+    if (request.block_size && (options.block == 0 || !request.options.contains("block"))) {
       options.block = *request.block_size;
       CONTEXTILE_CHECK(options.block > 0,
                        "block size: expected a positive number of tokens, found {}", options.block);
     }
-    if (options.block == 0) {
-      options.block = choose_block(workload, cluster, options.head_parallel);
-    }
+    if (options.block == 0) options.block = kBlockSizes.front();
     Arrangement arrangement;
     arrangement.strategy = name();
     arrangement.options = table_.print(options);

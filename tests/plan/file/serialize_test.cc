@@ -8,6 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
+#include "contextile/plan_file.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 #include "contextile/plan.h"
 #include "plan/file/byte_budget.h"
 #include "plan/file/byte_codec.h"

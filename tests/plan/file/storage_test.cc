@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "contextile/plan_file.h"
 #include "contextile/plan.h"
 #include "support/plan_support.h"
 

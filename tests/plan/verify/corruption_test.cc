@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "contextile/verify.h"
 #include "contextile/plan.h"
 #include "support/example_parts.h"
 #include "support/plan_support.h"

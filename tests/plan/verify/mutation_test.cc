@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/verify.h"
+#include "contextile/oracle.h"
 #include "contextile/plan.h"
 #include "support/plan_interpreter.h"
 #include "support/plan_mutations.h"

@@ -11,6 +11,10 @@
 #include <variant>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 #include "contextile/plan.h"
 #include "support/example_parts.h"
 #include "support/plan_interpreter.h"

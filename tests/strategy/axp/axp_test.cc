@@ -8,6 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/plan.h"
 #include "contextile/strategy.h"
 

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
 #include "contextile/strategy.h"
 #include "strategy/axp/presets.h"

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
 #include "contextile/plan.h"
 #include "support/mask_support.h"
 

@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan_build.h"
+#include "contextile/verify.h"
+#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"

@@ -1,5 +1,5 @@
 // How predicted and measured times are compared, by hand.
-#include "planner/time_order.h"
+#include "report/time_order.h"
 
 #include <gtest/gtest.h>
 

@@ -5,9 +5,10 @@
 #include <span>
 #include <string>
 
-#include "planner/comparison.h"
+#include "contextile/planner.h"
 #include "report/table.h"
-#include "planner/time_order.h"
+#include "report/comparison_tables.h"
+#include "report/time_order.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
@@ -21,23 +22,23 @@ struct PredictedTimes {
   Cell exposed;   // share of the total that devices wait for transfers
   Cell mfu;
 };
-[[nodiscard]] PredictedTimes predicted_times(const Comparison& comparison);
-[[nodiscard]] double mean_planning_s(const Comparison& comparison);
-[[nodiscard]] BatchBound bound_beside(const Plan& plan, const Workload& workload,
-                                      const Cluster& cluster, const Simulation& simulation);
+[[nodiscard]] PredictedTimes predicted_times(const ComparedStrategy& comparison);
+[[nodiscard]] double mean_planning_s(const ComparedStrategy& comparison);
 // Of one batch.
 [[nodiscard]] Json prediction_json(const Simulation& simulation, const BatchBound& bound);
 
 // Predicted and planning times, means over batches.
-[[nodiscard]] Table prediction_table(std::span<const Comparison> comparisons);
+[[nodiscard]] Table prediction_table(std::span<const ComparedStrategy> comparisons);
 // Predicted beside measured times of executed strategies, sums over batches.
-[[nodiscard]] Table fidelity_table(std::span<const Comparison> comparisons);
+[[nodiscard]] Table fidelity_table(std::span<const ComparedStrategy> comparisons,
+                                   std::span<const StrategyRuns> runs);
 // How well predicted times order the executed strategies.
 struct Agreement {
   std::optional<double> rank_correlation;  // Spearman's
   PairOrder pairs;
 };
-[[nodiscard]] Agreement agreement(std::span<const Comparison> comparisons);
+[[nodiscard]] Agreement agreement(std::span<const ComparedStrategy> comparisons,
+                                  std::span<const StrategyRuns> runs);
 // Two lines; none for fewer than two executed strategies.
 [[nodiscard]] std::string agreement_text(const Agreement& agreement);
 

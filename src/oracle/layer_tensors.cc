@@ -1,6 +1,8 @@
-#include "oracle/host_tensor.h"
+#include "contextile/oracle.h"
+#include "oracle/layer_tensors.h"
 
 #include <limits>
+#include <span>
 #include <utility>
 
 namespace contextile {
@@ -13,19 +15,6 @@ std::vector<float> as_floats(std::span<const double> values) {
 }
 
 }  // namespace
-
-HostTensor normal_tensor(Rng& rng, Dtype dtype, std::int64_t tokens, std::int32_t heads,
-                         std::int32_t dim) {
-  HostTensor tensor(dtype, tokens, heads, dim);
-  std::vector<float> row(static_cast<std::size_t>(dim));
-  for (std::int64_t n = 0; n < tokens; ++n) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      for (float& value : row) value = static_cast<float>(rng.normal());
-      write_row(tensor.view(), n, h, row);
-    }
-  }
-  return tensor;
-}
 
 LayerTensors::LayerTensors(const BatchTensors& batch, const AttentionShape& shape,
                            std::vector<std::int64_t> local_tokens)

@@ -1,4 +1,4 @@
-// Tensors that own their memory, for checking runs.
+// Tensors that own their memory, for checks and measurements.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,6 @@
 
 #include "base/rng.h"
 #include "contextile/kernel.h"
-#include "contextile/executor.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -73,26 +72,5 @@ class HostTensor {
 // Independent standard normal values, rounded to `dtype`.
 [[nodiscard]] HostTensor normal_tensor(Rng& rng, Dtype dtype, std::int64_t tokens,
                                        std::int32_t heads, std::int32_t dim);
-
-// All tensors of one layer on one device, for the tokens given in local order.
-struct LayerTensors {
-  LayerTensors(const BatchTensors& batch, const AttentionShape& shape,
-               std::vector<std::int64_t> local_tokens);
-
-  // Outputs become NaN.
-  void poison_outputs();
-  [[nodiscard]] ForwardTensors forward();
-  [[nodiscard]] BackwardTensors backward();
-  // Rows of the results to their tokens in arrays of the whole batch; dsink is added.
-  void scatter_forward(OracleResult& result);
-  void scatter_backward(OracleResult& result);
-
-  std::vector<std::int64_t> tokens;
-  HostTensor q, k, v, dout, out, lse, dq, dk, dv;
-  std::vector<float> sink, dsink;
-};
-
-// Arrays of the shape of the oracle's result, NaN until scattered into (dsink 0).
-[[nodiscard]] OracleResult empty_result(std::int64_t tokens, const AttentionShape& shape);
 
 }  // namespace contextile

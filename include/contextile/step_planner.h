@@ -1,5 +1,5 @@
 // Training steps from lengths: plans the attention of every micro-batch, once for all placements
-// that share it, and predicts the step. What `iterate` and tables of papers use.
+// that share it, and predicts the step.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "contextile/training.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 
 namespace contextile {
@@ -24,7 +24,7 @@ struct TrainingJob {
   ModelSpec model;
   Cluster cluster;             // all devices
   std::vector<MaskUse> masks;  // empty: causal
-  StrategyRequest request;     // without strategy options
+  PlanOptions plan;            // of all attention
   IterationOptions options;
   // Of all replicas: micro-batch k is the (k / DP)-th of replica k % DP.
   std::vector<BatchLengths> micro_batches;
@@ -101,5 +101,26 @@ class StepPlanner {
   PlanNotice notice_;
   std::map<Key, PlannedPart> plans_;
 };
+
+// ------------------------------------------------------------------------------- sweeps
+
+// Sizes that are given; a sweep varies the others.
+struct GivenSizes {
+  std::optional<std::int32_t> tp;
+  std::optional<std::int32_t> cp;
+  std::optional<std::int32_t> dp;
+  std::optional<std::int32_t> pp;
+};
+
+// One placement on `num_devices`: TP and PP are 1 unless given; of CP and DP, what is not given is
+// what is left (neither: DP is 1). Throws InvalidArgument when the product is another number.
+[[nodiscard]] ParallelSizes complete_sizes(const GivenSizes& given, std::int64_t num_devices);
+
+// All placements of the model on the cluster that keep to what is given: TP inside a node and
+// dividing the heads, the CP and DP groups whole nodes or equal parts of one, DP dividing the
+// micro-batches, at most as many stages as layers. In order of TP, PP, CP.
+[[nodiscard]] std::vector<ParallelSizes> all_sizes(const GivenSizes& given, const ModelSpec& model,
+                                                   const Cluster& cluster,
+                                                   std::int64_t micro_batches, std::int32_t chunks);
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-#include "planner/time_order.h"
+#include "report/time_order.h"
 
 #include <algorithm>
 #include <cmath>

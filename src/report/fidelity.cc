@@ -1,4 +1,6 @@
-#include "planner/comparison_times.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
+#include "report/fidelity.h"
 
 #include <fmt/format.h>
 
@@ -18,13 +20,13 @@ struct Fidelity {
   [[nodiscard]] double measured_s() const { return measured_forward_s + measured_backward_s; }
 };
 
-Fidelity fidelity_of(const Comparison& comparison) {
+Fidelity fidelity_of(const ComparedStrategy& comparison, const StrategyRuns& runs) {
   Fidelity fidelity;
   for (const Simulation& simulation : comparison.simulations) {
     if (simulation.forward) fidelity.predicted_forward_s += 1e-6 * simulation.forward->time_us;
     if (simulation.backward) fidelity.predicted_backward_s += 1e-6 * simulation.backward->time_us;
   }
-  for (const RunReport& run : comparison.runs) {
+  for (const RunReport& run : runs) {
     for (const MaskRun& mask : run.masks) {
       fidelity.measured_forward_s += mask.forward_s;
       fidelity.measured_backward_s += mask.backward_s;
@@ -35,13 +37,13 @@ Fidelity fidelity_of(const Comparison& comparison) {
 
 }  // namespace
 
-double mean_planning_s(const Comparison& comparison) {
+double mean_planning_s(const ComparedStrategy& comparison) {
   double sum = 0;
   for (const PlannedBatch& batch : comparison.batches) sum += batch.planning_s();
   return sum / static_cast<double>(comparison.batches.size());
 }
 
-PredictedTimes predicted_times(const Comparison& comparison) {
+PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   PredictedTimes predicted;
   if (comparison.simulations.empty()) return predicted;
   const auto batches = static_cast<double>(comparison.simulations.size());
@@ -75,19 +77,6 @@ PredictedTimes predicted_times(const Comparison& comparison) {
   return predicted;
 }
 
-BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
-                        const Simulation& simulation) {
-  const BoundOptions options = bound_options_beside(plan, workload, cluster);
-  BatchBound bound;
-  if (simulation.forward) {
-    bound.forward = lower_bound(workload, cluster, Direction::kForward, options);
-  }
-  if (simulation.backward) {
-    bound.backward = lower_bound(workload, cluster, Direction::kBackward, options);
-  }
-  return bound;
-}
-
 Json prediction_json(const Simulation& simulation, const BatchBound& bound) {
   Json document = Json::object();
   if (simulation.forward) document["forward_s"] = 1e-6 * simulation.forward->time_us;
@@ -103,7 +92,7 @@ Json prediction_json(const Simulation& simulation, const BatchBound& bound) {
   return document;
 }
 
-Table prediction_table(std::span<const Comparison> comparisons) {
+Table prediction_table(std::span<const ComparedStrategy> comparisons) {
   Table table({{"strategy", "strategy"},
                {"predicted_forward_s", "forward\nms", Format::kMilliseconds},
                {"predicted_backward_s", "backward\nms", Format::kMilliseconds},
@@ -112,7 +101,7 @@ Table prediction_table(std::span<const Comparison> comparisons) {
                {"predicted_exposed", "exposed", Format::kPercent},
                {"predicted_mfu", "MFU", Format::kPercent},
                {"planning_s", "plan\nms", Format::kMilliseconds}});
-  for (const Comparison& comparison : comparisons) {
+  for (const ComparedStrategy& comparison : comparisons) {
     if (comparison.simulations.empty()) continue;
     const PredictedTimes predicted = predicted_times(comparison);
     table.add_row({choice_text(comparison.choice), predicted.forward_s, predicted.backward_s,
@@ -122,16 +111,18 @@ Table prediction_table(std::span<const Comparison> comparisons) {
   return table;
 }
 
-Table fidelity_table(std::span<const Comparison> comparisons) {
+Table fidelity_table(std::span<const ComparedStrategy> comparisons,
+                     std::span<const StrategyRuns> runs) {
   Table table({{"strategy", "strategy"},
                {"predicted_forward_s", "forward\npredicted", Format::kMilliseconds},
                {"measured_forward_s", "ms\nmeasured", Format::kMilliseconds},
                {"predicted_backward_s", "backward\npredicted", Format::kMilliseconds},
                {"measured_backward_s", "ms\nmeasured", Format::kMilliseconds},
                {"ratio", "predicted /\nmeasured"}});
-  for (const Comparison& comparison : comparisons) {
-    if (comparison.runs.empty()) continue;
-    const Fidelity f = fidelity_of(comparison);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const ComparedStrategy& comparison = comparisons[i];
+    if (runs[i].empty()) continue;
+    const Fidelity f = fidelity_of(comparison, runs[i]);
     table.add_row({choice_text(comparison.choice), f.predicted_forward_s, f.measured_forward_s,
                    f.predicted_backward_s, f.measured_backward_s,
                    f.measured_s() > 0 ? Cell{f.predicted_s() / f.measured_s()} : Cell{}});
@@ -139,12 +130,14 @@ Table fidelity_table(std::span<const Comparison> comparisons) {
   return table;
 }
 
-Agreement agreement(std::span<const Comparison> comparisons) {
+Agreement agreement(std::span<const ComparedStrategy> comparisons,
+                    std::span<const StrategyRuns> runs) {
   std::vector<double> predicted;
   std::vector<double> measured;
-  for (const Comparison& comparison : comparisons) {
-    if (comparison.runs.empty()) continue;
-    const Fidelity fidelity = fidelity_of(comparison);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const ComparedStrategy& comparison = comparisons[i];
+    if (runs[i].empty()) continue;
+    const Fidelity fidelity = fidelity_of(comparison, runs[i]);
     predicted.push_back(fidelity.predicted_s());
     measured.push_back(fidelity.measured_s());
   }

@@ -1,10 +1,8 @@
-#include "report/run_prediction.h"
+#include "cli/options/plan_cluster.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <string_view>
 #include <vector>
 
 #include "base/check.h"
@@ -20,15 +18,6 @@ std::string preset_names() {
     names += preset.name;
   }
   return names;
-}
-
-double seconds_of_mask(const std::optional<SimulatedDirection>& simulated, std::int32_t mask) {
-  double us = 0;
-  if (!simulated) return us;
-  for (const SimulatedProgram& program : simulated->programs) {
-    if (program.mask == mask) us += program.time_us;
-  }
-  return us * 1e-6;
 }
 
 }  // namespace
@@ -59,29 +48,6 @@ Cluster cluster_of_plan(const Plan& plan, const std::string& text) {
   }
   return load_cluster(
       fmt::format("{}:{}x{}", plan.cluster_name, plan.nodes, plan.devices_per_node));
-}
-
-MaskPrediction predicted_of_mask(const Simulation& simulation, std::int32_t mask) {
-  return {seconds_of_mask(simulation.forward, mask), seconds_of_mask(simulation.backward, mask)};
-}
-
-Table run_prediction_table(const RunReport& report, const Simulation& simulation) {
-  Table table({{"mask", "mask"},
-               {"direction", "direction"},
-               {"predicted_s", "predicted\nms", Format::kMilliseconds},
-               {"measured_s", "measured\nms", Format::kMilliseconds},
-               {"ratio", "predicted /\nmeasured"}});
-  for (std::size_t m = 0; m < report.masks.size(); ++m) {
-    const MaskRun& run = report.masks[m];
-    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
-    const auto add = [&](Direction direction, double predicted_s, double measured_s) {
-      table.add_row({run.mask, std::string(to_string(direction)), predicted_s, measured_s,
-                     measured_s > 0 ? Cell{predicted_s / measured_s} : Cell{}});
-    };
-    if (simulation.forward) add(Direction::kForward, predicted.forward_s, run.forward_s);
-    if (simulation.backward) add(Direction::kBackward, predicted.backward_s, run.backward_s);
-  }
-  return table;
 }
 
 }  // namespace contextile

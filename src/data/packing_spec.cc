@@ -1,5 +1,3 @@
-#include "cli/options/packing.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -8,7 +6,8 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "cli/options/types.h"
+#include "base/parse_number.h"
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

@@ -1,0 +1,39 @@
+// Everything, and in which order to read it.
+//
+// From lengths to a verified plan:
+#pragma once
+
+#include "contextile/base.h"      // ids, ranges, errors
+#include "contextile/mask.h"      // bands, mask rules, blocks, tiles
+#include "contextile/workload.h"  // sequences, attention shape, masks: what is planned
+#include "contextile/cluster.h"   // devices, links, costs: what it is planned for
+#include "contextile/planner.h"   // plan_batch, compare_strategies: start here
+// What a plan is, and what is done with it:
+#include "contextile/plan.h"          // five instructions a device
+#include "contextile/verify.h"        // proof
+#include "contextile/plan_stats.h"    // bytes, balance, memory
+#include "contextile/plan_file.h"     // files, digests, JSON
+#include "contextile/token_layout.h"  // which rank holds which tokens
+#include "contextile/simulate.h"      // time on any cluster
+#include "contextile/bounds.h"        // the time no plan undercuts
+#include "contextile/report.h"        // the HTML page, traces
+// Running plans:
+#include "contextile/executor.h"   // forward, backward
+#include "contextile/kernel.h"     // attention on tiles
+#include "contextile/oracle.h"     // attention in fp64, checked runs
+#include "contextile/profile.h"    // measuring this machine
+#include "contextile/transport.h"  // messages between ranks
+// Batches and whole training steps:
+#include "contextile/data.h"          // lengths, datasets, batches, home layouts
+#include "contextile/model.h"         // sizes of models
+#include "contextile/packing.h"       // documents into micro-batches
+#include "contextile/pipeline.h"      // pipeline schedules
+#include "contextile/step_planner.h"  // a step from lengths
+#include "contextile/training.h"      // what a step takes
+// Making plans of your own:
+#include "contextile/arrangement.h"  // what a strategy returns
+#include "contextile/hypergraph.h"   // the general partitioner
+#include "contextile/partition.h"    // the partitioner of tile grids
+#include "contextile/plan_build.h"   // from an arrangement to a plan
+#include "contextile/registry.h"     // the strategies there are
+#include "contextile/strategy.h"     // the interface of strategies

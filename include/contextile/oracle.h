@@ -1,0 +1,77 @@
+// Checking plans: attention in double precision, and whole runs of a plan compared with it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/mask.h"
+#include "contextile/plan.h"
+#include "contextile/plan_stats.h"
+#include "contextile/transport.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// A whole batch in fp64, on one machine. Dense per row; for checking.
+struct BatchTensors {
+  std::int64_t tokens = 0;
+  std::vector<double> q, k, v,
+      dout;                  // [T, H, D] as the shape says, values representable in its dtype
+  std::vector<double> sink;  // [q_heads] or empty
+};
+struct OracleResult {
+  std::vector<double> out, lse, dq, dk, dv, dsink;
+};
+// Random normal inputs rounded to the shape's dtype.
+[[nodiscard]] BatchTensors random_batch(const Workload& workload, std::uint64_t seed);
+// Exact attention under one mask; threads over heads. FLOPs: forward_flops + backward_flops.
+[[nodiscard]] OracleResult oracle(const BatchTensors& batch, const AttentionShape& shape,
+                                  const Mask& mask, bool backward);
+// What that costs for every mask of a plan together, FLOPs of all heads.
+[[nodiscard]] double oracle_flops(const Plan& plan);
+[[nodiscard]] double oracle_flops(const Workload& workload, bool backward);
+
+// ---------------------------------------------------------------------------------- whole runs
+
+struct RunOptions {
+  std::string kernel;        // empty: the preferred one
+  std::uint64_t seed = 0;    // of the inputs
+  bool compare = true;       // against the oracle and against one device with the same kernel
+  std::int32_t repeats = 1;  // timed repetitions
+  InprocOptions transport;
+};
+
+// max|x - ref| / max|ref| of one array; the single-device error stands beside.
+struct RunError {
+  std::string array;  // "out", "lse", "dq", "dk", "dv", "dsink"
+  double error = 0;
+  double single_device_error = 0;
+  double bound = 0;  // what model.md promises for the dtype and wire
+};
+struct MaskRun {
+  std::string mask;
+  std::vector<RunError> errors;  // empty without compare
+  double forward_s = 0;          // slowest rank, fastest repeat
+  double backward_s = 0;
+  double exposed_s = 0;
+  std::int64_t sent_bytes_forward = 0;  // all ranks
+  std::int64_t sent_bytes_backward = 0;
+  std::int64_t predicted_bytes_forward = 0;  // plan statistics
+  std::int64_t predicted_bytes_backward = 0;
+};
+struct RunReport {
+  std::vector<MaskRun> masks;
+  ExecutorMemory memory;  // of the rank with the most
+  std::int64_t predicted_memory_bytes = 0;
+  [[nodiscard]] bool ok() const;  // every error within its bound, bytes as predicted
+};
+// Executes every mask of a plan, forward and backward, on in-process ranks with random data.
+[[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options = {});
+
+// Throws InvalidArgument when run_plan on this machine would need more memory than it has.
+void check_run_memory(const Plan& plan, const PlanStats& statistics);
+
+}  // namespace contextile

@@ -1,0 +1,36 @@
+// Plans outside the program: plan files, digests, the JSON export.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+
+// Bytes of a plan file (docs/plan-format.md). The digest in the file is plan.digest.
+// Throws InvalidPlan when plan.digest is not compute_digest(plan), or ids do not fit the plan.
+[[nodiscard]] std::vector<std::uint8_t> serialize(const Plan& plan);
+// Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where`
+// names the source in messages.
+[[nodiscard]] Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where);
+// XXH3-64 of the canonical bytes with the digest zeroed.
+[[nodiscard]] std::uint64_t compute_digest(const Plan& plan);
+// "16 hex digits".
+[[nodiscard]] std::string digest_text(std::uint64_t digest);
+
+// Throws IoError (expected, found, where). Writing replaces the file atomically.
+void save_plan(const Plan& plan, const std::string& path);
+[[nodiscard]] Plan load_plan(const std::string& path);
+
+// The stable JSON contract (docs/plan-format.md), streamed. With `only`, `devices` holds that rank
+// alone.
+void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only = std::nullopt);
+
+}  // namespace contextile

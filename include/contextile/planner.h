@@ -1,0 +1,135 @@
+// From lengths to a verified plan in one call, and strategies side by side.
+//
+//   #include "contextile/planner.h"
+//
+//   using namespace contextile;
+//   const std::vector<std::int64_t> lengths = {500, 90'000, 40'572};
+//   const Workload workload = make_workload(lengths, AttentionShape{}, MaskUse{});
+//   const Cluster cluster = load_cluster("dgx-h200:4x8");
+//   const PlannedBatch planned = plan_batch(workload, cluster, {"auto"});
+//   if (!planned.verified.ok()) throw InvalidPlan(planned.verified.violations.front());
+//   save_plan(*planned.plan, "batch.plan");
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/bounds.h"
+#include "contextile/cluster.h"
+#include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
+#include "contextile/simulate.h"
+#include "contextile/strategy.h"
+#include "contextile/verify.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// What is asked of a plan, whatever the strategy.
+struct PlanOptions {
+  std::optional<std::int64_t> block_size;          // tokens; unset: the strategy's own
+  std::optional<Dtype> wire;                       // of partial results; unset: as the original
+  bool backward = true;                            // false: forward only (prefill)
+  std::uint64_t seed = 0;                          // of strategies that draw
+  std::optional<std::int64_t> token_limit;         // tokens a device may own; proved by verify
+  std::optional<std::int64_t> memory_limit_bytes;  // of a device and direction; proved by verify
+};
+// Of a strategy with options of its own.
+[[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);
+
+// A plan, what verify and statistics say of it, and how long it took, seconds.
+struct PlannedBatch {
+  std::shared_ptr<const Plan> plan;
+  PlanStats statistics;
+  VerifyReport verified;
+  double arrange_s = 0;
+  double build_s = 0;
+  double verify_s = 0;
+
+  [[nodiscard]] double planning_s() const { return arrange_s + build_s; }
+};
+
+// Arranges, builds, verifies, counts. A strategy that leaves its block size open (Strategy::
+// block_sizes) is arranged at each of its sizes, and the plan that is predicted fastest on the
+// cluster is the one. Deterministic, on any number of threads, unless the strategy is given a time
+// budget. Throws InvalidArgument on an unknown strategy, bad options, or with the reason when the
+// strategy does not support the workload; a plan that does not verify is returned, not thrown.
+[[nodiscard]] PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
+                                      const StrategyChoice& choice,
+                                      const PlanOptions& options = {});
+
+// Why the strategy cannot plan this batch, or nothing. Throws InvalidArgument on an unknown
+// strategy or bad options.
+[[nodiscard]] std::optional<std::string> unsupported_reason(const Workload& workload,
+                                                            const Cluster& cluster,
+                                                            const StrategyChoice& choice,
+                                                            const PlanOptions& options = {});
+
+// A plan did not verify: none of its numbers count.
+class CheckFailed : public Error {
+ public:
+  using Error::Error;
+};
+// plan_batch, for callers with no use for a plan that does not verify: throws CheckFailed with the
+// number of violations and the first one.
+[[nodiscard]] PlannedBatch plan_and_check(const Workload& workload, const Cluster& cluster,
+                                          const StrategyChoice& choice,
+                                          const PlanOptions& options = {});
+
+// ------------------------------------------------------------------------------- comparison
+
+// Batches to plan for one machine, with the same options.
+struct PlanInput {
+  Cluster cluster;                // the context-parallel group
+  std::vector<Workload> batches;  // at least one
+  PlanOptions options;
+};
+
+// How fast any plan could be that owns no more tokens per device and node than the defaults of
+// BoundOptions, or than the plan it is put beside where that owns more: never above its time.
+struct BatchBound {
+  std::optional<TimeBound> forward;
+  std::optional<TimeBound> backward;
+};
+[[nodiscard]] BatchBound bound_beside(const Plan& plan, const Workload& workload,
+                                      const Cluster& cluster, const Simulation& simulation);
+
+// One strategy on all batches of a comparison.
+struct ComparedStrategy {
+  StrategyChoice choice;
+  std::string skipped;                // why it does not apply; then nothing below is set
+  std::string failed;                 // what it threw
+  std::vector<PlannedBatch> batches;  // plans without bands and programs: many would not fit
+  std::vector<Simulation> simulations;  // one for each batch whose plan verifies
+  std::vector<BatchBound> bounds;       // likewise
+
+  // Applied and every plan verifies, or did not apply.
+  [[nodiscard]] bool ok() const;
+};
+
+struct ComparisonHooks {
+  // Before each batch of each strategy, also of those that do not apply.
+  std::function<void(std::size_t strategy, std::size_t batch)> started = {};
+  // With each whole plan that verifies. An Error it throws is that strategy's failure, a
+  // TransportError ends the comparison.
+  std::function<void(std::size_t strategy, std::size_t batch, const PlannedBatch&)> planned = {};
+};
+
+// Plans every batch with every choice and predicts its time on the input's cluster; choice i is
+// element i of the result. Throws InvalidArgument on unknown strategies and bad options; what goes
+// wrong inside one strategy is that strategy's failure.
+[[nodiscard]] std::vector<ComparedStrategy> compare_strategies(
+    const PlanInput& input, std::span<const StrategyChoice> choices,
+    const ComparisonHooks& hooks = {});
+
+}  // namespace contextile

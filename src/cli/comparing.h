@@ -1,0 +1,36 @@
+// Comparing strategies at the terminal: what `compare` and `demo` share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "contextile/registry.h"
+#include "contextile/planner.h"
+#include "report/comparison_tables.h"
+
+namespace contextile {
+
+// How plans are executed, on in-process ranks.
+struct Execution {
+  std::uint64_t seed = 0;    // of the random inputs
+  std::int32_t repeats = 1;  // timed repetitions, the fastest counts
+  std::string kernel = "";   // empty: the preferred one
+};
+
+struct ComparisonResult {
+  std::vector<ComparedStrategy> compared;
+  std::vector<StrategyRuns> runs;  // of every strategy; empty without execution
+};
+
+// compare_strategies with a line of progress; with `execution` also runs every plan that verifies.
+// Throws InvalidArgument, too, when a batch is too large to execute.
+[[nodiscard]] ComparisonResult compare_at_terminal(const PlanInput& input,
+                                                   std::span<const StrategyChoice> choices,
+                                                   const std::optional<Execution>& execution);
+// Every failure on stderr; whether there was none.
+[[nodiscard]] bool report_failures(const ComparisonResult& result);
+
+}  // namespace contextile

@@ -1,0 +1,149 @@
+#include "contextile/oracle.h"
+#include "report/run_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+Json mask_run_json(const MaskRun& run) {
+  Json errors = Json::array();
+  for (const RunError& error : run.errors) {
+    errors.push_back({{"array", error.array},
+                      {"error", error.error},
+                      {"single_device_error", error.single_device_error},
+                      {"bound", error.bound}});
+  }
+  return {{"mask", run.mask},
+          {"errors", std::move(errors)},
+          {"forward_s", run.forward_s},
+          {"backward_s", run.backward_s},
+          {"exposed_s", run.exposed_s},
+          {"sent_bytes_forward", run.sent_bytes_forward},
+          {"predicted_bytes_forward", run.predicted_bytes_forward},
+          {"sent_bytes_backward", run.sent_bytes_backward},
+          {"predicted_bytes_backward", run.predicted_bytes_backward}};
+}
+
+// NaN counts as wrong.
+bool within_bound(const RunError& error) { return error.error <= error.bound; }
+
+double seconds_of_mask(const std::optional<SimulatedDirection>& simulated, std::int32_t mask) {
+  double us = 0;
+  if (!simulated) return us;
+  for (const SimulatedProgram& program : simulated->programs) {
+    if (program.mask == mask) us += program.time_us;
+  }
+  return us * 1e-6;
+}
+
+}  // namespace
+
+std::string run_text(const RunReport& report, bool colour) {
+  Table errors({{"mask", "mask"},
+                {"array", "array"},
+                {"error", "error", Format::kScientific},
+                {"single_device_error", "one device", Format::kScientific},
+                {"bound", "bound", Format::kScientific},
+                {"ok", "ok", Format::kVerdict}});
+  Table work({{"mask", "mask"},
+              {"direction", "direction"},
+              {"seconds", "ms", Format::kMilliseconds},
+              {"sent_bytes", "moved\nMB", Format::kMegabytes},
+              {"predicted_bytes", "predicted\nMB", Format::kMegabytes},
+              {"ok", "ok", Format::kVerdict}});
+  std::string exposed;
+  for (const MaskRun& run : report.masks) {
+    for (const RunError& error : run.errors) {
+      errors.add_row({run.mask, error.array, error.error, error.single_device_error, error.bound,
+                      within_bound(error)});
+    }
+    work.add_row({run.mask, "forward", run.forward_s, run.sent_bytes_forward,
+                  run.predicted_bytes_forward,
+                  run.sent_bytes_forward == run.predicted_bytes_forward});
+    work.add_row({run.mask, "backward", run.backward_s, run.sent_bytes_backward,
+                  run.predicted_bytes_backward,
+                  run.sent_bytes_backward == run.predicted_bytes_backward});
+    exposed +=
+        fmt::format("{}{} {}", exposed.empty() ? "" : ", ", run.mask, milliseconds(run.exposed_s));
+  }
+  const bool compared = std::any_of(report.masks.begin(), report.masks.end(),
+                                    [](const MaskRun& run) { return !run.errors.empty(); });
+  const ExecutorMemory& memory = report.memory;
+  return (compared ? "error against the fp64 oracle: max|x - ref| / max|ref|\n" +
+                         errors.text(colour) + "\n"
+                   : std::string("not compared with the oracle\n\n")) +
+         work.text(colour) + fmt::format("waiting for transfers: {}\n", exposed) +
+         fmt::format(
+             "memory of the largest rank: {} staging, {} accumulators,\n"
+             "  {} packing (predicted {} in all), {} workspace beside it\n",
+             megabytes(memory.staging_bytes), megabytes(memory.accumulator_bytes),
+             megabytes(memory.packing_bytes), megabytes(report.predicted_memory_bytes),
+             megabytes(memory.workspace_bytes));
+}
+
+std::vector<std::string> run_failures(const RunReport& report) {
+  std::vector<std::string> lines;
+  const auto check_bytes = [&](const MaskRun& run, Direction direction, std::int64_t sent,
+                               std::int64_t predicted) {
+    if (sent == predicted) return;
+    lines.push_back(fmt::format("mask {}, {}: expected {} bytes sent as planned, found {}",
+                                run.mask, to_string(direction), predicted, sent));
+  };
+  for (const MaskRun& run : report.masks) {
+    for (const RunError& error : run.errors) {
+      if (within_bound(error)) continue;
+      lines.push_back(fmt::format(
+          "mask {}, {}: expected an error of at most {:.2e}, found {:.2e} ({:.2e} on one device)",
+          run.mask, error.array, error.bound, error.error, error.single_device_error));
+    }
+    check_bytes(run, Direction::kForward, run.sent_bytes_forward, run.predicted_bytes_forward);
+    check_bytes(run, Direction::kBackward, run.sent_bytes_backward, run.predicted_bytes_backward);
+  }
+  if (lines.empty() && !report.ok()) lines.emplace_back("expected a run within its promises");
+  return lines;
+}
+
+Json run_json(const RunReport& report) {
+  Json masks = Json::array();
+  for (const MaskRun& run : report.masks) masks.push_back(mask_run_json(run));
+  return {{"ok", report.ok()},
+          {"masks", std::move(masks)},
+          {"memory",
+           {{"staging_bytes", report.memory.staging_bytes},
+            {"accumulator_bytes", report.memory.accumulator_bytes},
+            {"packing_bytes", report.memory.packing_bytes},
+            {"workspace_bytes", report.memory.workspace_bytes},
+            {"predicted_bytes", report.predicted_memory_bytes}}}};
+}
+
+MaskPrediction predicted_of_mask(const Simulation& simulation, std::int32_t mask) {
+  return {seconds_of_mask(simulation.forward, mask), seconds_of_mask(simulation.backward, mask)};
+}
+
+Table run_prediction_table(const RunReport& report, const Simulation& simulation) {
+  Table table({{"mask", "mask"},
+               {"direction", "direction"},
+               {"predicted_s", "predicted\nms", Format::kMilliseconds},
+               {"measured_s", "measured\nms", Format::kMilliseconds},
+               {"ratio", "predicted /\nmeasured"}});
+  for (std::size_t m = 0; m < report.masks.size(); ++m) {
+    const MaskRun& run = report.masks[m];
+    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
+    const auto add = [&](Direction direction, double predicted_s, double measured_s) {
+      table.add_row({run.mask, std::string(to_string(direction)), predicted_s, measured_s,
+                     measured_s > 0 ? Cell{predicted_s / measured_s} : Cell{}});
+    };
+    if (simulation.forward) add(Direction::kForward, predicted.forward_s, run.forward_s);
+    if (simulation.backward) add(Direction::kBackward, predicted.backward_s, run.backward_s);
+  }
+  return table;
+}
+
+}  // namespace contextile
