@@ -37,12 +37,12 @@ namespace contextile {
 
 // What is asked of a plan, whatever the strategy.
 struct PlanOptions {
-  std::optional<std::int64_t> block_size;          // tokens; unset: the strategy's own
-  std::optional<Dtype> wire;                       // of partial results; unset: as the original
-  bool backward = true;                            // false: forward only (prefill)
-  std::uint64_t seed = 0;                          // of strategies that draw
-  std::optional<std::int64_t> token_limit;         // tokens a device may own; proved by verify
-  std::optional<std::int64_t> memory_limit_bytes;  // of a device and direction; proved by verify
+  std::optional<std::int64_t> block_size = {};  // tokens; unset: the strategy's own
+  std::optional<Dtype> wire = {};               // of partial results; unset: as the original
+  bool backward = true;                         // false: forward only (prefill)
+  std::uint64_t seed = 0;                       // of strategies that draw
+  std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
+  std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
 };
 // Of a strategy with options of its own.
 [[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);

@@ -20,7 +20,7 @@ namespace contextile {
 // colons; "all" stands for every strategy. Names and keys are checked when used.
 struct StrategyChoice {
   std::string name;
-  std::map<std::string, std::string> options;
+  std::map<std::string, std::string> options = {};
 };
 [[nodiscard]] std::vector<StrategyChoice> parse_strategies(std::string_view text);
 // "name" or "name:key=value,…", as given.

@@ -107,14 +107,6 @@ TEST(Dcp, CutsAtBandEdgesMoveLess) {
   }
 }
 
-TEST(Dcp, SearchesTheBlockSizeWhenNoneIsGiven) {
-  const Workload workload = batch_of({20000, 700, 9000}, "causal");
-  const Plan plan = plan_of(workload, cluster_of(1, 4), {});
-  const std::int64_t chosen = std::stoll(plan.options.at("block_size"));
-  EXPECT_TRUE(chosen == 512 || chosen == 1024 || chosen == 2048 || chosen == 4096) << chosen;
-  EXPECT_EQ(plan.digest, plan_of(workload, cluster_of(1, 4), {}).digest);
-}
-
 TEST(Dcp, SaysWhichHeadGroupsItCannotMake) {
   StrategyRequest request;
   request.options["head_groups"] = "3";

@@ -336,30 +336,6 @@ TEST(FcpTokenCap, BoundsWhatADeviceOwns) {
   EXPECT_THAT(*reason, HasSubstr("expected room for 8000 on 8 devices, found 7992"));
 }
 
-TEST(FcpBlock, AutoTakesTheSmallestThatSaturatesAndHidesItsTransfer) {
-  const auto chosen = [](const Cluster& cluster, std::int64_t tokens, std::int32_t q_heads) {
-    AttentionShape shape;
-    shape.q_heads = q_heads;
-    const Workload workload =
-        make_workload(std::vector<std::int64_t>{tokens}, shape, std::vector<MaskUse>(1));
-    return fcp_strategy().arrange(workload, cluster, with({{"block", "auto"}})).options.at("block");
-  };
-  // Squares of b run at b² / (b² + 100 b) of the peak: 1024 at 0.911, 512 at 0.837.
-  Cluster cluster = cluster_of(2, 8);
-  cluster.attention_tflops = 680;
-  cluster.attention = AttentionProfile::from_overheads(100, 0, 1);
-  // 64 query heads: 32768 FLOPs a pair, at 680 TFLOP/s 55 us for 1024² pairs and 212 us for 2048²;
-  // 2048 tokens of 4096 bytes take 168 us at 50 GB/s.
-  EXPECT_EQ(chosen(cluster, 1 << 18, 64), "2048");
-  // 32 heads: 2048² take 106 us, still 168 us of transfer; 4096² take 414 us for 336.
-  EXPECT_EQ(chosen(cluster, 1 << 18, 32), "4096");
-  EXPECT_EQ(chosen(cluster, 1 << 17, 32), "2048");  // four blocks a device
-  cluster.nodes = 1;  // 450 GB/s: 1024² take 28 us, the transfer 9 us
-  EXPECT_EQ(chosen(cluster, 1 << 18, 32), "1024");
-  cluster.attention = AttentionProfile::from_overheads(300, 0, 1);  // 2048 at 0.872 now, 4096 0.932
-  EXPECT_EQ(chosen(cluster, 1 << 18, 32), "4096");
-}
-
 TEST(FcpBlock, IsSetByItsOptionElseTheBlockSize) {
   const Workload workload = causal({4000});
   StrategyRequest request;

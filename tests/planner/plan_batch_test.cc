@@ -1,0 +1,128 @@
+// plan_batch and compare_strategies: what a front end calls.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "contextile/planner.h"
+#include "support/message_of.h"
+
+namespace contextile {
+namespace {
+
+using ::testing::HasSubstr;
+
+Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask = "causal") {
+  const MaskUse use = parse_mask_use(mask);
+  return make_workload(lengths, {.q_heads = 8, .kv_heads = 4}, {&use, 1});
+}
+
+const std::vector<std::int64_t> kLengths = {9000, 300, 4100, 2500, 40};
+
+TEST(PlanBatch, ReturnsAPlanWithItsProofStatisticsAndTimes) {
+  const Workload workload = batch_of(kLengths);
+  const Cluster cluster = load_cluster("dgx-h200:2x4");
+  const PlannedBatch planned = plan_batch(workload, cluster, {"magi", {}});
+  ASSERT_TRUE(planned.verified.ok());
+  EXPECT_EQ(planned.plan->strategy, "magi");
+  EXPECT_EQ(planned.plan->num_tokens(), workload.num_tokens());
+  EXPECT_EQ(planned.statistics.tokens, workload.num_tokens());
+  EXPECT_TRUE(planned.statistics.backward);
+  EXPECT_GT(planned.planning_s(), 0);
+}
+
+TEST(PlanBatch, FollowsEveryOption) {
+  const PlannedBatch planned = plan_batch(batch_of(kLengths), load_cluster("dgx-h200:1x4"),
+                                          {"dcp", {{"T", "3"}}},
+                                          {.block_size = 512,
+                                           .wire = Dtype::kBf16,
+                                           .backward = false,
+                                           .token_limit = 16000,
+                                           .memory_limit_bytes = 1'000'000'000});
+  const Plan& plan = *planned.plan;
+  EXPECT_EQ(plan.options.at("block_size"), "512");
+  EXPECT_EQ(plan.options.at("T"), "3");
+  EXPECT_EQ(plan.partial_wire, Dtype::kBf16);
+  EXPECT_FALSE(plan.has_direction(Direction::kBackward));
+  EXPECT_EQ(plan.rounds[0].token_limit, 16000);
+  EXPECT_EQ(plan.rounds[0].memory_limit_bytes, 1'000'000'000);
+}
+
+// Strategies that leave their block size open: the planner tries each of their sizes.
+TEST(PlanBatch, TakesTheBlockSizeThatIsPredictedFastest) {
+  const Workload workload = batch_of(kLengths);
+  const Cluster cluster = load_cluster("p4de:2x4");
+  for (const StrategyChoice& choice : parse_strategies("dcp,fcp:block=auto")) {
+    SCOPED_TRACE(choice.name);
+    const std::vector<std::int64_t> sizes =
+        find_strategy(choice.name).block_sizes(request_of(choice, {}));
+    ASSERT_GT(sizes.size(), 1U);
+    double fastest_us = 1e30;
+    for (const std::int64_t size : sizes) {
+      StrategyChoice fixed = choice;
+      fixed.options.erase("block");
+      const PlannedBatch planned = plan_batch(workload, cluster, fixed, {.block_size = size});
+      fastest_us = std::min(fastest_us, simulate(*planned.plan, cluster).time_us());
+    }
+    const PlannedBatch chosen = plan_batch(workload, cluster, choice);
+    EXPECT_DOUBLE_EQ(simulate(*chosen.plan, cluster).time_us(), fastest_us);
+  }
+}
+
+TEST(PlanBatch, SaysWhyAStrategyDoesNotApply) {
+  const Workload workload = batch_of(kLengths);
+  const Cluster cluster = load_cluster("dgx-h200:1x8");  // more ranks than KV heads
+  const auto reason = unsupported_reason(workload, cluster, {"ulysses", {}});
+  ASSERT_TRUE(reason);
+  EXPECT_THAT(*reason, HasSubstr("KV heads"));
+  EXPECT_THAT(message_of([&] { (void)plan_batch(workload, cluster, {"ulysses", {}}); }),
+              HasSubstr(*reason));
+  EXPECT_THAT(message_of([&] { (void)plan_batch(workload, cluster, {"dpc", {}}); }),
+              HasSubstr("did you mean"));
+}
+
+TEST(CompareStrategies, TellsEveryPlanBeforeItKeepsOnlyItsDescription) {
+  const PlanInput input{load_cluster("dgx-h200:1x8"),
+                        {batch_of(kLengths), batch_of({5000, 6000})},
+                        {}};
+  const std::vector<StrategyChoice> choices = parse_strategies("ring,ulysses,magi");
+  std::vector<std::string> seen;
+  ComparisonHooks hooks;
+  hooks.planned = [&](std::size_t strategy, std::size_t batch, const PlannedBatch& planned) {
+    EXPECT_FALSE(planned.plan->rounds[0].devices.empty());
+    seen.push_back(choices[strategy].name + std::to_string(batch));
+  };
+  const std::vector<ComparedStrategy> compared = compare_strategies(input, choices, hooks);
+  EXPECT_THAT(seen, testing::ElementsAre("ring0", "ring1", "magi0", "magi1"));
+  ASSERT_EQ(compared.size(), 3U);
+  EXPECT_THAT(compared[1].skipped, HasSubstr("KV heads"));
+  EXPECT_TRUE(compared[1].batches.empty());
+  ASSERT_EQ(compared[2].batches.size(), 2U);
+  EXPECT_TRUE(compared[2].batches[1].plan->rounds[0].devices.empty());
+  EXPECT_EQ(compared[2].batches[1].plan->num_tokens(), 11000);
+  ASSERT_EQ(compared[2].bounds.size(), 2U);
+  EXPECT_LE(compared[2].bounds[0].forward->time_us, compared[2].simulations[0].forward->time_us);
+}
+
+TEST(CompareStrategies, KeepsWhatGoesWrongInsideOneStrategy) {
+  const PlanInput input{load_cluster("dgx-h200:1x4"), {batch_of(kLengths)}, {}};
+  const std::vector<StrategyChoice> choices = parse_strategies("ring,magi");
+  ComparisonHooks hooks;
+  hooks.planned = [](std::size_t strategy, std::size_t, const PlannedBatch&) {
+    if (strategy == 0) throw InvalidArgument("no room to run");
+  };
+  const std::vector<ComparedStrategy> compared = compare_strategies(input, choices, hooks);
+  EXPECT_EQ(compared[0].failed, "no room to run");
+  EXPECT_FALSE(compared[0].ok());
+  EXPECT_TRUE(compared[1].ok());
+  hooks.planned = [](std::size_t, std::size_t, const PlannedBatch&) {
+    throw TransportError("rank 1 died");
+  };
+  EXPECT_THROW((void)compare_strategies(input, choices, hooks), TransportError);
+}
+
+}  // namespace
+}  // namespace contextile
