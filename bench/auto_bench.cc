@@ -21,14 +21,14 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/registry.h"
 #include "contextile/bounds.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "geometric_mean.h"
 
 namespace contextile {

@@ -33,21 +33,21 @@
 
 #include "base/rng.h"
 #include "blas_attention.h"
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/registry.h"
 #include "contextile/cluster.h"
+#include "contextile/executor.h"
 #include "contextile/kernel.h"
 #include "contextile/plan.h"
-#include "contextile/executor.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
+#include "kernel/host_tensor.h"
+#include "kernel/tensor.h"
 #include "kernel_executor.h"
 #include "kernel_memory.h"
 #include "kernel_peaks.h"
 #include "kernel_tile.h"
 #include "kernel_torch.h"
-#include "kernel/host_tensor.h"
-#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -11,17 +11,17 @@
 #include <tuple>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/oracle.h"
-#include "contextile/token_layout.h"
-#include "contextile/registry.h"
-#include "oracle/layer_tensors.h"
 #include "contextile/cluster.h"
 #include "contextile/executor.h"
+#include "contextile/oracle.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/token_layout.h"
 #include "contextile/transport.h"
-#include "kernel_tile.h"
 #include "kernel/host_tensor.h"
+#include "kernel_tile.h"
+#include "oracle/layer_tensors.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,3 @@
-#include "contextile/verify.h"
 #include "kernel_memory.h"
 
 #include <fmt/format.h>
@@ -14,14 +13,15 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/verify.h"
+#include "kernel/host_tensor.h"
+#include "kernel/merge.h"
+#include "kernel/tensor.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
 #include "runtime/epilogue.h"
-#include "kernel/host_tensor.h"
-#include "kernel/merge.h"
-#include "transport/strided_copy.h"
-#include "kernel/tensor.h"
 #include "runtime/unit_view.h"
+#include "transport/strided_copy.h"
 
 namespace contextile {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "base/rng.h"
 #include "kernel/reference_kernel.h"
-#include "oracle/run_error.h"
 #include "kernel/simd/kernel.h"
 #include "kernel/tensor.h"
+#include "oracle/run_error.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

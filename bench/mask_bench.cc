@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/verify.h"
 #include "contextile/mask.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
-#include "contextile/registry.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
-#include "contextile/plan.h"
 #include "contextile/executor.h"
+#include "contextile/oracle.h"
+#include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "oracle/run_error.h"
 #include "oracle/single_device.h"

@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "schedule/coloring.h"
 
 namespace contextile {

@@ -13,15 +13,15 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -21,13 +21,13 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 #include "strategy/distca/plan.h"
 

@@ -8,10 +8,10 @@
 #include <streambuf>
 #include <vector>
 
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/verify.h"
 #include "plan/file/plan_file.h"
 #include "plan/file/program_codec.h"
 

@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "contextile/cluster.h"
-#include "contextile/plan.h"
 #include "contextile/executor.h"
+#include "contextile/oracle.h"
+#include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace {

@@ -28,8 +28,7 @@ enum class Kind : std::uint8_t {
 inline constexpr int kNumKinds = 6;
 
 enum class Direction : std::uint8_t { kForward, kBackward };
-inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward,
-                                                         Direction::kBackward};
+inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
 
 [[nodiscard]] std::string_view to_string(Kind kind);            // "q", "kv", "o", "do", "dq", "dkv"
 [[nodiscard]] std::string_view to_string(Direction direction);  // "forward", "backward"

@@ -4,19 +4,19 @@
 #pragma once
 
 #include "contextile/base.h"      // ids, ranges, errors
-#include "contextile/mask.h"      // bands, mask rules, blocks, tiles
-#include "contextile/workload.h"  // sequences, attention shape, masks: what is planned
 #include "contextile/cluster.h"   // devices, links, costs: what it is planned for
+#include "contextile/mask.h"      // bands, mask rules, blocks, tiles
 #include "contextile/planner.h"   // plan_batch, compare_strategies: start here
+#include "contextile/workload.h"  // sequences, attention shape, masks: what is planned
 // What a plan is, and what is done with it:
-#include "contextile/plan.h"          // five instructions a device
-#include "contextile/verify.h"        // proof
-#include "contextile/plan_stats.h"    // bytes, balance, memory
-#include "contextile/plan_file.h"     // files, digests, JSON
-#include "contextile/token_layout.h"  // which rank holds which tokens
-#include "contextile/simulate.h"      // time on any cluster
 #include "contextile/bounds.h"        // the time no plan undercuts
+#include "contextile/plan.h"          // five instructions a device
+#include "contextile/plan_file.h"     // files, digests, JSON
+#include "contextile/plan_stats.h"    // bytes, balance, memory
 #include "contextile/report.h"        // the HTML page, traces
+#include "contextile/simulate.h"      // time on any cluster
+#include "contextile/token_layout.h"  // which rank holds which tokens
+#include "contextile/verify.h"        // proof
 // Running plans:
 #include "contextile/executor.h"   // forward, backward
 #include "contextile/kernel.h"     // attention on tiles

@@ -37,10 +37,10 @@ namespace contextile {
 
 // What is asked of a plan, whatever the strategy.
 struct PlanOptions {
-  std::optional<std::int64_t> block_size = {};  // tokens; unset: the strategy's own
-  std::optional<Dtype> wire = {};               // of partial results; unset: as the original
-  bool backward = true;                         // false: forward only (prefill)
-  std::uint64_t seed = 0;                       // of strategies that draw
+  std::optional<std::int64_t> block_size = {};   // tokens; unset: the strategy's own
+  std::optional<Dtype> wire = {};                // of partial results; unset: as the original
+  bool backward = true;                          // false: forward only (prefill)
+  std::uint64_t seed = 0;                        // of strategies that draw
   std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
   std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
 };
@@ -107,9 +107,9 @@ struct BatchBound {
 // One strategy on all batches of a comparison.
 struct ComparedStrategy {
   StrategyChoice choice;
-  std::string skipped;                // why it does not apply; then nothing below is set
-  std::string failed;                 // what it threw
-  std::vector<PlannedBatch> batches;  // plans without bands and programs: many would not fit
+  std::string skipped;                  // why it does not apply; then nothing below is set
+  std::string failed;                   // what it threw
+  std::vector<PlannedBatch> batches;    // plans without bands and programs: many would not fit
   std::vector<Simulation> simulations;  // one for each batch whose plan verifies
   std::vector<BatchBound> bounds;       // likewise
 

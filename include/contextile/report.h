@@ -8,8 +8,8 @@
 
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
-#include "contextile/verify.h"
 #include "contextile/simulate.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 

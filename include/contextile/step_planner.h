@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
-#include "contextile/training.h"
 #include "contextile/planner.h"
+#include "contextile/training.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -51,8 +51,9 @@ class Strategy {
     return {};
   }
 
-  // With the first of block_sizes() where the request leaves the size open. Deterministic: same arguments, same arrangement, on any number of threads. Throws
-  // InvalidArgument on bad options, and with the reason when unsupported().
+  // With the first of block_sizes() where the request leaves the size open. Deterministic: same
+  // arguments, same arrangement, on any number of threads. Throws InvalidArgument on bad options,
+  // and with the reason when unsupported().
   [[nodiscard]] virtual Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                             const StrategyRequest& request) const = 0;
 };

@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "bounds/components.h"
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
-#include "bounds/components.h"
 
 namespace contextile {
 

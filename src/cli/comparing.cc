@@ -1,12 +1,12 @@
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
-#include "cli/output.h"
 #include "cli/comparing.h"
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/registry.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
 #include "report/comparison_tables.h"
 
 namespace contextile {

@@ -11,12 +11,12 @@
 #include <system_error>
 #include <vector>
 
-#include "cli/output.h"
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "cli/commands/command.h"
-#include "report/table.h"
+#include "cli/output.h"
 #include "contextile/base.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

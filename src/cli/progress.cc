@@ -1,4 +1,3 @@
-#include "cli/output.h"
 #include "cli/progress.h"
 
 #include <fmt/format.h>
@@ -8,6 +7,7 @@
 #include <cstdio>
 #include <string>
 
+#include "cli/output.h"
 #include "report/table.h"
 
 namespace contextile {

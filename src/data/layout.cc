@@ -1,11 +1,10 @@
-#include "contextile/data.h"
-
 #include <algorithm>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/parse_number.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "base/parse_number.h"
 #include "contextile/data.h"
 
 namespace contextile {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/portable_math.h"
 #include "base/fast_random.h"
+#include "base/portable_math.h"
 
 namespace contextile {
 namespace {

@@ -1,9 +1,10 @@
-#include "contextile/oracle.h"
 #include "oracle/layer_tensors.h"
 
 #include <limits>
 #include <span>
 #include <utility>
+
+#include "contextile/oracle.h"
 
 namespace contextile {
 namespace {

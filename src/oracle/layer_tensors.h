@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "oracle/layer_tensors.h"
 #include "contextile/executor.h"
 #include "contextile/oracle.h"
 #include "kernel/host_tensor.h"
+#include "oracle/layer_tensors.h"
 
 namespace contextile {
 

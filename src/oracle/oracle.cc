@@ -3,6 +3,8 @@
 //
 // Suffixes: T tokens, H query heads, K KV heads, D head dim, V value dim.
 
+#include "contextile/oracle.h"
+
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
@@ -14,7 +16,6 @@
 
 #include "base/check.h"
 #include "base/rng.h"
-#include "contextile/oracle.h"
 #include "contextile/executor.h"
 #include "kernel/tensor.h"
 

@@ -1,4 +1,3 @@
-#include "contextile/oracle.h"
 #include "oracle/run_error.h"
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "contextile/oracle.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

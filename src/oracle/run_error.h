@@ -3,9 +3,9 @@
 
 #include <vector>
 
+#include "contextile/executor.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
-#include "contextile/executor.h"
 
 namespace contextile {
 

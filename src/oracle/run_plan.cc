@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/plan_stats.h"
-#include "contextile/oracle.h"
-#include "contextile/token_layout.h"
-#include "oracle/layer_tensors.h"
 #include "contextile/executor.h"
-#include "runtime/check_program.h"
+#include "contextile/oracle.h"
+#include "contextile/plan_stats.h"
+#include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
+#include "oracle/layer_tensors.h"
 #include "oracle/run_error.h"
 #include "oracle/single_device.h"
+#include "runtime/check_program.h"
 
 namespace contextile {
 namespace {

@@ -1,14 +1,14 @@
-#include "contextile/oracle.h"
-#include "oracle/layer_tensors.h"
 #include "oracle/single_device.h"
 
 #include <cstdint>
 #include <numeric>
 #include <vector>
 
-#include "runtime/epilogue.h"
+#include "contextile/oracle.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
+#include "oracle/layer_tensors.h"
+#include "runtime/epilogue.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

@@ -1,9 +1,9 @@
 // The whole batch on one device with one kernel call: what distribution is measured against.
 #pragma once
 
-#include "contextile/oracle.h"
-#include "contextile/kernel.h"
 #include "contextile/executor.h"
+#include "contextile/kernel.h"
+#include "contextile/oracle.h"
 
 namespace contextile {
 

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/check.h"
-#include "papers/steps.h"
-#include "papers/paper_table.h"
-#include "contextile/registry.h"
 #include "contextile/model.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
+#include "papers/paper_table.h"
+#include "papers/steps.h"
 
 namespace contextile {
 namespace {
@@ -286,7 +286,8 @@ PaperResult megatron_example(const BenchOverrides& overrides) {
   std::vector<std::size_t> rounds;
   for (const char* name : {"megatron_dynamic", "megatron_packed"}) {
     const StrategyChoice choice{name, {{"cap", cap}}};
-    const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
+    const PlannedBatch planned =
+        plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
     add_rounds(choice, planned, setting.input.cluster, table);
     rounds.push_back(planned.plan->rounds.size());
   }

@@ -17,8 +17,8 @@
 #include "base/check.h"
 #include "contextile/registry.h"
 #include "contextile/step_planner.h"
-#include "papers/steps.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 #include "papers/times.h"
 
 namespace contextile {
@@ -109,8 +109,8 @@ PaperResult dcp_fig15(const BenchOverrides& overrides) {
               20);
   Extent causal;
   Extent sparse;
-  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
-                                              kDcpMaxLengths.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() *
+                                                         kDcpMasks.size() * kDcpMaxLengths.size()));
   for (const std::string& dataset : setting.datasets) {
     for (const auto& [name, mask] : kDcpMasks) {
       for (const std::int64_t max_length : kDcpMaxLengths) {

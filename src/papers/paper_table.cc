@@ -1,5 +1,3 @@
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "papers/paper_table.h"
 
 #include <fmt/format.h>
@@ -13,6 +11,8 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {

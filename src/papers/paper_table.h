@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "report/table.h"
-#include "contextile/registry.h"
-#include "contextile/planner.h"
 #include "contextile/data.h"
+#include "contextile/planner.h"
+#include "contextile/registry.h"
 #include "contextile/workload.h"
+#include "report/table.h"
 
 namespace contextile {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/registry.h"
 #include "contextile/packing.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {
@@ -87,8 +87,8 @@ BatchPart planned_part(const StrategyChoice& choice, const TrainingJob& job,
   const MaskUse causal;
   const Workload workload =
       make_workload(documents, attention_shape_of(job.model, sizes.tp), {&causal, 1});
-  return batch_part_of(*plan_and_check(workload, input.cluster, choice, input.options).plan, input.cluster, sizes.tp,
-                       detail);
+  return batch_part_of(*plan_and_check(workload, input.cluster, choice, input.options).plan,
+                       input.cluster, sizes.tp, detail);
 }
 
 StepPrediction predict_parts(TrainingStep step, std::vector<BatchPart> parts) {

@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "report/fidelity.h"
-#include "papers/paper_table.h"
+#include "contextile/data.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
-#include "contextile/data.h"
 #include "contextile/simulate.h"
+#include "papers/paper_table.h"
+#include "report/fidelity.h"
 
 namespace contextile {
 namespace {

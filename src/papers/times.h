@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "report/table.h"
-#include "papers/steps.h"
-#include "papers/paper_table.h"
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
+#include "papers/paper_table.h"
+#include "papers/steps.h"
+#include "report/table.h"
 
 namespace contextile {
 

@@ -1,4 +1,6 @@
 // The driver: coarsen, choose nodes, choose devices, anneal all together, come back down.
+#include "contextile/partition.h"
+
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/partition.h"
 #include "partition/anneal.h"
 #include "partition/level.h"
 #include "partition/refine.h"

@@ -1,4 +1,3 @@
-#include "contextile/plan_stats.h"
 #include "plan/pack_layout.h"
 
 #include <cstdint>
@@ -6,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_stats.h"
 #include "plan/build/arena.h"
 
 namespace contextile {

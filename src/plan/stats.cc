@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
+#include "contextile/plan_stats.h"
 #include "plan/pack_layout.h"
 
 namespace contextile {

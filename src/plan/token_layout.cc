@@ -1,11 +1,11 @@
+#include "contextile/token_layout.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/token_layout.h"
-#include "contextile/executor.h"
 
 namespace contextile {
 namespace {

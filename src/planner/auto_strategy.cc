@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "planner/search.h"
 #include "base/check.h"
+#include "planner/search.h"
 #include "strategy/options.h"
 
 namespace contextile {

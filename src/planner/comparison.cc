@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "contextile/registry.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {

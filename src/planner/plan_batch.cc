@@ -5,10 +5,10 @@
 
 #include "base/check.h"
 #include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "contextile/verify.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
@@ -45,10 +45,9 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
       arrange_timed(strategy, workload, cluster, request_of(choice, options));
   planned.arrange_s = seconds_since(started);
   const Clock::time_point arranged = Clock::now();
-  planned.plan = std::make_shared<const Plan>(
-      build_plan(workload, cluster, arrangement,
-                 {.token_limit = options.token_limit,
-                  .memory_limit_bytes = options.memory_limit_bytes}));
+  planned.plan = std::make_shared<const Plan>(build_plan(
+      workload, cluster, arrangement,
+      {.token_limit = options.token_limit, .memory_limit_bytes = options.memory_limit_bytes}));
   planned.build_s = seconds_since(arranged);
   const Clock::time_point built = Clock::now();
   planned.verified = verify(*planned.plan);

@@ -1,13 +1,14 @@
+#include "contextile/registry.h"
+
 #include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "planner/auto_strategy.h"
 #include "base/check.h"
 #include "base/suggest.h"
-#include "contextile/registry.h"
+#include "planner/auto_strategy.h"
 #include "strategy/axp/presets.h"
 #include "strategy/dcp.h"
 #include "strategy/distca/distca.h"

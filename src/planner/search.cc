@@ -12,15 +12,15 @@
 #include <span>
 #include <utility>
 
+#include "base/check.h"
+#include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
+#include "contextile/simulate.h"
 #include "planner/auto_strategy.h"
 #include "planner/placement.h"
 #include "planner/timed_block_size.h"
-#include "base/check.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan.h"
-#include "contextile/registry.h"
-#include "contextile/simulate.h"
 
 namespace contextile {
 namespace {

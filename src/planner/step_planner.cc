@@ -1,4 +1,3 @@
-#include "contextile/registry.h"
 #include "contextile/step_planner.h"
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 
 #include "base/check.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {

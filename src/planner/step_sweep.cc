@@ -1,6 +1,5 @@
-#include "contextile/step_planner.h"
-
 #include "base/check.h"
+#include "contextile/step_planner.h"
 
 namespace contextile {
 namespace {

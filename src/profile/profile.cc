@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/rng.h"
 #include "contextile/kernel.h"
-#include "contextile/executor.h"
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
 #include "kernel/merge.h"

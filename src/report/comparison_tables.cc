@@ -1,6 +1,3 @@
-#include "contextile/plan_stats.h"
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "report/comparison_tables.h"
 
 #include <fmt/format.h>
@@ -9,6 +6,9 @@
 #include <cmath>
 #include <utility>
 
+#include "contextile/oracle.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "report/fidelity.h"
 #include "report/plan_tables.h"
 #include "report/run_tables.h"
@@ -55,7 +55,8 @@ bool verified(const ComparedStrategy& comparison) {
 }
 
 // The row of a strategy without numbers, in a table with columns "skipped" and "failed".
-bool add_note(Table& table, const ComparedStrategy& comparison, const std::vector<Column>& columns) {
+bool add_note(Table& table, const ComparedStrategy& comparison,
+              const std::vector<Column>& columns) {
   if (comparison.skipped.empty() && comparison.failed.empty()) return false;
   std::vector<Cell> cells(columns.size());
   cells.front() = choice_text(comparison.choice);
@@ -207,8 +208,9 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
                             std::span<const StrategyRuns> runs, std::uint64_t run_seed,
                             bool colour) {
   std::string text = heading(input) + planning_table(comparisons).text(colour);
-  const bool predicted = std::any_of(comparisons.begin(), comparisons.end(),
-                                     [](const ComparedStrategy& c) { return !c.simulations.empty(); });
+  const bool predicted =
+      std::any_of(comparisons.begin(), comparisons.end(),
+                  [](const ComparedStrategy& c) { return !c.simulations.empty(); });
   if (predicted) {
     text += fmt::format(
                 "\npredicted on {}\n"
@@ -222,8 +224,8 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
         fmt::format(
             "\nexecuted in process, inputs of seed {}: largest error against the fp64 oracle\n\n",
             run_seed) +
-        execution_table(comparisons, runs).text(colour) + "\ntime, predicted and measured here\n\n" +
-        fidelity_table(comparisons, runs).text(colour);
+        execution_table(comparisons, runs).text(colour) +
+        "\ntime, predicted and measured here\n\n" + fidelity_table(comparisons, runs).text(colour);
     text += agreement_text(agreement(comparisons, runs));
   }
   return text;

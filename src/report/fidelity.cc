@@ -1,10 +1,11 @@
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "report/fidelity.h"
 
 #include <fmt/format.h>
 
 #include <vector>
+
+#include "contextile/oracle.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {

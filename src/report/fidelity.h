@@ -6,10 +6,10 @@
 #include <string>
 
 #include "contextile/planner.h"
-#include "report/table.h"
-#include "report/comparison_tables.h"
-#include "report/time_order.h"
 #include "contextile/simulate.h"
+#include "report/comparison_tables.h"
+#include "report/table.h"
+#include "report/time_order.h"
 
 namespace contextile {
 

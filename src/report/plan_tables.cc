@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
 #include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 namespace {

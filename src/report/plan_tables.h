@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "report/table.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
+#include "report/table.h"
 
 namespace contextile {
 

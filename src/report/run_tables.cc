@@ -1,4 +1,3 @@
-#include "contextile/oracle.h"
 #include "report/run_tables.h"
 
 #include <fmt/format.h>
@@ -8,6 +7,8 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+
+#include "contextile/oracle.h"
 
 namespace contextile {
 namespace {

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
 #include "report/plan_tables.h"
 
 namespace contextile {

@@ -1,3 +1,5 @@
+#include "contextile/executor.h"
+
 #include <cstring>
 #include <memory>
 #include <string>
@@ -6,7 +8,6 @@
 
 #include "base/check.h"
 #include "contextile/plan_file.h"
-#include "contextile/executor.h"
 #include "runtime/executor_call.h"
 #include "runtime/executor_testing.h"
 #include "runtime/prepared_plan.h"

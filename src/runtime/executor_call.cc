@@ -1,4 +1,3 @@
-#include "contextile/plan_file.h"
 #include "runtime/executor_call.h"
 
 #include <chrono>
@@ -9,9 +8,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/plan_file.h"
+#include "kernel/tensor.h"
 #include "runtime/begin_cut.h"
 #include "runtime/epilogue.h"
-#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,3 @@
-#include "contextile/plan_stats.h"
 #include "runtime/prepared_plan.h"
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "contextile/plan_stats.h"
 #include "runtime/check_program.h"
 
 namespace contextile {

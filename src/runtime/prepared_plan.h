@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan_stats.h"
+#include "contextile/executor.h"
 #include "contextile/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
-#include "contextile/executor.h"
+#include "contextile/plan_stats.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "contextile/kernel.h"
 #include "contextile/executor.h"
+#include "contextile/kernel.h"
 #include "contextile/transport.h"
 #include "runtime/prepared_plan.h"
 #include "runtime/unit_view.h"

@@ -13,7 +13,6 @@
 namespace contextile {
 namespace {
 
-
 class Simulator {
  public:
   Simulator(const Plan& plan, const Cluster& cluster, const SimulateOptions& options)

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "contextile/plan_stats.h"
-#include "contextile/training.h"
 #include "contextile/simulate.h"
+#include "contextile/training.h"
 
 namespace contextile {
 namespace {

@@ -1,5 +1,3 @@
-#include "contextile/training.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -9,6 +7,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
+#include "contextile/training.h"
 #include "training/costs.h"
 
 namespace contextile {

@@ -1,6 +1,4 @@
 // Lower bounds against simulated plans, and by hand.
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
 #include "contextile/bounds.h"
 
 #include <fmt/format.h>
@@ -17,6 +15,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
 #include "support/mask_support.h"

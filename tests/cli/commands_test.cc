@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cli/program.h"
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
 
 namespace contextile {
 namespace {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "cli/program.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
 #include "support/trace_support.h"
 
 namespace contextile {

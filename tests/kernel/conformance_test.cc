@@ -16,8 +16,8 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "contextile/kernel.h"
-#include "oracle/run_error.h"
 #include "kernel/simd/kernel.h"
+#include "oracle/run_error.h"
 #include "support/mask_support.h"
 
 namespace contextile {

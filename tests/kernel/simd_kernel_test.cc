@@ -2,8 +2,6 @@
 // number of threads, names that choose.
 //
 // Suffixes: N query rows, M key rows, H query heads, D head dim.
-#include "kernel/simd/kernel.h"
-
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>
 
@@ -18,8 +16,9 @@
 #include "contextile/executor.h"
 #include "kernel/host_tensor.h"
 #include "kernel/reference_kernel.h"
-#include "oracle/run_error.h"
+#include "kernel/simd/kernel.h"
 #include "kernel/tensor.h"
+#include "oracle/run_error.h"
 #include "support/mask_support.h"
 
 namespace contextile {

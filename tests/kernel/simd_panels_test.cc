@@ -1,5 +1,3 @@
-#include "kernel/simd/panels.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "base/rng.h"
 #include "contextile/base.h"
+#include "kernel/simd/panels.h"
 #include "support/mask_support.h"
 
 namespace contextile {

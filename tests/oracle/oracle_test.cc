@@ -1,5 +1,7 @@
 // The oracle against loops over a dense matrix, and its inputs.
 
+#include "contextile/oracle.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
 #include "contextile/executor.h"
-#include "oracle/run_error.h"
 #include "kernel/tensor.h"
+#include "oracle/run_error.h"
 #include "support/mask_support.h"
 
 namespace contextile {

@@ -9,12 +9,12 @@
 #include <set>
 #include <string>
 
-#include "contextile/plan_build.h"
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "contextile/executor.h"
-#include "runtime/plan_execution.h"
+#include "contextile/oracle.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "oracle/run_error.h"
+#include "runtime/plan_execution.h"
 #include "support/plan_support.h"
 
 namespace contextile {

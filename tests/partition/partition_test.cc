@@ -1,3 +1,5 @@
+#include "contextile/partition.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/partition.h"
 #include "partition/support.h"
 
 namespace contextile {

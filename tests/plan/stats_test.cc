@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "contextile/plan_stats.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
+#include "contextile/plan_stats.h"
 #include "contextile/strategy.h"
 #include "support/plan_support.h"
 

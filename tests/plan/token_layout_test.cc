@@ -1,3 +1,5 @@
+#include "contextile/token_layout.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -5,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
-#include "contextile/token_layout.h"
 #include "contextile/executor.h"
+#include "contextile/oracle.h"
 #include "support/plan_support.h"
 
 namespace contextile {

@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "planner/search.h"
-#include "planner/timed_block_size.h"
 #include "base/rng.h"
+#include "contextile/plan.h"
 #include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
-#include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
+#include "planner/search.h"
+#include "planner/timed_block_size.h"
 #include "support/mask_support.h"
 
 namespace contextile {

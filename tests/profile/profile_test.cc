@@ -1,6 +1,4 @@
 // Measuring this machine: what a profile holds, whatever the machine is worth.
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
 #include "contextile/profile.h"
 
 #include <gtest/gtest.h>
@@ -14,6 +12,8 @@
 #include <vector>
 
 #include "contextile/kernel.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
 #include "profile/timed_ranks.h"

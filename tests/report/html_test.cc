@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "contextile/verify.h"
 #include "contextile/plan_stats.h"
 #include "contextile/report.h"
 #include "contextile/strategy.h"
-#include "report/html/text.h"
+#include "contextile/verify.h"
 #include "report/html/palette.h"
+#include "report/html/text.h"
 #include "report/report_support.h"
 
 namespace contextile {

@@ -12,15 +12,15 @@
 #include <variant>
 #include <vector>
 
-#include "contextile/plan_stats.h"
 #include "contextile/oracle.h"
+#include "contextile/plan_stats.h"
+#include "report/html/packed.h"
+#include "report/html/plan_workload.h"
+#include "report/html/tile_rows.h"
 #include "report/html/tiles.h"
 #include "report/html/timeline.h"
 #include "report/html/traffic.h"
-#include "report/html/packed.h"
-#include "report/html/plan_workload.h"
 #include "report/report_support.h"
-#include "report/html/tile_rows.h"
 #include "support/plan_support.h"
 
 namespace contextile {

@@ -8,9 +8,9 @@
 #include <stdexcept>
 
 #include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {

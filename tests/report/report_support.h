@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/verify.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
 #include "contextile/report.h"
 #include "contextile/simulate.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 

@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/executor.h"
 #include "contextile/oracle.h"
 #include "contextile/token_layout.h"
-#include "oracle/layer_tensors.h"
-#include "contextile/executor.h"
 #include "kernel/host_tensor.h"
+#include "oracle/layer_tensors.h"
 #include "runtime/plan_execution.h"
 #include "support/plan_support.h"
 

@@ -1,6 +1,8 @@
 // The executor against the oracle, plans by hand, calls in flight, and everything that can go
 // wrong.
 
+#include "contextile/executor.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,17 +13,16 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/oracle.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_stats.h"
-#include "contextile/oracle.h"
 #include "contextile/token_layout.h"
+#include "kernel/host_tensor.h"
 #include "oracle/layer_tensors.h"
-#include "contextile/executor.h"
+#include "oracle/run_error.h"
 #include "runtime/begin_cut.h"
 #include "runtime/executor_testing.h"
-#include "kernel/host_tensor.h"
 #include "runtime/plan_execution.h"
-#include "oracle/run_error.h"
 #include "support/plan_support.h"
 
 namespace contextile {

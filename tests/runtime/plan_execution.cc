@@ -1,14 +1,14 @@
-#include "contextile/oracle.h"
-#include "contextile/token_layout.h"
-#include "oracle/layer_tensors.h"
 #include "runtime/plan_execution.h"
 
 #include <fmt/format.h>
 
 #include <cstring>
 
-#include "runtime/executor_testing.h"
+#include "contextile/oracle.h"
+#include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
+#include "oracle/layer_tensors.h"
+#include "runtime/executor_testing.h"
 
 namespace contextile {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
 #include "contextile/executor.h"
+#include "contextile/oracle.h"
 #include "contextile/transport.h"
 
 namespace contextile {

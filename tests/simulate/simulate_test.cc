@@ -1,7 +1,4 @@
 // Whole plans on the cost model.
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/simulate.h"
 
 #include <fmt/format.h>
@@ -12,6 +9,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "support/mask_support.h"
 

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "support/mask_support.h"
 
 namespace contextile {

@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan.h"
 #include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
-#include "contextile/plan.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 namespace {

@@ -5,12 +5,12 @@
 #include <set>
 #include <vector>
 
+#include "contextile/plan.h"
 #include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
-#include "contextile/plan.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 namespace {

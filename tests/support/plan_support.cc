@@ -1,7 +1,3 @@
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "support/plan_support.h"
 
 #include <fmt/format.h>
@@ -14,6 +10,11 @@
 #include <set>
 #include <tuple>
 #include <utility>
+
+#include "contextile/oracle.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 namespace {

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/verify.h"
-#include "contextile/oracle.h"
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/oracle.h"
 #include "contextile/plan.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {

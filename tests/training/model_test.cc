@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "contextile/base.h"
-#include "training/simple_model.h"
 #include "support/message_of.h"
+#include "training/simple_model.h"
 
 namespace contextile {
 namespace {

@@ -1,9 +1,4 @@
 // Training steps: sums by hand, monotonicity, memory, placements.
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/training.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,10 +10,14 @@
 #include <vector>
 
 #include "contextile/base.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
-#include "training/simple_model.h"
+#include "contextile/training.h"
 #include "support/message_of.h"
+#include "training/simple_model.h"
 
 namespace contextile {
 namespace {

@@ -6,15 +6,15 @@
 #include <string>
 #include <string_view>
 
-#include "cli/progress.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
-#include "report/table.h"
+#include "cli/output.h"
+#include "cli/progress.h"
 #include "papers/paper_table.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

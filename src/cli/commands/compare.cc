@@ -7,17 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/comparing.h"
 #include "cli/options/input.h"
-#include "report/fidelity.h"
 #include "cli/options/types.h"
-#include "report/table.h"
-#include "report/plan_tables.h"
-#include "contextile/registry.h"
+#include "cli/output.h"
 #include "contextile/kernel.h"
+#include "contextile/registry.h"
+#include "report/fidelity.h"
+#include "report/plan_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "contextile/registry.h"
-#include "cli/output.h"
 #include "cli/commands/command.h"
 #include "cli/comparing.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
+#include "cli/output.h"
+#include "contextile/registry.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -52,11 +52,10 @@ bool show(const std::string& title, const InputOptions& options, bool execute) {
   const PlanInput input = load_input(options);
   std::optional<Execution> execution;
   if (execute) execution = {.seed = options.seed};
-  const ComparisonResult result =
-      compare_at_terminal(input, parse_strategies("all"), execution);
-  print(
-      fmt::format("== {}\n{}\n", title, comparison_text(input, result.compared, result.runs, options.seed,
-                                                      stdout_is_terminal())));
+  const ComparisonResult result = compare_at_terminal(input, parse_strategies("all"), execution);
+  print(fmt::format(
+      "== {}\n{}\n", title,
+      comparison_text(input, result.compared, result.runs, options.seed, stdout_is_terminal())));
   return report_failures(result);
 }
 

@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
-#include "contextile/plan_file.h"
+#include "cli/output.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
 
 namespace contextile {
 namespace {

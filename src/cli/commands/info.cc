@@ -8,16 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "cli/output.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
-#include "report/table.h"
-#include "contextile/registry.h"
+#include "cli/output.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/kernel.h"
 #include "contextile/mask.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

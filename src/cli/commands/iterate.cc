@@ -7,18 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "cli/progress.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
+#include "cli/options/types.h"
+#include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/registry.h"
 #include "contextile/step_planner.h"
-#include "report/step_tables.h"
-#include "cli/options/types.h"
-#include "report/table.h"
 #include "papers/paper_table.h"
+#include "report/step_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

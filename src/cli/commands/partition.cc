@@ -8,14 +8,14 @@
 #include <string>
 #include <string_view>
 
-#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
-#include "report/table.h"
+#include "cli/output.h"
 #include "contextile/hypergraph.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

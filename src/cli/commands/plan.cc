@@ -1,4 +1,6 @@
 // contextile plan: lengths, mask, cluster and strategy to verified plan files.
+#include "contextile/plan.h"
+
 #include <fmt/format.h>
 
 #include <memory>
@@ -6,18 +8,17 @@
 #include <utility>
 #include <vector>
 
-#include "cli/progress.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
-#include "report/table.h"
+#include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/plan_file.h"
-#include "contextile/registry.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
 #include "report/plan_tables.h"
-#include "contextile/plan.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

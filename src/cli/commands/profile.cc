@@ -1,4 +1,6 @@
 // contextile profile: measures this machine into a cluster file.
+#include "contextile/profile.h"
+
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -8,17 +10,16 @@
 #include <utility>
 #include <vector>
 
-#include "cli/progress.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
-#include "report/table.h"
-#include "report/plan_tables.h"
+#include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/cluster.h"
-#include "contextile/profile.h"
+#include "report/plan_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

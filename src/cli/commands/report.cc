@@ -1,4 +1,6 @@
 // contextile report: one HTML page about a plan, or two plans side by side.
+#include "contextile/report.h"
+
 #include <fmt/format.h>
 
 #include <deque>
@@ -7,19 +9,18 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/plan_cluster.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
+#include "cli/options/plan_cluster.h"
 #include "cli/options/types.h"
-#include "report/table.h"
-#include "report/plan_tables.h"
-#include "contextile/verify.h"
-#include "contextile/plan_file.h"
+#include "cli/output.h"
 #include "contextile/plan.h"
-#include "contextile/report.h"
+#include "contextile/plan_file.h"
 #include "contextile/simulate.h"
+#include "contextile/verify.h"
+#include "report/plan_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

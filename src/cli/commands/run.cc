@@ -7,26 +7,26 @@
 #include <string>
 #include <utility>
 
-#include "cli/options/plan_cluster.h"
-#include "report/run_tables.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
+#include "cli/options/plan_cluster.h"
 #include "cli/options/types.h"
-#include "report/table.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
-#include "contextile/oracle.h"
-#include "contextile/planner.h"
-#include "report/plan_tables.h"
+#include "cli/output.h"
 #include "contextile/cluster.h"
-#include "contextile/kernel.h"
-#include "contextile/plan.h"
 #include "contextile/executor.h"
+#include "contextile/kernel.h"
+#include "contextile/oracle.h"
+#include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
+#include "contextile/verify.h"
+#include "report/plan_tables.h"
+#include "report/run_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

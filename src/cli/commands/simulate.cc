@@ -1,4 +1,6 @@
 // contextile simulate: what a plan would take on a cluster, and why.
+#include "contextile/simulate.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,20 +13,19 @@
 #include <utility>
 #include <vector>
 
-#include "cli/options/plan_cluster.h"
-#include "cli/output.h"
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
+#include "cli/options/plan_cluster.h"
 #include "cli/options/types.h"
-#include "report/table.h"
-#include "report/plan_tables.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
+#include "cli/output.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
 #include "contextile/report.h"
-#include "contextile/simulate.h"
+#include "contextile/verify.h"
+#include "report/plan_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

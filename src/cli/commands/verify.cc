@@ -1,19 +1,20 @@
 // contextile verify: every violation of a plan file.
+#include "contextile/verify.h"
+
 #include <fmt/format.h>
 
 #include <limits>
 #include <memory>
 #include <string>
 
-#include "cli/output.h"
 #include "cli/commands/command.h"
 #include "cli/options/input.h"
 #include "cli/options/types.h"
-#include "report/table.h"
-#include "report/plan_tables.h"
-#include "contextile/verify.h"
-#include "contextile/plan_file.h"
+#include "cli/output.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "report/plan_tables.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

@@ -8,8 +8,8 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/options/types.h"
-#include "contextile/registry.h"
 #include "contextile/cluster.h"
+#include "contextile/registry.h"
 
 namespace contextile {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "contextile/registry.h"
 #include "contextile/data.h"
 #include "contextile/plan_build.h"
 #include "contextile/planner.h"
+#include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 

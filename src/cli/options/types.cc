@@ -1,6 +1,5 @@
 #include "cli/options/types.h"
 
-
 #include "report/table.h"
 
 namespace contextile {

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "contextile/registry.h"
-#include "contextile/step_planner.h"
-#include "papers/steps.h"
-#include "papers/paper_table.h"
-#include "contextile/training.h"
 #include "contextile/simulate.h"
+#include "contextile/step_planner.h"
+#include "contextile/training.h"
+#include "papers/paper_table.h"
+#include "papers/steps.h"
 
 namespace contextile {
 namespace {
@@ -101,7 +101,8 @@ std::string add_step(const StrategyChoice& choice, const TrainingJob& job, const
   group.cluster = context_parallel_cluster(job.cluster, step.sizes);
   const Workload workload =
       make_workload(lengths, attention_shape_of(job.model, kStepTp), {&mask, 1});
-  if (auto reason = unsupported_reason(workload, group.cluster, choice, group.options)) return *reason;
+  if (auto reason = unsupported_reason(workload, group.cluster, choice, group.options))
+    return *reason;
   const PlannedBatch planned = plan_and_check(workload, group.cluster, choice, group.options);
   const StepPrediction prediction = predict_parts(
       step, {batch_part_of(*planned.plan, group.cluster, kStepTp, AttentionDetail::kTimes)});

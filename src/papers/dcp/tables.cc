@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/registry.h"
 #include "base/check.h"
-#include "papers/steps.h"
+#include "contextile/registry.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 
 namespace contextile {
 namespace {
@@ -124,7 +124,8 @@ Movement add_baselines(const BenchSetting& setting, std::span<const Workload> ba
     progress.step(text);
     std::vector<Cell> cells = labels;
     cells.insert(cells.end(), {std::string(text), Cell{}});
-    if (const auto reason = unsupported_reason(batches.front(), setting.input.cluster, baseline, setting.input.options)) {
+    if (const auto reason = unsupported_reason(batches.front(), setting.input.cluster, baseline,
+                                               setting.input.options)) {
       table.add_row(std::move(cells), fmt::format("{} skipped: {}", text, *reason));
       continue;
     }
@@ -225,7 +226,8 @@ PaperResult fig17(const BenchOverrides& overrides) {
   Table table(
       movement_columns(case_columns({{"strategy", "strategy"}, {"block_tokens", "block"}})));
   std::vector<BlockSizeCase> cases;
-  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
+  Progress progress(overrides,
+                    static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() *
                                               (kBlockSizes.size() + 4)));
   for (const std::string& dataset : setting.datasets) {
     for (const PaperMask& mask : kDcpMasks) {
@@ -266,8 +268,8 @@ PaperResult fig18(const BenchOverrides& overrides) {
                             {"arrange_s", "place and\nschedule ms", Format::kMilliseconds},
                             {"build_s", "build\nms", Format::kMilliseconds},
                             {"planning_s", "planning\nms", Format::kMilliseconds}}));
-  Progress progress(overrides, 
-      static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() * kBlockSizes.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() *
+                                                         kDcpMasks.size() * kBlockSizes.size()));
   std::array<double, kBlockSizes.size()> by_size_s{};
   double causal_s = 0;
   double all_s = 0;
@@ -363,7 +365,8 @@ PaperResult fig19(const BenchOverrides& overrides) {
                                 {"mask", "mask"},
                                 {"lengths", "lengths"},
                                 {"sparsity", "FLOPs of\ncausal"}}));
-  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * std::size(kSparsityMasks)));
+  Progress progress(overrides,
+                    static_cast<std::int64_t>(setting.datasets.size() * std::size(kSparsityMasks)));
   std::vector<std::string> fits;
   double least = 1;
   for (const std::string& dataset : setting.datasets) {
@@ -437,8 +440,8 @@ PaperResult fig20(const BenchOverrides& overrides) {
   if (!overrides.block_size) setting.input.options.block_size = kBlockTokens;
   if (overrides.dataset.empty()) setting.datasets = {"longdatacollections"};
   Table table(movement_columns(case_columns({{"eps_node", "eps"}})));
-  Progress progress(overrides, 
-      static_cast<std::int64_t>(setting.datasets.size() * kDcpMasks.size() * kEps.size()));
+  Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() *
+                                                         kDcpMasks.size() * kEps.size()));
   std::vector<EpsCase> cases;
   for (const std::string& dataset : setting.datasets) {
     for (const auto& [name, mask] : kDcpMasks) {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "contextile/registry.h"
-#include "papers/steps.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 #include "papers/times.h"
 
 namespace contextile {
@@ -145,7 +145,8 @@ PaperResult dcp_fig14(const BenchOverrides& overrides) {
   const auto choices = parse_strategies("dcp,hybrid:A=2");
   const std::span sparse(kDcpMasks.begin() + 1, kDcpMasks.end());
   Table table(time_columns({{"mask", "mask"}, {"scale", "scale"}, {"strategy", "strategy"}}));
-  Progress progress(overrides, static_cast<std::int64_t>(sparse.size() * kScales.size() * choices.size()));
+  Progress progress(overrides,
+                    static_cast<std::int64_t>(sparse.size() * kScales.size() * choices.size()));
   std::vector<MaskGains> all;
   for (const PaperMask& mask : sparse) {
     MaskGains& gains = all.emplace_back(mask.name);

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/verify.h"
-#include "contextile/registry.h"
 #include "base/check.h"
-#include "papers/steps.h"
+#include "contextile/registry.h"
+#include "contextile/verify.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 
 namespace contextile {
 namespace {
@@ -45,7 +45,8 @@ PaperResult fig7(const BenchOverrides& overrides) {
   for (const StrategyChoice& choice :
        {StrategyChoice{"ring", {}}, StrategyChoice{"zigzag", {}}, StrategyChoice{"magi", {}},
         StrategyChoice{"dcp", {{"head_groups", "1"}}}}) {
-    const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
+    const PlannedBatch planned =
+        plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
     const DataMovement& movement = planned.verified.movement[0];
     if (choice.name == "ring") ring = movement;
     table.add_row({choice_text(choice), movement.transfers, movement.redundant_transfers,

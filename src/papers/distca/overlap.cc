@@ -14,10 +14,10 @@
 #include <variant>
 #include <vector>
 
-#include "contextile/registry.h"
 #include "base/check.h"
-#include "papers/steps.h"
+#include "contextile/registry.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 #include "papers/times.h"
 
 namespace contextile {
@@ -354,7 +354,8 @@ PaperResult fig12(const BenchOverrides& overrides) {
                {"buffer_bytes", "buffer\nMB", Format::kMegabytes},
                {"buffer_saved", "buffer\nsaved", Format::kPercent},
                {"overload", "FLOPs\noverload", Format::kPercent}});
-  Progress progress(overrides, static_cast<std::int64_t>(kDistcaModels.size() * kTolerances.size()));
+  Progress progress(overrides,
+                    static_cast<std::int64_t>(kDistcaModels.size() * kTolerances.size()));
   std::array<ToleranceSweep, kDistcaModels.size()> points;
   for (std::size_t m = 0; m < kDistcaModels.size(); ++m) {
     const std::int64_t tokens = overrides.tokens.value_or(distca_tokens_of_node(kDistcaModels[m]));

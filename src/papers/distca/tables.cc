@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "papers/steps.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 #include "papers/times.h"
 
 namespace contextile {

@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "base/check.h"
-#include "papers/steps.h"
-#include "papers/paper_table.h"
-#include "papers/times.h"
 #include "contextile/registry.h"
-#include "contextile/training.h"
 #include "contextile/simulate.h"
+#include "contextile/training.h"
+#include "papers/paper_table.h"
+#include "papers/steps.h"
+#include "papers/times.h"
 
 namespace contextile {
 namespace {
@@ -94,8 +94,10 @@ std::optional<double> forward_bytes(const StrategyChoice& choice, const BenchSet
                          [longest](std::int64_t length) { return length <= longest; });
     if (documents.empty()) continue;
     const Workload workload = make_workload(documents, setting.shape, {&causal, 1});
-    if (unsupported_reason(workload, setting.input.cluster, choice, setting.input.options)) return std::nullopt;
-    const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
+    if (unsupported_reason(workload, setting.input.cluster, choice, setting.input.options))
+      return std::nullopt;
+    const PlannedBatch planned =
+        plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
     bytes += static_cast<double>(planned.statistics.forward->total_bytes());
   }
   return bytes;
@@ -329,7 +331,8 @@ PaperResult fcp_sec35(const BenchOverrides& overrides) {
                {"alone_gbytes_per_s", "alone\nGB/s"},
                {"plan_gbytes_per_s", "plan\nGB/s"},
                {"slowdown", "slower on\nthe cluster", Format::kPercent}});
-  Progress progress(overrides, static_cast<std::int64_t>(batches.size() * kCoalesce.size() * kBlocks.size()));
+  Progress progress(overrides,
+                    static_cast<std::int64_t>(batches.size() * kCoalesce.size() * kBlocks.size()));
   BlockNeed need_of_block;
   bool complete = true;
   for (const auto& [name, lengths] : batches) {
@@ -340,12 +343,14 @@ PaperResult fcp_sec35(const BenchOverrides& overrides) {
         const StrategyChoice choice{
             "fcp",
             {{"block", fmt::format("{}", block)}, {"coalesce", fmt::format("{}", coalesce)}}};
-        if (const auto reason = unsupported_reason(workload, setting.input.cluster, choice, setting.input.options)) {
+        if (const auto reason = unsupported_reason(workload, setting.input.cluster, choice,
+                                                   setting.input.options)) {
           table.add_row({name, coalesce, block}, skipped_note(choice, *reason));
           complete = false;
           continue;
         }
-        const PlannedBatch planned = plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
+        const PlannedBatch planned =
+            plan_and_check(workload, setting.input.cluster, choice, setting.input.options);
         const NetworkNeed need = need_of(*planned.plan, setting.input.cluster);
         const double tile_us = costs.piece_us(Direction::kForward, block, block, block * block, 1);
         const double alone = hiding_gbytes_per_s(setting.shape, block, tile_us);

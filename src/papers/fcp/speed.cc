@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "contextile/registry.h"
-#include "papers/steps.h"
 #include "papers/paper_table.h"
+#include "papers/steps.h"
 #include "papers/times.h"
 
 namespace contextile {

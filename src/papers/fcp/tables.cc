@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/registry.h"
 #include "contextile/data.h"
-#include "papers/steps.h"
-#include "papers/paper_table.h"
-#include "papers/times.h"
+#include "contextile/registry.h"
 #include "contextile/simulate.h"
+#include "papers/paper_table.h"
+#include "papers/steps.h"
+#include "papers/times.h"
 
 namespace contextile {
 namespace {
@@ -29,7 +29,8 @@ namespace {
 std::string skipped_reason(const StrategyChoice& choice, const PlanInput& input,
                            std::span<const Workload> batches) {
   for (const Workload& workload : batches) {
-    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) return *reason;
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options))
+      return *reason;
   }
   return "";
 }

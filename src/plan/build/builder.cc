@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan.h"
 #include "plan/build/lowering.h"
 #include "plan/build/wires.h"
 

@@ -1,11 +1,11 @@
 #include "contextile/plan_file.h"
-#include "plan/file/plan_file.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "plan/file/plan_file.h"
 
 namespace contextile {
 namespace {

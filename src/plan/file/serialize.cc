@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
 #include "plan/file/byte_budget.h"
 #include "plan/file/byte_codec.h"
 #include "plan/file/manifest.h"

@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
 
 namespace contextile {
 namespace {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/verify.h"
 #include "contextile/plan.h"
+#include "contextile/verify.h"
 
 namespace contextile {
 

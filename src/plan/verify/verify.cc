@@ -1,11 +1,12 @@
+#include "contextile/verify.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
+#include "contextile/plan_stats.h"
 #include "plan/verify/facts.h"
 #include "plan/verify/findings.h"
 #include "plan/verify/machine.h"
@@ -13,7 +14,6 @@
 
 namespace contextile {
 namespace {
-
 
 // Examines both directions of one mask in one round.
 class MaskVerifier {

@@ -8,22 +8,21 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/plan_stats.h"
 #include "contextile/bounds.h"
+#include "contextile/plan_stats.h"
 #include "contextile/report.h"
+#include "report/html/packed.h"
+#include "report/html/page.h"
+#include "report/html/palette.h"
+#include "report/html/plan_workload.h"
 #include "report/html/tables.h"
 #include "report/html/text.h"
 #include "report/html/tiles.h"
 #include "report/html/timeline.h"
 #include "report/html/traffic.h"
-#include "report/html/packed.h"
-#include "report/html/page.h"
-#include "report/html/palette.h"
-#include "report/html/plan_workload.h"
 
 namespace contextile {
 namespace {
-
 
 // -------------------------------------------------------------------------------- checks
 

@@ -1,6 +1,3 @@
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
 #include "report/html/tables.h"
 
 #include <fmt/format.h>
@@ -10,11 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/verify.h"
 #include "report/html/traffic.h"
 
 namespace contextile {
 namespace {
-
 
 bool has_direction(ReportSubjects subjects, Direction direction) {
   return std::ranges::any_of(subjects, [&](const ReportSubject& subject) {

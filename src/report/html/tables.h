@@ -5,8 +5,8 @@
 #include <span>
 #include <string>
 
-#include "contextile/plan_stats.h"
 #include "contextile/bounds.h"
+#include "contextile/plan_stats.h"
 #include "contextile/report.h"
 #include "report/html/text.h"
 

@@ -73,9 +73,10 @@ class FcpStrategy : public Strategy {
   FcpStrategy() {
     constexpr std::int64_t kMaxTokensOption = std::int64_t{1} << 32;
     table_
-        .integer_or("auto", "block", &FcpOptions::block, 1, kMaxTokensOption,
-                    "tokens of a block (also set by the block size); auto: 8192, 4096, 2048 or 1024, "
-                    "whichever is predicted fastest")
+        .integer_or(
+            "auto", "block", &FcpOptions::block, 1, kMaxTokensOption,
+            "tokens of a block (also set by the block size); auto: 8192, 4096, 2048 or 1024, "
+            "whichever is predicted fastest")
         .integer("coalesce", &FcpOptions::coalesce, 1, 1 << 16,
                  "rounds in a stage; 1: no coalescing")
         .integer("buffers", &FcpOptions::buffers, 1, 1 << 10,

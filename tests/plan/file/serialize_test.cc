@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
 #include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/registry.h"
+#include "contextile/verify.h"
 #include "plan/file/byte_budget.h"
 #include "plan/file/byte_codec.h"
 #include "plan/file/plan_file.h"

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <string>
 
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
 #include "support/plan_support.h"
 
 namespace contextile {

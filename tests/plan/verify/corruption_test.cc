@@ -10,8 +10,8 @@
 #include <string>
 #include <utility>
 
-#include "contextile/verify.h"
 #include "contextile/plan.h"
+#include "contextile/verify.h"
 #include "support/example_parts.h"
 #include "support/plan_support.h"
 

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/verify.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
+#include "contextile/verify.h"
 #include "support/plan_interpreter.h"
 #include "support/plan_mutations.h"
 #include "support/plan_support.h"

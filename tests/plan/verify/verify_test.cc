@@ -1,3 +1,5 @@
+#include "contextile/verify.h"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,11 +13,10 @@
 #include <variant>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
 #include "contextile/oracle.h"
-#include "contextile/registry.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/registry.h"
 #include "support/example_parts.h"
 #include "support/plan_interpreter.h"
 #include "support/plan_mutations.h"

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "strategy/axp/presets.h"
 
 namespace contextile {

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
 #include "contextile/strategy.h"
+#include "contextile/verify.h"
 #include "support/mask_support.h"
 
 namespace contextile {

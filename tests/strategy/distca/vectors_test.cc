@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_stats.h"
-#include "contextile/plan.h"
 #include "contextile/strategy.h"
 #include "strategy/distca/distca.h"
 #include "strategy/distca/tasks.h"

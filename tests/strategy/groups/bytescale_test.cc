@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/verify.h"
-#include "contextile/plan.h"
 #include "support/mask_support.h"
 
 namespace contextile {

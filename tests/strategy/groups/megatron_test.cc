@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/verify.h"
-#include "contextile/plan_stats.h"
 #include "contextile/plan.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "contextile/verify.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
 #include "support/mask_support.h"

@@ -5,10 +5,10 @@
 #include <sstream>
 #include <string>
 
-#include "contextile/plan_stats.h"
-#include "contextile/plan_file.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
 #include "support/plan_support.h"
 
 namespace contextile {

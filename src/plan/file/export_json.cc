@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/plan_file.h"
 #include "contextile/plan.h"
+#include "contextile/plan_file.h"
 
 namespace contextile {
 namespace {
