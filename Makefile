@@ -13,7 +13,9 @@ BENCH_ARGS ?=
 
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
-SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test schedule_test strategy_test simulate_test data_test plan_test runtime_test
+SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test hypergraph_test schedule_test \
+  strategy_test simulate_test bounds_test data_test plan_test transport_test kernel_test runtime_test
+TSAN_TESTS ?= transport_test runtime_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
@@ -26,10 +28,11 @@ help:  ## this list
 run: build  ## build, then plan, verify and execute a small batch
 	build/contextile demo
 
-test: build  ## build, then run every test
+test: deps build/build.ninja  ## build, then run every test
+	cmake --build --preset default -j $(JOBS) --target all contextile_tests
 	ctest --preset default -j $(JOBS)
 
-build: deps build/build.ninja  ## optimized build in build/; the program is build/contextile
+build: deps build/build.ninja  ## the library and the program, build/contextile, optimized
 	cmake --build --preset default -j $(JOBS)
 
 deps:  ## install what the build needs (Debian, Ubuntu); nothing when it is there
@@ -41,7 +44,8 @@ deps-dev:
 build/build.ninja: | deps
 	cmake --preset default
 
-bench: build  ## run the benchmarks
+bench: deps build/build.ninja  ## build and run the benchmarks
+	cmake --build --preset default -j $(JOBS) --target contextile_benchmarks
 	@for bench in build/*_bench; do \
 	  echo "== $$bench"; "$$bench" $(BENCH_ARGS) || exit 1; \
 	done
@@ -57,10 +61,10 @@ sanitize: deps  ## a shorter selection of the tests under ASan and UBSan, in bui
 	cmake --build --preset debug -j $(JOBS) --target $(SANITIZE_TESTS)
 	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
 
-tsan: deps  ## the runtime's tests under ThreadSanitizer, in build-tsan/
+tsan: deps  ## transports and executor under ThreadSanitizer, in build-tsan/
 	@[ -f build-tsan/build.ninja ] || cmake --preset tsan
-	cmake --build --preset tsan -j $(JOBS) --target runtime_test
-	ctest --preset tsan -R '^runtime_test$$'
+	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS)
+	ctest --preset tsan -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(TSAN_TESTS))))$$'
 
 fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
 	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
@@ -71,4 +75,4 @@ install: build  ## install program, libraries, headers and CMake package under P
 	cmake --install build --prefix $(PREFIX)
 
 clean:  ## remove all build folders
-	rm -rf build build-debug build-tsan build-fuzz build-cuda
+	rm -rf build build-debug build-tsan build-fuzz

@@ -17,79 +17,95 @@ AttentionProfile fa3_class() { return AttentionProfile::from_overheads(718 - 64,
 
 AttentionProfile uncalibrated() { return AttentionProfile::from_overheads(16, 1000, 0.8, 64); }
 
+// Constants and their sources stand in the descriptions, so that a table of presets shows them.
+
+ClusterPreset p4de() {
+  return {
+      "p4de",
+      "8 x A100 80GB per node; NVSwitch 300 GB/s per direction per GPU (NVLink 3: 12 links x 25 "
+      "GB/s); "
+      "4 x 100 Gb/s EFA = 50 GB/s per node (AWS p4de.24xlarge); attention 280 TFLOP/s (the DCP "
+      "paper's assumption); bf16 peak 312 TFLOP/s (data sheet)",
+      {.name = "p4de",
+       .nodes = 1,
+       .devices_per_node = 8,
+       .intra_gbytes_per_s = 300,
+       .inter_gbytes_per_s_per_node = 50,
+       .attention_tflops = 280,
+       .memory_bytes = 80'000'000'000,
+       .peak_tflops = 312,
+       .attention = fa2_class(),
+       .memory_gbytes_per_s = 2000,
+       // One uplink: with a NIC of its own for every two devices, rings would be four times slower
+       // between nodes than the DCP paper measured.
+       .nics_per_node = 1}};
+}
+
+ClusterPreset dgx_h100() {
+  return {
+      "dgx-h100",
+      "8 x H100 80GB per node; NVSwitch 450 GB/s per direction per GPU (NVLink 4: 18 links x 25 "
+      "GB/s); "
+      "8 x 400 Gb/s InfiniBand = 400 GB/s per node (NVIDIA DGX H100); attention 710 TFLOP/s on "
+      "large "
+      "full tiles, which gives 680 causal at 32K (FA3-class, charts of MagiAttention's "
+      "benchmark); "
+      "bf16 peak 989 TFLOP/s (data sheet)",
+      {.name = "dgx-h100",
+       .nodes = 1,
+       .devices_per_node = 8,
+       .intra_gbytes_per_s = 450,
+       .inter_gbytes_per_s_per_node = 400,
+       .attention_tflops = 710,
+       .memory_bytes = 80'000'000'000,
+       .peak_tflops = 989,
+       .attention = fa3_class(),
+       .memory_gbytes_per_s = 3350,
+       .nics_per_node = 8}};
+}
+
+ClusterPreset dgx_h200() {
+  return {
+      "dgx-h200",
+      "8 x H200 141GB per node; links and attention throughput as dgx-h100, whose chip it shares "
+      "(NVIDIA DGX H200)",
+      {.name = "dgx-h200",
+       .nodes = 1,
+       .devices_per_node = 8,
+       .intra_gbytes_per_s = 450,
+       .inter_gbytes_per_s_per_node = 400,
+       .attention_tflops = 710,
+       .memory_bytes = 141'000'000'000,
+       .peak_tflops = 989,
+       .attention = fa3_class(),
+       .memory_gbytes_per_s = 4800,
+       .nics_per_node = 8}};
+}
+
+ClusterPreset local() {
+  return {
+      "local",
+      "this machine, 4 ranks as threads; uncalibrated: 10 GB/s of memory copies and 0.1 TFLOP/s "
+      "per "
+      "rank are round guesses for a few CPU cores, memory unknown",
+      {.name = "local",
+       .nodes = 1,
+       .devices_per_node = 4,
+       .intra_gbytes_per_s = 10,
+       .inter_gbytes_per_s_per_node = 10,
+       .attention_tflops = 0.1,
+       .memory_bytes = 0,
+       .attention = uncalibrated(),
+       .memory_gbytes_per_s = 10,
+       .intra_latency_us = 20,
+       .inter_latency_us = 20,
+       .launch_us = 5}};
+}
+
 }  // namespace
 
 const std::vector<ClusterPreset>& cluster_presets() {
-  // Constants and their sources stand in the descriptions, so that a table of presets shows them.
-  static const std::vector<ClusterPreset> presets = {
-      {"p4de",
-       "8 x A100 80GB per node; NVSwitch 300 GB/s per direction per GPU (NVLink 3: 12 links x 25 "
-       "GB/s); "
-       "4 x 100 Gb/s EFA = 50 GB/s per node (AWS p4de.24xlarge); attention 280 TFLOP/s (the DCP "
-       "paper's assumption); bf16 peak 312 TFLOP/s (data sheet)",
-       {.name = "p4de",
-        .nodes = 1,
-        .devices_per_node = 8,
-        .intra_gbytes_per_s = 300,
-        .inter_gbytes_per_s_per_node = 50,
-        .attention_tflops = 280,
-        .memory_bytes = 80'000'000'000,
-        .peak_tflops = 312,
-        .attention = fa2_class(),
-        .memory_gbytes_per_s = 2000,
-        // One uplink: with a NIC of its own for every two devices, rings would be four times slower
-        // between nodes than the DCP paper measured.
-        .nics_per_node = 1}},
-      {"dgx-h100",
-       "8 x H100 80GB per node; NVSwitch 450 GB/s per direction per GPU (NVLink 4: 18 links x 25 "
-       "GB/s); "
-       "8 x 400 Gb/s InfiniBand = 400 GB/s per node (NVIDIA DGX H100); attention 710 TFLOP/s on "
-       "large "
-       "full tiles, which gives 680 causal at 32K (FA3-class, charts of MagiAttention's "
-       "benchmark); "
-       "bf16 peak 989 TFLOP/s (data sheet)",
-       {.name = "dgx-h100",
-        .nodes = 1,
-        .devices_per_node = 8,
-        .intra_gbytes_per_s = 450,
-        .inter_gbytes_per_s_per_node = 400,
-        .attention_tflops = 710,
-        .memory_bytes = 80'000'000'000,
-        .peak_tflops = 989,
-        .attention = fa3_class(),
-        .memory_gbytes_per_s = 3350,
-        .nics_per_node = 8}},
-      {"dgx-h200",
-       "8 x H200 141GB per node; links and attention throughput as dgx-h100, whose chip it shares "
-       "(NVIDIA DGX H200)",
-       {.name = "dgx-h200",
-        .nodes = 1,
-        .devices_per_node = 8,
-        .intra_gbytes_per_s = 450,
-        .inter_gbytes_per_s_per_node = 400,
-        .attention_tflops = 710,
-        .memory_bytes = 141'000'000'000,
-        .peak_tflops = 989,
-        .attention = fa3_class(),
-        .memory_gbytes_per_s = 4800,
-        .nics_per_node = 8}},
-      {"local",
-       "this machine, 4 ranks as threads; uncalibrated: 10 GB/s of memory copies and 0.1 TFLOP/s "
-       "per "
-       "rank are round guesses for a few CPU cores, memory unknown",
-       {.name = "local",
-        .nodes = 1,
-        .devices_per_node = 4,
-        .intra_gbytes_per_s = 10,
-        .inter_gbytes_per_s_per_node = 10,
-        .attention_tflops = 0.1,
-        .memory_bytes = 0,
-        .attention = uncalibrated(),
-        .memory_gbytes_per_s = 10,
-        .intra_latency_us = 20,
-        .inter_latency_us = 20,
-        .launch_us = 5}},
-  };
+  static const std::vector<ClusterPreset> presets = {p4de(), dgx_h100(), dgx_h200(), local()};
   return presets;
 }
 

@@ -184,19 +184,45 @@ std::map<std::int64_t, Place> places(const WlbPackingState& state) {
   return result;
 }
 
+WlbPackingOptions random_options(std::mt19937_64& random) {
+  WlbPackingOptions options;
+  options.micro_batches = static_cast<std::int32_t>(1 + random() % 6);
+  options.max_tokens = 20 + static_cast<std::int64_t>(random() % 100);
+  options.outlier_levels_tokens.emplace();
+  for (std::int64_t level = 1 + static_cast<std::int64_t>(random() % 30);
+       options.outlier_levels_tokens->size() < random() % 4; level += 1 + random() % 30) {
+    options.outlier_levels_tokens->push_back(level);
+  }
+  options.balance_tokens = 1 + static_cast<std::int64_t>(random() % 100);
+  return options;
+}
+
+// Nothing that waits falls back; what is in a full queue moves up by the `n` documents it releases.
+void expect_moved_up(const std::map<std::int64_t, Place>& before,
+                     const std::map<std::int64_t, Place>& after, std::size_t n, bool draining) {
+  for (const auto& [id, now] : after) {
+    const auto then = before.find(id);
+    if (then == before.end()) continue;
+    if (now.in_queue) {
+      // Moves up by N whenever its queue holds N.
+      EXPECT_TRUE(then->second.in_queue);
+      if (then->second.queue_size >= n) {
+        EXPECT_LE(now.position + n, then->second.position);
+      }
+      EXPECT_LE(now.position, then->second.position);
+    } else if (!then->second.in_queue) {
+      EXPECT_LE(now.position + n, then->second.position);  // N of those before it were placed
+    } else {
+      EXPECT_TRUE(then->second.position < n || draining);
+    }
+  }
+}
+
 TEST(WlbPacking, LosesDoublesCutsAndOverfillsNothingAndDefersNoLongerThanItSays) {
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
-    WlbPackingOptions options;
-    options.micro_batches = static_cast<std::int32_t>(1 + random() % 6);
-    options.max_tokens = 20 + static_cast<std::int64_t>(random() % 100);
-    options.outlier_levels_tokens.emplace();
-    for (std::int64_t level = 1 + static_cast<std::int64_t>(random() % 30);
-         options.outlier_levels_tokens->size() < random() % 4; level += 1 + random() % 30) {
-      options.outlier_levels_tokens->push_back(level);
-    }
-    options.balance_tokens = 1 + static_cast<std::int64_t>(random() % 100);
+    const WlbPackingOptions options = random_options(random);
     const auto n = static_cast<std::size_t>(options.micro_batches);
 
     std::map<std::int64_t, std::int64_t> expected;  // id → length
@@ -229,22 +255,7 @@ TEST(WlbPacking, LosesDoublesCutsAndOverfillsNothingAndDefersNoLongerThanItSays)
         }
       }
       const std::map<std::int64_t, Place> after = places(step.state);
-      for (const auto& [id, now] : after) {
-        const auto then = before.find(id);
-        if (then == before.end()) continue;
-        if (now.in_queue) {
-          // Moves up by N whenever its queue holds N.
-          EXPECT_TRUE(then->second.in_queue);
-          if (then->second.queue_size >= n) {
-            EXPECT_LE(now.position + n, then->second.position);
-          }
-          EXPECT_LE(now.position, then->second.position);
-        } else if (!then->second.in_queue) {
-          EXPECT_LE(now.position + n, then->second.position);  // N of those before it were placed
-        } else {
-          EXPECT_TRUE(then->second.position < n || s >= kSteps);
-        }
-      }
+      expect_moved_up(before, after, n, s >= kSteps);
       before = after;
       state = std::move(step.state);
     }

@@ -280,10 +280,10 @@ TEST(Verify, AcceptsLargeNumbersThatMeanNothingWrong) {
   EXPECT_TRUE(report.ok()) << violations_text(report);
 }
 
-TEST(Verify, SurvivesExtremeNumbers) {
+std::vector<std::function<void(Plan&)>> extreme_changes() {
   constexpr std::int32_t k32 = std::numeric_limits<std::int32_t>::max();
   constexpr std::int64_t k64 = std::numeric_limits<std::int64_t>::max();
-  const std::vector<std::function<void(Plan&)>> changes = {
+  return {
       [](Plan& p) { p.nodes = p.devices_per_node = k32; },
       [](Plan& p) { p.shape.q_heads = p.shape.kv_heads = k32; },
       [](Plan& p) { p.shape.head_dim = p.shape.value_dim = k32; },
@@ -336,6 +336,10 @@ TEST(Verify, SurvivesExtremeNumbers) {
       [](Plan& p) { op<WaitOp>(forward(p, 0), 2).id = -k32; },
       [](Plan& p) { p.rounds[0].token_limit = p.rounds[0].memory_limit_bytes = -k64; },
   };
+}
+
+TEST(Verify, SurvivesExtremeNumbers) {
+  const std::vector<std::function<void(Plan&)>> changes = extreme_changes();
   for (std::size_t n = 0; n < changes.size(); ++n) {
     SCOPED_TRACE(fmt::format("change {}", n));
     Plan plan = example_plan();

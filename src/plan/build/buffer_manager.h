@@ -1,0 +1,78 @@
+// Where the units of one device stand while nothing else needs their place.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "contextile/arrangement.h"
+#include "contextile/base.h"
+#include "contextile/plan.h"
+#include "plan/build/arena.h"
+
+namespace contextile {
+
+// A stage that never comes.
+inline constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
+
+// A place in a staging arena and the slot that names it.
+struct Place {
+  SlotId slot;
+  std::int64_t offset = 0;
+  std::int64_t size = 0;
+};
+
+// The staging arenas and slot tables of one device.
+class BufferManager {
+ public:
+  BufferManager(std::int32_t num_owned, Program& program)
+      : num_owned_(num_owned), program_(program) {}
+
+  [[nodiscard]] Place take(Kind kind, std::int64_t tokens) {
+    const auto k = static_cast<std::size_t>(kind);
+    Place place;
+    place.size = tokens;
+    place.offset = arenas_[k].allocate(tokens);
+    std::vector<StagingSlot>& slots = program_.staging[k];
+    const auto [it, is_new] = slot_of_[k].try_emplace({place.offset, tokens}, slots.size());
+    if (is_new) slots.push_back({place.offset, tokens});
+    place.slot = SlotId{num_owned_ + static_cast<std::int32_t>(it->second)};
+    return place;
+  }
+  void give_back(Kind kind, const Place& place) {
+    arenas_[static_cast<std::size_t>(kind)].release(place.offset, place.size);
+  }
+  void give_back_at(std::int32_t stage, Kind kind, const Place& place) {
+    if (stage != kNever) later_.push({stage, sequence_++, kind, place});
+  }
+  void give_back_until(std::int32_t stage) {
+    while (!later_.empty() && later_.top().stage <= stage) {
+      give_back(later_.top().kind, later_.top().place);
+      later_.pop();
+    }
+  }
+
+ private:
+  struct Later {
+    std::int32_t stage;
+    std::int64_t sequence;
+    Kind kind;
+    Place place;
+    bool operator<(const Later& other) const {  // the queue's top is the earliest
+      return std::pair(stage, sequence) > std::pair(other.stage, other.sequence);
+    }
+  };
+  std::int32_t num_owned_;
+  Program& program_;
+  std::array<Arena, kNumKinds> arenas_;
+  std::array<std::map<std::pair<std::int64_t, std::int64_t>, std::size_t>, kNumKinds> slot_of_;
+  std::priority_queue<Later> later_;
+  std::int64_t sequence_ = 0;
+};
+
+}  // namespace contextile
