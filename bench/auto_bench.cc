@@ -78,7 +78,7 @@ std::optional<Predicted> predict(const Strategy& strategy, const Workload& workl
   predicted.time_us = simulate(plan, cluster).time_us();
   const BoundOptions beside = bound_options_beside(plan, workload, cluster);
   double longest_us = 0;
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+  for (const Direction direction : kDirections) {
     const TimeBound bound = lower_bound(workload, cluster, direction, beside);
     predicted.bound_us += bound.time_us;
     if (bound.time_us > longest_us) predicted.binding = bound.binding;

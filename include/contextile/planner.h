@@ -3,11 +3,11 @@
 //   #include "contextile/planner.h"
 //
 //   using namespace contextile;
-//   const std::vector<std::int64_t> lengths = {500, 90'000, 40'572};
-//   const Workload workload = make_workload(lengths, AttentionShape{}, MaskUse{});
+//   const std::vector<std::int64_t> lengths = {500, 90'000, 40'572};  // tokens of each document
+//   const Workload batch = make_workload(lengths, AttentionShape{}, parse_mask_use("causal"));
 //   const Cluster cluster = load_cluster("dgx-h200:4x8");
-//   const PlannedBatch planned = plan_batch(workload, cluster, {"auto"});
-//   if (!planned.verified.ok()) throw InvalidPlan(planned.verified.violations.front());
+//   const PlannedBatch planned = plan_batch(batch, cluster, {"auto"});
+//   if (!planned.verified.ok()) return 1;  // planned.verified.violations says why
 //   save_plan(*planned.plan, "batch.plan");
 #pragma once
 

@@ -87,6 +87,11 @@ struct MaskUse {
 // whose rule sets any (shared_question), else the position in the sequence.
 [[nodiscard]] Workload make_workload(std::span<const std::int64_t> lengths,
                                      const AttentionShape& shape, std::span<const MaskUse> masks);
+// The same with one rule, causal unless another is given.
+[[nodiscard]] inline Workload make_workload(std::span<const std::int64_t> lengths,
+                                            const AttentionShape& shape, const MaskUse& mask = {}) {
+  return make_workload(lengths, shape, std::span(&mask, 1));
+}
 
 // Proves every invariant above, disjointness of bands included. Throws InvalidArgument.
 void check_workload(const Workload& workload);

@@ -172,7 +172,7 @@ std::int64_t predicted_memory_bytes(const Plan& plan) {
   for (std::size_t round = 0; round < plan.rounds.size(); ++round) {
     for (std::size_t mask = 0; mask < plan.rounds[round].masks.size(); ++mask) {
       for (std::int32_t r = 0; r < plan.num_devices(); ++r) {
-        for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+        for (const Direction direction : kDirections) {
           largest =
               std::max(largest, device_memory(plan, round, mask, direction, Rank{r}).total_bytes());
         }

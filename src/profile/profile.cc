@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "contextile/arrangement.h"
 #include "contextile/kernel.h"
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
@@ -244,7 +245,7 @@ class MachineMeasurement {
     for (std::size_t i = grid_.size() - std::min<std::size_t>(2, grid_.size()); i < grid_.size();
          ++i) {
       step(fmt::format("causal, {} tokens", grid_[i]));
-      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      for (const Direction direction : kDirections) {
         causal_.push_back({grid_[i], direction, call_s(direction, causal_band(grid_[i]), 1)});
       }
     }

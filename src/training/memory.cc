@@ -105,7 +105,7 @@ class StageMemoryCount {
         for (std::size_t part = 0; part < batch.parts.size(); ++part) {
           logits = std::max(logits, static_cast<double>(batch.parts[part].device_tokens) *
                                         step_.model.vocabulary * kLogitBytes / step_.sizes.tp);
-          for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+          for (const Direction direction : kDirections) {
             const std::int64_t bytes =
                 costs_.attention_of(direction, d, stage_, i, part).staging_bytes;
             staging = std::max(staging, bytes);

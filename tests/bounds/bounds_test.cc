@@ -94,7 +94,7 @@ void expect_below(const Plan& plan, const Workload& workload, const Cluster& clu
                   Counts& counts) {
   const Simulation simulation = simulate(plan, cluster);
   const BoundOptions options = bound_options_of(plan);
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+  for (const Direction direction : kDirections) {
     const auto& simulated =
         direction == Direction::kForward ? simulation.forward : simulation.backward;
     if (!simulated) continue;
@@ -237,7 +237,7 @@ TEST(LowerBound, OfOneDeviceAndAFullDocumentIsItsKernelTime) {
   const Cluster cluster = cluster_of(1, 1);
   for (const std::int64_t length : {64, 500, 4096, 10000}) {
     const Workload workload = batch_of({length}, "full");
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const Direction direction : kDirections) {
       const double kernel_us = TileCosts(workload.shape, cluster)
                                    .piece_us(direction, length, length, length * length, 1);
       const TimeBound bound = lower_bound(workload, cluster, direction);
@@ -277,7 +277,7 @@ TEST(LowerBound, CountsTheSlotsThatDevicesShare) {
 
 TEST(LowerBound, OfDocumentsThatFitIntoDevicesMovesNothing) {
   const Cluster cluster = cluster_of(1, 2);
-  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+  for (const Direction direction : kDirections) {
     const TimeBound bound = lower_bound(batch_of({16, 16}, "causal"), cluster, direction);
     EXPECT_EQ(bound.communication_us, 0);
     EXPECT_EQ(bound.latency_us, 0);

@@ -14,7 +14,7 @@
 
 #include "contextile/oracle.h"
 #include "contextile/plan_stats.h"
-#include "report/html/packed.h"
+#include "report/html/varint_text.h"
 #include "report/html/plan_workload.h"
 #include "report/html/tile_rows.h"
 #include "report/html/tiles.h"
@@ -27,7 +27,6 @@ namespace contextile {
 namespace {
 
 constexpr std::size_t kPlenty = 10'000'000;
-constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 
 // Calls visit(name, plan, cluster) for plans of every strategy on random batches.
 template <typename Visit>
@@ -47,7 +46,7 @@ void for_each_plan(std::uint64_t first_seed, int batches, const Visit& visit) {
 // ----------------------------------------------------------------------------- packed numbers
 
 TEST(PackedNumbers, ComeBack) {
-  Packed packed;
+  VarintText packed;
   std::vector<std::int64_t> numbers;
   for (int bits = 0; bits <= 52; ++bits) {
     for (const std::int64_t near : {-1, 0, 1}) numbers.push_back((std::int64_t{1} << bits) + near);
@@ -67,7 +66,7 @@ TEST(PackedNumbers, ComeBack) {
 }
 
 TEST(PackedNumbers, AreStandardBase64) {
-  Packed packed;
+  VarintText packed;
   EXPECT_EQ(packed.base64(), "");
   packed.add('M');
   EXPECT_EQ(packed.base64(), "TQ==");

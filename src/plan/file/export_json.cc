@@ -224,7 +224,7 @@ class PlanExport {
     json_.print(",\n      \"programs\": [");
     for (std::size_t mask = 0; mask < device.programs.size(); ++mask) {
       json_.print("{}{{\"mask\": {}", mask == 0 ? "" : ",\n       ", mask);
-      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+      for (const Direction direction : kDirections) {
         const std::optional<Program>& program = device.programs[mask].of(direction);
         if (program) write_program(*program, direction);
       }

@@ -11,7 +11,7 @@
 #include "contextile/bounds.h"
 #include "contextile/plan_stats.h"
 #include "contextile/report.h"
-#include "report/html/packed.h"
+#include "report/html/varint_text.h"
 #include "report/html/page.h"
 #include "report/html/palette.h"
 #include "report/html/plan_workload.h"
@@ -104,7 +104,7 @@ ReportJson device_data(const ReportSubject& subject) {
 }
 
 std::string packed_sequences(const Plan& plan) {
-  Packed packed;
+  VarintText packed;
   for (const Range& sequence : plan.sequences) packed.add(sequence.size());
   return packed.base64();
 }

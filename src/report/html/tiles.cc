@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include "report/html/packed.h"
+#include "report/html/varint_text.h"
 #include "report/html/tile_rows.h"
 
 namespace contextile {
@@ -33,7 +33,7 @@ std::vector<Plane> planes_of(const Plan& plan) {
   for (const PlanRound& round : plan.rounds) groups = std::max(groups, round.head_groups);
   const PlanRound& first = plan.rounds.front();
   for (std::size_t m = 0; m < first.masks.size(); ++m) {
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const Direction direction : kDirections) {
       if (first.devices.empty() || !first.devices.front().programs[m].of(direction)) continue;
       for (std::int32_t g = 0; g < groups; ++g) planes.push_back({m, direction, g});
     }
@@ -109,7 +109,7 @@ class PlaneEncoder {
   }
 
   // Nothing when it takes more than `budget_bytes` or too long.
-  [[nodiscard]] std::optional<Packed> encode(std::size_t budget_bytes) {
+  [[nodiscard]] std::optional<VarintText> encode(std::size_t budget_bytes) {
     std::int32_t last_device = 0;
     for (std::int32_t row = 0; row < rows_.size(); ++row) {
       collect(row);
@@ -172,12 +172,12 @@ class PlaneEncoder {
   std::vector<TileDevices> devices_;  // by round
   std::vector<BandSweep> sweeps_;     // by round
   std::vector<Cell> cells_;
-  Packed packed_;
+  VarintText packed_;
   std::int64_t pieces_ = 0;
 };
 
 std::string encode_ranges(const TileRows& rows, std::size_t& size) {
-  Packed packed;
+  VarintText packed;
   std::int32_t block = 0;
   std::int32_t owner = 0;
   std::int32_t round = 0;
@@ -206,7 +206,7 @@ std::optional<std::string> encode_bands(const Plan& plan, std::size_t mask,
     std::ranges::copy(round.masks[mask].mask.bands, std::back_inserter(bands));
   }
   std::ranges::sort(bands);
-  Packed packed;
+  VarintText packed;
   std::int64_t first_query = 0;
   for (const Band& band : bands) {
     packed.add(band.q.begin - first_query);
@@ -226,7 +226,7 @@ std::optional<std::string> encode_bands(const Plan& plan, std::size_t mask,
 
 struct Encoded {
   std::string ranges;
-  std::vector<Packed> planes;
+  std::vector<VarintText> planes;
 };
 
 std::optional<Encoded> encode(const Plan& plan, const std::vector<Plane>& planes,
@@ -237,10 +237,10 @@ std::optional<Encoded> encode(const Plan& plan, const std::vector<Plane>& planes
   if (used > budget_bytes) return std::nullopt;
   const std::int32_t groups = planes.empty() ? 1 : planes.back().group + 1;
   for (const Plane& plane : planes) {
-    std::optional<Packed> packed =
+    std::optional<VarintText> packed =
         PlaneEncoder(plan, rows, plane, groups).encode(budget_bytes - used);
     if (!packed) return std::nullopt;
-    const auto same = std::ranges::find(encoded.planes, packed->bytes(), &Packed::bytes);
+    const auto same = std::ranges::find(encoded.planes, packed->bytes(), &VarintText::bytes);
     if (same == encoded.planes.end()) used += packed->size();
     encoded.planes.push_back(std::move(*packed));
   }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <variant>
 
-#include "report/html/packed.h"
+#include "report/html/varint_text.h"
 
 namespace contextile {
 namespace {
@@ -67,8 +67,8 @@ class Bins {
     }
   }
 
-  [[nodiscard]] Packed packed() const {
-    Packed packed;
+  [[nodiscard]] VarintText packed() const {
+    VarintText packed;
     for (std::size_t i = 0; i < shares_.size();) {
       const std::size_t begin = i;
       while (i < shares_.size() && rounded(i) == rounded(begin)) ++i;
@@ -111,7 +111,7 @@ class DirectionTimeline {
             {"programs", std::move(programs)}};
   }
 
-  [[nodiscard]] Packed spans() const {
+  [[nodiscard]] VarintText spans() const {
     std::vector<std::vector<Placed>> of_device(static_cast<std::size_t>(plan_.num_devices()));
     for_each_program([&](const SimulatedProgram& program, double offset_us) {
       for (const ActivitySpan& span : program.activities) {
@@ -119,7 +119,7 @@ class DirectionTimeline {
         of_device[span.device.index()].push_back({&program, &span, offset_us});
       }
     });
-    Packed packed;
+    VarintText packed;
     for (const std::vector<Placed>& spans : of_device) {
       packed.add(static_cast<std::int64_t>(spans.size()));
       std::int64_t last_ns = 0;
@@ -138,8 +138,8 @@ class DirectionTimeline {
     return packed;
   }
 
-  [[nodiscard]] Packed messages() const {
-    Packed packed;
+  [[nodiscard]] VarintText messages() const {
+    VarintText packed;
     std::int64_t last_ns = 0;
     for_each_program([&](const SimulatedProgram& program, double offset_us) {
       for (const MessageSpan& message : program.messages) {
@@ -155,7 +155,7 @@ class DirectionTimeline {
     return packed;
   }
 
-  [[nodiscard]] Packed activity_bins(std::int64_t bins) const {
+  [[nodiscard]] VarintText activity_bins(std::int64_t bins) const {
     Bins<4> shares(plan_.num_devices(), bins, simulated_.time_us);
     for_each_program([&](const SimulatedProgram& program, double offset_us) {
       for (const ActivitySpan& span : program.activities) {
@@ -167,7 +167,7 @@ class DirectionTimeline {
   }
 
   // Messages that move at the same time on one device count once.
-  [[nodiscard]] Packed message_bins(std::int64_t bins) const {
+  [[nodiscard]] VarintText message_bins(std::int64_t bins) const {
     Bins<2> shares(plan_.num_devices(), bins, simulated_.time_us);
     for_each_program([&](const SimulatedProgram& program, double offset_us) {
       std::vector<const MessageSpan*> by_start;
@@ -238,7 +238,7 @@ constexpr std::size_t kBytesOfSpan = 12;  // about, as of a message
 // Bins of every direction, as many as the budget takes.
 struct PackedBins {
   std::int64_t bins = 0;
-  std::vector<Packed> directions;
+  std::vector<VarintText> directions;
 };
 template <typename PackBins>
 PackedBins pack_bins(const std::vector<DirectionTimeline>& timelines, std::size_t budget_bytes,

@@ -8,25 +8,15 @@
 #include <utility>
 #include <variant>
 
-#include "report/html/packed.h"
+#include "report/html/varint_text.h"
 
 namespace contextile {
 namespace {
 
 constexpr std::int32_t kMostRows = 512;
 
-bool has_direction(const Plan& plan, Direction direction) {
-  for (const PlanRound& round : plan.rounds) {
-    if (round.devices.empty()) continue;
-    for (const ProgramPair& pair : round.devices.front().programs) {
-      if (pair.of(direction)) return true;
-    }
-  }
-  return false;
-}
-
-Packed encode(const TrafficMatrix& matrix, std::int64_t unit_bytes) {
-  Packed packed;
+VarintText encode(const TrafficMatrix& matrix, std::int64_t unit_bytes) {
+  VarintText packed;
   const std::vector<std::int64_t>& bytes = matrix.all();
   for (std::size_t i = 0; i < bytes.size();) {
     if (bytes[i] != 0) {
@@ -88,13 +78,13 @@ TrafficPicture traffic_picture(const Plan& plan, std::size_t budget_bytes) {
     if (plan.num_devices() / merged > kMostRows) continue;
     std::size_t used = 0;
     picture.json = {{"merged", merged}};
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-      if (!has_direction(plan, direction)) continue;
+    for (const Direction direction : kDirections) {
+      if (!plan.has_direction(direction)) continue;
       const TrafficMatrix matrix(plan, direction, merged);
       std::int64_t unit_bytes = 0;
       for (const std::int64_t bytes : matrix.all()) unit_bytes = std::gcd(unit_bytes, bytes);
       unit_bytes = std::max<std::int64_t>(unit_bytes, 1);
-      const Packed packed = encode(matrix, unit_bytes);
+      const VarintText packed = encode(matrix, unit_bytes);
       used += packed.size();
       picture.json["side"] = matrix.side();
       picture.json[std::string(to_string(direction))] = {{"unit_bytes", unit_bytes},

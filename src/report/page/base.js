@@ -3,8 +3,8 @@
 
 const data = JSON.parse(document.getElementById('report-data').textContent);
 
-// Varints in base64, as src/report/packed.cc writes them.
-class Packed {
+// Varints in base64, as report/html/varint_text.cc writes them.
+class VarintText {
   constructor(base64) {
     const text = atob(base64);
     this.bytes = new Uint8Array(text.length);

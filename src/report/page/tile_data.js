@@ -13,14 +13,14 @@ class TileData {
   }
 
   readSequences() {
-    const packed = new Packed(this.plan.sequences);
+    const packed = new VarintText(this.plan.sequences);
     this.sequence = [0];  // first tokens, then the end
     while (!packed.done) this.sequence.push(this.sequence.at(-1) + packed.number());
     this.numSequences = this.sequence.length - 1;
   }
 
   readRows() {
-    const packed = new Packed(this.plan.tiles.ranges || '');
+    const packed = new VarintText(this.plan.tiles.ranges || '');
     this.start = [0];
     this.rangesOf = [];
     this.block = [];
@@ -47,7 +47,7 @@ class TileData {
   plane(index) {
     while (this.planes[index].same_as !== undefined) index = this.planes[index].same_as;
     if (this.readPlanes.has(index)) return this.readPlanes.get(index);
-    const packed = new Packed(this.planes[index].runs);
+    const packed = new VarintText(this.planes[index].runs);
     const runs = {first: [0], from: [], to: [], device: [], share: []};
     let device = 0;
     while (!packed.done) {
@@ -71,7 +71,7 @@ class TileData {
   maskBands(mask) {
     if (this.bands[mask] === null) return null;
     if (this.readBands.has(mask)) return this.readBands.get(mask);
-    const packed = new Packed(this.bands[mask]);
+    const packed = new VarintText(this.bands[mask]);
     const bands = [];
     let begin = 0;
     while (!packed.done) {

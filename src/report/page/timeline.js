@@ -26,7 +26,7 @@ class TimelineData {
   }
 
   readSpans(base64, begin) {
-    const packed = new Packed(base64);
+    const packed = new VarintText(base64);
     const devices = [];
     while (!packed.done) {
       const spans = [];
@@ -44,7 +44,7 @@ class TimelineData {
   }
 
   readMessages(direction, base64, begin) {
-    const packed = new Packed(base64);
+    const packed = new VarintText(base64);
     direction.sends = Array.from({length: this.plan.devices}, () => []);
     direction.receives = Array.from({length: this.plan.devices}, () => []);
     let ns = 0;
@@ -60,7 +60,7 @@ class TimelineData {
 
   // Of bin b of a device the `width` shares from (device * bins + b) * width on, in 1/100.
   readBins({bins, runs}, width) {
-    const packed = new Packed(runs);
+    const packed = new VarintText(runs);
     const shares = new Uint8Array(this.plan.devices * bins * width);
     let at = 0;
     while (!packed.done) {

@@ -16,7 +16,7 @@ class TrafficMatrix extends Picture {
   read(direction) {
     const json = this.plan.traffic[direction];
     if (!json) return null;
-    const packed = new Packed(json.entries);
+    const packed = new VarintText(json.entries);
     const bytes = new Float64Array(this.side * this.side);
     for (let at = 0; !packed.done;) {
       const units = packed.number();

@@ -177,7 +177,7 @@ TEST(PlanFile, TakesFewBytesATile) {
         find_strategy(name).arrange(batch.workload, batch.cluster, request);
     const Plan plan = build_plan(batch.workload, batch.cluster, arrangement);
     const PlanRound& round = plan.rounds[0];
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const Direction direction : kDirections) {
       std::size_t bytes = 0;
       std::size_t tiles = 0;
       for (const DeviceProgram& device : round.devices) {

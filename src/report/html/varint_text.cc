@@ -1,11 +1,11 @@
-#include "report/html/packed.h"
+#include "report/html/varint_text.h"
 
 #include <algorithm>
 #include <cmath>
 
 namespace contextile {
 
-void Packed::add(std::int64_t number) {
+void VarintText::add(std::int64_t number) {
   auto rest = static_cast<std::uint64_t>(number);
   while (rest >= 0x80) {
     bytes_.push_back(static_cast<char>(rest | 0x80));
@@ -14,13 +14,13 @@ void Packed::add(std::int64_t number) {
   bytes_.push_back(static_cast<char>(rest));
 }
 
-void Packed::add_signed(std::int64_t number) {
+void VarintText::add_signed(std::int64_t number) {
   add(number < 0 ? -2 * (number + 1) + 1 : 2 * number);
 }
 
-void Packed::add_fraction(double of_one) { add(std::llround(100 * std::clamp(of_one, 0.0, 1.0))); }
+void VarintText::add_fraction(double of_one) { add(std::llround(100 * std::clamp(of_one, 0.0, 1.0))); }
 
-std::string Packed::base64() const {
+std::string VarintText::base64() const {
   constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string text;
   text.reserve((bytes_.size() + 2) / 3 * 4);

@@ -7,7 +7,7 @@
 
 namespace contextile {
 
-class Packed {
+class VarintText {
  public:
   // Any number up to 2^53, what a page can hold exactly: one byte below 128, two below 16384, …
   void add(std::int64_t number);         // not negative
