@@ -1,4 +1,5 @@
 #include "cli/output.h"
+#include "report/json.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

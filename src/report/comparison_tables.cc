@@ -12,6 +12,7 @@
 #include "report/fidelity.h"
 #include "report/plan_tables.h"
 #include "report/run_tables.h"
+#include "report/json.h"
 
 namespace contextile {
 namespace {

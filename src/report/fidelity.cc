@@ -6,6 +6,7 @@
 
 #include "contextile/oracle.h"
 #include "contextile/registry.h"
+#include "report/json.h"
 
 namespace contextile {
 namespace {

@@ -8,6 +8,7 @@
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
+#include "report/json.h"
 
 namespace contextile {
 namespace {

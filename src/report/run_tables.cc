@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "contextile/oracle.h"
+#include "report/json.h"
 
 namespace contextile {
 namespace {

@@ -10,6 +10,7 @@
 #include "contextile/planner.h"
 #include "contextile/registry.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 
 namespace contextile {
 namespace {

@@ -1,3 +1,4 @@
+#include "report/json.h"
 #include "report/table.h"
 
 #include <fmt/format.h>

@@ -17,6 +17,7 @@
 #include "contextile/registry.h"
 #include "report/fidelity.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -17,6 +17,7 @@
 #include "contextile/mask.h"
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

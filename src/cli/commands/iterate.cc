@@ -18,6 +18,7 @@
 #include "contextile/step_planner.h"
 #include "papers/paper_table.h"
 #include "report/step_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

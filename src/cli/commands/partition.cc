@@ -15,6 +15,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/hypergraph.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -18,6 +18,7 @@
 #include "contextile/planner.h"
 #include "contextile/registry.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

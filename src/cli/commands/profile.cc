@@ -19,6 +19,7 @@
 #include "cli/progress.h"
 #include "contextile/cluster.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -20,6 +20,7 @@
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -26,6 +26,7 @@
 #include "contextile/verify.h"
 #include "report/plan_tables.h"
 #include "report/run_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

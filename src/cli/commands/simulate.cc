@@ -25,6 +25,7 @@
 #include "contextile/report.h"
 #include "contextile/verify.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -14,6 +14,7 @@
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "report/plan_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {
