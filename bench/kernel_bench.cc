@@ -103,7 +103,7 @@ class Bench {
       if (wants("executor")) {
         print_executor_shares(kernel_, options_.dtype, options_.repeats);
       }
-      if (wants("memory")) print_memory_rates(options_.repeats);
+      if (wants("memory")) print_memory_rates(kernel_.row_ops(), options_.repeats);
       if (wants("blas")) run_blas();
       if (wants("torch")) print_beside_torch(options_.python, options_.repeats);
     }

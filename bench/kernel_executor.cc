@@ -62,6 +62,7 @@ class TimedKernel : public AttentionKernel {
     const CpuStopwatch stopwatch(total_s_);
     kernel_.backward(params, tiles);
   }
+  [[nodiscard]] const RowOps& row_ops() const override { return kernel_.row_ops(); }
 
  private:
   const AttentionKernel& kernel_;

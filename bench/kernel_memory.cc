@@ -15,7 +15,7 @@
 #include "base/rng.h"
 #include "contextile/verify.h"
 #include "kernel/host_tensor.h"
-#include "kernel/merge.h"
+#include "kernel/logaddexp.h"
 #include "kernel/tensor.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
@@ -33,7 +33,7 @@ constexpr double kSliceBytes = 64e6;  // shorter calls are repeated inside one m
 
 // The tensors all operations work on.
 struct Arrays {
-  explicit Arrays(std::int64_t num_tokens) : tokens(num_tokens) {
+  Arrays(const RowOps& row_ops, std::int64_t num_tokens) : ops(row_ops), tokens(num_tokens) {
     const auto rows = [&](Dtype dtype) { return HostTensor(dtype, tokens, kHeads, kDim); };
     for (HostTensor* tensor : {&a, &b, &c}) *tensor = rows(Dtype::kF32);
     for (HostTensor* tensor : {&narrow, &other_narrow}) *tensor = rows(Dtype::kBf16);
@@ -52,7 +52,7 @@ struct Arrays {
       HostTensor block = normal_tensor(rng, all.dtype, some, all.heads, all.dim);
       for (std::int64_t n = 0; n < all.tokens; n += some) {
         const std::int64_t count = std::min(some, all.tokens - n);
-        copy_tensor(slice(all, n, count, 0, all.heads),
+        ops.convert(slice(all, n, count, 0, all.heads),
                     slice(block.view(), 0, count, 0, all.heads));
       }
     }
@@ -63,6 +63,7 @@ struct Arrays {
   }
   [[nodiscard]] UnitView unit(HostTensor& rows) const { return {Kind::kDq, 1, {rows.view()}}; }
 
+  const RowOps& ops;
   std::int64_t tokens;
   HostTensor a, b, c, narrow, other_narrow, a_lse, b_lse, c_lse;
 };
@@ -70,12 +71,12 @@ struct Arrays {
 float* floats(HostTensor& tensor) { return static_cast<float*>(tensor.view().data); }
 
 // Blocks of `from` to their places in `to`, in an order far from both.
-void gather_blocks(const TensorView& to, const TensorView& from) {
+void gather_blocks(const RowOps& ops, const TensorView& to, const TensorView& from) {
   const std::int64_t blocks = std::max<std::int64_t>(1, from.tokens / kBlockTokens);
   const std::int64_t tokens = std::min(from.tokens, kBlockTokens);
   for (std::int64_t i = 0; i < blocks; ++i) {
     const std::int64_t source = (i * 37 + 11) % blocks;
-    copy_tensor(slice(to, i * tokens, tokens, 0, to.heads),
+    ops.convert(slice(to, i * tokens, tokens, 0, to.heads),
                 slice(from, source * tokens, tokens, 0, from.heads));
   }
 }
@@ -113,23 +114,23 @@ std::vector<Operation> operations() {
       {"merge of two partial results", 12,
        [](Arrays& x) {
          const std::array srcs = {x.partial(x.a, x.a_lse), x.partial(x.b, x.b_lse)};
-         merge_outputs(srcs[0], srcs);
+         x.ops.merge(srcs[0], srcs);
        },
        add},
       {"merge of three partial results", 16,
        [](Arrays& x) {
          const std::array srcs = {x.partial(x.a, x.a_lse), x.partial(x.b, x.b_lse),
                                   x.partial(x.c, x.c_lse)};
-         merge_outputs(srcs[0], srcs);
+         x.ops.merge(srcs[0], srcs);
        },
        [](Arrays& x) { stream_add_two(floats(x.a), floats(x.b), floats(x.c), x.elements()); }},
       {"sum of two gradients", 12,
        [](Arrays& x) {
-         sum_tensors(x.a.view(), std::array{x.a.view(), x.b.view()});
+         x.ops.sum(x.a.view(), std::array{x.a.view(), x.b.view()});
        },
        add},
-      {"gather of blocks of 256", 8, [](Arrays& x) { gather_blocks(x.c.view(), x.a.view()); },
-       copy},
+      {"gather of blocks of 256", 8,
+       [](Arrays& x) { gather_blocks(x.ops, x.c.view(), x.a.view()); }, copy},
       {"groups of 4 heads to a message", 8, [](Arrays& x) { copy_group(x.c, x.a, 4); },
        [](Arrays& x) {
          constexpr std::int64_t kGroup = 4 * kDim;
@@ -138,35 +139,36 @@ std::vector<Operation> operations() {
            stream_copy(floats(x.c) + n * kGroup, floats(x.a) + row, kGroup);
          }
        }},
-      {"delta, f32", 8, [](Arrays& x) { compute_delta(x.a.view(), x.b.view(), x.c_lse.stats()); },
+      {"delta, f32", 8, [](Arrays& x) { x.ops.delta(x.a.view(), x.b.view(), x.c_lse.stats()); },
        read_two},
       {"delta, bf16", 4,
-       [](Arrays& x) { compute_delta(x.narrow.view(), x.other_narrow.view(), x.c_lse.stats()); },
+       [](Arrays& x) { x.ops.delta(x.narrow.view(), x.other_narrow.view(), x.c_lse.stats()); },
        [](Arrays& x) {
          floats(x.c_lse)[0] =
              stream_dot(floats(x.narrow), floats(x.other_narrow), x.elements() / 2);
        }},
       {"outputs rounded, f32", 8,
-       [](Arrays& x) { finish_output(x.partial(x.a, x.a_lse), {}, x.c.view(), x.c_lse.stats()); },
+       [](Arrays& x) { x.ops.finish(x.partial(x.a, x.a_lse), {}, x.c.view(), x.c_lse.stats()); },
        copy},
       {"outputs rounded, bf16", 6,
        [](Arrays& x) {
-         finish_output(x.partial(x.a, x.a_lse), {}, x.narrow.view(), x.c_lse.stats());
+         x.ops.finish(x.partial(x.a, x.a_lse), {}, x.narrow.view(), x.c_lse.stats());
        },
        narrow_copy},
       {"f32 to bf16 for the wire", 6,
        [](Arrays& x) {
-         pack_unit(x.unit(x.a), Dtype::kBf16, static_cast<std::byte*>(x.narrow.view().data));
+         pack_unit(x.ops, x.unit(x.a), Dtype::kBf16, static_cast<std::byte*>(x.narrow.view().data));
        },
        narrow_copy},
       {"f32 to f16 for the wire", 6,
        [](Arrays& x) {
-         pack_unit(x.unit(x.a), Dtype::kF16, static_cast<std::byte*>(x.narrow.view().data));
+         pack_unit(x.ops, x.unit(x.a), Dtype::kF16, static_cast<std::byte*>(x.narrow.view().data));
        },
        narrow_copy},
       {"bf16 from the wire to f32", 6,
        [](Arrays& x) {
-         unpack_unit(x.unit(x.c), Dtype::kBf16, static_cast<std::byte*>(x.narrow.view().data));
+         unpack_unit(x.ops, x.unit(x.c), Dtype::kBf16,
+                     static_cast<std::byte*>(x.narrow.view().data));
        },
        [](Arrays& x) { stream_double(floats(x.c), floats(x.narrow), x.elements()); }}};
 }
@@ -182,18 +184,18 @@ void expect_near(const std::string& what, double found, double expected) {
 }
 
 // Merge, sum, delta and casts of a few rows, element by element.
-void verify() {
-  Arrays was(5);
-  Arrays now(5);
+void verify(const RowOps& ops) {
+  Arrays was(ops, 5);
+  Arrays now(ops, 5);
   const std::array srcs = {now.partial(now.a, now.a_lse), now.partial(now.b, now.b_lse)};
   now.c.poison();
   now.c_lse.poison();
-  merge_outputs(now.partial(now.c, now.c_lse), srcs);
+  ops.merge(now.partial(now.c, now.c_lse), srcs);
   HostTensor delta(Dtype::kF32, now.tokens, kHeads, 1);
-  compute_delta(now.a.view(), now.b.view(), delta.stats());
+  ops.delta(now.a.view(), now.b.view(), delta.stats());
   now.narrow.poison();
-  pack_unit(now.unit(now.a), Dtype::kBf16, static_cast<std::byte*>(now.narrow.view().data));
-  sum_tensors(now.b.view(), std::array{now.a.view(), now.b.view()});
+  pack_unit(ops, now.unit(now.a), Dtype::kBf16, static_cast<std::byte*>(now.narrow.view().data));
+  ops.sum(now.b.view(), std::array{now.a.view(), now.b.view()});
   for (std::int64_t n = 0; n < now.tokens; ++n) {
     for (std::int32_t h = 0; h < kHeads; ++h) {
       const double la = stat_at(was.a_lse.stats(), n, h);
@@ -228,10 +230,11 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void print_table(const std::string& where, std::int64_t tokens, int repeats) {
-  Arrays arrays(tokens);
-  fmt::print("\n{}: tensors of {:.1f} MiB, GB/s\n{:34} {:>8} {:>8} {:>8}\n", where,
-             static_cast<double>(arrays.elements()) * 4 / 1048576, "", "stream", "found", "share");
+void print_table(const RowOps& ops, const std::string& where, std::int64_t tokens, int repeats) {
+  Arrays arrays(ops, tokens);
+  fmt::print("\n{}: row operations {}, tensors of {:.1f} MiB, GB/s\n{:34} {:>8} {:>8} {:>8}\n",
+             where, ops.name(), static_cast<double>(arrays.elements()) * 4 / 1048576, "", "stream",
+             "found", "share");
   for (const Operation& operation : operations()) {
     const double bytes = operation.bytes_per_element * static_cast<double>(arrays.elements());
     const int times = std::max(1, static_cast<int>(kSliceBytes / bytes));
@@ -257,10 +260,10 @@ void print_table(const std::string& where, std::int64_t tokens, int repeats) {
 
 }  // namespace
 
-void print_memory_rates(int repeats) {
-  verify();
-  print_table("memory", 48 * 1024, repeats);
-  print_table("second-level cache", 96, repeats);
+void print_memory_rates(const RowOps& ops, int repeats) {
+  verify(ops);
+  print_table(ops, "memory", 48 * 1024, repeats);
+  print_table(ops, "second-level cache", 96, repeats);
 }
 
 }  // namespace contextile

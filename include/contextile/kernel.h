@@ -1,4 +1,4 @@
-// Attention on tiles. A kernel never sees a plan.
+// Attention on tiles, and the work on rows around it. A kernel never sees a plan.
 //
 // Legend of suffixes: T tokens, H heads, D head dim, N query rows, M key rows.
 #pragma once
@@ -31,6 +31,46 @@ struct RowStats {
   float* data = nullptr;
   std::int64_t token_stride = 0;  // elements
   std::int64_t head_stride = 1;
+};
+
+// A partial result of some rows, fp32: what attention to a part of the keys gives. L (lse) is the
+// natural log of the sum of exp(scores), O the average of the values under those weights. A row
+// that has seen no key is empty: L = -inf, and its O is never read, whatever stands there (0·NaN
+// would leak it).
+struct PartialOutput {
+  TensorView o_NHD;
+  RowStats lse_NH;  // of the rows of `o_NHD`
+};
+
+// What is done to rows between the calls of a kernel, bound by memory: merging, summing, rounding,
+// delta. Every implementation gives the same bits (of NaN only that it is one), so that plans run
+// by different kernels differ by their attention alone. Tensors of one call have one shape. Calls
+// of several threads may run side by side.
+class RowOps {
+ public:
+  virtual ~RowOps() = default;
+
+  // Names the instruction set: "avx512".
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  // dst := the merge of srcs (at least one) in the listed order, computed in fp64 and rounded once.
+  // dst may be among srcs. The merge of two rows is
+  //   L = logaddexp(La, Lb),  O = exp(La - L)·Oa + exp(Lb - L)·Ob;
+  // empty rows weigh nothing, and a row whose sources are all empty becomes O = 0, L = -inf.
+  virtual void merge(const PartialOutput& dst, std::span<const PartialOutput> srcs) const = 0;
+  // dst := the sum of srcs (at least one) in the listed order, computed in fp64 and rounded once.
+  // fp32; dst may be among srcs.
+  virtual void sum(const TensorView& dst, std::span<const TensorView> srcs) const = 0;
+  // delta := rowsum(dO ∘ O), summed in fp64.
+  virtual void delta(const TensorView& dout_NHD, const TensorView& out_NHD,
+                     const RowStats& delta_NH) const = 0;
+  // Copies; rounds to nearest even where dst is narrower. dst may be src when the dtypes are the
+  // same.
+  virtual void convert(const TensorView& dst, const TensorView& src) const = 0;
+  // Rounds accumulated outputs once into `out`, the sink logits of these heads applied:
+  // L' = logaddexp(L, sink), O·exp(L - L') in fp64. An empty row: O = 0, L' = sink (-inf without).
+  // `sink_H` is empty when the layer has none.
+  virtual void finish(const PartialOutput& accumulated, std::span<const float> sink_H,
+                      const TensorView& out_NHD, const RowStats& lse_NH) const = 0;
 };
 
 struct KernelParams {
@@ -97,6 +137,9 @@ class AttentionKernel {
   [[nodiscard]] virtual std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const;
+  // What merges, sums and rounds around this kernel's tiles: those who run plans with a kernel use
+  // its row operations and no others. Unless overridden, ones that run on any machine.
+  [[nodiscard]] virtual const RowOps& row_ops() const;
 };
 
 // All kernels built in that this CPU can run, preferred first.

@@ -7,6 +7,7 @@
 #include "contextile/kernel.h"
 #include "kernel/reference_kernel.h"
 #include "kernel/simd/kernel.h"
+#include "kernel/simd/row_ops.h"
 
 namespace contextile {
 
@@ -14,6 +15,11 @@ std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
     const KernelParams& /*params*/, std::int64_t /*num_rows*/, std::int64_t /*num_keys*/,
     std::span<const LocalBand> /*bands*/) const {
   return nullptr;
+}
+
+const RowOps& AttentionKernel::row_ops() const {
+  static const SimdRowOps kPortable(*row_target_portable());
+  return kPortable;
 }
 
 std::span<const AttentionKernel* const> kernels() {

@@ -10,7 +10,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernel/merge.h"
+#include "kernel/logaddexp.h"
+#include "kernel/reference_rows.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -304,6 +305,7 @@ class ReferenceKernel : public AttentionKernel {
   void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const override {
     run_heads<BackwardHead>(params, tiles, params.kv_heads);
   }
+  [[nodiscard]] const RowOps& row_ops() const override { return reference_rows(); }
 };
 
 }  // namespace

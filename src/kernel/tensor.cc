@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/half.h"
-#include "kernel/row_ops.h"
 
 namespace contextile {
 namespace {
@@ -83,8 +82,6 @@ void fill_tensor(const TensorView& view, float value) {
     }
   }
 }
-
-void copy_tensor(const TensorView& dst, const TensorView& src) { row_ops().convert(dst, src); }
 
 TensorView contiguous(void* data, Dtype dtype, std::int64_t tokens, std::int32_t heads,
                       std::int32_t dim) {

@@ -40,8 +40,6 @@ void write_row(const TensorView& view, std::int64_t n, std::int32_t h, std::span
 
 // Every element of every row.
 void fill_tensor(const TensorView& view, float value);
-// Same shape; dtypes may differ.
-void copy_tensor(const TensorView& dst, const TensorView& src);
 
 // A contiguous tensor in someone else's memory.
 [[nodiscard]] TensorView contiguous(void* data, Dtype dtype, std::int64_t tokens,

@@ -22,7 +22,7 @@ void run_forward(LayerTensors& layer, const AttentionShape& shape, const Mask& m
   const ForwardTile tile{
       layer.q.view(), layer.k.view(), layer.v.view(), o.view(), lse.stats(), mask.bands, true};
   kernel.forward(kernel_params(shape, 1), {&tile, 1});
-  finish_output({o.view(), lse.stats()}, layer.sink, layer.out.view(), layer.lse.stats());
+  kernel.row_ops().finish({o.view(), lse.stats()}, layer.sink, layer.out.view(), layer.lse.stats());
 }
 
 void run_backward(LayerTensors& layer, const AttentionShape& shape, const Mask& mask,
@@ -32,14 +32,14 @@ void run_backward(LayerTensors& layer, const AttentionShape& shape, const Mask& 
   HostTensor dq(Dtype::kF32, rows, shape.q_heads, shape.head_dim);
   HostTensor dk(Dtype::kF32, rows, shape.kv_heads, shape.head_dim);
   HostTensor dv(Dtype::kF32, rows, shape.kv_heads, shape.value_dim);
-  compute_delta(layer.dout.view(), layer.out.view(), delta.stats());
+  kernel.row_ops().delta(layer.dout.view(), layer.out.view(), delta.stats());
   const BackwardTile tile{layer.q.view(),    layer.k.view(), layer.v.view(), layer.dout.view(),
                           layer.lse.stats(), delta.stats(),  dq.view(),      dk.view(),
                           dv.view(),         mask.bands,     true,           true};
   kernel.backward(kernel_params(shape, 1), {&tile, 1});
-  copy_tensor(layer.dq.view(), dq.view());
-  copy_tensor(layer.dk.view(), dk.view());
-  copy_tensor(layer.dv.view(), dv.view());
+  kernel.row_ops().convert(layer.dq.view(), dq.view());
+  kernel.row_ops().convert(layer.dk.view(), dk.view());
+  kernel.row_ops().convert(layer.dv.view(), dv.view());
   add_sink_gradient(layer.sink, layer.lse.stats(), delta.stats(), rows, dsink);
 }
 

@@ -15,7 +15,6 @@
 #include "contextile/kernel.h"
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
-#include "kernel/merge.h"
 #include "kernel/tensor.h"
 #include "profile/timed_ranks.h"
 
@@ -286,11 +285,11 @@ class MachineMeasurement {
         slots->o[i] = normal_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, shape.value_dim);
         slots->lse[i] = normal_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, 1);
       }
-      return std::function<void()>([slots] {
+      return std::function<void()>([slots, &rows = kernel_.row_ops()] {
         const PartialOutput dst{slots->o[0].view(), slots->lse[0].stats()};
         const PartialOutput src{slots->o[1].view(), slots->lse[1].stats()};
         const std::array<PartialOutput, 2> srcs = {dst, src};
-        merge_outputs(dst, srcs);
+        rows.merge(dst, srcs);
       });
     });
     // As the cost model counts: the result and both sources.

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -13,16 +12,6 @@ namespace {
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 }  // namespace
-
-void compute_delta(const TensorView& dout_NHD, const TensorView& out_NHD,
-                   const RowStats& delta_NH) {
-  row_ops().delta(dout_NHD, out_NHD, delta_NH);
-}
-
-void finish_output(const PartialOutput& accumulated, std::span<const float> sink_H,
-                   const TensorView& out_NHD, const RowStats& lse_NH) {
-  row_ops().finish(accumulated, sink_H, out_NHD, lse_NH);
-}
 
 void write_empty_output(std::span<const float> sink_H, const TensorView& out_NHD,
                         const RowStats& lse_NH) {

@@ -237,9 +237,9 @@ void Executor::Handle::Call::start_round() {
       if (!role_has(round().round->blocks.role(block), Kind::kDo)) continue;
       const std::int64_t row = first + round().row[position];
       const std::int64_t tokens = round().round->blocks.num_tokens(block);
-      compute_delta(slice(backward_.dout_THD, row, tokens, 0, shape.q_heads),
-                    slice(backward_.out_THD, row, tokens, 0, shape.q_heads),
-                    as_stats(slice(deltas, row, tokens, 0, shape.q_heads)));
+      kernel_->row_ops().delta(slice(backward_.dout_THD, row, tokens, 0, shape.q_heads),
+                               slice(backward_.out_THD, row, tokens, 0, shape.q_heads),
+                               as_stats(slice(deltas, row, tokens, 0, shape.q_heads)));
     }
   }
   if (poison_ && program().total_bytes > 0) {
@@ -319,7 +319,7 @@ void Executor::Handle::Call::finish_forward_rows() {
       continue;
     }
     const UnitView o = run_->owned_result(Kind::kO, position);
-    finish_output({o.parts[0], as_stats(o.parts[1])}, forward_.sink_H, out, lse);
+    kernel_->row_ops().finish({o.parts[0], as_stats(o.parts[1])}, forward_.sink_H, out, lse);
   }
 }
 
@@ -336,7 +336,7 @@ void Executor::Handle::Call::finish_backward_rows() {
     const TensorView dk = slice(backward_.dk_THD, row, tokens, 0, shape.kv_heads);
     const TensorView dv = slice(backward_.dv_THD, row, tokens, 0, shape.kv_heads);
     if (role_has(role, Kind::kDq)) {
-      copy_tensor(dq, run_->owned_result(Kind::kDq, position).parts[0]);
+      kernel_->row_ops().convert(dq, run_->owned_result(Kind::kDq, position).parts[0]);
       add_sink_gradient(backward_.sink_H, as_stats(slice(all_lse, row, tokens, 0, shape.q_heads)),
                         as_stats(slice(all_delta, row, tokens, 0, shape.q_heads)), tokens,
                         dsink_H_);
@@ -345,8 +345,8 @@ void Executor::Handle::Call::finish_backward_rows() {
     }
     if (role_has(role, Kind::kDkv)) {
       const UnitView dkv = run_->owned_result(Kind::kDkv, position);
-      copy_tensor(dk, dkv.parts[0]);
-      copy_tensor(dv, dkv.parts[1]);
+      kernel_->row_ops().convert(dk, dkv.parts[0]);
+      kernel_->row_ops().convert(dv, dkv.parts[1]);
     } else {
       fill_tensor(dk, 0.0F);
       fill_tensor(dv, 0.0F);

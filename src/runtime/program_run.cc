@@ -2,7 +2,6 @@
 
 #include <chrono>
 
-#include "kernel/merge.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -33,6 +32,7 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
       inputs_(inputs),
       transport_(transport),
       kernel_(kernel),
+      rows_(kernel.row_ops()),
       packing_(buffer + program_.packing_offset) {
   const std::int32_t groups = round.round->head_groups;
   for (std::size_t k = 0; k < kNumKinds; ++k) {
@@ -152,21 +152,21 @@ void ProgramRun::execute(const ReduceOp& op) {
     std::vector<PartialOutput> partials;
     partials.reserve(srcs.size());
     for (const UnitView& src : srcs) partials.push_back(as_partial(src));
-    merge_outputs(as_partial(dst), partials);
+    rows_.merge(as_partial(dst), partials);
     return;
   }
   for (std::size_t p = 0; p < dst.num_parts; ++p) {
     std::vector<TensorView> parts;
     parts.reserve(srcs.size());
     for (const UnitView& src : srcs) parts.push_back(src.parts[p]);
-    sum_tensors(dst.parts[p], parts);
+    rows_.sum(dst.parts[p], parts);
   }
 }
 
 void ProgramRun::execute(const CopyOp& op) {
   const UnitView dst = unit(op.kind, op.block, op.group, op.dst);
   const UnitView src = unit(op.kind, op.block, op.group, op.src);
-  for (std::size_t p = 0; p < dst.num_parts; ++p) copy_tensor(dst.parts[p], src.parts[p]);
+  for (std::size_t p = 0; p < dst.num_parts; ++p) rows_.convert(dst.parts[p], src.parts[p]);
 }
 
 // -------------------------------------------------------------------------- launch and wait
@@ -197,7 +197,7 @@ void ProgramRun::execute(const LaunchOp& op) {
   const std::vector<std::int64_t>& recv_at = program_.packing.recv_offset_bytes.at(op.id);
   for (std::size_t i = 0; i < op.sends.size(); ++i) {
     if (send_at[i] < 0) continue;
-    pack_unit(unit_of(op.sends[i]), op.sends[i].wire, packing_ + send_at[i]);
+    pack_unit(rows_, unit_of(op.sends[i]), op.sends[i].wire, packing_ + send_at[i]);
   }
   const std::vector<Message> sends = messages(op.sends, send_at);
   const std::vector<Message> recvs = messages(op.recvs, recv_at);
@@ -215,7 +215,7 @@ void ProgramRun::execute(const WaitOp& op) {
   for (std::size_t i = 0; i < launched.op->recvs.size(); ++i) {
     if (recv_at[i] < 0) continue;
     const TransferEnd& recv = launched.op->recvs[i];
-    unpack_unit(unit_of(recv), recv.wire, packing_ + recv_at[i]);
+    unpack_unit(rows_, unit_of(recv), recv.wire, packing_ + recv_at[i]);
   }
   launched_.erase(op.id);
 }

@@ -66,6 +66,7 @@ class ProgramRun {
   const OwnedInputs& inputs_;
   Transport& transport_;
   const AttentionKernel& kernel_;
+  const RowOps& rows_;  // the kernel's
   std::byte* const packing_;
   ByKindAndPart<TensorView>
       accumulators_{};                  // all heads, the rows of blocks whose role has the kind

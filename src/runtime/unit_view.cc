@@ -73,16 +73,16 @@ void for_each_wire_part(const UnitView& unit, Dtype wire, std::byte* bytes, cons
 
 }  // namespace
 
-void pack_unit(const UnitView& unit, Dtype wire, std::byte* bytes) {
-  for_each_wire_part(unit, wire, bytes, [](const TensorView& part, const TensorView& on_wire) {
-    copy_tensor(on_wire, part);
+void pack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, std::byte* bytes) {
+  for_each_wire_part(unit, wire, bytes, [&](const TensorView& part, const TensorView& on_wire) {
+    rows.convert(on_wire, part);
   });
 }
 
-void unpack_unit(const UnitView& unit, Dtype wire, const std::byte* bytes) {
+void unpack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, const std::byte* bytes) {
   for_each_wire_part(
       unit, wire, const_cast<std::byte*>(bytes),  // only read
-      [](const TensorView& part, const TensorView& on_wire) { copy_tensor(part, on_wire); });
+      [&](const TensorView& part, const TensorView& on_wire) { rows.convert(part, on_wire); });
 }
 
 }  // namespace contextile

@@ -58,7 +58,7 @@ void append_segments(const UnitView& unit, std::vector<Segment>& segments);
 
 // Converts a result to and from its wire form: rows as `wire`, LSE as fp32, nothing between.
 // `bytes` holds unit_bytes(kind, tokens, shape, groups, wire) bytes at any alignment of two.
-void pack_unit(const UnitView& unit, Dtype wire, std::byte* bytes);
-void unpack_unit(const UnitView& unit, Dtype wire, const std::byte* bytes);
+void pack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, std::byte* bytes);
+void unpack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, const std::byte* bytes);
 
 }  // namespace contextile

@@ -1,7 +1,8 @@
-#include "kernel/merge.h"
+// Merging and summing by hand, with the row operations of every kernel.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/kernel.h"
+#include "kernel/logaddexp.h"
 
 namespace contextile {
 namespace {
@@ -36,7 +39,9 @@ TEST(LogAddExp, IsExactAtTheEdges) {
   EXPECT_TRUE(std::isnan(logaddexp(std::nan(""), 1)));
 }
 
-TEST(MergeOutputs, EqualsSoftmaxOverTheUnion) {
+class EveryKernel : public ::testing::TestWithParam<const AttentionKernel*> {};
+
+TEST_P(EveryKernel, MergingEqualsSoftmaxOverTheUnion) {
   constexpr std::int32_t kDim = 5;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -55,13 +60,13 @@ TEST(MergeOutputs, EqualsSoftmaxOverTheUnion) {
         expected[d] += std::exp(static_cast<double>(part.lse[0])) * part.o[d];
       }
     }
-    merge_outputs(views[2], views);  // into one of its own sources
+    GetParam()->row_ops().merge(views[2], views);  // into one of its own sources
     EXPECT_NEAR(parts[2]->lse[0], std::log(sum), 1e-6);
     for (std::size_t d = 0; d < kDim; ++d) EXPECT_NEAR(parts[2]->o[d], expected[d] / sum, 1e-6);
   }
 }
 
-TEST(MergeOutputs, NeverReadsTheOutputOfAnEmptyRow) {
+TEST_P(EveryKernel, MergingNeverReadsTheOutputOfAnEmptyRow) {
   Partial empty(1, 2, 3);  // O is NaN
   Partial other(1, 2, 3);
   Partial dst(1, 2, 3);
@@ -70,22 +75,39 @@ TEST(MergeOutputs, NeverReadsTheOutputOfAnEmptyRow) {
   other.o = {1, 2, 3, NAN, NAN, NAN};
   for (const auto& srcs : {std::vector<PartialOutput>{empty.view, other.view},
                            std::vector<PartialOutput>{other.view, empty.view}}) {
-    merge_outputs(dst.view, srcs);
+    GetParam()->row_ops().merge(dst.view, srcs);
     EXPECT_EQ(dst.o, (std::vector<float>{1, 2, 3, 0, 0, 0}));
     EXPECT_EQ(dst.lse, (std::vector<float>{1, -INFINITY}));
   }
 }
 
-TEST(SumTensors, AddsInListedOrderAndRoundsOnce) {
+TEST_P(EveryKernel, SumsInListedOrderAndRoundsOnce) {
   std::vector<float> a = {1, 1e8F};
   std::vector<float> b = {2, 1};
   std::vector<float> c = {4, -1e8F};
   const auto view = [](std::vector<float>& v) {
     return TensorView{v.data(), Dtype::kF32, 1, 1, 2, 2, 2};
   };
-  sum_tensors(view(b), std::vector<TensorView>{view(a), view(b), view(c)});
+  GetParam()->row_ops().sum(view(b), std::vector<TensorView>{view(a), view(b), view(c)});
   EXPECT_EQ(b, (std::vector<float>{7, 1}));  // in fp32 the 1 would have been lost
 }
+
+// However many they are.
+TEST_P(EveryKernel, ASumOfNegativeZerosIsNegative) {
+  for (std::size_t count = 1; count < 8; ++count) {
+    std::vector<float> zero = {-0.0F};
+    const TensorView view{zero.data(), Dtype::kF32, 1, 1, 1, 1, 1};
+    GetParam()->row_ops().sum(view, std::vector<TensorView>(count, view));
+    EXPECT_TRUE(std::signbit(zero[0])) << count;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryKernel, ::testing::ValuesIn(kernels().begin(), kernels().end()),
+                         [](const auto& tested) {
+                           std::string name(tested.param->name());
+                           std::ranges::replace(name, ':', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace contextile

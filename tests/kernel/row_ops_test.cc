@@ -1,6 +1,4 @@
-// Row operations of every instruction set, against loops written from the definition.
-#include "kernel/row_ops.h"
-
+// Row operations of every kernel, against loops written from the definition.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +12,9 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "kernel/cpu_features.h"
+#include "contextile/kernel.h"
+#include "kernel/logaddexp.h"
+#include "kernel/reference_rows.h"
 #include "kernel/tensor.h"
 #include "runtime/unit_view.h"
 #include "support/mask_support.h"
@@ -25,10 +25,14 @@ namespace {
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+// What the kernels of this machine use, each once.
 std::vector<const RowOps*> all_row_ops() {
-  std::vector<const RowOps*> all = {row_ops_portable()};
-  if (row_ops_avx2() != nullptr && cpu_has_avx2()) all.push_back(row_ops_avx2());
-  if (row_ops_avx512() != nullptr && cpu_has_avx512()) all.push_back(row_ops_avx512());
+  std::vector<const RowOps*> all;
+  for (const AttentionKernel* kernel : kernels()) {
+    const RowOps& rows = kernel->row_ops();
+    const auto has_its_name = [&](const RowOps* other) { return other->name() == rows.name(); };
+    if (std::ranges::none_of(all, has_its_name)) all.push_back(&rows);
+  }
   return all;
 }
 
@@ -92,15 +96,6 @@ Rows rows_of(const Shape& shape, Dtype dtype = Dtype::kF32) {
 }
 Rows stats_of(const Shape& shape) { return {Dtype::kF32, shape.tokens, shape.heads, 1, shape.gap}; }
 
-struct Memory {
-  explicit Memory(std::size_t sources)
-      : weights(sources * RowWorkspace::kRows), row_weights(sources), rows(sources) {}
-  RowWorkspace workspace() { return {weights.data(), row_weights.data(), rows.data()}; }
-  std::vector<double> weights;
-  std::vector<double> row_weights;
-  std::vector<const float*> rows;
-};
-
 // Partial results of which some rows are empty, their O left NaN.
 struct Partials {
   Partials(Rng& rng, const Shape& shape, std::size_t count) {
@@ -146,8 +141,7 @@ TEST_P(EveryRowOps, MergesByTheDefinition) {
     const bool is_in_place = random_chance(rng, 0.5);
     Rows& o = is_in_place ? after.o[count / 2] : elsewhere.o[0];
     Rows& lse = is_in_place ? after.lse[count / 2] : elsewhere.lse[0];
-    Memory memory(count);
-    GetParam()->merge({o.tensor(), lse.stats()}, after.views(), memory.workspace());
+    GetParam()->merge({o.tensor(), lse.stats()}, after.views());
     for (std::int64_t n = 0; n < shape.tokens; ++n) {
       for (std::int32_t h = 0; h < shape.heads; ++h) {
         double expected_lse = kEmpty;
@@ -187,8 +181,7 @@ TEST_P(EveryRowOps, ANanLogSumExpIsNotLost) {
     stat_at(partials.lse[at].stats(), 0, 1) = kNan;
     Rows o = rows_of(shape);
     Rows lse = stats_of(shape);
-    Memory memory(2);
-    GetParam()->merge({o.tensor(), lse.stats()}, partials.views(), memory.workspace());
+    GetParam()->merge({o.tensor(), lse.stats()}, partials.views());
     EXPECT_FALSE(std::isnan(stat_at(lse.stats(), 0, 0)));
     EXPECT_TRUE(std::isnan(stat_at(lse.stats(), 0, 1)));
     EXPECT_TRUE(std::isnan(o.row(0, 1)[3]));
@@ -206,8 +199,7 @@ TEST_P(EveryRowOps, SumsAndDeltasAreRoundedOnce) {
     std::vector<Rows> after = before;
     std::vector<TensorView> srcs;
     for (Rows& rows : after) srcs.push_back(rows.tensor());
-    Memory memory(count);
-    GetParam()->sum(srcs[0], srcs, memory.workspace());
+    GetParam()->sum(srcs[0], srcs);
     constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
     Rows dout = rows_of(shape, kDtypes[seed % 3]);
     Rows out = rows_of(shape, kDtypes[seed % 3]);
@@ -314,7 +306,7 @@ TEST_P(EveryRowOps, FinishesRowsWithAndWithoutASink) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryRowOps, ::testing::ValuesIn(all_row_ops()),
-                         [](const auto& tested) { return std::string(tested.param->name); });
+                         [](const auto& tested) { return std::string(tested.param->name()); });
 
 // Results and everything between the rows, of every operation.
 std::vector<std::byte> all_results(const RowOps& ops, std::uint64_t seed) {
@@ -322,19 +314,17 @@ std::vector<std::byte> all_results(const RowOps& ops, std::uint64_t seed) {
   const Shape shape = random_shape(rng);
   const auto count = static_cast<std::size_t>(random_between(rng, 1, 7));
   Partials partials(rng, shape, count);
-  Memory memory(count);
   std::vector<Rows> results(4, rows_of(shape));
   std::vector<Rows> stats(3, stats_of(shape));
   Rows narrow = rows_of(shape, seed % 2 == 0 ? Dtype::kBf16 : Dtype::kF16);
   Rows finished = rows_of(shape, seed % 3 == 0 ? Dtype::kF32 : Dtype::kBf16);
   const std::vector<float> sink(static_cast<std::size_t>(shape.heads), 0.5F);
-  ops.merge({results[0].tensor(), stats[0].stats()}, partials.views(), memory.workspace());
+  ops.merge({results[0].tensor(), stats[0].stats()}, partials.views());
   results[1].fill(rng);
   results[2].fill(rng);
   const std::vector<TensorView> summed = {results[1].tensor(), results[2].tensor(),
                                           results[0].tensor()};
-  Memory of_three(3);
-  ops.sum(results[3].tensor(), summed, of_three.workspace());
+  ops.sum(results[3].tensor(), summed);
   ops.delta(results[1].tensor(), results[2].tensor(), stats[1].stats());
   ops.convert(narrow.tensor(), results[1].tensor());
   ops.finish({results[0].tensor(), stats[0].stats()}, sink, finished.tensor(), stats[2].stats());
@@ -353,14 +343,14 @@ std::vector<std::byte> all_results(const RowOps& ops, std::uint64_t seed) {
 TEST(RowOps, EveryInstructionSetGivesTheSameBitsAndLeavesTheGaps) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const std::vector<std::byte> expected = all_results(*row_ops_portable(), seed);
+    const std::vector<std::byte> expected = all_results(reference_rows(), seed);
     for (const RowOps* ops : all_row_ops()) {
-      EXPECT_TRUE(all_results(*ops, seed) == expected) << ops->name;
+      EXPECT_TRUE(all_results(*ops, seed) == expected) << ops->name();
     }
   }
 }
 
-TEST(RowOps, AUnitReturnsFromTheWireAtAnOddMultipleOfTwoBytes) {
+TEST_P(EveryRowOps, AUnitReturnsFromTheWireAtAnOddMultipleOfTwoBytes) {
   Rng rng(4);
   const Shape shape{7, 3, 20, 2};
   Partials unit(rng, shape, 1);
@@ -370,8 +360,8 @@ TEST(RowOps, AUnitReturnsFromTheWireAtAnOddMultipleOfTwoBytes) {
   const UnitView from{Kind::kO, 2, {unit.o[0].tensor(), unit.lse[0].tensor()}};
   const UnitView to{Kind::kO, 2, {back.o[0].tensor(), back.lse[0].tensor()}};
   std::vector<std::byte> wire(2 + 7 * 3 * (20 * 2 + 4) + 2, std::byte{0x5a});
-  pack_unit(from, Dtype::kBf16, wire.data() + 2);
-  unpack_unit(to, Dtype::kBf16, wire.data() + 2);
+  pack_unit(*GetParam(), from, Dtype::kBf16, wire.data() + 2);
+  unpack_unit(*GetParam(), to, Dtype::kBf16, wire.data() + 2);
   EXPECT_EQ(wire[0], std::byte{0x5a});
   EXPECT_EQ(wire.back(), std::byte{0x5a});
   for (std::int64_t n = 0; n < shape.tokens; ++n) {

@@ -18,6 +18,7 @@
 #include "contextile/plan_stats.h"
 #include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
+#include "kernel/reference_rows.h"
 #include "oracle/layer_tensors.h"
 #include "oracle/run_error.h"
 #include "runtime/begin_cut.h"
@@ -83,7 +84,7 @@ TEST(Executor, GivesTheSameBitsForAnyStridesOfTheCallersTensors) {
       strided.data = memory.back().data();
       strided.token_stride = token_stride;
       strided.head_stride = head_stride;
-      copy_tensor(strided, view);
+      reference_rows().convert(strided, view);
       return strided;
     };
     ForwardTensors forward = layer.forward();

@@ -39,7 +39,8 @@ OracleResult execute(const std::shared_ptr<const Plan>& plan, std::size_t mask,
   run_inproc(
       plan->num_devices(),
       [&](Transport& transport) {
-        Executor executor(transport, *kernels().front());
+        Executor executor(transport,
+                          options.kernel == nullptr ? *kernels().front() : *options.kernel);
         if (options.poison) ExecutorTesting::poison_buffers(executor);
         executor.prepare(plan);
         LayerTensors layer(batch, plan->shape, local_tokens(*plan, transport.rank()));

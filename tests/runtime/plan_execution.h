@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "contextile/executor.h"
+#include "contextile/kernel.h"
 #include "contextile/oracle.h"
 #include "contextile/transport.h"
 
@@ -17,6 +18,7 @@ struct ExecutionOptions {
   InprocOptions transport;
   std::uint64_t seed = 0;  // of the inputs
   bool poison = true;      // fill slots, accumulators and pack buffers with NaN first
+  const AttentionKernel* kernel = nullptr;  // null: the preferred one
 };
 
 // The inputs that run_plan would draw for the plan.

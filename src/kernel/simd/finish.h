@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernel/merge.h"
+#include "kernel/logaddexp.h"
 #include "kernel/simd/pack.h"
 #include "kernel/simd/scores.h"
 #include "kernel/simd/task.h"

@@ -18,6 +18,7 @@
 
 #include "kernel/cpu_features.h"
 #include "kernel/simd/panels.h"
+#include "kernel/simd/row_ops.h"
 #include "kernel/simd/task.h"
 
 #if defined(__x86_64__)
@@ -213,11 +214,12 @@ void clear_rows(const TensorView& slot) {
 
 class SimdKernel : public AttentionKernel {
  public:
-  explicit SimdKernel(const SimdTarget& target)
-      : target_(target), name_(std::string("simd:") + target.name) {}
+  SimdKernel(const SimdTarget& target, const RowTarget& rows)
+      : target_(target), rows_(rows), name_(std::string("simd:") + target.name) {}
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] std::int32_t lanes() const { return target_.lanes; }
+  [[nodiscard]] const RowOps& row_ops() const override { return rows_; }
 
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
@@ -335,15 +337,18 @@ class SimdKernel : public AttentionKernel {
   }
 
   const SimdTarget& target_;
+  const SimdRowOps rows_;
   const std::string name_;
 };
 
 // bf16 inputs by one target, the others by another.
 class MixedKernel : public AttentionKernel {
  public:
-  MixedKernel(const SimdTarget& bf16, const SimdTarget& wide) : bf16_(bf16), wide_(wide) {}
+  MixedKernel(const SimdTarget& bf16, const SimdTarget& wide, const RowTarget& rows)
+      : bf16_(bf16, rows), wide_(wide, rows) {}
 
   [[nodiscard]] std::string_view name() const override { return bf16_.name(); }
+  [[nodiscard]] const RowOps& row_ops() const override { return wide_.row_ops(); }
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override {
@@ -373,21 +378,23 @@ class MixedKernel : public AttentionKernel {
 
 std::vector<std::unique_ptr<const AttentionKernel>> make_kernels() {
   std::vector<std::unique_ptr<const AttentionKernel>> made;
-  const auto add = [&made](const SimdTarget* target, bool cpu_has_it) {
-    if (target != nullptr && cpu_has_it) made.push_back(std::make_unique<SimdKernel>(*target));
+  const auto add = [&made](const SimdTarget* target, const RowTarget* rows, bool cpu_has_it) {
+    if (target == nullptr || !cpu_has_it) return;
+    made.push_back(std::make_unique<SimdKernel>(*target, *rows));
   };
-  add(simd_avx512(), cpu_has_avx512());
+  const RowTarget* const rows = row_target_avx512();
+  add(simd_avx512(), rows, cpu_has_avx512());
   if (simd_avx512_bf16() != nullptr && simd_avx512() != nullptr && cpu_has_avx512_bf16()) {
-    made.push_back(std::make_unique<MixedKernel>(*simd_avx512_bf16(), *simd_avx512()));
+    made.push_back(std::make_unique<MixedKernel>(*simd_avx512_bf16(), *simd_avx512(), *rows));
     if (cpu_has_fast_bf16()) std::swap(made[0], made[1]);
   }
   if (simd_amx_bf16() != nullptr && simd_avx512() != nullptr && cpu_has_amx_bf16()) {
     // Not preferred: `run` holds bf16 plans to 1.5 times the error of one device, which a kernel
     // that rounds weights may exceed on batches of a few rows.
-    made.push_back(std::make_unique<MixedKernel>(*simd_amx_bf16(), *simd_avx512()));
+    made.push_back(std::make_unique<MixedKernel>(*simd_amx_bf16(), *simd_avx512(), *rows));
   }
-  add(simd_avx2(), cpu_has_avx2());
-  add(simd_portable(), true);
+  add(simd_avx2(), row_target_avx2(), cpu_has_avx2());
+  add(simd_portable(), row_target_portable(), true);
   return made;
 }
 

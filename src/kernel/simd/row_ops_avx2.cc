@@ -1,6 +1,6 @@
 // Compiled with -mavx2 -mfma -mf16c where the compiler has
 // them, and without fusing multiply and add.
-#include "kernel/row_ops.h"
+#include "kernel/simd/row_target.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
@@ -9,9 +9,9 @@
 
 namespace contextile {
 
-const RowOps* row_ops_avx2() {
-  static constexpr RowOps kOps = make_row_ops<VectorAvx2>("avx2");
-  return &kOps;
+const RowTarget* row_target_avx2() {
+  static constexpr RowTarget kTarget = make_row_target<VectorAvx2>("avx2");
+  return &kTarget;
 }
 
 }  // namespace contextile
@@ -19,7 +19,7 @@ const RowOps* row_ops_avx2() {
 #else
 
 namespace contextile {
-const RowOps* row_ops_avx2() { return nullptr; }
+const RowTarget* row_target_avx2() { return nullptr; }
 }  // namespace contextile
 
 #endif

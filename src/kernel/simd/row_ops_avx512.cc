@@ -1,6 +1,6 @@
 // Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c where the compiler has
 // them, and without fusing multiply and add.
-#include "kernel/row_ops.h"
+#include "kernel/simd/row_target.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 
@@ -9,9 +9,9 @@
 
 namespace contextile {
 
-const RowOps* row_ops_avx512() {
-  static constexpr RowOps kOps = make_row_ops<VectorAvx512>("avx512");
-  return &kOps;
+const RowTarget* row_target_avx512() {
+  static constexpr RowTarget kTarget = make_row_target<VectorAvx512>("avx512");
+  return &kTarget;
 }
 
 }  // namespace contextile
@@ -19,7 +19,7 @@ const RowOps* row_ops_avx512() {
 #else
 
 namespace contextile {
-const RowOps* row_ops_avx512() { return nullptr; }
+const RowTarget* row_target_avx512() { return nullptr; }
 }  // namespace contextile
 
 #endif

@@ -6,9 +6,9 @@
 #include <span>
 
 #include "kernel/row_math.h"
-#include "kernel/row_ops.h"
 #include "kernel/simd/inline.h"
 #include "kernel/simd/pack.h"
+#include "kernel/simd/row_target.h"
 
 namespace contextile {
 
@@ -132,8 +132,11 @@ CONTEXTILE_INLINE void weighted_sum(float* to, const float* const* rows, const d
   }
   for (std::int64_t first = 0; first < dim; first += kElementsAtOnce) {
     const std::int64_t count = smaller(kElementsAtOnce, dim - first);
-    double sums[kElementsAtOnce] = {};
-    for (std::int64_t s = 0; s < num_rows; ++s) {
+    double sums[kElementsAtOnce];
+    for (std::int64_t i = 0; i < count; ++i) {
+      sums[i] = weights[0] * static_cast<double>(rows[0][first + i]);
+    }
+    for (std::int64_t s = 1; s < num_rows; ++s) {
       const float* row = rows[s] + first;
       for (std::int64_t i = 0; i < count; ++i) {
         sums[i] += weights[s] * static_cast<double>(row[i]);
@@ -436,7 +439,7 @@ void finish_rows(const PartialOutput& accumulated, std::span<const float> sink_H
 }
 
 template <class V>
-constexpr RowOps make_row_ops(const char* name) {
+constexpr RowTarget make_row_target(const char* name) {
   return {name, &merge_rows<V>, &sum_rows<V>, &delta_rows<V>, &convert_rows<V>, &finish_rows<V>};
 }
 

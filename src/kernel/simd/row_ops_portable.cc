@@ -1,12 +1,12 @@
-#include "kernel/row_ops.h"
 #include "kernel/simd/row_ops_impl.h"
+#include "kernel/simd/row_target.h"
 #include "kernel/simd/vector_portable.h"
 
 namespace contextile {
 
-const RowOps* row_ops_portable() {
-  static constexpr RowOps kOps = make_row_ops<VectorPortable>("portable");
-  return &kOps;
+const RowTarget* row_target_portable() {
+  static constexpr RowTarget kTarget = make_row_target<VectorPortable>("portable");
+  return &kTarget;
 }
 
 }  // namespace contextile

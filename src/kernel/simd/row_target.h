@@ -1,16 +1,15 @@
-// Work on rows that is bound by memory: merging, adding, rounding, delta. Vectorised for the
-// instruction set of the machine; every set gives the same bits.
+// Row operations as code compiled for one instruction set, a table: see RowOps.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
 #include "contextile/kernel.h"
-#include "kernel/merge.h"
 
 namespace contextile {
 
-// For merges and sums of `sources` arrays.
+// Memory for merges and sums of `sources` arrays. The caller's, because code of one instruction set
+// must not instantiate what other files share.
 struct RowWorkspace {
   static constexpr std::int64_t kRows = 32;  // whose weights are found together
   double* weights = nullptr;                 // [sources][kRows]
@@ -18,9 +17,8 @@ struct RowWorkspace {
   const float** rows = nullptr;              // [sources]
 };
 
-// A row is dim elements; rows of one call have one dim. Everything as in merge.h, epilogue.h and
-// tensor.h, which call these.
-struct RowOps {
+// One instruction set. Everything as the functions of RowOps.
+struct RowTarget {
   const char* name = nullptr;  // "avx512"
   void (*merge)(const PartialOutput& dst, std::span<const PartialOutput> srcs,
                 const RowWorkspace& workspace) = nullptr;
@@ -28,20 +26,15 @@ struct RowOps {
               const RowWorkspace& workspace) = nullptr;
   void (*delta)(const TensorView& dout_NHD, const TensorView& out_NHD,
                 const RowStats& delta_NH) = nullptr;
-  // Rounds to nearest even. dst may be src when the dtypes are the same.
   void (*convert)(const TensorView& dst, const TensorView& src) = nullptr;
-  // Outputs with an LSE of -inf become 0 and are not read, whatever stands there; the others are
-  // multiplied in fp64 with exp(lse - final LSE) if there is a sink. See finish_output.
   void (*finish)(const PartialOutput& accumulated, std::span<const float> sink_H,
                  const TensorView& out_NHD, const RowStats& lse_NH) = nullptr;
 };
 
-// Null where the compiler or the processor's family has no such instructions.
-[[nodiscard]] const RowOps* row_ops_avx512();
-[[nodiscard]] const RowOps* row_ops_avx2();
-[[nodiscard]] const RowOps* row_ops_portable();
-
-// The best of this machine.
-[[nodiscard]] const RowOps& row_ops();
+// Null where the compiler or the processor's family has no such instructions; whether this CPU has
+// them is for the caller to ask. There as long as the kernel of the same name is (simd/task.h).
+[[nodiscard]] const RowTarget* row_target_avx512();
+[[nodiscard]] const RowTarget* row_target_avx2();
+[[nodiscard]] const RowTarget* row_target_portable();  // never null
 
 }  // namespace contextile

@@ -1,0 +1,141 @@
+// Compiled without fusing multiply and add, as every implementation of RowOps is.
+#include "kernel/reference_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernel/row_math.h"
+#include "kernel/tensor.h"
+
+namespace contextile {
+namespace {
+
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+constexpr double kNothingYet = -0.0;  // so that a sum of negative zeros is one
+
+// Calls visit(token, head) for every row.
+template <typename Visit>
+void for_each_row(const TensorView& view, const Visit& visit) {
+  for (std::int64_t n = 0; n < view.tokens; ++n) {
+    for (std::int32_t h = 0; h < view.heads; ++h) visit(n, h);
+  }
+}
+
+// The log-sum-exps of one row's sources become their weights, 0 for empty ones. Returns the
+// log-sum-exp of all, -inf if all are empty.
+double weigh(std::span<double> sources) {
+  double top = sources[0];
+  for (const double lse : sources) top = lse > top ? lse : top;
+  if (top < -1e300) top = 0;
+  double sum = 0;
+  for (double& source : sources) {
+    source = exp_of_negative(source - top);
+    sum += source;
+  }
+  if (sum == 0) return kEmpty;
+  const double scale = 1 / sum;
+  for (double& source : sources) source *= scale;
+  return top + log_of(sum);
+}
+
+class ReferenceRows : public RowOps {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "reference"; }
+
+  void merge(const PartialOutput& dst, std::span<const PartialOutput> srcs) const override {
+    std::vector<double> weights(srcs.size());
+    for_each_row(dst.o_NHD, [&](std::int64_t n, std::int32_t h) {
+      for (std::size_t s = 0; s < srcs.size(); ++s) weights[s] = stat_at(srcs[s].lse_NH, n, h);
+      const double lse = weigh(weights);
+      float* const to = row_at<float>(dst.o_NHD, n, h);
+      for (std::int32_t d = 0; d < dst.o_NHD.dim; ++d) {
+        double sum = lse == kEmpty ? 0.0 : kNothingYet;
+        for (std::size_t s = 0; s < srcs.size(); ++s) {
+          // What stands in an empty row is never read.
+          if (weights[s] != 0) sum += weights[s] * row_at<float>(srcs[s].o_NHD, n, h)[d];
+        }
+        to[d] = static_cast<float>(sum);
+      }
+      stat_at(dst.lse_NH, n, h) = static_cast<float>(lse);
+    });
+  }
+
+  void sum(const TensorView& dst, std::span<const TensorView> srcs) const override {
+    for_each_row(dst, [&](std::int64_t n, std::int32_t h) {
+      for (std::int32_t d = 0; d < dst.dim; ++d) {
+        double sum = kNothingYet;
+        for (const TensorView& src : srcs) sum += row_at<float>(src, n, h)[d];
+        row_at<float>(dst, n, h)[d] = static_cast<float>(sum);
+      }
+    });
+  }
+
+  // Element d is added to sum d modulo 32, then the sums are halved until one is left: an order
+  // that vectors of any length up to 32 can keep.
+  void delta(const TensorView& dout_NHD, const TensorView& out_NHD,
+             const RowStats& delta_NH) const override {
+    std::vector<double> dout(static_cast<std::size_t>(dout_NHD.dim));
+    std::vector<double> out(dout.size());
+    for_each_row(dout_NHD, [&](std::int64_t n, std::int32_t h) {
+      read_row(dout_NHD, n, h, dout);
+      read_row(out_NHD, n, h, out);
+      std::array<double, 32> sums{};
+      for (std::size_t d = 0; d < dout.size(); ++d) sums[d % sums.size()] += dout[d] * out[d];
+      for (std::size_t half = sums.size() / 2; half > 0; half /= 2) {
+        for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+      }
+      stat_at(delta_NH, n, h) = static_cast<float>(sums[0]);
+    });
+  }
+
+  void convert(const TensorView& dst, const TensorView& src) const override {
+    std::vector<float> row(static_cast<std::size_t>(dst.dim));
+    for_each_row(dst, [&](std::int64_t n, std::int32_t h) {
+      if (dst.dtype == src.dtype) {
+        std::memmove(slice(dst, n, 1, h, 1).data, slice(src, n, 1, h, 1).data,
+                     static_cast<std::size_t>(dst.dim * bytes_per_element(dst.dtype)));
+        return;
+      }
+      read_row(src, n, h, std::span<float>(row));
+      write_row(dst, n, h, row);
+    });
+  }
+
+  void finish(const PartialOutput& accumulated, std::span<const float> sink_H,
+              const TensorView& out_NHD, const RowStats& lse_NH) const override {
+    std::vector<float> row(static_cast<std::size_t>(out_NHD.dim));
+    for_each_row(out_NHD, [&](std::int64_t n, std::int32_t h) {
+      const float lse = stat_at(accumulated.lse_NH, n, h);
+      double weight = 1;
+      float final_lse = lse;
+      if (!sink_H.empty()) {
+        std::array<double, 2> sources = {lse, sink_H[static_cast<std::size_t>(h)]};
+        final_lse = static_cast<float>(weigh(sources));
+        weight = sources[0];
+      }
+      if (lse == kEmpty) {
+        std::ranges::fill(row, 0.0F);
+      } else {
+        read_row(accumulated.o_NHD, n, h, std::span<float>(row));
+        for (float& value : row) value = static_cast<float>(weight * value);
+      }
+      write_row(out_NHD, n, h, row);
+      stat_at(lse_NH, n, h) = final_lse;
+    });
+  }
+};
+
+}  // namespace
+
+const RowOps& reference_rows() {
+  static const ReferenceRows kRows;
+  return kRows;
+}
+
+}  // namespace contextile
