@@ -103,6 +103,26 @@ GridBytes bytes_of(const AttentionShape& shape, std::int32_t head_groups, Dtype 
   return grid;
 }
 
+// `us`: the times of tiles of all heads, of which every group has its part.
+ArrangedDirection schedule_tiles(ScheduleProblem problem, const std::vector<double>& us,
+                                 const Cluster& cluster, const Schedule& schedule) {
+  std::vector<double> tile_us;
+  tile_us.reserve(problem.tiles.size());
+  for (const double of_all_heads : us) {
+    tile_us.insert(tile_us.end(), static_cast<std::size_t>(problem.head_groups),
+                   of_all_heads / problem.head_groups);
+  }
+  relay_across_nodes(problem, inter_weight(cluster));
+  if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
+    return schedule_timeline(problem, tile_us, cluster, *slots);
+  }
+  return schedule_overlapped(problem,
+                             {.tile_us = tile_us,
+                              .intra_us_per_byte = intra_us_per_byte(cluster),
+                              .inter_us_per_byte = inter_us_per_byte(cluster)},
+                             std::get<OverlapOptions>(schedule));
+}
+
 }  // namespace
 
 PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::int64_t block_size,
@@ -191,41 +211,16 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
       if (direction == Direction::kBackward && !request.backward) break;
       const bool forward = direction == Direction::kForward;
       const std::vector<double>& us = forward ? priced.forward_us[m] : priced.backward_us[m];
-      std::vector<double> tile_us;
-      tile_us.reserve(tiles.size());
-      for (const double of_all_heads : us) {
-        tile_us.insert(tile_us.end(), static_cast<std::size_t>(groups), of_all_heads / groups);
-      }
-      const std::vector<UnitRoute> routes = routes_of({.blocks = &work.blocks,
-                                                       .owners = &owners,
-                                                       .tiles = &tiles,
-                                                       .head_groups = groups,
-                                                       .shape = workload.shape,
-                                                       .direction = direction,
-                                                       .relays = Relays::kOn,
-                                                       .inter_weight = inter_weight(cluster),
-                                                       .retained = retain},
-                                                      cluster);
-      const DivisionProblem problem = {.blocks = &work.blocks,
-                                       .owners = owners,
-                                       .head_groups = groups,
-                                       .num_devices = cluster.num_devices(),
-                                       .devices_per_node = cluster.devices_per_node,
-                                       .direction = direction,
-                                       .shape = workload.shape,
-                                       .tiles = tiles,
-                                       .routes = routes};
-      const Schedule& schedule = forward ? schedules.forward : schedules.backward;
-      ArrangedDirection arranged;
-      if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
-        arranged = schedule_timeline(problem, tile_us, cluster, *slots);
-      } else {
-        arranged = schedule_overlapped(problem,
-                                       {.tile_us = tile_us,
-                                        .intra_us_per_byte = intra_us_per_byte(cluster),
-                                        .inter_us_per_byte = inter_us_per_byte(cluster)},
-                                       std::get<OverlapOptions>(schedule));
-      }
+      ArrangedDirection arranged = schedule_tiles(
+          schedule_problem(
+              workload, cluster,
+              {.blocks = work.blocks,
+               .owners = owners,
+               .tiles = tiles,
+               .head_groups = groups,
+               .forward_inputs = retain ? ForwardInputs::kRetained : ForwardInputs::kDropped},
+              direction),
+          us, cluster, forward ? schedules.forward : schedules.backward);
       if (forward && retain && request.backward) {
         for (const Transfer& transfer : arranged.transfers) {
           if (is_result(transfer.kind)) continue;

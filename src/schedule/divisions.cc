@@ -18,7 +18,7 @@ constexpr std::int32_t kNotYet = -1;
 
 class DivisionScheduler {
  public:
-  DivisionScheduler(const DivisionProblem& problem, const DivisionOptions& options)
+  DivisionScheduler(const ScheduleProblem& problem, const DivisionOptions& options)
       : problem_(problem),
         index_(problem),
         options_(options),
@@ -179,7 +179,7 @@ class DivisionScheduler {
     }
   }
 
-  const DivisionProblem& problem_;
+  const ScheduleProblem& problem_;
   RouteIndex index_;
   const DivisionOptions& options_;
   std::vector<std::int32_t> stage_;                             // of every tile
@@ -193,7 +193,7 @@ class DivisionScheduler {
 
 }  // namespace
 
-ArrangedDirection schedule_divisions(const DivisionProblem& problem,
+ArrangedDirection schedule_divisions(const ScheduleProblem& problem,
                                      const DivisionOptions& options) {
   CONTEXTILE_CHECK(options.divisions >= 2, "divisions: expected at least 2, found {}",
                    options.divisions);

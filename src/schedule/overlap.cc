@@ -23,7 +23,7 @@ constexpr double kContention = 1.5;
 
 class OverlapScheduler {
  public:
-  OverlapScheduler(const DivisionProblem& problem, const OverlapCosts& costs,
+  OverlapScheduler(const ScheduleProblem& problem, const OverlapCosts& costs,
                    const OverlapOptions& options)
       : problem_(problem),
         index_(problem),
@@ -230,7 +230,7 @@ class OverlapScheduler {
     return out;
   }
 
-  const DivisionProblem& problem_;
+  const ScheduleProblem& problem_;
   RouteIndex index_;
   const OverlapCosts& costs_;
   std::int32_t num_stages_;
@@ -245,7 +245,7 @@ class OverlapScheduler {
 
 }  // namespace
 
-ArrangedDirection schedule_overlapped(const DivisionProblem& problem, const OverlapCosts& costs,
+ArrangedDirection schedule_overlapped(const ScheduleProblem& problem, const OverlapCosts& costs,
                                       const OverlapOptions& options) {
   CONTEXTILE_CHECK(options.stages >= 1, "schedule: expected at least 1 stage, found {}",
                    options.stages);

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "contextile/arrangement.h"
-#include "schedule/divisions.h"
+#include "schedule/problem.h"
 
 namespace contextile {
 
@@ -28,7 +28,7 @@ struct OverlapOptions {
 // longer than their compute, the first and the one after the last included. A result leaves after
 // the device's last tile of it, through its relay one stage later. Inputs without a route are at
 // hand already (owned or retained). O(tiles · log + routes).
-[[nodiscard]] ArrangedDirection schedule_overlapped(const DivisionProblem& problem,
+[[nodiscard]] ArrangedDirection schedule_overlapped(const ScheduleProblem& problem,
                                                     const OverlapCosts& costs,
                                                     const OverlapOptions& options);
 

@@ -4,7 +4,7 @@
 
 namespace contextile {
 
-RouteIndex::RouteIndex(const DivisionProblem& problem) : problem_(problem) {
+RouteIndex::RouteIndex(const ScheduleProblem& problem) : problem_(problem) {
   route_of_.reserve(problem.routes.size());
   for (std::size_t r = 0; r < problem.routes.size(); ++r) {
     const UnitRoute& route = problem.routes[r];

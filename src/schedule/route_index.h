@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <unordered_map>
 
-#include "schedule/divisions.h"
+#include "schedule/problem.h"
 
 namespace contextile {
 
@@ -15,7 +15,7 @@ inline constexpr std::size_t kNoRoute = static_cast<std::size_t>(-1);
 class RouteIndex {
  public:
   // Throws when a unit has two routes to one device.
-  explicit RouteIndex(const DivisionProblem& problem);
+  explicit RouteIndex(const ScheduleProblem& problem);
 
   // The route of a unit to (or of a result from) a device: kNoRoute if it has none.
   [[nodiscard]] std::size_t find(Kind kind, BlockId block, GroupId group, Rank device) const;
@@ -54,7 +54,7 @@ class RouteIndex {
     }
   }
 
-  const DivisionProblem& problem_;
+  const ScheduleProblem& problem_;
   std::unordered_map<Key, std::size_t> route_of_;
 };
 

@@ -50,7 +50,7 @@ using ReadyQueue = std::priority_queue<ReadyTile, std::vector<ReadyTile>, std::g
 
 class Timeline {
  public:
-  Timeline(const DivisionProblem& problem, std::span<const double> tile_us, const Cluster& cluster,
+  Timeline(const ScheduleProblem& problem, std::span<const double> tile_us, const Cluster& cluster,
            const TimelineOptions& options)
       : problem_(problem),
         tile_us_(tile_us),
@@ -355,7 +355,7 @@ class Timeline {
     return out;
   }
 
-  const DivisionProblem& problem_;
+  const ScheduleProblem& problem_;
   std::span<const double> tile_us_;
   const Cluster& cluster_;
   TimelineOptions options_;
@@ -381,7 +381,7 @@ class Timeline {
 
 }  // namespace
 
-ArrangedDirection schedule_timeline(const DivisionProblem& problem, std::span<const double> tile_us,
+ArrangedDirection schedule_timeline(const ScheduleProblem& problem, std::span<const double> tile_us,
                                     const Cluster& cluster, const TimelineOptions& options) {
   CONTEXTILE_CHECK(options.slots >= 1, "schedule: expected at least 1 slot, found {}",
                    options.slots);

@@ -6,7 +6,7 @@
 
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
-#include "schedule/divisions.h"
+#include "schedule/problem.h"
 
 namespace contextile {
 
@@ -26,7 +26,7 @@ struct TimelineOptions {
 // before others. A result leaves after the device's last tile of it. Inputs without a route are at
 // hand already (owned or retained). `tile_us` are the times of the problem's tiles.
 // O(tiles · log + routes · slots).
-[[nodiscard]] ArrangedDirection schedule_timeline(const DivisionProblem& problem,
+[[nodiscard]] ArrangedDirection schedule_timeline(const ScheduleProblem& problem,
                                                   std::span<const double> tile_us,
                                                   const Cluster& cluster,
                                                   const TimelineOptions& options);

@@ -102,23 +102,12 @@ class DcpArranger {
   [[nodiscard]] ArrangedDirection schedule(const Blocking& blocks, const std::vector<Rank>& owners,
                                            const std::vector<PlacedTile>& tiles,
                                            Direction direction) const {
-    const std::vector<UnitRoute> routes = routes_of({.blocks = &blocks,
-                                                     .owners = &owners,
-                                                     .tiles = &tiles,
-                                                     .head_groups = options_.head_groups,
-                                                     .shape = workload_.shape,
-                                                     .direction = direction,
-                                                     .relays = options_.relays},
-                                                    cluster_);
-    return schedule_divisions({.blocks = &blocks,
-                               .owners = owners,
-                               .head_groups = options_.head_groups,
-                               .num_devices = cluster_.num_devices(),
-                               .devices_per_node = cluster_.devices_per_node,
-                               .direction = direction,
-                               .shape = workload_.shape,
-                               .tiles = tiles,
-                               .routes = routes},
+    ScheduleProblem problem = schedule_problem(
+        workload_, cluster_,
+        {.blocks = blocks, .owners = owners, .tiles = tiles, .head_groups = options_.head_groups},
+        direction);
+    if (options_.relays == Relays::kOn) relay_across_nodes(problem);
+    return schedule_divisions(problem,
                               {.divisions = options_.divisions, .results = options_.results});
   }
 

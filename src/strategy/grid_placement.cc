@@ -1,57 +1,10 @@
 #include "strategy/grid_placement.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
 
 namespace contextile {
-namespace {
-
-// Units of one kind that travel, with the devices they travel to or from.
-class UnitCollector {
- public:
-  UnitCollector(const RouteProblem& problem, Kind kind)
-      : problem_(problem),
-        kind_(kind),
-        groups_(static_cast<std::size_t>(problem.head_groups)),
-        devices_(problem.owners->size() * groups_) {
-    for (const PlacedTile& tile : *problem.tiles) {
-      const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
-      if ((*problem.owners)[block.index()] != tile.device) {
-        devices_[block.index() * groups_ + tile.group.index()].push_back(tile.device.value);
-      }
-    }
-  }
-
-  // Routes whose `via` is still the owner, and the units as choose_relays wants them.
-  void append(std::vector<UnitRoute>& routes, std::vector<MovingUnit>& units) {
-    for (std::size_t u = 0; u < devices_.size(); ++u) {
-      std::vector<std::int32_t>& devices = devices_[u];
-      std::sort(devices.begin(), devices.end());
-      devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-      if (devices.empty()) continue;
-      const BlockId block{static_cast<std::int32_t>(u / groups_)};
-      const GroupId group{static_cast<std::int32_t>(u % groups_)};
-      const Rank owner = (*problem_.owners)[block.index()];
-      for (const std::int32_t device : devices) {
-        routes.push_back({kind_, block, group, Rank{device}, owner});
-      }
-      units.push_back({unit_bytes(kind_, problem_.blocks->num_tokens(block), problem_.shape,
-                                  problem_.head_groups, problem_.shape.dtype),
-                       owner.value, is_result(kind_), std::move(devices)});
-    }
-  }
-
- private:
-  const RouteProblem& problem_;
-  Kind kind_;
-  std::size_t groups_;
-  std::vector<std::vector<std::int32_t>> devices_;  // of every unit
-};
-
-}  // namespace
-
 TileGrid cut_into_tiles(const Workload& workload, std::int64_t block_size, BandCuts cuts) {
   TileGrid grid;
   grid.work.blocks = cut_sequences(workload, block_size, cuts);
@@ -115,25 +68,28 @@ std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m, std::
   return placed;
 }
 
-std::vector<UnitRoute> routes_of(const RouteProblem& problem, const Cluster& cluster) {
-  std::vector<UnitRoute> routes;
+void relay_across_nodes(ScheduleProblem& problem, std::int64_t inter_weight) {
   std::vector<MovingUnit> units;
-  for (int k = 0; k < kNumKinds; ++k) {
-    const auto kind = static_cast<Kind>(k);
-    if (!occurs_in(kind, problem.direction)) continue;
-    if (problem.retained && problem.direction == Direction::kBackward &&
-        (kind == Kind::kQ || kind == Kind::kKv))
-      continue;
-    UnitCollector(problem, kind).append(routes, units);
+  const UnitRoute* last = nullptr;
+  for (const UnitRoute& route : problem.routes) {
+    const bool is_of_last = last != nullptr && last->kind == route.kind &&
+                            last->block == route.block && last->group == route.group;
+    if (!is_of_last) {
+      units.push_back({unit_bytes(route.kind, problem.blocks->num_tokens(route.block),
+                                  problem.shape, problem.head_groups, problem.shape.dtype),
+                       problem.owners[route.block.index()].value,
+                       is_result(route.kind),
+                       {}});
+    }
+    units.back().devices.push_back(route.device.value);
+    last = &route;
   }
-  if (problem.relays == Relays::kOff) return routes;
   const std::vector<std::vector<std::int32_t>> vias =
-      choose_relays(units, cluster.num_devices(), cluster.devices_per_node, problem.inter_weight);
+      choose_relays(units, problem.num_devices, problem.devices_per_node, inter_weight);
   std::size_t r = 0;
   for (const std::vector<std::int32_t>& via : vias) {
-    for (const std::int32_t device : via) routes[r++].via = Rank{device};
+    for (const std::int32_t device : via) problem.routes[r++].via = Rank{device};
   }
-  return routes;
 }
 
 }  // namespace contextile

@@ -1,5 +1,5 @@
 // From a workload to the grid that the partitioner places, and back: tiles with their devices, and
-// the routes of every unit that a placement moves. Shared by the strategies that partition.
+// relays for what they move. Shared by the strategies that partition.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "contextile/mask.h"
 #include "contextile/partition.h"
 #include "contextile/workload.h"
-#include "schedule/divisions.h"
+#include "schedule/problem.h"
 #include "schedule/rank_layout.h"
 
 namespace contextile {
@@ -41,19 +41,9 @@ struct GridBytes {
 
 enum class Relays : std::uint8_t { kOn, kOff };
 
-// What placed tiles move in one direction.
-struct RouteProblem {
-  const Blocking* blocks = nullptr;
-  const std::vector<Rank>* owners = nullptr;
-  const std::vector<PlacedTile>* tiles = nullptr;
-  std::int32_t head_groups = 1;
-  AttentionShape shape;
-  Direction direction = Direction::kForward;
-  Relays relays = Relays::kOn;
-  std::int64_t inter_weight = 1;  // of a byte across nodes when relays are balanced
-  bool retained = false;          // backward: q and kv of forward are still there
-};
-// Every unit that a device reads or adds to without owning it, relayed across nodes.
-[[nodiscard]] std::vector<UnitRoute> routes_of(const RouteProblem& problem, const Cluster& cluster);
+// Lets one device of a node fetch a unit from another node and pass it on to those beside it (and
+// gather a result before it crosses): choose_relays on the problem's routes, a byte across nodes
+// counting `inter_weight` times.
+void relay_across_nodes(ScheduleProblem& problem, std::int64_t inter_weight = 1);
 
 }  // namespace contextile
