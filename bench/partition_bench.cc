@@ -47,19 +47,18 @@ Hypergraph hypergraph_of(const AttentionGrid& grid) {
   const auto groups = static_cast<std::size_t>(grid.head_groups);
   const std::int64_t bytes_per_token =
       (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
-  std::vector<std::vector<std::int32_t>> rows(grid.blocks.size() * groups);
-  std::vector<std::vector<std::int32_t>> columns(rows.size());
+  std::vector<std::vector<VertexId>> rows(grid.blocks.size() * groups);
+  std::vector<std::vector<VertexId>> columns(rows.size());
   for (std::size_t b = 0; b < grid.blocks.size(); ++b) {
-    graph.vertex_weights.push_back({0, grid.blocks[b].tokens * bytes_per_token});
+    const VertexId vertex = graph.add_vertex({0, grid.blocks[b].tokens * bytes_per_token});
     for (std::size_t g = 0; g < groups; ++g) {
-      rows[b * groups + g].push_back(static_cast<std::int32_t>(b));
-      columns[b * groups + g].push_back(static_cast<std::int32_t>(b));
+      rows[b * groups + g].push_back(vertex);
+      columns[b * groups + g].push_back(vertex);
     }
   }
   for (const GridTile& tile : grid.tiles) {
-    const auto vertex = graph.num_vertices();
+    const VertexId vertex = graph.add_vertex({tile.work, 0});
     const auto group = static_cast<std::size_t>(tile.group);
-    graph.vertex_weights.push_back({tile.work, 0});
     rows[static_cast<std::size_t>(tile.row) * groups + group].push_back(vertex);
     columns[static_cast<std::size_t>(tile.column) * groups + group].push_back(vertex);
   }
@@ -88,27 +87,24 @@ std::int64_t scaled(double factor, std::int64_t weight) {
 // The vertices of one node with what their nets have among them.
 struct Share {
   Hypergraph graph;
-  std::vector<std::int32_t> vertices;
+  IdVector<VertexId, VertexId> vertices;
 };
 
-Share share_of(const Hypergraph& graph, const std::vector<std::int32_t>& node_of,
-               std::int32_t node) {
+Share share_of(const Hypergraph& graph, const IdVector<VertexId, PartId>& node_of, PartId node) {
   Share share;
-  std::vector<std::int32_t> number(node_of.size(), -1);
-  for (std::size_t v = 0; v < node_of.size(); ++v) {
+  IdVector<VertexId, VertexId> number(graph.vertices());
+  for (const VertexId v : graph.vertices()) {
     if (node_of[v] != node) continue;
-    number[v] = share.graph.num_vertices();
-    share.vertices.push_back(static_cast<std::int32_t>(v));
-    share.graph.vertex_weights.push_back(graph.vertex_weights[v]);
+    share.vertices.push_back(v);
+    number[v] = share.graph.add_vertex(graph.vertex_weights[v]);
   }
-  std::vector<std::int32_t> pins;
-  for (std::int32_t e = 0; e < graph.num_nets(); ++e) {
+  std::vector<VertexId> pins;
+  for (const NetId e : graph.nets()) {
     pins.clear();
-    for (const std::int32_t v : graph.pins_of(e)) {
-      if (number[static_cast<std::size_t>(v)] >= 0)
-        pins.push_back(number[static_cast<std::size_t>(v)]);
+    for (const VertexId v : graph.pins_of(e)) {
+      if (number[v].valid()) pins.push_back(number[v]);
     }
-    if (pins.size() > 1) share.graph.add_net(pins, graph.net_weights[static_cast<std::size_t>(e)]);
+    if (pins.size() > 1) share.graph.add_net(pins, graph.net_weights[e]);
   }
   return share;
 }
@@ -124,7 +120,9 @@ struct Measured {
 // As balanced in data as longest-first makes it, plus a block.
 std::int64_t device_data_cap(const Hypergraph& graph, std::size_t num_blocks) {
   std::vector<std::int64_t> sizes;
-  for (std::size_t b = 0; b < num_blocks; ++b) sizes.push_back(graph.vertex_weights[b].data);
+  for (const VertexId b : IdRange<VertexId>(static_cast<std::int32_t>(num_blocks))) {
+    sizes.push_back(graph.vertex_weights[b].data);
+  }
   return longest_first_max(sizes, kDevices) + *std::max_element(sizes.begin(), sizes.end());
 }
 
@@ -135,22 +133,21 @@ HypergraphPartition nodes_then_devices(const Hypergraph& graph, std::int64_t dat
   for (const HyperWeight& weight : graph.vertex_weights) heaviest = std::max(heaviest, weight.data);
   HypergraphSpec spec;
   spec.num_parts = kNodes;
-  spec.capacities.assign(
-      kNodes, {scaled((1 + kEpsNode) / kNodes, total.compute), total.data / kNodes + heaviest});
+  spec.capacities.assign(IdRange<PartId>(kNodes), {scaled((1 + kEpsNode) / kNodes, total.compute),
+                                                   total.data / kNodes + heaviest});
   spec.effort = effort;
   spec.max_threads = 1;
   spec.seed = seed;
-  const std::vector<std::int32_t> node_of = partition_hypergraph(graph, spec).part;
-  HypergraphPartition devices{std::vector<std::int32_t>(node_of.size())};
+  const IdVector<VertexId, PartId> node_of = partition_hypergraph(graph, spec).part;
+  HypergraphPartition devices{IdVector<VertexId, PartId>(graph.vertices())};
   spec.num_parts = kDevicesPerNode;
-  spec.capacities.assign(kDevicesPerNode,
+  spec.capacities.assign(IdRange<PartId>(kDevicesPerNode),
                          {scaled((1 + kEpsDevice) / kDevices, total.compute), data_cap});
-  for (std::int32_t node = 0; node < kNodes; ++node) {
+  for (const PartId node : IdRange<PartId>(kNodes)) {
     const Share share = share_of(graph, node_of, node);
     const HypergraphPartition inside = partition_hypergraph(share.graph, spec);
-    for (std::size_t i = 0; i < share.vertices.size(); ++i) {
-      devices.part[static_cast<std::size_t>(share.vertices[i])] =
-          node * kDevicesPerNode + inside.part[i];
+    for (const VertexId i : share.vertices.ids()) {
+      devices.part[share.vertices[i]] = PartId{node.value * kDevicesPerNode + inside.part[i].value};
     }
   }
   return devices;
@@ -160,14 +157,15 @@ HypergraphPartition nodes_then_devices(const Hypergraph& graph, std::int64_t dat
 Measured judged(const Hypergraph& graph, const AttentionGrid& grid, std::int64_t data_cap,
                 const HypergraphPartition& devices) {
   HypergraphPartition nodes = devices;
-  for (std::int32_t& part : nodes.part) part /= kDevicesPerNode;
+  for (PartId& part : nodes.part) part.value /= kDevicesPerNode;
   Measured measured;
   measured.inter_bytes = connectivity(graph, kNodes, nodes);
   measured.total_bytes = connectivity(graph, kDevices, devices);
   GridPartition placed;
-  const auto num_blocks = static_cast<std::ptrdiff_t>(grid.blocks.size());
-  placed.owner.assign(devices.part.begin(), devices.part.begin() + num_blocks);
-  placed.device.assign(devices.part.begin() + num_blocks, devices.part.end());
+  for (const PartId part : devices.part) {
+    const bool is_block = placed.owner.size() < grid.blocks.size();
+    (is_block ? placed.owner : placed.device).push_back(part.value);
+  }
   const GridQuality quality =
       evaluate(grid, {.nodes = kNodes, .devices_per_node = kDevicesPerNode}, placed);
   if (quality.total_bytes != measured.total_bytes || quality.inter_bytes != measured.inter_bytes) {

@@ -32,6 +32,7 @@
 #include "contextile/training.h"      // what a step takes
 // Making plans of your own:
 #include "contextile/arrangement.h"  // what a strategy returns
+#include "contextile/id_vector.h"    // arrays indexed by ids
 #include "contextile/hypergraph.h"   // the general partitioner
 #include "contextile/partition.h"    // the partitioner of tile grids
 #include "contextile/plan_build.h"   // from an arrangement to a plan

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "contextile/base.h"
+#include "contextile/id_vector.h"
 
 namespace contextile {
 
@@ -22,6 +23,10 @@ struct HyperWeight {
   friend constexpr bool operator==(const HyperWeight&, const HyperWeight&) = default;
 };
 
+using VertexId = Id<struct VertexTag>;  // 0 … num_vertices()-1
+using NetId = Id<struct NetTag>;        // 0 … num_nets()-1
+using PartId = Id<struct PartTag>;      // 0 … num_parts-1
+
 inline constexpr std::int32_t kMaxParts = 1 << 16;
 // Limit of every sum of weights: over vertices in either dimension, and over nets times their pins.
 inline constexpr std::int64_t kMaxTotalWeight = std::int64_t{1} << 60;
@@ -30,9 +35,9 @@ inline constexpr std::int64_t kMaxTotalWeight = std::int64_t{1} << 60;
 // each vertex at most once. Weights are not negative.
 struct Hypergraph {
   std::vector<std::int64_t> net_offsets{0};
-  std::vector<std::int32_t> pins;
-  std::vector<std::int64_t> net_weights;
-  std::vector<HyperWeight> vertex_weights;
+  std::vector<VertexId> pins;
+  IdVector<NetId, std::int64_t> net_weights;
+  IdVector<VertexId, HyperWeight> vertex_weights;
 
   [[nodiscard]] std::int32_t num_vertices() const {
     return static_cast<std::int32_t>(vertex_weights.size());
@@ -40,12 +45,13 @@ struct Hypergraph {
   [[nodiscard]] std::int32_t num_nets() const {
     return static_cast<std::int32_t>(net_weights.size());
   }
-  [[nodiscard]] std::span<const std::int32_t> pins_of(std::int32_t net) const {
-    const auto begin = static_cast<std::size_t>(net_offsets[static_cast<std::size_t>(net)]);
-    const auto end = static_cast<std::size_t>(net_offsets[static_cast<std::size_t>(net) + 1]);
-    return std::span(pins).subspan(begin, end - begin);
+  [[nodiscard]] IdRange<VertexId> vertices() const { return vertex_weights.ids(); }
+  [[nodiscard]] IdRange<NetId> nets() const { return net_weights.ids(); }
+  [[nodiscard]] std::span<const VertexId> pins_of(NetId net) const {
+    return {pins.data() + net_offsets[net.index()], pins.data() + net_offsets[net.index() + 1]};
   }
-  void add_net(std::span<const std::int32_t> pins_of_net, std::int64_t weight);
+  VertexId add_vertex(HyperWeight weight) { return vertex_weights.push_back(weight); }
+  NetId add_net(std::span<const VertexId> pins_of_net, std::int64_t weight);
 
   friend bool operator==(const Hypergraph&, const Hypergraph&) = default;
 };
@@ -60,13 +66,13 @@ struct HypergraphSpec {
   double eps_compute = 0.03;
   double eps_data = 0.03;
   // … unless every part has a capacity of its own here.
-  std::vector<HyperWeight> capacities = {};
+  IdVector<PartId, HyperWeight> capacities = {};
 
-  // Part of every vertex that must be there, -1: free. Empty: all free.
-  std::vector<std::int32_t> fixed = {};
+  // Part of every vertex that must be there, invalid: free. Empty: all free.
+  IdVector<VertexId, PartId> fixed = {};
   // A partition to improve on: a feasible one is never answered with a worse or an infeasible one.
   // Empty: none. It must agree with `fixed`.
-  std::vector<std::int32_t> start = {};
+  IdVector<VertexId, PartId> start = {};
 
   double traffic_weight = 0;     // of the busiest part in the objective
   double effort = 1;             // annealing steps, in multiples of the default; > 0
@@ -76,7 +82,7 @@ struct HypergraphSpec {
 };
 
 struct HypergraphPartition {
-  std::vector<std::int32_t> part;  // of every vertex, 0 … num_parts-1
+  IdVector<VertexId, PartId> part;  // of every vertex, all valid
 };
 
 // What a partition costs, recomputed from the assignment alone. lambda(e) is the number of parts
@@ -106,15 +112,15 @@ struct HypergraphQuality {
 // The functions below throw InvalidArgument when the partition does not fit the hypergraph.
 [[nodiscard]] std::int64_t connectivity(const Hypergraph& hypergraph, std::int32_t num_parts,
                                         const HypergraphPartition& partition);
-[[nodiscard]] std::vector<HyperWeight> part_weights(const Hypergraph& hypergraph,
-                                                    std::int32_t num_parts,
-                                                    const HypergraphPartition& partition);
+[[nodiscard]] IdVector<PartId, HyperWeight> part_weights(const Hypergraph& hypergraph,
+                                                         std::int32_t num_parts,
+                                                         const HypergraphPartition& partition);
 [[nodiscard]] HypergraphQuality evaluate_hypergraph(const Hypergraph& hypergraph,
                                                     const HypergraphSpec& spec,
                                                     const HypergraphPartition& partition);
 // Of every part: spec.capacities, or what the eps give.
-[[nodiscard]] std::vector<HyperWeight> part_capacities(const Hypergraph& hypergraph,
-                                                       const HypergraphSpec& spec);
+[[nodiscard]] IdVector<PartId, HyperWeight> part_capacities(const Hypergraph& hypergraph,
+                                                            const HypergraphSpec& spec);
 
 // ------------------------------------------------------------------------- files
 
@@ -139,11 +145,12 @@ void write_hgr(const Hypergraph& hypergraph, const std::string& path);
 void write_partition(const HypergraphPartition& partition, const std::string& path);
 
 // hMETIS's fix file: one line a vertex, its part or -1. For HypergraphSpec::fixed.
-[[nodiscard]] std::vector<std::int32_t> read_fixed(const std::string& path,
-                                                   std::int32_t num_vertices,
-                                                   std::int32_t num_parts);
-[[nodiscard]] std::vector<std::int32_t> parse_fixed(std::string_view text,
+[[nodiscard]] IdVector<VertexId, PartId> read_fixed(const std::string& path,
                                                     std::int32_t num_vertices,
-                                                    std::int32_t num_parts, std::string_view where);
+                                                    std::int32_t num_parts);
+[[nodiscard]] IdVector<VertexId, PartId> parse_fixed(std::string_view text,
+                                                     std::int32_t num_vertices,
+                                                     std::int32_t num_parts,
+                                                     std::string_view where);
 
 }  // namespace contextile

@@ -1,7 +1,9 @@
 // A small, fast generator for annealing: quality matters little, speed much.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace contextile {
 
@@ -21,6 +23,18 @@ class FastRandom {
   std::int32_t below(std::int32_t n) {
     return static_cast<std::int32_t>(
         (static_cast<std::uint64_t>(next()) * static_cast<std::uint32_t>(n)) >> 32);
+  }
+  // An entry of a list that is not empty, by value.
+  template <typename List>
+  auto pick(const List& list) {
+    return list[static_cast<std::size_t>(below(static_cast<std::int32_t>(list.size())))];
+  }
+  // Fisher and Yates's, from the back.
+  template <typename List>
+  void shuffle(List& list) {
+    for (std::size_t i = list.size(); i > 1; --i) {
+      std::swap(list[i - 1], list[static_cast<std::size_t>(below(static_cast<std::int32_t>(i)))]);
+    }
   }
 
  private:

@@ -41,39 +41,36 @@ class Allowances {
 class Members {
  public:
   explicit Members(const HyperState& state)
-      : members_(static_cast<std::size_t>(state.problem().num_parts)),
-        place_(static_cast<std::size_t>(state.level().num_vertices()), 0) {
-    for (std::int32_t v = 0; v < state.level().num_vertices(); ++v) {
+      : members_(state.problem().parts()), place_(state.level().vertices(), 0) {
+    for (const VertexId v : state.level().vertices()) {
       if (state.level().movable(v)) insert(v, state.part(v));
     }
   }
-  [[nodiscard]] const std::vector<std::int32_t>& of(std::int32_t part) const {
-    return members_[static_cast<std::size_t>(part)];
-  }
-  void move(std::int32_t vertex, std::int32_t from, std::int32_t to) {
-    std::vector<std::int32_t>& old = members_[static_cast<std::size_t>(from)];
-    const std::size_t place = place_[static_cast<std::size_t>(vertex)];
+  [[nodiscard]] const std::vector<VertexId>& of(PartId part) const { return members_[part]; }
+  void move(VertexId vertex, PartId from, PartId to) {
+    std::vector<VertexId>& old = members_[from];
+    const std::size_t place = place_[vertex];
     old[place] = old.back();
-    place_[static_cast<std::size_t>(old[place])] = place;
+    place_[old[place]] = place;
     old.pop_back();
     insert(vertex, to);
   }
 
  private:
-  void insert(std::int32_t vertex, std::int32_t part) {
-    std::vector<std::int32_t>& list = members_[static_cast<std::size_t>(part)];
-    place_[static_cast<std::size_t>(vertex)] = list.size();
+  void insert(VertexId vertex, PartId part) {
+    std::vector<VertexId>& list = members_[part];
+    place_[vertex] = list.size();
     list.push_back(vertex);
   }
-  std::vector<std::vector<std::int32_t>> members_;
-  std::vector<std::size_t> place_;
+  IdVector<PartId, std::vector<VertexId>> members_;
+  IdVector<VertexId, std::size_t> place_;
 };
 
 class Annealer {
  public:
   Annealer(HyperState& state, std::uint64_t seed)
       : state_(state), level_(state.level()), random_(seed), members_(state) {
-    for (std::int32_t v = 0; v < level_.num_vertices(); ++v) {
+    for (const VertexId v : level_.vertices()) {
       if (level_.movable(v)) free_.push_back(v);
     }
   }
@@ -97,31 +94,27 @@ class Annealer {
 
  private:
   struct Proposal {
-    std::int32_t vertex;
-    std::int32_t net;  // -1: none
-    std::int32_t to;   // -1: nothing to do
+    VertexId vertex;
+    NetId net;  // invalid: none
+    PartId to;  // invalid: nothing to do
   };
 
-  [[nodiscard]] std::int32_t drawn(std::span<const std::int32_t> from) {
-    return from[static_cast<std::size_t>(random_.below(static_cast<std::int32_t>(from.size())))];
-  }
-
-  [[nodiscard]] std::int32_t another_pin(std::int32_t net, std::int32_t vertex) {
+  [[nodiscard]] VertexId another_pin(NetId net, VertexId vertex) {
     const auto pins = level_.graph.pins_of(net);  // two at least
     const auto i = static_cast<std::size_t>(random_.below(static_cast<std::int32_t>(pins.size())));
     return pins[i] != vertex ? pins[i] : pins[i + 1 == pins.size() ? 0 : i + 1];
   }
 
   Proposal propose() {
-    Proposal proposal = {drawn(free_), -1, -1};
+    Proposal proposal = {random_.pick(free_), NetId{}, PartId{}};
     const auto nets = level_.nets_of(proposal.vertex);
     if (nets.empty() || random_.next() % kStrayOneIn == 0) {
-      proposal.to = random_.below(state_.problem().num_parts);
+      proposal.to = PartId{random_.below(state_.problem().num_parts)};
     } else {
-      proposal.net = drawn(nets);
+      proposal.net = random_.pick(nets);
       proposal.to = state_.part(another_pin(proposal.net, proposal.vertex));
     }
-    if (proposal.to == state_.part(proposal.vertex)) proposal.to = -1;
+    if (proposal.to == state_.part(proposal.vertex)) proposal.to = PartId{};
     return proposal;
   }
 
@@ -131,7 +124,7 @@ class Annealer {
     int counted = 0;
     for (int i = 0; i < kSamples; ++i) {
       const Proposal proposal = propose();
-      if (proposal.to < 0) continue;
+      if (!proposal.to.valid()) continue;
       const double cost = std::abs(state_.delta(proposal.vertex, proposal.to).total());
       if (cost == 0) continue;
       sum += cost;
@@ -144,18 +137,18 @@ class Annealer {
     return cost <= 0 || cost <= temperature_ * allowances_.draw(random_);
   }
 
-  void move(std::int32_t vertex, std::int32_t to) {
+  void move(VertexId vertex, PartId to) {
     members_.move(vertex, state_.part(vertex), to);
     state_.move(vertex, to);
   }
 
   void step() {
     const Proposal proposal = propose();
-    if (proposal.to < 0) return;
-    if (proposal.net >= 0 && random_.next() % kGatherOneIn == 0) {
+    if (!proposal.to.valid()) return;
+    if (proposal.net.valid() && random_.next() % kGatherOneIn == 0) {
       gather(proposal);
     } else if (state_.has_room(proposal.vertex, proposal.to)) {
-      const std::int32_t from = state_.part(proposal.vertex);
+      const PartId from = state_.part(proposal.vertex);
       const bool relieves = !fits(state_.part_weight(from), state_.problem().room_of(from)) &&
                             state_.overload_delta(proposal.vertex, proposal.to) < 0;
       if (relieves || accepts(state_.delta(proposal.vertex, proposal.to).total())) {
@@ -167,9 +160,9 @@ class Annealer {
   }
 
   // Whether each of the two parts would fit, or at least hold no more than now in either dimension.
-  [[nodiscard]] bool swap_fits(std::int32_t v, std::int32_t u) const {
+  [[nodiscard]] bool swap_fits(VertexId v, VertexId u) const {
     const HyperWeight difference = level_.weight(u) - level_.weight(v);
-    const auto allowed = [this](std::int32_t part, HyperWeight change) {
+    const auto allowed = [this](PartId part, HyperWeight change) {
       const HyperWeight now = state_.part_weight(part);
       const HyperWeight then = now + change;
       const HyperWeight room = state_.problem().room_of(part);
@@ -181,12 +174,12 @@ class Annealer {
   }
 
   void swap(const Proposal& proposal) {
-    const std::vector<std::int32_t>& others = members_.of(proposal.to);
+    const std::vector<VertexId>& others = members_.of(proposal.to);
     if (others.empty()) return;
     for (int attempt = 0; attempt < kSwapTries; ++attempt) {
-      const std::int32_t u = drawn(others);
+      const VertexId u = random_.pick(others);
       if (!swap_fits(proposal.vertex, u)) continue;
-      const std::int32_t from = state_.part(proposal.vertex);
+      const PartId from = state_.part(proposal.vertex);
       const double first = state_.delta(proposal.vertex, proposal.to).total();
       state_.move(proposal.vertex, proposal.to);
       const double cost = first + state_.delta(u, from).total();
@@ -200,10 +193,10 @@ class Annealer {
 
   // The net's pins in the vertex's part move together, as far as they fit.
   void gather(const Proposal& proposal) {
-    const std::int32_t from = state_.part(proposal.vertex);
+    const PartId from = state_.part(proposal.vertex);
     double cost = 0;
     gathered_.clear();
-    for (const std::int32_t u : level_.graph.pins_of(proposal.net)) {
+    for (const VertexId u : level_.graph.pins_of(proposal.net)) {
       if (state_.part(u) != from || !level_.movable(u)) continue;
       if (!state_.has_room(u, proposal.to)) continue;
       cost += state_.delta(u, proposal.to).total();
@@ -212,7 +205,7 @@ class Annealer {
       if (gathered_.size() == kLargestGather) break;
     }
     const bool accepted = !gathered_.empty() && accepts(cost);
-    for (const std::int32_t u : gathered_) {
+    for (const VertexId u : gathered_) {
       if (accepted) {
         members_.move(u, from, proposal.to);
       } else {
@@ -229,7 +222,7 @@ class Annealer {
     if (std::pair(state_.overload(), state_.score()) < best_rank_) keep();
   }
   void restore_best() {
-    for (const std::int32_t v : free_) state_.move(v, best_[static_cast<std::size_t>(v)]);
+    for (const VertexId v : free_) state_.move(v, best_[v]);
   }
 
   HyperState& state_;
@@ -237,10 +230,10 @@ class Annealer {
   FastRandom random_;
   Members members_;
   Allowances allowances_;
-  std::vector<std::int32_t> free_;
-  std::vector<std::int32_t> gathered_;
+  std::vector<VertexId> free_;
+  std::vector<VertexId> gathered_;
   double temperature_ = 0;
-  std::vector<std::int32_t> best_;
+  IdVector<VertexId, PartId> best_;
   std::pair<double, double> best_rank_;  // overload, score
 };
 

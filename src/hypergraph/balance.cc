@@ -23,55 +23,54 @@ double price(double cost, double removed) { return cost > 0 ? cost / removed : c
 
 struct Shedding {
   double price;
-  std::int32_t vertex;
-  std::int32_t to;
+  VertexId vertex;
+  PartId to;
   friend auto operator<=>(const Shedding&, const Shedding&) = default;
 };
 
 struct Swap {
   double removed;
-  std::int32_t first;
-  std::int32_t second;
+  VertexId first;
+  VertexId second;
 };
 
 class Repair {
  public:
   Repair(HyperState& state, FastRandom& random)
-      : state_(state), problem_(state.problem()), random_(random), affinity_(problem_.num_parts) {}
+      : state_(state), problem_(state.problem()), random_(random), affinity_(problem_) {}
 
   bool run() {
     for (int round = 0; round < kMaxRounds; ++round) {
-      const std::vector<std::int32_t> overloaded = overloaded_parts();
+      const std::vector<PartId> overloaded = overloaded_parts();
       if (overloaded.empty()) return true;
       find_emptiest();
       bool progress = false;
-      for (const std::int32_t part : overloaded) progress = shed(part) || progress;
+      for (const PartId part : overloaded) progress = shed(part) || progress;
       if (progress) continue;
-      for (const std::int32_t part : overloaded) progress = swap_out(part) || progress;
+      for (const PartId part : overloaded) progress = swap_out(part) || progress;
       if (!progress) return false;
     }
     return overloaded_parts().empty();
   }
 
  private:
-  [[nodiscard]] double overload_of(std::int32_t part) const {
+  [[nodiscard]] double overload_of(PartId part) const {
     return problem_.overload(part, state_.part_weight(part));
   }
 
-  [[nodiscard]] std::vector<std::int32_t> overloaded_parts() const {
-    std::vector<std::int32_t> parts;
-    for (std::int32_t p = 0; p < problem_.num_parts; ++p) {
+  [[nodiscard]] std::vector<PartId> overloaded_parts() const {
+    std::vector<PartId> parts;
+    for (const PartId p : problem_.parts()) {
       if (overload_of(p) > 0) parts.push_back(p);
     }
-    std::stable_sort(parts.begin(), parts.end(), [this](std::int32_t a, std::int32_t b) {
-      return overload_of(a) > overload_of(b);
-    });
+    std::stable_sort(parts.begin(), parts.end(),
+                     [this](PartId a, PartId b) { return overload_of(a) > overload_of(b); });
     return parts;
   }
 
-  [[nodiscard]] std::vector<std::int32_t> movable_vertices(std::int32_t part) const {
-    std::vector<std::int32_t> vertices;
-    for (std::int32_t v = 0; v < state_.level().num_vertices(); ++v) {
+  [[nodiscard]] std::vector<VertexId> movable_vertices(PartId part) const {
+    std::vector<VertexId> vertices;
+    for (const VertexId v : state_.level().vertices()) {
       if (state_.part(v) == part && state_.level().movable(v)) vertices.push_back(v);
     }
     return vertices;
@@ -81,52 +80,51 @@ class Repair {
   void find_emptiest() {
     emptiest_.clear();
     if (problem_.num_parts <= kFewParts) return;
-    std::vector<std::int32_t> parts(static_cast<std::size_t>(problem_.num_parts));
-    for (std::size_t p = 0; p < parts.size(); ++p) parts[p] = static_cast<std::int32_t>(p);
+    std::vector<PartId> parts;
+    for (const PartId p : problem_.parts()) parts.push_back(p);
     const auto keep_most_room = [&](auto room) {
-      std::partial_sort(parts.begin(), parts.begin() + kEmptiestParts, parts.end(),
-                        [&](std::int32_t a, std::int32_t b) {
-                          return std::pair(-room(a), a) < std::pair(-room(b), b);
-                        });
+      std::partial_sort(
+          parts.begin(), parts.begin() + kEmptiestParts, parts.end(),
+          [&](PartId a, PartId b) { return std::pair(-room(a), a) < std::pair(-room(b), b); });
       emptiest_.insert(emptiest_.end(), parts.begin(), parts.begin() + kEmptiestParts);
     };
-    keep_most_room([this](std::int32_t p) {
+    keep_most_room([this](PartId p) {
       return static_cast<double>(problem_.room_of(p).compute) -
              static_cast<double>(state_.part_weight(p).compute);
     });
-    keep_most_room([this](std::int32_t p) {
+    keep_most_room([this](PartId p) {
       return static_cast<double>(problem_.room_of(p).data) -
              static_cast<double>(state_.part_weight(p).data);
     });
   }
 
-  // The best target of a vertex; to = -1 when no move of it lowers the overload. Cost is
+  // The best target of a vertex; `to` is invalid when no move of it lowers the overload. Cost is
   // connectivity.
-  [[nodiscard]] Shedding best_move(std::int32_t v) {
+  [[nodiscard]] Shedding best_move(VertexId v) {
     affinity_.measure(state_, v);
-    Shedding best = {0, v, -1};
-    const auto consider_target = [&](std::int32_t to) {
+    Shedding best = {0, v, PartId{}};
+    const auto consider_target = [&](PartId to) {
       if (to == state_.part(v)) return;
       const double removed = -state_.overload_delta(v, to);
       if (removed < kLeastProgress) return;
       const Shedding candidate = {price(static_cast<double>(affinity_.cost(to)), removed), v, to};
-      if (best.to < 0 || candidate < best) best = candidate;
+      if (!best.to.valid() || candidate < best) best = candidate;
     };
     if (problem_.num_parts <= kFewParts) {
-      for (std::int32_t p = 0; p < problem_.num_parts; ++p) consider_target(p);
+      for (const PartId p : problem_.parts()) consider_target(p);
     } else {
-      for (const std::int32_t p : affinity_.parts()) consider_target(p);
-      for (const std::int32_t p : emptiest_) consider_target(p);
+      for (const PartId p : affinity_.parts()) consider_target(p);
+      for (const PartId p : emptiest_) consider_target(p);
     }
     return best;
   }
 
   // Moves vertices out of the part until it fits.
-  bool shed(std::int32_t part) {
+  bool shed(PartId part) {
     std::vector<Shedding> candidates;
-    for (const std::int32_t v : movable_vertices(part)) {
+    for (const VertexId v : movable_vertices(part)) {
       const Shedding candidate = best_move(v);
-      if (candidate.to >= 0) candidates.push_back(candidate);
+      if (candidate.to.valid()) candidates.push_back(candidate);
     }
     std::sort(candidates.begin(), candidates.end());
     bool progress = false;
@@ -134,22 +132,22 @@ class Repair {
       if (overload_of(part) == 0) break;
       // Earlier moves may have filled the target.
       const Shedding now = best_move(candidate.vertex);
-      if (now.to < 0) continue;
+      if (!now.to.valid()) continue;
       state_.move(now.vertex, now.to);
       progress = true;
     }
     return progress;
   }
 
-  [[nodiscard]] double removed_by_swap(std::int32_t v, std::int32_t u) const {
-    const std::int32_t a = state_.part(v);
-    const std::int32_t b = state_.part(u);
+  [[nodiscard]] double removed_by_swap(VertexId v, VertexId u) const {
+    const PartId a = state_.part(v);
+    const PartId b = state_.part(u);
     const HyperWeight difference = state_.level().weight(u) - state_.level().weight(v);
     return overload_of(a) - problem_.overload(a, state_.part_weight(a) + difference) +
            overload_of(b) - problem_.overload(b, state_.part_weight(b) - difference);
   }
 
-  void consider(std::vector<Swap>& best, std::int32_t v, std::int32_t u) const {
+  void consider(std::vector<Swap>& best, VertexId v, VertexId u) const {
     if (state_.part(u) == state_.part(v) || !state_.level().movable(u)) return;
     const double removed = removed_by_swap(v, u);
     if (removed < kLeastProgress) return;
@@ -162,28 +160,28 @@ class Repair {
     if (best.size() > kCostedPairs) best.pop_back();
   }
 
-  [[nodiscard]] std::vector<Swap> best_swaps(std::int32_t part) {
-    const std::vector<std::int32_t> vertices = movable_vertices(part);
+  [[nodiscard]] std::vector<Swap> best_swaps(PartId part) {
+    const std::vector<VertexId> vertices = movable_vertices(part);
     const std::int32_t all = state_.level().num_vertices();
     std::vector<Swap> best;
     if (static_cast<std::int64_t>(vertices.size()) * all <= kPairsForSwap) {
       pairs_left_ -= static_cast<std::int64_t>(vertices.size()) * all;
-      for (const std::int32_t v : vertices) {
-        for (std::int32_t u = 0; u < all; ++u) consider(best, v, u);
+      for (const VertexId v : vertices) {
+        for (const VertexId u : state_.level().vertices()) consider(best, v, u);
       }
       return best;
     }
     pairs_left_ -= kPairsForSwap;
     for (std::int64_t pair = 0; pair < kPairsForSwap; ++pair) {
-      const auto i = random_.below(static_cast<std::int32_t>(vertices.size()));
-      consider(best, vertices[static_cast<std::size_t>(i)], random_.below(all));
+      const VertexId v = random_.pick(vertices);
+      consider(best, v, VertexId{random_.below(all)});
     }
     return best;
   }
 
   [[nodiscard]] double cost_of_swap(const Swap& swap) {
-    const std::int32_t a = state_.part(swap.first);
-    const std::int32_t b = state_.part(swap.second);
+    const PartId a = state_.part(swap.first);
+    const PartId b = state_.part(swap.second);
     const double first = state_.delta(swap.first, b).total();
     state_.move(swap.first, b);
     const double second = state_.delta(swap.second, a).total();
@@ -191,7 +189,7 @@ class Repair {
     return first + second;
   }
 
-  bool swap_out(std::int32_t part) {
+  bool swap_out(PartId part) {
     bool progress = false;
     while (overload_of(part) > 0 && pairs_left_ > 0) {
       const std::vector<Swap> swaps = best_swaps(part);
@@ -206,8 +204,8 @@ class Repair {
         best = &swap;
         best_price = candidate;
       }
-      const std::int32_t a = state_.part(best->first);
-      const std::int32_t b = state_.part(best->second);
+      const PartId a = state_.part(best->first);
+      const PartId b = state_.part(best->second);
       state_.move(best->first, b);
       state_.move(best->second, a);
       progress = true;
@@ -219,7 +217,7 @@ class Repair {
   const HyperProblem& problem_;
   FastRandom& random_;
   Affinity affinity_;
-  std::vector<std::int32_t> emptiest_;
+  std::vector<PartId> emptiest_;
   std::int64_t pairs_left_ = kMaxPairs;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <numeric>
 #include <utility>
 
 #include "base/fast_random.h"
@@ -25,26 +24,29 @@ constexpr double kSlackForOneSplit = 0.4;
 
 class Bisection {
  public:
+  // Vertices of the whole level by their id in a half's own.
+  using Members = IdVector<VertexId, VertexId>;
+
   Bisection(const HyperLevel& level, const HyperProblem& problem, double effort, std::uint64_t seed)
       : level_(level),
         problem_(problem),
         tries_(static_cast<std::int32_t>(std::clamp(kTries * effort, 2.0, kMostTries))),
         seed_(seed),
-        parts_(static_cast<std::size_t>(level.num_vertices()), 0),
-        net_here_(static_cast<std::size_t>(level.graph.num_nets()), -1) {}
+        parts_(level.vertices(), PartId{0}),
+        net_here_(level.graph.nets()) {}
 
-  std::vector<std::int32_t> run() {
-    std::vector<std::int32_t> all(parts_.size());
-    std::iota(all.begin(), all.end(), 0);
+  IdVector<VertexId, PartId> run() {
+    Members all(level_.vertices());
+    for (const VertexId v : level_.vertices()) all[v] = v;
     split(all, 0, problem_.num_parts);
     return parts_;
   }
 
  private:
   // Spreads the vertices over parts first … first + count - 1. Recursion as deep as log2(count).
-  void split(const std::vector<std::int32_t>& vertices, std::int32_t first, std::int32_t count) {
+  void split(const Members& vertices, std::int32_t first, std::int32_t count) {
     if (count == 1 || vertices.empty()) {
-      for (const std::int32_t v : vertices) parts_[static_cast<std::size_t>(v)] = first;
+      for (const VertexId v : vertices) parts_[v] = PartId{first};
       return;
     }
     const std::int32_t left = (count + 1) / 2;
@@ -52,26 +54,24 @@ class Bisection {
     const HyperLevel here = finest_level(induced(vertices), fixed);
     const HyperProblem halves = halves_of(here, first, left, count);
     const std::uint64_t seed = seed_ + static_cast<std::uint64_t>(first);
-    const std::vector<std::int32_t> side_of = halve(here, halves, seed);
-    std::array<std::vector<std::int32_t>, 2> sides;
-    for (std::size_t i = 0; i < vertices.size(); ++i) {
-      sides[static_cast<std::size_t>(side_of[i])].push_back(vertices[i]);
-    }
+    const IdVector<VertexId, PartId> side_of = halve(here, halves, seed);
+    std::array<Members, 2> sides;
+    for (const VertexId i : vertices.ids()) sides[side_of[i].index()].push_back(vertices[i]);
     split(sides[0], first, left);
     split(sides[1], first + left, count - left);
   }
 
   // The best of several tries on a coarse level, refined on the way back up.
-  [[nodiscard]] std::vector<std::int32_t> halve(const HyperLevel& finest,
-                                                const HyperProblem& halves,
-                                                std::uint64_t seed) const {
+  [[nodiscard]] IdVector<VertexId, PartId> halve(const HyperLevel& finest,
+                                                 const HyperProblem& halves,
+                                                 std::uint64_t seed) const {
     const std::vector<HyperStep> steps = coarsen(finest, halves, kCoarseVertices, seed);
     const HyperLevel& coarsest = steps.empty() ? finest : steps.back().coarse;
     FastRandom random(seed);
-    std::vector<std::int32_t> best;
+    IdVector<VertexId, PartId> best;
     std::pair<double, double> best_rank;
     for (std::int32_t i = 0; i < tries_; ++i) {
-      std::vector<std::int32_t> sides = first_sides(coarsest, halves, i, seed, random);
+      IdVector<VertexId, PartId> sides = first_sides(coarsest, halves, i, seed, random);
       refine_pair(coarsest, halves, sides, random);
       const HyperState state(coarsest, halves, sides);
       const std::pair<double, double> rank = {state.overload(), state.score()};
@@ -87,11 +87,13 @@ class Bisection {
   }
 
   // Tries differ in how they begin: no way is the best for every hypergraph.
-  [[nodiscard]] static std::vector<std::int32_t> first_sides(const HyperLevel& level,
-                                                             const HyperProblem& halves,
-                                                             std::int32_t index, std::uint64_t seed,
-                                                             FastRandom& random) {
-    constexpr std::array<std::int32_t, 3> kStarts = {0, 2, 3};  // of make_start
+  [[nodiscard]] static IdVector<VertexId, PartId> first_sides(const HyperLevel& level,
+                                                              const HyperProblem& halves,
+                                                              std::int32_t index,
+                                                              std::uint64_t seed,
+                                                              FastRandom& random) {
+    constexpr std::array kStarts = {StartKind::kGrowing, StartKind::kNeighbourOrder,
+                                    StartKind::kVertexOrder};
     const auto kind = static_cast<std::size_t>(index) % (kStarts.size() + 1);
     if (kind < kStarts.size()) {
       HyperState state(level, halves,
@@ -102,44 +104,42 @@ class Bisection {
     }
     // All on one side but a random vertex: refinement, which first of all removes overload, lets
     // the other side grow from there, cheapest vertices first.
-    std::vector<std::int32_t> sides = level.fixed;
-    for (std::int32_t& side : sides) side = std::max(side, 0);
-    const std::int32_t seedling = random.below(level.num_vertices());
-    if (level.movable(seedling)) sides[static_cast<std::size_t>(seedling)] = 1;
+    IdVector<VertexId, PartId> sides = level.fixed;
+    for (PartId& side : sides) side = std::max(side, PartId{0});
+    const VertexId seedling{random.below(level.num_vertices())};
+    if (level.movable(seedling)) sides[seedling] = PartId{1};
     return sides;
   }
 
   // Fixed vertices by the side their part is on.
-  [[nodiscard]] HypergraphSpec sides_fixed(const std::vector<std::int32_t>& vertices,
-                                           std::int32_t middle) const {
+  [[nodiscard]] HypergraphSpec sides_fixed(const Members& vertices, std::int32_t middle) const {
     HypergraphSpec spec;
-    for (const std::int32_t v : vertices) {
-      const std::int32_t part = level_.fixed[static_cast<std::size_t>(v)];
-      spec.fixed.push_back(part < 0 ? -1 : (part < middle ? 0 : 1));
+    for (const VertexId v : vertices) {
+      const PartId part = level_.fixed[v];
+      spec.fixed.push_back(part.valid() ? PartId{part.value < middle ? 0 : 1} : PartId{});
     }
     return spec;
   }
 
   // The vertices, renumbered in order, with what their nets have among them.
-  [[nodiscard]] Hypergraph induced(const std::vector<std::int32_t>& vertices) {
+  [[nodiscard]] Hypergraph induced(const Members& vertices) {
     Hypergraph graph;
-    std::vector<std::int32_t> nets;
-    std::vector<std::vector<std::int32_t>> pins;
-    for (std::size_t i = 0; i < vertices.size(); ++i) {
-      graph.vertex_weights.push_back(level_.weight(vertices[i]));
-      for (const std::int32_t e : level_.nets_of(vertices[i])) {
-        std::int32_t& here = net_here_[static_cast<std::size_t>(e)];
-        if (here < 0) {
-          here = static_cast<std::int32_t>(nets.size());
-          nets.push_back(e);
+    IdVector<NetId, NetId> nets;
+    IdVector<NetId, std::vector<VertexId>> pins;
+    for (const VertexId i : vertices.ids()) {
+      graph.add_vertex(level_.weight(vertices[i]));
+      for (const NetId e : level_.nets_of(vertices[i])) {
+        NetId& here = net_here_[e];
+        if (!here.valid()) {
+          here = nets.push_back(e);
           pins.emplace_back();
         }
-        pins[static_cast<std::size_t>(here)].push_back(static_cast<std::int32_t>(i));
+        pins[here].push_back(i);
       }
     }
-    for (std::size_t i = 0; i < nets.size(); ++i) {
+    for (const NetId i : nets.ids()) {
       graph.add_net(pins[i], level_.net_weight(nets[i]));
-      net_here_[static_cast<std::size_t>(nets[i])] = -1;
+      net_here_[nets[i]] = NetId{};
     }
     return graph;
   }
@@ -175,7 +175,7 @@ class Bisection {
   [[nodiscard]] double room(std::int64_t HyperWeight::*dimension, std::int32_t begin,
                             std::int32_t end) const {
     double sum = 0;
-    for (std::int32_t p = begin; p < end; ++p) {
+    for (PartId p{begin}; p.value < end; ++p.value) {
       sum += static_cast<double>(problem_.room_of(p).*dimension);
     }
     return sum;
@@ -185,14 +185,14 @@ class Bisection {
   const HyperProblem& problem_;
   std::int32_t tries_;
   std::uint64_t seed_;
-  std::vector<std::int32_t> parts_;
-  std::vector<std::int32_t> net_here_;  // scratch: number of a net in the half at hand, -1
+  IdVector<VertexId, PartId> parts_;
+  IdVector<NetId, NetId> net_here_;  // scratch: a net's id in the half at hand
 };
 
 }  // namespace
 
-std::vector<std::int32_t> bisect_recursively(const HyperLevel& level, const HyperProblem& problem,
-                                             double effort, std::uint64_t seed) {
+IdVector<VertexId, PartId> bisect_recursively(const HyperLevel& level, const HyperProblem& problem,
+                                              double effort, std::uint64_t seed) {
   return Bisection(level, problem, effort, seed).run();
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "hypergraph/level.h"
 #include "hypergraph/problem.h"
@@ -14,8 +13,8 @@ namespace contextile {
 // the borders between parts; this settles which parts are neighbours, which no single move can
 // change later. Fixed vertices are where they belong; capacities may be exceeded. Deterministic by
 // seed. O(pins · log pins · log parts).
-[[nodiscard]] std::vector<std::int32_t> bisect_recursively(const HyperLevel& level,
-                                                           const HyperProblem& problem,
-                                                           double effort, std::uint64_t seed);
+[[nodiscard]] IdVector<VertexId, PartId> bisect_recursively(const HyperLevel& level,
+                                                            const HyperProblem& problem,
+                                                            double effort, std::uint64_t seed);
 
 }  // namespace contextile

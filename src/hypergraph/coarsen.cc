@@ -1,7 +1,6 @@
 #include "hypergraph/coarsen.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/fast_random.h"
@@ -29,29 +28,25 @@ class Clustering {
   Clustering(const HyperLevel& level, const HyperProblem& problem, HyperWeight limit,
              std::uint64_t seed)
       : level_(level), problem_(problem), limit_(limit), random_(seed) {
-    const auto num_vertices = static_cast<std::size_t>(level.num_vertices());
-    leader_.resize(num_vertices);
-    std::iota(leader_.begin(), leader_.end(), 0);
+    leader_.resize(level.vertices());
+    for (const VertexId v : level.vertices()) leader_[v] = v;
     weight_ = level.graph.vertex_weights;
-    alone_.assign(num_vertices, true);
-    rating_.assign(num_vertices, 0);
-    mean_size_ = 2.0 * problem.num_parts / static_cast<double>(num_vertices);
+    alone_.assign(level.vertices(), true);
+    rating_.assign(level.vertices(), 0);
+    mean_size_ = 2.0 * problem.num_parts / level.num_vertices();
   }
 
   // Visits all vertices once and joins each that is alone to its best cluster, until `target` are
   // left. Returns the cluster of every vertex, numbered in order of first appearance.
-  std::pair<std::vector<std::int32_t>, std::int32_t> run(std::int64_t target) {
-    std::vector<std::int32_t> order = leader_;
-    for (std::size_t i = order.size(); i > 1; --i) {
-      std::swap(order[i - 1],
-                order[static_cast<std::size_t>(random_.below(static_cast<std::int32_t>(i)))]);
-    }
+  std::pair<IdVector<VertexId, VertexId>, std::int32_t> run(std::int64_t target) {
+    std::vector<VertexId> order(leader_.begin(), leader_.end());
+    random_.shuffle(order);
     std::int64_t left = level_.num_vertices();
-    for (const std::int32_t v : order) {
+    for (const VertexId v : order) {
       if (left <= target) break;
-      if (!alone_[static_cast<std::size_t>(v)]) continue;
-      const std::int32_t c = best_cluster(v);
-      if (c < 0) continue;
+      if (!alone_[v]) continue;
+      const VertexId c = best_cluster(v);
+      if (!c.valid()) continue;
       join(v, c);
       --left;
     }
@@ -59,43 +54,41 @@ class Clustering {
   }
 
  private:
-  [[nodiscard]] bool may_join(std::int32_t v, std::int32_t c) const {
-    const auto i = static_cast<std::size_t>(v);
-    const auto j = static_cast<std::size_t>(c);
-    if (level_.fixed[i] != level_.fixed[j]) return false;
-    if (!level_.start.empty() && level_.start[i] != level_.start[j]) return false;
+  [[nodiscard]] bool may_join(VertexId v, VertexId c) const {
+    if (level_.fixed[v] != level_.fixed[c]) return false;
+    if (!level_.start.empty() && level_.start[v] != level_.start[c]) return false;
     // Fixed vertices never move, so their cluster may weigh anything.
-    return level_.fixed[i] >= 0 || fits(weight_[i] + weight_[j], limit_);
+    return !level_.movable(v) || fits(weight_[v] + weight_[c], limit_);
   }
 
   // A cluster in fair shares of a part. The mean keeps vertices without weight from attracting all
   // others.
-  [[nodiscard]] double size(std::int32_t c) const {
-    const HyperWeight weight = weight_[static_cast<std::size_t>(c)];
+  [[nodiscard]] double size(VertexId c) const {
+    const HyperWeight weight = weight_[c];
     return mean_size_ + problem_.per_compute * static_cast<double>(weight.compute) +
            problem_.per_data * static_cast<double>(weight.data);
   }
 
-  [[nodiscard]] std::int32_t best_cluster(std::int32_t v) {
+  [[nodiscard]] VertexId best_cluster(VertexId v) {
     candidates_.clear();
-    for (const std::int32_t e : level_.nets_of(v)) {
+    for (const NetId e : level_.nets_of(v)) {
       const auto pins = level_.graph.pins_of(e);
       if (pins.size() > kLargestRatedNet) continue;
       const double rating =
           static_cast<double>(level_.net_weight(e)) / static_cast<double>(pins.size() - 1);
-      for (const std::int32_t u : pins) {
-        const std::int32_t c = leader_[static_cast<std::size_t>(u)];
+      for (const VertexId u : pins) {
+        const VertexId c = leader_[u];
         if (c == v) continue;
-        double& sum = rating_[static_cast<std::size_t>(c)];
+        double& sum = rating_[c];
         if (sum == 0) candidates_.push_back(c);
         sum += rating;
       }
     }
-    std::int32_t best = -1;
+    VertexId best;
     double best_rating = 0;
-    for (const std::int32_t c : candidates_) {
+    for (const VertexId c : candidates_) {
       // Divided by its size, a cluster grows round instead of long.
-      const double rating = std::exchange(rating_[static_cast<std::size_t>(c)], 0) / size(c);
+      const double rating = std::exchange(rating_[c], 0) / size(c);
       if (rating < best_rating || !may_join(v, c)) continue;
       // Ties go to a random one, so that regular hypergraphs do not coarsen along their numbering.
       if (rating > best_rating || random_.below(2) == 0) best = c;
@@ -104,22 +97,20 @@ class Clustering {
     return best;
   }
 
-  void join(std::int32_t v, std::int32_t c) {
-    const auto i = static_cast<std::size_t>(v);
-    const auto j = static_cast<std::size_t>(c);
-    leader_[i] = c;
-    weight_[j] = weight_[j] + weight_[i];
-    alone_[i] = false;
-    alone_[j] = false;
+  void join(VertexId v, VertexId c) {
+    leader_[v] = c;
+    weight_[c] = weight_[c] + weight_[v];
+    alone_[v] = false;
+    alone_[c] = false;
   }
 
-  [[nodiscard]] std::pair<std::vector<std::int32_t>, std::int32_t> numbered() const {
-    std::vector<std::int32_t> number(leader_.size(), -1);
-    std::vector<std::int32_t> cluster(leader_.size());
+  [[nodiscard]] std::pair<IdVector<VertexId, VertexId>, std::int32_t> numbered() const {
+    IdVector<VertexId, VertexId> number(leader_.ids());
+    IdVector<VertexId, VertexId> cluster(leader_.ids());
     std::int32_t count = 0;
-    for (std::size_t v = 0; v < leader_.size(); ++v) {
-      std::int32_t& mine = number[static_cast<std::size_t>(leader_[v])];
-      if (mine < 0) mine = count++;
+    for (const VertexId v : leader_.ids()) {
+      VertexId& mine = number[leader_[v]];
+      if (!mine.valid()) mine = VertexId{count++};
       cluster[v] = mine;
     }
     return {std::move(cluster), count};
@@ -131,11 +122,11 @@ class Clustering {
   double mean_size_;
   FastRandom random_;
   // A vertex that is alone leads itself; one that joined never becomes a leader: no chains.
-  std::vector<std::int32_t> leader_;
-  std::vector<HyperWeight> weight_;  // of the cluster, at its leader
-  std::vector<bool> alone_;
-  std::vector<double> rating_;            // scratch, by leader
-  std::vector<std::int32_t> candidates_;  // leaders with a rating
+  IdVector<VertexId, VertexId> leader_;
+  IdVector<VertexId, HyperWeight> weight_;  // of the cluster, at its leader
+  IdVector<VertexId, bool> alone_;
+  IdVector<VertexId, double> rating_;  // scratch, by leader
+  std::vector<VertexId> candidates_;   // leaders with a rating
 };
 
 }  // namespace
@@ -158,12 +149,10 @@ std::vector<HyperStep> coarsen(const HyperLevel& finest, const HyperProblem& pro
   return steps;
 }
 
-std::vector<std::int32_t> projected(const std::vector<std::int32_t>& parts,
-                                    const std::vector<std::int32_t>& cluster) {
-  std::vector<std::int32_t> fine(cluster.size());
-  for (std::size_t v = 0; v < fine.size(); ++v) {
-    fine[v] = parts[static_cast<std::size_t>(cluster[v])];
-  }
+IdVector<VertexId, PartId> projected(const IdVector<VertexId, PartId>& parts,
+                                     const IdVector<VertexId, VertexId>& cluster) {
+  IdVector<VertexId, PartId> fine(cluster.ids());
+  for (const VertexId v : fine.ids()) fine[v] = parts[cluster[v]];
   return fine;
 }
 

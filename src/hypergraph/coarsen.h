@@ -11,7 +11,7 @@ namespace contextile {
 
 struct HyperStep {
   HyperLevel coarse;
-  std::vector<std::int32_t> cluster;  // of every vertex of the finer level
+  IdVector<VertexId, VertexId> cluster;  // of every vertex of the finer level
 };
 
 // All steps from `finest` down to about `target` vertices, empty when it has no more or nothing
@@ -22,7 +22,7 @@ struct HyperStep {
                                              std::int64_t target, std::uint64_t seed);
 
 // Into each finer vertex what its cluster has.
-[[nodiscard]] std::vector<std::int32_t> projected(const std::vector<std::int32_t>& parts,
-                                                  const std::vector<std::int32_t>& cluster);
+[[nodiscard]] IdVector<VertexId, PartId> projected(const IdVector<VertexId, PartId>& parts,
+                                                   const IdVector<VertexId, VertexId>& cluster);
 
 }  // namespace contextile

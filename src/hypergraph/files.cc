@@ -55,8 +55,8 @@ HgrHeader parse_header(NumberLines& lines, std::size_t text_bytes) {
 void parse_nets(NumberLines& lines, const HgrHeader& header, Hypergraph& hypergraph) {
   hypergraph.net_offsets.reserve(static_cast<std::size_t>(header.nets) + 1);
   hypergraph.net_weights.reserve(static_cast<std::size_t>(header.nets));
-  std::vector<std::int64_t> last_net(static_cast<std::size_t>(header.vertices), -1);
-  std::vector<std::int32_t> pins;
+  IdVector<VertexId, std::int64_t> last_net(hypergraph.vertices(), -1);
+  std::vector<VertexId> pins;
   for (std::int64_t e = 0; e < header.nets; ++e) {
     if (!lines.next_line()) {
       lines.fail(fmt::format("{} nets", header.nets), fmt::format("end of file after {}", e));
@@ -65,11 +65,12 @@ void parse_nets(NumberLines& lines, const HgrHeader& header, Hypergraph& hypergr
         header.net_weights ? lines.next_number("a net's weight", 0, kMaxTotalWeight) : 1;
     pins.clear();
     do {
-      const std::int64_t v = lines.next_number("a vertex", 1, header.vertices) - 1;
-      if (std::exchange(last_net[static_cast<std::size_t>(v)], e) == e) {
-        lines.fail("every vertex at most once in a net", fmt::format("{} twice", v + 1));
+      const VertexId v{
+          static_cast<std::int32_t>(lines.next_number("a vertex", 1, header.vertices) - 1)};
+      if (std::exchange(last_net[v], e) == e) {
+        lines.fail("every vertex at most once in a net", fmt::format("{} twice", v.value + 1));
       }
-      pins.push_back(static_cast<std::int32_t>(v));
+      pins.push_back(v);
     } while (!lines.line_is_done());
     hypergraph.add_net(pins, weight);
   }
@@ -77,10 +78,10 @@ void parse_nets(NumberLines& lines, const HgrHeader& header, Hypergraph& hypergr
 
 void parse_vertex_weights(NumberLines& lines, const HgrHeader& header, Hypergraph& hypergraph) {
   if (!header.vertex_weights) return;
-  for (std::size_t v = 0; v < hypergraph.vertex_weights.size(); ++v) {
+  for (const VertexId v : hypergraph.vertices()) {
     if (!lines.next_line()) {
       lines.fail(fmt::format("weights of {} vertices", header.vertices),
-                 fmt::format("end of file after {}", v));
+                 fmt::format("end of file after {}", v.value));
     }
     HyperWeight& weight = hypergraph.vertex_weights[v];
     weight.compute = lines.next_number("a vertex's weight", 0, kMaxTotalWeight);
@@ -93,19 +94,20 @@ void parse_vertex_weights(NumberLines& lines, const HgrHeader& header, Hypergrap
 }
 
 // One number a line for each vertex.
-std::vector<std::int32_t> parse_part_lines(std::string_view text, std::int32_t num_vertices,
-                                           std::int32_t num_parts, std::int32_t least,
-                                           std::string_view where) {
+IdVector<VertexId, PartId> parse_part_lines(std::string_view text, std::int32_t num_vertices,
+                                            std::int32_t num_parts, std::int32_t least,
+                                            std::string_view where) {
   CONTEXTILE_CHECK(num_vertices >= 0, "num_vertices: expected at least 0, found {}", num_vertices);
   CONTEXTILE_CHECK(1 <= num_parts && num_parts <= kMaxParts,
                    "num_parts: expected 1 to {}, found {}", kMaxParts, num_parts);
   NumberLines lines(text, where, '\0');
-  std::vector<std::int32_t> parts;
+  IdVector<VertexId, PartId> parts;
   while (lines.next_line()) {
     if (std::cmp_equal(parts.size(), num_vertices)) {
       lines.fail(fmt::format("one line for each of {} vertices", num_vertices), "one more");
     }
-    parts.push_back(static_cast<std::int32_t>(lines.next_number("a part", least, num_parts - 1)));
+    parts.push_back(
+        PartId{static_cast<std::int32_t>(lines.next_number("a part", least, num_parts - 1))});
     lines.expect_line_done("one part");
   }
   if (std::cmp_less(parts.size(), num_vertices)) {
@@ -128,7 +130,7 @@ Hypergraph parse_hgr(std::string_view text, std::string_view where) {
   NumberLines lines(text, where, '%');
   const HgrHeader header = parse_header(lines, text.size());
   Hypergraph hypergraph;
-  hypergraph.vertex_weights.assign(static_cast<std::size_t>(header.vertices),
+  hypergraph.vertex_weights.assign(IdRange<VertexId>(static_cast<std::int32_t>(header.vertices)),
                                    {.compute = 1, .data = 0});
   parse_nets(lines, header, hypergraph);
   parse_vertex_weights(lines, header, hypergraph);
@@ -162,11 +164,11 @@ std::string format_hgr(const Hypergraph& hypergraph) {
   }
   text += data ? " 2\n" : "\n";
   auto out = std::back_inserter(text);
-  for (std::int32_t e = 0; e < hypergraph.num_nets(); ++e) {
+  for (const NetId e : hypergraph.nets()) {
     if (net_weights) {
-      fmt::format_to(out, "{} ", hypergraph.net_weights[static_cast<std::size_t>(e)]);
+      fmt::format_to(out, "{} ", hypergraph.net_weights[e]);
     }
-    for (const std::int32_t v : hypergraph.pins_of(e)) fmt::format_to(out, "{} ", v + 1);
+    for (const VertexId v : hypergraph.pins_of(e)) fmt::format_to(out, "{} ", v.value + 1);
     text.back() = '\n';
   }
   if (!vertex_weights) return text;
@@ -195,7 +197,7 @@ HypergraphPartition read_partition(const std::string& path, std::int32_t num_ver
 
 std::string format_partition(const HypergraphPartition& partition) {
   std::string text;
-  for (const std::int32_t part : partition.part) text += fmt::format("{}\n", part);
+  for (const PartId part : partition.part) text += fmt::format("{}\n", part.value);
   return text;
 }
 
@@ -203,13 +205,13 @@ void write_partition(const HypergraphPartition& partition, const std::string& pa
   write_text(format_partition(partition), path);
 }
 
-std::vector<std::int32_t> parse_fixed(std::string_view text, std::int32_t num_vertices,
-                                      std::int32_t num_parts, std::string_view where) {
+IdVector<VertexId, PartId> parse_fixed(std::string_view text, std::int32_t num_vertices,
+                                       std::int32_t num_parts, std::string_view where) {
   return parse_part_lines(text, num_vertices, num_parts, -1, where);
 }
 
-std::vector<std::int32_t> read_fixed(const std::string& path, std::int32_t num_vertices,
-                                     std::int32_t num_parts) {
+IdVector<VertexId, PartId> read_fixed(const std::string& path, std::int32_t num_vertices,
+                                      std::int32_t num_parts) {
   const FileBytes file(path);
   return parse_fixed(file.text(), num_vertices, num_parts, path);
 }

@@ -53,15 +53,15 @@ void check_shape(const Hypergraph& hypergraph, std::string_view where) {
       hypergraph.pins.size(), hypergraph.net_offsets.back());
 }
 
-void check_parts(std::span<const std::int32_t> parts, std::int32_t num_vertices,
+void check_parts(const IdVector<VertexId, PartId>& parts, IdRange<VertexId> vertices,
                  std::int32_t num_parts, std::int32_t lowest, std::string_view what) {
-  CONTEXTILE_CHECK(parts.size() == static_cast<std::size_t>(num_vertices),
-                   "{}: expected one part for each of {} vertices, found {}", what, num_vertices,
+  CONTEXTILE_CHECK(parts.size() == vertices.size(),
+                   "{}: expected one part for each of {} vertices, found {}", what, vertices.size(),
                    parts.size());
-  for (std::size_t v = 0; v < parts.size(); ++v) {
-    CONTEXTILE_CHECK(lowest <= parts[v] && parts[v] < num_parts,
-                     "{}: vertex {}: expected a part from {} to {}, found {}", what, v, lowest,
-                     num_parts - 1, parts[v]);
+  for (const VertexId v : vertices) {
+    CONTEXTILE_CHECK(lowest <= parts[v].value && parts[v].value < num_parts,
+                     "{}: vertex {}: expected a part from {} to {}, found {}", what, v.value,
+                     lowest, num_parts - 1, parts[v].value);
   }
 }
 
@@ -73,7 +73,7 @@ void check_num_parts(std::int32_t num_parts) {
 void check_partition(const Hypergraph& hypergraph, std::int32_t num_parts,
                      const HypergraphPartition& partition) {
   check_num_parts(num_parts);
-  check_parts(partition.part, hypergraph.num_vertices(), num_parts, 0, "partition");
+  check_parts(partition.part, hypergraph.vertices(), num_parts, 0, "partition");
 }
 
 // (1 + eps) · ceil(total / parts), never below the heaviest vertex, never above the total.
@@ -85,7 +85,8 @@ std::int64_t derived_capacity(std::int64_t total, std::int64_t heaviest, std::in
   return std::max(mean + static_cast<std::int64_t>(slack), heaviest);
 }
 
-double overload(std::span<const HyperWeight> weights, std::int64_t HyperWeight::*dimension) {
+double overload(const IdVector<PartId, HyperWeight>& weights,
+                std::int64_t HyperWeight::*dimension) {
   double total = 0;
   std::int64_t most = 0;
   for (const HyperWeight& weight : weights) {
@@ -100,14 +101,14 @@ double overload(std::span<const HyperWeight> weights, std::int64_t HyperWeight::
 template <typename Visit>
 void for_each_net_span(const Hypergraph& hypergraph, std::int32_t num_parts,
                        const HypergraphPartition& partition, Visit visit) {
-  std::vector<std::int32_t> last_net(static_cast<std::size_t>(num_parts), -1);
-  std::vector<std::int32_t> touched;
-  for (std::int32_t e = 0; e < hypergraph.num_nets(); ++e) {
+  IdVector<PartId, NetId> last_net{IdRange<PartId>(num_parts)};
+  std::vector<PartId> touched;
+  for (const NetId e : hypergraph.nets()) {
     touched.clear();
-    for (const std::int32_t v : hypergraph.pins_of(e)) {
-      const std::int32_t p = partition.part[static_cast<std::size_t>(v)];
-      if (last_net[static_cast<std::size_t>(p)] == e) continue;
-      last_net[static_cast<std::size_t>(p)] = e;
+    for (const VertexId v : hypergraph.pins_of(e)) {
+      const PartId p = partition.part[v];
+      if (last_net[p] == e) continue;
+      last_net[p] = e;
       touched.push_back(p);
     }
     visit(e, touched);
@@ -116,38 +117,38 @@ void for_each_net_span(const Hypergraph& hypergraph, std::int32_t num_parts,
 
 }  // namespace
 
-void Hypergraph::add_net(std::span<const std::int32_t> pins_of_net, std::int64_t weight) {
+NetId Hypergraph::add_net(std::span<const VertexId> pins_of_net, std::int64_t weight) {
   pins.insert(pins.end(), pins_of_net.begin(), pins_of_net.end());
   net_offsets.push_back(static_cast<std::int64_t>(pins.size()));
-  net_weights.push_back(weight);
+  return net_weights.push_back(weight);
 }
 
 void check_hypergraph(const Hypergraph& hypergraph, std::string_view where) {
   check_shape(hypergraph, where);
   BoundedSum compute(where, "compute weights of vertices");
   BoundedSum data(where, "data weights of vertices");
-  for (std::size_t v = 0; v < hypergraph.vertex_weights.size(); ++v) {
+  for (const VertexId v : hypergraph.vertices()) {
     const HyperWeight& weight = hypergraph.vertex_weights[v];
     CONTEXTILE_CHECK(weight.compute >= 0 && weight.data >= 0,
-                     "{}: vertex {}: expected weights of at least 0, found {} and {}", where, v,
-                     weight.compute, weight.data);
+                     "{}: vertex {}: expected weights of at least 0, found {} and {}", where,
+                     v.value, weight.compute, weight.data);
     compute.add(weight.compute);
     data.add(weight.data);
   }
   BoundedSum nets(where, "net weights times pins");
-  std::vector<std::int32_t> last_net(hypergraph.vertex_weights.size(), -1);
-  for (std::int32_t e = 0; e < hypergraph.num_nets(); ++e) {
-    const std::int64_t weight = hypergraph.net_weights[static_cast<std::size_t>(e)];
-    CONTEXTILE_CHECK(weight >= 0, "{}: net {}: expected a weight of at least 0, found {}", where, e,
-                     weight);
+  IdVector<VertexId, NetId> last_net(hypergraph.vertices());
+  for (const NetId e : hypergraph.nets()) {
+    const std::int64_t weight = hypergraph.net_weights[e];
+    CONTEXTILE_CHECK(weight >= 0, "{}: net {}: expected a weight of at least 0, found {}", where,
+                     e.value, weight);
     nets.add(weight, std::ssize(hypergraph.pins_of(e)));
-    for (const std::int32_t v : hypergraph.pins_of(e)) {
-      CONTEXTILE_CHECK(0 <= v && v < hypergraph.num_vertices(),
-                       "{}: net {}: expected vertices from 0 to {}, found {}", where, e,
-                       hypergraph.num_vertices() - 1, v);
-      std::int32_t& last = last_net[static_cast<std::size_t>(v)];
+    for (const VertexId v : hypergraph.pins_of(e)) {
+      CONTEXTILE_CHECK(v.valid() && v.value < hypergraph.num_vertices(),
+                       "{}: net {}: expected vertices from 0 to {}, found {}", where, e.value,
+                       hypergraph.num_vertices() - 1, v.value);
+      NetId& last = last_net[v];
       CONTEXTILE_CHECK(last != e, "{}: net {}: expected every vertex once, found {} twice", where,
-                       e, v);
+                       e.value, v.value);
       last = e;
     }
   }
@@ -178,14 +179,14 @@ void check_spec(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
                      capacity.data);
   }
   if (!spec.fixed.empty()) {
-    check_parts(spec.fixed, hypergraph.num_vertices(), spec.num_parts, -1, "fixed");
+    check_parts(spec.fixed, hypergraph.vertices(), spec.num_parts, -1, "fixed");
   }
   if (spec.start.empty()) return;
-  check_parts(spec.start, hypergraph.num_vertices(), spec.num_parts, 0, "start");
-  for (std::size_t v = 0; v < spec.fixed.size(); ++v) {
-    CONTEXTILE_CHECK(spec.fixed[v] < 0 || spec.fixed[v] == spec.start[v],
-                     "start: vertex {}: expected its fixed part {}, found {}", v, spec.fixed[v],
-                     spec.start[v]);
+  check_parts(spec.start, hypergraph.vertices(), spec.num_parts, 0, "start");
+  for (const VertexId v : spec.fixed.ids()) {
+    CONTEXTILE_CHECK(!spec.fixed[v].valid() || spec.fixed[v] == spec.start[v],
+                     "start: vertex {}: expected its fixed part {}, found {}", v.value,
+                     spec.fixed[v].value, spec.start[v].value);
   }
 }
 
@@ -194,19 +195,18 @@ std::int64_t connectivity(const Hypergraph& hypergraph, std::int32_t num_parts,
   check_partition(hypergraph, num_parts, partition);
   std::int64_t sum = 0;
   for_each_net_span(hypergraph, num_parts, partition,
-                    [&](std::int32_t e, const std::vector<std::int32_t>& touched) {
-                      sum += hypergraph.net_weights[static_cast<std::size_t>(e)] *
-                             (std::ssize(touched) - 1);
+                    [&](NetId e, const std::vector<PartId>& touched) {
+                      sum += hypergraph.net_weights[e] * (std::ssize(touched) - 1);
                     });
   return sum;
 }
 
-std::vector<HyperWeight> part_weights(const Hypergraph& hypergraph, std::int32_t num_parts,
-                                      const HypergraphPartition& partition) {
+IdVector<PartId, HyperWeight> part_weights(const Hypergraph& hypergraph, std::int32_t num_parts,
+                                           const HypergraphPartition& partition) {
   check_partition(hypergraph, num_parts, partition);
-  std::vector<HyperWeight> weights(static_cast<std::size_t>(num_parts));
-  for (std::size_t v = 0; v < partition.part.size(); ++v) {
-    HyperWeight& weight = weights[static_cast<std::size_t>(partition.part[v])];
+  IdVector<PartId, HyperWeight> weights{IdRange<PartId>(num_parts)};
+  for (const VertexId v : hypergraph.vertices()) {
+    HyperWeight& weight = weights[partition.part[v]];
     weight.compute += hypergraph.vertex_weights[v].compute;
     weight.data += hypergraph.vertex_weights[v].data;
   }
@@ -218,34 +218,34 @@ HypergraphQuality evaluate_hypergraph(const Hypergraph& hypergraph, const Hyperg
   check_spec(hypergraph, spec);
   check_partition(hypergraph, spec.num_parts, partition);
   HypergraphQuality quality;
-  std::vector<std::int64_t> traffic(static_cast<std::size_t>(spec.num_parts), 0);
+  IdVector<PartId, std::int64_t> traffic(IdRange<PartId>(spec.num_parts), 0);
   for_each_net_span(hypergraph, spec.num_parts, partition,
-                    [&](std::int32_t e, const std::vector<std::int32_t>& touched) {
+                    [&](NetId e, const std::vector<PartId>& touched) {
                       if (touched.size() < 2) return;
-                      const std::int64_t weight =
-                          hypergraph.net_weights[static_cast<std::size_t>(e)];
+                      const std::int64_t weight = hypergraph.net_weights[e];
                       quality.connectivity += weight * (std::ssize(touched) - 1);
                       ++quality.cut_nets;
-                      for (const std::int32_t p : touched) {
-                        traffic[static_cast<std::size_t>(p)] += weight;
+                      for (const PartId p : touched) {
+                        traffic[p] += weight;
                       }
                     });
   quality.max_part_traffic = *std::max_element(traffic.begin(), traffic.end());
   quality.objective =
       static_cast<double>(quality.connectivity) +
       spec.traffic_weight * spec.num_parts * static_cast<double>(quality.max_part_traffic);
-  const std::vector<HyperWeight> weights = part_weights(hypergraph, spec.num_parts, partition);
-  const std::vector<HyperWeight> capacities = part_capacities(hypergraph, spec);
+  const IdVector<PartId, HyperWeight> weights = part_weights(hypergraph, spec.num_parts, partition);
+  const IdVector<PartId, HyperWeight> capacities = part_capacities(hypergraph, spec);
   quality.compute_overload = overload(weights, &HyperWeight::compute);
   quality.data_overload = overload(weights, &HyperWeight::data);
   quality.feasible = true;
-  for (std::size_t p = 0; p < weights.size(); ++p) {
+  for (const PartId p : weights.ids()) {
     quality.feasible = quality.feasible && fits(weights[p], capacities[p]);
   }
   return quality;
 }
 
-std::vector<HyperWeight> part_capacities(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
+IdVector<PartId, HyperWeight> part_capacities(const Hypergraph& hypergraph,
+                                              const HypergraphSpec& spec) {
   check_spec(hypergraph, spec);
   if (!spec.capacities.empty()) return spec.capacities;
   HyperWeight total;
@@ -258,7 +258,7 @@ std::vector<HyperWeight> part_capacities(const Hypergraph& hypergraph, const Hyp
   const HyperWeight capacity = {
       derived_capacity(total.compute, heaviest.compute, spec.num_parts, spec.eps_compute),
       derived_capacity(total.data, heaviest.data, spec.num_parts, spec.eps_data)};
-  return std::vector<HyperWeight>(static_cast<std::size_t>(spec.num_parts), capacity);
+  return IdVector<PartId, HyperWeight>(IdRange<PartId>(spec.num_parts), capacity);
 }
 
 }  // namespace contextile

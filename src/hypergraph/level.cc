@@ -1,6 +1,7 @@
 #include "hypergraph/level.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "hypergraph/problem.h"
@@ -23,57 +24,54 @@ class NetSet {
   NetSet(Hypergraph& graph, std::int32_t num_nets_at_most) : graph_(graph) {
     std::size_t slots = 16;
     while (slots < 2 * static_cast<std::size_t>(num_nets_at_most)) slots *= 2;
-    slots_.assign(slots, -1);
+    slots_.assign(slots, NetId{});
   }
 
-  void add(std::span<const std::int32_t> pins, std::int64_t weight) {
+  void add(std::span<const VertexId> pins, std::int64_t weight) {
     std::uint64_t hash = pins.size();
-    for (const std::int32_t v : pins) hash = spread(hash ^ static_cast<std::uint32_t>(v)) + hash;
+    for (const VertexId v : pins) {
+      hash = spread(hash ^ static_cast<std::uint32_t>(v.value)) + hash;
+    }
     std::size_t slot = hash & (slots_.size() - 1);
-    for (; slots_[slot] >= 0; slot = (slot + 1) & (slots_.size() - 1)) {
+    for (; slots_[slot].valid(); slot = (slot + 1) & (slots_.size() - 1)) {
       const auto known = graph_.pins_of(slots_[slot]);
       if (std::equal(pins.begin(), pins.end(), known.begin(), known.end())) {
-        graph_.net_weights[static_cast<std::size_t>(slots_[slot])] += weight;
+        graph_.net_weights[slots_[slot]] += weight;
         return;
       }
     }
-    slots_[slot] = graph_.num_nets();
-    graph_.add_net(pins, weight);
+    slots_[slot] = graph_.add_net(pins, weight);
   }
 
  private:
   Hypergraph& graph_;
-  std::vector<std::int32_t> slots_;  // net or -1, open addressing
+  std::vector<NetId> slots_;  // invalid: empty; open addressing
 };
 
 void index_vertices(HyperLevel& level) {
-  const auto num_vertices = static_cast<std::size_t>(level.num_vertices());
-  level.vertex_offsets.assign(num_vertices + 1, 0);
-  for (const std::int32_t v : level.graph.pins)
-    ++level.vertex_offsets[static_cast<std::size_t>(v) + 1];
-  for (std::size_t v = 0; v < num_vertices; ++v) {
-    level.vertex_offsets[v + 1] += level.vertex_offsets[v];
-  }
+  std::vector<std::int64_t>& offsets = level.vertex_offsets;
+  offsets.assign(level.vertices().size() + 1, 0);
+  for (const VertexId v : level.graph.pins) ++offsets[v.index() + 1];
+  std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
   level.nets.resize(level.graph.pins.size());
-  std::vector<std::int64_t> next(level.vertex_offsets.begin(), level.vertex_offsets.end() - 1);
-  for (std::int32_t e = 0; e < level.graph.num_nets(); ++e) {
-    for (const std::int32_t v : level.graph.pins_of(e)) {
-      level.nets[static_cast<std::size_t>(next[static_cast<std::size_t>(v)]++)] = e;
+  IdVector<VertexId, std::int64_t> next(std::vector(offsets.begin(), offsets.end() - 1));
+  for (const NetId e : level.graph.nets()) {
+    for (const VertexId v : level.graph.pins_of(e)) {
+      level.nets[static_cast<std::size_t>(next[v]++)] = e;
     }
   }
 }
 
 // The nets of `fine` between clusters, added to `coarse`, whose vertices are there.
-void contract_nets(const Hypergraph& fine, std::span<const std::int32_t> cluster,
+void contract_nets(const Hypergraph& fine, const IdVector<VertexId, VertexId>& cluster,
                    Hypergraph& coarse) {
   NetSet nets(coarse, fine.num_nets());
-  std::vector<std::int32_t> pins;
-  for (std::int32_t e = 0; e < fine.num_nets(); ++e) {
-    const std::int64_t weight = fine.net_weights[static_cast<std::size_t>(e)];
+  std::vector<VertexId> pins;
+  for (const NetId e : fine.nets()) {
+    const std::int64_t weight = fine.net_weights[e];
     if (weight == 0) continue;
     pins.clear();
-    for (const std::int32_t v : fine.pins_of(e))
-      pins.push_back(cluster[static_cast<std::size_t>(v)]);
+    for (const VertexId v : fine.pins_of(e)) pins.push_back(cluster[v]);
     std::sort(pins.begin(), pins.end());
     pins.erase(std::unique(pins.begin(), pins.end()), pins.end());
     if (pins.size() >= 2) nets.add(pins, weight);
@@ -82,14 +80,15 @@ void contract_nets(const Hypergraph& fine, std::span<const std::int32_t> cluster
 
 }  // namespace
 
-HyperLevel contract(const HyperLevel& fine, std::span<const std::int32_t> cluster,
+HyperLevel contract(const HyperLevel& fine, const IdVector<VertexId, VertexId>& cluster,
                     std::int32_t num_clusters) {
   HyperLevel coarse;
-  coarse.graph.vertex_weights.resize(static_cast<std::size_t>(num_clusters));
-  coarse.fixed.assign(static_cast<std::size_t>(num_clusters), -1);
-  if (!fine.start.empty()) coarse.start.assign(static_cast<std::size_t>(num_clusters), 0);
-  for (std::size_t v = 0; v < cluster.size(); ++v) {
-    const auto c = static_cast<std::size_t>(cluster[v]);
+  const IdRange<VertexId> clusters(num_clusters);
+  coarse.graph.vertex_weights.resize(clusters);
+  coarse.fixed.resize(clusters);
+  if (!fine.start.empty()) coarse.start.resize(clusters);
+  for (const VertexId v : cluster.ids()) {
+    const VertexId c = cluster[v];
     HyperWeight& weight = coarse.graph.vertex_weights[c];
     weight = weight + fine.graph.vertex_weights[v];
     coarse.fixed[c] = fine.fixed[v];
@@ -101,12 +100,12 @@ HyperLevel contract(const HyperLevel& fine, std::span<const std::int32_t> cluste
 }
 
 HyperLevel finest_level(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
-  const auto num_vertices = static_cast<std::size_t>(hypergraph.num_vertices());
-  std::vector<std::int32_t> itself(num_vertices);
-  for (std::size_t v = 0; v < num_vertices; ++v) itself[v] = static_cast<std::int32_t>(v);
+  IdVector<VertexId, VertexId> itself(hypergraph.vertices());
+  for (const VertexId v : hypergraph.vertices()) itself[v] = v;
   HyperLevel level;
   level.graph.vertex_weights = hypergraph.vertex_weights;
-  level.fixed = spec.fixed.empty() ? std::vector<std::int32_t>(num_vertices, -1) : spec.fixed;
+  level.fixed = spec.fixed;
+  level.fixed.resize(hypergraph.vertices());
   level.start = spec.start;
   contract_nets(hypergraph, itself, level.graph);
   index_vertices(level);

@@ -15,39 +15,37 @@ class Packing {
  public:
   Packing(const HyperLevel& level, const HyperProblem& problem)
       : level_(level), problem_(problem), parts_(level.fixed) {
-    load_.resize(static_cast<std::size_t>(problem.num_parts));
-    for (std::int32_t v = 0; v < level.num_vertices(); ++v) {
+    load_.resize(problem.parts());
+    for (const VertexId v : level.vertices()) {
       if (level.movable(v)) {
         free_.push_back(v);
       } else {
-        put(v, level.fixed[static_cast<std::size_t>(v)]);
+        put(v, level.fixed[v]);
       }
     }
-    std::stable_sort(free_.begin(), free_.end(), [this](std::int32_t a, std::int32_t b) {
+    std::stable_sort(free_.begin(), free_.end(), [this](VertexId a, VertexId b) {
       return problem_.share(level_.weight(a)) > problem_.share(level_.weight(b));
     });
   }
 
-  std::vector<std::int32_t> run() {
-    std::vector<HyperWeight> only_fixed = load_;
+  IdVector<VertexId, PartId> run() {
+    IdVector<PartId, HyperWeight> only_fixed = load_;
     bool fits_all = true;
-    for (const std::int32_t v : free_) fits_all = place(v) && fits_all;
+    for (const VertexId v : free_) fits_all = place(v) && fits_all;
     if (fits_all || free_.size() > kLargestSearch) return parts_;
-    std::vector<std::int32_t> greedy = parts_;
+    IdVector<VertexId, PartId> greedy = parts_;
     load_ = std::move(only_fixed);
     return search(0) ? parts_ : greedy;
   }
 
  private:
-  [[nodiscard]] HyperWeight& load(std::int32_t part) {
-    return load_[static_cast<std::size_t>(part)];
-  }
-  void put(std::int32_t v, std::int32_t part) {
-    parts_[static_cast<std::size_t>(v)] = part;
+  [[nodiscard]] HyperWeight& load(PartId part) { return load_[part]; }
+  void put(VertexId v, PartId part) {
+    parts_[v] = part;
     load(part) = load(part) + level_.weight(v);
   }
   // How full a part would be with the vertex, relative to what it may hold.
-  [[nodiscard]] double fill(std::int32_t v, std::int32_t part) {
+  [[nodiscard]] double fill(VertexId v, PartId part) {
     const HyperWeight with = load(part) + level_.weight(v);
     const HyperWeight room = problem_.room_of(part);
     const auto ratio = [](std::int64_t held, std::int64_t may) {
@@ -58,11 +56,11 @@ class Packing {
     return std::max(ratio(with.compute, room.compute), ratio(with.data, room.data));
   }
 
-  bool place(std::int32_t v) {
-    std::int32_t best = 0;
+  bool place(VertexId v) {
+    PartId best{0};
     double best_overload = -1;
     double best_fill = 0;
-    for (std::int32_t p = 0; p < problem_.num_parts; ++p) {
+    for (const PartId p : problem_.parts()) {
       const double overload =
           problem_.overload(p, load(p) + level_.weight(v)) - problem_.overload(p, load(p));
       if (best_overload >= 0 && overload > best_overload) continue;
@@ -76,16 +74,16 @@ class Packing {
     return best_overload == 0;
   }
 
-  [[nodiscard]] bool same_part(std::int32_t a, std::int32_t b) {
+  [[nodiscard]] bool same_part(PartId a, PartId b) {
     return load(a) == load(b) && problem_.room_of(a) == problem_.room_of(b);
   }
 
   // Depth first over the vertices from `next` on; parts that look alike are tried once.
   bool search(std::size_t next) {
     if (next == free_.size()) return true;
-    const std::int32_t v = free_[next];
-    std::vector<std::pair<double, std::int32_t>> order;
-    for (std::int32_t p = 0; p < problem_.num_parts; ++p) {
+    const VertexId v = free_[next];
+    std::vector<std::pair<double, PartId>> order;
+    for (const PartId p : problem_.parts()) {
       if (--steps_left_ < 0) return false;
       if (!fits(load(p) + level_.weight(v), problem_.room_of(p))) continue;
       const double filled = fill(v, p);
@@ -107,15 +105,15 @@ class Packing {
 
   const HyperLevel& level_;
   const HyperProblem& problem_;
-  std::vector<std::int32_t> parts_;
-  std::vector<HyperWeight> load_;
-  std::vector<std::int32_t> free_;  // heaviest first
+  IdVector<VertexId, PartId> parts_;
+  IdVector<PartId, HyperWeight> load_;
+  std::vector<VertexId> free_;  // heaviest first
   std::int64_t steps_left_ = kSearchSteps;
 };
 
 }  // namespace
 
-std::vector<std::int32_t> pack(const HyperLevel& level, const HyperProblem& problem) {
+IdVector<VertexId, PartId> pack(const HyperLevel& level, const HyperProblem& problem) {
   return Packing(level, problem).run();
 }
 

@@ -13,11 +13,11 @@
 
 namespace contextile {
 
-// Sides of a level's vertices, 0 or 1; fixed vertices stay. `problem` has two parts. Passes until
-// one finds nothing. Never ends with more overload, nor with the same and a larger cut. O(pins ·
-// log) a pass. Returns whether anything changed.
+// `sides` has the part, 0 or 1, of every vertex; fixed vertices stay. `problem` has two parts.
+// Passes until one finds nothing. Never ends with more overload, nor with the same and a larger
+// cut. O(pins · log) a pass. Returns whether anything changed.
 bool refine_pair(const HyperLevel& level, const HyperProblem& problem,
-                 std::vector<std::int32_t>& sides, FastRandom& random);
+                 IdVector<VertexId, PartId>& sides, FastRandom& random);
 
 // The same between all pairs of parts that share much, round after round while they change. Never
 // raises (overload, score).

@@ -20,23 +20,21 @@ class PairwiseRefinement {
       : state_(state),
         level_(state.level()),
         random_(seed),
-        members_(static_cast<std::size_t>(state.problem().num_parts)),
-        net_number_(static_cast<std::size_t>(level_.graph.num_nets()), -1) {
-    for (std::int32_t v = 0; v < level_.num_vertices(); ++v) members(state.part(v)).push_back(v);
+        members_(state.problem().parts()),
+        net_number_(level_.graph.nets()) {
+    for (const VertexId v : level_.vertices()) members_[state.part(v)].push_back(v);
   }
 
   void run() {
-    const auto num_parts = static_cast<std::size_t>(state_.problem().num_parts);
-    std::vector<bool> active(num_parts, true);
+    const IdRange<PartId> parts = state_.problem().parts();
+    IdVector<PartId, bool> active(parts, true);
     for (int round = 0; round < kMaxRounds; ++round) {
-      std::vector<bool> changed(num_parts, false);
+      IdVector<PartId, bool> changed(parts, false);
       bool any = false;
       for (const auto& [a, b] : pairs()) {
-        const auto i = static_cast<std::size_t>(a);
-        const auto j = static_cast<std::size_t>(b);
-        if (!active[i] && !active[j]) continue;
+        if (!active[a] && !active[b]) continue;
         if (!refine(a, b)) continue;
-        changed[i] = changed[j] = any = true;
+        changed[a] = changed[b] = any = true;
       }
       if (!any) return;
       active = std::move(changed);
@@ -44,101 +42,95 @@ class PairwiseRefinement {
   }
 
  private:
-  [[nodiscard]] std::vector<std::int32_t>& members(std::int32_t part) {
-    return members_[static_cast<std::size_t>(part)];
-  }
+  // Vertices of the level by their id in a pair's own.
+  using Members = IdVector<VertexId, VertexId>;
 
   // Parts that share cut nets, every part with its heaviest partners; in random order.
-  [[nodiscard]] std::vector<std::pair<std::int32_t, std::int32_t>> pairs() {
-    const std::int32_t num_parts = state_.problem().num_parts;
-    std::vector<std::vector<std::int32_t>> nets(static_cast<std::size_t>(num_parts));
-    for (std::int32_t e = 0; e < level_.graph.num_nets(); ++e) {
+  [[nodiscard]] std::vector<std::pair<PartId, PartId>> pairs() {
+    const IdRange<PartId> parts = state_.problem().parts();
+    IdVector<PartId, std::vector<NetId>> nets(parts);
+    for (const NetId e : level_.graph.nets()) {
       const std::int32_t lambda = state_.counts().lambda(e);
       if (lambda < 2 || lambda > kLargestLambda) continue;
-      state_.counts().for_each_part(
-          e, [&](std::int32_t p) { nets[static_cast<std::size_t>(p)].push_back(e); });
+      state_.counts().for_each_part(e, [&](PartId p) { nets[p].push_back(e); });
     }
-    std::vector<std::pair<std::int32_t, std::int32_t>> found;
-    std::vector<std::int64_t> shared(static_cast<std::size_t>(num_parts), 0);
-    std::vector<std::int32_t> partners;
-    for (std::int32_t p = 0; p < num_parts; ++p) {
+    std::vector<std::pair<PartId, PartId>> found;
+    IdVector<PartId, std::int64_t> shared(parts, 0);
+    std::vector<PartId> partners;
+    for (const PartId p : parts) {
       partners.clear();
-      for (const std::int32_t e : nets[static_cast<std::size_t>(p)]) {
-        state_.counts().for_each_part(e, [&](std::int32_t q) {
+      for (const NetId e : nets[p]) {
+        state_.counts().for_each_part(e, [&](PartId q) {
           if (q == p) return;
-          if (shared[static_cast<std::size_t>(q)] == 0) partners.push_back(q);
-          shared[static_cast<std::size_t>(q)] += level_.net_weight(e);
+          if (shared[q] == 0) partners.push_back(q);
+          shared[q] += level_.net_weight(e);
         });
       }
-      std::sort(partners.begin(), partners.end(), [&](std::int32_t a, std::int32_t b) {
-        return std::pair(-shared[static_cast<std::size_t>(a)], a) <
-               std::pair(-shared[static_cast<std::size_t>(b)], b);
+      std::sort(partners.begin(), partners.end(), [&](PartId a, PartId b) {
+        return std::pair(-shared[a], a) < std::pair(-shared[b], b);
       });
       for (std::size_t i = 0; i < partners.size(); ++i) {
         if (i < kMostPartners) found.emplace_back(std::minmax(p, partners[i]));
-        shared[static_cast<std::size_t>(partners[i])] = 0;
+        shared[partners[i]] = 0;
       }
     }
     std::sort(found.begin(), found.end());
     found.erase(std::unique(found.begin(), found.end()), found.end());
-    for (std::size_t i = found.size(); i > 1; --i) {
-      const auto j = static_cast<std::size_t>(random_.below(static_cast<std::int32_t>(i)));
-      std::swap(found[i - 1], found[j]);
-    }
+    random_.shuffle(found);
     return found;
   }
 
   // The vertices of two parts, and of their nets what lies in them.
-  [[nodiscard]] HyperLevel level_of(std::int32_t a, std::int32_t b,
-                                    const std::vector<std::int32_t>& vertices) {
+  [[nodiscard]] HyperLevel level_of(PartId a, PartId b, const Members& vertices) {
     HyperLevel pair;
-    std::vector<std::int32_t> nets;
+    IdVector<NetId, NetId> nets;
     pair.vertex_offsets.push_back(0);
-    for (const std::int32_t v : vertices) {
+    for (const VertexId v : vertices) {
       pair.graph.vertex_weights.push_back(level_.weight(v));
-      pair.fixed.push_back(level_.fixed[static_cast<std::size_t>(v)]);
-      for (const std::int32_t e : level_.nets_of(v)) {
-        std::int32_t& number = net_number_[static_cast<std::size_t>(e)];
-        if (number == -1) {
+      pair.fixed.push_back(level_.fixed[v]);
+      for (const NetId e : level_.nets_of(v)) {
+        NetId& number = net_number_[e];
+        if (number == kUnseen) {
           const std::int32_t pins = state_.counts().count(e, a) + state_.counts().count(e, b);
-          number = pins < 2 ? -2 : static_cast<std::int32_t>(nets.size());
           if (pins < 2) {
+            number = kLonely;
             lonely_.push_back(e);
             continue;
           }
-          nets.push_back(e);
+          number = nets.push_back(e);
           pair.graph.net_offsets.push_back(pair.graph.net_offsets.back() + pins);
           pair.graph.net_weights.push_back(level_.net_weight(e));
         }
-        if (number >= 0) pair.nets.push_back(number);
+        if (number.valid()) pair.nets.push_back(number);
       }
       pair.vertex_offsets.push_back(static_cast<std::int64_t>(pair.nets.size()));
     }
     pair.graph.pins.resize(pair.nets.size());
-    std::vector<std::int64_t> next(pair.graph.net_offsets.begin(),
-                                   pair.graph.net_offsets.end() - 1);
-    for (std::int32_t i = 0; i < pair.num_vertices(); ++i) {
-      for (const std::int32_t e : pair.nets_of(i)) {
-        pair.graph.pins[static_cast<std::size_t>(next[static_cast<std::size_t>(e)]++)] = i;
+    IdVector<NetId, std::int64_t> next(
+        std::vector(pair.graph.net_offsets.begin(), pair.graph.net_offsets.end() - 1));
+    for (const VertexId i : pair.vertices()) {
+      for (const NetId e : pair.nets_of(i)) {
+        pair.graph.pins[static_cast<std::size_t>(next[e]++)] = i;
       }
     }
-    for (const std::int32_t e : nets) net_number_[static_cast<std::size_t>(e)] = -1;
-    for (const std::int32_t e : lonely_) net_number_[static_cast<std::size_t>(e)] = -1;
+    for (const NetId e : nets) net_number_[e] = kUnseen;
+    for (const NetId e : lonely_) net_number_[e] = kUnseen;
     lonely_.clear();
     return pair;
   }
 
-  bool refine(std::int32_t a, std::int32_t b) {
-    std::vector<std::int32_t> vertices = members(a);
-    vertices.insert(vertices.end(), members(b).begin(), members(b).end());
+  bool refine(PartId a, PartId b) {
+    std::vector<VertexId> both = members_[a];
+    both.insert(both.end(), members_[b].begin(), members_[b].end());
+    const Members vertices(std::move(both));
     const HyperLevel pair = level_of(a, b, vertices);
     HyperProblem problem;
     problem.num_parts = 2;
     problem.capacity = {state_.problem().room_of(a), state_.problem().room_of(b)};
     problem.per_compute = state_.problem().per_compute;
     problem.per_data = state_.problem().per_data;
-    std::vector<std::int32_t> sides(vertices.size(), 0);
-    std::fill(sides.begin() + static_cast<std::ptrdiff_t>(members(a).size()), sides.end(), 1);
+    const IdVector<VertexId, PartId> given = sides_now(a, vertices);
+    IdVector<VertexId, PartId> sides = given;
     if (!refine_pair(pair, problem, sides, random_)) return false;
     const double before = state_.score();
     const double overload = state_.overload();
@@ -148,33 +140,36 @@ class PairwiseRefinement {
       return true;
     }
     // Less connectivity, but a busier busiest part.
-    std::vector<std::int32_t> back(vertices.size());
-    const auto first = static_cast<std::ptrdiff_t>(size_before_);
-    std::fill(back.begin(), back.begin() + first, 0);
-    std::fill(back.begin() + first, back.end(), 1);
-    apply(a, b, vertices, back);
+    apply(a, b, vertices, given);
     return false;
   }
 
-  void apply(std::int32_t a, std::int32_t b, const std::vector<std::int32_t>& vertices,
-             const std::vector<std::int32_t>& sides) {
-    size_before_ = members(a).size();
-    members(a).clear();
-    members(b).clear();
-    for (std::size_t i = 0; i < vertices.size(); ++i) {
-      const std::int32_t part = sides[i] == 0 ? a : b;
+  // Part 0 of the pair's two is a, part 1 is b.
+  [[nodiscard]] IdVector<VertexId, PartId> sides_now(PartId a, const Members& vertices) const {
+    IdVector<VertexId, PartId> sides;
+    for (const VertexId v : vertices) sides.push_back(PartId{state_.part(v) == a ? 0 : 1});
+    return sides;
+  }
+
+  void apply(PartId a, PartId b, const Members& vertices, const IdVector<VertexId, PartId>& sides) {
+    members_[a].clear();
+    members_[b].clear();
+    for (const VertexId i : vertices.ids()) {
+      const PartId part = sides[i] == PartId{0} ? a : b;
       state_.move(vertices[i], part);
-      members(part).push_back(vertices[i]);
+      members_[part].push_back(vertices[i]);
     }
   }
 
   HyperState& state_;
   const HyperLevel& level_;
   FastRandom random_;
-  std::vector<std::vector<std::int32_t>> members_;  // vertices of every part
-  std::vector<std::int32_t> net_number_;  // scratch: of a net in the pair at hand, -1; -2: one pin
-  std::vector<std::int32_t> lonely_;      // scratch: nets with one pin in the pair
-  std::size_t size_before_ = 0;
+  IdVector<PartId, std::vector<VertexId>> members_;
+  // Scratch: of every net, its id in the pair at hand, or one of these.
+  static constexpr NetId kUnseen{-1};
+  static constexpr NetId kLonely{-2};  // one pin in the pair
+  IdVector<NetId, NetId> net_number_;
+  std::vector<NetId> lonely_;  // scratch: nets with one pin in the pair
 };
 
 }  // namespace

@@ -50,7 +50,7 @@ std::int64_t coarse_target(std::int32_t num_parts) {
 }
 
 struct Candidate {
-  std::vector<std::int32_t> parts;
+  IdVector<VertexId, PartId> parts;
   double overload = 0;
   double objective = 0;
 
@@ -130,7 +130,7 @@ class Multilevel {
       const std::uint64_t seed = spec_.seed + static_cast<std::uint64_t>(index);
       HyperState state(coarsest, problem_,
                        bisect_recursively(coarsest, problem_, spec_.effort, seed));
-      candidates[static_cast<std::size_t>(index)] = improved(
+      candidates[index] = improved(
           state, {.steps = scaled_steps(spec_.effort, kStartSteps, kLeastStartSteps, coarsest),
                   .first_temperature = kCycleTemperature,
                   .last_temperature = kLastTemperature,
@@ -181,9 +181,8 @@ HyperProblem problem_of(const Hypergraph& hypergraph, const HypergraphSpec& spec
 HypergraphPartition partition_hypergraph(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
   check_hypergraph(hypergraph);
   const HyperProblem problem = problem_of(hypergraph, spec);
-  const auto num_vertices = static_cast<std::size_t>(hypergraph.num_vertices());
-  if (num_vertices == 0 || spec.num_parts == 1) {
-    return {std::vector<std::int32_t>(num_vertices, 0)};
+  if (hypergraph.num_vertices() == 0 || spec.num_parts == 1) {
+    return {IdVector<VertexId, PartId>(hypergraph.vertices(), PartId{0})};
   }
   const Multilevel multilevel(problem, spec);
   HyperLevel finest = finest_level(hypergraph, spec);

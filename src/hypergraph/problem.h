@@ -26,15 +26,14 @@ void check_spec(const Hypergraph& hypergraph, const HypergraphSpec& spec);
 
 struct HyperProblem {
   std::int32_t num_parts = 1;
-  std::vector<HyperWeight> capacity;  // of every part
+  IdVector<PartId, HyperWeight> capacity;
   double traffic_weight = 0;
   // One over a part's fair share: makes the two dimensions comparable.
   double per_compute = 0;
   double per_data = 0;
 
-  [[nodiscard]] HyperWeight room_of(std::int32_t part) const {
-    return capacity[static_cast<std::size_t>(part)];
-  }
+  [[nodiscard]] IdRange<PartId> parts() const { return IdRange<PartId>(num_parts); }
+  [[nodiscard]] HyperWeight room_of(PartId part) const { return capacity[part]; }
   // A weight in fair shares, the larger of the two dimensions.
   [[nodiscard]] double share(HyperWeight weight) const {
     return std::max(per_compute * static_cast<double>(weight.compute),
@@ -42,7 +41,7 @@ struct HyperProblem {
   }
   // How far a part that holds `weight` is above its capacity, in fair shares; exactly 0 when it
   // fits.
-  [[nodiscard]] double overload(std::int32_t part, HyperWeight weight) const {
+  [[nodiscard]] double overload(PartId part, HyperWeight weight) const {
     const HyperWeight room = room_of(part);
     double excess = 0;
     if (weight.compute > room.compute) {

@@ -1,7 +1,6 @@
 #include "hypergraph/starts.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/fast_random.h"
@@ -15,33 +14,35 @@ namespace {
 constexpr std::size_t kLargestFollowedNet = 1000;
 constexpr int kSampledParts = 32;
 
+std::vector<VertexId> in_order(const HyperLevel& level) {
+  std::vector<VertexId> order;
+  order.reserve(level.vertices().size());
+  for (const VertexId v : level.vertices()) order.push_back(v);
+  return order;
+}
+
 // All vertices, breadth first along nets from random ones.
-std::vector<std::int32_t> neighbour_order(const HyperLevel& level, FastRandom& random) {
-  const auto num_vertices = static_cast<std::size_t>(level.num_vertices());
-  std::vector<std::int32_t> roots(num_vertices);
-  std::iota(roots.begin(), roots.end(), 0);
-  for (std::size_t i = num_vertices; i > 1; --i) {
-    std::swap(roots[i - 1],
-              roots[static_cast<std::size_t>(random.below(static_cast<std::int32_t>(i)))]);
-  }
-  std::vector<bool> seen(num_vertices, false);
-  std::vector<bool> followed(static_cast<std::size_t>(level.graph.num_nets()), false);
-  std::vector<std::int32_t> order;
-  order.reserve(num_vertices);
-  const auto reach = [&](std::int32_t v) {
-    if (seen[static_cast<std::size_t>(v)]) return;
-    seen[static_cast<std::size_t>(v)] = true;
+std::vector<VertexId> neighbour_order(const HyperLevel& level, FastRandom& random) {
+  std::vector<VertexId> roots = in_order(level);
+  random.shuffle(roots);
+  IdVector<VertexId, bool> seen(level.vertices(), false);
+  IdVector<NetId, bool> followed(level.graph.nets(), false);
+  std::vector<VertexId> order;
+  order.reserve(roots.size());
+  const auto reach = [&](VertexId v) {
+    if (seen[v]) return;
+    seen[v] = true;
     order.push_back(v);
   };
-  for (const std::int32_t root : roots) {
+  for (const VertexId root : roots) {
     std::size_t next = order.size();
     reach(root);
     for (; next < order.size(); ++next) {
-      for (const std::int32_t e : level.nets_of(order[next])) {
+      for (const NetId e : level.nets_of(order[next])) {
         const auto pins = level.graph.pins_of(e);
-        if (followed[static_cast<std::size_t>(e)] || pins.size() > kLargestFollowedNet) continue;
-        followed[static_cast<std::size_t>(e)] = true;
-        for (const std::int32_t u : pins) reach(u);
+        if (followed[e] || pins.size() > kLargestFollowedNet) continue;
+        followed[e] = true;
+        for (const VertexId u : pins) reach(u);
       }
     }
   }
@@ -49,24 +50,23 @@ std::vector<std::int32_t> neighbour_order(const HyperLevel& level, FastRandom& r
 }
 
 // Parts get equal stretches of the order, measured in the mean of both dimensions.
-std::vector<std::int32_t> fill_in_order(const HyperLevel& level, const HyperProblem& problem,
-                                        std::span<const std::int32_t> order) {
-  const auto size = [&](std::int32_t v) {
+IdVector<VertexId, PartId> fill_in_order(const HyperLevel& level, const HyperProblem& problem,
+                                         std::span<const VertexId> order) {
+  const auto size = [&](VertexId v) {
     const HyperWeight weight = level.weight(v);
     return problem.per_compute * static_cast<double>(weight.compute) +
            problem.per_data * static_cast<double>(weight.data);
   };
   double total = 0;
-  for (const std::int32_t v : order) total += level.movable(v) ? size(v) : 0;
-  std::vector<std::int32_t> parts = level.fixed;
+  for (const VertexId v : order) total += level.movable(v) ? size(v) : 0;
+  IdVector<VertexId, PartId> parts = level.fixed;
   double filled = 0;
-  for (const std::int32_t v : order) {
+  for (const VertexId v : order) {
     if (!level.movable(v)) continue;
     const double middle = filled + size(v) / 2;
     filled += size(v);
     const double place = total > 0 ? middle / total * problem.num_parts : 0;
-    parts[static_cast<std::size_t>(v)] =
-        std::min(problem.num_parts - 1, static_cast<std::int32_t>(place));
+    parts[v] = PartId{std::min(problem.num_parts - 1, static_cast<std::int32_t>(place))};
   }
   return parts;
 }
@@ -80,43 +80,43 @@ class Growing {
         random_(random),
         counts_(level.graph, problem.num_parts),
         parts_(level.fixed),
-        load_(static_cast<std::size_t>(problem.num_parts)),
-        shared_(static_cast<std::size_t>(problem.num_parts), 0) {}
+        load_(problem.parts()),
+        shared_(problem.parts(), 0) {}
 
-  std::vector<std::int32_t> run() {
-    for (std::int32_t v = 0; v < level_.num_vertices(); ++v) {
-      if (!level_.movable(v)) put(v, parts_[static_cast<std::size_t>(v)]);
+  IdVector<VertexId, PartId> run() {
+    for (const VertexId v : level_.vertices()) {
+      if (!level_.movable(v)) put(v, parts_[v]);
     }
-    for (const std::int32_t v : neighbour_order(level_, random_)) {
+    for (const VertexId v : neighbour_order(level_, random_)) {
       if (!level_.movable(v)) continue;
-      const std::int32_t part = nearest_part(v);
-      put(v, part >= 0 ? part : emptiest_part(v));
+      const PartId part = nearest_part(v);
+      put(v, part.valid() ? part : emptiest_part(v));
     }
     return parts_;
   }
 
  private:
-  void put(std::int32_t v, std::int32_t part) {
-    parts_[static_cast<std::size_t>(v)] = part;
-    HyperWeight& load = load_[static_cast<std::size_t>(part)];
+  void put(VertexId v, PartId part) {
+    parts_[v] = part;
+    HyperWeight& load = load_[part];
     load = load + level_.weight(v);
-    for (const std::int32_t e : level_.nets_of(v)) counts_.add(e, part);
+    for (const NetId e : level_.nets_of(v)) counts_.add(e, part);
   }
 
-  std::int32_t nearest_part(std::int32_t v) {
+  PartId nearest_part(VertexId v) {
     touched_.clear();
-    for (const std::int32_t e : level_.nets_of(v)) {
-      counts_.for_each_part(e, [&](std::int32_t p) {
-        std::int64_t& shared = shared_[static_cast<std::size_t>(p)];
+    for (const NetId e : level_.nets_of(v)) {
+      counts_.for_each_part(e, [&](PartId p) {
+        std::int64_t& shared = shared_[p];
         if (shared == 0) touched_.push_back(p);
         shared += level_.net_weight(e);
       });
     }
-    std::int32_t best = -1;
+    PartId best;
     std::int64_t most = 0;
-    for (const std::int32_t p : touched_) {
-      const std::int64_t shared = std::exchange(shared_[static_cast<std::size_t>(p)], 0);
-      const HyperWeight with = load_[static_cast<std::size_t>(p)] + level_.weight(v);
+    for (const PartId p : touched_) {
+      const std::int64_t shared = std::exchange(shared_[p], 0);
+      const HyperWeight with = load_[p] + level_.weight(v);
       if (shared <= most || !fits(with, problem_.room_of(p))) continue;
       best = p;
       most = shared;
@@ -124,15 +124,15 @@ class Growing {
     return best;
   }
 
-  std::int32_t emptiest_part(std::int32_t v) {
+  PartId emptiest_part(VertexId v) {
     const bool all = problem_.num_parts <= kSampledParts;
-    std::int32_t best = -1;
+    PartId best;
     std::pair<double, double> best_rank;
     for (std::int32_t i = 0; i < std::min(problem_.num_parts, kSampledParts); ++i) {
-      const std::int32_t p = all ? i : random_.below(problem_.num_parts);
-      const HyperWeight with = load_[static_cast<std::size_t>(p)] + level_.weight(v);
+      const PartId p{all ? i : random_.below(problem_.num_parts)};
+      const HyperWeight with = load_[p] + level_.weight(v);
       const std::pair rank = {problem_.overload(p, with), problem_.share(with)};
-      if (best >= 0 && rank >= best_rank) continue;
+      if (best.valid() && rank >= best_rank) continue;
       best = p;
       best_rank = rank;
     }
@@ -143,33 +143,33 @@ class Growing {
   const HyperProblem& problem_;
   FastRandom& random_;
   NetCounts counts_;
-  std::vector<std::int32_t> parts_;
-  std::vector<HyperWeight> load_;
-  std::vector<std::int64_t> shared_;
-  std::vector<std::int32_t> touched_;
+  IdVector<VertexId, PartId> parts_;
+  IdVector<PartId, HyperWeight> load_;
+  IdVector<PartId, std::int64_t> shared_;
+  std::vector<PartId> touched_;
 };
 
 }  // namespace
 
-std::vector<std::int32_t> make_start(const HyperLevel& level, const HyperProblem& problem,
-                                     std::int32_t index, std::uint64_t seed) {
-  FastRandom random(seed + static_cast<std::uint64_t>(index));
-  switch (index % 4) {
-    case 0:
+IdVector<VertexId, PartId> make_start(const HyperLevel& level, const HyperProblem& problem,
+                                      StartKind kind, std::uint64_t seed) {
+  FastRandom random(seed + static_cast<std::uint64_t>(kind));
+  switch (kind) {
+    case StartKind::kGrowing:
       return Growing(level, problem, random).run();
-    case 1:
+    case StartKind::kPacking:
       return pack(level, problem);
-    case 2:
+    case StartKind::kNeighbourOrder:
       return fill_in_order(level, problem, neighbour_order(level, random));
-    default: {
-      std::vector<std::int32_t> order(static_cast<std::size_t>(level.num_vertices()));
-      std::iota(order.begin(), order.end(), 0);
+    case StartKind::kVertexOrder: {
+      std::vector<VertexId> order = in_order(level);
       std::rotate(order.begin(),
                   order.begin() + (order.empty() ? 0 : random.below(level.num_vertices())),
                   order.end());
       return fill_in_order(level, problem, order);
     }
   }
+  return level.fixed;  // no other kind
 }
 
 }  // namespace contextile

@@ -2,18 +2,22 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "hypergraph/level.h"
 #include "hypergraph/problem.h"
 
 namespace contextile {
 
-// The start of that index: a packing, a greedy growing, and fillings in neighbour and in vertex
-// order take turns, each time from another random place. It may exceed capacities. Fixed vertices
-// are where they belong. Deterministic by index and seed.
-[[nodiscard]] std::vector<std::int32_t> make_start(const HyperLevel& level,
-                                                   const HyperProblem& problem, std::int32_t index,
-                                                   std::uint64_t seed);
+enum class StartKind : std::uint8_t {
+  kGrowing,         // vertices in neighbour order go where most of their nets already are
+  kPacking,         // heaviest first, nets aside
+  kNeighbourOrder,  // parts get equal stretches of the vertices, breadth first along nets
+  kVertexOrder,     // parts get equal stretches of the vertices by number, from a random one on
+};
+
+// It may exceed capacities. Fixed vertices are where they belong. Deterministic by kind and seed.
+[[nodiscard]] IdVector<VertexId, PartId> make_start(const HyperLevel& level,
+                                                    const HyperProblem& problem, StartKind kind,
+                                                    std::uint64_t seed);
 
 }  // namespace contextile

@@ -16,12 +16,11 @@ bool is_dense(std::size_t num_pins, std::int32_t num_parts) {
 }  // namespace
 
 NetCounts::NetCounts(const Hypergraph& graph, std::int32_t num_parts) : num_parts_(num_parts) {
-  const auto num_nets = static_cast<std::size_t>(graph.num_nets());
-  offsets_.resize(num_nets);
-  lambda_.assign(num_nets, 0);
+  offsets_.resize(graph.nets());
+  lambda_.assign(graph.nets(), 0);
   std::size_t cells = 0;
-  for (std::size_t e = 0; e < num_nets; ++e) {
-    const std::size_t num_pins = graph.pins_of(static_cast<std::int32_t>(e)).size();
+  for (const NetId e : graph.nets()) {
+    const std::size_t num_pins = graph.pins_of(e).size();
     const bool dense = is_dense(num_pins, num_parts);
     offsets_[e] = static_cast<std::int64_t>(2 * cells + (dense ? 1 : 0));
     cells += dense ? static_cast<std::size_t>(num_parts) : 2 * num_pins;
@@ -29,33 +28,33 @@ NetCounts::NetCounts(const Hypergraph& graph, std::int32_t num_parts) : num_part
   data_.assign(cells, 0);
 }
 
-void NetCounts::add(std::int32_t net, std::int32_t part) {
+void NetCounts::add(NetId net, PartId part) {
   const Cells cells = cells_of(net);
-  std::int32_t& lambda = lambda_[static_cast<std::size_t>(net)];
+  std::int32_t& lambda = lambda_[net];
   if (cells.dense) {
-    if (data_[cells.begin + static_cast<std::size_t>(part)]++ == 0) ++lambda;
+    if (data_[cells.begin + part.index()]++ == 0) ++lambda;
     return;
   }
   const std::size_t end = cells.begin + 2 * cells.touched;
   for (std::size_t i = cells.begin; i < end; i += 2) {
-    if (data_[i] != part) continue;
+    if (data_[i] != part.value) continue;
     ++data_[i + 1];
     return;
   }
-  data_[end] = part;
+  data_[end] = part.value;
   data_[end + 1] = 1;
   ++lambda;
 }
 
-void NetCounts::remove(std::int32_t net, std::int32_t part) {
+void NetCounts::remove(NetId net, PartId part) {
   const Cells cells = cells_of(net);
-  std::int32_t& lambda = lambda_[static_cast<std::size_t>(net)];
+  std::int32_t& lambda = lambda_[net];
   if (cells.dense) {
-    if (--data_[cells.begin + static_cast<std::size_t>(part)] == 0) --lambda;
+    if (--data_[cells.begin + part.index()] == 0) --lambda;
     return;
   }
   std::size_t i = cells.begin;
-  while (data_[i] != part) i += 2;
+  while (data_[i] != part.value) i += 2;
   if (--data_[i + 1] > 0) return;
   const std::size_t last = cells.begin + 2 * (cells.touched - 1);
   data_[i] = data_[last];
@@ -63,17 +62,17 @@ void NetCounts::remove(std::int32_t net, std::int32_t part) {
   --lambda;
 }
 
-void Affinity::measure(const HyperState& state, std::int32_t vertex) {
-  for (const std::int32_t p : parts_) shared_[static_cast<std::size_t>(p)] = 0;
+void Affinity::measure(const HyperState& state, VertexId vertex) {
+  for (const PartId p : parts_) shared_[p] = 0;
   parts_.clear();
   cost_of_strange_part_ = 0;
-  const std::int32_t from = state.part(vertex);
-  for (const std::int32_t e : state.level().nets_of(vertex)) {
+  const PartId from = state.part(vertex);
+  for (const NetId e : state.level().nets_of(vertex)) {
     const std::int64_t weight = state.level().net_weight(e);
     if (state.counts().count(e, from) > 1) cost_of_strange_part_ += weight;
     if (state.counts().lambda(e) == 1) continue;
-    state.counts().for_each_part(e, [&](std::int32_t p) {
-      std::int64_t& shared = shared_[static_cast<std::size_t>(p)];
+    state.counts().for_each_part(e, [&](PartId p) {
+      std::int64_t& shared = shared_[p];
       if (shared == 0) parts_.push_back(p);
       shared += weight;
     });
@@ -81,26 +80,25 @@ void Affinity::measure(const HyperState& state, std::int32_t vertex) {
 }
 
 HyperState::HyperState(const HyperLevel& level, const HyperProblem& problem,
-                       std::vector<std::int32_t> parts)
+                       IdVector<VertexId, PartId> parts)
     : level_(&level),
       problem_(&problem),
       parts_(std::move(parts)),
       counts_(level.graph, problem.num_parts),
-      weights_(static_cast<std::size_t>(problem.num_parts)),
-      traffic_(static_cast<std::size_t>(problem.num_parts), 0) {
-  for (std::int32_t v = 0; v < level.num_vertices(); ++v) {
-    HyperWeight& weight = weights_[static_cast<std::size_t>(part(v))];
+      weights_(problem.parts()),
+      traffic_(problem.parts(), 0) {
+  for (const VertexId v : level.vertices()) {
+    HyperWeight& weight = weights_[part(v)];
     weight = weight + level.weight(v);
   }
   double traffic_sum = 0;
-  for (std::int32_t e = 0; e < level.graph.num_nets(); ++e) {
-    for (const std::int32_t v : level.graph.pins_of(e)) counts_.add(e, part(v));
+  for (const NetId e : level.graph.nets()) {
+    for (const VertexId v : level.graph.pins_of(e)) counts_.add(e, part(v));
     const std::int32_t lambda = counts_.lambda(e);
     if (lambda < 2) continue;
     const std::int64_t weight = level.net_weight(e);
     connectivity_ += weight * (lambda - 1);
-    counts_.for_each_part(e,
-                          [&](std::int32_t p) { traffic_[static_cast<std::size_t>(p)] += weight; });
+    counts_.for_each_part(e, [&](PartId p) { traffic_[p] += weight; });
     traffic_sum += static_cast<double>(weight) * lambda;
   }
   per_mean_traffic_ = traffic_sum > 0 ? problem.num_parts / traffic_sum : 1;
@@ -128,19 +126,19 @@ double HyperState::objective() const {
 
 double HyperState::overload() const {
   double sum = 0;
-  for (std::int32_t p = 0; p < problem_->num_parts; ++p) {
+  for (const PartId p : problem_->parts()) {
     sum += problem_->overload(p, part_weight(p));
   }
   return sum;
 }
 
-HyperDelta HyperState::delta(std::int32_t vertex, std::int32_t to) const {
-  const std::int32_t from = part(vertex);
+HyperDelta HyperState::delta(VertexId vertex, PartId to) const {
+  const PartId from = part(vertex);
   if (from == to) return {};
   HyperDelta delta;
   std::int64_t traffic_from = 0;
   std::int64_t traffic_to = 0;
-  for (const std::int32_t e : level_->nets_of(vertex)) {
+  for (const NetId e : level_->nets_of(vertex)) {
     const bool leaves = counts_.count(e, from) == 1;
     const bool arrives = counts_.count(e, to) == 0;
     const std::int64_t weight = level_->net_weight(e);
@@ -161,12 +159,12 @@ HyperDelta HyperState::delta(std::int32_t vertex, std::int32_t to) const {
   return delta;
 }
 
-void HyperState::move(std::int32_t vertex, std::int32_t to) {
-  const std::int32_t from = part(vertex);
+void HyperState::move(VertexId vertex, PartId to) {
+  const PartId from = part(vertex);
   if (from == to) return;
-  std::int64_t& traffic_from = traffic_[static_cast<std::size_t>(from)];
-  std::int64_t& traffic_to = traffic_[static_cast<std::size_t>(to)];
-  for (const std::int32_t e : level_->nets_of(vertex)) {
+  std::int64_t& traffic_from = traffic_[from];
+  std::int64_t& traffic_to = traffic_[to];
+  for (const NetId e : level_->nets_of(vertex)) {
     const std::int64_t weight = level_->net_weight(e);
     const std::int32_t before = counts_.lambda(e);
     counts_.remove(e, from);
@@ -181,15 +179,15 @@ void HyperState::move(std::int32_t vertex, std::int32_t to) {
     connectivity_ += weight * (counts_.lambda(e) - before);
   }
   const HyperWeight weight = level_->weight(vertex);
-  HyperWeight& weight_from = weights_[static_cast<std::size_t>(from)];
-  HyperWeight& weight_to = weights_[static_cast<std::size_t>(to)];
+  HyperWeight& weight_from = weights_[from];
+  HyperWeight& weight_to = weights_[to];
   weight_from = weight_from - weight;
   weight_to = weight_to + weight;
-  parts_[static_cast<std::size_t>(vertex)] = to;
+  parts_[vertex] = to;
 }
 
-double HyperState::overload_delta(std::int32_t vertex, std::int32_t to) const {
-  const std::int32_t from = part(vertex);
+double HyperState::overload_delta(VertexId vertex, PartId to) const {
+  const PartId from = part(vertex);
   if (from == to) return 0;
   const HyperWeight weight = level_->weight(vertex);
   return problem_->overload(from, part_weight(from) - weight) -

@@ -18,30 +18,30 @@ class NetCounts {
   NetCounts(const Hypergraph& graph, std::int32_t num_parts);
 
   // Number of parts that hold a pin of the net.
-  [[nodiscard]] std::int32_t lambda(std::int32_t net) const {
-    return lambda_[static_cast<std::size_t>(net)];
-  }
-  [[nodiscard]] std::int32_t count(std::int32_t net, std::int32_t part) const {
+  [[nodiscard]] std::int32_t lambda(NetId net) const { return lambda_[net]; }
+  [[nodiscard]] std::int32_t count(NetId net, PartId part) const {
     const Cells cells = cells_of(net);
-    if (cells.dense) return data_[cells.begin + static_cast<std::size_t>(part)];
+    if (cells.dense) return data_[cells.begin + part.index()];
     for (std::size_t i = cells.begin; i < cells.begin + 2 * cells.touched; i += 2) {
-      if (data_[i] == part) return data_[i + 1];
+      if (data_[i] == part.value) return data_[i + 1];
     }
     return 0;
   }
-  void add(std::int32_t net, std::int32_t part);
-  void remove(std::int32_t net, std::int32_t part);  // the net must have a pin there
+  void add(NetId net, PartId part);
+  void remove(NetId net, PartId part);  // the net must have a pin there
 
   template <typename Visit>  // visit(part) for every part with a pin of the net
-  void for_each_part(std::int32_t net, Visit visit) const {
+  void for_each_part(NetId net, Visit visit) const {
     const Cells cells = cells_of(net);
     if (cells.dense) {
-      for (std::int32_t p = 0; p < num_parts_; ++p) {
-        if (data_[cells.begin + static_cast<std::size_t>(p)] > 0) visit(p);
+      for (const PartId p : IdRange<PartId>(num_parts_)) {
+        if (data_[cells.begin + p.index()] > 0) visit(p);
       }
       return;
     }
-    for (std::size_t i = cells.begin; i < cells.begin + 2 * cells.touched; i += 2) visit(data_[i]);
+    for (std::size_t i = cells.begin; i < cells.begin + 2 * cells.touched; i += 2) {
+      visit(PartId{data_[i]});
+    }
   }
 
  private:
@@ -50,15 +50,14 @@ class NetCounts {
     std::size_t touched;
     bool dense;
   };
-  [[nodiscard]] Cells cells_of(std::int32_t net) const {
-    const auto e = static_cast<std::size_t>(net);
-    return {static_cast<std::size_t>(offsets_[e] >> 1), static_cast<std::size_t>(lambda_[e]),
-            (offsets_[e] & 1) != 0};
+  [[nodiscard]] Cells cells_of(NetId net) const {
+    return {static_cast<std::size_t>(offsets_[net] >> 1), static_cast<std::size_t>(lambda_[net]),
+            (offsets_[net] & 1) != 0};
   }
 
   std::int32_t num_parts_;
-  std::vector<std::int64_t> offsets_;  // 2 · first cell + (1 when dense)
-  std::vector<std::int32_t> lambda_;
+  IdVector<NetId, std::int64_t> offsets_;  // 2 · first cell + (1 when dense)
+  IdVector<NetId, std::int32_t> lambda_;
   std::vector<std::int32_t> data_;  // dense: a count a part; else pairs of part and count
 };
 
@@ -76,19 +75,17 @@ class HyperState;
 // for the price of one walk over its nets.
 class Affinity {
  public:
-  explicit Affinity(std::int32_t num_parts) : shared_(static_cast<std::size_t>(num_parts), 0) {}
+  explicit Affinity(const HyperProblem& problem) : shared_(problem.parts(), 0) {}
 
-  void measure(const HyperState& state, std::int32_t vertex);
+  void measure(const HyperState& state, VertexId vertex);
   // The parts that share a cut net with the vertex last measured, its own may be among them.
-  [[nodiscard]] const std::vector<std::int32_t>& parts() const { return parts_; }
+  [[nodiscard]] const std::vector<PartId>& parts() const { return parts_; }
   // HyperDelta::connectivity of moving it to another part.
-  [[nodiscard]] std::int64_t cost(std::int32_t to) const {
-    return cost_of_strange_part_ - shared_[static_cast<std::size_t>(to)];
-  }
+  [[nodiscard]] std::int64_t cost(PartId to) const { return cost_of_strange_part_ - shared_[to]; }
 
  private:
-  std::vector<std::int64_t> shared_;  // weight of its nets that touch a part; 0 outside parts_
-  std::vector<std::int32_t> parts_;
+  IdVector<PartId, std::int64_t> shared_;  // weight of its nets that touch a part; 0 outside parts_
+  std::vector<PartId> parts_;
   std::int64_t cost_of_strange_part_ = 0;
 };
 
@@ -99,22 +96,17 @@ class Affinity {
 class HyperState {
  public:
   // Both must outlive the state. One part a vertex.
-  HyperState(const HyperLevel& level, const HyperProblem& problem, std::vector<std::int32_t> parts);
+  HyperState(const HyperLevel& level, const HyperProblem& problem,
+             IdVector<VertexId, PartId> parts);
 
   [[nodiscard]] const HyperLevel& level() const { return *level_; }
   [[nodiscard]] const HyperProblem& problem() const { return *problem_; }
-  [[nodiscard]] const std::vector<std::int32_t>& parts() const { return parts_; }
-  [[nodiscard]] std::int32_t part(std::int32_t vertex) const {
-    return parts_[static_cast<std::size_t>(vertex)];
-  }
-  [[nodiscard]] HyperWeight part_weight(std::int32_t part) const {
-    return weights_[static_cast<std::size_t>(part)];
-  }
+  [[nodiscard]] const IdVector<VertexId, PartId>& parts() const { return parts_; }
+  [[nodiscard]] PartId part(VertexId vertex) const { return parts_[vertex]; }
+  [[nodiscard]] HyperWeight part_weight(PartId part) const { return weights_[part]; }
   [[nodiscard]] const NetCounts& counts() const { return counts_; }
   [[nodiscard]] std::int64_t connectivity() const { return connectivity_; }
-  [[nodiscard]] std::int64_t traffic(std::int32_t part) const {
-    return traffic_[static_cast<std::size_t>(part)];
-  }
+  [[nodiscard]] std::int64_t traffic(PartId part) const { return traffic_[part]; }
 
   // Connectivity plus traffic penalty.
   [[nodiscard]] double score() const;
@@ -124,12 +116,12 @@ class HyperState {
   [[nodiscard]] double overload() const;
 
   // O(nets of the vertex) each, times the parts of nets that are small beside the number of parts.
-  [[nodiscard]] HyperDelta delta(std::int32_t vertex, std::int32_t to) const;
-  void move(std::int32_t vertex, std::int32_t to);
+  [[nodiscard]] HyperDelta delta(VertexId vertex, PartId to) const;
+  void move(VertexId vertex, PartId to);
   // Change of overload().
-  [[nodiscard]] double overload_delta(std::int32_t vertex, std::int32_t to) const;
+  [[nodiscard]] double overload_delta(VertexId vertex, PartId to) const;
   // Whether `to` still fits with the vertex in it.
-  [[nodiscard]] bool has_room(std::int32_t vertex, std::int32_t to) const {
+  [[nodiscard]] bool has_room(VertexId vertex, PartId to) const {
     return fits(part_weight(to) + level_->weight(vertex), problem_->room_of(to));
   }
 
@@ -138,10 +130,10 @@ class HyperState {
 
   const HyperLevel* level_;
   const HyperProblem* problem_;
-  std::vector<std::int32_t> parts_;
+  IdVector<VertexId, PartId> parts_;
   NetCounts counts_;
-  std::vector<HyperWeight> weights_;
-  std::vector<std::int64_t> traffic_;
+  IdVector<PartId, HyperWeight> weights_;
+  IdVector<PartId, std::int64_t> traffic_;
   std::int64_t connectivity_ = 0;
   double per_mean_traffic_ = 0;
 };

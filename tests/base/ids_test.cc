@@ -2,9 +2,11 @@
 
 #include <type_traits>
 #include <unordered_set>
+#include <vector>
 
 #include "base/check.h"
 #include "contextile/base.h"
+#include "contextile/id_vector.h"
 
 namespace contextile {
 namespace {
@@ -75,6 +77,29 @@ TEST(Check, ThrowsItsMessageOnlyWhenItFails) {
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(), "expected 1, found 2");
   }
+}
+
+template <typename V, typename I>
+concept IndexedBy = requires(V vector, I id) {
+  vector[id];
+};
+
+TEST(IdVector, IsIndexedByItsIds) {
+  IdVector<Rank, int> values(IdRange<Rank>(3), 7);
+  EXPECT_EQ(values.push_back(9), Rank{3});
+  values[Rank{1}] = 8;
+  std::vector<int> read;
+  for (const Rank rank : values.ids()) read.push_back(values[rank]);
+  EXPECT_EQ(read, (std::vector<int>{7, 8, 7, 9}));
+  EXPECT_EQ(values, (IdVector<Rank, int>{7, 8, 7, 9}));
+  static_assert(IndexedBy<IdVector<Rank, int>, Rank>);
+  static_assert(!IndexedBy<IdVector<Rank, int>, BlockId>);
+}
+
+TEST(IdVector, OfAnEmptyRangeHasNoIds) {
+  const IdVector<Rank, bool> none;
+  EXPECT_TRUE(none.empty());
+  EXPECT_TRUE(none.ids().begin() == none.ids().end());
 }
 
 }  // namespace

@@ -31,9 +31,10 @@ void expect_keeps_its_word(Search search) {
                            .eps_compute = 0.1,
                            .eps_data = 0.1,
                            .traffic_weight = seed % 3 == 0 ? 0.2 : 0};
-    spec.fixed.assign(120, -1);
-    for (std::size_t v = 0; v < 10; ++v)
-      spec.fixed[v] = static_cast<std::int32_t>(v) % spec.num_parts;
+    spec.fixed.resize(hypergraph.vertices());
+    for (const VertexId v : IdRange<VertexId>(10)) {
+      spec.fixed[v] = PartId{v.value % spec.num_parts};
+    }
     const HyperLevel level = finest_level(hypergraph, spec);
     const HyperProblem problem = problem_of(hypergraph, spec);
     HyperState state(level, problem, pack(level, problem));
@@ -48,7 +49,7 @@ void expect_keeps_its_word(Search search) {
     const HypergraphQuality quality = evaluate_hypergraph(hypergraph, spec, {state.parts()});
     EXPECT_EQ(quality.connectivity, state.connectivity());
     EXPECT_EQ(quality.feasible, state.overload() == 0);
-    for (std::size_t v = 0; v < 10; ++v) EXPECT_EQ(state.parts()[v], spec.fixed[v]);
+    for (const VertexId v : IdRange<VertexId>(10)) EXPECT_EQ(state.part(v), spec.fixed[v]);
   }
 }
 
@@ -71,8 +72,8 @@ TEST(RefineGreedily, LeavesNoMoveThatGains) {
   const HyperProblem problem = problem_of(hypergraph, spec);
   HyperState state(level, problem, random_parts(hypergraph, spec, random));
   refine_greedily(state, 1);
-  for (std::int32_t v = 0; v < 50; ++v) {
-    for (std::int32_t p = 0; p < 3; ++p) EXPECT_GE(state.delta(v, p).connectivity, 0);
+  for (const VertexId v : level.vertices()) {
+    for (const PartId p : problem.parts()) EXPECT_GE(state.delta(v, p).connectivity, 0);
   }
 }
 

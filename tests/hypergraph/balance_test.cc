@@ -40,12 +40,12 @@ TEST(Pack, FindsAPackingWheneverATinyInstanceHasOne) {
 TEST(Pack, LeavesFixedVerticesWhereTheyAre) {
   std::mt19937_64 random(1);
   const Hypergraph hypergraph = random_hypergraph({.vertices = 30}, random);
-  HypergraphSpec spec = {.num_parts = 4, .fixed = std::vector<std::int32_t>(30, -1)};
-  spec.fixed[3] = spec.fixed[4] = spec.fixed[5] = 2;
+  HypergraphSpec spec = {.num_parts = 4,
+                         .fixed = IdVector<VertexId, PartId>(hypergraph.vertices())};
+  const std::vector<VertexId> fixed = pins({3, 4, 5});
+  for (const VertexId v : fixed) spec.fixed[v] = PartId{2};
   const auto parts = pack(finest_level(hypergraph, spec), problem_of(hypergraph, spec));
-  EXPECT_EQ(parts[3], 2);
-  EXPECT_EQ(parts[4], 2);
-  EXPECT_EQ(parts[5], 2);
+  for (const VertexId v : fixed) EXPECT_EQ(parts[v], PartId{2});
 }
 
 TEST(Repair, EndsFeasibleFromAnywhereWhereTailsFillGaps) {
@@ -54,20 +54,21 @@ TEST(Repair, EndsFeasibleFromAnywhereWhereTailsFillGaps) {
     std::mt19937_64 random(seed);
     const Hypergraph hypergraph = random_hypergraph({.vertices = 200, .nets = 300}, random);
     HypergraphSpec spec = {.num_parts = 4 + static_cast<std::int32_t>(seed % 5)};
-    spec.fixed.assign(200, -1);
-    for (std::size_t v = 0; v < 20; ++v)
-      spec.fixed[v] = static_cast<std::int32_t>(v) % spec.num_parts;
+    spec.fixed.resize(hypergraph.vertices());
+    for (const VertexId v : IdRange<VertexId>(20)) {
+      spec.fixed[v] = PartId{v.value % spec.num_parts};
+    }
     const HyperLevel level = finest_level(hypergraph, spec);
     const HyperProblem problem = problem_of(hypergraph, spec);
     // Everything in one part is as far from balance as can be.
-    std::vector<std::int32_t> parts(200, 0);
+    IdVector<VertexId, PartId> parts(hypergraph.vertices(), PartId{0});
     if (seed % 2 == 0) parts = random_parts(hypergraph, spec, random);
-    for (std::size_t v = 0; v < 20; ++v) parts[v] = spec.fixed[v];
+    for (const VertexId v : IdRange<VertexId>(20)) parts[v] = spec.fixed[v];
     HyperState state(level, problem, parts);
     FastRandom fast(seed);
     EXPECT_TRUE(repair(state, fast));
     EXPECT_TRUE(evaluate_hypergraph(hypergraph, spec, {state.parts()}).feasible);
-    for (std::size_t v = 0; v < 20; ++v) EXPECT_EQ(state.parts()[v], spec.fixed[v]);
+    for (const VertexId v : IdRange<VertexId>(20)) EXPECT_EQ(state.part(v), spec.fixed[v]);
   }
 }
 
@@ -78,10 +79,10 @@ TEST(Repair, SwapsWhereNoMoveFits) {
   const HypergraphSpec spec = {.num_parts = 2, .capacities = {{10, 0}, {10, 0}}};
   const HyperLevel level = finest_level(hypergraph, spec);
   const HyperProblem problem = problem_of(hypergraph, spec);
-  HyperState state(level, problem, {0, 0, 1, 1});
+  HyperState state(level, problem, parts({0, 0, 1, 1}));
   FastRandom random(1);
   EXPECT_TRUE(repair(state, random));
-  EXPECT_EQ(state.part_weight(0), (HyperWeight{10, 0}));
+  EXPECT_EQ(state.part_weight(PartId{0}), (HyperWeight{10, 0}));
 }
 
 TEST(Repair, LowersAnOverloadItCannotRemove) {
@@ -90,11 +91,13 @@ TEST(Repair, LowersAnOverloadItCannotRemove) {
   const HypergraphSpec spec = {.num_parts = 2, .capacities = {{7, 0}, {7, 0}}};
   const HyperLevel level = finest_level(hypergraph, spec);
   const HyperProblem problem = problem_of(hypergraph, spec);
-  HyperState state(level, problem, {0, 0, 0});
+  HyperState state(level, problem, parts({0, 0, 0}));
   FastRandom random(1);
   EXPECT_FALSE(repair(state, random));
-  EXPECT_EQ(state.part_weight(0).compute + state.part_weight(1).compute, 15);
-  EXPECT_EQ(std::max(state.part_weight(0).compute, state.part_weight(1).compute), 9);
+  const std::int64_t first = state.part_weight(PartId{0}).compute;
+  const std::int64_t second = state.part_weight(PartId{1}).compute;
+  EXPECT_EQ(first + second, 15);
+  EXPECT_EQ(std::max(first, second), 9);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ std::string hgr_message(std::string_view text) {
 TEST(Hgr, ReadsTheFourFormatsOfHmetis) {
   const Hypergraph plain = parse_hgr("% two nets\n2 3\n1 2\n\n 3 1 2 \r\n", "f");
   EXPECT_THAT(plain.net_offsets, ElementsAre(0, 2, 5));
-  EXPECT_THAT(plain.pins, ElementsAre(0, 1, 2, 0, 1));
+  EXPECT_EQ(plain.pins, pins({0, 1, 2, 0, 1}));
   EXPECT_THAT(plain.net_weights, ElementsAre(1, 1));
   EXPECT_THAT(plain.vertex_weights,
               ElementsAre(HyperWeight{1, 0}, HyperWeight{1, 0}, HyperWeight{1, 0}));
@@ -32,7 +32,7 @@ TEST(Hgr, ReadsTheFourFormatsOfHmetis) {
 
   const Hypergraph nets = parse_hgr("2 3 1\n7 1 2\n8 3\n", "f");
   EXPECT_THAT(nets.net_weights, ElementsAre(7, 8));
-  EXPECT_THAT(nets.pins, ElementsAre(0, 1, 2));
+  EXPECT_EQ(nets.pins, pins({0, 1, 2}));
 
   const Hypergraph vertices = parse_hgr("1 2 10\n1 2\n5\n% between\n0\n", "f");
   EXPECT_THAT(vertices.vertex_weights, ElementsAre(HyperWeight{5, 0}, HyperWeight{0, 0}));
@@ -55,7 +55,7 @@ TEST(Hgr, SurvivesBeingWrittenAndRead) {
     shape.vertices = 1 + static_cast<std::int32_t>(random() % 30);
     shape.nets = static_cast<std::int32_t>(random() % 40);
     Hypergraph hypergraph = random_hypergraph(shape, random);
-    if (seed % 2 == 0) hypergraph.net_weights.assign(hypergraph.net_weights.size(), 1);
+    if (seed % 2 == 0) hypergraph.net_weights.assign(hypergraph.nets(), 1);
     if (seed % 3 == 0) {
       for (HyperWeight& weight : hypergraph.vertex_weights) weight.data = 0;
     }
@@ -68,19 +68,19 @@ TEST(Hgr, SurvivesBeingWrittenAndRead) {
 
 TEST(Hgr, SurvivesManyVerticesNoNetMentions) {
   Hypergraph hypergraph;
-  hypergraph.vertex_weights.assign((1 << 20) + 5, {1, 0});
-  hypergraph.add_net(std::vector<std::int32_t>{0, 1}, 1);
+  hypergraph.vertex_weights.assign(IdRange<VertexId>((1 << 20) + 5), {1, 0});
+  hypergraph.add_net(pins({0, 1}), 1);
   EXPECT_EQ(parse_hgr(format_hgr(hypergraph), "f"), hypergraph);
 }
 
 TEST(Hgr, UsesTheShortestFormat) {
   Hypergraph hypergraph;
   hypergraph.vertex_weights = {{1, 0}, {1, 0}};
-  hypergraph.add_net(std::vector<std::int32_t>{1, 0}, 1);
+  hypergraph.add_net(pins({1, 0}), 1);
   EXPECT_EQ(format_hgr(hypergraph), "1 2\n2 1\n");
-  hypergraph.net_weights[0] = 3;
+  hypergraph.net_weights[NetId{0}] = 3;
   EXPECT_EQ(format_hgr(hypergraph), "1 2 1\n3 2 1\n");
-  hypergraph.vertex_weights[0] = {4, 5};
+  hypergraph.vertex_weights[VertexId{0}] = {4, 5};
   EXPECT_EQ(format_hgr(hypergraph), "1 2 11 2\n3 2 1\n4 5\n1 0\n");
 }
 
@@ -125,7 +125,7 @@ TEST(Hgr, RefusesSumsBeyondTheLimit) {
 }
 
 TEST(PartitionFile, SurvivesBeingWrittenAndRead) {
-  const HypergraphPartition partition = {{0, 3, 1, 2}};
+  const HypergraphPartition partition = {parts({0, 3, 1, 2})};
   EXPECT_EQ(format_partition(partition), "0\n3\n1\n2\n");
   EXPECT_EQ(parse_partition(format_partition(partition), 4, 4, "f").part, partition.part);
   EXPECT_THAT(parse_partition("", 0, 4, "f").part, testing::IsEmpty());
@@ -144,7 +144,7 @@ TEST(PartitionFile, SaysWhereItIsWrong) {
 }
 
 TEST(FixFile, AllowsFreeVertices) {
-  EXPECT_THAT(parse_fixed("-1\n2\n", 2, 3, "f"), ElementsAre(-1, 2));
+  EXPECT_EQ(parse_fixed("-1\n2\n", 2, 3, "f"), parts({-1, 2}));
   EXPECT_THAT(message_of([] { static_cast<void>(parse_fixed("-2\n0\n", 2, 3, "f.fix")); }),
               HasSubstr("f.fix: line 1: expected a part from -1 to 2, found '-2'"));
 }
@@ -156,9 +156,9 @@ TEST(HypergraphFiles, GoThroughTheDisk) {
   const Hypergraph hypergraph = causal_attention(5);
   write_hgr(hypergraph, path);
   EXPECT_EQ(read_hgr(path), hypergraph);
-  write_partition({{1, 0}}, path);
-  EXPECT_THAT(read_partition(path, 2, 2).part, ElementsAre(1, 0));
-  EXPECT_THAT(read_fixed(path, 2, 2), ElementsAre(1, 0));
+  write_partition({parts({1, 0})}, path);
+  EXPECT_EQ(read_partition(path, 2, 2).part, parts({1, 0}));
+  EXPECT_EQ(read_fixed(path, 2, 2), parts({1, 0}));
   std::filesystem::remove_all(folder);
   EXPECT_THROW(static_cast<void>(read_hgr(path)), IoError);
   EXPECT_THROW(write_hgr(hypergraph, path), IoError);

@@ -20,15 +20,15 @@ using testing::HasSubstr;
 Hypergraph three_nets() {
   Hypergraph hypergraph;
   hypergraph.vertex_weights = {{1, 0}, {2, 10}, {3, 0}, {4, 30}};
-  hypergraph.add_net(std::vector<std::int32_t>{0, 1, 2}, 5);
-  hypergraph.add_net(std::vector<std::int32_t>{2, 3}, 7);
-  hypergraph.add_net(std::vector<std::int32_t>{1}, 100);
+  hypergraph.add_net(pins({0, 1, 2}), 5);
+  hypergraph.add_net(pins({2, 3}), 7);
+  hypergraph.add_net(pins({1}), 100);
   return hypergraph;
 }
 
 TEST(HypergraphQuality, CountsWhatIsCut) {
   const Hypergraph hypergraph = three_nets();
-  const HypergraphPartition partition = {{0, 1, 2, 2}};
+  const HypergraphPartition partition = {parts({0, 1, 2, 2})};
   EXPECT_EQ(connectivity(hypergraph, 3, partition), 10);
   EXPECT_THAT(part_weights(hypergraph, 3, partition),
               ElementsAre(HyperWeight{1, 0}, HyperWeight{2, 10}, HyperWeight{7, 30}));
@@ -45,8 +45,9 @@ TEST(HypergraphQuality, CountsWhatIsCut) {
 
 TEST(HypergraphQuality, IsZeroWhereNothingWeighsAnything) {
   Hypergraph hypergraph;
-  hypergraph.vertex_weights.resize(3);
-  const HypergraphQuality quality = evaluate_hypergraph(hypergraph, {.num_parts = 2}, {{0, 0, 0}});
+  hypergraph.vertex_weights.resize(IdRange<VertexId>(3));
+  const HypergraphQuality quality =
+      evaluate_hypergraph(hypergraph, {.num_parts = 2}, {parts({0, 0, 0})});
   EXPECT_EQ(quality.compute_overload, 0);
   EXPECT_TRUE(quality.feasible);
 }
@@ -68,22 +69,23 @@ TEST(CheckHypergraph, NamesWhatIsBroken) {
     return message_of([&] { check_hypergraph(hypergraph, "h"); });
   };
   EXPECT_EQ(message([](Hypergraph&) {}), "no error");
-  EXPECT_THAT(message([](Hypergraph& h) { h.pins[0] = 4; }),
+  EXPECT_THAT(message([](Hypergraph& h) { h.pins[0] = VertexId{4}; }),
               HasSubstr("h: net 0: expected vertices from 0 to 3, found 4"));
-  EXPECT_THAT(message([](Hypergraph& h) { h.pins[0] = -1; }), HasSubstr("found -1"));
-  EXPECT_THAT(message([](Hypergraph& h) { h.pins[0] = 1; }), HasSubstr("found 1 twice"));
+  EXPECT_THAT(message([](Hypergraph& h) { h.pins[0] = VertexId{}; }), HasSubstr("found -1"));
+  EXPECT_THAT(message([](Hypergraph& h) { h.pins[0] = VertexId{1}; }), HasSubstr("found 1 twice"));
   EXPECT_THAT(message([](Hypergraph& h) { h.net_offsets[1] = 0; }),
               HasSubstr("net 0: expected at least one pin"));
   EXPECT_THAT(message([](Hypergraph& h) { h.net_offsets[0] = 1; }), HasSubstr("net offset 0"));
   EXPECT_THAT(message([](Hypergraph& h) { h.net_offsets.pop_back(); }), HasSubstr("net offsets"));
   EXPECT_THAT(message([](Hypergraph& h) { h.pins.pop_back(); }), HasSubstr("number of pins"));
-  EXPECT_THAT(message([](Hypergraph& h) { h.net_weights[1] = -1; }),
+  EXPECT_THAT(message([](Hypergraph& h) { h.net_weights[NetId{1}] = -1; }),
               HasSubstr("net 1: expected a weight of at least 0"));
-  EXPECT_THAT(message([](Hypergraph& h) { h.vertex_weights[2].data = -1; }), HasSubstr("vertex 2"));
-  EXPECT_THAT(message([](Hypergraph& h) { h.net_weights[0] = kMaxTotalWeight / 2; }),
+  EXPECT_THAT(message([](Hypergraph& h) { h.vertex_weights[VertexId{2}].data = -1; }),
+              HasSubstr("vertex 2"));
+  EXPECT_THAT(message([](Hypergraph& h) { h.net_weights[NetId{0}] = kMaxTotalWeight / 2; }),
               HasSubstr("net weights times pins"));
   EXPECT_THAT(message([](Hypergraph& h) {
-                h.vertex_weights[2].compute = std::numeric_limits<std::int64_t>::max();
+                h.vertex_weights[VertexId{2}].compute = std::numeric_limits<std::int64_t>::max();
               }),
               HasSubstr("compute weights"));
 }
@@ -103,21 +105,21 @@ TEST(HypergraphSpec, IsCheckedAgainstTheHypergraph) {
               HasSubstr("capacities: expected one for each of 2"));
   EXPECT_THAT(message({.capacities = {{1, 1}, {1, -1}}}),
               HasSubstr("capacities: expected at least 0"));
-  EXPECT_THAT(message({.fixed = {0}}), HasSubstr("fixed: expected one part for each of 4"));
-  EXPECT_THAT(message({.fixed = {0, -1, 2, 0}}), HasSubstr("fixed: vertex 2"));
-  EXPECT_THAT(message({.start = {0, -1, 0, 0}}), HasSubstr("start: vertex 1"));
-  EXPECT_THAT(message({.fixed = {1, -1, -1, -1}, .start = {0, 0, 0, 0}}),
+  EXPECT_THAT(message({.fixed = parts({0})}), HasSubstr("fixed: expected one part for each of 4"));
+  EXPECT_THAT(message({.fixed = parts({0, -1, 2, 0})}), HasSubstr("fixed: vertex 2"));
+  EXPECT_THAT(message({.start = parts({0, -1, 0, 0})}), HasSubstr("start: vertex 1"));
+  EXPECT_THAT(message({.fixed = parts({1, -1, -1, -1}), .start = parts({0, 0, 0, 0})}),
               HasSubstr("start: vertex 0: expected its fixed part 1, found 0"));
 }
 
 TEST(HypergraphPartition, IsCheckedAgainstTheHypergraph) {
   const Hypergraph hypergraph = three_nets();
   EXPECT_THAT(message_of([&] {
-                static_cast<void>(connectivity(hypergraph, 2, {{0, 1}}));
+                static_cast<void>(connectivity(hypergraph, 2, {parts({0, 1})}));
               }),
               HasSubstr("partition: expected one part for each of 4 vertices, found 2"));
   EXPECT_THAT(message_of([&] {
-                static_cast<void>(part_weights(hypergraph, 2, {{0, 1, 2, 0}}));
+                static_cast<void>(part_weights(hypergraph, 2, {parts({0, 1, 2, 0})}));
               }),
               HasSubstr("partition: vertex 2: expected a part from 0 to 1, found 2"));
 }

@@ -24,16 +24,16 @@ HyperProblem problem_of(const Hypergraph& hypergraph, const HypergraphSpec& spec
 
 TEST(HyperLevel, FinestDropsWhatCannotBeCut) {
   Hypergraph hypergraph;
-  hypergraph.vertex_weights.resize(3);
-  hypergraph.add_net(std::vector<std::int32_t>{2, 0}, 5);
-  hypergraph.add_net(std::vector<std::int32_t>{1}, 9);
-  hypergraph.add_net(std::vector<std::int32_t>{0, 2}, 6);
-  hypergraph.add_net(std::vector<std::int32_t>{0, 1}, 0);
+  hypergraph.vertex_weights.resize(IdRange<VertexId>(3));
+  hypergraph.add_net(pins({2, 0}), 5);
+  hypergraph.add_net(pins({1}), 9);
+  hypergraph.add_net(pins({0, 2}), 6);
+  hypergraph.add_net(pins({0, 1}), 0);
   const HyperLevel level = finest_level(hypergraph, {});
   EXPECT_THAT(level.graph.net_weights, ElementsAre(11));
-  EXPECT_THAT(level.graph.pins, ElementsAre(0, 2));
-  EXPECT_THAT(level.nets_of(0), ElementsAre(0));
-  EXPECT_TRUE(level.nets_of(1).empty());
+  EXPECT_EQ(level.graph.pins, pins({0, 2}));
+  EXPECT_THAT(level.nets_of(VertexId{0}), ElementsAre(NetId{0}));
+  EXPECT_TRUE(level.nets_of(VertexId{1}).empty());
 }
 
 TEST(HyperLevel, ContractionKeepsEveryObjective) {
@@ -42,17 +42,17 @@ TEST(HyperLevel, ContractionKeepsEveryObjective) {
     std::mt19937_64 random(seed);
     const Hypergraph hypergraph = random_hypergraph({.vertices = 40, .nets = 60}, random);
     const HyperLevel fine = finest_level(hypergraph, {});
-    std::vector<std::int32_t> cluster(40);
-    for (std::size_t v = 0; v < 40; ++v) {
-      cluster[v] = v < 12 ? static_cast<std::int32_t>(v) : static_cast<std::int32_t>(random() % 12);
+    IdVector<VertexId, VertexId> cluster(hypergraph.vertices());
+    for (const VertexId v : cluster.ids()) {
+      cluster[v] = v.value < 12 ? v : VertexId{static_cast<std::int32_t>(random() % 12)};
     }
     const HyperLevel coarse = contract(fine, cluster, 12);
     HypergraphPartition of_clusters;
     for (int c = 0; c < 12; ++c)
-      of_clusters.part.push_back(static_cast<std::int32_t>(random() % 4));
+      of_clusters.part.push_back(PartId{static_cast<std::int32_t>(random() % 4)});
     HypergraphPartition of_vertices;
-    for (const std::int32_t c : cluster) {
-      of_vertices.part.push_back(of_clusters.part[static_cast<std::size_t>(c)]);
+    for (const VertexId c : cluster) {
+      of_vertices.part.push_back(of_clusters.part[c]);
     }
     const HypergraphSpec spec = {.num_parts = 4, .traffic_weight = 1};
     EXPECT_EQ(connectivity(coarse.graph, 4, of_clusters), connectivity(hypergraph, 4, of_vertices));
@@ -83,7 +83,7 @@ TEST(Coarsen, NeverMergesAcrossFixedOrStart) {
   const Hypergraph hypergraph = causal_attention(60);
   HypergraphSpec spec{.num_parts = 3};
   for (std::int32_t v = 0; v < hypergraph.num_vertices(); ++v) {
-    spec.fixed.push_back(static_cast<std::int32_t>(random() % 4) - 1);
+    spec.fixed.push_back(PartId{static_cast<std::int32_t>(random() % 4) - 1});
   }
   spec.start = random_parts(hypergraph, spec, random);
   const HyperLevel finest = finest_level(hypergraph, spec);
@@ -91,8 +91,8 @@ TEST(Coarsen, NeverMergesAcrossFixedOrStart) {
   const std::vector<HyperStep> steps = coarsen(finest, problem_of(hypergraph, spec), 400, 1);
   ASSERT_FALSE(steps.empty());
   for (const HyperStep& step : steps) {
-    for (std::size_t v = 0; v < step.cluster.size(); ++v) {
-      const auto c = static_cast<std::size_t>(step.cluster[v]);
+    for (const VertexId v : step.cluster.ids()) {
+      const VertexId c = step.cluster[v];
       ASSERT_EQ(fine->fixed[v], step.coarse.fixed[c]);
       ASSERT_EQ(fine->start[v], step.coarse.start[c]);
     }

@@ -19,9 +19,10 @@ struct Instance {
     hypergraph = random_hypergraph({.vertices = 70, .nets = 110}, random);
     spec.num_parts = num_parts;
     spec.eps_compute = spec.eps_data = 0.05;
-    spec.fixed.assign(70, -1);
-    for (std::size_t v = 0; v < 70; v += 9) {
-      spec.fixed[v] = static_cast<std::int32_t>(random() % static_cast<std::size_t>(num_parts));
+    spec.fixed.resize(hypergraph.vertices());
+    for (VertexId v{0}; v.value < 70; v.value += 9) {
+      spec.fixed[v] =
+          PartId{static_cast<std::int32_t>(random() % static_cast<std::size_t>(num_parts))};
     }
     level = finest_level(hypergraph, spec);
     problem = {.num_parts = num_parts,
@@ -31,13 +32,14 @@ struct Instance {
   }
 
   // What is wrong with a partition, worst first.
-  [[nodiscard]] std::pair<double, std::int64_t> rank(const std::vector<std::int32_t>& parts) const {
+  [[nodiscard]] std::pair<double, std::int64_t> rank(
+      const IdVector<VertexId, PartId>& parts) const {
     const HyperState state(level, problem, parts);
     return {state.overload(), connectivity(hypergraph, spec.num_parts, {parts})};
   }
-  [[nodiscard]] bool keeps_fixed(const std::vector<std::int32_t>& parts) const {
-    for (std::size_t v = 0; v < parts.size(); ++v) {
-      if (spec.fixed[v] >= 0 && parts[v] != spec.fixed[v]) return false;
+  [[nodiscard]] bool keeps_fixed(const IdVector<VertexId, PartId>& parts) const {
+    for (const VertexId v : parts.ids()) {
+      if (spec.fixed[v].valid() && parts[v] != spec.fixed[v]) return false;
     }
     return true;
   }
@@ -54,8 +56,8 @@ TEST(RefinePair, NeverGetsWorseAndSaysWhetherItChangedAnything) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const Instance instance(2, random);
-    std::vector<std::int32_t> sides = random_parts(instance.hypergraph, instance.spec, random);
-    const std::vector<std::int32_t> given = sides;
+    IdVector<VertexId, PartId> sides = random_parts(instance.hypergraph, instance.spec, random);
+    const IdVector<VertexId, PartId> given = sides;
     FastRandom fast(seed);
     const bool changed = refine_pair(instance.level, instance.problem, sides, fast);
     EXPECT_TRUE(instance.keeps_fixed(sides));
@@ -71,20 +73,20 @@ TEST(RefinePair, NeverGetsWorseAndSaysWhetherItChangedAnything) {
 
 TEST(RefinePair, FindsTheCheapestCutOfTwoCliquesAndABridge) {
   Hypergraph hypergraph;
-  hypergraph.vertex_weights.assign(12, {1, 0});
+  hypergraph.vertex_weights.assign(IdRange<VertexId>(12), {1, 0});
   for (std::int32_t side = 0; side < 2; ++side) {
     for (std::int32_t a = 0; a < 6; ++a) {
       for (std::int32_t b = a + 1; b < 6; ++b) {
-        hypergraph.add_net(std::vector<std::int32_t>{2 * a + side, 2 * b + side}, 3);
+        hypergraph.add_net(pins({2 * a + side, 2 * b + side}), 3);
       }
     }
   }
-  hypergraph.add_net(std::vector<std::int32_t>{0, 1}, 1);
+  hypergraph.add_net(pins({0, 1}), 1);
   const HyperLevel level = finest_level(hypergraph, {});
   const HyperProblem problem = {
       .num_parts = 2, .capacity = {{7, 0}, {7, 0}}, .per_compute = 1.0 / 6, .per_data = 1};
-  std::vector<std::int32_t> sides(12, 0);
-  std::fill(sides.begin() + 6, sides.end(), 1);
+  IdVector<VertexId, PartId> sides(hypergraph.vertices(), PartId{0});
+  std::fill(sides.begin() + 6, sides.end(), PartId{1});
   FastRandom random(1);
   EXPECT_TRUE(refine_pair(level, problem, sides, random));
   EXPECT_EQ(connectivity(hypergraph, 2, {sides}), 1);

@@ -24,9 +24,7 @@ TEST(PartitionHypergraph, IsNearTheBestOfTinyInstancesAndFeasibleWhereverTheyAre
                            .num_starts = 2,
                            .seed = seed};
     if (seed % 5 == 0) {
-      spec.fixed.assign(9, -1);
-      spec.fixed[0] = 1;
-      spec.fixed[4] = 0;
+      spec.fixed = parts({1, -1, -1, -1, 0, -1, -1, -1, -1});
     }
     const std::optional<double> best = best_objective(hypergraph, spec);
     if (!best) continue;
@@ -59,10 +57,12 @@ TEST(PartitionHypergraph, KeepsFixedVertices) {
   std::mt19937_64 random(12);
   const Hypergraph hypergraph = random_hypergraph({.vertices = 700, .nets = 900}, random);
   HypergraphSpec spec = {.num_parts = 5, .effort = 0.3};
-  for (std::int32_t v = 0; v < 700; ++v) spec.fixed.push_back(v % 7 < 5 ? -1 : v % 5);
+  for (std::int32_t v = 0; v < 700; ++v) {
+    spec.fixed.push_back(v % 7 < 5 ? PartId{} : PartId{v % 5});
+  }
   const HypergraphPartition partition = partition_hypergraph(hypergraph, spec);
-  for (std::size_t v = 0; v < 700; ++v) {
-    if (spec.fixed[v] >= 0) {
+  for (const VertexId v : hypergraph.vertices()) {
+    if (spec.fixed[v].valid()) {
       ASSERT_EQ(partition.part[v], spec.fixed[v]);
     }
   }
@@ -95,11 +95,10 @@ TEST(PartitionHypergraph, IsBetterWithThePartitionsOfNeighbouringTiles) {
   const HypergraphQuality quality = evaluate_hypergraph(hypergraph, spec, partition);
   EXPECT_TRUE(quality.feasible);
   // Every device owning every eighth block and computing its rows receives all earlier keys.
-  HypergraphPartition rows{std::vector<std::int32_t>(partition.part.size())};
-  std::size_t v = 0;
-  for (; v < 32; ++v) rows.part[v] = static_cast<std::int32_t>(v) % 8;
+  HypergraphPartition rows;
+  for (std::int32_t b = 0; b < 32; ++b) rows.part.push_back(PartId{b % 8});
   for (std::int32_t q = 0; q < 32; ++q) {
-    for (std::int32_t k = 0; k <= q; ++k) rows.part[v++] = q % 8;
+    for (std::int32_t k = 0; k <= q; ++k) rows.part.push_back(PartId{q % 8});
   }
   EXPECT_LT(quality.connectivity, connectivity(hypergraph, 8, rows));
 }
@@ -115,13 +114,13 @@ TEST(PartitionHypergraph, PacksTailsAThousandTimesSmallerThanBlocks) {
 TEST(PartitionHypergraph, TakesAVertexHeavierThanAPart) {
   std::mt19937_64 random(13);
   Hypergraph hypergraph = random_hypergraph({.vertices = 100, .nets = 150}, random);
-  hypergraph.vertex_weights[17] = {100'000, 3};
+  hypergraph.vertex_weights[VertexId{17}] = {100'000, 3};
   const HypergraphSpec spec = {.num_parts = 4, .effort = 0.3};
   EXPECT_TRUE(
       evaluate_hypergraph(hypergraph, spec, partition_hypergraph(hypergraph, spec)).feasible);
   // With capacities of its own the part that must hold it is over, the others are not.
   HypergraphSpec tight = spec;
-  tight.capacities.assign(4, {2000, 2000});
+  tight.capacities.assign(IdRange<PartId>(4), {2000, 2000});
   const auto weights = part_weights(hypergraph, 4, partition_hypergraph(hypergraph, tight));
   int over = 0;
   for (const HyperWeight& weight : weights) over += weight.compute > 2000 ? 1 : 0;
@@ -158,7 +157,7 @@ TEST(PartitionHypergraph, TakesTheEmptyTheOneAndMorePartsThanVertices) {
   EXPECT_TRUE(partition_hypergraph({}, {.num_parts = 3}).part.empty());
   const Hypergraph hypergraph = causal_attention(3);
   EXPECT_EQ(partition_hypergraph(hypergraph, {.num_parts = 1}).part,
-            std::vector<std::int32_t>(9, 0));
+            parts({0, 0, 0, 0, 0, 0, 0, 0, 0}));
   const HypergraphSpec many = {.num_parts = 500, .effort = 0.1, .num_starts = 2};
   EXPECT_TRUE(
       evaluate_hypergraph(hypergraph, many, partition_hypergraph(hypergraph, many)).feasible);

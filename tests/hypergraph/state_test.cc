@@ -38,12 +38,12 @@ TEST_P(HyperStateWith, DeltasEqualRecomputation) {
     HyperState state(instance.level, instance.problem,
                      random_parts(instance.hypergraph, instance.spec, random));
     for (int step = 0; step < 300; ++step) {
-      const auto v = static_cast<std::int32_t>(random() % 60);
+      const VertexId v{static_cast<std::int32_t>(random() % 60)};
       // Half of the moves join a neighbour, else parts of many hardly ever meet.
-      const std::int32_t to =
-          step % 2 == 0
-              ? state.part(static_cast<std::int32_t>(random() % 60))
-              : static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(GetParam()));
+      const PartId to = step % 2 == 0
+                            ? state.part(VertexId{static_cast<std::int32_t>(random() % 60)})
+                            : PartId{static_cast<std::int32_t>(
+                                  random() % static_cast<std::uint64_t>(GetParam()))};
       const HyperDelta delta = state.delta(v, to);
       const double overload_delta = state.overload_delta(v, to);
       const std::int64_t connectivity_before = state.connectivity();
@@ -51,7 +51,7 @@ TEST_P(HyperStateWith, DeltasEqualRecomputation) {
       const double overload_before = state.overload();
       state.move(v, to);
       const HypergraphPartition partition = {state.parts()};
-      ASSERT_EQ(partition.part[static_cast<std::size_t>(v)], to);
+      ASSERT_EQ(partition.part[v], to);
       const HypergraphQuality quality =
           evaluate_hypergraph(instance.hypergraph, instance.spec, partition);
       ASSERT_EQ(connectivity_before + delta.connectivity, quality.connectivity);
@@ -61,7 +61,7 @@ TEST_P(HyperStateWith, DeltasEqualRecomputation) {
       ASSERT_NEAR(overload_before + overload_delta, state.overload(), 1e-9);
       ASSERT_EQ(state.overload() == 0, quality.feasible);
       const auto weights = part_weights(instance.hypergraph, GetParam(), partition);
-      ASSERT_EQ(state.part_weight(to), weights[static_cast<std::size_t>(to)]);
+      ASSERT_EQ(state.part_weight(to), weights[to]);
     }
   }
 }
@@ -71,12 +71,12 @@ TEST_P(HyperStateWith, AffinityEqualsDeltas) {
   const Instance instance(GetParam(), 0, random);
   const HyperState state(instance.level, instance.problem,
                          random_parts(instance.hypergraph, instance.spec, random));
-  Affinity affinity(GetParam());
-  for (std::int32_t v = 0; v < 60; ++v) {
+  Affinity affinity(instance.problem);
+  for (const VertexId v : instance.level.vertices()) {
     affinity.measure(state, v);
-    for (std::int32_t p = 0; p < GetParam(); ++p) {
+    for (const PartId p : instance.problem.parts()) {
       if (p == state.part(v)) continue;
-      ASSERT_EQ(affinity.cost(p), state.delta(v, p).connectivity) << v << " to " << p;
+      ASSERT_EQ(affinity.cost(p), state.delta(v, p).connectivity) << v.value << " to " << p.value;
     }
   }
 }
@@ -89,21 +89,21 @@ TEST(NetCounts, ListsEveryPartOnce) {
       random_hypergraph({.vertices = 60, .nets = 40, .largest_net = 30}, random);
   for (const std::int32_t num_parts : {3, 20, 300}) {
     NetCounts counts(hypergraph, num_parts);
-    for (std::int32_t e = 0; e < hypergraph.num_nets(); ++e) {
-      std::vector<int> expected(static_cast<std::size_t>(num_parts), 0);
+    for (const NetId e : hypergraph.nets()) {
+      IdVector<PartId, int> expected(IdRange<PartId>(num_parts), 0);
       for (std::size_t i = 0; i < hypergraph.pins_of(e).size(); ++i) {
-        const auto p = random() % static_cast<std::uint64_t>(num_parts);
-        counts.add(e, static_cast<std::int32_t>(p));
+        const PartId p{static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(num_parts))};
+        counts.add(e, p);
         ++expected[p];
         if (random() % 3 == 0) {
-          counts.remove(e, static_cast<std::int32_t>(p));
+          counts.remove(e, p);
           --expected[p];
         }
       }
-      std::vector<int> found(static_cast<std::size_t>(num_parts), 0);
+      IdVector<PartId, int> found(IdRange<PartId>(num_parts), 0);
       std::int32_t lambda = 0;
-      counts.for_each_part(e, [&](std::int32_t p) {
-        found[static_cast<std::size_t>(p)] += counts.count(e, p);
+      counts.for_each_part(e, [&](PartId p) {
+        found[p] += counts.count(e, p);
         ++lambda;
       });
       ASSERT_EQ(found, expected);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <span>
 
 namespace contextile {
@@ -15,6 +14,14 @@ std::int64_t uniform(std::mt19937_64& random, std::int64_t least, std::int64_t m
 
 }  // namespace
 
+std::vector<VertexId> pins(std::initializer_list<std::int32_t> vertices) {
+  return {vertices.begin(), vertices.end()};
+}
+
+IdVector<VertexId, PartId> parts(std::initializer_list<std::int32_t> of_vertices) {
+  return IdVector<VertexId, PartId>(std::vector<PartId>(of_vertices.begin(), of_vertices.end()));
+}
+
 Hypergraph random_hypergraph(const RandomHypergraph& shape, std::mt19937_64& random) {
   Hypergraph hypergraph;
   for (std::int32_t v = 0; v < shape.vertices; ++v) {
@@ -25,8 +32,8 @@ Hypergraph random_hypergraph(const RandomHypergraph& shape, std::mt19937_64& ran
     if (kind == 2) weight.compute = 0;
     hypergraph.vertex_weights.push_back(weight);
   }
-  std::vector<std::int32_t> order(static_cast<std::size_t>(shape.vertices));
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<VertexId> order;
+  for (const VertexId v : hypergraph.vertices()) order.push_back(v);
   for (std::int32_t e = 0; e < shape.nets; ++e) {
     const std::int64_t size = uniform(random, 1, std::min(shape.largest_net, shape.vertices));
     for (std::int64_t i = 0; i < size; ++i) {
@@ -45,55 +52,54 @@ Hypergraph causal_attention(std::int32_t blocks, double tail) {
     return block + 1 < blocks ? kBlock : static_cast<std::int64_t>(tail * kBlock);
   };
   Hypergraph hypergraph;
-  for (std::int32_t b = 0; b < blocks; ++b) hypergraph.vertex_weights.push_back({0, tokens(b)});
-  std::vector<std::vector<std::int32_t>> rows(static_cast<std::size_t>(blocks));
-  std::vector<std::vector<std::int32_t>> columns(static_cast<std::size_t>(blocks));
-  for (std::int32_t q = 0; q < blocks; ++q) {
-    rows[static_cast<std::size_t>(q)].push_back(q);
-    columns[static_cast<std::size_t>(q)].push_back(q);
-    for (std::int32_t k = 0; k <= q; ++k) {
-      const std::int32_t tile = hypergraph.num_vertices();
-      hypergraph.vertex_weights.push_back({tokens(q) * tokens(k) / (q == k ? 2 : 1), 0});
-      rows[static_cast<std::size_t>(q)].push_back(tile);
-      columns[static_cast<std::size_t>(k)].push_back(tile);
+  const IdRange<VertexId> all(blocks);
+  for (const VertexId b : all) hypergraph.add_vertex({0, tokens(b.value)});
+  IdVector<VertexId, std::vector<VertexId>> rows(all);
+  IdVector<VertexId, std::vector<VertexId>> columns(all);
+  for (const VertexId q : all) {
+    rows[q].push_back(q);
+    columns[q].push_back(q);
+    for (const VertexId k : IdRange<VertexId>(q.value + 1)) {
+      const std::int64_t pairs = tokens(q.value) * tokens(k.value) / (q == k ? 2 : 1);
+      const VertexId tile = hypergraph.add_vertex({pairs, 0});
+      rows[q].push_back(tile);
+      columns[k].push_back(tile);
     }
   }
-  for (std::int32_t b = 0; b < blocks; ++b) {
-    hypergraph.add_net(rows[static_cast<std::size_t>(b)], 4 * tokens(b));
-    hypergraph.add_net(columns[static_cast<std::size_t>(b)], tokens(b));
+  for (const VertexId b : all) {
+    hypergraph.add_net(rows[b], 4 * tokens(b.value));
+    hypergraph.add_net(columns[b], tokens(b.value));
   }
   return hypergraph;
 }
 
-std::vector<std::int32_t> random_parts(const Hypergraph& hypergraph, const HypergraphSpec& spec,
-                                       std::mt19937_64& random) {
-  std::vector<std::int32_t> parts(static_cast<std::size_t>(hypergraph.num_vertices()));
-  for (std::size_t v = 0; v < parts.size(); ++v) {
-    const bool free = spec.fixed.empty() || spec.fixed[v] < 0;
-    parts[v] =
-        free ? static_cast<std::int32_t>(uniform(random, 0, spec.num_parts - 1)) : spec.fixed[v];
+IdVector<VertexId, PartId> random_parts(const Hypergraph& hypergraph, const HypergraphSpec& spec,
+                                        std::mt19937_64& random) {
+  IdVector<VertexId, PartId> parts(hypergraph.vertices());
+  for (const VertexId v : parts.ids()) {
+    const bool free = spec.fixed.empty() || !spec.fixed[v].valid();
+    parts[v] = free ? PartId{static_cast<std::int32_t>(uniform(random, 0, spec.num_parts - 1))}
+                    : spec.fixed[v];
   }
   return parts;
 }
 
 std::optional<double> best_objective(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
-  HypergraphPartition partition{
-      std::vector<std::int32_t>(static_cast<std::size_t>(hypergraph.num_vertices()), 0)};
+  HypergraphPartition partition{IdVector<VertexId, PartId>(hypergraph.vertices(), PartId{0})};
   std::optional<double> best;
   while (true) {
     bool respects_fixed = true;
-    for (std::size_t v = 0; v < spec.fixed.size(); ++v) {
-      respects_fixed = respects_fixed && (spec.fixed[v] < 0 || spec.fixed[v] == partition.part[v]);
+    for (const VertexId v : spec.fixed.ids()) {
+      respects_fixed =
+          respects_fixed && (!spec.fixed[v].valid() || spec.fixed[v] == partition.part[v]);
     }
     if (respects_fixed) {
       const HypergraphQuality quality = evaluate_hypergraph(hypergraph, spec, partition);
       if (quality.feasible && (!best || quality.objective < *best)) best = quality.objective;
     }
-    std::size_t v = 0;  // the next number in base num_parts
-    while (v < partition.part.size() && ++partition.part[v] == spec.num_parts) {
-      partition.part[v++] = 0;
-    }
-    if (v == partition.part.size()) return best;
+    auto digit = partition.part.begin();  // the next number in base num_parts
+    while (digit != partition.part.end() && ++digit->value == spec.num_parts) *digit++ = PartId{0};
+    if (digit == partition.part.end()) return best;
   }
 }
 

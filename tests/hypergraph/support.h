@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <random>
 #include <vector>
@@ -9,6 +10,10 @@
 #include "contextile/hypergraph.h"
 
 namespace contextile {
+
+[[nodiscard]] std::vector<VertexId> pins(std::initializer_list<std::int32_t> vertices);
+// Of vertices 0, 1, …; -1: none.
+[[nodiscard]] IdVector<VertexId, PartId> parts(std::initializer_list<std::int32_t> of_vertices);
 
 struct RandomHypergraph {
   std::int32_t vertices = 20;
@@ -25,9 +30,9 @@ struct RandomHypergraph {
 [[nodiscard]] Hypergraph causal_attention(std::int32_t blocks, double tail = 1);
 
 // Uniform parts; fixed vertices where they belong.
-[[nodiscard]] std::vector<std::int32_t> random_parts(const Hypergraph& hypergraph,
-                                                     const HypergraphSpec& spec,
-                                                     std::mt19937_64& random);
+[[nodiscard]] IdVector<VertexId, PartId> random_parts(const Hypergraph& hypergraph,
+                                                      const HypergraphSpec& spec,
+                                                      std::mt19937_64& random);
 
 // The lowest objective of all feasible partitions; nothing when there is none. num_parts^vertices.
 [[nodiscard]] std::optional<double> best_objective(const Hypergraph& hypergraph,
