@@ -16,14 +16,21 @@
 #include "schedule/divisions.h"
 #include "schedule/home.h"
 #include "schedule/rank_layout.h"
+#include "strategy/dcp_hypergraph.h"
 #include "strategy/grid_placement.h"
 #include "strategy/options.h"
 
 namespace contextile {
 namespace {
 
-// The paper's (§7.1), largest first.
+// The paper's (§7.1), largest first. The general engine does without the smallest, which would take
+// it minutes.
 constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
+
+// Of nodes with more devices only the general engine knows what to do.
+constexpr std::int32_t kMaxGridDevicesPerNode = 64;
+
+enum class Partitioner : std::uint8_t { kGrid, kHypergraph };
 
 struct DcpOptions {
   std::int32_t divisions = 4;
@@ -34,6 +41,7 @@ struct DcpOptions {
   Relays relays = Relays::kOn;
   BandCuts cuts = BandCuts::kNone;
   double effort = 1;
+  Partitioner partitioner = Partitioner::kGrid;
 };
 
 // Owners and tile devices for one block size.
@@ -95,8 +103,19 @@ class DcpArranger {
                                     {2 * unit_bytes(Kind::kQ, 1, shape, groups, shape.dtype),
                                      unit_bytes(Kind::kKv, 1, shape, groups, shape.dtype)},
                                     work);
-    placement.partition = partition_grid(placement.grid, spec_);
+    placement.partition = options_.partitioner == Partitioner::kGrid
+                              ? partition_grid(placement.grid, spec_)
+                              : partition_as_hypergraph(placement.grid, hypergraph_spec());
     return placement;
+  }
+
+  [[nodiscard]] DcpHypergraphSpec hypergraph_spec() const {
+    return {.nodes = cluster_.nodes,
+            .devices_per_node = cluster_.devices_per_node,
+            .eps_node = options_.eps_node,
+            .eps_device = options_.eps_device,
+            .effort = options_.effort,
+            .seed = spec_.seed};
   }
 
   [[nodiscard]] ArrangedDirection schedule(const Blocking& blocks, const std::vector<Rank>& owners,
@@ -146,6 +165,9 @@ class DcpStrategy : public Strategy {
                   "the masks begin or end, in long sequences: none, edges");
     table_.real("effort", &DcpOptions::effort, 0.01, 1000,
                 "partitioning steps, in multiples of the fast setting");
+    table_.choice("partitioner", &DcpOptions::partitioner, {"grid", "hypergraph"},
+                  "what places: the engine that knows grids of tiles, or the general one on the "
+                  "paper's hypergraph, which is slower: grid, hypergraph");
   }
 
   [[nodiscard]] std::string_view name() const override { return "dcp"; }
@@ -163,10 +185,10 @@ class DcpStrategy : public Strategy {
       return fmt::format("splits heads into {} groups: expected a divisor of {} KV heads", groups,
                          workload.shape.kv_heads);
     }
-    constexpr std::int32_t kMaxDevicesPerNode = 64;
-    if (cluster.devices_per_node > kMaxDevicesPerNode) {
-      return fmt::format("places on at most {} devices a node, found {}", kMaxDevicesPerNode,
-                         cluster.devices_per_node);
+    if (options.partitioner == Partitioner::kGrid &&
+        cluster.devices_per_node > kMaxGridDevicesPerNode) {
+      return fmt::format("partitioner=grid places on at most {} devices a node, found {}",
+                         kMaxGridDevicesPerNode, cluster.devices_per_node);
     }
     return std::nullopt;
   }
@@ -174,7 +196,9 @@ class DcpStrategy : public Strategy {
   [[nodiscard]] std::vector<std::int64_t> block_sizes(
       const StrategyRequest& request) const override {
     if (request.block_size) return {};
-    return {kBlockSizes.begin(), kBlockSizes.end()};
+    const bool general =
+        table_.parse(name(), request.options).partitioner == Partitioner::kHypergraph;
+    return {kBlockSizes.begin(), kBlockSizes.end() - (general ? 1 : 0)};
   }
 
   [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
@@ -188,6 +212,8 @@ class DcpStrategy : public Strategy {
     Arrangement arrangement = DcpArranger(workload, cluster, options, request).run(block_size);
     arrangement.strategy = name();
     arrangement.options = table_.print(options);
+    // Plans of the default stay what they were before there was a choice.
+    if (options.partitioner == Partitioner::kGrid) arrangement.options.erase("partitioner");
     arrangement.options["block_size"] = fmt::format("{}", block_size);
     arrangement.partial_wire = request.wire.value_or(Dtype::kF32);
     return arrangement;

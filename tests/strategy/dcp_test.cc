@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
+#include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
@@ -105,6 +108,96 @@ TEST(Dcp, CutsAtBandEdgesMoveLess) {
     EXPECT_TRUE(verify(edges).ok());
     EXPECT_LT(statistics(edges).forward->total_bytes(), statistics(even).forward->total_bytes());
   }
+}
+
+StrategyRequest hypergraph_request(std::int64_t block_size) {
+  return request_with(block_size, {{"partitioner", "hypergraph"}});
+}
+
+TEST(DcpHypergraph, EveryTransferIsNeededAndEveryPlanValid) {
+  for (const char* mask :
+       {"causal", "lambda:64,1024", "causal_blockwise:256,2,1", "shared_question:0.2,4"}) {
+    for (const auto& [nodes, devices] : {std::pair(1, 1), {1, 6}, {2, 4}, {3, 1}}) {
+      SCOPED_TRACE(fmt::format("{} {}x{}", mask, nodes, devices));
+      const Plan plan =
+          plan_of(batch_of(kLengths, mask), cluster_of(nodes, devices), hypergraph_request(1024));
+      const VerifyReport report = verify(plan);
+      EXPECT_TRUE(report.ok()) << report.violations.front();
+      EXPECT_EQ(report.movement[0].redundant_transfers, 0);
+      EXPECT_EQ(report.movement[1].redundant_transfers, 0);
+    }
+  }
+}
+
+TEST(DcpHypergraph, KeepsEpsOfNodesAndOfDevicesInThem) {
+  const Workload workload = batch_of({32768}, "causal");
+  const Cluster cluster = cluster_of(2, 4);
+  StrategyRequest request = hypergraph_request(1024);
+  request.options["eps_node"] = "0.02";
+  request.options["eps_device"] = "0.07";
+  const PlanStats stats = statistics(plan_of(workload, cluster, request));
+  double total = 0;
+  std::vector<double> node_flops(2, 0);
+  for (std::size_t d = 0; d < 8; ++d) {
+    node_flops[d / 4] += stats.forward->devices[d].flops;
+    total += stats.forward->devices[d].flops;
+  }
+  for (std::size_t d = 0; d < 8; ++d) {
+    EXPECT_LE(node_flops[d / 4], 1.02 * total / 2 * (1 + 1e-9));
+    EXPECT_LE(stats.forward->devices[d].flops, 1.07 * node_flops[d / 4] / 4 * (1 + 1e-9));
+  }
+  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect
+}
+
+TEST(DcpHypergraph, PlansTheSameTwiceAndOtherwiseThanTheGrid) {
+  const Workload workload = batch_of(kLengths, "lambda:64,1024");
+  const auto exported = [&](const StrategyRequest& request) {
+    std::ostringstream text;
+    export_json(plan_of(workload, cluster_of(2, 4), request), text);
+    return text.str();
+  };
+  const auto first = exported(hypergraph_request(1024));
+  EXPECT_EQ(first, exported(hypergraph_request(1024)));
+  EXPECT_NE(first, exported(request_with(1024, {})));
+}
+
+TEST(DcpHypergraph, IsNamedByItsPlansAndTheDefaultIsNot) {
+  const Workload workload = batch_of({4096}, "causal");
+  const auto options = [&](const StrategyRequest& request) {
+    return find_strategy("dcp").arrange(workload, cluster_of(1, 2), request).options;
+  };
+  EXPECT_EQ(options(hypergraph_request(1024)).at("partitioner"), "hypergraph");
+  EXPECT_FALSE(options(request_with(1024, {})).contains("partitioner"));
+  EXPECT_FALSE(options(request_with(1024, {{"partitioner", "grid"}})).contains("partitioner"));
+}
+
+TEST(DcpHypergraph, LeavesTokensAtHome) {
+  Workload workload = batch_of(kLengths, "causal");
+  for (std::int32_t rank = 0; rank < 8; ++rank) {
+    const std::int64_t tokens = workload.num_tokens();
+    workload.home.push_back({{tokens * rank / 8, tokens * (rank + 1) / 8}, Rank{rank}});
+  }
+  const Plan plan = plan_of(workload, cluster_of(2, 4), hypergraph_request(1024));
+  const VerifyReport report = verify(plan);
+  EXPECT_TRUE(report.ok()) << report.violations.front();
+}
+
+TEST(DcpHypergraph, PlacesOnNodesThatAreTooLargeForTheGrid) {
+  const Workload workload = batch_of({16384}, "causal");
+  const auto reason = [&](const StrategyRequest& request) {
+    return find_strategy("dcp").unsupported(workload, cluster_of(1, 72), request);
+  };
+  EXPECT_EQ(reason(request_with(1024, {})),
+            "partitioner=grid places on at most 64 devices a node, found 72");
+  EXPECT_EQ(reason(hypergraph_request(1024)), std::nullopt);
+  EXPECT_TRUE(verify(plan_of(workload, cluster_of(1, 72), hypergraph_request(1024))).ok());
+}
+
+TEST(DcpHypergraph, DoesNotSearchTheSmallestBlocks) {
+  StrategyRequest request;
+  EXPECT_EQ(find_strategy("dcp").block_sizes(request).back(), 512);
+  request.options["partitioner"] = "hypergraph";
+  EXPECT_EQ(find_strategy("dcp").block_sizes(request).back(), 1024);
 }
 
 TEST(Dcp, SaysWhichHeadGroupsItCannotMake) {

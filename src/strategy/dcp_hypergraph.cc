@@ -1,0 +1,133 @@
+#include "strategy/dcp_hypergraph.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "contextile/hypergraph.h"
+
+namespace contextile {
+namespace {
+
+// Vertices: the blocks in order, then the tiles in order.
+Hypergraph hypergraph_of(const AttentionGrid& grid) {
+  Hypergraph graph;
+  const auto groups = static_cast<std::size_t>(grid.head_groups);
+  const std::int64_t bytes_per_token =
+      (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
+  std::vector<std::vector<VertexId>> rows;
+  std::vector<std::vector<VertexId>> columns;
+  for (const GridBlock& block : grid.blocks) {
+    const VertexId vertex = graph.add_vertex({0, block.tokens * bytes_per_token});
+    rows.insert(rows.end(), groups, {vertex});
+    columns.insert(columns.end(), groups, {vertex});
+  }
+  for (const GridTile& tile : grid.tiles) {
+    const VertexId vertex = graph.add_vertex({tile.work, 0});
+    const auto group = static_cast<std::size_t>(tile.group);
+    rows[static_cast<std::size_t>(tile.row) * groups + group].push_back(vertex);
+    columns[static_cast<std::size_t>(tile.column) * groups + group].push_back(vertex);
+  }
+  for (std::size_t unit = 0; unit < rows.size(); ++unit) {
+    const std::int64_t tokens = grid.blocks[unit / groups].tokens;
+    // Q and O have the same pins: the paper's two nets are one of both's bytes.
+    graph.add_net(rows[unit], tokens * grid.row_bytes_per_token);
+    graph.add_net(columns[unit], tokens * grid.column_bytes_per_token);
+  }
+  return graph;
+}
+
+// The vertices of one part with what their nets have among them.
+struct Share {
+  Hypergraph graph;
+  IdVector<VertexId, VertexId> vertices;  // of the whole graph
+};
+
+Share share_of(const Hypergraph& graph, const HypergraphPartition& partition, PartId part) {
+  Share share;
+  IdVector<VertexId, VertexId> inside(graph.vertices());
+  for (const VertexId v : graph.vertices()) {
+    if (partition.part[v] != part) continue;
+    share.vertices.push_back(v);
+    inside[v] = share.graph.add_vertex(graph.vertex_weights[v]);
+  }
+  std::vector<VertexId> pins;
+  for (const NetId e : graph.nets()) {
+    pins.clear();
+    for (const VertexId v : graph.pins_of(e)) {
+      if (inside[v].valid()) pins.push_back(inside[v]);
+    }
+    if (pins.size() > 1) share.graph.add_net(pins, graph.net_weights[e]);
+  }
+  return share;
+}
+
+// (1 + eps) · mean, or the heaviest tile.
+std::int64_t work_limit(const Hypergraph& graph, std::int32_t parts, double eps) {
+  std::int64_t work = 0;
+  std::int64_t heaviest = 0;
+  for (const HyperWeight& weight : graph.vertex_weights) {
+    work += weight.compute;
+    heaviest = std::max(heaviest, weight.compute);
+  }
+  const double allowed = (1 + eps) * static_cast<double>(work) / parts;
+  const double sensible = std::min(allowed, static_cast<double>(work));  // eps may be anything
+  return std::max(static_cast<std::int64_t>(sensible), heaviest);
+}
+
+// The most bytes of a part where longest-first packing balances the blocks.
+std::int64_t least_data(const Hypergraph& graph, std::int32_t parts) {
+  std::vector<std::int64_t> sizes;
+  for (const HyperWeight& weight : graph.vertex_weights) {
+    if (weight.data > 0) sizes.push_back(weight.data);
+  }
+  return longest_first_max(std::move(sizes), parts);
+}
+
+std::int64_t heaviest_block(const Hypergraph& graph) {
+  std::int64_t heaviest = 0;
+  for (const HyperWeight& weight : graph.vertex_weights) heaviest = std::max(heaviest, weight.data);
+  return heaviest;
+}
+
+}  // namespace
+
+GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHypergraphSpec& spec) {
+  const Hypergraph graph = hypergraph_of(grid);
+  check_hypergraph(graph, "dcp");
+  const auto split = [&spec](const Hypergraph& whole, std::int32_t parts, HyperWeight capacity) {
+    HypergraphSpec problem;
+    problem.num_parts = parts;
+    problem.capacities.assign(IdRange<PartId>(parts), capacity);
+    problem.effort = spec.effort;
+    problem.seed = spec.seed;
+    problem.num_starts = 1;  // more gain a few percent of bytes for twice the time
+    return partition_hypergraph(whole, problem);
+  };
+  const std::int64_t block = heaviest_block(graph);
+  const HypergraphPartition nodes =
+      split(graph, spec.nodes,
+            {work_limit(graph, spec.nodes, spec.eps_node), least_data(graph, spec.nodes) + block});
+  const std::int32_t per_node = spec.devices_per_node;
+  const std::int64_t device_data = least_data(graph, spec.nodes * per_node) + block;
+  IdVector<VertexId, std::int32_t> device_of(graph.vertices());
+  for (const PartId node : IdRange<PartId>(spec.nodes)) {
+    const Share share = share_of(graph, nodes, node);
+    // What the node was given must fit, even if it is more than its share.
+    const std::int64_t data = std::max(device_data, least_data(share.graph, per_node));
+    const HypergraphPartition inside =
+        split(share.graph, per_node, {work_limit(share.graph, per_node, spec.eps_device), data});
+    for (const VertexId v : share.vertices.ids()) {
+      device_of[share.vertices[v]] = node.value * per_node + inside.part[v].value;
+    }
+  }
+  GridPartition placed;
+  for (const std::int32_t device : device_of) {
+    const bool is_block = placed.owner.size() < grid.blocks.size();
+    (is_block ? placed.owner : placed.device).push_back(device);
+  }
+  return placed;
+}
+
+}  // namespace contextile
