@@ -23,8 +23,8 @@ struct DcpHypergraphSpec {
 // vertices are split over nodes first, then each node's over its devices. No part holds more data
 // than longest-first packing of the blocks needs, plus one block. A tile heavier than the bound of
 // a part is the bound. Deterministic by effort and seed on any number of threads; throws
-// InvalidArgument when weights exceed kMaxTotalWeight. About 0.5 ms a tile and head group on one
-// core: ten times what partition_grid takes.
+// InvalidArgument when weights exceed kMaxTotalWeight. Up to 0.5 ms a tile and head group: up to
+// fifteen times what partition_grid takes.
 [[nodiscard]] GridPartition partition_as_hypergraph(const AttentionGrid& grid,
                                                     const DcpHypergraphSpec& spec);
 
