@@ -7,8 +7,8 @@
 #include <span>
 #include <utility>
 
-#include "bounds/parts.h"
-#include "bounds/shares.h"
+#include "bounds/configuration_lp.h"
+#include "bounds/min_plus_convolution.h"
 
 namespace contextile {
 namespace {
@@ -119,7 +119,7 @@ void TrafficBound::add_kinds(const MaskComponents& components, const KernelPrice
   }
 }
 
-// Of all head groups.
+// Counts pairs of all head groups.
 double TrafficBound::pairs_of_part(double best_share, double time_us) const {
   return level_.devices_per_part * std::max(0.0, time_us - rates_.call_us) * rates_.pairs_per_us *
          best_share;
@@ -128,17 +128,17 @@ double TrafficBound::pairs_of_part(double best_share, double time_us) const {
 // Points are in growing distances from the free pairs. Each has the bytes of the point before it:
 // between two points the line stays below those of the first.
 void TrafficBound::make_curves(Kind& kind, double most_pairs) const {
-  const Imports imports(kind.document, bytes_.row, bytes_.key);
+  const Isoperimetry isoperimetry(kind.document, bytes_.row, bytes_.key);
   const double most_owned = std::min(level_.owned_tokens, kind.document.tokens);
   kind.curves_to_pairs = most_pairs;
   kind.curves.clear();
   double least_owned = 0;
   for (const double share : kOwnedShares) {
-    ImportCurve& curve = kind.curves.emplace_back();
+    TrafficCurve& curve = kind.curves.emplace_back();
     curve.owned = share * most_owned;
     curve.least_owned = least_owned;
     least_owned = curve.owned;
-    const double free = std::min(imports.free_pairs(curve.owned), kind.document.pairs);
+    const double free = std::min(isoperimetry.free_pairs(curve.owned), kind.document.pairs);
     curve.pairs.push_back(free);
     curve.bytes.push_back(0);
     double before = 0;
@@ -146,7 +146,7 @@ void TrafficBound::make_curves(Kind& kind, double most_pairs) const {
       const double pairs = free + (most_pairs - free) * std::pow(kCurveRatio, -i);
       curve.pairs.push_back(pairs);
       curve.bytes.push_back(before);
-      const double bytes = imports.least_bytes(pairs, curve.owned);
+      const double bytes = isoperimetry.least_bytes(pairs, curve.owned);
       if (std::isfinite(bytes)) before = std::max(before, bytes);
     }
   }
@@ -162,12 +162,12 @@ double TrafficBound::least_bytes(Kind& kind, double time_us) const {
   }
   // A part moves at most this, in and out together.
   const double most_bytes = 2 * level_.part_bytes_per_us * std::max(0.0, time_us - level_.setup_us);
-  std::vector<Share> shares;
-  for (const ImportCurve& curve : kind.curves) {
+  std::vector<Configuration> configurations;
+  for (const TrafficCurve& curve : kind.curves) {
     const double free = curve.pairs.front();
     const double beyond = std::min(most_work, work) - groups * free;
     if (beyond <= 0) {
-      shares.push_back({std::min(most_work, groups * free), curve.least_owned, 0});
+      configurations.push_back({std::min(most_work, groups * free), curve.least_owned, 0});
       continue;
     }
     // Steps end where a head group does, if a part can do a whole one.
@@ -182,12 +182,13 @@ double TrafficBound::least_bytes(Kind& kind, double time_us) const {
     for (const double pairs : curve.pairs) distance.push_back(pairs - free);
     const std::vector<double> values =
         sample_below({.x = distance, .y = curve.bytes}, step, group_steps);
-    const std::vector<double> sums = least_sums(values, static_cast<std::int32_t>(groups),
-                                                static_cast<std::int64_t>(beyond / step) + 1);
-    append_shares(sums, groups * free, step, curve.least_owned, most_work, most_bytes, shares);
+    const std::vector<double> sums = min_plus_power(values, static_cast<std::int32_t>(groups),
+                                                    static_cast<std::int64_t>(beyond / step) + 1);
+    append_configurations(sums, groups * free, step, curve.least_owned, most_work, most_bytes,
+                          configurations);
   }
   return kind.document.count *
-         least_bytes_of_parts(shares, level_.parts, work, kind.document.tokens);
+         configuration_lp_bound(configurations, level_.parts, work, kind.document.tokens);
 }
 
 double TrafficBound::least_bytes(double time_us) {

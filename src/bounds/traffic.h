@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bounds/components.h"
-#include "bounds/imports.h"
+#include "bounds/isoperimetry.h"
 #include "bounds/kernel.h"
 
 namespace contextile {
@@ -33,7 +33,7 @@ struct TokenBytes {
 };
 
 // Let F(w, n) be the least a part moves that computes w pairs, over all head groups, and owns n
-// tokens: shares of the groups add up to w at the least sum of Imports::least_bytes. For one
+// tokens: pairs of the groups add up to w at the least sum of Isoperimetry::least_bytes. For one
 // document V(T) is the least Σ F over parts whose pairs add up to the document's and whose tokens
 // to at most its length, w no more than a part computes in T and n no more than a part owns.
 // Different documents may well be in each other's way; V forgets that. What moves for one document
@@ -53,7 +53,7 @@ class TrafficBound {
 
  private:
   // A piecewise linear function of a head group's pairs below its least bytes.
-  struct ImportCurve {
+  struct TrafficCurve {
     double owned = 0;           // largest number of owned tokens it speaks of
     double least_owned = 0;     // fewest
     std::vector<double> pairs;  // ascending, from the free ones on
@@ -62,7 +62,7 @@ class TrafficBound {
   struct Kind {
     DocumentKind document;
     double curves_to_pairs = 0;  // largest pairs of the curves
-    std::vector<ImportCurve> curves;
+    std::vector<TrafficCurve> curves;
   };
 
   void add_kinds(const MaskComponents& components, const KernelPrice& price);

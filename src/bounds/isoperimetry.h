@@ -1,5 +1,5 @@
-// What a part of the machine must move to compute pairs of a document: the isoperimetry of
-// attention.
+// What a part of the machine must move to compute pairs of a document: an isoperimetric inequality,
+// pairs against the tokens at their border, as surface is to volume.
 #pragma once
 
 #include "bounds/degrees.h"
@@ -38,9 +38,9 @@ struct DocumentKind {
 // Each of the three has convex sets {φ >= w}: hyperbolas; concave where o counts a + b; the area
 // under a falling staircase inside a x b (locally a·b, or a concave function of a plus one of b,
 // with continuous slopes). So the least b is a convex function of a, and so is what is moved.
-class Imports {
+class Isoperimetry {
  public:
-  Imports(const DocumentKind& kind, double row_bytes, double key_bytes)
+  Isoperimetry(const DocumentKind& kind, double row_bytes, double key_bytes)
       : kind_(kind), row_bytes_(row_bytes), key_bytes_(key_bytes) {}
 
   // Most pairs that a part which owns `owned` tokens computes without moving anything.

@@ -1,4 +1,4 @@
-#include "bounds/shares.h"
+#include "bounds/min_plus_convolution.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,8 +17,9 @@ double value_at(const Polyline& line, std::size_t i, double t) {
   return line.y[i - 1] + part * (line.y[i] - line.y[i - 1]);
 }
 
-std::vector<double> least_sums_of_two(std::span<const double> a, std::span<const double> b,
-                                      std::int64_t num_steps) {
+// The least a[i] + b[j] with i + j = k, for k = 0 … num_steps.
+std::vector<double> min_plus_convolution(std::span<const double> a, std::span<const double> b,
+                                         std::int64_t num_steps) {
   const auto size = static_cast<std::size_t>(num_steps) + 1;
   std::vector<double> sums(std::min(size, a.size() + b.size() - 1), kNone);
   for (std::size_t i = 0; i < a.size() && i < sums.size(); ++i) {
@@ -50,37 +51,38 @@ std::vector<double> sample_below(const Polyline& line, double step, std::int64_t
   return values;
 }
 
-std::vector<double> least_sums(std::span<const double> values, std::int32_t copies,
-                               std::int64_t num_steps) {
+std::vector<double> min_plus_power(std::span<const double> values, std::int32_t copies,
+                                   std::int64_t num_steps) {
   std::vector<double> power(values.begin(), values.end());
   std::vector<double> sums = {0};
   for (std::int32_t left = copies; left > 0; left /= 2) {
-    if (left % 2 == 1) sums = least_sums_of_two(sums, power, num_steps);
-    if (left > 1) power = least_sums_of_two(power, power, num_steps);
+    if (left % 2 == 1) sums = min_plus_convolution(sums, power, num_steps);
+    if (left > 1) power = min_plus_convolution(power, power, num_steps);
   }
   return sums;
 }
 
-void append_shares(std::span<const double> sums, double free_work, double step, double owned,
-                   double most_work, double most_bytes, std::vector<Share>& shares) {
-  Share last;
+void append_configurations(std::span<const double> sums, double free_work, double step,
+                           double owned, double most_work, double most_bytes,
+                           std::vector<Configuration>& configurations) {
+  Configuration last;
   for (std::size_t k = 0; k < sums.size(); ++k) {
-    const Share share{free_work + static_cast<double>(k) * step, owned, sums[k]};
-    if (share.work > most_work || share.bytes > most_bytes) {
+    const Configuration next{free_work + static_cast<double>(k) * step, owned, sums[k]};
+    if (next.work > most_work || next.bytes > most_bytes) {
       double part = 1;
-      if (share.work > most_work && share.work > last.work) {
-        part = std::min(part, (most_work - last.work) / (share.work - last.work));
+      if (next.work > most_work && next.work > last.work) {
+        part = std::min(part, (most_work - last.work) / (next.work - last.work));
       }
-      if (share.bytes > most_bytes) {
-        part = std::min(part, (most_bytes - last.bytes) / (share.bytes - last.bytes));
+      if (next.bytes > most_bytes) {
+        part = std::min(part, (most_bytes - last.bytes) / (next.bytes - last.bytes));
       }
       if (k == 0 || part <= 0) return;
-      shares.push_back({last.work + part * (share.work - last.work), owned,
-                        last.bytes + part * (share.bytes - last.bytes)});
+      configurations.push_back({last.work + part * (next.work - last.work), owned,
+                                last.bytes + part * (next.bytes - last.bytes)});
       return;
     }
-    shares.push_back(share);
-    last = share;
+    configurations.push_back(next);
+    last = next;
   }
 }
 

@@ -1,4 +1,4 @@
-#include "bounds/imports.h"
+#include "bounds/isoperimetry.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@ double couples(double tokens) { return tokens > 1 ? 0.5 * tokens * (tokens - 1) 
 
 }  // namespace
 
-double Imports::free_pairs(double owned) const {
+double Isoperimetry::free_pairs(double owned) const {
   const double n = std::min(owned, kind_.tokens);
   double pairs = n * n - std::max(0.0, couples(n) - kind_.future_pairs);
   if (kind_.degrees_matter) {
@@ -24,7 +24,7 @@ double Imports::free_pairs(double owned) const {
   return pairs;
 }
 
-double Imports::least_keys(double rows, double pairs, double owned) const {
+double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
   if (rows <= 0) return kNone;
   const double most = kind_.tokens;
   double keys = (pairs + std::max(0.0, couples(owned) - kind_.future_pairs)) / rows;
@@ -47,7 +47,7 @@ double Imports::least_keys(double rows, double pairs, double owned) const {
 
 // Golden-section search over the rows; what is moved is convex in them (see the header). At its end
 // the least lies in [low, high], where nothing is below the fewest rows with the fewest keys.
-double Imports::least_bytes(double pairs, double owned) const {
+double Isoperimetry::least_bytes(double pairs, double owned) const {
   constexpr double kGolden = 0.6180339887498949;
   constexpr double kClose = 0.99;
   constexpr int kMostSteps = 40;

@@ -1,4 +1,4 @@
-#include "bounds/parts.h"
+#include "bounds/configuration_lp.h"
 
 #include <algorithm>
 #include <array>
@@ -111,23 +111,22 @@ class Simplex {
 
 }  // namespace
 
-double least_bytes_of_parts(std::span<const Share> shares, double parts, double work,
-                            double tokens) {
+double configuration_lp_bound(std::span<const Configuration> configurations, double parts,
+                              double work, double tokens) {
   // Scaled so that all rows are about 1.
   std::vector<Column> columns;
-  columns.reserve(shares.size() + 4);
-  for (const Share& share : shares) {
-    columns.push_back(
-        {{parts * share.work / work, -parts * share.owned / tokens, -1}, share.bytes});
+  columns.reserve(configurations.size() + 4);
+  for (const Configuration& one : configurations) {
+    columns.push_back({{parts * one.work / work, -parts * one.owned / tokens, -1}, one.bytes});
   }
   const Vector y = Simplex(std::move(columns), {1, -1, -1}).prices();
   // Whatever the rounding: with these μ and ν the largest λ makes a bound.
   const double mu = std::max(0.0, y[1]) * parts / tokens;
   const double nu = std::max(0.0, y[2]);
   double lambda = std::numeric_limits<double>::infinity();
-  for (const Share& share : shares) {
-    if (share.work <= 0) continue;
-    lambda = std::min(lambda, (share.bytes + mu * share.owned + nu) / share.work);
+  for (const Configuration& one : configurations) {
+    if (one.work <= 0) continue;
+    lambda = std::min(lambda, (one.bytes + mu * one.owned + nu) / one.work);
   }
   if (lambda == std::numeric_limits<double>::infinity()) return lambda;  // nobody can do anything
   return std::max(0.0, lambda * work - mu * tokens - nu * parts);

@@ -1,0 +1,24 @@
+// How little the parts of the machine move for one document together: a configuration linear
+// program.
+#pragma once
+
+#include <span>
+
+namespace contextile {
+
+// One way for a part to take its share of a document.
+struct Configuration {
+  double work = 0;   // pairs, all head groups
+  double owned = 0;  // tokens
+  double bytes = 0;  // moved
+};
+
+// The least Σ bytes over at most `parts` parts, each in one of the configurations or none (or in a
+// mixture of them), that do at least `work` together and own at most `tokens`. A lower bound of it,
+// that is: λ·work - μ·tokens - ν·parts with λ·work - μ·owned - ν <= bytes for every configuration,
+// for λ, μ, ν >= 0 that the simplex method found; optimal up to rounding. Very large when the parts
+// cannot do the work.
+[[nodiscard]] double configuration_lp_bound(std::span<const Configuration> configurations,
+                                            double parts, double work, double tokens);
+
+}  // namespace contextile
