@@ -117,7 +117,7 @@ inline std::map<PeerKey, Peer> read_peers(const std::filesystem::path& file) {
   return peers;
 }
 
-// Of ratios of bytes: a peer's zero bytes, or ours, count as a thousandth.
+// In ratios of bytes, a peer's zero bytes, or ours, count as a thousandth.
 inline constexpr double kLeastRatio = 1e-3;
 
 }  // namespace contextile::bench

@@ -44,7 +44,7 @@ struct Options {
 
 using bench::GeometricMean;
 
-// Of one class of workloads.
+// What was found on one class of workloads.
 struct Summary {
   std::map<std::string, GeometricMean> gain;  // over each strategy
   GeometricMean gain_over_best;               // of dcp, fcp, distca, magi

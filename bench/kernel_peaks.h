@@ -17,7 +17,7 @@ enum class Peak : std::uint8_t {
 [[nodiscard]] double measure_peak(Peak peak);
 // Seconds of CPU this thread has used.
 [[nodiscard]] double thread_cpu_s();
-// Of all threads of the process.
+// Seconds of CPU all threads of the process have used.
 [[nodiscard]] double process_cpu_s();
 
 }  // namespace contextile

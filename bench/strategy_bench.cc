@@ -138,7 +138,7 @@ Batches sampled(std::int64_t tokens, std::int64_t longest, std::int64_t count) {
   return batches_from_dataset("prolong", options);
 }
 
-// Of all batches of a row: the worst balance, the mean bytes.
+// The worst balance and the mean bytes of all batches of a row.
 struct Row {
   double overload = 0;
   double underload = 0;

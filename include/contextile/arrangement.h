@@ -97,7 +97,7 @@ struct RetainedUnit {
   GroupId group;
 };
 
-// Of one mask in one round. A direction may be absent (prefill has no backward).
+// What one mask computes in one round. A direction may be absent (prefill has no backward).
 struct ArrangedMask {
   std::optional<ArrangedDirection> forward;
   std::optional<ArrangedDirection> backward;

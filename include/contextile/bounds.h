@@ -22,7 +22,7 @@ struct BoundOptions {
   std::optional<std::int64_t> max_node_tokens = std::nullopt;
   // Plans whose head groups divide this. Unset: the KV heads, that is, every plan.
   std::optional<std::int32_t> head_groups = std::nullopt;
-  // Of partial results. Unset: the cheapest a plan could use, two bytes an element. Finished
+  // Partial results on the wire. Unset: the cheapest a plan could use, two bytes each. Finished
   // results travel in the activation dtype, so that no result is charged more than that.
   std::optional<Dtype> partial_wire = std::nullopt;
 };

@@ -99,7 +99,7 @@ struct Cluster {
   double compute_slots_per_node = 0;
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
-  // Of all nodes: devices that together compute as fast as the cluster.
+  // So many devices of all nodes together compute as fast as the cluster.
   [[nodiscard]] double compute_slots() const {
     return compute_slots_per_node == 0 || compute_slots_per_node > devices_per_node
                ? num_devices()

@@ -90,7 +90,7 @@ struct PipelineTimeline {
   std::vector<std::vector<PipelineSpan>> stages;  // in order
 
   [[nodiscard]] double busy_us(std::int32_t stage) const;
-  // Of the time of all stages, the share in which they run nothing.
+  // The share of the time of all stages in which they run nothing.
   [[nodiscard]] double bubble_share() const;
 };
 

@@ -44,7 +44,7 @@ struct PlanOptions {
   std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
   std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
 };
-// Of a strategy with options of its own.
+// What a choice of a strategy and its own options asks of that strategy.
 [[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);
 
 // A plan, what verify and statistics say of it, and how long it took, seconds.

@@ -49,7 +49,7 @@ struct MessageSpan {
   double end_us = 0;
 };
 
-// Of one device in one direction. The four activities and idle time add up to the direction's time.
+// How one device spends one direction: the four activities and idle time add up to its time.
 struct DeviceTimes {
   std::array<double, 4> activity_us{};  // by Activity
   double idle_us = 0;                   // done, while others are not

@@ -26,7 +26,7 @@ struct TrainingJob {
   std::vector<MaskUse> masks;  // empty: causal
   PlanOptions plan;            // of all attention
   IterationOptions options;
-  // Of all replicas: micro-batch k is the (k / DP)-th of replica k % DP.
+  // Those of all replicas: micro-batch k is the (k / DP)-th of replica k % DP.
   std::vector<BatchLengths> micro_batches;
 };
 

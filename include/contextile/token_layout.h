@@ -17,10 +17,10 @@ struct TokenPosition {
   std::int64_t position = 0;  // in the sequence, for RoPE
   std::int64_t token = 0;     // global index
 };
-// Of every local row.
+// The position of every local row.
 [[nodiscard]] std::vector<TokenPosition> positions(const Plan& plan, Rank rank);
 
-// Of every local row, the global index of the token whose label it predicts (the next one of its
+// For every local row the global index of the token whose label it predicts (the next one of its
 // sequence), or -1 on a sequence's last token.
 [[nodiscard]] std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank);
 

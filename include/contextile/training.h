@@ -112,13 +112,13 @@ struct IterationOptions {
   Recompute recompute = Recompute::kNone;
   OptimizerShards optimizer = OptimizerShards::kZero1;
   GradientOverlap gradient_overlap = GradientOverlap::kOn;
-  // Of Cluster::peak_tflops, what everything outside attention reaches. 0.5: DistCA, appendix A.
+  // What everything outside attention reaches of Cluster::peak_tflops. 0.5: DistCA, appendix A.
   double linear_mfu = 0.5;
-  // Of the ports' bandwidth, what ring collectives reach. 0.72: nccl-tests of all-gather and
+  // What ring collectives reach of the ports' bandwidth. 0.72: nccl-tests of all-gather and
   // reduce-scatter on 8 H200 (374 and 362 GB/s of result on ports of 450 GB/s).
   double collective_share = 0.72;
-  // Of the all-gathers and reduce-scatters of TP, the share hidden under the matrix products they
-  // belong to.
+  // The share of the all-gathers and reduce-scatters of TP that is hidden under the matrix products
+  // they belong to.
   double tensor_parallel_overlap = 0;
   // Memory that no part of the model accounts for: CUDA context, communicators, fragmentation. A
   // guess.
@@ -138,7 +138,7 @@ struct TrainingStep {
   std::vector<std::vector<std::vector<MicroBatchAttention>>> ticks;
 };
 
-// Of one device of a stage, bytes.
+// What one device of a stage holds, bytes.
 struct StageMemory {
   std::int64_t weights_bytes = 0;    // bf16
   std::int64_t gradients_bytes = 0;  // fp32
@@ -166,7 +166,7 @@ struct LargestPart {
 // Index of the stage that needs most. Throws InvalidArgument when there is none.
 [[nodiscard]] std::size_t fullest_stage(const std::vector<StageMemory>& memory);
 
-// Of a device of one stage, µs, means over replicas. All of them add up to the step's time.
+// How a device of one stage spends a step, µs, means over replicas. All add up to the step's time.
 struct StageTimes {
   double linear_us = 0;             // everything outside attention
   double attention_us = 0;          // the busiest device's work

@@ -171,7 +171,7 @@ class Bounds {
   }
 
  private:
-  // Of the device with the most work, which is at least the mean and not 0; and of all together.
+  // What the device with the most work takes, at least the mean and not 0, or all slots together.
   [[nodiscard]] double compute_us(const std::vector<MaskComponent>& components) const {
     std::vector<MaskComponent> sorted = components;
     const auto key = [](const MaskComponent& c) {
@@ -189,7 +189,7 @@ class Bounds {
                     work_us / cluster_.compute_slots());
   }
 
-  // Of what crosses the borders of parts; raises the bound's latency.
+  // What crossing the borders of parts takes; raises the bound's latency.
   [[nodiscard]] double traffic_us(const MaskComponents& components, const PartLevel& level,
                                   MaskBound& bound) const {
     TrafficBound traffic(components, price_, level, rates_, bytes_, bound.compute_us);

@@ -38,13 +38,13 @@ class KernelPrice {
  public:
   KernelPrice(const AttentionProfile& profile, Direction direction);
 
-  // Of all pairs of the component.
+  // The least that computing all pairs of the component costs.
   [[nodiscard]] double least_cost(const MaskComponent& component) const;
   // No piece of the component computes more pairs in the time of one at peak.
   [[nodiscard]] double best_share(const MaskComponent& component) const;
 
  private:
-  // Of the cells of the profile that the component's pieces lie in.
+  // Corners of the profile's cells that the component's pieces lie in.
   struct Corners {
     std::vector<double> rows;
     std::vector<double> keys;

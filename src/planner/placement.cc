@@ -18,7 +18,7 @@ constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/µs
 double intra_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;
 }
-// Of a device's share of its node's NICs.
+// A byte takes so long over a device's share of its node's NICs.
 double inter_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes * cluster.devices_per_node / cluster.inter_gbytes_per_s_per_node;
 }

@@ -32,7 +32,7 @@ struct PlacementChoice {
 struct PricedTiles {
   TileGrid tiles;
   std::int64_t block_size = 0;
-  // Of all heads together, µs: [mask][tile].
+  // Times of all heads together, µs: [mask][tile].
   std::vector<std::vector<double>> forward_us;
   std::vector<std::vector<double>> backward_us;
   std::vector<std::int64_t> work_ns;  // of tiles.all_tiles: forward + backward, layers counted

@@ -200,7 +200,7 @@ class Search {
     double forward_us = kNever;
     double backward_us = kNever;
   };
-  // Of a plan on the cluster; never for a direction that exceeds the devices' memory.
+  // Simulates the plan on the cluster; a direction that exceeds the devices' memory takes forever.
   [[nodiscard]] Times times_of(const Plan& plan) const {
     const Simulation simulation = simulate(plan, cluster_);
     Times times{simulation.forward ? simulation.forward->time_us : 0,

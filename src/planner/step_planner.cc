@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-// Of documents that go through the model together.
+// Counts the tokens of documents that go through the model together.
 std::int64_t tokens_of(const BatchLengths& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
 }

@@ -26,7 +26,7 @@ constexpr std::int64_t kMergedRows = 512;
 constexpr std::int64_t kSmallMessageBytes = 64;
 // A tile costs at least this share of its call: call_us is measured on other calls.
 constexpr double kLeastTileShare = 0.1;
-// Of a call on small ones.
+// A call on small tiles has at most so many.
 constexpr std::int64_t kMostTiles = 4;
 constexpr std::int64_t kCallTokens = 1024;
 constexpr std::int64_t kManyLaunches = 16;
@@ -185,7 +185,7 @@ class MachineMeasurement {
     if (on_step_) on_step_(what);
   }
 
-  // Of a call on so many tiles, on so many ranks at once.
+  // Measures a call on so many tiles, on so many ranks at once.
   [[nodiscard]] double call_of_s(std::int32_t ranks, Direction direction, const Band& band,
                                  std::int64_t tiles) const {
     return seconds_per_call(ranks, settings_.effort, [&](Transport&) {
@@ -266,7 +266,7 @@ class MachineMeasurement {
                       static_cast<double>(options_.ranks));
   }
 
-  // Of what takes so long when all ranks do it at once.
+  // What would take a rank alone as long as all ranks at once take for it.
   [[nodiscard]] double at_full_speed(double seconds) const {
     return seconds * slots_ / options_.ranks;
   }
@@ -340,7 +340,7 @@ class MachineMeasurement {
     return std::span<const TransferSample>(profile_.transfers).last(settings_.message_bytes.size());
   }
 
-  // Of one tile of a call, at full speed.
+  // What one tile of a call takes at full speed.
   [[nodiscard]] double tile_s(double call_s, std::int64_t tiles) const {
     return at_full_speed(std::max(call_s - call_s_, kLeastTileShare * call_s) /
                          static_cast<double>(tiles));

@@ -24,7 +24,7 @@ struct PredictedTimes {
 };
 [[nodiscard]] PredictedTimes predicted_times(const ComparedStrategy& comparison);
 [[nodiscard]] double mean_planning_s(const ComparedStrategy& comparison);
-// Of one batch.
+// The predicted times of one batch beside its bound.
 [[nodiscard]] Json prediction_json(const Simulation& simulation, const BatchBound& bound);
 
 // Predicted and planning times, means over batches.

@@ -12,8 +12,8 @@ namespace contextile {
 [[nodiscard]] std::optional<double> rank_correlation(std::span<const double> a,
                                                      std::span<const double> b);
 
-// Of the pairs whose measured times differ by more than kTimeNoise of the shorter one, how many are
-// predicted in the same order.
+// Counts the pairs whose measured times differ by more than kTimeNoise of the shorter one, and how
+// many of them are predicted in the same order.
 inline constexpr double kTimeNoise = 0.05;
 struct PairOrder {
   std::int64_t differing = 0;

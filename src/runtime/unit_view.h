@@ -25,8 +25,8 @@ struct PartShape {
   Dtype dtype = Dtype::kF32;
 };
 
-// Of a group (heads / head_groups) as slots hold it: inputs in the activation dtype, results in
-// fp32.
+// A unit of one head group (heads / head_groups) as slots hold it: inputs in the activation dtype,
+// results in fp32.
 struct UnitShape {
   std::size_t num_parts = 0;
   std::array<PartShape, kMaxParts> parts;

@@ -219,7 +219,7 @@ void Machine::end_compute(std::int32_t d) {
   count_computing(d, -1);
 }
 
-// Of its compute: less while transfers take a part of it, or when devices share slots.
+// The device computes slower while transfers take a part of it, or when devices share slots.
 double Machine::speed_of(std::int32_t d) const {
   const double left =
       devices_[static_cast<std::size_t>(d)].moving > 0 ? 1 - cluster_.sm_fraction : 1;
@@ -229,7 +229,7 @@ double Machine::speed_of(std::int32_t d) const {
   return computing <= slots ? left : left * slots / computing;
 }
 
-// Of a compute step that has begun: what is left of it goes on at the speed of now.
+// A compute step that has begun goes on at the speed of now for what is left of it.
 void Machine::change_speed(std::int32_t d) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   const double speed = speed_of(d);

@@ -49,14 +49,14 @@ class ProgramCosts {
   };
 
   [[nodiscard]] const std::vector<Piece>& pieces_of(BlockId q_block, BlockId kv_block);
-  // Of one call, without its overhead.
+  // What one call takes, without its overhead.
   [[nodiscard]] double attention_us(const std::vector<TileOp>& tiles, Direction direction);
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
   [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
   [[nodiscard]] std::int64_t transfer_bytes(const TransferEnd& transfer) const;
   [[nodiscard]] TimedStep merge_step(Kind kind, BlockId block, std::size_t sources) const;
-  // Of reading and writing that many bytes in a device's memory.
+  // What reading and writing that many bytes of a device's memory takes.
   [[nodiscard]] double memory_us(double bytes) const;
   [[nodiscard]] double accumulator_bytes(Kind kind, BlockId block) const;
 

@@ -44,7 +44,7 @@ Cluster transfers_only(Cluster cluster) {
   return cluster;
 }
 
-// Of the bytes a direction moves, the share of inputs.
+// The share of inputs in the bytes that a direction moves.
 double input_share(const DirectionStats& stats, Direction direction) {
   const std::span<const Kind> inputs = direction == Direction::kForward
                                            ? std::span<const Kind>(kForwardInputs)

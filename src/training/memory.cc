@@ -13,10 +13,10 @@ namespace contextile {
 namespace {
 
 constexpr double kLseBytes = 4;  // log-sum-exp of a row and head, fp32
-// Of a logit: bf16 and its softmax in fp32, which its gradient overwrites.
+// A logit takes bf16 and its softmax in fp32, which its gradient overwrites.
 constexpr double kLogitBytes = 6;
 
-// Of one token and layer, what forward keeps for backward with FlashAttention and sequence
+// What forward keeps of one token and layer for backward with FlashAttention and sequence
 // parallelism (all of it is divided by TP): the layer's input, the first norm's output, Q, K, V, O
 // with its log-sum-exp, the second norm's input and output, inputs and output of the FFN's
 // activation.
@@ -46,7 +46,7 @@ class StageMemoryCount {
 
  private:
   [[nodiscard]] bool full() const { return step_.options.recompute == Recompute::kFull; }
-  // Of one layer and token on one device.
+  // What one device keeps of one layer and token.
   [[nodiscard]] double per_token(Recompute recompute) const {
     return layer_bytes_per_token(step_.model, recompute) / step_.sizes.tp;
   }

@@ -92,7 +92,7 @@ TEST_P(EveryKernel, SumsInListedOrderAndRoundsOnce) {
   EXPECT_EQ(b, (std::vector<float>{7, 1}));  // in fp32 the 1 would have been lost
 }
 
-// However many they are.
+// The number of sources decides how they are summed, and must not decide the sign.
 TEST_P(EveryKernel, ASumOfNegativeZerosIsNegative) {
   for (std::size_t count = 1; count < 8; ++count) {
     std::vector<float> zero = {-0.0F};

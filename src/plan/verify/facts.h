@@ -43,7 +43,7 @@ struct RoundFacts {
     return static_cast<std::int64_t>(round.devices[rank.index()].local_blocks.size()) *
            round.head_groups;
   }
-  // Of an owned slot.
+  // The unit that an owned slot holds.
   [[nodiscard]] UnitId owned_unit(Rank rank, SlotId slot) const {
     const auto& local = round.devices[rank.index()].local_blocks;
     return unit(local[slot.index() / static_cast<std::size_t>(round.head_groups)],

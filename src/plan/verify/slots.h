@@ -50,7 +50,7 @@ class SlotPool {
   [[nodiscard]] std::size_t num_owned() const { return num_owned_; }
   [[nodiscard]] std::span<const Slot> slots() const { return slots_; }
   [[nodiscard]] Slot& at(SlotId slot) { return slots_[slot.index()]; }
-  // Of a staging slot.
+  // The tokens of the arena that a staging slot takes.
   [[nodiscard]] Range range(SlotId slot) const;
   [[nodiscard]] bool overlap(SlotId a, SlotId b) const;
 

@@ -61,7 +61,7 @@ std::vector<Colour> device_colours(std::int32_t nodes, std::int32_t devices_per_
       // its ends kept apart.
       const double spread = (nodes == 1 ? 0.9 : 0.6) * slice;
       const double hue = 0.06 + turn + spread * (place - 0.5);
-      // Of one node alone, lightness alternates: the hue tells its devices apart already.
+      // Lightness alternates on a node alone: the hue tells its devices apart already.
       const double step = nodes == 1 ? (d % 2 == 0 ? 0.35 : 0.75) : place;
       const double chroma = nodes > kNodesInOrder && n % 2 == 1 ? 0.1 : 0.16;
       colours.push_back(shown(kDarkest + (kLightest - kDarkest) * step, chroma, hue));

@@ -58,7 +58,7 @@ class TimelineData {
     }
   }
 
-  // Of bin b of a device the `width` shares from (device * bins + b) * width on, in 1/100.
+  // Bin b of a device has the `width` shares from (device * bins + b) * width on, in 1/100.
   readBins({bins, runs}, width) {
     const packed = new VarintText(runs);
     const shares = new Uint8Array(this.plan.devices * bins * width);
