@@ -138,12 +138,12 @@ Batches sampled(std::int64_t tokens, std::int64_t longest, std::int64_t count) {
   return batches_from_dataset("prolong", options);
 }
 
-// The worst balance and the mean bytes of all batches of a row.
+// What a row says of its batches: the worst balance, the mean bytes.
 struct Row {
   double overload = 0;
   double underload = 0;
-  double sent_mbytes = 0;          // of a device, mean
-  double largest_sent_mbytes = 0;  // of the device that sends most
+  double sent_mbytes = 0;          // mean over devices
+  double largest_sent_mbytes = 0;  // what the device that sends most sends
 };
 
 Row measure(const Model& model, const Batches& batches, std::int32_t devices,
@@ -199,10 +199,10 @@ void print_balance(const Model& model, std::int32_t devices, std::int64_t longes
   MigrationOptions variant = ours;
   print_row("one_sided (default)",
             measure(model, batches, devices, variant, std::map<std::string, std::string>{}));
-  variant.balance = Balance::kTwoSided;
+  variant.balance = TaskBalance::kTwoSided;
   print_row("two_sided", measure(model, batches, devices, variant,
                                  std::map<std::string, std::string>{{"balance", "two_sided"}}));
-  variant.kv_subrange = KvSubrange::kOn;
+  variant.kv_subrange = true;
   print_row(
       "two_sided, kv_subrange",
       measure(model, batches, devices, variant,

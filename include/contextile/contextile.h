@@ -3,11 +3,12 @@
 // From lengths to a verified plan:
 #pragma once
 
-#include "contextile/base.h"      // ids, ranges, errors
-#include "contextile/cluster.h"   // devices, links, costs: what it is planned for
-#include "contextile/mask.h"      // bands, mask rules, blocks, tiles
-#include "contextile/planner.h"   // plan_batch, compare_strategies: start here
-#include "contextile/workload.h"  // sequences, attention shape, masks: what is planned
+#include "contextile/base.h"        // ids, ranges, errors
+#include "contextile/cluster.h"     // devices, links, costs: what it is planned for
+#include "contextile/mask.h"        // bands, mask rules, blocks, tiles
+#include "contextile/planner.h"     // plan_batch, compare_strategies: start here
+#include "contextile/strategies.h"  // the strategies' options as types
+#include "contextile/workload.h"    // sequences, attention shape, masks: what is planned
 // What a plan is, and what is done with it:
 #include "contextile/bounds.h"        // the time no plan undercuts
 #include "contextile/plan.h"          // five instructions a device
@@ -32,9 +33,10 @@
 #include "contextile/training.h"      // what a step takes
 // Making plans of your own:
 #include "contextile/arrangement.h"  // what a strategy returns
-#include "contextile/id_vector.h"    // arrays indexed by ids
 #include "contextile/hypergraph.h"   // the general partitioner
+#include "contextile/id_vector.h"    // arrays indexed by ids
 #include "contextile/partition.h"    // the partitioner of tile grids
 #include "contextile/plan_build.h"   // from an arrangement to a plan
 #include "contextile/registry.h"     // the strategies there are
+#include "contextile/schedule.h"     // words of layouts and schedules
 #include "contextile/strategy.h"     // the interface of strategies

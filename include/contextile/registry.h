@@ -1,7 +1,6 @@
 // The strategies there are, and how a caller names one with its options.
 #pragma once
 
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,10 +17,6 @@ namespace contextile {
 
 // "name:key=value,key=value,other,…": an item without '=' starts the next strategy; values may hold
 // colons; "all" stands for every strategy. Names and keys are checked when used.
-struct StrategyChoice {
-  std::string name;
-  std::map<std::string, std::string> options = {};
-};
 [[nodiscard]] std::vector<StrategyChoice> parse_strategies(std::string_view text);
 // "name" or "name:key=value,…", as given.
 [[nodiscard]] std::string choice_text(const StrategyChoice& choice);

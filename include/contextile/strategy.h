@@ -22,6 +22,13 @@ struct OptionSpec {
   std::string help;  // meaning, unit, allowed values
 };
 
+// A strategy by name, with options of its own as text; choice_of (strategies.h) makes one from
+// typed options. Names and keys are checked when used.
+struct StrategyChoice {
+  std::string name;
+  std::map<std::string, std::string> options = {};
+};
+
 // What a caller may ask of any strategy beside its own options.
 struct StrategyRequest {
   std::map<std::string, std::string> options;  // key → value; unknown keys are errors

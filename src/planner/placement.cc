@@ -18,7 +18,7 @@ constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/µs
 double intra_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;
 }
-// A byte takes so long over a device's share of its node's NICs.
+// A byte through a device's share of its node's NICs.
 double inter_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes * cluster.devices_per_node / cluster.inter_gbytes_per_s_per_node;
 }
@@ -84,7 +84,7 @@ class TilePricer {
   const AttentionProfile& profile_;
   const TileCosts& costs_;
   TileIndex index_;
-  std::vector<double> row_pairs_;  // of every block
+  std::vector<double> row_pairs_;  // one for each block
   double square_keys_;             // edge of a square of a device's share of the pairs
   std::vector<LocalBand> bands_;
 };
@@ -207,7 +207,7 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
     const std::vector<PlacedTile> tiles =
         placed_tiles(priced.tiles, m, groups, placement.partition);
     ArrangedMask& programs = round.programs.emplace_back();
-    for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    for (const Direction direction : kDirections) {
       if (direction == Direction::kBackward && !request.backward) break;
       const bool forward = direction == Direction::kForward;
       const std::vector<double>& us = forward ? priced.forward_us[m] : priced.backward_us[m];

@@ -21,8 +21,8 @@
 namespace contextile {
 
 std::span<const Strategy* const> strategies() {
-  // In the order tables list them. A contributor adds one line here, the strategy's include above
-  // and its file to src/strategy (docs/strategies.md); every test over all strategies takes it in.
+  // In the order tables list them. A new strategy is one line here and what "Adding a strategy" in
+  // docs/strategies.md says; every test over all strategies takes it in.
   static const std::array kStrategies = {
       &ring_strategy(),              // KV round the ring, contiguous slices
       &zigzag_strategy(),            // the same, balanced for causal masks

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <limits>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "contextile/plan.h"
@@ -45,7 +47,7 @@ std::string schedule_text(const Schedule& schedule) {
 class Search {
  public:
   Search(const Workload& workload, const Cluster& cluster, const StrategyRequest& request,
-         const SearchOptions& options)
+         const AutoOptions& options)
       : workload_(workload),
         cluster_(cluster),
         request_(request),
@@ -55,7 +57,7 @@ class Search {
   SearchResult run() {
     place_all();
     try_placements();
-    if (options_.published) try_published();
+    if (options_.candidates == Candidates::kAll) try_published();
     improve();
     CONTEXTILE_CHECK(best_.time_us < kNever,
                      "auto: expected a plan that fits {} bytes of device memory, found none in {} "
@@ -200,7 +202,7 @@ class Search {
     double forward_us = kNever;
     double backward_us = kNever;
   };
-  // Simulates the plan on the cluster; a direction that exceeds the devices' memory takes forever.
+  // A plan's times on the cluster; kNever for a direction that exceeds the devices' memory.
   [[nodiscard]] Times times_of(const Plan& plan) const {
     const Simulation simulation = simulate(plan, cluster_);
     Times times{simulation.forward ? simulation.forward->time_us : 0,
@@ -343,7 +345,7 @@ class Search {
   const Workload& workload_;
   const Cluster& cluster_;
   const StrategyRequest& request_;
-  const SearchOptions& options_;
+  const AutoOptions& options_;
   std::chrono::steady_clock::time_point start_;
   bool retain_ = false;
   std::vector<Placement> placements_;  // by estimate
@@ -354,7 +356,7 @@ class Search {
 }  // namespace
 
 SearchResult search(const Workload& workload, const Cluster& cluster,
-                    const StrategyRequest& request, const SearchOptions& options) {
+                    const StrategyRequest& request, const AutoOptions& options) {
   return Search(workload, cluster, request, options).run();
 }
 

@@ -1,28 +1,16 @@
 // The search behind `auto`: candidates, their predicted times, the best one.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/strategies.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 
 namespace contextile {
-
-enum class RetainInputs : std::uint8_t { kAuto, kOn, kOff };
-
-struct SearchOptions {
-  double effort = 1;  // placements tried, and the partitioner's steps in the last round
-  RetainInputs retain = RetainInputs::kAuto;
-  bool published = true;       // the other strategies are candidates too
-  std::int64_t budget_ms = 0;  // stop starting candidates after that; 0: never
-};
 
 struct SearchResult {
   Arrangement arrangement;
@@ -38,6 +26,6 @@ struct SearchResult {
 // least predicted time wins, ties to the earlier candidate: so never slower, by prediction, than
 // any other strategy with its defaults. Deterministic unless budget_ms is set.
 [[nodiscard]] SearchResult search(const Workload& workload, const Cluster& cluster,
-                                  const StrategyRequest& request, const SearchOptions& options);
+                                  const StrategyRequest& request, const AutoOptions& options);
 
 }  // namespace contextile

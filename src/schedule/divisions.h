@@ -5,14 +5,10 @@
 #include <cstdint>
 
 #include "contextile/arrangement.h"
+#include "contextile/schedule.h"
 #include "schedule/problem.h"
 
 namespace contextile {
-
-enum class ResultTiming : std::uint8_t {
-  kAfter,  // when all attention is done, as the listing has it
-  kEarly,  // as soon as a device has computed its last tile of the unit
-};
 
 struct DivisionOptions {
   std::int32_t divisions = 4;  // T, at least 2

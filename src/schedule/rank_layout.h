@@ -10,17 +10,10 @@
 #include "contextile/arrangement.h"
 #include "contextile/base.h"
 #include "contextile/mask.h"
+#include "contextile/schedule.h"
 #include "contextile/workload.h"
 
 namespace contextile {
-
-enum class TokenLayout : std::uint8_t {
-  kZigzag,  // every sequence in 2R chunks, rank r has chunks r and 2R-1-r (Megatron, TE, Llama 3)
-  kContiguous,   // every sequence in R chunks, rank r has chunk r (RingAttention)
-  kPerDocument,  // zigzag whose chunks differ by at most one token, remainders dealt round-robin
-                 // over documents (WLB-LLM's per-document sharding, no padding)
-  kPerSequence,  // the packed batch as one sequence in 2R chunks (WLB-LLM's per-sequence sharding)
-};
 
 // Ascending ranges of every rank for each sequence in turn: the originals' local order. Chunk sizes
 // are those of a sequence padded to a multiple of the number of chunks, clipped to its real tokens,

@@ -7,18 +7,18 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "contextile/partition.h"
+#include "contextile/strategies.h"
 #include "schedule/divisions.h"
 #include "schedule/home.h"
 #include "schedule/rank_layout.h"
 #include "strategy/dcp_hypergraph.h"
 #include "strategy/grid_placement.h"
-#include "strategy/options.h"
+#include "strategy/typed_strategy.h"
 
 namespace contextile {
 namespace {
@@ -27,22 +27,8 @@ namespace {
 // it minutes.
 constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
 
-// Of nodes with more devices only the general engine knows what to do.
+// Larger nodes are beyond the grid engine.
 constexpr std::int32_t kMaxGridDevicesPerNode = 64;
-
-enum class Partitioner : std::uint8_t { kGrid, kHypergraph };
-
-struct DcpOptions {
-  std::int32_t divisions = 4;
-  double eps_node = 0.4;
-  double eps_device = 0.1;
-  std::int32_t head_groups = 0;  // 0: one for each KV head
-  ResultTiming results = ResultTiming::kAfter;
-  Relays relays = Relays::kOn;
-  BandCuts cuts = BandCuts::kNone;
-  double effort = 1;
-  Partitioner partitioner = Partitioner::kGrid;
-};
 
 // Owners and tile devices for one block size.
 struct Placement {
@@ -125,7 +111,7 @@ class DcpArranger {
         workload_, cluster_,
         {.blocks = blocks, .owners = owners, .tiles = tiles, .head_groups = options_.head_groups},
         direction);
-    if (options_.relays == Relays::kOn) relay_across_nodes(problem);
+    if (options_.relays) relay_across_nodes(problem);
     return schedule_divisions(problem,
                               {.divisions = options_.divisions, .results = options_.results});
   }
@@ -144,42 +130,18 @@ class DcpArranger {
 // original sends it to every device). Memory: all remote units of two divisions, and an accumulator
 // for every remote result. Loses where little communication is left to save and much of it stays
 // exposed: long causal documents on few devices (the paper's §7.5).
-class DcpStrategy : public Strategy {
+class DcpStrategy : public TypedStrategy<DcpOptions> {
  public:
-  DcpStrategy() {
-    table_.integer("T", &DcpOptions::divisions, 2, 1 << 10, "divisions of the schedule");
-    table_.real("eps_node", &DcpOptions::eps_node, 0, 100,
-                "compute imbalance allowed between nodes");
-    table_.real("eps_device", &DcpOptions::eps_device, 0, 100,
-                "compute imbalance allowed between a node's devices");
-    table_.integer("head_groups", &DcpOptions::head_groups, 0, 1 << 16,
-                   "groups the KV heads are split into, a divisor of them; 0: one each");
-    table_.choice(
-        "results", &DcpOptions::results, {"after", "early"},
-        "partial results leave after all attention, as the original's, or after a device's last "
-        "tile of the unit: after, early");
-    table_.choice("relays", &DcpOptions::relays, {"on", "off"},
-                  "a unit crosses a node boundary once and is passed on inside: on, off");
-    table_.choice("cuts", &DcpOptions::cuts, {"none", "edges"},
-                  "blocks end every block_size tokens, as the original's, or also where bands of "
-                  "the masks begin or end, in long sequences: none, edges");
-    table_.real("effort", &DcpOptions::effort, 0.01, 1000,
-                "partitioning steps, in multiples of the fast setting");
-    table_.choice("partitioner", &DcpOptions::partitioner, {"grid", "hypergraph"},
-                  "what places: the engine that knows grids of tiles, or the general one on the "
-                  "paper's hypergraph, which is slower: grid, hypergraph");
-  }
+  DcpStrategy()
+      : TypedStrategy({"dcp",
+                       "DCP: data and tiles placed by hypergraph partitioning, scheduled in "
+                       "divisions",
+                       PartialWire::kF32},
+                      option_table()) {}
 
-  [[nodiscard]] std::string_view name() const override { return "dcp"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "DCP: data and tiles placed by hypergraph partitioning, scheduled in divisions";
-  }
-  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
-
-  [[nodiscard]] std::optional<std::string> unsupported(
-      const Workload& workload, const Cluster& cluster,
-      const StrategyRequest& request) const override {
-    const DcpOptions options = table_.parse(name(), request.options);
+ protected:
+  [[nodiscard]] std::optional<std::string> unsupported_with(
+      const Workload& workload, const Cluster& cluster, const DcpOptions& options) const override {
     const std::int32_t groups = options.head_groups;
     if (groups > 0 && workload.shape.kv_heads % groups != 0) {
       return fmt::format("splits heads into {} groups: expected a divisor of {} KV heads", groups,
@@ -193,41 +155,57 @@ class DcpStrategy : public Strategy {
     return std::nullopt;
   }
 
-  [[nodiscard]] std::vector<std::int64_t> block_sizes(
-      const StrategyRequest& request) const override {
+  [[nodiscard]] std::vector<std::int64_t> block_sizes_with(
+      const StrategyRequest& request, const DcpOptions& options) const override {
     if (request.block_size) return {};
-    const bool general =
-        table_.parse(name(), request.options).partitioner == Partitioner::kHypergraph;
+    const bool general = options.partitioner == Partitioner::kHypergraph;
     return {kBlockSizes.begin(), kBlockSizes.end() - (general ? 1 : 0)};
   }
 
-  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
-                                    const StrategyRequest& request) const override {
-    if (const auto reason = unsupported(workload, cluster, request)) {
-      fail_argument("strategy {}: {}", name(), *reason);
-    }
-    DcpOptions options = table_.parse(name(), request.options);
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         DcpOptions& options) const override {
     if (options.head_groups == 0) options.head_groups = workload.shape.kv_heads;
     const std::int64_t block_size = request.block_size.value_or(kBlockSizes.front());
     Arrangement arrangement = DcpArranger(workload, cluster, options, request).run(block_size);
-    arrangement.strategy = name();
-    arrangement.options = table_.print(options);
-    // Plans of the default stay what they were before there was a choice.
-    if (options.partitioner == Partitioner::kGrid) arrangement.options.erase("partitioner");
     arrangement.options["block_size"] = fmt::format("{}", block_size);
-    arrangement.partial_wire = request.wire.value_or(Dtype::kF32);
     return arrangement;
   }
 
  private:
-  OptionTable<DcpOptions> table_;
+  static OptionTable<DcpOptions> option_table() {
+    OptionTable<DcpOptions> table;
+    return table.integer("T", &DcpOptions::divisions, 2, 1 << 10, "divisions of the schedule")
+        .real("eps_node", &DcpOptions::eps_node, 0, 100, "compute imbalance allowed between nodes")
+        .real("eps_device", &DcpOptions::eps_device, 0, 100,
+              "compute imbalance allowed between a node's devices")
+        .integer("head_groups", &DcpOptions::head_groups, 0, 1 << 16,
+                 "groups the KV heads are split into, a divisor of them; 0: one each")
+        .choice("results", &DcpOptions::results, {"after", "early"},
+                "partial results leave after all attention, as the original's, or after a "
+                "device's last tile of the unit: after, early")
+        .on_off("relays", &DcpOptions::relays,
+                "a unit crosses a node boundary once and is passed on inside: on, off")
+        .choice("cuts", &DcpOptions::cuts, {"none", "edges"},
+                "blocks end every block_size tokens, as the original's, or also where bands of "
+                "the masks begin or end, in long sequences: none, edges")
+        .real("effort", &DcpOptions::effort, 0.01, 1000,
+              "partitioning steps, in multiples of the fast setting")
+        .choice("partitioner", &DcpOptions::partitioner, {"grid", "hypergraph"},
+                "what places: the engine that knows grids of tiles, or the general one on the "
+                "paper's hypergraph, which is slower: grid, hypergraph");
+  }
 };
 
-}  // namespace
-
-const Strategy& dcp_strategy() {
+const DcpStrategy& dcp() {
   static const DcpStrategy kStrategy;
   return kStrategy;
 }
+
+}  // namespace
+
+const Strategy& dcp_strategy() { return dcp(); }
+
+StrategyChoice choice_of(const DcpOptions& options) { return dcp().choice(options); }
 
 }  // namespace contextile

@@ -39,8 +39,6 @@ struct GridBytes {
                                                    std::int32_t head_groups,
                                                    const GridPartition& partition);
 
-enum class Relays : std::uint8_t { kOn, kOff };
-
 // Lets one device of a node fetch a unit from another node and pass it on to those beside it (and
 // gather a result before it crosses): choose_relays on the problem's routes, a byte across nodes
 // counting `inter_weight` times.

@@ -7,23 +7,17 @@
 #include <map>
 #include <numeric>
 #include <queue>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/strategies.h"
 #include "schedule/home.h"
 #include "schedule/rank_layout.h"
-#include "strategy/options.h"
+#include "strategy/typed_strategy.h"
 
 namespace contextile {
 namespace {
-
-struct MagiOptions {
-  std::int64_t chunk = 512;
-  std::int32_t stages = 4;
-};
 
 // Chunks of the packed batch and the rank that works on each.
 struct Dispatch {
@@ -204,50 +198,46 @@ class MagiArranger {
 // exactly the needed key blocks, once per (block, rank); backward twice that (dKV in fp32). Memory:
 // all needed KV of two portions. Loses where one rank's chunks lie in many long documents: then
 // nearly all KV is needed everywhere.
-class MagiStrategy : public Strategy {
+class MagiStrategy : public TypedStrategy<MagiOptions> {
  public:
-  MagiStrategy() {
-    table_.integer("chunk", &MagiOptions::chunk, 1, std::int64_t{1} << 32,
-                   "tokens of a dispatch chunk (also set by the block size)");
-    table_.integer("stages", &MagiOptions::stages, 1, 1 << 10,
-                   "portions of remote KV that overlap with compute");
-  }
+  MagiStrategy()
+      : TypedStrategy({"magi",
+                       "MagiAttention: equal chunk counts by area, exactly the needed KV, "
+                       "multi-stage overlap",
+                       PartialWire::kF32},
+                      option_table()) {}
 
-  [[nodiscard]] std::string_view name() const override { return "magi"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "MagiAttention: equal chunk counts by area, exactly the needed KV, multi-stage overlap";
-  }
-  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
-
-  [[nodiscard]] std::optional<std::string> unsupported(
-      const Workload&, const Cluster&, const StrategyRequest& request) const override {
-    static_cast<void>(table_.parse(name(), request.options));
-    return std::nullopt;
-  }
-
-  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
-                                    const StrategyRequest& request) const override {
-    MagiOptions options = table_.parse(name(), request.options);
+ protected:
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         MagiOptions& options) const override {
     if (request.block_size && !request.options.contains("chunk"))
       options.chunk = *request.block_size;
     CONTEXTILE_CHECK(options.chunk > 0,
                      "block size: expected a positive number of tokens, found {}", options.chunk);
-    Arrangement arrangement = MagiArranger(workload, cluster, options).run(request.backward);
-    arrangement.strategy = name();
-    arrangement.options = table_.print(options);
-    arrangement.partial_wire = request.wire.value_or(Dtype::kF32);
-    return arrangement;
+    return MagiArranger(workload, cluster, options).run(request.backward);
   }
 
  private:
-  OptionTable<MagiOptions> table_;
+  static OptionTable<MagiOptions> option_table() {
+    OptionTable<MagiOptions> table;
+    return table
+        .integer("chunk", &MagiOptions::chunk, 1, std::int64_t{1} << 32,
+                 "tokens of a dispatch chunk (also set by the block size)")
+        .integer("stages", &MagiOptions::stages, 1, 1 << 10,
+                 "portions of remote KV that overlap with compute");
+  }
 };
 
-}  // namespace
-
-const Strategy& magi_strategy() {
+const MagiStrategy& magi() {
   static const MagiStrategy kStrategy;
   return kStrategy;
 }
+
+}  // namespace
+
+const Strategy& magi_strategy() { return magi(); }
+
+StrategyChoice choice_of(const MagiOptions& options) { return magi().choice(options); }
 
 }  // namespace contextile

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "base/suggest.h"
 
@@ -44,6 +45,17 @@ void check_option_keys(std::string_view strategy, const std::map<std::string, st
     fail_argument("strategy {}: expected an option among {}, found '{}'{}", strategy,
                   fmt::join(names, ", "), key, did_you_mean(key, names));
   }
+}
+
+void rename_option(std::string_view strategy, const std::string& former, const std::string& name,
+                   std::map<std::string, std::string>& given) {
+  auto option = given.extract(former);
+  if (option.empty()) return;
+  CONTEXTILE_CHECK(!given.contains(name),
+                   "strategy {}: expected option {} once, found it and its former name {}",
+                   strategy, name, former);
+  option.key() = name;
+  given.insert(std::move(option));
 }
 
 }  // namespace contextile

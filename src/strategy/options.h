@@ -29,6 +29,9 @@ namespace contextile {
 // Throws InvalidArgument (listing the known keys) for the first key of `given` that no spec has.
 void check_option_keys(std::string_view strategy, const std::map<std::string, std::string>& given,
                        const std::vector<OptionSpec>& specs);
+// Key `former` of `given` becomes `name`. Throws InvalidArgument when it has both.
+void rename_option(std::string_view strategy, const std::string& former, const std::string& name,
+                   std::map<std::string, std::string>& given);
 
 // The options of one strategy as an aggregate with defaults, and how text becomes its fields.
 template <typename Options>
@@ -71,6 +74,15 @@ class OptionTable {
         },
         [=](const Options& options) { return fmt::format("{}", options.*field); });
   }
+  // off or on.
+  OptionTable& on_off(std::string name, bool Options::*field, std::string help) {
+    return add(
+        name, std::move(help),
+        [=](Options& options, std::string_view text) {
+          options.*field = parse_choice_option(name, text, {"off", "on"}) == 1;
+        },
+        [=](const Options& options) { return options.*field ? "on" : "off"; });
+  }
   // An enum whose values 0, 1, … have the given names.
   template <typename Enum>
   OptionTable& choice(std::string name, Enum Options::*field, std::vector<std::string> choices,
@@ -89,6 +101,13 @@ class OptionTable {
     return add(std::move(name), std::move(help), std::move(parse), std::move(print));
   }
 
+  // A former name of the option that was added last: still read, never printed.
+  OptionTable& formerly(std::string name) {
+    entries_.back().help += fmt::format(" (formerly {})", name);
+    entries_.back().former_name = std::move(name);
+    return *this;
+  }
+
   [[nodiscard]] std::vector<OptionSpec> specs() const {
     std::vector<OptionSpec> result;
     for (const Entry& entry : entries_) {
@@ -98,7 +117,12 @@ class OptionTable {
   }
   // Defaults overwritten by what is given. Throws InvalidArgument.
   [[nodiscard]] Options parse(std::string_view strategy,
-                              const std::map<std::string, std::string>& given) const {
+                              std::map<std::string, std::string> given) const {
+    for (const Entry& entry : entries_) {
+      if (!entry.former_name.empty()) {
+        rename_option(strategy, entry.former_name, entry.name, given);
+      }
+    }
     check_option_keys(strategy, given, specs());
     Options options;
     for (const Entry& entry : entries_) {
@@ -112,6 +136,14 @@ class OptionTable {
     for (const Entry& entry : entries_) result[entry.name] = entry.print(options);
     return result;
   }
+  // Without those that have their default.
+  [[nodiscard]] std::map<std::string, std::string> print_changed(const Options& options) const {
+    std::map<std::string, std::string> result = print(options);
+    for (const Entry& entry : entries_) {
+      if (result[entry.name] == entry.print(Options{})) result.erase(entry.name);
+    }
+    return result;
+  }
 
  private:
   struct Entry {
@@ -119,6 +151,7 @@ class OptionTable {
     std::string help;
     std::function<void(Options&, std::string_view)> parse;
     std::function<std::string(const Options&)> print;
+    std::string former_name = {};  // empty: none
   };
   OptionTable& add(std::string name, std::string help,
                    std::function<void(Options&, std::string_view)> parse,

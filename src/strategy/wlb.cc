@@ -1,27 +1,15 @@
 #include "strategy/wlb.h"
 
-#include <fmt/format.h>
-
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <vector>
 
+#include "contextile/strategies.h"
 #include "schedule/rank_layout.h"
 #include "strategy/axp/axp.h"
-#include "strategy/options.h"
 #include "strategy/shard_cost.h"
+#include "strategy/typed_strategy.h"
 
 namespace contextile {
 namespace {
-
-enum class Sharding : std::uint8_t { kAdaptive, kPerDocument, kPerSequence };
-enum class GatherAlgorithm : std::uint8_t { kRing, kDirect };
-
-struct WlbOptions {
-  Sharding sharding = Sharding::kAdaptive;
-  GatherAlgorithm algorithm = GatherAlgorithm::kRing;
-};
 
 // Forward attention of the slowest rank over all layers.
 double estimate_us(const Workload& workload, const Cluster& cluster, TokenLayout layout) {
@@ -50,32 +38,19 @@ Sharding faster_sharding(const Workload& workload, const Cluster& cluster) {
 // attention time is taken. Bytes sent per rank: forward ·kv, backward twice that, of T/R
 // tokens. Memory: KV (and in backward dKV) of the whole batch on every rank. Loses by exposing all
 // communication, on memory, and where one very long document leaves the choice without effect.
-class WlbStrategy : public Strategy {
+class WlbStrategy : public TypedStrategy<WlbOptions> {
  public:
-  WlbStrategy() {
-    table_.choice("sharding", &WlbOptions::sharding, {"adaptive", "per_document", "per_sequence"},
-                  "how a micro-batch is cut: adaptive (the faster one by estimated attention "
-                  "time), per_document, per_sequence");
-    table_.choice("algorithm", &WlbOptions::algorithm, {"ring", "direct"},
-                  "of the KV all-gather. ring: hop by hop, a node boundary crossed once per node; "
-                  "direct: every owner to everybody");
-  }
+  WlbStrategy()
+      : TypedStrategy(
+            {"wlb",
+             "WLB-LLM: per-document or per-sequence sharding by estimated time, all KV gathered",
+             PartialWire::kActivations},  // as the all-gather of TransformerEngine
+            option_table()) {}
 
-  [[nodiscard]] std::string_view name() const override { return "wlb"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "WLB-LLM: per-document or per-sequence sharding by estimated time, all KV gathered";
-  }
-  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
-
-  [[nodiscard]] std::optional<std::string> unsupported(
-      const Workload&, const Cluster&, const StrategyRequest& request) const override {
-    static_cast<void>(table_.parse(name(), request.options));
-    return std::nullopt;
-  }
-
-  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
-                                    const StrategyRequest& request) const override {
-    WlbOptions options = table_.parse(name(), request.options);
+ protected:
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         WlbOptions& options) const override {
     if (options.sharding == Sharding::kAdaptive) {
       options.sharding = faster_sharding(workload, cluster);
     }
@@ -83,30 +58,36 @@ class WlbStrategy : public Strategy {
     config.context_parallel = cluster.num_devices();
     config.layout = options.sharding == Sharding::kPerDocument ? TokenLayout::kPerDocument
                                                                : TokenLayout::kPerSequence;
-    config.movement = options.algorithm == GatherAlgorithm::kRing ? KvMovement::kGatherRing
-                                                                  : KvMovement::kGatherDirect;
+    config.movement = movement_of(options.algorithm);
     config.block_size = request.block_size;
     config.backward = request.backward;
     Arrangement arrangement = arrange_axp(workload, cluster, config);
-    arrangement.strategy = name();
-    arrangement.options = table_.print(options);  // with the sharding that was chosen
-    if (request.block_size) {
-      arrangement.options["block_size"] = fmt::format("{}", *request.block_size);
-    }
-    // As the all-gather of TransformerEngine: dKV in the activation dtype.
-    arrangement.partial_wire = request.wire.value_or(workload.shape.dtype);
+    record_block_size(request, arrangement);
     return arrangement;
   }
 
  private:
-  OptionTable<WlbOptions> table_;
+  static OptionTable<WlbOptions> option_table() {
+    OptionTable<WlbOptions> table;
+    return table
+        .choice("sharding", &WlbOptions::sharding, {"adaptive", "per_document", "per_sequence"},
+                "how a micro-batch is cut: adaptive (the faster one by estimated attention "
+                "time), per_document, per_sequence")
+        .choice("algorithm", &WlbOptions::algorithm, {"ring", "direct"},
+                "how KV are gathered. ring: hop by hop, a node boundary crossed once per node; "
+                "direct: every owner to everybody");
+  }
 };
 
-}  // namespace
-
-const Strategy& wlb_strategy() {
+const WlbStrategy& wlb() {
   static const WlbStrategy kStrategy;
   return kStrategy;
 }
+
+}  // namespace
+
+const Strategy& wlb_strategy() { return wlb(); }
+
+StrategyChoice choice_of(const WlbOptions& options) { return wlb().choice(options); }
 
 }  // namespace contextile

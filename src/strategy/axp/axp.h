@@ -7,7 +7,7 @@
 
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
-#include "contextile/strategy.h"
+#include "contextile/strategies.h"
 #include "contextile/workload.h"
 #include "schedule/rank_layout.h"
 
@@ -20,12 +20,16 @@ enum class KvMovement : std::uint8_t {
   kGatherDirect,  // every owner sends to everybody at once; dKV partials straight home
 };
 
+[[nodiscard]] constexpr KvMovement movement_of(GatherAlgorithm algorithm) {
+  return algorithm == GatherAlgorithm::kRing ? KvMovement::kGatherRing : KvMovement::kGatherDirect;
+}
+
 struct AxpConfig {
   std::int32_t head_parallel = 1;     // A: consecutive ranks; head groups = A, divides the KV heads
   std::int32_t context_parallel = 1;  // P: stride A; A·P = number of devices
   TokenLayout layout = TokenLayout::kZigzag;
   KvMovement movement = KvMovement::kRing;
-  std::int32_t inner_ring = 0;  // of kRing: positions of an inner ring, divides P; 0: one ring
+  std::int32_t inner_ring = 0;  // kRing: positions of an inner ring, divides P; 0: one ring
   std::optional<std::int64_t> block_size;  // tokens; unset: one block a rank
   bool backward = true;
 };

@@ -38,8 +38,8 @@ struct Segment {
 // What the arranger knows of a block.
 struct BlockTask {
   std::int32_t nano_batch = 0;
-  Rank server;                       // of a composite block: everything runs there
-  const Segment* segment = nullptr;  // of a part of one document; else null
+  Rank server;                       // where all of a composite block runs
+  const Segment* segment = nullptr;  // the part of one document; null in a composite block
   std::int64_t first_position = 0;   // in the document
 };
 
@@ -79,7 +79,7 @@ class DistcaArranger {
       programs.forward = arrange(tiles, Direction::kForward);
       if (!options_.backward) continue;
       programs.backward = arrange(tiles, Direction::kBackward);
-      if (options_.resend == Resend::kOn) continue;
+      if (options_.resend) continue;
       for (const Transfer& t : programs.forward->transfers) {
         if (!is_result(t.kind)) programs.retain.push_back({t.dst, t.kind, t.block, t.group});
       }
@@ -186,7 +186,7 @@ class DistcaArranger {
 
   [[nodiscard]] bool travels(Kind kind, Direction direction) const {
     if (!occurs_in(kind, direction)) return false;
-    const bool retained = options_.resend == Resend::kOff && direction == Direction::kBackward;
+    const bool retained = !options_.resend && direction == Direction::kBackward;
     return !(retained && (kind == Kind::kQ || kind == Kind::kKv));
   }
 
@@ -255,7 +255,7 @@ class DistcaArranger {
   std::int32_t num_nano_batches_;
   WorkBlocks work_;
   std::vector<BlockTask> block_tasks_;
-  std::vector<std::vector<Segment>> segments_;  // of every document that is cut
+  std::vector<std::vector<Segment>> segments_;  // one list for each document that is cut
 };
 
 }  // namespace

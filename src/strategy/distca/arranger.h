@@ -10,13 +10,8 @@
 
 namespace contextile {
 
-enum class Resend : std::uint8_t {
-  kOff,  // backward uses the queries and keys that forward received
-  kOn,   // they travel again
-};
-
 struct CaArrangeOptions {
-  Resend resend = Resend::kOff;
+  bool resend = false;  // queries and keys travel again for backward; false: those received stay
   bool backward = true;
   std::optional<std::int64_t> block_size;  // tokens; unset: items are cut only where tasks are
 };

@@ -11,27 +11,13 @@
 
 #include "base/check.h"
 #include "contextile/mask.h"
+#include "contextile/strategies.h"
 #include "strategy/distca/arranger.h"
 #include "strategy/distca/plan.h"
-#include "strategy/options.h"
+#include "strategy/typed_strategy.h"
 
 namespace contextile {
 namespace {
-
-enum class Upstream : std::uint8_t { kOff, kOn };
-
-struct DistcaOptions {
-  double tolerance = 0.1;
-  KvAccounting kv = KvAccounting::kActual;
-  std::int64_t granularity = 128;
-  Balance balance = Balance::kOneSided;
-  std::int32_t attention_servers = 0;
-  KvSubrange kv_subrange = KvSubrange::kOff;
-  std::int32_t nano_batches = 2;
-  Resend resend = Resend::kOff;
-  std::int64_t buffer_limit = 0;
-  Upstream upstream = Upstream::kOff;
-};
 
 constexpr std::int32_t kMaxServers = 1 << 20;
 constexpr std::string_view kInPlace = "in_place";
@@ -55,11 +41,11 @@ std::string print_pool(const DistcaOptions& options) {
 
 // What the original does, whatever the options that this decides say.
 void apply_upstream(DistcaOptions& options) {
-  if (options.upstream == Upstream::kOff) return;
+  if (!options.upstream) return;
   options.kv = KvAccounting::kDocument;
   options.granularity = 1;
-  options.balance = Balance::kOneSided;
-  options.kv_subrange = KvSubrange::kOff;
+  options.balance = TaskBalance::kOneSided;
+  options.kv_subrange = false;
 }
 
 // Whether a query attends exactly the keys of its sequence up to its own. The bands are disjoint,
@@ -85,7 +71,7 @@ bool is_causal(const Mask& mask, std::span<const Range> sequences) {
 // Why the original cannot place such a batch, or nothing.
 std::optional<std::string> upstream_cannot(const Workload& workload, const DistcaOptions& options,
                                            std::int32_t num_owners) {
-  if (options.upstream == Upstream::kOff) return std::nullopt;
+  if (!options.upstream) return std::nullopt;
   for (std::size_t s = 0; s < workload.sequences.size(); ++s) {
     if (workload.sequences[s].size() % 2 == 0) continue;
     return fmt::format("with upstream=on needs even lengths, found {} for sequence {}",
@@ -108,7 +94,7 @@ CaPlanOptions plan_options(const Workload& workload, const DistcaOptions& option
   migration.granularity_tokens = options.granularity;
   migration.balance = options.balance;
   migration.kv_subrange = options.kv_subrange;
-  migration.fidelity = options.upstream == Upstream::kOn ? Fidelity::kUpstream : Fidelity::kRefined;
+  migration.fidelity = options.upstream ? Fidelity::kUpstream : Fidelity::kRefined;
   migration.q_bytes_per_token = static_cast<double>(unit_bytes(Kind::kQ, 1, shape, 1, shape.dtype));
   migration.kv_bytes_per_token =
       static_cast<double>(unit_bytes(Kind::kKv, 1, shape, 1, shape.dtype));
@@ -128,78 +114,19 @@ CaPlanOptions plan_options(const Workload& workload, const DistcaOptions& option
 // remote result. Loses where documents are longer than a device's share: then every device holds a
 // piece of them and fetches all keys before it, and the owner of a giant's rows sends many times
 // what others do.
-class DistcaStrategy : public Strategy {
+class DistcaStrategy : public TypedStrategy<DistcaOptions> {
  public:
-  DistcaStrategy() {
-    table_.real("tolerance", &DistcaOptions::tolerance, 0, 1000,
-                "work a device may lack of the mean, as a share of it");
-    table_.choice("kv", &DistcaOptions::kv, {"actual", "document"},
-                  "keys a move is charged for: those it attends (the paper), the document's (its "
-                  "code): actual, document");
-    table_.integer("granularity", &DistcaOptions::granularity, 1, std::int64_t{1} << 31,
-                   "tokens that split shards are multiples of");
-    table_.choice("balance", &DistcaOptions::balance, {"one_sided", "two_sided"},
-                  "one_sided: as the original, two_sided: overloaded devices keep the tolerance, "
-                  "too, and hot senders are spared: one_sided, two_sided");
-    table_.custom("pool", parse_pool, print_pool,
-                  "in_place, or dedicated:N: the last N devices own no tokens");
-    table_.choice("kv_subrange", &DistcaOptions::kv_subrange, {"off", "on"},
-                  "a task may take a part of its keys, partial outputs are merged: off, on");
-    table_.integer("nano_batches", &DistcaOptions::nano_batches, 1, 64,
-                   "parts of the batch, one's transfers under another's compute; 1: none");
-    table_.choice("resend", &DistcaOptions::resend, {"off", "on"},
-                  "queries and keys travel again for backward instead of being kept: off, on");
-    table_.integer("buffer_limit", &DistcaOptions::buffer_limit, 0, std::int64_t{1} << 50,
-                   "bytes a device may send or receive at once; the tolerance grows by 0.05 until "
-                   "they suffice; 0: none");
-    table_.choice("upstream", &DistcaOptions::upstream, {"off", "on"},
-                  "exactly the original's items: decides kv, granularity, balance, kv_subrange; "
-                  "even lengths only: off, on");
-  }
+  DistcaStrategy()
+      : TypedStrategy({"distca",
+                       "DistCA: sequential fill, attention tasks migrated to underloaded devices, "
+                       "ping-pong",
+                       PartialWire::kActivations},
+                      option_table()) {}
 
-  [[nodiscard]] std::string_view name() const override { return "distca"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "DistCA: sequential fill, attention tasks migrated to underloaded devices, ping-pong";
-  }
-  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
-
-  [[nodiscard]] std::optional<std::string> unsupported(
+ protected:
+  [[nodiscard]] std::optional<std::string> unsupported_with(
       const Workload& workload, const Cluster& cluster,
-      const StrategyRequest& request) const override {
-    const DistcaOptions options = parse(request);
-    if (auto reason = cannot(workload, cluster, options)) return reason;
-    if (options.buffer_limit > 0 && !plan(workload, cluster, options)) return over_limit(options);
-    return std::nullopt;
-  }
-
-  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
-                                    const StrategyRequest& request) const override {
-    DistcaOptions options = parse(request);
-    if (const auto reason = cannot(workload, cluster, options)) {
-      fail_argument("strategy {}: {}", name(), *reason);
-    }
-    const std::optional<CaPlan> planned = plan(workload, cluster, options);
-    if (!planned) fail_argument("strategy {}: {}", name(), over_limit(options));
-    options.tolerance = planned->tolerance;
-    Arrangement arrangement = arrange_tasks(
-        workload, *planned,
-        {.resend = options.resend, .backward = request.backward, .block_size = request.block_size});
-    arrangement.strategy = name();
-    arrangement.options = table_.print(options);
-    arrangement.partial_wire = request.wire.value_or(workload.shape.dtype);
-    return arrangement;
-  }
-
- private:
-  [[nodiscard]] DistcaOptions parse(const StrategyRequest& request) const {
-    DistcaOptions options = table_.parse(name(), request.options);
-    apply_upstream(options);
-    return options;
-  }
-
-  [[nodiscard]] static std::optional<std::string> cannot(const Workload& workload,
-                                                         const Cluster& cluster,
-                                                         const DistcaOptions& options) {
+      const DistcaOptions& options) const override {
     for (const NamedMask& mask : workload.masks) {
       if (is_causal(mask.mask, workload.sequences)) continue;
       return fmt::format("is causal only: mask '{}' is not exactly causal in every sequence",
@@ -213,8 +140,59 @@ class DistcaStrategy : public Strategy {
     return upstream_cannot(workload, options, num_owners);
   }
 
+  [[nodiscard]] std::optional<std::string> unplannable_with(
+      const Workload& workload, const Cluster& cluster,
+      const DistcaOptions& options) const override {
+    if (options.buffer_limit == 0 || plan(workload, cluster, options)) return std::nullopt;
+    return over_limit(options);
+  }
+
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         DistcaOptions& options) const override {
+    apply_upstream(options);
+    const std::optional<CaPlan> planned = plan(workload, cluster, options);
+    if (!planned) refuse(over_limit(options));
+    options.tolerance = planned->tolerance;
+    return arrange_tasks(
+        workload, *planned,
+        {.resend = options.resend, .backward = request.backward, .block_size = request.block_size});
+  }
+
+ private:
+  static OptionTable<DistcaOptions> option_table() {
+    OptionTable<DistcaOptions> table;
+    return table
+        .real("tolerance", &DistcaOptions::tolerance, 0, 1000,
+              "work a device may lack of the mean, as a share of it")
+        .choice("kv", &DistcaOptions::kv, {"actual", "document"},
+                "keys a move is charged for: those it attends (the paper), the document's (its "
+                "code): actual, document")
+        .integer("granularity", &DistcaOptions::granularity, 1, std::int64_t{1} << 31,
+                 "tokens that split shards are multiples of")
+        .choice("balance", &DistcaOptions::balance, {"one_sided", "two_sided"},
+                "one_sided: as the original, two_sided: overloaded devices keep the tolerance, "
+                "too, and hot senders are spared: one_sided, two_sided")
+        .custom("pool", parse_pool, print_pool,
+                "in_place, or dedicated:N: the last N devices own no tokens")
+        .on_off("kv_subrange", &DistcaOptions::kv_subrange,
+                "a task may take a part of its keys, partial outputs are merged: off, on")
+        .integer("nano_batches", &DistcaOptions::nano_batches, 1, 64,
+                 "parts of the batch, one's transfers under another's compute; 1: none")
+        .on_off("resend", &DistcaOptions::resend,
+                "queries and keys travel again for backward instead of being kept: off, on")
+        .integer("buffer_limit", &DistcaOptions::buffer_limit, 0, std::int64_t{1} << 50,
+                 "bytes a device may send or receive at once; the tolerance grows by 0.05 until "
+                 "they suffice; 0: none")
+        .on_off("upstream", &DistcaOptions::upstream,
+                "exactly the original's items: decides kv, granularity, balance, kv_subrange; "
+                "even lengths only: off, on");
+  }
+
+  // Nothing when the buffer limit does not suffice even where nothing moves.
   [[nodiscard]] static std::optional<CaPlan> plan(const Workload& workload, const Cluster& cluster,
-                                                  const DistcaOptions& options) {
+                                                  DistcaOptions options) {
+    apply_upstream(options);
     return plan_tasks(workload.sequences, cluster.num_devices(), plan_options(workload, options));
   }
 
@@ -222,15 +200,17 @@ class DistcaStrategy : public Strategy {
     return fmt::format("needs more than buffer_limit={} bytes on a device even when nothing moves",
                        options.buffer_limit);
   }
-
-  OptionTable<DistcaOptions> table_;
 };
 
-}  // namespace
-
-const Strategy& distca_strategy() {
+const DistcaStrategy& distca() {
   static const DistcaStrategy kStrategy;
   return kStrategy;
 }
+
+}  // namespace
+
+const Strategy& distca_strategy() { return distca(); }
+
+StrategyChoice choice_of(const DistcaOptions& options) { return distca().choice(options); }
 
 }  // namespace contextile

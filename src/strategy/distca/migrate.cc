@@ -70,7 +70,7 @@ class Migration {
   }
 
   void run() {
-    if (options_.balance == Balance::kTwoSided) drain();
+    if (options_.balance == TaskBalance::kTwoSided) drain();
     fill();
   }
 
@@ -140,7 +140,8 @@ class Migration {
                 std::optional<Move>& best) const {
     const auto offer = [&](std::optional<Move> move) {
       if (!move) return;
-      if (options_.balance == Balance::kTwoSided) move->priority = two_sided_priority(*move, taker);
+      if (options_.balance == TaskBalance::kTwoSided)
+        move->priority = two_sided_priority(*move, taker);
       if (!best || move->priority < best->priority) best = move;
     };
     if (loads_[i] <= most) {
@@ -148,7 +149,7 @@ class Migration {
       return;
     }
     offer(upstream() ? upstream_rows(i, most) : rows(i, least, most));
-    if (options_.kv_subrange == KvSubrange::kOn) offer(keys(i, least, most));
+    if (options_.kv_subrange) offer(keys(i, least, most));
   }
 
   // The code's form: the amount is decided by the document's length, its rounding comes later.
@@ -272,8 +273,8 @@ class Migration {
   std::vector<CaItem>& items_;
   std::size_t num_devices_;
   const MigrationOptions& options_;
-  std::vector<double> loads_;          // of every item
-  std::vector<std::int64_t> lengths_;  // of every document: its last row's end
+  std::vector<double> loads_;          // one for each item
+  std::vector<std::int64_t> lengths_;  // one for each document: its last row's end
   std::vector<double> surplus_;        // load above the mean, of every device
   double mean_ = 0;
   double threshold_ = 0;

@@ -13,8 +13,8 @@ namespace contextile {
 
 struct CaPlanOptions {
   MigrationOptions migration;
-  std::int32_t attention_servers = 0;   // the last devices, which own no rows; fewer than devices
-  std::int32_t nano_batches = 2;        // of equal tokens, each placed and balanced on its own
+  std::int32_t attention_servers = 0;  // the last devices, which own no rows; fewer than devices
+  std::int32_t nano_batches = 2;       // parts of equal tokens, each placed and balanced on its own
   std::int64_t buffer_limit_bytes = 0;  // 0: none
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "contextile/base.h"
+#include "contextile/strategies.h"
 
 namespace contextile {
 
@@ -52,32 +53,20 @@ struct CaDocument {
 [[nodiscard]] std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
                                                   std::int32_t num_devices);
 
-enum class KvAccounting : std::uint8_t {
-  kActual,    // the keys the moved rows attend, and Q and O of the moved rows (the paper)
-  kDocument,  // keys of the whole document, Q of half the moved rows (the paper's code)
-};
-enum class Balance : std::uint8_t {
-  kOneSided,  // fills devices below (1 - tolerance)·mean; overloaded ones keep what is left over
-  kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders are dearer
-};
-enum class KvSubrange : std::uint8_t {
-  kOff,
-  kOn,  // a move may also take all rows of a tail against a range of its keys
-};
 enum class Fidelity : std::uint8_t {
   kRefined,   // a move that would round to nothing is passed over
   kUpstream,  // … ends the device's turn; items are split as if their lengths were even
 };
 
 struct MigrationOptions {
-  double tolerance = 0.1;  // of the mean load
+  double tolerance = 0.1;  // as a share of the mean load
   KvAccounting kv = KvAccounting::kActual;
   std::int64_t granularity_tokens = 128;  // rows (keys) of a split shard are multiples of this
-  Balance balance = Balance::kOneSided;
-  KvSubrange kv_subrange = KvSubrange::kOff;
+  TaskBalance balance = TaskBalance::kOneSided;
+  bool kv_subrange = false;  // a move may also take all rows of a tail against a range of its keys
   Fidelity fidelity = Fidelity::kRefined;
-  double q_bytes_per_token = 1;   // of Q; O has as many
-  double kv_bytes_per_token = 1;  // of K and V together
+  double q_bytes_per_token = 1;   // Q; O has as many
+  double kv_bytes_per_token = 1;  // K and V together
   // Time of q rows that end at key kv, in any unit, growing with q; empty: attended pairs. A
   // sub-range of the keys costs its share of the pairs.
   std::function<double(std::int64_t q_tokens, std::int64_t kv_tokens)> cost;

@@ -4,31 +4,18 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/strategies.h"
 #include "schedule/home.h"
 #include "strategy/fcp/distributor.h"
 #include "strategy/fcp/pipeline.h"
-#include "strategy/options.h"
+#include "strategy/typed_strategy.h"
 
 namespace contextile {
 namespace {
-
-enum class Switch : std::uint8_t { kOff, kOn };
-
-struct FcpOptions {
-  std::int64_t block = 4096;  // 0: auto
-  std::int32_t coalesce = 16;
-  std::int32_t buffers = 3;
-  std::int32_t head_parallel = 1;
-  std::int64_t token_cap = 0;
-  Switch pipelining = Switch::kOn;
-  Switch congestion_free = Switch::kOn;
-  Reshuffle reshuffle = Reshuffle::kOverlapped;
-};
 
 // What block=auto tries, largest first; 4096 is the paper's (§7).
 constexpr std::array<std::int64_t, 4> kBlockSizes = {8192, 4096, 2048, 1024};
@@ -51,10 +38,9 @@ FcpLayout layout_of(const Workload& workload, const Cluster& cluster, const FcpO
 
 FcpPipelineOptions pipeline_options(const FcpOptions& options) {
   FcpPipelineOptions pipeline;
-  pipeline.rounds =
-      options.congestion_free == Switch::kOn ? Rounds::kCongestionFree : Rounds::kBlockOrder;
+  pipeline.rounds = options.congestion_free ? Rounds::kCongestionFree : Rounds::kBlockOrder;
   pipeline.coalesce = options.coalesce;
-  pipeline.buffers = options.pipelining == Switch::kOn ? options.buffers : 1;
+  pipeline.buffers = options.pipelining ? options.buffers : 1;
   pipeline.reshuffle = options.reshuffle;
   return pipeline;
 }
@@ -63,48 +49,23 @@ FcpPipelineOptions pipeline_options(const FcpOptions& options) {
 // coalescer, block-level pipeline, reshuffler. Steps: ceil(Δ / coalesce) stages, Δ the most KV
 // blocks a device sends or receives; local tiles first and, while results leave, last. Bytes: a KV
 // block once to each device that needs it, in backward again with dKV back; with a home layout or
-// ulysses=A also Q, KV in and O out of every block whose worker is not its owner. Memory: KV of
-// `buffers` stages of `coalesce` blocks, and as many dKV accumulators. Loses where few KV heads are
-// shared by few query heads (only KV ever moves, never Q and O), where a block is attended by
-// everybody (no relays: it crosses the node boundary once for each receiver), and on batches with
-// too few blocks to balance.
-class FcpStrategy : public Strategy {
+// head_parallel > 1 also Q, KV in and O out of every block whose worker is not its owner. Memory:
+// KV of `buffers` stages of `coalesce` blocks, and as many dKV accumulators. Loses where few KV
+// heads are shared by few query heads (only KV ever moves, never Q and O), where a block is
+// attended by everybody (no relays: it crosses the node boundary once for each receiver), and on
+// batches with too few blocks to balance.
+class FcpStrategy : public TypedStrategy<FcpOptions> {
  public:
-  FcpStrategy() {
-    constexpr std::int64_t kMaxTokensOption = std::int64_t{1} << 32;
-    table_
-        .integer_or(
-            "auto", "block", &FcpOptions::block, 1, kMaxTokensOption,
-            "tokens of a block (also set by the block size); auto: 8192, 4096, 2048 or 1024, "
-            "whichever is predicted fastest")
-        .integer("coalesce", &FcpOptions::coalesce, 1, 1 << 16,
-                 "rounds in a stage; 1: no coalescing")
-        .integer("buffers", &FcpOptions::buffers, 1, 1 << 10,
-                 "stages whose keys a device computes with or receives; 1: nothing overlaps")
-        .integer("ulysses", &FcpOptions::head_parallel, 1, 1 << 16,
-                 "consecutive ranks of a node that split heads")
-        .integer("token_cap", &FcpOptions::token_cap, 0, kMaxTokensOption,
-                 "tokens a device may work on; 0: equally many blocks each")
-        .choice("pipelining", &FcpOptions::pipelining, {"off", "on"},
-                "transfers overlap with compute: on, off")
-        .choice("congestion_free", &FcpOptions::congestion_free, {"off", "on"},
-                "a device sends and receives once in a round: on; or blocks are fetched in order: "
-                "off")
-        .choice("reshuffle", &FcpOptions::reshuffle, {"overlapped", "before"},
-                "how data moves between home and where the plan wants it: overlapped, before (and "
-                "after) all compute");
-  }
+  FcpStrategy()
+      : TypedStrategy({"fcp",
+                       "FCP: blocks balanced in pairs, congestion-free rounds of KV, block-level "
+                       "pipeline",
+                       PartialWire::kF32},
+                      option_table()) {}
 
-  [[nodiscard]] std::string_view name() const override { return "fcp"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "FCP: blocks balanced in pairs, congestion-free rounds of KV, block-level pipeline";
-  }
-  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
-
-  [[nodiscard]] std::optional<std::string> unsupported(
-      const Workload& workload, const Cluster& cluster,
-      const StrategyRequest& request) const override {
-    const FcpOptions options = table_.parse(name(), request.options);
+ protected:
+  [[nodiscard]] std::optional<std::string> unsupported_with(
+      const Workload& workload, const Cluster& cluster, const FcpOptions& options) const override {
     const std::int32_t heads = options.head_parallel;
     if (workload.shape.kv_heads % heads != 0) {
       return fmt::format("splits heads over {} ranks: expected a divisor of {} KV heads", heads,
@@ -122,18 +83,15 @@ class FcpStrategy : public Strategy {
     return std::nullopt;
   }
 
-  [[nodiscard]] std::vector<std::int64_t> block_sizes(
-      const StrategyRequest& request) const override {
-    if (table_.parse(name(), request.options).block != 0) return {};
+  [[nodiscard]] std::vector<std::int64_t> block_sizes_with(
+      const StrategyRequest&, const FcpOptions& options) const override {
+    if (options.block != 0) return {};
     return {kBlockSizes.begin(), kBlockSizes.end()};
   }
 
-  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
-                                    const StrategyRequest& request) const override {
-    if (const auto reason = unsupported(workload, cluster, request)) {
-      fail_argument("strategy {}: {}", name(), *reason);
-    }
-    FcpOptions options = table_.parse(name(), request.options);
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         FcpOptions& options) const override {
     if (request.block_size && (options.block == 0 || !request.options.contains("block"))) {
       options.block = *request.block_size;
       CONTEXTILE_CHECK(options.block > 0,
@@ -141,9 +99,6 @@ class FcpStrategy : public Strategy {
     }
     if (options.block == 0) options.block = kBlockSizes.front();
     Arrangement arrangement;
-    arrangement.strategy = name();
-    arrangement.options = table_.print(options);
-    arrangement.partial_wire = request.wire.value_or(Dtype::kF32);
     ArrangedRound& round = arrangement.rounds.emplace_back();
     FcpLayout layout = layout_of(workload, cluster, options);
     round.head_groups = options.head_parallel;
@@ -164,14 +119,41 @@ class FcpStrategy : public Strategy {
   }
 
  private:
-  OptionTable<FcpOptions> table_;
+  static OptionTable<FcpOptions> option_table() {
+    constexpr std::int64_t kMaxTokensOption = std::int64_t{1} << 32;
+    OptionTable<FcpOptions> table;
+    return table
+        .integer_or("auto", "block", &FcpOptions::block, 1, kMaxTokensOption,
+                    "tokens of a block (also set by the block size); auto: 8192, 4096, 2048 or "
+                    "1024, whichever is predicted fastest")
+        .integer("coalesce", &FcpOptions::coalesce, 1, 1 << 16,
+                 "rounds in a stage; 1: no coalescing")
+        .integer("buffers", &FcpOptions::buffers, 1, 1 << 10,
+                 "stages whose keys a device computes with or receives; 1: nothing overlaps")
+        .integer("head_parallel", &FcpOptions::head_parallel, 1, 1 << 16,
+                 "consecutive ranks of a node that split heads")
+        .formerly("ulysses")
+        .integer("token_cap", &FcpOptions::token_cap, 0, kMaxTokensOption,
+                 "tokens a device may work on; 0: equally many blocks each")
+        .on_off("pipelining", &FcpOptions::pipelining, "transfers overlap with compute: on, off")
+        .on_off("congestion_free", &FcpOptions::congestion_free,
+                "a device sends and receives once in a round: on; or blocks are fetched in order: "
+                "off")
+        .choice("reshuffle", &FcpOptions::reshuffle, {"overlapped", "before"},
+                "how data moves between home and where the plan wants it: overlapped, before (and "
+                "after) all compute");
+  }
 };
 
-}  // namespace
-
-const Strategy& fcp_strategy() {
+const FcpStrategy& fcp() {
   static const FcpStrategy kStrategy;
   return kStrategy;
 }
+
+}  // namespace
+
+const Strategy& fcp_strategy() { return fcp(); }
+
+StrategyChoice choice_of(const FcpOptions& options) { return fcp().choice(options); }
 
 }  // namespace contextile

@@ -9,6 +9,7 @@
 #include "contextile/arrangement.h"
 #include "contextile/base.h"
 #include "contextile/mask.h"
+#include "contextile/strategies.h"
 
 namespace contextile {
 
@@ -17,8 +18,8 @@ namespace contextile {
 // with more the all-to-all of Ulysses.
 struct FcpLayout {
   Blocking blocks;
-  std::vector<Rank> owners;             // of every block
-  std::vector<std::int32_t> positions;  // of every block
+  std::vector<Rank> owners;             // one for each block
+  std::vector<std::int32_t> positions;  // one for each block
   std::int32_t head_parallel = 1;       // A, also the number of head groups
   std::int32_t num_devices = 1;
 
@@ -34,11 +35,6 @@ enum class Rounds : std::uint8_t {
   kBlockOrder,      // every receiver fetches in block order, whoever else asks the same sender
   kCongestionFree,  // a device sends at most once and receives at most once in a round
 };
-enum class Reshuffle : std::uint8_t {
-  kOverlapped,  // under tiles whose inputs are at home; results leave as soon as they are complete
-  kBefore,      // before any compute, and results after all of it
-};
-
 struct FcpPipelineOptions {
   Rounds rounds = Rounds::kCongestionFree;
   std::int32_t coalesce = 16;  // rounds in a stage: a device sends and receives at most so much
@@ -89,13 +85,13 @@ class FcpPipeline {
   FcpPipelineOptions options_;
   std::vector<Cast> casts_;         // ordered by (block, position)
   std::vector<std::size_t> first_;  // casts of block b: [first_[b], first_[b + 1])
-  std::vector<bool> attends_;       // of every block: its queries have a tile
-  std::vector<bool> read_at_home_;  // of every block: its keys have a tile at its position
+  std::vector<bool> attends_;       // for each block: its queries have a tile
+  std::vector<bool> read_at_home_;  // for each block: its keys have a tile at its position
   std::vector<Move> moves_;
-  std::vector<std::int32_t> arrival_;  // of every unit: stage it reaches its worker; 0: lives there
-  std::vector<bool> moves_kv_;         // of every unit: the worker needs keys that live elsewhere
+  std::vector<std::int32_t> arrival_;  // for each unit: stage it reaches its worker; 0: lives there
+  std::vector<bool> moves_kv_;         // for each unit: the worker needs keys that live elsewhere
   std::int32_t move_stages_ = 0;
-  std::int32_t last_stage_ = 0;  // of the KV rounds
+  std::int32_t last_stage_ = 0;  // the last of the KV rounds
 };
 
 }  // namespace contextile

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <utility>
 
+#include "contextile/strategies.h"
 #include "strategy/groups/group_strategy.h"
 #include "strategy/groups/rank_groups.h"
 
@@ -47,7 +49,7 @@ std::vector<Parcel> make_parcels(std::span<const std::int64_t> lengths, std::int
 
 class WaveMaker {
  public:
-  explicit WaveMaker(const BytescaleOptions& options)
+  explicit WaveMaker(const WaveOptions& options)
       : options_(options),
         loads_(static_cast<std::size_t>(options.num_ranks)),
         is_free_(loads_.size()) {}
@@ -89,19 +91,10 @@ class WaveMaker {
     return best;
   }
 
-  const BytescaleOptions& options_;
+  const WaveOptions& options_;
   std::vector<double> loads_;
   std::vector<bool> is_free_;  // in the current wave; before the first wave none is
   std::vector<GroupRound> waves_;
-};
-
-enum class Balanced : std::uint8_t { kOff, kOn };
-enum class Sync : std::uint8_t { kWave, kStep };
-
-struct StrategyOptions {
-  std::int64_t cap = 0;  // tokens; 0: the mean
-  Balanced balanced = Balanced::kOff;
-  Sync sync = Sync::kWave;
 };
 
 // Source: ByteScale (Ge et al., 2025) as FCP describes its baseline. Steps: waves; a long sequence
@@ -109,49 +102,56 @@ struct StrategyOptions {
 // per rank and sequence of L tokens on d ranks: forward (d-1)·L/d·kv, backward that plus
 // (d-1)·L/d·dkv with dKV in fp32. Memory: two KV buffers of C tokens. Loses on balance: ranks get
 // equal tokens, and work grows with the square of the length.
-class BytescaleStrategy : public GroupStrategy<StrategyOptions> {
+class BytescaleStrategy : public GroupStrategy<BytescaleOptions> {
  public:
-  BytescaleStrategy() {
-    table_.integer("cap", &StrategyOptions::cap, 0, kMaxTokens,
-                   "C, tokens of one rank and wave; 0: tokens of the batch over ranks, rounded up");
-    table_.choice("balanced", &StrategyOptions::balanced, {"off", "on"},
-                  "choose the ranks with the least work so far (on) or the fewest tokens (off)");
-    table_.choice("sync", &StrategyOptions::sync, {"wave", "step"},
-                  "wave: every wave is a round, a barrier between; step: one round, ranks go on "
-                  "as soon as the ranks they need are done");
-  }
-
-  [[nodiscard]] std::string_view name() const override { return "bytescale"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "ByteScale: as many ranks as a sequence's length needs, short ones packed locally";
-  }
+  BytescaleStrategy()
+      : GroupStrategy({"bytescale",
+                       "ByteScale: as many ranks as a sequence's length needs, short ones packed "
+                       "locally",
+                       PartialWire::kF32},
+                      option_table()) {}
 
  protected:
   [[nodiscard]] std::vector<GroupRound> rounds(const Workload& workload, std::int32_t num_ranks,
-                                               StrategyOptions& options) const override {
-    if (options.cap == 0) options.cap = mean_tokens(workload, num_ranks);
-    BytescaleOptions schedule{.num_ranks = num_ranks, .cap_tokens = options.cap};
-    if (options.balanced == Balanced::kOn) schedule.choice = RankChoice::kFlops;
+                                               BytescaleOptions& options) const override {
+    WaveOptions schedule{.num_ranks = num_ranks, .cap_tokens = options.cap};
+    if (options.balanced) schedule.choice = RankChoice::kFlops;
     std::vector<GroupRound> waves = schedule_bytescale(lengths_of(workload), schedule);
-    if (options.sync == Sync::kWave) return waves;
+    if (options.sync == WaveSync::kWave) return waves;
     GroupRound all;
     for (GroupRound& wave : waves) std::move(wave.begin(), wave.end(), std::back_inserter(all));
     return {std::move(all)};
   }
-  [[nodiscard]] Dtype original_wire(const Workload&) const override { return Dtype::kF32; }
+
+ private:
+  static OptionTable<BytescaleOptions> option_table() {
+    OptionTable<BytescaleOptions> table;
+    return table
+        .integer("cap", &BytescaleOptions::cap, 0, kMaxTokens,
+                 "C, tokens of one rank and wave; 0: tokens of the batch over ranks, rounded up")
+        .on_off("balanced", &BytescaleOptions::balanced,
+                "choose the ranks with the least work so far (on) or the fewest tokens (off)")
+        .choice("sync", &BytescaleOptions::sync, {"wave", "step"},
+                "wave: every wave is a round, a barrier between; step: one round, ranks go on as "
+                "soon as the ranks they need are done");
+  }
 };
+
+const BytescaleStrategy& bytescale() {
+  static const BytescaleStrategy kStrategy;
+  return kStrategy;
+}
 
 }  // namespace
 
 std::vector<GroupRound> schedule_bytescale(std::span<const std::int64_t> lengths,
-                                           const BytescaleOptions& options) {
+                                           const WaveOptions& options) {
   check_sample_lengths(lengths, options.num_ranks, options.cap_tokens);
   return WaveMaker(options).run(make_parcels(lengths, options.cap_tokens));
 }
 
-const Strategy& bytescale_strategy() {
-  static const BytescaleStrategy kStrategy;
-  return kStrategy;
-}
+const Strategy& bytescale_strategy() { return bytescale(); }
+
+StrategyChoice choice_of(const BytescaleOptions& options) { return bytescale().choice(options); }
 
 }  // namespace contextile

@@ -10,15 +10,15 @@
 
 namespace contextile {
 
-// By what the least loaded ranks are the least loaded.
+// What the least loaded ranks have the least of.
 enum class RankChoice : std::uint8_t {
   kTokens,
   kFlops,  // causal: the square of the length
 };
 
-struct BytescaleOptions {
+struct WaveOptions {
   std::int32_t num_ranks = 1;
-  std::int64_t cap_tokens = 0;  // C, of one rank and wave
+  std::int64_t cap_tokens = 0;  // C, tokens of one rank and wave
   RankChoice choice = RankChoice::kTokens;
 };
 
@@ -28,7 +28,7 @@ struct BytescaleOptions {
 // least load in sum over all waves (ties: the lowest ranks); when there are none, a new wave
 // begins. lengths: positive tokens. Throws InvalidArgument when L > R·C. O(sequences · (bins + R)).
 [[nodiscard]] std::vector<GroupRound> schedule_bytescale(std::span<const std::int64_t> lengths,
-                                                         const BytescaleOptions& options);
+                                                         const WaveOptions& options);
 
 [[nodiscard]] const Strategy& bytescale_strategy();
 

@@ -1,20 +1,14 @@
 // What the strategies that decide on rounds of groups have in common.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "base/check.h"
-#include "contextile/strategy.h"
 #include "schedule/groups.h"
-#include "strategy/options.h"
+#include "strategy/typed_strategy.h"
 
 namespace contextile {
 
@@ -29,51 +23,53 @@ namespace contextile {
   return std::max<std::int64_t>(1, (workload.num_tokens() + num_ranks - 1) / num_ranks);
 }
 
+// Options have `cap`, tokens of one rank; 0: mean_tokens().
 template <typename Options>
-class GroupStrategy : public Strategy {
- public:
-  [[nodiscard]] std::vector<OptionSpec> options() const override { return table_.specs(); }
+class GroupStrategy : public TypedStrategy<Options> {
+ protected:
+  using TypedStrategy<Options>::TypedStrategy;
 
-  [[nodiscard]] std::optional<std::string> unsupported(
-      const Workload& workload, const Cluster& cluster,
-      const StrategyRequest& request) const override {
-    Options options = table_.parse(name(), request.options);
-    if (auto reason = crosses_sequences(workload)) return reason;
+  // Decides, and writes what it decided into `options`, whose cap is set. Throws InvalidArgument
+  // with the reason when it cannot.
+  [[nodiscard]] virtual std::vector<GroupRound> rounds(const Workload& workload,
+                                                       std::int32_t num_ranks,
+                                                       Options& options) const = 0;
+
+  [[nodiscard]] std::optional<std::string> unsupported_with(const Workload& workload,
+                                                            const Cluster&,
+                                                            const Options&) const final {
+    return crosses_sequences(workload);
+  }
+
+  [[nodiscard]] std::optional<std::string> unplannable_with(const Workload& workload,
+                                                            const Cluster& cluster,
+                                                            const Options& options) const final {
     try {
-      static_cast<void>(rounds(workload, cluster.num_devices(), options));
+      Options decided = options;
+      static_cast<void>(capped_rounds(workload, cluster, decided));
     } catch (const InvalidArgument& reason) {
       return reason.what();
     }
     return std::nullopt;
   }
 
-  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
-                                    const StrategyRequest& request) const override {
-    Options options = table_.parse(name(), request.options);
-    if (const auto reason = crosses_sequences(workload)) {
-      fail_argument("strategy {}: {}", name(), *reason);
-    }
-    const std::vector<GroupRound> groups = rounds(workload, cluster.num_devices(), options);
-    Arrangement arrangement = arrange_groups(
-        workload, groups, {.block_size = request.block_size, .backward = request.backward});
-    arrangement.strategy = name();
-    arrangement.options = table_.print(options);
-    if (request.block_size) {
-      arrangement.options["block_size"] = fmt::format("{}", *request.block_size);
-    }
-    arrangement.partial_wire = request.wire.value_or(original_wire(workload));
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         Options& options) const final {
+    Arrangement arrangement =
+        arrange_groups(workload, capped_rounds(workload, cluster, options),
+                       {.block_size = request.block_size, .backward = request.backward});
+    record_block_size(request, arrangement);
     return arrangement;
   }
 
- protected:
-  // Decides, and writes the defaults it used into `options`. Throws InvalidArgument with the reason
-  // when it cannot.
-  [[nodiscard]] virtual std::vector<GroupRound> rounds(const Workload& workload,
-                                                       std::int32_t num_ranks,
-                                                       Options& options) const = 0;
-  [[nodiscard]] virtual Dtype original_wire(const Workload& workload) const = 0;
-
-  OptionTable<Options> table_;
+ private:
+  [[nodiscard]] std::vector<GroupRound> capped_rounds(const Workload& workload,
+                                                      const Cluster& cluster,
+                                                      Options& options) const {
+    if (options.cap == 0) options.cap = mean_tokens(workload, cluster.num_devices());
+    return rounds(workload, cluster.num_devices(), options);
+  }
 };
 
 }  // namespace contextile

@@ -1,7 +1,11 @@
 #include "strategy/groups/megatron.h"
 
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "base/check.h"
+#include "contextile/strategies.h"
 #include "strategy/groups/group_strategy.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
@@ -11,11 +15,6 @@ namespace {
 
 constexpr std::int64_t kMaxRanks = 1 << 16;
 
-struct DynamicOptions {
-  std::int64_t cap = 0;  // tokens; 0: the mean
-  UpstreamFaults upstream = UpstreamFaults::kRepaired;
-};
-
 // Source: Megatron-LM, --hybrid-context-parallel (BalancedCPScheduler). Steps: rounds of groups; in
 // a round every rank attends its samples one after another, each a zigzag ring over the c ranks
 // that share it, a barrier between rounds. Bytes sent per rank and sample of L tokens: forward
@@ -23,47 +22,38 @@ struct DynamicOptions {
 // largest share. Loses where rounds are many: each waits for its slowest rank; nothing is packed,
 // so short samples run as small kernels; keys of the next sample do not travel under this one's
 // compute.
-class MegatronDynamicStrategy : public GroupStrategy<DynamicOptions> {
+class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
  public:
-  MegatronDynamicStrategy() {
-    table_.integer(
-        "cap", &DynamicOptions::cap, 0, kMaxTokens,
-        "tokens of one rank and sequence; 0: tokens of the batch over ranks, rounded up");
-    table_.choice(
-        "upstream", &DynamicOptions::upstream, {"off", "on"},
-        "on: fail where the original fails (mostly rank counts that are no power of two)");
-  }
-
-  [[nodiscard]] std::string_view name() const override { return "megatron_dynamic"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "Megatron-LM BalancedCPScheduler: rounds of groups, one sequence after another";
-  }
+  MegatronDynamicStrategy()
+      : GroupStrategy({"megatron_dynamic",
+                       "Megatron-LM BalancedCPScheduler: rounds of groups, one sequence after "
+                       "another",
+                       PartialWire::kActivations},
+                      option_table()) {}
 
  protected:
   [[nodiscard]] std::vector<GroupRound> rounds(const Workload& workload, std::int32_t num_ranks,
-                                               DynamicOptions& options) const override {
-    if (options.cap == 0) options.cap = mean_tokens(workload, num_ranks);
+                                               MegatronDynamicOptions& options) const override {
+    const BalancedCpOptions schedule{
+        .num_ranks = num_ranks,
+        .cap_tokens = options.cap,
+        .faults = options.upstream ? UpstreamFaults::kReproduced : UpstreamFaults::kRepaired};
     std::vector<GroupRound> result;
-    for (const ScheduledRound& round : schedule_balanced_cp(
-             lengths_of(workload),
-             {.num_ranks = num_ranks, .cap_tokens = options.cap, .faults = options.upstream})) {
+    for (const ScheduledRound& round : schedule_balanced_cp(lengths_of(workload), schedule)) {
       result.push_back(group_items(round.samples, SampleOrder::kOneByOne));
     }
     return result;
   }
-  [[nodiscard]] Dtype original_wire(const Workload& workload) const override {
-    return workload.shape.dtype;
+
+ private:
+  static OptionTable<MegatronDynamicOptions> option_table() {
+    OptionTable<MegatronDynamicOptions> table;
+    return table
+        .integer("cap", &MegatronDynamicOptions::cap, 0, kMaxTokens,
+                 "tokens of one rank and sequence; 0: tokens of the batch over ranks, rounded up")
+        .on_off("upstream", &MegatronDynamicOptions::upstream,
+                "on: fail where the original fails (mostly rank counts that are no power of two)");
   }
-};
-
-enum class PackedScheduler : std::uint8_t { kDynamic, kDpBalanced };
-
-struct PackedOptions {
-  PackedScheduler scheduler = PackedScheduler::kDynamic;
-  std::int64_t cap = 0;  // tokens; 0: the mean
-  std::int32_t min_cp = 1;
-  std::int32_t cp = 0;  // ranks; 0: all
-  std::int32_t vpp_multiple = 1;
 };
 
 // Source: Megatron-LM dev, dynamic context parallelism with packing. Steps: rounds of groups; a
@@ -71,31 +61,17 @@ struct PackedOptions {
 // Bytes sent per rank of a group of c ranks with L tokens: forward (c-1)·L/c·kv, backward twice
 // that (dKV in the activation dtype). Memory: two KV buffers of at most cap tokens. Loses as
 // megatron_dynamic where rounds are many, and on short samples that share a ring they do not need.
-class MegatronPackedStrategy : public GroupStrategy<PackedOptions> {
+class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
  public:
-  MegatronPackedStrategy() {
-    table_.choice(
-        "scheduler", &PackedOptions::scheduler, {"dynamic", "dp_balanced"},
-        "dynamic: groups by length; dp_balanced: equal groups of cp ranks, bins in order");
-    table_.integer("cap", &PackedOptions::cap, 0, kMaxTokens,
-                   "tokens of one rank and round; 0: tokens of the batch over ranks, rounded up");
-    table_.integer("min_cp", &PackedOptions::min_cp, 1, kMaxRanks,
-                   "dynamic: least ranks of a group, a power of two");
-    table_.integer("cp", &PackedOptions::cp, 0, kMaxRanks,
-                   "dp_balanced: ranks of a group, divides the devices; 0: all");
-    table_.integer("vpp_multiple", &PackedOptions::vpp_multiple, 1, 1 << 10,
-                   "number of rounds is a multiple of it, as interleaved pipelines need");
-  }
-
-  [[nodiscard]] std::string_view name() const override { return "megatron_packed"; }
-  [[nodiscard]] std::string_view summary() const override {
-    return "Megatron-LM dev dynamic CP: rounds of groups, sequences of a group packed";
-  }
+  MegatronPackedStrategy()
+      : GroupStrategy({"megatron_packed",
+                       "Megatron-LM dev dynamic CP: rounds of groups, sequences of a group packed",
+                       PartialWire::kActivations},
+                      option_table()) {}
 
  protected:
   [[nodiscard]] std::vector<GroupRound> rounds(const Workload& workload, std::int32_t num_ranks,
-                                               PackedOptions& options) const override {
-    if (options.cap == 0) options.cap = mean_tokens(workload, num_ranks);
+                                               MegatronPackedOptions& options) const override {
     if (options.cp == 0) options.cp = num_ranks;
     std::vector<GroupRound> result;
     for (const RankSamples& samples : schedule(lengths_of(workload), num_ranks, options)) {
@@ -103,13 +79,26 @@ class MegatronPackedStrategy : public GroupStrategy<PackedOptions> {
     }
     return result;
   }
-  [[nodiscard]] Dtype original_wire(const Workload& workload) const override {
-    return workload.shape.dtype;
-  }
 
  private:
+  static OptionTable<MegatronPackedOptions> option_table() {
+    OptionTable<MegatronPackedOptions> table;
+    return table
+        .choice("scheduler", &MegatronPackedOptions::scheduler, {"dynamic", "dp_balanced"},
+                "dynamic: groups by length; dp_balanced: equal groups of cp ranks, bins in order")
+        .integer("cap", &MegatronPackedOptions::cap, 0, kMaxTokens,
+                 "tokens of one rank and round; 0: tokens of the batch over ranks, rounded up")
+        .integer("min_cp", &MegatronPackedOptions::min_cp, 1, kMaxRanks,
+                 "dynamic: least ranks of a group, a power of two")
+        .integer("cp", &MegatronPackedOptions::cp, 0, kMaxRanks,
+                 "dp_balanced: ranks of a group, divides the devices; 0: all")
+        .integer("vpp_multiple", &MegatronPackedOptions::vpp_multiple, 1, 1 << 10,
+                 "number of rounds is a multiple of it, as interleaved pipelines need");
+  }
+
   static std::vector<RankSamples> schedule(const std::vector<std::int64_t>& lengths,
-                                           std::int32_t num_ranks, const PackedOptions& options) {
+                                           std::int32_t num_ranks,
+                                           const MegatronPackedOptions& options) {
     if (options.scheduler == PackedScheduler::kDpBalanced) {
       CONTEXTILE_CHECK(num_ranks % options.cp == 0,
                        "expected groups of a divisor of {} devices (option cp), found {}",
@@ -129,15 +118,25 @@ class MegatronPackedStrategy : public GroupStrategy<PackedOptions> {
   }
 };
 
-}  // namespace
-
-const Strategy& megatron_dynamic_strategy() {
+const MegatronDynamicStrategy& megatron_dynamic() {
   static const MegatronDynamicStrategy kStrategy;
   return kStrategy;
 }
-const Strategy& megatron_packed_strategy() {
+const MegatronPackedStrategy& megatron_packed() {
   static const MegatronPackedStrategy kStrategy;
   return kStrategy;
+}
+
+}  // namespace
+
+const Strategy& megatron_dynamic_strategy() { return megatron_dynamic(); }
+const Strategy& megatron_packed_strategy() { return megatron_packed(); }
+
+StrategyChoice choice_of(const MegatronDynamicOptions& options) {
+  return megatron_dynamic().choice(options);
+}
+StrategyChoice choice_of(const MegatronPackedOptions& options) {
+  return megatron_packed().choice(options);
 }
 
 }  // namespace contextile

@@ -23,7 +23,7 @@ enum class UpstreamFaults : std::uint8_t {
 
 struct BalancedCpOptions {
   std::int32_t num_ranks = 1;   // R
-  std::int64_t cap_tokens = 0;  // of one rank and sample
+  std::int64_t cap_tokens = 0;  // tokens of one rank and sample
   UpstreamFaults faults = UpstreamFaults::kRepaired;
 };
 

@@ -12,8 +12,8 @@ namespace contextile {
 
 struct DynamicCpOptions {
   std::int32_t num_ranks = 1;   // R
-  std::int64_t cap_tokens = 0;  // of one rank, all samples of its group together
-  std::int32_t min_ranks = 1;   // of a group: a power of two, at most R
+  std::int64_t cap_tokens = 0;  // tokens of one rank, all samples of its group together
+  std::int32_t min_ranks = 1;   // a group has at least as many; a power of two, at most R
 };
 
 // Source: Megatron-LM dev, data_schedule_utils.py (next_hdp_group_packing_aware). As
@@ -38,9 +38,9 @@ struct DynamicCpOptions {
 struct DpBalancedOptions {
   std::int32_t context_parallel = 1;  // ranks of a group
   std::int32_t data_parallel = 1;     // groups
-  std::int64_t cap_tokens = 0;        // of one rank
-  std::int32_t multiple = 1;          // of which the number of rounds is one
-  std::int32_t max_samples = 0;       // of a group and round; 0: no limit
+  std::int64_t cap_tokens = 0;        // tokens of one rank
+  std::int32_t multiple = 1;          // the number of rounds is one of it
+  std::int32_t max_samples = 0;       // in a group and round; 0: no limit
 };
 
 // Source: Megatron-LM dev, data_schedule.py (DpBalancedScheduler). Samples fill bins of cap tokens

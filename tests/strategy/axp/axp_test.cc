@@ -130,7 +130,7 @@ TEST(Ulysses, RefusesMoreRanksThanKvHeads) {
 TEST(Hybrid, AddsAllToAllAndRing) {
   const AttentionShape shape;
   StrategyRequest request;
-  request.options["A"] = "4";
+  request.options["head_parallel"] = "4";
   const auto planned = plan_with("hybrid", {kTokens}, causal(), cluster_of(2, 8), shape, request);
   const std::int64_t a = 4;
   const std::int64_t p = 4;
@@ -150,7 +150,7 @@ TEST(Hybrid, SplitsHeadsInsideANodeByDefault) {
   AttentionShape shape;
   shape.kv_heads = 4;
   const auto planned = plan_with("hybrid", {kTokens}, causal(), cluster_of(2, 8), shape);
-  EXPECT_EQ(planned.plan.options.at("A"), "4");
+  EXPECT_EQ(planned.plan.options.at("head_parallel"), "4");
   EXPECT_EQ(planned.plan.rounds[0].head_groups, 4);
 }
 

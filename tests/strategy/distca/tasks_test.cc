@@ -143,8 +143,8 @@ TEST(DistcaMigration, ComputesEveryPairOnceUnderAnyOptions) {
     MigrationOptions options = plain_options();
     options.tolerance = random_chance(rng, 0.5) ? 0 : 0.1;
     options.kv = random_chance(rng, 0.5) ? KvAccounting::kActual : KvAccounting::kDocument;
-    options.balance = random_chance(rng, 0.5) ? Balance::kOneSided : Balance::kTwoSided;
-    options.kv_subrange = random_chance(rng, 0.5) ? KvSubrange::kOn : KvSubrange::kOff;
+    options.balance = random_chance(rng, 0.5) ? TaskBalance::kOneSided : TaskBalance::kTwoSided;
+    options.kv_subrange = random_chance(rng, 0.5);
     options.granularity_tokens = random_between(rng, 1, 5);
     std::vector<CaItem> items = place_documents(documents_of(lengths), devices);
     migrate(items, devices, options);
@@ -188,7 +188,7 @@ TEST(DistcaMigration, TwoSidedKeepsTheToleranceWhereOneSidedDoesNot) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(seed);
     const auto documents = documents_of(long_tailed_lengths(rng, 16 * 16384));
-    for (const Balance balance : {Balance::kOneSided, Balance::kTwoSided}) {
+    for (const TaskBalance balance : {TaskBalance::kOneSided, TaskBalance::kTwoSided}) {
       MigrationOptions options = plain_options();
       options.balance = balance;
       std::vector<CaItem> items = place_documents(documents, 16);
@@ -197,7 +197,7 @@ TEST(DistcaMigration, TwoSidedKeepsTheToleranceWhereOneSidedDoesNot) {
       EXPECT_GE(smallest(loads), 0.9 * mean(loads) * (1 - 1e-9));
       const std::vector<std::int64_t> sent = forward_volume(items, 16, 8192, 4096).input_sent_bytes;
       const auto peak = static_cast<double>(*std::max_element(sent.begin(), sent.end()));
-      if (balance == Balance::kTwoSided) {
+      if (balance == TaskBalance::kTwoSided) {
         EXPECT_LE(largest(loads), 1.1 * mean(loads) * (1 + 1e-9));
         two_sided_peak += peak;
       } else {
@@ -246,7 +246,7 @@ TEST(DistcaMigration, BalancesWhatAProfileSaysTasksCost) {
     MigrationOptions by_time = plain_options();
     by_time.tolerance = 0.02;
     by_time.cost = profile;
-    by_time.balance = Balance::kTwoSided;
+    by_time.balance = TaskBalance::kTwoSided;
     MigrationOptions by_pairs = by_time;
     by_pairs.cost = nullptr;
     const double target = 0.98 * mean(server_loads(placed, 8, by_time));

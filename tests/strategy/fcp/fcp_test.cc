@@ -292,7 +292,7 @@ TEST(FcpUlysses, MovesHeadsInsideTheGroupAndAnAthOfTheKeysBetweenGroups) {
   const Workload workload = causal({16384});
   const auto bytes = [&](const std::string& heads) {
     return statistics(verified_plan(workload, cluster_of(2, 4),
-                                    with({{"block", "512"}, {"ulysses", heads}})))
+                                    with({{"block", "512"}, {"head_parallel", heads}})))
         .forward->bytes_by_kind;
   };
   const auto q = static_cast<std::size_t>(Kind::kQ);
@@ -306,15 +306,15 @@ TEST(FcpUlysses, MovesHeadsInsideTheGroupAndAnAthOfTheKeysBetweenGroups) {
 TEST(FcpUlysses, RefusesHeadsAndNodesItCannotSplit) {
   const Workload workload = causal({64});
   const auto heads =
-      fcp_strategy().unsupported(workload, cluster_of(1, 16), with({{"ulysses", "16"}}));
+      fcp_strategy().unsupported(workload, cluster_of(1, 16), with({{"head_parallel", "16"}}));
   ASSERT_TRUE(heads);
   EXPECT_THAT(*heads, HasSubstr("expected a divisor of 8 KV heads"));
   const auto nodes =
-      fcp_strategy().unsupported(workload, cluster_of(4, 2), with({{"ulysses", "4"}}));
+      fcp_strategy().unsupported(workload, cluster_of(4, 2), with({{"head_parallel", "4"}}));
   ASSERT_TRUE(nodes);
   EXPECT_THAT(*nodes, HasSubstr("expected a divisor of 2 devices per node"));
-  EXPECT_THROW(static_cast<void>(
-                   fcp_strategy().arrange(workload, cluster_of(4, 2), with({{"ulysses", "4"}}))),
+  EXPECT_THROW(static_cast<void>(fcp_strategy().arrange(workload, cluster_of(4, 2),
+                                                        with({{"head_parallel", "4"}}))),
                InvalidArgument);
 }
 
@@ -324,7 +324,8 @@ TEST(FcpTokenCap, BoundsWhatADeviceOwns) {
     for (const std::int64_t cap : {1000, 1100, 2000}) {
       const Plan plan = verified_plan(
           workload, cluster_of(2, 4),
-          with({{"block", "300"}, {"token_cap", fmt::format("{}", cap)}, {"ulysses", heads}}));
+          with(
+              {{"block", "300"}, {"token_cap", fmt::format("{}", cap)}, {"head_parallel", heads}}));
       for (std::int32_t r = 0; r < 8; ++r) {
         EXPECT_LE(plan.rounds[0].owned_tokens(Rank{r}), cap);
       }
@@ -401,7 +402,7 @@ TEST(Fcp, MakesValidPlansForAnyBatchUnderAnyOptions) {
     StrategyRequest request = with({{"block", pick({"7", "20", "60", "auto"})},
                                     {"coalesce", pick({"1", "2", "16"})},
                                     {"buffers", pick({"1", "2", "3", "7"})},
-                                    {"ulysses", pick({"1", "2", "4"})},
+                                    {"head_parallel", pick({"1", "2", "4"})},
                                     {"pipelining", pick({"on", "on", "off"})},
                                     {"congestion_free", pick({"on", "off"})},
                                     {"reshuffle", pick({"overlapped", "before"})}});

@@ -50,8 +50,8 @@ TEST(Bytescale, ChoosesByWorkWhenAskedTo) {
   // Two ranks of 100 tokens: after the first wave both have 100 tokens, but rank 1, which has two
   // shorter sequences, has less work.
   const std::vector<std::int64_t> lengths = {100, 50, 50, 25, 25, 25, 25, 90, 10};
-  const BytescaleOptions by_tokens{.num_ranks = 2, .cap_tokens = 100};
-  BytescaleOptions by_work = by_tokens;
+  const WaveOptions by_tokens{.num_ranks = 2, .cap_tokens = 100};
+  WaveOptions by_work = by_tokens;
   by_work.choice = RankChoice::kFlops;
   const auto tokens = schedule_bytescale(lengths, by_tokens);
   const auto work = schedule_bytescale(lengths, by_work);

@@ -1,0 +1,251 @@
+// The options of every strategy as types, defined once: the strategies compute with these, and
+// their text forms (--strategy name:key=value,…) are read into them.
+//
+//   plan_batch(workload, cluster, choice_of(DcpOptions{.divisions = 6}));  // dcp:T=6
+//
+// Fields are named as the keys of the text form, unless their comment gives the key. Numbers that
+// are 0 by default leave the decision to the strategy; the plan's options say what it decided.
+#pragma once
+
+#include <cstdint>
+
+#include "contextile/schedule.h"
+#include "contextile/strategy.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// How a strategy with typed options is named where a StrategyChoice is expected, one overload for
+// each strategy. The choice holds the options that differ from the defaults. Values out of range
+// are refused with InvalidArgument where the choice is used, as those of the text form are.
+
+// --------------------------------------------------------------------- heads x positions (axp)
+
+// ring: contiguous slices, KV round the ring.
+struct RingOptions {
+  bool padded = false;  // statistics charge the original's padding of sequences to whole chunks
+
+  friend bool operator==(const RingOptions&, const RingOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const RingOptions& options);
+
+// zigzag: the same, balanced for causal masks.
+struct ZigzagOptions {
+  bool padded = false;  // as of RingOptions
+
+  friend bool operator==(const ZigzagOptions&, const ZigzagOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const ZigzagOptions& options);
+
+// ulysses: heads split over all ranks.
+struct UlyssesOptions {
+  TokenLayout layout = TokenLayout::kZigzag;
+  bool padded = false;  // as of RingOptions
+
+  friend bool operator==(const UlyssesOptions&, const UlyssesOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const UlyssesOptions& options);
+
+// hybrid: heads split inside consecutive ranks, a zigzag ring across.
+struct HybridOptions {
+  // Ranks that split heads, a divisor of KV heads and devices; 0: the largest common divisor of the
+  // KV heads and a node's devices.
+  std::int32_t head_parallel = 0;
+  bool padded = false;  // as of RingOptions
+
+  friend bool operator==(const HybridOptions&, const HybridOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const HybridOptions& options);
+
+// double_ring: the same with inner rings joined by an outer ring.
+struct DoubleRingOptions {
+  std::int32_t inner_ring = 0;     // key inner: positions of an inner ring; 0: those of a node
+  std::int32_t head_parallel = 1;  // as of HybridOptions
+  bool padded = false;             // as of RingOptions
+
+  friend bool operator==(const DoubleRingOptions&, const DoubleRingOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const DoubleRingOptions& options);
+
+enum class GatherAlgorithm : std::uint8_t {
+  kRing,    // hop by hop, a node boundary crossed once per node
+  kDirect,  // every owner to everybody
+};
+
+// all_gather: all KV before any compute.
+struct AllGatherOptions {
+  GatherAlgorithm algorithm = GatherAlgorithm::kRing;
+  TokenLayout layout = TokenLayout::kZigzag;
+  bool padded = false;  // as of RingOptions
+
+  friend bool operator==(const AllGatherOptions&, const AllGatherOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const AllGatherOptions& options);
+
+enum class Sharding : std::uint8_t {
+  kAdaptive,  // the faster one by estimated attention time
+  kPerDocument,
+  kPerSequence,
+};
+
+// wlb: a micro-batch cut per document or per sequence, all KV gathered.
+struct WlbOptions {
+  Sharding sharding = Sharding::kAdaptive;
+  GatherAlgorithm algorithm = GatherAlgorithm::kRing;
+
+  friend bool operator==(const WlbOptions&, const WlbOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const WlbOptions& options);
+
+// ---------------------------------------------------------------------------- groups and rounds
+
+enum class WaveSync : std::uint8_t {
+  kWave,  // every wave is a round, a barrier between
+  kStep,  // one round: ranks go on as soon as the ranks they need are done
+};
+
+// bytescale: ranks by document length, in waves.
+struct BytescaleOptions {
+  std::int64_t cap = 0;   // tokens of one rank and wave; 0: tokens of the batch over ranks
+  bool balanced = false;  // ranks with the least work so far; false: with the fewest tokens
+  WaveSync sync = WaveSync::kWave;
+
+  friend bool operator==(const BytescaleOptions&, const BytescaleOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const BytescaleOptions& options);
+
+// megatron_dynamic: rounds of groups, one sequence after another.
+struct MegatronDynamicOptions {
+  std::int64_t cap = 0;   // tokens of one rank and sequence; 0: tokens of the batch over ranks
+  bool upstream = false;  // fail where the original fails
+
+  friend bool operator==(const MegatronDynamicOptions&, const MegatronDynamicOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const MegatronDynamicOptions& options);
+
+enum class PackedScheduler : std::uint8_t {
+  kDynamic,     // groups by length
+  kDpBalanced,  // equal groups, bins in order
+};
+
+// megatron_packed: the same, sequences of a group packed.
+struct MegatronPackedOptions {
+  PackedScheduler scheduler = PackedScheduler::kDynamic;
+  std::int64_t cap = 0;           // tokens of one rank and round; 0: tokens of the batch over ranks
+  std::int32_t min_cp = 1;        // kDynamic: least ranks of a group, a power of two
+  std::int32_t cp = 0;            // kDpBalanced: ranks of a group, divides the devices; 0: all
+  std::int32_t vpp_multiple = 1;  // rounds come in multiples of it, as interleaved pipelines need
+
+  friend bool operator==(const MegatronPackedOptions&, const MegatronPackedOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const MegatronPackedOptions& options);
+
+// ------------------------------------------------------------------ placements of their own
+
+// magi: chunks of equal count by area, exactly the needed KV.
+struct MagiOptions {
+  std::int64_t chunk = 512;  // tokens of a dispatch chunk; where it is the default, a block size
+                             // that is asked for takes its place
+  std::int32_t stages = 4;   // portions of remote KV that overlap with compute
+
+  friend bool operator==(const MagiOptions&, const MagiOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const MagiOptions& options);
+
+enum class Partitioner : std::uint8_t {
+  kGrid,        // the engine that knows grids of tiles (partition.h)
+  kHypergraph,  // the general one (hypergraph.h) on the paper's hypergraph: slower
+};
+
+// dcp: tiles placed by partitioning, scheduled in divisions. Its block size is that of PlanOptions;
+// left open, the planner times several.
+struct DcpOptions {
+  std::int32_t divisions = 4;    // key T, at least 2
+  double eps_node = 0.4;         // compute imbalance allowed between nodes, as a share of the mean
+  double eps_device = 0.1;       // … between a node's devices
+  std::int32_t head_groups = 0;  // divides the KV heads; 0: one each
+  ResultTiming results = ResultTiming::kAfter;
+  bool relays = true;               // a unit crosses a node boundary once and is passed on inside
+  BandCuts cuts = BandCuts::kNone;  // where blocks end beside every block-size tokens
+  double effort = 1;                // partitioning steps, in multiples of the fast setting
+  Partitioner partitioner = Partitioner::kGrid;
+
+  friend bool operator==(const DcpOptions&, const DcpOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const DcpOptions& options);
+
+enum class Reshuffle : std::uint8_t {
+  kOverlapped,  // under tiles whose inputs are at home; results leave as soon as they are complete
+  kBefore,      // before any compute, and results after all of it
+};
+
+// fcp: fixed-size blocks, KV in rounds without congestion.
+struct FcpOptions {
+  std::int64_t block = 4096;       // tokens; 0 ("auto"): the planner times several; where it is the
+                                   // default, a block size that is asked for takes its place
+  std::int32_t coalesce = 16;      // rounds in a stage; 1: no coalescing
+  std::int32_t buffers = 3;        // stages whose keys a device computes with or receives
+  std::int32_t head_parallel = 1;  // consecutive ranks of a node that split heads
+  std::int64_t token_cap = 0;      // tokens a device may work on; 0: equally many blocks each
+  bool pipelining = true;          // transfers overlap with compute
+  bool congestion_free = true;     // a device sends and receives once in a round; false: every
+                                   // receiver fetches in block order
+  Reshuffle reshuffle = Reshuffle::kOverlapped;
+
+  friend bool operator==(const FcpOptions&, const FcpOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const FcpOptions& options);
+
+enum class KvAccounting : std::uint8_t {
+  kActual,    // the keys the moved rows attend, and Q and O of the moved rows (the paper)
+  kDocument,  // keys of the whole document, Q of half the moved rows (the paper's code)
+};
+enum class TaskBalance : std::uint8_t {
+  kOneSided,  // fills devices below (1 - tolerance)·mean; overloaded ones keep what is left over
+  kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders are dearer
+};
+
+// distca: attention as tasks that move to underloaded devices.
+struct DistcaOptions {
+  double tolerance = 0.1;                   // work a device may lack of the mean, as a share of it
+  KvAccounting kv = KvAccounting::kActual;  // the keys that a move is charged for
+  std::int64_t granularity = 128;           // tokens that split shards are multiples of
+  TaskBalance balance = TaskBalance::kOneSided;
+  std::int32_t attention_servers = 0;  // key pool: the last devices, which own no tokens; 0: none
+  bool kv_subrange = false;            // a task may take a part of its keys, outputs are merged
+  std::int32_t nano_batches = 2;  // parts of the batch, one's transfers under another's compute
+  bool resend = false;  // queries and keys travel again for backward instead of being kept
+  std::int64_t buffer_limit = 0;  // bytes a device may send or receive at once: the tolerance grows
+                                  // by 0.05 until they suffice; 0: none
+  bool upstream = false;  // exactly the original's items, whatever kv, granularity, balance and
+                          // kv_subrange say; even lengths only
+
+  friend bool operator==(const DistcaOptions&, const DistcaOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const DistcaOptions& options);
+
+// ------------------------------------------------------------------------------- by prediction
+
+enum class RetainInputs : std::uint8_t {
+  kAuto,  // where that takes at most 5% of a known device memory
+  kOn,
+  kOff,
+};
+enum class Candidates : std::uint8_t {
+  kAll,  // placements of its own, and every other strategy with its defaults
+  kOwn,  // placements of its own
+};
+
+// auto: the least predicted time.
+struct AutoOptions {
+  double effort = 1;  // placements tried and partitioning steps, in multiples of the default
+  RetainInputs retain = RetainInputs::kAuto;  // received q and kv stay for backward
+  Candidates candidates = Candidates::kAll;
+  std::int64_t budget_ms = 0;  // no candidate is started after that; plans then depend on the
+                               // machine; 0: no limit
+
+  friend bool operator==(const AutoOptions&, const AutoOptions&) = default;
+};
+[[nodiscard]] StrategyChoice choice_of(const AutoOptions& options);
+
+}  // namespace contextile

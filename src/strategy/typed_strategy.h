@@ -1,0 +1,119 @@
+// What all strategies have in common: options are parsed, the strategy is asked whether it can, and
+// the arrangement says who made it with which options.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/strategy.h"
+#include "strategy/options.h"
+
+namespace contextile {
+
+// How partial results of the original travel; StrategyRequest::wire overrides it.
+enum class PartialWire : std::uint8_t {
+  kF32,
+  kActivations,  // in the dtype of the activations
+  kArranged,     // as arrange_with() says
+};
+
+// What a strategy says of itself.
+struct StrategyCard {
+  std::string_view name;
+  std::string_view summary;  // source and what it does, one line
+  PartialWire wire = PartialWire::kF32;
+};
+
+// A strategy whose options are the aggregate `Options` (contextile/strategies.h). A subclass says
+// what arrange_with() its options does, and why it may not.
+template <typename Options>
+class TypedStrategy : public Strategy {
+ public:
+  [[nodiscard]] std::string_view name() const final { return card_.name; }
+  [[nodiscard]] std::string_view summary() const final { return card_.summary; }
+  [[nodiscard]] std::vector<OptionSpec> options() const final { return table_.specs(); }
+
+  // Text into options and back; the table's errors.
+  [[nodiscard]] Options parse(const std::map<std::string, std::string>& given) const {
+    return table_.parse(name(), given);
+  }
+  [[nodiscard]] StrategyChoice choice(const Options& options) const {
+    return {std::string(name()), table_.print_changed(options)};
+  }
+
+  [[nodiscard]] std::optional<std::string> unsupported(const Workload& workload,
+                                                       const Cluster& cluster,
+                                                       const StrategyRequest& request) const final {
+    const Options options = parse(request.options);
+    if (auto reason = unsupported_with(workload, cluster, options)) return reason;
+    return unplannable_with(workload, cluster, options);
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> block_sizes(const StrategyRequest& request) const final {
+    return block_sizes_with(request, parse(request.options));
+  }
+
+  [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
+                                    const StrategyRequest& request) const final {
+    Options options = parse(request.options);
+    if (const auto reason = unsupported_with(workload, cluster, options)) refuse(*reason);
+    Arrangement arrangement = arrange_with(workload, cluster, request, options);
+    arrangement.strategy = name();
+    arrangement.options.merge(table_.print(options));
+    if (card_.wire != PartialWire::kArranged) {
+      const bool in_f32 = card_.wire == PartialWire::kF32;
+      arrangement.partial_wire = request.wire.value_or(in_f32 ? Dtype::kF32 : workload.shape.dtype);
+    }
+    return arrangement;
+  }
+
+ protected:
+  TypedStrategy(StrategyCard card, OptionTable<Options> table)
+      : card_(card), table_(std::move(table)) {}
+
+  // Why these options cannot be planned, or nothing. Asked before every arrange_with().
+  [[nodiscard]] virtual std::optional<std::string> unsupported_with(const Workload&, const Cluster&,
+                                                                    const Options&) const {
+    return std::nullopt;
+  }
+  // The same for reasons that take as long to find as planning itself: only unsupported() asks,
+  // arrange_with() throws them when it meets them.
+  [[nodiscard]] virtual std::optional<std::string> unplannable_with(const Workload&, const Cluster&,
+                                                                    const Options&) const {
+    return std::nullopt;
+  }
+  // Strategy::block_sizes.
+  [[nodiscard]] virtual std::vector<std::int64_t> block_sizes_with(const StrategyRequest&,
+                                                                   const Options&) const {
+    return {};
+  }
+  // Rounds, and what was decided beside the options: what `options` leaves open is written there,
+  // what is no option at all into the arrangement's options.
+  [[nodiscard]] virtual Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                                 const StrategyRequest& request,
+                                                 Options& options) const = 0;
+
+  [[noreturn]] void refuse(std::string_view reason) const {
+    fail_argument("strategy {}: {}", name(), reason);
+  }
+
+ private:
+  StrategyCard card_;
+  OptionTable<Options> table_;
+};
+
+// The block size that was asked for, among the options of a plan whose strategy has no such option.
+inline void record_block_size(const StrategyRequest& request, Arrangement& arrangement) {
+  if (!request.block_size) return;
+  arrangement.options["block_size"] = fmt::format("{}", *request.block_size);
+}
+
+}  // namespace contextile
