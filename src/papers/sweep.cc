@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -16,9 +15,11 @@
 
 #include "contextile/data.h"
 #include "contextile/plan_stats.h"
-#include "contextile/registry.h"
 #include "contextile/simulate.h"
-#include "papers/paper_table.h"
+#include "papers/findings.h"
+#include "papers/progress.h"
+#include "papers/setting.h"
+#include "papers/tables.h"
 #include "report/fidelity.h"
 
 namespace contextile {
@@ -66,7 +67,7 @@ std::optional<Outcome> plan_one(const StrategyChoice& choice, const PlanInput& i
                                 const Workload& workload, Standing& standing) {
   if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
     ++standing.skipped;
-    // Without what differs from batch to batch.
+    // Only up to the colon: what follows differs from batch to batch.
     standing.reasons.insert(reason->substr(0, reason->find(':')));
     return std::nullopt;
   }
@@ -130,50 +131,60 @@ Table table_of(const std::vector<StrategyChoice>& choices, std::map<std::string,
   return table;
 }
 
-PaperResult sweep(const BenchOverrides& overrides) {
-  std::vector<StrategyChoice> choices;
-  for (const Strategy* strategy : strategies()) {
-    choices.push_back({std::string(strategy->name()), {}});
+using Standings = std::map<std::string, Standing>;
+
+// Plans one batch with every strategy and ranks those that apply.
+void rank_on(const Workload& workload, const PlanInput& input,
+             const std::vector<StrategyChoice>& choices, Progress& progress, Standings& standings) {
+  std::map<std::string, Outcome> outcomes;
+  double fastest_us = kInfinity;
+  for (const StrategyChoice& choice : choices) {
+    progress.step(choice.name);
+    if (choice.name == "auto" && input.cluster.num_devices() > kMostSearched) continue;
+    const auto outcome = plan_one(choice, input, workload, standings[choice.name]);
+    if (!outcome) continue;
+    outcomes[choice.name] = *outcome;
+    fastest_us = std::min(fastest_us, outcome->time_us);
   }
-  const std::vector<BenchSetting> settings = settings_of(overrides);
-  std::map<std::string, Standing> standings;
+  for (const auto& [name, outcome] : outcomes) {
+    standings[name].of_fastest.add(outcome.time_us / fastest_us);
+    standings[name].of_bound.add(outcome.time_us / outcome.bound_us);
+  }
+}
+
+Standings rank(const std::vector<BenchSetting>& settings,
+               const std::vector<StrategyChoice>& choices, const BenchOverrides& overrides) {
   std::int64_t steps = 0;
   for (const BenchSetting& setting : settings) {
     steps += static_cast<std::int64_t>(setting.datasets.size() * kMasks.size() * choices.size()) *
              setting.batch.batches;
   }
   Progress progress(overrides, steps);
-  std::int64_t plans = 0;
+  Standings standings;
   for (const BenchSetting& setting : settings) {
     for (const std::string& dataset : setting.datasets) {
       for (const char* mask : kMasks) {
         for (const Workload& workload : setting.batches(dataset, mask)) {
-          std::map<std::string, Outcome> outcomes;
-          double fastest_us = std::numeric_limits<double>::infinity();
-          for (const StrategyChoice& choice : choices) {
-            progress.step(choice.name);
-            if (choice.name == "auto" && setting.input.cluster.num_devices() > kMostSearched) {
-              continue;
-            }
-            const auto outcome = plan_one(choice, setting.input, workload, standings[choice.name]);
-            if (!outcome) continue;
-            ++plans;
-            outcomes[choice.name] = *outcome;
-            fastest_us = std::min(fastest_us, outcome->time_us);
-          }
-          for (const auto& [name, outcome] : outcomes) {
-            standings[name].of_fastest.add(outcome.time_us / fastest_us);
-            standings[name].of_bound.add(outcome.time_us / outcome.bound_us);
-          }
+          rank_on(workload, setting.input, choices, progress, standings);
         }
       }
     }
   }
+  return standings;
+}
+
+PaperResult make(const BenchOverrides& overrides) {
+  std::vector<StrategyChoice> choices;
+  for (const Strategy* strategy : strategies()) {
+    choices.push_back({std::string(strategy->name()), {}});
+  }
+  const std::vector<BenchSetting> settings = settings_of(overrides);
+  Standings standings = rank(settings, choices, overrides);
+  std::int64_t plans = 0;
+  for (const auto& [name, standing] : standings) plans += standing.plans;
   PaperResult result{.setting = settings.back().description(),
                      .table = table_of(choices, standings),
-                     .findings = {},
-                     .differences = {}};
-  result.plots = {{.x = "strategy", .y = {"of_fastest", "of_bound"}}};
+                     .plots = {{.x = "strategy", .y = {"of_fastest", "of_bound"}}}};
   std::vector<std::string> sizes;
   for (const BenchSetting& setting : settings) {
     sizes.push_back(fmt::format("{}", setting.input.cluster.num_devices()));
@@ -196,12 +207,11 @@ PaperResult sweep(const BenchOverrides& overrides) {
   return result;
 }
 
-constexpr std::array<PaperTable, 1> kTables = {
-    {{"sweep", "all strategies", "datasets x five masks x 8, 32, 64, 256 devices, side by side",
-      sweep}}};
-
 }  // namespace
 
-std::span<const PaperTable> sweep_tables() { return kTables; }
+PaperTable sweep() {
+  return {"sweep", "all strategies", "datasets x five masks x 8, 32, 64, 256 devices, side by side",
+          make};
+}
 
 }  // namespace contextile

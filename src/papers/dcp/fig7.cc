@@ -1,23 +1,20 @@
 // DCP (Jiang et al., SOSP 2025), Fig. 7: what a ring moves that nobody needs.
 #include <fmt/format.h>
 
-#include <array>
 #include <cstdint>
-#include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "contextile/registry.h"
 #include "contextile/verify.h"
-#include "papers/paper_table.h"
-#include "papers/steps.h"
+#include "papers/setting.h"
+#include "papers/tables.h"
 
 namespace contextile {
 namespace {
 
-PaperResult fig7(const BenchOverrides& overrides) {
+PaperResult make(const BenchOverrides& overrides) {
   refuse_overrides(overrides, "dcp-fig7",
                    {"--tokens", "--heads", "--kv-heads", "--head-dim", "--wire"});
   constexpr std::int64_t kBlocks = 16;
@@ -52,12 +49,14 @@ PaperResult fig7(const BenchOverrides& overrides) {
     table.add_row({choice_text(choice), movement.transfers, movement.redundant_transfers,
                    planned.statistics.forward->total_bytes(), movement.redundant_bytes});
   }
-  PaperResult result = paper_result(
-      setting.description(), std::move(table),
-      {"The lengths of question and answers are our reading of the drawing; its count of transfers "
-       "is the paper's.",
-       "A transfer moves one block's unit of any kind: keys for the rings and magi, also queries "
-       "and outputs for dcp."});
+  PaperResult result{.setting = setting.description(),
+                     .table = std::move(table),
+                     .differences = {"The lengths of question and answers are our reading of the "
+                                     "drawing; its count of transfers "
+                                     "is the paper's.",
+                                     "A transfer moves one block's unit of any kind: keys for the "
+                                     "rings and magi, also queries "
+                                     "and outputs for dcp."}};
   result.setting[0] = {"batch", fmt::format("one sequence of {} blocks of {} tokens: a question of "
                                             "3 blocks, answers of 5, 4 and 4",
                                             kBlocks, block)};
@@ -68,12 +67,11 @@ PaperResult fig7(const BenchOverrides& overrides) {
   return result;
 }
 
-constexpr std::array<PaperTable, 1> kTables = {
-    {{"dcp-fig7", "DCP (SOSP 2025), Fig. 7",
-      "block transfers of a ring that nobody needs, under a shared-question mask", fig7}}};
-
 }  // namespace
 
-std::span<const PaperTable> transfer_paper_tables() { return kTables; }
+PaperTable dcp_fig7() {
+  return {"dcp-fig7", "DCP (SOSP 2025), Fig. 7",
+          "block transfers of a ring that nobody needs, under a shared-question mask", make};
+}
 
 }  // namespace contextile

@@ -1,0 +1,88 @@
+#include "papers/dcp/ablation.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "papers/dcp/setting.h"
+
+namespace contextile {
+namespace {
+
+const std::string kPointsDiffer =
+    "The figure's points are not in the paper's text; what stands beside ours is what it says of "
+    "them.";
+
+}  // namespace
+
+const std::string kBytesDiffer =
+    "Bytes are those of the plan's transfers, forward and backward of one layer, LSE and delta "
+    "included; partial results travel as bf16 in every row.";
+
+BenchSetting ablation_setting(const BenchOverrides& overrides) {
+  BenchSetting setting = dcp_attention_setting();
+  setting.datasets = {"longalign", "longdatacollections"};
+  setting.batch.max_length = 131072;
+  setting.batch.batches = 4;
+  apply_overrides(overrides, setting);
+  return setting;
+}
+
+std::string short_name(const std::string& dataset) {
+  return dataset == "longdatacollections" ? "LDC" : dataset;
+}
+
+PaperResult ablation_result(const BenchSetting& setting, Table table) {
+  PaperResult result{.setting = setting.description(),
+                     .table = std::move(table),
+                     .differences = {kLengthsAreSampled, kPointsDiffer}};
+  for (const std::string& dataset : setting.datasets) {
+    if (short_name(dataset) != dataset) result.setting.emplace_back(short_name(dataset), dataset);
+  }
+  return result;
+}
+
+StrategyChoice dcp_with(std::map<std::string, std::string> options) {
+  return {"dcp", std::move(options)};
+}
+
+void refuse_block_size(const BenchOverrides& overrides, std::string_view table) {
+  refuse_overrides(overrides, table,
+                   {"--dataset", "--tokens", "--batches", "--seed", "--heads", "--kv-heads",
+                    "--head-dim", "--cluster", "--wire"});
+}
+
+std::vector<Column> case_columns(std::vector<Column> more) {
+  std::vector<Column> columns = {{"dataset", ""}, {"lengths", "lengths"}, {"mask", "mask"}};
+  columns.insert(columns.end(), more.begin(), more.end());
+  return columns;
+}
+std::vector<Cell> case_cells(const std::string& dataset, const char* mask) {
+  return {dataset, short_name(dataset), std::string(mask)};
+}
+
+std::vector<Column> movement_columns(std::vector<Column> first) {
+  for (const Column& column :
+       std::vector<Column>{{"inter_bytes", "between\nnodes MB", Format::kMegabytes},
+                           {"device_bytes", "MB per\ndevice", Format::kMegabytes},
+                           {"max_device_bytes", "", Format::kMegabytes},
+                           {"compute_overload", "FLOPs\nover", Format::kPercent},
+                           {"token_overload", "tokens\nover", Format::kPercent}}) {
+    first.push_back(column);
+  }
+  return first;
+}
+
+void add_movement(Table& table, std::vector<Cell> cells, const Movement& movement) {
+  for (const double value : {movement.inter_bytes, movement.device_bytes, movement.max_device_bytes,
+                             movement.compute_overload, movement.token_overload}) {
+    cells.emplace_back(value);
+  }
+  table.add_row(std::move(cells));
+}
+
+std::string case_text(const std::string& dataset, std::string_view mask) {
+  return fmt::format("{} {}", short_name(dataset), mask);
+}
+
+}  // namespace contextile

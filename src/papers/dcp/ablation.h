@@ -1,0 +1,53 @@
+// What the ablations of DCP's §7.4 (Figs. 17 to 20) share: their setting, and tables of bytes by
+// dataset and mask.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/registry.h"
+#include "papers/movement.h"
+#include "papers/setting.h"
+#include "report/table.h"
+
+namespace contextile {
+
+inline constexpr std::int64_t kDcpBlock = 1024;  // tokens, where a figure does not vary them
+inline constexpr std::array<std::int64_t, 4> kDcpBlockSizes = {512, 1024, 2048, 4096};
+
+[[nodiscard]] BenchSetting ablation_setting(const BenchOverrides& overrides);
+// For figures that vary the block size: throws InvalidArgument on --block-size.
+void refuse_block_size(const BenchOverrides& overrides, std::string_view table);
+
+[[nodiscard]] StrategyChoice dcp_with(std::map<std::string, std::string> options = {});
+
+// The dataset, shorter where text tables need the width.
+[[nodiscard]] std::string short_name(const std::string& dataset);
+[[nodiscard]] std::string case_text(const std::string& dataset, std::string_view mask);
+// Which lengths and mask a row is about; text tables show the short name.
+[[nodiscard]] std::vector<Column> case_columns(std::vector<Column> more);
+[[nodiscard]] std::vector<Cell> case_cells(const std::string& dataset, const char* mask);
+
+// `first`, then the columns that add_movement fills. Text tables leave the busiest device out, for
+// width.
+[[nodiscard]] std::vector<Column> movement_columns(std::vector<Column> first);
+void add_movement(Table& table, std::vector<Cell> cells, const Movement& movement);
+
+// Which bytes a finding is about.
+struct Volume {
+  std::string_view name;
+  double Movement::*bytes;
+};
+inline constexpr std::array<Volume, 2> kVolumes = {
+    {{"inter-node", &Movement::inter_bytes}, {"per-device", &Movement::device_bytes}}};
+
+// With two differences: lengths are sampled, the figure's points are not known.
+[[nodiscard]] PaperResult ablation_result(const BenchSetting& setting, Table table);
+// For PaperResult::differences.
+extern const std::string kBytesDiffer;
+
+}  // namespace contextile

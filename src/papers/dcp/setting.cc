@@ -1,0 +1,37 @@
+#include "papers/dcp/setting.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+namespace contextile {
+
+const std::string kTransformerEngineIs =
+    "TE: the faster of a ring and of two head-parallel ranks in rings, which send every key "
+    "around whatever the mask. The preset's nodes share one uplink of 50 GB/s.";
+
+std::string dcp_masks_text(std::span<const PaperMask> masks) {
+  std::vector<std::string> texts;
+  for (const PaperMask& mask : masks) {
+    texts.push_back(std::string_view(mask.name) == mask.spec
+                        ? std::string(mask.name)
+                        : fmt::format("{} ({})", mask.name, mask.spec));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+BenchSetting dcp_attention_setting() {
+  BenchSetting setting;
+  setting.batch.tokens = 131072;
+  setting.shape.q_heads = 8;
+  setting.shape.kv_heads = 2;
+  setting.cluster_name = "p4de:4x8";
+  setting.input.options.wire = Dtype::kBf16;
+  return setting;
+}
+
+std::vector<StrategyChoice> transformer_engine_choices() {
+  return parse_strategies("hybrid:A=2,zigzag");
+}
+
+}  // namespace contextile

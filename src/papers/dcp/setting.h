@@ -1,0 +1,34 @@
+// What the figures of DCP (Jiang et al., SOSP 2025) share: masks, machine, baseline.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "contextile/registry.h"
+#include "papers/setting.h"
+
+namespace contextile {
+
+struct PaperMask {
+  const char* name;  // as tables have it
+  const char* spec;
+};
+// The paper's four, with its parameters.
+inline constexpr std::array<PaperMask, 4> kDcpMasks = {{{"causal", "causal"},
+                                                        {"lambda", "lambda:64,4096"},
+                                                        {"blockwise", "causal_blockwise:256,2,1"},
+                                                        {"shared", "shared_question:0.2,4"}}};
+// For PaperResult::setting: names and parameters.
+[[nodiscard]] std::string dcp_masks_text(std::span<const PaperMask> masks);
+
+// §7.1: 131072 tokens, 8 query and 2 KV heads, four nodes of eight A100, partial results as bf16;
+// before overrides.
+[[nodiscard]] BenchSetting dcp_attention_setting();
+
+// The ways to set up TransformerEngine of which tables show the faster, and what to say of it.
+[[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
+extern const std::string kTransformerEngineIs;
+
+}  // namespace contextile

@@ -1,0 +1,19 @@
+// What DCP's figures of speed (Figs. 13 and 14) share.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "papers/findings.h"
+#include "papers/setting.h"
+
+namespace contextile {
+
+// By what the datasets' lengths are multiplied.
+inline constexpr std::array<double, 4> kDcpScales = {0.5, 1, 2, 4};
+
+[[nodiscard]] BenchSetting dcp_speed_setting(const BenchOverrides& overrides);
+// "2.26x to 2.87x"; one number where both read the same.
+[[nodiscard]] std::string dcp_gain_text(const Extent& gains);
+
+}  // namespace contextile

@@ -1,0 +1,55 @@
+// Where the time of a step of GPT-8B goes, for DCP's Figs. 1 and 22.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "contextile/registry.h"
+#include "papers/findings.h"
+#include "papers/setting.h"
+#include "report/table.h"
+
+namespace contextile {
+
+inline constexpr std::int32_t kStepTp = 4;
+
+// One device's time, means over devices. Communication is that of context parallelism; what is
+// overlapped lies under attention. All but `overlapped_s` add up to `step_s`.
+struct StepParts {
+  std::string skipped;        // why there is no such step
+  double step_s = kInfinity;  // infinity: skipped
+  double attention_s = 0;     // attention and merging
+  double exposed_s = 0;       // waiting for transfers
+  double idle_s = 0;          // done with attention, others not
+  double other_s = 0;         // everything outside attention
+  double overlapped_s = 0;    // messages move and the device computes
+
+  [[nodiscard]] double communication_s() const { return exposed_s + overlapped_s; }
+};
+
+// Longalign on a cluster of that name. Throws InvalidArgument on overrides that `table` cannot
+// follow.
+[[nodiscard]] BenchSetting step_setting(const BenchOverrides& overrides, std::string_view table,
+                                        std::string cluster_name);
+
+// Means over the setting's batches, one batch a step.
+[[nodiscard]] StepParts step_parts(const StrategyChoice& choice, const BenchSetting& setting,
+                                   const std::string& mask);
+// The faster of the two ways TransformerEngine can be set up, and which it is.
+[[nodiscard]] std::pair<StepParts, std::string> transformer_engine(const BenchSetting& setting,
+                                                                   const std::string& mask);
+
+// `first`, then the columns that add_parts fills behind its labels.
+[[nodiscard]] std::vector<Column> part_columns(std::vector<Column> first);
+// The last label names the strategy, for the note of a step that is skipped.
+void add_parts(const StepParts& parts, std::vector<Cell> labels, Table& table);
+
+// With two differences: steps are modelled, lengths sampled.
+[[nodiscard]] PaperResult steps_result(const BenchSetting& setting, Table table);
+// For PaperResult::differences.
+extern const std::string kOverlapMeans;
+
+}  // namespace contextile

@@ -1,0 +1,92 @@
+// DistCA, Appendix A: into how many shards a document can be cut with its transfers hidden.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "contextile/model.h"
+#include "contextile/training.h"
+#include "papers/setting.h"
+#include "papers/tables.h"
+
+namespace contextile {
+namespace {
+
+// Per token of a layer. A document in s shards: each sends its queries, and its keys to the shards
+// after it, (s - 1) / 2 on average; that hides while the linear layers take as long.
+struct HiddenShards {
+  double linear_flops = 0;
+  double hidden_bytes = 0;  // what moves meanwhile
+  double q_bytes = 0;
+  double kv_bytes = 0;
+
+  [[nodiscard]] double most() const {
+    return q_bytes > hidden_bytes ? 1 : std::floor(2 * (hidden_bytes - q_bytes) / kv_bytes) + 1;
+  }
+};
+
+HiddenShards hidden_shards(std::string_view model_name, double gbytes_per_s, double tflops) {
+  constexpr double kMfu = 0.5;
+  const ModelSpec model = load_model(model_name);
+  const AttentionShape shape = attention_shape_of(model, 1);
+  HiddenShards hidden;
+  hidden.linear_flops = linear_flops_of(model).layer();
+  hidden.hidden_bytes = hidden.linear_flops / (1e12 * tflops * kMfu) * 1e9 * gbytes_per_s;
+  hidden.q_bytes = static_cast<double>(unit_bytes(Kind::kQ, 1, shape, 1, shape.dtype));
+  hidden.kv_bytes = static_cast<double>(unit_bytes(Kind::kKv, 1, shape, 1, shape.dtype));
+  return hidden;
+}
+
+PaperResult make(const BenchOverrides& overrides) {
+  refuse_overrides(overrides, "distca-appa", {"--cluster"});
+  constexpr std::string_view kPaperModel = "llama-34b";
+  double gbytes_per_s = 50;
+  double tflops = 990;
+  std::string machine = "the paper's";
+  if (!overrides.cluster.empty()) {
+    const Cluster cluster = load_cluster(overrides.cluster);
+    gbytes_per_s = cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node;
+    tflops = peak_tflops_of(cluster);
+    machine = cluster.name;
+  }
+  Table table({{"model", "model"},
+               {"linear_flops", "MFLOP\na token"},
+               {"hidden_bytes", "bytes that\nhide"},
+               {"q_bytes", "bytes of\nQ"},
+               {"kv_bytes", "bytes of\nKV"},
+               {"most_shards", "most\nshards"}});
+  double ours = 0;
+  for (const std::string_view model :
+       {kPaperModel, std::string_view("llama-3-8b"), std::string_view("llama-3-70b")}) {
+    const HiddenShards hidden = hidden_shards(model, gbytes_per_s, tflops);
+    if (model == kPaperModel) ours = hidden.most();
+    table.add_row({std::string(model), 1e-6 * hidden.linear_flops, hidden.hidden_bytes,
+                   hidden.q_bytes, hidden.kv_bytes, static_cast<std::int64_t>(hidden.most())});
+  }
+  PaperResult result{
+      .setting = {{"machine",
+                   fmt::format("{}: {} GB/s between devices, {} TFLOP/s at an MFU of 50%", machine,
+                               format_number(gbytes_per_s), format_number(tflops))}},
+      .table = std::move(table)};
+  result.findings = {{"Llama-34B: up to 31 shards of a document with communication hidden",
+                      fmt::format("{:.0f}", ours), ours == 31}};
+  result.differences = {
+      "No plan stands behind this: it is the formula 2 bytes · (hidden + (s - 1) · KV) <= "
+      "bandwidth "
+      "· time of a token in the layer's linear products.",
+      "FLOPs count the projections of keys and of values; only llama-34b is in the paper."};
+  result.plots = {{.x = "model", .y = {"most_shards"}}};
+  return result;
+}
+
+}  // namespace
+
+PaperTable distca_appa() {
+  return {"distca-appa", "DistCA, Appendix A",
+          "shards of a document whose transfers hide under the linear layers", make};
+}
+
+}  // namespace contextile

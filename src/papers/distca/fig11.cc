@@ -1,0 +1,166 @@
+// DistCA, Fig. 11: the ablation of ping-pong. The paper measured GPUs; here
+// everything outside attention comes from the model's sizes.
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "papers/distca/ping_pong.h"
+#include "papers/distca/setting.h"
+#include "papers/findings.h"
+#include "papers/progress.h"
+#include "papers/setting.h"
+#include "papers/steps.h"
+#include "papers/tables.h"
+
+namespace contextile {
+namespace {
+
+// "-0.3% to +1.2%".
+std::string change_text(const Extent& extent) {
+  return fmt::format("{:+.1f}% to {:+.1f}%", 100 * extent.least, 100 * extent.most);
+}
+
+// Every transfer is one byte: it takes no time.
+double signal_us(const NanoBatchPair& pair) {
+  std::vector<BatchPart> parts(pair.part.begin(), pair.part.end());
+  for (BatchPart& part : parts) {
+    for (AttentionTimes* times : {&part.attention.forward, &part.attention.backward}) {
+      times->input_us = 0;
+      times->output_us = 0;
+    }
+  }
+  return predict_parts(pair.step, std::move(parts)).time_us;
+}
+
+// The same tasks on one stream: attention waits for its inputs, what follows for its results.
+double single_stream_us(const NanoBatchPair& pair) {
+  BatchPart both;
+  const auto add = [](const AttentionTimes& from, AttentionTimes& to) {
+    to.time_us += from.input_us + from.compute_us + from.output_us;
+    to.compute_us += from.compute_us;
+  };
+  for (const BatchPart& part : pair.part) {
+    both.tokens += part.tokens;
+    both.device_tokens += part.device_tokens;
+    both.attention_flops += part.attention_flops;
+    add(part.attention.forward, both.attention.forward);
+    add(part.attention.backward, both.attention.backward);
+  }
+  return predict_parts(pair.step, {both}).time_us;
+}
+
+// Fig. 9's points with documents of 128K tokens.
+constexpr DistcaPoint kAblation[] = {
+    {"llama-3-8b", 64, 131072, 8}, {"llama-3-8b", 128, 131072, 16}, {"llama-3-8b", 256, 131072, 32},
+    {"llama-34b", 64, 131072, 4},  {"llama-34b", 128, 131072, 8},   {"llama-34b", 256, 131072, 16}};
+
+// As many tokens a node as the command line says; documents no longer than both.
+DistcaPoint with_tokens(DistcaPoint point, const BenchOverrides& overrides) {
+  if (!overrides.tokens) return point;
+  const std::int64_t nodes = point.devices / kDistcaTp;
+  point.batch = nodes;
+  point.max_length = *overrides.tokens;
+  return point;
+}
+
+// With one byte, in ping-pong, on one stream: means.
+std::array<double, 3> ablation_us(const DistcaPoint& point, const BenchOverrides& overrides,
+                                  std::int64_t batches) {
+  const TrainingJob job = unlimited_job(point, overrides);
+  const double share = 1.0 / static_cast<double>(batches);
+  std::array<double, 3> mean{};
+  for (const BatchLengths& documents :
+       stretched_documents(distca_dataset(overrides), point.batch * point.max_length,
+                           point.max_length, job.plan.seed, batches)) {
+    const NanoBatchPair pair = plan_halves(job, documents, "0.1");
+    mean[0] += share * signal_us(pair);
+    mean[1] += share * ping_pong_us(pair);
+    mean[2] += share * single_stream_us(pair);
+  }
+  return mean;
+}
+
+// What the claims speak of, over all points.
+struct AblationSummary {
+  Extent slower;        // one stream beside ping-pong
+  Extent exposed;       // ping-pong beside one byte, all but the exception
+  double small_8b = 0;  // the exception: 8B on 8 nodes
+
+  void take(const DistcaPoint& point, double over_signal, double single_slower) {
+    slower.take(single_slower);
+    if (point.model == "llama-3-8b" && point.devices == 64) {
+      small_8b = over_signal;
+    } else {
+      exposed.take(over_signal);
+    }
+  }
+  [[nodiscard]] std::vector<Finding> findings() const {
+    return {
+        {"one stream is 10% to 17% slower", change_text(slower), slower.within(0.08, 0.19),
+         "every point lies in 8% to 19%"},
+        {"ping-pong takes as long as with signals of one byte, all but 8B on 8 nodes",
+         fmt::format("{} above them; 8B on 8 nodes {:+.1f}%", change_text(exposed), 100 * small_8b),
+         exposed.within(-0.01, 0.02) && small_8b > exposed.most,
+         "all others are at most 2% above, and 8B on 8 nodes is more than any of them"}};
+  }
+};
+
+PaperResult make(const BenchOverrides& overrides) {
+  refuse_overrides(
+      overrides, "distca-fig11",
+      {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});
+  refuse_nodes(overrides, "distca-fig11");
+  const std::int64_t batches = overrides.batches.value_or(30);
+  Table table({{"model", "model"},
+               {"nodes", "nodes"},
+               {"signal_s", "one byte\nms", Format::kMilliseconds},
+               {"ping_pong_s", "ping-pong\nms", Format::kMilliseconds},
+               {"single_s", "one stream\nms", Format::kMilliseconds},
+               {"over_signal", "ping-pong\nover byte", Format::kPercent},
+               {"single_slower", "one stream\nslower", Format::kPercent}});
+  Progress progress(overrides, static_cast<std::int64_t>(std::size(kAblation)));
+  AblationSummary summary;
+  for (const DistcaPoint& paper : kAblation) {
+    const DistcaPoint point = with_tokens(paper, overrides);
+    progress.step(fmt::format("{}, {} devices", point.model, point.devices));
+    const std::array<double, 3> us = ablation_us(point, overrides, batches);
+    const double over = us[1] / us[0] - 1;
+    const double single = us[2] / us[1] - 1;
+    summary.take(point, over, single);
+    table.add_row({std::string(point.model), std::int64_t{point.devices / kDistcaTp}, 1e-6 * us[0],
+                   1e-6 * us[1], 1e-6 * us[2], over, single});
+  }
+  PaperResult result{
+      .setting = {{"models", "llama-3-8b and llama-34b, TP 8, all nodes one pool, tolerance 0.1"},
+                  {"lengths",
+                   fmt::format("{}, {}, {}", distca_dataset(overrides), count(batches, "batch"),
+                               overrides.tokens ? fmt::format("{} tokens a node", *overrides.tokens)
+                                                : "as Fig. 9 with documents up to 128K")},
+                  {"cluster", distca_cluster_text(overrides)}},
+      .table = std::move(table),
+      .differences = {kStepsAreModelled, kLengthsAreSampled}};
+  result.findings = summary.findings();
+  result.differences.emplace_back(
+      "One stream: the two halves one after the other, nothing moves while anything computes. One "
+      "byte: the same plans, transfers take no time. Ticks end when the slower of compute and "
+      "transfer does.");
+  result.differences.emplace_back(
+      "Lengths and batches of the ablation are not in the paper's text.");
+  result.plots = {
+      {.x = "nodes", .y = {"signal_s", "ping_pong_s", "single_s"}, .panels = {"model"}}};
+  return result;
+}
+
+}  // namespace
+
+PaperTable distca_fig11() {
+  return {"distca-fig11", "DistCA, Fig. 11",
+          "one stream, ping-pong, and transfers of one byte, 8 to 32 nodes", make};
+}
+
+}  // namespace contextile

@@ -1,0 +1,24 @@
+// DistCA's step of two halves, one of which computes while the other's data moves: for Figs. 11 and
+// 12.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "contextile/step_planner.h"
+
+namespace contextile {
+
+// Both halves of a ping-pong step.
+struct NanoBatchPair {
+  TrainingStep step;              // without micro-batches
+  std::array<BatchPart, 2> part;  // transfers simulated apart
+};
+
+// The documents in two halves of about equal tokens, each planned on all devices. Throws
+// InvalidArgument on fewer than two documents.
+[[nodiscard]] NanoBatchPair plan_halves(const TrainingJob& job, const BatchLengths& documents,
+                                        const std::string& tolerance);
+[[nodiscard]] double ping_pong_us(const NanoBatchPair& pair);
+
+}  // namespace contextile

@@ -1,0 +1,56 @@
+// What the figures of DistCA share: models, machine, documents, and how documents become
+// micro-batches.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/step_planner.h"
+#include "papers/paper_table.h"
+
+namespace contextile {
+
+inline constexpr std::int32_t kDistcaTp = 8;
+inline constexpr std::array<std::string_view, 2> kDistcaModels = {"llama-3-8b", "llama-34b"};
+// Tokens of a node, as Fig. 9 has them.
+[[nodiscard]] std::int64_t distca_tokens_of_node(std::string_view model);
+// "131072 (8B) and 65536 (34B) tokens", or what the command line says.
+[[nodiscard]] std::string distca_tokens_text(const BenchOverrides& overrides);
+// Unless the command line says otherwise: "pretrain".
+[[nodiscard]] std::string distca_dataset(const BenchOverrides& overrides);
+[[nodiscard]] std::string distca_cluster_text(const BenchOverrides& overrides);
+
+// One point of a figure: documents of at most `max_length`, `batch` times as many tokens a step.
+struct DistcaPoint {
+  std::string_view model;
+  std::int32_t devices = 0;
+  std::int64_t max_length = 0;
+  std::int64_t batch = 0;
+};
+
+// The paper's machine, of as many devices, unless the command line says otherwise; no micro-batches
+// yet. Throws InvalidArgument when a node of it does not hold TP groups of 8.
+[[nodiscard]] TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides);
+
+// The same with memory that is counted but has no limit: for figures of what is needed.
+[[nodiscard]] TrainingJob unlimited_job(const DistcaPoint& point, const BenchOverrides& overrides);
+
+// Documents of `steps` steps of `tokens` tokens, lengths stretched so that the longest are of
+// `max_length`.
+[[nodiscard]] std::vector<BatchLengths> stretched_documents(const std::string& dataset,
+                                                            std::int64_t tokens,
+                                                            std::int64_t max_length,
+                                                            std::uint64_t seed,
+                                                            std::int64_t steps = 1);
+
+// Whole documents in micro-batches of about equal work (WLB-LLM).
+[[nodiscard]] std::vector<BatchLengths> packed_for_work(const BatchLengths& documents,
+                                                        std::int32_t micro_batches);
+// Whole documents in micro-batches of about equal tokens: longest first, to the emptiest.
+[[nodiscard]] std::vector<BatchLengths> packed_for_tokens(BatchLengths documents,
+                                                          std::int32_t micro_batches);
+
+}  // namespace contextile

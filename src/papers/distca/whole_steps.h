@@ -1,0 +1,28 @@
+// Whole training steps of DistCA beside WLB-LLM at its best: Figs. 9 and 10.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "papers/distca/setting.h"
+#include "papers/paper_table.h"
+
+namespace contextile {
+
+// What the paper says of the gain over WLB.
+struct DistcaClaim {
+  std::string_view model;  // empty: both
+  std::string_view dataset;
+  double least;
+  double most;
+};
+
+// One figure: the points on two datasets, each method with the fastest of the `pipelines` (numbers
+// of stages) that fits.
+[[nodiscard]] PaperResult distca_whole_steps(const BenchOverrides& overrides, std::string_view name,
+                                             std::span<const DistcaPoint> points,
+                                             std::span<const std::int32_t> pipelines,
+                                             std::span<const DistcaClaim> claims);
+
+}  // namespace contextile

@@ -1,0 +1,57 @@
+// FCP (flexible context parallelism, MLSys 2026), Fig. 11: speed by the number of devices. The
+// paper measured GPUs; here everything is simulated on a preset's constants.
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "papers/fcp/setting.h"
+#include "papers/findings.h"
+#include "papers/progress.h"
+#include "papers/setting.h"
+#include "papers/tables.h"
+#include "papers/times.h"
+
+namespace contextile {
+namespace {
+
+PaperResult make(const BenchOverrides& overrides) {
+  refuse_overrides(overrides, "fcp-fig11",
+                   {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim",
+                    "--block-size", "--wire"});
+  const auto choices = parse_strategies("fcp,magi,bytescale,bytescale:sync=step,zigzag");
+  Table table(time_columns({{"devices", "devices"}, {"strategy", "strategy"}}));
+  Progress progress(overrides, static_cast<std::int64_t>(kFcpDevices.size() * choices.size()));
+  Extent gains;
+  for (const std::int32_t devices : kFcpDevices) {
+    const BenchSetting setting = fcp_setting(overrides, devices);
+    const auto batches = setting.batches(setting.datasets.front(), "causal");
+    const auto gain =
+        add_times(choices, setting.input, batches, {std::int64_t{devices}}, progress, table);
+    if (gain) gains.take(*gain);
+  }
+  PaperResult result = timed_result(fcp_setting(overrides, kFcpDevices.back()), std::move(table));
+  result.setting.push_back(fcp_block_setting(overrides));
+  result.plots = {{.x = "devices", .y = {"total_s"}, .series = {"strategy"}}};
+  if (gains.any()) {
+    result.findings.push_back(
+        {"1.13x to 2.21x the attention MFU of the baselines, 16 to 256 GPUs",
+         fmt::format("{:.2f}x to {:.2f}x, {} to {} devices", gains.least, gains.most,
+                     kFcpDevices.front(), kFcpDevices.back()),
+         gains.within(1.13, 2.21),
+         "the gain over the fastest baseline lies in that range at every number of devices"});
+  }
+  result.differences.push_back(fmt::format(
+      "GPU-X is the paper's ratio of FLOPs to network bytes on our dgx-h100 preset; {} tokens a "
+      "device.",
+      kFcpTokensPerDevice));
+  return result;
+}
+
+}  // namespace
+
+PaperTable fcp_fig11() {
+  return {"fcp-fig11", "FCP, Fig. 11", "speed, weak scaling over 16 to 128 devices", make};
+}
+
+}  // namespace contextile

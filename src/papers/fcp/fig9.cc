@@ -1,0 +1,125 @@
+// FCP (flexible context parallelism, MLSys 2026), Fig. 9: how evenly it shares work and traffic.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "papers/fcp/setting.h"
+#include "papers/findings.h"
+#include "papers/movement.h"
+#include "papers/progress.h"
+#include "papers/setting.h"
+#include "papers/tables.h"
+#include "papers/times.h"
+
+namespace contextile {
+namespace {
+
+// Why a method cannot plan one of the batches, or nothing.
+std::string skipped_reason(const StrategyChoice& choice, const PlanInput& input,
+                           std::span<const Workload> batches) {
+  for (const Workload& workload : batches) {
+    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options))
+      return *reason;
+  }
+  return "";
+}
+
+// As the paper has it: (max - mean) / max, the worst of all sizes.
+struct Imbalance {
+  Extent compute;
+  Extent traffic;
+};
+
+std::vector<Finding> imbalance_findings(const Imbalance& fcp, const Imbalance& small,
+                                        const Imbalance& magi, const Imbalance& bytescale) {
+  constexpr double kMagi = 0.17;
+  constexpr double kMagiSlack = 0.05;
+  constexpr double kByteScale = 0.7;
+  constexpr double kByteScaleSlack = 0.1;
+  std::vector<Finding> findings;
+  if (fcp.compute.any()) {
+    const std::string beside = small.compute.any() ? fmt::format(" ({} and {} in blocks of 1024)",
+                                                                 whole_percent(small.compute.most),
+                                                                 whole_percent(small.traffic.most))
+                                                   : "";
+    findings.push_back(
+        {"fcp: under 5% imbalance of compute and of communication",
+         fmt::format("at most {} of compute, {} of bytes{}", whole_percent(fcp.compute.most),
+                     whole_percent(fcp.traffic.most), beside),
+         fcp.compute.most < 0.05 && fcp.traffic.most < 0.05});
+  }
+  if (magi.compute.any()) {
+    findings.push_back({"MagiAttention: up to 17% of communication",
+                        fmt::format("at most {}", whole_percent(magi.traffic.most)),
+                        std::abs(magi.traffic.most - kMagi) <= kMagiSlack,
+                        "the largest is within 5 percentage points of that"});
+  }
+  if (bytescale.compute.any()) {
+    findings.push_back({"ByteScale: up to 70% of compute",
+                        fmt::format("at most {}", whole_percent(bytescale.compute.most)),
+                        std::abs(bytescale.compute.most - kByteScale) <= kByteScaleSlack,
+                        "the largest is within 10 percentage points of that"});
+  }
+  return findings;
+}
+
+PaperResult make(const BenchOverrides& overrides) {
+  refuse_overrides(overrides, "fcp-fig9",
+                   {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim",
+                    "--block-size", "--wire"});
+  const auto choices = parse_strategies(fmt::format("fcp,{},magi,bytescale", kFcpSmallBlocks));
+  Table table({{"devices", "devices"},
+               {"strategy", "strategy"},
+               {"compute_imbalance", "FLOPs\nimbal", Format::kPercent},
+               {"traffic_imbalance", "bytes\nimbal", Format::kPercent},
+               {"inter_bytes", "inter\nMB", Format::kMegabytes}});
+  Progress progress(overrides, static_cast<std::int64_t>(kFcpDevices.size() * choices.size()));
+  std::vector<Imbalance> worst(choices.size());
+  for (const std::int32_t devices : kFcpDevices) {
+    const BenchSetting setting = fcp_setting(overrides, devices);
+    const auto batches = setting.batches(setting.datasets.front(), "causal");
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      progress.step(choice_text(choices[i]));
+      const std::string skipped = skipped_reason(choices[i], setting.input, batches);
+      if (!skipped.empty()) {
+        table.add_row({std::int64_t{devices}, choice_text(choices[i])},
+                      skipped_note(choices[i], skipped));
+        continue;
+      }
+      const Movement movement = movement_of(choices[i], setting.input, batches);
+      // Bytes are sums of both directions, whose busiest devices need not be the same.
+      const double compute = movement.compute_overload / (1 + movement.compute_overload);
+      const double traffic =
+          movement.max_device_bytes > 0 ? 1 - movement.device_bytes / movement.max_device_bytes : 0;
+      worst[i].compute.take(compute);
+      worst[i].traffic.take(traffic);
+      table.add_row(
+          {std::int64_t{devices}, choice_text(choices[i]), compute, traffic, movement.inter_bytes});
+    }
+  }
+  PaperResult result = timed_result(fcp_setting(overrides, kFcpDevices.back()), std::move(table));
+  result.setting.push_back(fcp_block_setting(overrides));
+  result.plots = {{.x = "devices", .y = {"compute_imbalance"}, .series = {"strategy"}},
+                  {.x = "devices", .y = {"traffic_imbalance"}, .series = {"strategy"}}};
+  result.findings = imbalance_findings(worst[0], worst[1], worst[2], worst[3]);
+  result.differences = {
+      kLengthsAreSampled,
+      "Bytes of a device: sent or received, whichever are more, beside the mean of sent bytes.",
+      "A few documents of up to 512K tokens hold most pairs: in large blocks they are few rows of "
+      "very different work, which cannot be shared as evenly as in small ones."};
+  return result;
+}
+
+}  // namespace
+
+PaperTable fcp_fig9() {
+  return {"fcp-fig9", "FCP, Fig. 9", "imbalance of compute and communication, 16 to 128 devices",
+          make};
+}
+
+}  // namespace contextile

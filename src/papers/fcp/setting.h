@@ -1,0 +1,42 @@
+// What the tables of FCP (flexible context parallelism, MLSys 2026) share: machines, lengths, block
+// size.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "papers/setting.h"
+
+namespace contextile {
+
+// A machine of the paper's Table 1, which names neither: bf16 FLOPs for every byte of network.
+struct FcpGpu {
+  std::string_view name;
+  double flops_per_byte = 0;
+};
+inline constexpr FcpGpu kGpuX = {.name = "GPU-X", .flops_per_byte = 5920};
+inline constexpr FcpGpu kGpuY = {.name = "GPU-Y", .flops_per_byte = 2500};
+
+inline constexpr std::array<std::int32_t, 4> kFcpDevices = {16, 32, 64, 128};
+inline constexpr std::int64_t kFcpTokensPerDevice = 32768;
+// Documents are at most that long.
+inline constexpr std::int64_t kFcpLongest = 524288;
+
+// The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is our dgx-h100, 50
+// GB/s of network a device, with attention as fast as the ratio says.
+[[nodiscard]] BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices,
+                                       const FcpGpu& gpu = kGpuX);
+
+// The tokens of a block of `fcp` as all of its verdicts have it: the paper's, or --block-size.
+inline constexpr std::int64_t kFcpBlock = 4096;
+[[nodiscard]] std::int64_t fcp_block(const BenchOverrides& overrides);
+// For PaperResult::setting.
+[[nodiscard]] std::pair<std::string, std::string> fcp_block_setting(
+    const BenchOverrides& overrides);
+// FCP beside the one of the verdicts.
+inline constexpr const char* kFcpSmallBlocks = "fcp:block=1024";
+
+}  // namespace contextile

@@ -1,0 +1,30 @@
+#include "papers/movement.h"
+
+#include "contextile/plan_stats.h"
+
+namespace contextile {
+
+Movement movement_of(const StrategyChoice& choice, const PlanInput& input,
+                     std::span<const Workload> batches) {
+  Movement mean;
+  const double share = 1.0 / static_cast<double>(batches.size());
+  for (const Workload& workload : batches) {
+    const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
+    const PlanStats& statistics = planned.statistics;
+    for (const auto& direction : {statistics.forward, statistics.backward}) {
+      if (!direction) continue;
+      mean.inter_bytes += share * static_cast<double>(direction->inter_bytes);
+      mean.device_bytes +=
+          share * static_cast<double>(direction->total_bytes()) / input.cluster.num_devices();
+      mean.max_device_bytes += share * static_cast<double>(direction->max_device_bytes);
+    }
+    mean.compute_overload += share * statistics.forward->compute_overload;
+    mean.token_overload += share * statistics.token_overload;
+    mean.arrange_s += share * planned.arrange_s;
+    mean.build_s += share * planned.build_s;
+    mean.tiles += share * static_cast<double>(statistics.forward->tiles);
+  }
+  return mean;
+}
+
+}  // namespace contextile

@@ -1,0 +1,27 @@
+// What plans move and how evenly they share work, without a clock.
+#pragma once
+
+#include <span>
+
+#include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// What the plans of one strategy move in forward and backward of one layer: means over batches.
+struct Movement {
+  double inter_bytes = 0;       // between nodes
+  double device_bytes = 0;      // all bytes over the number of devices
+  double max_device_bytes = 0;  // busiest device of each direction
+  double compute_overload = 0;  // max / mean - 1 of forward FLOPs
+  double token_overload = 0;    // the same of owned tokens
+  double arrange_s = 0;
+  double build_s = 0;
+  double tiles = 0;  // forward
+};
+// Plans and verifies; every batch must be one the strategy applies to.
+[[nodiscard]] Movement movement_of(const StrategyChoice& choice, const PlanInput& input,
+                                   std::span<const Workload> batches);
+
+}  // namespace contextile

@@ -1,0 +1,45 @@
+// What an experiment of a paper is set up with, and what the command line may change of it.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "contextile/data.h"
+#include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "contextile/workload.h"
+#include "papers/paper_table.h"
+
+namespace contextile {
+
+// A paper's experiment after the overrides.
+struct BenchSetting {
+  std::vector<std::string> datasets;
+  BatchOptions batch;
+  AttentionShape shape;
+  std::string cluster_name;
+  PlanInput input;  // cluster and options; batches are made for each dataset and mask
+
+  // The batches of one dataset under one mask rule.
+  [[nodiscard]] std::vector<Workload> batches(const std::string& dataset,
+                                              const std::string& mask) const;
+  // For PaperResult::setting: "lengths", "shape", "cluster", in this order.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> description() const;
+};
+// `setting` holds the paper's values; its cluster is loaded by name.
+void apply_overrides(const BenchOverrides& overrides, BenchSetting& setting);
+
+// Throws InvalidArgument when the command line changes anything but what `followed` names, as
+// options ("--dataset").
+void refuse_overrides(const BenchOverrides& overrides, std::string_view table,
+                      std::initializer_list<std::string_view> followed);
+// For tables that vary the number of nodes: throws InvalidArgument when --cluster states one.
+void refuse_nodes(const BenchOverrides& overrides, std::string_view table);
+
+// For PaperResult::differences.
+extern const std::string kLengthsAreSampled;
+
+}  // namespace contextile

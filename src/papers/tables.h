@@ -1,0 +1,44 @@
+// Every table there is, one function each: the figure's file defines it (dcp_fig13 is in
+// dcp/fig13.cc), registry.cc lists it.
+#pragma once
+
+#include "papers/paper_table.h"
+
+namespace contextile {
+
+[[nodiscard]] PaperTable dcp_fig1();
+[[nodiscard]] PaperTable dcp_fig7();
+[[nodiscard]] PaperTable dcp_fig13();
+[[nodiscard]] PaperTable dcp_fig14();
+[[nodiscard]] PaperTable dcp_fig15();
+[[nodiscard]] PaperTable dcp_fig17();
+[[nodiscard]] PaperTable dcp_fig18();
+[[nodiscard]] PaperTable dcp_fig19();
+[[nodiscard]] PaperTable dcp_fig20();
+[[nodiscard]] PaperTable dcp_fig22();
+
+[[nodiscard]] PaperTable fcp_fig9();
+[[nodiscard]] PaperTable fcp_fig10();
+[[nodiscard]] PaperTable fcp_fig11();
+[[nodiscard]] PaperTable fcp_fig12();
+[[nodiscard]] PaperTable fcp_fig14();
+[[nodiscard]] PaperTable fcp_lengths();
+[[nodiscard]] PaperTable fcp_sec35();
+[[nodiscard]] PaperTable fcp_shards();
+[[nodiscard]] PaperTable fcp_table1();
+[[nodiscard]] PaperTable fcp_table2();
+
+[[nodiscard]] PaperTable distca_appa();
+[[nodiscard]] PaperTable distca_fig3();
+[[nodiscard]] PaperTable distca_fig4();
+[[nodiscard]] PaperTable distca_fig5();
+[[nodiscard]] PaperTable distca_fig9();
+[[nodiscard]] PaperTable distca_fig10();
+[[nodiscard]] PaperTable distca_fig11();
+[[nodiscard]] PaperTable distca_fig12();
+
+[[nodiscard]] PaperTable megatron_example();
+// Every strategy over datasets, masks and sizes: of no paper.
+[[nodiscard]] PaperTable sweep();
+
+}  // namespace contextile
