@@ -211,27 +211,12 @@ TEST_F(BenchDistca, PlansMegatronsExampleInTwoRounds) {
   EXPECT_EQ(document["findings"][0]["agrees"], true);
 }
 
-TEST_F(BenchDistca, ListsItsTablesAndDrawsThem) {
+TEST_F(BenchDistca, ListsItsTables) {
   const Outcome list = contextile({"bench", "--list"});
   for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig5", "distca-fig11",
                            "distca-fig12", "distca-appa", "megatron-example"}) {
     EXPECT_THAT(list.out, HasSubstr(name));
   }
-  for (const char* name : {"distca-fig5", "distca-appa", "megatron-example"}) {
-    const Outcome drawn = contextile({"bench", name, "--plot", path("figure.svg")});
-    EXPECT_EQ(drawn.exit_code, 0) << drawn.err;
-    EXPECT_THAT(read(path("figure.svg")), HasSubstr("</svg>"));
-  }
-  for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig11", "distca-fig12"}) {
-    const Outcome drawn = contextile(joined({"bench", name, "--tokens", "8K", "--batches", "1"},
-                                            {"--plot", path("figure.svg")}));
-    EXPECT_EQ(drawn.exit_code, 0) << drawn.err;
-    EXPECT_THAT(read(path("figure.svg")), HasSubstr("</svg>"));
-  }
-  // Columns drawn together read differently.
-  (void)contextile(joined({"bench", "distca-fig3", "--plot", path("figure.svg")}, kSmall));
-  EXPECT_THAT(read(path("figure.svg")), HasSubstr("kept: of memory"));
-  EXPECT_THAT(read(path("figure.svg")), HasSubstr("again: of memory"));
 }
 
 TEST_F(BenchDistca, RefusesWhatATableCannotFollow) {
