@@ -69,7 +69,7 @@ struct ExecutionStats {
 struct ExecutorMemory {
   std::int64_t staging_bytes = 0;
   std::int64_t accumulator_bytes = 0;
-  std::int64_t packing_bytes = 0;
+  std::int64_t conversion_bytes = 0;
   std::int64_t workspace_bytes = 0;  // beside the plan's memory: delta, bands of tiles
 };
 

@@ -118,7 +118,7 @@ struct HypergraphQuality {
 [[nodiscard]] HypergraphQuality evaluate_hypergraph(const Hypergraph& hypergraph,
                                                     const HypergraphSpec& spec,
                                                     const HypergraphPartition& partition);
-// Of every part: spec.capacities, or what the eps give.
+// What every part may hold: spec.capacities, or what the eps give.
 [[nodiscard]] IdVector<PartId, HyperWeight> part_capacities(const Hypergraph& hypergraph,
                                                             const HypergraphSpec& spec);
 

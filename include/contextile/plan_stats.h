@@ -18,25 +18,26 @@ namespace contextile {
 struct DeviceMemory {
   std::int64_t staging_bytes = 0;      // arenas
   std::int64_t accumulator_bytes = 0;  // owned o, dq, dkv in fp32 (o with its LSE)
-  std::int64_t packing_bytes = 0;   // results converted to or from a narrower wire dtype in flight
+  std::int64_t conversion_bytes =
+      0;                            // results converted to or from a narrower wire dtype in flight
   std::int64_t retained_bytes = 0;  // kept from forward to backward, one layer
 
   [[nodiscard]] std::int64_t total_bytes() const {
-    return staging_bytes + accumulator_bytes + packing_bytes;
+    return staging_bytes + accumulator_bytes + conversion_bytes;
   }
 };
 [[nodiscard]] DeviceMemory device_memory(const Plan& plan, std::size_t round, std::size_t mask,
                                          Direction direction, Rank rank);
 
-// Where converted transfers of each launch stand in the packing buffer: same order as sends then
+// Where converted transfers of each launch stand in the conversion buffer: same order as sends then
 // recvs. Offsets are bytes; -1: not packed (the slot itself is sent or received).
-struct PackLayout {
+struct ConversionLayout {
   std::map<std::int32_t, std::vector<std::int64_t>> send_offset_bytes;  // by launch id
   std::map<std::int32_t, std::vector<std::int64_t>> recv_offset_bytes;
   std::int64_t size_bytes = 0;
 };
-[[nodiscard]] PackLayout pack_layout(const Plan& plan, const PlanRound& round,
-                                     const Program& program);
+[[nodiscard]] ConversionLayout conversion_layout(const Plan& plan, const PlanRound& round,
+                                                 const Program& program);
 
 struct DeviceStats {
   std::int64_t sent_bytes = 0;

@@ -164,7 +164,7 @@ MaskRun report_mask(Work& work, std::size_t m) {
 }
 
 std::int64_t plan_bytes(const ExecutorMemory& memory) {
-  return memory.staging_bytes + memory.accumulator_bytes + memory.packing_bytes;
+  return memory.staging_bytes + memory.accumulator_bytes + memory.conversion_bytes;
 }
 
 std::int64_t predicted_memory_bytes(const Plan& plan) {

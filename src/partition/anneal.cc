@@ -50,7 +50,7 @@ class Annealer {
   static constexpr int kOwnerTries = 24;
   static constexpr int kSwapTries = 6;
 
-  // Of 32 moves: 20 tiles, 3 tile swaps, 3 owners, 6 compound.
+  // Out of 32 moves 20 are of tiles, 3 swap tiles, 3 move owners, 6 are compound.
   void one_move() {
     const std::uint32_t bits = random_.next();
     const std::uint32_t type = bits & 31U;

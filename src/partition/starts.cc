@@ -85,7 +85,7 @@ class ContiguousStart {
   [[nodiscard]] double tile_work(std::int32_t t) const {
     return static_cast<double>(level_.tiles[static_cast<std::size_t>(t)].work);
   }
-  // Of one place's fair share.
+  // Relative to one place's fair share.
   [[nodiscard]] double share(const Sequence& sequence) const {
     return std::max(sequence.work / mean_work_, sequence.tokens / mean_tokens_);
   }

@@ -159,7 +159,8 @@ void GridState::add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, do
     const bool local = n == layout.node(owner_lane);
     const auto weight = static_cast<double>(limits.inter_weight);
     const double times = local ? devices : weight;
-    // Of a device there: its own copy, by the relay's hands or across nodes, and what it passes on.
+    // What a device there moves: its own copy, by the relay's hands or across nodes, and what it
+    // passes on.
     const double own = local ? 1 : (weight + devices - 1) / devices;
     const double relayed = local ? 0 : static_cast<double>(devices - 1) / devices;
     sent_[static_cast<std::size_t>(owner_lane)] += out * times;

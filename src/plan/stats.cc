@@ -9,7 +9,7 @@
 
 #include "contextile/plan.h"
 #include "contextile/plan_stats.h"
-#include "plan/pack_layout.h"
+#include "plan/conversion_layout.h"
 
 namespace contextile {
 namespace {
@@ -225,8 +225,8 @@ DeviceMemory device_memory(const Plan& plan, std::size_t round_index, std::size_
           unit_bytes(kind, round.blocks.num_tokens(block), plan.shape, 1, Dtype::kF32);
     }
   }
-  if (packs_anything(*program)) {
-    memory.packing_bytes = pack_layout(plan, round, *program).size_bytes;
+  if (converts_anything(*program)) {
+    memory.conversion_bytes = conversion_layout(plan, round, *program).size_bytes;
   }
   memory.retained_bytes = retained_bytes(plan, round, *program);
   return memory;

@@ -84,9 +84,9 @@ std::string run_text(const RunReport& report, bool colour) {
          work.text(colour) + fmt::format("waiting for transfers: {}\n", exposed) +
          fmt::format(
              "memory of the largest rank: {} staging, {} accumulators,\n"
-             "  {} packing (predicted {} in all), {} workspace beside it\n",
+             "  {} conversion (predicted {} in all), {} workspace beside it\n",
              megabytes(memory.staging_bytes), megabytes(memory.accumulator_bytes),
-             megabytes(memory.packing_bytes), megabytes(report.predicted_memory_bytes),
+             megabytes(memory.conversion_bytes), megabytes(report.predicted_memory_bytes),
              megabytes(memory.workspace_bytes));
 }
 
@@ -120,7 +120,8 @@ Json run_json(const RunReport& report) {
           {"memory",
            {{"staging_bytes", report.memory.staging_bytes},
             {"accumulator_bytes", report.memory.accumulator_bytes},
-            {"packing_bytes", report.memory.packing_bytes},
+            {"conversion_bytes", report.memory.conversion_bytes},
+            {"packing_bytes", report.memory.conversion_bytes},  // its name until 0.1
             {"workspace_bytes", report.memory.workspace_bytes},
             {"predicted_bytes", report.predicted_memory_bytes}}}};
 }

@@ -188,7 +188,7 @@ ExecutorMemory Executor::memory() const {
   const auto buffers = static_cast<std::int64_t>(state_->num_buffers);
   memory.staging_bytes = plan.largest.staging_bytes * buffers;
   memory.accumulator_bytes = plan.largest.accumulator_bytes * buffers;
-  memory.packing_bytes = plan.largest.packing_bytes * buffers;
+  memory.conversion_bytes = plan.largest.conversion_bytes * buffers;
   memory.workspace_bytes = plan.band_bytes;
   for (const std::unique_ptr<CallBuffer>& buffer : state_->idle) {
     memory.workspace_bytes +=

@@ -77,8 +77,8 @@ void place_buffers(const Plan& plan, const LocalRound& round, Direction directio
       local.memory.staging_bytes += bytes;
     }
   }
-  local.packing_offset = placement.add(local.packing.size_bytes);
-  local.memory.packing_bytes = local.packing.size_bytes;
+  local.conversion_offset = placement.add(local.conversion.size_bytes);
+  local.memory.conversion_bytes = local.conversion.size_bytes;
   local.total_bytes = placement.end();
 }
 
@@ -200,7 +200,7 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
     check_program(plan, *round.round, *program, direction, rank, where);
     LocalProgram& mine = local.programs[static_cast<std::size_t>(direction)].emplace();
     mine.program = &*program;
-    mine.packing = pack_layout(plan, *round.round, *program);
+    mine.conversion = conversion_layout(plan, *round.round, *program);
     place_buffers(plan, round, direction, mine);
     mine.unwritten = unwritten_slots(round, direction, *program);
     if (direction == Direction::kForward) {

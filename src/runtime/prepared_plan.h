@@ -43,10 +43,10 @@ struct LocalProgram {
   const Program* program = nullptr;
   ByKindAndPart<std::int64_t> accumulator_offset{};  // of owned results
   ByKindAndPart<std::int64_t> staging_offset{};      // of the arenas
-  std::int64_t packing_offset = 0;
+  std::int64_t conversion_offset = 0;
   std::int64_t total_bytes = 0;
   DeviceMemory memory;  // as allocated, without padding; retained_bytes of this forward
-  PackLayout packing;
+  ConversionLayout conversion;
   std::vector<BandSpan> tile_bands;                // of all tiles in program order
   std::vector<std::pair<Kind, SlotId>> unwritten;  // owned results no instruction writes
   std::vector<RetainedSlot> retained;              // forward only

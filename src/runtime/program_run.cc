@@ -33,7 +33,7 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
       transport_(transport),
       kernel_(kernel),
       rows_(kernel.row_ops()),
-      packing_(buffer + program_.packing_offset) {
+      conversion_(buffer + program_.conversion_offset) {
   const std::int32_t groups = round.round->head_groups;
   for (std::size_t k = 0; k < kNumKinds; ++k) {
     const auto kind = static_cast<Kind>(k);
@@ -187,17 +187,17 @@ std::vector<Message> ProgramRun::messages(const std::vector<TransferEnd>& ends,
     }
     const std::int64_t bytes = unit_bytes(end.kind, round_.round->blocks.num_tokens(end.block),
                                           shape_, round_.round->head_groups, end.wire);
-    segments.push_back({packing_ + packed_at[i], bytes, 1, bytes});
+    segments.push_back({conversion_ + packed_at[i], bytes, 1, bytes});
   }
   return messages;
 }
 
 void ProgramRun::execute(const LaunchOp& op) {
-  const std::vector<std::int64_t>& send_at = program_.packing.send_offset_bytes.at(op.id);
-  const std::vector<std::int64_t>& recv_at = program_.packing.recv_offset_bytes.at(op.id);
+  const std::vector<std::int64_t>& send_at = program_.conversion.send_offset_bytes.at(op.id);
+  const std::vector<std::int64_t>& recv_at = program_.conversion.recv_offset_bytes.at(op.id);
   for (std::size_t i = 0; i < op.sends.size(); ++i) {
     if (send_at[i] < 0) continue;
-    pack_unit(rows_, unit_of(op.sends[i]), op.sends[i].wire, packing_ + send_at[i]);
+    pack_unit(rows_, unit_of(op.sends[i]), op.sends[i].wire, conversion_ + send_at[i]);
   }
   const std::vector<Message> sends = messages(op.sends, send_at);
   const std::vector<Message> recvs = messages(op.recvs, recv_at);
@@ -211,11 +211,11 @@ void ProgramRun::execute(const WaitOp& op) {
   const auto start = std::chrono::steady_clock::now();
   transport_.wait(launched.ticket);
   stats_.exposed_s += seconds_since(start);
-  const std::vector<std::int64_t>& recv_at = program_.packing.recv_offset_bytes.at(op.id);
+  const std::vector<std::int64_t>& recv_at = program_.conversion.recv_offset_bytes.at(op.id);
   for (std::size_t i = 0; i < launched.op->recvs.size(); ++i) {
     if (recv_at[i] < 0) continue;
     const TransferEnd& recv = launched.op->recvs[i];
-    unpack_unit(rows_, unit_of(recv), recv.wire, packing_ + recv_at[i]);
+    unpack_unit(rows_, unit_of(recv), recv.wire, conversion_ + recv_at[i]);
   }
   launched_.erase(op.id);
 }

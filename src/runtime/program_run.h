@@ -67,7 +67,7 @@ class ProgramRun {
   Transport& transport_;
   const AttentionKernel& kernel_;
   const RowOps& rows_;  // the kernel's
-  std::byte* const packing_;
+  std::byte* const conversion_;
   ByKindAndPart<TensorView>
       accumulators_{};                  // all heads, the rows of blocks whose role has the kind
   ByKindAndPart<TensorView> arenas_{};  // the heads of one group

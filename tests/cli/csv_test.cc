@@ -20,7 +20,7 @@ using nlohmann::json;
 
 using Row = std::map<std::string, std::string>;
 
-// Of lines whose quoted fields hold no quotes.
+// For lines whose quoted fields hold no quotes.
 std::vector<Row> rows_of(const std::string& csv) {
   const auto fields = [](const std::string& line) {
     std::vector<std::string> list(1);

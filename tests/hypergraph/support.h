@@ -12,7 +12,7 @@
 namespace contextile {
 
 [[nodiscard]] std::vector<VertexId> pins(std::initializer_list<std::int32_t> vertices);
-// Of vertices 0, 1, …; -1: none.
+// By vertex 0, 1, …; -1: none.
 [[nodiscard]] IdVector<VertexId, PartId> parts(std::initializer_list<std::int32_t> of_vertices);
 
 struct RandomHypergraph {

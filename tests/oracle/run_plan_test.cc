@@ -175,7 +175,7 @@ TEST(RunReport, IsNotOkWhenAnErrorABoundOrAByteIsOff) {
   --bad.masks[0].predicted_bytes_forward;
   EXPECT_FALSE(bad.ok());
   bad = good;
-  ++bad.memory.packing_bytes;
+  ++bad.memory.conversion_bytes;
   EXPECT_FALSE(bad.ok());
 }
 

@@ -198,8 +198,8 @@ TEST_F(BenchDistca, PlansMegatronsExampleInTwoRounds) {
     rounds.emplace_back(row["round"], row["ranks"], row["sequences"], row["rank_tokens"],
                         row["rank_work"]);
   }
-  // Of 8, 4, 2 and 1 ranks, L²/c. Of the short ones the first goes to rank 6, the next to rank 7,
-  // and so on: each to the lower load.
+  // Groups of 8, 4, 2 and 1 ranks take L²/c. Among the short ones the first goes to rank 6, the
+  // next to rank 7, and so on: each to the lower load.
   const std::vector<std::tuple<int, std::string, std::string, int, double>> expected = {
       {1, "0-7", "32K", 4096, 134.217728},
       {2, "0-3", "16K", 4096, 67.108864},

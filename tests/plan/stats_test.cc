@@ -184,7 +184,7 @@ TEST(DeviceMemory, OfAnAbsentDirectionIsNothing) {
   EXPECT_EQ(device_memory(plan, 0, 0, Direction::kBackward, Rank{0}).total_bytes(), 0);
 }
 
-// -------------------------------------------------------------------------------------- packing
+// ---------------------------------------------------------------------------------- conversion
 
 struct PackedRange {
   std::int64_t begin = 0;
@@ -194,7 +194,7 @@ struct PackedRange {
 // Walks a program as an executor would: no two conversions in flight may share bytes.
 void expect_sound_packing(const Plan& plan, const PlanRound& round, const Program& program) {
   constexpr std::int64_t kAlignmentBytes = 64;
-  const PackLayout layout = pack_layout(plan, round, program);
+  const ConversionLayout layout = conversion_layout(plan, round, program);
   std::map<std::int32_t, std::vector<PackedRange>> in_flight;
   std::int64_t largest = 0;
   for (const Instruction& instruction : program.instructions) {
@@ -230,7 +230,7 @@ void expect_sound_packing(const Plan& plan, const PlanRound& round, const Progra
   EXPECT_LT(layout.size_bytes, largest + kAlignmentBytes);
 }
 
-TEST(PackLayout, NeverSharesBytesInFlight) {
+TEST(ConversionLayout, NeverSharesBytesInFlight) {
   for (const Dtype wire : {Dtype::kF32, Dtype::kBf16}) {
     for_random_plans(15, [wire](const Plan& original) {
       Plan plan = original;
@@ -259,12 +259,12 @@ TEST(PackLayout, NeverSharesBytesInFlight) {
   }
 }
 
-TEST(PackLayout, ReusesBytesAfterTheWait) {
+TEST(ConversionLayout, ReusesBytesAfterTheWait) {
   Plan plan = example_plan();
   Program program;
   TransferEnd end{Kind::kO, BlockId{0}, GroupId{0}, SlotId{0}, Rank{1}, Dtype::kBf16};
   program.instructions = {LaunchOp{0, {end}, {}}, WaitOp{0}, LaunchOp{1, {end}, {end}}, WaitOp{1}};
-  const PackLayout layout = pack_layout(plan, plan.rounds[0], program);
+  const ConversionLayout layout = conversion_layout(plan, plan.rounds[0], program);
   const std::int64_t unit = 128;  // 4 tokens · 2 heads · (4 · 2 + 4) bytes, rounded up to 64
   EXPECT_EQ(layout.send_offset_bytes.at(0), std::vector<std::int64_t>{0});
   EXPECT_EQ(layout.send_offset_bytes.at(1), std::vector<std::int64_t>{0});

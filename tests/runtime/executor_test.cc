@@ -315,7 +315,7 @@ TEST(Executor, CountsBytesAndMemory) {
         forward.total_bytes() > backward.total_bytes() ? forward : backward;
     EXPECT_EQ(executor.memory().staging_bytes, larger.staging_bytes);
     EXPECT_EQ(executor.memory().accumulator_bytes, larger.accumulator_bytes);
-    EXPECT_EQ(executor.memory().packing_bytes, larger.packing_bytes);
+    EXPECT_EQ(executor.memory().conversion_bytes, larger.conversion_bytes);
     EXPECT_GT(executor.memory().workspace_bytes, 0);
     LayerTensors layer(inputs_of(*plan, 0), plan->shape, local_tokens(*plan, rank));
     const Saved saved = executor.forward(0, layer.forward());

@@ -82,7 +82,7 @@ std::string first_difference(const OracleResult& a, const OracleResult& b) {
 std::string report_text(const RunReport& report) {
   std::string text = fmt::format("memory {} + {} + {} bytes, predicted {}\n",
                                  report.memory.staging_bytes, report.memory.accumulator_bytes,
-                                 report.memory.packing_bytes, report.predicted_memory_bytes);
+                                 report.memory.conversion_bytes, report.predicted_memory_bytes);
   for (const MaskRun& run : report.masks) {
     text += fmt::format("mask {}: sent {} (predicted {}) and {} ({}) bytes\n", run.mask,
                         run.sent_bytes_forward, run.predicted_bytes_forward,

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "plan/build/buffer_manager.h"
+#include "plan/build/staging_buffers.h"
 
 namespace contextile {
 namespace {
@@ -414,7 +414,7 @@ class DeviceLowering {
   std::span<const PlacedTile* const> tiles_;  // ordered by stage
   UnitTable& table_;
   Program program_;
-  BufferManager buffers_;
+  StagingBuffers buffers_;
   std::vector<Group> groups_;         // ordered by (launch, need); index = launch id
   std::vector<std::size_t> by_need_;  // groups ordered by need stage
   std::vector<InputCopy> copies_;

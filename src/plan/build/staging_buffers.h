@@ -28,9 +28,9 @@ struct Place {
 };
 
 // The staging arenas and slot tables of one device.
-class BufferManager {
+class StagingBuffers {
  public:
-  BufferManager(std::int32_t num_owned, Program& program)
+  StagingBuffers(std::int32_t num_owned, Program& program)
       : num_owned_(num_owned), program_(program) {}
 
   [[nodiscard]] Place take(Kind kind, std::int64_t tokens) {

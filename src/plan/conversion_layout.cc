@@ -1,4 +1,4 @@
-#include "plan/pack_layout.h"
+#include "plan/conversion_layout.h"
 
 #include <cstdint>
 #include <map>
@@ -17,7 +17,7 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kPackAlignmentBytes - 1) / kPackAlignmentBytes * kPackAlignmentBytes;
 }
 
-// The packing buffer of one program while its launches and waits are walked.
+// The conversion buffer of one program while its launches and waits are walked.
 class PackingWalk {
  public:
   PackingWalk(const Plan& plan, const PlanRound& round) : plan_(plan), round_(round) {}
@@ -35,7 +35,7 @@ class PackingWalk {
     in_flight_.erase(found);
   }
 
-  PackLayout finish() {
+  ConversionLayout finish() {
     layout_.size_bytes = arena_.extent();
     return std::move(layout_);
   }
@@ -52,7 +52,7 @@ class PackingWalk {
     offsets.reserve(ends.size());
     for (const TransferEnd& end : ends) {
       const bool known = end.block.valid() && end.block.value < round_.blocks.num_blocks();
-      if (!is_packed(end) || !known) {
+      if (!is_converted(end) || !known) {
         offsets.push_back(-1);
         continue;
       }
@@ -69,12 +69,13 @@ class PackingWalk {
   const PlanRound& round_;
   Arena arena_;
   std::map<std::int32_t, std::vector<Place>> in_flight_;  // by launch id
-  PackLayout layout_;
+  ConversionLayout layout_;
 };
 
 }  // namespace
 
-PackLayout pack_layout(const Plan& plan, const PlanRound& round, const Program& program) {
+ConversionLayout conversion_layout(const Plan& plan, const PlanRound& round,
+                                   const Program& program) {
   PackingWalk walk(plan, round);
   for (const Instruction& instruction : program.instructions) {
     if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
