@@ -1,4 +1,4 @@
-// Planning at real sizes: arranging, building, verifying and writing plans. Every case verifies its
+// Planning at real sizes: arranging, building, verifying, writing and reading plans. Every case verifies its
 // plan before anything is timed.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -94,6 +94,11 @@ void register_case(const Case& c, const Strategy& strategy) {
   });
   add("serialize" + suffix, [plan](benchmark::State& state) {
     for (auto _ : state) benchmark::DoNotOptimize(serialize(plan));
+    add_counters(state, plan);
+  });
+  add("deserialize" + suffix, [plan](benchmark::State& state) {
+    const std::vector<std::uint8_t> file = serialize(plan);
+    for (auto _ : state) benchmark::DoNotOptimize(deserialize(file, "memory"));
     add_counters(state, plan);
   });
 }

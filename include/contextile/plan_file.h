@@ -20,7 +20,7 @@ namespace contextile {
 // Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where`
 // names the source in messages.
 [[nodiscard]] Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where);
-// XXH3-64 of the canonical bytes with the digest zeroed.
+// XXH3-64 of the canonical bytes: what the file holds before zstd, each section by size and hash.
 [[nodiscard]] std::uint64_t compute_digest(const Plan& plan);
 // "16 hex digits".
 [[nodiscard]] std::string digest_text(std::uint64_t digest);

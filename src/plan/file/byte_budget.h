@@ -5,10 +5,9 @@
 #include <flatbuffers/flatbuffers.h>
 
 #include <cstddef>
-#include <cstdint>
-#include <span>
+#include <string>
 
-#include "plan/file/byte_codec.h"
+#include "plan/file/file_place.h"
 
 namespace contextile {
 
@@ -19,9 +18,12 @@ class ByteBudget {
   // Every table takes at least its own offset and the one that names it.
   void visit_table() { spend(2 * sizeof(flatbuffers::uoffset_t)); }
 
-  [[nodiscard]] std::span<const std::uint8_t> bytes(const flatbuffers::Vector<std::uint8_t>* v) {
-    spend(v->size());
-    return {v->data(), v->size()};
+  // A list of numbers or structs, which it passes on.
+  template <typename T>
+  [[nodiscard]] const flatbuffers::Vector<T>& list(const flatbuffers::Vector<T>* v) {
+    constexpr std::size_t kElementBytes = flatbuffers::IndirectHelper<T>::element_stride;
+    spend(v->size() * kElementBytes);
+    return *v;
   }
   [[nodiscard]] std::string text(const flatbuffers::String* s) {
     spend(s->size());
@@ -30,10 +32,7 @@ class ByteBudget {
 
  private:
   void spend(std::size_t bytes) {
-    if (bytes > left_) {
-      fail_plan("{}: expected every object once, found some that are named repeatedly",
-                place_.text());
-    }
+    if (bytes > left_) place_.fail("expected every object once, found some that are named often");
     left_ -= bytes;
   }
 

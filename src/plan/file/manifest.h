@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-inline constexpr std::uint32_t kPlanFileVersion = 1;
+inline constexpr int kNumDtypes = 3;
 
 // Bytes of the FlatBuffer. O(blocks + bands + sequences).
 [[nodiscard]] std::vector<std::uint8_t> encode_manifest(const Plan& plan);

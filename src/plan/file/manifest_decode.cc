@@ -1,11 +1,13 @@
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "plan/file/byte_budget.h"
-#include "plan/file/byte_codec.h"
+#include "plan/file/file_place.h"
 #include "plan/file/manifest.h"
+#include "plan/file/plan_file.h"
 #include "plan_generated.h"
 
 namespace contextile {
@@ -50,7 +52,7 @@ class ManifestDecoder {
  private:
   template <typename... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw InvalidPlan(place_.text() + ": " + fmt::format(format, std::forward<Args>(args)...));
+    place_.fail(format, std::forward<Args>(args)...);
   }
 
   std::int32_t checked(std::int32_t value, std::int32_t low, std::int32_t high,
@@ -115,75 +117,62 @@ class ManifestDecoder {
     if (devices > kMost) fail("expected at most {} devices, found {}", kMost, devices);
   }
 
-  ByteReader reader(const flatbuffers::Vector<std::uint8_t>* bytes, std::string_view stream) {
-    FilePlace place = place_;
-    place.stream = stream;
-    return {budget_.bytes(bytes), place};
+  // Ranges that partition the tokens: the one after a range that ends at `after`.
+  Range read_next(const fbs::Range& in, std::int64_t after, std::int64_t total) const {
+    if (in.begin() != after) fail("expected to begin at {}, found {}", after, in.begin());
+    place_.in_range(in.end(), after + 1, total + 1, "the end of a token range");
+    return {in.begin(), in.end()};
+  }
+  void expect_end(std::int64_t end) const {
+    const std::int64_t total = out_.plan.num_tokens();
+    if (end != total) fail("expected the last to end at {}, found {}", total, end);
   }
 
-  // Within [0, limit); `limit` at most kMaxTokens.
-  static Range read_range(ByteReader& in, std::int64_t after, std::int64_t limit,
-                          std::int64_t smallest) {
-    Range range;
-    range.begin = in.in_range(in.delta(after), 0, limit + 1, "the begin of a token range");
-    range.end = in.in_range(in.delta(range.begin), range.begin + smallest, limit + 1,
-                            "the end of a token range");
-    return range;
+  // Calls read(element) for each element of a list; messages name the list and its index.
+  template <typename T, typename Read>
+  void for_each(std::string_view list, const flatbuffers::Vector<T>* elements, const Read& read) {
+    place_.list = list;
+    place_.element = 0;
+    for (const auto* element : budget_.list(elements)) {
+      read(*element);
+      ++place_.element;
+    }
+    leave_list();
   }
-  // Ranges that partition [0, total).
-  static Range read_next(ByteReader& in, std::int64_t after, std::int64_t total) {
-    const Range range = read_range(in, after, total, 1);
-    if (range.begin != after) in.fail("expected to begin at {}, found {}", after, range.begin);
-    return range;
-  }
-  void expect_partition(const ByteReader& in, std::int64_t end) const {
-    const std::int64_t total = out_.plan.num_tokens();
-    if (end != total) in.fail("expected the last to end at {}, found {}", total, end);
-    in.expect_end();
+  void leave_list() {
+    place_.list = {};
+    place_.element = -1;
   }
 
   void read_sequences() {
-    ByteReader in = reader(manifest_->sequences(), "sequence");
     std::vector<Range>& sequences = out_.plan.sequences;
-    const std::int64_t count = in.count("sequences");
-    std::int64_t end = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      in.at_element(i);
-      sequences.push_back(read_next(in, end, kMaxTokens));
-      end = sequences.back().end;
-    }
-    in.expect_end();
+    for_each("sequence", manifest_->sequences(), [&](const fbs::Range& in) {
+      sequences.push_back(read_next(in, out_.plan.num_tokens(), kMaxTokens));
+    });
   }
 
   void read_home() {
-    ByteReader in = reader(manifest_->home(), "home range");
-    const std::int64_t count = in.count("home ranges");
-    HomeRange previous{{}, Rank{0}};
-    for (std::int64_t i = 0; i < count; ++i) {
-      in.at_element(i);
-      previous.tokens = read_next(in, previous.tokens.end, out_.plan.num_tokens());
-      previous.owner =
-          Rank{in.delta32(previous.owner.value, 0, out_.plan.num_devices(), "an owner")};
-      out_.plan.home.push_back(previous);
-    }
-    if (count > 0) expect_partition(in, previous.tokens.end);
-    in.expect_end();
+    std::vector<HomeRange>& home = out_.plan.home;
+    for_each("home range", manifest_->home(), [&](const fbs::HomeRange& in) {
+      const std::int64_t after = home.empty() ? 0 : home.back().tokens.end;
+      const Range tokens = read_next(in.tokens(), after, out_.plan.num_tokens());
+      place_.in_range(in.owner(), 0, out_.plan.num_devices(), "an owner");
+      home.push_back({tokens, Rank{in.owner()}});
+    });
+    if (!home.empty()) expect_end(home.back().tokens.end);
   }
 
   void read_positions() {
-    ByteReader in = reader(manifest_->positions(), "position segment");
-    const std::int64_t count = in.count("position segments");
+    std::vector<PositionSegment>& positions = out_.plan.positions;
     const auto num_sequences = static_cast<std::int64_t>(out_.plan.sequences.size());
-    PositionSegment previous;
-    for (std::int64_t i = 0; i < count; ++i) {
-      in.at_element(i);
-      previous.tokens = read_next(in, previous.tokens.end, out_.plan.num_tokens());
-      previous.sequence = in.in_range(in.delta(previous.sequence), 0, num_sequences, "a sequence");
-      previous.first_position = in.in_range(in.zigzag(), 0, kMaxPosition, "a position");
-      out_.plan.positions.push_back(previous);
-    }
-    if (count > 0) expect_partition(in, previous.tokens.end);
-    in.expect_end();
+    for_each("position segment", manifest_->positions(), [&](const fbs::PositionSegment& in) {
+      const std::int64_t after = positions.empty() ? 0 : positions.back().tokens.end;
+      const Range tokens = read_next(in.tokens(), after, out_.plan.num_tokens());
+      place_.in_range(in.sequence(), 0, num_sequences, "a sequence");
+      place_.in_range(in.first_position(), 0, kMaxPosition, "a position");
+      positions.push_back({tokens, in.sequence(), in.first_position()});
+    });
+    if (!positions.empty()) expect_end(positions.back().tokens.end);
   }
 
   void read_rounds() {
@@ -205,7 +194,7 @@ class ManifestDecoder {
     }
     round.token_limit = read_limit(in.token_limit(), "token limit");
     round.memory_limit_bytes = read_limit(in.memory_limit_bytes(), "memory limit");
-    read_blocks(reader(in.blocks(), "block"), round);
+    read_blocks(*in.blocks(), round);
     out_.directions.emplace_back();
     for (const fbs::Mask* mask : *in.masks()) {
       budget_.visit_table();
@@ -227,34 +216,45 @@ class ManifestDecoder {
     return *value;
   }
 
-  void read_blocks(ByteReader in, PlanRound& round) {
-    const std::int64_t count =
-        in.in_range(in.count("blocks"), 0, kEndOfInt32, "a number of blocks");
-    round.owners.reserve(static_cast<std::size_t>(count));
-    Range previous;
-    Rank owner{0};
-    std::vector<Range> ranges;
-    for (std::int64_t b = 0; b < count; ++b) {
-      in.at_element(b);
-      const std::uint64_t head = in.varint();
-      const auto role = static_cast<Role>(
-          in.in_range(static_cast<std::int64_t>(head & 3U), 0, kNumRoles, "a role"));
-      owner = Rank{in.delta32(owner.value, 0, out_.plan.num_devices(), "an owner")};
-      ranges.clear();
-      if (head >> 2 == 0) in.fail("expected at least one range, found none");
-      for (std::uint64_t i = 0; i < head >> 2; ++i) {
-        const std::int64_t begin = in.delta(previous.end);
-        const std::int64_t size = in.delta(previous.size());
-        const std::int64_t total = out_.plan.num_tokens();
-        in.in_range(begin, 0, total, "the begin of a range");
-        in.in_range(size, 1, total - begin + 1, "the size of a range");
-        previous = {begin, begin + size};
-        ranges.push_back(previous);
-      }
-      round.blocks.add(ranges, role);
-      round.owners.push_back(owner);
+  void read_blocks(const fbs::Blocks& in, PlanRound& round) {
+    budget_.visit_table();
+    const auto& owners = budget_.list(in.owner());
+    const auto& roles = budget_.list(in.role());
+    const auto& counts = budget_.list(in.num_ranges());
+    const auto& begins = budget_.list(in.range_begin());
+    const auto& sizes = budget_.list(in.range_size());
+    if (roles.size() != owners.size() || counts.size() != owners.size()) {
+      fail("expected roles and numbers of ranges of {} blocks, found {} and {}", owners.size(),
+           roles.size(), counts.size());
     }
-    in.expect_end();
+    if (sizes.size() != begins.size()) {
+      fail("expected the sizes of {} ranges, found {}", begins.size(), sizes.size());
+    }
+    const std::int64_t total = out_.plan.num_tokens();
+    round.owners.reserve(owners.size());
+    std::vector<Range> ranges;
+    flatbuffers::uoffset_t next = 0;
+    place_.list = "block";
+    for (flatbuffers::uoffset_t b = 0; b < owners.size(); ++b) {
+      place_.element = b;
+      place_.in_range(roles.Get(b), 0, kNumRoles, "a role");
+      place_.in_range(owners.Get(b), 0, out_.plan.num_devices(), "an owner");
+      const std::int64_t left = begins.size() - next;
+      place_.in_range(counts.Get(b), 1, left + 1, "a number of ranges (of those left)");
+      ranges.clear();
+      for (const auto end = next + counts.Get(b); next < end; ++next) {
+        const std::int64_t begin = begins.Get(next);
+        place_.in_range(begin, 0, total, "the begin of a range");
+        place_.in_range(sizes.Get(next), 1, total - begin + 1, "the size of a range");
+        ranges.push_back({begin, begin + sizes.Get(next)});
+      }
+      round.blocks.add(ranges, static_cast<Role>(roles.Get(b)));
+      round.owners.push_back(Rank{owners.Get(b)});
+    }
+    leave_list();
+    if (next != begins.size()) {
+      fail("expected {} ranges of blocks, found {}", next, begins.size());
+    }
   }
 
   void read_mask(const fbs::Mask& in, PlanRound& round) {
@@ -268,7 +268,7 @@ class ManifestDecoder {
       fail("expected the masks of round 0 in the same order, found '{}' with {} layers", mask.name,
            mask.layers);
     }
-    read_bands(reader(in.bands(), "band"), mask.mask);
+    read_bands(in.bands(), mask.mask);
     const MaskDirections directions{in.has_forward(), in.has_backward()};
     if (!directions.forward && !directions.backward) {
       fail("expected a forward or backward direction, found neither");
@@ -277,26 +277,18 @@ class ManifestDecoder {
     out_.programs_per_device += (directions.forward ? 1 : 0) + (directions.backward ? 1 : 0);
   }
 
-  void read_bands(ByteReader in, Mask& mask) const {
-    const std::int64_t count = in.count("bands");
-    mask.bands.reserve(static_cast<std::size_t>(count));
-    std::int64_t q_end = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      in.at_element(i);
-      const std::int64_t bounds = in.in_range(in.byte(), 0, 4, "the bounds' flags");
-      Band band;
-      band.q = read_range(in, q_end, out_.plan.num_tokens(), 0);
-      band.k = read_range(in, band.q.begin, out_.plan.num_tokens(), 0);
-      if ((bounds & 1) != 0) {
-        band.lo = in.in_range(in.zigzag(), 1 - kUnbounded, kUnbounded + 1, "a lower bound");
-      }
-      if ((bounds & 2) != 0) {
-        band.hi = in.in_range(in.zigzag(), -kUnbounded, kUnbounded, "an upper bound");
-      }
-      mask.bands.push_back(band);
-      q_end = band.q.end;
-    }
-    in.expect_end();
+  void read_bands(const flatbuffers::Vector<const fbs::Band*>* bands, Mask& mask) {
+    for_each("band", bands, [&](const fbs::Band& in) {
+      place_.in_range(in.lo(), -kUnbounded, kUnbounded + 1, "a lower bound");
+      place_.in_range(in.hi(), -kUnbounded, kUnbounded + 1, "an upper bound");
+      mask.bands.push_back({read_range(in.q()), read_range(in.k()), in.lo(), in.hi()});
+    });
+  }
+  Range read_range(const fbs::Range& in) const {
+    const std::int64_t total = out_.plan.num_tokens();
+    place_.in_range(in.begin(), 0, total + 1, "the begin of a token range");
+    place_.in_range(in.end(), in.begin(), total + 1, "the end of a token range");
+    return {in.begin(), in.end()};
   }
 
   const fbs::Manifest* manifest_ = nullptr;

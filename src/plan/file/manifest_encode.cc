@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "plan/file/byte_codec.h"
+#include "base/check.h"
 #include "plan/file/manifest.h"
+#include "plan/file/plan_file.h"
 #include "plan_generated.h"
 
 namespace contextile {
@@ -10,93 +11,45 @@ namespace {
 
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
-using Bytes = Offset<flatbuffers::Vector<std::uint8_t>>;
+fbs::Range range_of(const Range& range) { return {range.begin, range.end}; }
 
-// A range after another one: usually adjacent.
-void write_range(ByteWriter& out, Range range, std::int64_t after) {
-  out.delta(range.begin, after);
-  out.delta(range.end, range.begin);
+// A list of structs, made of the elements of another list.
+template <typename Struct, typename List, typename Make>
+Offset<flatbuffers::Vector<const Struct*>> structs(FlatBufferBuilder& builder, const List& list,
+                                                   const Make& make) {
+  std::vector<Struct> out;
+  out.reserve(list.size());
+  for (const auto& element : list) out.push_back(make(element));
+  return builder.CreateVectorOfStructs(out);
 }
 
-std::vector<std::uint8_t> encode_sequences(const Plan& plan) {
-  ByteWriter out;
-  out.varint(plan.sequences.size());
-  std::int64_t end = 0;
-  for (const Range& sequence : plan.sequences) {
-    write_range(out, sequence, end);
-    end = sequence.end;
-  }
-  return out.take();
-}
-
-std::vector<std::uint8_t> encode_home(const Plan& plan) {
-  ByteWriter out;
-  out.varint(plan.home.size());
-  std::int64_t end = 0;
-  std::int32_t owner = 0;
-  for (const HomeRange& home : plan.home) {
-    write_range(out, home.tokens, end);
-    out.delta(home.owner.value, owner);
-    end = home.tokens.end;
-    owner = home.owner.value;
-  }
-  return out.take();
-}
-
-std::vector<std::uint8_t> encode_positions(const Plan& plan) {
-  ByteWriter out;
-  out.varint(plan.positions.size());
-  PositionSegment previous;
-  for (const PositionSegment& segment : plan.positions) {
-    write_range(out, segment.tokens, previous.tokens.end);
-    out.delta(segment.sequence, previous.sequence);
-    out.zigzag(segment.first_position);
-    previous = segment;
-  }
-  return out.take();
-}
-
-// Per block: number of ranges and role, owner, ranges.
-std::vector<std::uint8_t> encode_blocks(const PlanRound& round) {
+Offset<fbs::Blocks> encode_blocks(FlatBufferBuilder& builder, const PlanRound& round) {
   const std::int32_t num_blocks = round.blocks.num_blocks();
   if (round.owners.size() != static_cast<std::size_t>(num_blocks)) {
     fail_plan("plan to write: expected an owner for each of {} blocks, found {}", num_blocks,
               round.owners.size());
   }
-  ByteWriter out;
-  out.varint(static_cast<std::uint64_t>(num_blocks));
-  Range previous;
-  std::int32_t owner = 0;
+  std::vector<std::int32_t> owners;
+  std::vector<std::uint8_t> roles;
+  std::vector<std::uint32_t> counts;
+  std::vector<std::int64_t> begins;
+  std::vector<std::int64_t> sizes;
   for (BlockId block{0}; block.value < num_blocks; ++block.value) {
-    const std::span<const Range> ranges = round.blocks.ranges(block);
-    out.varint(ranges.size() << 2 | static_cast<std::uint64_t>(round.blocks.role(block)));
-    out.delta(round.owners[block.index()].value, owner);
-    owner = round.owners[block.index()].value;
-    for (const Range& range : ranges) {
-      out.delta(range.begin, previous.end);
-      out.delta(range.size(), previous.size());
-      previous = range;
+    owners.push_back(round.owners[block.index()].value);
+    roles.push_back(static_cast<std::uint8_t>(round.blocks.role(block)));
+    counts.push_back(static_cast<std::uint32_t>(round.blocks.ranges(block).size()));
+    for (const Range& range : round.blocks.ranges(block)) {
+      begins.push_back(range.begin);
+      sizes.push_back(range.size());
     }
   }
-  return out.take();
+  return fbs::CreateBlocksDirect(builder, &owners, &roles, &counts, &begins, &sizes);
 }
 
 // Bounds at or beyond kUnbounded are one value: none.
-std::vector<std::uint8_t> encode_bands(const Mask& mask) {
-  ByteWriter out;
-  out.varint(mask.bands.size());
-  std::int64_t q_end = 0;
-  for (const Band& band : mask.bands) {
-    const bool has_lo = band.lo > -kUnbounded;
-    const bool has_hi = band.hi < kUnbounded;
-    out.byte(static_cast<std::uint8_t>((has_lo ? 1 : 0) | (has_hi ? 2 : 0)));
-    write_range(out, band.q, q_end);
-    write_range(out, band.k, band.q.begin);
-    if (has_lo) out.zigzag(std::min(band.lo, kUnbounded));
-    if (has_hi) out.zigzag(std::max(band.hi, -kUnbounded));
-    q_end = band.q.end;
-  }
-  return out.take();
+fbs::Band band_of(const Band& band) {
+  return {range_of(band.q), range_of(band.k), std::clamp(band.lo, -kUnbounded, kUnbounded),
+          std::clamp(band.hi, -kUnbounded, kUnbounded)};
 }
 
 bool has_direction(const PlanRound& round, std::size_t mask, Direction direction) {
@@ -109,13 +62,13 @@ Offset<fbs::Round> encode_round(FlatBufferBuilder& builder, const PlanRound& rou
   for (std::size_t m = 0; m < round.masks.size(); ++m) {
     const NamedMask& mask = round.masks[m];
     const auto name = builder.CreateString(mask.name);
-    const Bytes bands = builder.CreateVector(encode_bands(mask.mask));
+    const auto bands = structs<fbs::Band>(builder, mask.mask.bands, band_of);
     masks.push_back(fbs::CreateMask(builder, name, mask.layers, bands,
                                     has_direction(round, m, Direction::kForward),
                                     has_direction(round, m, Direction::kBackward)));
   }
   const auto mask_vector = builder.CreateVector(masks);
-  const Bytes blocks = builder.CreateVector(encode_blocks(round));
+  const auto blocks = encode_blocks(builder, round);
   fbs::RoundBuilder out(builder);
   out.add_head_groups(round.head_groups);
   out.add_blocks(blocks);
@@ -147,9 +100,15 @@ std::vector<std::uint8_t> encode_manifest(const Plan& plan) {
   const auto option_vector = builder.CreateVector(options);
   const auto shape = encode_shape(builder, plan.shape);
   const auto cluster_name = builder.CreateString(plan.cluster_name);
-  const Bytes sequences = builder.CreateVector(encode_sequences(plan));
-  const Bytes home = builder.CreateVector(encode_home(plan));
-  const Bytes positions = builder.CreateVector(encode_positions(plan));
+  const auto sequences = structs<fbs::Range>(builder, plan.sequences, range_of);
+  const auto home = structs<fbs::HomeRange>(builder, plan.home, [](const HomeRange& range) {
+    return fbs::HomeRange(range_of(range.tokens), range.owner.value);
+  });
+  const auto positions =
+      structs<fbs::PositionSegment>(builder, plan.positions, [](const PositionSegment& segment) {
+        return fbs::PositionSegment(range_of(segment.tokens), segment.sequence,
+                                    segment.first_position);
+      });
   const auto round_vector = builder.CreateVector(rounds);
   builder.Finish(fbs::CreateManifest(builder, kPlanFileVersion, strategy, option_vector, shape,
                                      static_cast<std::uint8_t>(plan.partial_wire), cluster_name,

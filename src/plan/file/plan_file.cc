@@ -1,25 +1,28 @@
-#include "contextile/plan_file.h"
+
+
+#include "plan/file/plan_file.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "plan/file/plan_file.h"
+#include "contextile/plan_file.h"
 
 namespace contextile {
 namespace {
 
 constexpr std::string_view kMagic{"CTXPLAN\0", 8};
 
-// Offsets of the header's numbers; kDigestOffset is among them.
+// Offsets of the header's numbers; the checksum is at 32.
 constexpr std::size_t kVersionAt = 8;
 constexpr std::size_t kHeaderBytesAt = 12;
 constexpr std::size_t kFileBytesAt = 16;
-constexpr std::size_t kManifestBytesAt = 32;
-constexpr std::size_t kNumDevicesAt = 40;
-constexpr std::size_t kTableOffsetAt = 48;
-constexpr std::size_t kReservedAt = 56;
+constexpr std::size_t kDigestAt = 24;
+constexpr std::size_t kChecksumAt = 32;
+constexpr std::size_t kNumSectionsAt = 40;
+
+std::uint64_t aligned_to_8(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 void put(std::span<std::uint8_t> bytes, std::size_t at, std::uint64_t value, std::size_t size = 8) {
   for (std::size_t i = 0; i < size; ++i) {
@@ -32,13 +35,6 @@ std::uint64_t get(std::span<const std::uint8_t> bytes, std::size_t at, std::size
   return value;
 }
 
-void expect_equal(std::string_view file, std::string_view what, std::uint64_t expected,
-                  std::uint64_t found) {
-  if (expected != found) {
-    fail_plan("{}: header: expected {} {}, found {}", file, what, expected, found);
-  }
-}
-
 void check_magic(std::span<const std::uint8_t> bytes, std::string_view file) {
   const std::size_t size = std::min(bytes.size(), kMagic.size());
   if (size == 0 || std::memcmp(bytes.data(), kMagic.data(), size) != 0) {
@@ -48,101 +44,123 @@ void check_magic(std::span<const std::uint8_t> bytes, std::string_view file) {
   }
 }
 
+// Before anything else: another version may have another header.
+void check_version(std::span<const std::uint8_t> bytes, std::string_view file) {
+  if (bytes.size() < kHeaderBytesAt) return;  // too short for any version
+  const std::uint64_t version = get(bytes, kVersionAt, 4);
+  if (version != kPlanFileVersion) {
+    fail_plan("{}: header: expected version {}, found {}: {}", file, kPlanFileVersion, version,
+              version < kPlanFileVersion ? "the file was written by an older contextile, plan again"
+                                         : "the file was written by a newer contextile");
+  }
+}
+
 PlanFileHeader read_header(std::span<const std::uint8_t> bytes, std::string_view file) {
   check_magic(bytes, file);
+  check_version(bytes, file);
   if (bytes.size() < PlanFileHeader::kBytes) {
     fail_plan("{}: header: expected {} bytes, found {}: the file is truncated", file,
               PlanFileHeader::kBytes, bytes.size());
   }
-  expect_equal(file, "version", kPlanFileVersion, get(bytes, kVersionAt, 4));
-  expect_equal(file, "header bytes", PlanFileHeader::kBytes, get(bytes, kHeaderBytesAt, 4));
-  expect_equal(file, "reserved bytes", 0, get(bytes, kReservedAt));
+  const std::uint64_t header_bytes = get(bytes, kHeaderBytesAt, 4);
+  if (header_bytes != PlanFileHeader::kBytes) {
+    fail_plan("{}: header: expected header bytes {}, found {}", file, PlanFileHeader::kBytes,
+              header_bytes);
+  }
   PlanFileHeader header;
   header.file_bytes = get(bytes, kFileBytesAt);
-  header.digest = get(bytes, PlanFileHeader::kDigestOffset);
-  header.manifest_bytes = get(bytes, kManifestBytesAt);
-  header.num_devices = get(bytes, kNumDevicesAt);
-  header.table_offset = get(bytes, kTableOffsetAt);
+  header.digest = get(bytes, kDigestAt);
+  header.checksum = get(bytes, kChecksumAt);
+  header.num_sections = get(bytes, kNumSectionsAt);
   if (header.file_bytes != bytes.size()) {
     fail_plan("{}: header: expected a file of {} bytes, found {}{}", file, header.file_bytes,
               bytes.size(), bytes.size() < header.file_bytes ? ": the file is truncated" : "");
   }
+  const std::uint64_t checksum = checksum_of(bytes);
+  if (checksum != header.checksum) {
+    fail_plan("{}: header: expected checksum {} (of the file), found {}: the file is corrupt", file,
+              digest_text(checksum), digest_text(header.checksum));
+  }
+  const std::uint64_t most = (bytes.size() - PlanFileHeader::kBytes) / Section::kTableBytes;
+  if (header.num_sections < 1 || header.num_sections > most) {
+    fail_plan("{}: header: expected 1 to {} sections in {} bytes, found {}", file, most,
+              bytes.size(), header.num_sections);
+  }
   return header;
 }
 
-}  // namespace
-
-std::vector<std::uint8_t> write_frame(std::span<const std::uint8_t> manifest,
-                                      std::span<const std::vector<std::uint8_t>> device_sections) {
-  const std::uint64_t table_offset = PlanFileHeader::kBytes + aligned_to_8(manifest.size());
-  std::uint64_t file_bytes = table_offset + device_sections.size() * SectionEntry::kBytes;
-  for (const auto& section : device_sections) file_bytes += aligned_to_8(section.size());
-
-  std::vector<std::uint8_t> file(file_bytes);
-  std::memcpy(file.data(), kMagic.data(), kMagic.size());
-  put(file, kVersionAt, kPlanFileVersion, 4);
-  put(file, kHeaderBytesAt, PlanFileHeader::kBytes, 4);
-  put(file, kFileBytesAt, file_bytes);
-  put(file, kManifestBytesAt, manifest.size());
-  put(file, kNumDevicesAt, device_sections.size());
-  put(file, kTableOffsetAt, table_offset);
-  std::copy(manifest.begin(), manifest.end(), file.begin() + PlanFileHeader::kBytes);
-
-  std::uint64_t entry = table_offset;
-  std::uint64_t offset = table_offset + device_sections.size() * SectionEntry::kBytes;
-  for (const auto& section : device_sections) {
-    put(file, entry, offset);
-    put(file, entry + 8, section.size());
-    std::copy(section.begin(), section.end(), file.begin() + static_cast<std::ptrdiff_t>(offset));
-    entry += SectionEntry::kBytes;
-    offset += aligned_to_8(section.size());
-  }
-  return file;
+std::string section_name(std::uint64_t section) {
+  return section == 0 ? "the manifest" : fmt::format("rank {}", section - 1);
 }
 
-void put_digest(std::span<std::uint8_t> file, std::uint64_t digest) {
-  put(file, PlanFileHeader::kDigestOffset, digest);
-}
-
-PlanFileViews read_frame(std::span<const std::uint8_t> bytes, std::string_view file) {
-  PlanFileViews views;
-  views.header = read_header(bytes, file);
-  const PlanFileHeader& header = views.header;
-  const std::uint64_t body = bytes.size() - PlanFileHeader::kBytes;
-  if (header.manifest_bytes > body) {
-    fail_plan("{}: header: expected a manifest of at most {} bytes, found {}", file, body,
-              header.manifest_bytes);
-  }
-  const std::uint64_t table_offset = PlanFileHeader::kBytes + aligned_to_8(header.manifest_bytes);
-  expect_equal(file, "offset table at", table_offset, header.table_offset);
-  const std::uint64_t room = bytes.size() < table_offset ? 0 : bytes.size() - table_offset;
-  if (header.num_devices > room / SectionEntry::kBytes) {
-    fail_plan("{}: header: expected at most {} devices in {} bytes, found {}", file,
-              room / SectionEntry::kBytes, room, header.num_devices);
-  }
-  const std::uint64_t digest = digest_of_file(bytes);
-  if (digest != header.digest) {
-    fail_plan("{}: header: expected digest {} (of the content), found {}: the file is corrupt",
-              file, digest_text(digest), digest_text(header.digest));
-  }
-
-  views.manifest = bytes.subspan(PlanFileHeader::kBytes, header.manifest_bytes);
-  std::uint64_t offset = table_offset + header.num_devices * SectionEntry::kBytes;
-  for (std::uint64_t rank = 0; rank < header.num_devices; ++rank) {
-    const std::uint64_t entry = table_offset + rank * SectionEntry::kBytes;
-    const SectionEntry section{get(bytes, entry), get(bytes, entry + 8)};
-    if (section.offset != offset || section.size > bytes.size() - offset) {
-      fail_plan(
-          "{}: offset table: expected rank {} at {} with at most {} bytes, found {} bytes at {}",
-          file, rank, offset, bytes.size() - offset, section.size, section.offset);
+std::vector<SectionView> read_table(std::span<const std::uint8_t> bytes, std::uint64_t num_sections,
+                                    std::string_view file) {
+  std::vector<SectionView> sections;
+  sections.reserve(num_sections);
+  std::uint64_t offset = PlanFileHeader::kBytes + num_sections * Section::kTableBytes;
+  for (std::uint64_t i = 0; i < num_sections; ++i) {
+    const std::size_t row = PlanFileHeader::kBytes + i * Section::kTableBytes;
+    const std::uint64_t found_at = get(bytes, row);
+    const std::uint64_t size = get(bytes, row + 8);
+    if (found_at != offset || size > bytes.size() - offset) {
+      fail_plan("{}: section table: expected {} at {} with at most {} bytes, found {} bytes at {}",
+                file, section_name(i), offset, bytes.size() - offset, size, found_at);
     }
-    views.devices.push_back(bytes.subspan(section.offset, section.size));
-    offset = std::min<std::uint64_t>(offset + aligned_to_8(section.size), bytes.size());
+    sections.push_back({{get(bytes, row + 16), get(bytes, row + 24)}, bytes.subspan(offset, size)});
+    offset = std::min<std::uint64_t>(offset + aligned_to_8(size), bytes.size());
   }
   if (offset != bytes.size()) {
     fail_plan("{}: expected the end at {}, found {} more bytes", file, offset,
               bytes.size() - offset);
   }
+  return sections;
+}
+
+}  // namespace
+
+std::vector<std::uint8_t> write_frame(std::span<const Section> sections) {
+  std::uint64_t offset = PlanFileHeader::kBytes + sections.size() * Section::kTableBytes;
+  std::uint64_t file_bytes = offset;
+  for (const Section& section : sections) file_bytes += aligned_to_8(section.stored.size());
+
+  std::vector<std::uint8_t> file(file_bytes);
+  std::vector<ContentId> contents;
+  std::size_t row = PlanFileHeader::kBytes;
+  for (const Section& section : sections) {
+    put(file, row, offset);
+    put(file, row + 8, section.stored.size());
+    put(file, row + 16, section.content.bytes);
+    put(file, row + 24, section.content.hash);
+    std::copy(section.stored.begin(), section.stored.end(),
+              file.begin() + static_cast<std::ptrdiff_t>(offset));
+    contents.push_back(section.content);
+    row += Section::kTableBytes;
+    offset += aligned_to_8(section.stored.size());
+  }
+  std::memcpy(file.data(), kMagic.data(), kMagic.size());
+  put(file, kVersionAt, kPlanFileVersion, 4);
+  put(file, kHeaderBytesAt, PlanFileHeader::kBytes, 4);
+  put(file, kFileBytesAt, file_bytes);
+  put(file, kDigestAt, digest_of(contents));
+  put(file, kNumSectionsAt, sections.size());
+  put_checksum(file, checksum_of(file));
+  return file;
+}
+
+PlanFileViews read_frame(std::span<const std::uint8_t> bytes, std::string_view file) {
+  PlanFileViews views;
+  views.header = read_header(bytes, file);
+  std::vector<SectionView> sections = read_table(bytes, views.header.num_sections, file);
+  std::vector<ContentId> contents;
+  contents.reserve(sections.size());
+  for (const SectionView& section : sections) contents.push_back(section.content);
+  const std::uint64_t digest = digest_of(contents);
+  if (digest != views.header.digest) {
+    fail_plan("{}: header: expected digest {} (of the content), found {}", file,
+              digest_text(digest), digest_text(views.header.digest));
+  }
+  views.manifest = sections.front();
+  views.devices.assign(sections.begin() + 1, sections.end());
   return views;
 }
 

@@ -1,5 +1,5 @@
-// The frame of a plan file: header, manifest, offset table, one section for each rank. All numbers
-// little-endian; sections begin at multiples of 8 bytes, gaps are zero.
+// The frame of a plan file: header, section table, sections. All numbers little-endian; sections
+// begin at multiples of 8 bytes, gaps are zero.
 #pragma once
 
 #include <cstddef>
@@ -8,50 +8,60 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/file/manifest.h"
+#include "contextile/plan.h"
 
 namespace contextile {
 
+inline constexpr std::uint32_t kPlanFileVersion = 2;
+
 struct PlanFileHeader {
-  static constexpr std::size_t kBytes = 64;
-  static constexpr std::size_t kDigestOffset = 24;
+  static constexpr std::size_t kBytes = 48;
 
   std::uint64_t file_bytes = 0;
-  std::uint64_t digest = 0;
-  std::uint64_t manifest_bytes = 0;
-  std::uint64_t num_devices = 0;
-  std::uint64_t table_offset = 0;
-};
-struct SectionEntry {  // one row of the offset table
-  static constexpr std::size_t kBytes = 16;
-
-  std::uint64_t offset = 0;
-  std::uint64_t size = 0;
+  std::uint64_t digest = 0;    // of the contents: digest_of
+  std::uint64_t checksum = 0;  // of the file as stored: checksum_of
+  std::uint64_t num_sections = 0;
 };
 
-[[nodiscard]] constexpr std::uint64_t aligned_to_8(std::uint64_t bytes) {
-  return (bytes + 7) / 8 * 8;
-}
+// What identifies a section's content, whatever zstd makes of it.
+struct ContentId {
+  std::uint64_t bytes = 0;
+  std::uint64_t hash = 0;  // XXH3-64
+};
+[[nodiscard]] ContentId identify(std::span<const std::uint8_t> content);
 
-// The whole file with the digest zero.
-[[nodiscard]] std::vector<std::uint8_t> write_frame(
-    std::span<const std::uint8_t> manifest,
-    std::span<const std::vector<std::uint8_t>> device_sections);
-void put_digest(std::span<std::uint8_t> file, std::uint64_t digest);
+// One section: the manifest or a rank.
+struct Section {
+  static constexpr std::size_t kTableBytes = 32;  // of its row in the section table
+
+  ContentId content;
+  std::vector<std::uint8_t> stored;  // as compression.h gives it
+};
+struct SectionView {
+  ContentId content;
+  std::span<const std::uint8_t> stored;
+};
+
+// The whole file. Sections are the manifest's, then those of every rank.
+[[nodiscard]] std::vector<std::uint8_t> write_frame(std::span<const Section> sections);
 
 // A file taken apart: views into its bytes. Throws InvalidPlan naming `file` unless magic, version,
-// sizes and offsets are exactly those write_frame gives and the digest is that of the content.
+// sizes and offsets are exactly those write_frame gives and checksum and digest are right.
 struct PlanFileViews {
   PlanFileHeader header;
-  std::span<const std::uint8_t> manifest;
-  std::vector<std::span<const std::uint8_t>> devices;  // by rank
+  SectionView manifest;
+  std::vector<SectionView> devices;  // by rank
 };
 [[nodiscard]] PlanFileViews read_frame(std::span<const std::uint8_t> bytes, std::string_view file);
 
-// XXH3-64 of a file's bytes with the digest taken as zero. `file` holds at least the header.
-[[nodiscard]] std::uint64_t digest_of_file(std::span<const std::uint8_t> file);
+// A plan's digest: XXH3-64 of the sections' sizes and hashes, which are the canonical bytes of
+// everything else.
+[[nodiscard]] std::uint64_t digest_of(std::span<const ContentId> sections);
+// XXH3-64 of a file's bytes with the checksum taken as zero. `file` holds at least the header.
+[[nodiscard]] std::uint64_t checksum_of(std::span<const std::uint8_t> file);
+void put_checksum(std::span<std::uint8_t> file, std::uint64_t checksum);
 
-// The file of a plan with the digest zero.
-[[nodiscard]] std::vector<std::uint8_t> encode_plan(const Plan& plan);
+// What the sections of a plan's file hold: the manifest, then every rank. O(plan).
+[[nodiscard]] std::vector<std::vector<std::uint8_t>> encode_contents(const Plan& plan);
 
 }  // namespace contextile
