@@ -19,6 +19,7 @@
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -29,20 +30,6 @@ AttentionShape shape_of(std::int32_t q_heads, std::int32_t kv_heads) {
   shape.q_heads = q_heads;
   shape.kv_heads = kv_heads;
   return shape;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask,
-                  const AttentionShape& shape = shape_of(8, 2)) {
-  const MaskUse use = parse_mask_use(mask);
-  return make_workload(lengths, shape, {&use, 1});
-}
-
-Cluster cluster_of(std::int32_t nodes, std::int32_t devices) {
-  Cluster cluster = load_cluster("dgx-h100");
-  cluster.nodes = nodes;
-  cluster.devices_per_node = devices;
-  cluster.nics_per_node = devices;
-  return cluster;
 }
 
 // Shares that grow, fall and jump as measured ones do.
@@ -65,7 +52,7 @@ AttentionProfile random_profile(Rng& rng) {
 }
 
 Cluster random_cluster(Rng& rng) {
-  Cluster cluster = cluster_of(static_cast<std::int32_t>(random_between(rng, 1, 3)),
+  Cluster cluster = cluster_of("dgx-h100", static_cast<std::int32_t>(random_between(rng, 1, 3)),
                                static_cast<std::int32_t>(random_between(rng, 1, 8)));
   cluster.attention = random_profile(rng);
   // From ports that never matter to those that always do.
@@ -234,7 +221,7 @@ TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfRandomArrangements) {
 }
 
 TEST(LowerBound, OfOneDeviceAndAFullDocumentIsItsKernelTime) {
-  const Cluster cluster = cluster_of(1, 1);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 1);
   for (const std::int64_t length : {64, 500, 4096, 10000}) {
     const Workload workload = batch_of({length}, "full");
     for (const Direction direction : kDirections) {
@@ -266,7 +253,7 @@ TEST(LowerBound, OfOneDeviceAndCausalDocumentsIsCloseToTheirKernelTime) {
 }
 
 TEST(LowerBound, CountsTheSlotsThatDevicesShare) {
-  Cluster cluster = cluster_of(1, 4);
+  Cluster cluster = cluster_of("dgx-h100", 1, 4);
   cluster.attention.call_us = 0;
   const Workload workload = batch_of({8000, 8000, 8000, 8000}, "causal");
   const double alone = lower_bound(workload, cluster, Direction::kForward).compute_us;
@@ -276,7 +263,7 @@ TEST(LowerBound, CountsTheSlotsThatDevicesShare) {
 }
 
 TEST(LowerBound, OfDocumentsThatFitIntoDevicesMovesNothing) {
-  const Cluster cluster = cluster_of(1, 2);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 2);
   for (const Direction direction : kDirections) {
     const TimeBound bound = lower_bound(batch_of({16, 16}, "causal"), cluster, direction);
     EXPECT_EQ(bound.communication_us, 0);
@@ -285,7 +272,7 @@ TEST(LowerBound, OfDocumentsThatFitIntoDevicesMovesNothing) {
 }
 
 TEST(LowerBound, OfADocumentThatNoDeviceMayOwnIsAMessageAtLeast) {
-  const Cluster cluster = cluster_of(1, 2);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 2);
   const Workload workload = batch_of({32}, "causal");
   const TimeBound bound =
       lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = 16});
@@ -299,7 +286,7 @@ TEST(LowerBound, OfADocumentThatNoDeviceMayOwnIsAMessageAtLeast) {
 // Two devices, each owns half of a full document. Each computes a quarter of the pairs with what it
 // owns; the other half needs keys and values (512 bytes a token) or queries and outputs (516).
 TEST(LowerBound, OfAFullDocumentOnTwoDevicesIsBetweenIsoperimetryAndAPlan) {
-  Cluster cluster = cluster_of(1, 2);
+  Cluster cluster = cluster_of("dgx-h100", 1, 2);
   cluster.intra_gbytes_per_s = 1e-3;  // a byte a µs
   const std::int64_t length = 1000;
   const Workload workload = batch_of({length}, "full", shape_of(1, 1));
@@ -314,7 +301,7 @@ TEST(LowerBound, OfAFullDocumentOnTwoDevicesIsBetweenIsoperimetryAndAPlan) {
   EXPECT_GE(forward.communication_us, 0.9 * rectangle * (512 + 516) / 2);
   EXPECT_EQ(forward.binding, "device ports");
   // Through the NICs of two nodes instead of the ports of two devices.
-  Cluster nodes = cluster_of(2, 1);
+  Cluster nodes = cluster_of("dgx-h100", 2, 1);
   nodes.inter_gbytes_per_s_per_node = 1e-3;
   const TimeBound inter =
       lower_bound(workload, nodes, Direction::kForward, {.max_owned_tokens = length / 2});
@@ -322,7 +309,7 @@ TEST(LowerBound, OfAFullDocumentOnTwoDevicesIsBetweenIsoperimetryAndAPlan) {
 }
 
 TEST(LowerBound, FallsWithLooserLimitsAndFasterMachines) {
-  Cluster cluster = cluster_of(4, 2);
+  Cluster cluster = cluster_of("dgx-h100", 4, 2);
   cluster.intra_gbytes_per_s = 5;
   cluster.inter_gbytes_per_s_per_node = 5;
   const Workload workload = batch_of({30000, 7000, 500}, "causal");
@@ -341,7 +328,7 @@ TEST(LowerBound, FallsWithLooserLimitsAndFasterMachines) {
 }
 
 TEST(LowerBound, TakesOwnersFromTheHomeLayout) {
-  const Cluster cluster = cluster_of(1, 2);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 2);
   Workload workload = batch_of({5000, 5000}, "causal");
   workload.home = {{{0, 9000}, Rank{0}}, {{9000, 10000}, Rank{1}}};
   EXPECT_GT(lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = 5000})
@@ -356,7 +343,7 @@ TEST(LowerBound, TakesOwnersFromTheHomeLayout) {
 }
 
 TEST(LowerBound, OfSeveralMasksIsTheSumAndOfAnEmptyOneNothing) {
-  const Cluster cluster = cluster_of(2, 2);
+  const Cluster cluster = cluster_of("dgx-h100", 2, 2);
   const MaskUse uses[] = {{.name = "a", .spec = parse_mask_spec("causal")},
                           {.name = "b", .spec = parse_mask_spec("sliding_window:100")}};
   const std::vector<std::int64_t> lengths = {9000, 400};
@@ -374,7 +361,7 @@ TEST(LowerBound, OfSeveralMasksIsTheSumAndOfAnEmptyOneNothing) {
 }
 
 TEST(LowerBound, RefusesLimitsThatNoPlanKeepsTo) {
-  const Cluster cluster = cluster_of(2, 2);
+  const Cluster cluster = cluster_of("dgx-h100", 2, 2);
   const Workload workload = batch_of({1000}, "causal");
   const auto bound = [&](const BoundOptions& options) {
     return lower_bound(workload, cluster, Direction::kForward, options);

@@ -16,22 +16,11 @@
 #include "contextile/verify.h"
 #include "planner/search.h"
 #include "planner/timed_block_size.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
 namespace {
-
-Cluster cluster_of(const std::string& preset, std::int32_t nodes, std::int32_t devices) {
-  return load_cluster(fmt::format("{}:{}x{}", preset, nodes, devices));
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
-  const MaskUse use = parse_mask_use(mask);
-  AttentionShape shape;
-  shape.q_heads = 8;
-  shape.kv_heads = 2;
-  return make_workload(lengths, shape, {&use, 1});
-}
 
 Plan auto_plan(const Workload& workload, const Cluster& cluster, const StrategyRequest& request) {
   return build_plan(workload, cluster, find_strategy("auto").arrange(workload, cluster, request));

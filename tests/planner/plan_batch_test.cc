@@ -8,17 +8,13 @@
 #include <vector>
 
 #include "contextile/planner.h"
+#include "support/batches.h"
 #include "support/message_of.h"
 
 namespace contextile {
 namespace {
 
 using ::testing::HasSubstr;
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask = "causal") {
-  const MaskUse use = parse_mask_use(mask);
-  return make_workload(lengths, {.q_heads = 8, .kv_heads = 4}, {&use, 1});
-}
 
 const std::vector<std::int64_t> kLengths = {9000, 300, 4100, 2500, 40};
 

@@ -8,13 +8,10 @@
 #include <vector>
 
 #include "contextile/mask.h"
+#include "support/batches.h"
 
 namespace contextile {
 namespace {
-
-Workload batch_of(const std::vector<std::int64_t>& lengths) {
-  return make_workload(lengths, {}, std::vector<MaskUse>(1));
-}
 
 // Stages at which every device computes.
 std::map<std::int32_t, std::set<std::int32_t>> stages_of(const ArrangedDirection& direction) {

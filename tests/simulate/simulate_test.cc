@@ -13,33 +13,18 @@
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
 namespace {
-
-Cluster cluster_of(std::int32_t nodes, std::int32_t devices) {
-  Cluster cluster = load_cluster("dgx-h100");
-  cluster.nodes = nodes;
-  cluster.devices_per_node = devices;
-  cluster.nics_per_node = devices;
-  return cluster;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
-  const MaskUse use = parse_mask_use(mask);
-  AttentionShape shape;
-  shape.q_heads = 8;
-  shape.kv_heads = 2;
-  return make_workload(lengths, shape, {&use, 1});
-}
 
 Plan plan_of(const std::string& strategy, const Workload& workload, const Cluster& cluster) {
   return build_plan(workload, cluster, find_strategy(strategy).arrange(workload, cluster, {}));
 }
 
 TEST(TileCosts, AFullTileCostsItsFlopsAtTheProfilesShare) {
-  const Cluster cluster = cluster_of(1, 1);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 1);
   AttentionShape shape;
   shape.q_heads = 64;
   const TileCosts costs(shape, cluster);
@@ -69,7 +54,7 @@ TEST(TileCosts, FollowThePublishedCurveOfShortAndLongDocuments) {
 }
 
 TEST(Simulate, TilesOfTheSameRowsInOneCallAreOneRun) {
-  const Cluster cluster = cluster_of(1, 1);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 1);
   const Workload workload = batch_of({4096}, "full");
   const TileCosts costs(workload.shape, cluster);
   StrategyRequest request;
@@ -91,7 +76,7 @@ TEST(Simulate, TilesOfTheSameRowsInOneCallAreOneRun) {
 }
 
 TEST(Simulate, OneDeviceTakesItsKernelTime) {
-  const Cluster cluster = cluster_of(1, 1);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 1);
   const Workload workload = batch_of({5000, 300, 12000}, "causal");
   const Simulation simulation = simulate(plan_of("zigzag", workload, cluster), cluster);
   ASSERT_TRUE(simulation.forward && simulation.backward);
@@ -103,7 +88,7 @@ TEST(Simulate, OneDeviceTakesItsKernelTime) {
 }
 
 TEST(Simulate, CompositeBlocksPayForEveryDocument) {
-  const Cluster cluster = cluster_of(1, 1);
+  const Cluster cluster = cluster_of("dgx-h100", 1, 1);
   const Simulation many = simulate(
       plan_of("zigzag", batch_of(std::vector<std::int64_t>(128, 128), "causal"), cluster), cluster);
   const Simulation few = simulate(
@@ -112,7 +97,7 @@ TEST(Simulate, CompositeBlocksPayForEveryDocument) {
 }
 
 TEST(Simulate, IsTheSameEveryTimeAndAddsUp) {
-  const Cluster cluster = cluster_of(2, 4);
+  const Cluster cluster = cluster_of("dgx-h100", 2, 4);
   for (const char* strategy :
        {"ring", "zigzag", "ulysses", "hybrid", "all_gather", "magi", "dcp"}) {
     SCOPED_TRACE(strategy);
@@ -155,10 +140,10 @@ TEST(Simulate, ScalesWithTheClusterAndGainsFromEveryRate) {
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(seed);
-    const Cluster cluster =
-        without_overheads(cluster_of(static_cast<std::int32_t>(random_between(rng, 1, 3)),
-                                     static_cast<std::int32_t>(random_between(rng, 1, 4))),
-                          1);
+    const Cluster cluster = without_overheads(
+        cluster_of("dgx-h100", static_cast<std::int32_t>(random_between(rng, 1, 3)),
+                   static_cast<std::int32_t>(random_between(rng, 1, 4))),
+        1);
     const Workload workload = batch_of(random_lengths(rng, 8, 4000), "causal");
     const Plan plan = plan_of(kStrategies[random_between(rng, 0, 4)], workload, cluster);
     const double base = simulate(plan, cluster).time_us();
@@ -174,8 +159,8 @@ TEST(Simulate, ScalesWithTheClusterAndGainsFromEveryRate) {
 }
 
 TEST(Simulate, RefusesAClusterOfAnotherShape) {
-  const Plan plan = plan_of("ring", batch_of({100}, "causal"), cluster_of(1, 2));
-  EXPECT_THROW((void)simulate(plan, cluster_of(2, 1)), InvalidArgument);
+  const Plan plan = plan_of("ring", batch_of({100}, "causal"), cluster_of("dgx-h100", 1, 2));
+  EXPECT_THROW((void)simulate(plan, cluster_of("dgx-h100", 2, 1)), InvalidArgument);
 }
 
 }  // namespace

@@ -15,24 +15,10 @@
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
+#include "support/batches.h"
 
 namespace contextile {
 namespace {
-
-Cluster cluster_of(std::int32_t nodes, std::int32_t devices) {
-  Cluster cluster;
-  cluster.nodes = nodes;
-  cluster.devices_per_node = devices;
-  return cluster;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
-  const MaskUse use = parse_mask_use(mask);
-  AttentionShape shape;
-  shape.q_heads = 8;
-  shape.kv_heads = 2;
-  return make_workload(lengths, shape, {&use, 1});
-}
 
 Plan plan_of(const Workload& workload, const Cluster& cluster, const StrategyRequest& request) {
   return build_plan(workload, cluster, find_strategy("dcp").arrange(workload, cluster, request));

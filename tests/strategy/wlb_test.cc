@@ -19,6 +19,7 @@
 #include "contextile/registry.h"
 #include "schedule/rank_layout.h"
 #include "strategy/shard_cost.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -26,16 +27,6 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-Cluster cluster_of(std::int32_t devices) {
-  Cluster cluster;
-  cluster.devices_per_node = devices;
-  return cluster;
-}
-
-Workload causal_workload(const std::vector<std::int64_t>& lengths) {
-  return make_workload(lengths, {}, std::vector<MaskUse>(1));
-}
 
 Arrangement arranged(const std::string& strategy, const Workload& workload, const Cluster& cluster,
                      const std::map<std::string, std::string>& options) {
@@ -114,7 +105,7 @@ TEST(WlbSharding, IsTheOriginals) {
     SCOPED_TRACE(one["name"].get<std::string>());
     const std::int32_t num_ranks = one["cp"];
     const auto ranks = static_cast<std::size_t>(num_ranks);
-    const Workload workload = causal_workload(one["docs"].get<std::vector<std::int64_t>>());
+    const Workload workload = batch_of(one["docs"].get<std::vector<std::int64_t>>());
     EXPECT_EQ(rank_ranges(TokenLayout::kPerDocument, workload.sequences, num_ranks),
               per_document_ranges(one, workload));
     EXPECT_EQ(pairs_of_ranks(shards_of(workload, TokenLayout::kPerDocument, num_ranks), ranks),
@@ -172,7 +163,7 @@ TEST(AttentionShards, CountPairsAndDistinctKeysOfEveryRun) {
 }
 
 TEST(AttentionShards, EndWithTheirSequence) {
-  const Workload workload = causal_workload({3, 5});
+  const Workload workload = batch_of({3, 5});
   const std::vector<std::vector<Range>> ranges = {{{0, 8}}};
   const auto shards = attention_shards(workload.masks[0].mask, workload.sequences, ranges);
   ASSERT_EQ(shards.size(), 2U);
@@ -184,7 +175,7 @@ TEST(AttentionEstimate, IsTheSlowestRanksCallAndRectangles) {
   AttentionShape shape;
   shape.q_heads = shape.kv_heads = 1;
   shape.head_dim = shape.value_dim = 125;  // 500 FLOPs a pair
-  Cluster cluster = cluster_of(3);
+  Cluster cluster = cluster_of(1, 3);
   cluster.attention_tflops = 2;
   cluster.attention = {.q_rows = {1}, .kv_rows = {1}, .forward = {0.5}, .backward = {0.5}};
   cluster.attention.call_us = 20;
@@ -207,20 +198,20 @@ TEST(AttentionEstimate, IsTheSlowestRanksCallAndRectangles) {
 
 TEST(Wlb, CutsManyShortDocumentsPerSequence) {
   // 512 documents of 256 tokens in slivers of 16 fill an eighth of a tile of 128 queries.
-  const Workload workload = causal_workload(std::vector<std::int64_t>(512, 256));
-  EXPECT_EQ(arranged("wlb", workload, cluster_of(8), {}).options.at("sharding"), "per_sequence");
+  const Workload workload = batch_of(std::vector<std::int64_t>(512, 256));
+  EXPECT_EQ(arranged("wlb", workload, cluster_of(1, 8), {}).options.at("sharding"), "per_sequence");
 }
 
 TEST(Wlb, CutsALongDocumentAmongShortOnesPerDocument) {
   std::vector<std::int64_t> lengths(64, 512);
   lengths.insert(lengths.begin(), 65536);
-  const Workload workload = causal_workload(lengths);
-  EXPECT_EQ(arranged("wlb", workload, cluster_of(8), {}).options.at("sharding"), "per_document");
+  const Workload workload = batch_of(lengths);
+  EXPECT_EQ(arranged("wlb", workload, cluster_of(1, 8), {}).options.at("sharding"), "per_document");
 }
 
 TEST(Wlb, ChoosesPerDocumentWhenBothAreTheSame) {
-  const Workload workload = causal_workload({4096});
-  EXPECT_EQ(arranged("wlb", workload, cluster_of(4), {}).options.at("sharding"), "per_document");
+  const Workload workload = batch_of({4096});
+  EXPECT_EQ(arranged("wlb", workload, cluster_of(1, 4), {}).options.at("sharding"), "per_document");
 }
 
 TEST(Wlb, TakesTheShardingWithTheLowerEstimateOverAllLayers) {
@@ -233,7 +224,7 @@ TEST(Wlb, TakesTheShardingWithTheLowerEstimateOverAllLayers) {
     masks[0] = {.name = "a", .layers = 3, .spec = random_mask_spec(rng, 2000)};
     masks[1] = {.name = "b", .layers = 1, .spec = random_mask_spec(rng, 2000)};
     const Workload workload = make_workload(random_lengths(rng, 12, 4000), {}, masks);
-    const Cluster cluster = cluster_of(static_cast<std::int32_t>(random_between(rng, 2, 9)));
+    const Cluster cluster = cluster_of(1, static_cast<std::int32_t>(random_between(rng, 2, 9)));
     const auto estimate = [&](TokenLayout layout) {
       double total = 0;
       for (const NamedMask& mask : workload.masks) {
@@ -255,26 +246,26 @@ TEST(Wlb, TakesTheShardingWithTheLowerEstimateOverAllLayers) {
 }
 
 TEST(Wlb, RunsAsTheAllGatherOfItsSharding) {
-  const Workload workload = causal_workload({700, 90, 1300, 33});
+  const Workload workload = batch_of({700, 90, 1300, 33});
   for (const std::string sharding : {"per_document", "per_sequence"}) {
     for (const std::string algorithm : {"ring", "direct"}) {
       SCOPED_TRACE(sharding + " " + algorithm);
-      Arrangement wlb = arranged("wlb", workload, cluster_of(4),
+      Arrangement wlb = arranged("wlb", workload, cluster_of(1, 4),
                                  {{"sharding", sharding}, {"algorithm", algorithm}});
       EXPECT_EQ(wlb.options.at("sharding"), sharding);
-      const Arrangement gather = arranged("all_gather", workload, cluster_of(4),
+      const Arrangement gather = arranged("all_gather", workload, cluster_of(1, 4),
                                           {{"layout", sharding}, {"algorithm", algorithm}});
       wlb.strategy = gather.strategy;
       wlb.options = gather.options;
-      EXPECT_EQ(build_plan(workload, cluster_of(4), wlb).digest,
-                build_plan(workload, cluster_of(4), gather).digest);
+      EXPECT_EQ(build_plan(workload, cluster_of(1, 4), wlb).digest,
+                build_plan(workload, cluster_of(1, 4), gather).digest);
     }
   }
 }
 
 TEST(Wlb, RefusesUnknownShardings) {
   try {
-    static_cast<void>(arranged("wlb", causal_workload({8}), cluster_of(2), {{"sharding", "best"}}));
+    static_cast<void>(arranged("wlb", batch_of({8}), cluster_of(1, 2), {{"sharding", "best"}}));
     FAIL() << "expected InvalidArgument";
   } catch (const InvalidArgument& error) {
     EXPECT_THAT(error.what(), HasSubstr("adaptive, per_document, per_sequence"));

@@ -17,24 +17,18 @@
 #include "contextile/plan_stats.h"
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
 namespace {
 
-Cluster cluster_of(std::int32_t devices) {
-  Cluster cluster;
-  cluster.devices_per_node = devices;
-  return cluster;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask = "causal") {
-  const MaskUse use = parse_mask_use(mask);
-  AttentionShape shape;
-  shape.q_heads = 8;
-  shape.kv_heads = 2;
+// Heads of few dims: what moves is small beside the compute.
+Workload narrow_batch_of(const std::vector<std::int64_t>& lengths,
+                         const std::string& mask = "causal") {
+  AttentionShape shape = grouped_heads();
   shape.head_dim = shape.value_dim = 16;
-  return make_workload(lengths, shape, {&use, 1});
+  return batch_of(lengths, mask, shape);
 }
 
 StrategyRequest request_with(
@@ -45,8 +39,8 @@ StrategyRequest request_with(
 }
 
 Plan plan_of(const Workload& workload, std::int32_t devices, const StrategyRequest& request) {
-  return build_plan(workload, cluster_of(devices),
-                    distca_strategy().arrange(workload, cluster_of(devices), request));
+  return build_plan(workload, cluster_of(1, devices),
+                    distca_strategy().arrange(workload, cluster_of(1, devices), request));
 }
 
 StrategyRequest random_request(Rng& rng, std::int32_t devices) {
@@ -81,7 +75,7 @@ void add_home(Rng& rng, std::int32_t devices, Workload& workload) {
 TEST(Distca, MakesValidPlansUnderAnyOptions) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     Rng rng(seed);
-    Workload workload = batch_of(random_lengths(rng, 8, 300));
+    Workload workload = narrow_batch_of(random_lengths(rng, 8, 300));
     const auto devices = static_cast<std::int32_t>(random_between(rng, 1, 9));
     if (random_chance(rng, 0.4)) add_home(rng, devices, workload);
     const StrategyRequest request = random_request(rng, devices);
@@ -97,20 +91,20 @@ TEST(Distca, MakesValidPlansUnderAnyOptions) {
 
 TEST(Distca, IsCausalOnlyHoweverTheMaskIsWritten) {
   const auto reason = [](const Workload& workload) {
-    return distca_strategy().unsupported(workload, cluster_of(4), {});
+    return distca_strategy().unsupported(workload, cluster_of(1, 4), {});
   };
   for (const char* mask : {"full", "sliding_window:7", "prefix_lm:3", "chunked:20", "lambda:2,9"}) {
     SCOPED_TRACE(mask);
-    const auto found = reason(batch_of({30, 1, 44}, mask));
+    const auto found = reason(narrow_batch_of({30, 1, 44}, mask));
     ASSERT_TRUE(found);
     EXPECT_NE(found->find("is causal only"), std::string::npos);
-    EXPECT_THROW(
-        static_cast<void>(distca_strategy().arrange(batch_of({30}, mask), cluster_of(4), {})),
-        InvalidArgument);
+    EXPECT_THROW(static_cast<void>(
+                     distca_strategy().arrange(narrow_batch_of({30}, mask), cluster_of(1, 4), {})),
+                 InvalidArgument);
   }
-  EXPECT_FALSE(reason(batch_of({30, 1, 44}, "sliding_window:44")));
-  EXPECT_FALSE(reason(batch_of({1, 1, 1}, "full")));
-  Workload pieces = batch_of({30, 6});  // the same pairs in several bands
+  EXPECT_FALSE(reason(narrow_batch_of({30, 1, 44}, "sliding_window:44")));
+  EXPECT_FALSE(reason(narrow_batch_of({1, 1, 1}, "full")));
+  Workload pieces = narrow_batch_of({30, 6});  // the same pairs in several bands
   const Mask causal = pieces.masks[0].mask;
   pieces.masks[0].mask.bands.clear();
   for (const Range& keys : {Range{0, 11}, Range{11, 36}}) {
@@ -131,14 +125,14 @@ TEST(Distca, TakesSeveralCausalMasksAndNamesTheOneThatIsNot) {
   EXPECT_TRUE(verify(plan_of(both, 3, {})).ok());
   uses[1] = parse_mask_use("b=full@2");
   const Workload mixed = make_workload(std::vector<std::int64_t>{900, 50}, shape, uses);
-  EXPECT_NE(distca_strategy().unsupported(mixed, cluster_of(3), {})->find("'b'"),
+  EXPECT_NE(distca_strategy().unsupported(mixed, cluster_of(1, 3), {})->find("'b'"),
             std::string::npos);
 }
 
 TEST(Distca, BalancesOneLongDocumentAmongManyShort) {
   std::vector<std::int64_t> lengths(2000, 160);
   lengths.push_back(20000);
-  const Workload workload = batch_of(lengths);
+  const Workload workload = narrow_batch_of(lengths);
   const auto overload = [&](const char* tolerance) {
     const StrategyRequest request =
         request_with({{"tolerance", tolerance}, {"balance", "two_sided"}, {"nano_batches", "1"}});
@@ -150,7 +144,7 @@ TEST(Distca, BalancesOneLongDocumentAmongManyShort) {
 
 TEST(Distca, AttentionServersOwnNothingAndCompute) {
   const Plan plan =
-      plan_of(batch_of({9000, 300, 4000}), 6, request_with({{"pool", "dedicated:2"}}));
+      plan_of(narrow_batch_of({9000, 300, 4000}), 6, request_with({{"pool", "dedicated:2"}}));
   const PlanStats stats = statistics(plan);
   for (std::size_t d = 0; d < 6; ++d) {
     const Rank rank{static_cast<std::int32_t>(d)};
@@ -161,13 +155,13 @@ TEST(Distca, AttentionServersOwnNothingAndCompute) {
 }
 
 TEST(Distca, RefusesAPoolWithoutOwnersAndOneItCannotRead) {
-  const Workload workload = batch_of({100});
-  const auto reason = distca_strategy().unsupported(workload, cluster_of(2),
+  const Workload workload = narrow_batch_of({100});
+  const auto reason = distca_strategy().unsupported(workload, cluster_of(1, 2),
                                                     request_with({{"pool", "dedicated:2"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("fewer attention servers than devices"), std::string::npos);
   for (const char* pool : {"dedicated", "dedicated:0", "dedicated:x", "shared"}) {
-    EXPECT_THROW(static_cast<void>(distca_strategy().unsupported(workload, cluster_of(2),
+    EXPECT_THROW(static_cast<void>(distca_strategy().unsupported(workload, cluster_of(1, 2),
                                                                  request_with({{"pool", pool}}))),
                  InvalidArgument);
   }
@@ -184,8 +178,8 @@ std::vector<std::int64_t> two_uneven_halves() {
 }
 
 TEST(Distca, MovesOneNanoBatchUnderTheOther) {
-  const Workload workload = batch_of(two_uneven_halves());
-  const Arrangement arrangement = distca_strategy().arrange(workload, cluster_of(4), {});
+  const Workload workload = narrow_batch_of(two_uneven_halves());
+  const Arrangement arrangement = distca_strategy().arrange(workload, cluster_of(1, 4), {});
   const ArrangedDirection& forward = *arrangement.rounds[0].programs[0].forward;
   std::map<Kind, std::set<std::pair<std::int32_t, std::int32_t>>> stages;
   for (const Transfer& t : forward.transfers) {
@@ -197,7 +191,7 @@ TEST(Distca, MovesOneNanoBatchUnderTheOther) {
   EXPECT_EQ(stages[Kind::kQ], in);
   EXPECT_EQ(stages[Kind::kO], out);
   const Arrangement single =
-      distca_strategy().arrange(workload, cluster_of(4), request_with({{"nano_batches", "1"}}));
+      distca_strategy().arrange(workload, cluster_of(1, 4), request_with({{"nano_batches", "1"}}));
   for (const Transfer& t : single.rounds[0].programs[0].forward->transfers) {
     EXPECT_EQ(t.launch_stage, is_result(t.kind) ? 2 : 0);
     EXPECT_EQ(t.need_stage, t.launch_stage + 1);
@@ -205,7 +199,7 @@ TEST(Distca, MovesOneNanoBatchUnderTheOther) {
 }
 
 TEST(Distca, KeepsInputsForBackwardUnlessTheyAreSentAgain) {
-  const Workload workload = batch_of({20000, 300, 2500, 9000});
+  const Workload workload = narrow_batch_of({20000, 300, 2500, 9000});
   const PlanStats kept = statistics(plan_of(workload, 4, {}));
   const PlanStats again = statistics(plan_of(workload, 4, request_with({{"resend", "on"}})));
   const auto bytes = [](const DirectionStats& stats, Kind kind) {
@@ -222,15 +216,16 @@ TEST(Distca, KeepsInputsForBackwardUnlessTheyAreSentAgain) {
 
 TEST(Distca, PutsShortDocumentsIntoCompositeBlocks) {
   const std::vector<std::int64_t> lengths(2000, 37);
-  const Arrangement arrangement = distca_strategy().arrange(batch_of(lengths), cluster_of(8), {});
+  const Arrangement arrangement =
+      distca_strategy().arrange(narrow_batch_of(lengths), cluster_of(1, 8), {});
   EXPECT_LE(arrangement.rounds[0].blocks.num_blocks(), 8 * 2 * 4);
 }
 
 TEST(Distca, MergesPartialOutputsWhenKeysAreSharedOut) {
-  const Workload workload = batch_of({30000, 300, 500, 900, 120});
+  const Workload workload = narrow_batch_of({30000, 300, 500, 900, 120});
   const auto shared_rows = [&](const char* subrange) {
     const Arrangement arrangement = distca_strategy().arrange(
-        workload, cluster_of(4), request_with({{"kv_subrange", subrange}, {"tolerance", "0"}}));
+        workload, cluster_of(1, 4), request_with({{"kv_subrange", subrange}, {"tolerance", "0"}}));
     std::map<BlockId, std::set<Rank>> devices;
     for (const PlacedTile& tile : arrangement.rounds[0].programs[0].forward->tiles) {
       devices[tile.q_block].insert(tile.device);
@@ -245,12 +240,12 @@ TEST(Distca, MergesPartialOutputsWhenKeysAreSharedOut) {
 TEST(Distca, UpstreamDecidesItsOptionsAndNeedsEvenLengths) {
   const StrategyRequest request = request_with({{"upstream", "on"}, {"balance", "two_sided"}});
   const auto cannot = [&](const std::vector<std::int64_t>& lengths) {
-    return distca_strategy().unsupported(batch_of(lengths), cluster_of(4), request);
+    return distca_strategy().unsupported(narrow_batch_of(lengths), cluster_of(1, 4), request);
   };
   EXPECT_NE(cannot({16, 15, 33})->find("found 15 for sequence 1"), std::string::npos);
   EXPECT_NE(cannot({16, 22})->find("multiple of 16"), std::string::npos);
   ASSERT_FALSE(cannot({1000, 600}));
-  const Plan plan = plan_of(batch_of({1000, 600}), 4, request);
+  const Plan plan = plan_of(narrow_batch_of({1000, 600}), 4, request);
   EXPECT_EQ(plan.options.at("balance"), "one_sided");
   EXPECT_EQ(plan.options.at("granularity"), "1");
   EXPECT_EQ(plan.options.at("kv"), "document");
@@ -258,12 +253,13 @@ TEST(Distca, UpstreamDecidesItsOptionsAndNeedsEvenLengths) {
 }
 
 TEST(Distca, SaysWhenNoToleranceFitsTheBuffers) {
-  const Workload workload = batch_of({20000, 300, 2500, 9000});
-  const auto reason =
-      distca_strategy().unsupported(workload, cluster_of(4), request_with({{"buffer_limit", "1"}}));
+  const Workload workload = narrow_batch_of({20000, 300, 2500, 9000});
+  const auto reason = distca_strategy().unsupported(workload, cluster_of(1, 4),
+                                                    request_with({{"buffer_limit", "1"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("buffer_limit=1"), std::string::npos);
-  const Workload movable = batch_of(two_uneven_halves());  // documents end where devices are full
+  const Workload movable =
+      narrow_batch_of(two_uneven_halves());  // documents end where devices are full
   const StrategyRequest enough =
       request_with({{"buffer_limit", "700000"}, {"tolerance", "0"}, {"nano_batches", "1"}});
   const Plan plan = plan_of(movable, 4, enough);

@@ -9,20 +9,17 @@
 #include <vector>
 
 #include "contextile/workload.h"
+#include "support/batches.h"
 
 namespace contextile {
 namespace {
 
 using testing::ElementsAre;
 
-Workload causal(const std::vector<std::int64_t>& lengths) {
-  return make_workload(lengths, {}, std::vector<MaskUse>(1));
-}
-
 TEST(FcpDistributor, PacksShortDocumentsFirstFitByLengthAndCutsLongOnes) {
   // Documents 7, 3, 25, 4, 6, 2 with blocks of 10: 25 is cut into 10 + 10 + 5; of the others by
   // length, 7 opens a composite, 6 another, 4 fits the second, 3 the first, 2 a third.
-  const std::vector<Shard> shards = shard_documents(causal({7, 3, 25, 4, 6, 2}), 10);
+  const std::vector<Shard> shards = shard_documents(batch_of({7, 3, 25, 4, 6, 2}), 10);
   ASSERT_EQ(shards.size(), 6U);
   EXPECT_THAT(shards[0].ranges, ElementsAre(Range{10, 20}));
   EXPECT_THAT(shards[1].ranges, ElementsAre(Range{20, 30}));
@@ -43,7 +40,7 @@ TEST(FcpDistributor, PairsBlocksFromBothEndsOfADocument) {
   // A causal document of 5 blocks of 10 and one of 2: pairs (0, 4), (1, 3), the middle alone;
   // (5, 6). Costs 55, 155, 255, 355, 455, then 55, 155; the mean of 3 is 495, so (0, 4) and (1, 3)
   // at 510 are too heavy.
-  const std::vector<Shard> shards = shard_documents(causal({50, 20}), 10);
+  const std::vector<Shard> shards = shard_documents(batch_of({50, 20}), 10);
   const auto members = [](const std::vector<ShardUnit>& units) {
     std::vector<std::vector<std::size_t>> result;
     for (const ShardUnit& unit : units) result.push_back(unit.shards);
@@ -59,7 +56,7 @@ TEST(FcpDistributor, PairsBlocksFromBothEndsOfADocument) {
 TEST(FcpDistributor, GivesTheHeaviestUnitToTheLeastLoadedPosition) {
   // Units by cost, 2 positions of 4 slots: (0, 4) 510 → 0; (1, 3) 510 → 1; 2 255 → 0 (tie);
   // (5, 6) 210 → 1. Loads 765 and 720.
-  const std::vector<Shard> shards = shard_documents(causal({50, 20}), 10);
+  const std::vector<Shard> shards = shard_documents(batch_of({50, 20}), 10);
   const std::vector<PlacedShard> placed =
       place_shards(shards, pair_shards(shards, 2), 2, PlacementLimit{});
   std::vector<std::int32_t> positions;

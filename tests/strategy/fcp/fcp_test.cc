@@ -17,6 +17,7 @@
 #include "contextile/plan_build.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -26,21 +27,15 @@ using testing::HasSubstr;
 
 using Options = std::map<std::string, std::string>;
 
-Cluster cluster_of(std::int32_t nodes, std::int32_t devices_per_node) {
-  Cluster cluster;
-  cluster.nodes = nodes;
-  cluster.devices_per_node = devices_per_node;
-  return cluster;
-}
-
 StrategyRequest with(Options options) {
   StrategyRequest request;
   request.options = std::move(options);
   return request;
 }
 
-Workload causal(const std::vector<std::int64_t>& lengths) {
-  return make_workload(lengths, {}, std::vector<MaskUse>(1));
+// Eight KV heads, so that Ulysses groups have something to split.
+Workload many_heads_of(const std::vector<std::int64_t>& lengths) {
+  return batch_of(lengths, "causal", AttentionShape{});
 }
 
 // Every device holds an equal run of tokens.
@@ -103,7 +98,7 @@ std::int32_t num_stages(const Counts& counts) {
 }
 
 TEST(FcpPipeline, SendsAndReceivesOneBlockARoundInAsFewRoundsAsPossible) {
-  const Workload workload = causal({9000, 2500, 700, 600, 300, 5000});
+  const Workload workload = many_heads_of({9000, 2500, 700, 600, 300, 5000});
   const Arrangement arrangement = fcp_strategy().arrange(
       workload, cluster_of(2, 4), with({{"block", "128"}, {"coalesce", "1"}}));
   for (const auto& [direction, kind] :
@@ -118,7 +113,7 @@ TEST(FcpPipeline, SendsAndReceivesOneBlockARoundInAsFewRoundsAsPossible) {
 }
 
 TEST(FcpPipeline, CoalescesRoundsIntoStages) {
-  const Workload workload = causal({9000, 2500, 700, 600, 300, 5000});
+  const Workload workload = many_heads_of({9000, 2500, 700, 600, 300, 5000});
   for (const int coalesce : {2, 5, 16}) {
     SCOPED_TRACE(coalesce);
     const Arrangement arrangement =
@@ -137,7 +132,7 @@ TEST(FcpPipeline, CoalescesRoundsIntoStages) {
 }
 
 TEST(FcpPipeline, WithoutColouringSendersAreCongested) {
-  const Workload workload = causal({20000});
+  const Workload workload = many_heads_of({20000});
   const Options options = {{"block", "256"}, {"coalesce", "1"}, {"congestion_free", "off"}};
   const Arrangement arrangement = fcp_strategy().arrange(workload, cluster_of(2, 4), with(options));
   const auto counts = sends_and_receives(*arrangement.rounds[0].programs[0].forward, Kind::kKv);
@@ -146,7 +141,7 @@ TEST(FcpPipeline, WithoutColouringSendersAreCongested) {
 }
 
 TEST(FcpPipeline, KeepsTheStagesOfItsBuffersInFlight) {
-  const Workload workload = causal({20000});
+  const Workload workload = many_heads_of({20000});
   for (const int buffers : {2, 3, 5}) {
     const Arrangement arrangement = fcp_strategy().arrange(
         workload, cluster_of(1, 8),
@@ -169,7 +164,7 @@ TEST(FcpPipeline, KeepsTheStagesOfItsBuffersInFlight) {
 }
 
 TEST(FcpPipeline, RunsLocalTilesFirstAndInBackwardAlsoLast) {
-  const Workload workload = causal({20000});
+  const Workload workload = many_heads_of({20000});
   const Arrangement arrangement =
       fcp_strategy().arrange(workload, cluster_of(1, 8), with({{"block", "256"}}));
   const ArrangedRound& round = arrangement.rounds[0];
@@ -197,7 +192,7 @@ TEST(FcpPipeline, RunsLocalTilesFirstAndInBackwardAlsoLast) {
 }
 
 TEST(FcpPipeline, WithoutPipeliningNothingIsInFlightWhileADeviceComputes) {
-  Workload workload = causal({9000, 2500, 700, 600, 300, 5000});
+  Workload workload = many_heads_of({9000, 2500, 700, 600, 300, 5000});
   for (const std::string home : {"none", "contiguous"}) {
     SCOPED_TRACE(home);
     if (home == "contiguous") add_contiguous_home(workload, 8);
@@ -221,7 +216,7 @@ TEST(FcpPipeline, WithoutPipeliningNothingIsInFlightWhileADeviceComputes) {
 // --------------------------------------------------------------------------------- reshuffler
 
 TEST(FcpReshuffler, OverlapsWithTilesThatAreAtHome) {
-  Workload workload = causal({9000, 2500, 700, 600, 300, 5000});
+  Workload workload = many_heads_of({9000, 2500, 700, 600, 300, 5000});
   add_contiguous_home(workload, 8);
   const Arrangement arrangement =
       fcp_strategy().arrange(workload, cluster_of(2, 4), with({{"block", "256"}}));
@@ -244,7 +239,7 @@ TEST(FcpReshuffler, OverlapsWithTilesThatAreAtHome) {
 }
 
 TEST(FcpReshuffler, BeforeMovesEverythingBeforeComputeAndResultsAfterIt) {
-  Workload workload = causal({9000, 2500, 700, 600, 300, 5000});
+  Workload workload = many_heads_of({9000, 2500, 700, 600, 300, 5000});
   add_contiguous_home(workload, 8);
   const Options options = {{"block", "256"}, {"reshuffle", "before"}};
   const Arrangement arrangement = fcp_strategy().arrange(workload, cluster_of(2, 4), with(options));
@@ -267,7 +262,7 @@ TEST(FcpReshuffler, BeforeMovesEverythingBeforeComputeAndResultsAfterIt) {
 }
 
 TEST(FcpReshuffler, MovesNothingWhenHomesAreWhereItWouldPutBlocks) {
-  const Workload anywhere = causal({9000, 2500, 700, 600, 300, 5000});
+  const Workload anywhere = many_heads_of({9000, 2500, 700, 600, 300, 5000});
   const StrategyRequest request = with({{"block", "256"}});
   const Arrangement free = fcp_strategy().arrange(anywhere, cluster_of(2, 4), request);
   Workload at_home = anywhere;
@@ -289,7 +284,7 @@ TEST(FcpReshuffler, MovesNothingWhenHomesAreWhereItWouldPutBlocks) {
 
 TEST(FcpUlysses, MovesHeadsInsideTheGroupAndAnAthOfTheKeysBetweenGroups) {
   const AttentionShape shape;  // 32 query heads, 8 KV heads of 128
-  const Workload workload = causal({16384});
+  const Workload workload = many_heads_of({16384});
   const auto bytes = [&](const std::string& heads) {
     return statistics(verified_plan(workload, cluster_of(2, 4),
                                     with({{"block", "512"}, {"head_parallel", heads}})))
@@ -304,7 +299,7 @@ TEST(FcpUlysses, MovesHeadsInsideTheGroupAndAnAthOfTheKeysBetweenGroups) {
 }
 
 TEST(FcpUlysses, RefusesHeadsAndNodesItCannotSplit) {
-  const Workload workload = causal({64});
+  const Workload workload = many_heads_of({64});
   const auto heads =
       fcp_strategy().unsupported(workload, cluster_of(1, 16), with({{"head_parallel", "16"}}));
   ASSERT_TRUE(heads);
@@ -319,7 +314,7 @@ TEST(FcpUlysses, RefusesHeadsAndNodesItCannotSplit) {
 }
 
 TEST(FcpTokenCap, BoundsWhatADeviceOwns) {
-  const Workload workload = causal({5000, 100, 900, 40, 40, 40, 1880});
+  const Workload workload = many_heads_of({5000, 100, 900, 40, 40, 40, 1880});
   for (const std::string heads : {"1", "2"}) {
     for (const std::int64_t cap : {1000, 1100, 2000}) {
       const Plan plan = verified_plan(
@@ -338,7 +333,7 @@ TEST(FcpTokenCap, BoundsWhatADeviceOwns) {
 }
 
 TEST(FcpBlock, IsSetByItsOptionElseTheBlockSize) {
-  const Workload workload = causal({4000});
+  const Workload workload = many_heads_of({4000});
   StrategyRequest request;
   EXPECT_EQ(fcp_strategy().arrange(workload, cluster_of(1, 2), request).options.at("block"),
             "4096");
@@ -353,8 +348,8 @@ TEST(FcpBlock, IsSetByItsOptionElseTheBlockSize) {
 
 TEST(FcpBlock, NamesTheWordItTakesBesideNumbers) {
   try {
-    static_cast<void>(
-        fcp_strategy().unsupported(causal({64}), cluster_of(1, 2), with({{"block", "large"}})));
+    static_cast<void>(fcp_strategy().unsupported(many_heads_of({64}), cluster_of(1, 2),
+                                                 with({{"block", "large"}})));
     FAIL() << "accepted block=large";
   } catch (const InvalidArgument& error) {
     EXPECT_THAT(error.what(), HasSubstr("block (a number or auto): expected an integer from 1"));
@@ -369,7 +364,8 @@ TEST(Fcp, BalancesALongTailOfLengths) {
   for (int i = 0; i < 60; ++i) {
     lengths.push_back(random_between(rng, 1, random_chance(rng, 0.1) ? 20000 : 1500));
   }
-  const Plan plan = verified_plan(causal(lengths), cluster_of(1, 8), with({{"block", "256"}}));
+  const Plan plan =
+      verified_plan(many_heads_of(lengths), cluster_of(1, 8), with({{"block", "256"}}));
   EXPECT_LT(statistics(plan).forward->compute_imbalance, 0.02);
 }
 
