@@ -71,6 +71,27 @@ struct RunReport {
 // Executes every mask of a plan, forward and backward, on in-process ranks with random data.
 [[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options = {});
 
+// What every run of one batch is compared with, whatever the plan: the inputs, the oracle's results
+// and one device's. The oracle costs far more than the runs it judges, so a comparison of plans
+// makes this once. The masks are the workload's, not a plan's: a plan that attends other pairs
+// shows.
+struct RunReference {
+  struct OfMask {
+    OracleResult truth;
+    OracleResult single_device;  // with the options' kernel
+  };
+  Workload workload;
+  BatchTensors batch;
+  std::vector<OfMask> masks;
+};
+// Of `options` the seed and the kernel count; backward results are there if asked for.
+[[nodiscard]] RunReference make_run_reference(const Workload& workload, const RunOptions& options,
+                                              bool backward);
+// run_plan against a reference with the same seed and kernel, and with backward if the plan has
+// it. Throws InvalidArgument when the plan is for other sequences, another shape or other masks.
+[[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,
+                                 const RunReference& reference);
+
 // Throws InvalidArgument when run_plan on this machine would need more memory than it has.
 void check_run_memory(const Plan& plan, const PlanStats& statistics);
 

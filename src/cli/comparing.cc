@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+
 #include "base/check.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -38,15 +40,25 @@ ComparisonResult compare_at_terminal(const PlanInput& input,
   hooks.started = [&](std::size_t strategy, std::size_t) {
     progress.step(choice_text(choices[strategy]));
   };
+  // It belongs to the batch at hand. With one batch the oracle runs once for all strategies; the
+  // references of many batches would not fit into memory together.
+  std::optional<RunReference> reference;
+  std::size_t reference_batch = 0;
   if (execution) {
+    RunOptions options;
+    options.seed = execution->seed;
+    options.repeats = execution->repeats;
+    options.kernel = execution->kernel;
     result.runs.resize(choices.size());
-    hooks.planned = [&](std::size_t strategy, std::size_t, const PlannedBatch& planned) {
+    hooks.planned = [&, options](std::size_t strategy, std::size_t batch,
+                                 const PlannedBatch& planned) {
       check_run_memory(*planned.plan, planned.statistics);
-      RunOptions options;
-      options.seed = execution->seed;
-      options.repeats = execution->repeats;
-      options.kernel = execution->kernel;
-      result.runs[strategy].push_back(run_plan(planned.plan, options));
+      if (!reference || reference_batch != batch) {
+        reference.reset();
+        reference = make_run_reference(input.batches[batch], options, input.options.backward);
+        reference_batch = batch;
+      }
+      result.runs[strategy].push_back(run_plan(planned.plan, options, *reference));
     };
   }
   result.compared = compare_strategies(input, choices, hooks);

@@ -4,52 +4,22 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <new>
-#include <span>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "base/quote.h"
 #include "base/suggest.h"
+#include "cli/command_line.h"
 #include "cli/commands/command.h"
+#include "cli/completion.h"
 #include "cli/output.h"
 #include "contextile/base.h"
 #include "report/table.h"
 
 namespace contextile {
 namespace {
-
-struct Command {
-  const char* name;
-  const char* summary;
-  Action (*add)(CLI::App& app);
-};
-
-constexpr Command kCommands[] = {
-    {"plan", "lengths, mask, cluster and strategy to a verified plan file", add_plan_command},
-    {"verify", "all violations of a plan file", add_verify_command},
-    {"run", "execute a plan on real ranks and check the result", add_run_command},
-    {"simulate", "what a plan would take on a cluster: time, exposed transfers, a trace",
-     add_simulate_command},
-    {"report", "one HTML page about a plan, or two plans side by side", add_report_command},
-    {"compare", "strategies on the same batches, side by side", add_compare_command},
-    {"iterate", "one training step of a model: time, memory, the best placement",
-     add_iterate_command},
-    {"profile", "measure this machine into a cluster file", add_profile_command},
-    {"export", "a plan file as JSON", add_export_command},
-    {"bench", "tables of papers, printed again from verified plans", add_bench_command},
-    {"partition", "a hypergraph file to a partition file", add_partition_command},
-    {"info", "what this build can do, presets, strategies, datasets, masks", add_info_command},
-    {"demo", "plan a real-shaped batch with every strategy, execute small ones", add_demo_command},
-};
-
-std::vector<std::string> command_names() {
-  std::vector<std::string> names;
-  for (const Command& command : kCommands) names.emplace_back(command.name);
-  return names;
-}
 
 // Messages stay one line whatever a library put into them.
 int fail(int exit_code, std::string message) {
@@ -109,32 +79,25 @@ int unknown_command(const char* found) {
 int dispatch(int argc, char** argv) {
   const std::vector<std::string> names = command_names();
   const char* first = argc > 1 ? argv[1] : nullptr;
+  Program program;
+  if (first != nullptr && first == kCompleteArgument) {
+    const std::vector<std::string> words(argv + 2, argv + argc);
+    print(answer_text(candidates_for(program.app(), words)));
+    return kExitOk;
+  }
   const bool is_option = first != nullptr && first[0] == '-';
   if (!is_option &&
       std::find(names.begin(), names.end(), first == nullptr ? "" : first) == names.end()) {
     return unknown_command(first);
   }
-  CLI::App app{
-      "Context parallelism by tiles: exact distributed attention by verified plans.\n"
-      "Exit codes: 0 ok, 1 a check failed, 2 bad usage or input, 3 the environment failed.",
-      "contextile"};
-  app.set_version_flag("--version", "contextile " CONTEXTILE_VERSION);
-  app.require_subcommand(1);
-  app.get_formatter()->column_width(30);
-  std::map<const CLI::App*, Action> actions;
-  for (const Command& command : kCommands) {
-    CLI::App* sub = app.add_subcommand(command.name, command.summary);
-    actions[sub] = command.add(*sub);
-    sub->footer("N and BYTES take the suffixes K, M and G: 1024, 1024^2, 1024^3.");
-  }
   try {
-    app.parse(argc, argv);
+    program.app().parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {
-    return app.exit(help_or_version);
+    return program.app().exit(help_or_version);
   } catch (const CLI::ParseError& error) {
-    return explain(app, error);
+    return explain(program.app(), error);
   }
-  const int exit_code = actions.at(app.get_subcommands().front())();
+  const int exit_code = program.chosen()();
   check_stdout();
   return exit_code;
 }

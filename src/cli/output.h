@@ -16,7 +16,7 @@ class OutputError : public IoError {
   using IoError::IoError;
 };
 
-// To stdout.
+// Prints to stdout.
 void print(std::string_view text);
 void print_json(const Json& document);
 [[nodiscard]] bool stdout_is_terminal();
@@ -34,7 +34,7 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   [[nodiscard]] bool wanted() const { return !path_.empty(); }
-  // In place of what the file held. Throws OutputError when not everything could be written.
+  // Replaces what the file held. Throws OutputError when not everything could be written.
   void write(std::string_view text);
 
  private:

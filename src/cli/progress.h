@@ -21,7 +21,7 @@ class ProgressLine {
   bool shown_;
 };
 
-// The same for a loop that counts its own steps.
+// A progress line for a loop that counts its own steps.
 class ProgressBar {
  public:
   explicit ProgressBar(std::int64_t total) : total_(total) {}

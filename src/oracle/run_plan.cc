@@ -30,10 +30,9 @@ struct Measured {
 };
 
 struct MaskWork {
-  Mask mask;  // of all rounds
   bool has_forward = false;
   bool has_backward = false;
-  OracleResult truth;                           // when needed
+  const RunReference::OfMask* reference = nullptr;
   OracleResult found;                           // ranks scatter their rows into it
   std::vector<std::vector<float>> dsink;        // by rank
   std::vector<std::vector<Measured>> measured;  // [rank][repeat]
@@ -42,18 +41,23 @@ struct MaskWork {
 struct Work {
   const Plan& plan;
   const RunOptions& options;
-  const AttentionKernel& kernel;
-  BatchTensors batch;
+  const BatchTensors& batch;
   std::vector<MaskWork> masks;
   std::vector<ExecutorMemory> memory;  // by rank
 };
 
-MaskWork make_mask_work(const Plan& plan, std::size_t m, const RunOptions& options) {
-  MaskWork work;
+// Mask m of all rounds together.
+Mask whole_mask(const Plan& plan, std::size_t m) {
+  Mask mask;
   for (const PlanRound& round : plan.rounds) {
     const std::vector<Band>& bands = round.masks[m].mask.bands;
-    work.mask.bands.insert(work.mask.bands.end(), bands.begin(), bands.end());
+    mask.bands.insert(mask.bands.end(), bands.begin(), bands.end());
   }
+  return mask;
+}
+
+MaskWork make_mask_work(const Plan& plan, std::size_t m, const RunOptions& options) {
+  MaskWork work;
   const ProgramPair& pair = plan.rounds[0].devices.at(0).programs.at(m);
   work.has_forward = pair.forward.has_value();
   work.has_backward = pair.backward.has_value();
@@ -83,7 +87,7 @@ void run_mask(Work& work, std::size_t m, Transport& transport, Executor& executo
       measured.sent_bytes_forward = transport.sent_bytes() - before;
       measured.forward = executor.last_stats();
     } else {
-      give_true_output(layer, mask.truth);
+      give_true_output(layer, mask.reference->truth);
     }
     if (mask.has_backward) {
       barrier(transport);
@@ -156,10 +160,9 @@ MaskRun report_mask(Work& work, std::size_t m) {
   for (const std::vector<float>& dsink : mask.dsink) {
     for (std::size_t h = 0; h < dsink.size(); ++h) mask.found.dsink[h] += dsink[h];
   }
-  const OracleResult single =
-      run_single_device(work.batch, work.plan.shape, mask.mask, work.kernel, mask.has_backward);
-  run.errors = compare_results({work.batch, work.plan.shape, mask.truth, mask.found, single,
-                                wire_rounding(work.plan, m), mask.has_forward, mask.has_backward});
+  run.errors = compare_results({work.batch, work.plan.shape, mask.reference->truth, mask.found,
+                                mask.reference->single_device, wire_rounding(work.plan, m),
+                                mask.has_forward, mask.has_backward});
   return run;
 }
 
@@ -182,51 +185,78 @@ std::int64_t predicted_memory_bytes(const Plan& plan) {
   return largest;
 }
 
-Work make_work(const Plan& plan, const RunOptions& options, const AttentionKernel& kernel) {
+const AttentionKernel& kernel_of(const RunOptions& options) {
+  return options.kernel.empty() ? *kernels().front() : find_kernel(options.kernel);
+}
+
+// The batch alone, without a mask.
+RunReference make_inputs(std::span<const Range> sequences, const AttentionShape& shape,
+                         std::uint64_t seed) {
+  RunReference reference;
+  reference.workload.sequences.assign(sequences.begin(), sequences.end());
+  reference.workload.shape = shape;
+  reference.batch = random_batch(reference.workload, seed);
+  return reference;
+}
+
+// What only this plan's run needs: true results where they are compared, or where a backward
+// without a forward starts from them.
+RunReference reference_of(const Plan& plan, const RunOptions& options) {
+  RunReference reference = make_inputs(plan.sequences, plan.shape, options.seed);
+  for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
+    RunReference::OfMask& of_mask = reference.masks.emplace_back();
+    const ProgramPair& pair = plan.rounds[0].devices.at(0).programs.at(m);
+    const bool backward = options.compare && pair.backward.has_value();
+    if (!options.compare && pair.forward) continue;
+    const Mask mask = whole_mask(plan, m);
+    of_mask.truth = oracle(reference.batch, plan.shape, mask, backward);
+    if (!options.compare) continue;
+    of_mask.single_device =
+        run_single_device(reference.batch, plan.shape, mask, kernel_of(options), backward);
+  }
+  return reference;
+}
+
+// Throws InvalidArgument when the plan is for another batch.
+void check_same_batch(const Plan& plan, const RunReference& reference) {
+  const Workload& workload = reference.workload;
+  CONTEXTILE_CHECK(plan.sequences == workload.sequences && plan.shape == workload.shape,
+                   "run: expected a plan of the reference's batch, {} tokens, found one of {}",
+                   workload.num_tokens(), plan.num_tokens());
+  CONTEXTILE_CHECK(plan.rounds[0].masks.size() == workload.masks.size(),
+                   "run: expected a plan of {} masks as the reference, found {}",
+                   workload.masks.size(), plan.rounds[0].masks.size());
+  for (std::size_t m = 0; m < workload.masks.size(); ++m) {
+    const std::int64_t pairs = whole_mask(plan, m).num_pairs();
+    CONTEXTILE_CHECK(pairs == workload.masks[m].mask.num_pairs(),
+                     "run: mask {}: expected the reference's {} attended pairs, found {}",
+                     workload.masks[m].name, workload.masks[m].mask.num_pairs(), pairs);
+  }
+}
+
+Work make_work(const Plan& plan, const RunOptions& options, const RunReference& reference) {
   CONTEXTILE_CHECK(options.repeats >= 1, "run: expected at least 1 repetition, found {}",
                    options.repeats);
-  CONTEXTILE_CHECK(!plan.rounds.empty(), "run: expected a plan with a round, found none");
-  Work work{plan, options, kernel, {}, {}, {}};
-  Workload workload;
-  workload.sequences = plan.sequences;
-  workload.shape = plan.shape;
-  work.batch = random_batch(workload, options.seed);
+  Work work{plan, options, reference.batch, {}, {}};
   work.memory.resize(static_cast<std::size_t>(plan.num_devices()));
   for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
     MaskWork& mask = work.masks.emplace_back(make_mask_work(plan, m, options));
-    const bool needs_truth = options.compare || !mask.has_forward;
-    if (needs_truth) {
-      mask.truth = oracle(work.batch, plan.shape, mask.mask, options.compare && mask.has_backward);
-    }
+    mask.reference = &reference.masks[m];
     if (options.compare) mask.found = empty_result(work.batch.tokens, plan.shape);
   }
   return work;
 }
 
-double flops_of_pairs(std::int64_t pairs, const AttentionShape& shape, bool backward) {
-  return forward_flops(pairs, shape.q_heads, shape) +
-         (backward ? backward_flops(pairs, shape.q_heads, shape) : 0);
-}
-
-}  // namespace
-
-bool RunReport::ok() const {
-  for (const MaskRun& run : masks) {
-    if (run.sent_bytes_forward != run.predicted_bytes_forward) return false;
-    if (run.sent_bytes_backward != run.predicted_bytes_backward) return false;
-    for (const RunError& error : run.errors) {
-      if (!(error.error <= error.bound)) return false;  // NaN fails
-    }
-  }
-  return plan_bytes(memory) == predicted_memory_bytes;
-}
-
-RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) {
+void check_plan(const std::shared_ptr<const Plan>& plan) {
   CONTEXTILE_CHECK(plan != nullptr, "run: expected a plan, found none");
   check_structure(*plan);
-  const AttentionKernel& kernel =
-      options.kernel.empty() ? *kernels().front() : find_kernel(options.kernel);
-  Work work = make_work(*plan, options, kernel);
+  CONTEXTILE_CHECK(!plan->rounds.empty(), "run: expected a plan with a round, found none");
+}
+
+RunReport execute(const std::shared_ptr<const Plan>& plan, const RunOptions& options,
+                  const RunReference& reference) {
+  const AttentionKernel& kernel = kernel_of(options);
+  Work work = make_work(*plan, options, reference);
   run_inproc(
       plan->num_devices(),
       [&](Transport& transport) {
@@ -248,6 +278,51 @@ RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) 
                                     });
   report.predicted_memory_bytes = predicted_memory_bytes(*plan);
   return report;
+}
+
+double flops_of_pairs(std::int64_t pairs, const AttentionShape& shape, bool backward) {
+  return forward_flops(pairs, shape.q_heads, shape) +
+         (backward ? backward_flops(pairs, shape.q_heads, shape) : 0);
+}
+
+}  // namespace
+
+bool RunReport::ok() const {
+  for (const MaskRun& run : masks) {
+    if (run.sent_bytes_forward != run.predicted_bytes_forward) return false;
+    if (run.sent_bytes_backward != run.predicted_bytes_backward) return false;
+    for (const RunError& error : run.errors) {
+      if (!(error.error <= error.bound)) return false;  // NaN fails
+    }
+  }
+  return plan_bytes(memory) == predicted_memory_bytes;
+}
+
+RunReference make_run_reference(const Workload& workload, const RunOptions& options,
+                                bool backward) {
+  check_workload(workload);
+  RunReference reference = make_inputs(workload.sequences, workload.shape, options.seed);
+  reference.workload = workload;
+  const AttentionShape& shape = workload.shape;
+  for (const NamedMask& named : workload.masks) {
+    reference.masks.push_back(
+        {.truth = oracle(reference.batch, shape, named.mask, backward),
+         .single_device =
+             run_single_device(reference.batch, shape, named.mask, kernel_of(options), backward)});
+  }
+  return reference;
+}
+
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) {
+  check_plan(plan);
+  return execute(plan, options, reference_of(*plan, options));
+}
+
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,
+                   const RunReference& reference) {
+  check_plan(plan);
+  check_same_batch(*plan, reference);
+  return execute(plan, options, reference);
 }
 
 double oracle_flops(const Plan& plan) {

@@ -10,7 +10,6 @@
 
 #include "contextile/oracle.h"
 #include "report/json.h"
-
 namespace contextile {
 namespace {
 
@@ -43,6 +42,17 @@ double seconds_of_mask(const std::optional<SimulatedDirection>& simulated, std::
     if (program.mask == mask) us += program.time_us;
   }
   return us * 1e-6;
+}
+
+// The largest error of a direction's arrays, as a share of its bound. Gradients are called "d…".
+double worst_error(const Json& errors, const std::string& direction) {
+  double worst = 0;
+  for (const Json& error : errors) {
+    if (error["array"].get<std::string>().starts_with('d') != (direction == "backward")) continue;
+    const double share = error["error"].get<double>() / error["bound"].get<double>();
+    worst = share <= worst ? worst : share;  // NaN is the worst
+  }
+  return worst;
 }
 
 }  // namespace
@@ -147,6 +157,33 @@ Table run_prediction_table(const RunReport& report, const Simulation& simulation
     if (simulation.backward) add(Direction::kBackward, predicted.backward_s, run.backward_s);
   }
   return table;
+}
+
+void add_prediction(const Simulation& simulation, Json& masks) {
+  for (std::size_t m = 0; m < masks.size(); ++m) {
+    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
+    masks[m]["predicted_forward_s"] = predicted.forward_s;
+    masks[m]["predicted_backward_s"] = predicted.backward_s;
+  }
+}
+
+Json run_rows_json(const Json& masks) {
+  Json rows = Json::array();
+  for (const Json& mask : masks) {
+    for (const std::string direction : {"forward", "backward"}) {
+      Json row = {{"mask", mask["mask"]}, {"direction", direction}};
+      row["seconds"] = mask[direction + "_s"];
+      row["sent_bytes"] = mask["sent_bytes_" + direction];
+      row["predicted_bytes"] = mask["predicted_bytes_" + direction];
+      const std::string predicted = "predicted_" + direction + "_s";
+      if (mask.contains(predicted)) row["predicted_s"] = mask[predicted];
+      if (!mask["errors"].empty()) {
+        row["error_of_bound"] = worst_error(mask["errors"], direction);
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
 }
 
 }  // namespace contextile

@@ -28,4 +28,10 @@ struct MaskPrediction {
 // One row a mask and direction: predicted and measured time, predicted over measured.
 [[nodiscard]] Table run_prediction_table(const RunReport& report, const Simulation& simulation);
 
+// Adds "predicted_forward_s" and "predicted_backward_s" to what run_json says of each mask.
+void add_prediction(const Simulation& simulation, Json& masks);
+// The masks of run_json as flat rows, one a mask and direction: times, bytes, and the largest error
+// as a share of its bound where errors are known.
+[[nodiscard]] Json run_rows_json(const Json& masks);
+
 }  // namespace contextile

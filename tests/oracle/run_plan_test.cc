@@ -146,6 +146,39 @@ TEST(RunPlan, WithoutCompareNothingIsMeasuredAgainstTheOracle) {
   EXPECT_TRUE(report.ok());
 }
 
+TEST(RunPlan, AReferenceOfTheBatchJudgesEveryPlanOfItAlike) {
+  Sample sample = random_sample(3);
+  const Workload& workload = sample.batch.workload;
+  RunOptions options;
+  options.kernel = "reference";
+  options.seed = 5;
+  const RunReference reference = make_run_reference(workload, options, /*backward=*/true);
+  for (NamedPlan& named : sample.plans) {
+    SCOPED_TRACE(named.name);
+    const auto plan = std::make_shared<const Plan>(std::move(named.plan));
+    const RunReport alone = run_plan(plan, options);
+    const RunReport beside = run_plan(plan, options, reference);
+    EXPECT_TRUE(beside.ok());
+    ASSERT_EQ(beside.masks.size(), alone.masks.size());
+    for (std::size_t m = 0; m < alone.masks.size(); ++m) {
+      ASSERT_EQ(beside.masks[m].errors.size(), alone.masks[m].errors.size());
+      for (std::size_t i = 0; i < alone.masks[m].errors.size(); ++i) {
+        // Bands in another order are summed in another order.
+        EXPECT_NEAR(beside.masks[m].errors[i].error, alone.masks[m].errors[i].error, 1e-6);
+      }
+    }
+  }
+}
+
+TEST(RunPlan, RefusesAReferenceOfAnotherBatch) {
+  Sample sample = random_sample(3);
+  Workload other = sample.batch.workload;
+  other.shape.softcap += 1;
+  const RunReference reference = make_run_reference(other, {}, /*backward=*/true);
+  const auto plan = std::make_shared<const Plan>(std::move(sample.plans.front().plan));
+  EXPECT_THROW(static_cast<void>(run_plan(plan, {}, reference)), InvalidArgument);
+}
+
 TEST(RunPlan, RefusesWhatItCannotRun) {
   RunOptions options;
   options.repeats = 0;

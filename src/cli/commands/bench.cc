@@ -9,7 +9,8 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -133,8 +134,7 @@ int run(const BenchOptions& options) {
 
 void add_overrides(CLI::App& app, BenchOverrides& overrides) {
   const std::string paper = "as the table";
-  add_value(app, "--dataset", {"NAME", "built-in length distribution to sample", paper},
-            [&overrides](const std::string& name) { overrides.dataset = name; });
+  add_dataset_option(app, overrides.dataset, "built-in length distribution to sample", paper);
   add_size_as<std::int64_t>(app, "--tokens", overrides.tokens, 1,
                             {"N", "tokens of one batch", paper});
   add_size_as<std::int64_t>(app, "--batches", overrides.batches, 1,
@@ -146,24 +146,25 @@ void add_overrides(CLI::App& app, BenchOverrides& overrides) {
                             {"N", "key and value heads", paper});
   add_size_as<std::int32_t>(app, "--head-dim", overrides.head_dim, 1,
                             {"N", "elements of one head", paper});
-  add_value(app, "--cluster", {"NAME[:NODESxDEVICES]|FILE", "the machine", paper},
-            [&overrides](const std::string& name) { overrides.cluster = name; });
+  add_cluster_option(app, overrides.cluster, "the machine", paper);
   add_size_as<std::int64_t>(app, "--block-size", overrides.block_size, 1,
                             {"N", "tokens of a block, where the table does not vary it", paper});
-  add_value(app, "--wire", {"TYPE", "how all methods' partial results travel", paper},
-            [&overrides](const std::string& text) { overrides.wire = parse_dtype(text); });
+  add_wire_option(app, overrides.wire, "how all methods' partial results travel", paper);
 }
 
 }  // namespace
 
 Action add_bench_command(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
-  add_value(app, "NAME", {"", "which table; --list names them", ""},
+  std::vector<std::string> tables;
+  for (const PaperTable& paper : paper_tables()) tables.emplace_back(paper.name);
+  add_value(app, "NAME", {"", "which table; --list names them", "", std::move(tables)},
             [options](const std::string& name) { options->name = name; });
   add_switch(app, "--list", options->list, "the tables there are");
   add_overrides(app, options->overrides);
   add_json_option(app, options->json);
   add_switch(app, "--csv", options->csv, "the table alone as CSV, in bytes, fractions and seconds");
+  add_examples(app, {"contextile bench --list", "contextile bench dcp-fig7"});
   return [options] { return run(*options); };
 }
 

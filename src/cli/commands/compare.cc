@@ -10,14 +10,16 @@
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/comparing.h"
+#include "cli/help.h"
 #include "cli/options/input.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/kernel.h"
 #include "contextile/registry.h"
 #include "report/fidelity.h"
-#include "report/plan_tables.h"
 #include "report/json.h"
+#include "report/plan_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -74,11 +76,13 @@ Action add_compare_command(CLI::App& app) {
              "also execute every plan on in-process ranks and check it against the oracle");
   add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
                          {"N", "with --run: timed repetitions, the fastest counts", ""});
-  add_value(app, "--kernel", {"NAME", "with --run: attention kernel: contextile info", "the first"},
-            [options](const std::string& name) { options->kernel = name; });
+  add_kernel_option(app, options->kernel, "with --run: attention kernel");
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the table");
+  add_examples(
+      app, {"contextile compare --dataset prolong --tokens 64K --strategy zigzag,hybrid,magi,dcp",
+            "contextile compare --lengths lengths.txt --cluster local:1x4 --run"});
   return [options] { return run(*options); };
 }
 

@@ -2,18 +2,26 @@
 // then a small batch of the same shape executed for real on four in-process ranks.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands/command.h"
 #include "cli/comparing.h"
+#include "cli/help.h"
 #include "cli/options/input.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/registry.h"
+#include "report/comparison_summary.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -21,11 +29,13 @@ namespace {
 
 constexpr std::int64_t kExecutedTokens = 2048;
 constexpr std::int64_t kExecutedBlockTokens = 128;
+constexpr std::size_t kShownStrategies = 5;
 
 struct DemoOptions {
   std::string dataset = "longdatacollections";
   std::int64_t tokens = 131072;
   std::uint64_t seed = 1;
+  bool all = false;
 };
 
 InputOptions planned_input(const DemoOptions& options, const std::string& mask) {
@@ -33,21 +43,22 @@ InputOptions planned_input(const DemoOptions& options, const std::string& mask) 
   input.dataset = options.dataset;
   input.batch.tokens = options.tokens;
   input.seed = options.seed;
-  input.masks = {parse_mask_use(mask)};
+  input.workload.masks = {parse_mask_use(mask)};
   return input;
 }
 
-// The same documents, scaled down; heads enough for four ranks of head parallelism.
+// Scales the same documents down; there are heads enough for four ranks of head parallelism.
 InputOptions executed_input(const DemoOptions& options, const std::string& mask) {
   InputOptions input = planned_input(options, mask);
   input.batch.tokens = kExecutedTokens;
   input.batch.scale = static_cast<double>(kExecutedTokens) / static_cast<double>(options.tokens);
-  input.shape = {.q_heads = 8, .kv_heads = 4, .head_dim = 64, .value_dim = 64};
+  input.workload.shape = {.q_heads = 8, .kv_heads = 4, .head_dim = 64, .value_dim = 64};
   input.cluster = "local:1x4";
   input.block_size = kExecutedBlockTokens;
   return input;
 }
 
+// Every row of every table, under both masks.
 bool show(const std::string& title, const InputOptions& options, bool execute) {
   const PlanInput input = load_input(options);
   std::optional<Execution> execution;
@@ -59,7 +70,7 @@ bool show(const std::string& title, const InputOptions& options, bool execute) {
   return report_failures(result);
 }
 
-int run(const DemoOptions& options) {
+bool show_all(const DemoOptions& options) {
   print(fmt::format("dataset {}, {} tokens, seed {}\n\n", options.dataset, options.tokens,
                     options.seed));
   bool ok = true;
@@ -71,8 +82,111 @@ int run(const DemoOptions& options) {
               executed_input(options, mask), true) &&
          ok;
   }
+  return ok;
+}
+
+// All strategies; auto with a tenth of its search, which otherwise takes longer than all the rest
+// together.
+std::vector<StrategyChoice> quick_strategies() {
+  std::vector<StrategyChoice> choices = parse_strategies("all");
+  for (StrategyChoice& choice : choices) {
+    if (choice.name == "auto") choice.options["effort"] = "0.1";
+  }
+  return choices;
+}
+
+std::string batch_text(const std::string& dataset, const Workload& workload) {
+  std::int64_t longest = 0;
+  for (const Range& sequence : workload.sequences) longest = std::max(longest, sequence.size());
+  return fmt::format("{} tokens in {} of {}, longest {}", workload.num_tokens(),
+                     count(static_cast<std::int64_t>(workload.sequences.size()), "document"),
+                     dataset, longest);
+}
+
+// Plans the batch with every strategy and prints the best of them; the fastest one is `best`.
+bool show_planned(const DemoOptions& options, std::string& best) {
+  const PlanInput input = load_input(planned_input(options, "causal"));
+  const ComparisonResult result = compare_at_terminal(input, quick_strategies(), std::nullopt);
+  const Workload& workload = input.batches.front();
+  const AttentionShape& shape = workload.shape;
+  const Table fastest = fastest_table(result.compared, kShownStrategies);
+  print(fmt::format("planned   {}\n", batch_text(options.dataset, workload)));
+  print(fmt::format("mask      causal; {}/{} heads of {}, {}\n", shape.q_heads, shape.kv_heads,
+                    shape.head_dim, to_string(shape.dtype)));
+  print(fmt::format("cluster   {}, {} nodes x {} = {} devices\n", input.cluster.name,
+                    input.cluster.nodes, input.cluster.devices_per_node,
+                    input.cluster.num_devices()));
+  print(
+      fmt::format("\nthe fastest of {} strategies: one layer, forward and backward, predicted\n"
+                  "x bound: over a time that no plan undercuts; MB = 1e6 bytes\n\n",
+                  result.compared.size()));
+  print(fastest.text(stdout_is_terminal()));
+  print(others_text(result.compared, kShownStrategies));
+  if (fastest.num_rows() > 0) best = std::get<std::string>(fastest.cells(0)[0]);
+  return report_failures(result);
+}
+
+// Executes every strategy's plan of the small batch.
+bool show_executed(const DemoOptions& options) {
+  const PlanInput input = load_input(executed_input(options, "causal"));
+  const ComparisonResult result =
+      compare_at_terminal(input, parse_strategies("all"), Execution{.seed = options.seed});
+  print(
+      fmt::format("\nexecuted  the same documents scaled to {} tokens, on {} threads of this\n"
+                  "          machine; errors against attention in fp64\n\n",
+                  input.batches.front().num_tokens(), input.cluster.num_devices()));
+  print(
+      fastest_run_table(result.compared, result.runs, kShownStrategies).text(stdout_is_terminal()));
+  print(runs_text(result.compared, result.runs));
+  return report_failures(result);
+}
+
+// How to call this program from any folder.
+std::string program_path() {
+  std::error_code unknown;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  return unknown ? "contextile" : path.string();
+}
+
+// "128K" where that is exact.
+std::string tokens_text(std::int64_t tokens) {
+  return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
+}
+
+// A command to paste. What does not fit goes on in the next line, behind the program's path.
+std::string pasteable(const std::string& program, std::string_view arguments) {
+  std::string command = fmt::format("  {} {}", program, arguments);
+  if (command.size() > kTextColumns) command = fmt::format("  {} \\\n    {}", program, arguments);
+  return command + '\n';
+}
+
+void show_next_steps(const DemoOptions& options, const std::string& best) {
+  const std::string program = program_path();
+  const std::string batch = fmt::format("--dataset {} --tokens {} --seed {}", options.dataset,
+                                        tokens_text(options.tokens), options.seed);
+  print("\nnext: this batch as a plan file, a page about it, other documents, all rows\n");
+  if (!best.empty()) {
+    print(pasteable(program, fmt::format("plan -o batch.plan {} --strategy {}", batch, best)));
+    print(pasteable(program, "report batch.plan"));
+  }
+  print(pasteable(program, fmt::format("compare --dataset prolong --tokens {} --strategy dcp,fcp",
+                                       tokens_text(options.tokens))));
+  print(pasteable(program, fmt::format("demo --all {}", batch)));
+}
+
+int run(const DemoOptions& options) {
+  std::string best;
+  bool ok = false;
+  if (options.all) {
+    ok = show_all(options);
+  } else {
+    const bool planned = show_planned(options, best);
+    ok = show_executed(options) && planned;
+    print("\n");
+  }
   print(ok ? "every plan verified, every result within its bound, every byte as predicted\n"
            : "a check failed\n");
+  if (!options.all) show_next_steps(options, best);
   return ok ? kExitOk : kExitCheckFailed;
 }
 
@@ -80,10 +194,12 @@ int run(const DemoOptions& options) {
 
 Action add_demo_command(CLI::App& app) {
   auto options = std::make_shared<DemoOptions>();
-  add_text(app, "--dataset", options->dataset, {"NAME", "length distribution to sample", ""});
+  add_dataset_option(app, options->dataset, "length distribution to sample");
   add_size<std::int64_t>(app, "--tokens", options->tokens, 1,
                          {"N", "tokens of the planned batch", ""});
   add_size<std::uint64_t>(app, "--seed", options->seed, 0, {"N", "seed of lengths and inputs", ""});
+  add_switch(app, "--all", options->all, "every row of every table, also under a lambda mask");
+  add_examples(app, {"contextile demo", "contextile demo --all --dataset prolong --tokens 64K"});
   return [options] { return run(*options); };
 }
 

@@ -9,7 +9,8 @@
 
 #include "base/check.h"
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/plan.h"
@@ -54,14 +55,13 @@ int run(const ExportOptions& options) {
 
 Action add_export_command(CLI::App& app) {
   auto options = std::make_shared<ExportOptions>();
-  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
-    options->plan_path = path;
-  })->required();
+  add_plan_argument(app, options->plan_path);
   add_switch(app, "--json", options->json, "the JSON document of docs/plan-format.md (always)");
   add_size_as<std::int32_t>(app, "--rank", options->rank, 0,
                             {"R", "only that device's programs", "all devices"});
   add_value(app, "-o,--output", {"FILE", "where the export goes", "stdout"},
             [options](const std::string& path) { options->output_path = path; });
+  add_examples(app, {"contextile export batch.plan --rank 0 -o rank0.json"});
   return [options] { return run(*options); };
 }
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
+#include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
@@ -178,9 +180,16 @@ std::string info_text() {
 
 Action add_info_command(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
+  auto reference = std::make_shared<bool>(false);
   add_json_option(app, *json);
-  return [json] {
-    if (*json) {
+  add_switch(app, "--reference", *reference,
+             "every command and option as Markdown, the generated part of docs/cli.md");
+  add_examples(app, {"contextile info", "contextile info --json"});
+  const CLI::App* program = app.get_parent();
+  return [json, reference, program] {
+    if (*reference) {
+      print(reference_markdown(*program));
+    } else if (*json) {
       print_json(info_json());
     } else {
       print(info_text());

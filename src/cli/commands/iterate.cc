@@ -10,15 +10,18 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
+#include "cli/help.h"
 #include "cli/options/input.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/model.h"
 #include "contextile/registry.h"
 #include "contextile/step_planner.h"
 #include "papers/paper_table.h"
-#include "report/step_tables.h"
 #include "report/json.h"
+#include "report/step_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -190,7 +193,7 @@ int run(const IterateOptions& options) {
   check_formats(options.json, options.csv);
   TrainingJob job{.model = load_model(options.model),
                   .cluster = load_machine(options),
-                  .masks = options.input.masks,
+                  .masks = options.input.workload.masks,
                   .plan = {},
                   .options = options.iteration,
                   .micro_batches = {}};
@@ -226,8 +229,7 @@ int run(const IterateOptions& options) {
 }
 
 void add_placement_options(CLI::App& app, IterateOptions& options) {
-  add_text(app, "--cluster", options.input.cluster,
-           {"NAME[:NODESxDEVICES]|FILE", "the whole machine", ""});
+  add_cluster_option(app, options.input.cluster, "the whole machine");
   add_size_as<std::int32_t>(
       app, "--gpus", options.gpus, 1,
       {"N", "that many devices of --cluster's kind, in whole nodes", "as --cluster says"});
@@ -251,9 +253,9 @@ void add_pipeline_options(CLI::App& app, IterateOptions& options) {
                             {"N", "tokens of the whole step instead of --micro-batches", ""});
   add_value(
       app, "--schedule",
-      {"NAME",
-       "of the pipeline: 1f1b, interleaved, same_phase (all stages forward or all backward, "
-       "the attention of a tick balanced over all of them)",
+      {"1f1b|interleaved|same_phase",
+       "of the pipeline; same_phase: all stages forward or all backward, the attention of a tick "
+       "balanced over all of them",
        "1f1b"},
       [&options](const std::string& text) { options.schedule = parse_pipeline_schedule(text); });
   add_size_as<std::int32_t>(app, "--chunks", options.chunks, 1,
@@ -268,10 +270,10 @@ void add_pipeline_options(CLI::App& app, IterateOptions& options) {
 
 void add_training_options(CLI::App& app, IterationOptions& options) {
   add_value(app, "--recompute",
-            {"WHAT", "activations computed again in backward: none, selective, full", "none"},
+            {"none|selective|full", "activations computed again in backward", "none"},
             [&options](const std::string& text) { options.recompute = parse_recompute(text); });
   add_value(
-      app, "--optimizer", {"WHERE", "its state: zero1 (spread over DP x CP), replicated", "zero1"},
+      app, "--optimizer", {"zero1|replicated", "its state; zero1: spread over DP x CP", "zero1"},
       [&options](const std::string& text) {
         if (text != "zero1" && text != "replicated") {
           fail_argument("--optimizer: expected zero1 or replicated, found {}", quote(text));
@@ -307,8 +309,10 @@ void add_training_options(CLI::App& app, IterationOptions& options) {
 Action add_iterate_command(CLI::App& app) {
   auto options = std::make_shared<IterateOptions>();
   options->input.cluster = "dgx-h200:4x8";
+  std::vector<std::string> models;
+  for (const ModelPreset& preset : model_presets()) models.push_back(preset.model.name);
   add_text(app, "--model", options->model,
-           {"NAME|FILE", "llama-3-8b, llama-34b, llama-3-70b, gpt-8b, or a .json file", ""});
+           {"NAME|FILE", "{}, or a .json file", "", std::move(models)});
   add_strategy_option(app, options->strategies, "auto", "which ones, comma-separated");
   add_placement_options(app, *options);
   add_pipeline_options(app, *options);
@@ -318,6 +322,10 @@ Action add_iterate_command(CLI::App& app) {
   add_blocking_options(app, options->input);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the table");
+  add_examples(app, {"contextile iterate --dataset prolong --tokens 32K --gpus 16 --tp 2 "
+                     "--strategy zigzag,hybrid",
+                     "contextile iterate --sweep --dataset prolong --tokens 32K --batch-tokens "
+                     "128K --gpus 8 --strategy hybrid"});
   return [options] { return run(*options); };
 }
 

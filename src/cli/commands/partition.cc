@@ -11,7 +11,8 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/hypergraph.h"
@@ -172,6 +173,7 @@ Action add_partition_command(CLI::App& app) {
             [options](const std::string& path) { options->output_path = path; });
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the result, one row,");
+  add_examples(app, {"contextile partition graph.hgr --parts 2 --eps 0.05 -o graph.part"});
   return [options] { return run(*options); };
 }
 

@@ -10,15 +10,17 @@
 
 #include "base/check.h"
 #include "cli/commands/command.h"
+#include "cli/help.h"
 #include "cli/options/input.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/plan_file.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
-#include "report/plan_tables.h"
 #include "report/json.h"
+#include "report/plan_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -138,6 +140,10 @@ Action add_plan_command(CLI::App& app) {
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "a row for each batch and direction");
+  add_examples(
+      app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K --cluster dgx-h200:4x8",
+            "contextile plan -o other.plan --lengths lengths.txt --mask lambda:64,4096 --strategy "
+            "zigzag"});
   return [options] { return run(*options); };
 }
 

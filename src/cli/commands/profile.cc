@@ -13,13 +13,14 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/cluster.h"
-#include "report/plan_tables.h"
 #include "report/json.h"
+#include "report/plan_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -128,10 +129,7 @@ Json document_of(const ProfileCommandOptions& options, const MachineProfile& mac
 
 int run(const ProfileCommandOptions& options) {
   check_formats(options.json, options.csv);
-  if (options.transport != "inproc") {
-    fail_argument("--transport: expected inproc, the one transport built in, found {}",
-                  quote(options.transport));
-  }
+  check_transport(options.transport);
   ProfileOptions profile = options.profile;
   profile.shape.value_dim = profile.shape.head_dim;
   if (options.quick) profile.effort = ProfileEffort::kQuick;
@@ -161,10 +159,8 @@ Action add_profile_command(CLI::App& app) {
   add_value(app, "-o,--output",
             {"FILE", "where the cluster file goes; the tables go to stdout", "stdout, no tables"},
             [options](const std::string& path) { options->output_path = path; });
-  add_value(app, "--kernel", {"NAME", "attention kernel: contextile info", "the first"},
-            [options](const std::string& name) { options->profile.kernel = name; });
-  add_text(app, "--transport", options->transport,
-           {"NAME", "inproc: one thread a rank, in this process", ""});
+  add_kernel_option(app, profile.kernel, "attention kernel");
+  add_transport_option(app, options->transport);
   add_size<std::int32_t>(
       app, "--ranks", profile.ranks, 1,
       {"N", "ranks that compute at the same time: the devices of the cluster file", ""});
@@ -173,13 +169,13 @@ Action add_profile_command(CLI::App& app) {
                          {"N", "key and value heads; divides --heads", ""});
   add_size<std::int32_t>(app, "--head-dim", profile.shape.head_dim, 1,
                          {"N", "elements of one head", ""});
-  add_value(
-      app, "--dtype",
-      {"TYPE", "of activations: f32, bf16, f16", std::string(to_string(profile.shape.dtype))},
-      [options](const std::string& text) { options->profile.shape.dtype = parse_dtype(text); });
+  add_dtype_option(app, profile.shape.dtype, "of activations");
   add_switch(app, "--quick", options->quick, "a coarse grid and short samples: a few seconds");
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the measured calls of the kernel");
+  add_examples(app, {"contextile profile -o machine.json --quick",
+                     "contextile compare --lengths lengths.txt --cluster machine.json --strategy "
+                     "zigzag,magi --run"});
   return [options] { return run(*options); };
 }
 

@@ -11,16 +11,17 @@
 
 #include "base/check.h"
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
 #include "cli/options/plan_cluster.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
-#include "report/plan_tables.h"
 #include "report/json.h"
+#include "report/plan_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -114,24 +115,22 @@ int run(const ReportCommandOptions& options) {
 
 Action add_report_command(CLI::App& app) {
   auto options = std::make_shared<ReportCommandOptions>();
-  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
-    options->plan_path = path;
-  })->required();
+  add_plan_argument(app, options->plan_path);
   add_value(app, "PLAN_B", {"", "a second plan file, shown beside the first", ""},
             [options](const std::string& path) { options->other_path = path; });
   add_value(app, "-o,--output", {"FILE", "the HTML page", "PLAN.html"},
             [options](const std::string& path) { options->output_path = path; });
-  add_value(
-      app, "--cluster",
-      {"NAME[:NODESxDEVICES]|FILE", "the machine to predict on; as many devices as the plan's",
-       "the preset the plan is for"},
-      [options](const std::string& text) { options->cluster = text; });
+  add_cluster_option(app, options->cluster,
+                     "the machine to predict on, of as many devices as the plan's",
+                     "the preset the plan is for");
   add_size<std::int64_t>(app, "--max-size", options->max_bytes, 1,
                          {"BYTES",
                           "about how large the page may become; pictures of large plans "
                           "show less detail, and say so",
                           ""});
   add_json_option(app, options->json);
+  add_examples(app, {"contextile report batch.plan",
+                     "contextile report batch.plan other.plan -o both.html"});
   return [options] { return run(*options); };
 }
 

@@ -10,8 +10,9 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
 #include "cli/options/plan_cluster.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/cluster.h"
@@ -24,9 +25,9 @@
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
+#include "report/json.h"
 #include "report/plan_tables.h"
 #include "report/run_tables.h"
-#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -62,52 +63,9 @@ RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
   return run;
 }
 
-// Into what run_json says of each mask.
-void add_prediction(const Simulation& simulation, Json& masks) {
-  for (std::size_t m = 0; m < masks.size(); ++m) {
-    const MaskPrediction predicted = predicted_of_mask(simulation, static_cast<std::int32_t>(m));
-    masks[m]["predicted_forward_s"] = predicted.forward_s;
-    masks[m]["predicted_backward_s"] = predicted.backward_s;
-  }
-}
-
-// Of its arrays the largest, as a share of the bound. Gradients are called "d…".
-double worst_error(const Json& errors, const std::string& direction) {
-  double worst = 0;
-  for (const Json& error : errors) {
-    if (error["array"].get<std::string>().starts_with('d') != (direction == "backward")) continue;
-    const double share = error["error"].get<double>() / error["bound"].get<double>();
-    worst = share <= worst ? worst : share;  // NaN is the worst
-  }
-  return worst;
-}
-
-// Rows of --csv: one a mask and direction.
-Json rows_of(const Json& masks) {
-  Json rows = Json::array();
-  for (const Json& mask : masks) {
-    for (const std::string direction : {"forward", "backward"}) {
-      Json row = {{"mask", mask["mask"]}, {"direction", direction}};
-      row["seconds"] = mask[direction + "_s"];
-      row["sent_bytes"] = mask["sent_bytes_" + direction];
-      row["predicted_bytes"] = mask["predicted_bytes_" + direction];
-      const std::string predicted = "predicted_" + direction + "_s";
-      if (mask.contains(predicted)) row["predicted_s"] = mask[predicted];
-      if (!mask["errors"].empty()) {
-        row["error_of_bound"] = worst_error(mask["errors"], direction);
-      }
-      rows.push_back(std::move(row));
-    }
-  }
-  return rows;
-}
-
 int run(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
-  if (options.transport != "inproc") {
-    fail_argument("--transport: expected inproc, the one transport built in, found {}",
-                  quote(options.transport));
-  }
+  check_transport(options.transport);
   if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
   const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
   std::optional<Cluster> cluster;
@@ -136,7 +94,7 @@ int run(const RunCommandOptions& options) {
   if (options.csv) {
     Json masks = run_json(report)["masks"];
     if (predicted) add_prediction(*predicted, masks);
-    print(table_of(rows_of(masks)).csv());
+    print(table_of(run_rows_json(masks)).csv());
   } else if (options.json) {
     Json document = {{"command", "run"},      {"file", options.plan_path},
                      {"kernel", kernel},      {"transport", options.transport},
@@ -161,31 +119,16 @@ int run(const RunCommandOptions& options) {
   return report.ok() ? kExitOk : kExitCheckFailed;
 }
 
-std::string kernel_names() {
-  std::string names = "simd";
-  for (const AttentionKernel* kernel : kernels()) {
-    names += ", ";
-    names += kernel->name();
-  }
-  return names;
-}
-
 }  // namespace
 
 Action add_run_command(CLI::App& app) {
   auto options = std::make_shared<RunCommandOptions>();
-  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
-    options->plan_path = path;
-  })->required();
-  add_text(app, "--transport", options->transport,
-           {"NAME", "inproc: one thread a rank, in this process", ""});
-  add_value(app, "--kernel", {"NAME", "attention kernel: " + kernel_names(), "the first"},
-            [options](const std::string& name) { options->kernel = name; });
-  app.add_flag_function(
-      "--compare,!--no-compare", [options](std::int64_t times) { options->compare = times > 0; },
-      wrap("check against the fp64 oracle and one device [default: when the oracle costs less than "
-           "1e11 FLOPs]",
-           50));
+  add_plan_argument(app, options->plan_path);
+  add_transport_option(app, options->transport);
+  add_kernel_option(app, options->kernel, "attention kernel");
+  add_toggle(app, "compare", "check against the fp64 oracle and one device",
+             "when the oracle costs less than 1e11 FLOPs",
+             [options](bool compare) { options->compare = compare; });
   add_random_seed_option(app, options->seed, "seed of the random inputs");
   add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
                          {"N", "timed repetitions, the fastest counts", ""});
@@ -197,16 +140,18 @@ Action add_run_command(CLI::App& app) {
                 fail_argument("--timeout: expected 0.001 to 1e9 seconds, found {}", quote(text));
               }
             });
-  add_value(app, "--cluster",
-            {"NAME[:NODESxDEVICES]|FILE",
-             "refuse a plan that is for another number of devices; with --predict, the machine to "
-             "predict on",
-             "not checked; the preset the plan is for"},
-            [options](const std::string& text) { options->cluster = text; });
+  add_cluster_option(app, options->cluster,
+                     "refuse a plan that is for another number of devices; with --predict, the "
+                     "machine to predict on",
+                     "not checked; the preset the plan is for");
   add_switch(app, "--predict", options->predict,
              "print the times that simulate predicts beside the measured ones");
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "a row for each mask and direction");
+  add_examples(app, {"contextile plan -o small.plan --dataset prolong --tokens 1K --scale 0.02 "
+                     "--cluster local:1x4",
+                     "contextile run small.plan --seed 3",
+                     "contextile run small.plan --predict --repeats 3"});
   return [options] { return run(*options); };
 }
 

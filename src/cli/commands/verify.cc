@@ -8,13 +8,14 @@
 #include <string>
 
 #include "cli/commands/command.h"
-#include "cli/options/input.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "report/plan_tables.h"
 #include "report/json.h"
+#include "report/plan_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -72,11 +73,11 @@ int run(const VerifyCommandOptions& options) {
 
 Action add_verify_command(CLI::App& app) {
   auto options = std::make_shared<VerifyCommandOptions>();
-  add_value(app, "PLAN", {"", "plan file", ""}, [options](const std::string& path) {
-    options->plan_path = path;
-  })->required();
+  add_plan_argument(app, options->plan_path);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "what moves in each direction, or the violations,");
+  add_examples(app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K",
+                     "contextile verify batch.plan"});
   return [options] { return run(*options); };
 }
 

@@ -1,16 +1,48 @@
 #include "cli/options/types.h"
 
-#include "report/table.h"
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
 
 namespace contextile {
 namespace {
 
-constexpr std::size_t kHelpColumns = 50;  // of 80, beside the option names
+// Between the words in a type's name, where CLI11 keeps what kind of value an option takes.
+constexpr char kBetweenWords = '|';
+
+std::vector<std::string> split_words(std::string_view text) {
+  std::vector<std::string> words;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(kBetweenWords), text.size());
+    words.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return words;
+}
+
+bool is_literal(const std::string& alternative) {
+  return std::ranges::none_of(
+      alternative, [](unsigned char c) { return std::isupper(c) != 0 || c == '[' || c == ':'; });
+}
+
+std::string with_list(std::string text, const std::vector<std::string>& values) {
+  const std::size_t place = text.find("{}");
+  if (place != std::string::npos)
+    text.replace(place, 2, fmt::format("{}", fmt::join(values, ", ")));
+  return text;
+}
 
 CLI::Option* describe(CLI::Option* option, const OptionHelp& help) {
-  std::string text = help.text;
-  if (!help.unset.empty()) text += fmt::format(" [default: {}]", help.unset);
-  return option->option_text(help.value)->description(wrap(text, kHelpColumns));
+  std::vector<std::string> words = help.values;
+  for (std::string& alternative : split_words(help.value)) {
+    if (is_literal(alternative)) words.push_back(std::move(alternative));
+  }
+  option->option_text(help.value);
+  option->type_name(fmt::format("{}", fmt::join(words, std::string(1, kBetweenWords))));
+  option->default_str(help.unset);
+  return option->description(with_list(help.text, help.values));
 }
 
 // "-o,--output" is --output in messages.
@@ -20,6 +52,18 @@ std::string message_name(const std::string& name) {
 }
 
 }  // namespace
+
+ValueHints value_hints(const CLI::Option& option) {
+  if (option.get_items_expected_max() == 0) return {};  // a switch takes no value
+  // A positional has no placeholder but its name.
+  const std::string shape = option.get_positional() ? option.get_name(true, false)  //
+                                                    : option.get_option_text();
+  const bool file =
+      shape.find("FILE") != std::string::npos || shape.find("PLAN") != std::string::npos;
+  return {.words = split_words(option.get_type_name()), .file = file};
+}
+
+bool repeatable(const CLI::Option& option) { return option.get_items_expected_max() > 1; }
 
 CLI::Option* add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
                        std::function<void(const std::string&)> take) {
@@ -54,7 +98,16 @@ CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& targe
 
 CLI::Option* add_switch(CLI::App& app, const std::string& name, bool& target,
                         const std::string& text) {
-  return app.add_flag(name, target, wrap(text, kHelpColumns));
+  return app.add_flag(name, target, text);
+}
+
+CLI::Option* add_toggle(CLI::App& app, const std::string& name, const std::string& text,
+                        const std::string& unset, std::function<void(bool)> take) {
+  return app
+      .add_flag_function(
+          fmt::format("--{0},!--no-{0}", name),
+          [take = std::move(take)](std::int64_t times) { take(times > 0); }, text)
+      ->default_str(unset);
 }
 
 }  // namespace contextile

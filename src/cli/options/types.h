@@ -1,5 +1,6 @@
 // Typed command-line options: every value is parsed here, so every mistake reads the same way
-// ("--tokens: expected a whole number of at least 1, found 'x'").
+// ("--tokens: expected a whole number of at least 1, found 'x'"). What stands in an option's
+// OptionHelp is all there is about it: --help, docs/cli.md and shell completion are made of it.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,28 +9,45 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/parse_number.h"
 
 namespace contextile {
 
-// What `--help` shows of an option.
+// An option as its users see it. `value` is the placeholder: alternatives are separated by '|',
+// those in lower case stand for themselves ("on|off", "N|auto"), and FILE or PLAN is a path.
 struct OptionHelp {
-  std::string value;  // placeholder, e.g. "N"
-  std::string text;   // meaning and unit
+  std::string value;
+  std::string text;   // meaning and unit; "{}" stands for the list of `values`
   std::string unset;  // the default; empty: none is shown
+  // What may be given, parameters in upper case ("lambda:SINK,WINDOW"); empty: any text.
+  std::vector<std::string> values = {};
 };
+
+// What a shell can offer for an option's value.
+struct ValueHints {
+  std::vector<std::string> words;  // as in OptionHelp::values, and the placeholder's own
+  bool file = false;               // paths, too
+};
+[[nodiscard]] ValueHints value_hints(const CLI::Option& option);
+// How often the option may be given: true for those of add_repeatable.
+[[nodiscard]] bool repeatable(const CLI::Option& option);
 
 // `take` gets the value when the option is given; it throws InvalidArgument on a bad one.
 CLI::Option* add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
                        std::function<void(const std::string&)> take);
-// The same for an option that may be given several times, one value each.
+// add_value for an option that may be given several times, one value each.
 CLI::Option* add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
                             std::function<void(const std::string&)> take);
+// The default that is shown is what `target` holds.
 CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help);
 CLI::Option* add_switch(CLI::App& app, const std::string& name, bool& target,
                         const std::string& text);
+// "--NAME" and "--no-NAME"; `unset` says what holds when neither is given.
+CLI::Option* add_toggle(CLI::App& app, const std::string& name, const std::string& text,
+                        const std::string& unset, std::function<void(bool)> take);
 
 // A whole number of at least `minimum`, into any integer (or optional integer) that can hold it.
 template <typename Integer, typename Target>

@@ -1,0 +1,28 @@
+// The program's commands with their options, as CLI11 parses them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cli/commands/command.h"
+
+namespace contextile {
+
+class Program {
+ public:
+  Program();
+
+  [[nodiscard]] CLI::App& app() { return app_; }
+  // The action of the command that was parsed.
+  [[nodiscard]] const Action& chosen() const;
+
+ private:
+  CLI::App app_;
+  std::map<const CLI::App*, Action> actions_;
+};
+
+[[nodiscard]] std::vector<std::string> command_names();
+
+}  // namespace contextile

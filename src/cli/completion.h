@@ -1,0 +1,37 @@
+// Completion of command lines. The shells' scripts hold no names: at every key press they ask the
+// program, `contextile __complete WORD…`, so a script never falls behind the program it calls.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace contextile {
+
+// The first argument with which scripts ask for candidates; not a command of its own.
+inline constexpr std::string_view kCompleteArgument = "__complete";
+
+struct Candidate {
+  std::string word;  // a whole word in place of the last one; ends in ':' or '=' when more follows
+  std::string text;  // what it means, for shells that show it
+};
+struct Candidates {
+  std::vector<Candidate> words;
+  bool files = false;  // paths fit, too
+};
+// What the last of `words`, those behind the program's name, could become; it may be empty. Words
+// that make no sense have no candidates: nothing is an error here.
+[[nodiscard]] Candidates candidates_for(const CLI::App& program,
+                                        std::span<const std::string> words);
+
+// The answer to a script: "files" or "words", then for each candidate its word, a tab, its text.
+[[nodiscard]] std::string answer_text(const Candidates& candidates);
+
+// What `contextile completion SHELL` prints.
+[[nodiscard]] const std::vector<std::string>& completion_shells();
+// Throws InvalidArgument on a shell that is none of them.
+[[nodiscard]] std::string_view completion_script(std::string_view shell);
+
+}  // namespace contextile

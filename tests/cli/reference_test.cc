@@ -1,0 +1,100 @@
+// Help, reference and examples: that they say the same, and that the examples work.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cli/shell.h"
+
+namespace contextile {
+namespace {
+
+using testing::HasSubstr;
+
+class Reference : public ShellTest {
+ protected:
+  [[nodiscard]] std::vector<std::string> commands() const {
+    std::istringstream answer(output({"__complete", ""}));
+    std::vector<std::string> names;
+    std::string line;
+    std::getline(answer, line);
+    while (std::getline(answer, line)) names.push_back(line.substr(0, line.find('\t')));
+    return names;
+  }
+  // The examples at the end of a command's help.
+  [[nodiscard]] std::vector<std::string> examples(const std::string& command) const {
+    const std::string help = output({command, "--help"});
+    const std::size_t title = help.find("\nExamples:\n");
+    EXPECT_NE(title, std::string::npos) << help;
+    std::istringstream lines(help.substr(std::min(title, help.size() - 1) + 11));
+    std::vector<std::string> found;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with("  contextile ")) found.push_back(line.substr(2));
+    }
+    return found;
+  }
+};
+
+std::size_t longest_line(const std::string& text) {
+  std::istringstream lines(text);
+  std::size_t longest = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  contextile ")) longest = std::max(longest, line.size());
+  }
+  return longest;
+}
+
+TEST_F(Reference, HasEveryCommandWithEveryOptionOfItsHelp) {
+  const std::string reference = output({"info", "--reference"});
+  for (const std::string& command : commands()) {
+    SCOPED_TRACE(command);
+    const std::size_t begin = reference.find(fmt::format("### contextile {}\n", command));
+    ASSERT_NE(begin, std::string::npos);
+    const std::string section = reference.substr(begin, reference.find("\n### ", begin) - begin);
+    std::istringstream help(output({command, "--help"}));
+    for (std::string line; std::getline(help, line);) {
+      const std::size_t dash = line.find("--");
+      if (!line.starts_with("  -") || line.starts_with("  -h,")) continue;
+      const std::string option = line.substr(dash, line.find_first_of(" ,", dash) - dash);
+      EXPECT_THAT(section, HasSubstr(option));
+    }
+  }
+}
+
+TEST_F(Reference, HasDefaultsAndEscapesWhatTablesAreMadeOf) {
+  const std::string reference = output({"info", "--reference"});
+  EXPECT_THAT(reference, HasSubstr("| `--heads N` | query heads of the model | 32 |\n"));
+  EXPECT_THAT(reference, HasSubstr("| `--layout contiguous\\|zigzag\\|FILE` |"));
+  EXPECT_THAT(reference, HasSubstr("| `PLAN` | plan file | required |\n"));
+  EXPECT_THAT(reference, HasSubstr("| `-o`, `--output FILE` |"));
+  EXPECT_THAT(reference, HasSubstr("| 3 | the environment failed |"));
+}
+
+TEST_F(Reference, HelpFitsTheScreen) {
+  EXPECT_LE(longest_line(output({"--help"})), 80U);
+  for (const std::string& command : commands()) {
+    EXPECT_LE(longest_line(output({command, "--help"})), 80U) << command;
+  }
+}
+
+TEST_F(Reference, EveryExampleWorks) {
+  file("lengths.txt", "1000\n370\n1190\n");
+  file("graph.hgr", "3 4\n1 2\n3 4\n1 3\n");
+  for (const std::string& command : commands()) {
+    const std::vector<std::string> lines = examples(command);
+    EXPECT_FALSE(lines.empty()) << command;
+    for (const std::string& line : lines) {
+      // Everything `demo` does, `demo` does; its long form has a test of its own.
+      if (line.starts_with("contextile demo")) continue;
+      const Outcome outcome = bash(line + "\n");
+      EXPECT_EQ(outcome.exit_code, 0) << line << '\n' << outcome.out << outcome.err;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contextile
