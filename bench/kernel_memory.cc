@@ -101,52 +101,55 @@ struct Operation {
   std::function<void(Arrays&)> stream;
 };
 
-std::vector<Operation> operations() {
-  const auto copy = [](Arrays& x) { stream_copy(floats(x.c), floats(x.a), x.elements()); };
-  const auto add = [](Arrays& x) { stream_add(floats(x.a), floats(x.b), x.elements()); };
-  const auto narrow_copy = [](Arrays& x) {
-    stream_halve(floats(x.narrow), floats(x.a), x.elements());
-  };
-  const auto read_two = [](Arrays& x) {
-    floats(x.c_lse)[0] = stream_dot(floats(x.a), floats(x.b), x.elements());
-  };
+// What the machine needs for the same bytes without the arithmetic.
+void copy(Arrays& x) { stream_copy(floats(x.c), floats(x.a), x.elements()); }
+void add(Arrays& x) { stream_add(floats(x.a), floats(x.b), x.elements()); }
+void narrow_copy(Arrays& x) { stream_halve(floats(x.narrow), floats(x.a), x.elements()); }
+void read_two(Arrays& x) {
+  floats(x.c_lse)[0] = stream_dot(floats(x.a), floats(x.b), x.elements());
+}
+
+std::vector<Operation> combining_operations() {
+  return {{"merge of two partial results", 12,
+           [](Arrays& x) {
+             const std::array srcs = {x.partial(x.a, x.a_lse), x.partial(x.b, x.b_lse)};
+             x.ops.merge(srcs[0], srcs);
+           },
+           add},
+          {"merge of three partial results", 16,
+           [](Arrays& x) {
+             const std::array srcs = {x.partial(x.a, x.a_lse), x.partial(x.b, x.b_lse),
+                                      x.partial(x.c, x.c_lse)};
+             x.ops.merge(srcs[0], srcs);
+           },
+           [](Arrays& x) { stream_add_two(floats(x.a), floats(x.b), floats(x.c), x.elements()); }},
+          {"sum of two gradients", 12,
+           [](Arrays& x) {
+             x.ops.sum(x.a.view(), std::array{x.a.view(), x.b.view()});
+           },
+           add},
+          {"gather of blocks of 256", 8,
+           [](Arrays& x) { gather_blocks(x.ops, x.c.view(), x.a.view()); }, copy},
+          {"groups of 4 heads to a message", 8, [](Arrays& x) { copy_group(x.c, x.a, 4); },
+           [](Arrays& x) {
+             constexpr std::int64_t kGroup = 4 * kDim;
+             for (std::int64_t n = 0; n < 2 * x.tokens; ++n) {
+               const std::int64_t row = (n % x.tokens * 2 + n / x.tokens) * kGroup;
+               stream_copy(floats(x.c) + n * kGroup, floats(x.a) + row, kGroup);
+             }
+           }},
+          {"delta, f32", 8, [](Arrays& x) { x.ops.delta(x.a.view(), x.b.view(), x.c_lse.stats()); },
+           read_two},
+          {"delta, bf16", 4,
+           [](Arrays& x) { x.ops.delta(x.narrow.view(), x.other_narrow.view(), x.c_lse.stats()); },
+           [](Arrays& x) {
+             floats(x.c_lse)[0] =
+                 stream_dot(floats(x.narrow), floats(x.other_narrow), x.elements() / 2);
+           }}};
+}
+
+std::vector<Operation> converting_operations() {
   return {
-      {"merge of two partial results", 12,
-       [](Arrays& x) {
-         const std::array srcs = {x.partial(x.a, x.a_lse), x.partial(x.b, x.b_lse)};
-         x.ops.merge(srcs[0], srcs);
-       },
-       add},
-      {"merge of three partial results", 16,
-       [](Arrays& x) {
-         const std::array srcs = {x.partial(x.a, x.a_lse), x.partial(x.b, x.b_lse),
-                                  x.partial(x.c, x.c_lse)};
-         x.ops.merge(srcs[0], srcs);
-       },
-       [](Arrays& x) { stream_add_two(floats(x.a), floats(x.b), floats(x.c), x.elements()); }},
-      {"sum of two gradients", 12,
-       [](Arrays& x) {
-         x.ops.sum(x.a.view(), std::array{x.a.view(), x.b.view()});
-       },
-       add},
-      {"gather of blocks of 256", 8,
-       [](Arrays& x) { gather_blocks(x.ops, x.c.view(), x.a.view()); }, copy},
-      {"groups of 4 heads to a message", 8, [](Arrays& x) { copy_group(x.c, x.a, 4); },
-       [](Arrays& x) {
-         constexpr std::int64_t kGroup = 4 * kDim;
-         for (std::int64_t n = 0; n < 2 * x.tokens; ++n) {
-           const std::int64_t row = (n % x.tokens * 2 + n / x.tokens) * kGroup;
-           stream_copy(floats(x.c) + n * kGroup, floats(x.a) + row, kGroup);
-         }
-       }},
-      {"delta, f32", 8, [](Arrays& x) { x.ops.delta(x.a.view(), x.b.view(), x.c_lse.stats()); },
-       read_two},
-      {"delta, bf16", 4,
-       [](Arrays& x) { x.ops.delta(x.narrow.view(), x.other_narrow.view(), x.c_lse.stats()); },
-       [](Arrays& x) {
-         floats(x.c_lse)[0] =
-             stream_dot(floats(x.narrow), floats(x.other_narrow), x.elements() / 2);
-       }},
       {"outputs rounded, f32", 8,
        [](Arrays& x) { x.ops.finish(x.partial(x.a, x.a_lse), {}, x.c.view(), x.c_lse.stats()); },
        copy},
@@ -171,6 +174,12 @@ std::vector<Operation> operations() {
                      static_cast<std::byte*>(x.narrow.view().data));
        },
        [](Arrays& x) { stream_double(floats(x.c), floats(x.narrow), x.elements()); }}};
+}
+
+std::vector<Operation> operations() {
+  std::vector<Operation> all = combining_operations();
+  for (Operation& operation : converting_operations()) all.push_back(std::move(operation));
+  return all;
 }
 
 [[noreturn]] void fail(const std::string& what) {

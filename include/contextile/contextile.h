@@ -27,6 +27,7 @@
 // Batches and whole training steps:
 #include "contextile/data.h"          // lengths, datasets, batches, home layouts
 #include "contextile/model.h"         // sizes of models
+#include "contextile/workload_input.h"  // what front ends are given, as a workload
 #include "contextile/packing.h"       // documents into micro-batches
 #include "contextile/pipeline.h"      // pipeline schedules
 #include "contextile/step_planner.h"  // a step from lengths

@@ -84,7 +84,7 @@ struct RunReference {
   BatchTensors batch;
   std::vector<OfMask> masks;
 };
-// Of `options` the seed and the kernel count; backward results are there if asked for.
+// Only the seed and the kernel of `options` count; backward results are there if asked for.
 [[nodiscard]] RunReference make_run_reference(const Workload& workload, const RunOptions& options,
                                               bool backward);
 // run_plan against a reference with the same seed and kernel, and with backward if the plan has

@@ -200,17 +200,19 @@ TEST(PlanFile, TakesFewBytesATile) {
 
 // -------------------------------------------------------------------------------------- digest
 
-TEST(Digest, ChangesWithEveryField) {
-  using Change = std::function<void(Plan&)>;
-  const auto tile = [](Plan& plan, std::size_t direction) -> TileOp& {
-    ProgramPair& pair = plan.rounds[0].devices[0].programs[0];
-    Program& program = direction == 0 ? *pair.forward : *pair.backward;
-    return std::get<AttentionOp>(program.instructions[1]).tiles[0];
-  };
-  const auto forward = [](Plan& plan, std::size_t rank) -> Program& {
-    return *plan.rounds[0].devices[rank].programs[0].forward;
-  };
-  const std::vector<Change> changes = {
+TileOp& first_tile(Plan& plan, std::size_t direction) {
+  ProgramPair& pair = plan.rounds[0].devices[0].programs[0];
+  Program& program = direction == 0 ? *pair.forward : *pair.backward;
+  return std::get<AttentionOp>(program.instructions[1]).tiles[0];
+}
+
+Program& forward_of(Plan& plan, std::size_t rank) {
+  return *plan.rounds[0].devices[rank].programs[0].forward;
+}
+
+// full_example() with another value in one field, for every kind of field.
+std::vector<std::function<void(Plan&)>> changes_of_fields() {
+  return {
       [](Plan& p) { p.strategy = "other"; },
       [](Plan& p) { p.options["layout"] = "contiguous"; },
       [](Plan& p) { p.shape.q_heads = 4; },
@@ -237,26 +239,30 @@ TEST(Digest, ChangesWithEveryField) {
       [](Plan& p) {
         p.rounds[0].devices[1].local_blocks = {BlockId{2}, BlockId{1}};
       },
-      [&](Plan& p) { tile(p, 0).q_block = BlockId{1}; },
-      [&](Plan& p) { tile(p, 0).init_result = false; },
-      [&](Plan& p) { tile(p, 0).pairs = 9; },
-      [&](Plan& p) { tile(p, 0).kv = SlotId{5}; },
-      [&](Plan& p) { tile(p, 1).d_o = SlotId{5}; },
-      [&](Plan& p) { tile(p, 1).dkv = SlotId{5}; },
-      [&](Plan& p) { tile(p, 1).init_dkv = false; },
-      [&](Plan& p) { forward(p, 0).staging[0][0].capacity_tokens = 2; },
-      [&](Plan& p) { forward(p, 0).retain.clear(); },
-      [&](Plan& p) { std::get<LaunchOp>(forward(p, 1).instructions[0]).id = 3; },
-      [&](Plan& p) {
-        std::get<LaunchOp>(forward(p, 1).instructions[0]).sends[0].wire = Dtype::kF32;
+      [](Plan& p) { first_tile(p, 0).q_block = BlockId{1}; },
+      [](Plan& p) { first_tile(p, 0).init_result = false; },
+      [](Plan& p) { first_tile(p, 0).pairs = 9; },
+      [](Plan& p) { first_tile(p, 0).kv = SlotId{5}; },
+      [](Plan& p) { first_tile(p, 1).d_o = SlotId{5}; },
+      [](Plan& p) { first_tile(p, 1).dkv = SlotId{5}; },
+      [](Plan& p) { first_tile(p, 1).init_dkv = false; },
+      [](Plan& p) { forward_of(p, 0).staging[0][0].capacity_tokens = 2; },
+      [](Plan& p) { forward_of(p, 0).retain.clear(); },
+      [](Plan& p) { std::get<LaunchOp>(forward_of(p, 1).instructions[0]).id = 3; },
+      [](Plan& p) {
+        std::get<LaunchOp>(forward_of(p, 1).instructions[0]).sends[0].wire = Dtype::kF32;
       },
-      [&](Plan& p) { std::get<WaitOp>(forward(p, 1).instructions[2]).id = 3; },
-      [&](Plan& p) { std::get<ReduceOp>(forward(p, 1).instructions[5]).srcs.pop_back(); },
-      [&](Plan& p) {
-        forward(p, 1).instructions.emplace_back(
+      [](Plan& p) { std::get<WaitOp>(forward_of(p, 1).instructions[2]).id = 3; },
+      [](Plan& p) { std::get<ReduceOp>(forward_of(p, 1).instructions[5]).srcs.pop_back(); },
+      [](Plan& p) {
+        forward_of(p, 1).instructions.emplace_back(
             CopyOp{Kind::kO, BlockId{1}, GroupId{0}, SlotId{0}, SlotId{2}});
       },
   };
+}
+
+TEST(Digest, ChangesWithEveryField) {
+  const std::vector<std::function<void(Plan&)>> changes = changes_of_fields();
   const Plan plan = full_example();
   for (std::size_t i = 0; i < changes.size(); ++i) {
     SCOPED_TRACE(i);
