@@ -13,7 +13,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
 constexpr std::int32_t kMaxShapeNumber = 1 << 20;  // heads and dims
 constexpr std::int64_t kMaxPosition = kUnbounded;
 constexpr int kNumRoles = 3;
