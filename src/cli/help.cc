@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "cli/command_text.h"
 #include "cli/commands/command.h"
 #include "cli/options/types.h"
 #include "report/table.h"
@@ -134,7 +135,7 @@ std::string HelpFormatter::make_footer(const CLI::App* app) const {
 
 void add_examples(CLI::App& command, const std::vector<std::string>& lines) {
   std::string footer(kExamplesTitle);
-  for (const std::string& line : lines) footer += "\n  " + line;
+  for (const std::string& line : lines) footer += '\n' + command_text(line);
   command.footer(footer);
 }
 
@@ -142,7 +143,7 @@ std::vector<std::string> examples_of(const CLI::App& command) {
   std::istringstream footer(command.get_footer());
   std::vector<std::string> lines;
   for (std::string line; std::getline(footer, line);) {
-    if (line != kExamplesTitle) lines.push_back(line.substr(line.find_first_not_of(' ')));
+    if (line != kExamplesTitle) lines.push_back(line.substr(2));
   }
   return lines;
 }

@@ -220,9 +220,15 @@ RunReference reference_of(const Plan& plan, const RunOptions& options) {
 // Throws InvalidArgument when the plan is for another batch.
 void check_same_batch(const Plan& plan, const RunReference& reference) {
   const Workload& workload = reference.workload;
-  CONTEXTILE_CHECK(plan.sequences == workload.sequences && plan.shape == workload.shape,
-                   "run: expected a plan of the reference's batch, {} tokens, found one of {}",
-                   workload.num_tokens(), plan.num_tokens());
+  CONTEXTILE_CHECK(plan.sequences == workload.sequences,
+                   "run: expected a plan of the reference's {} sequences, {} tokens, found one of "
+                   "{}, {} tokens",
+                   workload.sequences.size(), workload.num_tokens(), plan.sequences.size(),
+                   plan.num_tokens());
+  AttentionShape shape = workload.shape;
+  shape.scale = shape.effective_scale();  // plans have it filled in
+  CONTEXTILE_CHECK(plan.shape == shape,
+                   "run: expected a plan of the reference's attention shape, found another");
   CONTEXTILE_CHECK(plan.rounds[0].masks.size() == workload.masks.size(),
                    "run: expected a plan of {} masks as the reference, found {}",
                    workload.masks.size(), plan.rounds[0].masks.size());

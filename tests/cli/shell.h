@@ -22,10 +22,10 @@ class ShellTest : public ProgramTest {
         fmt::format("cd '{}'\ncontextile() {{ '{}' \"$@\"; }}\n", path(""), CONTEXTILE_PROGRAM);
     const std::string command =
         fmt::format("bash '{}' >'{}' 2>'{}'", file("script.sh", setup + std::string(script)),
-                    path("bash_stdout"), path("bash_stderr"));
+                    path("stdout"), path("stderr"));
     const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("bash_stdout")),
-            read(path("bash_stderr"))};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("stdout")),
+            read(path("stderr"))};
   }
   // What the program prints with exit code 0.
   [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const {

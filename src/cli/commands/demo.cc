@@ -9,10 +9,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "cli/command_text.h"
 #include "cli/commands/command.h"
 #include "cli/comparing.h"
 #include "cli/help.h"
@@ -153,25 +153,21 @@ std::string tokens_text(std::int64_t tokens) {
   return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
 }
 
-// A command to paste. What does not fit goes on in the next line, behind the program's path.
-std::string pasteable(const std::string& program, std::string_view arguments) {
-  std::string command = fmt::format("  {} {}", program, arguments);
-  if (command.size() > kTextColumns) command = fmt::format("  {} \\\n    {}", program, arguments);
-  return command + '\n';
-}
-
 void show_next_steps(const DemoOptions& options, const std::string& best) {
   const std::string program = program_path();
   const std::string batch = fmt::format("--dataset {} --tokens {} --seed {}", options.dataset,
                                         tokens_text(options.tokens), options.seed);
+  const auto paste = [&](const std::string& arguments) {
+    print(command_text(fmt::format("{} {}", program, arguments)) + '\n');
+  };
   print("\nnext: this batch as a plan file, a page about it, other documents, all rows\n");
   if (!best.empty()) {
-    print(pasteable(program, fmt::format("plan -o batch.plan {} --strategy {}", batch, best)));
-    print(pasteable(program, "report batch.plan"));
+    paste(fmt::format("plan -o batch.plan {} --strategy {}", batch, best));
+    paste("report batch.plan");
   }
-  print(pasteable(program, fmt::format("compare --dataset prolong --tokens {} --strategy dcp,fcp",
-                                       tokens_text(options.tokens))));
-  print(pasteable(program, fmt::format("demo --all {}", batch)));
+  paste(fmt::format("compare --dataset prolong --tokens {} --strategy dcp,fcp",
+                    tokens_text(options.tokens)));
+  paste(fmt::format("demo --all {}", batch));
 }
 
 int run(const DemoOptions& options) {

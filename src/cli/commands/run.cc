@@ -148,7 +148,7 @@ Action add_run_command(CLI::App& app) {
              "print the times that simulate predicts beside the measured ones");
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "a row for each mask and direction");
-  add_examples(app, {"contextile plan -o small.plan --dataset prolong --tokens 1K --scale 0.02 "
+  add_examples(app, {"contextile plan -o small.plan --dataset prolong --tokens 512 --scale 0.01 "
                      "--cluster local:1x4",
                      "contextile run small.plan --seed 3",
                      "contextile run small.plan --predict --repeats 3"});
