@@ -1,4 +1,5 @@
 #include "report/simulation_tables.h"
+#include "report/json.h"
 
 #include <fmt/format.h>
 
