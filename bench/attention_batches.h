@@ -76,15 +76,15 @@ inline AttentionGrid grid_of(const std::vector<std::int64_t>& lengths, const std
   grid.head_groups = head_groups;
   grid.row_bytes_per_token = std::int64_t{2} * shape.q_heads / head_groups * shape.head_dim * 2;
   grid.column_bytes_per_token = std::int64_t{2} * shape.kv_heads / head_groups * shape.head_dim * 2;
-  std::int32_t sequence = 0;
-  for (std::int32_t b = 0; b < blocks.num_blocks(); ++b) {
-    const Range range = blocks.ranges(BlockId{b}).front();
-    while (workload.sequences[static_cast<std::size_t>(sequence)].end <= range.begin) ++sequence;
+  SequenceId sequence{0};
+  for (const BlockId b : IdRange<BlockId>(blocks.num_blocks())) {
+    const Range range = blocks.ranges(b).front();
+    while (workload.sequences[sequence.index()].end <= range.begin) ++sequence.value;
     grid.blocks.push_back({range.size(), sequence});
   }
   for (const Tile& tile : TileIndex(workload.masks[0].mask, blocks).tiles()) {
-    for (std::int32_t g = 0; g < head_groups; ++g) {
-      grid.tiles.push_back({tile.q_block.value, tile.kv_block.value, g, tile.pairs});
+    for (const GroupId g : IdRange<GroupId>(head_groups)) {
+      grid.tiles.push_back({tile.q_block, tile.kv_block, g, tile.pairs});
     }
   }
   return grid;

@@ -44,29 +44,29 @@ constexpr double kEpsDevice = 0.1;  // of a device's
 // Vertices: blocks, then tiles. Q and O of a unit are two nets, as the paper has them.
 Hypergraph hypergraph_of(const AttentionGrid& grid) {
   Hypergraph graph;
-  const auto groups = static_cast<std::size_t>(grid.head_groups);
+  const IdRange<GroupId> groups(grid.head_groups);
   const std::int64_t bytes_per_token =
       (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
-  std::vector<std::vector<VertexId>> rows(grid.blocks.size() * groups);
-  std::vector<std::vector<VertexId>> columns(rows.size());
-  for (std::size_t b = 0; b < grid.blocks.size(); ++b) {
-    const VertexId vertex = graph.add_vertex({0, grid.blocks[b].tokens * bytes_per_token});
-    for (std::size_t g = 0; g < groups; ++g) {
-      rows[b * groups + g].push_back(vertex);
-      columns[b * groups + g].push_back(vertex);
-    }
+  using Pins = IdVector<GroupId, std::vector<VertexId>>;
+  IdVector<BlockId, Pins> rows;
+  IdVector<BlockId, Pins> columns;
+  for (const GridBlock& block : grid.blocks) {
+    const Pins owned(groups, {graph.add_vertex({0, block.tokens * bytes_per_token})});
+    rows.push_back(owned);
+    columns.push_back(owned);
   }
   for (const GridTile& tile : grid.tiles) {
     const VertexId vertex = graph.add_vertex({tile.work, 0});
-    const auto group = static_cast<std::size_t>(tile.group);
-    rows[static_cast<std::size_t>(tile.row) * groups + group].push_back(vertex);
-    columns[static_cast<std::size_t>(tile.column) * groups + group].push_back(vertex);
+    rows[tile.row][tile.group].push_back(vertex);
+    columns[tile.column][tile.group].push_back(vertex);
   }
-  for (std::size_t u = 0; u < rows.size(); ++u) {
-    const std::int64_t tokens = grid.blocks[u / groups].tokens;
-    graph.add_net(rows[u], tokens * grid.row_bytes_per_token / 2);
-    graph.add_net(columns[u], tokens * grid.column_bytes_per_token);
-    graph.add_net(rows[u], tokens * grid.row_bytes_per_token / 2);
+  for (const BlockId b : grid.blocks.ids()) {
+    const std::int64_t tokens = grid.blocks[b].tokens;
+    for (const GroupId g : groups) {
+      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token / 2);
+      graph.add_net(columns[b][g], tokens * grid.column_bytes_per_token);
+      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token / 2);
+    }
   }
   return graph;
 }
@@ -163,8 +163,12 @@ Measured judged(const Hypergraph& graph, const AttentionGrid& grid, std::int64_t
   measured.total_bytes = connectivity(graph, kDevices, devices);
   GridPartition placed;
   for (const PartId part : devices.part) {
-    const bool is_block = placed.owner.size() < grid.blocks.size();
-    (is_block ? placed.owner : placed.device).push_back(part.value);
+    const Rank device{part.value};
+    if (placed.owner.size() < grid.blocks.size()) {
+      placed.owner.push_back(device);
+    } else {
+      placed.device.push_back(device);
+    }
   }
   const GridQuality quality =
       evaluate(grid, {.nodes = kNodes, .devices_per_node = kDevicesPerNode}, placed);

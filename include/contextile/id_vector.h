@@ -69,6 +69,9 @@ class IdVector {
     return IdRange<I>(static_cast<std::int32_t>(values_.size()));
   }
 
+  // Entries in the order of their ids, as one array.
+  [[nodiscard]] const T* data() const { return values_.data(); }
+
   [[nodiscard]] auto begin() { return values_.begin(); }
   [[nodiscard]] auto end() { return values_.end(); }
   [[nodiscard]] auto begin() const { return values_.begin(); }

@@ -7,22 +7,26 @@
 #include <vector>
 
 #include "contextile/base.h"
+#include "contextile/id_vector.h"
 
 namespace contextile {
 
 // ------------------------------------------------------------------------- grids of tiles
 
+using TileId = Id<struct GridTileTag>;      // a tile of a grid, in the order it lists them
+using SequenceId = Id<struct SequenceTag>;  // a sequence of token blocks, from 0
+
 // A token block: one row and one column of the grid for every head group.
 struct GridBlock {
   std::int64_t tokens = 0;
-  std::int32_t sequence = 0;  // blocks of a sequence stand together, in token order
+  SequenceId sequence{0};  // blocks of a sequence stand together, in token order
 };
 
 struct GridTile {
-  std::int32_t row = 0;     // query block
-  std::int32_t column = 0;  // key block
-  std::int32_t group = 0;   // head group
-  std::int64_t work = 0;    // > 0, any unit
+  BlockId row{0};         // query block
+  BlockId column{0};      // key block
+  GroupId group{0};       // head group
+  std::int64_t work = 0;  // > 0, any unit
 };
 
 // Tiles on (query block x key block x head group). A device that computes a tile of a row it does
@@ -30,8 +34,8 @@ struct GridTile {
 // and values.
 struct AttentionGrid {
   std::int32_t head_groups = 1;
-  std::vector<GridBlock> blocks;
-  std::vector<GridTile> tiles;
+  IdVector<BlockId, GridBlock> blocks;
+  IdVector<TileId, GridTile> tiles;
   std::int64_t row_bytes_per_token = 0;     // Q in and O out, one head group
   std::int64_t column_bytes_per_token = 0;  // K and V in, one head group
 };
@@ -52,8 +56,8 @@ struct GridSpec {
 };
 
 struct GridPartition {
-  std::vector<std::int32_t> owner;   // device of every block
-  std::vector<std::int32_t> device;  // of every tile
+  IdVector<BlockId, Rank> owner;  // device of every block, all valid
+  IdVector<TileId, Rank> device;  // of every tile, all valid
 };
 
 // What a partition costs, recomputed from the assignment alone.
@@ -83,18 +87,19 @@ struct GridQuality {
 // one device gathers.
 struct MovingUnit {
   std::int64_t bytes = 0;
-  std::int32_t owner = 0;
+  Rank owner{0};
   bool towards_owner = false;
-  std::vector<std::int32_t> devices;  // ascending, without the owner
+  std::vector<Rank> devices;  // ascending, without the owner
 };
 
 // Whom every device of every unit gets it from (or sends it to): the owner, or a device of its own
 // node that crosses the node boundary once for all of them. Greedy, heaviest units first, three
 // passes, each choosing the device that keeps the busiest of (sent, received) lowest, a byte across
 // nodes counting `inter_weight` times. O(passes · devices of all units).
-[[nodiscard]] std::vector<std::vector<std::int32_t>> choose_relays(
-    std::span<const MovingUnit> units, std::int32_t num_devices, std::int32_t devices_per_node,
-    std::int64_t inter_weight = 1);
+[[nodiscard]] std::vector<std::vector<Rank>> choose_relays(std::span<const MovingUnit> units,
+                                                           std::int32_t num_devices,
+                                                           std::int32_t devices_per_node,
+                                                           std::int64_t inter_weight = 1);
 
 // Largest load when sizes go longest first to the least loaded of `parts`: a data balance that is
 // always reachable.

@@ -50,17 +50,21 @@ class Annealer {
   static constexpr int kOwnerTries = 24;
   static constexpr int kSwapTries = 6;
 
-  // Out of 32 moves 20 are of tiles, 3 swap tiles, 3 move owners, 6 are compound.
+  // How many of 32 moves are of each kind; the other 6 are compound.
+  static constexpr std::uint32_t kTileMoves = 20;
+  static constexpr std::uint32_t kTileSwaps = 3;
+  static constexpr std::uint32_t kOwnerMoves = 3;
+
   void one_move() {
     const std::uint32_t bits = random_.next();
     const std::uint32_t type = bits & 31U;
     static const std::array<float, 4096> exponential = exponential_table();
     threshold_ = temperature_ * exponential[(bits >> 5) & 4095U];
-    if (type < 20) {
+    if (type < kTileMoves) {
       try_tile();
-    } else if (type < 23) {
+    } else if (type < kTileMoves + kTileSwaps) {
       try_tile_swap();
-    } else if (type < 26) {
+    } else if (type < kTileMoves + kTileSwaps + kOwnerMoves) {
       try_owner(bits >> 17);
     } else {
       try_compound(bits >> 17);
@@ -77,17 +81,14 @@ class Annealer {
 
   // ------------------------------------------------------------------------- choosing places
 
-  [[nodiscard]] const GridLevel::LevelTile& tile(std::int32_t t) const {
-    return level_.tiles[static_cast<std::size_t>(t)];
-  }
-  [[nodiscard]] Lane place(std::int32_t t) const { return s_.place[static_cast<std::size_t>(t)]; }
-  [[nodiscard]] Lane owner(std::int32_t b) const { return s_.owner[static_cast<std::size_t>(b)]; }
-  [[nodiscard]] std::int64_t load(Lane lane) const {
-    return s_.load[static_cast<std::size_t>(lane)];
-  }
-  [[nodiscard]] std::int64_t tokens(Lane lane) const {
-    return s_.tokens[static_cast<std::size_t>(lane)];
-  }
+  [[nodiscard]] const GridLevel::LevelTile& tile(TileId t) const { return level_.tiles[t]; }
+  [[nodiscard]] Lane place(TileId t) const { return s_.place[t]; }
+  [[nodiscard]] Lane owner(BlockId b) const { return s_.owner[b]; }
+  [[nodiscard]] std::int64_t load(Lane lane) const { return s_.load[lane]; }
+  [[nodiscard]] std::int64_t tokens(Lane lane) const { return s_.tokens[lane]; }
+
+  [[nodiscard]] TileId random_tile() { return TileId{random_.below(level_.num_tiles())}; }
+  [[nodiscard]] BlockId random_block() { return BlockId{random_.below(level_.num_blocks())}; }
 
   [[nodiscard]] Lane pick_lane(LaneMask mask) {
     for (std::int32_t skip = random_.below(std::popcount(mask)); skip > 0; --skip) mask &= mask - 1;
@@ -95,7 +96,7 @@ class Annealer {
   }
 
   // Mostly a lane that the tile's row or column spans already, best both.
-  [[nodiscard]] Lane pick_place(std::int32_t t) {
+  [[nodiscard]] Lane pick_place(TileId t) {
     const Lane from = place(t);
     const LaneMask reach = s_.reachable(from) & ~lane_bit(from);
     const LaneMask row = s_.span(tile(t).row_net) & reach;
@@ -109,13 +110,13 @@ class Annealer {
     return pick_lane(s_.reachable(from));
   }
 
-  // -1 if a few tries found none.
-  [[nodiscard]] std::int32_t random_block_of(Lane lane) {
+  // Invalid if a few tries found none.
+  [[nodiscard]] BlockId random_block_of(Lane lane) {
     for (int i = 0; i < kOwnerTries; ++i) {
-      const std::int32_t b = random_.below(level_.num_blocks());
+      const BlockId b = random_block();
       if (owner(b) == lane) return b;
     }
-    return -1;
+    return kInvalidBlock;
   }
 
   [[nodiscard]] double load_delta(Lane from, Lane to, std::int64_t work) const {
@@ -130,7 +131,7 @@ class Annealer {
   // ------------------------------------------------------------------------------ small moves
 
   void try_tile() {
-    const std::int32_t t = random_.below(level_.num_tiles());
+    const TileId t = random_tile();
     const Lane from = place(t);
     const Lane to = pick_place(t);
     if (to == from) return;
@@ -144,18 +145,17 @@ class Annealer {
   }
 
   void try_tile_swap() {
-    const std::int32_t t = random_.below(level_.num_tiles());
+    const TileId t = random_tile();
     const Lane from = place(t);
     const Lane to = pick_place(t);
     if (to == from) return;
-    std::int32_t other = -1;
-    for (int i = 0; i < kSwapTries && other < 0; ++i) {
-      const auto candidates = level_.tiles_of(i % 2 == 0 ? tile(t).column_net : tile(t).row_net);
-      const std::int32_t c = candidates[static_cast<std::size_t>(
-          random_.below(static_cast<std::int32_t>(candidates.size())))];
-      if (place(c) == to) other = c;
+    TileId other;
+    for (int i = 0; i < kSwapTries && !other.valid(); ++i) {
+      const Side side = i % 2 == 0 ? Side::kColumn : Side::kRow;
+      const TileId candidate = random_.pick(level_.tiles_of(tile(t).net(side)));
+      if (place(candidate) == to) other = candidate;
     }
-    if (other < 0) return;
+    if (!other.valid()) return;
     if (static_cast<double>(s_.tile_delta(t, to)) > threshold_ + 4 * row_bytes_) return;
     const double before = s_.energy_without_penalties();
     const double delta_load = load_delta(from, to, tile(t).work - tile(other).work);
@@ -168,15 +168,14 @@ class Annealer {
   }
 
   void try_owner(std::uint32_t dice) {
-    const std::int32_t b = random_.below(level_.num_blocks());
+    const BlockId b = random_block();
     const Lane from = owner(b);
-    const std::int32_t group = random_.below(level_.num_groups);
-    const std::int32_t row_nets = level_.num_groups * level_.num_blocks();
-    const std::int32_t net = ((dice & 3U) != 0 ? 0 : row_nets) + group * level_.num_blocks() + b;
+    const GroupId group{random_.below(level_.num_groups)};
+    const GridNetId net = level_.net((dice & 3U) != 0 ? Side::kRow : Side::kColumn, group, b);
     const LaneMask candidates = s_.span(net) & s_.reachable(from) & ~lane_bit(from);
     if (candidates == 0) return;
     const Lane to = pick_lane(candidates);
-    const std::int64_t held = level_.blocks[static_cast<std::size_t>(b)].held_tokens;
+    const std::int64_t held = held_tokens(b);
     if (tokens(to) + held <= s_.token_cap(to) || (dice & 28U) == 0) {
       move_owner_if_good(b, from, to, held);
     } else {
@@ -184,7 +183,7 @@ class Annealer {
     }
   }
 
-  void move_owner_if_good(std::int32_t b, Lane from, Lane to, std::int64_t held) {
+  void move_owner_if_good(BlockId b, Lane from, Lane to, std::int64_t held) {
     double delta = static_cast<double>(s_.owner_delta(b, to));
     if (delta > threshold_) return;
     delta += token_delta(from, to, held);
@@ -194,14 +193,12 @@ class Annealer {
     if (delta + s_.traffic_cost - traffic_before > threshold_) s_.move_owner(b, from);
   }
 
-  void swap_owners_if_good(std::int32_t b, Lane from, Lane to) {
-    const std::int32_t other = random_block_of(to);
-    if (other < 0) return;
+  void swap_owners_if_good(BlockId b, Lane from, Lane to) {
+    const BlockId other = random_block_of(to);
+    if (!other.valid()) return;
     double delta = static_cast<double>(s_.owner_delta(b, to) + s_.owner_delta(other, from));
     if (delta > threshold_) return;
-    delta += token_delta(from, to,
-                         level_.blocks[static_cast<std::size_t>(b)].held_tokens -
-                             level_.blocks[static_cast<std::size_t>(other)].held_tokens);
+    delta += token_delta(from, to, held_tokens(b) - held_tokens(other));
     if (delta > threshold_) return;
     const double traffic_before = s_.traffic_cost;
     s_.move_owner(b, to);
@@ -214,57 +211,66 @@ class Annealer {
 
   // --------------------------------------------------------------------------- compound moves
 
+  // Where a tile, or else a block's ownership, was before.
   struct Undo {
-    std::int32_t index = 0;
-    Lane lane = 0;
-    bool is_owner = false;
+    TileId tile{};
+    BlockId block{};
+    Lane lane{};
   };
 
-  void journal_tile(std::int32_t t, Lane to) {
-    journal_.push_back({t, place(t), false});
+  void journal_tile(TileId t, Lane to) {
+    journal_.push_back({t, kInvalidBlock, place(t)});
     s_.move_tile(t, to);
   }
-  void journal_owner(std::int32_t b, Lane to) {
-    journal_.push_back({b, owner(b), true});
+  void journal_owner(BlockId b, Lane to) {
+    journal_.push_back({TileId{}, b, owner(b)});
     s_.move_owner(b, to);
   }
   void undo() {
     for (auto it = journal_.rbegin(); it != journal_.rend(); ++it) {
-      if (it->is_owner) {
-        s_.move_owner(it->index, it->lane);
+      if (it->tile.valid()) {
+        s_.move_tile(it->tile, it->lane);
       } else {
-        s_.move_tile(it->index, it->lane);
+        s_.move_owner(it->block, it->lane);
       }
     }
+  }
+
+  static constexpr GroupId kAllGroups = kInvalidGroup;
+  [[nodiscard]] static bool covers_group(GroupId chosen, GroupId g) {
+    return chosen == kAllGroups || chosen == g;
   }
 
   // What moves together: the tiles on one device of a block's row or column nets, in one or all
   // groups, and the block's ownership.
   struct Segment {
-    std::int32_t block = 0;
-    std::int32_t group = 0;  // -1: all
-    bool row = true;
+    BlockId block{0};
+    GroupId group{kAllGroups};
+    Side side = Side::kRow;
     bool with_owner = false;
 
-    [[nodiscard]] bool covers(std::int32_t g) const { return group < 0 || group == g; }
+    [[nodiscard]] bool covers(GroupId g) const { return covers_group(group, g); }
   };
 
+  // Drawn as two bits: the order counts.
+  enum class Compound : std::uint8_t { kColumn, kRowOfOneGroup, kRow, kBlockSwap };
+
   void try_compound(std::uint32_t dice) {
-    const std::int32_t t = random_.below(level_.num_tiles());
+    const TileId t = random_tile();
     const Lane from = place(t);
     const Lane to = (dice & 3U) != 0 ? pick_place(t) : pick_lane(s_.reachable(from));
     if (to == from) return;
     journal_.clear();
-    const std::uint32_t kind =
-        (dice >> 2) & 3U;  // 0: column, 1: row of one group, 2: row, 3: block swap
-    const std::int32_t group = kind == 1 ? tile(t).group : -1;
+    const auto kind = static_cast<Compound>((dice >> 2) & 3U);
+    const GroupId group = kind == Compound::kRowOfOneGroup ? tile(t).group : kAllGroups;
     if ((dice >> 4 & 7U) == 0) {
-      try_pull(t, (dice >> 7 & 1U) != 0, group, (dice >> 8 & 1U) != 0);
+      try_pull(t, (dice >> 7 & 1U) != 0 ? Side::kRow : Side::kColumn, group, (dice >> 8 & 1U) != 0);
       return;
     }
-    const std::int32_t block = kind == 0 ? tile(t).column : tile(t).row;
-    const Segment segment{block, group, kind != 0, owner(block) == from && (dice >> 9 & 3U) != 0};
-    if (kind == 3) {
+    const Side side = kind == Compound::kColumn ? Side::kColumn : Side::kRow;
+    const BlockId block = tile(t).block(side);
+    const Segment segment{block, group, side, owner(block) == from && (dice >> 9 & 3U) != 0};
+    if (kind == Compound::kBlockSwap) {
       try_block_swap(segment, from, to);
     } else {
       try_segment(segment, from, to);
@@ -284,9 +290,9 @@ class Annealer {
   }
 
   void try_block_swap(const Segment& segment, Lane from, Lane to) {
-    const std::int32_t other = random_block_of(to);
-    if (other < 0 || other == segment.block) return;
-    const Segment returning{other, -1, true, true};
+    const BlockId other = random_block_of(to);
+    if (!other.valid() || other == segment.block) return;
+    const Segment returning{other, kAllGroups, Side::kRow, true};
     std::int64_t work = 0;
     std::int64_t returned_work = 0;
     const std::int64_t estimate =
@@ -299,32 +305,28 @@ class Annealer {
     const double before = s_.energy_without_penalties();
     collect(returning, to, returning_);
     move_segment(segment, from, to);
-    for (const std::int32_t back : returning_) journal_tile(back, from);
+    for (const TileId back : returning_) journal_tile(back, from);
     journal_owner(other, from);
     if (s_.energy_without_penalties() - before + penalty > threshold_) undo();
   }
 
-  [[nodiscard]] std::int64_t held_tokens(std::int32_t block) const {
-    return level_.blocks[static_cast<std::size_t>(block)].held_tokens;
+  [[nodiscard]] std::int64_t held_tokens(BlockId block) const {
+    return level_.blocks[block].held_tokens;
   }
-  [[nodiscard]] std::int32_t net_of(bool row, std::int32_t group, std::int32_t block) const {
-    return ((row ? 0 : level_.num_groups) + group) * level_.num_blocks() + block;
-  }
-  [[nodiscard]] std::int64_t span_delta(std::int32_t net, LaneMask after) const {
+  [[nodiscard]] std::int64_t span_delta(GridNetId net, LaneMask after) const {
     const LaneMask before = s_.span(net);
     if (after == before) return 0;
-    return level_.net_bytes[static_cast<std::size_t>(net)] *
-           (s_.weight_of(after) - s_.weight_of(before));
+    return level_.net_bytes[net] * (s_.weight_of(after) - s_.weight_of(before));
   }
 
   // Change of cost if the segment moved, without moving it; adds up the work of its tiles.
   [[nodiscard]] std::int64_t segment_delta(const Segment& segment, Lane from, Lane to,
                                            std::int64_t& work) const {
     std::int64_t delta = 0;
-    for (std::int32_t g = 0; g < level_.num_groups; ++g) {
+    for (const GroupId g : level_.groups()) {
       const bool covered = segment.covers(g);
       if (!covered && !segment.with_owner) continue;
-      const std::int32_t net = net_of(segment.row, g, segment.block);
+      const GridNetId net = level_.net(segment.side, g, segment.block);
       std::int32_t on_diagonal = 0;
       if (covered && s_.count(net, from) > 0) {
         delta += far_side_delta(segment, net, from, to, work, on_diagonal);
@@ -339,7 +341,7 @@ class Annealer {
         delta += span_delta(net, after);
       }
       if (segment.with_owner) {
-        const std::int32_t other_net = net_of(!segment.row, g, segment.block);
+        const GridNetId other_net = level_.net(other_side(segment.side), g, segment.block);
         LaneMask after = s_.span(other_net) | lane_bit(to);
         if (s_.count(other_net, from) - on_diagonal == 0) after &= ~lane_bit(from);
         delta += span_delta(other_net, after);
@@ -350,14 +352,15 @@ class Annealer {
 
   // The nets on the other side of a net's tiles on `from`. The block's own other net is left to the
   // caller when its owner moves too.
-  [[nodiscard]] std::int64_t far_side_delta(const Segment& segment, std::int32_t net, Lane from,
+  [[nodiscard]] std::int64_t far_side_delta(const Segment& segment, GridNetId net, Lane from,
                                             Lane to, std::int64_t& work,
                                             std::int32_t& on_diagonal) const {
+    const Side far = other_side(segment.side);
     std::int64_t delta = 0;
-    s_.for_each_tile(net, from, [&](std::int32_t t) {
+    s_.for_each_tile(net, from, [&](TileId t) {
       work += tile(t).work;
-      const std::int32_t far_net = segment.row ? tile(t).column_net : tile(t).row_net;
-      const std::int32_t far_block = segment.row ? tile(t).column : tile(t).row;
+      const GridNetId far_net = tile(t).net(far);
+      const BlockId far_block = tile(t).block(far);
       if (far_block == segment.block) {
         on_diagonal = 1;
         if (segment.with_owner) return;
@@ -369,34 +372,35 @@ class Annealer {
     return delta;
   }
 
-  void collect(const Segment& segment, Lane from, std::vector<std::int32_t>& out) const {
+  void collect(const Segment& segment, Lane from, std::vector<TileId>& out) const {
     out.clear();
-    for (std::int32_t g = 0; g < level_.num_groups; ++g) {
+    for (const GroupId g : level_.groups()) {
       if (!segment.covers(g)) continue;
-      s_.for_each_tile(net_of(segment.row, g, segment.block), from,
-                       [&](std::int32_t t) { out.push_back(t); });
+      s_.for_each_tile(level_.net(segment.side, g, segment.block), from,
+                       [&](TileId t) { out.push_back(t); });
     }
   }
 
   void move_segment(const Segment& segment, Lane from, Lane to) {
     collect(segment, from, segment_);
-    for (const std::int32_t t : segment_) journal_tile(t, to);
+    for (const TileId t : segment_) journal_tile(t, to);
     if (segment.with_owner) journal_owner(segment.block, to);
   }
 
   // A row's tiles go to the owners of their columns (or a column's to the owners of their rows):
   // those owned where tile t's other side is owned, or anywhere in that node.
-  void try_pull(std::int32_t t, bool row, std::int32_t group, bool whole_node) {
-    const Lane target = row ? owner(tile(t).column) : owner(tile(t).row);
+  void try_pull(TileId t, Side side, GroupId group, bool whole_node) {
+    const Side far = other_side(side);
+    const Lane target = owner(tile(t).block(far));
     const Lane from = place(t);
     if (target == from) return;
-    const std::int32_t block = row ? tile(t).row : tile(t).column;
+    const BlockId block = tile(t).block(side);
     const double before = s_.energy();
-    for (std::int32_t g = 0; g < level_.num_groups; ++g) {
-      if (group >= 0 && group != g) continue;
-      for (const std::int32_t other : level_.tiles_of(net_of(row, g, block))) {
+    for (const GroupId g : level_.groups()) {
+      if (!covers_group(group, g)) continue;
+      for (const TileId other : level_.tiles_of(level_.net(side, g, block))) {
         const Lane at = place(other);
-        const Lane to = row ? owner(tile(other).column) : owner(tile(other).row);
+        const Lane to = owner(tile(other).block(far));
         if (to == at || (s_.reachable(at) & lane_bit(to)) == 0) continue;
         const bool chosen =
             whole_node ? s_.layout.node(to) == s_.layout.node(target) : at == from && to == target;
@@ -413,11 +417,11 @@ class Annealer {
   double temperature_ = 1;
   double threshold_ = 0;
   double best_energy_ = std::numeric_limits<double>::infinity();
-  std::vector<std::uint8_t> best_place_;
-  std::vector<std::uint8_t> best_owner_;
+  IdVector<TileId, PackedLane> best_place_;
+  IdVector<BlockId, PackedLane> best_owner_;
   std::vector<Undo> journal_;
-  std::vector<std::int32_t> segment_;
-  std::vector<std::int32_t> returning_;
+  std::vector<TileId> segment_;
+  std::vector<TileId> returning_;
 };
 
 }  // namespace

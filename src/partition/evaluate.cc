@@ -27,60 +27,64 @@ class Evaluator {
 
  private:
   [[nodiscard]] std::int32_t num_devices() const { return spec_.nodes * spec_.devices_per_node; }
-  [[nodiscard]] std::int32_t node(std::int32_t device) const {
-    return device / spec_.devices_per_node;
+  [[nodiscard]] IdRange<Rank> devices() const { return IdRange<Rank>(num_devices()); }
+  [[nodiscard]] std::int32_t node(Rank device) const {
+    return device.value / spec_.devices_per_node;
   }
   [[nodiscard]] std::int64_t busiest() const {
     std::int64_t most = 0;
-    for (std::size_t d = 0; d < sent_.size(); ++d) most = std::max({most, sent_[d], received_[d]});
+    for (const Rank d : devices()) most = std::max({most, sent_[d], received_[d]});
     return most;
   }
 
+  using UnitDevices = IdVector<GroupId, std::vector<Rank>>;
+
   void gather_units() {
-    const auto groups = static_cast<std::size_t>(grid_.head_groups);
-    std::vector<std::vector<std::int32_t>> rows(grid_.blocks.size() * groups);
-    std::vector<std::vector<std::int32_t>> columns(rows.size());
-    for (std::size_t t = 0; t < grid_.tiles.size(); ++t) {
+    const IdRange<GroupId> groups(grid_.head_groups);
+    const UnitDevices none(groups);
+    IdVector<BlockId, UnitDevices> rows(grid_.blocks.ids(), none);
+    IdVector<BlockId, UnitDevices> columns(grid_.blocks.ids(), none);
+    for (const TileId t : grid_.tiles.ids()) {
       const GridTile& tile = grid_.tiles[t];
-      const auto group = static_cast<std::size_t>(tile.group);
-      rows[static_cast<std::size_t>(tile.row) * groups + group].push_back(partition_.device[t]);
-      columns[static_cast<std::size_t>(tile.column) * groups + group].push_back(
-          partition_.device[t]);
+      rows[tile.row][tile.group].push_back(partition_.device[t]);
+      columns[tile.column][tile.group].push_back(partition_.device[t]);
     }
-    for (std::size_t u = 0; u < rows.size(); ++u) {
-      const std::int64_t tokens = grid_.blocks[u / groups].tokens;
-      const std::int32_t owner = partition_.owner[u / groups];
-      add_unit(tokens * grid_.row_bytes_per_token / 2, owner, false, rows[u]);
-      add_unit(tokens * grid_.row_bytes_per_token / 2, owner, true, rows[u]);
-      add_unit(tokens * grid_.column_bytes_per_token, owner, false, columns[u]);
+    for (const BlockId b : grid_.blocks.ids()) {
+      const std::int64_t tokens = grid_.blocks[b].tokens;
+      const Rank owner = partition_.owner[b];
+      for (const GroupId g : groups) {
+        const std::vector<Rank>& row = rows[b][g];
+        add_unit(tokens * grid_.row_bytes_per_token / 2, owner, false, row);
+        add_unit(tokens * grid_.row_bytes_per_token / 2, owner, true, row);
+        add_unit(tokens * grid_.column_bytes_per_token, owner, false, columns[b][g]);
+      }
     }
   }
 
-  void add_unit(std::int64_t bytes, std::int32_t owner, bool towards_owner,
-                std::vector<std::int32_t> devices) {
+  void add_unit(std::int64_t bytes, Rank owner, bool towards_owner, std::vector<Rank> devices) {
     std::sort(devices.begin(), devices.end());
     devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
     std::erase(devices, owner);
     if (!devices.empty()) units_.push_back({bytes, owner, towards_owner, std::move(devices)});
   }
 
-  void move(const MovingUnit& unit, std::int32_t from, std::int32_t to) {
+  void move(const MovingUnit& unit, Rank from, Rank to) {
     if (unit.towards_owner) std::swap(from, to);
     const std::int64_t bytes = unit.bytes * (node(from) == node(to) ? 1 : spec_.inter_weight);
-    sent_[static_cast<std::size_t>(from)] += bytes;
-    received_[static_cast<std::size_t>(to)] += bytes;
+    sent_[from] += bytes;
+    received_[to] += bytes;
   }
 
   void clear_traffic() {
-    sent_.assign(static_cast<std::size_t>(num_devices()), 0);
-    received_.assign(sent_.size(), 0);
+    sent_.assign(devices(), 0);
+    received_.assign(devices(), 0);
   }
 
   void count_direct() {
     clear_traffic();
     for (const MovingUnit& unit : units_) {
       std::int32_t last_node = node(unit.owner);
-      for (const std::int32_t device : unit.devices) {
+      for (const Rank device : unit.devices) {
         move(unit, unit.owner, device);
         quality_.total_bytes += unit.bytes;
         if (node(device) == node(unit.owner) || node(device) == last_node) continue;
@@ -104,15 +108,13 @@ class Evaluator {
   }
 
   void count_loads() {
-    std::vector<std::int64_t> work(static_cast<std::size_t>(num_devices()));
-    std::vector<std::int64_t> tokens(work.size());
-    for (std::size_t t = 0; t < grid_.tiles.size(); ++t) {
-      work[static_cast<std::size_t>(partition_.device[t])] += grid_.tiles[t].work;
+    IdVector<Rank, std::int64_t> work(devices());
+    IdVector<Rank, std::int64_t> tokens(devices());
+    for (const TileId t : grid_.tiles.ids()) work[partition_.device[t]] += grid_.tiles[t].work;
+    for (const BlockId b : grid_.blocks.ids()) {
+      tokens[partition_.owner[b]] += grid_.blocks[b].tokens;
     }
-    for (std::size_t b = 0; b < grid_.blocks.size(); ++b) {
-      tokens[static_cast<std::size_t>(partition_.owner[b])] += grid_.blocks[b].tokens;
-    }
-    const auto overload = [](const std::vector<std::int64_t>& loads) {
+    const auto overload = [](const IdVector<Rank, std::int64_t>& loads) {
       std::int64_t sum = 0;
       for (const std::int64_t load : loads) sum += load;
       const double mean = static_cast<double>(sum) / static_cast<double>(loads.size());
@@ -128,8 +130,8 @@ class Evaluator {
   const GridSpec& spec_;
   const GridPartition& partition_;
   std::vector<MovingUnit> units_;
-  std::vector<std::int64_t> sent_;
-  std::vector<std::int64_t> received_;
+  IdVector<Rank, std::int64_t> sent_;
+  IdVector<Rank, std::int64_t> received_;
   GridQuality quality_;
 };
 

@@ -1,7 +1,6 @@
 // One level of the multilevel hierarchy: a (coarsened) grid with its nets.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -10,35 +9,82 @@
 
 namespace contextile {
 
+using GridNetId = Id<struct GridNetTag>;  // what a block moves for one head group, row or column
+using PinId = Id<struct GridPinTag>;      // where a net lists a tile, over all nets
+
+// A net is of the tiles of one row (what queries move) or of one column (what keys do).
+enum class Side : std::uint8_t { kRow, kColumn };
+
+[[nodiscard]] constexpr Side other_side(Side side) {
+  return side == Side::kRow ? Side::kColumn : Side::kRow;
+}
+
+// The nets of one block, for every side and group: numbers that lie num_blocks apart.
+class BlockNets {
+ public:
+  class Iterator {
+   public:
+    constexpr Iterator(std::int32_t value, std::int32_t step) : value_(value), step_(step) {}
+    constexpr GridNetId operator*() const { return GridNetId{value_}; }
+    constexpr Iterator& operator++() {
+      value_ += step_;
+      return *this;
+    }
+    friend constexpr bool operator==(const Iterator& a, const Iterator& b) {
+      return a.value_ == b.value_;
+    }
+
+   private:
+    std::int32_t value_;
+    std::int32_t step_;
+  };
+
+  constexpr BlockNets(BlockId block, std::int32_t num_blocks, std::int32_t num_nets)
+      : first_(block.value), step_(num_blocks), last_(block.value + num_nets) {}
+
+  [[nodiscard]] constexpr Iterator begin() const { return {first_, step_}; }
+  [[nodiscard]] constexpr Iterator end() const { return {last_, step_}; }
+
+ private:
+  std::int32_t first_;
+  std::int32_t step_;
+  std::int32_t last_;
+};
+
 // Row net of (group g, block b): g·B + b. Column net: G·B + g·B + b. A net costs bytes for every
 // device it spans beside its owner.
 struct GridLevel {
   struct LevelBlock {
     std::int64_t tokens = 0;       // what its nets move
     std::int64_t held_tokens = 0;  // what its owner holds; 0 if that is somebody outside this grid
-    std::int32_t sequence = 0;
+    SequenceId sequence{0};
   };
   struct LevelTile {
-    std::int32_t row = 0;
-    std::int32_t column = 0;
-    std::int32_t group = 0;
-    std::int32_t row_net = 0;
-    std::int32_t column_net = 0;
+    BlockId row{0};
+    BlockId column{0};
+    GroupId group{0};
+    GridNetId row_net{0};
+    GridNetId column_net{0};
     std::int64_t work = 0;
+
+    [[nodiscard]] BlockId block(Side side) const { return side == Side::kRow ? row : column; }
+    [[nodiscard]] GridNetId net(Side side) const {
+      return side == Side::kRow ? row_net : column_net;
+    }
   };
 
   std::int32_t num_groups = 1;
   std::int64_t row_bytes_per_token = 0;
   std::int64_t column_bytes_per_token = 0;
-  std::vector<LevelBlock> blocks;
-  std::vector<LevelTile> tiles;
-  std::vector<std::int64_t> net_bytes;
-  std::vector<std::int32_t> first_tile;  // of every net, into net_tiles; size nets + 1
-  std::vector<std::int32_t> net_tiles;
-  std::vector<std::int32_t> row_slot;      // of every tile: where its row net lists it in net_tiles
-  std::vector<std::int32_t> column_slot;   // and its column net
-  std::vector<std::int32_t> coarse_block;  // of every block of the finer level
-  std::vector<std::int32_t> coarse_tile;
+  IdVector<BlockId, LevelBlock> blocks;
+  IdVector<TileId, LevelTile> tiles;
+  IdVector<GridNetId, std::int64_t> net_bytes;
+  IdVector<GridNetId, PinId> first_pin;     // of every net and, last, where the pins end
+  IdVector<PinId, TileId> net_tiles;        // every net's tiles, in their order
+  IdVector<TileId, PinId> row_pin;          // where its row net lists it in net_tiles
+  IdVector<TileId, PinId> column_pin;       // and its column net
+  IdVector<BlockId, BlockId> coarse_block;  // of every block of the finer level
+  IdVector<TileId, TileId> coarse_tile;
   std::int64_t total_work = 0;
   std::int64_t total_held_tokens = 0;
 
@@ -48,14 +94,25 @@ struct GridLevel {
     return static_cast<std::int32_t>(net_bytes.size());
   }
   [[nodiscard]] std::int32_t num_sequences() const {
-    return blocks.empty() ? 0 : blocks.back().sequence + 1;
+    return blocks.empty() ? 0 : blocks.back().sequence.value + 1;
   }
-  [[nodiscard]] std::int32_t block_of_net(std::int32_t net) const { return net % num_blocks(); }
-  [[nodiscard]] bool is_row_net(std::int32_t net) const { return net < num_groups * num_blocks(); }
-  [[nodiscard]] std::span<const std::int32_t> tiles_of(std::int32_t net) const {
-    const auto first = static_cast<std::size_t>(first_tile[static_cast<std::size_t>(net)]);
-    const auto last = static_cast<std::size_t>(first_tile[static_cast<std::size_t>(net) + 1]);
-    return {net_tiles.data() + first, last - first};
+  [[nodiscard]] IdRange<GroupId> groups() const { return IdRange<GroupId>(num_groups); }
+  [[nodiscard]] IdRange<GridNetId> nets() const { return net_bytes.ids(); }
+  [[nodiscard]] GridNetId net(Side side, GroupId group, BlockId block) const {
+    const std::int32_t first_group = side == Side::kRow ? 0 : num_groups;
+    return GridNetId{(first_group + group.value) * num_blocks() + block.value};
+  }
+  [[nodiscard]] BlockNets nets_of(BlockId block) const { return {block, num_blocks(), num_nets()}; }
+  [[nodiscard]] BlockId block_of_net(GridNetId net) const {
+    return BlockId{net.value % num_blocks()};
+  }
+  [[nodiscard]] Side side_of_net(GridNetId net) const {
+    return net.value < num_groups * num_blocks() ? Side::kRow : Side::kColumn;
+  }
+  [[nodiscard]] PinId pins_begin(GridNetId net) const { return first_pin[net]; }
+  [[nodiscard]] PinId pins_end(GridNetId net) const { return first_pin[GridNetId{net.value + 1}]; }
+  [[nodiscard]] std::span<const TileId> tiles_of(GridNetId net) const {
+    return {net_tiles.data() + pins_begin(net).index(), net_tiles.data() + pins_end(net).index()};
   }
   // Sum over tiles of work · row bytes / work: the typical cost of one more device in a row.
   [[nodiscard]] double mean_row_bytes() const;
@@ -68,14 +125,14 @@ struct GridLevel {
 // receives them first.
 struct SubGrid {
   GridLevel level;
-  std::vector<std::int32_t> block_of;  // of every block, its index in the whole grid
-  std::vector<std::int32_t> tile_of;
+  IdVector<BlockId, BlockId> block_of;  // of every block, its id in the whole grid
+  IdVector<TileId, TileId> tile_of;
 };
-[[nodiscard]] SubGrid sub_grid(const GridLevel& whole, const std::vector<bool>& keep,
-                               const std::vector<bool>& held);
+[[nodiscard]] SubGrid sub_grid(const GridLevel& whole, const IdVector<TileId, bool>& keep,
+                               const IdVector<BlockId, bool>& held);
 
 // Merges pairs of adjacent blocks of every sequence with merge[sequence].
-[[nodiscard]] GridLevel coarsen(const GridLevel& fine, const std::vector<bool>& merge);
+[[nodiscard]] GridLevel coarsen(const GridLevel& fine, const IdVector<SequenceId, bool>& merge);
 
 // Levels from fine to coarse. A sequence is coarsened while its coarse tiles stay below
 // `tile_share` of a device's mean work and its blocks below `max_block_tokens`.

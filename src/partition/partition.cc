@@ -44,18 +44,16 @@ struct Tuning {
 // Parts of one level of the machine: nodes of equal devices, each device with a share of the work.
 struct Machine {
   LaneLayout layout;
-  std::vector<double> share;  // of every lane; empty: all equal
-  double mean_work = 0;       // of a device with share 1, of the whole problem
+  IdVector<Lane, double> share;  // empty: all equal
+  double mean_work = 0;          // of a device with share 1, of the whole problem
   double eps_compute = 0;
   double eps_node = 0;
   std::int64_t token_cap = 0;  // of a device with share 1
   std::int64_t node_weight = 0;
 };
 
-struct Assignment {
-  std::vector<std::int32_t> owner;   // device of every block
-  std::vector<std::int32_t> device;  // of every tile
-};
+// To a machine's own devices: each is a group of nodes where groups are chosen.
+using Assignment = GridPartition;
 
 std::vector<std::int64_t> held_sizes(const GridLevel& level) {
   std::vector<std::int64_t> sizes;
@@ -110,10 +108,8 @@ class JointPartitioner {
     if (levels_.size() == 1) repair_tokens(state);
     repair_work(state);
     Assignment result;
-    for (const std::uint8_t lane : state.owner)
-      result.owner.push_back(machine_.layout.device(lane));
-    for (const std::uint8_t lane : state.place)
-      result.device.push_back(machine_.layout.device(lane));
+    for (const Lane lane : state.owner) result.owner.push_back(machine_.layout.device(lane));
+    for (const Lane lane : state.place) result.device.push_back(machine_.layout.device(lane));
     return result;
   }
 
@@ -174,23 +170,22 @@ class JointPartitioner {
   }
 
   GridState best_of_starts(const GridState& empty, double steps, double heat) {
-    std::vector<GridState> candidates(2, empty);
-    start_contiguous(candidates[0]);
-    start_greedy(candidates[1]);
-    for (GridState& state : candidates) anneal_level(state, steps, heat, tuning_.cold);
-    return std::move(candidates[candidates[1].energy() < candidates[0].energy() ? 1 : 0]);
+    GridState contiguous = empty;
+    GridState greedy = empty;
+    start_contiguous(contiguous);
+    start_greedy(greedy);
+    for (GridState* state : {&contiguous, &greedy}) {
+      anneal_level(*state, steps, heat, tuning_.cold);
+    }
+    return std::move(greedy.energy() < contiguous.energy() ? greedy : contiguous);
   }
 
   GridState project(const GridState& coarse, std::size_t l) const {
     const GridLevel& fine = levels_[l];
     const GridLevel& level = levels_[l + 1];
     GridState state(fine, machine_.layout, l == 0 ? limits_ : limits_on(fine));
-    for (std::size_t t = 0; t < fine.tiles.size(); ++t) {
-      state.place[t] = coarse.place[static_cast<std::size_t>(level.coarse_tile[t])];
-    }
-    for (std::size_t b = 0; b < fine.blocks.size(); ++b) {
-      state.owner[b] = coarse.owner[static_cast<std::size_t>(level.coarse_block[b])];
-    }
+    for (const TileId t : fine.tiles.ids()) state.place[t] = coarse.place[level.coarse_tile[t]];
+    for (const BlockId b : fine.blocks.ids()) state.owner[b] = coarse.owner[level.coarse_block[b]];
     state.rebuild();
     state.set_traffic_weight(coarse.traffic_weight());
     return state;
@@ -217,11 +212,23 @@ class JointPartitioner {
   std::vector<GridLevel> levels_;  // fine to coarse
 };
 
-// Sizes that sum to `total`, `parts` of them, as equal as can be.
-std::vector<std::int32_t> even_sizes(std::int32_t total, std::int32_t parts) {
-  std::vector<std::int32_t> sizes(static_cast<std::size_t>(parts), total / parts);
-  for (std::int32_t i = 0; i < total % parts; ++i) ++sizes[static_cast<std::size_t>(i)];
-  return sizes;
+// A group of nodes, which is one device of the machine that chooses groups.
+struct NodeGroup {
+  std::int32_t nodes = 0;
+  Rank first_device{0};
+};
+
+// Groups that have `nodes` nodes together, as equal as can be.
+IdVector<Rank, NodeGroup> even_groups(std::int32_t nodes, std::int32_t groups,
+                                      std::int32_t devices_per_node) {
+  IdVector<Rank, NodeGroup> result;
+  Rank first_device{0};
+  for (const Rank g : IdRange<Rank>(groups)) {
+    const std::int32_t size = nodes / groups + (g.value < nodes % groups ? 1 : 0);
+    result.push_back({size, first_device});
+    first_device.value += size * devices_per_node;
+  }
+  return result;
 }
 
 // More devices than lanes: groups of nodes first, then each group on its own.
@@ -233,35 +240,32 @@ Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, cons
   std::int32_t nodes_that_fit = 1;
   while (LaneLayout::fits(2 * nodes_that_fit, spec.devices_per_node)) nodes_that_fit *= 2;
   const std::int32_t groups = std::min(kMaxLanes, (nodes + nodes_that_fit - 1) / nodes_that_fit);
-  const std::vector<std::int32_t> sizes = even_sizes(nodes, groups);
+  const IdVector<Rank, NodeGroup> node_groups = even_groups(nodes, groups, spec.devices_per_node);
   const double mean_nodes = static_cast<double>(nodes) / groups;
   const double mean_devices = mean_nodes * spec.devices_per_node;
   Machine outer{.layout = {groups, 1}, .share = {}, .mean_work = mean_work * mean_devices};
-  for (const std::int32_t size : sizes) outer.share.push_back(size / mean_nodes);
+  for (const NodeGroup& group : node_groups) outer.share.push_back(group.nodes / mean_nodes);
   outer.eps_compute = spec.eps_node;
   outer.token_cap = static_cast<std::int64_t>(static_cast<double>(spec.token_cap) * mean_devices);
   const Assignment group_of = JointPartitioner(finest, outer, spec).run();
-  Assignment result{std::vector<std::int32_t>(finest.blocks.size()),
-                    std::vector<std::int32_t>(finest.tiles.size())};
-  std::vector<std::int32_t> first_device(sizes.size());
-  for (std::size_t g = 1; g < sizes.size(); ++g) {
-    first_device[g] = first_device[g - 1] + sizes[g - 1] * spec.devices_per_node;
-  }
+  Assignment result{IdVector<BlockId, Rank>(finest.blocks.ids()),
+                    IdVector<TileId, Rank>(finest.tiles.ids())};
   // Every group writes its own tiles and blocks: the result does not depend on the threads.
-  tbb::parallel_for(std::size_t{0}, sizes.size(), [&](std::size_t g) {
-    const auto group = static_cast<std::int32_t>(g);
-    std::vector<bool> keep(finest.tiles.size());
-    std::vector<bool> held(finest.blocks.size());
-    for (std::size_t t = 0; t < keep.size(); ++t) keep[t] = group_of.device[t] == group;
-    for (std::size_t b = 0; b < held.size(); ++b) held[b] = group_of.owner[b] == group;
+  tbb::parallel_for(0, groups, [&](std::int32_t g) {
+    const Rank group{g};
+    IdVector<TileId, bool> keep(finest.tiles.ids());
+    IdVector<BlockId, bool> held(finest.blocks.ids());
+    for (const TileId t : keep.ids()) keep[t] = group_of.device[t] == group;
+    for (const BlockId b : held.ids()) held[b] = group_of.owner[b] == group;
     SubGrid sub = sub_grid(finest, keep, held);
-    const Assignment inner = partition_nodes(std::move(sub.level), sizes[g], spec, mean_work);
-    for (std::size_t t = 0; t < sub.tile_of.size(); ++t) {
-      result.device[static_cast<std::size_t>(sub.tile_of[t])] = first_device[g] + inner.device[t];
+    const auto [group_nodes, first_device] = node_groups[group];
+    const Assignment inner = partition_nodes(std::move(sub.level), group_nodes, spec, mean_work);
+    for (const TileId t : sub.tile_of.ids()) {
+      result.device[sub.tile_of[t]] = Rank{first_device.value + inner.device[t].value};
     }
-    for (std::size_t b = 0; b < sub.block_of.size(); ++b) {
-      const auto whole = static_cast<std::size_t>(sub.block_of[b]);
-      if (held[whole]) result.owner[whole] = first_device[g] + inner.owner[b];
+    for (const BlockId b : sub.block_of.ids()) {
+      const BlockId whole = sub.block_of[b];
+      if (held[whole]) result.owner[whole] = Rank{first_device.value + inner.owner[b].value};
     }
   });
   return result;
@@ -309,8 +313,7 @@ GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
                    "partition: expected blocks of at most {} tokens (the token cap), found {}",
                    used.token_cap, largest(sizes));
   const double mean_work = static_cast<double>(finest.total_work) / devices;
-  Assignment assignment = partition_nodes(std::move(finest), spec.nodes, used, mean_work);
-  return {std::move(assignment.owner), std::move(assignment.device)};
+  return partition_nodes(std::move(finest), spec.nodes, used, mean_work);
 }
 
 }  // namespace contextile

@@ -1,43 +1,29 @@
 #include "partition/refine.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
 #include <limits>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 namespace contextile {
 namespace {
 
-template <typename Visit>
-void for_each_lane(LaneMask mask, const Visit& visit) {
-  for (; mask != 0; mask &= mask - 1) visit(lowest_lane(mask));
-}
+using OwnedBlocks = IdVector<Lane, std::vector<BlockId>>;
 
-std::int64_t load_of(const GridState& s, Lane lane) {
-  return s.load[static_cast<std::size_t>(lane)];
-}
-std::int64_t tokens_of(const GridState& s, Lane lane) {
-  return s.tokens[static_cast<std::size_t>(lane)];
-}
-std::int64_t block_tokens(const GridState& s, std::int32_t b) {
-  return s.level->blocks[static_cast<std::size_t>(b)].held_tokens;
-}
-Lane owner_of(const GridState& s, std::int32_t b) { return s.owner[static_cast<std::size_t>(b)]; }
+std::int64_t block_tokens(const GridState& s, BlockId b) { return s.level->blocks[b].held_tokens; }
 
-// Best device for a tile among `candidates` with room for it, or -1. `any_price`: even if the cost
-// rises.
-Lane best_device(const GridState& s, std::int32_t t, LaneMask candidates, bool any_price) {
-  const std::int64_t work = s.level->tiles[static_cast<std::size_t>(t)].work;
-  Lane best = -1;
+// Best device for a tile among `candidates` with room for it; invalid if there is none.
+// `any_price`: even if the cost rises.
+Lane best_device(const GridState& s, TileId t, LaneMask candidates, bool any_price) {
+  const std::int64_t work = s.level->tiles[t].work;
+  Lane best;
   std::int64_t best_delta = 0;
   for_each_lane(candidates, [&](Lane lane) {
-    if (load_of(s, lane) + work > s.work_limit(lane)) return;
+    if (s.load[lane] + work > s.work_limit(lane)) return;
     const std::int64_t delta = s.tile_delta(t, lane);
-    const bool better = best < 0 ? delta < 0 || any_price
-                                 : delta < best_delta ||
-                                       (delta == best_delta && load_of(s, lane) < load_of(s, best));
+    const bool better =
+        !best.valid() ? delta < 0 || any_price
+                      : delta < best_delta || (delta == best_delta && s.load[lane] < s.load[best]);
     if (better) {
       best = lane;
       best_delta = delta;
@@ -47,40 +33,36 @@ Lane best_device(const GridState& s, std::int32_t t, LaneMask candidates, bool a
 }
 
 // Lanes any net of the block spans.
-LaneMask lanes_of_block(const GridState& s, std::int32_t b) {
+LaneMask lanes_of_block(const GridState& s, BlockId b) {
   LaneMask mask = 0;
-  for (std::int32_t net = b; net < s.level->num_nets(); net += s.level->num_blocks()) {
-    mask |= s.span(net);
-  }
+  for (const GridNetId net : s.level->nets_of(b)) mask |= s.span(net);
   return mask;
 }
 
 // Blocks by owner, kept up to date by the caller's moves.
-std::vector<std::vector<std::int32_t>> blocks_by_owner(const GridState& s) {
-  std::vector<std::vector<std::int32_t>> result(static_cast<std::size_t>(s.layout.num_lanes()));
-  for (std::int32_t b = 0; b < s.level->num_blocks(); ++b) {
-    result[static_cast<std::size_t>(owner_of(s, b))].push_back(b);
-  }
+OwnedBlocks blocks_by_owner(const GridState& s) {
+  OwnedBlocks result(s.layout.lanes());
+  for (const BlockId b : s.level->blocks.ids()) result[s.owner[b]].push_back(b);
   return result;
 }
 
 bool move_owners(GridState& s) {
   bool changed = false;
-  for (std::int32_t b = 0; b < s.level->num_blocks(); ++b) {
-    const Lane from = owner_of(s, b);
-    const bool overfull = tokens_of(s, from) > s.token_cap(from);
+  for (const BlockId b : s.level->blocks.ids()) {
+    const Lane from = s.owner[b];
+    const bool overfull = s.tokens[from] > s.token_cap(from);
     const LaneMask candidates = (overfull ? s.lanes() : lanes_of_block(s, b)) & ~lane_bit(from);
     std::int64_t best_delta = overfull ? std::numeric_limits<std::int64_t>::max() : 0;
-    Lane best = -1;
+    Lane best;
     for_each_lane(candidates, [&](Lane to) {
-      if (tokens_of(s, to) + block_tokens(s, b) > s.token_cap(to)) return;
+      if (s.tokens[to] + block_tokens(s, b) > s.token_cap(to)) return;
       const std::int64_t delta = s.owner_delta(b, to);
       if (delta < best_delta) {
         best_delta = delta;
         best = to;
       }
     });
-    if (best < 0) continue;
+    if (!best.valid()) continue;
     s.move_owner(b, best);
     changed = true;
   }
@@ -88,21 +70,19 @@ bool move_owners(GridState& s) {
 }
 
 // Swaps b with a block of `to` if that lowers the cost.
-bool swap_with(GridState& s, std::int32_t b, Lane to,
-               std::vector<std::vector<std::int32_t>>& owned) {
-  const Lane from = owner_of(s, b);
+bool swap_with(GridState& s, BlockId b, Lane to, OwnedBlocks& owned) {
+  const Lane from = s.owner[b];
   const std::int64_t gain = s.owner_delta(b, to);
   if (gain >= 0) return false;
-  for (std::int32_t& other : owned[static_cast<std::size_t>(to)]) {
+  for (BlockId& other : owned[to]) {
     const std::int64_t shift = block_tokens(s, b) - block_tokens(s, other);
-    if (tokens_of(s, to) + shift > s.token_cap(to) ||
-        tokens_of(s, from) - shift > s.token_cap(from)) {
+    if (s.tokens[to] + shift > s.token_cap(to) || s.tokens[from] - shift > s.token_cap(from)) {
       continue;
     }
     if (gain + s.owner_delta(other, from) >= 0) continue;
     s.move_owner(b, to);
     s.move_owner(other, from);
-    auto& mine = owned[static_cast<std::size_t>(from)];
+    std::vector<BlockId>& mine = owned[from];
     *std::find(mine.begin(), mine.end(), b) = other;
     other = b;
     return true;
@@ -112,12 +92,12 @@ bool swap_with(GridState& s, std::int32_t b, Lane to,
 
 bool swap_owners(GridState& s) {
   bool changed = false;
-  auto owned = blocks_by_owner(s);
-  for (std::int32_t b = 0; b < s.level->num_blocks(); ++b) {
+  OwnedBlocks owned = blocks_by_owner(s);
+  for (const BlockId b : s.level->blocks.ids()) {
     LaneMask candidates = lanes_of_block(s, b);
     for (; candidates != 0; candidates &= candidates - 1) {
       const Lane to = lowest_lane(candidates);
-      if (to != owner_of(s, b) && swap_with(s, b, to, owned)) changed = true;
+      if (to != s.owner[b] && swap_with(s, b, to, owned)) changed = true;
     }
   }
   return changed;
@@ -125,31 +105,30 @@ bool swap_owners(GridState& s) {
 
 struct TokenRepair {
   double price = std::numeric_limits<double>::infinity();  // bytes per token of overload removed
-  std::int32_t block = -1;
-  std::int32_t swapped = -1;
-  Lane to = -1;
+  BlockId block{};                                         // invalid: nothing helps
+  BlockId swapped{};  // what comes back for it; invalid: nothing
+  Lane to{};
 };
 
 // The cheapest move or swap that lowers the overload of `from`.
-TokenRepair best_token_repair(const GridState& s, Lane from,
-                              const std::vector<std::vector<std::int32_t>>& owned) {
+TokenRepair best_token_repair(const GridState& s, Lane from, const OwnedBlocks& owned) {
   const auto overload = [&](Lane lane, std::int64_t shift) {
-    return std::max<std::int64_t>(0, tokens_of(s, lane) + shift - s.token_cap(lane));
+    return std::max<std::int64_t>(0, s.tokens[lane] + shift - s.token_cap(lane));
   };
   TokenRepair best;
-  const auto consider = [&](std::int32_t b, std::int32_t other, Lane to, std::int64_t shift) {
+  const auto consider = [&](BlockId b, BlockId other, Lane to, std::int64_t shift) {
     const std::int64_t gain =
         overload(from, 0) + overload(to, 0) - overload(from, -shift) - overload(to, shift);
     if (shift <= 0 || gain <= 0) return;
     std::int64_t bytes = s.owner_delta(b, to);
-    if (other >= 0) bytes += s.owner_delta(other, from);
+    if (other.valid()) bytes += s.owner_delta(other, from);
     const double price = static_cast<double>(bytes) / static_cast<double>(gain);
     if (price < best.price) best = {price, b, other, to};
   };
-  for (const std::int32_t b : owned[static_cast<std::size_t>(from)]) {
+  for (const BlockId b : owned[from]) {
     for_each_lane(s.lanes() & ~lane_bit(from), [&](Lane to) {
-      consider(b, -1, to, block_tokens(s, b));
-      for (const std::int32_t other : owned[static_cast<std::size_t>(to)]) {
+      consider(b, kInvalidBlock, to, block_tokens(s, b));
+      for (const BlockId other : owned[to]) {
         consider(b, other, to, block_tokens(s, b) - block_tokens(s, other));
       }
     });
@@ -161,24 +140,21 @@ TokenRepair best_token_repair(const GridState& s, Lane from,
 
 std::int64_t refine_tiles(GridState& s, FastRandom& random) {
   const std::int64_t before = s.cost;
-  std::vector<std::int32_t> order(s.level->tiles.size());
-  std::iota(order.begin(), order.end(), 0);
-  for (std::size_t i = order.size(); i > 1; --i) {
-    std::swap(order[i - 1],
-              order[static_cast<std::size_t>(random.below(static_cast<std::int32_t>(i)))]);
-  }
-  for (const std::int32_t t : order) {
-    const GridLevel::LevelTile& tile = s.level->tiles[static_cast<std::size_t>(t)];
-    const Lane from = s.place[static_cast<std::size_t>(t)];
-    const bool overloaded = load_of(s, from) > s.work_limit(from);
-    const bool alone_in_row = s.count(tile.row_net, from) == 1 && owner_of(s, tile.row) != from;
+  const IdRange<TileId> tiles = s.level->tiles.ids();
+  std::vector<TileId> order(tiles.begin(), tiles.end());
+  random.shuffle(order);
+  for (const TileId t : order) {
+    const GridLevel::LevelTile& tile = s.level->tiles[t];
+    const Lane from = s.place[t];
+    const bool overloaded = s.load[from] > s.work_limit(from);
+    const bool alone_in_row = s.count(tile.row_net, from) == 1 && s.owner[tile.row] != from;
     const bool alone_in_column =
-        s.count(tile.column_net, from) == 1 && owner_of(s, tile.column) != from;
+        s.count(tile.column_net, from) == 1 && s.owner[tile.column] != from;
     if (!alone_in_row && !alone_in_column && !overloaded) continue;
     const LaneMask candidates =
         (overloaded ? s.lanes() : s.span(tile.row_net) | s.span(tile.column_net)) & ~lane_bit(from);
     const Lane to = best_device(s, t, candidates, overloaded);
-    if (to >= 0) s.move_tile(t, to);
+    if (to.valid()) s.move_tile(t, to);
   }
   return before - s.cost;
 }
@@ -198,34 +174,33 @@ void repair_tokens(GridState& s) {
   for (int i = 0; i < kMaxRepairs; ++i) {
     Lane fullest = lowest_lane(s.lanes());
     for_each_lane(s.lanes(), [&](Lane lane) {
-      if (tokens_of(s, lane) - s.token_cap(lane) > tokens_of(s, fullest) - s.token_cap(fullest)) {
+      if (s.tokens[lane] - s.token_cap(lane) > s.tokens[fullest] - s.token_cap(fullest)) {
         fullest = lane;
       }
     });
-    if (tokens_of(s, fullest) <= s.token_cap(fullest)) return;
+    if (s.tokens[fullest] <= s.token_cap(fullest)) return;
     const TokenRepair repair = best_token_repair(s, fullest, blocks_by_owner(s));
-    if (repair.block < 0) return;
+    if (!repair.block.valid()) return;
     s.move_owner(repair.block, repair.to);
-    if (repair.swapped >= 0) s.move_owner(repair.swapped, fullest);
+    if (repair.swapped.valid()) s.move_owner(repair.swapped, fullest);
   }
 }
 
 void repair_work(GridState& s) {
   for_each_lane(s.lanes(), [&](Lane lane) {
     const std::int64_t limit = s.work_limit(lane);
-    if (load_of(s, lane) <= limit) return;
-    std::vector<std::int32_t> here;
-    for (std::int32_t t = 0; t < s.level->num_tiles(); ++t) {
-      if (s.place[static_cast<std::size_t>(t)] == lane) here.push_back(t);
+    if (s.load[lane] <= limit) return;
+    std::vector<TileId> here;
+    for (const TileId t : s.level->tiles.ids()) {
+      if (s.place[t] == lane) here.push_back(t);
     }
-    std::stable_sort(here.begin(), here.end(), [&](std::int32_t a, std::int32_t b) {
-      return s.level->tiles[static_cast<std::size_t>(a)].work <
-             s.level->tiles[static_cast<std::size_t>(b)].work;
+    std::stable_sort(here.begin(), here.end(), [&](TileId a, TileId b) {
+      return s.level->tiles[a].work < s.level->tiles[b].work;
     });
-    for (const std::int32_t t : here) {
-      if (load_of(s, lane) <= limit) return;
+    for (const TileId t : here) {
+      if (s.load[lane] <= limit) return;
       const Lane to = best_device(s, t, s.lanes() & ~lane_bit(lane), true);
-      if (to >= 0) s.move_tile(t, to);
+      if (to.valid()) s.move_tile(t, to);
     }
   });
 }

@@ -13,7 +13,7 @@ struct Crossing {
   std::size_t unit = 0;
   std::size_t first = 0;  // in the unit's devices
   std::size_t last = 0;
-  std::int32_t relay = -1;
+  Rank relay{};  // invalid: none chosen yet
 };
 
 class RelayChooser {
@@ -23,11 +23,11 @@ class RelayChooser {
       : units_(units),
         devices_per_node_(devices_per_node),
         inter_weight_(inter_weight),
-        sent_(static_cast<std::size_t>(num_devices)),
-        received_(sent_.size()) {}
+        sent_(IdRange<Rank>(num_devices)),
+        received_(IdRange<Rank>(num_devices)) {}
 
-  std::vector<std::vector<std::int32_t>> run() {
-    std::vector<std::vector<std::int32_t>> via;
+  std::vector<std::vector<Rank>> run() {
+    std::vector<std::vector<Rank>> via;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       via.emplace_back(units_[u].devices.size(), units_[u].owner);
       gather_crossings(u);
@@ -39,9 +39,9 @@ class RelayChooser {
     constexpr int kPasses = 3;
     for (int pass = 0; pass < kPasses; ++pass) {
       for (Crossing& crossing : crossings_) {
-        if (crossing.relay >= 0) route(crossing, -1);
+        if (crossing.relay.valid()) route(crossing, kTakeBack);
         crossing.relay = least_loaded(crossing);
-        route(crossing, 1);
+        route(crossing, kAdd);
       }
     }
     for (const Crossing& crossing : crossings_) {
@@ -54,7 +54,11 @@ class RelayChooser {
   }
 
  private:
-  [[nodiscard]] std::int32_t node(std::int32_t device) const { return device / devices_per_node_; }
+  // What route multiplies bytes by.
+  static constexpr std::int64_t kAdd = 1;
+  static constexpr std::int64_t kTakeBack = -1;
+
+  [[nodiscard]] std::int32_t node(Rank device) const { return device.value / devices_per_node_; }
 
   void gather_crossings(std::size_t u) {
     const MovingUnit& unit = units_[u];
@@ -64,16 +68,16 @@ class RelayChooser {
       if (node(unit.devices[i]) == node(unit.owner)) {
         for (; i < j; ++i) move(unit, unit.owner, unit.devices[i], unit.bytes);
       } else {
-        crossings_.push_back({u, i, j, -1});
+        crossings_.push_back({u, i, j, Rank{}});
       }
       i = j;
     }
   }
 
-  void move(const MovingUnit& unit, std::int32_t from, std::int32_t to, std::int64_t bytes) {
+  void move(const MovingUnit& unit, Rank from, Rank to, std::int64_t bytes) {
     if (unit.towards_owner) std::swap(from, to);
-    sent_[static_cast<std::size_t>(from)] += bytes;
-    received_[static_cast<std::size_t>(to)] += bytes;
+    sent_[from] += bytes;
+    received_[to] += bytes;
   }
 
   // Adds (or takes back) the crossing's traffic through its relay.
@@ -87,19 +91,19 @@ class RelayChooser {
     }
   }
 
-  [[nodiscard]] std::int32_t least_loaded(const Crossing& crossing) const {
+  [[nodiscard]] Rank least_loaded(const Crossing& crossing) const {
     const MovingUnit& unit = units_[crossing.unit];
     const std::int64_t fan =
         static_cast<std::int64_t>(crossing.last - crossing.first - 1) * unit.bytes;
-    std::int32_t best = -1;
+    Rank best;
     std::int64_t best_load = 0;
     for (std::size_t i = crossing.first; i < crossing.last; ++i) {
-      const auto device = static_cast<std::size_t>(unit.devices[i]);
+      const Rank device = unit.devices[i];
       const std::int64_t across = unit.bytes * inter_weight_;
       const std::int64_t in = received_[device] + (unit.towards_owner ? fan : across);
       const std::int64_t out = sent_[device] + (unit.towards_owner ? across : fan);
-      if (best < 0 || std::max(in, out) < best_load) {
-        best = unit.devices[i];
+      if (!best.valid() || std::max(in, out) < best_load) {
+        best = device;
         best_load = std::max(in, out);
       }
     }
@@ -109,17 +113,17 @@ class RelayChooser {
   std::span<const MovingUnit> units_;
   std::int32_t devices_per_node_;
   std::int64_t inter_weight_;
-  std::vector<std::int64_t> sent_;
-  std::vector<std::int64_t> received_;
+  IdVector<Rank, std::int64_t> sent_;
+  IdVector<Rank, std::int64_t> received_;
   std::vector<Crossing> crossings_;
 };
 
 }  // namespace
 
-std::vector<std::vector<std::int32_t>> choose_relays(std::span<const MovingUnit> units,
-                                                     std::int32_t num_devices,
-                                                     std::int32_t devices_per_node,
-                                                     std::int64_t inter_weight) {
+std::vector<std::vector<Rank>> choose_relays(std::span<const MovingUnit> units,
+                                             std::int32_t num_devices,
+                                             std::int32_t devices_per_node,
+                                             std::int64_t inter_weight) {
   return RelayChooser(units, num_devices, devices_per_node, inter_weight).run();
 }
 

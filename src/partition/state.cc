@@ -14,7 +14,7 @@ std::int32_t width_for(std::int32_t devices_per_node) {
 
 LaneLayout::LaneLayout(std::int32_t num_nodes, std::int32_t per_node)
     : nodes(num_nodes), devices_per_node(per_node), width(width_for(per_node)) {
-  for (std::int32_t n = 0; n < nodes; ++n) node_firsts_ |= lane_bit(n * width);
+  for (const NodeId n : node_ids()) node_firsts_ |= lane_bit(lane(n, 0));
 }
 
 bool LaneLayout::fits(std::int32_t nodes, std::int32_t devices_per_node) {
@@ -26,17 +26,17 @@ GridState::GridState(const GridLevel& grid, const LaneLayout& lane_layout,
     : level(&grid),
       layout(lane_layout),
       limits(grid_limits),
-      place(grid.tiles.size()),
-      owner(grid.blocks.size()),
-      num_lanes_(lane_layout.num_lanes()),
+      place(grid.tiles.ids()),
+      owner(grid.blocks.ids()),
+      num_lanes_(lane_layout.lanes().size()),
       mean_tokens_(
           std::max(1.0, static_cast<double>(grid.total_held_tokens) / lane_layout.num_devices())) {
-  for (std::int32_t n = 0; n < layout.nodes; ++n) {
+  for (const NodeId n : layout.node_ids()) {
     devices_ |= layout.node_lanes(n);
-    node_firsts_ |= lane_bit(n * layout.width);
+    node_firsts_ |= lane_bit(layout.lane(n, 0));
   }
-  share_ = limits.share;
-  share_.resize(static_cast<std::size_t>(num_lanes_), 1.0);
+  share_.assign(layout.lanes(), 1.0);
+  for (const Lane lane : limits.share.ids()) share_[lane] = limits.share[lane];
   for (const double share : share_) {
     token_cap_.push_back(static_cast<std::int64_t>(share * static_cast<double>(limits.token_cap)));
   }
@@ -44,96 +44,91 @@ GridState::GridState(const GridLevel& grid, const LaneLayout& lane_layout,
 
 void GridState::rebuild() {
   const GridLevel& grid = *level;
-  count_.assign(static_cast<std::size_t>(grid.num_nets()) * static_cast<std::size_t>(num_lanes_),
-                0);
-  span_.assign(grid.net_bytes.size(), 0);
-  load.assign(static_cast<std::size_t>(num_lanes_), 0);
-  tokens.assign(static_cast<std::size_t>(num_lanes_), 0);
-  listed_place_.resize(grid.net_tiles.size());
-  for (std::size_t t = 0; t < grid.tiles.size(); ++t) {
+  count_.assign(grid.nets().size() * num_lanes_, 0);
+  span_.assign(grid.nets(), 0);
+  load.assign(layout.lanes(), 0);
+  tokens.assign(layout.lanes(), 0);
+  listed_place_.resize(grid.net_tiles.ids());
+  for (const TileId t : grid.tiles.ids()) {
     list_place(t, place[t]);
     const GridLevel::LevelTile& tile = grid.tiles[t];
-    for (const std::int32_t net : {tile.row_net, tile.column_net}) {
+    for (const GridNetId net : {tile.row_net, tile.column_net}) {
       ++count_[count_index(net, place[t])];
-      span_[static_cast<std::size_t>(net)] |= lane_bit(place[t]);
+      span_[net] |= lane_bit(place[t]);
     }
     load[place[t]] += tile.work;
   }
-  for (std::size_t b = 0; b < grid.blocks.size(); ++b)
-    tokens[owner[b]] += grid.blocks[b].held_tokens;
+  for (const BlockId b : grid.blocks.ids()) tokens[owner[b]] += grid.blocks[b].held_tokens;
   cost = 0;
-  for (std::int32_t net = 0; net < grid.num_nets(); ++net) {
-    LaneMask& mask = span_[static_cast<std::size_t>(net)];
-    mask |= lane_bit(owner[static_cast<std::size_t>(grid.block_of_net(net))]);
-    cost +=
-        grid.net_bytes[static_cast<std::size_t>(net)] * (weight_of(mask) - 1 - limits.node_weight);
+  for (const GridNetId net : grid.nets()) {
+    LaneMask& mask = span_[net];
+    mask |= lane_bit(owner[grid.block_of_net(net)]);
+    cost += grid.net_bytes[net] * (weight_of(mask) - 1 - limits.node_weight);
   }
   set_traffic_weight(traffic_weight_);
 }
 
-std::int64_t GridState::tile_delta(std::int32_t t, Lane to) const {
-  const GridLevel::LevelTile& tile = level->tiles[static_cast<std::size_t>(t)];
-  const Lane from = place[static_cast<std::size_t>(t)];
+std::int64_t GridState::tile_delta(TileId t, Lane to) const {
+  const GridLevel::LevelTile& tile = level->tiles[t];
+  const Lane from = place[t];
   std::int64_t delta = 0;
   for (const auto& [net, block] :
        {std::pair(tile.row_net, tile.row), {tile.column_net, tile.column}}) {
     const LaneMask before = span(net);
     const LaneMask after = span_after(net, block, from, to);
     if (after != before) {
-      delta +=
-          level->net_bytes[static_cast<std::size_t>(net)] * (weight_of(after) - weight_of(before));
+      delta += level->net_bytes[net] * (weight_of(after) - weight_of(before));
     }
   }
   return delta;
 }
 
-void GridState::move_tile(std::int32_t t, Lane to) {
-  const GridLevel::LevelTile& tile = level->tiles[static_cast<std::size_t>(t)];
-  const Lane from = place[static_cast<std::size_t>(t)];
+void GridState::move_tile(TileId t, Lane to) {
+  const GridLevel::LevelTile& tile = level->tiles[t];
+  const Lane from = place[t];
   for (const auto& [net, block] :
        {std::pair(tile.row_net, tile.row), {tile.column_net, tile.column}}) {
-    const Lane owner_lane = owner[static_cast<std::size_t>(block)];
+    const Lane owner_lane = owner[block];
     change_span(net, span_after(net, block, from, to), owner_lane, owner_lane);
     --count_[count_index(net, from)];
     ++count_[count_index(net, to)];
   }
-  load[static_cast<std::size_t>(from)] -= tile.work;
-  load[static_cast<std::size_t>(to)] += tile.work;
-  place[static_cast<std::size_t>(t)] = static_cast<std::uint8_t>(to);
-  list_place(static_cast<std::size_t>(t), static_cast<std::uint8_t>(to));
+  load[from] -= tile.work;
+  load[to] += tile.work;
+  place[t] = PackedLane(to);
+  list_place(t, PackedLane(to));
 }
 
-std::int64_t GridState::owner_delta(std::int32_t block, Lane to) const {
-  const Lane from = owner[static_cast<std::size_t>(block)];
+std::int64_t GridState::owner_delta(BlockId block, Lane to) const {
+  const Lane from = owner[block];
   std::int64_t delta = 0;
-  for (std::int32_t net = block; net < level->num_nets(); net += level->num_blocks()) {
+  for (const GridNetId net : level->nets_of(block)) {
     const LaneMask before = span(net);
     LaneMask after = before;
     if (count(net, from) == 0) after &= ~lane_bit(from);
     after |= lane_bit(to);
-    delta +=
-        level->net_bytes[static_cast<std::size_t>(net)] * (weight_of(after) - weight_of(before));
+    delta += level->net_bytes[net] * (weight_of(after) - weight_of(before));
   }
   return delta;
 }
 
-void GridState::move_owner(std::int32_t block, Lane to) {
-  const Lane from = owner[static_cast<std::size_t>(block)];
-  for (std::int32_t net = block; net < level->num_nets(); net += level->num_blocks()) {
+void GridState::move_owner(BlockId block, Lane to) {
+  const Lane from = owner[block];
+  for (const GridNetId net : level->nets_of(block)) {
     LaneMask after = span(net);
     if (count(net, from) == 0) after &= ~lane_bit(from);
     change_span(net, after | lane_bit(to), from, to);
   }
-  const std::int64_t moved = level->blocks[static_cast<std::size_t>(block)].held_tokens;
-  tokens[static_cast<std::size_t>(from)] -= moved;
-  tokens[static_cast<std::size_t>(to)] += moved;
-  owner[static_cast<std::size_t>(block)] = static_cast<std::uint8_t>(to);
+  const std::int64_t moved = level->blocks[block].held_tokens;
+  tokens[from] -= moved;
+  tokens[to] += moved;
+  owner[block] = PackedLane(to);
 }
 
-void GridState::change_span(std::int32_t net, LaneMask after, Lane owner_before, Lane owner_after) {
-  LaneMask& mask = span_[static_cast<std::size_t>(net)];
+void GridState::change_span(GridNetId net, LaneMask after, Lane owner_before, Lane owner_after) {
+  LaneMask& mask = span_[net];
   if (mask == after && owner_before == owner_after) return;
-  cost += level->net_bytes[static_cast<std::size_t>(net)] * (weight_of(after) - weight_of(mask));
+  cost += level->net_bytes[net] * (weight_of(after) - weight_of(mask));
   if (traffic_weight_ != 0) {
     const LaneMask touched = mask | after | lane_bit(owner_before) | lane_bit(owner_after);
     traffic_cost -= traffic_of(touched);
@@ -147,13 +142,13 @@ void GridState::change_span(std::int32_t net, LaneMask after, Lane owner_before,
 // A row net moves half its bytes out (queries) and half back (partial outputs), a column net all of
 // them out. Across nodes a unit travels once, to (or from) one device that passes it on: which one
 // is not known here, so each of a node's devices carries an equal share of that.
-void GridState::add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, double sign) {
-  const double bytes = sign * static_cast<double>(level->net_bytes[static_cast<std::size_t>(net)]);
-  const bool row = level->is_row_net(net);
+void GridState::add_traffic(GridNetId net, LaneMask mask, Lane owner_lane, double sign) {
+  const double bytes = sign * static_cast<double>(level->net_bytes[net]);
+  const bool row = level->side_of_net(net) == Side::kRow;
   const double out = row ? bytes / 2 : bytes;
   const double back = row ? bytes / 2 : 0;
-  for (std::int32_t n = 0; n < layout.nodes; ++n) {
-    LaneMask there = mask & layout.node_lanes(n) & ~lane_bit(owner_lane);
+  for (const NodeId n : layout.node_ids()) {
+    const LaneMask there = mask & layout.node_lanes(n) & ~lane_bit(owner_lane);
     if (there == 0) continue;
     const int devices = std::popcount(there);
     const bool local = n == layout.node(owner_lane);
@@ -163,23 +158,21 @@ void GridState::add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, do
     // passes on.
     const double own = local ? 1 : (weight + devices - 1) / devices;
     const double relayed = local ? 0 : static_cast<double>(devices - 1) / devices;
-    sent_[static_cast<std::size_t>(owner_lane)] += out * times;
-    received_[static_cast<std::size_t>(owner_lane)] += back * times;
-    for (; there != 0; there &= there - 1) {
-      const auto lane = static_cast<std::size_t>(lowest_lane(there));
+    sent_[owner_lane] += out * times;
+    received_[owner_lane] += back * times;
+    for_each_lane(there, [&](Lane lane) {
       received_[lane] += out * own + back * relayed;
       sent_[lane] += back * own + out * relayed;
-    }
+    });
   }
 }
 
 double GridState::traffic_of(LaneMask mask) const {
   double sum = 0;
-  for (; mask != 0; mask &= mask - 1) {
-    const auto lane = static_cast<std::size_t>(lowest_lane(mask));
+  for_each_lane(mask, [&](Lane lane) {
     const double x = std::max(sent_[lane], received_[lane]) / mean_traffic_;
     sum += x * x * x * x;
-  }
+  });
   return traffic_weight_ * mean_traffic_ * sum;
 }
 
@@ -187,25 +180,22 @@ void GridState::set_traffic_weight(double weight) {
   traffic_weight_ = weight;
   traffic_cost = 0;
   if (weight == 0) return;
-  sent_.assign(static_cast<std::size_t>(num_lanes_), 0);
-  received_.assign(static_cast<std::size_t>(num_lanes_), 0);
-  for (std::int32_t net = 0; net < level->num_nets(); ++net) {
-    add_traffic(net, span(net), owner[static_cast<std::size_t>(level->block_of_net(net))], 1);
+  sent_.assign(layout.lanes(), 0);
+  received_.assign(layout.lanes(), 0);
+  for (const GridNetId net : level->nets()) {
+    add_traffic(net, span(net), owner[level->block_of_net(net)], 1);
   }
   double total = 0;
-  for (std::size_t lane = 0; lane < sent_.size(); ++lane)
-    total += (sent_[lane] + received_[lane]) / 2;
+  for (const Lane lane : layout.lanes()) total += (sent_[lane] + received_[lane]) / 2;
   mean_traffic_ = std::max(1.0, total / layout.num_devices());
   traffic_cost = traffic_of(devices_);
 }
 
 double GridState::penalties() const {
   double sum = 0;
-  for (LaneMask left = lanes(); left != 0; left &= left - 1) {
-    const auto lane = static_cast<std::size_t>(lowest_lane(left));
-    sum += work_penalty(static_cast<Lane>(lane), load[lane]) +
-           token_penalty(static_cast<Lane>(lane), tokens[lane]);
-  }
+  for_each_lane(lanes(), [&](Lane lane) {
+    sum += work_penalty(lane, load[lane]) + token_penalty(lane, tokens[lane]);
+  });
   return sum;
 }
 

@@ -12,11 +12,34 @@
 
 namespace contextile {
 
+using NodeId = Id<struct GridNodeTag>;
+using Lane = Id<struct LaneTag>;  // bit of a LaneMask
+
 // Devices as bits of one word: every node has `width` lanes, device d of node n is lane n·width +
 // d.
 using LaneMask = std::uint64_t;
-using Lane = std::int32_t;
 inline constexpr std::int32_t kMaxLanes = 64;
+
+[[nodiscard]] inline Lane lowest_lane(LaneMask mask) { return Lane{std::countr_zero(mask)}; }
+[[nodiscard]] inline LaneMask lane_bit(Lane lane) { return LaneMask{1} << lane.value; }
+
+// Calls visit(lane) for the mask's lanes from the lowest up.
+template <typename Visit>
+void for_each_lane(LaneMask mask, const Visit& visit) {
+  for (; mask != 0; mask &= mask - 1) visit(lowest_lane(mask));
+}
+
+// A lane in one byte, so that a net's tiles on a lane are found by searching bytes.
+struct PackedLane {
+  std::uint8_t value = 0;
+
+  constexpr PackedLane() = default;
+  constexpr explicit PackedLane(Lane lane) : value(static_cast<std::uint8_t>(lane.value)) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a packed lane is a lane wherever one is read
+  constexpr operator Lane() const { return Lane{value}; }
+
+  friend constexpr bool operator==(PackedLane, PackedLane) = default;
+};
 
 struct LaneLayout {
   std::int32_t nodes = 1;
@@ -27,19 +50,24 @@ struct LaneLayout {
   LaneLayout(std::int32_t nodes, std::int32_t devices_per_node);
   [[nodiscard]] static bool fits(std::int32_t nodes, std::int32_t devices_per_node);
 
-  [[nodiscard]] std::int32_t num_lanes() const { return nodes * width; }
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
-  [[nodiscard]] Lane lane(std::int32_t device) const {
-    return device / devices_per_node * width + device % devices_per_node;
+  [[nodiscard]] IdRange<Lane> lanes() const { return IdRange<Lane>(nodes * width); }
+  [[nodiscard]] IdRange<NodeId> node_ids() const { return IdRange<NodeId>(nodes); }
+  [[nodiscard]] Lane lane(Rank device) const {
+    return Lane{device.value / devices_per_node * width + device.value % devices_per_node};
   }
-  [[nodiscard]] std::int32_t device(Lane lane) const {
-    return lane / width * devices_per_node + lane % width;
+  // The lane of the node's device `in_node`, counted from 0.
+  [[nodiscard]] Lane lane(NodeId node, std::int32_t in_node) const {
+    return Lane{node.value * width + in_node};
   }
-  [[nodiscard]] std::int32_t node(Lane lane) const { return lane / width; }
-  [[nodiscard]] LaneMask node_lanes(std::int32_t node) const {
+  [[nodiscard]] Rank device(Lane lane) const {
+    return Rank{lane.value / width * devices_per_node + lane.value % width};
+  }
+  [[nodiscard]] NodeId node(Lane lane) const { return NodeId{lane.value / width}; }
+  [[nodiscard]] LaneMask node_lanes(NodeId node) const {
     const LaneMask all =
         devices_per_node == kMaxLanes ? ~LaneMask{0} : (LaneMask{1} << devices_per_node) - 1;
-    return all << (node * width);
+    return all << (node.value * width);
   }
   [[nodiscard]] std::int32_t count_nodes(LaneMask mask) const {
     if (nodes == 1) return mask != 0 ? 1 : 0;
@@ -50,9 +78,6 @@ struct LaneLayout {
  private:
   LaneMask node_firsts_ = 0;  // lane 0 of every node
 };
-
-[[nodiscard]] inline Lane lowest_lane(LaneMask mask) { return std::countr_zero(mask); }
-[[nodiscard]] inline LaneMask lane_bit(Lane lane) { return LaneMask{1} << lane; }
 
 // Where tiles and blocks may move.
 enum class Reach : std::uint8_t {
@@ -65,7 +90,7 @@ struct GridLimits {
   double mean_work = 0;   // of a place (a device, or a node under Reach::kNodes)
   double work_cap = 1.1;  // in means
   std::int64_t token_cap = 0;
-  std::vector<double> share;  // of every lane, in mean places; empty: all 1
+  IdVector<Lane, double> share;  // in mean places; empty: all 1
   std::int64_t node_weight = 3;
   std::int64_t inter_weight = 1;
   double work_penalty = 0;  // bytes per unit of relative overload
@@ -80,12 +105,12 @@ class GridState {
   LaneLayout layout;
   GridLimits limits;
   Reach reach = Reach::kAll;
-  std::vector<std::uint8_t> place;  // lane of every tile
-  std::vector<std::uint8_t> owner;  // lane of every block
-  std::int64_t cost = 0;            // bytes · (1 + node weight across nodes)
-  double traffic_cost = 0;          // 0 unless traffic is on
-  std::vector<std::int64_t> load;   // work of every lane
-  std::vector<std::int64_t> tokens;
+  IdVector<TileId, PackedLane> place;
+  IdVector<BlockId, PackedLane> owner;
+  std::int64_t cost = 0;              // bytes · (1 + node weight across nodes)
+  double traffic_cost = 0;            // 0 unless traffic is on
+  IdVector<Lane, std::int64_t> load;  // work
+  IdVector<Lane, std::int64_t> tokens;
 
   // Recomputes everything derived from place and owner.
   void rebuild();
@@ -97,23 +122,21 @@ class GridState {
     return reach == Reach::kInsides ? layout.node_lanes(layout.node(from)) : lanes();
   }
   // Lanes a net spans, its owner included.
-  [[nodiscard]] LaneMask span(std::int32_t net) const {
-    return span_[static_cast<std::size_t>(net)];
-  }
-  [[nodiscard]] std::int32_t count(std::int32_t net, Lane lane) const {
+  [[nodiscard]] LaneMask span(GridNetId net) const { return span_[net]; }
+  [[nodiscard]] std::int32_t count(GridNetId net, Lane lane) const {
     return count_[count_index(net, lane)];
   }
   // Calls visit(tile) for the net's tiles on `lane`, in listed order; nothing may move meanwhile.
   template <typename Visit>
-  void for_each_tile(std::int32_t net, Lane lane, const Visit& visit) const {
-    const auto begin = level->first_tile[static_cast<std::size_t>(net)];
-    const auto end = level->first_tile[static_cast<std::size_t>(net) + 1];
-    const std::uint8_t* at = listed_place_.data() + begin;
-    const std::uint8_t* const last = listed_place_.data() + end;
+  void for_each_tile(GridNetId net, Lane lane, const Visit& visit) const {
+    const PackedLane* const first = listed_place_.data() + level->pins_begin(net).index();
+    const PackedLane* const last = listed_place_.data() + level->pins_end(net).index();
+    const TileId* const tiles = level->net_tiles.data() + level->pins_begin(net).index();
+    const PackedLane* at = first;
     for (std::int32_t left = count(net, lane); left > 0; --left) {
-      at = static_cast<const std::uint8_t*>(
-          std::memchr(at, lane, static_cast<std::size_t>(last - at)));
-      visit(level->net_tiles[static_cast<std::size_t>(at - listed_place_.data())]);
+      at = static_cast<const PackedLane*>(
+          std::memchr(at, lane.value, static_cast<std::size_t>(last - at)));
+      visit(tiles[at - first]);
       ++at;
     }
   }
@@ -122,10 +145,10 @@ class GridState {
   }
 
   // Change of `cost`, without penalties and traffic.
-  [[nodiscard]] std::int64_t tile_delta(std::int32_t tile, Lane to) const;
-  [[nodiscard]] std::int64_t owner_delta(std::int32_t block, Lane to) const;
-  void move_tile(std::int32_t tile, Lane to);
-  void move_owner(std::int32_t block, Lane to);
+  [[nodiscard]] std::int64_t tile_delta(TileId tile, Lane to) const;
+  [[nodiscard]] std::int64_t owner_delta(BlockId block, Lane to) const;
+  void move_tile(TileId tile, Lane to);
+  void move_owner(BlockId block, Lane to);
 
   [[nodiscard]] double work_penalty(Lane lane, std::int64_t work) const {
     const double excess =
@@ -142,48 +165,43 @@ class GridState {
     return static_cast<double>(cost) + traffic_cost;
   }
   [[nodiscard]] double energy() const { return energy_without_penalties() + penalties(); }
-  [[nodiscard]] double share(Lane lane) const { return share_[static_cast<std::size_t>(lane)]; }
+  [[nodiscard]] double share(Lane lane) const { return share_[lane]; }
   [[nodiscard]] std::int64_t work_limit(Lane lane) const {
     return static_cast<std::int64_t>(limits.work_cap * limits.mean_work * share(lane));
   }
-  [[nodiscard]] std::int64_t token_cap(Lane lane) const {
-    return token_cap_[static_cast<std::size_t>(lane)];
-  }
+  [[nodiscard]] std::int64_t token_cap(Lane lane) const { return token_cap_[lane]; }
 
  private:
-  [[nodiscard]] LaneMask span_after(std::int32_t net, std::int32_t block, Lane from,
-                                    Lane to) const {
+  [[nodiscard]] LaneMask span_after(GridNetId net, BlockId block, Lane from, Lane to) const {
     LaneMask mask = span(net);
-    if (count(net, from) == 1 && owner[static_cast<std::size_t>(block)] != from)
-      mask &= ~lane_bit(from);
+    if (count(net, from) == 1 && owner[block] != from) mask &= ~lane_bit(from);
     return mask | lane_bit(to);
   }
-  void list_place(std::size_t tile, std::uint8_t lane) {
-    listed_place_[static_cast<std::size_t>(level->row_slot[tile])] = lane;
-    listed_place_[static_cast<std::size_t>(level->column_slot[tile])] = lane;
+  void list_place(TileId tile, PackedLane lane) {
+    listed_place_[level->row_pin[tile]] = lane;
+    listed_place_[level->column_pin[tile]] = lane;
   }
-  void change_span(std::int32_t net, LaneMask after, Lane owner_before, Lane owner_after);
-  void add_traffic(std::int32_t net, LaneMask mask, Lane owner_lane, double sign);
+  void change_span(GridNetId net, LaneMask after, Lane owner_before, Lane owner_after);
+  void add_traffic(GridNetId net, LaneMask mask, Lane owner_lane, double sign);
   [[nodiscard]] double traffic_of(LaneMask mask) const;
 
-  [[nodiscard]] std::size_t count_index(std::int32_t net, Lane lane) const {
-    return static_cast<std::size_t>(net) * static_cast<std::size_t>(num_lanes_) +
-           static_cast<std::size_t>(lane);
+  [[nodiscard]] std::size_t count_index(GridNetId net, Lane lane) const {
+    return net.index() * num_lanes_ + lane.index();
   }
 
-  std::int32_t num_lanes_;
+  std::size_t num_lanes_;
   LaneMask devices_ = 0;
   LaneMask node_firsts_ = 0;
   double mean_tokens_ = 1;
-  std::vector<double> share_;            // of every lane
-  std::vector<std::int64_t> token_cap_;  // of every lane
-  std::vector<LaneMask> span_;
-  std::vector<std::uint16_t> count_;        // [net][lane] tiles
-  std::vector<std::uint8_t> listed_place_;  // lane of every tile in the order of level->net_tiles
+  IdVector<Lane, double> share_;
+  IdVector<Lane, std::int64_t> token_cap_;
+  IdVector<GridNetId, LaneMask> span_;
+  std::vector<std::uint16_t> count_;          // [net][lane] tiles
+  IdVector<PinId, PackedLane> listed_place_;  // lane of the tile a net lists there
   double traffic_weight_ = 0;
   double mean_traffic_ = 1;
-  std::vector<double> sent_;
-  std::vector<double> received_;
+  IdVector<Lane, double> sent_;
+  IdVector<Lane, double> received_;
 };
 
 }  // namespace contextile

@@ -195,8 +195,7 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
   const PricedTiles& priced = *placement.priced;
   const std::int32_t groups = placement.choice.head_groups;
   WorkBlocks work = priced.tiles.work;
-  work.workers.clear();
-  for (const std::int32_t device : placement.partition.owner) work.workers.emplace_back(device);
+  work.workers.assign(placement.partition.owner.begin(), placement.partition.owner.end());
   const std::vector<Rank> owners = owners_of(workload, work);
   Arrangement arrangement;
   arrangement.partial_wire = request.wire.value_or(Dtype::kF32);

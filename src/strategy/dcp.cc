@@ -55,7 +55,7 @@ class DcpArranger {
   Arrangement run(std::int64_t block_size) {
     Placement placement = place(block_size);
     WorkBlocks& work = placement.input.work;
-    for (const std::int32_t device : placement.partition.owner) work.workers.emplace_back(device);
+    work.workers.assign(placement.partition.owner.begin(), placement.partition.owner.end());
     const std::vector<Rank> owners = owners_of(workload_, work);
     Arrangement arrangement;
     ArrangedRound& round = arrangement.rounds.emplace_back();

@@ -1,7 +1,6 @@
 #include "strategy/dcp_hypergraph.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -13,27 +12,29 @@ namespace {
 // Vertices: the blocks in order, then the tiles in order.
 Hypergraph hypergraph_of(const AttentionGrid& grid) {
   Hypergraph graph;
-  const auto groups = static_cast<std::size_t>(grid.head_groups);
+  const IdRange<GroupId> groups(grid.head_groups);
   const std::int64_t bytes_per_token =
       (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
-  std::vector<std::vector<VertexId>> rows;
-  std::vector<std::vector<VertexId>> columns;
+  using Pins = IdVector<GroupId, std::vector<VertexId>>;
+  IdVector<BlockId, Pins> rows;
+  IdVector<BlockId, Pins> columns;
   for (const GridBlock& block : grid.blocks) {
-    const VertexId vertex = graph.add_vertex({0, block.tokens * bytes_per_token});
-    rows.insert(rows.end(), groups, {vertex});
-    columns.insert(columns.end(), groups, {vertex});
+    const Pins owned(groups, {graph.add_vertex({0, block.tokens * bytes_per_token})});
+    rows.push_back(owned);
+    columns.push_back(owned);
   }
   for (const GridTile& tile : grid.tiles) {
     const VertexId vertex = graph.add_vertex({tile.work, 0});
-    const auto group = static_cast<std::size_t>(tile.group);
-    rows[static_cast<std::size_t>(tile.row) * groups + group].push_back(vertex);
-    columns[static_cast<std::size_t>(tile.column) * groups + group].push_back(vertex);
+    rows[tile.row][tile.group].push_back(vertex);
+    columns[tile.column][tile.group].push_back(vertex);
   }
-  for (std::size_t unit = 0; unit < rows.size(); ++unit) {
-    const std::int64_t tokens = grid.blocks[unit / groups].tokens;
-    // Q and O have the same pins: the paper's two nets are one of both's bytes.
-    graph.add_net(rows[unit], tokens * grid.row_bytes_per_token);
-    graph.add_net(columns[unit], tokens * grid.column_bytes_per_token);
+  for (const BlockId b : grid.blocks.ids()) {
+    const std::int64_t tokens = grid.blocks[b].tokens;
+    for (const GroupId g : groups) {
+      // Q and O have the same pins: the paper's two nets are one of both's bytes.
+      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token);
+      graph.add_net(columns[b][g], tokens * grid.column_bytes_per_token);
+    }
   }
   return graph;
 }
@@ -111,7 +112,7 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHyperg
             {work_limit(graph, spec.nodes, spec.eps_node), least_data(graph, spec.nodes) + block});
   const std::int32_t per_node = spec.devices_per_node;
   const std::int64_t device_data = least_data(graph, spec.nodes * per_node) + block;
-  IdVector<VertexId, std::int32_t> device_of(graph.vertices());
+  IdVector<VertexId, Rank> device_of(graph.vertices());
   for (const PartId node : IdRange<PartId>(spec.nodes)) {
     const Share share = share_of(graph, nodes, node);
     // What the node was given must fit, even if it is more than its share.
@@ -119,13 +120,16 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHyperg
     const HypergraphPartition inside =
         split(share.graph, per_node, {work_limit(share.graph, per_node, spec.eps_device), data});
     for (const VertexId v : share.vertices.ids()) {
-      device_of[share.vertices[v]] = node.value * per_node + inside.part[v].value;
+      device_of[share.vertices[v]] = Rank{node.value * per_node + inside.part[v].value};
     }
   }
   GridPartition placed;
-  for (const std::int32_t device : device_of) {
-    const bool is_block = placed.owner.size() < grid.blocks.size();
-    (is_block ? placed.owner : placed.device).push_back(device);
+  for (const Rank device : device_of) {
+    if (placed.owner.size() < grid.blocks.size()) {
+      placed.owner.push_back(device);
+    } else {
+      placed.device.push_back(device);
+    }
   }
   return placed;
 }

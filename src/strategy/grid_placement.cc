@@ -32,18 +32,19 @@ AttentionGrid attention_grid(const Workload& workload, const TileGrid& tiles,
   grid.head_groups = head_groups;
   grid.row_bytes_per_token = bytes.row;
   grid.column_bytes_per_token = bytes.column;
-  std::int32_t sequence = 0;
+  SequenceId sequence{0};
   const Blocking& blocks = tiles.work.blocks;
-  for (std::int32_t b = 0; b < blocks.num_blocks(); ++b) {
-    const std::int64_t first = blocks.ranges(BlockId{b}).front().begin;
-    while (workload.sequences[static_cast<std::size_t>(sequence)].end <= first) ++sequence;
-    grid.blocks.push_back({blocks.num_tokens(BlockId{b}), sequence});
+  for (const BlockId b : IdRange<BlockId>(blocks.num_blocks())) {
+    const std::int64_t first = blocks.ranges(b).front().begin;
+    while (workload.sequences[sequence.index()].end <= first) ++sequence.value;
+    grid.blocks.push_back({blocks.num_tokens(b), sequence});
   }
-  grid.tiles.reserve(tiles.all_tiles.size() * static_cast<std::size_t>(head_groups));
+  const IdRange<GroupId> groups(head_groups);
+  grid.tiles.reserve(tiles.all_tiles.size() * groups.size());
   for (std::size_t t = 0; t < tiles.all_tiles.size(); ++t) {
     const Tile& tile = tiles.all_tiles[t];
-    for (std::int32_t g = 0; g < head_groups; ++g) {
-      grid.tiles.push_back({tile.q_block.value, tile.kv_block.value, g, work[t]});
+    for (const GroupId g : groups) {
+      grid.tiles.push_back({tile.q_block, tile.kv_block, g, work[t]});
     }
   }
   return grid;
@@ -52,17 +53,19 @@ AttentionGrid attention_grid(const Workload& workload, const TileGrid& tiles,
 std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m, std::int32_t head_groups,
                                      const GridPartition& partition) {
   std::vector<PlacedTile> placed;
-  const auto groups = static_cast<std::size_t>(head_groups);
-  placed.reserve(tiles.tiles_of_mask[m].size() * groups);
+  const IdRange<GroupId> groups(head_groups);
+  placed.reserve(tiles.tiles_of_mask[m].size() * groups.size());
   std::size_t in_union = 0;
+  TileId on_grid{0};  // of the union's tile, group 0
   for (const Tile& tile : tiles.tiles_of_mask[m]) {
     while (tiles.all_tiles[in_union].q_block != tile.q_block ||
            tiles.all_tiles[in_union].kv_block != tile.kv_block) {
       ++in_union;
+      on_grid.value += head_groups;
     }
-    for (std::size_t g = 0; g < groups; ++g) {
-      placed.push_back({tile.q_block, tile.kv_block, GroupId{static_cast<std::int32_t>(g)},
-                        Rank{partition.device[in_union * groups + g]}, 0, tile.pairs});
+    for (const GroupId g : groups) {
+      const Rank device = partition.device[TileId{on_grid.value + g.value}];
+      placed.push_back({tile.q_block, tile.kv_block, g, device, 0, tile.pairs});
     }
   }
   return placed;
@@ -77,18 +80,18 @@ void relay_across_nodes(ScheduleProblem& problem, std::int64_t inter_weight) {
     if (!is_of_last) {
       units.push_back({unit_bytes(route.kind, problem.blocks->num_tokens(route.block),
                                   problem.shape, problem.head_groups, problem.shape.dtype),
-                       problem.owners[route.block.index()].value,
+                       problem.owners[route.block.index()],
                        is_result(route.kind),
                        {}});
     }
-    units.back().devices.push_back(route.device.value);
+    units.back().devices.push_back(route.device);
     last = &route;
   }
-  const std::vector<std::vector<std::int32_t>> vias =
+  const std::vector<std::vector<Rank>> vias =
       choose_relays(units, problem.num_devices, problem.devices_per_node, inter_weight);
   std::size_t r = 0;
-  for (const std::vector<std::int32_t>& via : vias) {
-    for (const std::int32_t device : via) problem.routes[r++].via = Rank{device};
+  for (const std::vector<Rank>& via : vias) {
+    for (const Rank device : via) problem.routes[r++].via = device;
   }
 }
 

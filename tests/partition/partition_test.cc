@@ -25,14 +25,14 @@ GridSpec spec_of(std::int32_t nodes, std::int32_t devices) {
   return spec;
 }
 
-std::vector<std::int64_t> tokens_held(const AttentionGrid& grid, const GridSpec& spec,
-                                      const GridPartition& partition) {
-  std::vector<std::int64_t> held(static_cast<std::size_t>(spec.nodes * spec.devices_per_node));
-  for (std::size_t b = 0; b < grid.blocks.size(); ++b) {
-    held[static_cast<std::size_t>(partition.owner[b])] += grid.blocks[b].tokens;
-  }
+IdVector<Rank, std::int64_t> tokens_held(const AttentionGrid& grid, const GridSpec& spec,
+                                         const GridPartition& partition) {
+  IdVector<Rank, std::int64_t> held(IdRange<Rank>(spec.nodes * spec.devices_per_node));
+  for (const BlockId b : grid.blocks.ids()) held[partition.owner[b]] += grid.blocks[b].tokens;
   return held;
 }
+
+constexpr SequenceId kOnly{0};
 
 // One causal sequence of equal blocks.
 AttentionGrid causal_grid(std::int32_t num_blocks, std::int64_t tokens, std::int32_t groups) {
@@ -40,10 +40,10 @@ AttentionGrid causal_grid(std::int32_t num_blocks, std::int64_t tokens, std::int
   grid.head_groups = groups;
   grid.row_bytes_per_token = 2048;
   grid.column_bytes_per_token = 512;
-  for (std::int32_t b = 0; b < num_blocks; ++b) grid.blocks.push_back({tokens, 0});
-  for (std::int32_t i = 0; i < num_blocks; ++i) {
-    for (std::int32_t j = 0; j <= i; ++j) {
-      for (std::int32_t g = 0; g < groups; ++g) {
+  for (std::int32_t b = 0; b < num_blocks; ++b) grid.blocks.push_back({tokens, kOnly});
+  for (const BlockId i : grid.blocks.ids()) {
+    for (const BlockId j : IdRange<BlockId>(i.value + 1)) {
+      for (const GroupId g : IdRange<GroupId>(groups)) {
         grid.tiles.push_back({i, j, g, i == j ? tokens * (tokens + 1) / 2 : tokens * tokens});
       }
     }
@@ -62,8 +62,8 @@ TEST(PartitionGrid, AssignsEverythingAndKeepsTheTokenCap) {
     ASSERT_EQ(partition.owner.size(), grid.blocks.size());
     ASSERT_EQ(partition.device.size(), grid.tiles.size());
     const std::int32_t devices = spec.nodes * spec.devices_per_node;
-    for (const std::int32_t device : partition.device) ASSERT_TRUE(device >= 0 && device < devices);
-    for (const std::int32_t owner : partition.owner) ASSERT_TRUE(owner >= 0 && owner < devices);
+    for (const Rank d : partition.device) ASSERT_TRUE(d.valid() && d.value < devices);
+    for (const Rank d : partition.owner) ASSERT_TRUE(d.valid() && d.value < devices);
     std::vector<std::int64_t> sizes;
     for (const GridBlock& block : grid.blocks) sizes.push_back(block.tokens);
     const std::int64_t cap =
@@ -96,9 +96,9 @@ TEST(PartitionGrid, IsTheSameForTheSameSeed) {
 TEST(PartitionGrid, KeepsWholeSequencesTogetherWhenThatBalances) {
   AttentionGrid grid;
   grid.row_bytes_per_token = grid.column_bytes_per_token = 100;
-  for (std::int32_t s = 0; s < 32; ++s) {
-    grid.blocks.push_back({1000, s});
-    grid.tiles.push_back({s, s, 0, 500'000});
+  for (const SequenceId s : IdRange<SequenceId>(32)) {
+    const BlockId only = grid.blocks.push_back({1000, s});
+    grid.tiles.push_back({only, only, GroupId{0}, 500'000});
   }
   const GridSpec spec = spec_of(4, 8);
   const GridQuality quality = evaluate(grid, spec, partition_grid(grid, spec));
@@ -150,14 +150,14 @@ TEST(PartitionGrid, HandlesWhatIsDegenerate) {
   AttentionGrid empty;
   EXPECT_TRUE(partition_grid(empty, spec_of(2, 4)).owner.empty());
   AttentionGrid no_tiles;
-  no_tiles.blocks = {{10, 0}, {10, 0}};
+  no_tiles.blocks = {{10, kOnly}, {10, kOnly}};
   EXPECT_EQ(partition_grid(no_tiles, spec_of(2, 4)).owner.size(), 2U);
   AttentionGrid giant = causal_grid(4, 10, 1);
   giant.tiles.front().work = 1'000'000'000;  // one tile heavier than all devices should have
   const GridPartition partition = partition_grid(giant, spec_of(2, 4));
   EXPECT_EQ(partition.device.size(), giant.tiles.size());
   EXPECT_EQ(partition_grid(causal_grid(4, 10, 1), spec_of(1, 1)).device,
-            std::vector<std::int32_t>(10, 0));
+            (IdVector<TileId, Rank>(IdRange<TileId>(10), Rank{0})));
 }
 
 TEST(PartitionGrid, RefusesABlockAboveTheTokenCap) {
@@ -172,12 +172,16 @@ TEST(Evaluate, CountsByHandWhatASmallPartitionMoves) {
   AttentionGrid grid;
   grid.row_bytes_per_token = 10;  // 5 of queries, 5 of outputs
   grid.column_bytes_per_token = 7;
-  grid.blocks = {{1, 0}, {2, 0}};
-  grid.tiles = {{0, 0, 0, 1}, {1, 0, 0, 2}, {1, 1, 0, 3}};
+  const BlockId first{0};
+  const BlockId second{1};
+  const GroupId group{0};
+  grid.blocks = {{1, kOnly}, {2, kOnly}};
+  grid.tiles = {{first, first, group, 1}, {second, first, group, 2}, {second, second, group, 3}};
   const GridSpec spec = spec_of(2, 2);
   // Row 1 is owned by device 3 and computed on 2 and 3; column 0 is owned by 0 and needed on 0
   // and 2.
-  const GridQuality quality = evaluate(grid, spec, {{0, 3}, {0, 2, 3}});
+  const GridQuality quality =
+      evaluate(grid, spec, {{Rank{0}, Rank{3}}, {Rank{0}, Rank{2}, Rank{3}}});
   EXPECT_EQ(quality.total_bytes, 2 * 10 + 1 * 7);
   EXPECT_EQ(quality.inter_bytes, 7);
   EXPECT_DOUBLE_EQ(quality.compute_overload, 3.0 / 1.5 - 1);
@@ -191,21 +195,22 @@ TEST(Relays, CrossANodeBoundaryOncePerNode) {
   for (int u = 0; u < 200; ++u) {
     MovingUnit unit;
     unit.bytes = random_between(rng, 1, 1000);
-    unit.owner = static_cast<std::int32_t>(random_between(rng, 0, 15));
+    unit.owner = Rank{static_cast<std::int32_t>(random_between(rng, 0, 15))};
     unit.towards_owner = random_chance(rng, 0.5);
-    for (std::int32_t d = 0; d < 16; ++d) {
+    for (const Rank d : IdRange<Rank>(16)) {
       if (d != unit.owner && random_chance(rng, 0.4)) unit.devices.push_back(d);
     }
     units.push_back(unit);
   }
+  const auto node = [](Rank device) { return device.index() / 4; };
   const auto via = choose_relays(units, 16, 4);
   for (std::size_t u = 0; u < units.size(); ++u) {
     std::vector<int> crossings(4);
     for (std::size_t i = 0; i < units[u].devices.size(); ++i) {
-      const std::int32_t device = units[u].devices[i];
-      if (via[u][i] / 4 != device / 4) {
+      const Rank device = units[u].devices[i];
+      if (node(via[u][i]) != node(device)) {
         EXPECT_EQ(via[u][i], units[u].owner);
-        ++crossings[static_cast<std::size_t>(device / 4)];
+        ++crossings[node(device)];
       } else if (via[u][i] != units[u].owner) {  // a relay has the unit itself, from the owner
         const auto at = std::find(units[u].devices.begin(), units[u].devices.end(), via[u][i]);
         ASSERT_NE(at, units[u].devices.end());

@@ -28,14 +28,20 @@ GridLimits limits_for(const GridLevel& level, std::int32_t devices) {
   return limits;
 }
 
+// Any of the ids 0 … size-1.
+template <typename I>
+I any_id(Rng& rng, std::int32_t size) {
+  return I{static_cast<std::int32_t>(random_between(rng, 0, size - 1))};
+}
+
+Lane any_lane(Rng& rng, const LaneLayout& layout) {
+  return layout.lane(any_id<Rank>(rng, layout.num_devices()));
+}
+
 GridState random_state(Rng& rng, const GridLevel& level, const LaneLayout& layout) {
   GridState state(level, layout, limits_for(level, layout.num_devices()));
-  const auto any_lane = [&] {
-    return static_cast<std::uint8_t>(
-        layout.lane(static_cast<std::int32_t>(random_between(rng, 0, layout.num_devices() - 1))));
-  };
-  for (auto& lane : state.place) lane = any_lane();
-  for (auto& lane : state.owner) lane = any_lane();
+  for (PackedLane& lane : state.place) lane = PackedLane(any_lane(rng, layout));
+  for (PackedLane& lane : state.owner) lane = PackedLane(any_lane(rng, layout));
   state.rebuild();
   return state;
 }
@@ -51,18 +57,19 @@ TEST(LaneLayout, NumbersDevicesBothWaysAndCountsNodes) {
   for (const auto& [nodes, devices] : kMachines) {
     ASSERT_TRUE(LaneLayout::fits(nodes, devices));
     const LaneLayout layout(nodes, devices);
-    for (std::int32_t d = 0; d < layout.num_devices(); ++d) {
+    for (const Rank d : IdRange<Rank>(layout.num_devices())) {
       EXPECT_EQ(layout.device(layout.lane(d)), d);
-      EXPECT_EQ(layout.node(layout.lane(d)), d / devices);
+      EXPECT_EQ(layout.node(layout.lane(d)), NodeId{d.value / devices});
+      EXPECT_EQ(layout.lane(NodeId{d.value / devices}, d.value % devices), layout.lane(d));
     }
     Rng rng(5);
     for (int trial = 0; trial < 200; ++trial) {
       LaneMask mask = 0;
-      std::vector<bool> seen(static_cast<std::size_t>(nodes));
-      for (std::int32_t d = 0; d < layout.num_devices(); ++d) {
+      IdVector<NodeId, bool> seen(layout.node_ids());
+      for (const Rank d : IdRange<Rank>(layout.num_devices())) {
         if (!random_chance(rng, 0.1)) continue;
         mask |= lane_bit(layout.lane(d));
-        seen[static_cast<std::size_t>(d / devices)] = true;
+        seen[NodeId{d.value / devices}] = true;
       }
       EXPECT_EQ(layout.count_nodes(mask), std::count(seen.begin(), seen.end(), true));
     }
@@ -81,18 +88,17 @@ TEST(GridState, MovesKeepEverythingEqualToRecomputed) {
     GridState state = random_state(rng, level, layout);
     if (random_chance(rng, 0.5)) state.set_traffic_weight(0.1);
     for (int step = 0; step < 200; ++step) {
-      const Lane to =
-          layout.lane(static_cast<std::int32_t>(random_between(rng, 0, layout.num_devices() - 1)));
+      const Lane to = any_lane(rng, layout);
       const std::int64_t before = state.cost;
       if (random_chance(rng, 0.7)) {
-        const auto t = static_cast<std::int32_t>(random_between(rng, 0, level.num_tiles() - 1));
-        if (state.place[static_cast<std::size_t>(t)] == to) continue;
+        const auto t = any_id<TileId>(rng, level.num_tiles());
+        if (state.place[t] == to) continue;
         const std::int64_t delta = state.tile_delta(t, to);
         state.move_tile(t, to);
         ASSERT_EQ(state.cost, before + delta);
       } else {
-        const auto b = static_cast<std::int32_t>(random_between(rng, 0, level.num_blocks() - 1));
-        if (state.owner[static_cast<std::size_t>(b)] == to) continue;
+        const auto b = any_id<BlockId>(rng, level.num_blocks());
+        if (state.owner[b] == to) continue;
         const std::int64_t delta = state.owner_delta(b, to);
         state.move_owner(b, to);
         ASSERT_EQ(state.cost, before + delta);
@@ -102,7 +108,7 @@ TEST(GridState, MovesKeepEverythingEqualToRecomputed) {
     EXPECT_EQ(state.cost, fresh.cost);
     EXPECT_EQ(state.load, fresh.load);
     EXPECT_EQ(state.tokens, fresh.tokens);
-    for (std::int32_t net = 0; net < level.num_nets(); ++net) {
+    for (const GridNetId net : level.nets()) {
       ASSERT_EQ(state.span(net), fresh.span(net));
     }
   }
@@ -115,11 +121,11 @@ TEST(GridState, TrafficStaysEqualToRecomputedUnderOneScale) {
   GridState state = random_state(rng, level, layout);
   state.set_traffic_weight(0.5);
   const GridState start = state;
-  std::vector<std::pair<std::int32_t, Lane>> undo;
+  std::vector<std::pair<TileId, Lane>> undo;
   for (int step = 0; step < 300; ++step) {
-    const auto t = static_cast<std::int32_t>(random_between(rng, 0, level.num_tiles() - 1));
-    undo.emplace_back(t, state.place[static_cast<std::size_t>(t)]);
-    state.move_tile(t, layout.lane(static_cast<std::int32_t>(random_between(rng, 0, 31))));
+    const auto t = any_id<TileId>(rng, level.num_tiles());
+    undo.emplace_back(t, state.place[t]);
+    state.move_tile(t, any_lane(rng, layout));
   }
   for (auto it = undo.rbegin(); it != undo.rend(); ++it) state.move_tile(it->first, it->second);
   EXPECT_EQ(state.cost, start.cost);
@@ -156,10 +162,10 @@ TEST(Anneal, NeverLeavesANodeWhenOnlyInsidesMayChange) {
   FastRandom random(1);
   anneal(state, {20'000, level.mean_row_bytes(), level.mean_row_bytes() / 100}, random);
   EXPECT_NE(state.place, start.place);
-  for (std::size_t t = 0; t < state.place.size(); ++t) {
+  for (const TileId t : level.tiles.ids()) {
     ASSERT_EQ(layout.node(state.place[t]), layout.node(start.place[t]));
   }
-  for (std::size_t b = 0; b < state.owner.size(); ++b) {
+  for (const BlockId b : level.blocks.ids()) {
     ASSERT_EQ(layout.node(state.owner[b]), layout.node(start.owner[b]));
   }
 }
@@ -193,11 +199,10 @@ TEST(Coarsening, KeepsWorkTokensAndTheCostOfProjectedAssignments) {
       const LaneLayout layout(2, 4);
       const GridState coarse = random_state(rng, levels[l], layout);
       GridState fine(levels[l - 1], layout, limits_for(levels[l - 1], 8));
-      for (std::size_t t = 0; t < fine.place.size(); ++t) {
-        fine.place[t] = coarse.place[static_cast<std::size_t>(levels[l].coarse_tile[t])];
-      }
-      for (std::size_t b = 0; b < fine.owner.size(); ++b) {
-        fine.owner[b] = coarse.owner[static_cast<std::size_t>(levels[l].coarse_block[b])];
+      for (const TileId t : fine.place.ids())
+        fine.place[t] = coarse.place[levels[l].coarse_tile[t]];
+      for (const BlockId b : fine.owner.ids()) {
+        fine.owner[b] = coarse.owner[levels[l].coarse_block[b]];
       }
       fine.rebuild();
       EXPECT_EQ(fine.load, coarse.load);

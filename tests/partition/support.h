@@ -17,7 +17,7 @@ inline AttentionGrid random_grid(Rng& rng, std::int32_t max_blocks = 40) {
   grid.head_groups = static_cast<std::int32_t>(random_between(rng, 1, 3));
   grid.row_bytes_per_token = random_between(rng, 1, 4096);
   grid.column_bytes_per_token = random_between(rng, 1, 4096);
-  std::int32_t sequence = 0;
+  SequenceId sequence{0};
   while (static_cast<std::int32_t>(grid.blocks.size()) < max_blocks) {
     const auto first = static_cast<std::int32_t>(grid.blocks.size());
     const std::int64_t count = random_between(rng, 1, 12);
@@ -29,15 +29,16 @@ inline AttentionGrid random_grid(Rng& rng, std::int32_t max_blocks = 40) {
     for (std::int32_t i = 0; i < count; ++i) {
       for (std::int32_t j = std::max<std::int32_t>(0, i - static_cast<std::int32_t>(reach) + 1);
            j <= i; ++j) {
-        const std::int64_t rows = grid.blocks[static_cast<std::size_t>(first + i)].tokens;
-        const std::int64_t columns = grid.blocks[static_cast<std::size_t>(first + j)].tokens;
-        for (std::int32_t g = 0; g < grid.head_groups; ++g) {
-          grid.tiles.push_back(
-              {first + i, first + j, g, i == j ? rows * (rows + 1) / 2 : rows * columns});
+        const BlockId row{first + i};
+        const BlockId column{first + j};
+        const std::int64_t rows = grid.blocks[row].tokens;
+        const std::int64_t columns = grid.blocks[column].tokens;
+        for (const GroupId g : IdRange<GroupId>(grid.head_groups)) {
+          grid.tiles.push_back({row, column, g, i == j ? rows * (rows + 1) / 2 : rows * columns});
         }
       }
     }
-    ++sequence;
+    ++sequence.value;
   }
   return grid;
 }
