@@ -20,7 +20,7 @@ std::string description() {
 
 }  // namespace
 
-Program::Program() : app_(description(), "contextile") {
+CommandLine::CommandLine() : app_(description(), "contextile") {
   app_.set_version_flag("--version", "contextile " CONTEXTILE_VERSION);
   app_.require_subcommand(1);
   app_.formatter(std::make_shared<HelpFormatter>());  // subcommands inherit it
@@ -30,7 +30,7 @@ Program::Program() : app_(description(), "contextile") {
   }
 }
 
-const Action& Program::chosen() const { return actions_.at(app_.get_subcommands().front()); }
+const Action& CommandLine::chosen() const { return actions_.at(app_.get_subcommands().front()); }
 
 std::vector<std::string> command_names() {
   std::vector<std::string> names;

@@ -10,9 +10,9 @@
 
 namespace contextile {
 
-class Program {
+class CommandLine {
  public:
-  Program();
+  CommandLine();
 
   [[nodiscard]] CLI::App& app() { return app_; }
   // The action of the command that was parsed.

@@ -13,10 +13,10 @@
 namespace contextile {
 namespace {
 
-// Candidates that begin with what was typed.
+// CompletionValues that begin with what was typed.
 class Collector {
  public:
-  Collector(Candidates& candidates, std::string typed)
+  Collector(CompletionValues& candidates, std::string typed)
       : candidates_(candidates), typed_(std::move(typed)) {}
 
   void offer(const std::string& word, std::string_view text) {
@@ -24,7 +24,7 @@ class Collector {
   }
 
  private:
-  Candidates& candidates_;
+  CompletionValues& candidates_;
   std::string typed_;
 };
 
@@ -77,7 +77,7 @@ void offer_strategies(const std::string& text, const std::string& head, Collecto
 
 // Values of an option, each behind `head` ("--mask=" or nothing).
 void offer_values(const CLI::Option& option, const std::string& text, std::string head,
-                  Candidates& candidates) {
+                  CompletionValues& candidates) {
   const ValueHints hints = value_hints(option);
   candidates.files = candidates.files || hints.file;
   if (option.get_name() == "--strategy") {
@@ -146,7 +146,7 @@ const CLI::Option* positional(const CLI::App& command, std::size_t index) {
 }
 
 void complete_argument(const CLI::App& command, std::span<const std::string> words,
-                       Candidates& candidates) {
+                       CompletionValues& candidates) {
   const std::string& typed = words.back();
   const Written written = read_words(command, words.first(words.size() - 1));
   if (written.awaiting != nullptr) {
@@ -168,8 +168,8 @@ void complete_argument(const CLI::App& command, std::span<const std::string> wor
 
 }  // namespace
 
-Candidates candidates_for(const CLI::App& program, std::span<const std::string> words) {
-  Candidates candidates;
+CompletionValues candidates_for(const CLI::App& program, std::span<const std::string> words) {
+  CompletionValues candidates;
   if (words.empty()) return candidates;
   if (words.size() == 1) {
     Collector collector(candidates, words.front());
@@ -189,7 +189,7 @@ Candidates candidates_for(const CLI::App& program, std::span<const std::string> 
   return candidates;
 }
 
-std::string answer_text(const Candidates& candidates) {
+std::string answer_text(const CompletionValues& candidates) {
   std::string text = candidates.files ? "files\n" : "words\n";
   for (const Candidate& candidate : candidates.words) {
     text += fmt::format("{}\t{}\n", candidate.word, candidate.text);

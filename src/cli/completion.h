@@ -17,17 +17,17 @@ struct Candidate {
   std::string word;  // a whole word in place of the last one; ends in ':' or '=' when more follows
   std::string text;  // what it means, for shells that show it
 };
-struct Candidates {
+struct CompletionValues {
   std::vector<Candidate> words;
   bool files = false;  // paths fit, too
 };
 // What the last of `words`, those behind the program's name, could become; it may be empty. Words
 // that make no sense have no candidates: nothing is an error here.
-[[nodiscard]] Candidates candidates_for(const CLI::App& program,
-                                        std::span<const std::string> words);
+[[nodiscard]] CompletionValues candidates_for(const CLI::App& program,
+                                              std::span<const std::string> words);
 
 // The answer to a script: "files" or "words", then for each candidate its word, a tab, its text.
-[[nodiscard]] std::string answer_text(const Candidates& candidates);
+[[nodiscard]] std::string answer_text(const CompletionValues& candidates);
 
 // What `contextile completion SHELL` prints.
 [[nodiscard]] const std::vector<std::string>& completion_shells();

@@ -79,7 +79,7 @@ int unknown_command(const char* found) {
 int dispatch(int argc, char** argv) {
   const std::vector<std::string> names = command_names();
   const char* first = argc > 1 ? argv[1] : nullptr;
-  Program program;
+  CommandLine program;
   if (first != nullptr && first == kCompleteArgument) {
     const std::vector<std::string> words(argv + 2, argv + argc);
     print(answer_text(candidates_for(program.app(), words)));

@@ -4,9 +4,9 @@
 
 namespace contextile {
 
-Movement movement_of(const StrategyChoice& choice, const PlanInput& input,
-                     std::span<const Workload> batches) {
-  Movement mean;
+MeanMovement movement_of(const StrategyChoice& choice, const PlanInput& input,
+                         std::span<const Workload> batches) {
+  MeanMovement mean;
   const double share = 1.0 / static_cast<double>(batches.size());
   for (const Workload& workload : batches) {
     const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);

@@ -10,7 +10,7 @@
 namespace contextile {
 
 // What the plans of one strategy move in forward and backward of one layer: means over batches.
-struct Movement {
+struct MeanMovement {
   double inter_bytes = 0;       // between nodes
   double device_bytes = 0;      // all bytes over the number of devices
   double max_device_bytes = 0;  // busiest device of each direction
@@ -21,7 +21,7 @@ struct Movement {
   double tiles = 0;  // forward
 };
 // Plans and verifies; every batch must be one the strategy applies to.
-[[nodiscard]] Movement movement_of(const StrategyChoice& choice, const PlanInput& input,
-                                   std::span<const Workload> batches);
+[[nodiscard]] MeanMovement movement_of(const StrategyChoice& choice, const PlanInput& input,
+                                       std::span<const Workload> batches);
 
 }  // namespace contextile

@@ -140,7 +140,8 @@ TEST(MakeWorkload, NamesAMaskAfterItsRuleAndAsksForNamesWhenTheyClash) {
 }
 
 TEST(MakeWorkload, RejectsBadParts) {
-  EXPECT_NE(error_of([] { (void)make_workload(kLengths, {}, {}); }), "");
+  const std::span<const MaskUse> none;
+  EXPECT_NE(error_of([&] { (void)make_workload(kLengths, {}, none); }), "");
   EXPECT_NE(error_of([] { (void)make_workload({}, {}, kCausalMask); }), "");
   EXPECT_NE(error_of([] { (void)make_workload(kLengths, {.kv_heads = 5}, kCausalMask); }), "");
 }

@@ -14,6 +14,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/planner.h"
 #include "papers/paper_table.h"
 #include "report/json.h"
 #include "report/table.h"

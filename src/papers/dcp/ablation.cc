@@ -73,7 +73,7 @@ std::vector<Column> movement_columns(std::vector<Column> first) {
   return first;
 }
 
-void add_movement(Table& table, std::vector<Cell> cells, const Movement& movement) {
+void add_movement(Table& table, std::vector<Cell> cells, const MeanMovement& movement) {
   for (const double value : {movement.inter_bytes, movement.device_bytes, movement.max_device_bytes,
                              movement.compute_overload, movement.token_overload}) {
     cells.emplace_back(value);

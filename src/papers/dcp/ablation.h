@@ -35,15 +35,15 @@ void refuse_block_size(const BenchOverrides& overrides, std::string_view table);
 // `first`, then the columns that add_movement fills. Text tables leave the busiest device out, for
 // width.
 [[nodiscard]] std::vector<Column> movement_columns(std::vector<Column> first);
-void add_movement(Table& table, std::vector<Cell> cells, const Movement& movement);
+void add_movement(Table& table, std::vector<Cell> cells, const MeanMovement& movement);
 
 // Which bytes a finding is about.
 struct Volume {
   std::string_view name;
-  double Movement::*bytes;
+  double MeanMovement::*bytes;
 };
 inline constexpr std::array<Volume, 2> kVolumes = {
-    {{"inter-node", &Movement::inter_bytes}, {"per-device", &Movement::device_bytes}}};
+    {{"inter-node", &MeanMovement::inter_bytes}, {"per-device", &MeanMovement::device_bytes}}};
 
 // With two differences: lengths are sampled, the figure's points are not known.
 [[nodiscard]] PaperResult ablation_result(const BenchSetting& setting, Table table);

@@ -23,14 +23,14 @@ namespace {
 // One dataset under one mask: dcp by block size, and the baseline that moves least.
 struct BlockSizeCase {
   std::string name;
-  std::array<Movement, kDcpBlockSizes.size()> dcp;
-  Movement baseline;
+  std::array<MeanMovement, kDcpBlockSizes.size()> dcp;
+  MeanMovement baseline;
 };
 
 // Returns the ring that moves the fewest bytes per device.
-Movement add_baselines(const BenchSetting& setting, std::span<const Workload> batches,
-                       const std::vector<Cell>& labels, Progress& progress, Table& table) {
-  std::optional<Movement> least;
+MeanMovement add_baselines(const BenchSetting& setting, std::span<const Workload> batches,
+                           const std::vector<Cell>& labels, Progress& progress, Table& table) {
+  std::optional<MeanMovement> least;
   for (const char* text : {"ring", "zigzag", "hybrid:A=2"}) {
     const StrategyChoice baseline = parse_strategies(text).front();
     progress.step(text);
@@ -41,7 +41,7 @@ Movement add_baselines(const BenchSetting& setting, std::span<const Workload> ba
       table.add_row(std::move(cells), fmt::format("{} skipped: {}", text, *reason));
       continue;
     }
-    const Movement movement = movement_of(baseline, setting.input, batches);
+    const MeanMovement movement = movement_of(baseline, setting.input, batches);
     add_movement(table, std::move(cells), movement);
     if (!least || movement.device_bytes < least->device_bytes) least = movement;
   }
@@ -58,7 +58,7 @@ BlockSizeCase add_block_sizes(const BenchSetting& setting, const std::string& da
   const auto plan = [&](const StrategyChoice& choice, std::int64_t block) {
     progress.step(choice.name);
     input.options.block_size = block;
-    const Movement movement = movement_of(choice, input, batches);
+    const MeanMovement movement = movement_of(choice, input, batches);
     std::vector<Cell> cells = labels;
     cells.insert(cells.end(), {choice_text(choice), block});
     add_movement(table, std::move(cells), movement);
@@ -100,7 +100,7 @@ void add_distance_finding(std::span<const BlockSizeCase> cases, const Volume& vo
   for (const BlockSizeCase& one : cases) {
     const double baseline = one.baseline.*volume.bytes;
     if (!(baseline > 0)) continue;
-    for (const Movement& dcp : one.dcp) shares.take(dcp.*volume.bytes / baseline);
+    for (const MeanMovement& dcp : one.dcp) shares.take(dcp.*volume.bytes / baseline);
   }
   if (!shares.any()) return;
   findings.push_back(

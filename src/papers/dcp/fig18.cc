@@ -70,7 +70,7 @@ PaperResult make(const BenchOverrides& overrides) {
       for (std::size_t i = 0; i < kDcpBlockSizes.size(); ++i) {
         progress.step(name);
         input.options.block_size = kDcpBlockSizes[i];
-        const Movement movement = movement_of(dcp_with(), input, batches);
+        const MeanMovement movement = movement_of(dcp_with(), input, batches);
         const double seconds = movement.arrange_s + movement.build_s;
         std::vector<Cell> cells = case_cells(dataset, name);
         cells.insert(cells.end(), {kDcpBlockSizes[i], movement.tiles, movement.arrange_s,

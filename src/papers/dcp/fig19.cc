@@ -73,7 +73,7 @@ PaperResult make(const BenchOverrides& overrides) {
       progress.step(mask);
       const std::vector<Workload> batches = setting.batches(dataset, mask);
       const double sparsity = static_cast<double>(pairs_of(batches)) / causal;
-      const Movement movement = movement_of(dcp_with(), setting.input, batches);
+      const MeanMovement movement = movement_of(dcp_with(), setting.input, batches);
       points.emplace_back(sparsity, movement.device_bytes);
       add_movement(table, {dataset, std::string(mask), short_name(dataset), sparsity}, movement);
     }

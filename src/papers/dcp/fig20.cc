@@ -23,7 +23,7 @@ constexpr std::array<const char*, 6> kEps = {"0.02", "0.05", "0.1", "0.2", "0.4"
 // One dataset under one mask, by eps.
 struct EpsCase {
   std::string name;
-  std::array<Movement, kEps.size()> dcp;
+  std::array<MeanMovement, kEps.size()> dcp;
 };
 
 // "+12%", what `now` is above `before`.

@@ -91,7 +91,7 @@ PaperResult make(const BenchOverrides& overrides) {
                       skipped_note(choices[i], skipped));
         continue;
       }
-      const Movement movement = movement_of(choices[i], setting.input, batches);
+      const MeanMovement movement = movement_of(choices[i], setting.input, batches);
       // Bytes are sums of both directions, whose busiest devices need not be the same.
       const double compute = movement.compute_overload / (1 + movement.compute_overload);
       const double traffic =
