@@ -1,4 +1,5 @@
-// What the executor does around its kernels with their row operations, against the bandwidth of this machine.
+// What the executor does around its kernels with their row operations, against the bandwidth of
+// this machine.
 #pragma once
 
 #include "contextile/kernel.h"

@@ -1,5 +1,5 @@
-// Planning at real sizes: arranging, building, verifying, writing and reading plans. Every case verifies its
-// plan before anything is timed.
+// Planning at real sizes: arranging, building, verifying, writing and reading plans. Every case
+// verifies its plan before anything is timed.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
-#include "contextile/planner.h"
-
 #include <cstdio>
+
+#include "contextile/planner.h"
 
 using namespace contextile;
 

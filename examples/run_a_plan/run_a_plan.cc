@@ -26,9 +26,8 @@ int plan_and_run() {
                                             .head_dim = 32,
                                             .value_dim = 32,
                                             .dtype = contextile::Dtype::kF32};
-  const contextile::PlannedBatch planned =
-      contextile::plan_batch(contextile::make_workload(lengths, shape),
-                             contextile::load_cluster("local:2x2"), {"zigzag"});
+  const contextile::PlannedBatch planned = contextile::plan_batch(
+      contextile::make_workload(lengths, shape), contextile::load_cluster("local:2x2"), {"zigzag"});
   for (const std::string& violation : planned.verified.violations) {
     std::printf("violation: %s\n", violation.c_str());
   }

@@ -25,13 +25,13 @@
 #include "contextile/profile.h"    // measuring this machine
 #include "contextile/transport.h"  // messages between ranks
 // Batches and whole training steps:
-#include "contextile/data.h"          // lengths, datasets, batches, home layouts
-#include "contextile/model.h"         // sizes of models
+#include "contextile/data.h"            // lengths, datasets, batches, home layouts
+#include "contextile/model.h"           // sizes of models
+#include "contextile/packing.h"         // documents into micro-batches
+#include "contextile/pipeline.h"        // pipeline schedules
+#include "contextile/step_planner.h"    // a step from lengths
+#include "contextile/training.h"        // what a step takes
 #include "contextile/workload_input.h"  // what front ends are given, as a workload
-#include "contextile/packing.h"       // documents into micro-batches
-#include "contextile/pipeline.h"      // pipeline schedules
-#include "contextile/step_planner.h"  // a step from lengths
-#include "contextile/training.h"      // what a step takes
 // Making plans of your own:
 #include "contextile/arrangement.h"  // what a strategy returns
 #include "contextile/hypergraph.h"   // the general partitioner

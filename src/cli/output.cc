@@ -1,5 +1,4 @@
 #include "cli/output.h"
-#include "report/json.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -8,6 +7,8 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
+
+#include "report/json.h"
 
 namespace contextile {
 

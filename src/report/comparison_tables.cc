@@ -10,9 +10,9 @@
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "report/fidelity.h"
+#include "report/json.h"
 #include "report/plan_tables.h"
 #include "report/run_tables.h"
-#include "report/json.h"
 
 namespace contextile {
 namespace {

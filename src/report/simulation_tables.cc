@@ -1,5 +1,4 @@
 #include "report/simulation_tables.h"
-#include "report/json.h"
 
 #include <fmt/format.h>
 
@@ -8,6 +7,8 @@
 #include <iterator>
 #include <utility>
 #include <vector>
+
+#include "report/json.h"
 
 namespace contextile {
 namespace {

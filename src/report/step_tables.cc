@@ -9,8 +9,8 @@
 #include "contextile/plan_stats.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
-#include "report/plan_tables.h"
 #include "report/json.h"
+#include "report/plan_tables.h"
 
 namespace contextile {
 namespace {

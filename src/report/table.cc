@@ -1,4 +1,3 @@
-#include "report/json.h"
 #include "report/table.h"
 
 #include <fmt/format.h>
@@ -6,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+
+#include "report/json.h"
 
 namespace contextile {
 namespace {

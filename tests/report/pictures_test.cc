@@ -14,12 +14,12 @@
 
 #include "contextile/oracle.h"
 #include "contextile/plan_stats.h"
-#include "report/html/varint_text.h"
 #include "report/html/plan_workload.h"
 #include "report/html/tile_rows.h"
 #include "report/html/tiles.h"
 #include "report/html/timeline.h"
 #include "report/html/traffic.h"
+#include "report/html/varint_text.h"
 #include "report/report_support.h"
 #include "support/plan_support.h"
 

@@ -11,7 +11,6 @@
 #include "contextile/bounds.h"
 #include "contextile/plan_stats.h"
 #include "contextile/report.h"
-#include "report/html/varint_text.h"
 #include "report/html/page.h"
 #include "report/html/palette.h"
 #include "report/html/plan_workload.h"
@@ -20,6 +19,7 @@
 #include "report/html/tiles.h"
 #include "report/html/timeline.h"
 #include "report/html/traffic.h"
+#include "report/html/varint_text.h"
 
 namespace contextile {
 namespace {

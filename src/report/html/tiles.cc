@@ -11,8 +11,8 @@
 #include <span>
 #include <utility>
 
-#include "report/html/varint_text.h"
 #include "report/html/tile_rows.h"
+#include "report/html/varint_text.h"
 
 namespace contextile {
 namespace {

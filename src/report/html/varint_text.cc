@@ -18,7 +18,9 @@ void VarintText::add_signed(std::int64_t number) {
   add(number < 0 ? -2 * (number + 1) + 1 : 2 * number);
 }
 
-void VarintText::add_fraction(double of_one) { add(std::llround(100 * std::clamp(of_one, 0.0, 1.0))); }
+void VarintText::add_fraction(double of_one) {
+  add(std::llround(100 * std::clamp(of_one, 0.0, 1.0)));
+}
 
 std::string VarintText::base64() const {
   constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
