@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "papers/paper_table.h"
+#include "report/json.h"
 
 namespace contextile {
 namespace {

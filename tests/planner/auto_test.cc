@@ -97,7 +97,7 @@ TEST(TimedBlockSize, TakesTheSizeThatIsPredictedFastest) {
   const Cluster cluster = cluster_of("p4de", 1, 4);
   const auto time_us = [&](const char* strategy, const StrategyRequest& request) {
     return simulate(build_plan(workload, cluster,
-                               find_strategy(strategy).arrange(workload, cluster, request)),
+                               arrange_timed(find_strategy(strategy), workload, cluster, request)),
                     cluster)
         .time_us();
   };
