@@ -447,9 +447,15 @@ TEST_F(Commands, NoCommandWritesOverItsInput) {
 }
 
 TEST_F(Commands, ARefusedCommandLeavesNoEmptyFile) {
-  const std::string plot = path("new.svg");
-  expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100", "--plot", plot}), {"100"});
-  EXPECT_FALSE(std::filesystem::exists(plot));
+  const std::string plan = path("refused.plan");
+  EXPECT_EQ(
+      contextile({"plan", "-o", plan, "--lengths", file("l", "100"), "--cluster", "local:1x2"})
+          .exit_code,
+      0);
+  const std::string trace = path("new.json");
+  expect_bad_input(contextile({"simulate", plan, "--cluster", "local:1x4", "--trace", trace}),
+                   {"another cluster"});
+  EXPECT_FALSE(std::filesystem::exists(trace));
 }
 
 TEST_F(Commands, RanksThatStallAreTheEnvironmentsFault) {
