@@ -147,14 +147,13 @@ TEST(DcpHypergraph, PlansTheSameTwiceAndOtherwiseThanTheGrid) {
   EXPECT_NE(first, exported(request_with(1024, {})));
 }
 
-TEST(DcpHypergraph, IsNamedByItsPlansAndTheDefaultIsNot) {
+TEST(DcpHypergraph, IsNamedByItsPlansAsTheDefaultIs) {
   const Workload workload = batch_of({4096}, "causal");
   const auto options = [&](const StrategyRequest& request) {
     return find_strategy("dcp").arrange(workload, cluster_of(1, 2), request).options;
   };
   EXPECT_EQ(options(hypergraph_request(1024)).at("partitioner"), "hypergraph");
-  EXPECT_FALSE(options(request_with(1024, {})).contains("partitioner"));
-  EXPECT_FALSE(options(request_with(1024, {{"partitioner", "grid"}})).contains("partitioner"));
+  EXPECT_EQ(options(request_with(1024, {})).at("partitioner"), "grid");
 }
 
 TEST(DcpHypergraph, LeavesTokensAtHome) {

@@ -105,6 +105,7 @@ void randomize(Setter& setter, DcpOptions& options) {
   setter.set(options.relays);
   setter.set_enum(options.cuts, 2);
   setter.set_real(options.effort, 0.01, 100);
+  setter.set_enum(options.partitioner, 2);
 }
 void randomize(Setter& setter, FcpOptions& options) {
   setter.set(options.block, 0, 1 << 20);
