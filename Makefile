@@ -4,12 +4,14 @@
 #   make test        every test
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
-# FUZZ_SECONDS (per fuzz target), BENCH_ARGS (passed to every benchmark).
+# FUZZ_SECONDS (per fuzz target), BENCH_ARGS (passed to every benchmark),
+# MUTATE_ARGS (--count N, --seed N, --strategy NAME).
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 20
 BENCH_ARGS ?=
+MUTATE_ARGS ?=
 
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
@@ -20,7 +22,7 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz install clean
+.PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz mutate install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -70,6 +72,10 @@ fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
 	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target $(basename $(notdir $(wildcard fuzz/fuzz_*.cc)))
 	scripts/fuzz --seconds $(FUZZ_SECONDS) -j $(JOBS)
+
+mutate: deps build/build.ninja  ## random changes of plans of every strategy: refused, flagged, or executed right
+	cmake --build --preset default -j $(JOBS) --target mutate_plans
+	build/mutate_plans $(MUTATE_ARGS)
 
 install: build  ## install program, libraries, headers and CMake package under PREFIX
 	cmake --install build --prefix $(PREFIX)

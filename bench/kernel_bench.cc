@@ -88,7 +88,9 @@ struct Goal {
 class Bench {
  public:
   explicit Bench(Options options)
-      : options_(std::move(options)), kernel_(find_kernel(options_.kernel)), peak_(peak_of()) {
+      : options_(std::move(options)),
+        kernel_(find_kernel(options_.kernel, options_.dtype)),
+        peak_(peak_of()) {
     if (!has_peak(peak_)) fail("no peak of this processor can be measured");
   }
 

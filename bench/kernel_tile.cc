@@ -96,7 +96,7 @@ TileError verify_tile(const AttentionKernel& kernel, AttentionShape shape, const
     tile->forward();
     tile->backward();
   }
-  const double rounding = weight_rounding(kernel, shape.dtype);
+  const double rounding = weight_rounding(kernel.weight_dtype(shape.dtype));
   return {found.error_against(expected), 1e-5 + 4 * rounding};
 }
 

@@ -80,13 +80,13 @@ void print_beside_torch(const std::string& python, int repeats) {
       "\nbeside torch {} on one thread, causal, {}/{} heads of {}: GFLOP/s\n"
       "{:>6} {:>7} {:9} {:>8} {:>8} {:>7}\n",
       version, kHeads, kKvHeads, kDim, "dtype", "tokens", "direction", "torch", "here", "ratio");
-  const AttentionKernel& kernel = find_kernel("simd");
   std::int64_t tokens = 0;
   double forward_s = 0;
   double backward_s = 0;
   while (lines >> word >> tokens >> forward_s >> backward_s) {
     const Dtype dtype = word == "bf16" ? Dtype::kBf16 : Dtype::kF32;
-    BenchTile tile(kernel, bench_shape(kHeads, kKvHeads, kDim, dtype), "causal", tokens);
+    BenchTile tile(preferred_kernel(dtype), bench_shape(kHeads, kKvHeads, kDim, dtype), "causal",
+                   tokens);
     const auto print = [&](const char* direction, double flops, double torch_s, double here_s) {
       fmt::print("{:>6} {:>7} {:9} {:>8.1f} {:>8.1f} {:>6.2f}x\n", word, tokens, direction,
                  flops / torch_s / 1e9, flops / here_s / 1e9, torch_s / here_s);

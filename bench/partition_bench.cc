@@ -4,11 +4,12 @@
 //   partition_bench [--data FOLDER] [--seeds N] [--effort X] [--quick] [--scale] [--export FOLDER]
 //
 // Every batch, mask and block size is a hypergraph as DCP has it: a vertex for each token block
-// (its bytes) and each tile (its work), a net for each Q, KV and O unit. It is split over nodes,
-// then every node's share over its devices. FOLDER (default ../shared/data) may hold batches/*.txt
-// and peer_partitions.csv (planner_bench says what they are). --export writes the hypergraphs as
-// .hgr files and does nothing else. One thread; times are thread CPU time. Every number is
-// recomputed from the assignment alone, twice: as a hypergraph and as a grid of tiles.
+// (its bytes) and each tile (its work), a net for each Q and O, which have the same pins, and each
+// KV unit. It is split over nodes, then every node's share over its devices. FOLDER (default
+// ../shared/data) may hold batches/*.txt and peer_partitions.csv (planner_bench says what they
+// are). --export writes the hypergraphs as .hgr files and does nothing else. One thread; times are
+// thread CPU time. Every number is recomputed from the assignment alone, twice: as a hypergraph and
+// as a grid of tiles.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "attention_batches.h"
 #include "contextile/hypergraph.h"
 #include "contextile/partition.h"
+#include "strategy/dcp_hypergraph.h"
 
 namespace contextile {
 namespace {
@@ -41,36 +43,6 @@ constexpr double kEpsDevice = 0.1;  // of a device's
   std::exit(1);
 }
 
-// Vertices: blocks, then tiles. Q and O of a unit are two nets, as the paper has them.
-Hypergraph hypergraph_of(const AttentionGrid& grid) {
-  Hypergraph graph;
-  const IdRange<GroupId> groups(grid.head_groups);
-  const std::int64_t bytes_per_token =
-      (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
-  using Pins = IdVector<GroupId, std::vector<VertexId>>;
-  IdVector<BlockId, Pins> rows;
-  IdVector<BlockId, Pins> columns;
-  for (const GridBlock& block : grid.blocks) {
-    const Pins owned(groups, {graph.add_vertex({0, block.tokens * bytes_per_token})});
-    rows.push_back(owned);
-    columns.push_back(owned);
-  }
-  for (const GridTile& tile : grid.tiles) {
-    const VertexId vertex = graph.add_vertex({tile.work, 0});
-    rows[tile.row][tile.group].push_back(vertex);
-    columns[tile.column][tile.group].push_back(vertex);
-  }
-  for (const BlockId b : grid.blocks.ids()) {
-    const std::int64_t tokens = grid.blocks[b].tokens;
-    for (const GroupId g : groups) {
-      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token / 2);
-      graph.add_net(columns[b][g], tokens * grid.column_bytes_per_token);
-      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token / 2);
-    }
-  }
-  return graph;
-}
-
 HyperWeight total_weight(const Hypergraph& graph) {
   HyperWeight total;
   for (const HyperWeight& weight : graph.vertex_weights) {
@@ -82,31 +54,6 @@ HyperWeight total_weight(const Hypergraph& graph) {
 
 std::int64_t scaled(double factor, std::int64_t weight) {
   return static_cast<std::int64_t>(factor * static_cast<double>(weight));
-}
-
-// The vertices of one node with what their nets have among them.
-struct Share {
-  Hypergraph graph;
-  IdVector<VertexId, VertexId> vertices;
-};
-
-Share share_of(const Hypergraph& graph, const IdVector<VertexId, PartId>& node_of, PartId node) {
-  Share share;
-  IdVector<VertexId, VertexId> number(graph.vertices());
-  for (const VertexId v : graph.vertices()) {
-    if (node_of[v] != node) continue;
-    share.vertices.push_back(v);
-    number[v] = share.graph.add_vertex(graph.vertex_weights[v]);
-  }
-  std::vector<VertexId> pins;
-  for (const NetId e : graph.nets()) {
-    pins.clear();
-    for (const VertexId v : graph.pins_of(e)) {
-      if (number[v].valid()) pins.push_back(number[v]);
-    }
-    if (pins.size() > 1) share.graph.add_net(pins, graph.net_weights[e]);
-  }
-  return share;
 }
 
 struct Measured {
@@ -144,7 +91,7 @@ HypergraphPartition nodes_then_devices(const Hypergraph& graph, std::int64_t dat
   spec.capacities.assign(IdRange<PartId>(kDevicesPerNode),
                          {scaled((1 + kEpsDevice) / kDevices, total.compute), data_cap});
   for (const PartId node : IdRange<PartId>(kNodes)) {
-    const Share share = share_of(graph, node_of, node);
+    const HypergraphShare share = share_of(graph, node_of, node);
     const HypergraphPartition inside = partition_hypergraph(share.graph, spec);
     for (const VertexId i : share.vertices.ids()) {
       devices.part[share.vertices[i]] = PartId{node.value * kDevicesPerNode + inside.part[i].value};

@@ -34,25 +34,25 @@ Workload causal(std::int64_t tokens) {
 }
 
 // Forward, or forward and backward, of one causal sequence as a single tile.
-void run_kernel(benchmark::State& state, const AttentionKernel& kernel, bool with_backward) {
+void run_kernel(benchmark::State& state, const AttentionKernel& kernel, Passes passes) {
   const Workload workload = causal(state.range(0));
+  const bool gradients = passes == Passes::kForwardBackward;
   const Mask& mask = workload.masks[0].mask;
   const BatchTensors batch = random_batch(workload, 1);
-  const OracleResult truth = oracle(batch, workload.shape, mask, with_backward);
-  OracleResult found = run_single_device(batch, workload.shape, mask, kernel, with_backward);
-  const double error = with_backward ? relative_error(found.dk, truth.dk, 0)
-                                     : relative_error(found.out, truth.out, 0);
+  const OracleResult truth = oracle(batch, workload.shape, mask, passes);
+  OracleResult found = run_single_device(batch, workload.shape, mask, kernel, passes);
+  const double error =
+      gradients ? relative_error(found.dk, truth.dk, 0) : relative_error(found.out, truth.out, 0);
   if (!(error <= kLargestError)) {
     state.SkipWithError(fmt::format("error {:.3g}", error).c_str());
     return;
   }
   for (auto _ : state) {
-    found = run_single_device(batch, workload.shape, mask, kernel, with_backward);
+    found = run_single_device(batch, workload.shape, mask, kernel, passes);
     benchmark::DoNotOptimize(found);
   }
   double flops = forward_flops(mask.num_pairs(), workload.shape.q_heads, workload.shape);
-  if (with_backward)
-    flops += backward_flops(mask.num_pairs(), workload.shape.q_heads, workload.shape);
+  if (gradients) flops += backward_flops(mask.num_pairs(), workload.shape.q_heads, workload.shape);
   state.counters["FLOP/s"] = benchmark::Counter(flops * static_cast<double>(state.iterations()),
                                                 benchmark::Counter::kIsRate);
 }
@@ -88,13 +88,13 @@ void run_strategy(benchmark::State& state, const std::string& name) {
 
 void register_all() {
   for (const AttentionKernel* kernel : kernels()) {
-    for (const bool with_backward : {false, true}) {
-      const std::string name = fmt::format("kernel/{}/{}", kernel->name(),
-                                           with_backward ? "forward_backward" : "forward");
-      benchmark::RegisterBenchmark(name.c_str(),
-                                   [kernel, with_backward](benchmark::State& state) {
-                                     run_kernel(state, *kernel, with_backward);
-                                   })
+    for (const Passes passes : {Passes::kForward, Passes::kForwardBackward}) {
+      const std::string name =
+          fmt::format("kernel/{}/{}", kernel->name(),
+                      passes == Passes::kForward ? "forward" : "forward_backward");
+      benchmark::RegisterBenchmark(
+          name.c_str(),
+          [kernel, passes](benchmark::State& state) { run_kernel(state, *kernel, passes); })
           ->Arg(256)
           ->Arg(1024)
           ->UseRealTime()

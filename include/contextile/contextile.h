@@ -10,14 +10,15 @@
 #include "contextile/strategies.h"  // the strategies' options as types
 #include "contextile/workload.h"    // sequences, attention shape, masks: what is planned
 // What a plan is, and what is done with it:
-#include "contextile/bounds.h"        // the time no plan undercuts
-#include "contextile/plan.h"          // five instructions a device
-#include "contextile/plan_file.h"     // files, digests, JSON
-#include "contextile/plan_stats.h"    // bytes, balance, memory
-#include "contextile/report.h"        // the HTML page, traces
-#include "contextile/simulate.h"      // time on any cluster
-#include "contextile/token_layout.h"  // which rank holds which tokens
-#include "contextile/verify.h"        // proof
+#include "contextile/bounds.h"         // the time no plan undercuts
+#include "contextile/critical_path.h"  // why it takes that time
+#include "contextile/plan.h"           // five instructions a device
+#include "contextile/plan_file.h"      // files, digests, JSON
+#include "contextile/plan_stats.h"     // bytes, balance, memory
+#include "contextile/report.h"         // the HTML page, traces
+#include "contextile/simulate.h"       // time on any cluster
+#include "contextile/token_layout.h"   // which rank holds which tokens
+#include "contextile/verify.h"         // proof
 // Running plans:
 #include "contextile/executor.h"   // forward, backward
 #include "contextile/kernel.h"     // attention on tiles
@@ -29,6 +30,7 @@
 #include "contextile/model.h"           // sizes of models
 #include "contextile/packing.h"         // documents into micro-batches
 #include "contextile/pipeline.h"        // pipeline schedules
+#include "contextile/plan_estimate.h"   // how much planning would make
 #include "contextile/step_planner.h"    // a step from lengths
 #include "contextile/training.h"        // what a step takes
 #include "contextile/workload_input.h"  // what front ends are given, as a workload

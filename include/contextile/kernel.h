@@ -127,6 +127,10 @@ class AttentionKernel {
   virtual ~AttentionKernel() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
+  // The precision of weights for inputs of a dtype: what P, and dS of backward, are rounded to
+  // (nearest even) before they are multiplied with V, dO, K or Q. Products, sums and the
+  // log-sum-exp stay fp32 or wider. kF32 (unless overridden): nothing is lost.
+  [[nodiscard]] virtual Dtype weight_dtype(Dtype inputs) const;
   // Tiles act in listed order: the same call gives the same bits whatever the number of threads.
   // Inputs have one dtype; no input aliases an output.
   // Tiles that write one slot name it by the same data pointer; slots do not overlap otherwise.
@@ -142,10 +146,18 @@ class AttentionKernel {
   [[nodiscard]] virtual const RowOps& row_ops() const;
 };
 
-// All kernels built in that this CPU can run, preferred first.
+// What weights of a precision may make of the error of a result, relative to the largest output,
+// the rounding of the output included: 2^-7 for bf16, 2^-10 for f16, 0 for f32. docs/kernels.md
+// derives it, and says what counts as the largest output of each array.
+[[nodiscard]] double weight_rounding(Dtype weights);
+
+// All kernels built in that this CPU can run; for f32 and f16 inputs the preferred one first.
 [[nodiscard]] std::span<const AttentionKernel* const> kernels();
-// By name; "simd" is the preferred of those whose name begins with it. Throws InvalidArgument with
-// the list of names.
-[[nodiscard]] const AttentionKernel& find_kernel(std::string_view name);
+// The fastest of them for inputs of a dtype. CPUs of one kind agree on it, so ranks on equal
+// machines do. The one for bf16 may round weights (weight_dtype).
+[[nodiscard]] const AttentionKernel& preferred_kernel(Dtype inputs);
+// By name, for inputs of a dtype: "simd" is the preferred of those whose name begins with it, ""
+// the preferred of all. Throws InvalidArgument with the list of names.
+[[nodiscard]] const AttentionKernel& find_kernel(std::string_view name, Dtype inputs = Dtype::kF32);
 
 }  // namespace contextile

@@ -22,6 +22,7 @@ struct BatchTensors {
       dout;                  // [T, H, D] as the shape says, values representable in its dtype
   std::vector<double> sink;  // [q_heads] or empty
 };
+enum class Passes { kForward, kForwardBackward };
 struct OracleResult {
   std::vector<double> out, lse, dq, dk, dv, dsink;
 };
@@ -29,15 +30,15 @@ struct OracleResult {
 [[nodiscard]] BatchTensors random_batch(const Workload& workload, std::uint64_t seed);
 // Exact attention under one mask; threads over heads. FLOPs: forward_flops + backward_flops.
 [[nodiscard]] OracleResult oracle(const BatchTensors& batch, const AttentionShape& shape,
-                                  const Mask& mask, bool backward);
+                                  const Mask& mask, Passes passes);
 // What that costs for every mask of a plan together, FLOPs of all heads.
 [[nodiscard]] double oracle_flops(const Plan& plan);
-[[nodiscard]] double oracle_flops(const Workload& workload, bool backward);
+[[nodiscard]] double oracle_flops(const Workload& workload, Passes passes);
 
 // ---------------------------------------------------------------------------------- whole runs
 
 struct RunOptions {
-  std::string kernel;        // empty: the preferred one
+  std::string kernel;        // empty: the preferred one for the dtype
   std::uint64_t seed = 0;    // of the inputs
   bool compare = true;       // against the oracle and against one device with the same kernel
   std::int32_t repeats = 1;  // timed repetitions
@@ -84,9 +85,9 @@ struct RunReference {
   BatchTensors batch;
   std::vector<OfMask> masks;
 };
-// Only the seed and the kernel of `options` count; backward results are there if asked for.
+// Only the seed and the kernel of `options` count; gradients are there if asked for.
 [[nodiscard]] RunReference make_run_reference(const Workload& workload, const RunOptions& options,
-                                              bool backward);
+                                              Passes passes);
 // run_plan against a reference with the same seed and kernel, and with backward if the plan has
 // it. Throws InvalidArgument when the plan is for other sequences, another shape or other masks.
 [[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,

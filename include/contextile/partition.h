@@ -1,5 +1,5 @@
 // Partitioning attention: which device owns which token block and computes which tile. Knows grids
-// of tiles and hypergraphs, never masks.
+// of tiles, never masks; partition_hypergraph (hypergraph.h) knows any hypergraph.
 #pragma once
 
 #include <cstdint>

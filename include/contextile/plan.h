@@ -148,6 +148,8 @@ struct PlanRound {
   std::vector<DeviceProgram> devices;              // by rank
 
   [[nodiscard]] std::int64_t owned_tokens(Rank rank) const;
+  // Whether any device has a program of that mask and direction.
+  [[nodiscard]] bool has_direction(std::size_t mask, Direction direction) const;
 };
 
 struct Plan {

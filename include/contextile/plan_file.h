@@ -32,5 +32,11 @@ void save_plan(const Plan& plan, const std::string& path);
 // The stable JSON contract (docs/plan-format.md), streamed. With `only`, `devices` holds that rank
 // alone.
 void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only = std::nullopt);
+// The plan in such a document, whoever wrote it: its own export is the same document, and a plan
+// that was exported comes back with the same digest. Its programs may be wrong, which `verify`
+// says. `where` names the source in messages. Throws InvalidPlan naming the path in the document:
+// what is no JSON, a key that is missing or unknown, an id that names nothing, pairs that are not
+// those of the bands, a digest of another plan, an export of one rank. Memory: the plan.
+[[nodiscard]] Plan import_json(std::string_view json, std::string_view where);
 
 }  // namespace contextile

@@ -18,7 +18,7 @@ enum class ProfileEffort : std::uint8_t {
 };
 
 struct ProfileOptions {
-  std::string kernel;      // empty: the preferred one
+  std::string kernel;      // empty: the preferred one for the dtype
   std::int32_t ranks = 4;  // in-process ranks that all measure at the same time; at least 1
   // Heads, dims and dtype of the measured attention; throughput depends on them.
   AttentionShape shape = {.q_heads = 8, .kv_heads = 4, .head_dim = 64, .value_dim = 64};

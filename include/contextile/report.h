@@ -18,11 +18,15 @@ namespace contextile {
 // "send" and "receive" (messages; those that move at the same time lie on further rows, so that
 // spans of a row never overlap), and one process "plan" with a span for each round, mask and
 // direction. Forward comes first, backward after it. An arrow ties the two ends of a message. Spans
-// carry what their instruction or message is about as arguments; times are µs with three digits.
+// carry what their instruction or message is about as arguments; waits also "waits_for": message,
+// link, peer, and what the peer was doing. The process "critical path" has the critical path
+// (critical_path.h), and spans on it say so. Times are µs with three digits.
 //
-// `simulation` is of `plan`, with SimulateOptions::timeline. Throws InvalidArgument when it has no
-// timeline or other devices than the plan. Does not check the stream. O(events · log).
-void write_trace(const Plan& plan, const Simulation& simulation, std::ostream& out);
+// `simulation` is of `plan` on `cluster`, with SimulateOptions::timeline. Throws InvalidArgument
+// when it has no timeline or other devices than the plan. Does not check the stream. O(events · log
+// + waits · messages of a port).
+void write_trace(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
+                 std::ostream& out);
 
 // A plan to report on, with what is known of it.
 struct ReportedPlan {

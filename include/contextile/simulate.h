@@ -1,5 +1,5 @@
 // What a plan would take on a cluster: its programs run on a model of compute and network. Nothing
-// here executes attention; `run_plan` (runtime.h) does.
+// here executes attention; `run_plan` (oracle.h) does.
 #pragma once
 
 #include <array>
@@ -36,6 +36,20 @@ struct ActivitySpan {
   std::int32_t instruction = 0;  // index in the device's program
   double start_us = 0;
   double end_us = 0;
+  std::int32_t launch = -1;  // id, of launches and waits
+};
+
+// Where messages share bandwidth, each direction for itself.
+enum class PortKind : std::uint8_t {
+  kDeviceOut,  // of a device into its node
+  kDeviceIn,
+  kNicOut,  // between nodes
+  kNicIn,
+};
+struct NetworkPort {
+  PortKind kind = PortKind::kDeviceOut;
+  std::int32_t index = 0;  // device, or node · nics_per_node + NIC of the node
+  friend bool operator==(const NetworkPort&, const NetworkPort&) = default;
 };
 
 // All units from one device to another in one launch.
@@ -45,8 +59,15 @@ struct MessageSpan {
   std::int32_t src_launch = 0;  // launch ids
   std::int32_t dst_launch = 0;
   std::int64_t bytes = 0;
-  double start_us = 0;  // both ends have launched it
+  double start_us = 0;  // both ends have launched it, and it is its turn
   double end_us = 0;
+  double launched_us = 0;  // both ends have launched it; start_us, unless it queued
+  double flow_us = 0;      // the latency is over, bytes move
+  NetworkPort bound_by;    // what set its rate for most of the time since
+  Rank opener;             // the end that was ready last
+  // LaunchOrder::kGrouped: it queued at the opener until the messages of this launch of the
+  // opener's were done; -1: it did not queue there.
+  std::int32_t queued_after = -1;
 };
 
 // How one device spends one direction: the four activities and idle time add up to its time.

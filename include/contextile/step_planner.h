@@ -1,4 +1,4 @@
-// Training steps from lengths: plans the attention of every micro-batch, once for all placements
+// Training steps from lengths: plans the attention of every micro-batch, once for all sizes
 // that share it, and predicts the step.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace contextile {
 
 using BatchLengths = std::vector<std::int64_t>;
 
-// What stays the same over all placements of one job.
+// What stays the same over all parallel sizes of one job.
 struct TrainingJob {
   ModelSpec model;
   Cluster cluster;             // all devices
@@ -54,7 +54,7 @@ struct StepOutcome {
   StepSetting setting;
   Verdict verdict = Verdict::kImpossible;
   std::string reason;    // unless it fits
-  bool planned = false;  // the verdict is about this strategy, not the placement alone
+  bool planned = false;  // the verdict is about this strategy, not the parallel sizes alone
   std::optional<StepPrediction> prediction;  // none where nothing was planned
   std::vector<StageMemory> memory;           // none where impossible
 
@@ -69,7 +69,7 @@ class StepPlanner {
   // `job` must outlive the planner. Throws InvalidArgument on bad masks.
   StepPlanner(const TrainingJob& job, PlanNotice notice);
 
-  // Checks placement and memory before it plans anything: weights, optimizer and activations of
+  // Checks sizes and memory before it plans anything: weights, optimizer and activations of
   // evenly spread tokens alone may be too much. Throws InvalidArgument on unknown strategies and
   // bad options, CheckFailed when a plan does not verify.
   [[nodiscard]] StepOutcome predict(const StepSetting& setting);
@@ -112,11 +112,11 @@ struct GivenSizes {
   std::optional<std::int32_t> pp;
 };
 
-// One placement on `num_devices`: TP and PP are 1 unless given; of CP and DP, what is not given is
+// The sizes on `num_devices`: TP and PP are 1 unless given; of CP and DP, what is not given is
 // what is left (neither: DP is 1). Throws InvalidArgument when the product is another number.
 [[nodiscard]] ParallelSizes complete_sizes(const GivenSizes& given, std::int64_t num_devices);
 
-// All placements of the model on the cluster that keep to what is given: TP inside a node and
+// All sizes of the model on the cluster that keep to what is given: TP inside a node and
 // dividing the heads, the CP and DP groups whole nodes or equal parts of one, DP dividing the
 // micro-batches, at most as many stages as layers. In order of TP, PP, CP.
 [[nodiscard]] std::vector<ParallelSizes> all_sizes(const GivenSizes& given, const ModelSpec& model,

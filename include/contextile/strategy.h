@@ -19,7 +19,8 @@ namespace contextile {
 struct OptionSpec {
   std::string name;
   std::string default_value;
-  std::string help;  // meaning, unit, allowed values
+  std::string help;                 // meaning, unit, allowed values
+  std::vector<std::string> values;  // all there are, of a choice; empty: not a choice
 };
 
 // A strategy by name, with options of its own as text; choice_of (strategies.h) makes one from

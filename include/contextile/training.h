@@ -17,7 +17,7 @@
 
 namespace contextile {
 
-// ------------------------------------------------------------------------------- placement
+// -------------------------------------------------------------------------- parallel sizes
 
 // Rank order TP-CP-DP-PP: `tp` consecutive devices of a node are one context-parallel rank, `cp`
 // consecutive ranks one context-parallel group, `dp` consecutive groups one pipeline stage.
@@ -31,13 +31,13 @@ struct ParallelSizes {
   friend bool operator==(const ParallelSizes&, const ParallelSizes&) = default;
 };
 
-// Why such a placement is impossible, or nothing: devices that do not match the cluster's, TP
+// Why such sizes are impossible, or nothing: devices that do not match the cluster's, TP
 // groups or stages that cut nodes unevenly, heads that TP does not divide, fewer layers than
 // virtual stages.
-[[nodiscard]] std::optional<std::string> placement_problem(const ModelSpec& model,
-                                                           const Cluster& cluster,
-                                                           const ParallelSizes& sizes,
-                                                           std::int32_t chunks = 1);
+[[nodiscard]] std::optional<std::string> parallel_sizes_problem(const ModelSpec& model,
+                                                                const Cluster& cluster,
+                                                                const ParallelSizes& sizes,
+                                                                std::int32_t chunks = 1);
 // The cluster that plans of one context-parallel group are for. Throws InvalidArgument.
 [[nodiscard]] Cluster context_parallel_cluster(const Cluster& cluster, const ParallelSizes& sizes);
 // The same for the groups of all stages of a pipeline together, stage after stage: where the

@@ -5,22 +5,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 
 namespace contextile {
 namespace {
 
+constexpr std::string_view kStandardStream = "-";
+
 [[noreturn]] void fail_reading(const std::string& path, int error) {
-  fail_io("{}: cannot read: {}", path, std::generic_category().message(error));
+  fail_io("{}: cannot read: {}", source_name(path), std::generic_category().message(error));
 }
 
 class FileDescriptor {
  public:
   explicit FileDescriptor(const std::string& path)
-      : value_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+      : value_(path == kStandardStream ? ::dup(STDIN_FILENO)
+                                       : ::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
     if (value_ < 0) fail_reading(path, errno);
   }
   ~FileDescriptor() { ::close(value_); }
@@ -33,40 +38,86 @@ class FileDescriptor {
   int value_;
 };
 
-std::vector<std::uint8_t> read_to_end(int file, const std::string& path) {
-  constexpr std::size_t kChunkBytes = std::size_t{1} << 16;
-  std::vector<std::uint8_t> result;
-  std::size_t size = 0;
-  while (true) {
-    if (result.size() - size < kChunkBytes) result.resize(2 * size + kChunkBytes);
-    const ssize_t count = ::read(file, result.data() + size, result.size() - size);
-    if (count < 0 && errno == EINTR) continue;
+// Reads until `result` holds `size` bytes or the source ends; true at the end.
+bool read_up_to(int file, std::uint64_t size, const std::string& path,
+                std::vector<std::uint8_t>& result) {
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+  while (result.size() < size) {
+    const std::size_t before = result.size();
+    result.resize(before + std::min(size - before, kPieceBytes));
+    ssize_t count = 0;
+    do {
+      count = ::read(file, result.data() + before, result.size() - before);
+    } while (count < 0 && errno == EINTR);
     if (count < 0) fail_reading(path, errno);
-    if (count == 0) break;
-    size += static_cast<std::size_t>(count);
+    result.resize(before + static_cast<std::size_t>(count));
+    if (count == 0) return true;
   }
-  result.resize(size);
+  return false;
+}
+
+std::uint64_t half_of_memory() {
+  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) / 2;
+}
+
+std::vector<std::uint8_t> read_stream(int file, const std::string& path, const FirstLook& look) {
+  std::vector<std::uint8_t> result;
+  bool ended = read_up_to(file, kFirstBytes, path, result);
+  const std::uint64_t limit = std::min(look(result), half_of_memory());
+  if (!ended) ended = read_up_to(file, limit, path, result);
+  if (!ended) ended = read_up_to(file, limit + 1, path, result);
+  if (!ended || result.size() > limit) {
+    fail_io("{}: expected at most {} bytes, found more", source_name(path), limit);
+  }
   return result;
 }
 
 }  // namespace
 
-FileBytes::FileBytes(const std::string& path) {
+std::string source_name(const std::string& path) {
+  return path == kStandardStream ? "standard input" : path;
+}
+
+FirstLook expect_text(std::string what, std::string where) {
+  return [what = std::move(what),
+          where = std::move(where)](std::span<const std::uint8_t> first) -> std::uint64_t {
+    const auto is_binary = [](std::uint8_t byte) {
+      return byte == 0x7f || (byte < 0x20 && (byte < '\t' || byte > '\r'));
+    };
+    const auto head = first.first(std::min(first.size(), kFirstBytes));
+    const auto found = std::ranges::find_if(head, is_binary);
+    if (found != head.end()) {
+      fail_argument("{}: expected {}, found the byte 0x{:02x} at {}: no text", where, what, *found,
+                    found - head.begin());
+    }
+    return kMaxTextBytes;
+  };
+}
+
+FileBytes::FileBytes(const std::string& path, const FirstLook& look) {
   const FileDescriptor file(path);
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) fail_reading(path, errno);
   if (S_ISDIR(info.st_mode)) fail_reading(path, EISDIR);
-  // Files in /proc claim to be regular and empty: they are read, too.
-  if (S_ISREG(info.st_mode) && info.st_size > 0) {
+  // Files in /proc claim to be regular and empty: they are read, too. So is what stands before or
+  // behind a place where standard input begins.
+  if (S_ISREG(info.st_mode) && info.st_size > 0 && path != kStandardStream) {
     const auto size = static_cast<std::size_t>(info.st_size);
     void* const mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
     if (mapping != MAP_FAILED) {
       mapping_ = mapping;
       bytes_ = {static_cast<const std::uint8_t*>(mapping), size};
+      try {
+        static_cast<void>(look(bytes_));
+      } catch (...) {
+        ::munmap(mapping_, size);
+        throw;
+      }
       return;
     }
   }
-  copy_ = read_to_end(file.get(), path);
+  copy_ = read_stream(file.get(), path, look);
   bytes_ = copy_;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,13 +11,29 @@
 
 namespace contextile {
 
+// How messages call the source at `path`: "-" is standard input.
+[[nodiscard]] std::string source_name(const std::string& path);
+
+// Looks at the first bytes of a source (all of it, or at least kFirstBytes) and throws when nothing
+// that is expected begins like that; returns how many bytes at most are worth reading.
+using FirstLook = std::function<std::uint64_t(std::span<const std::uint8_t> first)>;
+inline constexpr std::size_t kFirstBytes = 4096;
+
+// More than any text we read; a source without an end stops here.
+inline constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
+
+// A FirstLook for text: throws InvalidArgument on a byte that no text has. `what` the text is ("a
+// cluster as JSON") and `where` it comes from are for the message.
+[[nodiscard]] FirstLook expect_text(std::string what, std::string where);
+
 // Regular files are mapped, so that only the pages a parser looks at are read; anything else (a
-// pipe, a process substitution) is read to its end. NOTE: cutting the file short while it is mapped
-// is a bus error, as with every mapping.
+// pipe, a device, standard input) is read piece by piece, to its end or the limit. NOTE: cutting
+// the file short while it is mapped is a bus error, as with every mapping.
 class FileBytes {
  public:
-  // Throws IoError with the path and the system's reason.
-  explicit FileBytes(const std::string& path);
+  // Throws IoError with the source and the system's reason, or when a source that is no regular
+  // file goes on behind the limit; and what `look` throws.
+  FileBytes(const std::string& path, const FirstLook& look);
   ~FileBytes();
   FileBytes(const FileBytes&) = delete;
   FileBytes& operator=(const FileBytes&) = delete;

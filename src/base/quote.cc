@@ -2,9 +2,25 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 
+#include "base/utf8.h"
+
 namespace contextile {
+namespace {
+
+// How many bytes the printable character has that `text` begins with; 0: it begins with none. C1
+// control codes (U+0080 to U+009F) are orders to terminals, too.
+std::size_t printable_bytes(std::string_view text) {
+  const std::size_t bytes = utf8_bytes(text);
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (bytes == 1) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
+  if (bytes == 2 && byte(0) == 0xc2 && byte(1) < 0xa0) return 0;
+  return bytes;
+}
+
+}  // namespace
 
 std::string quote(std::string_view text) {
   constexpr std::size_t kMaxBytes = 40;
@@ -19,6 +35,21 @@ std::string quote(std::string_view text) {
   }
   result += text.size() > kMaxBytes ? "...'" : "'";
   return result;
+}
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t kMaxBytes = 80;
+  std::string result;
+  for (std::size_t at = 0; at < text.size() && at < kMaxBytes;) {
+    const std::size_t size = printable_bytes(text.substr(at));
+    if (size > 0) {
+      result += text.substr(at, size);
+    } else {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at]));
+    }
+    at += std::max<std::size_t>(size, 1);
+  }
+  return text.size() > kMaxBytes ? result + "..." : result;
 }
 
 }  // namespace contextile

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "cli/help.h"
+#include "cli/help_formatter.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -16,9 +16,13 @@ namespace {
 // Above this the oracle takes minutes: such batches are not executed for comparison.
 constexpr double kMaxRunFlops = 1e12;
 
+Passes passes_of(const PlanInput& input) {
+  return input.options.backward ? Passes::kForwardBackward : Passes::kForward;
+}
+
 void check_executable(const PlanInput& input) {
   for (const Workload& workload : input.batches) {
-    const double flops = oracle_flops(workload, input.options.backward);
+    const double flops = oracle_flops(workload, passes_of(input));
     if (flops > kMaxRunFlops) {
       fail_argument(
           "--run: expected batches of at most {:.0e} FLOPs for the oracle, found one of {:.1e} ({} "
@@ -55,7 +59,7 @@ ComparisonResult compare_at_terminal(const PlanInput& input,
       check_run_memory(*planned.plan, planned.statistics);
       if (!reference || reference_batch != batch) {
         reference.reset();
-        reference = make_run_reference(input.batches[batch], options, input.options.backward);
+        reference = make_run_reference(input.batches[batch], options, passes_of(input));
         reference_batch = batch;
       }
       result.runs[strategy].push_back(run_plan(planned.plan, options, *reference));

@@ -17,7 +17,7 @@ namespace contextile {
 struct Execution {
   std::uint64_t seed = 0;    // of the random inputs
   std::int32_t repeats = 1;  // timed repetitions, the fastest counts
-  std::string kernel = "";   // empty: the preferred one
+  std::string kernel = "";   // empty: the preferred one for the dtype
 };
 
 struct ComparisonResult {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
@@ -38,11 +39,18 @@ std::string without_parameters(const std::string& word) {
   return word;
 }
 
-void offer_keys(const std::string& strategy, const std::string& head, Collector& collector) {
+// Keys of a strategy, or the values of the one that is being written ("partitioner=hy").
+void offer_keys(const std::string& strategy, const std::string& typed, const std::string& head,
+                Collector& collector) {
   for (const Strategy* known : strategies()) {
     if (known->name() != strategy) continue;
     for (const OptionSpec& option : known->options()) {
-      collector.offer(head + option.name + '=', option.help);
+      const std::string key = option.name + '=';
+      if (!typed.starts_with(key)) {
+        collector.offer(head + key, option.help);
+        continue;
+      }
+      for (const std::string& value : option.values) collector.offer(head + key + value, "");
     }
   }
 }
@@ -54,7 +62,8 @@ void offer_strategies(const std::string& text, const std::string& head, Collecto
   const std::string item = text.substr(begin);
   const std::string before = head + text.substr(0, begin);
   if (const std::size_t colon = item.find(':'); colon != std::string::npos) {
-    offer_keys(item.substr(0, colon), before + item.substr(0, colon + 1), collector);
+    offer_keys(item.substr(0, colon), item.substr(colon + 1), before + item.substr(0, colon + 1),
+               collector);
     return;
   }
   for (const Strategy* strategy : strategies()) {
@@ -72,14 +81,18 @@ void offer_strategies(const std::string& text, const std::string& head, Collecto
     if (rest.substr(at, end - at).find('=') == std::string::npos) return;
     at = end + 1;
   }
-  offer_keys(text.substr(name_begin, colon - name_begin), before, collector);
+  offer_keys(text.substr(name_begin, colon - name_begin), item, before, collector);
 }
 
 // Values of an option, each behind `head` ("--mask=" or nothing).
 void offer_values(const CLI::Option& option, const std::string& text, std::string head,
                   CompletionValues& candidates) {
   const ValueHints hints = value_hints(option);
-  candidates.files = candidates.files || hints.file;
+  // Behind the ':' of "dgx-h200:4x8" or "lambda:64,1024" stands no file.
+  const bool in_parameters = std::ranges::any_of(hints.words, [&](const std::string& word) {
+    return text.starts_with(word.substr(0, word.find(':')) + ':');
+  });
+  candidates.files = candidates.files || (hints.file && !in_parameters);
   if (option.get_name() == "--strategy") {
     Collector collector(candidates, head + text);
     offer_strategies(text, head, collector);

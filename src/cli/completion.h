@@ -2,11 +2,12 @@
 // program, `contextile __complete WORD…`, so a script never falls behind the program it calls.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "cli/app.h"
 
 namespace contextile {
 

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <sstream>
 #include <string_view>
 
 #include "cli/command_text.h"
 #include "cli/commands/command.h"
+#include "cli/help_formatter.h"
 #include "cli/options/types.h"
 #include "report/table.h"
 
@@ -148,7 +150,8 @@ std::vector<std::string> examples_of(const CLI::App& command) {
   return lines;
 }
 
-std::string reference_markdown(const CLI::App& program) {
+std::string reference_markdown(const CLI::App& command) {
+  const CLI::App& program = *command.get_parent();
   return block("commands", commands_text(program)) + block("options", options_text(program));
 }
 

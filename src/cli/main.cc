@@ -3,18 +3,25 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <exception>
+#include <iostream>
 #include <new>
+#include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "base/quote.h"
+#include "base/replaced_file.h"
 #include "base/suggest.h"
 #include "cli/command_line.h"
 #include "cli/commands/command.h"
 #include "cli/completion.h"
+#include "cli/options/outputs.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/base.h"
 #include "report/table.h"
 
@@ -25,7 +32,7 @@ namespace {
 int fail(int exit_code, std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   while (!message.empty() && message.back() == ' ') message.pop_back();
-  fmt::print(stderr, "contextile: error: {}\n", message);
+  fmt::print(stderr, "contextile: error: {}\n", without_controls(message));
   return exit_code;
 }
 
@@ -47,11 +54,20 @@ std::string reworded(const CLI::ParseError& error) {
   std::string text = error.what();
   const std::string option = text.substr(0, text.find_first_of(": "));
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-    return fmt::format("{}: expected, found none", option);
+    return fmt::format("expected {}, found none", option);
   }
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     return text.ends_with("missing") ? fmt::format("{}: expected a value, found none", option)
                                      : fmt::format("{}: expected once, found again", option);
+  }
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    // "Could not convert: --json = maybe": only switches convert by themselves.
+    const std::size_t name = text.find("--");
+    const std::size_t value = text.find(" = ");
+    if (name != std::string::npos && value != std::string::npos) {
+      return fmt::format("{}: expected no value, found {}", text.substr(name, value - name),
+                         quote(text.substr(value + 3)));
+    }
   }
   return text;
 }
@@ -68,7 +84,8 @@ int explain(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int unknown_command(const char* found) {
-  const std::vector<std::string> names = command_names();
+  std::vector<std::string> names = command_names();
+  names.emplace_back("help");
   return fail(kExitBadInput,
               found == nullptr
                   ? fmt::format("expected a command ({}), found none", fmt::join(names, ", "))
@@ -76,12 +93,29 @@ int unknown_command(const char* found) {
                                 quote(found), did_you_mean(found, names)));
 }
 
-int dispatch(int argc, char** argv) {
+// Removes what is unfinished, then ends as the signal would have.
+void end_by_signal(int signal) {
+  remove_unfinished_files();
+  clear_progress();
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+// "contextile help COMMAND" is "contextile COMMAND --help".
+std::vector<const char*> spelled_out(int argc, char** argv) {
+  std::vector<const char*> words(argv, argv + argc);
+  if (argc < 2 || std::string_view(argv[1]) != "help") return words;
+  words.erase(words.begin() + 1);
+  words.insert(words.begin() + std::min(argc - 1, 2), "--help");
+  return words;
+}
+
+int dispatch(std::span<const char* const> argv) {
   const std::vector<std::string> names = command_names();
-  const char* first = argc > 1 ? argv[1] : nullptr;
+  const char* first = argv.size() > 1 ? argv[1] : nullptr;
   CommandLine program;
   if (first != nullptr && first == kCompleteArgument) {
-    const std::vector<std::string> words(argv + 2, argv + argc);
+    const std::vector<std::string> words(argv.begin() + 2, argv.end());
     print(answer_text(candidates_for(program.app(), words)));
     return kExitOk;
   }
@@ -91,12 +125,15 @@ int dispatch(int argc, char** argv) {
     return unknown_command(first);
   }
   try {
-    program.app().parse(argc, argv);
+    program.app().parse(static_cast<int>(argv.size()), argv.data());
   } catch (const CLI::Success& help_or_version) {
-    return program.app().exit(help_or_version);
+    const int exit_code = program.app().exit(help_or_version);
+    if (!std::cout.flush()) throw OutputError(kStdoutFailure);
+    return exit_code;
   } catch (const CLI::ParseError& error) {
     return explain(program.app(), error);
   }
+  check_outputs(*program.app().get_subcommands().front());
   const int exit_code = program.chosen()();
   check_stdout();
   return exit_code;
@@ -104,8 +141,11 @@ int dispatch(int argc, char** argv) {
 
 // The one place where failures become exit codes.
 int run_program(int argc, char** argv) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    if (std::signal(signal, SIG_IGN) != SIG_IGN) std::signal(signal, end_by_signal);
+  }
   try {
-    return dispatch(argc, argv);
+    return dispatch(spelled_out(argc, argv));
   } catch (const TransportError& error) {
     return fail(kExitEnvironment, error.what());
   } catch (const OutputError& error) {

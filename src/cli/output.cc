@@ -3,16 +3,54 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
-#include <filesystem>
-#include <system_error>
-#include <utility>
+#include <cstdlib>
+#include <span>
+#include <string>
 
+#include "base/replaced_file.h"
+#include "contextile/plan_file.h"
 #include "report/json.h"
 
 namespace contextile {
 
-void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+namespace {
+
+// The colours our own tables have.
+constexpr std::string_view kColours[] = {"\x1b[0m", "\x1b[31m", "\x1b[32m"};
+
+// Bytes of the allowed sequence that `text` begins with; 0: with none.
+std::size_t allowed_bytes(std::string_view text, std::span<const std::string_view> allowed) {
+  for (const std::string_view sequence : allowed) {
+    if (text.starts_with(sequence)) return sequence.size();
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string without_controls(std::string_view text, std::span<const std::string_view> allowed) {
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const std::size_t colour = byte == '\x1b' ? allowed_bytes(text.substr(at), allowed) : 0;
+    const bool control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+    if (control && colour == 0) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += text.substr(at, std::max<std::size_t>(colour, 1));
+    }
+    at += std::max<std::size_t>(colour, 1);
+  }
+  return result;
+}
+
+void print(std::string_view text) {
+  const std::string safe = without_controls(text, kColours);
+  std::fwrite(safe.data(), 1, safe.size(), stdout);
+}
 
 void print_json(const Json& document) {
   // Names and paths come from outside: bytes that are no UTF-8 are replaced, not fatal.
@@ -21,37 +59,21 @@ void print_json(const Json& document) {
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 
+bool stdout_shows_colour() {
+  const char* const no_colour = std::getenv("NO_COLOR");
+  return stdout_is_terminal() && (no_colour == nullptr || *no_colour == '\0');
+}
+
 void check_stdout() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    throw OutputError("stdout: expected to write all results, but a write failed");
+    throw OutputError(kStdoutFailure);
   }
 }
 
-OutputFile::OutputFile(std::string path, std::string what)
-    : path_(std::move(path)), what_(std::move(what)) {
-  if (path_.empty()) return;
-  keep_ = std::filesystem::exists(path_);
-  check(std::ofstream(path_, std::ios::binary | std::ios::app));
-}
-
-OutputFile::~OutputFile() {
-  std::error_code ignored;  // nothing to lose, nobody to tell
-  if (!keep_) std::filesystem::remove(path_, ignored);
-}
-
-void OutputFile::write(std::string_view text) {
-  if (path_.empty()) return;
-  keep_ = true;
-  std::ofstream file(path_, std::ios::binary);
-  file << text << std::flush;
-  check(file);
-}
-
-void OutputFile::check(const std::ofstream& file) const {
-  if (!file) {
-    throw OutputError(
-        fmt::format("{}: expected to write the {}, but a write failed", path_, what_));
-  }
+void write_plan(const Plan& plan, ReplacedFile& file) {
+  const std::vector<std::uint8_t> bytes = serialize(plan);
+  file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  file.commit();
 }
 
 }  // namespace contextile

@@ -1,48 +1,33 @@
-// Where results go: stdout, or a file.
+// Results on stdout.
 #pragma once
 
-#include <fstream>
+#include <span>
 #include <string>
 #include <string_view>
 
-#include "contextile/base.h"
 #include "report/table.h"
 
 namespace contextile {
 
-// Results could not be written: the environment's fault, not the input's.
-class OutputError : public IoError {
- public:
-  using IoError::IoError;
-};
+struct Plan;
+class ReplacedFile;
 
-// Prints to stdout.
+// `text` with control bytes as \xNN, but for line ends, tabs and the `allowed` sequences: whatever
+// was read from a file gives no orders to a terminal.
+[[nodiscard]] std::string without_controls(std::string_view text,
+                                           std::span<const std::string_view> allowed = {});
+// Prints to stdout, without control bytes but our tables' colours.
 void print(std::string_view text);
 void print_json(const Json& document);
 [[nodiscard]] bool stdout_is_terminal();
-// Throws OutputError when stdout could not take everything printed so far.
+// A terminal whose user has not set NO_COLOR (no-color.org).
+[[nodiscard]] bool stdout_shows_colour();
+inline constexpr const char* kStdoutFailure =
+    "stdout: expected to write all results, but a write failed";
+// Throws OutputError with that when stdout could not take everything printed so far.
 void check_stdout();
 
-// A file that results go to, tried before the work that makes them, so that a path nobody can write
-// to costs no time; what it holds stays until then, and one that was not there is gone again when
-// nothing was written. Without a path nothing is written.
-class OutputFile {
- public:
-  // `what` it holds, for messages. Throws OutputError when it cannot be opened.
-  OutputFile(std::string path, std::string what);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  [[nodiscard]] bool wanted() const { return !path_.empty(); }
-  // Replaces what the file held. Throws OutputError when not everything could be written.
-  void write(std::string_view text);
-
- private:
-  void check(const std::ofstream& file) const;
-
-  std::string path_;
-  std::string what_;
-  bool keep_ = true;
-};
+// The plan file, whole.
+void write_plan(const Plan& plan, ReplacedFile& file);
 
 }  // namespace contextile

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <string>
 
@@ -11,11 +12,18 @@
 #include "report/table.h"
 
 namespace contextile {
+namespace {
+
+constexpr std::string_view kClearLine = "\r\x1b[K";
+std::atomic<bool> on_screen = false;  // NOTE: global because signals are
+
+}  // namespace
 
 ProgressLine::ProgressLine() : shown_(isatty(STDERR_FILENO) == 1) {}
 
 ProgressLine::~ProgressLine() {
-  if (shown_) std::fputs("\r\x1b[K", stderr);
+  if (shown_) fmt::print(stderr, "{}", kClearLine);
+  on_screen = false;
 }
 
 void ProgressLine::show(std::int64_t done, std::int64_t total, std::string_view what) const {
@@ -25,8 +33,15 @@ void ProgressLine::show(std::int64_t done, std::int64_t total, std::string_view 
       static_cast<std::size_t>(kBarColumns * done / std::max<std::int64_t>(total, 1));
   const std::string bar = std::string(filled, '#') + std::string(kBarColumns - filled, '.');
   const std::string line = fmt::format("[{}] {}/{} {}", bar, done + 1, total, what);
-  fmt::print(stderr, "\r\x1b[K{}", line.substr(0, kTextColumns - 1));
+  on_screen = true;
+  fmt::print(stderr, "{}{}", kClearLine, line.substr(0, kTextColumns - 1));
   std::fflush(stderr);
+}
+
+void clear_progress() noexcept {
+  if (!on_screen) return;
+  const ssize_t ignored = ::write(STDERR_FILENO, kClearLine.data(), kClearLine.size());
+  static_cast<void>(ignored);
 }
 
 }  // namespace contextile

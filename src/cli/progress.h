@@ -34,4 +34,8 @@ class ProgressBar {
   std::int64_t done_ = 0;
 };
 
+// Clears the line of the process's progress, if one is shown. For a signal handler: calls nothing
+// that is not async-signal-safe.
+void clear_progress() noexcept;
+
 }  // namespace contextile

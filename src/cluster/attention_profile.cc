@@ -10,6 +10,8 @@
 namespace contextile {
 namespace {
 
+constexpr double kMostCallUs = 1e9;  // a quarter of an hour
+
 // Grid points of one axis and their logarithms, if they are at hand.
 struct Axis {
   std::span<const std::int64_t> points;
@@ -155,8 +157,9 @@ void check_profile(const AttentionProfile& profile) {
   const std::size_t count = profile.q_rows.size() * profile.kv_rows.size();
   check_shares(profile.forward, count, "forward");
   check_shares(profile.backward, count, "backward");
-  CONTEXTILE_CHECK(std::isfinite(profile.call_us) && profile.call_us >= 0,
-                   "attention profile: call_us: expected 0 or more, found {}", profile.call_us);
+  CONTEXTILE_CHECK(profile.call_us >= 0 && profile.call_us <= kMostCallUs,
+                   "attention profile: call_us: expected 0 to {}, found {}", kMostCallUs,
+                   profile.call_us);
   CONTEXTILE_CHECK(profile.kernel_tile_rows >= 0 && profile.kernel_tile_rows <= 65536,
                    "attention profile: kernel_tile_rows: expected 0 to 65536, found {}",
                    profile.kernel_tile_rows);

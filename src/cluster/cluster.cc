@@ -1,10 +1,11 @@
 #include "contextile/cluster.h"
 
 #include <algorithm>
-#include <cmath>
+#include <string>
 #include <string_view>
 
 #include "base/check.h"
+#include "base/quote.h"
 
 namespace contextile {
 namespace {
@@ -12,74 +13,80 @@ namespace {
 constexpr std::int64_t kMaxDevices = 65536;
 constexpr double kLeastSlots = 1e-3;  // tp shares the slots of a node out
 
-void check_positive(double value, std::string_view name, std::string_view key) {
-  CONTEXTILE_CHECK(std::isfinite(value) && value > 0,
-                   "cluster '{}': {}: expected a positive number, found {}", name, key, value);
-}
+// Wider than any machine by factors of thousands, narrow enough for arithmetic with every digit.
+struct Limits {
+  double least;
+  double most;
+};
+constexpr Limits kRate = {1e-9, 1e12};  // GB/s, TFLOP/s
+constexpr Limits kDelay = {0, 1e9};     // microseconds
 
-void check_not_negative(double value, std::string_view name, std::string_view key) {
-  CONTEXTILE_CHECK(std::isfinite(value) && value >= 0,
-                   "cluster '{}': {}: expected 0 or more, found {}", name, key, value);
+void check_within(Limits limits, double value, std::string_view name, std::string_view key) {
+  // So that a NaN fails, too.
+  CONTEXTILE_CHECK(value >= limits.least && value <= limits.most,
+                   "cluster {}: {}: expected {} to {}, found {}", name, key, limits.least,
+                   limits.most, value);
 }
 
 }  // namespace
 
 void check_cluster(const Cluster& cluster) {
+  const std::string name = quote(cluster.name);
   const auto check_count = [&](std::int32_t value, std::string_view key) {
     CONTEXTILE_CHECK(value >= 1 && value <= kMaxDevices,
-                     "cluster '{}': {}: expected 1 to {}, found {}", cluster.name, key, kMaxDevices,
-                     value);
+                     "cluster {}: {}: expected 1 to {}, found {}", name, key, kMaxDevices, value);
   };
   check_count(cluster.nodes, "nodes");
   check_count(cluster.devices_per_node, "devices_per_node");
   const std::int64_t num_devices = std::int64_t{cluster.nodes} * cluster.devices_per_node;
   CONTEXTILE_CHECK(num_devices <= kMaxDevices,
-                   "cluster '{}': expected at most {} devices, found {} nodes x {} = {}",
-                   cluster.name, kMaxDevices, cluster.nodes, cluster.devices_per_node, num_devices);
-  check_positive(cluster.intra_gbytes_per_s, cluster.name, "intra_gbytes_per_s");
-  check_positive(cluster.inter_gbytes_per_s_per_node, cluster.name, "inter_gbytes_per_s_per_node");
-  check_positive(cluster.attention_tflops, cluster.name, "attention_tflops");
+                   "cluster {}: expected at most {} devices, found {} nodes x {} = {}", name,
+                   kMaxDevices, cluster.nodes, cluster.devices_per_node, num_devices);
+  check_within(kRate, cluster.intra_gbytes_per_s, name, "intra_gbytes_per_s");
+  check_within(kRate, cluster.inter_gbytes_per_s_per_node, name, "inter_gbytes_per_s_per_node");
+  check_within(kRate, cluster.attention_tflops, name, "attention_tflops");
   CONTEXTILE_CHECK(cluster.memory_bytes >= 0,
-                   "cluster '{}': memory_bytes: expected 0 (unknown) or more, found {}",
-                   cluster.name, cluster.memory_bytes);
-  check_not_negative(cluster.peak_tflops, cluster.name, "peak_tflops");
-  check_positive(cluster.memory_gbytes_per_s, cluster.name, "memory_gbytes_per_s");
-  check_not_negative(cluster.intra_latency_us, cluster.name, "intra_latency_us");
-  check_not_negative(cluster.inter_latency_us, cluster.name, "inter_latency_us");
-  check_not_negative(cluster.launch_us, cluster.name, "launch_us");
-  CONTEXTILE_CHECK(
-      cluster.nics_per_node >= 1 && cluster.nics_per_node <= cluster.devices_per_node,
-      "cluster '{}': nics_per_node: expected 1 to {} (the devices of a node), found {}",
-      cluster.name, cluster.devices_per_node, cluster.nics_per_node);
+                   "cluster {}: memory_bytes: expected 0 (unknown) or more, found {}", name,
+                   cluster.memory_bytes);
+  if (cluster.peak_tflops != 0) {  // 0: unknown
+    check_within(kRate, cluster.peak_tflops, name, "peak_tflops");
+  }
+  check_within(kRate, cluster.memory_gbytes_per_s, name, "memory_gbytes_per_s");
+  check_within(kDelay, cluster.intra_latency_us, name, "intra_latency_us");
+  check_within(kDelay, cluster.inter_latency_us, name, "inter_latency_us");
+  check_within(kDelay, cluster.launch_us, name, "launch_us");
+  CONTEXTILE_CHECK(cluster.nics_per_node >= 1 && cluster.nics_per_node <= cluster.devices_per_node,
+                   "cluster {}: nics_per_node: expected 1 to {} (the devices of a node), found {}",
+                   name, cluster.devices_per_node, cluster.nics_per_node);
   CONTEXTILE_CHECK(cluster.sm_fraction >= 0 && cluster.sm_fraction < 1,
-                   "cluster '{}': sm_fraction: expected at least 0 and below 1, found {}",
-                   cluster.name, cluster.sm_fraction);
+                   "cluster {}: sm_fraction: expected at least 0 and below 1, found {}", name,
+                   cluster.sm_fraction);
   const double slots = cluster.compute_slots_per_node;
   CONTEXTILE_CHECK(slots == 0 || (slots >= kLeastSlots && slots <= kMaxDevices),
-                   "cluster '{}': compute_slots_per_node: expected 0 (one for every device) or {} "
+                   "cluster {}: compute_slots_per_node: expected 0 (one for every device) or {} "
                    "to {}, found {}",
-                   cluster.name, kLeastSlots, kMaxDevices, slots);
+                   name, kLeastSlots, kMaxDevices, slots);
   check_profile(cluster.attention);
 }
 
 Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
   check_cluster(*this);
   CONTEXTILE_CHECK(tp >= 1 && devices_per_node % tp == 0,
-                   "cluster '{}': expected a tp that divides {} devices per node, found {}", name,
-                   devices_per_node, tp);
+                   "cluster {}: expected a tp that divides {} devices per node, found {}",
+                   quote(name), devices_per_node, tp);
   const std::int32_t ranks_per_node = devices_per_node / tp;
   const std::int32_t num_ranks = nodes * ranks_per_node;
   CONTEXTILE_CHECK(pp >= 1 && num_ranks % pp == 0,
-                   "cluster '{}': expected a pp that divides the {} ranks left by tp {}, found {}",
-                   name, num_ranks, tp, pp);
+                   "cluster {}: expected a pp that divides the {} ranks left by tp {}, found {}",
+                   quote(name), num_ranks, tp, pp);
   // Pipeline stages are runs of consecutive ranks. Every stage must see the same nodes: a whole
   // number of them, or an equal part of one.
   const std::int32_t stage_ranks = num_ranks / pp;
   CONTEXTILE_CHECK(
       stage_ranks % ranks_per_node == 0 || ranks_per_node % stage_ranks == 0,
-      "cluster '{}': expected pipeline stages of whole nodes or an equal part of one ({} ranks per "
+      "cluster {}: expected pipeline stages of whole nodes or an equal part of one ({} ranks per "
       "node after tp {}), found {} ranks per stage for pp {}",
-      name, ranks_per_node, tp, stage_ranks, pp);
+      quote(name), ranks_per_node, tp, stage_ranks, pp);
 
   Cluster result = *this;
   result.nodes = stage_ranks >= ranks_per_node ? stage_ranks / ranks_per_node : 1;

@@ -67,7 +67,9 @@ std::vector<HomeRange> load_layout(const std::string& text, std::span<const Rang
   }
   if (text == "zigzag") return zigzag(sequences, num_ranks);
   try {
-    return parse_layout_json(FileBytes(text).text(), num_ranks, text);
+    const std::string where = source_name(text);
+    return parse_layout_json(FileBytes(text, expect_text("a layout as JSON", where)).text(),
+                             num_ranks, where);
   } catch (const IoError& error) {
     fail_io("--layout: expected contiguous, zigzag or a file; {}", error.what());
   }

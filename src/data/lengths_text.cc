@@ -10,6 +10,8 @@ namespace contextile {
 namespace {
 
 constexpr std::string_view kBlank = " \t\r\n";
+constexpr std::size_t kMaxNumberLineBytes = 4096;
+constexpr std::size_t kMaxJsonLineBytes = std::size_t{1} << 28;  // a line may hold the document
 
 std::string_view trim(std::string_view text) {
   const std::size_t first = text.find_first_not_of(kBlank);
@@ -41,8 +43,13 @@ std::vector<std::int64_t> parse_lengths_text(std::string_view text, std::string_
 
   std::vector<std::int64_t> lengths;
   std::size_t number = 0;
+  const std::size_t longest = jsonl ? kMaxJsonLineBytes : kMaxNumberLineBytes;
   for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t end = begin + std::min(text.substr(begin, longest + 1).find('\n'),
+                                             std::min(longest + 1, text.size() - begin));
+    CONTEXTILE_CHECK(end - begin <= longest,
+                     "{}: line {}: expected at most {} bytes, found more: {}", where, number + 1,
+                     longest, quote(text.substr(begin, longest)));
     const std::string_view line = trim(text.substr(begin, end - begin));
     begin = end + 1;
     ++number;

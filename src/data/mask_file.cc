@@ -65,7 +65,9 @@ Mask parse_mask_json(std::string_view text, std::int64_t num_tokens, std::string
 }
 
 Mask read_mask_file(const std::string& path, std::int64_t num_tokens) {
-  return parse_mask_json(FileBytes(path).text(), num_tokens, path);
+  const std::string where = source_name(path);
+  return parse_mask_json(FileBytes(path, expect_text("a mask as JSON", where)).text(), num_tokens,
+                         where);
 }
 
 }  // namespace contextile

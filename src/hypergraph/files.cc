@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "base/replaced_file.h"
 #include "contextile/hypergraph.h"
 #include "hypergraph/lines.h"
 
@@ -118,10 +118,9 @@ IdVector<VertexId, PartId> parse_part_lines(std::string_view text, std::int32_t 
 }
 
 void write_text(const std::string& text, const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) fail_io("{}: expected to write {} bytes, but a write failed", path, text.size());
+  ReplacedFile file(path);
+  file.write(text);
+  file.commit();
 }
 
 }  // namespace
@@ -140,8 +139,9 @@ Hypergraph parse_hgr(std::string_view text, std::string_view where) {
 }
 
 Hypergraph read_hgr(const std::string& path) {
-  const FileBytes file(path);
-  return parse_hgr(file.text(), path);
+  const std::string where = source_name(path);
+  const FileBytes file(path, expect_text("a hypergraph in hMETIS format", where));
+  return parse_hgr(file.text(), where);
 }
 
 std::string format_hgr(const Hypergraph& hypergraph) {
@@ -191,8 +191,9 @@ HypergraphPartition parse_partition(std::string_view text, std::int32_t num_vert
 
 HypergraphPartition read_partition(const std::string& path, std::int32_t num_vertices,
                                    std::int32_t num_parts) {
-  const FileBytes file(path);
-  return parse_partition(file.text(), num_vertices, num_parts, path);
+  const std::string where = source_name(path);
+  const FileBytes file(path, expect_text("a partition, a part per line", where));
+  return parse_partition(file.text(), num_vertices, num_parts, where);
 }
 
 std::string format_partition(const HypergraphPartition& partition) {
@@ -212,8 +213,9 @@ IdVector<VertexId, PartId> parse_fixed(std::string_view text, std::int32_t num_v
 
 IdVector<VertexId, PartId> read_fixed(const std::string& path, std::int32_t num_vertices,
                                       std::int32_t num_parts) {
-  const FileBytes file(path);
-  return parse_fixed(file.text(), num_vertices, num_parts, path);
+  const std::string where = source_name(path);
+  const FileBytes file(path, expect_text("fixed vertices, a part or -1 per line", where));
+  return parse_fixed(file.text(), num_vertices, num_parts, where);
 }
 
 }  // namespace contextile

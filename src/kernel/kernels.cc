@@ -11,6 +11,8 @@
 
 namespace contextile {
 
+Dtype AttentionKernel::weight_dtype(Dtype /*inputs*/) const { return Dtype::kF32; }
+
 std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
     const KernelParams& /*params*/, std::int64_t /*num_rows*/, std::int64_t /*num_keys*/,
     std::span<const LocalBand> /*bands*/) const {
@@ -20,6 +22,18 @@ std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
 const RowOps& AttentionKernel::row_ops() const {
   static const SimdRowOps kPortable(*row_target_portable());
   return kPortable;
+}
+
+double weight_rounding(Dtype weights) {
+  switch (weights) {
+    case Dtype::kF32:
+      return 0;
+    case Dtype::kBf16:
+      return 0x1p-7;
+    case Dtype::kF16:
+      return 0x1p-10;
+  }
+  return 0;
 }
 
 std::span<const AttentionKernel* const> kernels() {
@@ -32,8 +46,10 @@ std::span<const AttentionKernel* const> kernels() {
   return kAll;
 }
 
-const AttentionKernel& find_kernel(std::string_view name) {
-  if (name == "simd") return *simd_kernels().front();
+const AttentionKernel& preferred_kernel(Dtype inputs) { return preferred_simd_kernel(inputs); }
+
+const AttentionKernel& find_kernel(std::string_view name, Dtype inputs) {
+  if (name.empty() || name == "simd") return preferred_kernel(inputs);
   std::vector<std::string> names = {"simd"};
   for (const AttentionKernel* kernel : kernels()) {
     if (kernel->name() == name) return *kernel;

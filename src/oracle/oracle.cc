@@ -275,14 +275,14 @@ BatchTensors random_batch(const Workload& workload, std::uint64_t seed) {
 }
 
 OracleResult oracle(const BatchTensors& batch, const AttentionShape& shape, const Mask& mask,
-                    bool backward) {
+                    Passes passes) {
   check_shape(shape);
   check_sizes(batch, shape);
   check_mask(mask, batch.tokens);
   OracleResult result;
   Oracle work(batch, shape, mask, result);
   work.forward();
-  if (backward) work.backward();
+  if (passes == Passes::kForwardBackward) work.backward();
   return result;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "contextile/kernel.h"
 #include "contextile/oracle.h"
 #include "runtime/unit_view.h"
 
@@ -18,6 +19,9 @@ constexpr double kOutBound = 2e-6;
 constexpr double kGradientBound = 1e-5;
 constexpr double kSingleDeviceFactor = 1.5;
 constexpr double kCancellation = 64;
+// Where a kernel rounds weights: docs/kernels.md.
+constexpr double kRoundedLseBound = 0x1p-18;
+constexpr double kRoundedCancellation = 2;
 
 double rounding_step(Dtype wire) {
   switch (wire) {
@@ -112,36 +116,65 @@ double relative_error(std::span<const double> found, std::span<const double> tru
   return largest / std::max(max_abs(truth), floor);
 }
 
+namespace {
+
+// What errors of an array are relative to, besides its largest value: at least `least`, and
+// `least_rounded` for what rounded weights may add.
+struct Measure {
+  double least = 0;
+  double least_rounded = 0;
+};
+
+// An array whose terms cancel.
+Measure of_terms(double largest) {
+  return {largest / kCancellation, largest / kRoundedCancellation};
+}
+
+// What rounded weights may add to the error of an array as relative_error measures it.
+double rounded_bound(double rounding, double largest, const Measure& measure) {
+  const double denominator = std::max(largest, measure.least);
+  if (denominator == 0) return 0;
+  return rounding * std::max(largest, measure.least_rounded) / denominator;
+}
+
+}  // namespace
+
 std::vector<RunError> compare_results(const ResultComparison& c) {
+  const bool is_rounded = c.weight_dtype != Dtype::kF32;
+  const double of_weights = weight_rounding(c.weight_dtype);
   std::vector<RunError> errors;
-  const auto add = [&](std::string name, std::vector<double> OracleResult::*array, double floor,
-                       double f32_bound, int roundings) {
+  const auto add = [&](std::string name, std::vector<double> OracleResult::*array,
+                       const Measure& measure, double f32_bound, double weight_bound,
+                       int roundings) {
     RunError error;
     error.array = std::move(name);
-    error.error = relative_error(c.found.*array, c.truth.*array, floor);
-    error.single_device_error = relative_error(c.single_device.*array, c.truth.*array, floor);
+    error.error = relative_error(c.found.*array, c.truth.*array, measure.least);
+    error.single_device_error =
+        relative_error(c.single_device.*array, c.truth.*array, measure.least);
     error.bound = f32_bound;
     if (c.shape.dtype != Dtype::kF32) {
       error.bound = std::max(f32_bound, kSingleDeviceFactor * error.single_device_error);
     }
+    error.bound =
+        std::max(error.bound, rounded_bound(weight_bound, max_abs(c.truth.*array), measure));
     error.bound += roundings * c.rounding.step;
     errors.push_back(std::move(error));
   };
   if (c.with_forward) {
-    add("out", &OracleResult::out, 0, kOutBound, c.rounding.o);
-    add("lse", &OracleResult::lse, 1, kOutBound, 0);
+    add("out", &OracleResult::out, {}, kOutBound, of_weights, c.rounding.o);
+    add("lse", &OracleResult::lse, {1, 1}, kOutBound, is_rounded ? kRoundedLseBound : 0, 0);
   }
   if (c.with_backward) {
     const Cancelling terms = cancelling_terms(c);
-    const double scale = c.shape.effective_scale() * terms.max_delta / kCancellation;
+    const double scale = c.shape.effective_scale() * terms.max_delta;
     const int of_delta = 2 * c.rounding.o;
-    add("dq", &OracleResult::dq, scale * max_abs(c.batch.k), kGradientBound,
+    add("dq", &OracleResult::dq, of_terms(scale * max_abs(c.batch.k)), kGradientBound, of_weights,
         c.rounding.dq + of_delta);
-    add("dk", &OracleResult::dk, scale * max_abs(c.batch.q), kGradientBound,
+    add("dk", &OracleResult::dk, of_terms(scale * max_abs(c.batch.q)), kGradientBound, of_weights,
         c.rounding.dkv + of_delta);
-    add("dv", &OracleResult::dv, 0, kGradientBound, c.rounding.dkv);
+    add("dv", &OracleResult::dv, {}, kGradientBound, of_weights, c.rounding.dkv);
     if (c.shape.sink) {
-      add("dsink", &OracleResult::dsink, terms.max_sink_terms / kCancellation, kGradientBound,
+      add("dsink", &OracleResult::dsink, of_terms(terms.max_sink_terms), kGradientBound, of_weights,
           of_delta);
     }
   }

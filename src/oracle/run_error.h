@@ -27,6 +27,7 @@ struct ResultComparison {
   const OracleResult& found;
   const OracleResult& single_device;
   WireRounding rounding;
+  Dtype weight_dtype = Dtype::kF32;  // of the kernel, for the shape's dtype
   bool with_forward = true;
   bool with_backward = true;
 };
@@ -37,7 +38,9 @@ struct ResultComparison {
 // dsink to at least 1/64 of the largest sum of its absolute terms.
 //
 // Bounds: f32: 2e-6 for out and lse, 1e-5 for gradients. bf16 and f16: 1.5 x the error of one
-// device with the same kernel, at least the f32 bound. A narrower wire adds `step` for each
+// device with the same kernel, at least the f32 bound. A kernel that rounds its weights has at
+// least 2^-7 (bf16 weights) or 2^-10 (f16) of the largest output, in dq, dk and dsink of at least
+// half the terms that cancel; lse 2^-18. A narrower wire adds `step` for each
 // rounding on the way (2^-8 for bf16, 2^-11 for f16: twice half a unit in the last place, as a
 // partial may exceed the sum); dq, dk and dsink depend on out through delta and add 2 steps for
 // each rounding of o.

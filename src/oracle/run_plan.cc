@@ -41,6 +41,7 @@ struct MaskWork {
 struct Work {
   const Plan& plan;
   const RunOptions& options;
+  const AttentionKernel& kernel;
   const BatchTensors& batch;
   std::vector<MaskWork> masks;
   std::vector<ExecutorMemory> memory;  // by rank
@@ -160,9 +161,11 @@ MaskRun report_mask(Work& work, std::size_t m) {
   for (const std::vector<float>& dsink : mask.dsink) {
     for (std::size_t h = 0; h < dsink.size(); ++h) mask.found.dsink[h] += dsink[h];
   }
-  run.errors = compare_results({work.batch, work.plan.shape, mask.reference->truth, mask.found,
-                                mask.reference->single_device, wire_rounding(work.plan, m),
-                                mask.has_forward, mask.has_backward});
+  const Dtype dtype = work.plan.shape.dtype;
+  run.errors =
+      compare_results({work.batch, work.plan.shape, mask.reference->truth, mask.found,
+                       mask.reference->single_device, wire_rounding(work.plan, m),
+                       work.kernel.weight_dtype(dtype), mask.has_forward, mask.has_backward});
   return run;
 }
 
@@ -185,10 +188,6 @@ std::int64_t predicted_memory_bytes(const Plan& plan) {
   return largest;
 }
 
-const AttentionKernel& kernel_of(const RunOptions& options) {
-  return options.kernel.empty() ? *kernels().front() : find_kernel(options.kernel);
-}
-
 // The batch alone, without a mask.
 RunReference make_inputs(std::span<const Range> sequences, const AttentionShape& shape,
                          std::uint64_t seed) {
@@ -206,13 +205,14 @@ RunReference reference_of(const Plan& plan, const RunOptions& options) {
   for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
     RunReference::OfMask& of_mask = reference.masks.emplace_back();
     const ProgramPair& pair = plan.rounds[0].devices.at(0).programs.at(m);
-    const bool backward = options.compare && pair.backward.has_value();
+    const Passes passes =
+        options.compare && pair.backward ? Passes::kForwardBackward : Passes::kForward;
     if (!options.compare && pair.forward) continue;
     const Mask mask = whole_mask(plan, m);
-    of_mask.truth = oracle(reference.batch, plan.shape, mask, backward);
+    of_mask.truth = oracle(reference.batch, plan.shape, mask, passes);
     if (!options.compare) continue;
-    of_mask.single_device =
-        run_single_device(reference.batch, plan.shape, mask, kernel_of(options), backward);
+    of_mask.single_device = run_single_device(
+        reference.batch, plan.shape, mask, find_kernel(options.kernel, plan.shape.dtype), passes);
   }
   return reference;
 }
@@ -243,7 +243,7 @@ void check_same_batch(const Plan& plan, const RunReference& reference) {
 Work make_work(const Plan& plan, const RunOptions& options, const RunReference& reference) {
   CONTEXTILE_CHECK(options.repeats >= 1, "run: expected at least 1 repetition, found {}",
                    options.repeats);
-  Work work{plan, options, reference.batch, {}, {}};
+  Work work{plan, options, find_kernel(options.kernel, plan.shape.dtype), reference.batch, {}, {}};
   work.memory.resize(static_cast<std::size_t>(plan.num_devices()));
   for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
     MaskWork& mask = work.masks.emplace_back(make_mask_work(plan, m, options));
@@ -261,12 +261,11 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
 
 RunReport execute(const std::shared_ptr<const Plan>& plan, const RunOptions& options,
                   const RunReference& reference) {
-  const AttentionKernel& kernel = kernel_of(options);
   Work work = make_work(*plan, options, reference);
   run_inproc(
       plan->num_devices(),
       [&](Transport& transport) {
-        Executor executor(transport, kernel);
+        Executor executor(transport, work.kernel);
         executor.prepare(plan);
         work.memory[transport.rank().index()] = executor.memory();
         for (std::size_t m = 0; m < work.masks.size(); ++m) {
@@ -286,9 +285,9 @@ RunReport execute(const std::shared_ptr<const Plan>& plan, const RunOptions& opt
   return report;
 }
 
-double flops_of_pairs(std::int64_t pairs, const AttentionShape& shape, bool backward) {
+double flops_of_pairs(std::int64_t pairs, const AttentionShape& shape, Passes passes) {
   return forward_flops(pairs, shape.q_heads, shape) +
-         (backward ? backward_flops(pairs, shape.q_heads, shape) : 0);
+         (passes == Passes::kForwardBackward ? backward_flops(pairs, shape.q_heads, shape) : 0);
 }
 
 }  // namespace
@@ -305,16 +304,16 @@ bool RunReport::ok() const {
 }
 
 RunReference make_run_reference(const Workload& workload, const RunOptions& options,
-                                bool backward) {
+                                Passes passes) {
   check_workload(workload);
   RunReference reference = make_inputs(workload.sequences, workload.shape, options.seed);
   reference.workload = workload;
   const AttentionShape& shape = workload.shape;
   for (const NamedMask& named : workload.masks) {
     reference.masks.push_back(
-        {.truth = oracle(reference.batch, shape, named.mask, backward),
-         .single_device =
-             run_single_device(reference.batch, shape, named.mask, kernel_of(options), backward)});
+        {.truth = oracle(reference.batch, shape, named.mask, passes),
+         .single_device = run_single_device(reference.batch, shape, named.mask,
+                                            find_kernel(options.kernel, shape.dtype), passes)});
   }
   return reference;
 }
@@ -336,13 +335,15 @@ double oracle_flops(const Plan& plan) {
   for (const PlanRound& round : plan.rounds) {
     for (const NamedMask& mask : round.masks) pairs += mask.mask.num_pairs();
   }
-  return flops_of_pairs(pairs, plan.shape, plan.has_direction(Direction::kBackward));
+  return flops_of_pairs(
+      pairs, plan.shape,
+      plan.has_direction(Direction::kBackward) ? Passes::kForwardBackward : Passes::kForward);
 }
 
-double oracle_flops(const Workload& workload, bool backward) {
+double oracle_flops(const Workload& workload, Passes passes) {
   std::int64_t pairs = 0;
   for (const NamedMask& mask : workload.masks) pairs += mask.mask.num_pairs();
-  return flops_of_pairs(pairs, workload.shape, backward);
+  return flops_of_pairs(pairs, workload.shape, passes);
 }
 
 void check_run_memory(const Plan& plan, const PlanStats& statistics) {

@@ -46,15 +46,14 @@ void run_backward(LayerTensors& layer, const AttentionShape& shape, const Mask& 
 }  // namespace
 
 OracleResult run_single_device(const BatchTensors& batch, const AttentionShape& shape,
-                               const Mask& mask, const AttentionKernel& kernel,
-                               bool with_backward) {
+                               const Mask& mask, const AttentionKernel& kernel, Passes passes) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(batch.tokens));
   std::iota(tokens.begin(), tokens.end(), std::int64_t{0});
   LayerTensors layer(batch, shape, std::move(tokens));
   OracleResult result = empty_result(batch.tokens, shape);
   run_forward(layer, shape, mask, kernel);
   layer.scatter_forward(result);
-  if (with_backward) {
+  if (passes == Passes::kForwardBackward) {
     run_backward(layer, shape, mask, kernel, result.dsink);
     layer.scatter_backward(result);
   }

@@ -11,6 +11,6 @@ namespace contextile {
 // shape's dtype, rounded as the executor rounds. Memory O(T · heads · dim).
 [[nodiscard]] OracleResult run_single_device(const BatchTensors& batch, const AttentionShape& shape,
                                              const Mask& mask, const AttentionKernel& kernel,
-                                             bool with_backward);
+                                             Passes passes);
 
 }  // namespace contextile

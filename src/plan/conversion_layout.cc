@@ -18,9 +18,9 @@ std::int64_t aligned(std::int64_t bytes) {
 }
 
 // The conversion buffer of one program while its launches and waits are walked.
-class PackingWalk {
+class ConversionWalk {
  public:
-  PackingWalk(const Plan& plan, const PlanRound& round) : plan_(plan), round_(round) {}
+  ConversionWalk(const Plan& plan, const PlanRound& round) : plan_(plan), round_(round) {}
 
   void launch(const LaunchOp& op) {
     std::vector<Place>& places = in_flight_[op.id];
@@ -76,7 +76,7 @@ class PackingWalk {
 
 ConversionLayout conversion_layout(const Plan& plan, const PlanRound& round,
                                    const Program& program) {
-  PackingWalk walk(plan, round);
+  ConversionWalk walk(plan, round);
   for (const Instruction& instruction : program.instructions) {
     if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
       walk.launch(*launch);

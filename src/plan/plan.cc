@@ -26,14 +26,19 @@ std::int64_t PlanRound::owned_tokens(Rank rank) const {
   return tokens;
 }
 
+bool PlanRound::has_direction(std::size_t mask, Direction direction) const {
+  return std::ranges::any_of(devices, [&](const DeviceProgram& device) {
+    return mask < device.programs.size() && device.programs[mask].of(direction).has_value();
+  });
+}
+
 bool Plan::has_direction(Direction direction) const {
-  const auto has = [&](const ProgramPair& pair) { return pair.of(direction).has_value(); };
-  for (const PlanRound& round : rounds) {
-    for (const DeviceProgram& device : round.devices) {
-      if (std::ranges::any_of(device.programs, has)) return true;
+  return std::ranges::any_of(rounds, [&](const PlanRound& round) {
+    for (std::size_t mask = 0; mask < round.masks.size(); ++mask) {
+      if (round.has_direction(mask, direction)) return true;
     }
-  }
-  return false;
+    return false;
+  });
 }
 
 }  // namespace contextile

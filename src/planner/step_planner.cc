@@ -250,7 +250,7 @@ StepOutcome StepPlanner::predict(const StepSetting& setting) {
     if (problem) outcome.reason = std::move(*problem);
     return !outcome.reason.empty();
   };
-  if (impossible(placement_problem(job_.model, job_.cluster, setting.sizes, setting.chunks))) {
+  if (impossible(parallel_sizes_problem(job_.model, job_.cluster, setting.sizes, setting.chunks))) {
     return outcome;
   }
   if (job_.micro_batches.size() % static_cast<std::size_t>(setting.sizes.dp) != 0) {

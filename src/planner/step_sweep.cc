@@ -42,7 +42,7 @@ std::vector<ParallelSizes> all_sizes(const GivenSizes& given, const ModelSpec& m
         if (!allows(given.cp, cp) || stage_ranks % cp != 0) continue;
         const ParallelSizes sizes{.tp = tp, .cp = cp, .dp = stage_ranks / cp, .pp = pp};
         if (!allows(given.dp, sizes.dp) || micro_batches % sizes.dp != 0) continue;
-        if (!placement_problem(model, cluster, sizes, chunks)) all.push_back(sizes);
+        if (!parallel_sizes_problem(model, cluster, sizes, chunks)) all.push_back(sizes);
       }
     }
   }

@@ -168,7 +168,7 @@ class MachineMeasurement {
       : options_(options),
         on_step_(on_step),
         settings_(settings_of(options)),
-        kernel_(options.kernel.empty() ? *kernels().front() : find_kernel(options.kernel)) {}
+        kernel_(find_kernel(options.kernel, options.shape.dtype)) {}
 
   MachineProfile run() {
     profile_.kernel = kernel_.name();
@@ -450,7 +450,7 @@ void check_profile_options(const ProfileOptions& options) {
   CONTEXTILE_CHECK(options.ranks >= 1 && options.ranks <= kMostRanks,
                    "profile: expected 1 to {} ranks, found {}", kMostRanks, options.ranks);
   check_shape(options.shape);
-  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  static_cast<void>(find_kernel(options.kernel));
 }
 
 MachineProfile measure_machine(const ProfileOptions& options,

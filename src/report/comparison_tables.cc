@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/quote.h"
 #include "contextile/oracle.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
@@ -101,10 +102,10 @@ std::string heading(const PlanInput& input) {
     sequences += static_cast<std::int64_t>(workload.sequences.size());
   }
   const auto batches = static_cast<std::int64_t>(input.batches.size());
-  std::string text =
-      fmt::format("{}, {}, {}; {}: {} x {} devices\n", count(batches, "batch"),
-                  count(tokens, "token"), count(sequences, "sequence"), input.cluster.name,
-                  input.cluster.nodes, input.cluster.devices_per_node);
+  std::string text = fmt::format("{}, {}, {}; {}: {} x {} devices\n", count(batches, "batch"),
+                                 count(tokens, "token"), count(sequences, "sequence"),
+                                 printable(input.cluster.name), input.cluster.nodes,
+                                 input.cluster.devices_per_node);
   text += "one layer of every mask; MB = 1e6 bytes";
   if (batches > 1) text += "; means, peak: the largest";
   text += "\n\n";
@@ -217,7 +218,7 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
                 "\npredicted on {}\n"
                 "x bound: over what no plan undercuts; exposed: waiting for transfers, mean over\n"
                 "devices; plan: arranging and building\n\n",
-                input.cluster.name) +
+                printable(input.cluster.name)) +
             prediction_table(comparisons).text(colour);
   }
   if (!runs.empty()) {

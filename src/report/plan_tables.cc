@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/quote.h"
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
@@ -16,7 +17,7 @@ namespace {
 std::string options_text(const std::map<std::string, std::string>& options) {
   std::string text;
   for (const auto& [key, value] : options) {
-    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", key, value);
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", printable(key), printable(value));
   }
   return text.empty() ? "" : fmt::format(" ({})", text);
 }
@@ -38,7 +39,7 @@ std::string masks_text(const Plan& plan) {
   if (plan.rounds.empty()) return text;
   for (const NamedMask& mask : plan.rounds.front().masks) {
     text += text.empty() ? "" : ", ";
-    text += fmt::format("{} ({})", mask.name, count(mask.layers, "layer"));
+    text += fmt::format("{} ({})", printable(mask.name), count(mask.layers, "layer"));
   }
   return text;
 }
@@ -98,9 +99,11 @@ std::string indented(std::string_view text) {
 
 std::string describe_plan(const Plan& plan) {
   std::string text;
-  text += fmt::format("strategy  {}\n", indented(plan.strategy + options_text(plan.options)));
-  text += fmt::format("cluster   {}, {} x {} = {}\n", plan.cluster_name, count(plan.nodes, "node"),
-                      plan.devices_per_node, count(plan.num_devices(), "device"));
+  text += fmt::format("strategy  {}\n",
+                      indented(printable(plan.strategy) + options_text(plan.options)));
+  text += fmt::format("cluster   {}, {} x {} = {}\n", printable(plan.cluster_name),
+                      count(plan.nodes, "node"), plan.devices_per_node,
+                      count(plan.num_devices(), "device"));
   text += fmt::format("batch     {}, {}, longest {}\n", count(plan.num_tokens(), "token"),
                       count(static_cast<std::int64_t>(plan.sequences.size()), "sequence"),
                       longest_sequence(plan));

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <numeric>
 
+#include "base/quote.h"
 #include "contextile/plan_stats.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
@@ -15,7 +16,7 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kWidestLabel = 16;  // leaves room for long steps and placements
+constexpr std::size_t kWidestLabel = 16;  // leaves room for long steps and sizes
 
 std::int64_t tokens_of(const TrainingJob& job) {
   std::int64_t tokens = 0;
@@ -41,7 +42,7 @@ std::string_view overlap_name(const IterationOptions& options) {
 }
 
 // "8 x 4 x 2 x 1" as the header says them.
-std::string placement_text(const StepSetting& setting) {
+std::string sizes_text(const StepSetting& setting) {
   const ParallelSizes& sizes = setting.sizes;
   return fmt::format("{}x{}x{}x{}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
 }
@@ -96,7 +97,7 @@ std::size_t count_of(std::span<const StepOutcome> outcomes, Verdict verdict) {
                     [&](const StepOutcome& outcome) { return outcome.verdict == verdict; }));
 }
 
-// Whether the verdict is about the placement, whatever the strategy, and the one before says the
+// Whether the verdict is about the sizes, whatever the strategy, and the one before says the
 // same.
 bool repeats(const StepOutcome& outcome, const StepOutcome& before) {
   return !outcome.planned && !before.planned && outcome.verdict == before.verdict &&
@@ -122,7 +123,7 @@ Table full_table(std::span<const StepOutcome> outcomes) {
     if (before == nullptr || !repeats(outcome, *before)) {
       const std::size_t stage = fullest_stage(outcome.memory);
       const LargestPart largest = largest_part(outcome.memory[stage]);
-      table.add_row({strategy_text(outcome), placement_text(outcome.setting),
+      table.add_row({strategy_text(outcome), sizes_text(outcome.setting),
                      outcome.memory[stage].total_bytes(), static_cast<std::int64_t>(stage),
                      std::string(largest.name), largest.bytes});
     }
@@ -131,7 +132,7 @@ Table full_table(std::span<const StepOutcome> outcomes) {
   return table;
 }
 
-// A line for each impossible one: strategy, placement, why.
+// A line for each impossible one: strategy, sizes, why.
 std::string impossible_text(std::span<const StepOutcome> outcomes) {
   Table table({{"strategy", "impossible"}, {"reason", "TPxCPxDPxPP"}}, kWidestLabel);
   const StepOutcome* before = nullptr;
@@ -139,7 +140,7 @@ std::string impossible_text(std::span<const StepOutcome> outcomes) {
     if (outcome.verdict != Verdict::kImpossible) continue;
     if (before == nullptr || !repeats(outcome, *before)) {
       table.add_row({strategy_text(outcome)},
-                    fmt::format("{}: {}", placement_text(outcome.setting), outcome.reason));
+                    fmt::format("{}: {}", sizes_text(outcome.setting), outcome.reason));
     }
     before = &outcome;
   }
@@ -161,7 +162,7 @@ std::string describe_job(const TrainingJob& job) {
          fmt::format("batch     {} tokens in {}, longest document {}\n", tokens_of(job),
                      count(static_cast<std::int64_t>(job.micro_batches.size()), "micro-batch"),
                      longest_of(job)) +
-         fmt::format("cluster   {}, {} x {} = {} devices, {}\n", job.cluster.name,
+         fmt::format("cluster   {}, {} x {} = {} devices, {}\n", printable(job.cluster.name),
                      job.cluster.nodes, job.cluster.devices_per_node, job.cluster.num_devices(),
                      memory) +
          fmt::format("training  recompute {}, optimizer {}, gradient overlap {}\n",
@@ -226,7 +227,7 @@ Table outcome_table(std::span<const StepOutcome> outcomes) {
   for (const StepOutcome& outcome : outcomes) {
     const ParallelSizes& sizes = outcome.setting.sizes;
     std::vector<Cell> cells = {choice_text(outcome.setting.strategy),
-                               placement_text(outcome.setting),
+                               sizes_text(outcome.setting),
                                std::int64_t{sizes.tp},
                                std::int64_t{sizes.cp},
                                std::int64_t{sizes.dp},
@@ -246,7 +247,7 @@ Table outcome_table(std::span<const StepOutcome> outcomes) {
     table.add_row(std::move(cells),
                   outcome.verdict == Verdict::kFits
                       ? ""
-                      : fmt::format("{}: {}", placement_text(outcome.setting), outcome.reason));
+                      : fmt::format("{}: {}", sizes_text(outcome.setting), outcome.reason));
   }
   return table;
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/quote.h"
 #include "report/json.h"
 
 namespace contextile {
@@ -92,7 +93,7 @@ double scaled(double value, Format format) {
 
 std::string format_cell(const Cell& cell, Format format) {
   if (std::holds_alternative<std::monostate>(cell)) return "-";
-  if (const auto* text = std::get_if<std::string>(&cell)) return *text;
+  if (const auto* text = std::get_if<std::string>(&cell)) return printable(*text);
   if (const auto* flag = std::get_if<bool>(&cell)) return *flag ? "yes" : "NO";
   const auto* whole = std::get_if<std::int64_t>(&cell);
   const double value = whole != nullptr ? static_cast<double>(*whole) : std::get<double>(cell);

@@ -8,12 +8,15 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/critical_path.h"
 #include "contextile/report.h"
+#include "report/wait_text.h"
 
 namespace contextile {
 namespace {
@@ -134,8 +137,9 @@ std::int64_t num_pairs(const AttentionOp& op) {
 
 class TraceWriter {
  public:
-  TraceWriter(const Plan& plan, std::ostream& out)
+  TraceWriter(const Plan& plan, const Cluster& cluster, std::ostream& out)
       : plan_(plan),
+        cluster_(cluster),
         file_(out),
         sends_(static_cast<std::size_t>(plan.num_devices())),
         receives_(sends_.size()) {}
@@ -145,8 +149,13 @@ class TraceWriter {
          {std::pair(Direction::kForward, &simulation.forward),
           std::pair(Direction::kBackward, &simulation.backward)}) {
       if (!*simulated) continue;
-      for (const SimulatedProgram& program : (*simulated)->programs) {
+      const std::vector<PathStep> path = critical_path(**simulated);
+      const double begin_us = offset_us_;
+      for (std::size_t p = 0; p < (*simulated)->programs.size(); ++p) {
+        const SimulatedProgram& program = (*simulated)->programs[p];
+        find_critical(path, p, program);
         write_program(direction, program);
+        write_path(direction, path, p, program, begin_us);
         offset_us_ += program.time_us;
       }
     }
@@ -175,15 +184,73 @@ class TraceWriter {
     file_.span(span_of(plan_.num_devices(), kComputeRow, 0, simulated.time_us), "program",
                fmt::format("{}: {}, round {}", to_string(direction), mask.name, simulated.round),
                fmt::format(R"({{"layers": {}}})", mask.layers));
-    for (const ActivitySpan& activity : simulated.activities) {
+    const WaitTexts texts(plan_, cluster_, direction, simulated);
+    const std::vector<WaitReason> reasons = wait_reasons(simulated, cluster_);
+    std::size_t next_wait = 0;
+    for (std::size_t a = 0; a < simulated.activities.size(); ++a) {
+      const ActivitySpan& activity = simulated.activities[a];
+      std::string more(critical_text(critical_activities_[a]));
+      if (activity.activity == Activity::kExposed)
+        more += waits_for(texts.of(reasons[next_wait++]));
       write_activity(program_of(direction, simulated, activity.device), activity, direction,
-                     round_of(simulated).head_groups);
+                     round_of(simulated).head_groups, more);
     }
     write_messages(direction, simulated);
   }
 
+  // Marks what of the program the path goes through.
+  void find_critical(const std::vector<PathStep>& path, std::size_t p,
+                     const SimulatedProgram& program) {
+    critical_activities_.assign(program.activities.size(), false);
+    critical_messages_.clear();
+    for (const PathStep& step : path) {
+      if (static_cast<std::size_t>(step.program) != p) continue;
+      if (step.activity >= 0) critical_activities_[static_cast<std::size_t>(step.activity)] = true;
+      if (step.message >= 0) {
+        critical_messages_.insert(&program.messages[static_cast<std::size_t>(step.message)]);
+      }
+    }
+  }
+
+  static std::string_view critical_text(bool is_critical) {
+    return is_critical ? R"(, "critical": true)" : "";
+  }
+
+  static std::string waits_for(const WaitText& text) {
+    return fmt::format(
+        R"(, "waits_for": {{"message": {}, "link": {}, "peer": {}, "peer_was": {}}})",
+        json_text(text.message), json_text(text.link), json_text(text.peer),
+        json_text(text.peer_was));
+  }
+
+  // The critical path in a row of its own.
+  void write_path(Direction direction, const std::vector<PathStep>& path, std::size_t p,
+                  const SimulatedProgram& program, double begin_us) {
+    for (const PathStep& step : path) {
+      if (static_cast<std::size_t>(step.program) != p || step.kind == StepKind::kBarrier) continue;
+      std::string name = fmt::format("{}, device {}", to_string(step.kind), step.device.value);
+      std::string args = fmt::format(R"({{"direction": "{}", "device": {})", to_string(direction),
+                                     step.device.value);
+      if (step.message >= 0) {
+        const MessageSpan& message = program.messages[static_cast<std::size_t>(step.message)];
+        name =
+            fmt::format("{}, {} to {}", to_string(step.kind), message.src.value, message.dst.value);
+        args += fmt::format(R"(, "sender": {}, "bytes": {}, "link": {})", message.src.value,
+                            message.bytes, json_text(port_text(cluster_, message.bound_by)));
+      } else {
+        const ActivitySpan& activity = program.activities[static_cast<std::size_t>(step.activity)];
+        args += fmt::format(R"(, "instruction": {})", activity.instruction);
+      }
+      file_.span({path_process(), kComputeRow, to_ns(begin_us + step.start_us),
+                  to_ns(begin_us + step.end_us)},
+                 "critical_path", name, args + "}");
+    }
+  }
+
+  [[nodiscard]] std::int32_t path_process() const { return plan_.num_devices() + 1; }
+
   void write_activity(const Program& program, const ActivitySpan& activity, Direction direction,
-                      std::int32_t head_groups) {
+                      std::int32_t head_groups, std::string_view more_args) {
     const Instruction& instruction =
         program.instructions[static_cast<std::size_t>(activity.instruction)];
     std::string name(op_name(instruction));
@@ -212,7 +279,7 @@ class TraceWriter {
       name += fmt::format(" {}", std::get<WaitOp>(instruction).id);
     }
     file_.span(span_of(activity.device.value, kComputeRow, activity.start_us, activity.end_us),
-               to_string(activity.activity), name, args + "}");
+               to_string(activity.activity), name, args + std::string(more_args) + "}");
   }
 
   void write_messages(Direction direction, const SimulatedProgram& simulated) {
@@ -238,10 +305,11 @@ class TraceWriter {
     const std::string what = units_text(units);
     const double us = message.end_us - message.start_us;
     const std::string args = fmt::format(
-        R"("bytes": {}, "gbytes_per_s": {:.6g}, "link": "{}", "units": {}, "sender_launch": {}, "receiver_launch": {}}})",
+        R"("bytes": {}, "gbytes_per_s": {:.6g}, "link": "{}", "units": {}, "sender_launch": {}, "receiver_launch": {}{}}})",
         message.bytes, us > 0 ? static_cast<double>(message.bytes) / us * 1e-3 : 0,
         plan_.node_of(message.src) == plan_.node_of(message.dst) ? "intra" : "inter",
-        json_text(what), message.src_launch, message.dst_launch);
+        json_text(what), message.src_launch, message.dst_launch,
+        critical_text(critical_messages_.contains(&message)));
     file_.span(send, "send", fmt::format("{} to {}", what, message.dst.value),
                fmt::format(R"({{"receiver": {}, {})", message.dst.value, args));
     file_.span(receive, "receive", fmt::format("{} from {}", what, message.src.value),
@@ -274,6 +342,8 @@ class TraceWriter {
   void name_rows() {
     file_.name_process(plan_.num_devices(), "plan: " + plan_.strategy, -1);
     file_.name_row(plan_.num_devices(), kComputeRow, "programs");
+    file_.name_process(path_process(), "critical path", -1);
+    file_.name_row(path_process(), kComputeRow, "critical path");
     for (std::int32_t r = 0; r < plan_.num_devices(); ++r) {
       file_.name_process(r, fmt::format("device {} (node {})", r, plan_.node_of(Rank{r})), r);
       file_.name_row(r, kComputeRow, "compute");
@@ -291,10 +361,13 @@ class TraceWriter {
   }
 
   const Plan& plan_;
+  const Cluster& cluster_;
   TraceFile file_;
   double offset_us_ = 0;     // of the program at hand
   std::vector<Rows> sends_;  // by device
   std::vector<Rows> receives_;
+  std::vector<bool> critical_activities_;  // of the program at hand, as its activities
+  std::unordered_set<const MessageSpan*> critical_messages_;
 };
 
 void check_timeline(const Plan& plan, const std::optional<SimulatedDirection>& simulated) {
@@ -312,10 +385,11 @@ void check_timeline(const Plan& plan, const std::optional<SimulatedDirection>& s
 
 }  // namespace
 
-void write_trace(const Plan& plan, const Simulation& simulation, std::ostream& out) {
+void write_trace(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
+                 std::ostream& out) {
   check_timeline(plan, simulation.forward);
   check_timeline(plan, simulation.backward);
-  TraceWriter(plan, out).write(simulation);
+  TraceWriter(plan, cluster, out).write(simulation);
 }
 
 }  // namespace contextile

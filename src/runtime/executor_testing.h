@@ -6,7 +6,7 @@
 namespace contextile {
 
 struct ExecutorTesting {
-  // From now on every call first fills its staging, accumulator and packing memory with NaN:
+  // From now on every call first fills its staging, accumulator and conversion memory with NaN:
   // nothing may depend on what a buffer held before.
   static void poison_buffers(Executor& executor);
 };

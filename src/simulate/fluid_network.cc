@@ -70,6 +70,7 @@ void FluidNetwork::count(std::int32_t id, std::int32_t flows) {
 void FluidNetwork::join(const Joining& flow, double now_us) {
   Stream& stream = streams_[static_cast<std::size_t>(flow.stream)];
   auto& flows = members_[static_cast<std::size_t>(flow.stream)].flows;
+  if (tracks_ports_) bound_at_join_[flow.tag] = bound_us(flow.stream, now_us);
   if (stream.num_flows == 0) list(flow.stream);
   count(flow.stream, 1);
   // What the stream has served is booked up to the last share-out only.
@@ -91,6 +92,38 @@ void FluidNetwork::collect(const End& end) {
   if (end.time_us <= std::max(limit_us_, earliest_end_us_)) ends_.push_back(end);
 }
 
+FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t id, double now_us) const {
+  const Members& members = members_[static_cast<std::size_t>(id)];
+  PortTimes times = members.bound_us;
+  if (members.bound_by >= 0)
+    times[static_cast<std::size_t>(members.bound_by)] += now_us - since_us_;
+  return times;
+}
+
+// From now on this port sets the stream's rate.
+void FluidNetwork::note_port(std::int32_t id, std::int32_t port, double now_us) {
+  Members& members = members_[static_cast<std::size_t>(id)];
+  members.bound_us = bound_us(id, now_us);
+  const auto& ports = streams_[static_cast<std::size_t>(id)].path.port;
+  members.bound_by =
+      static_cast<std::int32_t>(std::find(ports.begin(), ports.end(), port) - ports.begin());
+}
+
+void FluidNetwork::note_end(std::int32_t id, std::int32_t tag, double now_us) {
+  Members& members = members_[static_cast<std::size_t>(id)];
+  PortTimes times = bound_us(id, now_us);
+  const auto joined = bound_at_join_.find(tag);
+  for (std::size_t i = 0; i < times.size(); ++i) times[i] -= joined->second[i];
+  bound_at_join_.erase(joined);
+  const auto longest = std::max_element(times.begin(), times.end()) - times.begin();
+  ended_at_port_ =
+      streams_[static_cast<std::size_t>(id)].path.port[static_cast<std::size_t>(longest)];
+  if (streams_[static_cast<std::size_t>(id)].num_flows == 0) {
+    members.bound_us = {};
+    members.bound_by = -1;
+  }
+}
+
 // The port is full: each of its flows without a rate gets this one.
 void FluidNetwork::fix(std::size_t port, double share, double now_us) {
   for (const std::int32_t id : listed_[port]) {
@@ -98,6 +131,7 @@ void FluidNetwork::fix(std::size_t port, double share, double now_us) {
     if (shared_in == num_share_outs_) continue;
     shared_in = num_share_outs_;
     Stream& stream = streams_[static_cast<std::size_t>(id)];
+    if (tracks_ports_) note_port(id, static_cast<std::int32_t>(port), now_us);
     stream.served += stream.rate * (now_us - since_us_);
     stream.rate = share;
     const double taken = share * stream.num_flows;
@@ -164,6 +198,7 @@ std::int32_t FluidNetwork::pop_ended() {
   flows.pop_back();
   --num_flows_;
   count(id, -1);
+  if (tracks_ports_) note_end(id, tag, time_us);
   if (stream.num_flows == 0) {
     unlist(id);
     stream.served = 0;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,9 @@ class FluidNetwork {
   // A stream without flows; returns its number: 0, 1, ….
   std::int32_t add_stream(const FlowPath& path);
 
+  // From now on `ended_at_port` knows its answer. Before the first flow.
+  void track_ports() { tracks_ports_ = true; }
+
   // The flow moves from the next `share_out` on. `tag` is returned when it is done.
   void add(std::int32_t stream, double bytes, std::int32_t tag);
 
@@ -41,6 +45,8 @@ class FluidNetwork {
   [[nodiscard]] double next_end_us() const;
   // Removes the next flow to end; returns its tag.
   std::int32_t pop_ended();
+  // The port that set the rate of the flow removed last for most of its time.
+  [[nodiscard]] std::int32_t ended_at_port() const { return ended_at_port_; }
 
   [[nodiscard]] std::int64_t num_flows() const { return num_flows_; }
 
@@ -53,7 +59,12 @@ class FluidNetwork {
     double served = 0;  // bytes each flow has got since the stream was last empty, at `since_us_`
     FlowEnd first_end = {};  // of the first flow to end
   };
+  using PortTimes = std::array<double, kMaxPortsOfFlow>;  // by place in the path
   struct Members {
+    // With track_ports: how long each port has set the rate, at `since_us_`; the one that does now,
+    // -1: without flows.
+    PortTimes bound_us{};
+    std::int32_t bound_by = -1;
     std::array<std::int32_t, kMaxPortsOfFlow> place{};  // of the stream in its ports' lists
     std::vector<FlowEnd> flows;                         // a heap, the first to end on top
   };
@@ -78,6 +89,9 @@ class FluidNetwork {
   void fill(double now_us);
   void fix(std::size_t port, double share, double now_us);
   void collect(const End& end);
+  [[nodiscard]] PortTimes bound_us(std::int32_t stream, double now_us) const;
+  void note_port(std::int32_t stream, std::int32_t port, double now_us);
+  void note_end(std::int32_t stream, std::int32_t tag, double now_us);
   [[nodiscard]] double end_us(const Stream& stream) const;
 
   std::vector<double> capacity_;
@@ -94,6 +108,9 @@ class FluidNetwork {
   double earliest_end_us_ = 0;  // of all streams
   double limit_us_ = 0;
   double since_us_ = 0;
+  bool tracks_ports_ = false;
+  std::unordered_map<std::int32_t, PortTimes> bound_at_join_;  // by tag
+  std::int32_t ended_at_port_ = -1;
   std::int64_t num_share_outs_ = 0;
   std::int64_t num_flows_ = 0;
 };

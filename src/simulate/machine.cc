@@ -11,70 +11,44 @@
 namespace contextile {
 namespace {
 
-constexpr double kBytesPerUsOfGbytes = 1e3;  // 1 GB/s = 1000 bytes/µs
-
 // Rates are exact up to this many devices; beyond, sharing out at every change would be quadratic.
 constexpr std::int32_t kExactDevices = 64;
 // With more devices, a share-out is due 1 µs after the last one for every so many flows: what it
 // costs grows with them, what one flow that ends leaves unused shrinks.
 constexpr double kFlowsPerUs = 512;
 
+// What a port without a limit carries, bytes per µs. Not infinite: shares are differences.
+constexpr double kNoLimit = 1e18;
+
+std::vector<double> capacities(const Ports& ports, const std::vector<NetworkPort>& unlimited) {
+  std::vector<double> capacity = ports.capacities();
+  for (const NetworkPort& port : unlimited) {
+    capacity[static_cast<std::size_t>(ports.number(port))] = kNoLimit;
+  }
+  return capacity;
+}
+
 }  // namespace
 
 Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
-                 const SimulateOptions& options)
+                 const SimulateOptions& options, const std::vector<NetworkPort>& unlimited)
     : cluster_(cluster),
+      ports_(cluster),
       programs_(std::move(programs)),
       where_(std::move(where)),
       timeline_(options.timeline),
       resolution_us_(options.resolution_us),
-      network_(port_capacities()),
+      network_(capacities(ports_, unlimited)),
       devices_(programs_.size()),
       computing_(static_cast<std::size_t>(cluster.nodes)),
       times_(programs_.size()) {
+  if (timeline_) network_.track_ports();
   number_groups();
   number_messages();
   match_messages();
 }
 
 // ------------------------------------------------------------------------------------ set-up
-
-// Ports: every device into and out of its node's fabric, then every NIC out and in.
-std::vector<double> Machine::port_capacities() const {
-  const auto devices = static_cast<std::size_t>(cluster_.num_devices());
-  const auto nics =
-      static_cast<std::size_t>(cluster_.nodes) * static_cast<std::size_t>(cluster_.nics_per_node);
-  std::vector<double> capacity(2 * devices, cluster_.intra_gbytes_per_s * kBytesPerUsOfGbytes);
-  capacity.resize(2 * devices + 2 * nics, cluster_.inter_gbytes_per_s_per_node /
-                                              cluster_.nics_per_node * kBytesPerUsOfGbytes);
-  return capacity;
-}
-
-FlowPath Machine::path_between(Rank src, Rank dst) const {
-  const std::int32_t devices = cluster_.num_devices();
-  FlowPath path;
-  if (cluster_.same_node(src, dst)) {
-    path.cross(src.value);
-    path.cross(devices + dst.value);
-    return path;
-  }
-  const std::int32_t nics = cluster_.nics_per_node;
-  const std::int32_t all_nics = cluster_.nodes * nics;
-  std::int32_t nic_out = cluster_.nic_of(src);
-  const std::int32_t nic_in = cluster_.nic_of(dst);
-  if (cluster_.rails && nic_out != nic_in) {
-    // To the first device of the sender's node on the receiver's rail.
-    const std::int32_t first = cluster_.node_of(src) * cluster_.devices_per_node;
-    std::int32_t proxy = first;
-    while (cluster_.nic_of(Rank{proxy}) != nic_in) ++proxy;
-    path.cross(src.value);
-    path.cross(devices + proxy);
-    nic_out = nic_in;
-  }
-  path.cross(2 * devices + cluster_.node_of(src) * nics + nic_out);
-  path.cross(2 * devices + all_nics + cluster_.node_of(dst) * nics + nic_in);
-  return path;
-}
 
 // One group for each launch; waits learn theirs.
 void Machine::number_groups() {
@@ -109,7 +83,7 @@ void Machine::number_messages() {
     for (const TimedStep& step : programs_[d].steps) {
       for (const MessageEnd& send : step.sends) {
         std::int32_t& stream = stream_to[send.peer.index()];
-        if (stream < 0) stream = network_.add_stream(path_between(device, send.peer));
+        if (stream < 0) stream = network_.add_stream(ports_.path_between(device, send.peer));
         groups_[static_cast<std::size_t>(step.group)].messages.push_back(
             static_cast<std::int32_t>(messages_.size()));
         messages_.push_back({.src = device.value,
@@ -268,7 +242,7 @@ void Machine::end_step(std::int32_t d) {
       now_ - device.step_start_us;
   if (timeline_ && now_ > device.step_start_us) {
     activities_.push_back({Rank{d}, step.activity, static_cast<std::int32_t>(device.step),
-                           device.step_start_us, now_});
+                           device.step_start_us, now_, step.launch_id});
   }
   const bool launches = !step.is_wait && step.launch_id >= 0;
   ++device.step;
@@ -281,37 +255,42 @@ void Machine::end_step(std::int32_t d) {
 void Machine::issue_group(std::int32_t d) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   const std::int32_t issued = device.issued_groups++;
+  const std::int32_t group = device.groups[static_cast<std::size_t>(issued)];
+  groups_[static_cast<std::size_t>(group)].issued_us = now_;
   if (cluster_.launches == LaunchOrder::kConcurrent) {
-    activate(device.groups[static_cast<std::size_t>(issued)]);
+    activate(group, -1);
   } else if (!device.group_runs) {
-    activate_next(d);
+    activate_next(d, -1);
   }
 }
 
-void Machine::activate(std::int32_t g) {
+// `after`: the launch of the device that had to be done first, -1: none.
+void Machine::activate(std::int32_t g, std::int32_t after) {
   Group& group = groups_[static_cast<std::size_t>(g)];
-  for (const std::int32_t message : group.messages) open_end(message);
+  for (const std::int32_t message : group.messages) open_end(message, group.device, after);
   if (group.messages.empty()) group.done = true;
 }
 
 // kGrouped: the next launched group with anything to move, if there is one.
-void Machine::activate_next(std::int32_t d) {
+void Machine::activate_next(std::int32_t d, std::int32_t after) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   device.group_runs = false;
   while (!device.group_runs && device.next_group < device.issued_groups) {
     const std::int32_t g = device.groups[static_cast<std::size_t>(device.next_group++)];
     device.group_runs = !groups_[static_cast<std::size_t>(g)].messages.empty();
-    activate(g);
+    activate(g, after);
   }
 }
 
-void Machine::open_end(std::int32_t m) {
+void Machine::open_end(std::int32_t m, std::int32_t device, std::int32_t after) {
   Message& message = messages_[static_cast<std::size_t>(m)];
   if (--message.ends_open > 0) return;
   message.start_us = now_;
+  message.opener = device;
+  message.queued_after = after;
   const bool local = cluster_.same_node(Rank{message.src}, Rank{message.dst});
-  push(now_ + (local ? cluster_.intra_latency_us : cluster_.inter_latency_us),
-       EventType::kFlowStart, m);
+  message.flow_us = now_ + (local ? cluster_.intra_latency_us : cluster_.inter_latency_us);
+  push(message.flow_us, EventType::kFlowStart, m);
 }
 
 void Machine::start_flow(std::int32_t m) {
@@ -328,10 +307,20 @@ void Machine::end_message(std::int32_t m) {
   change_moving(message.src, -1);
   change_moving(message.dst, -1);
   if (timeline_) {
-    message_spans_.push_back({Rank{message.src}, Rank{message.dst},
-                              groups_[static_cast<std::size_t>(message.src_group)].launch_id,
-                              groups_[static_cast<std::size_t>(message.dst_group)].launch_id,
-                              message.bytes, message.start_us, now_});
+    const Group& sent = groups_[static_cast<std::size_t>(message.src_group)];
+    const Group& received = groups_[static_cast<std::size_t>(message.dst_group)];
+    message_spans_.push_back({.src = Rank{message.src},
+                              .dst = Rank{message.dst},
+                              .src_launch = sent.launch_id,
+                              .dst_launch = received.launch_id,
+                              .bytes = message.bytes,
+                              .start_us = message.start_us,
+                              .end_us = now_,
+                              .launched_us = std::max(sent.issued_us, received.issued_us),
+                              .flow_us = message.flow_us,
+                              .bound_by = ports_.port(network_.ended_at_port()),
+                              .opener = Rank{message.opener},
+                              .queued_after = message.queued_after});
   }
   end_message_at(message.src_group);
   end_message_at(message.dst_group);
@@ -342,7 +331,7 @@ void Machine::end_message_at(std::int32_t g) {
   if (--group.messages_left > 0) return;
   group.done = true;
   Device& device = devices_[static_cast<std::size_t>(group.device)];
-  if (cluster_.launches == LaunchOrder::kGrouped) activate_next(group.device);
+  if (cluster_.launches == LaunchOrder::kGrouped) activate_next(group.device, group.launch_id);
   if (device.waiting && step_of(group.device).launch_id == group.launch_id) {
     device.waiting = false;
     end_step(group.device);

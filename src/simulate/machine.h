@@ -9,15 +9,17 @@
 
 #include "contextile/simulate.h"
 #include "simulate/fluid_network.h"
+#include "simulate/ports.h"
 #include "simulate/program_costs.h"
 
 namespace contextile {
 
-// Runs one program of every device from time 0. `where` names round, mask and direction in errors.
+// Runs one program of every device from time 0. `where` names round, mask and direction in errors;
+// ports in `unlimited` carry anything.
 class Machine {
  public:
   Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
-          const SimulateOptions& options);
+          const SimulateOptions& options, const std::vector<NetworkPort>& unlimited = {});
 
   // Throws InvalidPlan when devices wait for each other forever, or ends of messages do not match.
   void run();
@@ -50,6 +52,9 @@ class Machine {
     std::int32_t stream = -1;    // of the network
     std::int32_t ends_open = 2;  // ends that may not move yet
     double start_us = 0;
+    double flow_us = 0;
+    std::int32_t opener = -1;  // device
+    std::int32_t queued_after = -1;
   };
   // One launch of one device.
   struct Group {
@@ -57,6 +62,7 @@ class Machine {
     std::int32_t launch_id = 0;
     std::vector<std::int32_t> messages;
     std::int32_t messages_left = 0;
+    double issued_us = 0;
     bool done = false;
   };
   struct Device {
@@ -80,8 +86,6 @@ class Machine {
   void number_messages();
   void match_messages();
   void check_bytes(const Message& message, std::int64_t received_bytes) const;
-  [[nodiscard]] FlowPath path_between(Rank src, Rank dst) const;
-  [[nodiscard]] std::vector<double> port_capacities() const;
   [[nodiscard]] const TimedStep& step_of(std::int32_t d) const;
   [[nodiscard]] bool finished(std::int32_t d) const;
 
@@ -96,9 +100,9 @@ class Machine {
   void share_slots();
   void change_moving(std::int32_t d, std::int32_t by);
   void issue_group(std::int32_t d);
-  void activate(std::int32_t group);
-  void activate_next(std::int32_t d);
-  void open_end(std::int32_t message);
+  void activate(std::int32_t group, std::int32_t after);
+  void activate_next(std::int32_t d, std::int32_t after);
+  void open_end(std::int32_t message, std::int32_t device, std::int32_t after);
   void start_flow(std::int32_t message);
   void end_message(std::int32_t message);
   void end_message_at(std::int32_t group);
@@ -108,6 +112,7 @@ class Machine {
   [[noreturn]] void fail_stuck() const;
 
   const Cluster& cluster_;
+  Ports ports_;
   std::vector<TimedProgram> programs_;
   std::string where_;
   bool timeline_;

@@ -4,29 +4,98 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "simulate/machine.h"
 #include "simulate/program_costs.h"
+#include "simulate/what_if.h"
 
 namespace contextile {
 namespace {
 
+// Attention of a device by stage: how many waits come before.
+std::vector<double> attention_of_stages(const TimedProgram& program) {
+  std::vector<double> us(1);
+  for (const TimedStep& step : program.steps) {
+    if (step.is_wait) us.push_back(0);
+    if (step.activity == Activity::kAttention) us.back() += step.duration_us;
+  }
+  return us;
+}
+
+// Makes the attention of every stage as long as wanted: calls in proportion, or one before the
+// stage's end where there is none. Stages that the device does not have join its last one.
+void set_attention(std::vector<double> wanted_us, TimedProgram& program) {
+  const std::vector<double> has_us = attention_of_stages(program);
+  wanted_us.resize(std::max(wanted_us.size(), has_us.size()));
+  for (; wanted_us.size() > has_us.size(); wanted_us.pop_back()) {
+    wanted_us[wanted_us.size() - 2] += wanted_us.back();
+  }
+  std::vector<TimedStep> steps;
+  std::size_t stage = 0;
+  const auto end_stage = [&] {
+    if (has_us[stage] == 0 && wanted_us[stage] > 0) {
+      steps.push_back({.activity = Activity::kAttention, .duration_us = wanted_us[stage]});
+    }
+    ++stage;
+  };
+  for (TimedStep& step : program.steps) {
+    if (step.is_wait) end_stage();
+    if (step.activity == Activity::kAttention && has_us[stage] > 0) {
+      step.duration_us *= wanted_us[stage] / has_us[stage];
+    }
+    steps.push_back(std::move(step));
+  }
+  end_stage();
+  program.steps = std::move(steps);
+}
+
+void even_out_attention(std::vector<TimedProgram>& programs) {
+  std::vector<double> mean_us;
+  for (const TimedProgram& program : programs) {
+    const std::vector<double> stages_us = attention_of_stages(program);
+    mean_us.resize(std::max(mean_us.size(), stages_us.size()));
+    for (std::size_t s = 0; s < stages_us.size(); ++s) {
+      mean_us[s] += stages_us[s] / static_cast<double>(programs.size());
+    }
+  }
+  for (TimedProgram& program : programs) set_attention(mean_us, program);
+}
+
+// Puts the steps of a later round behind those of the rounds before, with launch ids of their own.
+void append(TimedProgram&& later, TimedProgram& program) {
+  std::int32_t first_id = 0;
+  for (const TimedStep& step : program.steps) first_id = std::max(first_id, step.launch_id + 1);
+  for (TimedStep& step : later.steps) {
+    if (step.launch_id >= 0) step.launch_id += first_id;
+    program.steps.push_back(std::move(step));
+  }
+  program.flops += later.flops;
+}
+
 class Simulator {
  public:
-  Simulator(const Plan& plan, const Cluster& cluster, const SimulateOptions& options)
-      : plan_(plan), cluster_(cluster), options_(options) {}
+  Simulator(const Plan& plan, const Cluster& cluster, const SimulateOptions& options,
+            const WhatIf& what_if)
+      : plan_(plan), cluster_(cluster), options_(options), what_if_(what_if) {}
 
   Simulation run() {
     for (std::size_t r = 0; r < plan_.rounds.size(); ++r) {
       for (std::size_t m = 0; m < plan_.rounds[r].masks.size(); ++m) {
         ProgramCosts costs(plan_, cluster_, r, m);
         for (const Direction direction : kDirections) {
-          if (has(plan_.rounds[r], m, direction)) add_program(costs, r, m, direction);
+          if (has(plan_.rounds[r], m, direction)) {
+            add_programs(timed_programs(costs, direction), r, m, direction);
+          }
         }
       }
     }
+    for (auto& [key, programs] : joined_)
+      run_programs(std::move(programs), 0, key.second, key.first);
     for (auto* direction : {&simulation_.forward, &simulation_.backward}) {
       if (*direction) finish(**direction);
     }
@@ -47,17 +116,36 @@ class Simulator {
     return *result;
   }
 
-  void add_program(ProgramCosts& costs, std::size_t r, std::size_t m, Direction direction) {
-    SimulatedDirection& result = result_of(direction);
+  [[nodiscard]] std::vector<TimedProgram> timed_programs(ProgramCosts& costs,
+                                                         Direction direction) const {
     std::vector<TimedProgram> programs;
+    programs.reserve(static_cast<std::size_t>(plan_.num_devices()));
     for (std::int32_t d = 0; d < plan_.num_devices(); ++d) {
       programs.push_back(costs.of(Rank{d}, direction));
-      result.flops += programs.back().flops;
     }
+    if (what_if_.even_attention) even_out_attention(programs);
+    return programs;
+  }
+
+  void add_programs(std::vector<TimedProgram> programs, std::size_t r, std::size_t m,
+                    Direction direction) {
+    if (!what_if_.without_barriers) {
+      run_programs(std::move(programs), r, m, direction);
+      return;
+    }
+    std::vector<TimedProgram>& joined = joined_[{direction, m}];
+    joined.resize(programs.size());
+    for (std::size_t d = 0; d < programs.size(); ++d) append(std::move(programs[d]), joined[d]);
+  }
+
+  void run_programs(std::vector<TimedProgram> programs, std::size_t r, std::size_t m,
+                    Direction direction) {
+    SimulatedDirection& result = result_of(direction);
+    for (const TimedProgram& program : programs) result.flops += program.flops;
     Machine machine(cluster_, std::move(programs),
                     fmt::format("round {}, mask {} ({}), {}", r, m, plan_.rounds[r].masks[m].name,
                                 to_string(direction)),
-                    options_);
+                    options_, what_if_.unlimited);
     machine.run();
     SimulatedProgram& program = result.programs.emplace_back();
     program.round = static_cast<std::int32_t>(r);
@@ -94,6 +182,9 @@ class Simulator {
   const Plan& plan_;
   const Cluster& cluster_;
   const SimulateOptions& options_;
+  const WhatIf& what_if_;
+  // Without barriers: programs of every device, by direction and mask.
+  std::map<std::pair<Direction, std::size_t>, std::vector<TimedProgram>> joined_;
   Simulation simulation_;
 };
 
@@ -115,12 +206,17 @@ std::string_view to_string(Activity activity) {
 }
 
 Simulation simulate(const Plan& plan, const Cluster& cluster, const SimulateOptions& options) {
+  return simulate_if(plan, cluster, options, {});
+}
+
+Simulation simulate_if(const Plan& plan, const Cluster& cluster, const SimulateOptions& options,
+                       const WhatIf& what_if) {
   check_cluster(cluster);
   CONTEXTILE_CHECK(
       cluster.nodes == plan.nodes && cluster.devices_per_node == plan.devices_per_node,
       "simulate: expected a cluster of {} nodes x {} devices, as the plan's, found {} x {}",
       plan.nodes, plan.devices_per_node, cluster.nodes, cluster.devices_per_node);
-  return Simulator(plan, cluster, options).run();
+  return Simulator(plan, cluster, options, what_if).run();
 }
 
 }  // namespace contextile

@@ -9,61 +9,6 @@
 namespace contextile {
 namespace {
 
-// Vertices: the blocks in order, then the tiles in order.
-Hypergraph hypergraph_of(const AttentionGrid& grid) {
-  Hypergraph graph;
-  const IdRange<GroupId> groups(grid.head_groups);
-  const std::int64_t bytes_per_token =
-      (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
-  using Pins = IdVector<GroupId, std::vector<VertexId>>;
-  IdVector<BlockId, Pins> rows;
-  IdVector<BlockId, Pins> columns;
-  for (const GridBlock& block : grid.blocks) {
-    const Pins owned(groups, {graph.add_vertex({0, block.tokens * bytes_per_token})});
-    rows.push_back(owned);
-    columns.push_back(owned);
-  }
-  for (const GridTile& tile : grid.tiles) {
-    const VertexId vertex = graph.add_vertex({tile.work, 0});
-    rows[tile.row][tile.group].push_back(vertex);
-    columns[tile.column][tile.group].push_back(vertex);
-  }
-  for (const BlockId b : grid.blocks.ids()) {
-    const std::int64_t tokens = grid.blocks[b].tokens;
-    for (const GroupId g : groups) {
-      // Q and O have the same pins: the paper's two nets are one of both's bytes.
-      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token);
-      graph.add_net(columns[b][g], tokens * grid.column_bytes_per_token);
-    }
-  }
-  return graph;
-}
-
-// The vertices of one part with what their nets have among them.
-struct Share {
-  Hypergraph graph;
-  IdVector<VertexId, VertexId> vertices;  // of the whole graph
-};
-
-Share share_of(const Hypergraph& graph, const HypergraphPartition& partition, PartId part) {
-  Share share;
-  IdVector<VertexId, VertexId> inside(graph.vertices());
-  for (const VertexId v : graph.vertices()) {
-    if (partition.part[v] != part) continue;
-    share.vertices.push_back(v);
-    inside[v] = share.graph.add_vertex(graph.vertex_weights[v]);
-  }
-  std::vector<VertexId> pins;
-  for (const NetId e : graph.nets()) {
-    pins.clear();
-    for (const VertexId v : graph.pins_of(e)) {
-      if (inside[v].valid()) pins.push_back(inside[v]);
-    }
-    if (pins.size() > 1) share.graph.add_net(pins, graph.net_weights[e]);
-  }
-  return share;
-}
-
 // (1 + eps) · mean, or the heaviest tile.
 std::int64_t work_limit(const Hypergraph& graph, std::int32_t parts, double eps) {
   std::int64_t work = 0;
@@ -94,6 +39,55 @@ std::int64_t heaviest_block(const Hypergraph& graph) {
 
 }  // namespace
 
+Hypergraph hypergraph_of(const AttentionGrid& grid) {
+  Hypergraph graph;
+  const IdRange<GroupId> groups(grid.head_groups);
+  const std::int64_t bytes_per_token =
+      (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
+  using Pins = IdVector<GroupId, std::vector<VertexId>>;
+  IdVector<BlockId, Pins> rows;
+  IdVector<BlockId, Pins> columns;
+  for (const GridBlock& block : grid.blocks) {
+    const Pins owned(groups, {graph.add_vertex({0, block.tokens * bytes_per_token})});
+    rows.push_back(owned);
+    columns.push_back(owned);
+  }
+  for (const GridTile& tile : grid.tiles) {
+    const VertexId vertex = graph.add_vertex({tile.work, 0});
+    rows[tile.row][tile.group].push_back(vertex);
+    columns[tile.column][tile.group].push_back(vertex);
+  }
+  for (const BlockId b : grid.blocks.ids()) {
+    const std::int64_t tokens = grid.blocks[b].tokens;
+    for (const GroupId g : groups) {
+      // Q and O have the same pins: the paper's two nets are one of both's bytes.
+      graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token);
+      graph.add_net(columns[b][g], tokens * grid.column_bytes_per_token);
+    }
+  }
+  return graph;
+}
+
+HypergraphShare share_of(const Hypergraph& graph, const IdVector<VertexId, PartId>& part_of,
+                         PartId part) {
+  HypergraphShare share;
+  IdVector<VertexId, VertexId> inside(graph.vertices());
+  for (const VertexId v : graph.vertices()) {
+    if (part_of[v] != part) continue;
+    share.vertices.push_back(v);
+    inside[v] = share.graph.add_vertex(graph.vertex_weights[v]);
+  }
+  std::vector<VertexId> pins;
+  for (const NetId e : graph.nets()) {
+    pins.clear();
+    for (const VertexId v : graph.pins_of(e)) {
+      if (inside[v].valid()) pins.push_back(inside[v]);
+    }
+    if (pins.size() > 1) share.graph.add_net(pins, graph.net_weights[e]);
+  }
+  return share;
+}
+
 GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHypergraphSpec& spec) {
   const Hypergraph graph = hypergraph_of(grid);
   check_hypergraph(graph, "dcp");
@@ -114,7 +108,7 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHyperg
   const std::int64_t device_data = least_data(graph, spec.nodes * per_node) + block;
   IdVector<VertexId, Rank> device_of(graph.vertices());
   for (const PartId node : IdRange<PartId>(spec.nodes)) {
-    const Share share = share_of(graph, nodes, node);
+    const HypergraphShare share = share_of(graph, nodes.part, node);
     // What the node was given must fit, even if it is more than its share.
     const std::int64_t data = std::max(device_data, least_data(share.graph, per_node));
     const HypergraphPartition inside =

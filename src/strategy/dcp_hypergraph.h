@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "contextile/hypergraph.h"
 #include "contextile/partition.h"
 
 namespace contextile {
@@ -15,6 +16,19 @@ struct DcpHypergraphSpec {
   double effort = 1;        // annealing steps, in multiples of HypergraphSpec's
   std::uint64_t seed = 1;
 };
+
+// Vertices: the blocks in order, which weigh their bytes, then the tiles, which weigh their work.
+// For every head group of a block a net of the queries and outputs (the paper has one of each, with
+// the same pins) and one of the keys and values.
+[[nodiscard]] Hypergraph hypergraph_of(const AttentionGrid& grid);
+
+// The vertices of one part with what their nets have among them; nets of one pin are left out.
+struct HypergraphShare {
+  Hypergraph graph;
+  IdVector<VertexId, VertexId> vertices;  // of the whole graph
+};
+[[nodiscard]] HypergraphShare share_of(const Hypergraph& graph,
+                                       const IdVector<VertexId, PartId>& part_of, PartId part);
 
 // Owners of blocks and devices of tiles (Jiang et al., DCP, SOSP 2025, §4.2). A vertex for every
 // token block, which weighs its bytes, and for every tile, which weighs its work; for every head

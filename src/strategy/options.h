@@ -81,7 +81,7 @@ class OptionTable {
         [=](Options& options, std::string_view text) {
           options.*field = parse_choice_option(name, text, {"off", "on"}) == 1;
         },
-        [=](const Options& options) { return options.*field ? "on" : "off"; });
+        [=](const Options& options) { return options.*field ? "on" : "off"; }, {"off", "on"});
   }
   // An enum whose values 0, 1, … have the given names.
   template <typename Enum>
@@ -92,7 +92,8 @@ class OptionTable {
         [=](Options& options, std::string_view text) {
           options.*field = static_cast<Enum>(parse_choice_option(name, text, choices));
         },
-        [=](const Options& options) { return choices[static_cast<std::size_t>(options.*field)]; });
+        [=](const Options& options) { return choices[static_cast<std::size_t>(options.*field)]; },
+        choices);
   }
 
   // Any other form: `parse` sets fields or throws InvalidArgument, `print` is its inverse.
@@ -111,7 +112,7 @@ class OptionTable {
   [[nodiscard]] std::vector<OptionSpec> specs() const {
     std::vector<OptionSpec> result;
     for (const Entry& entry : entries_) {
-      result.push_back({entry.name, entry.print(Options{}), entry.help});
+      result.push_back({entry.name, entry.print(Options{}), entry.help, entry.values});
     }
     return result;
   }
@@ -151,12 +152,15 @@ class OptionTable {
     std::string help;
     std::function<void(Options&, std::string_view)> parse;
     std::function<std::string(const Options&)> print;
+    std::vector<std::string> values;
     std::string former_name = {};  // empty: none
   };
   OptionTable& add(std::string name, std::string help,
                    std::function<void(Options&, std::string_view)> parse,
-                   std::function<std::string(const Options&)> print) {
-    entries_.push_back({std::move(name), std::move(help), std::move(parse), std::move(print)});
+                   std::function<std::string(const Options&)> print,
+                   std::vector<std::string> values = {}) {
+    entries_.push_back(
+        {std::move(name), std::move(help), std::move(parse), std::move(print), std::move(values)});
     return *this;
   }
   std::vector<Entry> entries_;

@@ -73,7 +73,7 @@ void StepCosts::check() const {
   check_iteration_options(step_.options);
   const PipelineShape& pipeline = step_.pipeline;
   if (const auto problem =
-          placement_problem(step_.model, step_.cluster, step_.sizes, pipeline.chunks)) {
+          parallel_sizes_problem(step_.model, step_.cluster, step_.sizes, pipeline.chunks)) {
     fail_argument("training step: {}", *problem);
   }
   CONTEXTILE_CHECK(pipeline.stages == step_.sizes.pp,

@@ -63,9 +63,8 @@ TEST_F(BadInput, EmptyValues) {
 }
 
 TEST_F(BadInput, RequiredOptionsAreRequired) {
-  expect_bad_input(contextile({"plan", "--dataset", "prolong"}),
-                   {"--output: expected, found none"});
-  expect_bad_input(contextile({"verify"}), {"PLAN: expected, found none"});
+  expect_bad_input(contextile({"plan", "--dataset", "prolong"}), {"expected --output, found none"});
+  expect_bad_input(contextile({"verify"}), {"expected PLAN, found none"});
 }
 
 TEST_F(BadInput, OptionGivenTwice) {
@@ -253,6 +252,20 @@ TEST_F(BadInput, RunSettings) {
 TEST_F(BadInput, ExportOfARankThereIsNot) {
   expect_bad_input(contextile({"export", small_plan("e.plan"), "--rank", "4"}),
                    {"--rank", "expected 0 to 3", "found 4"});
+}
+
+TEST_F(BadInput, DocumentsThatAreNoPlans) {
+  const auto import = [&](const std::string& document) {
+    return contextile({"import", document, "-o", path("new.plan")});
+  };
+  const std::string plan = small_plan("p.plan");
+  expect_bad_input(import(path("missing.json")), {"missing.json", "No such file"});
+  expect_bad_input(import(plan), {"p.plan", "expected a plan as JSON, found the byte 0x00 at 7"});
+  expect_bad_input(import(file("a.json", "{\"format\": \"a plan\"}")),
+                   {"a.json: format", "expected one of contextile-plan", "'a plan'"});
+  expect_bad_input(import(file("one.json", contextile({"export", plan, "--rank", "1"}).out)),
+                   {"one.json: rounds[0].devices[0].rank", "expected rank 0", "found 1"});
+  EXPECT_FALSE(std::filesystem::exists(path("new.plan")));
 }
 
 TEST_F(BadInput, CompareSettings) {

@@ -21,6 +21,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::Not;
 
 // Small enough for a test: seconds of planning become milliseconds.
 const std::vector<std::string> kSmall = {"--tokens",   "16K",      "--dataset",  "longalign",
@@ -71,12 +72,22 @@ TEST_F(BenchCommand, CountsTheRedundantTransfersOfTheRing) {
 }
 
 TEST_F(BenchCommand, ShowsTheClaimBesideWhatWasFoundAndWhatDiffers) {
-  const Outcome outcome = contextile({"bench", "dcp-fig7", "--tokens", "1600"});
+  const Outcome outcome = contextile({"bench", "dcp-fig7"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   for (const char* words : {"DCP (SOSP 2025), Fig. 7", "paper     38 of", "agrees    38 of 48",
-                            "what differs", "blocks of 100 tokens"}) {
+                            "what differs", "blocks of"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
+}
+
+TEST_F(BenchCommand, GivesNoVerdictOnAnotherExperimentThanThePapers) {
+  const Outcome outcome = contextile({"bench", "dcp-fig7", "--tokens", "1600"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("here      38 of 48"));
+  EXPECT_THAT(outcome.out, HasSubstr("--tokens: no verdicts"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("agrees")));
+  const Outcome document = contextile({"bench", "dcp-fig7", "--tokens", "1600", "--json"});
+  EXPECT_EQ(json::parse(document.out)["changes"], json::array({"--tokens"}));
 }
 
 TEST_F(BenchCommand, MovesLessThanARingAtEveryBlockSize) {

@@ -110,6 +110,19 @@ TEST_F(Completion, StrategiesComeWithTheirOptionsAndInLists) {
   EXPECT_THAT(words({"compare", "--strategy", "nothing:"}), IsEmpty());
 }
 
+TEST_F(Completion, ChoicesOfAStrategysOptionAreOffered) {
+  EXPECT_THAT(words({"plan", "--strategy", "dcp:partitioner="}),
+              ElementsAre("dcp:partitioner=grid", "dcp:partitioner=hypergraph"));
+  EXPECT_THAT(words({"plan", "--strategy", "ring,dcp:relays=off,partitioner=h"}),
+              ElementsAre("ring,dcp:relays=off,partitioner=hypergraph"));
+  EXPECT_THAT(words({"plan", "--strategy", "dcp:T="}), IsEmpty());
+}
+
+TEST_F(Completion, NoPathsStandBehindTheParametersOfAName) {
+  EXPECT_EQ(answer({"plan", "--cluster", "dgx-h200:"}).kind, "words");
+  EXPECT_EQ(answer({"plan", "--cluster", "folder/"}).kind, "files");
+}
+
 TEST_F(Completion, PathsAreLeftToTheShell) {
   EXPECT_EQ(answer({"verify", ""}).kind, "files");
   EXPECT_EQ(answer({"plan", "--output", ""}).kind, "files");

@@ -31,7 +31,7 @@ TEST_F(PartitionCommand, CutsWhereItIsCheapest) {
   const Outcome outcome = partition({"--parts", "2", "-o", path("t.part")});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("6 vertices, 5 nets"));
-  EXPECT_THAT(outcome.out, HasSubstr("connectivity     1 (1 nets cut)"));
+  EXPECT_THAT(outcome.out, HasSubstr("connectivity     1 (1 net cut)"));
   const std::string parts = read(path("t.part"));
   EXPECT_TRUE(parts == "0\n0\n0\n1\n1\n1\n" || parts == "1\n1\n1\n0\n0\n0\n") << parts;
 }
@@ -83,8 +83,8 @@ TEST_F(PartitionCommand, FailsTheCheckWhenFixedVerticesOverloadAPart) {
 }
 
 TEST_F(PartitionCommand, RefusesBadInput) {
-  expect_bad_input(contextile({"partition"}), {"FILE: expected, found none"});
-  expect_bad_input(partition({}), {"--parts: expected, found none"});
+  expect_bad_input(contextile({"partition"}), {"expected FILE, found none"});
+  expect_bad_input(partition({}), {"expected --parts, found none"});
   expect_bad_input(partition({"--parts", "0"}), {"--parts", "at least 1", "'0'"});
   expect_bad_input(partition({"--parts", "1G"}), {"num_parts: expected 1 to 65536"});
   expect_bad_input(partition({"--parts", "2", "--eps", "-1"}), {"--eps", "at least 0", "'-1'"});
@@ -99,7 +99,7 @@ TEST_F(PartitionCommand, RefusesBadInput) {
 TEST_F(PartitionCommand, SaysWhenItCannotWrite) {
   const Outcome outcome = partition({"--parts", "2", "-o", path("no/folder/p")});
   EXPECT_EQ(outcome.exit_code, 3);
-  EXPECT_THAT(outcome.err, HasSubstr("no/folder/p: expected to write"));
+  EXPECT_THAT(outcome.err, HasSubstr("no/folder/p: cannot write"));
 }
 
 }  // namespace

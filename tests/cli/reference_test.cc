@@ -71,7 +71,7 @@ TEST_F(Reference, HasDefaultsAndEscapesWhatTablesAreMadeOf) {
   const std::string reference = output({"info", "--reference"});
   EXPECT_THAT(reference, HasSubstr("| `--heads N` | query heads of the model | 32 |\n"));
   EXPECT_THAT(reference, HasSubstr("| `--layout contiguous\\|zigzag\\|FILE` |"));
-  EXPECT_THAT(reference, HasSubstr("| `PLAN` | plan file | required |\n"));
+  EXPECT_THAT(reference, HasSubstr("| `PLAN` | plan file, - for stdin | required |\n"));
   EXPECT_THAT(reference, HasSubstr("| `-o`, `--output FILE` |"));
   EXPECT_THAT(reference, HasSubstr("| 3 | the environment failed |"));
 }

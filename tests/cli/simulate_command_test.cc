@@ -67,6 +67,52 @@ TEST_F(SimulateCommand, PrintsEveryDeviceWhenAsked) {
   EXPECT_EQ(lines_of(text).size(), lines_of(output({plan})).size() + 2 * (4 + 4));
 }
 
+TEST_F(SimulateCommand, WhyPrintsCausesWithWhatTheTimeWouldBeWithoutThem) {
+  const std::string text = output({small_plan("s.plan"), "--why"});
+  for (const char* words : {"\nwhy ", "critical path, forward: attention ",
+                            "critical path, backward: ", "largest causes", "of the critical path",
+                            "% less", "longest waits", "link: "}) {
+    EXPECT_THAT(text, HasSubstr(words));
+  }
+  for (const std::string& line : lines_of(text)) {
+    const auto columns = std::ranges::count_if(
+        line, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
+    EXPECT_LE(columns, 80) << line;
+  }
+}
+
+TEST_F(SimulateCommand, WhyDocumentAddsUp) {
+  const json document = this->document({small_plan("s.plan"), "--why"});
+  const json& why = document.at("why");
+  double path_s = 0;
+  for (const char* name : kDirections) {
+    for (const json& part : why.at("critical_path").at(name)) path_s += part.get<double>();
+  }
+  const double time_s = document.at("time_s");
+  EXPECT_NEAR(path_s, time_s, 1e-9 * time_s);
+  ASSERT_FALSE(why.at("causes").empty());
+  EXPECT_LE(why.at("causes").size(), 5U);
+  double last_s = time_s;
+  for (const json& cause : why.at("causes")) {
+    const double gain_s = cause.at("gain_s");
+    EXPECT_LE(gain_s, last_s);
+    EXPECT_NEAR(gain_s + cause.at("without_s").get<double>(), time_s, 1e-9 * time_s);
+    EXPECT_NE(cause.at("what"), "");
+    EXPECT_NE(cause.at("remedy"), "");
+    last_s = gain_s;
+  }
+  for (const json& wait : why.at("longest_waits")) {
+    EXPECT_GT(wait.at("wait_s"), 0);
+    EXPECT_NE(wait.at("peer_was"), "");
+  }
+}
+
+TEST_F(SimulateCommand, WhyIsNoTable) {
+  const Outcome outcome = contextile({"simulate", small_plan("s.plan"), "--why", "--csv"});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--why: expected text or --json, found --csv"));
+}
+
 TEST_F(SimulateCommand, DocumentAddsUp) {
   const std::string plan = small_plan("s.plan");
   const json document = this->document({plan});
@@ -200,7 +246,7 @@ TEST_F(SimulateCommand, WritesATraceThatIsWellFormed) {
 
 TEST_F(SimulateCommand, RefusesWhatItCannotSimulate) {
   const std::string plan = small_plan("s.plan");
-  expect_bad_input(contextile({"simulate"}), {"PLAN: expected, found none"});
+  expect_bad_input(contextile({"simulate"}), {"expected PLAN, found none"});
   expect_bad_input(contextile({"simulate", path("missing.plan")}), {"missing.plan: cannot read"});
   expect_bad_input(contextile({"simulate", file("no.plan", "something")}), {"not a plan file"});
   expect_bad_input(
@@ -246,7 +292,7 @@ TEST_F(SimulateCommand, ATraceThatCannotBeWrittenIsTheEnvironmentsFault) {
   for (const std::string& trace : {path("no/such/trace.json"), std::string("/dev/full")}) {
     const Outcome outcome = contextile({"simulate", plan, "--trace", trace});
     EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr(trace + ": expected to write the trace"));
+    EXPECT_THAT(outcome.err, HasSubstr(trace + ": cannot write"));
   }
 }
 

@@ -149,8 +149,9 @@ TEST(CheckProfile, SaysWhatIsWrong) {
   says(broken([](Profile& p) { p.forward[2] = 0; }), "in (0, 2], found 0");
   says(broken([](Profile& p) { p.backward[0] = 2.5; }), "in (0, 2], found 2.5");
   says(broken([&](Profile& p) { p.backward[0] = nan; }), "found nan");
-  says(broken([](Profile& p) { p.call_us = -1; }), "call_us: expected 0 or more, found -1");
-  says(broken([&](Profile& p) { p.call_us = nan; }), "call_us: expected 0 or more, found nan");
+  says(broken([](Profile& p) { p.call_us = -1; }), "call_us: expected 0 to 1000000000, found -1");
+  says(broken([&](Profile& p) { p.call_us = nan; }),
+       "call_us: expected 0 to 1000000000, found nan");
   says(broken([](Profile& p) { p.kernel_tile_rows = -1; }), "kernel_tile_rows: expected 0 to");
 }
 

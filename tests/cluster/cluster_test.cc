@@ -148,8 +148,8 @@ TEST(ParseClusterJson, RefusesWhatIsNoCluster) {
   EXPECT_THAT(with("\"memory_bytes\": 9223372036854775808"), HasSubstr("memory_bytes"));
   EXPECT_THAT(with("\"memory_bytes\": -1"), HasSubstr("memory_bytes"));
   EXPECT_THAT(with("\"attention_tflops\": null"), HasSubstr("attention_tflops"));
-  EXPECT_THAT(with("\"attention_tflops\": 0"), HasSubstr("expected a positive number"));
-  EXPECT_THAT(with("\"intra_gbytes_per_s\": -0.0"), HasSubstr("expected a positive number"));
+  EXPECT_THAT(with("\"attention_tflops\": 0"), HasSubstr("expected 1e-09 to 1000000000000"));
+  EXPECT_THAT(with("\"intra_gbytes_per_s\": -0.0"), HasSubstr("expected 1e-09 to 1000000000000"));
   EXPECT_THAT(with("\"intra_gbytes_per_s\": 1e999"), HasSubstr("c.json: "));
   EXPECT_THAT(with("\"intra_gbytes_per_s\": NaN"), HasSubstr("c.json: "));
   EXPECT_THAT(with("\"name\": 7"), HasSubstr("name: expected text"));
@@ -173,7 +173,7 @@ TEST(ParseClusterJson, WantsEveryConstantWithoutAPreset) {
 
 TEST(ToJson, ComesBackTheSame) {
   std::mt19937_64 random(5);
-  std::uniform_real_distribution<double> exponent(-30, 30);
+  std::uniform_real_distribution<double> exponent(-20, 20);
   for (int i = 0; i < 500; ++i) {
     Cluster cluster;
     cluster.name = fmt::format("näme \"{}\"\n", i);

@@ -18,6 +18,7 @@
 #include "contextile/kernel.h"
 #include "kernel/simd/kernel.h"
 #include "oracle/run_error.h"
+#include "support/bf16_kernels.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -244,7 +245,7 @@ class KernelConformance : public ::testing::TestWithParam<const AttentionKernel*
  protected:
   static const AttentionKernel& kernel() { return *GetParam(); }
   // What rounding the weights of a row to bf16 adds to a bound: the unit in the last place.
-  static double rounding(const Case& c) { return weight_rounding(kernel(), c.dtype); }
+  static double rounding(const Case& c) { return weight_rounding(kernel().weight_dtype(c.dtype)); }
   static void expect_close(const Strided& found, const std::vector<double>& expected, double bound,
                            std::string_view what, double floor = 1e-2) {
     EXPECT_LE(relative_error(found.values(), expected, floor), bound) << what;
@@ -422,13 +423,18 @@ TEST_P(KernelConformance, ACallOfManyTilesEqualsManyCalls) {
   EXPECT_LE(relative_error(together.dv.values(), apart.dv.values(), 0), 1e-5);
 }
 
+std::string name_of(const ::testing::TestParamInfo<const AttentionKernel*>& tested) {
+  std::string name(tested.param->name());
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, KernelConformance,
-                         ::testing::ValuesIn(kernels().begin(), kernels().end()),
-                         [](const auto& tested) {
-                           std::string name(tested.param->name());
-                           std::replace(name.begin(), name.end(), ':', '_');
-                           return name;
-                         });
+                         ::testing::ValuesIn(kernels().begin(), kernels().end()), name_of);
+INSTANTIATE_TEST_SUITE_P(OfRoundedWeights, KernelConformance,
+                         ::testing::ValuesIn(emulated_bf16_kernels().begin(),
+                                             emulated_bf16_kernels().end()),
+                         name_of);
 
 TEST(Kernels, AreFoundByName) {
   for (const AttentionKernel* kernel : kernels()) EXPECT_EQ(&find_kernel(kernel->name()), kernel);

@@ -14,11 +14,13 @@
 
 #include "base/rng.h"
 #include "contextile/executor.h"
+#include "kernel/cpu_features.h"
 #include "kernel/host_tensor.h"
 #include "kernel/reference_kernel.h"
 #include "kernel/simd/kernel.h"
 #include "kernel/tensor.h"
 #include "oracle/run_error.h"
+#include "support/bf16_kernels.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -160,7 +162,7 @@ TEST_P(Simd, ManyPanelsAndBlocksEqualTheReference) {
     Layer expected(seed, params, dtype, rows, keys);
     found.run(kernel(), bands);
     expected.run(reference_kernel(), bands);
-    const double rounded = weight_rounding(kernel(), dtype);
+    const double rounded = weight_rounding(kernel().weight_dtype(dtype));
     expect_close(found, expected, 2e-6 + rounded, 1e-5 + 2 * rounded);
   }
 }
@@ -182,7 +184,7 @@ TEST_P(Simd, ScoresThatGrowFromBlockToBlockEqualTheReference) {
     }
     found.run(kernel(), bands);
     expected.run(reference_kernel(), bands);
-    const double rounded = weight_rounding(kernel(), dtype);
+    const double rounded = weight_rounding(kernel().weight_dtype(dtype));
     EXPECT_LE(relative_error(values_of(found.o), values_of(expected.o), 0), 4e-6 + rounded);
     EXPECT_LE(relative_error(values_of(found.lse), values_of(expected.lse), 1), 2e-6);
   }
@@ -344,27 +346,47 @@ TEST_P(Simd, TheCallersSubnormalsSurviveACall) {
   EXPECT_GT(twice, 0.0F);
 }
 
+std::string name_of(const ::testing::TestParamInfo<const AttentionKernel*>& tested) {
+  std::string name(tested.param->name());
+  std::replace(name.begin(), name.end(), ':', '_');
+  return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Simd,
                          ::testing::ValuesIn(simd_kernels().begin(), simd_kernels().end()),
-                         [](const auto& tested) {
-                           std::string name(tested.param->name());
-                           std::replace(name.begin(), name.end(), ':', '_');
-                           return name;
-                         });
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(OfRoundedWeights, Simd,
+                         ::testing::ValuesIn(emulated_bf16_kernels().begin(),
+                                             emulated_bf16_kernels().end()),
+                         name_of);
 
 TEST(SimdKernels, ThePreferredOneIsFoundByTheirCommonName) {
   ASSERT_FALSE(simd_kernels().empty());
-  EXPECT_EQ(&find_kernel("simd"), simd_kernels().front());
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    EXPECT_EQ(&find_kernel("simd", dtype), &preferred_kernel(dtype));
+    EXPECT_EQ(&find_kernel("", dtype), &preferred_kernel(dtype));
+  }
+  EXPECT_EQ(&preferred_kernel(Dtype::kF32), simd_kernels().front());
+  EXPECT_EQ(&preferred_kernel(Dtype::kF16), simd_kernels().front());
   EXPECT_EQ(kernels().front(), simd_kernels().front());
   EXPECT_EQ(simd_kernels().back()->name(), "simd:portable");
+}
+
+// Tiles before vectors; these only where the processor has made them faster than fp32.
+TEST(SimdKernels, TheOneForBf16InputsIsTheFastestItsProcessorHas) {
+  std::string expected(simd_kernels().front()->name());
+  if (cpu_has_avx512_bf16() && cpu_has_fast_bf16()) expected = "simd:avx512_bf16";
+  if (cpu_has_amx_bf16()) expected = "simd:amx_bf16";
+  EXPECT_EQ(preferred_kernel(Dtype::kBf16).name(), expected);
 }
 
 TEST(SimdKernels, OnlyThoseThatMultiplyBf16RoundItsWeights) {
   for (const AttentionKernel* kernel : kernels()) {
     SCOPED_TRACE(kernel->name());
-    EXPECT_EQ(weight_rounding(*kernel, Dtype::kBf16) > 0, kernel->name().ends_with("_bf16"));
-    EXPECT_EQ(weight_rounding(*kernel, Dtype::kF32), 0);
-    EXPECT_EQ(weight_rounding(*kernel, Dtype::kF16), 0);
+    EXPECT_EQ(kernel->weight_dtype(Dtype::kBf16),
+              kernel->name().ends_with("_bf16") ? Dtype::kBf16 : Dtype::kF32);
+    EXPECT_EQ(kernel->weight_dtype(Dtype::kF32), Dtype::kF32);
+    EXPECT_EQ(kernel->weight_dtype(Dtype::kF16), Dtype::kF32);
   }
 }
 

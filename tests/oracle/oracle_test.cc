@@ -136,7 +136,7 @@ TEST(Oracle, EqualsDenseAttentionOnRandomMasks) {
     if (mask.bands.size() > 1 && random_chance(rng, 0.3)) mask.bands.pop_back();  // empty rows
     const AttentionShape shape = random_shape(rng);
     const BatchTensors batch = random_batch(workload_of(tokens, shape), seed);
-    const OracleResult found = oracle(batch, shape, mask, true);
+    const OracleResult found = oracle(batch, shape, mask, Passes::kForwardBackward);
     const OracleResult expected = dense(batch, shape, dense_of_bands(mask.bands, tokens, tokens));
     EXPECT_LE(relative_error(found.out, expected.out, 1), 1e-12);
     EXPECT_LE(relative_error(found.lse, expected.lse, 1), 1e-12);
@@ -150,7 +150,7 @@ TEST(Oracle, EqualsDenseAttentionOnRandomMasks) {
 TEST(Oracle, LeavesGradientsOutWhenTheyAreNotAskedFor) {
   AttentionShape shape{.q_heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
   const BatchTensors batch = random_batch(workload_of(3, shape), 1);
-  const OracleResult result = oracle(batch, shape, {{Band{{0, 3}, {0, 3}}}}, false);
+  const OracleResult result = oracle(batch, shape, {{Band{{0, 3}, {0, 3}}}}, Passes::kForward);
   EXPECT_EQ(result.out.size(), 3 * 2 * 4);
   EXPECT_TRUE(result.dq.empty());
 }
@@ -158,10 +158,10 @@ TEST(Oracle, LeavesGradientsOutWhenTheyAreNotAskedFor) {
 TEST(Oracle, RefusesWhatDoesNotFit) {
   AttentionShape shape{.q_heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
   BatchTensors batch = random_batch(workload_of(3, shape), 1);
-  EXPECT_THROW(static_cast<void>(oracle(batch, shape, {{Band{{0, 3}, {0, 4}}}}, false)),
+  EXPECT_THROW(static_cast<void>(oracle(batch, shape, {{Band{{0, 3}, {0, 4}}}}, Passes::kForward)),
                InvalidArgument);
   batch.k.pop_back();
-  EXPECT_THROW(static_cast<void>(oracle(batch, shape, {}, false)), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(oracle(batch, shape, {}, Passes::kForward)), InvalidArgument);
 }
 
 TEST(RandomBatch, DependsOnTheSeedAndIsRepresentableInTheDtype) {

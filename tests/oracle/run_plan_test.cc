@@ -152,7 +152,7 @@ TEST(RunPlan, AReferenceOfTheBatchJudgesEveryPlanOfItAlike) {
   RunOptions options;
   options.kernel = "reference";
   options.seed = 5;
-  const RunReference reference = make_run_reference(workload, options, /*backward=*/true);
+  const RunReference reference = make_run_reference(workload, options, Passes::kForwardBackward);
   for (NamedPlan& named : sample.plans) {
     SCOPED_TRACE(named.name);
     const auto plan = std::make_shared<const Plan>(std::move(named.plan));
@@ -174,7 +174,7 @@ TEST(RunPlan, RefusesAReferenceOfAnotherBatch) {
   Sample sample = random_sample(3);
   Workload other = sample.batch.workload;
   other.shape.softcap += 1;
-  const RunReference reference = make_run_reference(other, {}, /*backward=*/true);
+  const RunReference reference = make_run_reference(other, {}, Passes::kForwardBackward);
   const auto plan = std::make_shared<const Plan>(std::move(sample.plans.front().plan));
   EXPECT_THROW(static_cast<void>(run_plan(plan, {}, reference)), InvalidArgument);
 }

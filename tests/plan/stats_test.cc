@@ -192,7 +192,7 @@ struct PackedRange {
 };
 
 // Walks a program as an executor would: no two conversions in flight may share bytes.
-void expect_sound_packing(const Plan& plan, const PlanRound& round, const Program& program) {
+void expect_sound_conversions(const Plan& plan, const PlanRound& round, const Program& program) {
   constexpr std::int64_t kAlignmentBytes = 64;
   const ConversionLayout layout = conversion_layout(plan, round, program);
   std::map<std::int32_t, std::vector<PackedRange>> in_flight;
@@ -250,7 +250,7 @@ TEST(ConversionLayout, NeverSharesBytesInFlight) {
                   if (is_result(end.kind)) end.wire = wire;
                 }
               }
-              expect_sound_packing(plan, round, **program);
+              expect_sound_conversions(plan, round, **program);
             }
           }
         }

@@ -320,7 +320,7 @@ TEST(TileRows, AMergedRowHasTheOwnerOfMostOfItsTokens) {
 TEST(TimelinePicture, HoldsEverySpanAndMessageOfTheSimulation) {
   for_each_plan(20, 3, [](const Plan& plan, const Cluster& cluster) {
     const Reported reported(plan, cluster);
-    const TimelinePicture picture = timeline_picture(plan, reported.simulation, kPlenty);
+    const TimelinePicture picture = timeline_picture(plan, cluster, reported.simulation, kPlenty);
     EXPECT_TRUE(picture.notes.empty());
     std::size_t at = 0;
     for (const auto* simulated : {&reported.simulation.forward, &reported.simulation.backward}) {
@@ -361,8 +361,10 @@ TEST(TimelinePicture, HoldsEverySpanAndMessageOfTheSimulation) {
 TEST(TimelinePicture, BinsKeepTheTimeOfEveryActivity) {
   PlanChoice choice{.lengths = {3000, 100}, .masks = {"a=causal", "b=full"}, .strategy = "ring"};
   const Reported reported(choice);
-  const TimelinePicture picture = timeline_picture(reported.plan, reported.simulation, 100);
-  EXPECT_EQ(picture.notes.size(), 2U);
+  const TimelinePicture picture =
+      timeline_picture(reported.plan, reported.cluster, reported.simulation, 100);
+  EXPECT_EQ(picture.notes.size(), 3U);  // spans, messages, the critical path
+  EXPECT_FALSE(picture.json[0].contains("path") || picture.json[0].contains("waits"));
   const SimulatedDirection& simulated = *reported.simulation.backward;
   const ReportJson& json = picture.json[1];
   EXPECT_EQ(json["programs"].size(), 2U);

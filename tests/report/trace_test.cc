@@ -19,14 +19,14 @@ namespace {
 
 using nlohmann::json;
 
-Trace trace_of(const Plan& plan, const Simulation& simulation) {
+Trace trace_of(const Plan& plan, const Cluster& cluster, const Simulation& simulation) {
   std::ostringstream out;
-  write_trace(plan, simulation, out);
+  write_trace(plan, cluster, simulation, out);
   return parse_trace(out.str());
 }
 
 Trace trace_of(const Plan& plan, const Cluster& cluster) {
-  return trace_of(plan, simulate(plan, cluster, {.timeline = true}));
+  return trace_of(plan, cluster, simulate(plan, cluster, {.timeline = true}));
 }
 
 // For example_plan(): a pair takes 1 µs, a call 5, a launch 1, a message 2 and 1 for every 16
@@ -122,6 +122,53 @@ TEST(Trace, SpansSayWhatTheyAreAbout) {
   EXPECT_EQ(trace.process_names.at(1), "device 1 (node 0)");
 }
 
+TEST(Trace, WaitsSayWhatTheyWaitFor) {
+  const Trace trace = trace_of(example_plan(), round_numbers());
+  const std::vector<TraceSpan> waits = trace.of_category("exposed");
+  ASSERT_FALSE(waits.empty());
+  for (const TraceSpan& wait : waits) {
+    for (const char* key : {"message", "link", "peer", "peer_was"}) {
+      EXPECT_NE(wait.event.at("args").at("waits_for").at(key), "") << key;
+    }
+  }
+  // Rank 1 waits from 14 to 30.5 for the result that rank 0 launches at 26.
+  const auto wait = std::ranges::find_if(waits, [](const TraceSpan& span) {
+    return span.event.at("pid") == 1 && span.start_ns == 14000;
+  });
+  ASSERT_NE(wait, waits.end());
+  const json& why = wait->event.at("args").at("waits_for");
+  EXPECT_EQ(why.at("message"), "launch 1: 1 o of block 1, 40.00 B");
+  EXPECT_EQ(why.at("link"), "device 0's port, out");
+  EXPECT_EQ(why.at("peer"), "device 0, the sender");
+  EXPECT_EQ(why.at("peer_was"),
+            "computing attention for 11.00 µs and launching for 1.000 µs; then the message had "
+            "2.000 µs of latency and moved for 2.500 µs");
+}
+
+TEST(Trace, MarksTheCriticalPathInARowOfItsOwn) {
+  const Trace trace = trace_of(example_plan(), round_numbers());
+  constexpr double kForwardUs = 31.5;
+  using testing::ElementsAre;
+  EXPECT_THAT(
+      spans_of(trace, {3, 0}, kForwardUs),
+      ElementsAre(Expected{"launch, device 0", 0, 1}, Expected{"attention, device 0", 1, 16},
+                  Expected{"attention, device 0", 16, 25}, Expected{"launch, device 0", 25, 26},
+                  Expected{"latency, 0 to 1", 26, 28}, Expected{"transfer, 0 to 1", 28, 30.5},
+                  Expected{"merge, device 1", 30.5, 31.5}));
+  EXPECT_EQ(trace.process_names.at(3), "critical path");
+  std::int64_t critical_ns = 0;
+  for (const char* category : {"attention", "merge", "launch"}) {
+    for (const TraceSpan& span : trace.of_category(category)) {
+      if (span.event.at("args").contains("critical")) critical_ns += span.end_ns - span.start_ns;
+    }
+  }
+  std::int64_t path_ns = 0;
+  for (const TraceSpan& step : trace.of_category("critical_path")) {
+    if (!step.event.at("args").contains("sender")) path_ns += step.end_ns - step.start_ns;
+  }
+  EXPECT_EQ(critical_ns, path_ns);
+}
+
 TEST(Trace, PutsTheBackwardPassAfterTheForwardOne) {
   const std::vector<TraceSpan> programs =
       trace_of(example_plan(), round_numbers()).of_category("program");
@@ -138,7 +185,7 @@ TEST(Trace, OfEveryStrategyIsWellFormedAndHoldsEveryByte) {
     for (const NamedPlan& named : plans_of_every_strategy(chance, batch)) {
       SCOPED_TRACE(named.name);
       const Simulation simulation = simulate(named.plan, batch.cluster, {.timeline = true});
-      const Trace trace = trace_of(named.plan, simulation);
+      const Trace trace = trace_of(named.plan, batch.cluster, simulation);
       expect_well_formed(trace);
       std::int64_t sent = 0;
       std::int64_t last_ns = 0;
@@ -153,6 +200,14 @@ TEST(Trace, OfEveryStrategyIsWellFormedAndHoldsEveryByte) {
         if (*direction) moved += (*direction)->intra_bytes + (*direction)->inter_bytes;
       }
       EXPECT_EQ(sent, moved);
+      std::int64_t path_end_ns = 0;
+      std::vector<TraceSpan> path = trace.of_category("critical_path");
+      std::ranges::stable_sort(path, {}, &TraceSpan::start_ns);
+      for (const TraceSpan& step : path) {
+        EXPECT_EQ(step.start_ns, path_end_ns);
+        path_end_ns = step.end_ns;
+      }
+      EXPECT_NEAR(static_cast<double>(path_end_ns), static_cast<double>(last_ns), 2);
       EXPECT_NEAR(1e-3 * static_cast<double>(last_ns), simulation.time_us(), 0.01);
     }
   }
@@ -169,10 +224,11 @@ TEST(Trace, KeepsNamesThatAreNoPlainText) {
 TEST(Trace, RefusesASimulationWithoutTimelineOrOfAnotherPlan) {
   const Plan plan = example_plan();
   std::ostringstream out;
-  EXPECT_THROW(write_trace(plan, simulate(plan, round_numbers()), out), InvalidArgument);
+  EXPECT_THROW(write_trace(plan, round_numbers(), simulate(plan, round_numbers()), out),
+               InvalidArgument);
   Simulation other = simulate(plan, round_numbers(), {.timeline = true});
   other.forward->devices.resize(3);
-  EXPECT_THROW(write_trace(plan, other, out), InvalidArgument);
+  EXPECT_THROW(write_trace(plan, round_numbers(), other, out), InvalidArgument);
   EXPECT_EQ(out.str(), "");
 }
 

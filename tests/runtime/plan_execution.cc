@@ -33,14 +33,14 @@ OracleResult execute(const std::shared_ptr<const Plan>& plan, std::size_t mask,
   const BatchTensors batch = inputs_of(*plan, options.seed);
   const ProgramPair& pair = plan->rounds[0].devices[0].programs[mask];
   OracleResult truth;
-  if (!pair.forward) truth = oracle(batch, plan->shape, whole_mask(*plan, mask), false);
+  if (!pair.forward) truth = oracle(batch, plan->shape, whole_mask(*plan, mask), Passes::kForward);
   OracleResult result = empty_result(batch.tokens, plan->shape);
   std::vector<std::vector<float>> dsink(static_cast<std::size_t>(plan->num_devices()));
   run_inproc(
       plan->num_devices(),
       [&](Transport& transport) {
-        Executor executor(transport,
-                          options.kernel == nullptr ? *kernels().front() : *options.kernel);
+        Executor executor(transport, options.kernel == nullptr ? preferred_kernel(plan->shape.dtype)
+                                                               : *options.kernel);
         if (options.poison) ExecutorTesting::poison_buffers(executor);
         executor.prepare(plan);
         LayerTensors layer(batch, plan->shape, local_tokens(*plan, transport.rank()));

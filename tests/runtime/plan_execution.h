@@ -18,7 +18,7 @@ struct ExecutionOptions {
   InprocOptions transport;
   std::uint64_t seed = 0;  // of the inputs
   bool poison = true;      // fill slots, accumulators and pack buffers with NaN first
-  const AttentionKernel* kernel = nullptr;  // null: the preferred one
+  const AttentionKernel* kernel = nullptr;  // null: the preferred one for its dtype
 };
 
 // The inputs that run_plan would draw for the plan.

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "contextile/cluster.h"
+#include "contextile/strategy.h"
 #include "contextile/workload.h"
 
 namespace contextile {
@@ -26,6 +28,12 @@ inline Workload batch_of(const std::vector<std::int64_t>& lengths,
   return make_workload(lengths, shape, {&use, 1});
 }
 
+// batch_of in the default shape.
+inline Workload default_batch_of(const std::vector<std::int64_t>& lengths,
+                                 const std::string& mask = "causal") {
+  return batch_of(lengths, mask, {});
+}
+
 // Nodes of the default machine, or of a preset with as many NICs as it has devices (at most its own
 // number).
 inline Cluster cluster_of(std::int32_t nodes, std::int32_t devices_per_node) {
@@ -38,6 +46,12 @@ inline Cluster cluster_of(const std::string& preset, std::int32_t nodes,
                           std::int32_t devices_per_node) {
   return load_cluster(preset + ":" + std::to_string(nodes) + "x" +
                       std::to_string(devices_per_node));
+}
+
+inline StrategyRequest request_with(const std::map<std::string, std::string>& options) {
+  StrategyRequest request;
+  request.options = options;
+  return request;
 }
 
 }  // namespace contextile

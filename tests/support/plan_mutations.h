@@ -24,9 +24,13 @@ struct PlanMutation {
 // What stands around the programs: blocks, owners, masks, devices, limits, cluster.
 [[nodiscard]] std::span<const PlanMutation> round_mutations();
 
+// Whole lists: elements doubled, left out, exchanged.
+[[nodiscard]] std::span<const PlanMutation> list_mutations();
+
 [[nodiscard]] inline std::vector<PlanMutation> all_mutations() {
   std::vector<PlanMutation> all;
-  for (const auto part : {tile_mutations(), instruction_mutations(), round_mutations()}) {
+  for (const auto part :
+       {tile_mutations(), instruction_mutations(), round_mutations(), list_mutations()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

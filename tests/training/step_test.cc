@@ -1,4 +1,4 @@
-// Training steps: sums by hand, monotonicity, memory, placements.
+// Training steps: sums by hand, monotonicity, memory, parallel sizes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,12 +62,12 @@ TrainingStep step_of(const ParallelSizes& sizes, const Cluster& cluster,
   return step;
 }
 
-// --------------------------------------------------------------------------- placements
+// --------------------------------------------------------------------------- parallel sizes
 
-TEST(Placement, SaysWhyItIsImpossible) {
+TEST(ParallelSizes, SaysWhyItIsImpossible) {
   const Cluster cluster = simple_cluster(4, 8);
   const auto problem = [&](const ParallelSizes& sizes, std::int32_t chunks = 1) {
-    return placement_problem(simple_model(), cluster, sizes, chunks).value_or("");
+    return parallel_sizes_problem(simple_model(), cluster, sizes, chunks).value_or("");
   };
   EXPECT_EQ(problem({.tp = 1, .cp = 8, .dp = 4, .pp = 1}), "");
   EXPECT_THAT(problem({.tp = 1, .cp = 8, .dp = 2, .pp = 1}), HasSubstr("are 16 devices"));
@@ -77,15 +77,15 @@ TEST(Placement, SaysWhyItIsImpossible) {
   EXPECT_THAT(problem({.tp = 1, .cp = 8, .dp = 1, .pp = 4}, 2), HasSubstr("2 chunks"));
   EXPECT_THAT(problem({.tp = 0, .cp = 8, .dp = 1, .pp = 4}), HasSubstr("at least 1"));
   const Cluster uneven = simple_cluster(3, 8);
-  EXPECT_THAT(
-      placement_problem(simple_model(), uneven, {.tp = 1, .cp = 12, .dp = 2, .pp = 1}).value_or(""),
-      HasSubstr("groups of 12 ranks cut nodes of 8 ranks"));
-  EXPECT_THAT(
-      placement_problem(simple_model(), uneven, {.tp = 1, .cp = 4, .dp = 3, .pp = 2}).value_or(""),
-      HasSubstr("stages of 12 ranks cut nodes"));
+  EXPECT_THAT(parallel_sizes_problem(simple_model(), uneven, {.tp = 1, .cp = 12, .dp = 2, .pp = 1})
+                  .value_or(""),
+              HasSubstr("groups of 12 ranks cut nodes of 8 ranks"));
+  EXPECT_THAT(parallel_sizes_problem(simple_model(), uneven, {.tp = 1, .cp = 4, .dp = 3, .pp = 2})
+                  .value_or(""),
+              HasSubstr("stages of 12 ranks cut nodes"));
 }
 
-TEST(Placement, GroupsTakeTheirShareOfNodesAndNics) {
+TEST(ParallelSizes, GroupsTakeTheirShareOfNodesAndNics) {
   Cluster cluster = simple_cluster(4, 8);
   cluster.nics_per_node = 8;
   const auto shape = [](const Cluster& c) {

@@ -59,21 +59,47 @@ std::string list_text() {
   return text;
 }
 
-std::string result_text(const PaperTable& paper, const PaperResult& result, bool colour) {
+// Options that make it another experiment than the paper's: there is nothing to agree with. More
+// batches or another seed only sample the same one.
+std::vector<std::string> changes_of(const BenchOverrides& overrides) {
+  std::vector<std::string> changes;
+  const auto note = [&](bool given, const char* option) {
+    if (given) changes.emplace_back(option);
+  };
+  note(!overrides.dataset.empty(), "--dataset");
+  note(!overrides.cluster.empty(), "--cluster");
+  note(overrides.tokens.has_value(), "--tokens");
+  note(overrides.block_size.has_value(), "--block-size");
+  note(overrides.q_heads.has_value(), "--heads");
+  note(overrides.kv_heads.has_value(), "--kv-heads");
+  note(overrides.head_dim.has_value(), "--head-dim");
+  note(overrides.wire.has_value(), "--wire");
+  return changes;
+}
+
+std::string result_text(const PaperTable& paper, const PaperResult& result,
+                        const std::vector<std::string>& changes) {
   std::string text = wrap(fmt::format("{}: {}", paper.source, paper.shows), kTextColumns) + '\n';
   for (const auto& [what, value] : result.setting) text += labelled(what, value);
-  text += '\n' + result.table.text(colour) + '\n';
+  text += '\n' + result.table.text(stdout_shows_colour()) + '\n';
   for (const Finding& finding : result.findings) {
     text += labelled("paper", finding.claim);
-    text += labelled(finding.agrees ? "agrees" : "DIFFERS", finding.ours);
-    if (!finding.criterion.empty()) text += labelled("if", finding.criterion);
+    text += labelled(!changes.empty() ? "here"
+                     : finding.agrees ? "agrees"
+                                      : "DIFFERS",
+                     finding.ours);
+    if (changes.empty() && !finding.criterion.empty()) text += labelled("if", finding.criterion);
   }
   text += "\nwhat differs from the paper's experiment\n";
+  if (!changes.empty()) {
+    text += labelled("", fmt::format("{}: no verdicts", fmt::join(changes, ", ")));
+  }
   for (const std::string& difference : result.differences) text += labelled("", difference);
   return text;
 }
 
-Json result_json(const PaperTable& paper, const PaperResult& result) {
+Json result_json(const PaperTable& paper, const PaperResult& result,
+                 const std::vector<std::string>& changes) {
   Json setting = Json::object();
   for (const auto& [what, value] : result.setting) setting[what] = value;
   Json findings = Json::array();
@@ -87,10 +113,9 @@ Json result_json(const PaperTable& paper, const PaperResult& result) {
     plots.push_back(
         {{"x", plot.x}, {"y", plot.y}, {"series", plot.series}, {"panels", plot.panels}});
   }
-  return {{"command", "bench"},     {"name", paper.name},
-          {"source", paper.source}, {"shows", paper.shows},
-          {"setting", setting},     {"rows", result.table.json()},
-          {"findings", findings},   {"differences", result.differences},
+  return {{"command", "bench"},   {"name", paper.name}, {"source", paper.source},
+          {"shows", paper.shows}, {"setting", setting}, {"rows", result.table.json()},
+          {"findings", findings}, {"changes", changes}, {"differences", result.differences},
           {"plots", plots}};
 }
 
@@ -121,10 +146,11 @@ int run(const BenchOptions& options) {
       progress.show(done, total, what);
     };
     const PaperResult result = paper.make(overrides);
+    const std::vector<std::string> changes = changes_of(overrides);
     if (options.json) {
-      print_json(result_json(paper, result));
+      print_json(result_json(paper, result, changes));
     } else {
-      print(options.csv ? result.table.csv() : result_text(paper, result, stdout_is_terminal()));
+      print(options.csv ? result.table.csv() : result_text(paper, result, changes));
     }
   } catch (const CheckFailed& failure) {
     fmt::print(stderr, "contextile: check failed: {}\n", failure.what());

@@ -1,9 +1,10 @@
 // What a command of the program is, and what its exit codes mean.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <string_view>
+
+#include "cli/app.h"
 
 namespace contextile {
 
@@ -38,6 +39,7 @@ using Action = std::function<int()>;
 [[nodiscard]] Action add_iterate_command(CLI::App& app);
 [[nodiscard]] Action add_profile_command(CLI::App& app);
 [[nodiscard]] Action add_export_command(CLI::App& app);
+[[nodiscard]] Action add_import_command(CLI::App& app);
 [[nodiscard]] Action add_info_command(CLI::App& app);
 [[nodiscard]] Action add_demo_command(CLI::App& app);
 [[nodiscard]] Action add_bench_command(CLI::App& app);
@@ -57,10 +59,11 @@ inline constexpr Command kCommands[] = {
      add_simulate_command},
     {"report", "one HTML page about a plan, or two plans side by side", add_report_command},
     {"compare", "strategies on the same batches, side by side", add_compare_command},
-    {"iterate", "one training step of a model: time, memory, the best placement",
+    {"iterate", "one training step of a model: time, memory, the best TP x CP x DP x PP",
      add_iterate_command},
     {"profile", "measure this machine into a cluster file", add_profile_command},
     {"export", "a plan file as JSON", add_export_command},
+    {"import", "a plan's JSON, whoever wrote it, to a plan file", add_import_command},
     {"bench", "tables of papers, printed again from verified plans", add_bench_command},
     {"partition", "a hypergraph file to a partition file", add_partition_command},
     {"info", "what this build can do, presets, strategies, datasets, masks", add_info_command},

@@ -30,7 +30,7 @@ struct CompareOptions {
   std::vector<StrategyChoice> strategies;
   bool execute = false;
   std::int32_t repeats = 1;
-  std::string kernel;  // empty: the preferred one
+  std::string kernel;  // empty: the preferred one for the dtype
   bool json = false;
   bool csv = false;
 };
@@ -42,7 +42,7 @@ int run(const CompareOptions& options) {
   }
   const PlanInput input = load_input(options.input);
   std::optional<Execution> execution;
-  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  static_cast<void>(find_kernel(options.kernel));
   if (options.execute) execution = {options.input.seed, options.repeats, options.kernel};
   const ComparisonResult result = compare_at_terminal(input, options.strategies, execution);
   if (options.json) {
@@ -62,7 +62,7 @@ int run(const CompareOptions& options) {
     print(planning_table(result.compared).csv());
   } else {
     print(comparison_text(input, result.compared, result.runs, options.input.seed,
-                          stdout_is_terminal()));
+                          stdout_shows_colour()));
   }
   return report_failures(result) ? kExitOk : kExitCheckFailed;
 }

@@ -13,9 +13,8 @@ namespace contextile {
 
 Action add_completion_command(CLI::App& app) {
   auto shell = std::make_shared<std::string>();
-  add_value(app, "SHELL", {"", "whose script to print: {}", "", completion_shells()},
-            [shell](const std::string& text) { *shell = text; })
-      ->required();
+  add_required(app, "SHELL", {"", "whose script to print: {}", "", completion_shells()},
+               [shell](const std::string& text) { *shell = text; });
   add_examples(app, {"contextile completion bash > contextile.bash && . ./contextile.bash",
                      "contextile completion fish > contextile.fish"});
   return [shell] {

@@ -66,7 +66,7 @@ bool show(const std::string& title, const InputOptions& options, bool execute) {
   const ComparisonResult result = compare_at_terminal(input, parse_strategies("all"), execution);
   print(fmt::format(
       "== {}\n{}\n", title,
-      comparison_text(input, result.compared, result.runs, options.seed, stdout_is_terminal())));
+      comparison_text(input, result.compared, result.runs, options.seed, stdout_shows_colour())));
   return report_failures(result);
 }
 
@@ -98,7 +98,7 @@ std::vector<StrategyChoice> quick_strategies() {
 std::string batch_text(const std::string& dataset, const Workload& workload) {
   std::int64_t longest = 0;
   for (const Range& sequence : workload.sequences) longest = std::max(longest, sequence.size());
-  return fmt::format("{} tokens in {} of {}, longest {}", workload.num_tokens(),
+  return fmt::format("{} in {} of {}, longest {}", count(workload.num_tokens(), "token"),
                      count(static_cast<std::int64_t>(workload.sequences.size()), "document"),
                      dataset, longest);
 }
@@ -120,7 +120,7 @@ bool show_planned(const DemoOptions& options, std::string& best) {
       fmt::format("\nthe fastest of {} strategies: one layer, forward and backward, predicted\n"
                   "x bound: over a time that no plan undercuts; MB = 1e6 bytes\n\n",
                   result.compared.size()));
-  print(fastest.text(stdout_is_terminal()));
+  print(fastest.text(stdout_shows_colour()));
   print(others_text(result.compared, kShownStrategies));
   if (fastest.num_rows() > 0) best = std::get<std::string>(fastest.cells(0)[0]);
   return report_failures(result);
@@ -135,8 +135,8 @@ bool show_executed(const DemoOptions& options) {
       fmt::format("\nexecuted  the same documents scaled to {} tokens, on {} threads of this\n"
                   "          machine; errors against attention in fp64\n\n",
                   input.batches.front().num_tokens(), input.cluster.num_devices()));
-  print(
-      fastest_run_table(result.compared, result.runs, kShownStrategies).text(stdout_is_terminal()));
+  print(fastest_run_table(result.compared, result.runs, kShownStrategies)
+            .text(stdout_shows_colour()));
   print(runs_text(result.compared, result.runs));
   return report_failures(result);
 }

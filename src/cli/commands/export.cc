@@ -1,15 +1,15 @@
 // contextile export: a plan file as JSON.
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "base/check.h"
+#include "base/replaced_file.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
+#include "cli/options/outputs.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
@@ -21,7 +21,7 @@ namespace {
 
 struct ExportOptions {
   std::string plan_path;
-  std::string output_path;  // empty: stdout
+  std::string output_path = std::string(kStandardOutput);
   std::optional<std::int32_t> rank;
   bool json = false;  // the one format there is
 };
@@ -35,19 +35,9 @@ int run(const ExportOptions& options) {
     }
     only = Rank{*options.rank};
   }
-  check_no_input("--output", options.output_path, {options.plan_path});
-  std::ofstream file;
-  if (!options.output_path.empty()) file.open(options.output_path, std::ios::binary);
-  std::ostream& out = options.output_path.empty() ? std::cout : file;
-  try {
-    if (out) export_json(plan, out, only);
-  } catch (const IoError&) {
-    out.setstate(std::ios::failbit);  // reported below, with the name of the output
-  }
-  if (!out.flush()) {
-    throw OutputError(fmt::format("{}: expected to write the export, but a write failed",
-                                  options.output_path.empty() ? "stdout" : options.output_path));
-  }
+  ReplacedFile file(options.output_path);
+  export_json(plan, file.stream(), only);
+  file.commit();
   return kExitOk;
 }
 
@@ -59,8 +49,8 @@ Action add_export_command(CLI::App& app) {
   add_switch(app, "--json", options->json, "the JSON document of docs/plan-format.md (always)");
   add_size_as<std::int32_t>(app, "--rank", options->rank, 0,
                             {"R", "only that device's programs", "all devices"});
-  add_value(app, "-o,--output", {"FILE", "where the export goes", "stdout"},
-            [options](const std::string& path) { options->output_path = path; });
+  add_output(app, "-o,--output", {"FILE", "where the export goes", "stdout"},
+             [options](const std::string& path) { options->output_path = path; });
   add_examples(app, {"contextile export batch.plan --rank 0 -o rank0.json"});
   return [options] { return run(*options); };
 }

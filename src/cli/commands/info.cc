@@ -1,13 +1,17 @@
 // contextile info: what this build can do, and what it cannot and why.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/shared.h"
@@ -40,14 +44,27 @@ std::vector<Part> transport_parts() {
           {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
 }
 
-// The preferred one first; behind them those that cannot run here.
+constexpr std::array<Dtype, 3> kDtypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+
+// Which inputs a kernel is taken for unless another is asked for: " (preferred for bf16)".
+std::string preferred_text(const AttentionKernel& kernel) {
+  std::vector<std::string_view> names;
+  for (const Dtype dtype : kDtypes) {
+    if (&preferred_kernel(dtype) == &kernel) names.push_back(to_string(dtype));
+  }
+  if (names.empty()) return "";
+  if (names.size() == kDtypes.size()) return " (preferred)";
+  return fmt::format(" (preferred for {})", fmt::join(names, ", "));
+}
+
+// In the order of kernels(), behind them those that cannot run here.
 std::vector<Part> kernel_parts() {
   const std::string no_instructions =
       "the CPU or the compiler of this build lacks the instructions";
   const std::vector<Part> known = {
       {"simd:avx512", "AVX-512; fp32 arithmetic for every dtype", no_instructions},
-      {"simd:avx512_bf16", "AVX-512 with products of bf16 for bf16, else as simd:avx512",
-       no_instructions},
+      {"simd:avx512_bf16",
+       "products of bf16 for bf16 (weights rounded to bf16), else as simd:avx512", no_instructions},
       {"simd:amx_bf16", "AMX tiles for bf16 (weights rounded to bf16), else as simd:avx512",
        no_instructions},
       {"simd:avx2", "AVX2 and FMA; fp32 arithmetic for every dtype", no_instructions},
@@ -60,13 +77,12 @@ std::vector<Part> kernel_parts() {
     const auto same_name = [kernel](const Part& part) { return part.name == kernel->name(); };
     const auto found = std::find_if(known.begin(), known.end(), same_name);
     const std::string what = found == known.end() ? "forward and backward" : found->what;
-    parts.push_back({std::string(kernel->name()), what, ""});
+    parts.push_back({std::string(kernel->name()), what + preferred_text(*kernel), ""});
   }
   for (const Part& part : known) {
     const auto same_name = [&part](const Part& other) { return part.name == other.name; };
     if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
   }
-  parts.front().what += " (preferred)";
   return parts;
 }
 
@@ -148,6 +164,10 @@ Json info_json() {
   for (const Dataset& dataset : datasets()) {
     sets.push_back({{"name", dataset.name}, {"description", dataset.description}});
   }
+  Json preferred;
+  for (const Dtype dtype : kDtypes) {
+    preferred[std::string(to_string(dtype))] = preferred_kernel(dtype).name();
+  }
   return {{"command", "info"},
           {"version", CONTEXTILE_VERSION},
           {"compiler", __VERSION__},
@@ -155,7 +175,8 @@ Json info_json() {
           {"hardware_threads", std::thread::hardware_concurrency()},
           {"transports", parts_json(transport_parts())},
           {"kernels", parts_json(kernel_parts())},
-          {"preferred_kernel", kernels().front()->name()},
+          {"preferred_kernel", preferred_kernel(Dtype::kBf16).name()},
+          {"preferred_kernels", std::move(preferred)},
           {"clusters", std::move(presets)},
           {"strategies", strategies_json()},
           {"datasets", std::move(sets)},
@@ -185,10 +206,12 @@ Action add_info_command(CLI::App& app) {
   add_switch(app, "--reference", *reference,
              "every command and option as Markdown, the generated part of docs/cli.md");
   add_examples(app, {"contextile info", "contextile info --json"});
-  const CLI::App* program = app.get_parent();
-  return [json, reference, program] {
+  return [json, reference, &app] {
+    if (*json && *reference) {
+      fail_argument("expected either --json or --reference, found both");
+    }
     if (*reference) {
-      print(reference_markdown(*program));
+      print(reference_markdown(app));
     } else if (*json) {
       print_json(info_json());
     } else {

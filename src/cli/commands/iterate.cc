@@ -1,4 +1,4 @@
-// contextile iterate: one training step of a model, or which placement of it is fastest.
+// contextile iterate: one training step of a model, or which parallel sizes make it fastest.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -79,7 +79,7 @@ std::int64_t num_micro_batches(const IterateOptions& options, std::optional<std:
   if (!options.batch_tokens) {
     if (!dp) {
       fail_argument(
-          "--sweep: expected --batch-tokens, the tokens of a step whatever its placement, found "
+          "--sweep: expected --batch-tokens, the tokens of a step whatever its sizes, found "
           "none");
     }
     return std::int64_t{options.micro_batches.value_or(1)} * *dp;
@@ -97,23 +97,24 @@ std::int64_t num_micro_batches(const IterateOptions& options, std::optional<std:
   return *options.batch_tokens / tokens;
 }
 
-// Placements to try, and the micro-batches of a step, all replicas together. What one placement
-// cannot do is an error; a sweep leaves it out.
-std::vector<ParallelSizes> placements_of(const IterateOptions& options, const ModelSpec& model,
-                                         const Cluster& cluster, std::int64_t& micro_batches) {
+// Sizes to try, and the micro-batches of a step, all replicas together. What given sizes cannot
+// do is an error; a sweep leaves it out.
+std::vector<ParallelSizes> sizes_to_try(const IterateOptions& options, const ModelSpec& model,
+                                        const Cluster& cluster, std::int64_t& micro_batches) {
   const std::int32_t chunks = chunks_of(options);
   if (options.sweep) {
     micro_batches = num_micro_batches(options, std::nullopt);
-    auto placements = all_sizes(options.sizes, model, cluster, micro_batches, chunks);
-    if (placements.empty()) {
-      fail_argument("--sweep: expected sizes that some placement on {} devices has, found none",
-                    cluster.num_devices());
+    auto candidates = all_sizes(options.sizes, model, cluster, micro_batches, chunks);
+    if (candidates.empty()) {
+      fail_argument(
+          "--sweep: expected sizes with a product of {} devices that the model allows, found none",
+          cluster.num_devices());
     }
-    return placements;
+    return candidates;
   }
   const ParallelSizes sizes = complete_sizes(options.sizes, cluster.num_devices());
   micro_batches = num_micro_batches(options, sizes.dp);
-  if (const auto problem = placement_problem(model, cluster, sizes, chunks)) {
+  if (const auto problem = parallel_sizes_problem(model, cluster, sizes, chunks)) {
     fail_argument("iterate: {}", *problem);
   }
   if (micro_batches % sizes.dp != 0) {
@@ -132,9 +133,9 @@ std::vector<ParallelSizes> placements_of(const IterateOptions& options, const Mo
 }
 
 std::vector<StepSetting> settings_of(const IterateOptions& options,
-                                     const std::vector<ParallelSizes>& placements) {
+                                     const std::vector<ParallelSizes>& candidates) {
   std::vector<StepSetting> settings;
-  for (const ParallelSizes& sizes : placements) {
+  for (const ParallelSizes& sizes : candidates) {
     for (const StrategyChoice& choice : options.strategies) {
       StepSetting& setting = settings.emplace_back();
       setting.sizes = sizes;
@@ -201,13 +202,13 @@ int run(const IterateOptions& options) {
   job.plan.wire = options.input.wire;
   job.plan.seed = options.input.seed;
   InputOptions input = options.input;
-  const std::vector<ParallelSizes> placements =
-      placements_of(options, job.model, job.cluster, input.batch.batches);
+  const std::vector<ParallelSizes> candidates =
+      sizes_to_try(options, job.model, job.cluster, input.batch.batches);
   job.micro_batches = load_lengths(input);
-  const std::vector<StepSetting> settings = settings_of(options, placements);
+  const std::vector<StepSetting> settings = settings_of(options, candidates);
   std::vector<StepOutcome> outcomes;
   try {
-    // A sweep counts placements, one placement its plans.
+    // A sweep counts sizes, one step its plans.
     const std::size_t plans_of_one = options.sweep ? 1 : num_plans(settings.front(), job);
     ProgressBar progress(static_cast<std::int64_t>(settings.size() * plans_of_one));
     StepPlanner planner(job, [&](const std::string& what) {
@@ -228,7 +229,7 @@ int run(const IterateOptions& options) {
   return outcomes.front().verdict == Verdict::kFits ? kExitOk : kExitCheckFailed;
 }
 
-void add_placement_options(CLI::App& app, IterateOptions& options) {
+void add_parallel_options(CLI::App& app, IterateOptions& options) {
   add_cluster_option(app, options.input.cluster, "the whole machine");
   add_size_as<std::int32_t>(
       app, "--gpus", options.gpus, 1,
@@ -241,9 +242,9 @@ void add_placement_options(CLI::App& app, IterateOptions& options) {
                             {"N", "data-parallel replicas", "1, or what --cp leaves"});
   add_size_as<std::int32_t>(app, "--pp", options.sizes.pp, 1, {"N", "pipeline stages", "1"});
   add_switch(app, "--sweep", options.sweep,
-             "all placements TP x CP x DP x PP instead of one; sizes that are given stay");
+             "all sizes TP x CP x DP x PP instead of one; those that are given stay");
   add_size<std::int64_t>(app, "--top", options.top, 1,
-                         {"N", "how many placements that fit the table shows", ""});
+                         {"N", "how many that fit the table of a sweep shows", ""});
 }
 
 void add_pipeline_options(CLI::App& app, IterateOptions& options) {
@@ -314,7 +315,7 @@ Action add_iterate_command(CLI::App& app) {
   add_text(app, "--model", options->model,
            {"NAME|FILE", "{}, or a .json file", "", std::move(models)});
   add_strategy_option(app, options->strategies, "auto", "which ones, comma-separated");
-  add_placement_options(app, *options);
+  add_parallel_options(app, *options);
   add_pipeline_options(app, *options);
   add_batch_options(app, options->input);
   add_mask_rule_option(app, options->input);

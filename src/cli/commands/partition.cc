@@ -12,6 +12,7 @@
 #include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
+#include "cli/options/outputs.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
@@ -47,14 +48,6 @@ void parse_eps(const std::string& text, HypergraphSpec& spec) {
                                              : parse_not_negative("--eps", text.substr(comma + 1));
 }
 
-void save(const HypergraphPartition& partition, const std::string& path) {
-  try {
-    write_partition(partition, path);
-  } catch (const IoError& error) {
-    throw OutputError(error.what());
-  }
-}
-
 struct Result {
   std::string output_path;
   std::int32_t vertices;
@@ -83,12 +76,14 @@ Json result_json(const PartitionOptions& options, const Result& result) {
 
 std::string result_text(const PartitionOptions& options, const Result& result) {
   const HypergraphQuality& quality = result.quality;
-  std::string text = fmt::format("hypergraph       {}: {} vertices, {} nets\n", options.hgr_path,
-                                 result.vertices, result.nets);
+  std::string text =
+      fmt::format("hypergraph       {}: {}, {}\n", options.hgr_path,
+                  result.vertices == 1 ? "1 vertex" : fmt::format("{} vertices", result.vertices),
+                  count(result.nets, "net"));
   text +=
       fmt::format("partition        {}: {} parts\n", result.output_path, options.spec.num_parts);
-  text +=
-      fmt::format("connectivity     {} ({} nets cut)\n", quality.connectivity, quality.cut_nets);
+  text += fmt::format("connectivity     {} ({} cut)\n", quality.connectivity,
+                      count(quality.cut_nets, "net"));
   text += fmt::format("busiest part     {}\n", quality.max_part_traffic);
   if (options.spec.traffic_weight > 0) {
     text += fmt::format("objective        {}\n", format_number(quality.objective));
@@ -103,7 +98,13 @@ std::string result_text(const PartitionOptions& options, const Result& result) {
 
 int run(PartitionOptions options) {
   check_formats(options.json, options.csv);
-  check_no_input("--output", options.output_path, {options.hgr_path, options.fixed_path});
+  const std::string output_path =
+      options.output_path.empty()
+          ? fmt::format("{}.part.{}", options.hgr_path, options.spec.num_parts)
+          : options.output_path;
+  check_no_input("--output", output_path,
+                 {options.hgr_path, options.fixed_path, options.start_path});
+  check_results_elsewhere(output_path, options.json || options.csv);
   const Hypergraph hypergraph = read_hgr(options.hgr_path);
   HypergraphSpec& spec = options.spec;
   if (!options.fixed_path.empty()) {
@@ -115,20 +116,17 @@ int run(PartitionOptions options) {
   const auto begin = std::chrono::steady_clock::now();
   const HypergraphPartition partition = partition_hypergraph(hypergraph, spec);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  const Result result = {
-      .output_path = options.output_path.empty()
-                         ? fmt::format("{}.part.{}", options.hgr_path, spec.num_parts)
-                         : options.output_path,
-      .vertices = hypergraph.num_vertices(),
-      .nets = hypergraph.num_nets(),
-      .quality = evaluate_hypergraph(hypergraph, spec, partition),
-      .partition_s = elapsed.count()};
-  save(partition, result.output_path);
+  const Result result = {.output_path = output_path,
+                         .vertices = hypergraph.num_vertices(),
+                         .nets = hypergraph.num_nets(),
+                         .quality = evaluate_hypergraph(hypergraph, spec, partition),
+                         .partition_s = elapsed.count()};
+  write_partition(partition, result.output_path);
   if (options.json) {
     print_json(result_json(options, result));
   } else if (options.csv) {
     print(table_of(Json::array({result_json(options, result)})).csv());
-  } else {
+  } else if (output_path != kStandardOutput) {
     print(result_text(options, result));
   }
   return result.quality.feasible ? kExitOk : kExitCheckFailed;
@@ -155,12 +153,11 @@ void add_search_options(CLI::App& app, HypergraphSpec& spec) {
 
 Action add_partition_command(CLI::App& app) {
   auto options = std::make_shared<PartitionOptions>();
-  add_value(app, "FILE", {"", "hypergraph, hMETIS format", ""}, [options](const std::string& path) {
-    options->hgr_path = path;
-  })->required();
-  add_value(app, "-k,--parts", {"K", "number of parts", ""}, [options](const std::string& text) {
+  add_required(app, "FILE", {"", "hypergraph, hMETIS format", ""},
+               [options](const std::string& path) { options->hgr_path = path; });
+  add_required(app, "-k,--parts", {"K", "number of parts", ""}, [options](const std::string& text) {
     options->spec.num_parts = checked_cast<std::int32_t>(parse_size("--parts", text, 1), "--parts");
-  })->required();
+  });
   add_value(app, "--eps",
             {"E[,E2]", "a part may hold (1 + E) of the mean; E2 of the second weight", "0.03"},
             [options](const std::string& text) { parse_eps(text, options->spec); });
@@ -169,8 +166,8 @@ Action add_partition_command(CLI::App& app) {
   add_value(app, "--start", {"FILE", "partition to improve on", "none"},
             [options](const std::string& path) { options->start_path = path; });
   add_search_options(app, options->spec);
-  add_value(app, "-o,--output", {"FILE", "where the partition goes", "FILE.part.K"},
-            [options](const std::string& path) { options->output_path = path; });
+  add_output(app, "-o,--output", {"FILE", "where the partition goes", "FILE.part.K"},
+             [options](const std::string& path) { options->output_path = path; });
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the result, one row,");
   add_examples(app, {"contextile partition graph.hgr --parts 2 --eps 0.05 -o graph.part"});

@@ -3,20 +3,22 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/replaced_file.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
+#include "cli/options/outputs.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "contextile/plan_file.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
 #include "report/json.h"
@@ -42,11 +44,21 @@ const StrategyChoice& single_choice(const std::vector<StrategyChoice>& choices) 
   return choices.front();
 }
 
-void save(const Plan& plan, const std::string& path) {
-  try {
-    save_plan(plan, path);
-  } catch (const IoError& error) {
-    throw OutputError(error.what());
+std::vector<std::string> output_names(const PlanCommandOptions& options, std::size_t num_batches) {
+  if (num_batches == 1) return {options.output_path};
+  std::vector<std::string> names;
+  for (std::size_t b = 0; b < num_batches; ++b) {
+    names.push_back(fmt::format("{}.{}", options.output_path, b));
+  }
+  return names;
+}
+
+void check_output_names(const PlanCommandOptions& options, const std::vector<std::string>& names) {
+  const InputOptions& input = options.input;
+  for (const std::string& name : names) {
+    check_no_input(
+        "--output", name,
+        {input.lengths_path, input.cluster, input.workload.mask_path, input.workload.layout});
   }
 }
 
@@ -88,12 +100,16 @@ std::string planned_text(const PlannedBatch& planned, const std::string& path) {
                      format_number(planned.planning_s() * 1e3),
                      format_number(planned.arrange_s * 1e3), format_number(planned.build_s * 1e3),
                      format_number(planned.verify_s * 1e3)) +
-         verify_text(planned.verified, stdout_is_terminal());
+         verify_text(planned.verified, stdout_shows_colour());
 }
 
 // A plan that does not verify is not written.
 int run(const PlanCommandOptions& options) {
   check_formats(options.json, options.csv);
+  check_results_elsewhere(options.output_path, options.json || options.csv);
+  if (options.output_path == kStandardOutput && stdout_is_terminal()) {
+    fail_argument("--output: expected a file or a pipe, found a terminal");
+  }
   const StrategyChoice& choice = single_choice(options.strategy);
   static_cast<void>(find_strategy(choice.name));  // a misspelt name before a long read
   const PlanInput input = load_input(options.input);
@@ -102,21 +118,23 @@ int run(const PlanCommandOptions& options) {
       fail_argument("strategy '{}' cannot plan this: {}", choice.name, *reason);
     }
   }
+  const std::vector<std::string> names = output_names(options, input.batches.size());
+  check_output_names(options, names);
   ProgressBar progress(static_cast<std::int64_t>(input.batches.size()));
   Json plans = Json::array();
   bool ok = true;
   for (std::size_t b = 0; b < input.batches.size(); ++b) {
-    const std::string path =
-        options.output_path + (input.batches.size() > 1 ? fmt::format(".{}", b) : "");
+    const std::string& path = names[b];
+    ReplacedFile file(path);  // before the work: a path nobody can write to costs no time
     progress.step(path);
     const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, input.options);
     ok = ok && planned.verified.ok();
-    if (planned.verified.ok()) save(*planned.plan, path);
+    if (planned.verified.ok()) write_plan(*planned.plan, file);
     if (options.json) {
       plans.push_back(planned_json(planned, path));
     } else if (options.csv) {
       add_planned_rows(choice_text(choice), planned, path, plans);
-    } else {
+    } else if (path != kStandardOutput) {
       print((b == 0 ? "" : "\n") + planned_text(planned, path));
     }
   }
@@ -132,10 +150,10 @@ int run(const PlanCommandOptions& options) {
 
 Action add_plan_command(CLI::App& app) {
   auto options = std::make_shared<PlanCommandOptions>();
-  add_value(app, "-o,--output",
-            {"FILE", "where the plan goes; several batches: FILE.0, FILE.1, ...", ""},
-            [options](const std::string& path) { options->output_path = path; })
-      ->required();
+  add_required_output(
+      app, "-o,--output",
+      {"FILE", "where the plan goes, - for stdout; several batches: FILE.0, FILE.1, ...", ""},
+      [options](const std::string& path) { options->output_path = path; });
   add_strategy_option(app, options->strategy, "magi", "how tokens and tiles go to devices");
   add_input_options(app, options->input);
   add_json_option(app, options->json);

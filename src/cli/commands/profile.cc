@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,8 +13,10 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "base/replaced_file.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
+#include "cli/options/outputs.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
@@ -134,11 +137,15 @@ int run(const ProfileCommandOptions& options) {
   profile.shape.value_dim = profile.shape.head_dim;
   if (options.quick) profile.effort = ProfileEffort::kQuick;
   check_profile_options(profile);
-  OutputFile file(options.output_path, "cluster file");
+  std::optional<ReplacedFile> file;
+  if (!options.output_path.empty()) file.emplace(options.output_path);
   ProgressBar progress(profile_steps(profile));
   const MachineProfile machine =
       measure_machine(profile, [&](std::string_view what) { progress.step(what); });
-  file.write(to_json(machine.cluster) + '\n');
+  if (file) {
+    file->write(to_json(machine.cluster) + '\n');
+    file->commit();
+  }
   if (options.json) {
     print_json(document_of(options, machine));
   } else if (options.csv) {
@@ -156,9 +163,9 @@ int run(const ProfileCommandOptions& options) {
 Action add_profile_command(CLI::App& app) {
   auto options = std::make_shared<ProfileCommandOptions>();
   ProfileOptions& profile = options->profile;
-  add_value(app, "-o,--output",
-            {"FILE", "where the cluster file goes; the tables go to stdout", "stdout, no tables"},
-            [options](const std::string& path) { options->output_path = path; });
+  add_output(app, "-o,--output",
+             {"FILE", "where the cluster file goes; the tables go to stdout", "stdout, no tables"},
+             [options](const std::string& path) { options->output_path = path; });
   add_kernel_option(app, profile.kernel, "attention kernel");
   add_transport_option(app, options->transport);
   add_size<std::int32_t>(

@@ -4,14 +4,15 @@
 #include <fmt/format.h>
 
 #include <deque>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "base/replaced_file.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
+#include "cli/options/outputs.h"
 #include "cli/options/plan_cluster.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
@@ -54,26 +55,12 @@ LoadedPlan load(const std::string& path, const std::string& cluster) {
   return loaded;
 }
 
-std::int64_t save_page(const std::vector<ReportedPlan>& reported, const std::string& path,
-                       const ReportOptions& options) {
-  std::ofstream file(path, std::ios::binary);
-  std::int64_t size_bytes = -1;
-  try {
-    if (file) {
-      write_report(reported, file, options);
-      size_bytes = file.tellp();
-    }
-  } catch (const IoError&) {
-    size_bytes = -1;  // reported below, with the name of the file
-  }
-  if (!file.flush() || size_bytes < 0) {
-    throw OutputError(fmt::format("{}: expected to write the report, but a write failed", path));
-  }
-  return size_bytes;
-}
-
 int run(const ReportCommandOptions& options) {
-  check_no_input("--output", options.output_path, {options.plan_path, options.other_path});
+  const std::string page =
+      options.output_path.empty() ? options.plan_path + ".html" : options.output_path;
+  check_no_input("--output", page, {options.plan_path, options.other_path, options.cluster});
+  check_results_elsewhere(page, options.json);
+  ReplacedFile file(page);
   std::deque<LoadedPlan> plans;
   plans.push_back(load(options.plan_path, options.cluster));
   if (!options.other_path.empty()) plans.push_back(load(options.other_path, options.cluster));
@@ -88,25 +75,24 @@ int run(const ReportCommandOptions& options) {
                     {"verify", verify_json(plan.verified)}});
       } else {
         print(fmt::format("plan      {}\n", plan.path) +
-              verify_text(plan.verified, stdout_is_terminal()));
+              verify_text(plan.verified, stdout_shows_colour()));
       }
       return kExitCheckFailed;
     }
     reported.push_back({plan.path, plan.plan, plan.cluster, plan.simulation, plan.verified});
     files.push_back(plan.path);
   }
-  const std::string page =
-      options.output_path.empty() ? options.plan_path + ".html" : options.output_path;
-  const std::int64_t size_bytes = save_page(reported, page, {.max_bytes = options.max_bytes});
+  write_report(reported, file.stream(), {.max_bytes = options.max_bytes});
+  file.commit();
   if (options.json) {
     print_json({{"command", "report"},
                 {"ok", true},
                 {"files", std::move(files)},
                 {"page", page},
-                {"size_bytes", size_bytes}});
-  } else {
+                {"size_bytes", file.num_bytes()}});
+  } else if (page != kStandardOutput) {
     print(fmt::format("{}: {} MB, open it in a browser\n", page,
-                      format_cell(Cell{size_bytes}, Format::kMegabytes)));
+                      format_cell(Cell{file.num_bytes()}, Format::kMegabytes)));
   }
   return kExitOk;
 }
@@ -118,8 +104,8 @@ Action add_report_command(CLI::App& app) {
   add_plan_argument(app, options->plan_path);
   add_value(app, "PLAN_B", {"", "a second plan file, shown beside the first", ""},
             [options](const std::string& path) { options->other_path = path; });
-  add_value(app, "-o,--output", {"FILE", "the HTML page", "PLAN.html"},
-            [options](const std::string& path) { options->output_path = path; });
+  add_output(app, "-o,--output", {"FILE", "the HTML page", "PLAN.html"},
+             [options](const std::string& path) { options->output_path = path; });
   add_cluster_option(app, options->cluster,
                      "the machine to predict on, of as many devices as the plan's",
                      "the preset the plan is for");

@@ -43,7 +43,7 @@ struct RunCommandOptions {
   std::string cluster;  // empty: not checked, predicted on the plan's preset
   bool predict = false;
   std::string transport = "inproc";
-  std::string kernel;  // empty: the preferred one
+  std::string kernel;  // empty: the preferred one for the dtype
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
@@ -66,7 +66,7 @@ RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
 int run(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_transport(options.transport);
-  if (!options.kernel.empty()) static_cast<void>(find_kernel(options.kernel));
+  static_cast<void>(find_kernel(options.kernel));
   const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
   std::optional<Cluster> cluster;
   if (options.predict || !options.cluster.empty()) {
@@ -80,14 +80,13 @@ int run(const RunCommandOptions& options) {
                   {"ok", false},
                   {"verify", verify_json(verified)}});
     } else {
-      print(verify_text(verified, stdout_is_terminal()));
+      print(verify_text(verified, stdout_shows_colour()));
     }
     return kExitCheckFailed;
   }
   check_run_memory(*plan, statistics(*plan));
   const RunOptions settings = run_options(options, *plan);
-  const std::string kernel(
-      (settings.kernel.empty() ? *kernels().front() : find_kernel(settings.kernel)).name());
+  const std::string kernel(find_kernel(settings.kernel, plan->shape.dtype).name());
   std::optional<Simulation> predicted;
   if (options.predict) predicted = simulate(*plan, *cluster);
   const RunReport report = run_plan(plan, settings);
@@ -106,9 +105,9 @@ int run(const RunCommandOptions& options) {
     print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(*plan) +
           fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", plan->num_devices(),
                       options.transport, kernel, settings.seed) +
-          run_text(report, stdout_is_terminal()));
+          run_text(report, stdout_shows_colour()));
     if (predicted) {
-      print(fmt::format("\ntime, predicted on {}{} and measured here\n\n", cluster->name,
+      print(fmt::format("\ntime, predicted on {}{} and measured here\n\n", printable(cluster->name),
                         cluster->name == "local" ? kUncalibrated : "") +
             run_prediction_table(report, *predicted).text());
     }

@@ -4,17 +4,22 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/check.h"
+#include "base/quote.h"
+#include "base/replaced_file.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
+#include "cli/options/outputs.h"
 #include "cli/options/plan_cluster.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "contextile/critical_path.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
@@ -24,6 +29,7 @@
 #include "report/plan_tables.h"
 #include "report/simulation_tables.h"
 #include "report/table.h"
+#include "report/why.h"
 
 namespace contextile {
 namespace {
@@ -34,18 +40,11 @@ struct SimulateCommandOptions {
   std::int32_t tp = 1;
   std::int32_t pp = 1;
   std::string trace_path;  // empty: no trace
+  bool why = false;
   bool per_device = false;
   bool json = false;
   bool csv = false;
 };
-
-void save_trace(const Plan& plan, const Simulation& simulation, const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  if (file) write_trace(plan, simulation, file);
-  if (!file.flush()) {
-    throw OutputError(fmt::format("{}: expected to write the trace, but a write failed", path));
-  }
-}
 
 Cluster cluster_of(const SimulateCommandOptions& options, const Plan& plan) {
   if (options.tp == 1 && options.pp == 1) return cluster_of_plan(plan, options.cluster);
@@ -59,7 +58,11 @@ Cluster cluster_of(const SimulateCommandOptions& options, const Plan& plan) {
 
 int run(const SimulateCommandOptions& options) {
   check_formats(options.json, options.csv);
-  check_no_input("--trace", options.trace_path, {options.plan_path, options.cluster});
+  if (options.why && options.csv) {
+    fail_argument("--why: expected text or --json, found --csv");
+  }
+  std::optional<ReplacedFile> trace;
+  if (!options.trace_path.empty()) trace.emplace(options.trace_path);
   const Plan plan = load_plan(options.plan_path);
   const Cluster cluster = cluster_of(options, plan);
   const VerifyReport verified = verify(plan);
@@ -70,20 +73,27 @@ int run(const SimulateCommandOptions& options) {
                   {"ok", false},
                   {"verify", verify_json(verified)}});
     } else {
-      print(verify_text(verified, stdout_is_terminal()));
+      print(verify_text(verified, stdout_shows_colour()));
     }
     return kExitCheckFailed;
   }
   const PlanStats stats = statistics(plan);
-  const Simulation simulation = simulate(plan, cluster, {.timeline = !options.trace_path.empty()});
-  if (!options.trace_path.empty()) save_trace(plan, simulation, options.trace_path);
+  const Simulation simulation =
+      simulate(plan, cluster, {.timeline = options.why || trace.has_value()});
+  if (trace) {
+    write_trace(plan, cluster, simulation, trace->stream());
+    trace->commit();
+  }
+  std::vector<TimeCause> causes;
+  if (options.why) causes = causes_of_time(plan, cluster, simulation);
   if (options.json) {
     Json document = {{"command", "simulate"},
                      {"file", options.plan_path},
                      {"cluster", cluster_json(cluster)},
                      {"plan", plan_json(plan)}};
     document.update(simulation_json(simulation, stats));
-    if (!options.trace_path.empty()) document["trace"] = options.trace_path;
+    if (options.why) document["why"] = why_json(plan, cluster, simulation, causes);
+    if (trace) document["trace"] = options.trace_path;
     print_json(document);
   } else if (options.csv) {
     print((options.per_device ? simulated_devices_table(simulation, stats)
@@ -91,10 +101,11 @@ int run(const SimulateCommandOptions& options) {
               .csv());
   } else {
     print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(plan) +
-          fmt::format("on        {}, {} x {} devices\n\n", cluster.name, cluster.nodes,
+          fmt::format("on        {}, {} x {} devices\n\n", printable(cluster.name), cluster.nodes,
                       cluster.devices_per_node) +
           simulation_text(simulation, stats));
     if (options.per_device) print(simulated_devices_text(simulation, stats));
+    if (options.why) print(why_text(plan, cluster, simulation, causes));
   }
   return kExitOk;
 }
@@ -111,15 +122,19 @@ Action add_simulate_command(CLI::App& app) {
                          {"N", "N devices of --cluster act as one rank, as in plan --tp", ""});
   add_size<std::int32_t>(app, "--pp", options->pp, 1,
                          {"N", "pipeline stages of --cluster, as in plan --pp", ""});
-  add_value(app, "--trace",
-            {"FILE", "also write a timeline: Chrome trace events, which Perfetto opens", ""},
-            [options](const std::string& path) { options->trace_path = path; });
+  add_output(app, "--trace",
+             {"FILE", "also write a timeline: Chrome trace events, which Perfetto opens", ""},
+             [options](const std::string& path) { options->trace_path = path; });
+  add_switch(app, "--why", options->why,
+             "also the critical path, the five largest causes of the time with what the plan would "
+             "take without them, and the longest waits");
   add_switch(app, "--per-device", options->per_device, "also one line for every device");
   add_json_option(app, options->json);
   add_switch(app, "--csv", options->csv,
              "a table as CSV, in seconds and bytes: one row a direction, with --per-device one row "
              "a device");
-  add_examples(app, {"contextile simulate batch.plan --trace trace.json",
+  add_examples(app, {"contextile simulate batch.plan --why",
+                     "contextile simulate batch.plan --trace trace.json",
                      "contextile simulate batch.plan --cluster dgx-h100:4x8 --per-device"});
   return [options] { return run(*options); };
 }

@@ -64,7 +64,7 @@ int run(const VerifyCommandOptions& options) {
   } else {
     print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(plan) + "\n");
     if (report.ok()) print(movement_table(report).text());
-    print(verify_text(report, stdout_is_terminal()));
+    print(verify_text(report, stdout_shows_colour()));
   }
   return report.ok() ? kExitOk : kExitCheckFailed;
 }

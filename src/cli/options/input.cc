@@ -8,6 +8,7 @@
 #include "cli/options/types.h"
 #include "contextile/cluster.h"
 #include "contextile/mask.h"
+#include "contextile/plan_estimate.h"
 #include "contextile/registry.h"
 
 namespace contextile {
@@ -77,6 +78,8 @@ void add_planning_options(CLI::App& app, InputOptions& options) {
   add_size_as<std::int64_t>(
       app, "--memory-limit", options.limits.memory_limit_bytes, 1,
       {"BYTES", "the plan's memory on a device, per direction; checked by verification", "none"});
+  add_switch(app, "--force", options.force,
+             "plan also what has more than 2e8 tiles or pairs of devices");
   add_switch(app, "--forward-only", options.forward_only, "no backward pass (prefill)");
 }
 
@@ -107,6 +110,14 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
                 fail_argument("--scale: expected a number above 0, found {}", quote(text));
               }
             });
+}
+
+void check_size(const Workload& workload, const Cluster& cluster, const InputOptions& options) {
+  try {
+    check_plan_size(workload, cluster, options.block_size.value_or(0));
+  } catch (const InvalidArgument& error) {
+    fail_argument("{}; --force plans it all the same", error.what());
+  }
 }
 
 }  // namespace
@@ -180,6 +191,7 @@ PlanInput load_input(const InputOptions& options) {
       workload.tp == 1 && options.pp == 1 ? machine : machine.group(workload.tp, options.pp);
   for (const std::vector<std::int64_t>& lengths : load_lengths(options)) {
     input.batches.push_back(load_workload(lengths, workload, input.cluster.num_devices()));
+    if (!options.force) check_size(input.batches.back(), input.cluster, options);
   }
   input.options = {.block_size = options.block_size,
                    .wire = options.wire,

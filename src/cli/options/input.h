@@ -1,12 +1,12 @@
 // The input options several commands share, and the workloads, cluster and request they describe.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/app.h"
 #include "contextile/data.h"
 #include "contextile/plan_build.h"
 #include "contextile/planner.h"
@@ -33,6 +33,7 @@ struct InputOptions {
   BuildOptions limits;
   std::uint64_t seed = 0;
   bool forward_only = false;
+  bool force = false;  // plan more than a machine is meant to
 };
 
 // Lengths, masks, attention shape, cluster, layout, limits: all but the strategy.

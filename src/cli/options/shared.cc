@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <random>
 #include <string_view>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/quote.h"
@@ -40,9 +38,8 @@ std::vector<std::string> kernel_names() {
 }  // namespace
 
 void add_plan_argument(CLI::App& app, std::string& path) {
-  add_value(app, "PLAN", {"", "plan file", ""}, [&path](const std::string& text) {
-    path = text;
-  })->required();
+  add_required(app, "PLAN", {"", "plan file, - for stdin", ""},
+               [&path](const std::string& text) { path = text; });
 }
 
 void add_cluster_option(CLI::App& app, std::string& cluster, const std::string& text,
@@ -76,7 +73,8 @@ void add_wire_option(CLI::App& app, std::optional<Dtype>& wire, const std::strin
 void add_kernel_option(CLI::App& app, std::string& kernel, const std::string& text) {
   // The help names none: which there are depends on the machine.
   add_value(app, "--kernel",
-            {"NAME", text + " (contextile info lists them)", "the first", kernel_names()},
+            {"NAME", text + " (contextile info lists them)", "the preferred one for the dtype",
+             kernel_names()},
             [&kernel](const std::string& value) { kernel = value; });
 }
 
@@ -121,16 +119,6 @@ void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
 
 std::uint64_t given_or_random(const std::optional<std::uint64_t>& seed) {
   return seed ? *seed : std::random_device{}();
-}
-
-void check_no_input(const std::string& option, const std::string& path,
-                    const std::vector<std::string>& inputs) {
-  for (const std::string& input : inputs) {
-    std::error_code missing;  // then they are not the same
-    if (path.empty() || !std::filesystem::equivalent(path, input, missing)) continue;
-    fail_argument("{}: expected another file than the input, found {} for both", option,
-                  quote(path));
-  }
 }
 
 }  // namespace contextile

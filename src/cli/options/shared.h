@@ -1,12 +1,12 @@
 // Options that several commands have, each with its help in one place.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/app.h"
 #include "contextile/registry.h"
 #include "contextile/workload.h"
 
@@ -23,7 +23,7 @@ void add_dataset_option(CLI::App& app, std::string& dataset, const std::string& 
 void add_dtype_option(CLI::App& app, Dtype& dtype, const std::string& text);
 void add_wire_option(CLI::App& app, std::optional<Dtype>& wire, const std::string& text,
                      const std::string& unset);
-// --kernel; empty unless given, which means the preferred one.
+// --kernel; empty unless given, which means the preferred one for the dtype.
 void add_kernel_option(CLI::App& app, std::string& kernel, const std::string& text);
 // --transport, inproc by default.
 void add_transport_option(CLI::App& app, std::string& transport);
@@ -41,8 +41,4 @@ void check_formats(bool json, bool csv);
 void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
                             const std::string& text);
 [[nodiscard]] std::uint64_t given_or_random(const std::optional<std::uint64_t>& seed);
-// Throws InvalidArgument when `path`, of `option`, is one of the files that are read.
-void check_no_input(const std::string& option, const std::string& path,
-                    const std::vector<std::string>& inputs);
-
 }  // namespace contextile

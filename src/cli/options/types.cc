@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
@@ -51,6 +52,18 @@ std::string message_name(const std::string& name) {
   return comma == std::string::npos ? name : name.substr(comma + 1);
 }
 
+CLI::Option* add_described(CLI::App& app, const std::string& name, const OptionHelp& help,
+                           std::function<void(const std::string&)> take) {
+  return describe(
+      app.add_option_function<std::string>(
+          name,
+          [option = message_name(name), take = std::move(take)](const std::string& text) {
+            if (text.empty()) fail_argument("{}: expected a value, found ''", option);
+            take(text);
+          }),
+      help);
+}
+
 }  // namespace
 
 ValueHints value_hints(const CLI::Option& option) {
@@ -65,20 +78,18 @@ ValueHints value_hints(const CLI::Option& option) {
 
 bool repeatable(const CLI::Option& option) { return option.get_items_expected_max() > 1; }
 
-CLI::Option* add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
-                       std::function<void(const std::string&)> take) {
-  return describe(
-      app.add_option_function<std::string>(
-          name,
-          [option = message_name(name), take = std::move(take)](const std::string& text) {
-            if (text.empty()) fail_argument("{}: expected a value, found ''", option);
-            take(text);
-          }),
-      help);
+void add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
+               std::function<void(const std::string&)> take) {
+  add_described(app, name, help, std::move(take));
 }
 
-CLI::Option* add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
-                            std::function<void(const std::string&)> take) {
+void add_required(CLI::App& app, const std::string& name, const OptionHelp& help,
+                  std::function<void(const std::string&)> take) {
+  add_described(app, name, help, std::move(take))->required();
+}
+
+void add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
+                    std::function<void(const std::string&)> take) {
   CLI::Option* option = app.add_option_function<std::vector<std::string>>(
       name, [option = message_name(name),
              take = std::move(take)](const std::vector<std::string>& values) {
@@ -87,26 +98,23 @@ CLI::Option* add_repeatable(CLI::App& app, const std::string& name, const Option
           take(value);
         }
       });
-  return describe(option->allow_extra_args(false), help);
+  describe(option->allow_extra_args(false), help);
 }
 
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& target,
-                      OptionHelp help) {
+void add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help) {
   help.unset = target;
-  return add_value(app, name, help, [&target](const std::string& text) { target = text; });
+  add_value(app, name, help, [&target](const std::string& text) { target = text; });
 }
 
-CLI::Option* add_switch(CLI::App& app, const std::string& name, bool& target,
-                        const std::string& text) {
-  return app.add_flag(name, target, text);
+void add_switch(CLI::App& app, const std::string& name, bool& target, const std::string& text) {
+  app.add_flag(name, target, text);
 }
 
-CLI::Option* add_toggle(CLI::App& app, const std::string& name, const std::string& text,
-                        const std::string& unset, std::function<void(bool)> take) {
-  return app
-      .add_flag_function(
-          fmt::format("--{0},!--no-{0}", name),
-          [take = std::move(take)](std::int64_t times) { take(times > 0); }, text)
+void add_toggle(CLI::App& app, const std::string& name, const std::string& text,
+                const std::string& unset, std::function<void(bool)> take) {
+  app.add_flag_function(
+         fmt::format("--{0},!--no-{0}", name),
+         [take = std::move(take)](std::int64_t times) { take(times > 0); }, text)
       ->default_str(unset);
 }
 

@@ -3,7 +3,6 @@
 // OptionHelp is all there is about it: --help, docs/cli.md and shell completion are made of it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "cli/app.h"
 
 namespace contextile {
 
@@ -36,33 +36,35 @@ struct ValueHints {
 [[nodiscard]] bool repeatable(const CLI::Option& option);
 
 // `take` gets the value when the option is given; it throws InvalidArgument on a bad one.
-CLI::Option* add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
-                       std::function<void(const std::string&)> take);
+void add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
+               std::function<void(const std::string&)> take);
+// add_value for an option or argument that must be given.
+void add_required(CLI::App& app, const std::string& name, const OptionHelp& help,
+                  std::function<void(const std::string&)> take);
 // add_value for an option that may be given several times, one value each.
-CLI::Option* add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
-                            std::function<void(const std::string&)> take);
+void add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
+                    std::function<void(const std::string&)> take);
 // The default that is shown is what `target` holds.
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help);
-CLI::Option* add_switch(CLI::App& app, const std::string& name, bool& target,
-                        const std::string& text);
+void add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help);
+void add_switch(CLI::App& app, const std::string& name, bool& target, const std::string& text);
 // "--NAME" and "--no-NAME"; `unset` says what holds when neither is given.
-CLI::Option* add_toggle(CLI::App& app, const std::string& name, const std::string& text,
-                        const std::string& unset, std::function<void(bool)> take);
+void add_toggle(CLI::App& app, const std::string& name, const std::string& text,
+                const std::string& unset, std::function<void(bool)> take);
 
 // A whole number of at least `minimum`, into any integer (or optional integer) that can hold it.
 template <typename Integer, typename Target>
-CLI::Option* add_size_as(CLI::App& app, const std::string& name, Target& target, Integer minimum,
-                         const OptionHelp& help) {
-  return add_value(app, name, help, [name, minimum, &target](const std::string& text) {
+void add_size_as(CLI::App& app, const std::string& name, Target& target, Integer minimum,
+                 const OptionHelp& help) {
+  add_value(app, name, help, [name, minimum, &target](const std::string& text) {
     target =
         checked_cast<Integer>(parse_size(name, text, static_cast<std::int64_t>(minimum)), name);
   });
 }
 template <typename Integer>
-CLI::Option* add_size(CLI::App& app, const std::string& name, Integer& target, Integer minimum,
-                      OptionHelp help) {
+void add_size(CLI::App& app, const std::string& name, Integer& target, Integer minimum,
+              OptionHelp help) {
   help.unset = std::to_string(target);
-  return add_size_as<Integer>(app, name, target, minimum, help);
+  add_size_as<Integer>(app, name, target, minimum, help);
 }
 
 }  // namespace contextile

@@ -348,6 +348,9 @@ class MixedKernel : public AttentionKernel {
       : bf16_(bf16, rows), wide_(wide, rows) {}
 
   [[nodiscard]] std::string_view name() const override { return bf16_.name(); }
+  [[nodiscard]] Dtype weight_dtype(Dtype inputs) const override {
+    return inputs == Dtype::kBf16 ? Dtype::kBf16 : Dtype::kF32;
+  }
   [[nodiscard]] const RowOps& row_ops() const override { return wide_.row_ops(); }
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
@@ -376,44 +379,63 @@ class MixedKernel : public AttentionKernel {
   const SimdKernel wide_;
 };
 
-std::vector<std::unique_ptr<const AttentionKernel>> make_kernels() {
-  std::vector<std::unique_ptr<const AttentionKernel>> made;
-  const auto add = [&made](const SimdTarget* target, const RowTarget* rows, bool cpu_has_it) {
+// All kernels that can run, and the one for bf16 inputs. For the others the first is the fastest:
+// kernels of bf16 products take the target of simd:avx512 then.
+class SimdKernels {
+ public:
+  SimdKernels() {
+    const RowTarget* const rows = row_target_avx512();
+    add(simd_avx512(), rows, cpu_has_avx512());
+    if (add_mixed(simd_avx512_bf16(), cpu_has_avx512_bf16()) && cpu_has_fast_bf16()) {
+      for_bf16_ = list_.back();
+    }
+    if (add_mixed(simd_amx_bf16(), cpu_has_amx_bf16())) for_bf16_ = list_.back();
+    add(simd_avx2(), row_target_avx2(), cpu_has_avx2());
+    add(simd_portable(), row_target_portable(), true);
+  }
+
+  [[nodiscard]] std::span<const AttentionKernel* const> list() const { return list_; }
+  [[nodiscard]] const AttentionKernel& preferred(Dtype inputs) const {
+    return inputs == Dtype::kBf16 && for_bf16_ != nullptr ? *for_bf16_ : *list_.front();
+  }
+
+ private:
+  void add(std::unique_ptr<const AttentionKernel> kernel) {
+    owned_.push_back(std::move(kernel));
+    list_.push_back(owned_.back().get());
+  }
+  void add(const SimdTarget* target, const RowTarget* rows, bool cpu_has_it) {
     if (target == nullptr || !cpu_has_it) return;
-    made.push_back(std::make_unique<SimdKernel>(*target, *rows));
-  };
-  const RowTarget* const rows = row_target_avx512();
-  add(simd_avx512(), rows, cpu_has_avx512());
-  if (simd_avx512_bf16() != nullptr && simd_avx512() != nullptr && cpu_has_avx512_bf16()) {
-    made.push_back(std::make_unique<MixedKernel>(*simd_avx512_bf16(), *simd_avx512(), *rows));
-    if (cpu_has_fast_bf16()) std::swap(made[0], made[1]);
+    add(std::make_unique<SimdKernel>(*target, *rows));
   }
-  if (simd_amx_bf16() != nullptr && simd_avx512() != nullptr && cpu_has_amx_bf16()) {
-    // Not preferred: `run` holds bf16 plans to 1.5 times the error of one device, which a kernel
-    // that rounds weights may exceed on batches of a few rows.
-    made.push_back(std::make_unique<MixedKernel>(*simd_amx_bf16(), *simd_avx512(), *rows));
+  bool add_mixed(const SimdTarget* bf16, bool cpu_has_it) {
+    if (bf16 == nullptr || simd_avx512() == nullptr || !cpu_has_it) return false;
+    add(make_mixed_kernel(*bf16, *simd_avx512(), *row_target_avx512()));
+    return true;
   }
-  add(simd_avx2(), row_target_avx2(), cpu_has_avx2());
-  add(simd_portable(), row_target_portable(), true);
-  return made;
+
+  std::vector<std::unique_ptr<const AttentionKernel>> owned_;
+  std::vector<const AttentionKernel*> list_;
+  const AttentionKernel* for_bf16_ = nullptr;
+};
+
+const SimdKernels& all_simd_kernels() {
+  static const SimdKernels kAll;
+  return kAll;
 }
 
 }  // namespace
 
-std::span<const AttentionKernel* const> simd_kernels() {
-  static const std::vector<std::unique_ptr<const AttentionKernel>> kOwned = make_kernels();
-  static const std::vector<const AttentionKernel*> kList = [] {
-    std::vector<const AttentionKernel*> all;
-    all.reserve(kOwned.size());
-    for (const auto& kernel : kOwned) all.push_back(kernel.get());
-    return all;
-  }();
-  return kList;
+std::unique_ptr<const AttentionKernel> make_mixed_kernel(const SimdTarget& bf16,
+                                                         const SimdTarget& wide,
+                                                         const RowTarget& rows) {
+  return std::make_unique<MixedKernel>(bf16, wide, rows);
 }
 
-double weight_rounding(const AttentionKernel& kernel, Dtype dtype) {
-  const bool is_mixed = dynamic_cast<const MixedKernel*>(&kernel) != nullptr;
-  return is_mixed && dtype == Dtype::kBf16 ? 0x1p-7 : 0;
+std::span<const AttentionKernel* const> simd_kernels() { return all_simd_kernels().list(); }
+
+const AttentionKernel& preferred_simd_kernel(Dtype inputs) {
+  return all_simd_kernels().preferred(inputs);
 }
 
 }  // namespace contextile

@@ -1,15 +1,18 @@
 // The kernel of the CPU's vector instructions.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "contextile/kernel.h"
+#include "kernel/simd/row_target.h"
+#include "kernel/simd/task.h"
 
 namespace contextile {
 
-// One kernel for each instruction set that is built in and that this CPU has, fastest first:
-// "simd:amx_bf16", "simd:avx512", "simd:avx512_bf16" (before simd:avx512 where its products are the
-// faster ones), "simd:avx2", "simd:portable". Stateless.
+// One kernel for each instruction set that is built in and that this CPU has, fastest first for f32
+// and f16 inputs: "simd:avx512", "simd:avx512_bf16", "simd:amx_bf16" (these two are simd:avx512 but
+// for bf16), "simd:avx2", "simd:portable". Stateless.
 //
 // Flash attention with queries in lanes, all query heads of a KV head folded into the lanes; fp32
 // inside whatever the inputs are. Tiles of one call that share a query slot run in one pass: their
@@ -18,10 +21,14 @@ namespace contextile {
 // order: the same bits on any number of threads. Memory beside the tensors: a few MiB a thread,
 // and backward on many keys copies of dQ of at most 1536 rows a head.
 [[nodiscard]] std::span<const AttentionKernel* const> simd_kernels();
+// The fastest of them for inputs of a dtype: for bf16 tiles, then vectors of bf16 products where
+// these are faster than products of fp32, else the first.
+[[nodiscard]] const AttentionKernel& preferred_simd_kernel(Dtype inputs);
 
-// What a kernel's rounding of weights and dS to the dtype of its products adds to the error of out,
-// relative to the largest output: 2^-7 for bf16 on kernels that multiply bf16, else 0. Gradients
-// have it twice.
-[[nodiscard]] double weight_rounding(const AttentionKernel& kernel, Dtype dtype);
+// bf16 inputs by one target, whose products are of bf16, and all others by another. The targets
+// outlive the kernel.
+[[nodiscard]] std::unique_ptr<const AttentionKernel> make_mixed_kernel(const SimdTarget& bf16,
+                                                                       const SimdTarget& wide,
+                                                                       const RowTarget& rows);
 
 }  // namespace contextile

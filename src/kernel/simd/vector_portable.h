@@ -1,4 +1,4 @@
-// Vectors of 4 floats in the compiler's own terms: any processor.
+// Vectors of floats in the compiler's own terms: any processor.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,25 @@
 
 namespace contextile {
 
-// As VectorAvx512 says. exp2 is 0 below 2^-126.
-struct VectorPortable {
+// Vectors of 4 floats and of their halves as fp64.
+struct VectorsOf4 {
+  static constexpr int kLanes = 4;
   using Float = float __attribute__((vector_size(16)));
   using Int = std::int32_t __attribute__((vector_size(16)));
+  using HalfFloats = float __attribute__((vector_size(8)));
+  using Doubles = double __attribute__((vector_size(16)));
+};
+
+// As VectorAvx512 says, on the compiler's vectors of any length. exp2 is 0 below 2^-126.
+template <class Vectors>
+struct VectorOf {
+  using Float = typename Vectors::Float;
+  using Int = typename Vectors::Int;
   using Mask = Int;
 
   // Half a vector as fp64.
-  using HalfFloats = float __attribute__((vector_size(8)));
-  using Doubles = double __attribute__((vector_size(16)));
+  using HalfFloats = typename Vectors::HalfFloats;
+  using Doubles = typename Vectors::Doubles;
   CONTEXTILE_INLINE static Doubles widen(HalfFloats x) {
     return __builtin_convertvector(x, Doubles);
   }
@@ -25,7 +35,7 @@ struct VectorPortable {
     return __builtin_convertvector(x, HalfFloats);
   }
 
-  static constexpr int kLanes = 4;
+  static constexpr int kLanes = Vectors::kLanes;
   // What products are made of: a float each.
   using Element = float;
   using Factor = Float;
@@ -48,7 +58,7 @@ struct VectorPortable {
     return a;
   }
   CONTEXTILE_INLINE static void store(float* to, Float a) { std::memcpy(to, &a, sizeof(a)); }
-  CONTEXTILE_INLINE static Float set(float a) { return Float{a, a, a, a}; }
+  CONTEXTILE_INLINE static Float set(float a) { return a - Float{}; }
   CONTEXTILE_INLINE static Float zero() { return Float{}; }
   CONTEXTILE_INLINE static Float add(Float a, Float b) { return a + b; }
   CONTEXTILE_INLINE static Float sub(Float a, Float b) { return a - b; }
@@ -73,7 +83,11 @@ struct VectorPortable {
   }
   CONTEXTILE_INLINE static Mask none() { return Mask{}; }
   CONTEXTILE_INLINE static Mask either(Mask a, Mask b) { return a | b; }
-  CONTEXTILE_INLINE static bool any(Mask a) { return (a[0] | a[1] | a[2] | a[3]) != 0; }
+  CONTEXTILE_INLINE static bool any(Mask a) {
+    std::int32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits |= a[i];
+    return bits != 0;
+  }
   CONTEXTILE_INLINE static Mask between(Int x, std::int32_t lo, std::int32_t hi) {
     return (x >= lo) & (x <= hi);
   }
@@ -81,12 +95,14 @@ struct VectorPortable {
   CONTEXTILE_INLINE static Float select(Mask mask, Float a, Float b) { return mask ? a : b; }
 
   CONTEXTILE_INLINE static Float load_bf16(const std::uint16_t* from) {
-    return Float{bf16_to_float(from[0]), bf16_to_float(from[1]), bf16_to_float(from[2]),
-                 bf16_to_float(from[3])};
+    Float a;
+    for (int i = 0; i < kLanes; ++i) a[i] = bf16_to_float(from[i]);
+    return a;
   }
   CONTEXTILE_INLINE static Float load_f16(const std::uint16_t* from) {
-    return Float{f16_to_float(from[0]), f16_to_float(from[1]), f16_to_float(from[2]),
-                 f16_to_float(from[3])};
+    Float a;
+    for (int i = 0; i < kLanes; ++i) a[i] = f16_to_float(from[i]);
+    return a;
   }
 
   CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
@@ -125,5 +141,6 @@ struct VectorPortable {
     }
   }
 };
+using VectorPortable = VectorOf<VectorsOf4>;
 
 }  // namespace contextile

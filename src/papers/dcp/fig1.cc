@@ -53,7 +53,7 @@ PaperResult make(const BenchOverrides& overrides) {
   Table table(part_columns({{"devices", "GPUs"}, {"cp", "CP"}, {"strategy", "TE is"}}));
   Progress progress(overrides, std::ssize(nodes));
   std::vector<double> shares;
-  std::optional<StepParts> papers;  // at the paper's placement
+  std::optional<StepParts> papers;  // at the paper's sizes
   for (const std::int32_t n : nodes) {
     setting.input.cluster.nodes = n;
     const std::int64_t devices = setting.input.cluster.num_devices();

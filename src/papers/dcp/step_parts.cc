@@ -70,7 +70,7 @@ void add_attention(const SimulatedDirection& direction, double layers_s, StepPar
 std::string add_step(const StrategyChoice& choice, const TrainingJob& job, const MaskUse& mask,
                      const BatchLengths& lengths, double share, StepParts& parts) {
   const TrainingStep step = one_group_step(job, kStepTp);
-  if (auto problem = placement_problem(job.model, job.cluster, step.sizes, 1)) return *problem;
+  if (auto problem = parallel_sizes_problem(job.model, job.cluster, step.sizes, 1)) return *problem;
   PlanInput group;
   group.options = job.plan;
   group.cluster = context_parallel_cluster(job.cluster, step.sizes);

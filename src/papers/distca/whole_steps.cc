@@ -85,7 +85,7 @@ Best best_distca(TrainingJob& job, const DistcaPoint& point, const BatchLengths&
   return best;
 }
 
-std::string placement_text(const Best& best) {
+std::string sizes_text(const Best& best) {
   const ParallelSizes& sizes = best.outcome.setting.sizes;
   return best.found() ? fmt::format("{}x{}x{}", sizes.cp, sizes.dp, sizes.pp) : "none fits";
 }
@@ -119,8 +119,8 @@ void add_comparison(const std::string& dataset, const DistcaPoint& point, const 
                                         point.max_length / 1024, point.devices, gain));
   }
   figure.table.add_row({std::string(point.model), dataset, std::int64_t{point.devices},
-                        point.max_length, seconds_cell(wlb.time_us), placement_text(wlb),
-                        seconds_cell(distca.time_us), placement_text(distca),
+                        point.max_length, seconds_cell(wlb.time_us), sizes_text(wlb),
+                        seconds_cell(distca.time_us), sizes_text(distca),
                         both ? Cell{gain} : Cell{}});
 }
 

@@ -5,7 +5,9 @@
 #include <flatbuffers/flatbuffers.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "plan/file/file_place.h"
 
@@ -23,6 +25,10 @@ class ByteBudget {
   [[nodiscard]] const flatbuffers::Vector<T>& list(const flatbuffers::Vector<T>* v) {
     constexpr std::size_t kElementBytes = flatbuffers::IndirectHelper<T>::element_stride;
     spend(v->size() * kElementBytes);
+    // FlatBuffers' own check is about the list's size, which stands 4 bytes before the elements.
+    if (v->size() > 0 && reinterpret_cast<std::uintptr_t>(v->Data()) % kAlignment<T> != 0) {
+      place_.fail("expected a list aligned to {} bytes, found one that is not", kAlignment<T>);
+    }
     return *v;
   }
   [[nodiscard]] std::string text(const flatbuffers::String* s) {
@@ -31,6 +37,9 @@ class ByteBudget {
   }
 
  private:
+  template <typename T>
+  static constexpr std::size_t kAlignment = alignof(std::remove_pointer_t<T>);
+
   void spend(std::size_t bytes) {
     if (bytes > left_) place_.fail("expected every object once, found some that are named often");
     left_ -= bytes;

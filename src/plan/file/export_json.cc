@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/utf8.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
+#include "plan/file/json_defaults.h"
 
 namespace contextile {
 namespace {
@@ -15,26 +17,6 @@ constexpr int kJsonVersion = 1;
 // The order in which kinds are listed.
 constexpr std::array<Kind, kNumKinds> kKinds = {Kind::kQ,  Kind::kKv, Kind::kO,
                                                 Kind::kDo, Kind::kDq, Kind::kDkv};
-
-// Bytes of the UTF-8 character that `text` begins with; 0 if it begins with none.
-std::size_t utf8_bytes(std::string_view text) {
-  const auto byte = [&](std::size_t i) -> unsigned { return static_cast<unsigned char>(text[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t size = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  if (size == 0 || first > 0xf4 || size > text.size()) return 0;
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // No longer form of a shorter character, no surrogates, nothing beyond U+10FFFF.
-  const unsigned second = byte(1);
-  const bool valid = first == 0xe0   ? second >= 0xa0
-                     : first == 0xed ? second < 0xa0
-                     : first == 0xf0 ? second >= 0x90
-                     : first == 0xf4 ? second < 0x90
-                                     : true;
-  return valid ? size : 0;
-}
 
 // Collects text and hands it on in large pieces, so that documents of any size need little memory.
 class JsonStream {
@@ -136,6 +118,28 @@ class PlanExport {
     json_.print(", \"nodes\": {}, \"devices_per_node\": {}}},\n \"sequences\": ", plan_.nodes,
                 plan_.devices_per_node);
     json_.list(plan_.sequences, "", [this](Range range) { write_range(range); });
+    write_additions();
+  }
+
+  // What most plans do not have.
+  void write_additions() {
+    if (!plan_.home.empty()) {
+      json_.print(",\n \"home\": ");
+      json_.list(plan_.home, "", [this](const HomeRange& home) {
+        json_.print("[{}, {}, {}]", home.tokens.begin, home.tokens.end, home.owner.value);
+      });
+    }
+    if (plan_.positions != positions_from_zero(plan_.sequences)) {
+      json_.print(",\n \"positions\": ");
+      json_.list(plan_.positions, "", [this](const PositionSegment& segment) {
+        json_.print("[{}, {}, {}, {}]", segment.tokens.begin, segment.tokens.end, segment.sequence,
+                    segment.first_position);
+      });
+    }
+    if (plan_.padded_bytes_factor != 1 || plan_.padded_pairs_factor != 1) {
+      json_.print(",\n \"padding\": {{\"bytes_factor\": {}, \"pairs_factor\": {}}}",
+                  plan_.padded_bytes_factor, plan_.padded_pairs_factor);
+    }
   }
 
   void write_shape() {
@@ -151,7 +155,10 @@ class PlanExport {
     } else {
       json_.print("null");
     }
-    json_.print(", \"sink\": {}}},\n", shape.sink);
+    json_.print(", \"sink\": {}", shape.sink);
+    // What the head dimension says anyway was said all the same: another plan to the digest.
+    if (shape.scale == scale_of_head_dim(shape)) json_.print(", \"scale_given\": true");
+    json_.print("}},\n");
   }
 
   void write_range(Range range) { json_.print("[{}, {}]", range.begin, range.end); }

@@ -11,6 +11,11 @@
 namespace contextile {
 
 inline constexpr int kNumDtypes = 3;
+inline constexpr int kNumRoles = 3;
+// The most that a plan from outside may name.
+inline constexpr std::int32_t kMaxShapeNumber = 1 << 20;  // heads, dims, layers
+inline constexpr std::int64_t kMaxPosition = kUnbounded;  // exclusive
+inline constexpr double kMaxPaddingFactor = 1e6;
 
 // Bytes of the FlatBuffer. O(blocks + bands + sequences).
 [[nodiscard]] std::vector<std::uint8_t> encode_manifest(const Plan& plan);

@@ -13,10 +13,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::int32_t kMaxShapeNumber = 1 << 20;  // heads and dims
-constexpr std::int64_t kMaxPosition = kUnbounded;
-constexpr int kNumRoles = 3;
-
 class ManifestDecoder {
  public:
   ManifestDecoder(std::span<const std::uint8_t> bytes, std::string_view file)
@@ -67,9 +63,8 @@ class ManifestDecoder {
   }
 
   double read_factor(double value) const {
-    constexpr double kLargest = 1e6;
-    if (!(value > 0 && value <= kLargest)) {
-      fail("expected a padding factor in (0, {}], found {}", kLargest, value);
+    if (!(value > 0 && value <= kMaxPaddingFactor)) {
+      fail("expected a padding factor in (0, {}], found {}", kMaxPaddingFactor, value);
     }
     return value;
   }

@@ -52,11 +52,6 @@ fbs::Band band_of(const Band& band) {
           std::clamp(band.hi, -kUnbounded, kUnbounded)};
 }
 
-bool has_direction(const PlanRound& round, std::size_t mask, Direction direction) {
-  return !round.devices.empty() && mask < round.devices.front().programs.size() &&
-         round.devices.front().programs[mask].of(direction).has_value();
-}
-
 Offset<fbs::Round> encode_round(FlatBufferBuilder& builder, const PlanRound& round) {
   std::vector<Offset<fbs::Mask>> masks;
   for (std::size_t m = 0; m < round.masks.size(); ++m) {
@@ -64,8 +59,8 @@ Offset<fbs::Round> encode_round(FlatBufferBuilder& builder, const PlanRound& rou
     const auto name = builder.CreateString(mask.name);
     const auto bands = structs<fbs::Band>(builder, mask.mask.bands, band_of);
     masks.push_back(fbs::CreateMask(builder, name, mask.layers, bands,
-                                    has_direction(round, m, Direction::kForward),
-                                    has_direction(round, m, Direction::kBackward)));
+                                    round.has_direction(m, Direction::kForward),
+                                    round.has_direction(m, Direction::kBackward)));
   }
   const auto mask_vector = builder.CreateVector(masks);
   const auto blocks = encode_blocks(builder, round);

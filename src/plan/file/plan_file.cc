@@ -118,6 +118,12 @@ std::vector<SectionView> read_table(std::span<const std::uint8_t> bytes, std::ui
 
 }  // namespace
 
+std::uint64_t stated_file_bytes(std::span<const std::uint8_t> first, std::string_view file) {
+  check_magic(first, file);
+  check_version(first, file);
+  return first.size() < PlanFileHeader::kBytes ? PlanFileHeader::kBytes : get(first, kFileBytesAt);
+}
+
 std::vector<std::uint8_t> write_frame(std::span<const Section> sections) {
   std::uint64_t offset = PlanFileHeader::kBytes + sections.size() * Section::kTableBytes;
   std::uint64_t file_bytes = offset;

@@ -45,6 +45,11 @@ struct SectionView {
 // The whole file. Sections are the manifest's, then those of every rank.
 [[nodiscard]] std::vector<std::uint8_t> write_frame(std::span<const Section> sections);
 
+// What the first bytes say about the size of the whole file. Throws InvalidPlan naming `file`
+// unless magic and version are right.
+[[nodiscard]] std::uint64_t stated_file_bytes(std::span<const std::uint8_t> first,
+                                              std::string_view file);
+
 // A file taken apart: views into its bytes. Throws InvalidPlan naming `file` unless magic, version,
 // sizes and offsets are exactly those write_frame gives and checksum and digest are right.
 struct PlanFileViews {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "contextile/bounds.h"
+#include "contextile/critical_path.h"
 #include "contextile/plan_stats.h"
 #include "contextile/report.h"
 #include "report/html/page.h"
@@ -48,9 +49,14 @@ void check_reported(const ReportedPlan& reported) {
 }
 
 ReportSubject subject_of(const ReportedPlan& reported) {
-  ReportSubject subject{reported, statistics(reported.plan), {}, {}};
+  ReportSubject subject{reported, statistics(reported.plan), {}, {}, {}};
   const Workload workload = workload_of(reported.plan);
   const BoundOptions options = bound_options_beside(reported.plan, workload, reported.cluster);
+  for (const Direction direction : kDirections) {
+    if (!subject.simulated(direction)) continue;
+    subject.path_us[static_cast<std::size_t>(direction)] =
+        path_times_us(critical_path(*subject.simulated(direction)));
+  }
   if (reported.simulation.forward) {
     subject.forward_bound = lower_bound(workload, reported.cluster, Direction::kForward, options);
   }
@@ -136,7 +142,8 @@ struct Pictures {
 // Tiles get what the others leave. Base64 makes four bytes of three.
 Pictures pictures_of(const ReportSubject& subject, std::size_t budget_bytes) {
   const Plan& plan = subject.reported.plan;
-  TimelinePicture timeline = timeline_picture(plan, subject.reported.simulation, budget_bytes / 6);
+  TimelinePicture timeline = timeline_picture(plan, subject.reported.cluster,
+                                              subject.reported.simulation, budget_bytes / 6);
   TrafficPicture traffic = traffic_picture(plan, budget_bytes / 5);
   const std::size_t used = script_json(timeline.json).size() + script_json(traffic.json).size();
   const std::size_t left = budget_bytes - std::min(used, budget_bytes);
@@ -146,6 +153,7 @@ Pictures pictures_of(const ReportSubject& subject, std::size_t budget_bytes) {
            {"tokens", plan.num_tokens()},
            {"devices", plan.num_devices()},
            {"devices_per_node", plan.devices_per_node},
+           {"nics_per_node", subject.reported.cluster.nics_per_node},
            {"palette", palette_text(plan)},
            {"masks", mask_names(plan)},
            {"rounds", plan.rounds.size()},
@@ -182,7 +190,8 @@ class PageWriter {
                    &Pictures::tile_notes);
     write_pictures("timeline", "Timeline",
                    "What every device does, as simulated: forward, then backward, one layer of "
-                   "every mask.",
+                   "every mask. The critical path is what the time is made of: each step "
+                   "could begin only when the one before had ended.",
                    &Pictures::timeline_notes);
     write_pictures("traffic", "Traffic", "Bytes from each device (row) to each device (column).",
                    &Pictures::traffic_notes);

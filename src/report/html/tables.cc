@@ -227,6 +227,13 @@ void add_time_rows(QuantityTable& table) {
     const SimulatedDirection& simulated = *s.simulated(d);
     return in_percent(simulated.time_us > 0 ? simulated.exposed_us / simulated.time_us : 0);
   });
+  for (const StepKind kind : {StepKind::kAttention, StepKind::kMerge, StepKind::kLaunch,
+                              StepKind::kLatency, StepKind::kTransfer}) {
+    table.row(fmt::format("critical path, {}", to_string(kind)), [kind](const ReportSubject& s,
+                                                                        Direction d) {
+      return in_us(s.path_us[static_cast<std::size_t>(d)][static_cast<std::size_t>(kind)]);
+    });
+  }
 }
 
 // ----------------------------------------------------------------------------- headline

@@ -1,11 +1,13 @@
 // The tables of a page: everything in them is readable without scripts.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "contextile/bounds.h"
+#include "contextile/critical_path.h"
 #include "contextile/plan_stats.h"
 #include "contextile/report.h"
 #include "report/html/text.h"
@@ -18,6 +20,7 @@ struct ReportSubject {
   PlanStats stats;
   std::optional<TimeBound> forward_bound;
   std::optional<TimeBound> backward_bound;
+  std::array<std::array<double, 6>, 2> path_us;  // critical path, by direction and StepKind
 
   [[nodiscard]] const std::optional<DirectionStats>& stats_of(Direction direction) const {
     return direction == Direction::kForward ? stats.forward : stats.backward;

@@ -7,15 +7,15 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <variant>
 
+#include "report/html/timeline_why.h"
 #include "report/html/varint_text.h"
 
 namespace contextile {
 namespace {
-
-std::int64_t to_ns(double us) { return std::llround(us * 1e3); }
 
 // What a span is, in the order of Instruction.
 struct SpanFacts {
@@ -93,8 +93,9 @@ class Bins {
 // One direction: its programs one after another.
 class DirectionTimeline {
  public:
-  DirectionTimeline(const Plan& plan, Direction direction, const SimulatedDirection& simulated)
-      : plan_(plan), direction_(direction), simulated_(simulated) {}
+  DirectionTimeline(const Plan& plan, const Cluster& cluster, Direction direction,
+                    const SimulatedDirection& simulated)
+      : plan_(plan), cluster_(cluster), direction_(direction), simulated_(simulated) {}
 
   [[nodiscard]] ReportJson head() const {
     ReportJson programs = ReportJson::array();
@@ -115,7 +116,7 @@ class DirectionTimeline {
     std::vector<std::vector<Placed>> of_device(static_cast<std::size_t>(plan_.num_devices()));
     for_each_program([&](const SimulatedProgram& program, double offset_us) {
       for (const ActivitySpan& span : program.activities) {
-        if (to_ns(span.end_us - span.start_us) == 0) continue;
+        if (timeline_ns(span.end_us - span.start_us) == 0) continue;
         of_device[span.device.index()].push_back({&program, &span, offset_us});
       }
     });
@@ -124,8 +125,8 @@ class DirectionTimeline {
       packed.add(static_cast<std::int64_t>(spans.size()));
       std::int64_t last_ns = 0;
       for (const Placed& placed : spans) {
-        const std::int64_t start_ns = to_ns(placed.offset_us + placed.span->start_us);
-        const std::int64_t end_ns = to_ns(placed.offset_us + placed.span->end_us);
+        const std::int64_t start_ns = timeline_ns(placed.offset_us + placed.span->start_us);
+        const std::int64_t end_ns = timeline_ns(placed.offset_us + placed.span->end_us);
         const SpanFacts facts =
             facts_of(instruction_of(placed), direction_, plan_.shape, round_of(placed).head_groups);
         packed.add_signed(start_ns - last_ns);
@@ -143,12 +144,12 @@ class DirectionTimeline {
     std::int64_t last_ns = 0;
     for_each_program([&](const SimulatedProgram& program, double offset_us) {
       for (const MessageSpan& message : program.messages) {
-        const std::int64_t start_ns = to_ns(offset_us + message.start_us);
+        const std::int64_t start_ns = timeline_ns(offset_us + message.start_us);
         packed.add(message.src.value);
         packed.add(message.dst.value);
         packed.add(message.bytes);
         packed.add_signed(start_ns - last_ns);
-        packed.add(to_ns(message.end_us - message.start_us));
+        packed.add(timeline_ns(message.end_us - message.start_us));
         last_ns = start_ns;
       }
     });
@@ -186,6 +187,11 @@ class DirectionTimeline {
       }
     });
     return shares.packed();
+  }
+
+  [[nodiscard]] VarintText path() const { return packed_path(simulated_); }
+  [[nodiscard]] VarintText waits() const {
+    return packed_waits(plan_, cluster_, direction_, simulated_);
   }
 
   [[nodiscard]] std::size_t num_spans() const {
@@ -227,6 +233,7 @@ class DirectionTimeline {
   }
 
   const Plan& plan_;
+  const Cluster& cluster_;
   const Direction direction_;
   const SimulatedDirection& simulated_;
 };
@@ -262,15 +269,36 @@ std::string bins_note(std::size_t count, std::string_view what, std::string_view
       grouped(static_cast<std::int64_t>(count)), what, shown, bins);
 }
 
+// Adds the text of every direction under a name, or a note if all take more than the budget.
+template <typename Pack>
+void add_if_small(const std::vector<DirectionTimeline>& timelines, std::string_view name,
+                  std::string_view words, std::size_t budget_bytes, const Pack& pack,
+                  TimelinePicture& picture) {
+  std::vector<VarintText> packed;
+  std::size_t size = 0;
+  for (const DirectionTimeline& timeline : timelines) {
+    packed.push_back(pack(timeline));
+    size += packed.back().size();
+  }
+  if (size > budget_bytes) {
+    picture.notes.push_back(
+        fmt::format("To keep the page small, {} is left out; simulate --trace has it.", words));
+    return;
+  }
+  for (std::size_t i = 0; i < timelines.size(); ++i) {
+    picture.json[i][std::string(name)] = packed[i].base64();
+  }
+}
+
 }  // namespace
 
-TimelinePicture timeline_picture(const Plan& plan, const Simulation& simulation,
-                                 std::size_t budget_bytes) {
+TimelinePicture timeline_picture(const Plan& plan, const Cluster& cluster,
+                                 const Simulation& simulation, std::size_t budget_bytes) {
   std::vector<DirectionTimeline> timelines;
   for (const auto& [direction, simulated] :
        {std::pair(Direction::kForward, &simulation.forward),
         std::pair(Direction::kBackward, &simulation.backward)}) {
-    if (*simulated) timelines.emplace_back(plan, direction, **simulated);
+    if (*simulated) timelines.emplace_back(plan, cluster, direction, **simulated);
   }
   TimelinePicture picture{ReportJson::array(), {}};
   std::size_t spans = 0;
@@ -304,6 +332,14 @@ TimelinePicture timeline_picture(const Plan& plan, const Simulation& simulation,
     ReportJson& json = picture.json[i];
     if (!json.contains("activity_bins")) json["spans"] = timelines[i].spans().base64();
     if (!json.contains("message_bins")) json["messages"] = timelines[i].messages().base64();
+  }
+  add_if_small(
+      timelines, "path", "the critical path", budget_bytes,
+      [](const DirectionTimeline& timeline) { return timeline.path(); }, picture);
+  if (spans * kBytesOfSpan <= budget_bytes) {
+    add_if_small(
+        timelines, "waits", "what every wait waits for", budget_bytes,
+        [](const DirectionTimeline& timeline) { return timeline.waits(); }, picture);
   }
   return picture;
 }

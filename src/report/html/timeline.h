@@ -19,14 +19,17 @@ struct TimelinePicture {
   //   or "activity_bins": "bins" equal parts of time for every device, "runs" of equal ones:
   //     how many, and the shares of attention, merge, launch and exposed time in 1/100;
   //   "messages": source, destination, bytes, start in ns (difference), ns;
-  //   or "message_bins": likewise, with the shares of time that anything is sent, received.
+  //   or "message_bins": likewise, with the shares of time that anything is sent, received;
+  //   "path" and, with "spans", "waits" (timeline_why.h), where they fit.
   ReportJson json;
   std::vector<std::string> notes;
 };
 
 // Every span, every message: each while both directions take at most `budget_bytes` for them, else
-// as many bins as do. The simulation has a timeline.
-[[nodiscard]] TimelinePicture timeline_picture(const Plan& plan, const Simulation& simulation,
+// as many bins as do; the critical path and the reasons of waits while they take at most as much
+// again each. The simulation is of the plan on the cluster and has a timeline.
+[[nodiscard]] TimelinePicture timeline_picture(const Plan& plan, const Cluster& cluster,
+                                               const Simulation& simulation,
                                                std::size_t budget_bytes);
 
 }  // namespace contextile

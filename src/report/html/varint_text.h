@@ -13,6 +13,7 @@ class VarintText {
   void add(std::int64_t number);         // not negative
   void add_signed(std::int64_t number);  // zigzag
   void add_fraction(double of_one);      // in steps of 1/100
+  void append(const VarintText& numbers) { bytes_ += numbers.bytes_; }
   [[nodiscard]] std::size_t size() const { return bytes_.size(); }
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
   [[nodiscard]] std::string base64() const;

@@ -130,7 +130,7 @@ function buildTimelines() {
       element('figcaption', {}, `${zoomHint} Shift + wheel: taller rows. Click a row to see its device apart.`)));
     return picture;
   });
-  controlsOf('timeline').append(timelineLegend());
+  controlsOf('timeline').append(criticalPathSwitch(), timelineLegend());
   if (timelines.length === 2 && timelines[0].plan.devices === timelines[1].plan.devices) link(timelines);
   return timelines;
 }

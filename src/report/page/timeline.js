@@ -5,7 +5,7 @@ const kWhatNames = ['attention', 'reduce', 'copy', 'launch', 'wait'];
 const kActivities = ['attention', 'merge', 'launch', 'exposed'];     // of activity bins
 const kKinds = ['q', 'kv', 'o', 'do', 'dq', 'dkv'];
 
-// The timeline's data, as src/report/html_timeline.h describes it; times in µs from the start of
+// The timeline's data, as src/report/html/timeline.h describes it; times in µs from the start of
 // the first direction.
 class TimelineData {
   constructor(plan) {
@@ -22,6 +22,8 @@ class TimelineData {
     else direction.activity = this.readBins(json.activity_bins, 4);
     if (json.messages !== undefined) this.readMessages(direction, json.messages, begin);
     else direction.moving = this.readBins(json.message_bins, 2);
+    if (json.path !== undefined) direction.path = readPath(json.path, begin);
+    if (json.waits !== undefined) readWaits(json.waits, direction.spans);
     return direction;
   }
 
@@ -106,7 +108,7 @@ class Timeline extends Picture {
   draw(context) {
     const {left, top, width, height} = this.inner;
     this.colours = Object.fromEntries(['attention', 'merge', 'launch', 'exposed', 'idle', 'send',
-      'receive', 'line', 'strong-line', 'muted', 'text', 'empty'].map((n) => [n, colour(n)]));
+      'receive', 'critical', 'line', 'strong-line', 'muted', 'text', 'empty'].map((n) => [n, colour(n)]));
     context.fillStyle = this.colours.empty;
     context.fillRect(left, top, width, height);
     context.save();
@@ -124,6 +126,9 @@ class Timeline extends Picture {
       for (let device = first; device < last; ++device) this.drawRow(context, direction, device);
     }
     this.drawLines(context, first, last);
+    for (const direction of this.timeline.directions) {
+      if (criticalPath.shown && direction.path) drawPath(context, this, direction);
+    }
     context.restore();
     this.drawLabels(context, first, last);
     this.drawPrograms(context);
@@ -303,6 +308,7 @@ class Timeline extends Picture {
                      timeText(direction.end - direction.begin)]];
     if (direction.spans) this.describeSpan(lines, direction.spans[device], direction, time);
     else this.describeBin(lines, direction, device, time);
+    describePath(lines, direction, time);
     if (direction.sends) {
       this.describeMessages(lines, 'sends', direction.sends[device], 'dst', 'to', time);
       this.describeMessages(lines, 'receives', direction.receives[device], 'src', 'from', time);
@@ -329,6 +335,7 @@ class Timeline extends Picture {
     } else if (span.what <= 2) {
       lines.push(['unit', `${kKinds[c]} of block ${a}, head group ${b}`]);
     } else {
+      if (span.wait) describeWait(lines, this.plan, direction, span);
       lines.push(['launch', span.what === 3 ? `${a}: ${b} units sent, ${c} received` : `${a}`]);
     }
   }
@@ -377,7 +384,8 @@ function timelineLegend() {
     swatch.style.background = `var(--${name})`;
     return element('span', {}, swatch, text);
   };
+  const path = element('span', {}, element('i', {class: 'outlined'}), 'on the critical path');
   return element('div', {class: 'legend'}, entry('attention', 'attention'),
     entry('merge', 'merging and copying'), entry('launch', 'launching'),
-    entry('exposed', 'waiting for transfers'), entry('send', 'sending'), entry('receive', 'receiving'));
+    entry('exposed', 'waiting for transfers'), entry('send', 'sending'), entry('receive', 'receiving'), path);
 }

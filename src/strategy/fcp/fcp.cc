@@ -84,8 +84,8 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
   }
 
   [[nodiscard]] std::vector<std::int64_t> block_sizes_with(
-      const StrategyRequest&, const FcpOptions& options) const override {
-    if (options.block != 0) return {};
+      const StrategyRequest& request, const FcpOptions& options) const override {
+    if (options.block != 0 || request.block_size) return {};
     return {kBlockSizes.begin(), kBlockSizes.end()};
   }
 

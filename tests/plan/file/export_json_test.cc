@@ -31,9 +31,11 @@ constexpr const char* kExample = R"json({
 "format": "contextile-plan", "version": 1, "strategy": "example", "options": {},
 "digest": "0000000000000000",
 "shape": {"q_heads": 2, "kv_heads": 1, "head_dim": 4, "value_dim": 4, "dtype": "bf16",
-          "partial_wire": "f32", "scale": 0.5, "softcap": null, "sink": false},
+          "partial_wire": "f32", "scale": 0.5, "softcap": null, "sink": false,
+          "scale_given": true},
 "cluster": {"name": "local", "nodes": 1, "devices_per_node": 2},
 "sequences": [[0, 5], [5, 8]],
+"positions": [],
 "rounds": [{
  "head_groups": 1,
  "blocks": [{"ranges": [[0, 4]], "owner": 0, "role": "both"},

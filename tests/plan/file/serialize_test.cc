@@ -15,7 +15,6 @@
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/verify.h"
-#include "plan/file/byte_budget.h"
 #include "plan/file/compression.h"
 #include "plan/file/plan_file.h"
 #include "support/plan_support.h"
@@ -477,16 +476,6 @@ TEST(Compression, RefusesOtherBytesAndOtherSizes) {
   stored[0] ^= 1;
   EXPECT_THROW(static_cast<void>(decompressor.decompress(stored, 1000, {.file = "memory"})),
                InvalidPlan);
-}
-
-TEST(ByteBudget, EndsWhenAnObjectIsNamedOften) {
-  flatbuffers::FlatBufferBuilder builder;
-  builder.Finish(builder.CreateVector(Bytes(100)));
-  const auto* vector =
-      flatbuffers::GetRoot<flatbuffers::Vector<std::uint8_t>>(builder.GetBufferPointer());
-  ByteBudget budget(builder.GetSize(), {.file = "memory"});
-  EXPECT_EQ(budget.list(vector).size(), 100U);
-  EXPECT_THROW(static_cast<void>(budget.list(vector)), InvalidPlan);
 }
 
 }  // namespace

@@ -12,27 +12,10 @@
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "strategy/axp/presets.h"
+#include "support/batches.h"
 
 namespace contextile {
 namespace {
-
-Cluster cluster_of(std::int32_t nodes, std::int32_t devices_per_node) {
-  Cluster cluster;
-  cluster.nodes = nodes;
-  cluster.devices_per_node = devices_per_node;
-  return cluster;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask = "causal") {
-  const MaskUse use = parse_mask_use(mask);
-  return make_workload(lengths, {}, {&use, 1});
-}
-
-StrategyRequest request_with(const std::map<std::string, std::string>& options) {
-  StrategyRequest request;
-  request.options = options;
-  return request;
-}
 
 Plan plan_of(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
              const StrategyRequest& request) {
@@ -43,7 +26,7 @@ TEST(DoubleRing, MovesTheRingsBytesAndFewerOfThemBetweenNodes) {
   const std::int64_t tokens = 6144;
   const AttentionShape shape;
   const std::int64_t kv = shape.kv_heads * 2 * shape.head_dim * 2;  // bytes of a token, bf16
-  const Workload workload = batch_of({tokens / 2, tokens / 2});
+  const Workload workload = default_batch_of({tokens / 2, tokens / 2});
   const Cluster cluster = cluster_of(3, 4);
   // Shares that cross a node boundary: a plain ring crosses three edges in each of 11 steps; rings
   // inside nodes send every share to two other nodes.
@@ -62,7 +45,7 @@ TEST(DoubleRing, MovesTheRingsBytesAndFewerOfThemBetweenNodes) {
 }
 
 TEST(DoubleRing, OfOneRingIsZigzag) {
-  const Workload workload = batch_of({900, 333, 2000});
+  const Workload workload = default_batch_of({900, 333, 2000});
   const Cluster cluster = cluster_of(2, 3);
   StrategyRequest request = request_with({{"inner", "6"}});
   request.wire = Dtype::kBf16;
@@ -75,7 +58,7 @@ TEST(DoubleRing, OfOneRingIsZigzag) {
 }
 
 TEST(DoubleRing, FillsANodeByDefault) {
-  const Workload workload = batch_of({4096});
+  const Workload workload = default_batch_of({4096});
   const Plan plain = plan_of(double_ring_strategy(), workload, cluster_of(2, 8), {});
   EXPECT_EQ(plain.options.at("inner"), "8");
   EXPECT_EQ(plain.options.at("head_parallel"), "1");
@@ -90,7 +73,7 @@ TEST(DoubleRing, FillsANodeByDefault) {
 
 TEST(DoubleRing, PlansAreValidForEveryInnerRingAndHeadSplit) {
   for (const char* mask : {"causal", "full", "lambda:16,100", "shared_question:0.2,4"}) {
-    const Workload workload = batch_of({700, 45, 1200, 3}, mask);
+    const Workload workload = default_batch_of({700, 45, 1200, 3}, mask);
     for (const std::int32_t devices : {1, 2, 3, 5, 6, 8, 12}) {
       for (const std::int32_t heads : {1, 2, 4}) {
         for (std::int32_t inner = 1; inner <= devices; ++inner) {
@@ -115,7 +98,7 @@ TEST(DoubleRing, PlansAreValidForEveryInnerRingAndHeadSplit) {
 }
 
 TEST(DoubleRing, SaysWhichInnerRingsItCannotNest) {
-  const auto reason = double_ring_strategy().unsupported(batch_of({64}), cluster_of(1, 6),
+  const auto reason = double_ring_strategy().unsupported(default_batch_of({64}), cluster_of(1, 6),
                                                          request_with({{"inner", "4"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("divisor of 6 positions, found 4"), std::string::npos) << *reason;

@@ -31,13 +31,6 @@ Workload narrow_batch_of(const std::vector<std::int64_t>& lengths,
   return batch_of(lengths, mask, shape);
 }
 
-StrategyRequest request_with(
-    std::initializer_list<std::pair<const std::string, std::string>> options) {
-  StrategyRequest request;
-  request.options = options;
-  return request;
-}
-
 Plan plan_of(const Workload& workload, std::int32_t devices, const StrategyRequest& request) {
   return build_plan(workload, cluster_of(1, devices),
                     distca_strategy().arrange(workload, cluster_of(1, devices), request));

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -12,27 +11,11 @@
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/verify.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
 namespace {
-
-Cluster cluster_of(std::int32_t devices) {
-  Cluster cluster;
-  cluster.devices_per_node = devices;
-  return cluster;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask = "causal") {
-  const MaskUse use = parse_mask_use(mask);
-  return make_workload(lengths, {}, {&use, 1});
-}
-
-StrategyRequest request_with(const std::map<std::string, std::string>& options) {
-  StrategyRequest request;
-  request.options = options;
-  return request;
-}
 
 TEST(Bytescale, GivesLongSequencesRanksAndPacksShortOnes) {
   // C = 100: sequence 1 takes three ranks, 0 two; bins {3, 4}, {2, 5}, {6} of the others.
@@ -93,11 +76,11 @@ TEST(Bytescale, PlacesEverySequenceOnceWithinItsCap) {
 }
 
 TEST(Bytescale, MakesRoundsOfWavesOrOneOfAll) {
-  const Workload workload = batch_of({150, 250, 60, 70, 30, 40, 30});
+  const Workload workload = default_batch_of({150, 250, 60, 70, 30, 40, 30});
   const auto rounds = [&](const char* sync) {
     const Arrangement arrangement = bytescale_strategy().arrange(
-        workload, cluster_of(6), request_with({{"cap", "100"}, {"sync", sync}}));
-    const Plan plan = build_plan(workload, cluster_of(6), arrangement);
+        workload, cluster_of(1, 6), request_with({{"cap", "100"}, {"sync", sync}}));
+    const Plan plan = build_plan(workload, cluster_of(1, 6), arrangement);
     const VerifyReport report = verify(plan);
     EXPECT_TRUE(report.ok()) << report.violations.front();
     return plan.rounds.size();
@@ -107,8 +90,8 @@ TEST(Bytescale, MakesRoundsOfWavesOrOneOfAll) {
 }
 
 TEST(Bytescale, RefusesSequencesThatNeedMoreThanAllRanks) {
-  const auto reason = bytescale_strategy().unsupported(batch_of({100, 500}), cluster_of(4),
-                                                       request_with({{"cap", "100"}}));
+  const auto reason = bytescale_strategy().unsupported(
+      default_batch_of({100, 500}), cluster_of(1, 4), request_with({{"cap", "100"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("4 ranks of 100 tokens"), std::string::npos) << *reason;
 }
@@ -120,11 +103,11 @@ TEST(Bytescale, PlansAreValidOnAnyNumberOfDevices) {
         for (const char* sync : {"wave", "step"}) {
           SCOPED_TRACE(
               fmt::format("{} devices {} balanced {} sync {}", devices, mask, balanced, sync));
-          const Workload workload = batch_of({900, 17, 450, 3, 60, 1, 220, 380, 90}, mask);
+          const Workload workload = default_batch_of({900, 17, 450, 3, 60, 1, 220, 380, 90}, mask);
           const Plan plan = build_plan(
-              workload, cluster_of(devices),
+              workload, cluster_of(1, devices),
               bytescale_strategy().arrange(
-                  workload, cluster_of(devices),
+                  workload, cluster_of(1, devices),
                   request_with({{"balanced", balanced}, {"sync", sync}, {"cap", "900"}})));
           const VerifyReport report = verify(plan);
           EXPECT_TRUE(report.ok()) << report.violations.front();

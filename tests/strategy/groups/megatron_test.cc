@@ -16,27 +16,11 @@
 #include "contextile/verify.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
+#include "support/batches.h"
 #include "support/mask_support.h"
 
 namespace contextile {
 namespace {
-
-Cluster cluster_of(std::int32_t devices) {
-  Cluster cluster;
-  cluster.devices_per_node = devices;
-  return cluster;
-}
-
-Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask = "causal") {
-  const MaskUse use = parse_mask_use(mask);
-  return make_workload(lengths, {}, {&use, 1});
-}
-
-StrategyRequest request_with(const std::map<std::string, std::string>& options) {
-  StrategyRequest request;
-  request.options = options;
-  return request;
-}
 
 const std::vector<std::int64_t> kBlogLengths = {32768, 16384, 8192, 4096, 4096, 4096, 4096, 2048};
 
@@ -191,10 +175,10 @@ TEST(DpBalanced, FillsBinsInOrderAndSplitsTheLastOnes) {
 // ------------------------------------------------------------------------------- plans
 
 TEST(MegatronDynamic, RunsTheWorkedExampleAsTwoRoundsOfRings) {
-  const Workload workload = batch_of(kBlogLengths);
-  const Plan plan = build_plan(workload, cluster_of(8),
+  const Workload workload = default_batch_of(kBlogLengths);
+  const Plan plan = build_plan(workload, cluster_of(1, 8),
                                megatron_dynamic_strategy().arrange(
-                                   workload, cluster_of(8), request_with({{"cap", "4096"}})));
+                                   workload, cluster_of(1, 8), request_with({{"cap", "4096"}})));
   ASSERT_EQ(plan.rounds.size(), 2U);
   const VerifyReport report = verify(plan);
   EXPECT_TRUE(report.ok()) << report.violations.front();
@@ -209,9 +193,9 @@ TEST(MegatronDynamic, RunsTheWorkedExampleAsTwoRoundsOfRings) {
 }
 
 TEST(MegatronPacked, PacksTheSamplesOfAGroupIntoOneRing) {
-  const Workload workload = batch_of({2048, 2000, 900, 900, 90, 64});
-  const Arrangement arrangement =
-      megatron_packed_strategy().arrange(workload, cluster_of(4), request_with({{"cap", "2048"}}));
+  const Workload workload = default_batch_of({2048, 2000, 900, 900, 90, 64});
+  const Arrangement arrangement = megatron_packed_strategy().arrange(
+      workload, cluster_of(1, 4), request_with({{"cap", "2048"}}));
   for (const ArrangedRound& round : arrangement.rounds) {
     std::map<std::int32_t, int> blocks;
     for (const Rank owner : round.owners) ++blocks[owner.value];
@@ -220,10 +204,10 @@ TEST(MegatronPacked, PacksTheSamplesOfAGroupIntoOneRing) {
 }
 
 TEST(MegatronPacked, HasAsManyRoundsAsAPipelineNeeds) {
-  const Workload workload = batch_of(kBlogLengths);
+  const Workload workload = default_batch_of(kBlogLengths);
   const auto rounds = [&](const char* multiple) {
     return megatron_packed_strategy()
-        .arrange(workload, cluster_of(8),
+        .arrange(workload, cluster_of(1, 8),
                  request_with({{"cap", "4096"}, {"vpp_multiple", multiple}}))
         .rounds.size();
   };
@@ -233,36 +217,36 @@ TEST(MegatronPacked, HasAsManyRoundsAsAPipelineNeeds) {
 }
 
 TEST(MegatronPacked, GivesEqualGroupsTheirBins) {
-  const Workload workload = batch_of({600, 500, 400, 300, 200, 100});
+  const Workload workload = default_batch_of({600, 500, 400, 300, 200, 100});
   const Arrangement arrangement = megatron_packed_strategy().arrange(
-      workload, cluster_of(4),
+      workload, cluster_of(1, 4),
       request_with({{"scheduler", "dp_balanced"}, {"cp", "2"}, {"cap", "500"}}));
   EXPECT_EQ(arrangement.rounds.size(), 2U);
   const auto reason = megatron_packed_strategy().unsupported(
-      workload, cluster_of(4), request_with({{"scheduler", "dp_balanced"}, {"cp", "3"}}));
+      workload, cluster_of(1, 4), request_with({{"scheduler", "dp_balanced"}, {"cp", "3"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("divisor of 4 devices"), std::string::npos) << *reason;
 }
 
 TEST(Megatron, SaysWhatItCannotDo) {
-  Workload workload = batch_of({100, 200});
+  Workload workload = default_batch_of({100, 200});
   for (const Strategy* strategy : {&megatron_dynamic_strategy(), &megatron_packed_strategy()}) {
     SCOPED_TRACE(strategy->name());
     const auto too_long =
-        strategy->unsupported(workload, cluster_of(4), request_with({{"cap", "40"}}));
+        strategy->unsupported(workload, cluster_of(1, 4), request_with({{"cap", "40"}}));
     ASSERT_TRUE(too_long);
     EXPECT_NE(too_long->find("found sequence 1 of 200 tokens"), std::string::npos) << *too_long;
     EXPECT_THROW(static_cast<void>(
-                     strategy->arrange(workload, cluster_of(4), request_with({{"cap", "40"}}))),
+                     strategy->arrange(workload, cluster_of(1, 4), request_with({{"cap", "40"}}))),
                  InvalidArgument);
-    EXPECT_FALSE(strategy->unsupported(workload, cluster_of(4), {}));
+    EXPECT_FALSE(strategy->unsupported(workload, cluster_of(1, 4), {}));
   }
   workload.masks[0].mask.bands = {{{0, 300}, {0, 300}}};
   for (const Strategy* strategy : {&megatron_dynamic_strategy(), &megatron_packed_strategy()}) {
-    const auto crosses = strategy->unsupported(workload, cluster_of(4), {});
+    const auto crosses = strategy->unsupported(workload, cluster_of(1, 4), {});
     ASSERT_TRUE(crosses);
     EXPECT_NE(crosses->find("inside sequences"), std::string::npos) << *crosses;
-    EXPECT_THROW(static_cast<void>(strategy->arrange(workload, cluster_of(4), {})),
+    EXPECT_THROW(static_cast<void>(strategy->arrange(workload, cluster_of(1, 4), {})),
                  InvalidArgument);
   }
 }
@@ -272,9 +256,9 @@ TEST(Megatron, PlansAreValidOnAnyNumberOfDevices) {
     for (const char* mask : {"causal", "lambda:16,100", "shared_question:0.2,4"}) {
       for (const Strategy* strategy : {&megatron_dynamic_strategy(), &megatron_packed_strategy()}) {
         SCOPED_TRACE(fmt::format("{} {} devices {}", strategy->name(), devices, mask));
-        const Workload workload = batch_of({900, 17, 450, 3, 60, 1, 220, 380, 90}, mask);
-        const Plan plan = build_plan(workload, cluster_of(devices),
-                                     strategy->arrange(workload, cluster_of(devices), {}));
+        const Workload workload = default_batch_of({900, 17, 450, 3, 60, 1, 220, 380, 90}, mask);
+        const Plan plan = build_plan(workload, cluster_of(1, devices),
+                                     strategy->arrange(workload, cluster_of(1, devices), {}));
         const VerifyReport report = verify(plan);
         EXPECT_TRUE(report.ok()) << report.violations.front();
         EXPECT_TRUE(report.grouped_launches_ok);
@@ -284,7 +268,7 @@ TEST(Megatron, PlansAreValidOnAnyNumberOfDevices) {
 }
 
 TEST(Megatron, PlansOfSeveralRoundsKeepTokensAtHome) {
-  Workload workload = batch_of(kBlogLengths);
+  Workload workload = default_batch_of(kBlogLengths);
   for (std::int64_t begin = 0; begin < workload.num_tokens(); begin += 3000) {
     const std::int64_t end = std::min(begin + 3000, workload.num_tokens());
     workload.home.push_back({{begin, end}, Rank{static_cast<std::int32_t>(begin / 3000 % 8)}});
@@ -293,8 +277,8 @@ TEST(Megatron, PlansOfSeveralRoundsKeepTokensAtHome) {
   for (const Strategy* strategy : {&megatron_dynamic_strategy(), &megatron_packed_strategy()}) {
     SCOPED_TRACE(strategy->name());
     const Plan plan =
-        build_plan(workload, cluster_of(8),
-                   strategy->arrange(workload, cluster_of(8), request_with({{"cap", "4096"}})));
+        build_plan(workload, cluster_of(1, 8),
+                   strategy->arrange(workload, cluster_of(1, 8), request_with({{"cap", "4096"}})));
     EXPECT_GE(plan.rounds.size(), 2U);
     const VerifyReport report = verify(plan);
     EXPECT_TRUE(report.ok()) << report.violations.front();

@@ -13,18 +13,18 @@ bool fits_nodes(std::int64_t size, std::int64_t ranks_per_node) {
   return size % ranks_per_node == 0 || ranks_per_node % size == 0;
 }
 
-void check_placement(const Cluster& cluster, const ParallelSizes& sizes) {
+void check_parallel_sizes(const Cluster& cluster, const ParallelSizes& sizes) {
   // The model's heads and layers do not matter here: one head for each TP rank, one layer a stage.
   const ModelSpec model{.layers = sizes.pp, .q_heads = sizes.tp, .kv_heads = sizes.tp};
-  if (const auto problem = placement_problem(model, cluster, sizes)) {
+  if (const auto problem = parallel_sizes_problem(model, cluster, sizes)) {
     fail_argument("placement: {}", *problem);
   }
 }
 
 }  // namespace
 
-std::optional<std::string> placement_problem(const ModelSpec& model, const Cluster& cluster,
-                                             const ParallelSizes& sizes, std::int32_t chunks) {
+std::optional<std::string> parallel_sizes_problem(const ModelSpec& model, const Cluster& cluster,
+                                                  const ParallelSizes& sizes, std::int32_t chunks) {
   const auto [tp, cp, dp, pp] = sizes;
   if (std::min({tp, cp, dp, pp, chunks}) < 1) {
     return fmt::format("expected sizes of at least 1, found TP {}, CP {}, DP {}, PP {}", tp, cp, dp,
@@ -59,12 +59,12 @@ std::optional<std::string> placement_problem(const ModelSpec& model, const Clust
 }
 
 Cluster context_parallel_cluster(const Cluster& cluster, const ParallelSizes& sizes) {
-  check_placement(cluster, sizes);
+  check_parallel_sizes(cluster, sizes);
   return cluster.group(sizes.tp, sizes.pp * sizes.dp);
 }
 
 Cluster pooled_cluster(const Cluster& cluster, const ParallelSizes& sizes) {
-  check_placement(cluster, sizes);
+  check_parallel_sizes(cluster, sizes);
   const std::int32_t ranks_per_node = cluster.devices_per_node / sizes.tp;
   // Ranks of one replica on a node: its part of a stage that fills nodes, or of all the stages that
   // share one.

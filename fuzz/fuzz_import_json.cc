@@ -1,0 +1,39 @@
+// A plan's JSON: any text is an InvalidPlan or a plan that every reader survives, that a plan file
+// can hold, and that comes back from its own document.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/plan.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/verify.h"
+
+namespace {
+
+std::string exported(const contextile::Plan& plan) {
+  std::ostringstream out;
+  contextile::export_json(plan, out);
+  return out.str();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  contextile::Plan plan;
+  try {
+    plan = contextile::import_json({reinterpret_cast<const char*>(data), size}, "fuzz");
+  } catch (const contextile::InvalidPlan&) {  // the only way to refuse
+    return 0;
+  }
+  static_cast<void>(contextile::statistics(plan));
+  static_cast<void>(contextile::verify(plan));
+  const std::vector<std::uint8_t> bytes = contextile::serialize(plan);
+  const std::string json = exported(contextile::deserialize(bytes, "own bytes"));
+  if (contextile::serialize(contextile::import_json(json, "own document")) != bytes) std::abort();
+  return 0;
+}

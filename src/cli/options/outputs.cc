@@ -1,0 +1,90 @@
+#include "cli/options/outputs.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+
+namespace contextile {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Marks an option as an output; accepts every value.
+constexpr const char* kOutputMark = "output";
+
+void mark(CLI::App& app, const std::string& name) {
+  const std::string first = name.substr(0, name.find(','));
+  app.get_option(first)->check(
+      CLI::Validator([](const std::string&) { return std::string(); }, "", kOutputMark));
+}
+
+bool is_output(const CLI::Option& option) {
+  try {
+    return const_cast<CLI::Option&>(option).get_validator(kOutputMark) != nullptr;
+  } catch (const CLI::OptionNotFound&) {
+    return false;
+  }
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code missing;  // then they are not the same
+  return a != kStandardOutput && !a.empty() && !b.empty() && fs::equivalent(a, b, missing);
+}
+
+[[noreturn]] void fail_same(const std::string& output, const std::string& other,
+                            const std::string& path) {
+  fail_argument("{}: expected another file than {}, found {} for both", output, other, quote(path));
+}
+
+void check_output(const CLI::App& command, const CLI::Option& output, const std::string& path) {
+  for (const CLI::Option* other : command.get_options()) {
+    if (other == &output) continue;
+    for (const std::string& value : other->results()) {
+      if (same_file(path, value) || (is_output(*other) && path == value)) {
+        fail_same(output.get_name(), other->get_name(), value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void add_output(CLI::App& app, const std::string& name, const OptionHelp& help,
+                std::function<void(const std::string&)> take) {
+  add_value(app, name, help, std::move(take));
+  mark(app, name);
+}
+
+void add_required_output(CLI::App& app, const std::string& name, const OptionHelp& help,
+                         std::function<void(const std::string&)> take) {
+  add_required(app, name, help, std::move(take));
+  mark(app, name);
+}
+
+void check_outputs(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (!is_output(*option)) continue;
+    for (const std::string& path : option->results()) check_output(command, *option, path);
+  }
+}
+
+void check_no_input(const std::string& option, const std::string& path,
+                    const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    if (same_file(path, input)) fail_same(option, "the input", path);
+  }
+}
+
+void check_results_elsewhere(const std::string& path, bool json_or_csv) {
+  if (path == kStandardOutput && json_or_csv) {
+    fail_argument("--output: expected a file beside --json or --csv, found {}", quote(path));
+  }
+}
+
+}  // namespace contextile

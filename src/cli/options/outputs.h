@@ -1,0 +1,36 @@
+// Options that name files to write: no command writes over what it reads.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/app.h"
+#include "cli/options/types.h"
+
+namespace contextile {
+
+// The path that means standard output.
+inline constexpr std::string_view kStandardOutput = "-";
+
+// add_value and add_required for the path of a file that the command writes.
+void add_output(CLI::App& app, const std::string& name, const OptionHelp& help,
+                std::function<void(const std::string&)> take);
+void add_required_output(CLI::App& app, const std::string& name, const OptionHelp& help,
+                         std::function<void(const std::string&)> take);
+
+// Before a parsed command does anything: throws InvalidArgument when the path of an output names
+// the same file as any other value on the command line.
+void check_outputs(const CLI::App& command);
+
+// The same for a path that is not on the command line: throws when `path`, of `option`, is one of
+// the files that are read (those that are empty or missing are none).
+void check_no_input(const std::string& option, const std::string& path,
+                    const std::vector<std::string>& inputs);
+
+// With "-" as the path of --output nothing else may go to standard output, as --json or --csv
+// would.
+void check_results_elsewhere(const std::string& path, bool json_or_csv);
+
+}  // namespace contextile

@@ -1,0 +1,242 @@
+#include "report/why.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "report/html/text.h"
+#include "report/json.h"
+#include "report/wait_text.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kLongestWaits = 3;
+constexpr std::size_t kIndent = 5;
+
+constexpr StepKind kStepKinds[] = {StepKind::kAttention, StepKind::kMerge,    StepKind::kLaunch,
+                                   StepKind::kLatency,   StepKind::kTransfer, StepKind::kBarrier};
+
+std::vector<std::pair<Direction, const SimulatedDirection*>> directions_of(
+    const Simulation& simulation) {
+  std::vector<std::pair<Direction, const SimulatedDirection*>> directions;
+  if (simulation.forward) directions.emplace_back(Direction::kForward, &*simulation.forward);
+  if (simulation.backward) directions.emplace_back(Direction::kBackward, &*simulation.backward);
+  return directions;
+}
+
+struct LongWait {
+  Direction direction;
+  const SimulatedProgram* program;
+  const ActivitySpan* wait;
+  WaitText text;
+};
+
+std::vector<LongWait> longest_waits(const Plan& plan, const Cluster& cluster,
+                                    const Simulation& simulation) {
+  std::vector<LongWait> waits;
+  for (const auto& [direction, simulated] : directions_of(simulation)) {
+    for (const SimulatedProgram& program : simulated->programs) {
+      for (const ActivitySpan& span : program.activities) {
+        if (span.activity != Activity::kExposed) continue;
+        waits.push_back({direction, &program, &span, {}});
+      }
+    }
+  }
+  std::ranges::stable_sort(waits, std::greater<>(), [](const LongWait& wait) {
+    return wait.wait->end_us - wait.wait->start_us;
+  });
+  if (waits.size() > kLongestWaits) waits.resize(kLongestWaits);
+  for (LongWait& wait : waits) {
+    const std::vector<WaitReason> reasons = wait_reasons(*wait.program, cluster);
+    const auto activity = static_cast<std::int32_t>(wait.wait - wait.program->activities.data());
+    const auto reason = std::ranges::find(reasons, activity, &WaitReason::activity);
+    wait.text = WaitTexts(plan, cluster, wait.direction, *wait.program).of(*reason);
+  }
+  return waits;
+}
+
+// Columns a text takes: bytes that continue a character take none.
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
+
+// Words in lines of at most 80 columns, the first after what stands there already.
+std::string wrapped(std::string_view text, std::size_t indent, std::size_t column) {
+  std::string lines;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    if (column > indent && column + 1 + columns_of(word) > kTextColumns) {
+      lines += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      lines += ' ';
+      ++column;
+    }
+    lines += word;
+    column += columns_of(word);
+  }
+  return lines + "\n";
+}
+
+std::string entry(std::size_t number, const std::string& head) {
+  return fmt::format("  {}  ", number) + wrapped(head, kIndent, kIndent);
+}
+
+std::string line(std::string_view text) {
+  return std::string(kIndent, ' ') + wrapped(text, kIndent, kIndent);
+}
+
+CauseText link_text(const TimeCause& cause, const Cluster& cluster) {
+  const bool is_node = cause.cause == Cause::kNodeLinks;
+  return {fmt::format("{}, carries {}", port_text(cluster, *cause.port),
+                      bytes_text(static_cast<double>(cause.bytes))),
+          cause.num_ports == 1 ? "that link without a limit"
+          : is_node            ? "all links between nodes without a limit"
+                               : "all ports inside nodes without a limit"};
+}
+
+}  // namespace
+
+CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cluster) {
+  switch (cause.cause) {
+    case Cause::kImbalance:
+      return {fmt::format("device {} computes {:.2f}x the mean of {} devices", cause.device.value,
+                          cause.ratio, plan.num_devices()),
+              "attention spread evenly over the devices"};
+    case Cause::kTiles:
+      return {"attention runs below the kernel's best rate: small tiles, edges of masks",
+              "every tile at the best rate, no waste at edges"};
+    case Cause::kCalls:
+      return {fmt::format("{} cost {} each before any work", counted(cause.steps, "attention call"),
+                          time_text(cluster.attention.call_us)),
+              "calls that cost nothing (fewer, larger ones)"};
+    case Cause::kMerging:
+      return {"merging and converting partial results",
+              "memory without a limit (fewer partial results)"};
+    case Cause::kLaunches:
+      return {fmt::format("{} cost {} each", counted(cause.steps, "launch"),
+                          time_text(cluster.launch_us)),
+              "launches that cost nothing (fewer ones)"};
+    case Cause::kLatency:
+      return {fmt::format("latency of {}: {} inside nodes, {} between them",
+                          counted(cause.steps, "message"), time_text(cluster.intra_latency_us),
+                          time_text(cluster.inter_latency_us)),
+              "no latency (fewer messages in a row)"};
+    case Cause::kNodeLinks:
+    case Cause::kDeviceLinks:
+      return link_text(cause, cluster);
+    case Cause::kLaunchOrder:
+      return {fmt::format("{} behind earlier launches", counted(cause.steps, "message")),
+              "all launches of a device moving at once"};
+    case Cause::kBarriers:
+      return {fmt::format("{} between rounds", counted(cause.steps, "barrier")),
+              "rounds without barriers"};
+    case Cause::kStolenCompute:
+      return {
+          fmt::format("transfers take {:.0f}% of a device's compute", 100 * cluster.sm_fraction),
+          "transfers that take none"};
+    case Cause::kSharedSlots:
+      return {fmt::format("{} devices of a node compute as fast as {:g}", cluster.devices_per_node,
+                          cluster.compute_slots_per_node),
+              "full speed for every device"};
+  }
+  fail_argument("cause: expected one of 12, found {}", static_cast<int>(cause.cause));
+}
+
+std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
+                     const std::vector<TimeCause>& causes) {
+  std::string text = fmt::format("\nwhy {}\n", time_text(simulation.time_us()));
+  for (const auto& [direction, simulated] : directions_of(simulation)) {
+    const auto us = path_times_us(critical_path(*simulated));
+    std::vector<std::string> parts;
+    for (const StepKind kind : kStepKinds) {
+      const double part = us[static_cast<std::size_t>(kind)];
+      if (part > 0) parts.push_back(fmt::format("{} {}", to_string(kind), time_text(part)));
+    }
+    text += "  " + wrapped(fmt::format("critical path, {}: {}", to_string(direction),
+                                       fmt::join(parts, ", ")),
+                           kIndent, 2);
+  }
+  text += "\nlargest causes, each by simulating without it\n";
+  if (causes.empty()) text += "  none of a thousandth of the time\n";
+  for (std::size_t i = 0; i < causes.size(); ++i) {
+    const TimeCause& cause = causes[i];
+    const CauseText words = cause_text(cause, plan, cluster);
+    text += entry(i + 1, words.what);
+    text += line(fmt::format("{} of the critical path", time_text(cause.path_us)));
+    text += line(fmt::format("with {}: {}, {:.1f}% less", words.remedy, time_text(cause.without_us),
+                             100 * cause.gain_us / simulation.time_us()));
+  }
+  const std::vector<LongWait> waits = longest_waits(plan, cluster, simulation);
+  if (!waits.empty()) text += "\nlongest waits\n";
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    const LongWait& wait = waits[i];
+    text += entry(i + 1, fmt::format("device {}, {}, {} from {}", wait.wait->device.value,
+                                     to_string(wait.direction),
+                                     time_text(wait.wait->end_us - wait.wait->start_us),
+                                     time_text(wait.wait->start_us)));
+    text += line("for " + wait.text.message);
+    text += line("link: " + wait.text.link);
+    text += line(fmt::format("{}, was {}", wait.text.peer, wait.text.peer_was));
+  }
+  return text;
+}
+
+Json why_json(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
+              const std::vector<TimeCause>& causes) {
+  Json path = Json::object();
+  for (const auto& [direction, simulated] : directions_of(simulation)) {
+    const auto us = path_times_us(critical_path(*simulated));
+    Json& times = path[std::string(to_string(direction))];
+    for (const StepKind kind : kStepKinds) {
+      if (kind == StepKind::kBarrier) continue;  // takes no time
+      times[fmt::format("{}_s", to_string(kind))] = 1e-6 * us[static_cast<std::size_t>(kind)];
+    }
+  }
+  Json list = Json::array();
+  for (const TimeCause& cause : causes) {
+    const CauseText words = cause_text(cause, plan, cluster);
+    Json& entry = list.emplace_back(Json{{"cause", to_string(cause.cause)},
+                                         {"what", words.what},
+                                         {"remedy", words.remedy},
+                                         {"path_s", 1e-6 * cause.path_us},
+                                         {"without_s", 1e-6 * cause.without_us},
+                                         {"gain_s", 1e-6 * cause.gain_us},
+                                         {"steps", cause.steps}});
+    if (cause.cause == Cause::kImbalance) {
+      entry["device"] = cause.device.value;
+      entry["ratio"] = cause.ratio;
+    }
+    if (cause.port) {
+      entry["link"] = port_text(cluster, *cause.port);
+      entry["bytes"] = cause.bytes;
+      entry["links_without_limit"] = cause.num_ports;
+    }
+  }
+  Json waits = Json::array();
+  for (const LongWait& wait : longest_waits(plan, cluster, simulation)) {
+    waits.push_back({{"direction", to_string(wait.direction)},
+                     {"round", wait.program->round},
+                     {"mask", wait.program->mask},
+                     {"device", wait.wait->device.value},
+                     {"start_s", 1e-6 * wait.wait->start_us},
+                     {"wait_s", 1e-6 * (wait.wait->end_us - wait.wait->start_us)},
+                     {"message", wait.text.message},
+                     {"link", wait.text.link},
+                     {"peer", wait.text.peer},
+                     {"peer_was", wait.text.peer_was}});
+  }
+  return {{"critical_path", std::move(path)},
+          {"causes", std::move(list)},
+          {"longest_waits", std::move(waits)}};
+}
+
+}  // namespace contextile

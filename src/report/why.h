@@ -1,0 +1,30 @@
+// Why a plan takes its simulated time: critical path, largest causes, longest waits.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "contextile/critical_path.h"
+#include "contextile/plan.h"
+#include "report/table.h"
+
+namespace contextile {
+
+// What a cause is, "device 3 computes 1.75x the mean", and what the plan was simulated with to find
+// out what it costs, "attention spread evenly over the devices".
+struct CauseText {
+  std::string what;
+  std::string remedy;
+};
+[[nodiscard]] CauseText cause_text(const TimeCause& cause, const Plan& plan,
+                                   const Cluster& cluster);
+
+// `simulation` is of `plan` on `cluster`, with a timeline; `causes` are its own.
+[[nodiscard]] std::string why_text(const Plan& plan, const Cluster& cluster,
+                                   const Simulation& simulation,
+                                   const std::vector<TimeCause>& causes);
+// "critical_path", "causes", "longest_waits" (docs/cli.md).
+[[nodiscard]] Json why_json(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
+                            const std::vector<TimeCause>& causes);
+
+}  // namespace contextile

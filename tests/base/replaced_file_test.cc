@@ -1,0 +1,163 @@
+#include "base/replaced_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "contextile/base.h"
+
+namespace contextile {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ReplacedFiles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) /
+              ("contextile_" + std::to_string(::getpid()) + "_" +
+               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directory(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return folder_ / name; }
+  [[nodiscard]] std::ptrdiff_t num_files() const {
+    return std::distance(fs::directory_iterator(folder_), {});
+  }
+
+  fs::path folder_;
+};
+
+void put(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+void replace(const std::string& path, const std::string& text) {
+  ReplacedFile file(path);
+  file.write(text);
+  file.commit();
+}
+std::string failure_of(const std::string& path) {
+  try {
+    replace(path, "new");
+  } catch (const IoError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(ReplacedFiles, HoldTheOldContentUntilTheCommit) {
+  put(path("a"), "old");
+  {
+    ReplacedFile file(path("a"));
+    file.stream() << "new" << 1;
+    EXPECT_EQ(content(path("a")), "old");
+    EXPECT_EQ(num_files(), 2);
+    file.commit();
+  }
+  EXPECT_EQ(content(path("a")), "new1");
+  EXPECT_EQ(num_files(), 1);
+}
+
+TEST_F(ReplacedFiles, AreUntouchedWithoutACommit) {
+  put(path("a"), "old");
+  {
+    ReplacedFile file(path("a"));
+    file.write("new");
+    ReplacedFile other(path("b"));
+    other.write("new");
+  }
+  EXPECT_EQ(content(path("a")), "old");
+  EXPECT_EQ(num_files(), 1);
+}
+
+TEST_F(ReplacedFiles, TakeMoreThanABuffer) {
+  const std::string text(1'000'000, 'x');
+  replace(path("a"), text);
+  EXPECT_EQ(content(path("a")), text);
+}
+
+TEST_F(ReplacedFiles, KeepTheModeOfTheOldFile) {
+  put(path("a"), "old");
+  ::chmod(path("a").c_str(), 0640);
+  replace(path("a"), "new");
+  EXPECT_EQ(fs::status(path("a")).permissions(), fs::perms{0640});
+}
+
+TEST_F(ReplacedFiles, BehindSymbolicLinksLeaveTheLinks) {
+  fs::create_directory(path("folder"));
+  put(path("folder/target"), "old");
+  fs::create_symlink("folder/target", path("inner"));
+  fs::create_symlink(path("inner"), path("outer"));
+  replace(path("outer"), "new");
+  EXPECT_TRUE(fs::is_symlink(path("outer")));
+  EXPECT_TRUE(fs::is_symlink(path("inner")));
+  EXPECT_EQ(content(path("folder/target")), "new");
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("folder")), {}), 1);
+}
+
+TEST_F(ReplacedFiles, BehindADanglingLinkAreMade) {
+  fs::create_symlink("target", path("link"));
+  replace(path("link"), "new");
+  EXPECT_TRUE(fs::is_symlink(path("link")));
+  EXPECT_EQ(content(path("target")), "new");
+}
+
+TEST_F(ReplacedFiles, AreNoFoldersAndNoSockets) {
+  EXPECT_EQ(failure_of(folder_), folder_.string() + ": cannot write: Is a directory");
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string name = path("socket");
+  ASSERT_LT(name.size(), sizeof(address.sun_path));
+  name.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_EQ(failure_of(name),
+            name + ": expected a regular file, a pipe or a character device, found another kind");
+  ::close(socket);
+  EXPECT_TRUE(fs::is_socket(name));
+}
+
+TEST_F(ReplacedFiles, InAFolderThatIsMissingCannotBeWritten) {
+  EXPECT_EQ(failure_of(path("no/such")),
+            path("no/such") + ": cannot write: No such file or directory");
+}
+
+TEST_F(ReplacedFiles, ThatArePipesAreWrittenTo) {
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  std::string found;
+  std::thread reader([&] { found = content(path("pipe")); });
+  replace(path("pipe"), "through");
+  reader.join();
+  EXPECT_EQ(found, "through");
+  EXPECT_TRUE(fs::is_fifo(path("pipe")));
+}
+
+TEST_F(ReplacedFiles, SayThatADeviceIsFull) {
+  if (!fs::is_character_file("/dev/full")) GTEST_SKIP() << "needs /dev/full";
+  EXPECT_EQ(failure_of("/dev/full"), "/dev/full: cannot write: No space left on device");
+}
+
+TEST_F(ReplacedFiles, ThatAreUnfinishedCanBeRemoved) {
+  ReplacedFile file(path("a"));
+  ReplacedFile other(path("b"));
+  EXPECT_EQ(num_files(), 2);
+  remove_unfinished_files();
+  EXPECT_EQ(num_files(), 0);
+}
+
+}  // namespace
+}  // namespace contextile

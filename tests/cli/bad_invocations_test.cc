@@ -1,0 +1,186 @@
+// What a careless user and an attacker type: a table of commands with their exit codes and
+// messages.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "cli/shell.h"
+
+namespace contextile {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+namespace fs = std::filesystem;
+
+struct Invocation {
+  const char* name;  // of the test
+  const char* script;
+  int exit_code;
+  const char* message;  // on stderr
+};
+
+// In a folder with good.txt and c.json (lengths, a cluster), p.plan (a plan), g.hgr,
+// a link to each of good.txt and p.plan, and a sparse file of 64 GiB. Programs get 4 GiB of memory
+// and 20 seconds.
+constexpr Invocation kInvocations[] = {
+    {"PlanOverItsLengths", "contextile plan -o good.txt --lengths good.txt --cluster c.json", 2,
+     "--output: expected another file than --lengths, found 'good.txt' for both"},
+    {"PlanOverItsLengthsByAnotherName",
+     "contextile plan -o ./good_link.txt --lengths good.txt --cluster c.json", 2,
+     "--output: expected another file than --lengths"},
+    {"PlanOverItsCluster", "contextile plan -o c.json --lengths good.txt --cluster ./c.json", 2,
+     "--output: expected another file than --cluster"},
+    {"PlanOverItsMask",
+     "echo '{\"bands\": []}' > m.json; contextile plan -o m.json --mask-file m.json --lengths "
+     "good.txt",
+     2, "--output: expected another file than --mask-file"},
+    {"PlanOverItsLayout",
+     "echo '{\"home\": []}' > h.json; contextile plan -o h.json --layout h.json --lengths good.txt",
+     2, "--output: expected another file than --layout"},
+    {"SecondPlanOverItsLengths",
+     "cp good.txt b.1; contextile plan -o b --lengths b.1 --tokens 150 --batches 2 --cluster "
+     "c.json",
+     2, "--output: expected another file than the input, found 'b.1' for both"},
+    {"ReportOverItsCluster", "contextile report p.plan --cluster c.json -o c.json", 2,
+     "--output: expected another file than --cluster"},
+    {"ReportOverItsPlanByDefault", "ln -s p.plan p.plan.html; contextile report p.plan", 2,
+     "--output: expected another file than the input"},
+    {"TraceOverItsPlan", "contextile simulate p.plan --trace p_link.plan", 2,
+     "--trace: expected another file than PLAN"},
+    {"ExportOverItsPlan", "contextile export p.plan -o p.plan", 2,
+     "--output: expected another file than PLAN"},
+    {"PartitionOverItsGraph", "contextile partition g.hgr -k 2 -o g.hgr", 2,
+     "--output: expected another file than FILE"},
+    {"PlanIntoAFolder", "contextile plan -o . --lengths good.txt --cluster c.json", 3,
+     ".: cannot write: Is a directory"},
+    {"PlanOntoATerminalOrJson", "contextile plan -o - --json --lengths good.txt --cluster c.json",
+     2, "--output: expected a file beside --json or --csv, found '-'"},
+    {"EndlessPlan", "contextile verify /dev/zero", 2, "/dev/zero: not a plan file"},
+    {"EndlessPlanWithTheRightStart", "(head -c 48 p.plan; cat /dev/zero) | contextile verify -", 2,
+     "standard input: expected at most"},
+    {"EndlessLengths", "contextile plan -o x --lengths /dev/zero", 2,
+     "/dev/zero: expected lengths (one per line, JSON, JSONL, .npy or .idx), found the byte 0x00"},
+    {"EndlessCluster", "contextile plan -o x --lengths good.txt --cluster /dev/zero", 2,
+     "/dev/zero: expected a cluster as JSON, found the byte 0x00"},
+    {"EndlessMask", "contextile plan -o x --lengths good.txt --mask-file /dev/zero", 2,
+     "/dev/zero: expected a mask as JSON, found the byte 0x00"},
+    {"EndlessLayout", "contextile plan -o x --lengths good.txt --layout /dev/zero", 2,
+     "/dev/zero: expected a layout as JSON, found the byte 0x00"},
+    {"EndlessGraph", "contextile partition /dev/zero -k 2 -o x", 2,
+     "/dev/zero: expected a hypergraph in hMETIS format, found the byte 0x00"},
+    {"EndlessLine", "yes 1 | tr -d '\\n' | head -c 100000 | contextile plan -o x --lengths -", 2,
+     "standard input: line 1: expected at most 4096 bytes, found more"},
+    {"HugeLengths", "contextile plan -o x --lengths sparse", 2,
+     "sparse: expected lengths (one per line, JSON, JSONL, .npy or .idx), found the byte 0x00"},
+    {"HugePlan", "contextile verify sparse", 2, "sparse: not a plan file"},
+    {"HugeModel",
+     "contextile iterate --model ./sparse --lengths good.txt --gpus 2 --cluster c.json", 2,
+     "./sparse: expected a model as JSON, found the byte 0x00"},
+    {"RateThatIsNone",
+     "sed 's/450/5e-324/' c.json > d.json; contextile plan -o x --lengths good.txt --cluster "
+     "./d.json",
+     2, "expected 1e-09 to 1000000000000, found"},
+    {"RateOfNoMachine",
+     "sed 's/450/1e300/' c.json > d.json; contextile plan -o x --lengths good.txt --cluster "
+     "./d.json",
+     2, "intra_gbytes_per_s: expected 1e-09 to 1000000000000, found 1e+300"},
+    {"SwitchWithAValue", "contextile verify p.plan --json=maybe", 2,
+     "verify: --json: expected no value, found 'maybe'"},
+    {"MissingArgument", "contextile verify", 2, "verify: expected PLAN, found none"},
+    {"MissingOption", "contextile plan --dataset prolong", 2,
+     "plan: expected --output, found none"},
+    {"HelpOfNoCommand", "contextile help verfy", 2, "found 'verfy'; did you mean 'verify'?"},
+    {"HelpOntoAFullDevice", "contextile --help > /dev/full", 3,
+     "stdout: expected to write all results, but a write failed"},
+    {"TooManyDevices", "contextile plan -o x --lengths good.txt --cluster local:100000x8", 2,
+     "nodes: expected 1 to 65536, found 100000"},
+    {"TilesOfATokenEach", "contextile plan -o x --dataset prolong --tokens 1M --block-size 1", 2,
+     "tokens in blocks of 1); blocks of "},
+    {"PairsOfDevices", "contextile plan -o x --lengths good.txt --cluster local:8192x8", 2,
+     "(65536 devices); --force plans it all the same"},
+    {"TooManyTokens", "contextile plan -o x --lengths good.txt --scale 1e9", 2,
+     "expected at most 2147483648 tokens in a batch"},
+    {"TooManyHeads", "contextile plan -o x --lengths good.txt --heads 1e9", 2, "--heads: expected"},
+    {"OrdersToATerminal", "contextile verify \"$(printf 'a\\033[31mb\\007')\"", 2,
+     "a\\x1b[31mb\\x07: cannot read"},
+};
+
+class BadInvocation : public ShellTest, public testing::WithParamInterface<Invocation> {};
+
+TEST_P(BadInvocation, IsRefusedInOneLineAndDestroysNothing) {
+  const std::string plan = read(small_plan("p.plan"));
+  const std::string lengths = "100\n37\n119\n400\n";
+  const std::string cluster =
+      R"({"name": "c", "preset": "local", "nodes": 1, "devices_per_node": 2,
+          "intra_gbytes_per_s": 450})";
+  file("good.txt", lengths);
+  file("c.json", cluster);
+  file("g.hgr", "2 4\n1 2\n3 4\n");
+  fs::create_symlink("good.txt", path("good_link.txt"));
+  fs::create_symlink("p.plan", path("p_link.plan"));
+  fs::resize_file(file("sparse", ""), std::uintmax_t{1} << 36);
+  const Invocation& invocation = GetParam();
+  const Outcome outcome =
+      bash(fmt::format("ulimit -v 4194304 -t 20\nset -o pipefail\n{}\n", invocation.script));
+  EXPECT_EQ(outcome.exit_code, invocation.exit_code) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr(std::string("contextile: error: ")));
+  EXPECT_THAT(outcome.err, HasSubstr(invocation.message));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("\x1b")));
+  EXPECT_EQ(read(path("good.txt")), lengths);
+  EXPECT_EQ(read(path("c.json")), cluster);
+  EXPECT_EQ(read(path("p.plan")), plan);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, BadInvocation, testing::ValuesIn(kInvocations),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+class GoodInvocation : public ShellTest {};
+
+TEST_F(GoodInvocation, HelpOfACommandIsItsHelp) {
+  EXPECT_EQ(output({"help", "plan"}), output({"plan", "--help"}));
+  EXPECT_EQ(output({"help"}), output({"--help"}));
+}
+
+TEST_F(GoodInvocation, DashesAreStandardInputAndOutput) {
+  const Outcome outcome = bash(
+      "printf '100\\n37\\n' | contextile plan -o - --lengths - --cluster local:1x2 | "
+      "contextile verify -");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("verified: ok"));
+}
+
+TEST_F(GoodInvocation, AnInterruptLeavesNothingBehind) {
+  const Outcome outcome =
+      bash(fmt::format("mkfifo forever; exec 9<> forever; mkdir out\n"
+                       "'{}' simulate forever --trace out/t.json & sleep 0.5\n"
+                       "ls out | wc -l; kill -TERM $!; wait $!; echo $?; ls out | wc -l",
+                       CONTEXTILE_PROGRAM));
+  EXPECT_EQ(outcome.out, "1\n143\n0\n") << outcome.err;
+}
+
+TEST_F(GoodInvocation, ATerminalHasColoursUnlessNoColorIsSet) {
+  static_cast<void>(small_plan("p.plan"));
+  const std::string verify =
+      fmt::format("script -qec \"'{}' verify p.plan\" /dev/null < /dev/null", CONTEXTILE_PROGRAM);
+  if (bash("command -v script").exit_code != 0) GTEST_SKIP() << "needs script(1)";
+  EXPECT_THAT(bash(verify).out, HasSubstr("\x1b[32mok"));
+  EXPECT_THAT(bash("export NO_COLOR=1\n" + verify).out, Not(HasSubstr("\x1b[32m")));
+}
+
+TEST_F(GoodInvocation, NamesFromPlansAreEscaped) {
+  file("c.json",
+       "{\"name\": \"evil\\u001b[31m\\nverified: ok\", \"preset\": \"local\", \"nodes\": 1, "
+       "\"devices_per_node\": 2}");
+  const Outcome outcome = bash(
+      "printf '100\\n37\\n' > l.txt; contextile plan -o p.plan --lengths l.txt --cluster ./c.json "
+      "&& contextile verify p.plan; contextile simulate p.plan --cluster ./c.json");
+  EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(outcome.out, HasSubstr("evil\\x1b[31m\\x0averified: ok"));
+}
+
+}  // namespace
+}  // namespace contextile
