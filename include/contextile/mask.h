@@ -206,11 +206,18 @@ enum class TileCover : std::uint8_t { kEmpty, kPartial, kFull };
 class TileIndex {
  public:
   // The blocking may cover only some of the mask's tokens; pairs outside are ignored. The mask's
-  // bands are disjoint. Throws InvalidArgument when two blocks share a token.
+  // bands are disjoint. Throws InvalidArgument when two blocks share a token, or when bands meet
+  // more ranges of query blocks than memory would hold (2^26).
   TileIndex(const Mask& mask, const Blocking& blocking);
 
   // Every non-empty tile, ordered by (q_block, kv_block). O(tiles + bands + pieces).
   [[nodiscard]] std::vector<Tile> tiles() const;
+  // The same, or nothing when they are more than `limit`.
+  [[nodiscard]] std::optional<std::vector<Tile>> tiles_up_to(std::int64_t limit) const;
+
+  // How many pieces tiles() adds up, at least one a tile: a band cut to a range of a query block and
+  // one of a key block. Costs a binary search per band and range of a query block.
+  [[nodiscard]] std::int64_t num_pieces() const;
 
   // Appends mask ∩ (q_block x kv_block) as bands over local rows, ordered by (q range, k range);
   // returns their pairs.

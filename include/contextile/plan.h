@@ -150,6 +150,8 @@ struct PlanRound {
   [[nodiscard]] std::int64_t owned_tokens(Rank rank) const;
   // Whether any device has a program of that mask and direction.
   [[nodiscard]] bool has_direction(std::size_t mask, Direction direction) const;
+  // Tiles of all head groups that the devices' programs of that mask and direction list.
+  [[nodiscard]] std::int64_t num_tiles(std::size_t mask, Direction direction) const;
 };
 
 struct Plan {

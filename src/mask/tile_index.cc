@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -15,6 +16,8 @@ std::span<const RangeOfBlock> meeting(std::span<const RangeOfBlock> ranges, Rang
   const auto last = std::ranges::lower_bound(first, ranges.end(), tokens.end, {}, begin_of);
   return {first, last};
 }
+
+constexpr std::size_t kMaxIncidences = std::size_t{1} << 26;
 
 std::int64_t shift_of(const RangeOfBlock& range) { return range.tokens.begin - range.first_row; }
 
@@ -57,6 +60,15 @@ void TileIndex::group_ranges_by_block() {
 }
 
 void TileIndex::add_incidences(std::span<const Band> bands) {
+  std::size_t num_incidences = 0;
+  for (const Band& band : bands) {
+    num_incidences += meeting(by_token_, clip(band, band.q, band.k).q).size();
+    if (num_incidences > kMaxIncidences) {
+      fail_argument("mask: expected bands that meet at most {} ranges of query blocks, found more: "
+                    "{} bands, {} ranges",
+                    kMaxIncidences, bands.size(), by_token_.size());
+    }
+  }
   std::vector<std::size_t> counts(num_tokens_.size());
   for (const Band& band : bands) {
     const Band tight = clip(band, band.q, band.k);
@@ -64,7 +76,7 @@ void TileIndex::add_incidences(std::span<const Band> bands) {
   }
   first_incidence_ = offsets(counts);
   std::vector<std::size_t> next = first_incidence_;
-  incidences_.resize(first_incidence_.back());
+  incidences_.resize(num_incidences);
   for (const Band& band : bands) {
     const Band tight = clip(band, band.q, band.k);
     for (const RangeOfBlock& range : meeting(by_token_, tight.q)) {
@@ -85,6 +97,10 @@ void TileIndex::add_incidences(std::span<const Band> bands) {
 }
 
 std::vector<Tile> TileIndex::tiles() const {
+  return *tiles_up_to(std::numeric_limits<std::int64_t>::max());
+}
+
+std::optional<std::vector<Tile>> TileIndex::tiles_up_to(std::int64_t limit) const {
   std::vector<Tile> tiles;
   std::vector<std::int64_t> pairs(num_tokens_.size());  // of each kv block with the current q block
   std::vector<BlockId> touched;
@@ -100,6 +116,7 @@ std::vector<Tile> TileIndex::tiles() const {
         sum += num_pairs(piece);  // > 0: every column of the band holds a pair
       }
     }
+    if (std::ssize(tiles) + std::ssize(touched) > limit) return std::nullopt;
     std::ranges::sort(touched);
     for (const BlockId kv : touched) {
       tiles.push_back({BlockId{static_cast<std::int32_t>(q)}, kv, pairs[kv.index()]});
@@ -107,6 +124,14 @@ std::vector<Tile> TileIndex::tiles() const {
     }
   }
   return tiles;
+}
+
+std::int64_t TileIndex::num_pieces() const {
+  std::int64_t pieces = 0;
+  for (const Incidence& incidence : incidences_) {
+    pieces += std::ssize(meeting(by_token_, incidence.band.k));
+  }
+  return pieces;
 }
 
 void TileIndex::check_block(BlockId block) const {

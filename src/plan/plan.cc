@@ -32,6 +32,19 @@ bool PlanRound::has_direction(std::size_t mask, Direction direction) const {
   });
 }
 
+std::int64_t PlanRound::num_tiles(std::size_t mask, Direction direction) const {
+  std::int64_t tiles = 0;
+  for (const DeviceProgram& device : devices) {
+    if (mask >= device.programs.size()) continue;
+    const std::optional<Program>& program = device.programs[mask].of(direction);
+    if (!program) continue;
+    for (const Instruction& instruction : program->instructions) {
+      if (const auto* op = std::get_if<AttentionOp>(&instruction)) tiles += std::ssize(op->tiles);
+    }
+  }
+  return tiles;
+}
+
 bool Plan::has_direction(Direction direction) const {
   return std::ranges::any_of(rounds, [&](const PlanRound& round) {
     for (std::size_t mask = 0; mask < round.masks.size(); ++mask) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "contextile/mask.h"
+#include "mask/tile_table.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -114,6 +115,34 @@ TEST_P(RandomMaskAndBlocks, ABoundThatCutsNothingIsNone) {
         ASSERT_TRUE(band.hi == kUnbounded || num_pairs(no_hi) > num_pairs(band));
       }
     }
+  }
+}
+
+TEST_P(RandomMaskAndBlocks, ATableFindsEveryTileAndNoOther) {
+  for (int s = 0; s < kSeedsPerShard; ++s) {
+    const auto seed = static_cast<std::uint64_t>(GetParam() * kSeedsPerShard + s);
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const Case random = random_case(seed);
+    const TileIndex index(random.mask, random.blocking);
+    const std::vector<Tile> tiles = index.tiles();
+    const std::int64_t num_tiles = std::ssize(tiles);
+    ASSERT_GE(index.num_pieces(), num_tiles);
+    ASSERT_EQ(index.tiles_up_to(num_tiles), tiles);
+    if (num_tiles > 0) {
+      ASSERT_EQ(index.tiles_up_to(num_tiles - 1), std::nullopt);
+    }
+    const TileTable table(tiles, random.blocking.num_blocks());
+    std::int64_t found = 0;
+    for (std::int32_t q = 0; q < random.blocking.num_blocks(); ++q) {
+      for (std::int32_t kv = 0; kv < random.blocking.num_blocks(); ++kv) {
+        const std::int64_t at = table.find(BlockId{q}, BlockId{kv});
+        if (at < 0) continue;
+        ++found;
+        const Tile& tile = table.tiles()[static_cast<std::size_t>(at)];
+        ASSERT_EQ(std::pair(tile.q_block, tile.kv_block), std::pair(BlockId{q}, BlockId{kv}));
+      }
+    }
+    ASSERT_EQ(found, num_tiles);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "mask/tile_table.h"
 #include "plan/file/import_json.h"
 
 namespace contextile {
@@ -241,11 +242,13 @@ class ImportCheck {
     }
   }
 
-  // What counts pairs; nothing if blocks share tokens or bands share pairs.
-  static std::optional<TileIndex> index_of(const Mask& mask, const Blocking& blocks) {
-    if (find_overlap(mask.bands)) return std::nullopt;
+  // What counts pairs; nothing if blocks share tokens, bands share pairs, or the mask has too
+  // many tiles beside the `num_listed` of the plan.
+  static std::optional<TileTable> tiles_of(const NamedMask& mask, const Blocking& blocks,
+                                           std::int64_t num_listed) {
+    if (find_overlap(mask.mask.bands)) return std::nullopt;
     try {
-      return TileIndex(mask, blocks);
+      return tiles_beside(mask.mask, blocks, num_listed);
     } catch (const InvalidArgument&) {
       return std::nullopt;
     }
@@ -253,8 +256,10 @@ class ImportCheck {
 
   // Pairs of all devices' tiles under one mask.
   void check_pairs(PlanRound& round) {
-    const std::optional<TileIndex> index = index_of(round.masks[mask_].mask, round.blocks);
-    std::vector<LocalBand> bands;
+    const std::optional<TileTable> table =
+        tiles_of(round.masks[mask_], round.blocks,
+                 std::max(round.num_tiles(mask_, Direction::kForward),
+                          round.num_tiles(mask_, Direction::kBackward)));
     for (device_ = 0; device_ < round.devices.size(); ++device_) {
       ProgramPair& pair = round.devices[device_].programs[mask_];
       for (const Direction direction : kDirections) {
@@ -264,24 +269,24 @@ class ImportCheck {
         std::vector<Instruction>& instructions = program->instructions;
         for (instruction_ = 0; instruction_ < instructions.size(); ++instruction_) {
           auto* op = std::get_if<AttentionOp>(&instructions[instruction_]);
-          if (op != nullptr) check_pairs(index, *op, bands);
+          if (op != nullptr) check_pairs(table, *op);
         }
       }
     }
   }
-  void check_pairs(const std::optional<TileIndex>& index, AttentionOp& op,
-                   std::vector<LocalBand>& bands) const {
+  void check_pairs(const std::optional<TileTable>& table, AttentionOp& op) const {
     for (std::size_t t = 0; t < op.tiles.size(); ++t) {
       TileOp& tile = op.tiles[t];
       const auto path = [&] { return fmt::format("{}.tiles[{}]", instruction_path(), t); };
-      if (!index) {
+      if (!table) {
         if (tile.pairs != kPairsNotGiven) continue;
         fail(path(),
-             "expected pairs, which cannot be counted where blocks or bands overlap, "
-             "found none");
+             "expected pairs, which cannot be counted where blocks or bands overlap or the mask "
+             "has too many tiles, found none");
       }
-      bands.clear();
-      const std::int64_t pairs = index->append_bands(tile.q_block, tile.kv_block, bands);
+      const std::int64_t found = table->find(tile.q_block, tile.kv_block);
+      const std::int64_t pairs =
+          found < 0 ? 0 : table->tiles()[static_cast<std::size_t>(found)].pairs;
       if (tile.pairs != kPairsNotGiven && tile.pairs != pairs) {
         fail(path() + ".pairs", "expected {} (of the mask's bands in the two blocks), found {}",
              pairs, tile.pairs);

@@ -1,6 +1,8 @@
 // Who owns what, and that every tile is computed exactly once.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "plan/verify/facts.h"
@@ -41,40 +43,33 @@ void check_home(const RoundFacts& facts, Findings& findings) {
   }
 }
 
-std::size_t count_tiles(const DirectionPrograms& programs) {
-  std::size_t tiles = 0;
-  for (const Program* program : programs) {
-    for (const Instruction& instruction : program->instructions) {
-      if (const auto* op = std::get_if<AttentionOp>(&instruction)) tiles += op->tiles.size();
-    }
-  }
-  return tiles;
-}
-
 }  // namespace
 
-MaskFacts::MaskFacts(const Mask& mask, const Blocking& blocks)
-    : tiles_(TileIndex(mask, blocks).tiles()),
-      first_of_q_block_(static_cast<std::size_t>(blocks.num_blocks()) + 1),
-      num_of_q_block_(static_cast<std::size_t>(blocks.num_blocks())),
+MaskFacts::MaskFacts(TileTable tiles, std::int32_t num_blocks)
+    : table_(std::move(tiles)),
+      num_of_q_block_(static_cast<std::size_t>(num_blocks)),
       num_of_kv_block_(num_of_q_block_.size()) {
-  for (const Tile& tile : tiles_) {
+  for (const Tile& tile : table_.tiles()) {
     ++num_of_q_block_[tile.q_block.index()];
     ++num_of_kv_block_[tile.kv_block.index()];
     num_pairs_ += tile.pairs;
   }
-  for (std::size_t b = 0; b < num_of_q_block_.size(); ++b) {
-    first_of_q_block_[b + 1] = first_of_q_block_[b] + static_cast<std::size_t>(num_of_q_block_[b]);
-  }
 }
 
-std::int64_t MaskFacts::find(BlockId q_block, BlockId kv_block) const {
-  const auto begin =
-      tiles_.begin() + static_cast<std::ptrdiff_t>(first_of_q_block_[q_block.index()]);
-  const auto end =
-      tiles_.begin() + static_cast<std::ptrdiff_t>(first_of_q_block_[q_block.index() + 1]);
-  const auto at = std::ranges::lower_bound(begin, end, kv_block, {}, &Tile::kv_block);
-  return at != end && at->kv_block == kv_block ? at - tiles_.begin() : -1;
+std::optional<MaskFacts> facts_of_mask(const RoundFacts& facts, std::size_t mask,
+                                       const PlanPlace& place, Findings& findings) {
+  const PlanRound& round = facts.round;
+  const std::int64_t num_listed = std::max(round.num_tiles(mask, Direction::kForward),
+                                           round.num_tiles(mask, Direction::kBackward));
+  std::optional<TileTable> tiles = tiles_beside(round.masks[mask].mask, round.blocks, num_listed);
+  if (!tiles) {
+    findings.cause(place,
+                   "{} tiles are computed, the mask has far more, or blocks of so many ranges that "
+                   "they cannot be compared",
+                   num_listed);
+    return std::nullopt;
+  }
+  return MaskFacts(std::move(*tiles), round.blocks.num_blocks());
 }
 
 void check_ownership(const RoundFacts& facts, Findings& findings) {
@@ -122,14 +117,15 @@ void check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
                  const PlanPlace& place, Findings& findings) {
   const auto groups = static_cast<std::size_t>(facts.round.head_groups);
   const std::size_t num_wanted = mask.tiles().size() * groups;
-  const std::size_t num_listed = count_tiles(programs);
-  if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {  // naming each would take too much
+  const auto num_listed = static_cast<std::size_t>(
+      facts.round.num_tiles(static_cast<std::size_t>(place.mask), *place.direction));
+  if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {
     findings.cause(place, "{} tiles are computed, the mask has {}", num_listed, num_wanted);
-    return;
+    return;  // naming each would take too much
   }
   std::vector<std::int32_t> times(num_wanted);
   const auto check_tile = [&](const TileOp& tile, const PlanPlace& at) {
-    const std::int64_t found = mask.find(tile.q_block, tile.kv_block);
+    const std::int64_t found = mask.table().find(tile.q_block, tile.kv_block);
     if (found < 0) {
       findings.violation(at, "tile ({}, {}) of group {} has no pair of the mask",
                          tile.q_block.value, tile.kv_block.value, tile.group.value);

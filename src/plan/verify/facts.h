@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "contextile/plan.h"
+#include "mask/tile_table.h"
 #include "plan/verify/findings.h"
 
 namespace contextile {
@@ -54,12 +56,10 @@ struct RoundFacts {
 // The tiles a mask demands of every direction that computes it.
 class MaskFacts {
  public:
-  // Bands and blocks must be disjoint and inside the batch.
-  MaskFacts(const Mask& mask, const Blocking& blocks);
+  MaskFacts(TileTable tiles, std::int32_t num_blocks);
 
-  [[nodiscard]] std::span<const Tile> tiles() const { return tiles_; }
-  // Index into tiles(), or -1.
-  [[nodiscard]] std::int64_t find(BlockId q_block, BlockId kv_block) const;
+  [[nodiscard]] const TileTable& table() const { return table_; }
+  [[nodiscard]] std::span<const Tile> tiles() const { return table_.tiles(); }
   // How many tiles end in one group's result unit of the block.
   [[nodiscard]] std::int32_t num_tiles_of(Kind result, BlockId block) const {
     return (is_of_kv(result) ? num_of_kv_block_ : num_of_q_block_)[block.index()];
@@ -67,8 +67,7 @@ class MaskFacts {
   [[nodiscard]] std::int64_t num_pairs() const { return num_pairs_; }
 
  private:
-  std::vector<Tile> tiles_;  // by (q_block, kv_block)
-  std::vector<std::size_t> first_of_q_block_;
+  TileTable table_;
   std::vector<std::int32_t> num_of_q_block_;
   std::vector<std::int32_t> num_of_kv_block_;
   std::int64_t num_pairs_ = 0;
@@ -87,6 +86,11 @@ using DirectionPrograms = std::vector<const Program*>;
 [[nodiscard]] bool check_program_structure(const RoundFacts& facts, const Program& program,
                                            Direction direction, const PlanPlace& place,
                                            Findings& findings);
+
+// What one mask of the round demands; nothing, and a finding, when that is too much to compare with
+// what the programs list (tiles_beside). Bands and blocks must be disjoint and inside the batch.
+[[nodiscard]] std::optional<MaskFacts> facts_of_mask(const RoundFacts& facts, std::size_t mask,
+                                                     const PlanPlace& place, Findings& findings);
 
 // ---------------------------------------------------------------------------------- ownership
 

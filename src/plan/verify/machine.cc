@@ -465,8 +465,10 @@ void PlanMachine::check_owned_result(Kind kind, UnitId unit, const SlotContent& 
   for (std::int32_t n = content.first_tile; n >= 0; n = tiles_[static_cast<std::size_t>(n)].next) {
     const BlockId other = tiles_[static_cast<std::size_t>(n)].other;
     std::int32_t& seen = seen_at_[other.index()];
-    const bool in_mask = is_of_kv(kind) ? mask_.find(other, facts_.block_of(unit)) >= 0
-                                        : mask_.find(facts_.block_of(unit), other) >= 0;
+    const BlockId own = facts_.block_of(unit);
+    const TileTable& tiles = mask_.table();
+    const bool in_mask =
+        (is_of_kv(kind) ? tiles.find(other, own) : tiles.find(own, other)) >= 0;
     if (seen == content.first_tile) {
       flag("{} of {} holds its tile with block {} twice", to_string(kind), unit_text(unit),
            other.value);

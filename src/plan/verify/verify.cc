@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "contextile/plan.h"
@@ -18,18 +19,15 @@ namespace {
 // Examines both directions of one mask in one round.
 class MaskVerifier {
  public:
-  MaskVerifier(const RoundFacts& facts, std::size_t mask, const VerifyOptions& options,
-               VerifyReport& report, Findings& findings)
+  MaskVerifier(const RoundFacts& facts, std::size_t mask, MaskFacts mask_facts, PlanPlace place,
+               const VerifyOptions& options, VerifyReport& report, Findings& findings)
       : facts_(facts),
         mask_index_(mask),
         options_(options),
         report_(report),
         findings_(findings),
-        mask_(facts.round.masks[mask].mask, facts.round.blocks) {
-    place_ = facts.place;
-    place_.mask = static_cast<std::int64_t>(mask);
-    place_.mask_name = facts.round.masks[mask].name;
-  }
+        mask_(std::move(mask_facts)),
+        place_(std::move(place)) {}
 
   void verify() {
     check_mask_facts(facts_, mask_, facts_.round.masks[mask_index_].mask.num_pairs(), place_,
@@ -192,7 +190,12 @@ void verify_rounds(const Plan& plan, const VerifyOptions& options, VerifyReport&
     if (!check_round_structure(facts, findings)) continue;
     check_ownership(facts, findings);
     for (std::size_t m = 0; m < facts.round.masks.size(); ++m) {
-      MaskVerifier(facts, m, options, report, findings).verify();
+      PlanPlace place = facts.place;
+      place.mask = static_cast<std::int64_t>(m);
+      place.mask_name = facts.round.masks[m].name;
+      std::optional<MaskFacts> mask = facts_of_mask(facts, m, place, findings);
+      if (!mask) continue;
+      MaskVerifier(facts, m, std::move(*mask), place, options, report, findings).verify();
     }
   }
 }

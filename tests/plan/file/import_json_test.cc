@@ -376,7 +376,8 @@ TEST(JsonImport, RefusesToGuessPairsWhereBlocksOverlap) {
   text = edited(text, R"(,"pairs":10)", "");
   EXPECT_EQ(error_of(text),
             "a.json: rounds[0].devices[0].programs[0].forward.instructions[1].tiles[0]: expected "
-            "pairs, which cannot be counted where blocks or bands overlap, found none");
+            "pairs, which cannot be counted where blocks or bands overlap or the mask has too many "
+            "tiles, found none");
 }
 
 // One to three bytes dropped, doubled, replaced or exchanged with others of the document.

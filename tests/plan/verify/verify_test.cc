@@ -280,6 +280,56 @@ TEST(Verify, AcceptsLargeNumbersThatMeanNothingWrong) {
   EXPECT_TRUE(report.ok()) << violations_text(report);
 }
 
+// One device that computes one tile of a batch of `tokens` under `mask`, in blocks of these ranges.
+Plan one_tile_of(std::int64_t tokens, Blocking blocks, Mask mask) {
+  Plan plan = exchange_plan([](std::int32_t) { return std::vector<Instruction>{}; });
+  plan.sequences = {{0, tokens}};
+  PlanRound& round = round_of(plan);
+  round.masks[0].mask = std::move(mask);
+  round.owners.assign(static_cast<std::size_t>(blocks.num_blocks()), Rank{0});
+  for (DeviceProgram& device : round.devices) device.local_blocks.clear();
+  for (std::int32_t b = 0; b < blocks.num_blocks(); ++b) {
+    round.devices[0].local_blocks.emplace_back(b);
+  }
+  round.blocks = std::move(blocks);
+  return plan;
+}
+
+// A few megabytes in a file, tens of gigabytes when every tile of the mask is listed.
+TEST(Verify, RefusesPlansWhoseMasksHaveTooManyTilesToCompare) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 18;
+  const Mask full{{{{0, kTokens}, {0, kTokens}}}};
+  const auto expected = HasSubstr("round 0 mask 0 (full): 2 tiles are computed, the mask has far more");
+  Blocking tokens;
+  for (std::int64_t t = 0; t < kTokens; ++t) tokens.add({t, t + 1});
+  EXPECT_THAT(verify(one_tile_of(kTokens, std::move(tokens), full)).violations, Contains(expected));
+
+  std::vector<Range> even;
+  std::vector<Range> odd;
+  for (std::int64_t t = 0; t < kTokens; t += 2) {
+    even.push_back({t, t + 1});
+    odd.push_back({t + 1, t + 2});
+  }
+  Blocking striped;
+  striped.add(even);
+  striped.add(odd);
+  EXPECT_THAT(verify(one_tile_of(kTokens, std::move(striped), full)).violations,
+              Contains(expected));
+}
+
+TEST(Verify, RefusesPlansWhoseBandsMeetTooManyRanges) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 14;
+  Blocking tokens;
+  Mask columns;
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    tokens.add({t, t + 1});
+    columns.bands.push_back({{0, kTokens}, {t, t + 1}});
+  }
+  EXPECT_THAT(
+      verify(one_tile_of(kTokens, std::move(tokens), std::move(columns))).violations,
+      Contains(HasSubstr("expected bands that meet at most 67108864 ranges of query blocks")));
+}
+
 std::vector<std::function<void(Plan&)>> extreme_changes() {
   constexpr std::int32_t k32 = std::numeric_limits<std::int32_t>::max();
   constexpr std::int64_t k64 = std::numeric_limits<std::int64_t>::max();

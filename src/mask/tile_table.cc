@@ -1,0 +1,45 @@
+#include "mask/tile_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+// A plan may lack a few tiles and still have each of them named.
+constexpr std::int64_t kTilesListedByNobody = std::int64_t{1} << 20;
+// Seconds of work. Tiles of blocks with many ranges have many pieces, so that a right plan may list
+// few tiles and need much of it.
+constexpr std::int64_t kMaxPieces = std::int64_t{1} << 32;
+
+}  // namespace
+
+TileTable::TileTable(std::vector<Tile> tiles, std::int32_t num_blocks)
+    : tiles_(std::move(tiles)), first_of_q_block_(static_cast<std::size_t>(num_blocks) + 1) {
+  std::size_t next = 0;
+  for (std::size_t block = 0; block < first_of_q_block_.size(); ++block) {
+    while (next < tiles_.size() && tiles_[next].q_block.index() < block) ++next;
+    first_of_q_block_[block] = next;
+  }
+}
+
+std::int64_t TileTable::find(BlockId q_block, BlockId kv_block) const {
+  const auto at_block = [&](std::size_t block) {
+    return tiles_.begin() + static_cast<std::ptrdiff_t>(first_of_q_block_[block]);
+  };
+  const auto end = at_block(q_block.index() + 1);
+  const auto at =
+      std::ranges::lower_bound(at_block(q_block.index()), end, kv_block, {}, &Tile::kv_block);
+  return at != end && at->kv_block == kv_block ? at - tiles_.begin() : -1;
+}
+
+std::optional<TileTable> tiles_beside(const Mask& mask, const Blocking& blocks,
+                                      std::int64_t num_listed) {
+  const TileIndex index(mask, blocks);
+  if (index.num_pieces() > kMaxPieces) return std::nullopt;
+  std::optional<std::vector<Tile>> tiles = index.tiles_up_to(4 * num_listed + kTilesListedByNobody);
+  if (!tiles) return std::nullopt;
+  return TileTable(std::move(*tiles), blocks.num_blocks());
+}
+
+}  // namespace contextile

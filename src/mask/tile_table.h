@@ -1,0 +1,34 @@
+// The tiles of a mask as a table to look into, for checking plans that nobody has checked yet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "contextile/mask.h"
+
+namespace contextile {
+
+class TileTable {
+ public:
+  // `tiles` are ordered by (q_block, kv_block).
+  TileTable(std::vector<Tile> tiles, std::int32_t num_blocks);
+
+  [[nodiscard]] std::span<const Tile> tiles() const { return tiles_; }
+  // Index into tiles(), or -1: no pair of the mask is there.
+  [[nodiscard]] std::int64_t find(BlockId q_block, BlockId kv_block) const;
+
+ private:
+  std::vector<Tile> tiles_;
+  std::vector<std::size_t> first_of_q_block_;
+};
+
+// The tiles of `mask` over `blocks`, for comparison with the `num_listed` tiles that a plan lists;
+// nothing when they are so many more that the plan is wrong whatever it lists: a small file must
+// not ask for memory and time without end. Throws InvalidArgument as TileIndex does.
+[[nodiscard]] std::optional<TileTable> tiles_beside(const Mask& mask, const Blocking& blocks,
+                                                    std::int64_t num_listed);
+
+}  // namespace contextile
