@@ -215,8 +215,8 @@ class TileIndex {
   // The same, or nothing when they are more than `limit`.
   [[nodiscard]] std::optional<std::vector<Tile>> tiles_up_to(std::int64_t limit) const;
 
-  // How many pieces tiles() adds up, at least one a tile: a band cut to a range of a query block and
-  // one of a key block. Costs a binary search per band and range of a query block.
+  // How many pieces tiles() adds up, at least one a tile: a band cut to a range of a query block
+  // and one of a key block. Costs a binary search per band and range of a query block.
   [[nodiscard]] std::int64_t num_pieces() const;
 
   // Appends mask ∩ (q_block x kv_block) as bands over local rows, ordered by (q range, k range);

@@ -64,9 +64,10 @@ void TileIndex::add_incidences(std::span<const Band> bands) {
   for (const Band& band : bands) {
     num_incidences += meeting(by_token_, clip(band, band.q, band.k).q).size();
     if (num_incidences > kMaxIncidences) {
-      fail_argument("mask: expected bands that meet at most {} ranges of query blocks, found more: "
-                    "{} bands, {} ranges",
-                    kMaxIncidences, bands.size(), by_token_.size());
+      fail_argument(
+          "mask: expected bands that meet at most {} ranges of query blocks, found more: "
+          "{} bands, {} ranges",
+          kMaxIncidences, bands.size(), by_token_.size());
     }
   }
   std::vector<std::size_t> counts(num_tokens_.size());

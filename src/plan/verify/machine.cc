@@ -467,8 +467,7 @@ void PlanMachine::check_owned_result(Kind kind, UnitId unit, const SlotContent& 
     std::int32_t& seen = seen_at_[other.index()];
     const BlockId own = facts_.block_of(unit);
     const TileTable& tiles = mask_.table();
-    const bool in_mask =
-        (is_of_kv(kind) ? tiles.find(other, own) : tiles.find(own, other)) >= 0;
+    const bool in_mask = (is_of_kv(kind) ? tiles.find(other, own) : tiles.find(own, other)) >= 0;
     if (seen == content.first_tile) {
       flag("{} of {} holds its tile with block {} twice", to_string(kind), unit_text(unit),
            other.value);

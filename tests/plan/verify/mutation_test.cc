@@ -59,7 +59,9 @@ void try_all(const Plan& original, Chance& chance, Tallies& tallies) {
 
 // For other mutants than the default ones: --gtest_random_seed=N. (What UnitTest calls its random
 // seed is taken from the clock where the flag is absent.)
-std::uint64_t first_seed() { return 1000 * static_cast<std::uint64_t>(GTEST_FLAG_GET(random_seed)); }
+std::uint64_t first_seed() {
+  return 1000 * static_cast<std::uint64_t>(GTEST_FLAG_GET(random_seed));
+}
 
 TEST(Mutants, AreFlaggedOrHarmless) {
   constexpr std::uint64_t kBatches = 60;

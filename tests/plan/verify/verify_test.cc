@@ -299,7 +299,8 @@ Plan one_tile_of(std::int64_t tokens, Blocking blocks, Mask mask) {
 TEST(Verify, RefusesPlansWhoseMasksHaveTooManyTilesToCompare) {
   constexpr std::int64_t kTokens = std::int64_t{1} << 18;
   const Mask full{{{{0, kTokens}, {0, kTokens}}}};
-  const auto expected = HasSubstr("round 0 mask 0 (full): 2 tiles are computed, the mask has far more");
+  const auto expected =
+      HasSubstr("round 0 mask 0 (full): 2 tiles are computed, the mask has far more");
   Blocking tokens;
   for (std::int64_t t = 0; t < kTokens; ++t) tokens.add({t, t + 1});
   EXPECT_THAT(verify(one_tile_of(kTokens, std::move(tokens), full)).violations, Contains(expected));
