@@ -40,6 +40,7 @@
 #include "contextile/id_vector.h"    // arrays indexed by ids
 #include "contextile/partition.h"    // the partitioner of tile grids
 #include "contextile/plan_build.h"   // from an arrangement to a plan
+#include "contextile/progress.h"     // how far long work has come
 #include "contextile/registry.h"     // the strategies there are
 #include "contextile/schedule.h"     // words of layouts and schedules
 #include "contextile/strategy.h"     // the interface of strategies

@@ -27,6 +27,7 @@
 #include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
+#include "contextile/progress.h"
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
@@ -43,6 +44,7 @@ struct PlanOptions {
   std::uint64_t seed = 0;                        // of strategies that draw
   std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
   std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
+  ProgressHook progress = {};                           // told how far a batch has come
 };
 // What a choice of a strategy and its own options asks of that strategy.
 [[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);

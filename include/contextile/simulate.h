@@ -10,6 +10,7 @@
 
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
+#include "contextile/progress.h"
 
 namespace contextile {
 
@@ -19,6 +20,7 @@ struct SimulateOptions {
   // 0 up to 64 devices; for more devices longer the more of them there are and the more transfers
   // move.
   std::optional<double> resolution_us = std::nullopt;
+  ProgressHook progress = {};  // told how many of a program's instructions are over
 };
 
 enum class Activity : std::uint8_t {

@@ -11,6 +11,7 @@
 
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/progress.h"
 #include "contextile/workload.h"
 
 namespace contextile {
@@ -37,6 +38,7 @@ struct StrategyRequest {
   std::optional<Dtype> wire;                   // of partial results; unset: as the original
   bool backward = true;                        // false: forward only (prefill)
   std::uint64_t seed = 0;
+  ProgressHook progress = {};  // of strategies that search; may be empty
 };
 
 class Strategy {

@@ -62,10 +62,15 @@ ComparisonResult compare_at_terminal(const PlanInput& input,
         reference = make_run_reference(input.batches[batch], options, passes_of(input));
         reference_batch = batch;
       }
-      result.runs[strategy].push_back(run_plan(planned.plan, options, *reference));
+      StrategyRuns& runs = result.runs[strategy];
+      if (execution->machine)
+        runs.predicted.push_back(simulate(*planned.plan, *execution->machine));
+      runs.reports.push_back(run_plan(planned.plan, options, *reference));
     };
   }
-  result.compared = compare_strategies(input, choices, hooks);
+  PlanInput planned = input;
+  planned.options.progress = progress.within_step();
+  result.compared = compare_strategies(planned, choices, hooks);
   return result;
 }
 

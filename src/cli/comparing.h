@@ -15,9 +15,10 @@ namespace contextile {
 
 // How plans are executed, on in-process ranks.
 struct Execution {
-  std::uint64_t seed = 0;    // of the random inputs
-  std::int32_t repeats = 1;  // timed repetitions, the fastest counts
-  std::string kernel = "";   // empty: the preferred one for the dtype
+  std::uint64_t seed = 0;               // of the random inputs
+  std::int32_t repeats = 1;             // timed repetitions, the fastest counts
+  std::string kernel = "";              // empty: the preferred one for the dtype
+  std::optional<Cluster> machine = {};  // what to predict these runs on (machine_of_runs)
 };
 
 struct ComparisonResult {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/replaced_file.h"
+#include "cli/progress.h"
 #include "contextile/plan_file.h"
 #include "report/json.h"
 
@@ -48,6 +49,7 @@ std::string without_controls(std::string_view text, std::span<const std::string_
 }
 
 void print(std::string_view text) {
+  clear_progress();
   const std::string safe = without_controls(text, kColours);
   std::fwrite(safe.data(), 1, safe.size(), stdout);
 }

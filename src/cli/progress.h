@@ -1,37 +1,48 @@
-// How far a long loop has come.
+// How far a command has come.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <string>
 #include <string_view>
+
+#include "contextile/progress.h"
 
 namespace contextile {
 
-// One line on stderr; silent unless stderr is a terminal, gone when the object is.
-class ProgressLine {
- public:
-  ProgressLine();
-  ~ProgressLine();
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
+// Seconds that the rest will take if it goes on as so far; nothing to say (negative) in the first
+// second, or before anything is done.
+[[nodiscard]] double seconds_left(double elapsed_s, double share_done);
+// "[######..................]  25% 2/8 fcp: building the plan, 12 s left".
+[[nodiscard]] std::string progress_text(double share_done, std::string_view what, double left_s);
 
-  // Step `done` of `total`, counted from 0, begins now.
-  void show(std::int64_t done, std::int64_t total, std::string_view what) const;
-
- private:
-  bool shown_;
-};
-
-// A progress line for a loop that counts its own steps.
+// One line on stderr, a few times a second; silent unless stderr is a terminal, gone when the
+// object is. Steps that are named one after another, each of which may tell how far it is itself.
 class ProgressBar {
  public:
-  explicit ProgressBar(std::int64_t total) : total_(total) {}
+  explicit ProgressBar(std::int64_t num_steps);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
   // Names the step that begins now.
-  void step(std::string_view what) { line_.show(done_++, total_, what); }
+  void step(std::string_view what);
+  // The same, where somebody else counts: `done` of `num_steps` are over.
+  void step(std::int64_t done, std::int64_t num_steps, std::string_view what);
+  // Tells how far the step at hand is. For one thread at a time, as long as the bar lives.
+  [[nodiscard]] ProgressHook within_step();
 
  private:
-  ProgressLine line_;
-  std::int64_t total_;
-  std::int64_t done_ = 0;
+  using Clock = std::chrono::steady_clock;
+
+  void show(std::string_view phase, double share_of_step);
+
+  bool shown_;
+  std::int64_t num_steps_;
+  std::int64_t begun_ = 0;
+  std::string step_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_shown_{};
 };
 
 // Clears the line of the process's progress, if one is shown. For a signal handler: calls nothing

@@ -65,6 +65,9 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
                 "known device memory), on, off")
         .choice("candidates", &AutoOptions::candidates, {"all", "own"},
                 "what is tried: all (every other strategy with its defaults as well), own")
+        .integer("steps", &AutoOptions::steps, 0, std::int64_t{1} << 50,
+                 "a search of about that many microseconds of one core, counted, not timed: the "
+                 "same plan on any machine; 0: no limit")
         .integer("budget_ms", &AutoOptions::budget_ms, 0, std::int64_t{1} << 40,
                  "milliseconds after which no candidate is started; plans then depend on the "
                  "machine; 0: no limit");

@@ -27,7 +27,8 @@ StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& opti
           .block_size = options.block_size,
           .wire = options.wire,
           .backward = options.backward,
-          .seed = options.seed};
+          .seed = options.seed,
+          .progress = options.progress};
 }
 
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
@@ -39,16 +40,23 @@ std::optional<std::string> unsupported_reason(const Workload& workload, const Cl
 PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                         const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
+  const auto begin = [&](std::string_view what, std::int64_t step) {
+    constexpr std::int64_t kSteps = 3;
+    if (options.progress) options.progress(what, step, kSteps);
+  };
   PlannedBatch planned;
+  begin("arranging", 0);
   const Clock::time_point started = Clock::now();
   const Arrangement arrangement =
       arrange_timed(strategy, workload, cluster, request_of(choice, options));
   planned.arrange_s = seconds_since(started);
+  begin("building the plan", 1);
   const Clock::time_point arranged = Clock::now();
   planned.plan = std::make_shared<const Plan>(build_plan(
       workload, cluster, arrangement,
       {.token_limit = options.token_limit, .memory_limit_bytes = options.memory_limit_bytes}));
   planned.build_s = seconds_since(arranged);
+  begin("verifying", 2);
   const Clock::time_point built = Clock::now();
   planned.verified = verify(*planned.plan);
   planned.verify_s = seconds_since(built);

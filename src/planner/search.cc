@@ -22,12 +22,35 @@
 #include "contextile/simulate.h"
 #include "planner/auto_strategy.h"
 #include "planner/placement.h"
+#include "planner/search_budget.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// What a limited search has taken when each part has had its share.
+constexpr double kShareOfPlacing = 0.4;
+constexpr double kShareOfSchedules = 0.65;
+constexpr double kShareOfPublished = 0.9;
+
+// What candidates cost, in steps (docs/auto.md has the measurements). `tiles` are those of all head
+// groups.
+constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t tiles) {
+  return 1300 * devices + tiles;
+}
+constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
+  return 150 * devices + 2 * tiles;
+}
+constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens) {
+  return 2000 + 12 * devices * tokens / 1024;
+}
+
+// Candidates of each part at effort 1, until it is known how many there are.
+constexpr std::int64_t kMostScheduled = 30;
+constexpr std::int64_t kMostPublished = 14;
+constexpr std::int64_t kMostImproved = 60;
 
 // An arrangement with its predicted time.
 struct Candidate {
@@ -52,6 +75,8 @@ class Search {
         cluster_(cluster),
         request_(request),
         options_(options),
+        budget_(options.steps),
+        progress_(request.progress),
         start_(std::chrono::steady_clock::now()) {}
 
   SearchResult run() {
@@ -90,6 +115,7 @@ class Search {
         const Times times = times_of(build_plan(workload_, cluster_, candidates[i].arrangement));
         candidates[i].time_us = times.forward_us + times.backward_us;
       }
+      progress_.one_done("simulating other strategies");
     });
     for (Candidate& candidate : candidates) {
       if (candidate.chosen.empty()) continue;
@@ -98,11 +124,31 @@ class Search {
     }
   }
 
-  void try_published() {
+  // All of them, or from the newest to the oldest what the budget allows.
+  [[nodiscard]] std::vector<const Strategy*> published() {
     std::vector<const Strategy*> others(strategies().begin(), strategies().end());
     std::erase(others, &auto_strategy());
+    if (!budget_.limited()) return others;
+    std::ranges::reverse(others);
+    const std::int64_t steps = steps_of_other_strategy(num_devices(), workload_.num_tokens());
+    std::erase_if(others, [&](const Strategy* strategy) {
+      const auto sizes = std::ssize(strategy->block_sizes(request_of_defaults()));
+      return !budget_.take(std::max<std::int64_t>(1, sizes) * steps, kShareOfPublished);
+    });
+    return others;
+  }
+
+  [[nodiscard]] StrategyRequest request_of_defaults() const {
     StrategyRequest request = request_;
     request.options.clear();
+    request.progress = {};
+    return request;
+  }
+
+  void try_published() {
+    const std::vector<const Strategy*> others = published();
+    const StrategyRequest request = request_of_defaults();
+    progress_.expect(std::ssize(others) - kMostPublished);
     try_candidates(others.size(), [&](std::size_t i) {
       Candidate candidate;
       const Strategy& strategy = *others[i];
@@ -155,8 +201,8 @@ class Search {
     std::vector<std::pair<std::shared_ptr<const PricedTiles>, PlacementChoice>> choices;
     constexpr std::size_t kMostTiles = 150'000;  // more than that only with one head group
     for (const double eps : {0.12, 0.05, 0.25}) {
-      for (const std::int32_t groups : head_groups()) {
-        for (const auto& tiles : priced) {
+      for (const auto& tiles : priced) {
+        for (const std::int32_t groups : head_groups()) {
           const std::size_t count =
               tiles->tiles.all_tiles.size() * static_cast<std::size_t>(groups);
           if (groups > 1 && count > kMostTiles) continue;
@@ -169,11 +215,22 @@ class Search {
         }
       }
     }
+    std::erase_if(choices, [&, first = true](const auto& choice) mutable {
+      const std::int64_t steps = steps_of_placing(
+          num_devices(), choice.second.head_groups * std::ssize(choice.first->tiles.all_tiles));
+      if (std::exchange(first, false)) {
+        budget_.force(steps);
+        return false;
+      }
+      return !budget_.take(steps, kShareOfPlacing);
+    });
     placements_.resize(choices.size());
+    progress_.expect(std::ssize(choices) + kMostScheduled + kMostPublished + kMostImproved);
     tbb::parallel_for(std::size_t{0}, choices.size(), [&](std::size_t i) {
       if (i > 0 && out_of_time()) return;
       placements_[i] =
           place(workload_, cluster_, choices[i].first, choices[i].second, request_, retain_);
+      progress_.one_done("placing tiles");
     });
     std::erase_if(placements_, [](const Placement& p) { return p.priced == nullptr; });
     std::stable_sort(
@@ -230,6 +287,7 @@ class Search {
           build_plan(workload_, cluster_,
                      arrange_placement(workload_, cluster_, placements[i / schedules.size()],
                                        request_, {schedule, schedule}, retain_)));
+      progress_.one_done("simulating placements");
     });
     std::vector<double> best_of_placement;
     const Placement* best = nullptr;
@@ -255,33 +313,54 @@ class Search {
     best_.arrangement.options = {{"block_size", fmt::format("{}", best->choice.block_size)},
                                  {"head_groups", fmt::format("{}", best->choice.head_groups)},
                                  {"eps", fmt::format("{}", best->choice.eps)},
-                                 {"forward", schedule_text(best_pair.forward)},
-                                 {"backward", schedule_text(best_pair.backward)},
-                                 {"retained", retain_ ? "on" : "off"}};
+                                 {"forward", schedule_text(best_pair.forward)}};
+    if (request_.backward) {
+      best_.arrangement.options["backward"] = schedule_text(best_pair.backward);
+      best_.arrangement.options["retained"] = retain_ ? "on" : "off";
+    }
     return best_of_placement;
   }
 
-  // How many of the best placements to go on with: fewer where plans are large.
-  [[nodiscard]] std::size_t affordable(std::size_t most) const {
-    constexpr std::size_t kTiles = 500'000;  // in plans of one schedule
-    std::size_t tiles = 0;
+  [[nodiscard]] std::int64_t num_devices() const { return cluster_.num_devices(); }
+  [[nodiscard]] static std::int64_t num_tiles(const Placement& placement) {
+    return std::ssize(placement.priced->tiles.all_tiles) * placement.choice.head_groups;
+  }
+
+  // How many of the best placements to go on with, each placed `placings` times and simulated
+  // `plans` times: fewer where plans are large, none where the budget has no such share left.
+  [[nodiscard]] std::size_t affordable(std::size_t most, std::int64_t placings, std::int64_t plans,
+                                       double share) {
+    constexpr std::int64_t kTiles = 500'000;  // in plans of one schedule
+    std::int64_t tiles = 0;
     for (std::size_t p = 0; p < most; ++p) {
-      tiles += placements_[p].priced->tiles.all_tiles.size() *
-               static_cast<std::size_t>(placements_[p].choice.head_groups);
-      if (tiles > kTiles) return std::max<std::size_t>(1, p);
+      const std::int64_t own = num_tiles(placements_[p]);
+      tiles += own;
+      if (p > 0 && tiles > kTiles) return p;
+      const std::int64_t steps = placings * steps_of_placing(num_devices(), own) +
+                                 plans * steps_of_simulating(num_devices(), own);
+      if (!budget_.take(steps, share)) return p;
     }
     return most;
   }
 
   void try_placements() {
+    if (placements_.empty()) return;
     constexpr double kTried = 6;
     const auto most = static_cast<std::size_t>(std::max(1.0, kTried * options_.effort));
-    const std::size_t count = affordable(std::min(placements_.size(), most));
     static const Schedule kSchedules[] = {OverlapOptions{8, 2}, TimelineOptions{4, 1},
                                           TimelineOptions{8, 1}, TimelineOptions{16, 2},
                                           OverlapOptions{2, 1}};
+    std::span<const Schedule> schedules = kSchedules;
+    std::size_t count =
+        affordable(std::min(placements_.size(), most), 0, std::ssize(schedules), kShareOfSchedules);
+    if (count == 0) {  // one plan, whatever it costs
+      schedules = schedules.first(1);
+      count = 1;
+      budget_.force(steps_of_simulating(num_devices(), num_tiles(placements_.front())));
+    }
+    progress_.expect(static_cast<std::int64_t>(count * schedules.size()) - kMostScheduled);
     const std::vector<double> times_us =
-        try_schedules(std::span(placements_).first(count), kSchedules);
+        try_schedules(std::span(placements_).first(count), schedules);
     std::vector<std::size_t> order(count);
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, {}, [&](std::size_t p) { return times_us[p]; });
@@ -297,22 +376,29 @@ class Search {
     constexpr std::size_t kImproved = 3;
     constexpr std::array kTighter = {1.0, 0.4};
     constexpr std::size_t kSeeds = kTighter.size();
-    const std::size_t count = affordable(std::min(placements_.size(), kImproved));
-    std::vector<Placement> better(count * kSeeds);
-    tbb::parallel_for(std::size_t{0}, better.size(), [&](std::size_t i) {
-      if (out_of_time()) return;
-      PlacementChoice choice = placements_[i / kSeeds].choice;
-      choice.effort = 3 * options_.effort;
-      choice.seed += 1 + i % kSeeds;
-      choice.eps *= kTighter[i % kSeeds];
-      better[i] =
-          place(workload_, cluster_, placements_[i / kSeeds].priced, choice, request_, retain_);
-    });
-    std::erase_if(better, [](const Placement& p) { return p.priced == nullptr; });
+    constexpr double kTimesTheSteps = 3;
     static const Schedule kSchedules[] = {
         OverlapOptions{4, 2},  OverlapOptions{6, 6},   OverlapOptions{16, 4},
         OverlapOptions{32, 8}, TimelineOptions{4, 1},  TimelineOptions{6, 1},
         TimelineOptions{8, 1}, TimelineOptions{16, 2}, TimelineOptions{24, 2}};
+    constexpr auto kPlacings = static_cast<std::int64_t>(kSeeds * kTimesTheSteps);
+    constexpr auto kPlans = static_cast<std::int64_t>(kSeeds * std::size(kSchedules));
+    const std::size_t count =
+        affordable(std::min(placements_.size(), kImproved), kPlacings, kPlans, 1);
+    std::vector<Placement> better(count * kSeeds);
+    progress_.expect(static_cast<std::int64_t>(better.size() * (1 + std::size(kSchedules))) -
+                     kMostImproved);
+    tbb::parallel_for(std::size_t{0}, better.size(), [&](std::size_t i) {
+      if (out_of_time()) return;
+      PlacementChoice choice = placements_[i / kSeeds].choice;
+      choice.effort = kTimesTheSteps * options_.effort;
+      choice.seed += 1 + i % kSeeds;
+      choice.eps *= kTighter[i % kSeeds];
+      better[i] =
+          place(workload_, cluster_, placements_[i / kSeeds].priced, choice, request_, retain_);
+      progress_.one_done("placing tiles again");
+    });
+    std::erase_if(better, [](const Placement& p) { return p.priced == nullptr; });
     try_schedules(better, kSchedules);
   }
 
@@ -346,6 +432,8 @@ class Search {
   const Cluster& cluster_;
   const StrategyRequest& request_;
   const AutoOptions& options_;
+  StepBudget budget_;
+  SearchProgress progress_;
   std::chrono::steady_clock::time_point start_;
   bool retain_ = false;
   std::vector<Placement> placements_;  // by estimate

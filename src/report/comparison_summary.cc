@@ -78,7 +78,7 @@ double worse(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
 Executed executed_of(const StrategyRuns& runs) {
   Executed executed;
-  for (const RunReport& run : runs) {
+  for (const RunReport& run : runs.reports) {
     for (const MaskRun& mask : run.masks) {
       executed.moved_bytes += mask.sent_bytes_forward + mask.sent_bytes_backward;
       executed.planned_bytes += mask.predicted_bytes_forward + mask.predicted_bytes_backward;
@@ -152,7 +152,7 @@ Table fastest_run_table(std::span<const ComparedStrategy> comparisons,
                {"error_of_bound", "of its\nbound", Format::kPercent},
                {"run_ok", "\nok", Format::kVerdict}});
   const auto seconds = [&](std::size_t i) {
-    return runs[i].empty() ? std::nan("") : executed_of(runs[i]).seconds;
+    return runs[i].reports.empty() ? std::nan("") : executed_of(runs[i]).seconds;
   };
   for (const std::size_t i : by_time(runs.size(), seconds)) {
     if (table.num_rows() == rows) break;
@@ -169,7 +169,7 @@ std::string runs_text(std::span<const ComparedStrategy> comparisons,
   std::int64_t executed = 0;
   std::int64_t wrong = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].empty() && comparisons[i].ok()) continue;
+    if (runs[i].reports.empty() && comparisons[i].ok()) continue;
     ++executed;
     if (!compared_ok(comparisons[i], runs[i])) ++wrong;
   }

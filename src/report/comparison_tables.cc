@@ -115,7 +115,7 @@ std::string heading(const PlanInput& input) {
 }  // namespace
 
 bool compared_ok(const ComparedStrategy& compared, const StrategyRuns& runs) {
-  return compared.ok() && std::ranges::all_of(runs, [](const RunReport& run) { return run.ok(); });
+  return compared.ok() && std::ranges::all_of(runs.reports, &RunReport::ok);
 }
 
 Table planning_table(std::span<const ComparedStrategy> comparisons) {
@@ -190,15 +190,15 @@ Table execution_table(std::span<const ComparedStrategy> comparisons,
     std::int64_t moved_bytes = 0;
     std::int64_t predicted_bytes = 0;
     double seconds = 0;
-    for (const RunReport& run : runs_of(runs, i)) {
+    for (const RunReport& run : runs_of(runs, i).reports) {
       for (const MaskRun& mask : run.masks) {
         moved_bytes += mask.sent_bytes_forward + mask.sent_bytes_backward;
         predicted_bytes += mask.predicted_bytes_forward + mask.predicted_bytes_backward;
         seconds += mask.forward_s + mask.backward_s;
       }
     }
-    const WorstError output = worst_error(runs_of(runs, i), /*gradients=*/false);
-    const WorstError gradient = worst_error(runs_of(runs, i), /*gradients=*/true);
+    const WorstError output = worst_error(runs_of(runs, i).reports, /*gradients=*/false);
+    const WorstError gradient = worst_error(runs_of(runs, i).reports, /*gradients=*/true);
     table.add_row({choice_text(comparison.choice), output.error, output.single_device_error,
                    gradient.error, gradient.single_device_error, moved_bytes, predicted_bytes,
                    seconds, compared_ok(comparison, runs_of(runs, i))});
@@ -226,9 +226,11 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
         fmt::format(
             "\nexecuted in process, inputs of seed {}: largest error against the fp64 oracle\n\n",
             run_seed) +
-        execution_table(comparisons, runs).text(colour) +
-        "\ntime, predicted and measured here\n\n" + fidelity_table(comparisons, runs).text(colour);
-    text += agreement_text(agreement(comparisons, runs));
+        execution_table(comparisons, runs).text(colour);
+  }
+  if (std::ranges::any_of(runs, [](const StrategyRuns& r) { return !r.predicted.empty(); })) {
+    text += "\ntime, predicted for this machine and measured here\n\n" +
+            fidelity_table(comparisons, runs).text(colour) + agreement_text(agreement(runs));
   }
   return text;
 }
@@ -250,7 +252,9 @@ Json comparisons_json(std::span<const ComparedStrategy> comparisons,
       if (b < comparison.simulations.size()) {
         entry["predicted"] = prediction_json(comparison.simulations[b], comparison.bounds[b]);
       }
-      if (b < runs_of(runs, i).size()) entry["run"] = run_json(runs_of(runs, i)[b]);
+      if (b < runs_of(runs, i).reports.size()) {
+        entry["run"] = run_json(runs_of(runs, i).reports[b]);
+      }
       rows[i]["batches"].push_back(std::move(entry));
     }
   }
@@ -269,7 +273,7 @@ std::vector<std::string> failures(std::span<const ComparedStrategy> comparisons,
         lines.push_back(fmt::format("{}: {}", name, violation));
       }
     }
-    for (const RunReport& run : runs_of(runs, i)) {
+    for (const RunReport& run : runs_of(runs, i).reports) {
       for (const std::string& failure : run_failures(run)) {
         lines.push_back(fmt::format("{}: {}", name, failure));
       }

@@ -12,8 +12,11 @@
 
 namespace contextile {
 
-// How one strategy's plans were executed: one report a batch.
-using StrategyRuns = std::vector<RunReport>;
+// How one strategy's plans were executed.
+struct StrategyRuns {
+  std::vector<RunReport> reports;     // one a batch
+  std::vector<Simulation> predicted;  // of each, on the machine that executed it
+};
 // `runs` below: of every compared strategy, or empty when nothing was executed.
 
 // Nothing is wrong with plans and runs, or the strategy does not apply.

@@ -22,13 +22,13 @@ struct Fidelity {
   [[nodiscard]] double measured_s() const { return measured_forward_s + measured_backward_s; }
 };
 
-Fidelity fidelity_of(const ComparedStrategy& comparison, const StrategyRuns& runs) {
+Fidelity fidelity_of(const StrategyRuns& runs) {
   Fidelity fidelity;
-  for (const Simulation& simulation : comparison.simulations) {
+  for (const Simulation& simulation : runs.predicted) {
     if (simulation.forward) fidelity.predicted_forward_s += 1e-6 * simulation.forward->time_us;
     if (simulation.backward) fidelity.predicted_backward_s += 1e-6 * simulation.backward->time_us;
   }
-  for (const RunReport& run : runs) {
+  for (const RunReport& run : runs.reports) {
     for (const MaskRun& mask : run.masks) {
       fidelity.measured_forward_s += mask.forward_s;
       fidelity.measured_backward_s += mask.backward_s;
@@ -123,8 +123,8 @@ Table fidelity_table(std::span<const ComparedStrategy> comparisons,
                {"ratio", "predicted /\nmeasured"}});
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const ComparedStrategy& comparison = comparisons[i];
-    if (runs[i].empty()) continue;
-    const Fidelity f = fidelity_of(comparison, runs[i]);
+    if (runs[i].reports.empty()) continue;
+    const Fidelity f = fidelity_of(runs[i]);
     table.add_row({choice_text(comparison.choice), f.predicted_forward_s, f.measured_forward_s,
                    f.predicted_backward_s, f.measured_backward_s,
                    f.measured_s() > 0 ? Cell{f.predicted_s() / f.measured_s()} : Cell{}});
@@ -132,14 +132,12 @@ Table fidelity_table(std::span<const ComparedStrategy> comparisons,
   return table;
 }
 
-Agreement agreement(std::span<const ComparedStrategy> comparisons,
-                    std::span<const StrategyRuns> runs) {
+Agreement agreement(std::span<const StrategyRuns> runs) {
   std::vector<double> predicted;
   std::vector<double> measured;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const ComparedStrategy& comparison = comparisons[i];
-    if (runs[i].empty()) continue;
-    const Fidelity fidelity = fidelity_of(comparison, runs[i]);
+  for (const StrategyRuns& run : runs) {
+    if (run.predicted.empty()) continue;
+    const Fidelity fidelity = fidelity_of(run);
     predicted.push_back(fidelity.predicted_s());
     measured.push_back(fidelity.measured_s());
   }

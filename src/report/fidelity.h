@@ -37,8 +37,7 @@ struct Agreement {
   std::optional<double> rank_correlation;  // Spearman's
   PairOrder pairs;
 };
-[[nodiscard]] Agreement agreement(std::span<const ComparedStrategy> comparisons,
-                                  std::span<const StrategyRuns> runs);
+[[nodiscard]] Agreement agreement(std::span<const StrategyRuns> runs);
 // Two lines; none for fewer than two executed strategies.
 [[nodiscard]] std::string agreement_text(const Agreement& agreement);
 

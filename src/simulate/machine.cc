@@ -41,7 +41,8 @@ Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std
       network_(capacities(ports_, unlimited)),
       devices_(programs_.size()),
       computing_(static_cast<std::size_t>(cluster.nodes)),
-      times_(programs_.size()) {
+      times_(programs_.size()),
+      progress_(options.progress) {
   if (timeline_) network_.track_ports();
   number_groups();
   number_messages();
@@ -246,6 +247,7 @@ void Machine::end_step(std::int32_t d) {
   }
   const bool launches = !step.is_wait && step.launch_id >= 0;
   ++device.step;
+  ++steps_over_;
   if (launches) issue_group(d);
   proceed(d);
 }
@@ -378,6 +380,15 @@ void Machine::share_out_if_due() {
   }
 }
 
+void Machine::tell_progress() {
+  constexpr std::int64_t kStepsBetween = 1024;
+  if (!progress_ || steps_over_ < next_told_) return;
+  next_told_ = steps_over_ + kStepsBetween;
+  std::int64_t steps = 0;
+  for (const TimedProgram& program : programs_) steps += std::ssize(program.steps);
+  progress_("simulating", steps_over_, steps);
+}
+
 void Machine::run() {
   for (std::size_t d = 0; d < devices_.size(); ++d) proceed(static_cast<std::int32_t>(d));
   while (true) {
@@ -394,6 +405,7 @@ void Machine::run() {
       handle(event);
     }
     share_out_if_due();
+    tell_progress();
   }
   for (std::size_t d = 0; d < devices_.size(); ++d) {
     if (!finished(static_cast<std::int32_t>(d))) fail_stuck();

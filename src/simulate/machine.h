@@ -109,6 +109,7 @@ class Machine {
   void handle(const Event& event);
   [[nodiscard]] double resolution_us() const;
   void share_out_if_due();
+  void tell_progress();
   [[noreturn]] void fail_stuck() const;
 
   const Cluster& cluster_;
@@ -134,6 +135,9 @@ class Machine {
   bool sharing_changed_ = false;  // with compute_slots_per_node: other devices compute than before
   std::int64_t intra_bytes_ = 0;
   std::int64_t inter_bytes_ = 0;
+  ProgressHook progress_;
+  std::int64_t steps_over_ = 0;  // of all devices
+  std::int64_t next_told_ = 0;
 };
 
 }  // namespace contextile

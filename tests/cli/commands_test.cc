@@ -110,11 +110,18 @@ TEST_F(Commands, PlanThenVerifyThenRunThenExport) {
 
 TEST_F(Commands, PlanPrintsItsStatistics) {
   const std::string text = output(joined({"plan", "-o", path("p.plan")}, small()));
-  for (const char* words : {"strategy  magi", "256 tokens, 3 sequences, longest 119",
+  for (const char* words : {"strategy  auto", "256 tokens, 3 sequences, longest 119",
                             "between nodes", "compute imbalance", "peak memory", "verified: ok"}) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   EXPECT_LE(longest_line(text), 100U);
+}
+
+TEST_F(Commands, PlanSearchesForAboutASecondUnlessToldOtherwise) {
+  const json plan = plan_document(small());
+  EXPECT_EQ(plan.at("strategy"), "auto");
+  EXPECT_EQ(plan.at("options").at("steps"), "2000000");
+  EXPECT_EQ(plan_document(small()).at("digest"), plan.at("digest"));
 }
 
 TEST_F(Commands, PlanDocumentHoldsTheStatistics) {

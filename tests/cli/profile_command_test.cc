@@ -160,7 +160,8 @@ TEST_F(Prediction, RunPrintsPredictedBesideMeasuredTimes) {
   const Outcome outcome = contextile({"run", plan, "--predict"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_LE(longest_line(outcome.out), 80U) << outcome.out;
-  EXPECT_THAT(outcome.out, HasSubstr("time, predicted on dgx-h200 and measured here"));
+  EXPECT_THAT(outcome.out,
+              HasSubstr("time, predicted for this machine (a quick profile) and measured here"));
   EXPECT_THAT(outcome.out, HasSubstr("predicted /"));
   const Outcome without = contextile({"run", plan});
   EXPECT_EQ(without.out.find("measured here"), std::string::npos);
@@ -172,8 +173,12 @@ TEST_F(Prediction, RunSaysWhenItsMachineIsAGuess) {
   ASSERT_EQ(
       contextile({"plan", "-o", plan, "--lengths", lengths, "--cluster", "local:1x2"}).exit_code,
       0);
-  const Outcome outcome = contextile({"run", plan, "--predict", "--no-compare"});
-  EXPECT_THAT(outcome.out, HasSubstr("contextile profile"));
+  const Outcome outcome =
+      contextile({"run", plan, "--predict", "--no-compare", "--cluster", "local:1x2"});
+  EXPECT_THAT(outcome.out, HasSubstr("predicted on local (round guesses"));
+  const Outcome other =
+      contextile({"run", plan, "--predict", "--no-compare", "--cluster", "dgx-h200:1x2"});
+  EXPECT_THAT(other.out, HasSubstr("predicted on dgx-h200 and measured here"));
 }
 
 TEST_F(Prediction, RunRefusesAMachineOfAnotherShape) {
@@ -231,7 +236,7 @@ TEST_F(Prediction, CompareWithRunPutsMeasuredTimesBesidePredictedOnes) {
                                             small_batch(file("lengths.txt", "100\n37\n119\n"))));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_LE(longest_line(outcome.out), 80U) << outcome.out;
-  EXPECT_THAT(outcome.out, HasSubstr("time, predicted and measured here"));
+  EXPECT_THAT(outcome.out, HasSubstr("time, predicted for this machine and measured here"));
   EXPECT_THAT(outcome.out, HasSubstr("rank correlation"));
   EXPECT_THAT(outcome.out, HasSubstr("in the predicted order"));
 }

@@ -121,6 +121,22 @@ TEST(Auto, ABudgetStillGivesAValidPlan) {
   EXPECT_TRUE(verify(plan).ok());
 }
 
+TEST(Auto, AStepLimitGivesTheSameValidPlanEveryTime) {
+  const Workload workload = batch_of({9000, 300, 20000, 70}, "causal");
+  const Cluster cluster = cluster_of("dgx-h200", 2, 4);
+  std::int64_t tried = 0;
+  for (const char* steps : {"1", "30000", "300000", "0"}) {
+    SCOPED_TRACE(steps);
+    StrategyRequest request;
+    request.options["steps"] = steps;
+    const Plan plan = auto_plan(workload, cluster, request);
+    EXPECT_TRUE(verify(plan).ok());
+    EXPECT_EQ(plan.digest, auto_plan(workload, cluster, request).digest);
+    EXPECT_GT(std::stoll(plan.options.at("tried")), tried);
+    tried = std::stoll(plan.options.at("tried"));
+  }
+}
+
 TEST(Auto, RefusesMemoryThatNothingFits) {
   Cluster cluster = cluster_of("dgx-h200", 1, 2);
   cluster.memory_bytes = 1000;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "contextile/planner.h"
@@ -28,6 +29,34 @@ TEST(PlanBatch, ReturnsAPlanWithItsProofStatisticsAndTimes) {
   EXPECT_EQ(planned.statistics.tokens, workload.num_tokens());
   EXPECT_TRUE(planned.statistics.backward);
   EXPECT_GT(planned.planning_s(), 0);
+}
+
+TEST(PlanBatch, TellsHowFarItHasCome) {
+  struct Told {
+    std::string what;
+    std::int64_t done;
+    std::int64_t total;
+  };
+  std::vector<Told> told;
+  PlanOptions options;
+  options.progress = [&](std::string_view what, std::int64_t done, std::int64_t total) {
+    told.push_back({std::string(what), done, total});
+  };
+  const PlannedBatch planned =
+      plan_batch(batch_of(kLengths), load_cluster("dgx-h200:1x4"), {"auto"}, options);
+  EXPECT_TRUE(planned.verified.ok());
+  const auto of = [&](std::string_view what) {
+    return std::ranges::count(told, what, &Told::what);
+  };
+  EXPECT_EQ(of("arranging"), 1);
+  EXPECT_EQ(of("building the plan"), 1);
+  EXPECT_EQ(of("verifying"), 1);
+  EXPECT_GT(of("placing tiles"), 1);
+  EXPECT_GT(of("simulating placements"), 1);
+  EXPECT_GT(of("simulating other strategies"), 1);
+  const auto searched = std::ranges::find(told, "building the plan", &Told::what) - 1;
+  EXPECT_GT(searched->done, searched->total * 9 / 10);
+  for (const Told& one : told) EXPECT_LE(one.done, one.total) << one.what;
 }
 
 TEST(PlanBatch, FollowsEveryOption) {

@@ -75,6 +75,22 @@ TEST(Simulate, TilesOfTheSameRowsInOneCallAreOneRun) {
             1.1 * costs.run_us(Direction::kForward, 512, 512.0 * 4096, 1));
 }
 
+TEST(Simulate, TellsHowManyInstructionsAreOver) {
+  const Workload workload = batch_of(std::vector<std::int64_t>(64, 512), "causal");
+  const Cluster cluster = load_cluster("dgx-h200:2x8");
+  const Plan plan = plan_of("ring", workload, cluster);
+  std::vector<std::int64_t> done;
+  std::int64_t total = 0;
+  const Simulation told = simulate(
+      plan, cluster, {.progress = [&](std::string_view, std::int64_t over, std::int64_t all) {
+        done.push_back(over);
+        total = all;
+      }});
+  ASSERT_FALSE(done.empty());
+  EXPECT_GE(total, done.back());
+  EXPECT_EQ(told.time_us(), simulate(plan, cluster).time_us());
+}
+
 TEST(Simulate, OneDeviceTakesItsKernelTime) {
   const Cluster cluster = cluster_of("dgx-h100", 1, 1);
   const Workload workload = batch_of({5000, 300, 12000}, "causal");

@@ -141,9 +141,9 @@ int run(const BenchOptions& options) {
   const PaperTable& paper = find_paper_table(options.name);
   try {
     BenchOverrides overrides = options.overrides;
-    const ProgressLine progress;
+    ProgressBar progress(1);
     overrides.notice = [&](std::int64_t done, std::int64_t total, std::string_view what) {
-      progress.show(done, total, what);
+      progress.step(done, total, what);
     };
     const PaperResult result = paper.make(overrides);
     const std::vector<std::string> changes = changes_of(overrides);

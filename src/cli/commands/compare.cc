@@ -15,6 +15,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/this_machine.h"
 #include "contextile/kernel.h"
 #include "contextile/registry.h"
 #include "report/fidelity.h"
@@ -43,7 +44,13 @@ int run(const CompareOptions& options) {
   const PlanInput input = load_input(options.input);
   std::optional<Execution> execution;
   static_cast<void>(find_kernel(options.kernel));
-  if (options.execute) execution = {options.input.seed, options.repeats, options.kernel};
+  if (options.execute) {
+    execution = {
+        .seed = options.input.seed,
+        .repeats = options.repeats,
+        .kernel = options.kernel,
+        .machine = machine_of_runs(input.cluster, input.batches.front().shape, options.kernel)};
+  }
   const ComparisonResult result = compare_at_terminal(input, options.strategies, execution);
   if (options.json) {
     Json document = {{"command", "compare"},
@@ -51,7 +58,7 @@ int run(const CompareOptions& options) {
                      {"cluster", cluster_json(input.cluster)},
                      {"batches", input.batches.size()},
                      {"strategies", comparisons_json(result.compared, result.runs)}};
-    const Agreement agreed = agreement(result.compared, result.runs);
+    const Agreement agreed = agreement(result.runs);
     if (agreed.rank_correlation) {
       document["rank_correlation"] = *agreed.rank_correlation;
       document["pairs_apart"] = agreed.pairs.differing;

@@ -20,6 +20,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/this_machine.h"
 #include "contextile/registry.h"
 #include "report/comparison_summary.h"
 #include "report/table.h"
@@ -62,7 +63,10 @@ InputOptions executed_input(const DemoOptions& options, const std::string& mask)
 bool show(const std::string& title, const InputOptions& options, bool execute) {
   const PlanInput input = load_input(options);
   std::optional<Execution> execution;
-  if (execute) execution = {.seed = options.seed};
+  if (execute) {
+    execution = {.seed = options.seed,
+                 .machine = machine_of_runs(input.cluster, input.batches.front().shape, "")};
+  }
   const ComparisonResult result = compare_at_terminal(input, parse_strategies("all"), execution);
   print(fmt::format(
       "== {}\n{}\n", title,
@@ -85,13 +89,12 @@ bool show_all(const DemoOptions& options) {
   return ok;
 }
 
-// All strategies; auto with a tenth of its search, which otherwise takes longer than all the rest
-// together.
+// All strategies; auto with a short search: its whole one takes longer than all the rest together.
 std::vector<StrategyChoice> quick_strategies() {
   std::vector<StrategyChoice> choices = parse_strategies("all");
-  for (StrategyChoice& choice : choices) {
-    if (choice.name == "auto") choice.options["effort"] = "0.1";
-  }
+  const StrategyChoice quick = parse_strategies(kQuickAuto).front();
+  std::ranges::replace_if(
+      choices, [&](const StrategyChoice& choice) { return choice.name == quick.name; }, quick);
   return choices;
 }
 

@@ -121,13 +121,15 @@ int run(const PlanCommandOptions& options) {
   const std::vector<std::string> names = output_names(options, input.batches.size());
   check_output_names(options, names);
   ProgressBar progress(static_cast<std::int64_t>(input.batches.size()));
+  PlanOptions settings = input.options;
+  settings.progress = progress.within_step();
   Json plans = Json::array();
   bool ok = true;
   for (std::size_t b = 0; b < input.batches.size(); ++b) {
     const std::string& path = names[b];
     ReplacedFile file(path);  // before the work: a path nobody can write to costs no time
     progress.step(path);
-    const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, input.options);
+    const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, settings);
     ok = ok && planned.verified.ok();
     if (planned.verified.ok()) write_plan(*planned.plan, file);
     if (options.json) {
@@ -154,7 +156,7 @@ Action add_plan_command(CLI::App& app) {
       app, "-o,--output",
       {"FILE", "where the plan goes, - for stdout; several batches: FILE.0, FILE.1, ...", ""},
       [options](const std::string& path) { options->output_path = path; });
-  add_strategy_option(app, options->strategy, "magi", "how tokens and tiles go to devices");
+  add_strategy_option(app, options->strategy, kQuickAuto, "how tokens and tiles go to devices");
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "a row for each batch and direction");

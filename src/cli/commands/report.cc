@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "base/replaced_file.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
@@ -17,6 +18,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/simulate.h"
@@ -45,12 +47,14 @@ struct LoadedPlan {
   Simulation simulation;  // when verified.ok()
 };
 
-LoadedPlan load(const std::string& path, const std::string& cluster) {
+LoadedPlan load(const std::string& path, const std::string& cluster, ProgressBar& progress) {
+  progress.step(quote(path));
   LoadedPlan loaded{path, load_plan(path), {}, {}, {}};
   loaded.cluster = cluster_of_plan(loaded.plan, cluster);
   loaded.verified = verify(loaded.plan);
   if (loaded.verified.ok()) {
-    loaded.simulation = simulate(loaded.plan, loaded.cluster, {.timeline = true});
+    loaded.simulation = simulate(loaded.plan, loaded.cluster,
+                                 {.timeline = true, .progress = progress.within_step()});
   }
   return loaded;
 }
@@ -61,9 +65,12 @@ int run(const ReportCommandOptions& options) {
   check_no_input("--output", page, {options.plan_path, options.other_path, options.cluster});
   check_results_elsewhere(page, options.json);
   ReplacedFile file(page);
+  ProgressBar progress(options.other_path.empty() ? 1 : 2);
   std::deque<LoadedPlan> plans;
-  plans.push_back(load(options.plan_path, options.cluster));
-  if (!options.other_path.empty()) plans.push_back(load(options.other_path, options.cluster));
+  plans.push_back(load(options.plan_path, options.cluster, progress));
+  if (!options.other_path.empty()) {
+    plans.push_back(load(options.other_path, options.cluster, progress));
+  }
   Json files = Json::array();
   std::vector<ReportedPlan> reported;
   for (const LoadedPlan& plan : plans) {

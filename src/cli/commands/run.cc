@@ -15,6 +15,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/this_machine.h"
 #include "contextile/cluster.h"
 #include "contextile/executor.h"
 #include "contextile/kernel.h"
@@ -36,11 +37,9 @@ namespace {
 // Comparing is on by default up to this cost of the oracle: a few seconds.
 constexpr double kMaxDefaultCompareFlops = 1e11;
 
-constexpr std::string_view kUncalibrated = " (round guesses: see contextile profile)";
-
 struct RunCommandOptions {
   std::string plan_path;
-  std::string cluster;  // empty: not checked, predicted on the plan's preset
+  std::string cluster;  // empty: not checked, predicted on this machine
   bool predict = false;
   std::string transport = "inproc";
   std::string kernel;  // empty: the preferred one for the dtype
@@ -69,9 +68,7 @@ int run(const RunCommandOptions& options) {
   static_cast<void>(find_kernel(options.kernel));
   const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
   std::optional<Cluster> cluster;
-  if (options.predict || !options.cluster.empty()) {
-    cluster = cluster_of_plan(*plan, options.cluster);
-  }
+  if (!options.cluster.empty()) cluster = cluster_of_plan(*plan, options.cluster);
   const VerifyReport verified = verify(*plan);
   if (!verified.ok()) {
     if (options.json) {
@@ -88,7 +85,12 @@ int run(const RunCommandOptions& options) {
   const RunOptions settings = run_options(options, *plan);
   const std::string kernel(find_kernel(settings.kernel, plan->shape.dtype).name());
   std::optional<Simulation> predicted;
-  if (options.predict) predicted = simulate(*plan, *cluster);
+  if (options.predict) {
+    if (!cluster) {
+      cluster = measured_machine(plan->nodes, plan->devices_per_node, plan->shape, kernel);
+    }
+    predicted = simulate(*plan, *cluster);
+  }
   const RunReport report = run_plan(plan, settings);
   if (options.csv) {
     Json masks = run_json(report)["masks"];
@@ -107,8 +109,11 @@ int run(const RunCommandOptions& options) {
                       options.transport, kernel, settings.seed) +
           run_text(report, stdout_shows_colour()));
     if (predicted) {
-      print(fmt::format("\ntime, predicted on {}{} and measured here\n\n", printable(cluster->name),
-                        cluster->name == "local" ? kUncalibrated : "") +
+      const std::string machine = options.cluster.empty() ? "for this machine (a quick profile)"
+                                  : cluster->name == "local"
+                                      ? "on local (round guesses: without --cluster it is measured)"
+                                      : "on " + printable(cluster->name);
+      print(fmt::format("\ntime, predicted {} and measured here\n\n", machine) +
             run_prediction_table(report, *predicted).text());
     }
   }
@@ -142,7 +147,7 @@ Action add_run_command(CLI::App& app) {
   add_cluster_option(app, options->cluster,
                      "refuse a plan that is for another number of devices; with --predict, the "
                      "machine to predict on",
-                     "not checked; the preset the plan is for");
+                     "not checked; this machine, measured for some seconds");
   add_switch(app, "--predict", options->predict,
              "print the times that simulate predicts beside the measured ones");
   add_json_option(app, options->json);

@@ -19,6 +19,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/critical_path.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
@@ -78,14 +79,20 @@ int run(const SimulateCommandOptions& options) {
     return kExitCheckFailed;
   }
   const PlanStats stats = statistics(plan);
+  ProgressBar progress(options.why ? 2 : 1);
+  progress.step(quote(options.plan_path));
   const Simulation simulation =
-      simulate(plan, cluster, {.timeline = options.why || trace.has_value()});
+      simulate(plan, cluster,
+               {.timeline = options.why || trace.has_value(), .progress = progress.within_step()});
   if (trace) {
     write_trace(plan, cluster, simulation, trace->stream());
     trace->commit();
   }
   std::vector<TimeCause> causes;
-  if (options.why) causes = causes_of_time(plan, cluster, simulation);
+  if (options.why) {
+    progress.step("what the time would be without each cause");
+    causes = causes_of_time(plan, cluster, simulation);
+  }
   if (options.json) {
     Json document = {{"command", "simulate"},
                      {"file", options.plan_path},
