@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::string_view kStandardStream = "-";
 
-[[noreturn]] void fail_reading(const std::string& path, int error) {
-  fail_io("{}: cannot read: {}", source_name(path), std::generic_category().message(error));
+[[noreturn]] void fail_reading(std::string_view name, int error) {
+  fail_io("{}: cannot read: {}", name, std::generic_category().message(error));
 }
 
 class FileDescriptor {
@@ -39,7 +39,7 @@ class FileDescriptor {
 };
 
 // Reads until `result` holds `size` bytes or the source ends; true at the end.
-bool read_up_to(int file, std::uint64_t size, const std::string& path,
+bool read_up_to(int file, std::uint64_t size, std::string_view name,
                 std::vector<std::uint8_t>& result) {
   constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
   while (result.size() < size) {
@@ -49,7 +49,7 @@ bool read_up_to(int file, std::uint64_t size, const std::string& path,
     do {
       count = ::read(file, result.data() + before, result.size() - before);
     } while (count < 0 && errno == EINTR);
-    if (count < 0) fail_reading(path, errno);
+    if (count < 0) fail_reading(name, errno);
     result.resize(before + static_cast<std::size_t>(count));
     if (count == 0) return true;
   }
@@ -61,47 +61,42 @@ std::uint64_t half_of_memory() {
          static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) / 2;
 }
 
-std::vector<std::uint8_t> read_stream(int file, const std::string& path, const FirstLook& look) {
+std::vector<std::uint8_t> read_stream(int file, std::string_view name, const FirstLook& look) {
   std::vector<std::uint8_t> result;
-  bool ended = read_up_to(file, kFirstBytes, path, result);
-  const std::uint64_t limit = std::min(look(result), half_of_memory());
-  if (!ended) ended = read_up_to(file, limit, path, result);
-  if (!ended) ended = read_up_to(file, limit + 1, path, result);
-  if (!ended || result.size() > limit) {
-    fail_io("{}: expected at most {} bytes, found more", source_name(path), limit);
-  }
+  const bool ended = read_up_to(file, kFirstBytes, name, result);
+  const std::uint64_t limit = std::min(look(result, name), half_of_memory());
+  // One byte more than the limit tells a source that ends there from one that goes on.
+  if (!ended) read_up_to(file, limit + 1, name, result);
+  if (result.size() > limit) fail_io("{}: expected at most {} bytes, found more", name, limit);
   return result;
 }
 
 }  // namespace
 
-std::string source_name(const std::string& path) {
-  return path == kStandardStream ? "standard input" : path;
-}
-
-FirstLook expect_text(std::string what, std::string where) {
-  return [what = std::move(what),
-          where = std::move(where)](std::span<const std::uint8_t> first) -> std::uint64_t {
+FirstLook expect_text(std::string what) {
+  return [what = std::move(what)](std::span<const std::uint8_t> first,
+                                  std::string_view name) -> std::uint64_t {
     const auto is_binary = [](std::uint8_t byte) {
       return byte == 0x7f || (byte < 0x20 && (byte < '\t' || byte > '\r'));
     };
     const auto head = first.first(std::min(first.size(), kFirstBytes));
     const auto found = std::ranges::find_if(head, is_binary);
     if (found != head.end()) {
-      fail_argument("{}: expected {}, found the byte 0x{:02x} at {}: no text", where, what, *found,
+      fail_argument("{}: expected {}, found the byte 0x{:02x} at {}: no text", name, what, *found,
                     found - head.begin());
     }
     return kMaxTextBytes;
   };
 }
 
-FileBytes::FileBytes(const std::string& path, const FirstLook& look) {
+FileBytes::FileBytes(const std::string& path, const FirstLook& look)
+    : name_(path == kStandardStream ? "standard input" : path) {
   const FileDescriptor file(path);
   struct stat info = {};
-  if (::fstat(file.get(), &info) != 0) fail_reading(path, errno);
-  if (S_ISDIR(info.st_mode)) fail_reading(path, EISDIR);
-  // Files in /proc claim to be regular and empty: they are read, too. So is what stands before or
-  // behind a place where standard input begins.
+  if (::fstat(file.get(), &info) != 0) fail_reading(name_, errno);
+  if (S_ISDIR(info.st_mode)) fail_reading(name_, EISDIR);
+  // Files in /proc claim to be regular and empty: they are read, too. So is standard input, even
+  // from a regular file: it begins where the file's offset is, a mapping would begin at byte 0.
   if (S_ISREG(info.st_mode) && info.st_size > 0 && path != kStandardStream) {
     const auto size = static_cast<std::size_t>(info.st_size);
     void* const mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -109,7 +104,7 @@ FileBytes::FileBytes(const std::string& path, const FirstLook& look) {
       mapping_ = mapping;
       bytes_ = {static_cast<const std::uint8_t*>(mapping), size};
       try {
-        static_cast<void>(look(bytes_));
+        static_cast<void>(look(bytes_, name_));
       } catch (...) {
         ::munmap(mapping_, size);
         throw;
@@ -117,7 +112,7 @@ FileBytes::FileBytes(const std::string& path, const FirstLook& look) {
       return;
     }
   }
-  copy_ = read_stream(file.get(), path, look);
+  copy_ = read_stream(file.get(), name_, look);
   bytes_ = copy_;
 }
 

@@ -244,8 +244,8 @@ Cluster load_cluster(std::string_view text) {
     return find_preset(text);
   }
   const std::string path(text);
-  const std::string where = source_name(path);
-  return parse_cluster_json(FileBytes(path, expect_text("a cluster as JSON", where)).text(), where);
+  const FileBytes file(path, expect_text("a cluster as JSON"));
+  return parse_cluster_json(file.text(), file.name());
 }
 
 std::string to_json(const Cluster& cluster) {

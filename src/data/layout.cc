@@ -67,9 +67,8 @@ std::vector<HomeRange> load_layout(const std::string& text, std::span<const Rang
   }
   if (text == "zigzag") return zigzag(sequences, num_ranks);
   try {
-    const std::string where = source_name(text);
-    return parse_layout_json(FileBytes(text, expect_text("a layout as JSON", where)).text(),
-                             num_ranks, where);
+    const FileBytes file(text, expect_text("a layout as JSON"));
+    return parse_layout_json(file.text(), num_ranks, file.name());
   } catch (const IoError& error) {
     fail_io("--layout: expected contiguous, zigzag or a file; {}", error.what());
   }

@@ -65,9 +65,8 @@ Mask parse_mask_json(std::string_view text, std::int64_t num_tokens, std::string
 }
 
 Mask read_mask_file(const std::string& path, std::int64_t num_tokens) {
-  const std::string where = source_name(path);
-  return parse_mask_json(FileBytes(path, expect_text("a mask as JSON", where)).text(), num_tokens,
-                         where);
+  const FileBytes file(path, expect_text("a mask as JSON"));
+  return parse_mask_json(file.text(), num_tokens, file.name());
 }
 
 }  // namespace contextile

@@ -139,9 +139,8 @@ Hypergraph parse_hgr(std::string_view text, std::string_view where) {
 }
 
 Hypergraph read_hgr(const std::string& path) {
-  const std::string where = source_name(path);
-  const FileBytes file(path, expect_text("a hypergraph in hMETIS format", where));
-  return parse_hgr(file.text(), where);
+  const FileBytes file(path, expect_text("a hypergraph in hMETIS format"));
+  return parse_hgr(file.text(), file.name());
 }
 
 std::string format_hgr(const Hypergraph& hypergraph) {
@@ -191,9 +190,8 @@ HypergraphPartition parse_partition(std::string_view text, std::int32_t num_vert
 
 HypergraphPartition read_partition(const std::string& path, std::int32_t num_vertices,
                                    std::int32_t num_parts) {
-  const std::string where = source_name(path);
-  const FileBytes file(path, expect_text("a partition, a part per line", where));
-  return parse_partition(file.text(), num_vertices, num_parts, where);
+  const FileBytes file(path, expect_text("a partition, a part per line"));
+  return parse_partition(file.text(), num_vertices, num_parts, file.name());
 }
 
 std::string format_partition(const HypergraphPartition& partition) {
@@ -213,9 +211,8 @@ IdVector<VertexId, PartId> parse_fixed(std::string_view text, std::int32_t num_v
 
 IdVector<VertexId, PartId> read_fixed(const std::string& path, std::int32_t num_vertices,
                                       std::int32_t num_parts) {
-  const std::string where = source_name(path);
-  const FileBytes file(path, expect_text("fixed vertices, a part or -1 per line", where));
-  return parse_fixed(file.text(), num_vertices, num_parts, where);
+  const FileBytes file(path, expect_text("fixed vertices, a part or -1 per line"));
+  return parse_fixed(file.text(), num_vertices, num_parts, file.name());
 }
 
 }  // namespace contextile

@@ -191,8 +191,8 @@ ModelSpec parse_model_json(std::string_view text, std::string_view where) {
 ModelSpec load_model(std::string_view text) {
   if (text.ends_with(".json") || text.find('/') != std::string_view::npos) {
     const std::string path(text);
-    const std::string where = source_name(path);
-    return parse_model_json(FileBytes(path, expect_text("a model as JSON", where)).text(), where);
+    const FileBytes file(path, expect_text("a model as JSON"));
+    return parse_model_json(file.text(), file.name());
   }
   std::vector<std::string> names;
   for (const ModelPreset& preset : model_presets()) {

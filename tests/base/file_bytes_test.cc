@@ -10,6 +10,7 @@
 #include <fstream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "contextile/base.h"
@@ -21,7 +22,9 @@ std::string temporary_path(const std::string& name) {
   return testing::TempDir() + "contextile_" + std::to_string(::getpid()) + "_" + name;
 }
 
-const FirstLook kAnything = [](std::span<const std::uint8_t>) { return kMaxTextBytes; };
+const FirstLook kAnything = [](std::span<const std::uint8_t>, std::string_view) {
+  return kMaxTextBytes;
+};
 
 // The message of the failure, whatever its type.
 std::string failure_of(const std::string& path, const FirstLook& look) {
@@ -36,7 +39,9 @@ std::string failure_of(const std::string& path, const FirstLook& look) {
 TEST(FileBytes, ReadsARegularFile) {
   const std::string path = temporary_path("regular");
   std::ofstream(path, std::ios::binary) << std::string("a\0b\n", 4);
-  EXPECT_EQ(FileBytes(path, kAnything).text(), std::string_view("a\0b\n", 4));
+  const FileBytes file(path, kAnything);
+  EXPECT_EQ(file.text(), std::string_view("a\0b\n", 4));
+  EXPECT_EQ(file.name(), path);
   ::unlink(path.c_str());
 }
 
@@ -66,7 +71,7 @@ TEST(FileBytes, FailsWithPathAndReason) {
 }
 
 TEST(FileBytes, StopsReadingWhatHasNoEnd) {
-  const FirstLook first_10_000 = [](std::span<const std::uint8_t>) {
+  const FirstLook first_10_000 = [](std::span<const std::uint8_t>, std::string_view) {
     return std::uint64_t{10'000};
   };
   EXPECT_EQ(failure_of("/dev/zero", first_10_000),
@@ -74,13 +79,13 @@ TEST(FileBytes, StopsReadingWhatHasNoEnd) {
 }
 
 TEST(FileBytes, LooksAtTheFirstBytesOfAnySource) {
-  const FirstLook text = expect_text("lengths", "here");
+  const FirstLook text = expect_text("lengths");
   EXPECT_EQ(failure_of("/dev/zero", text),
-            "here: expected lengths, found the byte 0x00 at 0: no text");
+            "/dev/zero: expected lengths, found the byte 0x00 at 0: no text");
   const std::string path = temporary_path("sparse");
   std::ofstream(path, std::ios::binary) << "512\n";
   ASSERT_EQ(::truncate(path.c_str(), std::int64_t{1} << 36), 0);
-  EXPECT_EQ(failure_of(path, text), "here: expected lengths, found the byte 0x00 at 4: no text");
+  EXPECT_EQ(failure_of(path, text), path + ": expected lengths, found the byte 0x00 at 4: no text");
   ::unlink(path.c_str());
 }
 
@@ -88,7 +93,7 @@ TEST(FileBytes, TakesTextOfEveryLanguage) {
   const std::string path = temporary_path("text");
   std::ofstream(path, std::ios::binary) << "\xef\xbb\xbf"
                                            "512\r\n\t1024 \xc3\xa4\n";
-  EXPECT_EQ(failure_of(path, expect_text("lengths", "here")), "no error");
+  EXPECT_EQ(failure_of(path, expect_text("lengths")), "no error");
   ::unlink(path.c_str());
 }
 
@@ -98,12 +103,13 @@ TEST(FileBytes, ReadsStandardInputForADash) {
   const int before = ::dup(STDIN_FILENO);
   const int file = ::open(path.c_str(), O_RDONLY);
   ::dup2(file, STDIN_FILENO);
-  EXPECT_EQ(FileBytes("-", kAnything).text(), "from standard input");
+  const FileBytes bytes("-", kAnything);
+  EXPECT_EQ(bytes.text(), "from standard input");
+  EXPECT_EQ(bytes.name(), "standard input");
   ::dup2(before, STDIN_FILENO);
   ::close(before);
   ::close(file);
   ::unlink(path.c_str());
-  EXPECT_EQ(source_name("-"), "standard input");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/file_bytes.h"
 #include "base/replaced_file.h"
@@ -41,11 +42,9 @@ struct ImportedPlan {
 };
 
 // The document of a large plan is gigabytes: longer than any other text.
-FirstLook expect_json(const std::string& where) {
-  return [text = expect_text("a plan as JSON", where)](std::span<const std::uint8_t> first) {
-    static_cast<void>(text(first));
-    return std::uint64_t{1} << 40;
-  };
+std::uint64_t expect_json(std::span<const std::uint8_t> first, std::string_view name) {
+  static_cast<void>(expect_text("a plan as JSON")(first, name));
+  return std::uint64_t{1} << 40;
 }
 
 ImportedPlan import_from(const std::string& path) {
@@ -53,11 +52,10 @@ ImportedPlan import_from(const std::string& path) {
   const auto seconds = [](Clock::duration time) {
     return std::chrono::duration<double>(time).count();
   };
-  const std::string where = source_name(path);
-  const FileBytes file(path, expect_json(where));
+  const FileBytes file(path, expect_json);
   ImportedPlan imported;
   const auto start = Clock::now();
-  imported.plan = import_json(file.text(), where);
+  imported.plan = import_json(file.text(), file.name());
   const auto read = Clock::now();
   imported.verified = verify(imported.plan);
   imported.verify_s = seconds(Clock::now() - read);

@@ -18,11 +18,8 @@ void save_plan(const Plan& plan, const std::string& path) {
 }
 
 Plan load_plan(const std::string& path) {
-  const std::string where = source_name(path);
-  const FileBytes file(path, [&where](std::span<const std::uint8_t> first) {
-    return stated_file_bytes(first, where);
-  });
-  return deserialize(file.bytes(), where);
+  const FileBytes file(path, stated_file_bytes);
+  return deserialize(file.bytes(), file.name());
 }
 
 }  // namespace contextile
