@@ -11,11 +11,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/standard_stream.h"
 
 namespace contextile {
 namespace {
-
-constexpr std::string_view kStandardStream = "-";
 
 [[noreturn]] void fail_reading(std::string_view name, int error) {
   fail_io("{}: cannot read: {}", name, std::generic_category().message(error));

@@ -32,7 +32,7 @@ class FileBytes {
  public:
   // Throws IoError with the source and the system's reason, or when a source that is no regular
   // file goes on behind the limit; and what `look` throws.
-  // `path` "-" is standard input.
+  // `path` kStandardStream is standard input.
   FileBytes(const std::string& path, const FirstLook& look);
   ~FileBytes();
   FileBytes(const FileBytes&) = delete;

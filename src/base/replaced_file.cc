@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/standard_stream.h"
 
 namespace contextile {
 namespace {
@@ -89,7 +90,7 @@ class ReplacedFile::Buffer : public std::streambuf {
   // Not in the constructor: what fails halfway is cleaned up by the destructor.
   void open_target() {
     const std::string path = name_;
-    if (path == "-") {
+    if (path == kStandardStream) {
       name_ = "standard output";
       descriptor_ = ::dup(STDOUT_FILENO);
       if (descriptor_ < 0) fail_writing(name_, errno);
@@ -180,8 +181,12 @@ ReplacedFile::ReplacedFile(const std::string& path)
 
 ReplacedFile::~ReplacedFile() = default;
 
-void ReplacedFile::write(std::string_view bytes) {
-  buffer_->sputn(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+void ReplacedFile::write(std::string_view text) {
+  buffer_->sputn(text.data(), static_cast<std::streamsize>(text.size()));
+}
+
+void ReplacedFile::write(std::span<const std::uint8_t> bytes) {
+  write(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
 std::ostream& ReplacedFile::stream() { return stream_; }

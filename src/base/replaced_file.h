@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <ostream>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -19,8 +20,8 @@ class OutputError : public IoError {
 
 // What is written stands in a temporary file beside the target, which takes the target's place on
 // commit(); without commit() nothing has happened. A symbolic link stays, its target is replaced;
-// the new file has the old one's mode. A pipe or character device is written to, "-" is standard
-// output; what else is no regular file (a directory, a socket, a block device) is refused.
+// the new file has the old one's mode. A pipe or character device is written to, kStandardStream is
+// standard output; what else is no regular file (a directory, a socket, a block device) is refused.
 // Throws OutputError (where, the system's reason).
 class ReplacedFile {
  public:
@@ -29,7 +30,8 @@ class ReplacedFile {
   ReplacedFile(const ReplacedFile&) = delete;
   ReplacedFile& operator=(const ReplacedFile&) = delete;
 
-  void write(std::string_view bytes);
+  void write(std::string_view text);
+  void write(std::span<const std::uint8_t> bytes);
   // The same as a stream. It throws OutputError, too: badbit is in its exception mask.
   [[nodiscard]] std::ostream& stream();
   [[nodiscard]] std::int64_t num_bytes() const;  // written so far

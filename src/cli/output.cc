@@ -12,7 +12,6 @@
 
 #include "base/replaced_file.h"
 #include "cli/progress.h"
-#include "contextile/plan_file.h"
 #include "report/json.h"
 
 namespace contextile {
@@ -70,12 +69,6 @@ void check_stdout() {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     throw OutputError(kStdoutFailure);
   }
-}
-
-void write_plan(const Plan& plan, ReplacedFile& file) {
-  const std::vector<std::uint8_t> bytes = serialize(plan);
-  file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  file.commit();
 }
 
 }  // namespace contextile

@@ -9,9 +9,6 @@
 
 namespace contextile {
 
-struct Plan;
-class ReplacedFile;
-
 // `text` with control bytes as \xNN, but for line ends, tabs and the `allowed` sequences: whatever
 // was read from a file gives no orders to a terminal.
 [[nodiscard]] std::string without_controls(std::string_view text,
@@ -26,8 +23,5 @@ inline constexpr const char* kStdoutFailure =
     "stdout: expected to write all results, but a write failed";
 // Throws OutputError with that when stdout could not take everything printed so far.
 void check_stdout();
-
-// The plan file, whole.
-void write_plan(const Plan& plan, ReplacedFile& file);
 
 }  // namespace contextile

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/replaced_file.h"
+#include "base/standard_stream.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
@@ -21,7 +22,7 @@ namespace {
 
 struct ExportOptions {
   std::string plan_path;
-  std::string output_path = std::string(kStandardOutput);
+  std::string output_path = std::string(kStandardStream);
   std::optional<std::int32_t> rank;
   bool json = false;  // the one format there is
 };

@@ -10,6 +10,7 @@
 
 #include "base/file_bytes.h"
 #include "base/replaced_file.h"
+#include "base/standard_stream.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
@@ -79,10 +80,11 @@ int run(const ImportOptions& options) {
   check_results_elsewhere(options.output_path, options.json);
   ReplacedFile file(options.output_path);
   const ImportedPlan imported = import_from(options.json_path);
-  write_plan(imported.plan, file);
+  file.write(serialize(imported.plan));
+  file.commit();
   if (options.json) {
     print_json(imported_json(imported, options));
-  } else if (options.output_path != kStandardOutput) {
+  } else if (options.output_path != kStandardStream) {
     print(fmt::format("plan      {}\n", options.output_path) + describe_plan(imported.plan) + "\n" +
           statistics_text(imported.statistics) +
           fmt::format("imported in {} ms, verified in {} ms\n",

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "base/standard_stream.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
@@ -126,7 +127,7 @@ int run(PartitionOptions options) {
     print_json(result_json(options, result));
   } else if (options.csv) {
     print(table_of(Json::array({result_json(options, result)})).csv());
-  } else if (output_path != kStandardOutput) {
+  } else if (output_path != kStandardStream) {
     print(result_text(options, result));
   }
   return result.quality.feasible ? kExitOk : kExitCheckFailed;

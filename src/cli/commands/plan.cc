@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/replaced_file.h"
+#include "base/standard_stream.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
@@ -19,6 +20,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/plan_file.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
 #include "report/json.h"
@@ -107,7 +109,7 @@ std::string planned_text(const PlannedBatch& planned, const std::string& path) {
 int run(const PlanCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_results_elsewhere(options.output_path, options.json || options.csv);
-  if (options.output_path == kStandardOutput && stdout_is_terminal()) {
+  if (options.output_path == kStandardStream && stdout_is_terminal()) {
     fail_argument("--output: expected a file or a pipe, found a terminal");
   }
   const StrategyChoice& choice = single_choice(options.strategy);
@@ -131,12 +133,15 @@ int run(const PlanCommandOptions& options) {
     progress.step(path);
     const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, settings);
     ok = ok && planned.verified.ok();
-    if (planned.verified.ok()) write_plan(*planned.plan, file);
+    if (planned.verified.ok()) {
+      file.write(serialize(*planned.plan));
+      file.commit();
+    }
     if (options.json) {
       plans.push_back(planned_json(planned, path));
     } else if (options.csv) {
       add_planned_rows(choice_text(choice), planned, path, plans);
-    } else if (path != kStandardOutput) {
+    } else if (path != kStandardStream) {
       print((b == 0 ? "" : "\n") + planned_text(planned, path));
     }
   }

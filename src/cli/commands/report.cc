@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/replaced_file.h"
+#include "base/standard_stream.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
@@ -97,7 +98,7 @@ int run(const ReportCommandOptions& options) {
                 {"files", std::move(files)},
                 {"page", page},
                 {"size_bytes", file.num_bytes()}});
-  } else if (page != kStandardOutput) {
+  } else if (page != kStandardStream) {
     print(fmt::format("{}: {} MB, open it in a browser\n", page,
                       format_cell(Cell{file.num_bytes()}, Format::kMegabytes)));
   }

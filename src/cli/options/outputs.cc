@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "base/standard_stream.h"
 
 namespace contextile {
 namespace {
@@ -34,7 +35,7 @@ bool is_output(const CLI::Option& option) {
 
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code missing;  // then they are not the same
-  return a != kStandardOutput && !a.empty() && !b.empty() && fs::equivalent(a, b, missing);
+  return a != kStandardStream && !a.empty() && !b.empty() && fs::equivalent(a, b, missing);
 }
 
 [[noreturn]] void fail_same(const std::string& output, const std::string& other,
@@ -82,7 +83,7 @@ void check_no_input(const std::string& option, const std::string& path,
 }
 
 void check_results_elsewhere(const std::string& path, bool json_or_csv) {
-  if (path == kStandardOutput && json_or_csv) {
+  if (path == kStandardStream && json_or_csv) {
     fail_argument("--output: expected a file beside --json or --csv, found {}", quote(path));
   }
 }

@@ -3,16 +3,12 @@
 
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cli/app.h"
 #include "cli/options/types.h"
 
 namespace contextile {
-
-// The path that means standard output.
-inline constexpr std::string_view kStandardOutput = "-";
 
 // add_value and add_required for the path of a file that the command writes.
 void add_output(CLI::App& app, const std::string& name, const OptionHelp& help,
@@ -29,8 +25,8 @@ void check_outputs(const CLI::App& command);
 void check_no_input(const std::string& option, const std::string& path,
                     const std::vector<std::string>& inputs);
 
-// With "-" as the path of --output nothing else may go to standard output, as --json or --csv
-// would.
+// With kStandardStream as the path of --output nothing else may go to standard output, as --json or
+// --csv would.
 void check_results_elsewhere(const std::string& path, bool json_or_csv);
 
 }  // namespace contextile

@@ -13,7 +13,7 @@ namespace contextile {
 void save_plan(const Plan& plan, const std::string& path) {
   const std::vector<std::uint8_t> bytes = serialize(plan);
   ReplacedFile file(path);
-  file.write({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  file.write(bytes);
   file.commit();
 }
 
