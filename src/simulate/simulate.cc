@@ -88,7 +88,7 @@ class Simulator {
       for (std::size_t m = 0; m < plan_.rounds[r].masks.size(); ++m) {
         ProgramCosts costs(plan_, cluster_, r, m);
         for (const Direction direction : kDirections) {
-          if (has(plan_.rounds[r], m, direction)) {
+          if (plan_.rounds[r].has_direction(m, direction)) {
             add_programs(timed_programs(costs, direction), r, m, direction);
           }
         }
@@ -103,10 +103,6 @@ class Simulator {
   }
 
  private:
-  static bool has(const PlanRound& round, std::size_t mask, Direction direction) {
-    return !round.devices.empty() && round.devices.front().programs[mask].of(direction);
-  }
-
   SimulatedDirection& result_of(Direction direction) {
     auto& result = direction == Direction::kForward ? simulation_.forward : simulation_.backward;
     if (!result) {

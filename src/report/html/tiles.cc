@@ -34,7 +34,7 @@ std::vector<Plane> planes_of(const Plan& plan) {
   const PlanRound& first = plan.rounds.front();
   for (std::size_t m = 0; m < first.masks.size(); ++m) {
     for (const Direction direction : kDirections) {
-      if (first.devices.empty() || !first.devices.front().programs[m].of(direction)) continue;
+      if (!first.has_direction(m, direction)) continue;
       for (std::int32_t g = 0; g < groups; ++g) planes.push_back({m, direction, g});
     }
   }
