@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "contextile/cluster.h"
@@ -112,6 +113,9 @@ struct Simulation {
   [[nodiscard]] double time_us() const {
     return (forward ? forward->time_us : 0) + (backward ? backward->time_us : 0);
   }
+  // Those there are, forward first; they point into this.
+  [[nodiscard]] std::vector<std::pair<Direction, const SimulatedDirection*>> directions() const&;
+  void directions() && = delete;
 };
 
 // Runs every program of the plan on the cluster's cost model. Instructions of a device run in

@@ -56,10 +56,9 @@ PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   for (const Simulation& simulation : comparison.simulations) {
     if (simulation.forward) forward_us += simulation.forward->time_us;
     if (simulation.backward) backward_us += simulation.backward->time_us;
-    for (const auto* direction : {&simulation.forward, &simulation.backward}) {
-      if (!*direction) continue;
-      exposed_us += (*direction)->exposed_us;
-      peak_us += (*direction)->mfu * (*direction)->time_us;
+    for (const auto& [direction, simulated] : simulation.directions()) {
+      exposed_us += simulated->exposed_us;
+      peak_us += simulated->mfu * simulated->time_us;
     }
   }
   double bound_us = 0;

@@ -145,14 +145,11 @@ class TraceWriter {
         receives_(sends_.size()) {}
 
   void write(const Simulation& simulation) {
-    for (const auto& [direction, simulated] :
-         {std::pair(Direction::kForward, &simulation.forward),
-          std::pair(Direction::kBackward, &simulation.backward)}) {
-      if (!*simulated) continue;
-      const std::vector<PathStep> path = critical_path(**simulated);
+    for (const auto& [direction, simulated] : simulation.directions()) {
+      const std::vector<PathStep> path = critical_path(*simulated);
       const double begin_us = offset_us_;
-      for (std::size_t p = 0; p < (*simulated)->programs.size(); ++p) {
-        const SimulatedProgram& program = (*simulated)->programs[p];
+      for (std::size_t p = 0; p < simulated->programs.size(); ++p) {
+        const SimulatedProgram& program = simulated->programs[p];
         find_critical(path, p, program);
         write_program(direction, program);
         write_path(direction, path, p, program, begin_us);
@@ -370,13 +367,12 @@ class TraceWriter {
   std::unordered_set<const MessageSpan*> critical_messages_;
 };
 
-void check_timeline(const Plan& plan, const std::optional<SimulatedDirection>& simulated) {
-  if (!simulated) return;
+void check_timeline(const Plan& plan, const SimulatedDirection& simulated) {
   const auto devices = static_cast<std::size_t>(plan.num_devices());
-  CONTEXTILE_CHECK(simulated->devices.size() == devices,
+  CONTEXTILE_CHECK(simulated.devices.size() == devices,
                    "trace: expected a simulation of {} devices, as the plan's, found one of {}",
-                   devices, simulated->devices.size());
-  for (const SimulatedProgram& program : simulated->programs) {
+                   devices, simulated.devices.size());
+  for (const SimulatedProgram& program : simulated.programs) {
     CONTEXTILE_CHECK(program.time_us == 0 || !program.activities.empty(),
                      "trace: expected a simulation with a timeline (SimulateOptions::timeline), "
                      "found none");
@@ -387,8 +383,9 @@ void check_timeline(const Plan& plan, const std::optional<SimulatedDirection>& s
 
 void write_trace(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
                  std::ostream& out) {
-  check_timeline(plan, simulation.forward);
-  check_timeline(plan, simulation.backward);
+  for (const auto& [direction, simulated] : simulation.directions()) {
+    check_timeline(plan, *simulated);
+  }
   TraceWriter(plan, cluster, out).write(simulation);
 }
 

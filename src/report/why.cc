@@ -22,14 +22,6 @@ constexpr std::size_t kIndent = 5;
 constexpr StepKind kStepKinds[] = {StepKind::kAttention, StepKind::kMerge,    StepKind::kLaunch,
                                    StepKind::kLatency,   StepKind::kTransfer, StepKind::kBarrier};
 
-std::vector<std::pair<Direction, const SimulatedDirection*>> directions_of(
-    const Simulation& simulation) {
-  std::vector<std::pair<Direction, const SimulatedDirection*>> directions;
-  if (simulation.forward) directions.emplace_back(Direction::kForward, &*simulation.forward);
-  if (simulation.backward) directions.emplace_back(Direction::kBackward, &*simulation.backward);
-  return directions;
-}
-
 struct LongWait {
   Direction direction;
   const SimulatedProgram* program;
@@ -40,7 +32,7 @@ struct LongWait {
 std::vector<LongWait> longest_waits(const Plan& plan, const Cluster& cluster,
                                     const Simulation& simulation) {
   std::vector<LongWait> waits;
-  for (const auto& [direction, simulated] : directions_of(simulation)) {
+  for (const auto& [direction, simulated] : simulation.directions()) {
     for (const SimulatedProgram& program : simulated->programs) {
       for (const ActivitySpan& span : program.activities) {
         if (span.activity != Activity::kExposed) continue;
@@ -154,7 +146,7 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
 std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
                      const std::vector<TimeCause>& causes) {
   std::string text = fmt::format("\nwhy {}\n", time_text(simulation.time_us()));
-  for (const auto& [direction, simulated] : directions_of(simulation)) {
+  for (const auto& [direction, simulated] : simulation.directions()) {
     const auto us = path_times_us(critical_path(*simulated));
     std::vector<std::string> parts;
     for (const StepKind kind : kStepKinds) {
@@ -193,7 +185,7 @@ std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation&
 Json why_json(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
               const std::vector<TimeCause>& causes) {
   Json path = Json::object();
-  for (const auto& [direction, simulated] : directions_of(simulation)) {
+  for (const auto& [direction, simulated] : simulation.directions()) {
     const auto us = path_times_us(critical_path(*simulated));
     Json& times = path[std::string(to_string(direction))];
     for (const StepKind kind : kStepKinds) {

@@ -80,7 +80,7 @@ class DirectionSteps {
   explicit DirectionSteps(const SimulatedDirection& simulated)
       : simulated_(simulated), path_(critical_path(simulated)) {}
 
-  [[nodiscard]] const std::vector<PathStep>& path() const { return path_; }
+  [[nodiscard]] const SimulatedDirection& simulated() const { return simulated_; }
   [[nodiscard]] const SimulatedProgram& program_of(const PathStep& step) const {
     return simulated_.programs[static_cast<std::size_t>(step.program)];
   }
@@ -255,8 +255,8 @@ class Causes {
  public:
   Causes(const Plan& plan, const Cluster& cluster, const Simulation& simulation)
       : plan_(plan), cluster_(cluster), simulation_(simulation) {
-    for (const auto* simulated : {&simulation.forward, &simulation.backward}) {
-      if (*simulated) directions_.emplace_back(**simulated);
+    for (const auto& [direction, simulated] : simulation.directions()) {
+      directions_.emplace_back(*simulated);
     }
   }
 
@@ -291,13 +291,10 @@ class Causes {
                        .without_us = other.time_us(),
                        .gain_us = simulation_.time_us() - other.time_us(),
                        .steps = num_steps(cause)};
-    std::size_t d = 0;
-    for (const auto* simulated : {&other.forward, &other.backward}) {
-      if (!*simulated) continue;
-      if (compares_steps) {
-        measured.path_us += directions_[d].shorter_us(**simulated, kinds_of(cause));
-      }
-      ++d;
+    if (!compares_steps) return measured;
+    const auto others = other.directions();
+    for (std::size_t d = 0; d < directions_.size(); ++d) {
+      measured.path_us += directions_[d].shorter_us(*others[d].second, kinds_of(cause));
     }
     return measured;
   }
@@ -310,11 +307,10 @@ class Causes {
   void add_imbalance() {
     TimeCause found;
     double most_us = 0;
-    for (const auto* simulated : {&simulation_.forward, &simulation_.backward}) {
-      if (!*simulated) continue;
-      for (const SimulatedProgram& program : (*simulated)->programs) {
+    for (const DirectionSteps& direction : directions_) {
+      for (const SimulatedProgram& program : direction.simulated().programs) {
         const std::vector<double> attention_us =
-            attention_of_devices(program, (*simulated)->devices.size());
+            attention_of_devices(program, direction.simulated().devices.size());
         const double mean_us = mean_of(attention_us);
         const auto longest = std::ranges::max_element(attention_us);
         if (longest == attention_us.end() || *longest - mean_us <= most_us) continue;
@@ -346,8 +342,8 @@ class Causes {
     if (!busiest) return;
     std::vector<NetworkPort> all;
     const Ports ports(cluster_);
-    for (std::size_t p = 0; p < ports.capacities().size(); ++p) {
-      const NetworkPort port = ports.port(static_cast<std::int32_t>(p));
+    for (std::int32_t p = 0; p < ports.num_ports(); ++p) {
+      const NetworkPort port = ports.port(p);
       if (is_nic(port) == is_nic(*busiest)) all.push_back(port);
     }
     const TimeCause of_all = measure(kind, {.unlimited = all});
@@ -364,9 +360,8 @@ class Causes {
     const Ports ports(cluster_);
     const std::int32_t number = ports.number(port);
     std::int64_t bytes = 0;
-    for (const auto* simulated : {&simulation_.forward, &simulation_.backward}) {
-      if (!*simulated) continue;
-      for (const SimulatedProgram& program : (*simulated)->programs) {
+    for (const DirectionSteps& direction : directions_) {
+      for (const SimulatedProgram& program : direction.simulated().programs) {
         for (const MessageSpan& message : program.messages) {
           const FlowPath path = ports.path_between(message.src, message.dst);
           const auto* const end = path.port.begin() + path.num_ports;

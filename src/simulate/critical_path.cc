@@ -127,7 +127,7 @@ class Dependencies {
 class PortMessages {
  public:
   PortMessages(const SimulatedProgram& program, const Cluster& cluster)
-      : program_(program), ports_(cluster), of_port_(ports_.capacities().size()) {
+      : program_(program), ports_(cluster), of_port_(static_cast<std::size_t>(ports_.num_ports())) {
     for (std::size_t m = 0; m < program.messages.size(); ++m) {
       const FlowPath path = ports_.path_between(program.messages[m].src, program.messages[m].dst);
       for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {

@@ -13,7 +13,7 @@ std::vector<double> Ports::capacities() const {
   const auto devices = static_cast<std::size_t>(cluster_.num_devices());
   std::vector<double> capacity(2 * devices, cluster_.intra_gbytes_per_s * kBytesPerUsOfGbytes);
   capacity.resize(
-      2 * devices + 2 * static_cast<std::size_t>(num_nics()),
+      static_cast<std::size_t>(num_ports()),
       cluster_.inter_gbytes_per_s_per_node / cluster_.nics_per_node * kBytesPerUsOfGbytes);
   return capacity;
 }

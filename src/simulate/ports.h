@@ -15,6 +15,7 @@ class Ports {
  public:
   explicit Ports(const Cluster& cluster) : cluster_(cluster) {}
 
+  [[nodiscard]] std::int32_t num_ports() const { return 2 * (cluster_.num_devices() + num_nics()); }
   // Bytes per µs, by number.
   [[nodiscard]] std::vector<double> capacities() const;
   // What a message from one device to another crosses.

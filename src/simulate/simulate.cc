@@ -201,6 +201,13 @@ std::string_view to_string(Activity activity) {
                 static_cast<int>(activity));
 }
 
+std::vector<std::pair<Direction, const SimulatedDirection*>> Simulation::directions() const& {
+  std::vector<std::pair<Direction, const SimulatedDirection*>> directions;
+  if (forward) directions.emplace_back(Direction::kForward, &*forward);
+  if (backward) directions.emplace_back(Direction::kBackward, &*backward);
+  return directions;
+}
+
 Simulation simulate(const Plan& plan, const Cluster& cluster, const SimulateOptions& options) {
   return simulate_if(plan, cluster, options, {});
 }

@@ -323,10 +323,9 @@ TEST(TimelinePicture, HoldsEverySpanAndMessageOfTheSimulation) {
     const TimelinePicture picture = timeline_picture(plan, cluster, reported.simulation, kPlenty);
     EXPECT_TRUE(picture.notes.empty());
     std::size_t at = 0;
-    for (const auto* simulated : {&reported.simulation.forward, &reported.simulation.backward}) {
-      if (!*simulated) continue;
+    for (const auto& [direction, simulated] : reported.simulation.directions()) {
       const ReportJson& json = picture.json[at++];
-      std::vector<double> attention_us((*simulated)->devices.size());
+      std::vector<double> attention_us(simulated->devices.size());
       PackedReader spans(json["spans"].get<std::string>());
       for (double& us : attention_us) {
         std::int64_t ns = 0;
@@ -334,14 +333,14 @@ TEST(TimelinePicture, HoldsEverySpanAndMessageOfTheSimulation) {
           ns += spans.next_signed();
           const std::int64_t length_ns = spans.next();
           ns += length_ns;
-          EXPECT_LE(static_cast<double>(ns), (*simulated)->time_us * 1e3 + 1);
+          EXPECT_LE(static_cast<double>(ns), simulated->time_us * 1e3 + 1);
           if (spans.next() == 0) us += static_cast<double>(length_ns) * 1e-3;
           for (int i = 0; i < 3; ++i) spans.next();
         }
       }
       EXPECT_TRUE(spans.done());
       for (std::size_t r = 0; r < attention_us.size(); ++r) {
-        EXPECT_NEAR(attention_us[r], (*simulated)->devices[r].of(Activity::kAttention), 0.1);
+        EXPECT_NEAR(attention_us[r], simulated->devices[r].of(Activity::kAttention), 0.1);
       }
       PackedReader messages(json["messages"].get<std::string>());
       std::int64_t bytes = 0;
@@ -352,7 +351,7 @@ TEST(TimelinePicture, HoldsEverySpanAndMessageOfTheSimulation) {
         messages.next_signed();
         messages.next();
       }
-      EXPECT_EQ(bytes, (*simulated)->intra_bytes + (*simulated)->inter_bytes);
+      EXPECT_EQ(bytes, simulated->intra_bytes + simulated->inter_bytes);
     }
     EXPECT_EQ(at, picture.json.size());
   });

@@ -29,8 +29,7 @@ TEST(TimelineWhy, HoldsThePathAndTheReasonOfEveryWait) {
       const TimelinePicture picture =
           timeline_picture(plan, cluster, reported.simulation, 10'000'000);
       std::size_t at = 0;
-      for (const auto* simulated : {&reported.simulation.forward, &reported.simulation.backward}) {
-        if (!*simulated) continue;
+      for (const auto& [direction, simulated] : reported.simulation.directions()) {
         const ReportJson& json = picture.json[at++];
         PackedReader path(json["path"].get<std::string>());
         std::int64_t path_ns = 0;
@@ -42,7 +41,7 @@ TEST(TimelineWhy, HoldsThePathAndTheReasonOfEveryWait) {
             EXPECT_LT(path.next(), plan.num_devices());
           }
         }
-        EXPECT_NEAR(static_cast<double>(path_ns), (*simulated)->time_us * 1e3, 1);
+        EXPECT_NEAR(static_cast<double>(path_ns), simulated->time_us * 1e3, 1);
         std::vector<std::int64_t> wait_ns;
         PackedReader spans(json["spans"].get<std::string>());
         for (std::int32_t d = 0; d < plan.num_devices(); ++d) {

@@ -196,8 +196,8 @@ TEST(Trace, OfEveryStrategyIsWellFormedAndHoldsEveryByte) {
         last_ns = std::max(last_ns, program.end_ns);
       }
       std::int64_t moved = 0;
-      for (const auto* direction : {&simulation.forward, &simulation.backward}) {
-        if (*direction) moved += (*direction)->intra_bytes + (*direction)->inter_bytes;
+      for (const auto& [direction, simulated] : simulation.directions()) {
+        moved += simulated->intra_bytes + simulated->inter_bytes;
       }
       EXPECT_EQ(sent, moved);
       std::int64_t path_end_ns = 0;

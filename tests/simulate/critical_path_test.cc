@@ -267,11 +267,10 @@ TEST(CriticalPath, OfEveryStrategyAddsUpAndEachStepDependsOnTheOneBefore) {
     for (const NamedPlan& named : plans_of_every_strategy(chance, batch)) {
       SCOPED_TRACE(fmt::format("{}: {}, {}", i, batch.text, named.name));
       const Simulation simulation = simulate(named.plan, cluster, {.timeline = true});
-      for (const auto* direction : {&simulation.forward, &simulation.backward}) {
-        if (!*direction) continue;
-        expect_path(**direction);
-        expect_waits(**direction, cluster);
-        steps += static_cast<std::int64_t>(critical_path(**direction).size());
+      for (const auto& [direction, simulated] : simulation.directions()) {
+        expect_path(*simulated);
+        expect_waits(*simulated, cluster);
+        steps += static_cast<std::int64_t>(critical_path(*simulated).size());
       }
       ++plans;
     }

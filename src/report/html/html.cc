@@ -32,14 +32,13 @@ void check_reported(const ReportedPlan& reported) {
                    reported.name, reported.verified.num_violations);
   CONTEXTILE_CHECK(!reported.plan.rounds.empty() && reported.plan.num_tokens() > 0,
                    "report: {}: expected a plan with tokens, found none", reported.name);
-  for (const auto* simulated : {&reported.simulation.forward, &reported.simulation.backward}) {
-    if (!*simulated) continue;
+  for (const auto& [direction, simulated] : reported.simulation.directions()) {
     const auto devices = static_cast<std::size_t>(reported.plan.num_devices());
-    CONTEXTILE_CHECK((*simulated)->devices.size() == devices,
+    CONTEXTILE_CHECK(simulated->devices.size() == devices,
                      "report: {}: expected a simulation of {} devices, as the plan's, found one of "
                      "{}",
-                     reported.name, devices, (*simulated)->devices.size());
-    for (const SimulatedProgram& program : (*simulated)->programs) {
+                     reported.name, devices, simulated->devices.size());
+    for (const SimulatedProgram& program : simulated->programs) {
       CONTEXTILE_CHECK(program.time_us == 0 || !program.activities.empty(),
                        "report: {}: expected a simulation with a timeline "
                        "(SimulateOptions::timeline), found none",

@@ -295,10 +295,8 @@ void add_if_small(const std::vector<DirectionTimeline>& timelines, std::string_v
 TimelinePicture timeline_picture(const Plan& plan, const Cluster& cluster,
                                  const Simulation& simulation, std::size_t budget_bytes) {
   std::vector<DirectionTimeline> timelines;
-  for (const auto& [direction, simulated] :
-       {std::pair(Direction::kForward, &simulation.forward),
-        std::pair(Direction::kBackward, &simulation.backward)}) {
-    if (*simulated) timelines.emplace_back(plan, cluster, direction, **simulated);
+  for (const auto& [direction, simulated] : simulation.directions()) {
+    timelines.emplace_back(plan, cluster, direction, *simulated);
   }
   TimelinePicture picture{ReportJson::array(), {}};
   std::size_t spans = 0;
