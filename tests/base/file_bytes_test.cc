@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "contextile/base.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
@@ -28,12 +29,7 @@ const FirstLook kAnything = [](std::span<const std::uint8_t>, std::string_view) 
 
 // The message of the failure, whatever its type.
 std::string failure_of(const std::string& path, const FirstLook& look) {
-  try {
-    const FileBytes file(path, look);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<Error>([&] { const FileBytes file(path, look); });
 }
 
 TEST(FileBytes, ReadsARegularFile) {

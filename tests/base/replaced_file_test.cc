@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "contextile/base.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
@@ -51,12 +52,7 @@ void replace(const std::string& path, const std::string& text) {
   file.commit();
 }
 std::string failure_of(const std::string& path) {
-  try {
-    replace(path, "new");
-  } catch (const IoError& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<IoError>([&] { replace(path, "new"); });
 }
 
 TEST_F(ReplacedFiles, HoldTheOldContentUntilTheCommit) {

@@ -169,16 +169,6 @@ bool insert_input_copy(Plan& plan, Chance& chance) {
 
 // --------------------------------------------------------------------------- staging, retain
 
-std::vector<std::vector<StagingSlot>*> stagings_of(Plan& plan) {
-  std::vector<std::vector<StagingSlot>*> lists;
-  for (const ProgramPlace& at : programs_of(plan)) {
-    for (auto& slots : at.program->staging) {
-      if (!slots.empty()) lists.push_back(&slots);
-    }
-  }
-  return lists;
-}
-
 bool shrink_slot(Plan& plan, Chance& chance) {
   auto lists = stagings_of(plan);
   if (lists.empty()) return false;

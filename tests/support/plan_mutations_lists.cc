@@ -9,16 +9,6 @@
 namespace contextile {
 namespace {
 
-std::vector<std::vector<StagingSlot>*> stagings_of(Plan& plan) {
-  std::vector<std::vector<StagingSlot>*> lists;
-  for (const ProgramPlace& at : programs_of(plan)) {
-    for (auto& slots : at.program->staging) {
-      if (!slots.empty()) lists.push_back(&slots);
-    }
-  }
-  return lists;
-}
-
 // The slots behind it get other numbers.
 bool duplicate_slot(Plan& plan, Chance& chance) {
   auto lists = stagings_of(plan);

@@ -73,6 +73,17 @@ inline std::vector<std::vector<TransferEnd>*> ends_of(Plan& plan, std::size_t mi
   return lists;
 }
 
+// Lists of staging slots, of every program and kind, that are not empty.
+inline std::vector<std::vector<StagingSlot>*> stagings_of(Plan& plan) {
+  std::vector<std::vector<StagingSlot>*> lists;
+  for (const ProgramPlace& at : programs_of(plan)) {
+    for (auto& slots : at.program->staging) {
+      if (!slots.empty()) lists.push_back(&slots);
+    }
+  }
+  return lists;
+}
+
 struct InstructionPlace {
   std::vector<Instruction>* list;
   std::size_t index;

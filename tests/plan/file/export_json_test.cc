@@ -2,25 +2,20 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
+#include "plan/file/exported.h"
+#include "support/message_of.h"
 #include "support/plan_support.h"
 
 namespace contextile {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string exported(const Plan& plan, std::optional<Rank> only = std::nullopt) {
-  std::ostringstream out;
-  export_json(plan, out, only);
-  return out.str();
-}
 
 Json forward_of(const Plan& plan, std::size_t rank) {
   return Json::parse(exported(plan))["rounds"][0]["devices"][rank]["programs"][0]["forward"];
@@ -160,13 +155,8 @@ TEST(JsonExport, ReplacesWhatIsNoUtf8) {
 TEST(JsonExport, RefusesAPlanWithoutAnOwnerForEveryBlock) {
   Plan plan = example_plan();
   plan.rounds[0].owners.pop_back();
-  try {
-    static_cast<void>(exported(plan));
-    FAIL() << "expected InvalidPlan";
-  } catch (const InvalidPlan& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "plan export: round 0: expected 3 owners, one for every block, found 2");
-  }
+  EXPECT_EQ(message_of<InvalidPlan>([&] { return exported(plan); }),
+            "plan export: round 0: expected 3 owners, one for every block, found 2");
 }
 
 TEST(JsonExport, KeepsEveryDigitOfScaleAndSoftcap) {

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,8 @@
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
+#include "plan/file/exported.h"
+#include "support/message_of.h"
 #include "support/plan_mutations.h"
 #include "support/plan_support.h"
 
@@ -20,12 +21,6 @@ namespace contextile {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string exported(const Plan& plan, std::optional<Rank> only = std::nullopt) {
-  std::ostringstream out;
-  export_json(plan, out, only);
-  return out.str();
-}
 
 Plan digested(Plan plan) {
   plan.digest = compute_digest(plan);
@@ -40,12 +35,7 @@ std::string example() {
 }
 
 std::string error_of(const std::string& json) {
-  try {
-    static_cast<void>(import_json(json, "a.json"));
-  } catch (const InvalidPlan& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<InvalidPlan>([&] { return import_json(json, "a.json"); });
 }
 
 // The first `from` replaced.
