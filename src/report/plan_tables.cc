@@ -85,22 +85,12 @@ Json movement_json(const DataMovement& movement) {
           {"unused_by_receiver_bytes", movement.unused_by_receiver_bytes}};
 }
 
-// Lines after the first begin below the first one's value.
-std::string indented(std::string_view text) {
-  std::string result;
-  for (const char c : wrap(text, 70)) {
-    result += c;
-    if (c == '\n') result += std::string(10, ' ');
-  }
-  return result;
-}
-
 }  // namespace
 
 std::string describe_plan(const Plan& plan) {
   std::string text;
-  text += fmt::format("strategy  {}\n",
-                      indented(printable(plan.strategy) + options_text(plan.options)));
+  text += fmt::format("strategy  {}\n", wrap(printable(plan.strategy) + options_text(plan.options),
+                                             kTextColumns, {.first = 10, .others = 10}));
   text += fmt::format("cluster   {}, {} x {} = {}\n", printable(plan.cluster_name),
                       count(plan.nodes, "node"), plan.devices_per_node,
                       count(plan.num_devices(), "device"));

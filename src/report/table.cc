@@ -25,6 +25,12 @@ std::vector<std::string> lines_of(const std::string& text) {
   }
 }
 
+// Columns a text takes: bytes that continue a character of UTF-8 take none.
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
+
 std::string csv_field(const Cell& cell) {
   if (const auto* flag = std::get_if<bool>(&cell)) return *flag ? "true" : "false";
   if (const auto* whole = std::get_if<std::int64_t>(&cell)) return fmt::format("{}", *whole);
@@ -128,21 +134,23 @@ std::string milliseconds(double seconds) {
   return format_cell(Cell{seconds}, Format::kMilliseconds) + " ms";
 }
 
-std::string wrap(std::string_view text, std::size_t columns) {
+std::string wrap(std::string_view text, std::size_t columns, Indent indent) {
   std::string out;
-  std::size_t line = 0;  // characters on the current line
+  std::size_t before = indent.first;  // columns before the current line's words
+  std::size_t line = 0;               // columns of its words
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
     const std::string_view word = text.substr(0, end);
-    if (line > 0 && line + 1 + word.size() > columns) {
-      out += '\n';
+    if (line > 0 && before + line + 1 + columns_of(word) > columns) {
+      out += '\n' + std::string(indent.others, ' ');
+      before = indent.others;
       line = 0;
     } else if (line > 0) {
       out += ' ';
       ++line;
     }
     out += word;
-    line += word.size();
+    line += columns_of(word);
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return out;

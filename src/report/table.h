@@ -86,8 +86,13 @@ class Table {
 [[nodiscard]] std::string megabytes(std::int64_t bytes);
 [[nodiscard]] std::string percent(double fraction);
 [[nodiscard]] std::string milliseconds(double seconds);
-// Text broken into lines of at most `columns` at spaces.
-[[nodiscard]] std::string wrap(std::string_view text, std::size_t columns);
+// Text broken into lines of at most `columns` at spaces. The first line goes on where `first`
+// columns stand already, the others begin with `others` spaces.
+struct Indent {
+  std::size_t first = 0;
+  std::size_t others = 0;
+};
+[[nodiscard]] std::string wrap(std::string_view text, std::size_t columns, Indent indent = {});
 // "1 mask", "2 masks", "2 batches".
 [[nodiscard]] std::string count(std::int64_t number, std::string_view noun);
 

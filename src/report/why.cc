@@ -17,7 +17,6 @@ namespace contextile {
 namespace {
 
 constexpr std::size_t kLongestWaits = 3;
-constexpr std::size_t kIndent = 5;
 
 constexpr StepKind kStepKinds[] = {StepKind::kAttention, StepKind::kMerge,    StepKind::kLaunch,
                                    StepKind::kLatency,   StepKind::kTransfer, StepKind::kBarrier};
@@ -53,38 +52,18 @@ std::vector<LongWait> longest_waits(const Plan& plan, const Cluster& cluster,
   return waits;
 }
 
-// Columns a text takes: bytes that continue a character take none.
-std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+// Words after `begin`; lines behind the first stand below the names of entries.
+std::string wrapped(std::string_view begin, std::string_view text) {
+  constexpr std::size_t kIndent = 5;
+  return fmt::format("{}{}\n", begin,
+                     wrap(text, kTextColumns, {.first = begin.size(), .others = kIndent}));
 }
 
-// Words in lines of at most 80 columns, the first after what stands there already.
-std::string wrapped(std::string_view text, std::size_t indent, std::size_t column) {
-  std::string lines;
-  while (!text.empty()) {
-    const std::string_view word = text.substr(0, text.find(' '));
-    text.remove_prefix(std::min(text.size(), word.size() + 1));
-    if (column > indent && column + 1 + columns_of(word) > kTextColumns) {
-      lines += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      lines += ' ';
-      ++column;
-    }
-    lines += word;
-    column += columns_of(word);
-  }
-  return lines + "\n";
+std::string entry(std::size_t number, std::string_view head) {
+  return wrapped(fmt::format("  {}  ", number), head);
 }
 
-std::string entry(std::size_t number, const std::string& head) {
-  return fmt::format("  {}  ", number) + wrapped(head, kIndent, kIndent);
-}
-
-std::string line(std::string_view text) {
-  return std::string(kIndent, ' ') + wrapped(text, kIndent, kIndent);
-}
+std::string line(std::string_view text) { return wrapped("     ", text); }
 
 CauseText link_text(const TimeCause& cause, const Cluster& cluster) {
   const bool is_node = cause.cause == Cause::kNodeLinks;
@@ -153,9 +132,8 @@ std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation&
       const double part = us[static_cast<std::size_t>(kind)];
       if (part > 0) parts.push_back(fmt::format("{} {}", to_string(kind), time_text(part)));
     }
-    text += "  " + wrapped(fmt::format("critical path, {}: {}", to_string(direction),
-                                       fmt::join(parts, ", ")),
-                           kIndent, 2);
+    text += wrapped(
+        "  ", fmt::format("critical path, {}: {}", to_string(direction), fmt::join(parts, ", ")));
   }
   text += "\nlargest causes, each by simulating without it\n";
   if (causes.empty()) text += "  none of a thousandth of the time\n";

@@ -40,13 +40,7 @@ Table list_of_tables() {
 
 // "label     text", wrapped and indented under itself.
 std::string labelled(std::string_view label, const std::string& text, std::size_t indent = 10) {
-  const std::string wrapped = wrap(text, kTextColumns - indent);
-  std::string out = fmt::format("{:{}}", label, indent);
-  for (const char c : wrapped) {
-    out += c;
-    if (c == '\n') out += std::string(indent, ' ');
-  }
-  return out + '\n';
+  return fmt::format("{:{}}{}\n", label, indent, wrap(text, kTextColumns, {indent, indent}));
 }
 
 std::string list_text() {
