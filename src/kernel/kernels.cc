@@ -8,6 +8,7 @@
 #include "kernel/reference_kernel.h"
 #include "kernel/simd/kernel.h"
 #include "kernel/simd/row_ops.h"
+#include "kernel/tensor.h"
 
 namespace contextile {
 
@@ -24,17 +25,7 @@ const RowOps& AttentionKernel::row_ops() const {
   return kPortable;
 }
 
-double weight_rounding(Dtype weights) {
-  switch (weights) {
-    case Dtype::kF32:
-      return 0;
-    case Dtype::kBf16:
-      return 0x1p-7;
-    case Dtype::kF16:
-      return 0x1p-10;
-  }
-  return 0;
-}
+double weight_rounding(Dtype weights) { return 2 * rounding_step(weights); }
 
 std::span<const AttentionKernel* const> kernels() {
   static const std::vector<const AttentionKernel*> kAll = [] {

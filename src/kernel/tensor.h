@@ -29,6 +29,11 @@ template <typename T>
   return {static_cast<float*>(view.data), view.token_stride, view.head_stride};
 }
 
+// How far rounding fp32 to the nearest of a dtype goes at most, relative to the number.
+[[nodiscard]] constexpr double rounding_step(Dtype dtype) {
+  return dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0;
+}
+
 // `tokens` tokens from `first` and `heads` heads from `first_head`, no copy.
 [[nodiscard]] TensorView slice(const TensorView& view, std::int64_t first, std::int64_t tokens,
                                std::int32_t first_head, std::int32_t heads);

@@ -10,6 +10,7 @@
 
 #include "contextile/kernel.h"
 #include "contextile/oracle.h"
+#include "kernel/tensor.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {
@@ -22,18 +23,6 @@ constexpr double kCancellation = 64;
 // Where a kernel rounds weights: docs/kernels.md.
 constexpr double kRoundedLseBound = 0x1p-18;
 constexpr double kRoundedCancellation = 2;
-
-double rounding_step(Dtype wire) {
-  switch (wire) {
-    case Dtype::kF32:
-      return 0;
-    case Dtype::kBf16:
-      return 0x1p-8;
-    case Dtype::kF16:
-      return 0x1p-11;
-  }
-  return 0;
-}
 
 double max_abs(std::span<const double> values) {
   double largest = 0;

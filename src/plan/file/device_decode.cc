@@ -10,8 +10,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
-
 // A list that programs take elements from in turn.
 template <typename T>
 class ListReader {

@@ -12,7 +12,6 @@ namespace {
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 
-constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
 constexpr std::size_t kMaxSectionBytes = FLATBUFFERS_MAX_BUFFER_SIZE / 2;
 
 std::uint32_t count_of(std::size_t count) { return static_cast<std::uint32_t>(count); }

@@ -9,11 +9,10 @@
 
 #include "mask/tile_table.h"
 #include "plan/file/import_json.h"
+#include "plan/file/manifest.h"
 
 namespace contextile {
 namespace {
-
-constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
 
 class ImportCheck {
  public:

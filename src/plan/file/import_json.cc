@@ -13,7 +13,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
 constexpr std::int64_t kEndOfInt64 = std::numeric_limits<std::int64_t>::max();
 
 class DocumentReader {

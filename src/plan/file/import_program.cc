@@ -10,8 +10,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
-
 // Members of instructions, by bit. Which of them an operation has says needs_of.
 enum Members : std::uint32_t {
   kTiles = 1,

@@ -16,6 +16,8 @@ inline constexpr int kNumRoles = 3;
 inline constexpr std::int32_t kMaxShapeNumber = 1 << 20;  // heads, dims, layers
 inline constexpr std::int64_t kMaxPosition = kUnbounded;  // exclusive
 inline constexpr double kMaxPaddingFactor = 1e6;
+// Ids, and counts of what has ids, are below.
+inline constexpr std::int64_t kEndOfInt32 = std::int64_t{1} << 31;
 
 // Bytes of the FlatBuffer. O(blocks + bands + sequences).
 [[nodiscard]] std::vector<std::uint8_t> encode_manifest(const Plan& plan);
