@@ -59,12 +59,14 @@ double input_share(const DirectionStats& stats, Direction direction) {
 AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const double> shares) {
   AttentionTimes times;
   times.time_us = mean_layer_us(simulated, shares);
-  double busiest_us = 0;
+  // By what the busiest device waits, not by what it computes: where it never waits, compute is the
+  // whole time to the last bit.
+  double waiting_us = simulated.time_us;
   for (const DeviceTimes& device : simulated.devices) {
-    busiest_us = std::max(busiest_us, device.busy_us());
+    waiting_us = std::min(waiting_us, device.of(Activity::kExposed) + device.idle_us);
   }
-  times.compute_us =
-      simulated.time_us > 0 ? times.time_us * busiest_us / simulated.time_us : times.time_us;
+  const double waiting_share = waiting_us > 0 ? waiting_us / simulated.time_us : 0;
+  times.compute_us = times.time_us * (1 - waiting_share);
   return times;
 }
 

@@ -18,20 +18,25 @@ constexpr double kCollectivesAfter = 3;
 
 // Two parts in turns, `layers` of them. Barriered ticks of compute beside transfers, by part: L0
 // beside the results of the layer before, L1 beside inputs of 0, attention of 0 beside inputs of 1,
-// attention of 1 beside results of 0. L is what lies between two attentions.
-double ping_pong_us(std::int32_t layers, const std::array<AttentionTimes, 2>& attention,
-                    const std::array<double, 2>& first_us, const std::array<double, 2>& last_us) {
+// attention of 1 beside results of 0. L is what lies between two attentions. Returns how much
+// longer than their compute the ticks are: exactly 0 where compute hides all transfers.
+double ping_pong_exposed_us(std::int32_t layers, const std::array<AttentionTimes, 2>& attention,
+                            const std::array<double, 2>& first_us,
+                            const std::array<double, 2>& last_us) {
+  const auto beyond = [](double transfers_us, double compute_us) {
+    return std::max(0.0, transfers_us - compute_us);
+  };
   double us = 0;
   double results_us = 0;
   for (std::int32_t k = 0; k < layers; ++k) {
     const double l0 = first_us[0] + (k == 0 ? 0 : last_us[0]);
     const double l1 = first_us[1] + (k == 0 ? 0 : last_us[1]);
-    us += std::max(l0, results_us) + std::max(l1, attention[0].input_us) +
-          std::max(attention[0].compute_us, attention[1].input_us) +
-          std::max(attention[1].compute_us, attention[0].output_us);
+    us += beyond(results_us, l0) + beyond(attention[0].input_us, l1) +
+          beyond(attention[1].input_us, attention[0].compute_us) +
+          beyond(attention[0].output_us, attention[1].compute_us);
     results_us = attention[1].output_us;
   }
-  return us + std::max(last_us[0], results_us) + last_us[1];
+  return us + beyond(results_us, last_us[0]);
 }
 
 }  // namespace
@@ -182,7 +187,6 @@ PhaseCost StepCosts::layers_cost(Direction direction, std::int32_t layers,
     cost.exposed_us += layers * (part.attention.time_us - part.attention.compute_us);
   }
   if (parts.size() == 1) return cost;
-  cost.exposed_us = 0;
   const bool forward = direction == Direction::kForward;
   std::array<AttentionTimes, 2> attention;
   std::array<double, 2> first_us{};
@@ -192,7 +196,7 @@ PhaseCost StepCosts::layers_cost(Direction direction, std::int32_t layers,
     first_us[i] = (forward ? parts[i].before : parts[i].after).total_us();
     last_us[i] = (forward ? parts[i].after : parts[i].before).total_us();
   }
-  cost.exposed_us = ping_pong_us(layers, attention, first_us, last_us) - cost.total_us();
+  cost.exposed_us = ping_pong_exposed_us(layers, attention, first_us, last_us);
   return cost;
 }
 

@@ -241,7 +241,7 @@ TEST(PingPong, HidesTransfersOfOneHalfUnderComputeOfTheOther) {
   const StageTimes hidden = predict_step(step).stages.front();
   // L0, L1 of a layer are 68 us forward: all but the last results of the last layer are hidden.
   EXPECT_NEAR(hidden.attention_us, 2 * 4 * 200, 1e-6);
-  EXPECT_NEAR(hidden.exposed_attention_us, 0, 1e-6);
+  EXPECT_EQ(hidden.exposed_attention_us, 0);
   // Transfers longer than anything beside them are seen.
   step.replicas[0][0].parts = {piecewise(100, 10, 10), piecewise(100, 500, 10)};
   EXPECT_NEAR(predict_step(step).stages.front().exposed_attention_us, 2 * 4 * 400, 1e-6);
@@ -420,6 +420,24 @@ TEST(BatchPart, TakesTimesTokensAndBytesFromThePlan) {
   EXPECT_EQ(part.attention.forward.output_us, 0);
   EXPECT_GT(part.attention.backward.output_us, 0);
   EXPECT_EQ(batch_part_of(plan, cluster, 2).attention.forward.input_us, 0);
+}
+
+TEST(BatchPart, ExposesNothingWhereTheBusiestDeviceNeverWaits) {
+  Cluster cluster = load_cluster("dgx-h200:1x8");
+  cluster.intra_gbytes_per_s = 1e9;
+  cluster.intra_latency_us = 0;
+  const std::vector<MaskUse> masks = {parse_mask_use("wide=causal@3"),
+                                      parse_mask_use("other=causal@4")};
+  for (std::int64_t length = 1000; length < 3000; length += 77) {
+    const std::vector<std::int64_t> lengths = {length};
+    const Workload workload = make_workload(lengths, {}, masks);
+    // The last device has the most work, and all it needs comes while it computes.
+    const Plan plan =
+        build_plan(workload, cluster, find_strategy("ring").arrange(workload, cluster, {}));
+    const AttentionTimes forward = batch_part_of(plan, cluster, 1).attention.forward;
+    EXPECT_GT(forward.time_us, 0);
+    EXPECT_EQ(forward.compute_us, forward.time_us);
+  }
 }
 
 TEST(TrainingStep, RefusesWhatDoesNotFitTogether) {
