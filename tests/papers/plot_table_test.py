@@ -92,6 +92,27 @@ class PlotTable(unittest.TestCase):
         for tick in ("512", "1K", "4K"):
             self.assertEqual(texts.count(tick), 2)
 
+    def test_names_what_both_axes_show(self):
+        self.assertEqual(self.texts(self.draw(LINES)).count("tokens"), 2)
+        for columns, label in (
+            (("total_s",), "total (ms)"),
+            (("forward_s", "backward_s"), "time (ms)"),
+            (("kept_latency", "again_latency"), "latency"),
+            (("of_fastest", "of_bound"), "ratio"),
+        ):
+            rows = [{"devices": devices, **dict.fromkeys(columns, devices)} for devices in (2, 4)]
+            plots = [{"x": "devices", "y": list(columns)}]
+            texts = self.texts(self.draw({"rows": rows, "plots": plots}))
+            self.assertIn(label, texts)
+            self.assertIn("devices", texts)
+
+    def test_paints_with_plain_colours(self):
+        """What is no browser does not know CSS variables and draws black."""
+        kept = (SCRIPT.parents[1] / "docs" / "images").glob("*.svg")
+        for svg in [self.draw(LINES), self.draw(BARS), *(path.read_text("utf-8") for path in kept)]:
+            self.assertIn("fill: #", svg)
+            self.assertNotIn("var(", svg)
+
     def test_leaves_out_rows_without_a_number(self):
         self.assertNotIn("magi", self.texts(self.draw(LINES)))
 
