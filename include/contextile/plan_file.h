@@ -21,6 +21,7 @@ namespace contextile {
 // names the source in messages.
 [[nodiscard]] Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where);
 // XXH3-64 of the canonical bytes: what the file holds before zstd, each section by size and hash.
+// Throws InvalidPlan when ids do not fit the plan, as there are no such bytes then.
 [[nodiscard]] std::uint64_t compute_digest(const Plan& plan);
 // "16 hex digits".
 [[nodiscard]] std::string digest_text(std::uint64_t digest);
