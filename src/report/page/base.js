@@ -189,6 +189,19 @@ class Picture {
   atX(x) { return this.inner.left + (x - this.x.lo) / this.x.span * this.inner.width; }
   atY(y) { return this.inner.top + (y - this.y.lo) / this.y.span * this.inner.height; }
 
+  // What the axes are of, and in which unit: x at a height of its own, y along the left edge.
+  drawAxisNames(context, x, atY, y) {
+    const {left, top, width, height} = this.inner;
+    context.fillStyle = colour('muted');
+    context.textAlign = 'center';
+    context.fillText(x, left + width / 2, atY);
+    context.save();
+    context.translate(7, top + height / 2);
+    context.rotate(-Math.PI / 2);
+    context.fillText(y, 0, 0);
+    context.restore();
+  }
+
   drawCursor(context) {
     const {left, top, width, height} = this.inner;
     context.strokeStyle = colour('accent');

@@ -1,17 +1,17 @@
 // Every device's share of work, bytes, memory and time as bars.
 
 // One chart: bars of stacked series, by device. Series: {name, values, colour: CSS name or null for
-// the device's own, down: below the axis}.
+// the device's own, down: below the axis}. `quantity` is what the bars show.
 class DeviceChart extends Picture {
-  constructor(plan, title, series, text, most) {
+  constructor(plan, title, quantity, series, text, most) {
     super(`${title} of every device of ${plan.strategy}`, new Axis(0, plan.devices, Math.min(plan.devices, 8)),
-          new Axis(0, 1, 1), {left: 84, top: 8, right: 4, bottom: 18});
-    Object.assign(this, {plan, series, text, most});
+          new Axis(0, 1, 1), {left: 100, top: 8, right: 4, bottom: 32});
+    Object.assign(this, {plan, quantity, series, text, most});
     this.palette = new Palette(plan.palette);
     this.hasDown = series.some((s) => s.down);
   }
 
-  heightFor() { return this.hasDown ? 170 : 120; }
+  heightFor() { return this.hasDown ? 184 : 134; }
   zoom(factor, x) {
     this.x.zoom(factor, x);
     this.moved();
@@ -78,6 +78,7 @@ class DeviceChart extends Picture {
         context.fillText(name, x + 3, top + height + 10);
       }
     }
+    this.drawAxisNames(context, 'device', this.height - 8, this.quantity);
   }
 
   describe(x) {
@@ -101,17 +102,17 @@ const subtract = (a, b) => a.map((x, i) => x - b[i]);
 
 // What the charts of a direction show; `of` is a plan's device_data of it.
 const kCharts = [
-  {title: 'Attention work', text: flopsText, series: (of) => [{name: 'work', values: of.flops}]},
-  {title: 'Bytes sent and received: between nodes solid, inside a node pale', text: bytesText,
+  {title: 'Attention work', quantity: 'work', text: flopsText, series: (of) => [{name: 'work', values: of.flops}]},
+  {title: 'Bytes sent and received: between nodes solid, inside a node pale', quantity: 'bytes', text: bytesText,
    series: (of) => [
      {name: 'sent between nodes', values: of.inter_sent_bytes, colour: 'send'},
      {name: 'sent inside', values: subtract(of.sent_bytes, of.inter_sent_bytes), colour: 'send', faint: true},
      {name: 'received between nodes', values: of.inter_received_bytes, colour: 'receive', down: true},
      {name: 'received inside', values: subtract(of.received_bytes, of.inter_received_bytes),
       colour: 'receive', faint: true, down: true}]},
-  {title: 'Peak memory of the plan', text: bytesText,
+  {title: 'Peak memory of the plan', quantity: 'memory', text: bytesText,
    series: (of) => [{name: 'memory', values: of.memory_bytes}]},
-  {title: 'Time: attention, merging, launching, waiting for transfers, idle', text: timeText,
+  {title: 'Time: attention, merging, launching, waiting for transfers, idle', quantity: 'time', text: timeText,
    series: (of) => [...kActivities, 'idle'].map(
      (name) => ({name, values: of[`${name}_us`], colour: name}))},
 ];
@@ -132,16 +133,17 @@ function tallest(seriesOf) {
 function deviceCharts(plan) {
   const charts = element('div', {class: 'charts'});
   const directions = ['forward', 'backward'].filter((d) => plan.device_data[d]);
-  const add = (title, seriesOf, text) => {
-    const chart = new DeviceChart(plan, title, seriesOf(plan.device_data), text, tallest(seriesOf));
+  const add = (title, quantity, seriesOf, text) => {
+    const chart =
+      new DeviceChart(plan, title, quantity, seriesOf(plan.device_data), text, tallest(seriesOf));
     charts.append(figure(title, chart.canvas));
   };
-  for (const {title, text, series} of kCharts) {
+  for (const {title, quantity, text, series} of kCharts) {
     for (const direction of directions) {
-      add(`${direction}: ${title}`, (all) => all[direction] ? series(all[direction]) : [], text);
+      add(`${direction}: ${title}`, quantity, (all) => all[direction] ? series(all[direction]) : [], text);
     }
   }
-  add('Tokens owned', (all) => [{name: 'tokens', values: all.owned_tokens}],
+  add('Tokens owned', 'tokens', (all) => [{name: 'tokens', values: all.owned_tokens}],
       (n) => grouped(n));
   return charts;
 }

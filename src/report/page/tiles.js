@@ -141,7 +141,7 @@ class TileGrid extends Picture {
     const tokens = painter.tiles.plan.tokens;
     super(`Tiles of ${painter.tiles.plan.strategy}: queries down, keys right`,
           new Axis(0, tokens, Math.min(tokens, 16)), new Axis(0, tokens, Math.min(tokens, 16)),
-          {left: 26 + 7 * grouped(tokens).length, top: 30, right: 4, bottom: 4});
+          {left: 40 + 7 * grouped(tokens).length, top: 46, right: 4, bottom: 4});
     this.painter = painter;
     this.tiles = painter.tiles;
   }
@@ -213,13 +213,14 @@ class TileGrid extends Picture {
     for (const t of ticks(this.x.lo, this.x.hi, width / 90)) {
       const text = grouped(t);
       const half = context.measureText(text).width / 2;
-      context.fillText(text, Math.min(Math.max(this.atX(t), left + half), left + width - half), 9);
+      context.fillText(text, Math.min(Math.max(this.atX(t), left + half), left + width - half), top - 21);
     }
     context.textAlign = 'right';
     for (const t of ticks(this.y.lo, this.y.hi, height / 60)) {
       context.fillText(grouped(t), left - kStrip - 5,
                        Math.min(Math.max(this.atY(t), top + 6), top + height - 6));
     }
+    this.drawAxisNames(context, 'keys (tokens)', 8, 'queries (tokens)');
   }
 
   describe(x, y) {

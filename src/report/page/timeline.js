@@ -81,14 +81,14 @@ class Timeline extends Picture {
     const {plan} = timeline;
     super(`Timeline of ${plan.strategy}: time right, devices down`,
           new Axis(0, longest, longest / 20000), new Axis(0, plan.devices, Math.min(plan.devices, 4)),
-          {left: 66, top: 40, right: 4, bottom: 2});
+          {left: 80, top: 40, right: 4, bottom: 18});
     this.timeline = timeline;
     this.plan = plan;
     this.palette = new Palette(plan.palette);
   }
 
   heightFor() {
-    return 42 + Math.min(Math.max(this.plan.devices * 21, 90), data.plans.length > 1 ? 480 : 680);
+    return 58 + Math.min(Math.max(this.plan.devices * 21, 90), data.plans.length > 1 ? 480 : 680);
   }
 
   // Time alone; with Shift, or by its buttons, rows alone.
@@ -132,6 +132,7 @@ class Timeline extends Picture {
     context.restore();
     this.drawLabels(context, first, last);
     this.drawPrograms(context);
+    this.drawAxisNames(context, 'time', this.height - 8, 'device');
   }
 
   drawRow(context, direction, device) {

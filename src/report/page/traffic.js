@@ -5,7 +5,7 @@ class TrafficMatrix extends Picture {
     const {side} = plan.traffic;
     super(`Traffic of ${plan.strategy}: senders down, receivers right`,
           new Axis(0, side, Math.min(side, 4)), new Axis(0, side, Math.min(side, 4)),
-          {left: 52, top: 34, right: 4, bottom: 4});
+          {left: 56, top: 34, right: 4, bottom: 4});
     this.plan = plan;
     this.side = side;
     this.bytes = {forward: this.read('forward'), backward: this.read('backward')};
@@ -105,14 +105,7 @@ class TrafficMatrix extends Picture {
       const y = this.atY(i) + (cell >= 22 ? cell / 2 : 7);
       if (y < top + height - 4) context.fillText(`${i * merged}`, left - 5, y);
     }
-    context.textAlign = 'left';
-    context.fillText('receiver →', left, 8);
-    context.save();
-    context.translate(10, top);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = 'right';
-    context.fillText('← sender', 0, 0);
-    context.restore();
+    this.drawAxisNames(context, 'receiving device', 8, 'sending device');
   }
 
   drawChosen(context) {
