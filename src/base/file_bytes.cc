@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/out_of_memory.h"
 #include "base/standard_stream.h"
 
 namespace contextile {
@@ -65,7 +66,10 @@ std::vector<std::uint8_t> read_stream(int file, std::string_view name, const Fir
   const bool ended = read_up_to(file, kFirstBytes, name, result);
   const std::uint64_t limit = std::min(look(result, name), half_of_memory());
   // One byte more than the limit tells a source that ends there from one that goes on.
-  if (!ended) read_up_to(file, limit + 1, name, result);
+  if (!ended) {
+    with_memory_for([&] { return fmt::format("{}, {} bytes so far", name, result.size()); },
+                    [&] { return read_up_to(file, limit + 1, name, result); });
+  }
   if (result.size() > limit) fail_io("{}: expected at most {} bytes, found more", name, limit);
   return result;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/out_of_memory.h"
 #include "base/quote.h"
 
 namespace contextile {
@@ -35,7 +36,8 @@ nlohmann::json parse_json(std::string_view text, std::string_view where) {
     return true;
   };
   try {
-    return nlohmann::json::parse(text.begin(), text.end(), watch);
+    return with_memory_for([&] { return fmt::format("{}, {} bytes of JSON", where, text.size()); },
+                           [&] { return nlohmann::json::parse(text.begin(), text.end(), watch); });
   } catch (const nlohmann::json::exception& error) {
     fail_argument("{}: expected JSON: {}", where, json_reason(error));
   }

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/out_of_memory.h"
 #include "base/quote.h"
 #include "base/replaced_file.h"
 #include "base/suggest.h"
@@ -156,6 +157,11 @@ int run_program(int argc, char** argv) {
     return fail(kExitBadInput, error.what());
   } catch (const IoError& error) {
     return fail(kExitBadInput, error.what());
+  } catch (const OutOfMemory& error) {
+    return fail(kExitEnvironment,
+                fmt::format("out of memory: expected a smaller batch or a larger machine, found no "
+                            "room for {}",
+                            error.what()));
   } catch (const std::bad_alloc&) {
     return fail(kExitEnvironment, "out of memory: expected a smaller batch or a larger machine");
   } catch (const std::system_error& error) {

@@ -1,13 +1,17 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/out_of_memory.h"
 #include "contextile/executor.h"
 #include "contextile/oracle.h"
 #include "contextile/plan_stats.h"
@@ -285,6 +289,13 @@ RunReport execute(const std::shared_ptr<const Plan>& plan, const RunOptions& opt
   return report;
 }
 
+// How large the arrays of inputs and results are.
+std::string size_text(std::int64_t tokens, const AttentionShape& shape) {
+  return fmt::format(
+      "inputs and results of {} tokens with {} query heads and {} KV heads of {} and {} elements",
+      tokens, shape.q_heads, shape.kv_heads, shape.head_dim, shape.value_dim);
+}
+
 double flops_of_pairs(std::int64_t pairs, const AttentionShape& shape, Passes passes) {
   return forward_flops(pairs, shape.q_heads, shape) +
          (passes == Passes::kForwardBackward ? backward_flops(pairs, shape.q_heads, shape) : 0);
@@ -320,14 +331,16 @@ RunReference make_run_reference(const Workload& workload, const RunOptions& opti
 
 RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) {
   check_plan(plan);
-  return execute(plan, options, reference_of(*plan, options));
+  return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
+                         [&] { return execute(plan, options, reference_of(*plan, options)); });
 }
 
 RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,
                    const RunReference& reference) {
   check_plan(plan);
   check_same_batch(*plan, reference);
-  return execute(plan, options, reference);
+  return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
+                         [&] { return execute(plan, options, reference); });
 }
 
 double oracle_flops(const Plan& plan) {

@@ -1,6 +1,10 @@
 #include "contextile/plan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "plan/size_text.h"
 
 namespace contextile {
 
@@ -43,6 +47,16 @@ std::int64_t PlanRound::num_tiles(std::size_t mask, Direction direction) const {
     }
   }
   return tiles;
+}
+
+std::string size_text(const Plan& plan) {
+  std::int64_t tiles = 0;
+  for (const PlanRound& round : plan.rounds) {
+    for (std::size_t mask = 0; mask < round.masks.size(); ++mask) {
+      for (const Direction direction : kDirections) tiles += round.num_tiles(mask, direction);
+    }
+  }
+  return fmt::format("a plan of {} tiles on {} devices", tiles, plan.num_devices());
 }
 
 bool Plan::has_direction(Direction direction) const {

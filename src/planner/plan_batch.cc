@@ -3,8 +3,9 @@
 #include <chrono>
 #include <utility>
 
-#include "base/check.h"
+#include "base/out_of_memory.h"
 #include "contextile/plan_build.h"
+#include "contextile/plan_estimate.h"
 #include "contextile/plan_stats.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
@@ -18,6 +19,27 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::string size_text(const Workload& workload, const Cluster& cluster,
+                      const PlanOptions& options) {
+  std::string text = fmt::format("a plan of {} tokens on {} devices", workload.num_tokens(),
+                                 cluster.num_devices());
+  if (!options.block_size) return text;
+  return text + fmt::format(", about {:.2g} tiles in blocks of {}",
+                            estimated_tiles(workload, *options.block_size), *options.block_size);
+}
+
+std::string size_text(const Arrangement& arrangement, const Cluster& cluster) {
+  std::size_t tiles = 0;
+  for (const ArrangedRound& round : arrangement.rounds) {
+    for (const ArrangedMask& mask : round.programs) {
+      for (const auto* direction : {&mask.forward, &mask.backward}) {
+        if (*direction) tiles += (*direction)->tiles.size();
+      }
+    }
+  }
+  return fmt::format("a plan of {} tiles on {} devices", tiles, cluster.num_devices());
 }
 
 }  // namespace
@@ -47,20 +69,24 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
   PlannedBatch planned;
   begin("arranging", 0);
   const Clock::time_point started = Clock::now();
-  const Arrangement arrangement =
-      arrange_timed(strategy, workload, cluster, request_of(choice, options));
+  const Arrangement arrangement = with_memory_for(
+      [&] { return size_text(workload, cluster, options); },
+      [&] { return arrange_timed(strategy, workload, cluster, request_of(choice, options)); });
   planned.arrange_s = seconds_since(started);
   begin("building the plan", 1);
   const Clock::time_point arranged = Clock::now();
-  planned.plan = std::make_shared<const Plan>(build_plan(
-      workload, cluster, arrangement,
-      {.token_limit = options.token_limit, .memory_limit_bytes = options.memory_limit_bytes}));
-  planned.build_s = seconds_since(arranged);
-  begin("verifying", 2);
-  const Clock::time_point built = Clock::now();
-  planned.verified = verify(*planned.plan);
-  planned.verify_s = seconds_since(built);
-  planned.statistics = statistics(*planned.plan);
+  const BuildOptions limits = {.token_limit = options.token_limit,
+                               .memory_limit_bytes = options.memory_limit_bytes};
+  with_memory_for([&] { return size_text(arrangement, cluster); },
+                  [&] {
+                    planned.plan = std::make_shared<const Plan>(
+                        build_plan(workload, cluster, arrangement, limits));
+                    planned.build_s = seconds_since(arranged);
+                    const Clock::time_point built = Clock::now();
+                    planned.verified = verify(*planned.plan);
+                    planned.verify_s = seconds_since(built);
+                    planned.statistics = statistics(*planned.plan);
+                  });
   return planned;
 }
 

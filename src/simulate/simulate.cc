@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/out_of_memory.h"
+#include "plan/size_text.h"
 #include "simulate/machine.h"
 #include "simulate/program_costs.h"
 #include "simulate/what_if.h"
@@ -219,7 +221,8 @@ Simulation simulate_if(const Plan& plan, const Cluster& cluster, const SimulateO
       cluster.nodes == plan.nodes && cluster.devices_per_node == plan.devices_per_node,
       "simulate: expected a cluster of {} nodes x {} devices, as the plan's, found {} x {}",
       plan.nodes, plan.devices_per_node, cluster.nodes, cluster.devices_per_node);
-  return Simulator(plan, cluster, options, what_if).run();
+  return with_memory_for([&] { return "the simulation of " + size_text(plan); },
+                         [&] { return Simulator(plan, cluster, options, what_if).run(); });
 }
 
 }  // namespace contextile

@@ -105,6 +105,15 @@ constexpr Invocation kInvocations[] = {
     {"TooManyTokens", "contextile plan -o x --lengths good.txt --scale 1e9", 2,
      "expected at most 2147483648 tokens in a batch"},
     {"TooManyHeads", "contextile plan -o x --lengths good.txt --heads 1e9", 2, "--heads: expected"},
+    {"JsonWithoutMemory", "ulimit -v 300000; (printf '['; yes '1,') | contextile import - -o x", 3,
+     "out of memory: expected a smaller batch or a larger machine, found no room for standard "
+     "input, "},
+    // One core: every further one has a thread, which asks for memory of its own.
+    {"PlanWithoutMemory",
+     "taskset -cp $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') $$ > /dev/null; ulimit -v 150000\n"
+     "contextile plan -o x --dataset prolong --tokens 1M --block-size 64 --cluster local:1x8 "
+     "--strategy zigzag",
+     3, "found no room for a plan of 1048576 tokens on 8 devices, about 2.5e+06 tiles"},
     {"OrdersToATerminal", "contextile verify \"$(printf 'a\\033[31mb\\007')\"", 2,
      "a\\x1b[31mb\\x07: cannot read"},
 };

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/file_bytes.h"
+#include "base/out_of_memory.h"
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
 #include "cli/commands/command.h"
@@ -56,7 +57,11 @@ ImportedPlan import_from(const std::string& path) {
   const FileBytes file(path, expect_json);
   ImportedPlan imported;
   const auto start = Clock::now();
-  imported.plan = import_json(file.text(), file.name());
+  imported.plan = with_memory_for(
+      [&] {
+        return fmt::format("the plan in {}, {} bytes of JSON", file.name(), file.text().size());
+      },
+      [&] { return import_json(file.text(), file.name()); });
   const auto read = Clock::now();
   imported.verified = verify(imported.plan);
   imported.verify_s = seconds(Clock::now() - read);

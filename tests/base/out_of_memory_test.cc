@@ -1,0 +1,50 @@
+#include "base/out_of_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace contextile {
+namespace {
+
+// More than any machine has.
+std::vector<char> too_much() {
+  std::vector<char> bytes;
+  bytes.reserve(std::numeric_limits<std::ptrdiff_t>::max() / 2);
+  return bytes;
+}
+
+std::string never() {
+  ADD_FAILURE() << "asked for the subject";
+  return "";
+}
+
+TEST(OutOfMemory, NamesWhatMemoryRanOutFor) {
+  try {
+    static_cast<void>(with_memory_for([] { return std::string("a list of 3 things"); }, too_much));
+    FAIL() << "expected OutOfMemory";
+  } catch (const std::bad_alloc& error) {
+    EXPECT_STREQ(error.what(), "a list of 3 things");
+  }
+}
+
+TEST(OutOfMemory, OfSeveralSubjectsTheInnermostSpeaks) {
+  const auto outer = [] { return with_memory_for([] { return std::string("a list"); }, too_much); };
+  try {
+    static_cast<void>(with_memory_for(never, outer));
+    FAIL() << "expected OutOfMemory";
+  } catch (const OutOfMemory& error) {
+    EXPECT_STREQ(error.what(), "a list");
+  }
+}
+
+TEST(OutOfMemory, ResultsAndOtherErrorsPass) {
+  EXPECT_EQ(with_memory_for(never, [] { return 7; }), 7);
+  EXPECT_THROW(with_memory_for(never, [] { throw std::out_of_range("else"); }), std::out_of_range);
+}
+
+}  // namespace
+}  // namespace contextile
