@@ -1,7 +1,6 @@
 #include "kernel_tile.h"
 
 #include <algorithm>
-#include <span>
 
 #include "base/rng.h"
 #include "kernel/reference_kernel.h"
@@ -11,22 +10,6 @@
 #include "runtime/unit_view.h"
 
 namespace contextile {
-namespace {
-
-std::vector<double> values_of(HostTensor& tensor) {
-  const TensorView view = tensor.view();
-  std::vector<double> all;
-  std::vector<double> row(static_cast<std::size_t>(view.dim));
-  for (std::int64_t n = 0; n < view.tokens; ++n) {
-    for (std::int32_t h = 0; h < view.heads; ++h) {
-      read_row(view, n, h, std::span<double>(row));
-      all.insert(all.end(), row.begin(), row.end());
-    }
-  }
-  return all;
-}
-
-}  // namespace
 
 BenchTile::BenchTile(const AttentionKernel& kernel, const AttentionShape& shape,
                      const std::string& mask, std::int64_t tokens)
@@ -75,7 +58,7 @@ double BenchTile::error_against(BenchTile& other) {
   for (HostTensor BenchTile::*array :
        {&BenchTile::o_, &BenchTile::lse_, &BenchTile::dq_, &BenchTile::dk_, &BenchTile::dv_}) {
     largest =
-        std::max(largest, relative_error(values_of(this->*array), values_of(other.*array), 1e-3));
+        std::max(largest, relative_error(doubles_of(this->*array), doubles_of(other.*array), 1e-3));
   }
   return largest;
 }

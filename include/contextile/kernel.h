@@ -11,27 +11,10 @@
 
 #include "contextile/base.h"
 #include "contextile/mask.h"
+#include "contextile/tensor.h"
 #include "contextile/workload.h"
 
 namespace contextile {
-
-// Rows of heads, token-major with strides. Strides count elements.
-struct TensorView {
-  void* data = nullptr;
-  Dtype dtype = Dtype::kF32;
-  std::int64_t tokens = 0;
-  std::int32_t heads = 0;
-  std::int32_t dim = 0;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
-};
-
-// One [tokens, heads] array of fp32 (LSE, delta).
-struct RowStats {
-  float* data = nullptr;
-  std::int64_t token_stride = 0;  // elements
-  std::int64_t head_stride = 1;
-};
 
 // A partial result of some rows, fp32: what attention to a part of the keys gives. L (lse) is the
 // natural log of the sum of exp(scores), O the average of the values under those weights. A row

@@ -1,9 +1,11 @@
 #include "kernel/tensor.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "base/check.h"
 #include "base/half.h"
 
 namespace contextile {
@@ -30,7 +32,56 @@ void read_elements(const TensorView& view, std::int64_t n, std::int32_t h, std::
   }
 }
 
+template <typename T>
+TensorView view_of_elements(std::span<const T> array, std::int64_t tokens, std::int32_t heads,
+                            std::int32_t dim) {
+  return view_of(std::as_bytes(array), dtype_of<T>(), tokens, heads, dim);
+}
+
 }  // namespace
+
+Bf16::Bf16(float value) : bits(float_to_bf16(value)) {}
+Bf16::operator float() const { return bf16_to_float(bits); }
+F16::F16(float value) : bits(float_to_f16(value)) {}
+F16::operator float() const { return f16_to_float(bits); }
+
+TensorView view_of(std::span<const float> array_THD, std::int64_t tokens, std::int32_t heads,
+                   std::int32_t dim) {
+  return view_of_elements(array_THD, tokens, heads, dim);
+}
+
+TensorView view_of(std::span<const Bf16> array_THD, std::int64_t tokens, std::int32_t heads,
+                   std::int32_t dim) {
+  return view_of_elements(array_THD, tokens, heads, dim);
+}
+
+TensorView view_of(std::span<const F16> array_THD, std::int64_t tokens, std::int32_t heads,
+                   std::int32_t dim) {
+  return view_of_elements(array_THD, tokens, heads, dim);
+}
+
+TensorView view_of(std::span<const std::byte> bytes_THD, Dtype dtype, std::int64_t tokens,
+                   std::int32_t heads, std::int32_t dim) {
+  CONTEXTILE_CHECK(tokens >= 0 && heads >= 1 && dim >= 1,
+                   "view: expected [tokens, heads, dim] of at least [0, 1, 1], found [{}, {}, {}]",
+                   tokens, heads, dim);
+  const std::int64_t element_bytes = bytes_per_element(dtype);
+  const auto found = static_cast<std::int64_t>(bytes_THD.size());
+  const std::int64_t token_elements = std::int64_t{heads} * dim;
+  // Divided, as the product of hostile extents may not fit.
+  const std::int64_t elements = found / element_bytes;
+  CONTEXTILE_CHECK(found % element_bytes == 0 && elements % token_elements == 0 &&
+                       elements / token_elements == tokens,
+                   "view: expected the elements of [{}, {}, {}] as {}, found {} bytes, {} elements",
+                   tokens, heads, dim, to_string(dtype), found, elements);
+  CONTEXTILE_CHECK(bytes_THD.data() != nullptr || tokens == 0, "view: expected data, found none");
+  // The pointer's value, not its object, is in question.
+  const auto address = reinterpret_cast<std::uintptr_t>(bytes_THD.data());
+  CONTEXTILE_CHECK(address % static_cast<std::uintptr_t>(element_bytes) == 0,
+                   "view: expected data aligned to the {} bytes of {}, found address {:#x}",
+                   element_bytes, to_string(dtype), address);
+  return contiguous(const_cast<std::byte*>(bytes_THD.data()), dtype, tokens, heads, dim);
+}
 
 TensorView slice(const TensorView& view, std::int64_t first, std::int64_t tokens,
                  std::int32_t first_head, std::int32_t heads) {

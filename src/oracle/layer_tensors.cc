@@ -33,10 +33,10 @@ LayerTensors::LayerTensors(const BatchTensors& batch, const AttentionShape& shap
   dq = make(shape.dtype, shape.q_heads, shape.head_dim);
   dk = make(shape.dtype, shape.kv_heads, shape.head_dim);
   dv = make(shape.dtype, shape.kv_heads, shape.value_dim);
-  q.gather(batch.q, tokens);
-  k.gather(batch.k, tokens);
-  v.gather(batch.v, tokens);
-  dout.gather(batch.dout, tokens);
+  take_rows(q.view(), batch.q, tokens);
+  take_rows(k.view(), batch.k, tokens);
+  take_rows(v.view(), batch.v, tokens);
+  take_rows(dout.view(), batch.dout, tokens);
 }
 
 void LayerTensors::poison_outputs() {
@@ -53,15 +53,15 @@ BackwardTensors LayerTensors::backward() {
           sink,     dq.view(), dk.view(), dv.view(),  dsink};
 }
 
-void LayerTensors::scatter_forward(OracleResult& result) {
-  out.scatter(result.out, tokens);
-  lse.scatter(result.lse, tokens);
+void LayerTensors::put_forward(OracleResult& result) {
+  put_rows(out.view(), result.out, tokens);
+  put_rows(lse.view(), result.lse, tokens);
 }
 
-void LayerTensors::scatter_backward(OracleResult& result) {
-  dq.scatter(result.dq, tokens);
-  dk.scatter(result.dk, tokens);
-  dv.scatter(result.dv, tokens);
+void LayerTensors::put_backward(OracleResult& result) {
+  put_rows(dq.view(), result.dq, tokens);
+  put_rows(dk.view(), result.dk, tokens);
+  put_rows(dv.view(), result.dv, tokens);
 }
 
 OracleResult empty_result(std::int64_t tokens, const AttentionShape& shape) {

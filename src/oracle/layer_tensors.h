@@ -7,7 +7,6 @@
 #include "contextile/executor.h"
 #include "contextile/oracle.h"
 #include "kernel/host_tensor.h"
-#include "oracle/layer_tensors.h"
 
 namespace contextile {
 
@@ -20,9 +19,9 @@ struct LayerTensors {
   void poison_outputs();
   [[nodiscard]] ForwardTensors forward();
   [[nodiscard]] BackwardTensors backward();
-  // Rows of the results to their tokens in arrays of the whole batch; dsink is added.
-  void scatter_forward(OracleResult& result);
-  void scatter_backward(OracleResult& result);
+  // Rows of the results to their tokens in arrays of the whole batch.
+  void put_forward(OracleResult& result);
+  void put_backward(OracleResult& result);
 
   std::vector<std::int64_t> tokens;
   HostTensor q, k, v, dout, out, lse, dq, dk, dv;

@@ -74,8 +74,8 @@ MaskWork make_mask_work(const Plan& plan, std::size_t m, const RunOptions& optio
 
 // A backward without a forward (pipeline ticks) starts from the true output.
 void give_true_output(LayerTensors& layer, const OracleResult& truth) {
-  layer.out.gather(truth.out, layer.tokens);
-  layer.lse.gather(truth.lse, layer.tokens);
+  take_rows(layer.out.view(), truth.out, layer.tokens);
+  take_rows(layer.lse.view(), truth.lse, layer.tokens);
 }
 
 void run_mask(Work& work, std::size_t m, Transport& transport, Executor& executor) {
@@ -103,9 +103,9 @@ void run_mask(Work& work, std::size_t m, Transport& transport, Executor& executo
     }
   }
   if (!work.options.compare) return;
-  layer.scatter_forward(mask.found);
+  layer.put_forward(mask.found);
   if (mask.has_backward) {
-    layer.scatter_backward(mask.found);
+    layer.put_backward(mask.found);
     mask.dsink[rank] = layer.dsink;
   }
 }

@@ -52,10 +52,10 @@ OracleResult run_single_device(const BatchTensors& batch, const AttentionShape& 
   LayerTensors layer(batch, shape, std::move(tokens));
   OracleResult result = empty_result(batch.tokens, shape);
   run_forward(layer, shape, mask, kernel);
-  layer.scatter_forward(result);
+  layer.put_forward(result);
   if (passes == Passes::kForwardBackward) {
     run_backward(layer, shape, mask, kernel, result.dsink);
-    layer.scatter_backward(result);
+    layer.put_backward(result);
   }
   return result;
 }

@@ -77,34 +77,21 @@ struct Layer {
   HostTensor q, k, v, dout, delta, o, lse, dq, dk, dv;
 };
 
-std::vector<double> values_of(HostTensor& tensor) {
-  const TensorView view = tensor.view();
-  std::vector<double> values;
-  std::vector<double> row(static_cast<std::size_t>(view.dim));
-  for (std::int64_t n = 0; n < view.tokens; ++n) {
-    for (std::int32_t h = 0; h < view.heads; ++h) {
-      read_row(view, n, h, std::span<double>(row));
-      values.insert(values.end(), row.begin(), row.end());
-    }
-  }
-  return values;
-}
-
 // The largest error of any array against the reference kernel's, or that of the rounding to bf16.
 void expect_close(Layer& found, Layer& expected, double forward_bound, double gradient_bound) {
-  EXPECT_LE(relative_error(values_of(found.o), values_of(expected.o), 1e-2), forward_bound);
-  EXPECT_LE(relative_error(values_of(found.lse), values_of(expected.lse), 1), 2e-6);
-  EXPECT_LE(relative_error(values_of(found.dq), values_of(expected.dq), 1e-1), gradient_bound);
-  EXPECT_LE(relative_error(values_of(found.dk), values_of(expected.dk), 1e-1), gradient_bound);
-  EXPECT_LE(relative_error(values_of(found.dv), values_of(expected.dv), 1e-1), gradient_bound);
+  EXPECT_LE(relative_error(doubles_of(found.o), doubles_of(expected.o), 1e-2), forward_bound);
+  EXPECT_LE(relative_error(doubles_of(found.lse), doubles_of(expected.lse), 1), 2e-6);
+  EXPECT_LE(relative_error(doubles_of(found.dq), doubles_of(expected.dq), 1e-1), gradient_bound);
+  EXPECT_LE(relative_error(doubles_of(found.dk), doubles_of(expected.dk), 1e-1), gradient_bound);
+  EXPECT_LE(relative_error(doubles_of(found.dv), doubles_of(expected.dv), 1e-1), gradient_bound);
 }
 
 void expect_same_bits(Layer& a, Layer& b) {
-  EXPECT_EQ(values_of(a.o), values_of(b.o));
-  EXPECT_EQ(values_of(a.lse), values_of(b.lse));
-  EXPECT_EQ(values_of(a.dq), values_of(b.dq));
-  EXPECT_EQ(values_of(a.dk), values_of(b.dk));
-  EXPECT_EQ(values_of(a.dv), values_of(b.dv));
+  EXPECT_EQ(doubles_of(a.o), doubles_of(b.o));
+  EXPECT_EQ(doubles_of(a.lse), doubles_of(b.lse));
+  EXPECT_EQ(doubles_of(a.dq), doubles_of(b.dq));
+  EXPECT_EQ(doubles_of(a.dk), doubles_of(b.dk));
+  EXPECT_EQ(doubles_of(a.dv), doubles_of(b.dv));
 }
 
 // Several documents, some with a window, some full, some rows of nothing.
@@ -185,8 +172,8 @@ TEST_P(Simd, ScoresThatGrowFromBlockToBlockEqualTheReference) {
     found.run(kernel(), bands);
     expected.run(reference_kernel(), bands);
     const double rounded = weight_rounding(kernel().weight_dtype(dtype));
-    EXPECT_LE(relative_error(values_of(found.o), values_of(expected.o), 0), 4e-6 + rounded);
-    EXPECT_LE(relative_error(values_of(found.lse), values_of(expected.lse), 1), 2e-6);
+    EXPECT_LE(relative_error(doubles_of(found.o), doubles_of(expected.o), 0), 4e-6 + rounded);
+    EXPECT_LE(relative_error(doubles_of(found.lse), doubles_of(expected.lse), 1), 2e-6);
   }
 }
 
@@ -197,11 +184,11 @@ TEST_P(Simd, EightThousandKeysStayWithinThePromise) {
   Layer expected(1, params, Dtype::kF32, 40, 8192);
   found.run(kernel(), bands);
   expected.run(reference_kernel(), bands);
-  EXPECT_LE(relative_error(values_of(found.o), values_of(expected.o), 0), 2e-6);
-  EXPECT_LE(relative_error(values_of(found.lse), values_of(expected.lse), 0), 2e-6);
-  EXPECT_LE(relative_error(values_of(found.dq), values_of(expected.dq), 0), 1e-5);
-  EXPECT_LE(relative_error(values_of(found.dk), values_of(expected.dk), 0), 1e-5);
-  EXPECT_LE(relative_error(values_of(found.dv), values_of(expected.dv), 0), 1e-5);
+  EXPECT_LE(relative_error(doubles_of(found.o), doubles_of(expected.o), 0), 2e-6);
+  EXPECT_LE(relative_error(doubles_of(found.lse), doubles_of(expected.lse), 0), 2e-6);
+  EXPECT_LE(relative_error(doubles_of(found.dq), doubles_of(expected.dq), 0), 1e-5);
+  EXPECT_LE(relative_error(doubles_of(found.dk), doubles_of(expected.dk), 0), 1e-5);
+  EXPECT_LE(relative_error(doubles_of(found.dv), doubles_of(expected.dv), 0), 1e-5);
 }
 
 // Every row attends one key, so dS = P·(dP - delta) is 0 but for rounding, and so are dq and dk.
@@ -218,7 +205,7 @@ TEST_P(Simd, WhereAllTermsCancelOnlyTheRoundingOfOutAndDeltaIsLeft) {
     layer.run(kernel(), is_shared ? one_key : own_key);
     const auto largest = [](HostTensor& tensor) {
       double size = 0;
-      for (const double value : values_of(tensor)) size = std::max(size, std::abs(value));
+      for (const double value : doubles_of(tensor)) size = std::max(size, std::abs(value));
       return size;
     };
     const double terms = params.scale * largest(layer.delta) / 64;
@@ -300,13 +287,13 @@ TEST_P(Simd, AScaleOfZeroAveragesTheValues) {
   const std::vector<LocalBand> bands = {{{0, 3}, {0, 3}, -kUnbounded, 0}};
   Layer layer(2, params, Dtype::kF32, 3, 3);
   layer.run(kernel(), bands);
-  const std::vector<double> v = values_of(layer.v);
-  const std::vector<double> o = values_of(layer.o);
+  const std::vector<double> v = doubles_of(layer.v);
+  const std::vector<double> o = doubles_of(layer.o);
   for (std::size_t d = 0; d < 8; ++d) {
     EXPECT_NEAR(o[16 + d], (v[d] + v[8 + d] + v[16 + d]) / 3, 1e-6);
   }
-  EXPECT_NEAR(values_of(layer.lse)[2], std::log(3.0), 1e-6);
-  for (const double gradient : values_of(layer.dq)) EXPECT_EQ(gradient, 0);
+  EXPECT_NEAR(doubles_of(layer.lse)[2], std::log(3.0), 1e-6);
+  for (const double gradient : doubles_of(layer.dq)) EXPECT_EQ(gradient, 0);
 }
 
 TEST_P(Simd, ARowWithoutALogSumExpGivesNoGradientWhateverItsQueryHolds) {
@@ -331,9 +318,9 @@ TEST_P(Simd, ARowWithoutALogSumExpGivesNoGradientWhateverItsQueryHolds) {
                           true};
   kernel().backward(params, {&tile, 1});
   for (HostTensor* gradient : {&layer.dq, &layer.dk, &layer.dv}) {
-    for (const double value : values_of(*gradient)) EXPECT_TRUE(std::isfinite(value));
+    for (const double value : doubles_of(*gradient)) EXPECT_TRUE(std::isfinite(value));
   }
-  for (std::size_t d = 8; d < 16; ++d) EXPECT_EQ(values_of(layer.dq)[d], 0);
+  for (std::size_t d = 8; d < 16; ++d) EXPECT_EQ(doubles_of(layer.dq)[d], 0);
 }
 
 TEST_P(Simd, TheCallersSubnormalsSurviveACall) {
@@ -398,7 +385,7 @@ TEST(SimdKernels, ANameChoosesTheKernelThatComputes) {
   for (const char* name : {"simd", "simd:portable", "reference"}) {
     Layer layer(9, params, Dtype::kF32, 100, 600);
     layer.run(find_kernel(name), bands);
-    outputs.push_back(values_of(layer.o));
+    outputs.push_back(doubles_of(layer.o));
   }
   if (simd_kernels().size() > 1) {
     EXPECT_NE(outputs[0], outputs[1]);

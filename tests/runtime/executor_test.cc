@@ -96,8 +96,8 @@ TEST(Executor, GivesTheSameBitsForAnyStridesOfTheCallersTensors) {
     backward.k_THD = forward.k_THD;
     backward.dout_THD = restride(layer.dout, 4, 4 * rows);
     executor.backward(0, backward, saved);
-    layer.scatter_forward(found);
-    layer.scatter_backward(found);
+    layer.put_forward(found);
+    layer.put_backward(found);
   });
   EXPECT_EQ(first_difference(found, execute(plan, 0)), "");
 }
@@ -198,8 +198,8 @@ TEST(Executor, ServesManyCallsAndPlansOneAfterAnother) {
           executor.backward(0, layer.backward(), saved);
         }
         if (current != plan) continue;
-        layer.scatter_forward(again);
-        layer.scatter_backward(again);
+        layer.put_forward(again);
+        layer.put_backward(again);
       }
     });
     EXPECT_EQ(first_difference(again, alone), "");
@@ -242,10 +242,10 @@ TEST(Executor, TwoCallsInFlightGiveTheSameBitsAsOneAfterAnother) {
             const Saved saved_b = executor.finish(std::move(forward_b));
             static_cast<void>(executor.finish(std::move(backward_a)));
             executor.backward(0, b.backward(), saved_b);
-            a.scatter_forward(found_first);
-            a.scatter_backward(found_first);
-            b.scatter_forward(found_second);
-            b.scatter_backward(found_second);
+            a.put_forward(found_first);
+            a.put_backward(found_first);
+            b.put_forward(found_second);
+            b.put_backward(found_second);
           },
           options);
       ExecutionOptions alone;

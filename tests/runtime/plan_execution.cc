@@ -49,13 +49,13 @@ OracleResult execute(const std::shared_ptr<const Plan>& plan, std::size_t mask,
         if (pair.forward) {
           saved = executor.forward(mask, layer.forward());
         } else {
-          layer.out.gather(truth.out, layer.tokens);
-          layer.lse.gather(truth.lse, layer.tokens);
+          take_rows(layer.out.view(), truth.out, layer.tokens);
+          take_rows(layer.lse.view(), truth.lse, layer.tokens);
         }
-        layer.scatter_forward(result);
+        layer.put_forward(result);
         if (!pair.backward) return;
         executor.backward(mask, layer.backward(), saved);
-        layer.scatter_backward(result);
+        layer.put_backward(result);
         dsink[transport.rank().index()] = layer.dsink;
       },
       options.transport);

@@ -1,0 +1,120 @@
+// Tensors in memory: views of anybody's, one that owns what it holds, numbers of 16 bits.
+//
+// Legend of suffixes: T tokens, H heads, D elements of a row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// Rows of heads, token-major with strides. Strides count elements.
+struct TensorView {
+  void* data = nullptr;
+  Dtype dtype = Dtype::kF32;
+  std::int64_t tokens = 0;
+  std::int32_t heads = 0;
+  std::int32_t dim = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+// One [tokens, heads] array of fp32 (LSE, delta).
+struct RowStats {
+  float* data = nullptr;
+  std::int64_t token_stride = 0;  // elements
+  std::int64_t head_stride = 1;
+};
+
+// bf16 and f16 as their bits. From fp32 they are rounded to nearest even, back they are exact.
+struct Bf16 {
+  Bf16() = default;
+  explicit Bf16(float value);
+  [[nodiscard]] explicit operator float() const;
+
+  std::uint16_t bits = 0;
+};
+struct F16 {
+  F16() = default;
+  explicit F16(float value);
+  [[nodiscard]] explicit operator float() const;
+
+  std::uint16_t bits = 0;
+};
+
+// The dtype whose elements are T: float, Bf16 or F16.
+template <typename T>
+[[nodiscard]] constexpr Dtype dtype_of() = delete;
+template <>
+[[nodiscard]] constexpr Dtype dtype_of<float>() {
+  return Dtype::kF32;
+}
+template <>
+[[nodiscard]] constexpr Dtype dtype_of<Bf16>() {
+  return Dtype::kBf16;
+}
+template <>
+[[nodiscard]] constexpr Dtype dtype_of<F16>() {
+  return Dtype::kF16;
+}
+
+// A contiguous array [tokens, heads, dim], token-major, as a view; the array stays its owner's.
+// Throws InvalidArgument unless the array has tokens · heads · dim elements, at least one head and
+// one element a row. NOTE: views know no const; one of constant memory is for inputs alone.
+[[nodiscard]] TensorView view_of(std::span<const float> array_THD, std::int64_t tokens,
+                                 std::int32_t heads, std::int32_t dim);
+[[nodiscard]] TensorView view_of(std::span<const Bf16> array_THD, std::int64_t tokens,
+                                 std::int32_t heads, std::int32_t dim);
+[[nodiscard]] TensorView view_of(std::span<const F16> array_THD, std::int64_t tokens,
+                                 std::int32_t heads, std::int32_t dim);
+// The same of the bytes of an array of any other type with such elements (std::as_bytes). Throws
+// InvalidArgument, too, where they are not aligned as elements are.
+[[nodiscard]] TensorView view_of(std::span<const std::byte> bytes_THD, Dtype dtype,
+                                 std::int64_t tokens, std::int32_t heads, std::int32_t dim);
+
+// Contiguous [tokens, heads, dim], NaN until written, so that a result nobody wrote is seen.
+class HostTensor {
+ public:
+  HostTensor() = default;  // [0, 0, 0]
+  // Throws InvalidArgument on extents below 0.
+  HostTensor(Dtype dtype, std::int64_t tokens, std::int32_t heads, std::int32_t dim);
+
+  [[nodiscard]] Dtype dtype() const { return dtype_; }
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  [[nodiscard]] std::int32_t heads() const { return heads_; }
+  [[nodiscard]] std::int32_t dim() const { return dim_; }
+
+  [[nodiscard]] TensorView view();
+  [[nodiscard]] TensorView view() const;  // for inputs alone
+  [[nodiscard]] RowStats stats();         // of an fp32 tensor of dim 1
+
+  // All elements in order, T: float, Bf16 or F16. Throws InvalidArgument when they are others.
+  template <typename T>
+  [[nodiscard]] std::span<T> values() {
+    check_dtype(dtype_of<T>());
+    return {reinterpret_cast<T*>(bytes_.data()), bytes_.size() / sizeof(T)};
+  }
+  template <typename T>
+  [[nodiscard]] std::span<const T> values() const {
+    check_dtype(dtype_of<T>());
+    return {reinterpret_cast<const T*>(bytes_.data()), bytes_.size() / sizeof(T)};
+  }
+
+  // Every element NaN (all ones, in every dtype).
+  void poison();
+
+ private:
+  void check_dtype(Dtype asked) const;
+
+  std::vector<std::byte> bytes_;
+  Dtype dtype_ = Dtype::kF32;
+  std::int64_t tokens_ = 0;
+  std::int32_t heads_ = 0;
+  std::int32_t dim_ = 0;
+};
+
+}  // namespace contextile
