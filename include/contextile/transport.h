@@ -84,5 +84,8 @@ struct InprocOptions {
 // on one rank aborts the group; the first one thrown that is no echo of the abort is rethrown.
 void run_inproc(std::int32_t num_ranks, const std::function<void(Transport&)>& body,
                 const InprocOptions& options = {});
+// The same on a whole group by rank, which stays for further calls; none follow one that threw.
+void run_inproc(std::span<const std::unique_ptr<Transport>> group,
+                const std::function<void(Transport&)>& body);
 
 }  // namespace contextile

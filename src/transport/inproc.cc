@@ -56,20 +56,36 @@ class Failures {
   std::exception_ptr first_echo_;
 };
 
-void run_rank(std::unique_ptr<Transport> transport, const std::function<void(Transport&)>& body,
+void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
               Failures& failures) {
   try {
-    body(*transport);
+    body(transport);
   } catch (const GroupFailed& error) {
     failures.add(std::current_exception(), true);
-    transport->abort(error.what());
+    transport.abort(error.what());
   } catch (const std::exception& error) {
     failures.add(std::current_exception(), false);
-    transport->abort(error.what());
+    transport.abort(error.what());
   } catch (...) {
     failures.add(std::current_exception(), false);
-    transport->abort("an exception of unknown type");
+    transport.abort("an exception of unknown type");
   }
+}
+
+// run(transport) on one thread for each end of a group, joined.
+template <typename Ends, typename Run>
+void run_threads(Ends& group, const Run& run) {
+  std::vector<std::thread> threads;
+  try {
+    for (auto& transport : group) threads.emplace_back([&run, &transport] { run(transport); });
+  } catch (...) {  // no more threads to be had: the ranks that run must not wait for the others
+    for (std::size_t r = threads.size(); r < group.size(); ++r) {
+      group[r]->abort("a thread for this rank could not be started");
+    }
+    for (std::thread& thread : threads) thread.join();
+    throw;
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
@@ -89,21 +105,19 @@ void run_inproc(std::int32_t num_ranks, const std::function<void(Transport&)>& b
                 const InprocOptions& options) {
   std::vector<std::unique_ptr<Transport>> transports = make_inproc_group(num_ranks, options);
   Failures failures;
-  std::vector<std::thread> threads;
-  try {
-    for (std::unique_ptr<Transport>& transport : transports) {
-      threads.emplace_back([&body, &failures, end = std::move(transport)]() mutable {
-        run_rank(std::move(end), body, failures);
-      });
-    }
-  } catch (...) {  // no more threads to be had: the ranks that run must not wait for the others
-    for (std::unique_ptr<Transport>& transport : transports) {
-      if (transport) transport->abort("a thread for this rank could not be started");
-    }
-    for (std::thread& thread : threads) thread.join();
-    throw;
-  }
-  for (std::thread& thread : threads) thread.join();
+  run_threads(transports, [&](std::unique_ptr<Transport>& transport) {
+    run_rank(*transport, body, failures);
+    transport.reset();  // so that peers still under way hear that this rank has left
+  });
+  failures.rethrow();
+}
+
+void run_inproc(std::span<const std::unique_ptr<Transport>> group,
+                const std::function<void(Transport&)>& body) {
+  Failures failures;
+  run_threads(group, [&](const std::unique_ptr<Transport>& transport) {
+    run_rank(*transport, body, failures);
+  });
   failures.rethrow();
 }
 

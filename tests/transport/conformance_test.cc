@@ -437,58 +437,5 @@ INSTANTIATE_TEST_SUITE_P(All, TransportConformance,
                          ::testing::Values(inproc("inproc", 0), inproc("inproc_delayed", 300)),
                          [](const auto& tested) { return tested.param.name; });
 
-TEST(InprocTransport, DelaysLetPairsOvertakeEachOther) {
-  // Rank 0 posts to rank 1 before rank 2; with random delays the second must sometimes come first.
-  int overtaken = 0;
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    InprocOptions options;
-    options.max_delay_us = 3000;
-    options.delay_seed = seed;
-    std::atomic<int> place = 0;
-    std::atomic<int> place_of_second = 0;
-    run_inproc(
-        3,
-        [&](Transport& transport) {
-          std::vector<std::byte> bytes(8);
-          if (transport.rank().value == 0) {
-            const std::vector<Message> sends = {Message{Rank{1}, {whole(bytes)}},
-                                                Message{Rank{2}, {whole(bytes)}}};
-            transport.wait(transport.launch(sends, {}));
-            return;
-          }
-          transport.wait(transport.launch({}, one(Rank{0}, whole(bytes))));
-          const int mine = ++place;
-          if (transport.rank().value == 2) place_of_second = mine;
-        },
-        options);
-    overtaken += place_of_second == 1 ? 1 : 0;
-  }
-  EXPECT_GT(overtaken, 0);
-  EXPECT_LT(overtaken, 40);
-}
-
-TEST(InprocTransport, CallsAStallInABarrierOne) {
-  InprocOptions options;
-  options.timeout = milliseconds(20);
-  const auto group = make_inproc_group(2, options);
-  try {
-    barrier(*group[0]);  // rank 1 is there and does not come
-    FAIL() << "expected TransportError";
-  } catch (const TransportError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("nothing moved"),
-                                    HasSubstr("barrier signal to rank 1, barrier signal from")));
-  }
-}
-
-TEST(InprocTransport, RefusesGroupsThatCannotBe) {
-  EXPECT_THROW(static_cast<void>(make_inproc_group(0)), InvalidArgument);
-  InprocOptions options;
-  options.timeout = milliseconds(0);
-  EXPECT_THROW(static_cast<void>(make_inproc_group(2, options)), InvalidArgument);
-  options = {};
-  options.max_delay_us = -1;
-  EXPECT_THROW(static_cast<void>(make_inproc_group(2, options)), InvalidArgument);
-}
-
 }  // namespace
 }  // namespace contextile

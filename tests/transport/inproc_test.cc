@@ -1,0 +1,101 @@
+// What is the in-process transport's alone: delays, groups that stay.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "contextile/transport.h"
+
+namespace contextile {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(InprocTransport, DelaysLetPairsOvertakeEachOther) {
+  // Rank 0 posts to rank 1 before rank 2; with random delays the second must sometimes come first.
+  int overtaken = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    InprocOptions options;
+    options.max_delay_us = 3000;
+    options.delay_seed = seed;
+    std::atomic<int> place = 0;
+    std::atomic<int> place_of_second = 0;
+    run_inproc(
+        3,
+        [&](Transport& transport) {
+          std::vector<std::byte> bytes(8);
+          const Segment whole{bytes.data(), 8, 1, 8};
+          if (transport.rank().value == 0) {
+            const std::vector<Message> sends = {Message{Rank{1}, {whole}},
+                                                Message{Rank{2}, {whole}}};
+            transport.wait(transport.launch(sends, {}));
+            return;
+          }
+          const Message from_first{Rank{0}, {whole}};
+          transport.wait(transport.launch({}, {&from_first, 1}));
+          const int mine = ++place;
+          if (transport.rank().value == 2) place_of_second = mine;
+        },
+        options);
+    overtaken += place_of_second == 1 ? 1 : 0;
+  }
+  EXPECT_GT(overtaken, 0);
+  EXPECT_LT(overtaken, 40);
+}
+
+TEST(InprocTransport, CallsAStallInABarrierOne) {
+  InprocOptions options;
+  options.timeout = std::chrono::milliseconds(20);
+  const auto group = make_inproc_group(2, options);
+  try {
+    barrier(*group[0]);  // rank 1 is there and does not come
+    FAIL() << "expected TransportError";
+  } catch (const TransportError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("nothing moved"),
+                                    HasSubstr("barrier signal to rank 1, barrier signal from")));
+  }
+}
+
+TEST(InprocTransport, AGroupServesManyRunsUntilOneThrows) {
+  const auto group = make_inproc_group(3);
+  for (std::uint8_t run = 1; run <= 3; ++run) {
+    std::vector<std::vector<std::vector<std::byte>>> gathered(3);
+    run_inproc(group, [&](Transport& transport) {
+      const std::vector<std::byte> mine(4, static_cast<std::byte>(run + transport.rank().value));
+      gathered[transport.rank().index()] = all_gather(transport, mine);
+    });
+    for (const auto& all : gathered) {
+      ASSERT_EQ(all.size(), 3);
+      for (std::size_t r = 0; r < 3; ++r) {
+        EXPECT_EQ(all[r], std::vector<std::byte>(4, static_cast<std::byte>(run + r)));
+      }
+    }
+    EXPECT_EQ(group[0]->sent_bytes(), 2 * 4 * run);
+  }
+  const auto failing = [](Transport& transport) {
+    if (transport.rank().value == 1) throw std::runtime_error("out of luck");
+    barrier(transport);
+  };
+  EXPECT_THROW(run_inproc(group, failing), std::runtime_error);
+  EXPECT_THROW(run_inproc(group, [](Transport& transport) { barrier(transport); }), TransportError);
+}
+
+TEST(InprocTransport, RefusesGroupsThatCannotBe) {
+  EXPECT_THROW(static_cast<void>(make_inproc_group(0)), InvalidArgument);
+  InprocOptions options;
+  options.timeout = std::chrono::milliseconds(0);
+  EXPECT_THROW(static_cast<void>(make_inproc_group(2, options)), InvalidArgument);
+  options = {};
+  options.max_delay_us = -1;
+  EXPECT_THROW(static_cast<void>(make_inproc_group(2, options)), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace contextile
