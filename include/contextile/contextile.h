@@ -24,6 +24,7 @@
 #include "contextile/kernel.h"     // attention on tiles
 #include "contextile/oracle.h"     // attention in fp64, checked runs
 #include "contextile/profile.h"    // measuring this machine
+#include "contextile/scatter.h"    // tensors of the batch to ranks and back
 #include "contextile/tensor.h"     // views, tensors, bf16 and f16
 #include "contextile/transport.h"  // messages between ranks
 // Batches and whole training steps:

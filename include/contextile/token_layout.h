@@ -9,6 +9,11 @@
 
 namespace contextile {
 
+// The token ranges of a rank's local rows, in local order, all rounds. Throws InvalidArgument when
+// the plan has no such rank.
+[[nodiscard]] std::vector<Range> local_ranges(const Plan& plan, Rank rank);
+// How many rows that are.
+[[nodiscard]] std::int64_t num_local_tokens(const Plan& plan, Rank rank);
 // Global token index of every local row of a rank, in local order, all rounds.
 [[nodiscard]] std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank);
 

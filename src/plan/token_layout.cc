@@ -10,19 +10,6 @@
 namespace contextile {
 namespace {
 
-// Calls visit(range) for every token range a rank owns, in local order.
-template <typename Visit>
-void for_each_local_range(const Plan& plan, Rank rank, const Visit& visit) {
-  CONTEXTILE_CHECK(rank.valid() && rank.value < plan.num_devices(),
-                   "local tokens: expected a rank among 0 … {}, found {}", plan.num_devices() - 1,
-                   rank.value);
-  for (const PlanRound& round : plan.rounds) {
-    for (const BlockId block : round.devices[rank.index()].local_blocks) {
-      for (const Range& range : round.blocks.ranges(block)) visit(range);
-    }
-  }
-}
-
 // The element of `items` (ascending, end to end) whose tokens hold `token`.
 template <typename Item, typename TokensOf>
 std::size_t find_holder(std::span<const Item> items, std::int64_t token,
@@ -47,11 +34,30 @@ std::vector<PositionSegment> position_segments(const Plan& plan) {
 
 }  // namespace
 
+std::vector<Range> local_ranges(const Plan& plan, Rank rank) {
+  CONTEXTILE_CHECK(rank.valid() && rank.value < plan.num_devices(),
+                   "local tokens: expected a rank among 0 … {}, found {}", plan.num_devices() - 1,
+                   rank.value);
+  std::vector<Range> ranges;
+  for (const PlanRound& round : plan.rounds) {
+    for (const BlockId block : round.devices[rank.index()].local_blocks) {
+      for (const Range& range : round.blocks.ranges(block)) ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+std::int64_t num_local_tokens(const Plan& plan, Rank rank) {
+  std::int64_t tokens = 0;
+  for (const Range& range : local_ranges(plan, rank)) tokens += range.size();
+  return tokens;
+}
+
 std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank) {
   std::vector<std::int64_t> tokens;
-  for_each_local_range(plan, rank, [&](Range range) {
+  for (const Range& range : local_ranges(plan, rank)) {
     for (std::int64_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
-  });
+  }
   return tokens;
 }
 
@@ -59,7 +65,7 @@ std::vector<TokenPosition> positions(const Plan& plan, Rank rank) {
   const std::vector<PositionSegment> segments = position_segments(plan);
   const auto tokens_of = [](const PositionSegment& segment) { return segment.tokens; };
   std::vector<TokenPosition> result;
-  for_each_local_range(plan, rank, [&](Range range) {
+  for (const Range& range : local_ranges(plan, rank)) {
     std::size_t at =
         find_holder(std::span<const PositionSegment>(segments), range.begin, tokens_of);
     for (std::int64_t t = range.begin; t < range.end; ++t) {
@@ -69,7 +75,7 @@ std::vector<TokenPosition> positions(const Plan& plan, Rank rank) {
       const PositionSegment& segment = segments[at];
       result.push_back({segment.sequence, segment.first_position + t - segment.tokens.begin, t});
     }
-  });
+  }
   return result;
 }
 
@@ -77,13 +83,13 @@ std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank) {
   const std::span<const Range> sequences = plan.sequences;
   const auto tokens_of = [](const Range& range) { return range; };
   std::vector<std::int64_t> result;
-  for_each_local_range(plan, rank, [&](Range range) {
+  for (const Range& range : local_ranges(plan, rank)) {
     std::size_t at = find_holder(sequences, range.begin, tokens_of);
     for (std::int64_t t = range.begin; t < range.end; ++t) {
       if (t >= sequences[at].end) at = find_holder(sequences, t, tokens_of);
       result.push_back(t + 1 < sequences[at].end ? t + 1 : -1);
     }
-  });
+  }
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include "contextile/plan_file.h"
 #include "kernel/tensor.h"
 #include "runtime/begin_cut.h"
+#include "runtime/check_tensors.h"
 #include "runtime/epilogue.h"
 
 namespace contextile {
@@ -32,28 +33,10 @@ class Stopwatch {
   Clock::time_point start_;
 };
 
-void check_tensor(std::string_view where, std::string_view name, const TensorView& found,
-                  std::int64_t tokens, std::int32_t heads, std::int32_t dim, Dtype dtype) {
-  CONTEXTILE_CHECK(found.tokens == tokens && found.heads == heads && found.dim == dim,
-                   "{}: expected {} of shape [{}, {}, {}], found [{}, {}, {}]", where, name, tokens,
-                   heads, dim, found.tokens, found.heads, found.dim);
-  CONTEXTILE_CHECK(found.dtype == dtype, "{}: expected {} as {}, found {}", where, name,
-                   to_string(dtype), to_string(found.dtype));
-  if (tokens == 0) return;
-  CONTEXTILE_CHECK(found.data != nullptr, "{}: expected data of {}, found none", where, name);
-}
-
 void check_stats(std::string_view where, std::string_view name, const RowStats& found,
                  std::int64_t tokens) {
   CONTEXTILE_CHECK(found.data != nullptr || tokens == 0, "{}: expected data of {}, found none",
                    where, name);
-}
-
-void check_sink(std::string_view where, std::string_view name, std::size_t found,
-                const AttentionShape& shape) {
-  const auto expected = static_cast<std::size_t>(shape.sink ? shape.q_heads : 0);
-  CONTEXTILE_CHECK(found == expected, "{}: expected {} values of {}, found {}", where, expected,
-                   name, found);
 }
 
 // Tight arrays: the bytes of a staged unit's part, and how many.
@@ -105,12 +88,9 @@ void Executor::Handle::Call::check_forward() const {
   const std::string where = fmt::format("rank {}, forward", plan_->rank.value);
   const std::int64_t rows = plan_->local_rows;
   const ForwardTensors& t = forward_;
-  check_tensor(where, "q", t.q_THD, rows, shape.q_heads, shape.head_dim, shape.dtype);
-  check_tensor(where, "k", t.k_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
-  check_tensor(where, "v", t.v_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
+  check_inputs(where, shape, rows, t.q_THD, t.k_THD, t.v_THD, t.sink_H);
   check_tensor(where, "out", t.out_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
   check_stats(where, "lse", t.lse_TH, rows);
-  check_sink(where, "sink", t.sink_H.size(), shape);
 }
 
 void Executor::Handle::Call::check_backward(const Saved::Buffers* saved) const {
@@ -118,16 +98,13 @@ void Executor::Handle::Call::check_backward(const Saved::Buffers* saved) const {
   const std::string where = fmt::format("rank {}, backward", plan_->rank.value);
   const std::int64_t rows = plan_->local_rows;
   const BackwardTensors& t = backward_;
-  check_tensor(where, "q", t.q_THD, rows, shape.q_heads, shape.head_dim, shape.dtype);
-  check_tensor(where, "k", t.k_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
-  check_tensor(where, "v", t.v_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
+  check_inputs(where, shape, rows, t.q_THD, t.k_THD, t.v_THD, t.sink_H);
   check_tensor(where, "out", t.out_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
   check_stats(where, "lse", t.lse_TH, rows);
   check_tensor(where, "dout", t.dout_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
   check_tensor(where, "dq", t.dq_THD, rows, shape.q_heads, shape.head_dim, shape.dtype);
   check_tensor(where, "dk", t.dk_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
   check_tensor(where, "dv", t.dv_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
-  check_sink(where, "sink", t.sink_H.size(), shape);
   check_sink(where, "dsink", t.dsink_H.size(), shape);
   std::int64_t retained = 0;
   for (const LocalRound& round : plan_->rounds) {

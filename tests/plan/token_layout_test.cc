@@ -23,6 +23,15 @@ TEST(TokenLayout, FollowsLocalBlocksAndTheirRangesInListedOrder) {
   EXPECT_THROW(static_cast<void>(local_tokens(plan, Rank{2})), InvalidArgument);
 }
 
+TEST(TokenLayout, LocalRangesAreTheLocalTokensInPieces) {
+  const Plan plan = example_plan();
+  EXPECT_EQ(local_ranges(plan, Rank{0}), (std::vector<Range>{{0, 4}}));
+  EXPECT_EQ(local_ranges(plan, Rank{1}), (std::vector<Range>{{4, 5}, {5, 8}}));
+  EXPECT_EQ(num_local_tokens(plan, Rank{0}), 4);
+  EXPECT_EQ(num_local_tokens(plan, Rank{1}), 4);
+  EXPECT_THROW(static_cast<void>(local_ranges(plan, Rank{2})), InvalidArgument);
+}
+
 TEST(TokenLayout, RolledTokensNeverCrossASequence) {
   const Plan plan = example_plan();  // sequences [0, 5) and [5, 8)
   EXPECT_EQ(rolled_tokens(plan, Rank{0}), (std::vector<std::int64_t>{1, 2, 3, 4}));
