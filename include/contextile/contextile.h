@@ -20,13 +20,14 @@
 #include "contextile/token_layout.h"   // which rank holds which tokens
 #include "contextile/verify.h"         // proof
 // Running plans:
-#include "contextile/executor.h"   // forward, backward
-#include "contextile/kernel.h"     // attention on tiles
-#include "contextile/oracle.h"     // attention in fp64, checked runs
-#include "contextile/profile.h"    // measuring this machine
-#include "contextile/scatter.h"    // tensors of the batch to ranks and back
-#include "contextile/tensor.h"     // views, tensors, bf16 and f16
-#include "contextile/transport.h"  // messages between ranks
+#include "contextile/executor.h"          // one rank: forward, backward
+#include "contextile/inproc_attention.h"  // all ranks, on tensors of your own: start here
+#include "contextile/kernel.h"            // attention on tiles
+#include "contextile/oracle.h"            // attention in fp64, checked runs
+#include "contextile/profile.h"           // measuring this machine
+#include "contextile/scatter.h"           // tensors of the batch to ranks and back
+#include "contextile/tensor.h"            // views, tensors, bf16 and f16
+#include "contextile/transport.h"         // messages between ranks
 // Batches and whole training steps:
 #include "contextile/data.h"            // lengths, datasets, batches, home layouts
 #include "contextile/model.h"           // sizes of models

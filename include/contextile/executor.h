@@ -1,16 +1,19 @@
 // Executing a plan: exact distributed attention, forward and backward.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "contextile/base.h"
 #include "contextile/kernel.h"
 #include "contextile/plan.h"
+#include "contextile/tensor.h"
 #include "contextile/transport.h"
 #include "contextile/workload.h"
 
@@ -73,6 +76,10 @@ struct ExecutorMemory {
   std::int64_t workspace_bytes = 0;  // beside the plan's memory: delta, bands of tiles
 };
 
+// The index of the mask of that name; "" is the mask of a plan that has only one. Throws
+// InvalidArgument with the names there are.
+[[nodiscard]] std::size_t find_mask(const Plan& plan, std::string_view name);
+
 // Runs one rank's programs of a plan over a transport with a kernel. Holds buffers, no activations:
 // one executor serves all layers and micro-batches and is prepared anew for every batch. Not thread
 // safe.
@@ -88,8 +95,8 @@ class Executor {
   // is for another number of ranks. Collective.
   void prepare(std::shared_ptr<const Plan> plan);
 
-  // Collective over all ranks; `mask` indexes the plan's masks. Throws InvalidArgument on tensors
-  // of the wrong shape, TransportError if a peer fails.
+  // Collective over all ranks; `mask` indexes the plan's masks (find_mask). Throws InvalidArgument
+  // on tensors of the wrong shape, TransportError if a peer fails.
   Saved forward(std::size_t mask, const ForwardTensors& tensors);
   void backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved);
 

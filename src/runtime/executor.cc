@@ -1,5 +1,6 @@
 #include "contextile/executor.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -7,12 +8,28 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/quote.h"
+#include "base/suggest.h"
 #include "contextile/plan_file.h"
 #include "runtime/executor_call.h"
 #include "runtime/executor_testing.h"
 #include "runtime/prepared_plan.h"
 
 namespace contextile {
+
+std::size_t find_mask(const Plan& plan, std::string_view name) {
+  std::vector<std::string> names;
+  if (!plan.rounds.empty()) {
+    for (const NamedMask& mask : plan.rounds[0].masks) names.push_back(mask.name);
+  }
+  if (name.empty() && names.size() == 1) return 0;
+  const auto found = std::ranges::find(names, name);
+  if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
+  std::string known;
+  for (const std::string& other : names) known += (known.empty() ? "" : ", ") + printable(other);
+  fail_argument("mask: expected one of the plan's ({}), found {}{}", known, quote(name),
+                did_you_mean(name, names));
+}
 
 // ------------------------------------------------------------------------------------ saved
 

@@ -1,0 +1,205 @@
+#include "runtime/inproc_ranks.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "contextile/scatter.h"
+#include "contextile/token_layout.h"
+#include "runtime/check_tensors.h"
+
+namespace contextile {
+namespace {
+
+constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
+
+// Makes and moves the tensors of one rank.
+class RankTensors {
+ public:
+  RankTensors(const Plan& plan, Rank rank)
+      : plan_(plan), rank_(rank), tokens_(num_local_tokens(plan, rank)) {}
+
+  [[nodiscard]] HostTensor like(const TensorView& batch) const {
+    return {batch.dtype, tokens_, batch.heads, batch.dim};
+  }
+  [[nodiscard]] HostTensor scattered(const TensorView& batch) const {
+    HostTensor local = like(batch);
+    scatter(plan_, rank_, batch, local.view());
+    return local;
+  }
+  void gather_into(const TensorView& batch, const HostTensor& local) const {
+    gather(plan_, rank_, local.view(), batch);
+  }
+
+ private:
+  const Plan& plan_;
+  const Rank rank_;
+  const std::int64_t tokens_;
+};
+
+TensorView as_tensor_of(const Plan& plan, const std::vector<float>& lse_TH) {
+  return view_of(lse_TH, plan.num_tokens(), plan.shape.q_heads, 1);
+}
+
+void check_output(const Plan& plan, const AttentionOutput& output) {
+  const AttentionShape& shape = plan.shape;
+  const std::int64_t tokens = plan.num_tokens();
+  check_tensor("backward", "out", output.out_THD.view(), tokens, shape.q_heads, shape.value_dim,
+               shape.dtype);
+  CONTEXTILE_CHECK(std::ssize(output.lse_TH) == tokens * shape.q_heads,
+                   "backward: expected lse of [{}, {}], found {} values", tokens, shape.q_heads,
+                   output.lse_TH.size());
+  CONTEXTILE_CHECK(output.saved.empty() || std::ssize(output.saved) == plan.num_devices(),
+                   "backward: expected what forward saved on {} ranks, found {}",
+                   plan.num_devices(), output.saved.size());
+}
+
+// The sum over ranks, in their order.
+std::vector<float> sum_of(const std::vector<std::vector<float>>& shares) {
+  std::vector<float> total(shares[0].size());
+  for (std::size_t h = 0; h < total.size(); ++h) {
+    double sum = 0;
+    for (const std::vector<float>& share : shares) sum += share[h];
+    total[h] = static_cast<float>(sum);
+  }
+  return total;
+}
+
+}  // namespace
+
+InprocRanks::InprocRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+                         const InprocOptions& options)
+    : plan_(std::move(plan)),
+      kernel_(kernel),
+      options_(options),
+      calls_(static_cast<std::size_t>(plan_->num_devices())) {
+  start();
+}
+
+void InprocRanks::start() {
+  group_ = make_inproc_group(plan_->num_devices(), options_);
+  for (const std::unique_ptr<Transport>& transport : group_) {
+    executors_.push_back(std::make_unique<Executor>(*transport, kernel_));
+  }
+  run([&](Transport&, Executor& executor) { executor.prepare(plan_); });
+}
+
+void InprocRanks::stop() noexcept {
+  executors_.clear();
+  group_.clear();
+}
+
+void InprocRanks::run(const Body& body) {
+  if (group_.empty()) start();
+  try {
+    run_inproc(group_, [&](Transport& transport) {
+      body(transport, *executors_[transport.rank().index()]);
+    });
+  } catch (...) {
+    stop();  // the next call begins with a new group
+    throw;
+  }
+}
+
+template <typename Call>
+void InprocRanks::measure(Transport& transport, const Executor& executor, const Call& call) {
+  barrier(transport);
+  const std::int64_t before = transport.sent_bytes();
+  call();
+  calls_[transport.rank().index()] = {executor.last_stats(), transport.sent_bytes() - before};
+}
+
+std::vector<ExecutorMemory> InprocRanks::memory() const {
+  std::vector<ExecutorMemory> memory;
+  for (const std::unique_ptr<Executor>& executor : executors_) {
+    memory.push_back(executor->memory());
+  }
+  return memory;
+}
+
+void InprocRanks::check_direction(std::size_t mask, Direction direction) const {
+  for (const PlanRound& round : plan_->rounds) {
+    CONTEXTILE_CHECK(round.has_direction(mask, direction),
+                     "{}: expected a plan with a {} of mask {}, found none", to_string(direction),
+                     to_string(direction), quote(round.masks[mask].name));
+  }
+}
+
+AttentionOutput InprocRanks::forward(std::size_t mask, const AttentionInputs& inputs) {
+  const AttentionShape& shape = plan_->shape;
+  const std::int64_t tokens = plan_->num_tokens();
+  check_direction(mask, Direction::kForward);
+  check_inputs("forward", shape, tokens, inputs.q_THD, inputs.k_THD, inputs.v_THD, inputs.sink_H);
+  AttentionOutput output{
+      plan_->rounds[0].masks[mask].name,
+      HostTensor(shape.dtype, tokens, shape.q_heads, shape.value_dim),
+      std::vector<float>(static_cast<std::size_t>(tokens * shape.q_heads), kUnwritten),
+      std::vector<Saved>(static_cast<std::size_t>(plan_->num_devices()))};
+  const TensorView out_THD = output.out_THD.view();
+  const TensorView lse_TH = as_tensor_of(*plan_, output.lse_TH);
+  run([&](Transport& transport, Executor& executor) {
+    const Rank rank = transport.rank();
+    const RankTensors tensors(*plan_, rank);
+    const HostTensor q = tensors.scattered(inputs.q_THD);
+    const HostTensor k = tensors.scattered(inputs.k_THD);
+    const HostTensor v = tensors.scattered(inputs.v_THD);
+    HostTensor out = tensors.like(out_THD);
+    HostTensor lse = tensors.like(lse_TH);
+    measure(transport, executor, [&] {
+      output.saved[rank.index()] = executor.forward(
+          mask, {q.view(), k.view(), v.view(), inputs.sink_H, out.view(), lse.stats()});
+    });
+    tensors.gather_into(out_THD, out);
+    tensors.gather_into(lse_TH, lse);
+  });
+  return output;
+}
+
+AttentionGradients InprocRanks::backward(std::size_t mask, const AttentionInputs& inputs,
+                                         const AttentionOutput& output,
+                                         const TensorView& dout_THD) {
+  const AttentionShape& shape = plan_->shape;
+  const std::int64_t tokens = plan_->num_tokens();
+  check_direction(mask, Direction::kBackward);
+  check_inputs("backward", shape, tokens, inputs.q_THD, inputs.k_THD, inputs.v_THD, inputs.sink_H);
+  check_output(*plan_, output);
+  check_tensor("backward", "dout", dout_THD, tokens, shape.q_heads, shape.value_dim, shape.dtype);
+  AttentionGradients gradients{HostTensor(shape.dtype, tokens, shape.q_heads, shape.head_dim),
+                               HostTensor(shape.dtype, tokens, shape.kv_heads, shape.head_dim),
+                               HostTensor(shape.dtype, tokens, shape.kv_heads, shape.value_dim),
+                               {}};
+  const TensorView dq_THD = gradients.dq_THD.view();
+  const TensorView dk_THD = gradients.dk_THD.view();
+  const TensorView dv_THD = gradients.dv_THD.view();
+  const Saved nothing;
+  std::vector<std::vector<float>> dsink(static_cast<std::size_t>(plan_->num_devices()),
+                                        std::vector<float>(inputs.sink_H.size(), kUnwritten));
+  run([&](Transport& transport, Executor& executor) {
+    const std::size_t r = transport.rank().index();
+    const RankTensors tensors(*plan_, transport.rank());
+    const HostTensor q = tensors.scattered(inputs.q_THD);
+    const HostTensor k = tensors.scattered(inputs.k_THD);
+    const HostTensor v = tensors.scattered(inputs.v_THD);
+    const HostTensor out = tensors.scattered(output.out_THD.view());
+    HostTensor lse = tensors.scattered(as_tensor_of(*plan_, output.lse_TH));
+    const HostTensor dout = tensors.scattered(dout_THD);
+    HostTensor dq = tensors.like(dq_THD);
+    HostTensor dk = tensors.like(dk_THD);
+    HostTensor dv = tensors.like(dv_THD);
+    measure(transport, executor, [&] {
+      executor.backward(mask,
+                        {q.view(), k.view(), v.view(), out.view(), lse.stats(), dout.view(),
+                         inputs.sink_H, dq.view(), dk.view(), dv.view(), dsink[r]},
+                        output.saved.empty() ? nothing : output.saved[r]);
+    });
+    tensors.gather_into(dq_THD, dq);
+    tensors.gather_into(dk_THD, dk);
+    tensors.gather_into(dv_THD, dv);
+  });
+  gradients.dsink_H = sum_of(dsink);
+  return gradients;
+}
+
+}  // namespace contextile

@@ -1,0 +1,18 @@
+// Whether this machine can hold a batch and the ranks that work on it.
+#pragma once
+
+#include <string_view>
+
+#include "contextile/plan.h"
+#include "contextile/plan_stats.h"
+
+namespace contextile {
+
+// What executing a plan on in-process ranks takes, bytes: inputs and results of the whole batch and
+// again by rank, in the activation dtype, and what the plan's devices need beside them.
+[[nodiscard]] double inproc_bytes(const Plan& plan, const PlanStats& statistics);
+
+// Throws InvalidArgument with `where` when that many bytes are more than this machine has.
+void check_machine_memory(std::string_view where, const Plan& plan, double needed_bytes);
+
+}  // namespace contextile
