@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -13,33 +12,41 @@
 #include "base/check.h"
 #include "base/out_of_memory.h"
 #include "contextile/executor.h"
+#include "contextile/inproc_attention.h"
 #include "contextile/oracle.h"
 #include "contextile/plan_stats.h"
-#include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
-#include "oracle/layer_tensors.h"
 #include "oracle/run_error.h"
 #include "oracle/single_device.h"
 #include "runtime/check_program.h"
+#include "runtime/inproc_ranks.h"
+#include "runtime/machine_memory.h"
 
 namespace contextile {
 namespace {
 
 // What one rank measured in one repetition of one mask.
 struct Measured {
-  ExecutionStats forward;
-  ExecutionStats backward;
-  std::int64_t sent_bytes_forward = 0;  // as the transport counted
-  std::int64_t sent_bytes_backward = 0;
+  RankCall forward;
+  RankCall backward;
 };
 
 struct MaskWork {
   bool has_forward = false;
   bool has_backward = false;
   const RunReference::OfMask* reference = nullptr;
-  OracleResult found;                           // ranks scatter their rows into it
-  std::vector<std::vector<float>> dsink;        // by rank
-  std::vector<std::vector<Measured>> measured;  // [rank][repeat]
+  OracleResult found;
+  std::vector<std::vector<Measured>> measured;  // [repeat][rank]
+};
+
+// The batch in the activation dtype.
+struct Inputs {
+  HostTensor q, k, v, dout;
+  std::vector<float> sink;
+
+  [[nodiscard]] AttentionInputs of_attention() const {
+    return {q.view(), k.view(), v.view(), sink};
+  }
 };
 
 struct Work {
@@ -47,9 +54,23 @@ struct Work {
   const RunOptions& options;
   const AttentionKernel& kernel;
   const BatchTensors& batch;
+  Inputs inputs;
   std::vector<MaskWork> masks;
-  std::vector<ExecutorMemory> memory;  // by rank
 };
+
+std::vector<float> floats_of(const std::vector<double>& values) {
+  return {values.begin(), values.end()};
+}
+
+Inputs inputs_of(const BatchTensors& batch, const AttentionShape& shape) {
+  const auto make = [&](const std::vector<double>& array, std::int32_t heads, std::int32_t dim) {
+    return tensor_of(array, shape.dtype, batch.tokens, heads, dim);
+  };
+  return {make(batch.q, shape.q_heads, shape.head_dim),
+          make(batch.k, shape.kv_heads, shape.head_dim),
+          make(batch.v, shape.kv_heads, shape.value_dim),
+          make(batch.dout, shape.q_heads, shape.value_dim), floats_of(batch.sink)};
+}
 
 // Mask m of all rounds together.
 Mask whole_mask(const Plan& plan, std::size_t m) {
@@ -66,48 +87,45 @@ MaskWork make_mask_work(const Plan& plan, std::size_t m, const RunOptions& optio
   const ProgramPair& pair = plan.rounds[0].devices.at(0).programs.at(m);
   work.has_forward = pair.forward.has_value();
   work.has_backward = pair.backward.has_value();
-  const auto ranks = static_cast<std::size_t>(plan.num_devices());
-  work.dsink.resize(ranks);
-  work.measured.assign(ranks, std::vector<Measured>(static_cast<std::size_t>(options.repeats)));
+  work.measured.assign(static_cast<std::size_t>(options.repeats),
+                       std::vector<Measured>(static_cast<std::size_t>(plan.num_devices())));
   return work;
 }
 
 // A backward without a forward (pipeline ticks) starts from the true output.
-void give_true_output(LayerTensors& layer, const OracleResult& truth) {
-  take_rows(layer.out.view(), truth.out, layer.tokens);
-  take_rows(layer.lse.view(), truth.lse, layer.tokens);
+AttentionOutput true_output(const Plan& plan, std::size_t m, const OracleResult& truth) {
+  const AttentionShape& shape = plan.shape;
+  return {plan.rounds[0].masks[m].name,
+          tensor_of(truth.out, shape.dtype, plan.num_tokens(), shape.q_heads, shape.value_dim),
+          floats_of(truth.lse),
+          {}};
 }
 
-void run_mask(Work& work, std::size_t m, Transport& transport, Executor& executor) {
+void run_mask(Work& work, std::size_t m, InprocRanks& ranks) {
   MaskWork& mask = work.masks[m];
-  const std::size_t rank = transport.rank().index();
-  LayerTensors layer(work.batch, work.plan.shape, local_tokens(work.plan, transport.rank()));
-  for (Measured& measured : mask.measured[rank]) {
-    layer.poison_outputs();
-    Saved saved;
+  const AttentionInputs inputs = work.inputs.of_attention();
+  AttentionOutput output;
+  AttentionGradients gradients;
+  for (std::vector<Measured>& by_rank : mask.measured) {
     if (mask.has_forward) {
-      barrier(transport);
-      const std::int64_t before = transport.sent_bytes();
-      saved = executor.forward(m, layer.forward());
-      measured.sent_bytes_forward = transport.sent_bytes() - before;
-      measured.forward = executor.last_stats();
+      output = ranks.forward(m, inputs);
+      for (std::size_t r = 0; r < by_rank.size(); ++r) by_rank[r].forward = ranks.last_calls()[r];
     } else {
-      give_true_output(layer, mask.reference->truth);
+      output = true_output(work.plan, m, mask.reference->truth);
     }
     if (mask.has_backward) {
-      barrier(transport);
-      const std::int64_t before = transport.sent_bytes();
-      executor.backward(m, layer.backward(), saved);
-      measured.sent_bytes_backward = transport.sent_bytes() - before;
-      measured.backward = executor.last_stats();
+      gradients = ranks.backward(m, inputs, output, work.inputs.dout.view());
+      for (std::size_t r = 0; r < by_rank.size(); ++r) by_rank[r].backward = ranks.last_calls()[r];
     }
   }
   if (!work.options.compare) return;
-  layer.put_forward(mask.found);
-  if (mask.has_backward) {
-    layer.put_backward(mask.found);
-    mask.dsink[rank] = layer.dsink;
-  }
+  mask.found.out = doubles_of(output.out_THD);
+  mask.found.lse = {output.lse_TH.begin(), output.lse_TH.end()};
+  if (!mask.has_backward) return;
+  mask.found.dq = doubles_of(gradients.dq_THD);
+  mask.found.dk = doubles_of(gradients.dk_THD);
+  mask.found.dv = doubles_of(gradients.dv_THD);
+  mask.found.dsink = {gradients.dsink_H.begin(), gradients.dsink_H.end()};
 }
 
 // The plan with one mask's programs only, without the charge for padding nobody sends.
@@ -136,11 +154,9 @@ PlanStats statistics_of_mask(const Plan& plan, std::size_t m) {
 template <typename Seconds>
 double fastest(const std::vector<std::vector<Measured>>& measured, const Seconds& seconds) {
   double best = std::numeric_limits<double>::infinity();
-  for (std::size_t repeat = 0; repeat < measured[0].size(); ++repeat) {
+  for (const std::vector<Measured>& by_rank : measured) {
     double slowest = 0;
-    for (const std::vector<Measured>& of_rank : measured) {
-      slowest = std::max(slowest, seconds(of_rank[repeat]));
-    }
+    for (const Measured& of_rank : by_rank) slowest = std::max(slowest, seconds(of_rank));
     best = std::min(best, slowest);
   }
   return best;
@@ -150,21 +166,20 @@ MaskRun report_mask(Work& work, std::size_t m) {
   MaskWork& mask = work.masks[m];
   MaskRun run;
   run.mask = work.plan.rounds[0].masks[m].name;
-  run.forward_s = fastest(mask.measured, [](const Measured& x) { return x.forward.total_s; });
-  run.backward_s = fastest(mask.measured, [](const Measured& x) { return x.backward.total_s; });
-  run.exposed_s = fastest(
-      mask.measured, [](const Measured& x) { return x.forward.exposed_s + x.backward.exposed_s; });
-  for (const std::vector<Measured>& of_rank : mask.measured) {
-    run.sent_bytes_forward += of_rank[0].sent_bytes_forward;
-    run.sent_bytes_backward += of_rank[0].sent_bytes_backward;
+  run.forward_s = fastest(mask.measured, [](const Measured& x) { return x.forward.stats.total_s; });
+  run.backward_s =
+      fastest(mask.measured, [](const Measured& x) { return x.backward.stats.total_s; });
+  run.exposed_s = fastest(mask.measured, [](const Measured& x) {
+    return x.forward.stats.exposed_s + x.backward.stats.exposed_s;
+  });
+  for (const Measured& of_rank : mask.measured[0]) {
+    run.sent_bytes_forward += of_rank.forward.sent_bytes;
+    run.sent_bytes_backward += of_rank.backward.sent_bytes;
   }
   const PlanStats stats = statistics_of_mask(work.plan, m);
   if (stats.forward) run.predicted_bytes_forward = stats.forward->total_bytes();
   if (stats.backward) run.predicted_bytes_backward = stats.backward->total_bytes();
   if (!work.options.compare) return run;
-  for (const std::vector<float>& dsink : mask.dsink) {
-    for (std::size_t h = 0; h < dsink.size(); ++h) mask.found.dsink[h] += dsink[h];
-  }
   const Dtype dtype = work.plan.shape.dtype;
   run.errors =
       compare_results({work.batch, work.plan.shape, mask.reference->truth, mask.found,
@@ -247,12 +262,15 @@ void check_same_batch(const Plan& plan, const RunReference& reference) {
 Work make_work(const Plan& plan, const RunOptions& options, const RunReference& reference) {
   CONTEXTILE_CHECK(options.repeats >= 1, "run: expected at least 1 repetition, found {}",
                    options.repeats);
-  Work work{plan, options, find_kernel(options.kernel, plan.shape.dtype), reference.batch, {}, {}};
-  work.memory.resize(static_cast<std::size_t>(plan.num_devices()));
+  Work work{plan,
+            options,
+            find_kernel(options.kernel, plan.shape.dtype),
+            reference.batch,
+            inputs_of(reference.batch, plan.shape),
+            {}};
   for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
     MaskWork& mask = work.masks.emplace_back(make_mask_work(plan, m, options));
     mask.reference = &reference.masks[m];
-    if (options.compare) mask.found = empty_result(work.batch.tokens, plan.shape);
   }
   return work;
 }
@@ -263,29 +281,17 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
   CONTEXTILE_CHECK(!plan->rounds.empty(), "run: expected a plan with a round, found none");
 }
 
-RunReport execute(const std::shared_ptr<const Plan>& plan, const RunOptions& options,
+RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
                   const RunReference& reference) {
   Work work = make_work(*plan, options, reference);
-  run_inproc(
-      plan->num_devices(),
-      [&](Transport& transport) {
-        Executor executor(transport, work.kernel);
-        executor.prepare(plan);
-        work.memory[transport.rank().index()] = executor.memory();
-        for (std::size_t m = 0; m < work.masks.size(); ++m) {
-          run_mask(work, m, transport, executor);
-        }
-      },
-      options.transport);
+  InprocRanks ranks(std::move(plan), work.kernel, options.transport);
   RunReport report;
+  report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {
+    run_mask(work, m, ranks);
     report.masks.push_back(report_mask(work, m));
   }
-  report.memory = *std::max_element(work.memory.begin(), work.memory.end(),
-                                    [](const ExecutorMemory& a, const ExecutorMemory& b) {
-                                      return plan_bytes(a) < plan_bytes(b);
-                                    });
-  report.predicted_memory_bytes = predicted_memory_bytes(*plan);
+  report.predicted_memory_bytes = predicted_memory_bytes(work.plan);
   return report;
 }
 
@@ -363,23 +369,8 @@ void check_run_memory(const Plan& plan, const PlanStats& statistics) {
   const AttentionShape& shape = plan.shape;
   const double elements = static_cast<double>(plan.num_tokens()) *
                           (shape.q_heads + shape.kv_heads) * (shape.head_dim + shape.value_dim);
-  // Inputs and the oracle's results in fp64, every rank's inputs and results in the activation
-  // dtype.
-  double needed_bytes = elements * (2 * sizeof(double) + 2.0 * bytes_per_element(shape.dtype));
-  for (const auto& direction : {statistics.forward, statistics.backward}) {
-    if (!direction) continue;
-    for (const DeviceStats& device : direction->devices) {
-      needed_bytes += static_cast<double>(device.memory_bytes);
-    }
-  }
-  const double machine_bytes =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  if (needed_bytes > machine_bytes) {
-    fail_argument(
-        "run: expected a batch that fits this machine's {:.1f} GB, found {} tokens that need about "
-        "{:.1f} GB",
-        machine_bytes / 1e9, plan.num_tokens(), needed_bytes / 1e9);
-  }
+  // Inputs and the oracle's results in fp64, beside the run itself.
+  check_machine_memory("run", plan, 2 * sizeof(double) * elements + inproc_bytes(plan, statistics));
 }
 
 }  // namespace contextile
