@@ -1,5 +1,5 @@
 # Installs a build into an empty prefix, builds the examples against it as a stranger would, and runs them.
-# The first example is the one of the README.
+# The README holds plan_a_batch, docs/start.md attend_a_batch; what attend_a_batch computes is known.
 #
 #   cmake -D BUILD_DIR=… -D SOURCE_DIR=… -D CXX=… -P install_example.cmake
 
@@ -11,19 +11,29 @@ function(run)
   execute_process(COMMAND ${ARGN} WORKING_DIRECTORY ${work} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-file(READ ${SOURCE_DIR}/README.md readme)
-file(READ ${SOURCE_DIR}/examples/plan_a_batch/plan_a_batch.cc example)
-string(FIND "${readme}" "${example}" place)
-if(place EQUAL -1)
-  message(FATAL_ERROR "README.md: expected the program of examples/plan_a_batch, found none")
-endif()
+function(expect_program page name)
+  file(READ ${SOURCE_DIR}/${page} text)
+  file(READ ${SOURCE_DIR}/examples/${name}/${name}.cc program)
+  string(FIND "${text}" "${program}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "${page}: expected the program of examples/${name}, found none")
+  endif()
+endfunction()
+
+expect_program(README.md plan_a_batch)
+expect_program(docs/start.md attend_a_batch)
 file(MAKE_DIRECTORY ${work})
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
-foreach(name plan_a_batch run_a_plan)
+foreach(name plan_a_batch run_a_plan attend_a_batch)
   run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/examples/${name} -B ${work}/${name} -D CMAKE_CXX_COMPILER=${CXX}
       -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_BUILD_TYPE=Release
       "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
   run(${CMAKE_COMMAND} --build ${work}/${name})
   run(${work}/${name}/${name})
 endforeach()
+execute_process(COMMAND ${work}/attend_a_batch/attend_a_batch OUTPUT_VARIABLE printed COMMAND_ERROR_IS_FATAL ANY)
+set(expected "out 89473.0, lse 6.5511, dv 0.0029\n")  # 1 + 256 · 699/2, log 700, 4 heads · 0.5/700
+if(NOT printed STREQUAL expected)
+  message(FATAL_ERROR "attend_a_batch: expected ${expected}, found ${printed}")
+endif()
 run(${prefix}/bin/contextile --version)
