@@ -1,9 +1,10 @@
 // What memory ran out for.
 #pragma once
 
+#include <memory>
 #include <new>
-#include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace contextile {
 
@@ -11,11 +12,12 @@ namespace contextile {
 class OutOfMemory : public std::bad_alloc {
  public:
   // What it was and how large: "a plan of 4096 tiles on 8 devices".
-  explicit OutOfMemory(const std::string& subject) : subject_(subject) {}
-  [[nodiscard]] const char* what() const noexcept override { return subject_.what(); }
+  explicit OutOfMemory(std::string subject)
+      : subject_(std::make_shared<const std::string>(std::move(subject))) {}
+  [[nodiscard]] const char* what() const noexcept override { return subject_->c_str(); }
 
  private:
-  std::runtime_error subject_;  // a string whose copies do not throw
+  std::shared_ptr<const std::string> subject_;  // copies of exceptions must not throw
 };
 
 // make(). When memory runs out in it, OutOfMemory says what for: subject(), or the subject of the

@@ -82,6 +82,7 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                     planned.plan = std::make_shared<const Plan>(
                         build_plan(workload, cluster, arrangement, limits));
                     planned.build_s = seconds_since(arranged);
+                    begin("verifying", 2);
                     const Clock::time_point built = Clock::now();
                     planned.verified = verify(*planned.plan);
                     planned.verify_s = seconds_since(built);
