@@ -349,7 +349,7 @@ TEST_F(Commands, CompareTakesChosenStrategiesWithOptions) {
 }
 
 TEST_F(Commands, CompareAgreesWithPlan) {
-  const json plan = plan_document(small());
+  const json plan = plan_document(joined({"--strategy", "magi"}, small()));
   const json row =
       document(joined({"compare", "--strategy", "magi"}, small())).at("strategies").at(0);
   EXPECT_EQ(row.at("forward_inter_bytes"), plan.at("statistics").at("forward").at("inter_bytes"));
