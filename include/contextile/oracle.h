@@ -43,6 +43,10 @@ struct RunOptions {
   bool compare = true;       // against the oracle and against one device with the same kernel
   std::int32_t repeats = 1;  // timed repetitions
   InprocOptions transport;
+  // One rank of a group of processes, all of which make the same call with the same plan and
+  // options; the report of rank 0 is whole, others have no errors and no bits. Null: all ranks are
+  // threads of this process.
+  Transport* rank = nullptr;
 };
 
 // max|x - ref| / max|ref| of one array; the single-device error stands beside.
@@ -62,6 +66,9 @@ struct MaskRun {
   std::int64_t sent_bytes_backward = 0;
   std::int64_t predicted_bytes_forward = 0;  // plan statistics
   std::int64_t predicted_bytes_backward = 0;
+  // XXH3-64 of the results as they lie in memory (out, lse, dq, dk, dv, dsink; of the last
+  // repetition): the same for the same plan, inputs and kernel over any transport.
+  std::uint64_t result_bits = 0;
 };
 struct RunReport {
   std::vector<MaskRun> masks;

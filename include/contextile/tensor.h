@@ -92,6 +92,7 @@ class HostTensor {
   [[nodiscard]] TensorView view() const;  // for inputs alone
   [[nodiscard]] RowStats stats();         // of an fp32 tensor of dim 1
 
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
   // All elements in order, T: float, Bf16 or F16. Throws InvalidArgument when they are others.
   template <typename T>
   [[nodiscard]] std::span<T> values() {

@@ -1,9 +1,13 @@
+#define XXH_INLINE_ALL
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,8 +23,8 @@
 #include "oracle/run_error.h"
 #include "oracle/single_device.h"
 #include "runtime/check_program.h"
-#include "runtime/inproc_ranks.h"
 #include "runtime/machine_memory.h"
+#include "runtime/rank_group.h"
 
 namespace contextile {
 namespace {
@@ -36,6 +40,7 @@ struct MaskWork {
   bool has_backward = false;
   const RunReference::OfMask* reference = nullptr;
   OracleResult found;
+  std::uint64_t result_bits = 0;
   std::vector<std::vector<Measured>> measured;  // [repeat][rank]
 };
 
@@ -101,7 +106,32 @@ AttentionOutput true_output(const Plan& plan, std::size_t m, const OracleResult&
           {}};
 }
 
-void run_mask(Work& work, std::size_t m, InprocRanks& ranks) {
+// Whether results of all ranks come together in this process.
+bool is_whole(const RunOptions& options) {
+  return options.rank == nullptr || options.rank->rank() == Rank{0};
+}
+
+std::uint64_t bits_of(const AttentionOutput& output, const AttentionGradients& gradients) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       &XXH3_freeState);
+  if (state == nullptr) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  const auto add = [&](std::span<const std::byte> bytes) {
+    XXH3_64bits_update(state.get(), bytes.data(), bytes.size());
+  };
+  const auto add_floats = [&](const std::vector<float>& values) {
+    add(std::as_bytes(std::span(values)));
+  };
+  add(output.out_THD.bytes());
+  add_floats(output.lse_TH);
+  for (const HostTensor* tensor : {&gradients.dq_THD, &gradients.dk_THD, &gradients.dv_THD}) {
+    add(tensor->bytes());
+  }
+  add_floats(gradients.dsink_H);
+  return XXH3_64bits_digest(state.get());
+}
+
+void run_mask(Work& work, std::size_t m, RankGroup& ranks) {
   MaskWork& mask = work.masks[m];
   const AttentionInputs inputs = work.inputs.of_attention();
   AttentionOutput output;
@@ -118,6 +148,7 @@ void run_mask(Work& work, std::size_t m, InprocRanks& ranks) {
       for (std::size_t r = 0; r < by_rank.size(); ++r) by_rank[r].backward = ranks.last_calls()[r];
     }
   }
+  if (is_whole(work.options)) mask.result_bits = bits_of(output, gradients);
   if (!work.options.compare) return;
   mask.found.out = doubles_of(output.out_THD);
   mask.found.lse = {output.lse_TH.begin(), output.lse_TH.end()};
@@ -166,6 +197,7 @@ MaskRun report_mask(Work& work, std::size_t m) {
   MaskWork& mask = work.masks[m];
   MaskRun run;
   run.mask = work.plan.rounds[0].masks[m].name;
+  run.result_bits = mask.result_bits;
   run.forward_s = fastest(mask.measured, [](const Measured& x) { return x.forward.stats.total_s; });
   run.backward_s =
       fastest(mask.measured, [](const Measured& x) { return x.backward.stats.total_s; });
@@ -275,6 +307,12 @@ Work make_work(const Plan& plan, const RunOptions& options, const RunReference& 
   return work;
 }
 
+// The options of this process: where results are not whole nothing is compared.
+RunOptions own_options(RunOptions options) {
+  options.compare = options.compare && is_whole(options);
+  return options;
+}
+
 void check_plan(const std::shared_ptr<const Plan>& plan) {
   CONTEXTILE_CHECK(plan != nullptr, "run: expected a plan, found none");
   check_structure(*plan);
@@ -284,7 +322,9 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
                   const RunReference& reference) {
   Work work = make_work(*plan, options, reference);
-  InprocRanks ranks(std::move(plan), work.kernel, options.transport);
+  RankGroup ranks = options.rank == nullptr
+                        ? RankGroup(std::move(plan), work.kernel, options.transport)
+                        : RankGroup(std::move(plan), work.kernel, *options.rank);
   RunReport report;
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {
@@ -335,16 +375,18 @@ RunReference make_run_reference(const Workload& workload, const RunOptions& opti
   return reference;
 }
 
-RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) {
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given) {
   check_plan(plan);
+  const RunOptions options = own_options(given);
   return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
                          [&] { return execute(plan, options, reference_of(*plan, options)); });
 }
 
-RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given,
                    const RunReference& reference) {
   check_plan(plan);
   check_same_batch(*plan, reference);
+  const RunOptions options = own_options(given);
   return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
                          [&] { return execute(plan, options, reference); });
 }

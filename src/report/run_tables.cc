@@ -29,7 +29,8 @@ Json mask_run_json(const MaskRun& run) {
           {"sent_bytes_forward", run.sent_bytes_forward},
           {"predicted_bytes_forward", run.predicted_bytes_forward},
           {"sent_bytes_backward", run.sent_bytes_backward},
-          {"predicted_bytes_backward", run.predicted_bytes_backward}};
+          {"predicted_bytes_backward", run.predicted_bytes_backward},
+          {"result_bits", fmt::format("{:016x}", run.result_bits)}};
 }
 
 // NaN counts as wrong.

@@ -53,6 +53,61 @@ Sample random_sample(std::uint64_t seed) {
   return sample;
 }
 
+// Every thread stands for a process that drives one rank.
+RunReport run_as_processes(const std::shared_ptr<const Plan>& plan, RunOptions options) {
+  RunReport whole;
+  run_inproc(plan->num_devices(), [&, options](Transport& transport) mutable {
+    options.rank = &transport;
+    RunReport report = run_plan(plan, options);
+    if (transport.rank() == Rank{0}) {
+      whole = std::move(report);
+      return;
+    }
+    EXPECT_TRUE(report.ok());
+    for (const MaskRun& mask : report.masks) {
+      EXPECT_TRUE(mask.errors.empty());
+      EXPECT_EQ(mask.result_bits, 0U);
+    }
+  });
+  return whole;
+}
+
+TEST(RunPlan, RanksOfSeveralProcessesHaveTheBitsOfThreads) {
+  std::set<std::string> executed;
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    Sample sample = random_sample(seed);
+    for (NamedPlan& named : sample.plans) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", " + named.name + ": " + sample.batch.text);
+      const auto plan = std::make_shared<const Plan>(std::move(named.plan));
+      RunOptions options;
+      options.seed = seed;
+      const RunReport apart = run_as_processes(plan, options);
+      const RunReport together = run_plan(plan, options);
+      ASSERT_TRUE(apart.ok());
+      ASSERT_EQ(apart.masks.size(), together.masks.size());
+      EXPECT_EQ(apart.memory.staging_bytes, together.memory.staging_bytes);
+      for (std::size_t m = 0; m < apart.masks.size(); ++m) {
+        EXPECT_NE(together.masks[m].result_bits, 0U);
+        EXPECT_EQ(apart.masks[m].result_bits, together.masks[m].result_bits);
+        EXPECT_EQ(apart.masks[m].sent_bytes_forward, together.masks[m].sent_bytes_forward);
+        EXPECT_FALSE(apart.masks[m].errors.empty());
+      }
+      executed.insert(plan->strategy);
+    }
+  }
+  EXPECT_EQ(executed.size(), strategies().size());
+}
+
+TEST(RunPlan, AGroupOfAnotherSizeIsRefusedOnEveryRank) {
+  Sample sample = random_sample(1);
+  const auto plan = std::make_shared<const Plan>(std::move(sample.plans.front().plan));
+  run_inproc(plan->num_devices() + 1, [&](Transport& transport) {
+    RunOptions options;
+    options.rank = &transport;
+    EXPECT_THROW(static_cast<void>(run_plan(plan, options)), InvalidArgument);
+  });
+}
+
 TEST(RunPlan, EveryStrategyEqualsTheOracleOnRandomBatches) {
   std::set<std::string> executed;
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {

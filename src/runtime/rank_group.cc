@@ -1,7 +1,10 @@
-#include "runtime/inproc_ranks.h"
+#include "runtime/rank_group.h"
 
+#include <cstring>
 #include <limits>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
@@ -29,9 +32,6 @@ class RankTensors {
     scatter(plan_, rank_, batch, local.view());
     return local;
   }
-  void gather_into(const TensorView& batch, const HostTensor& local) const {
-    gather(plan_, rank_, local.view(), batch);
-  }
 
  private:
   const Plan& plan_;
@@ -56,6 +56,31 @@ void check_output(const Plan& plan, const AttentionOutput& output) {
                    plan.num_devices(), output.saved.size());
 }
 
+// Rows of a tensor of the batch that other processes have, to that of rank 0; `local` are the rows
+// of this rank.
+void collect_rows(Transport& transport, const Plan& plan, const TensorView& batch,
+                  const HostTensor& local) {
+  const auto message = [](Rank peer, const TensorView& rows) {
+    const std::int64_t bytes = rows.tokens * rows.heads * rows.dim * bytes_per_element(rows.dtype);
+    return Message{peer, {Segment{static_cast<std::byte*>(rows.data), bytes, 1, bytes}}};
+  };
+  if (transport.rank() != Rank{0}) {
+    const Message send = message(Rank{0}, local.view());
+    transport.wait(transport.launch({&send, 1}, {}));
+    return;
+  }
+  std::vector<HostTensor> rows;
+  std::vector<Message> recvs;
+  for (std::int32_t r = 1; r < plan.num_devices(); ++r) {
+    rows.emplace_back(batch.dtype, num_local_tokens(plan, Rank{r}), batch.heads, batch.dim);
+    recvs.push_back(message(Rank{r}, rows.back().view()));
+  }
+  transport.wait(transport.launch({}, recvs));
+  for (std::int32_t r = 1; r < plan.num_devices(); ++r) {
+    gather(plan, Rank{r}, rows[static_cast<std::size_t>(r) - 1].view(), batch);
+  }
+}
+
 // The sum over ranks, in their order.
 std::vector<float> sum_of(const std::vector<std::vector<float>>& shares) {
   std::vector<float> total(shares[0].size());
@@ -69,29 +94,60 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& shares) {
 
 }  // namespace
 
-InprocRanks::InprocRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-                         const InprocOptions& options)
+RankGroup::RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+                     const InprocOptions& options)
     : plan_(std::move(plan)),
       kernel_(kernel),
       options_(options),
-      calls_(static_cast<std::size_t>(plan_->num_devices())) {
+      calls_(static_cast<std::size_t>(plan_->num_devices())),
+      memory_(calls_.size()) {
   start();
 }
 
-void InprocRanks::start() {
+RankGroup::RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+                     Transport& transport)
+    : plan_(std::move(plan)),
+      kernel_(kernel),
+      mine_(&transport),
+      calls_(static_cast<std::size_t>(plan_->num_devices())),
+      memory_(calls_.size()) {
+  CONTEXTILE_CHECK(transport.size() == plan_->num_devices(),
+                   "{}: expected {} ranks, one for each device of the plan, found {}",
+                   transport.name(), plan_->num_devices(), transport.size());
+  executors_.push_back(std::make_unique<Executor>(transport, kernel_));
+  prepare();
+}
+
+void RankGroup::start() {
   group_ = make_inproc_group(plan_->num_devices(), options_);
   for (const std::unique_ptr<Transport>& transport : group_) {
     executors_.push_back(std::make_unique<Executor>(*transport, kernel_));
   }
-  run([&](Transport&, Executor& executor) { executor.prepare(plan_); });
+  prepare();
 }
 
-void InprocRanks::stop() noexcept {
+void RankGroup::prepare() {
+  run([&](Transport& transport, Executor& executor) {
+    executor.prepare(plan_);
+    share(transport, executor.memory(), memory_);
+  });
+}
+
+void RankGroup::stop() noexcept {
   executors_.clear();
   group_.clear();
 }
 
-void InprocRanks::run(const Body& body) {
+void RankGroup::run(const Body& body) {
+  if (mine_ != nullptr) {
+    try {
+      body(*mine_, *executors_.front());
+    } catch (const std::exception& error) {
+      mine_->abort(error.what());
+      throw;
+    }
+    return;
+  }
   if (group_.empty()) start();
   try {
     run_inproc(group_, [&](Transport& transport) {
@@ -104,22 +160,41 @@ void InprocRanks::run(const Body& body) {
 }
 
 template <typename Call>
-void InprocRanks::measure(Transport& transport, const Executor& executor, const Call& call) {
+void RankGroup::measure(Transport& transport, const Executor& executor, const Call& call) {
   barrier(transport);
   const std::int64_t before = transport.sent_bytes();
   call();
-  calls_[transport.rank().index()] = {executor.last_stats(), transport.sent_bytes() - before};
+  share(transport, RankCall{executor.last_stats(), transport.sent_bytes() - before}, calls_);
 }
 
-std::vector<ExecutorMemory> InprocRanks::memory() const {
-  std::vector<ExecutorMemory> memory;
-  for (const std::unique_ptr<Executor>& executor : executors_) {
-    memory.push_back(executor->memory());
+template <typename Item>
+void RankGroup::share(Transport& transport, const Item& mine, std::vector<Item>& by_rank) const {
+  static_assert(std::is_trivially_copyable_v<Item>);
+  by_rank[transport.rank().index()] = mine;
+  if (mine_ == nullptr) return;
+  const auto all = all_gather(transport, std::as_bytes(std::span(&mine, 1)));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(&by_rank[r], all[r].data(), sizeof(Item));
   }
-  return memory;
 }
 
-void InprocRanks::check_direction(std::size_t mask, Direction direction) const {
+// A rank's rows of a result become rows of the batch's.
+void RankGroup::deliver(Transport& transport, const TensorView& batch,
+                        const HostTensor& local) const {
+  gather(*plan_, transport.rank(), local.view(), batch);
+  if (mine_ != nullptr) collect_rows(transport, *plan_, batch, local);
+}
+
+void RankGroup::share_sink(Transport& transport, std::vector<std::vector<float>>& by_rank) const {
+  const std::vector<float>& mine = by_rank[transport.rank().index()];
+  if (mine_ == nullptr || mine.empty()) return;
+  const auto all = all_gather(transport, std::as_bytes(std::span(mine)));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(by_rank[r].data(), all[r].data(), all[r].size());
+  }
+}
+
+void RankGroup::check_direction(std::size_t mask, Direction direction) const {
   for (const PlanRound& round : plan_->rounds) {
     CONTEXTILE_CHECK(round.has_direction(mask, direction),
                      "{}: expected a plan with a {} of mask {}, found none", to_string(direction),
@@ -127,7 +202,7 @@ void InprocRanks::check_direction(std::size_t mask, Direction direction) const {
   }
 }
 
-AttentionOutput InprocRanks::forward(std::size_t mask, const AttentionInputs& inputs) {
+AttentionOutput RankGroup::forward(std::size_t mask, const AttentionInputs& inputs) {
   const AttentionShape& shape = plan_->shape;
   const std::int64_t tokens = plan_->num_tokens();
   check_direction(mask, Direction::kForward);
@@ -151,15 +226,14 @@ AttentionOutput InprocRanks::forward(std::size_t mask, const AttentionInputs& in
       output.saved[rank.index()] = executor.forward(
           mask, {q.view(), k.view(), v.view(), inputs.sink_H, out.view(), lse.stats()});
     });
-    tensors.gather_into(out_THD, out);
-    tensors.gather_into(lse_TH, lse);
+    deliver(transport, out_THD, out);
+    deliver(transport, lse_TH, lse);
   });
   return output;
 }
 
-AttentionGradients InprocRanks::backward(std::size_t mask, const AttentionInputs& inputs,
-                                         const AttentionOutput& output,
-                                         const TensorView& dout_THD) {
+AttentionGradients RankGroup::backward(std::size_t mask, const AttentionInputs& inputs,
+                                       const AttentionOutput& output, const TensorView& dout_THD) {
   const AttentionShape& shape = plan_->shape;
   const std::int64_t tokens = plan_->num_tokens();
   check_direction(mask, Direction::kBackward);
@@ -194,9 +268,10 @@ AttentionGradients InprocRanks::backward(std::size_t mask, const AttentionInputs
                          inputs.sink_H, dq.view(), dk.view(), dv.view(), dsink[r]},
                         output.saved.empty() ? nothing : output.saved[r]);
     });
-    tensors.gather_into(dq_THD, dq);
-    tensors.gather_into(dk_THD, dk);
-    tensors.gather_into(dv_THD, dv);
+    deliver(transport, dq_THD, dq);
+    deliver(transport, dk_THD, dk);
+    deliver(transport, dv_THD, dv);
+    share_sink(transport, dsink);
   });
   gradients.dsink_H = sum_of(dsink);
   return gradients;

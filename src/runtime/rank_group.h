@@ -1,0 +1,77 @@
+// The ranks of a plan at work on tensors of the whole batch, for plans nobody has verified, too:
+// checked runs execute by it what they then find right or wrong. The engine of InprocAttention.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/inproc_attention.h"
+#include "contextile/kernel.h"
+#include "contextile/plan.h"
+#include "contextile/transport.h"
+
+namespace contextile {
+
+// One rank's part of a call.
+struct RankCall {
+  ExecutionStats stats;
+  std::int64_t sent_bytes = 0;  // as the transport counted
+};
+
+// A plan with at least one round, the ranks that this process drives and their executors, prepared:
+// all ranks, a thread each, or one rank of a group of processes that make the same calls. Every
+// process holds the inputs of the whole batch; results are whole on the process of rank 0, on
+// others the rows of their own rank are. Masks are indices.
+class RankGroup {
+ public:
+  // All ranks, in process. Throws InvalidPlan when the programs do not hold together.
+  RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+            const InprocOptions& options);
+  // The rank of `transport`, which must outlive the object. Collective, as are forward and
+  // backward. Throws, too, InvalidArgument when the group has another size than the plan; a failure
+  // of one rank ends the group (TransportError on the others).
+  RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, Transport& transport);
+
+  [[nodiscard]] const Plan& plan() const { return *plan_; }
+  // As InprocAttention's. Rows that the plan leaves out are NaN.
+  [[nodiscard]] AttentionOutput forward(std::size_t mask, const AttentionInputs& inputs);
+  [[nodiscard]] AttentionGradients backward(std::size_t mask, const AttentionInputs& inputs,
+                                            const AttentionOutput& output,
+                                            const TensorView& dout_THD);
+
+  // By rank, of all of them on every process.
+  [[nodiscard]] const std::vector<RankCall>& last_calls() const { return calls_; }
+  [[nodiscard]] const std::vector<ExecutorMemory>& memory() const { return memory_; }
+
+ private:
+  using Body = std::function<void(Transport&, Executor&)>;
+  void start();
+  void prepare();
+  void stop() noexcept;
+  void run(const Body& body);
+  // Runs one call of an executor when all ranks have come so far, and measures it.
+  template <typename Call>
+  void measure(Transport& transport, const Executor& executor, const Call& call);
+  void deliver(Transport& transport, const TensorView& batch, const HostTensor& local) const;
+  void share_sink(Transport& transport, std::vector<std::vector<float>>& by_rank) const;
+  void check_direction(std::size_t mask, Direction direction) const;
+
+  // What every rank has for all to see; `mine` of a rank in this process.
+  template <typename Item>
+  void share(Transport& transport, const Item& mine, std::vector<Item>& by_rank) const;
+
+  const std::shared_ptr<const Plan> plan_;
+  const AttentionKernel& kernel_;
+  const InprocOptions options_;
+  Transport* const mine_ = nullptr;                // null: all ranks are in this process
+  std::vector<std::unique_ptr<Transport>> group_;  // these; empty after a call that failed
+  std::vector<std::unique_ptr<Executor>> executors_;
+  std::vector<RankCall> calls_;
+  std::vector<ExecutorMemory> memory_;
+};
+
+}  // namespace contextile
