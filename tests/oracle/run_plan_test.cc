@@ -54,9 +54,10 @@ Sample random_sample(std::uint64_t seed) {
 }
 
 // Every thread stands for a process that drives one rank.
-RunReport run_as_processes(const std::shared_ptr<const Plan>& plan, RunOptions options) {
+RunReport run_as_processes(const std::shared_ptr<const Plan>& plan, const RunOptions& shared) {
   RunReport whole;
-  run_inproc(plan->num_devices(), [&, options](Transport& transport) mutable {
+  run_inproc(plan->num_devices(), [&](Transport& transport) {
+    RunOptions options = shared;
     options.rank = &transport;
     RunReport report = run_plan(plan, options);
     if (transport.rank() == Rank{0}) {
