@@ -50,6 +50,45 @@ TEST(InprocTransport, DelaysLetPairsOvertakeEachOther) {
   EXPECT_LT(overtaken, 40);
 }
 
+TEST(InprocTransport, RethrowsTheExceptionOfARankAndNotItsEchoes) {
+  for (const std::int64_t max_delay_us : {0, 300}) {
+    InprocOptions options;
+    options.max_delay_us = max_delay_us;
+    for (std::int32_t culprit = 0; culprit < 3; ++culprit) {
+      try {
+        run_inproc(
+            3,
+            [culprit](Transport& transport) {
+              if (transport.rank().value == culprit) throw std::out_of_range("the cause");
+              std::vector<std::byte> bytes(8);
+              const Message message{Rank{culprit}, {Segment{bytes.data(), 8, 1, 8}}};
+              transport.wait(transport.launch({}, {&message, 1}));
+              ADD_FAILURE() << "nobody sent anything";
+            },
+            options);
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const std::out_of_range& error) {
+        EXPECT_STREQ(error.what(), "the cause");
+      }
+    }
+  }
+}
+
+TEST(InprocTransport, RethrowsAnEchoWhereTheCauseWasCaught) {
+  try {
+    run_inproc(3, [](Transport& transport) {
+      if (transport.rank().value == 2) {
+        transport.abort("out of memory");
+        return;
+      }
+      barrier(transport);
+    });
+    FAIL() << "expected TransportError";
+  } catch (const TransportError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2"), HasSubstr("out of memory")));
+  }
+}
+
 TEST(InprocTransport, CallsAStallInABarrierOne) {
   InprocOptions options;
   options.timeout = std::chrono::milliseconds(20);

@@ -1,0 +1,131 @@
+// The conformance cases of transports, run as one rank of a group of processes: a launcher starts
+// this program once a rank. Prints every case that failed on this rank and why.
+//
+// Ends with 0 if all cases passed, 1 if one failed, 2 on wrong arguments, 3 if the group itself
+// failed.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/transport.h"
+#include "transport/conformance.h"
+
+namespace contextile {
+namespace {
+
+constexpr const char* kUsage =
+    "usage: transport_ranks TRANSPORT [--case NAME]\n"
+    "  TRANSPORT  inproc: four ranks as threads of this process, to try the program itself\n"
+    "  --case     that case alone (all)\n";
+
+struct Settings {
+  std::string transport;
+  std::string only;  // empty: every case
+};
+
+Settings settings_of(int argc, char** argv) {
+  if (argc < 2 || argc % 2 != 0) fail_argument("expected TRANSPORT and pairs of option and value");
+  Settings settings;
+  settings.transport = argv[1];
+  for (int i = 2; i < argc; i += 2) {
+    const std::string_view name = argv[i];
+    if (name == "--case") {
+      settings.only = argv[i + 1];
+    } else {
+      fail_argument("expected --case, found '{}'", name);
+    }
+  }
+  return settings;
+}
+
+// One line a write, so that lines of ranks that share a terminal stay whole.
+void say(std::FILE* file, const std::string& line) {
+  std::fputs((line + "\n").c_str(), file);
+  std::fflush(file);
+}
+
+// Every case that the group is large enough for; the number of those that failed here.
+std::int32_t run_cases(const Settings& settings, const MakeTransport& make) {
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  const MakeTransport make_and_look = [&](std::chrono::milliseconds timeout) {
+    std::unique_ptr<Transport> transport = make(timeout);
+    rank = transport->rank().value;
+    size = transport->size();
+    return transport;
+  };
+  barrier(*make_and_look(std::chrono::milliseconds(30'000)));
+  std::int32_t num_run = 0;
+  std::int32_t num_failed = 0;
+  for (const ConformanceCase& tested : conformance_cases()) {
+    if (!settings.only.empty() && settings.only != tested.name) continue;
+    if (size < tested.sizes[0]) {
+      if (rank == 0) say(stdout, fmt::format("{}: needs {} ranks", tested.name, tested.sizes[0]));
+      continue;
+    }
+    ++num_run;
+    const std::string failure = run_case(tested, make_and_look);
+    if (failure.empty()) continue;
+    ++num_failed;
+    say(stderr, fmt::format("{}: failed on rank {} of {}: {}", tested.name, rank, size, failure));
+  }
+  if (num_run == 0) fail_argument("expected the name of a case, found '{}'", settings.only);
+  say(stdout, fmt::format("rank {} of {}: {} cases, {} failed", rank, size, num_run, num_failed));
+  return num_failed;
+}
+
+// Every thread is handed its end of the next group, which whoever comes first makes for all.
+std::int32_t run_threads(const Settings& settings) {
+  constexpr std::size_t kRanks = 4;
+  std::mutex mutex;
+  std::vector<std::vector<std::unique_ptr<Transport>>> groups;
+  std::vector<std::int32_t> num_failed(kRanks);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      std::size_t next = 0;
+      num_failed[r] = run_cases(settings, [&](std::chrono::milliseconds timeout) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (next == groups.size())
+          groups.push_back(make_inproc_group(kRanks, {.timeout = timeout}));
+        return std::move(groups[next++][r]);
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::int32_t total = 0;
+  for (const std::int32_t failed : num_failed) total += failed;
+  return total;
+}
+
+std::int32_t run(const Settings& settings) {
+  if (settings.transport == "inproc") return run_threads(settings);
+  fail_argument("expected inproc, found '{}'", settings.transport);
+}
+
+}  // namespace
+}  // namespace contextile
+
+int main(int argc, char** argv) {
+  using namespace contextile;  // NOLINT(google-build-using-namespace)
+  try {
+    return run(settings_of(argc, argv)) == 0 ? 0 : 1;
+  } catch (const InvalidArgument& error) {
+    std::fprintf(stderr, "transport_ranks: %s\n%s", error.what(), kUsage);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "transport_ranks: %s\n", error.what());
+    return 3;
+  }
+}
