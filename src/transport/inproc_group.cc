@@ -33,33 +33,11 @@ InprocGroup::~InprocGroup() {
   if (delay_thread_.joinable()) delay_thread_.join();
 }
 
-void InprocGroup::check_message(Rank rank, const Message& message, std::string_view what) const {
-  CONTEXTILE_CHECK(message.peer.valid() && message.peer.value < size() && message.peer != rank,
-                   "rank {}, launch: expected a {} peer among 0 … {} other than itself, found {}",
-                   rank.value, what, size() - 1, message.peer.value);
-  for (const Segment& segment : message.segments) {
-    CONTEXTILE_CHECK(segment.row_bytes >= 0 && segment.num_rows >= 0 &&
-                         (segment.data != nullptr || segment.size_bytes() == 0),
-                     "rank {}, launch: expected rows in memory, found {} rows of {} bytes at {}",
-                     rank.value, segment.num_rows, segment.row_bytes,
-                     static_cast<const void*>(segment.data));
-  }
-}
-
 std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
                                  std::span<const Message> recvs) {
   auto launch = std::make_shared<Launch>();
   launch->rank = rank;
-  for (const Message& message : sends) {
-    check_message(rank, message, "send");
-    launch->ends.push_back(
-        {message.peer, message.size_bytes(), true, false, false, message.segments});
-  }
-  for (const Message& message : recvs) {
-    check_message(rank, message, "receive");
-    launch->ends.push_back(
-        {message.peer, message.size_bytes(), false, false, false, message.segments});
-  }
+  launch->ends = make_ends(rank, size(), sends, recvs);
   launch->num_open = static_cast<std::int64_t>(launch->ends.size());
 
   std::vector<Transfer> ready;
@@ -172,11 +150,12 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
   const std::string operation = fmt::format("wait for launch {}", ticket);
   const Clock::time_point start = Clock::now();
   while (launch->num_open > 0) {
-    if (failed_) throw_failure(lock, rank, fmt::format("{}, {}", operation, open_ends(*launch)));
-    if (const End* end = abandoned_end(*launch)) {
+    if (failed_)
+      throw_failure(lock, rank, fmt::format("{}, {}", operation, open_ends(launch->ends)));
+    if (const MessageEnd* end = abandoned_end(*launch)) {
       const std::string text =
           fmt::format("rank {}, {}: rank {} left the group; open: {}", rank.value, operation,
-                      end->peer.value, open_ends(*launch));
+                      end->peer.value, open_ends(launch->ends));
       set_failure(rank, text);
       drain(lock, rank);
       throw TransportError(text);
@@ -185,7 +164,7 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
     if (Clock::now() >= deadline) {
       const std::string text =
           fmt::format("rank {}, {}: nothing moved in the group for {} ms; open: {}", rank.value,
-                      operation, options_.timeout.count(), open_ends(*launch));
+                      operation, options_.timeout.count(), open_ends(launch->ends));
       set_failure(rank, text);
       drain(lock, rank);
       throw TransportError(text);
@@ -196,32 +175,11 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
 }
 
 // An end that can never move because the peer is gone and has not posted its side.
-const InprocGroup::End* InprocGroup::abandoned_end(const Launch& launch) const {
-  for (const End& end : launch.ends) {
+const MessageEnd* InprocGroup::abandoned_end(const Launch& launch) const {
+  for (const MessageEnd& end : launch.ends) {
     if (!end.matched && ranks_[end.peer.index()]->left) return &end;
   }
   return nullptr;
-}
-
-std::string InprocGroup::open_ends(const Launch& launch) {
-  constexpr int kShown = 4;
-  std::string text;
-  int shown = 0;
-  for (const End& end : launch.ends) {
-    if (end.moved) continue;
-    if (shown++ == kShown) {
-      text += ", …";
-      break;
-    }
-    if (!text.empty()) text += ", ";
-    if (end.segments.empty()) {  // only a barrier sends messages of nothing
-      text += fmt::format("barrier signal {} rank {}", end.is_send ? "to" : "from", end.peer.value);
-    } else {
-      text += fmt::format("{} rank {} ({} bytes)", end.is_send ? "send to" : "receive from",
-                          end.peer.value, end.size_bytes);
-    }
-  }
-  return text;
 }
 
 void InprocGroup::set_failure(Rank rank, std::string text) {

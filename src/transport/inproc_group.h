@@ -17,6 +17,7 @@
 
 #include "base/rng.h"
 #include "contextile/transport.h"
+#include "transport/message_end.h"
 
 namespace contextile {
 
@@ -53,24 +54,16 @@ class InprocGroup {
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
 
-  struct End {  // one message of a launch, seen from the rank that posted it
-    Rank peer;
-    std::int64_t size_bytes = 0;
-    bool is_send = false;
-    bool matched = false;
-    bool moved = false;
-    std::vector<Segment> segments;
-  };
   struct Launch {
     Rank rank;
     std::int64_t ticket = 0;
     std::int64_t num_open = 0;  // ends that have not moved
-    std::vector<End> ends;
+    std::vector<MessageEnd> ends;
   };
   struct EndOfLaunch {
     std::shared_ptr<Launch> launch;
     std::size_t index = 0;
-    [[nodiscard]] End& end() const { return launch->ends[index]; }
+    [[nodiscard]] MessageEnd& end() const { return launch->ends[index]; }
   };
   struct Transfer {
     EndOfLaunch send;
@@ -103,7 +96,6 @@ class InprocGroup {
   Channel& channel(Rank src, Rank dst) {
     return channels_[src.index() * ranks_.size() + dst.index()];
   }
-  void check_message(Rank rank, const Message& message, std::string_view what) const;
   void post(const EndOfLaunch& posted, std::vector<Transfer>& ready);
   void begin_copy(const Transfer& transfer);
   void finish_copy(const Transfer& transfer);
@@ -111,8 +103,7 @@ class InprocGroup {
   void set_failure(Rank rank, std::string text);
   void drain(Lock& lock, Rank rank);
   [[noreturn]] void throw_failure(Lock& lock, Rank rank, const std::string& operation);
-  [[nodiscard]] static std::string open_ends(const Launch& launch);
-  [[nodiscard]] const End* abandoned_end(const Launch& launch) const;
+  [[nodiscard]] const MessageEnd* abandoned_end(const Launch& launch) const;
 
   const InprocOptions options_;
   mutable std::mutex mutex_;
