@@ -1,4 +1,5 @@
-// Everything, and in which order to read it.
+// Everything, and in which order to read it. Only mpi_transport.h is left out: it is not built
+// everywhere, and its library is linked by name (contextile::transport_mpi).
 //
 // From lengths to a verified plan:
 #pragma once

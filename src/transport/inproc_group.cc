@@ -152,7 +152,7 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
   while (launch->num_open > 0) {
     if (failed_)
       throw_failure(lock, rank, fmt::format("{}, {}", operation, open_ends(launch->ends)));
-    if (const MessageEnd* end = abandoned_end(*launch)) {
+    if (const PostedEnd* end = abandoned_end(*launch)) {
       const std::string text =
           fmt::format("rank {}, {}: rank {} left the group; open: {}", rank.value, operation,
                       end->peer.value, open_ends(launch->ends));
@@ -175,8 +175,8 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
 }
 
 // An end that can never move because the peer is gone and has not posted its side.
-const MessageEnd* InprocGroup::abandoned_end(const Launch& launch) const {
-  for (const MessageEnd& end : launch.ends) {
+const PostedEnd* InprocGroup::abandoned_end(const Launch& launch) const {
+  for (const PostedEnd& end : launch.ends) {
     if (!end.matched && ranks_[end.peer.index()]->left) return &end;
   }
   return nullptr;

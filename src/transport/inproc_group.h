@@ -17,7 +17,7 @@
 
 #include "base/rng.h"
 #include "contextile/transport.h"
-#include "transport/message_end.h"
+#include "transport/posted_end.h"
 
 namespace contextile {
 
@@ -58,12 +58,12 @@ class InprocGroup {
     Rank rank;
     std::int64_t ticket = 0;
     std::int64_t num_open = 0;  // ends that have not moved
-    std::vector<MessageEnd> ends;
+    std::vector<PostedEnd> ends;
   };
   struct EndOfLaunch {
     std::shared_ptr<Launch> launch;
     std::size_t index = 0;
-    [[nodiscard]] MessageEnd& end() const { return launch->ends[index]; }
+    [[nodiscard]] PostedEnd& end() const { return launch->ends[index]; }
   };
   struct Transfer {
     EndOfLaunch send;
@@ -103,7 +103,7 @@ class InprocGroup {
   void set_failure(Rank rank, std::string text);
   void drain(Lock& lock, Rank rank);
   [[noreturn]] void throw_failure(Lock& lock, Rank rank, const std::string& operation);
-  [[nodiscard]] const MessageEnd* abandoned_end(const Launch& launch) const;
+  [[nodiscard]] const PostedEnd* abandoned_end(const Launch& launch) const;
 
   const InprocOptions options_;
   mutable std::mutex mutex_;

@@ -20,13 +20,17 @@
 #include "base/check.h"
 #include "contextile/transport.h"
 #include "transport/conformance.h"
+#ifdef CONTEXTILE_HAS_MPI
+#include "contextile/mpi_transport.h"
+#endif
 
 namespace contextile {
 namespace {
 
 constexpr const char* kUsage =
     "usage: transport_ranks TRANSPORT [--case NAME]\n"
-    "  TRANSPORT  inproc: four ranks as threads of this process, to try the program itself\n"
+    "  TRANSPORT  mpi: started by mpirun, where the library was built with MPI;\n"
+    "             inproc: four ranks as threads of this process, to try the program itself\n"
     "  --case     that case alone (all)\n";
 
 struct Settings {
@@ -111,7 +115,14 @@ std::int32_t run_threads(const Settings& settings) {
 
 std::int32_t run(const Settings& settings) {
   if (settings.transport == "inproc") return run_threads(settings);
-  fail_argument("expected inproc, found '{}'", settings.transport);
+#ifdef CONTEXTILE_HAS_MPI
+  if (settings.transport == "mpi") {
+    return run_cases(settings, [](std::chrono::milliseconds timeout) {
+      return make_mpi_transport({.timeout = timeout});
+    });
+  }
+#endif
+  fail_argument("expected a transport of this build, found '{}'", settings.transport);
 }
 
 }  // namespace

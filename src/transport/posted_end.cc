@@ -1,4 +1,4 @@
-#include "transport/message_end.h"
+#include "transport/posted_end.h"
 
 #include <string_view>
 
@@ -23,26 +23,26 @@ void check_message(Rank rank, std::int32_t num_ranks, const Message& message,
 
 }  // namespace
 
-std::vector<MessageEnd> make_ends(Rank rank, std::int32_t num_ranks, std::span<const Message> sends,
-                                  std::span<const Message> recvs) {
-  std::vector<MessageEnd> ends;
+std::vector<PostedEnd> make_ends(Rank rank, std::int32_t num_ranks, std::span<const Message> sends,
+                                 std::span<const Message> recvs) {
+  std::vector<PostedEnd> ends;
   ends.reserve(sends.size() + recvs.size());
   for (const Message& message : sends) {
     check_message(rank, num_ranks, message, "send");
-    ends.push_back({message.peer, message.size_bytes(), true, false, false, message.segments});
+    ends.push_back({message.peer, message.size_bytes(), true, false, false, 0, message.segments});
   }
   for (const Message& message : recvs) {
     check_message(rank, num_ranks, message, "receive");
-    ends.push_back({message.peer, message.size_bytes(), false, false, false, message.segments});
+    ends.push_back({message.peer, message.size_bytes(), false, false, false, 0, message.segments});
   }
   return ends;
 }
 
-std::string open_ends(std::span<const MessageEnd> ends) {
+std::string open_ends(std::span<const PostedEnd> ends) {
   constexpr int kShown = 4;
   std::string text;
   int shown = 0;
-  for (const MessageEnd& end : ends) {
+  for (const PostedEnd& end : ends) {
     if (end.moved) continue;
     if (shown++ == kShown) {
       text += ", …";

@@ -10,22 +10,23 @@
 
 namespace contextile {
 
-struct MessageEnd {
+struct PostedEnd {
   Rank peer;
   std::int64_t size_bytes = 0;
   bool is_send = false;
   bool matched = false;  // the peer has posted its end; only where both are seen (inproc)
   bool moved = false;
+  std::int64_t number = 0;  // among the messages of its pair; counted where sides are apart (mpi)
   std::vector<Segment> segments;
 };
 
 // The ends of a launch of `rank` in a group of that size, sends first. Throws InvalidArgument for
 // peers and segments that cannot be.
-[[nodiscard]] std::vector<MessageEnd> make_ends(Rank rank, std::int32_t num_ranks,
-                                                std::span<const Message> sends,
-                                                std::span<const Message> recvs);
+[[nodiscard]] std::vector<PostedEnd> make_ends(Rank rank, std::int32_t num_ranks,
+                                               std::span<const Message> sends,
+                                               std::span<const Message> recvs);
 
 // Those that have not moved, for errors: the first few, in order.
-[[nodiscard]] std::string open_ends(std::span<const MessageEnd> ends);
+[[nodiscard]] std::string open_ends(std::span<const PostedEnd> ends);
 
 }  // namespace contextile

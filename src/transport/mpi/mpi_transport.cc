@@ -1,0 +1,60 @@
+#include "contextile/mpi_transport.h"
+
+#include <exception>
+#include <limits>
+
+#include "base/check.h"
+#include "transport/mpi/launches.h"
+#include "transport/mpi/progress.h"
+#include "transport/mpi/session.h"
+#include "transport/mpi/wire.h"
+
+namespace contextile {
+namespace {
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(const MpiOptions& options, std::unique_ptr<MpiWire> wire)
+      : rank_(wire->rank()),
+        size_(wire->size()),
+        launches_(rank_, size_, options.timeout),
+        progress_(std::move(wire), launches_, options.piece_bytes) {}
+  ~MpiTransport() override { launches_.close(); }
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
+
+  [[nodiscard]] std::string_view name() const override { return "mpi"; }
+  [[nodiscard]] Rank rank() const override { return rank_; }
+  [[nodiscard]] std::int32_t size() const override { return size_; }
+  std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
+    return launches_.launch(sends, recvs);
+  }
+  void wait(std::int64_t ticket) override { launches_.wait(ticket); }
+  void abort(std::string_view reason) noexcept override { launches_.abort(reason); }
+  [[nodiscard]] std::int64_t sent_bytes() const override { return launches_.sent_bytes(); }
+  [[nodiscard]] std::int64_t received_bytes() const override { return launches_.received_bytes(); }
+
+ private:
+  const SigtermWatch sigterm_;
+  const Rank rank_;
+  const std::int32_t size_;
+  MpiLaunches launches_;
+  MpiProgress progress_;  // its thread is joined first
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
+  constexpr std::int64_t kMostPieceBytes = 1 << 30;  // MPI counts in int
+  CONTEXTILE_CHECK(options.timeout.count() > 0, "MPI: expected a positive timeout, found {} ms",
+                   options.timeout.count());
+  CONTEXTILE_CHECK(options.piece_bytes >= 1 && options.piece_bytes <= kMostPieceBytes,
+                   "MPI: expected pieces of 1 to {} bytes, found {}", kMostPieceBytes,
+                   options.piece_bytes);
+  start_mpi();
+  const SigtermWatch sigterm;  // joining may be told to end, too
+  return std::make_unique<MpiTransport>(
+      options, std::make_unique<MpiWire>(options.timeout, options.piece_bytes));
+}
+
+}  // namespace contextile

@@ -1,0 +1,86 @@
+#include "transport/mpi/session.h"
+
+#include <mpi.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+
+#include "base/check.h"
+#include "transport/mpi/mpi_call.h"
+
+namespace contextile {
+namespace {
+
+// NOTE: process-wide, as what they stand for.
+std::mutex process_mutex;
+int num_watches = 0;
+struct sigaction before_watch {};
+std::atomic<bool> sigterm_came = false;  // set in a signal handler, read in other threads
+static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<bool> finalizes_at_exit = false;
+
+extern "C" void note_sigterm(int /*signal*/) { sigterm_came = true; }
+
+bool finalized() {
+  int done = 0;
+  check_mpi(MPI_Finalized(&done), "MPI_Finalized");
+  return done != 0;
+}
+
+// Runs in the thread that ends the program, which is the one that MPI wants: main's. An error has
+// nobody left to hear it.
+void finalize_at_exit() {
+  int done = 0;
+  if (!finalizes_at_exit || MPI_Finalized(&done) != MPI_SUCCESS || done != 0) return;
+  static_cast<void>(MPI_Finalize());
+}
+
+}  // namespace
+
+void start_mpi() {
+  const std::lock_guard<std::mutex> lock(process_mutex);
+  if (finalized()) throw TransportError("expected MPI to run, found that it has been finalised");
+  int initialized = 0;
+  int provided = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized != 0) {
+    check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
+  } else {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+              "MPI_Comm_set_errhandler");
+    finalizes_at_exit = std::atexit(finalize_at_exit) == 0;
+  }
+  CONTEXTILE_CHECK(provided == MPI_THREAD_MULTIPLE,
+                   "MPI: expected MPI_THREAD_MULTIPLE ({}), found thread level {}",
+                   MPI_THREAD_MULTIPLE, provided);
+}
+
+void give_up_finalizing() { finalizes_at_exit = false; }
+
+SigtermWatch::SigtermWatch() {
+  const std::lock_guard<std::mutex> lock(process_mutex);
+  if (num_watches++ > 0) return;
+  if (sigaction(SIGTERM, nullptr, &before_watch) != 0 || before_watch.sa_handler != SIG_DFL) return;
+  struct sigaction noting {};
+  noting.sa_handler = note_sigterm;
+  noting.sa_flags = SA_RESTART;
+  sigemptyset(&noting.sa_mask);
+  sigaction(SIGTERM, &noting, nullptr);
+}
+
+SigtermWatch::~SigtermWatch() {
+  const std::lock_guard<std::mutex> lock(process_mutex);
+  if (--num_watches > 0) return;
+  struct sigaction now {};
+  if (sigaction(SIGTERM, nullptr, &now) != 0 || now.sa_handler != note_sigterm) return;
+  // NOTE: once the signal has come, it stays noted: the launcher sends it again, and the program
+  // has yet to print why it ends.
+  if (!sigterm_came) sigaction(SIGTERM, &before_watch, nullptr);
+}
+
+bool SigtermWatch::has_come() { return sigterm_came; }
+
+}  // namespace contextile

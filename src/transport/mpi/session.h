@@ -1,0 +1,25 @@
+// What a process has once: MPI itself and the signal that launchers end it by.
+#pragma once
+
+namespace contextile {
+
+// Initialises MPI unless somebody has, and then finalises it at exit. Throws InvalidArgument if MPI
+// was initialised without MPI_THREAD_MULTIPLE, TransportError if it has been finalised.
+void start_mpi();
+
+// From now on MPI is not finalised at exit: a peer is lost, for which that would wait forever.
+void give_up_finalizing();
+
+// While one lives, SIGTERM is noted instead of ending the process, unless the program handles it.
+class SigtermWatch {
+ public:
+  SigtermWatch();
+  ~SigtermWatch();
+  SigtermWatch(const SigtermWatch&) = delete;
+  SigtermWatch& operator=(const SigtermWatch&) = delete;
+
+  // Whether the signal has come in the life of any watch.
+  [[nodiscard]] static bool has_come();
+};
+
+}  // namespace contextile
