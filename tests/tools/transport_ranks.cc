@@ -1,6 +1,8 @@
 // The conformance cases of transports, run as one rank of a group of processes: a launcher starts
 // this program once a rank. Prints every case that failed on this rank and why.
 //
+// With --endless it sends pieces of messages around for ever: for tests that kill or stop a rank.
+//
 // Ends with 0 if all cases passed, 1 if one failed, 2 on wrong arguments, 3 if the group itself
 // failed.
 #include <fmt/format.h>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/gloo_transport.h"
 #include "contextile/transport.h"
 #include "transport/conformance.h"
 #ifdef CONTEXTILE_HAS_MPI
@@ -28,14 +31,18 @@ namespace contextile {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: transport_ranks TRANSPORT [--case NAME]\n"
+    "usage: transport_ranks TRANSPORT [--case NAME] [--endless TIMEOUT_MS]\n"
     "  TRANSPORT  mpi: started by mpirun, where the library was built with MPI;\n"
-    "             inproc: four ranks as threads of this process, to try the program itself\n"
-    "  --case     that case alone (all)\n";
+    "             inproc: four ranks as threads of this process, to try the program itself;\n"
+    "             gloo: one rank, --rank R --size N --rendezvous URL --run ID [--connect MS]\n"
+    "  --case     that case alone (all)\n"
+    "  --endless  no case but traffic until it fails, with that timeout\n";
 
 struct Settings {
   std::string transport;
-  std::string only;  // empty: every case
+  std::string only;             // empty: every case
+  std::int64_t endless_ms = 0;  // 0: the cases
+  GlooOptions gloo;
 };
 
 Settings settings_of(int argc, char** argv) {
@@ -44,10 +51,23 @@ Settings settings_of(int argc, char** argv) {
   settings.transport = argv[1];
   for (int i = 2; i < argc; i += 2) {
     const std::string_view name = argv[i];
+    const std::string value = argv[i + 1];
     if (name == "--case") {
-      settings.only = argv[i + 1];
+      settings.only = value;
+    } else if (name == "--endless") {
+      settings.endless_ms = std::stoll(value);
+    } else if (name == "--rank") {
+      settings.gloo.rank = Rank{std::stoi(value)};
+    } else if (name == "--size") {
+      settings.gloo.size = std::stoi(value);
+    } else if (name == "--rendezvous") {
+      settings.gloo.rendezvous = value;
+    } else if (name == "--run") {
+      settings.gloo.run_id = value;
+    } else if (name == "--connect") {
+      settings.gloo.connect_timeout = std::chrono::milliseconds(std::stoll(value));
     } else {
-      fail_argument("expected --case, found '{}'", name);
+      fail_argument("expected an option, found '{}'", name);
     }
   }
   return settings;
@@ -113,6 +133,38 @@ std::int32_t run_threads(const Settings& settings) {
   return total;
 }
 
+// Everybody sends to everybody, always. Returns by the exception that ends it.
+[[noreturn]] void run_endless(Transport& transport) {
+  std::vector<std::byte> out(std::size_t{3} << 20);
+  std::vector<std::vector<std::byte>> in(static_cast<std::size_t>(transport.size()), out);
+  const auto size = static_cast<std::int64_t>(out.size());
+  for (std::int64_t turn = 0;; ++turn) {
+    std::vector<Message> sends;
+    std::vector<Message> recvs;
+    for (std::int32_t peer = 0; peer < transport.size(); ++peer) {
+      if (peer == transport.rank().value) continue;
+      sends.push_back({Rank{peer}, {{out.data(), size, 1, size}}});
+      recvs.push_back({Rank{peer}, {{in[static_cast<std::size_t>(peer)].data(), size, 1, size}}});
+    }
+    transport.wait(transport.launch(sends, recvs));
+    if (turn == 2) say(stdout, "moving");
+  }
+}
+
+std::int32_t run_gloo(const Settings& settings) {
+  GlooOptions options = settings.gloo;
+  if (settings.endless_ms > 0) {
+    options.timeout = std::chrono::milliseconds(settings.endless_ms);
+    run_endless(*make_gloo_transport(options));
+  }
+  std::int32_t num_groups = 0;
+  return run_cases(settings, [&](std::chrono::milliseconds timeout) {
+    options.timeout = timeout;
+    options.run_id = fmt::format("{}.{}", settings.gloo.run_id, num_groups++);
+    return make_gloo_transport(options);
+  });
+}
+
 std::int32_t run(const Settings& settings) {
   if (settings.transport == "inproc") return run_threads(settings);
 #ifdef CONTEXTILE_HAS_MPI
@@ -122,6 +174,7 @@ std::int32_t run(const Settings& settings) {
     });
   }
 #endif
+  if (settings.transport == "gloo") return run_gloo(settings);
   fail_argument("expected a transport of this build, found '{}'", settings.transport);
 }
 

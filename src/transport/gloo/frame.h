@@ -1,0 +1,30 @@
+// What one rank writes to another: frames, in order, each at most a piece of a message.
+#pragma once
+
+#include <cstdint>
+
+namespace contextile {
+
+enum class FrameKind : std::uint32_t {
+  kHello = 1,  // rank (number), size of the group (message_bytes), run (payload): the first frame
+  kPosted,     // a receive has been launched: its number in the pair, its size
+  kData,       // the next piece of the message under way; only after its kPosted
+  kPing,       // answered by kPong: shows that the process lives and whether bytes move there
+  kPong,
+  kAbort,  // the group has failed, payload: why; number: 1 if before all had said hello
+  kLeave,  // nothing will follow but kPong and kSeen
+  kSeen,   // answers kAbort and kLeave: they have been read, the connection may be closed
+};
+
+// Ranks of one group run on machines of one byte order.
+struct FrameHeader {
+  FrameKind kind{};
+  std::uint32_t payload_bytes = 0;
+  std::int64_t number = 0;
+  std::int64_t message_bytes = 0;
+  std::int64_t num_moved = 0;  // pieces that the writer has sent and received so far
+};
+
+inline constexpr std::int64_t kPieceBytes = 1 << 20;  // the most a frame carries
+
+}  // namespace contextile

@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "base/check.h"
+#include "transport/gloo/group.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kMostTextBytes = std::size_t{1} << 16;
+
+void write_header(const FrameHeader& header, std::span<std::byte> frame) {
+  std::memcpy(frame.data(), &header, sizeof(header));
+}
+
+std::string_view text_of(std::span<const std::byte> payload) {
+  return {reinterpret_cast<const char*>(payload.data()), payload.size()};
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------- sending
+
+void GlooGroup::run_sender(Peer& peer) noexcept {
+  try {
+    while (true) {
+      {
+        Lock lock(mutex_);
+        const auto has_work = [&] {
+          return !peer.controls.empty() || (!failed_ && !peer.outgoing.empty());
+        };
+        peer.work.wait(lock, [&] { return has_work() || closing_; });
+        if (!has_work()) break;
+      }
+      const std::span<std::byte> frame = peer.link->next_frame();
+      if (frame.empty()) break;
+      const std::size_t bytes = fill(peer, frame);
+      if (bytes > 0) peer.link->send(bytes);
+    }
+    peer.link->flush();
+  } catch (const std::exception& error) {
+    lose(peer, error.what());
+  }
+  const Lock lock(mutex_);
+  --num_senders_;
+  changed_.notify_all();
+}
+
+// Returns the bytes of the frame; 0 if the work has gone meanwhile.
+std::size_t GlooGroup::fill(Peer& peer, std::span<std::byte> frame) {
+  Lock lock(mutex_);
+  if (peer.controls.empty()) return fill_data(lock, peer, frame);
+  const Control control = std::move(peer.controls.front());
+  peer.controls.pop_front();
+  const std::size_t text_bytes = std::min(control.text.size(), kMostTextBytes);
+  write_header({control.kind, static_cast<std::uint32_t>(text_bytes), control.number,
+                control.message_bytes, num_moved_},
+               frame);
+  std::memcpy(frame.data() + sizeof(FrameHeader), control.text.data(), text_bytes);
+  return sizeof(FrameHeader) + text_bytes;
+}
+
+std::size_t GlooGroup::fill_data(Lock& lock, Peer& peer, std::span<std::byte> frame) {
+  if (failed_ || peer.outgoing.empty()) return 0;
+  const EndOfLaunch sent = peer.outgoing.front();
+  const std::int64_t size_bytes = sent.end().size_bytes;
+  const std::int64_t bytes = std::min(size_bytes - sent.progress().moved_bytes, kPieceBytes);
+  write_header({FrameKind::kData, static_cast<std::uint32_t>(bytes), 0, size_bytes, num_moved_},
+               frame);
+  ++num_copies_;
+  lock.unlock();
+  sent.progress().cursor.read(frame.data() + sizeof(FrameHeader), bytes);
+  lock.lock();
+  --num_copies_;
+  if (advance(sent, bytes)) peer.outgoing.pop_front();
+  changed_.notify_all();
+  return sizeof(FrameHeader) + static_cast<std::size_t>(bytes);
+}
+
+// -------------------------------------------------------------------------------------- receiving
+
+void GlooGroup::run_receiver(Peer& peer) noexcept {
+  try {
+    while (true) {
+      const std::span<const std::byte> frame = peer.link->receive();
+      if (frame.empty()) return;
+      FrameHeader header;
+      std::memcpy(&header, frame.data(), sizeof(header));
+      const std::size_t payload_bytes =
+          std::min<std::size_t>(header.payload_bytes, frame.size() - sizeof(header));
+      read(peer, header, frame.subspan(sizeof(header), payload_bytes));
+      peer.link->release();
+    }
+  } catch (const std::exception& error) {
+    lose(peer, error.what());
+  }
+}
+
+void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std::byte> payload) {
+  Lock lock(mutex_);
+  peer.last_heard = Clock::now();
+  peer.num_unanswered = 0;
+  if (std::exchange(peer.num_moved, header.num_moved) != header.num_moved) {
+    last_moved_ = peer.last_heard;
+  }
+  if (!peer.greeted && header.kind != FrameKind::kHello && header.kind != FrameKind::kAbort) {
+    set_failure(fmt::format("rank {} speaks another protocol", peer.rank.value));
+    return;
+  }
+  switch (header.kind) {
+    case FrameKind::kHello:
+      read_hello(peer, header, text_of(payload));
+      break;
+    case FrameKind::kPosted:
+      peer.announced.push_back(header.message_bytes);
+      meet(peer);
+      break;
+    case FrameKind::kData:
+      read_data(lock, peer, payload);
+      break;
+    case FrameKind::kPing:
+      peer.controls.push_back({FrameKind::kPong});
+      break;
+    case FrameKind::kPong:
+      break;
+    case FrameKind::kAbort:
+      set_failure(std::string(text_of(payload)), header.number != 0);
+      peer.controls.push_back({FrameKind::kSeen});
+      break;
+    case FrameKind::kLeave:
+      peer.left = true;
+      peer.controls.push_back({FrameKind::kSeen});
+      break;
+    case FrameKind::kSeen:
+      peer.has_seen = true;
+      break;
+  }
+  peer.work.notify_all();
+  changed_.notify_all();
+}
+
+void GlooGroup::read_hello(Peer& peer, const FrameHeader& header, std::string_view run_id) {
+  if (header.number == peer.rank.value && header.message_bytes == size() &&
+      run_id == options_.run_id) {
+    peer.greeted = true;
+    return;
+  }
+  set_failure(fmt::format(
+      "rank {} is connected to another group: expected rank {} of {} in run '{}', found rank {} "
+      "of {} in run '{}'",
+      rank().value, peer.rank.value, size(), options_.run_id, header.number, header.message_bytes,
+      run_id));
+}
+
+void GlooGroup::read_data(Lock& lock, Peer& peer, std::span<const std::byte> payload) {
+  if (failed_) return;
+  const auto bytes = static_cast<std::int64_t>(payload.size());
+  const auto open_bytes = [](const EndOfLaunch& recv) {
+    return recv.end().size_bytes - recv.progress().moved_bytes;
+  };
+  if (peer.recvs.empty() || bytes > open_bytes(peer.recvs.front())) {
+    set_failure(fmt::format("rank {} sent {} bytes that rank {} does not expect", peer.rank.value,
+                            bytes, rank().value));
+    return;
+  }
+  const EndOfLaunch received = peer.recvs.front();
+  ++num_copies_;
+  lock.unlock();
+  received.progress().cursor.write(payload.data(), bytes);
+  lock.lock();
+  --num_copies_;
+  if (advance(received, bytes)) peer.recvs.pop_front();
+}
+
+// Nothing more comes from the peer.
+void GlooGroup::lose(Peer& peer, std::string_view why) {
+  const Lock lock(mutex_);
+  peer.gone = true;
+  // A group that is being left loses its peers one by one; so does one that has failed.
+  if (!peer.left && !closing_) {
+    set_failure(fmt::format("rank {} died: its connection to rank {} broke: {}", peer.rank.value,
+                            rank().value, why));
+  }
+  peer.work.notify_all();
+  changed_.notify_all();
+}
+
+}  // namespace contextile

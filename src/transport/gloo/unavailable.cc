@@ -1,0 +1,15 @@
+// Stands for the transport in builds without gloo.
+
+#include "base/check.h"
+#include "contextile/gloo_transport.h"
+
+namespace contextile {
+
+bool gloo_transport_available() { return false; }
+
+std::unique_ptr<Transport> make_gloo_transport(const GlooOptions&) {
+  fail_argument(
+      "gloo: expected a build with gloo, found one without: install libgloo-dev and build again");
+}
+
+}  // namespace contextile
