@@ -1,4 +1,4 @@
-// Ranks as processes of an MPI job. Only where the library was built with MPI (CONTEXTILE_MPI).
+// Ranks as processes of an MPI job.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,9 @@ struct MpiOptions {
   std::int64_t piece_bytes = 1 << 20;
 };
 
+// Whether this build has MPI (Debian and Ubuntu: libopenmpi-dev).
+[[nodiscard]] bool mpi_transport_available();
+
 // This process's end of a group of all processes of the job. Called by all of them together, once
 // for every group.
 //
@@ -24,7 +27,8 @@ struct MpiOptions {
 // SIGTERM by default, the signal does not end the process but every launch and wait: launchers
 // send it when another process has died, and kill a moment later.
 //
-// Throws InvalidArgument for options that cannot be or differ between ranks, or an MPI initialised
+// Throws InvalidArgument where the build has no MPI, for options that cannot be or differ between
+// ranks, or an MPI initialised
 // with less than MPI_THREAD_MULTIPLE; TransportError if a rank does not come within the timeout.
 [[nodiscard]] std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options = {});
 

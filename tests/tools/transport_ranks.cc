@@ -21,11 +21,9 @@
 
 #include "base/check.h"
 #include "contextile/gloo_transport.h"
+#include "contextile/mpi_transport.h"
 #include "contextile/transport.h"
 #include "transport/conformance.h"
-#ifdef CONTEXTILE_HAS_MPI
-#include "contextile/mpi_transport.h"
-#endif
 
 namespace contextile {
 namespace {
@@ -167,13 +165,11 @@ std::int32_t run_gloo(const Settings& settings) {
 
 std::int32_t run(const Settings& settings) {
   if (settings.transport == "inproc") return run_threads(settings);
-#ifdef CONTEXTILE_HAS_MPI
   if (settings.transport == "mpi") {
     return run_cases(settings, [](std::chrono::milliseconds timeout) {
       return make_mpi_transport({.timeout = timeout});
     });
   }
-#endif
   if (settings.transport == "gloo") return run_gloo(settings);
   fail_argument("expected a transport of this build, found '{}'", settings.transport);
 }

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "cli/command_text.h"
@@ -20,6 +18,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/processes.h"
 #include "cli/this_machine.h"
 #include "contextile/registry.h"
 #include "report/comparison_summary.h"
@@ -144,20 +143,13 @@ bool show_executed(const DemoOptions& options) {
   return report_failures(result);
 }
 
-// How to call this program from any folder.
-std::string program_path() {
-  std::error_code unknown;
-  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", unknown);
-  return unknown ? "contextile" : path.string();
-}
-
 // "128K" where that is exact.
 std::string tokens_text(std::int64_t tokens) {
   return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
 }
 
 void show_next_steps(const DemoOptions& options, const std::string& best) {
-  const std::string program = program_path();
+  const std::string program = own_program();
   const std::string batch = fmt::format("--dataset {} --tokens {} --seed {}", options.dataset,
                                         tokens_text(options.tokens), options.seed);
   const auto paste = [&](const std::string& arguments) {

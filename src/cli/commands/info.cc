@@ -15,6 +15,7 @@
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/shared.h"
+#include "cli/options/transport.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/cluster.h"
@@ -31,19 +32,6 @@ namespace {
 
 constexpr std::size_t kWidestName = 24;
 
-// Something that can be built in. Empty `missing`: it is.
-struct Part {
-  std::string name;
-  std::string what;
-  std::string missing;
-};
-
-std::vector<Part> transport_parts() {
-  return {{"inproc", "ranks as threads of one process", ""},
-          {"mpi", "ranks as MPI processes", "this version has no MPI transport"},
-          {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
-}
-
 constexpr std::array<Dtype, 3> kDtypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
 // Which inputs a kernel is taken for unless another is asked for: " (preferred for bf16)".
@@ -58,10 +46,10 @@ std::string preferred_text(const AttentionKernel& kernel) {
 }
 
 // In the order of kernels(), behind them those that cannot run here.
-std::vector<Part> kernel_parts() {
+std::vector<BuildPart> kernel_parts() {
   const std::string no_instructions =
       "the CPU or the compiler of this build lacks the instructions";
-  const std::vector<Part> known = {
+  const std::vector<BuildPart> known = {
       {"simd:avx512", "AVX-512; fp32 arithmetic for every dtype", no_instructions},
       {"simd:avx512_bf16",
        "products of bf16 for bf16 (weights rounded to bf16), else as simd:avx512", no_instructions},
@@ -72,15 +60,15 @@ std::vector<Part> kernel_parts() {
        "this build has none"},
       {"reference", "plain loops in fp64: obviously right, slow", "this build has none"},
       {"cuda", "GPU", "this version has no CUDA kernel"}};
-  std::vector<Part> parts;
+  std::vector<BuildPart> parts;
   for (const AttentionKernel* kernel : kernels()) {
-    const auto same_name = [kernel](const Part& part) { return part.name == kernel->name(); };
+    const auto same_name = [kernel](const BuildPart& part) { return part.name == kernel->name(); };
     const auto found = std::find_if(known.begin(), known.end(), same_name);
     const std::string what = found == known.end() ? "forward and backward" : found->what;
     parts.push_back({std::string(kernel->name()), what + preferred_text(*kernel), ""});
   }
-  for (const Part& part : known) {
-    const auto same_name = [&part](const Part& other) { return part.name == other.name; };
+  for (const BuildPart& part : known) {
+    const auto same_name = [&part](const BuildPart& other) { return part.name == other.name; };
     if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
   }
   return parts;
@@ -104,17 +92,17 @@ std::string joined(const std::vector<std::string>& words) {
   return words.empty() ? "none" : fmt::format("{}", fmt::join(words, " "));
 }
 
-std::string parts_text(const std::vector<Part>& parts) {
+std::string parts_text(const std::vector<BuildPart>& parts) {
   Table table({{"name", "name"}, {"", "built in"}});
-  for (const Part& part : parts) {
+  for (const BuildPart& part : parts) {
     table.add_row({part.name}, part.missing.empty() ? part.what : "not built in: " + part.missing);
   }
   return table.text();
 }
 
-Json parts_json(const std::vector<Part>& parts) {
+Json parts_json(const std::vector<BuildPart>& parts) {
   Json document = Json::array();
-  for (const Part& part : parts) {
+  for (const BuildPart& part : parts) {
     document.push_back({{"name", part.name}, {"built_in", part.missing.empty()}});
     if (!part.missing.empty()) document.back()["reason"] = part.missing;
   }

@@ -1,10 +1,13 @@
 // contextile run: executes a plan on real ranks and checks the result.
 #include <fmt/format.h>
 
-#include <chrono>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -13,6 +16,7 @@
 #include "cli/help.h"
 #include "cli/options/plan_cluster.h"
 #include "cli/options/shared.h"
+#include "cli/options/transport.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/this_machine.h"
@@ -41,86 +45,139 @@ struct RunCommandOptions {
   std::string plan_path;
   std::string cluster;  // empty: not checked, predicted on this machine
   bool predict = false;
-  std::string transport = "inproc";
+  TransportOptions transport;
   std::string kernel;  // empty: the preferred one for the dtype
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
-  double timeout_s = 60;
   bool json = false;
   bool csv = false;
 };
 
-RunOptions run_options(const RunCommandOptions& options, const Plan& plan) {
+// That of rank 0 on all ranks of a group of processes.
+std::uint64_t shared_seed(Transport* rank, std::uint64_t seed) {
+  if (rank == nullptr) return seed;
+  const auto seeds = all_gather(*rank, std::as_bytes(std::span(&seed, 1)));
+  std::memcpy(&seed, seeds.front().data(), sizeof seed);
+  return seed;
+}
+
+RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Transport* rank) {
   RunOptions run;
   run.kernel = options.kernel;
-  run.seed = given_or_random(options.seed);
+  run.seed = shared_seed(rank, given_or_random(options.seed));
   run.compare = options.compare.value_or(oracle_flops(plan) < kMaxDefaultCompareFlops);
   run.repeats = options.repeats;
-  run.transport.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1e3));
+  run.transport = inproc_options(options.transport);
+  run.rank = rank;
   return run;
 }
 
-int run(const RunCommandOptions& options) {
+void check_options(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
-  check_transport(options.transport);
+  check_transport_options(options.transport);
   static_cast<void>(find_kernel(options.kernel));
-  const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
+  if (options.predict && options.cluster.empty() && options.transport.name != "inproc") {
+    fail_argument(
+        "--predict: expected --cluster, the machines of these ranks, with --transport {}; only "
+        "inproc is measured on the way",
+        options.transport.name);
+  }
+}
+
+void print_broken(const RunCommandOptions& options, const VerifyReport& verified) {
+  if (options.json) {
+    print_json({{"command", "run"},
+                {"file", options.plan_path},
+                {"ok", false},
+                {"verify", verify_json(verified)}});
+  } else {
+    print(verify_text(verified, stdout_shows_colour()));
+  }
+}
+
+// What was run, on which cluster it was predicted, and how it went.
+struct FinishedRun {
+  const Plan& plan;
+  const RunOptions& settings;
+  std::string_view kernel;
+  const std::optional<Cluster>& cluster;
+  const std::optional<Simulation>& predicted;
+  const RunReport& report;
+};
+
+std::string finished_text(const RunCommandOptions& options, const FinishedRun& run) {
+  std::string text =
+      fmt::format("plan      {}\n", options.plan_path) + describe_plan(run.plan) +
+      fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", run.plan.num_devices(),
+                  options.transport.name, run.kernel, run.settings.seed) +
+      run_text(run.report, stdout_shows_colour());
+  if (!run.predicted) return text;
+  const std::string machine = options.cluster.empty() ? "for this machine (a quick profile)"
+                              : run.cluster->name == "local"
+                                  ? "on local (round guesses: without --cluster it is measured)"
+                                  : "on " + printable(run.cluster->name);
+  return text + fmt::format("\ntime, predicted {} and measured here\n\n", machine) +
+         run_prediction_table(run.report, *run.predicted).text();
+}
+
+void print_finished(const RunCommandOptions& options, const FinishedRun& run) {
+  if (options.csv) {
+    Json masks = run_json(run.report)["masks"];
+    if (run.predicted) add_prediction(*run.predicted, masks);
+    print(table_of(run_rows_json(masks)).csv());
+  } else if (options.json) {
+    Json document = {{"command", "run"},          {"file", options.plan_path},
+                     {"kernel", run.kernel},      {"transport", options.transport.name},
+                     {"seed", run.settings.seed}, {"plan", plan_json(run.plan)}};
+    document.update(run_json(run.report));
+    if (run.predicted) add_prediction(*run.predicted, document["masks"]);
+    print_json(document);
+  } else {
+    print(finished_text(options, run));
+  }
+}
+
+// With `rank` this process's part, which rank 0 prints for all; null: everything in this process.
+int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& plan,
+           Transport* rank) {
+  const bool prints = rank == nullptr || rank->rank() == Rank{0};
   std::optional<Cluster> cluster;
   if (!options.cluster.empty()) cluster = cluster_of_plan(*plan, options.cluster);
   const VerifyReport verified = verify(*plan);
   if (!verified.ok()) {
-    if (options.json) {
-      print_json({{"command", "run"},
-                  {"file", options.plan_path},
-                  {"ok", false},
-                  {"verify", verify_json(verified)}});
-    } else {
-      print(verify_text(verified, stdout_shows_colour()));
-    }
+    if (prints) print_broken(options, verified);
     return kExitCheckFailed;
   }
   check_run_memory(*plan, statistics(*plan));
-  const RunOptions settings = run_options(options, *plan);
-  const std::string kernel(find_kernel(settings.kernel, plan->shape.dtype).name());
+  const RunOptions settings = run_options(options, *plan, rank);
+  const std::string_view kernel = find_kernel(settings.kernel, plan->shape.dtype).name();
   std::optional<Simulation> predicted;
-  if (options.predict) {
+  if (options.predict && prints) {
     if (!cluster) {
-      cluster = measured_machine(plan->nodes, plan->devices_per_node, plan->shape, kernel);
+      cluster =
+          measured_machine(plan->nodes, plan->devices_per_node, plan->shape, std::string(kernel));
     }
     predicted = simulate(*plan, *cluster);
   }
   const RunReport report = run_plan(plan, settings);
-  if (options.csv) {
-    Json masks = run_json(report)["masks"];
-    if (predicted) add_prediction(*predicted, masks);
-    print(table_of(run_rows_json(masks)).csv());
-  } else if (options.json) {
-    Json document = {{"command", "run"},      {"file", options.plan_path},
-                     {"kernel", kernel},      {"transport", options.transport},
-                     {"seed", settings.seed}, {"plan", plan_json(*plan)}};
-    document.update(run_json(report));
-    if (predicted) add_prediction(*predicted, document["masks"]);
-    print_json(document);
-  } else {
-    print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(*plan) +
-          fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", plan->num_devices(),
-                      options.transport, kernel, settings.seed) +
-          run_text(report, stdout_shows_colour()));
-    if (predicted) {
-      const std::string machine = options.cluster.empty() ? "for this machine (a quick profile)"
-                                  : cluster->name == "local"
-                                      ? "on local (round guesses: without --cluster it is measured)"
-                                      : "on " + printable(cluster->name);
-      print(fmt::format("\ntime, predicted {} and measured here\n\n", machine) +
-            run_prediction_table(report, *predicted).text());
-    }
-  }
+  if (prints) print_finished(options, {*plan, settings, kernel, cluster, predicted, report});
   for (const std::string& failure : run_failures(report)) {
     fmt::print(stderr, "contextile: check failed: {}\n", failure);
   }
   return report.ok() ? kExitOk : kExitCheckFailed;
+}
+
+int run(const RunCommandOptions& options) {
+  check_options(options);
+  const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
+  const std::unique_ptr<Transport> rank = open_transport(options.transport, plan->num_devices());
+  try {
+    return run_on(options, plan, rank.get());
+  } catch (const std::exception& error) {
+    if (rank != nullptr) rank->abort(error.what());  // so that nobody waits for this rank
+    throw;
+  }
 }
 
 }  // namespace
@@ -128,7 +185,7 @@ int run(const RunCommandOptions& options) {
 Action add_run_command(CLI::App& app) {
   auto options = std::make_shared<RunCommandOptions>();
   add_plan_argument(app, options->plan_path);
-  add_transport_option(app, options->transport);
+  add_transport_options(app, options->transport);
   add_kernel_option(app, options->kernel, "attention kernel");
   add_toggle(app, "compare", "check against the fp64 oracle and one device",
              "when the oracle costs less than 1e11 FLOPs",
@@ -136,14 +193,6 @@ Action add_run_command(CLI::App& app) {
   add_random_seed_option(app, options->seed, "seed of the random inputs");
   add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
                          {"N", "timed repetitions, the fastest counts", ""});
-  add_value(app, "--timeout",
-            {"SECONDS", "give up when nothing moves between ranks for that long", "60"},
-            [options](const std::string& text) {
-              options->timeout_s = parse_number("--timeout", text);
-              if (options->timeout_s < 1e-3 || options->timeout_s > 1e9) {
-                fail_argument("--timeout: expected 0.001 to 1e9 seconds, found {}", quote(text));
-              }
-            });
   add_cluster_option(app, options->cluster,
                      "refuse a plan that is for another number of devices; with --predict, the "
                      "machine to predict on",
@@ -155,6 +204,7 @@ Action add_run_command(CLI::App& app) {
   add_examples(app, {"contextile plan -o small.plan --dataset prolong --tokens 512 --scale 0.01 "
                      "--cluster local:1x4",
                      "contextile run small.plan --seed 3",
+                     "mpirun -n 4 contextile run small.plan --transport mpi",
                      "contextile run small.plan --predict --repeats 3"});
   return [options] { return run(*options); };
 }

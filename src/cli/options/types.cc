@@ -101,6 +101,11 @@ void add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& he
   describe(option->allow_extra_args(false), help);
 }
 
+void add_words(CLI::App& app, const std::string& name, std::vector<std::string>& target,
+               const OptionHelp& help) {
+  describe(app.add_option(name, target)->required()->expected(-1), help);
+}
+
 void add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help) {
   help.unset = target;
   add_value(app, name, help, [&target](const std::string& text) { target = text; });

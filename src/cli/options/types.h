@@ -44,6 +44,9 @@ void add_required(CLI::App& app, const std::string& name, const OptionHelp& help
 // add_value for an option that may be given several times, one value each.
 void add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
                     std::function<void(const std::string&)> take);
+// All arguments that are left, at least one; options among them stand behind "--".
+void add_words(CLI::App& app, const std::string& name, std::vector<std::string>& target,
+               const OptionHelp& help);
 // The default that is shown is what `target` holds.
 void add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help);
 void add_switch(CLI::App& app, const std::string& name, bool& target, const std::string& text);

@@ -44,6 +44,8 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
+bool mpi_transport_available() { return true; }
+
 std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
   constexpr std::int64_t kMostPieceBytes = 1 << 30;  // MPI counts in int
   CONTEXTILE_CHECK(options.timeout.count() > 0, "MPI: expected a positive timeout, found {} ms",

@@ -1,0 +1,180 @@
+// contextile launch: ranks as processes of this machine, or this machine's share of a larger group.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/command_line.h"
+#include "cli/commands/command.h"
+#include "cli/help.h"
+#include "cli/options/types.h"
+#include "cli/processes.h"
+
+namespace contextile {
+namespace {
+
+struct LaunchOptions {
+  std::int32_t processes = 1;
+  std::optional<std::int32_t> ranks;  // of all machines; unset: those of this one
+  std::int32_t first_rank = 0;
+  std::string rendezvous;  // empty: a free port of this machine
+  double grace_s = 5;
+  std::vector<std::string> command;
+};
+
+class Socket {
+ public:
+  Socket() : value_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
+  ~Socket() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  [[nodiscard]] int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+// One that the system has to give away now. Another program may take it before rank 0 does; then
+// that rank says so.
+std::uint16_t free_port() {
+  const Socket socket;
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (socket.get() < 0 || ::bind(socket.get(), generic, size) != 0 ||
+      ::getsockname(socket.get(), generic, &size) != 0) {
+    fail_io("launch: cannot find a free port: {}", std::generic_category().message(errno));
+  }
+  return ntohs(address.sin_port);
+}
+
+std::string with_values(std::string word, std::int32_t rank, std::int32_t ranks,
+                        const std::string& rendezvous, const std::string& run_id) {
+  const std::pair<std::string_view, std::string> values[] = {{"{rank}", std::to_string(rank)},
+                                                             {"{ranks}", std::to_string(ranks)},
+                                                             {"{rendezvous}", rendezvous},
+                                                             {"{run-id}", run_id}};
+  for (const auto& [name, value] : values) {
+    for (std::size_t at = word.find(name); at != std::string::npos;
+         at = word.find(name, at + value.size())) {
+      word.replace(at, name.size(), value);
+    }
+  }
+  return word;
+}
+
+// A command of this program runs on gloo; any other program is told by {rank} and the like.
+std::vector<std::string> template_of(const LaunchOptions& options) {
+  const std::vector<std::string> names = command_names();
+  std::vector<std::string> words = options.command;
+  if (std::ranges::find(names, words.front()) == names.end()) return words;
+  if (words.front() != "run") {
+    fail_argument("launch: expected 'run', the command that takes ranks, or a program, found {}",
+                  quote(words.front()));
+  }
+  words.insert(words.begin(), own_program());
+  for (const char* word : {"--transport", "gloo", "--rank", "{rank}", "--rendezvous",
+                           "{rendezvous}", "--run-id", "{run-id}"}) {
+    words.emplace_back(word);
+  }
+  return words;
+}
+
+std::vector<std::vector<std::string>> commands_of(const LaunchOptions& options) {
+  const std::int32_t ranks = options.ranks.value_or(options.processes);
+  if (options.first_rank > ranks - options.processes) {
+    fail_argument("launch: expected --first-rank and -n inside the {} ranks, found {} and {}",
+                  ranks, options.first_rank, options.processes);
+  }
+  if (ranks > options.processes && options.rendezvous.empty()) {
+    fail_argument(
+        "launch: expected --rendezvous, where the {} ranks of all machines meet, found none",
+        ranks);
+  }
+  const bool own = options.rendezvous.empty();
+  const std::string rendezvous =
+      own ? fmt::format("tcp://127.0.0.1:{}", free_port()) : options.rendezvous;
+  // Machines that are launched apart can only share what both are told: the rendezvous.
+  const std::string run_id =
+      ranks > options.processes ? "launch" : fmt::format("{:08x}", std::random_device()());
+  std::vector<std::vector<std::string>> commands;
+  for (std::int32_t i = 0; i < options.processes; ++i) {
+    std::vector<std::string>& words = commands.emplace_back(template_of(options));
+    for (std::string& word : words) {
+      word = with_values(word, options.first_rank + i, ranks, rendezvous, run_id);
+    }
+  }
+  return commands;
+}
+
+int run(const LaunchOptions& options) {
+  const auto grace = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.grace_s));
+  const std::vector<EndedProcess> ended = run_processes(commands_of(options), grace);
+  int exit_code = kExitOk;
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    const auto rank = options.first_rank + static_cast<std::int32_t>(i);
+    if (ended[i].signal != 0) {
+      fmt::print(stderr, "contextile: launch: rank {} was ended by signal {}\n", rank,
+                 ended[i].signal);
+    }
+    // What a rank found wrong counts more than that another heard of it.
+    const int code = ended[i].signal != 0 ? kExitEnvironment : ended[i].exit_code;
+    if (exit_code == kExitOk || (exit_code == kExitEnvironment && code != kExitOk))
+      exit_code = code;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+Action add_launch_command(CLI::App& app) {
+  auto options = std::make_shared<LaunchOptions>();
+  add_size<std::int32_t>(app, "-n,--processes", options->processes, 1,
+                         {"N", "ranks to start on this machine", ""});
+  add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
+                            {"N", "ranks of all machines together", "those of this one"});
+  add_size<std::int32_t>(app, "--first-rank", options->first_rank, 0,
+                         {"N", "rank of the first one that is started here", ""});
+  add_value(app, "--rendezvous",
+            {"WHERE",
+             "where ranks of several machines meet: tcp://HOST:PORT of rank 0, or "
+             "file:///FOLDER that all see",
+             "a free port of this machine"},
+            [options](const std::string& text) { options->rendezvous = text; });
+  add_value(app, "--grace",
+            {"SECONDS", "how long ranks have to end by themselves when one has failed", "5"},
+            [options](const std::string& text) {
+              options->grace_s = parse_number("--grace", text);
+              if (options->grace_s < 0 || options->grace_s > 1e6) {
+                fail_argument("--grace: expected 0 to 1e6 seconds, found {}", quote(text));
+              }
+            });
+  add_words(app, "COMMAND", options->command,
+            {"",
+             "behind --: a run of this program, or any program and its arguments, in which {rank}, "
+             "{ranks}, {rendezvous} and {run-id} are filled in",
+             ""});
+  add_examples(app, {"contextile launch -n 4 -- run small.plan --seed 3",
+                     "contextile launch -n 2 -- echo rank {rank} of {ranks}"});
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

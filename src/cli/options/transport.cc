@@ -1,0 +1,130 @@
+#include "cli/options/transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/help.h"
+#include "cli/options/types.h"
+#include "contextile/gloo_transport.h"
+#include "contextile/mpi_transport.h"
+
+namespace contextile {
+namespace {
+
+std::chrono::milliseconds timeout_of(const TransportOptions& options) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_s * 1e3));
+}
+
+std::string names_of(const std::vector<BuildPart>& parts) {
+  std::string names;
+  for (const BuildPart& part : parts) names += (names.empty() ? "" : ", ") + part.name;
+  return names;
+}
+
+std::unique_ptr<Transport> open_mpi(const TransportOptions& options) {
+  // The transport notices the signal inside a wait, so that this rank can still say what it waited
+  // for; the handler that removes unfinished files would end it at once.
+  std::signal(SIGTERM, SIG_DFL);
+  return make_mpi_transport({.timeout = timeout_of(options)});
+}
+
+std::unique_ptr<Transport> open_gloo(const TransportOptions& options, std::int32_t num_ranks) {
+  GlooOptions gloo;
+  gloo.rank = Rank{*options.rank};
+  gloo.size = num_ranks;
+  gloo.rendezvous = options.rendezvous;
+  gloo.run_id = options.run_id;
+  gloo.interface_name = options.interface_name;
+  gloo.timeout = gloo.connect_timeout = timeout_of(options);
+  return make_gloo_transport(gloo);
+}
+
+}  // namespace
+
+std::vector<BuildPart> transport_parts() {
+  return {{"inproc", "ranks as threads of one process", ""},
+          {"mpi", "ranks as processes of an MPI job (mpirun, Slurm)",
+           mpi_transport_available() ? "" : "built without MPI (libopenmpi-dev)"},
+          {"gloo", "ranks as processes over TCP, without a launcher",
+           gloo_transport_available() ? "" : "built without gloo (libgloo-dev)"},
+          {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
+}
+
+void add_transport_options(CLI::App& app, TransportOptions& options) {
+  add_text(app, "--transport", options.name,
+           {"NAME",
+            "inproc: a thread for each rank; mpi, gloo: this process is one rank, as many run "
+            "as the plan has devices",
+            "",
+            {"inproc", "mpi", "gloo"}});
+  add_value(app, "--timeout",
+            {"SECONDS", "give up when nothing moves between ranks for that long", "60"},
+            [&options](const std::string& text) {
+              options.timeout_s = parse_number("--timeout", text);
+              if (options.timeout_s < 1e-3 || options.timeout_s > 1e9) {
+                fail_argument("--timeout: expected 0.001 to 1e9 seconds, found {}", quote(text));
+              }
+            });
+  add_size_as<std::int32_t>(app, "--rank", options.rank, 0,
+                            {"N", "gloo: which rank this process is, from 0 on", ""});
+  add_value(app, "--rendezvous",
+            {"WHERE",
+             "gloo: where the ranks meet, tcp://HOST:PORT of rank 0 or file:///FOLDER that "
+             "all see",
+             ""},
+            [&options](const std::string& text) { options.rendezvous = text; });
+  add_value(app, "--run-id",
+            {"TEXT", "gloo: tells runs in one folder apart, the same on all ranks", ""},
+            [&options](const std::string& text) { options.run_id = text; });
+  add_value(app, "--interface",
+            {"NAME", "gloo: network interface", "the one that leads to the rendezvous"},
+            [&options](const std::string& text) { options.interface_name = text; });
+}
+
+void check_transport_options(const TransportOptions& options) {
+  const std::vector<BuildPart> parts = transport_parts();
+  const auto part = std::ranges::find(parts, options.name, &BuildPart::name);
+  if (part == parts.end()) {
+    fail_argument("--transport: expected one of {}, found {}", names_of(parts),
+                  quote(options.name));
+  }
+  if (!part->missing.empty()) {
+    fail_argument("--transport {}: not in this build: {}", options.name, part->missing);
+  }
+  const bool gloo = options.name == "gloo";
+  if (!gloo && (options.rank || !options.rendezvous.empty() || !options.run_id.empty() ||
+                !options.interface_name.empty())) {
+    fail_argument(
+        "--rank, --rendezvous, --run-id, --interface: expected with --transport gloo, found them "
+        "with {}",
+        options.name);
+  }
+  if (gloo && !options.rank) {
+    fail_argument(
+        "--transport gloo: expected --rank and --rendezvous (contextile launch gives "
+        "them), found no rank");
+  }
+}
+
+std::unique_ptr<Transport> open_transport(const TransportOptions& options, std::int32_t num_ranks) {
+  if (options.name == "inproc") return nullptr;
+  std::unique_ptr<Transport> transport =
+      options.name == "mpi" ? open_mpi(options) : open_gloo(options, num_ranks);
+  if (transport->size() != num_ranks) {
+    fail_argument(
+        "--transport {}: expected {} processes, one for each device of the plan, found {}",
+        options.name, num_ranks, transport->size());
+  }
+  return transport;
+}
+
+InprocOptions inproc_options(const TransportOptions& options) {
+  return {.timeout = timeout_of(options)};
+}
+
+}  // namespace contextile

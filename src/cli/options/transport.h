@@ -1,0 +1,46 @@
+// Ranks as threads of this process, or as processes of which this is one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/app.h"
+#include "contextile/transport.h"
+
+namespace contextile {
+
+struct TransportOptions {
+  std::string name = "inproc";
+  double timeout_s = 60;
+  // gloo: where the processes meet, and which of them this is.
+  std::string rendezvous;
+  std::string run_id;
+  std::optional<std::int32_t> rank;
+  std::string interface_name;
+};
+// --transport, --timeout, --rendezvous, --run-id, --rank, --interface.
+void add_transport_options(CLI::App& app, TransportOptions& options);
+
+// Something that can be built in, as `contextile info` shows it. Empty `missing`: it is.
+struct BuildPart {
+  std::string name;
+  std::string what;
+  std::string missing;
+};
+[[nodiscard]] std::vector<BuildPart> transport_parts();
+
+// Throws InvalidArgument on a name that is none, a transport that is not built in, and options of
+// another one.
+void check_transport_options(const TransportOptions& options);
+// This process's end of a group of `num_ranks` processes; null for inproc. Collective: returns when
+// all have come. Throws what make_mpi_transport and make_gloo_transport throw, and InvalidArgument
+// when the group has another size.
+[[nodiscard]] std::unique_ptr<Transport> open_transport(const TransportOptions& options,
+                                                        std::int32_t num_ranks);
+// The options as InprocOptions take them.
+[[nodiscard]] InprocOptions inproc_options(const TransportOptions& options);
+
+}  // namespace contextile

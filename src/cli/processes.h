@@ -1,0 +1,28 @@
+// Programs started beside each other, and ended together.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace contextile {
+
+// A path that starts this very program again; "contextile" where the system does not say.
+[[nodiscard]] std::string own_program();
+
+// How one of them ended.
+struct EndedProcess {
+  int exit_code = 0;  // of the program; -1: a signal ended it
+  int signal = 0;     // which
+};
+
+// Starts a process for each command line (program first, found as a shell finds it), with this
+// process's input, output and error streams, and returns when all have ended. When one fails the
+// others have `grace` to end by themselves, then get SIGTERM, a second later SIGKILL. SIGINT and
+// SIGTERM that arrive meanwhile go to all of them. Throws IoError when one cannot be started, after
+// ending those that were.
+[[nodiscard]] std::vector<EndedProcess> run_processes(
+    std::span<const std::vector<std::string>> commands, std::chrono::milliseconds grace);
+
+}  // namespace contextile

@@ -1,0 +1,142 @@
+// `contextile launch`, and runs whose ranks are processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/program.h"
+
+namespace contextile {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Launch : public ProgramTest {
+ protected:
+  // Whether this build has the transport.
+  bool has(const std::string& transport) {
+    const json info = json::parse(contextile({"info", "--json"}).out);
+    for (const json& part : info.at("transports")) {
+      if (part.at("name") == transport) return part.at("built_in").get<bool>();
+    }
+    return false;
+  }
+
+  // What a run printed, without what differs from run to run.
+  static json comparable(const std::string& text) {
+    json masks = json::parse(text).at("masks");
+    for (json& mask : masks) {
+      for (const char* key : {"forward_s", "backward_s", "exposed_s"}) mask.erase(key);
+    }
+    return masks;
+  }
+};
+
+TEST_F(Launch, RanksAsProcessesHaveTheBitsOfThreads) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::string plan =
+      small_plan("p.plan", {"--mask", "local=sliding_window:32", "--mask", "causal"});
+  const std::vector<std::string> run = {"run", plan, "--seed", "3", "--json"};
+  const Outcome threads = contextile(run);
+  ASSERT_EQ(threads.exit_code, 0) << threads.err;
+  const Outcome processes = contextile(joined({"launch", "-n", "4", "--"}, run));
+  ASSERT_EQ(processes.exit_code, 0) << processes.err;
+  EXPECT_EQ(json::parse(processes.out).at("transport"), "gloo");
+  EXPECT_EQ(comparable(processes.out), comparable(threads.out));
+  EXPECT_NE(comparable(threads.out).at(0).at("result_bits"), "0000000000000000");
+}
+
+TEST_F(Launch, TwoLaunchesOfOneGroupMeetInAFolder) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::string plan = small_plan("p.plan");
+  const std::string program = CONTEXTILE_PROGRAM;
+  const std::string half =
+      program + " launch -n 2 --ranks 4 --rendezvous file://" + path("") + " --first-rank ";
+  const std::string behind = " -- run " + plan + " --seed 1 --json > ";
+  EXPECT_EQ(std::system((half + "2" + behind + path("b.json") + " & " + half + "0" + behind +
+                         path("a.json") + " && wait %1")
+                            .c_str()),
+            0);
+  EXPECT_TRUE(json::parse(read(path("a.json"))).at("ok").get<bool>());
+  EXPECT_EQ(read(path("b.json")), "");  // rank 0 speaks for all
+}
+
+TEST_F(Launch, RanksOfAnMpiJobHaveTheBitsOfThreads) {
+  if (!has("mpi")) GTEST_SKIP() << "built without MPI (libopenmpi-dev)";
+  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs openmpi-bin";
+  const std::string plan = small_plan("p.plan");
+  const std::string run = std::string(CONTEXTILE_PROGRAM) + " run " + plan + " --seed 3 --json";
+  const std::string command =
+      "OMPI_MCA_btl_tcp_if_include=lo timeout -k 5 120 mpirun --allow-run-as-root --oversubscribe "
+      "-n 4 " +
+      run + " --transport mpi > " + path("mpi.json");
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const Outcome threads = contextile({"run", plan, "--seed", "3", "--json"});
+  EXPECT_EQ(comparable(read(path("mpi.json"))), comparable(threads.out));
+}
+
+TEST_F(Launch, RunsAnyProgramThatIsToldItsRank) {
+  const Outcome outcome =
+      contextile({"launch", "-n", "3", "--", "sh", "-c", "echo rank {rank} of {ranks}, {rank}"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const char* line : {"rank 0 of 3, 0\n", "rank 1 of 3, 1\n", "rank 2 of 3, 2\n"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(line));
+  }
+}
+
+TEST_F(Launch, ExitsAsTheRankThatFailed) {
+  EXPECT_EQ(contextile({"launch", "-n", "3", "--", "sh", "-c", "test {rank} != 1"}).exit_code, 1);
+  const Outcome killed =
+      contextile({"launch", "-n", "2", "--", "sh", "-c", "if [ {rank} = 1 ]; then kill -9 $$; fi"});
+  EXPECT_EQ(killed.exit_code, 3);
+  EXPECT_THAT(killed.err, HasSubstr("rank 1 was ended by signal 9"));
+}
+
+// It would otherwise wait for the one that sleeps, or stands still, for ever.
+TEST_F(Launch, EndsTheOthersWhenARankHasFailed) {
+  for (const char* other : {"exec sleep 1000", "kill -STOP $$"}) {
+    SCOPED_TRACE(other);
+    const Outcome outcome =
+        contextile({"launch", "-n", "2", "--grace", "0.1", "--", "sh", "-c",
+                    std::string("if [ {rank} = 1 ]; then exit 1; fi; ") + other});
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_THAT(outcome.err, HasSubstr("rank 0 was ended by signal"));
+  }
+}
+
+TEST_F(Launch, RefusesWhatCannotWork) {
+  expect_bad_input(contextile({"launch", "-n", "2", "--", "plan"}), {"expected 'run'", "'plan'"});
+  expect_bad_input(contextile({"launch", "-n", "2", "--", "no/such/program"}),
+                   {"no/such/program: cannot start"});
+  expect_bad_input(contextile({"launch", "-n", "2", "--ranks", "4", "--", "true"}),
+                   {"expected --rendezvous"});
+  expect_bad_input(contextile({"launch", "-n", "2", "--ranks", "4", "--first-rank", "3",
+                               "--rendezvous", "tcp://localhost:1", "--", "true"}),
+                   {"--first-rank", "4 ranks"});
+  expect_bad_input(contextile({"launch", "-n", "2"}), {"COMMAND"});
+}
+
+TEST_F(Launch, AGroupOfAnotherSizeThanThePlanIsRefused) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const Outcome outcome =
+      contextile({"launch", "-n", "2", "--", "run", small_plan("p.plan"), "--timeout", "3"});
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("rank"));
+}
+
+TEST_F(Launch, OptionsOfAnotherTransportAreRefused) {
+  const std::string plan = small_plan("p.plan");
+  expect_bad_input(contextile({"run", plan, "--rank", "0"}), {"--transport gloo", "inproc"});
+  if (!has("gloo")) return;
+  expect_bad_input(contextile({"run", plan, "--transport", "gloo"}), {"--rank", "launch"});
+  expect_bad_input(contextile({"run", plan, "--transport", "gloo", "--rank", "0", "--predict"}),
+                   {"--predict", "--cluster"});
+}
+
+}  // namespace
+}  // namespace contextile
