@@ -49,7 +49,7 @@ struct AttentionGradients {
   std::vector<float> dsink_H;  // [q_heads], empty unless shape.sink
 };
 
-class RankGroup;  // the engine, not for users
+class PlanRanks;  // the engine, not for users
 
 struct InprocAttentionOptions {
   std::string kernel = {};  // by name (find_kernel); empty: the preferred one for the dtype
@@ -91,7 +91,7 @@ class InprocAttention {
   [[nodiscard]] std::vector<ExecutionStats> last_stats() const;
 
  private:
-  std::unique_ptr<RankGroup> ranks_;
+  std::unique_ptr<PlanRanks> ranks_;
 };
 
 }  // namespace contextile

@@ -24,7 +24,7 @@
 #include "oracle/single_device.h"
 #include "runtime/check_program.h"
 #include "runtime/machine_memory.h"
-#include "runtime/rank_group.h"
+#include "runtime/plan_ranks.h"
 
 namespace contextile {
 namespace {
@@ -131,7 +131,7 @@ std::uint64_t bits_of(const AttentionOutput& output, const AttentionGradients& g
   return XXH3_64bits_digest(state.get());
 }
 
-void run_mask(Work& work, std::size_t m, RankGroup& ranks) {
+void run_mask(Work& work, std::size_t m, PlanRanks& ranks) {
   MaskWork& mask = work.masks[m];
   const AttentionInputs inputs = work.inputs.of_attention();
   AttentionOutput output;
@@ -322,9 +322,9 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
                   const RunReference& reference) {
   Work work = make_work(*plan, options, reference);
-  RankGroup ranks = options.rank == nullptr
-                        ? RankGroup(std::move(plan), work.kernel, options.transport)
-                        : RankGroup(std::move(plan), work.kernel, *options.rank);
+  PlanRanks ranks = options.rank == nullptr
+                        ? PlanRanks(std::move(plan), work.kernel, options.transport)
+                        : PlanRanks(std::move(plan), work.kernel, *options.rank);
   RunReport report;
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {

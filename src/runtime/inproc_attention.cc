@@ -7,8 +7,8 @@
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "runtime/check_program.h"
-#include "runtime/rank_group.h"
 #include "runtime/machine_memory.h"
+#include "runtime/plan_ranks.h"
 
 namespace contextile {
 namespace {
@@ -30,7 +30,7 @@ InprocAttention::InprocAttention(std::shared_ptr<const Plan> plan,
   const AttentionKernel& kernel = find_kernel(options.kernel, plan->shape.dtype);
   check_plan(*plan);
   check_machine_memory("attention", *plan, inproc_bytes(*plan, statistics(*plan)));
-  ranks_ = std::make_unique<RankGroup>(std::move(plan), kernel, options.transport);
+  ranks_ = std::make_unique<PlanRanks>(std::move(plan), kernel, options.transport);
 }
 InprocAttention::~InprocAttention() = default;
 InprocAttention::InprocAttention(InprocAttention&&) noexcept = default;

@@ -1,4 +1,4 @@
-#include "runtime/rank_group.h"
+#include "runtime/plan_ranks.h"
 
 #include <cstring>
 #include <limits>
@@ -94,7 +94,7 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& shares) {
 
 }  // namespace
 
-RankGroup::RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
                      const InprocOptions& options)
     : plan_(std::move(plan)),
       kernel_(kernel),
@@ -104,7 +104,7 @@ RankGroup::RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& ke
   start();
 }
 
-RankGroup::RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
                      Transport& transport)
     : plan_(std::move(plan)),
       kernel_(kernel),
@@ -118,7 +118,7 @@ RankGroup::RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& ke
   prepare();
 }
 
-void RankGroup::start() {
+void PlanRanks::start() {
   group_ = make_inproc_group(plan_->num_devices(), options_);
   for (const std::unique_ptr<Transport>& transport : group_) {
     executors_.push_back(std::make_unique<Executor>(*transport, kernel_));
@@ -126,19 +126,19 @@ void RankGroup::start() {
   prepare();
 }
 
-void RankGroup::prepare() {
+void PlanRanks::prepare() {
   run([&](Transport& transport, Executor& executor) {
     executor.prepare(plan_);
     share(transport, executor.memory(), memory_);
   });
 }
 
-void RankGroup::stop() noexcept {
+void PlanRanks::stop() noexcept {
   executors_.clear();
   group_.clear();
 }
 
-void RankGroup::run(const Body& body) {
+void PlanRanks::run(const Body& body) {
   if (mine_ != nullptr) {
     try {
       body(*mine_, *executors_.front());
@@ -160,7 +160,7 @@ void RankGroup::run(const Body& body) {
 }
 
 template <typename Call>
-void RankGroup::measure(Transport& transport, const Executor& executor, const Call& call) {
+void PlanRanks::measure(Transport& transport, const Executor& executor, const Call& call) {
   barrier(transport);
   const std::int64_t before = transport.sent_bytes();
   call();
@@ -168,7 +168,7 @@ void RankGroup::measure(Transport& transport, const Executor& executor, const Ca
 }
 
 template <typename Item>
-void RankGroup::share(Transport& transport, const Item& mine, std::vector<Item>& by_rank) const {
+void PlanRanks::share(Transport& transport, const Item& mine, std::vector<Item>& by_rank) const {
   static_assert(std::is_trivially_copyable_v<Item>);
   by_rank[transport.rank().index()] = mine;
   if (mine_ == nullptr) return;
@@ -179,13 +179,13 @@ void RankGroup::share(Transport& transport, const Item& mine, std::vector<Item>&
 }
 
 // A rank's rows of a result become rows of the batch's.
-void RankGroup::deliver(Transport& transport, const TensorView& batch,
+void PlanRanks::deliver(Transport& transport, const TensorView& batch,
                         const HostTensor& local) const {
   gather(*plan_, transport.rank(), local.view(), batch);
   if (mine_ != nullptr) collect_rows(transport, *plan_, batch, local);
 }
 
-void RankGroup::share_sink(Transport& transport, std::vector<std::vector<float>>& by_rank) const {
+void PlanRanks::share_sink(Transport& transport, std::vector<std::vector<float>>& by_rank) const {
   const std::vector<float>& mine = by_rank[transport.rank().index()];
   if (mine_ == nullptr || mine.empty()) return;
   const auto all = all_gather(transport, std::as_bytes(std::span(mine)));
@@ -194,7 +194,7 @@ void RankGroup::share_sink(Transport& transport, std::vector<std::vector<float>>
   }
 }
 
-void RankGroup::check_direction(std::size_t mask, Direction direction) const {
+void PlanRanks::check_direction(std::size_t mask, Direction direction) const {
   for (const PlanRound& round : plan_->rounds) {
     CONTEXTILE_CHECK(round.has_direction(mask, direction),
                      "{}: expected a plan with a {} of mask {}, found none", to_string(direction),
@@ -202,7 +202,7 @@ void RankGroup::check_direction(std::size_t mask, Direction direction) const {
   }
 }
 
-AttentionOutput RankGroup::forward(std::size_t mask, const AttentionInputs& inputs) {
+AttentionOutput PlanRanks::forward(std::size_t mask, const AttentionInputs& inputs) {
   const AttentionShape& shape = plan_->shape;
   const std::int64_t tokens = plan_->num_tokens();
   check_direction(mask, Direction::kForward);
@@ -232,7 +232,7 @@ AttentionOutput RankGroup::forward(std::size_t mask, const AttentionInputs& inpu
   return output;
 }
 
-AttentionGradients RankGroup::backward(std::size_t mask, const AttentionInputs& inputs,
+AttentionGradients PlanRanks::backward(std::size_t mask, const AttentionInputs& inputs,
                                        const AttentionOutput& output, const TensorView& dout_THD) {
   const AttentionShape& shape = plan_->shape;
   const std::int64_t tokens = plan_->num_tokens();

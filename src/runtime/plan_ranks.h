@@ -26,15 +26,15 @@ struct RankCall {
 // all ranks, a thread each, or one rank of a group of processes that make the same calls. Every
 // process holds the inputs of the whole batch; results are whole on the process of rank 0, on
 // others the rows of their own rank are. Masks are indices.
-class RankGroup {
+class PlanRanks {
  public:
   // All ranks, in process. Throws InvalidPlan when the programs do not hold together.
-  RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
+  PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
             const InprocOptions& options);
   // The rank of `transport`, which must outlive the object. Collective, as are forward and
   // backward. Throws, too, InvalidArgument when the group has another size than the plan; a failure
   // of one rank ends the group (TransportError on the others).
-  RankGroup(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, Transport& transport);
+  PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, Transport& transport);
 
   [[nodiscard]] const Plan& plan() const { return *plan_; }
   // As InprocAttention's. Rows that the plan leaves out are NaN.
