@@ -1,11 +1,14 @@
 // The conformance cases of transports, run as one rank of a group of processes: a launcher starts
-// this program once a rank. Prints every case that failed on this rank and why.
+// this program once a rank. Prints every case that failed on this rank and why. Or messages without
+// end, for tests that kill or stop a rank: prints which process is which rank, and the error it
+// ends in.
 //
 // With --endless it sends pieces of messages around for ever: for tests that kill or stop a rank.
 //
 // Ends with 0 if all cases passed, 1 if one failed, 2 on wrong arguments, 3 if the group itself
 // failed.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
@@ -20,8 +23,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/gloo_transport.h"
-#include "contextile/mpi_transport.h"
+#include "base/parse_number.h"
 #include "contextile/transport.h"
 #include "transport/conformance.h"
 
@@ -29,18 +31,18 @@ namespace contextile {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: transport_ranks TRANSPORT [--case NAME] [--endless TIMEOUT_MS]\n"
+    "usage: transport_ranks TRANSPORT [--case NAME] [--endless MS] [--piece-bytes N]\n"
     "  TRANSPORT  mpi: started by mpirun, where the library was built with MPI;\n"
-    "             inproc: four ranks as threads of this process, to try the program itself;\n"
-    "             gloo: one rank, --rank R --size N --rendezvous URL --run ID [--connect MS]\n"
+    "             inproc: four ranks as threads of this process, to try the program itself\n"
     "  --case     that case alone (all)\n"
-    "  --endless  no case but traffic until it fails, with that timeout\n";
+    "  --endless  no cases: messages around a ring until an error, with that timeout\n"
+    "  --piece-bytes  how large the pieces are that messages are cut into (the transport's own)\n";
 
 struct Settings {
   std::string transport;
-  std::string only;             // empty: every case
-  std::int64_t endless_ms = 0;  // 0: the cases
-  GlooOptions gloo;
+  std::string only;              // empty: every case
+  std::int64_t endless_ms = 0;   // 0: cases
+  std::int64_t piece_bytes = 0;  // 0: the transport's default
 };
 
 Settings settings_of(int argc, char** argv) {
@@ -51,21 +53,13 @@ Settings settings_of(int argc, char** argv) {
     const std::string_view name = argv[i];
     const std::string value = argv[i + 1];
     if (name == "--case") {
-      settings.only = value;
+      settings.only = argv[i + 1];
     } else if (name == "--endless") {
-      settings.endless_ms = std::stoll(value);
-    } else if (name == "--rank") {
-      settings.gloo.rank = Rank{std::stoi(value)};
-    } else if (name == "--size") {
-      settings.gloo.size = std::stoi(value);
-    } else if (name == "--rendezvous") {
-      settings.gloo.rendezvous = value;
-    } else if (name == "--run") {
-      settings.gloo.run_id = value;
-    } else if (name == "--connect") {
-      settings.gloo.connect_timeout = std::chrono::milliseconds(std::stoll(value));
+      settings.endless_ms = parse_size(name, argv[i + 1], 1);
+    } else if (name == "--piece-bytes") {
+      settings.piece_bytes = parse_size(name, argv[i + 1], 1);
     } else {
-      fail_argument("expected an option, found '{}'", name);
+      fail_argument("expected --case, --endless or --piece-bytes, found '{}'", name);
     }
   }
   return settings;
@@ -105,6 +99,20 @@ std::int32_t run_cases(const Settings& settings, const MakeTransport& make) {
   if (num_run == 0) fail_argument("expected the name of a case, found '{}'", settings.only);
   say(stdout, fmt::format("rank {} of {}: {} cases, {} failed", rank, size, num_run, num_failed));
   return num_failed;
+}
+
+// Ends in an error alone.
+[[noreturn]] void run_endless(const Settings& settings, const MakeTransport& make) {
+  const std::unique_ptr<Transport> transport = make(std::chrono::milliseconds(settings.endless_ms));
+  const std::int32_t rank = transport->rank().value;
+  say(stdout, fmt::format("rank {} is process {}", rank, getpid()));
+  std::vector<std::byte> out(3'000'000);
+  std::vector<std::byte> in(out.size());
+  const auto bytes = static_cast<std::int64_t>(out.size());
+  const Message send{Rank{(rank + 1) % transport->size()}, {{out.data(), bytes, 1, bytes}}};
+  const Message recv{Rank{(rank + transport->size() - 1) % transport->size()},
+                     {{in.data(), bytes, 1, bytes}}};
+  while (true) transport->wait(transport->launch({&send, 1}, {&recv, 1}));
 }
 
 // Every thread is handed its end of the next group, which whoever comes first makes for all.
@@ -166,9 +174,14 @@ std::int32_t run_gloo(const Settings& settings) {
 std::int32_t run(const Settings& settings) {
   if (settings.transport == "inproc") return run_threads(settings);
   if (settings.transport == "mpi") {
-    return run_cases(settings, [](std::chrono::milliseconds timeout) {
-      return make_mpi_transport({.timeout = timeout});
-    });
+    const MakeTransport make = [&](std::chrono::milliseconds timeout) {
+      MpiOptions options;
+      options.timeout = timeout;
+      if (settings.piece_bytes > 0) options.piece_bytes = settings.piece_bytes;
+      return make_mpi_transport(options);
+    };
+    if (settings.endless_ms > 0) run_endless(settings, make);
+    return run_cases(settings, make);
   }
   if (settings.transport == "gloo") return run_gloo(settings);
   fail_argument("expected a transport of this build, found '{}'", settings.transport);
@@ -185,7 +198,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "transport_ranks: %s\n%s", error.what(), kUsage);
     return 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "transport_ranks: %s\n", error.what());
+    say(stderr, fmt::format("transport_ranks: {}", error.what()));
     return 3;
   }
 }

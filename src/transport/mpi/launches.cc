@@ -4,8 +4,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "transport/mpi/session.h"
 
 namespace contextile {
+namespace {
+
+constexpr std::chrono::milliseconds kSignalPeriod{20};  // a signal handler can wake nobody
+
+}  // namespace
 
 MpiLaunches::MpiLaunches(Rank rank, std::int32_t num_ranks, std::chrono::milliseconds timeout)
     : rank_(rank),
@@ -19,7 +25,7 @@ std::int64_t MpiLaunches::launch(std::span<const Message> sends, std::span<const
   launch->num_open = static_cast<std::int64_t>(launch->ends.size());
   Lock lock(mutex_);
   launch->ticket = next_ticket_++;
-  if (failed_) throw_failure(lock, fmt::format("launch {}", launch->ticket));
+  if (failed_) throw_failure(fmt::format("launch {}", launch->ticket));
   for (PostedEnd& end : launch->ends) {
     MpiDeparture& posted = pairs_[end.peer.index()].posted;
     end.number = end.is_send ? posted.num_sent++ : posted.num_expected++;
@@ -43,8 +49,7 @@ void MpiLaunches::wait(std::int64_t ticket) {
   const std::string operation = fmt::format("wait for launch {}", ticket);
   const Clock::time_point start = Clock::now();
   while (launch->num_open > 0) {
-    const std::string open = failed_ ? open_ends(launch->ends) : std::string();
-    if (failed_) throw_failure(lock, fmt::format("{}, {}", operation, open));
+    if (failed_) throw_failure(fmt::format("{}, {}", operation, open_ends(launch->ends)));
     std::string text;
     const Clock::time_point deadline = std::max(last_moved_, start) + timeout_;
     if (const PostedEnd* end = abandoned_end(*launch)) {
@@ -53,14 +58,18 @@ void MpiLaunches::wait(std::int64_t ticket) {
     } else if (Clock::now() >= deadline) {
       text = fmt::format("rank {}, {}: nothing moved to or from this rank for {} ms; open: {}",
                          rank_.value, operation, timeout_.count(), open_ends(launch->ends));
+    } else if (SigtermWatch::has_come()) {
+      text = fmt::format(
+          "rank {}, {}: told to end (SIGTERM), as launchers do when a process of the "
+          "job has died; open: {}",
+          rank_.value, operation, open_ends(launch->ends));
     }
     if (!text.empty()) {
       announcement_ = text;
       set_failure(text);
-      wait_for_stop(lock);
       throw TransportError(text);
     }
-    moved_.wait_until(lock, deadline);
+    moved_.wait_until(lock, std::min(deadline, Clock::now() + kSignalPeriod));
   }
   launches_.erase(ticket);
 }
@@ -77,11 +86,9 @@ const PostedEnd* MpiLaunches::abandoned_end(const MpiLaunch& launch) const {
 
 void MpiLaunches::abort(std::string_view reason) {
   Lock lock(mutex_);
-  if (!failed_) {
-    announcement_ = fmt::format("rank {} gave up: {}", rank_.value, reason);
-    set_failure(announcement_);
-  }
-  wait_for_stop(lock);
+  if (failed_) return;
+  announcement_ = fmt::format("rank {} gave up: {}", rank_.value, reason);
+  set_failure(announcement_);
 }
 
 void MpiLaunches::close() {
@@ -94,24 +101,22 @@ void MpiLaunches::close() {
   closing_ = true;
   has_orders_ = true;
   ordered_.notify_one();
-  if (failed_) wait_for_stop(lock);
 }
 
 void MpiLaunches::set_failure(std::string text) {
   if (failed_) return;
   failed_ = true;
   failure_ = std::move(text);
+  {
+    const std::lock_guard<std::mutex> memory_lock(memory_mutex_);
+    memory_closed_ = true;
+  }
   has_orders_ = true;
   moved_.notify_all();
   ordered_.notify_one();
 }
 
-void MpiLaunches::wait_for_stop(Lock& lock) {
-  moved_.wait(lock, [this] { return stopped_; });
-}
-
-void MpiLaunches::throw_failure(Lock& lock, const std::string& operation) {
-  wait_for_stop(lock);
+void MpiLaunches::throw_failure(const std::string& operation) const {
   throw TransportError(fmt::format("rank {}, {}: {}", rank_.value, operation, failure_));
 }
 
@@ -161,12 +166,6 @@ void MpiLaunches::fail(std::string text) {
 void MpiLaunches::fail_by_peer(std::string text) {
   const Lock lock(mutex_);
   set_failure(std::move(text));
-}
-
-void MpiLaunches::confirm_stop() {
-  const Lock lock(mutex_);
-  stopped_ = true;
-  moved_.notify_all();
 }
 
 void MpiLaunches::depart(Rank peer, MpiDeparture departure) {

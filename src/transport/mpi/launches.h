@@ -39,7 +39,9 @@ struct MpiDeparture {
 };
 
 // Invariant: the progress thread touches no memory of the caller's once `abort`, `close` or a
-// throwing `launch` or `wait` has returned: they wait for its `confirm_stop`.
+// throwing `launch` or `wait` has returned: it copies by `with_memory` alone, which a failure ends.
+// Nothing waits for that thread itself: MPIs have been seen not to come back from a call when a
+// peer has died.
 class MpiLaunches {
  public:
   MpiLaunches(Rank rank, std::int32_t num_ranks, std::chrono::milliseconds timeout);
@@ -62,9 +64,16 @@ class MpiLaunches {
   // The first failure of a group is the one everybody hears of.
   void fail(std::string text);          // noticed here: the peers have to be told
   void fail_by_peer(std::string text);  // heard of
-  void confirm_stop();
   void depart(Rank peer, MpiDeparture departure);
   [[nodiscard]] MpiDeparture departure_for(Rank peer) const;
+  // Runs copy() unless the group has failed, and whether it ran. It must not call this object.
+  template <typename Copy>
+  bool with_memory(const Copy& copy) {
+    const std::lock_guard<std::mutex> lock(memory_mutex_);
+    if (memory_closed_) return false;
+    copy();
+    return true;
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -77,8 +86,7 @@ class MpiLaunches {
   };
 
   void set_failure(std::string text);
-  [[noreturn]] void throw_failure(Lock& lock, const std::string& operation);
-  void wait_for_stop(Lock& lock);
+  [[noreturn]] void throw_failure(const std::string& operation) const;
   [[nodiscard]] const PostedEnd* abandoned_end(const MpiLaunch& launch) const;
 
   const Rank rank_;
@@ -96,9 +104,11 @@ class MpiLaunches {
   std::string failure_;
   std::string announcement_;
   bool failed_ = false;
-  bool stopped_ = false;  // the progress thread has heard of the failure
   bool closing_ = false;
   bool has_orders_ = false;
+
+  std::mutex memory_mutex_;  // held while the caller's memory is touched; taken behind mutex_
+  bool memory_closed_ = false;
 };
 
 }  // namespace contextile

@@ -1,7 +1,7 @@
 #include "contextile/mpi_transport.h"
 
-#include <exception>
-#include <limits>
+#include <thread>
+#include <utility>
 
 #include "base/check.h"
 #include "transport/mpi/launches.h"
@@ -17,9 +17,18 @@ class MpiTransport : public Transport {
   MpiTransport(const MpiOptions& options, std::unique_ptr<MpiWire> wire)
       : rank_(wire->rank()),
         size_(wire->size()),
-        launches_(rank_, size_, options.timeout),
-        progress_(std::move(wire), launches_, options.piece_bytes) {}
-  ~MpiTransport() override { launches_.close(); }
+        launches_(std::make_shared<MpiLaunches>(rank_, size_, options.timeout)),
+        progress_(std::make_shared<MpiProgress>(std::move(wire), launches_, options.piece_bytes)),
+        thread_([progress = progress_] { progress->run(); }) {}
+  ~MpiTransport() override {
+    launches_->close();
+    if (progress_->has_ended()) {
+      thread_.join();
+    } else {  // MPI holds the thread; what it works on stays with it
+      note_lost_peer();
+      thread_.detach();
+    }
+  }
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
 
@@ -27,19 +36,20 @@ class MpiTransport : public Transport {
   [[nodiscard]] Rank rank() const override { return rank_; }
   [[nodiscard]] std::int32_t size() const override { return size_; }
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
-    return launches_.launch(sends, recvs);
+    return launches_->launch(sends, recvs);
   }
-  void wait(std::int64_t ticket) override { launches_.wait(ticket); }
-  void abort(std::string_view reason) noexcept override { launches_.abort(reason); }
-  [[nodiscard]] std::int64_t sent_bytes() const override { return launches_.sent_bytes(); }
-  [[nodiscard]] std::int64_t received_bytes() const override { return launches_.received_bytes(); }
+  void wait(std::int64_t ticket) override { launches_->wait(ticket); }
+  void abort(std::string_view reason) noexcept override { launches_->abort(reason); }
+  [[nodiscard]] std::int64_t sent_bytes() const override { return launches_->sent_bytes(); }
+  [[nodiscard]] std::int64_t received_bytes() const override { return launches_->received_bytes(); }
 
  private:
   const SigtermWatch sigterm_;
   const Rank rank_;
   const std::int32_t size_;
-  MpiLaunches launches_;
-  MpiProgress progress_;  // its thread is joined first
+  const std::shared_ptr<MpiLaunches> launches_;
+  const std::shared_ptr<MpiProgress> progress_;
+  std::thread thread_;
 };
 
 }  // namespace

@@ -13,9 +13,11 @@ namespace {
 
 // Pieces under way to a peer, and from it: while one moves the next is packed.
 constexpr std::int64_t kPiecesUnderWay = 2;
-// How long a rank that leaves waits for peers to do the same. A launcher kills all processes as
-// soon as one ends in failure, so the first should not end before the others have said why they do.
+// How long a rank that leaves waits for peers to do the same.
 constexpr std::chrono::milliseconds kLinger{1000};
+// The same once SIGTERM has come: SIGKILL follows within the second, and the error is not yet
+// printed.
+constexpr std::chrono::milliseconds kSignalLinger{200};
 
 struct PieceHeader {
   std::int64_t message = 0;  // number in its pair
@@ -37,17 +39,25 @@ MpiParcel::MpiParcel(std::shared_ptr<MpiLaunch> owner, std::size_t index, std::i
       num_unstarted(num_pieces(end().size_bytes, piece_bytes)),
       num_unmoved(num_unstarted) {}
 
-MpiProgress::MpiProgress(std::unique_ptr<MpiWire> wire, MpiLaunches& launches,
+MpiProgress::MpiProgress(std::unique_ptr<MpiWire> wire, std::shared_ptr<MpiLaunches> launches,
                          std::int64_t piece_bytes)
     : wire_(std::move(wire)),
-      launches_(launches),
+      launches_(std::move(launches)),
       piece_bytes_(piece_bytes),
       peers_(static_cast<std::size_t>(wire_->size())) {
   peers_[wire_->rank().index()].left = true;  // nothing goes to the rank itself
-  thread_ = std::thread([this] { run(); });
 }
 
-MpiProgress::~MpiProgress() { thread_.join(); }
+bool MpiProgress::has_ended() {
+  const Clock::time_point start = Clock::now();
+  std::unique_lock<std::mutex> lock(end_mutex_);
+  while (!ended_) {
+    const auto most = SigtermWatch::has_come() ? kSignalLinger : kLinger + kSignalLinger;
+    if (Clock::now() >= start + most) return false;
+    end_changed_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+  return true;
+}
 
 void MpiProgress::run() noexcept {
   while (!done_) {
@@ -63,21 +73,24 @@ void MpiProgress::run() noexcept {
     if (!error.empty()) {
       // An MPI that fails once may do so in every call, so from now on nothing hangs on it.
       deaf_ = true;
-      launches_.fail("rank " + std::to_string(wire_->rank().value) + ": " + error);
+      launches_->fail("rank " + std::to_string(wire_->rank().value) + ": " + error);
       if (!stopped_) stop();
     }
     pause(moved);
   }
+  const std::lock_guard<std::mutex> lock(end_mutex_);
+  ended_ = true;
+  end_changed_.notify_all();
 }
 
 bool MpiProgress::turn() {
   if (SigtermWatch::has_come()) {
-    launches_.fail(fmt::format(
+    launches_->fail(fmt::format(
         "rank {} was told to end (SIGTERM), as launchers do when a process of the job has died",
         wire_->rank().value));
   }
   bool moved = hear_notes();
-  const MpiOrders orders = launches_.take();
+  const MpiOrders orders = launches_->take();
   if (orders.failed && !stopped_) stop();
   if (!orders.announcement.empty()) {
     tell_all({MpiNote::Kind::kAbort, {}, 0, 0, 0, orders.announcement});
@@ -100,12 +113,12 @@ bool MpiProgress::hear_notes() {
     if (!note) break;
     heard = true;
     if (note->kind == MpiNote::Kind::kAbort) {
-      launches_.fail_by_peer(note->text);
+      launches_->fail_by_peer(note->text);
     } else {
       Peer& peer = peers_[note->peer.index()];
       peer.left = true;
       peer.num_expected = note->num_pieces;
-      launches_.depart(note->peer, {note->num_sent, note->num_expected});
+      launches_->depart(note->peer, {note->num_sent, note->num_expected});
     }
   }
   return heard;
@@ -146,7 +159,9 @@ void MpiProgress::start_send(Rank rank, Peer& peer) {
   piece->size_bytes = kHeaderBytes + bytes;
   piece->parcel = parcel;
   std::memcpy(piece->memory.get(), &header, sizeof(header));
-  parcel->cursor.read(piece->memory.get() + kHeaderBytes, bytes);
+  const bool packed = launches_->with_memory(
+      [&] { parcel->cursor.read(piece->memory.get() + kHeaderBytes, bytes); });
+  if (!packed) return stop();
   parcel->started_bytes += bytes;
   wire_->start(piece);
   ++peer.num_sending;
@@ -181,7 +196,7 @@ bool MpiProgress::complete_pieces() {
     if (piece->kind == MpiPiece::Kind::kSend) complete_send(peer, *piece);
     if (piece->kind == MpiPiece::Kind::kReceive) complete_arrived(piece->peer, peer);
   }
-  if (moved) launches_.note_progress();
+  if (moved) launches_->note_progress();
   if (!error.empty() && !stopped_) throw TransportError(error);  // after it nothing is news
   return moved;
 }
@@ -198,7 +213,6 @@ void MpiProgress::complete_arrived(Rank rank, Peer& peer) {
     const std::shared_ptr<MpiPiece> piece = std::move(peer.arriving.front());
     peer.arriving.pop_front();
     if (!piece->cancelled) ++peer.num_arrived;
-    // NOTE: behind `stop`, which may come between two pieces, the memory is the caller's again.
     const bool whole = !stopped_ && piece->error.empty() && !piece->cancelled;
     if (whole && piece->parcel != nullptr && unpack(rank, *piece)) move_piece(*piece->parcel);
     free_memory_.push_back(std::move(piece->memory));
@@ -213,7 +227,7 @@ bool MpiProgress::unpack(Rank rank, MpiPiece& piece) {
   if (bytes >= 0) std::memcpy(&header, piece.memory.get(), sizeof(header));
   const std::int32_t own = wire_->rank().value;
   if (header.message == end.number && header.message_bytes != end.size_bytes) {
-    launches_.fail(fmt::format(
+    launches_->fail(fmt::format(
         "message {} from rank {} to rank {} does not fit: rank {} sends {} bytes, rank {} expects "
         "{} bytes",
         end.number, rank.value, own, rank.value, header.message_bytes, own, end.size_bytes));
@@ -229,13 +243,13 @@ bool MpiProgress::unpack(Rank rank, MpiPiece& piece) {
         rank.value, end.number, parcel.moved_bytes, expected, header.message, header.offset_bytes,
         bytes));
   }
-  parcel.cursor.write(piece.memory.get() + kHeaderBytes, bytes);
   parcel.moved_bytes += bytes;
-  return true;
+  return launches_->with_memory(
+      [&] { parcel.cursor.write(piece.memory.get() + kHeaderBytes, bytes); });
 }
 
 void MpiProgress::move_piece(MpiParcel& parcel) {
-  if (--parcel.num_unmoved == 0) launches_.finish(*parcel.launch, parcel.end_index);
+  if (--parcel.num_unmoved == 0) launches_->finish(*parcel.launch, parcel.end_index);
 }
 
 std::unique_ptr<std::byte[]> MpiProgress::take_memory() {
@@ -250,14 +264,14 @@ std::unique_ptr<std::byte[]> MpiProgress::take_memory() {
 
 // ------------------------------------------------------------------------- failures and the end
 
-// Forgets all messages. Their pieces under way stay MPI's; what comes of them is dropped.
+// The group has failed: forgets all messages. Their pieces under way stay MPI's; what comes of them
+// is dropped.
 void MpiProgress::stop() {
   stopped_ = true;
   for (Peer& peer : peers_) {
     peer.sends.clear();
     peer.receives.clear();
   }
-  launches_.confirm_stop();
 }
 
 // A peer that cannot be told does not keep the others from hearing.
@@ -267,7 +281,7 @@ void MpiProgress::tell_all(const MpiNote& note) {
     mine.peer = Rank{static_cast<std::int32_t>(r)};
     if (mine.peer == wire_->rank()) continue;
     if (note.kind == MpiNote::Kind::kLeave) {
-      const MpiDeparture departure = launches_.departure_for(mine.peer);
+      const MpiDeparture departure = launches_->departure_for(mine.peer);
       mine.num_sent = departure.num_sent;
       mine.num_expected = departure.num_expected;
       mine.num_pieces = peers_[r].num_sent;
@@ -295,7 +309,7 @@ void MpiProgress::close_turn() {
     if (!deaf_) wire_->free();
     done_ = true;
   } else if (Clock::now() >= leave_deadline_ || SigtermWatch::has_come()) {
-    if (stopped_) give_up_finalizing();
+    if (stopped_) note_lost_peer();
     done_ = true;
   }
 }
@@ -323,7 +337,7 @@ void MpiProgress::pause(bool moved) {
   // With nothing under way this thread only listens for peers that fail.
   const std::int64_t longest_us = wire_->idle() ? 2000 : 200;
   const std::int64_t doublings = std::min<std::int64_t>((num_still_turns_ - kEagerTurns) / 4, 8);
-  launches_.pause(std::chrono::microseconds(std::min(longest_us, std::int64_t{10} << doublings)));
+  launches_->pause(std::chrono::microseconds(std::min(longest_us, std::int64_t{10} << doublings)));
 }
 
 }  // namespace contextile

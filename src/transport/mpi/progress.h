@@ -2,12 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "transport/mpi/launches.h"
@@ -40,11 +41,14 @@ struct MpiParcel {
 // leaves the communicator empty. After a failure that may not come about: then it stays.
 class MpiProgress {
  public:
-  MpiProgress(std::unique_ptr<MpiWire> wire, MpiLaunches& launches, std::int64_t piece_bytes);
-  // Behind MpiLaunches::close: ends when all peers have left, or a moment later.
-  ~MpiProgress();
-  MpiProgress(const MpiProgress&) = delete;
-  MpiProgress& operator=(const MpiProgress&) = delete;
+  MpiProgress(std::unique_ptr<MpiWire> wire, std::shared_ptr<MpiLaunches> launches,
+              std::int64_t piece_bytes);
+
+  // The thread's whole life. Behind MpiLaunches::close it ends when all peers have left, or a
+  // moment later.
+  void run() noexcept;
+  // Waits for that end; false if it does not come, because MPI does not return.
+  [[nodiscard]] bool has_ended();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -60,7 +64,6 @@ class MpiProgress {
     bool left = false;
   };
 
-  void run() noexcept;
   bool turn();  // whether anything moved
   bool hear_notes();
   void accept(const std::vector<std::shared_ptr<MpiLaunch>>& posted);
@@ -70,7 +73,7 @@ class MpiProgress {
   bool complete_pieces();
   void complete_send(Peer& peer, MpiPiece& piece);
   void complete_arrived(Rank rank, Peer& peer);
-  bool unpack(Rank rank, MpiPiece& piece);  // false: it does not fit, which is a failure
+  bool unpack(Rank rank, MpiPiece& piece);  // false: the group has failed
   void move_piece(MpiParcel& parcel);
   void stop();
   void tell_all(const MpiNote& note);
@@ -81,7 +84,7 @@ class MpiProgress {
   [[nodiscard]] std::unique_ptr<std::byte[]> take_memory();
 
   const std::unique_ptr<MpiWire> wire_;
-  MpiLaunches& launches_;
+  const std::shared_ptr<MpiLaunches> launches_;
   const std::int64_t piece_bytes_;
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<std::byte[]>> free_memory_;
@@ -91,7 +94,10 @@ class MpiProgress {
   bool leaving_ = false;
   bool done_ = false;
   Clock::time_point leave_deadline_;
-  std::thread thread_;
+
+  std::mutex end_mutex_;
+  std::condition_variable end_changed_;
+  bool ended_ = false;
 };
 
 }  // namespace contextile

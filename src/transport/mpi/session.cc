@@ -4,8 +4,10 @@
 #include <signal.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "base/check.h"
 #include "transport/mpi/mpi_call.h"
@@ -20,6 +22,12 @@ struct sigaction before_watch {};
 std::atomic<bool> sigterm_came = false;  // set in a signal handler, read in other threads
 static_assert(std::atomic<bool>::is_always_lock_free);
 std::atomic<bool> finalizes_at_exit = false;
+std::atomic<bool> lost_peer = false;
+bool ends_orderly = false;  // end_at_exit is registered
+
+// Open MPI's launcher kills all processes as soon as one ends in failure, or while it waits for
+// them to obey SIGTERM: the first should not end before the others have said why they do.
+constexpr std::chrono::milliseconds kLastWords{500};
 
 extern "C" void note_sigterm(int /*signal*/) { sigterm_came = true; }
 
@@ -30,11 +38,14 @@ bool finalized() {
 }
 
 // Runs in the thread that ends the program, which is the one that MPI wants: main's. An error has
-// nobody left to hear it.
-void finalize_at_exit() {
+// nobody left to hear it. Without a peer MPI_Finalize would wait forever.
+void end_at_exit() {
   int done = 0;
-  if (!finalizes_at_exit || MPI_Finalized(&done) != MPI_SUCCESS || done != 0) return;
-  static_cast<void>(MPI_Finalize());
+  if (lost_peer || sigterm_came) {
+    std::this_thread::sleep_for(kLastWords);
+  } else if (finalizes_at_exit && MPI_Finalized(&done) == MPI_SUCCESS && done == 0) {
+    static_cast<void>(MPI_Finalize());
+  }
 }
 
 }  // namespace
@@ -51,14 +62,15 @@ void start_mpi() {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
               "MPI_Comm_set_errhandler");
-    finalizes_at_exit = std::atexit(finalize_at_exit) == 0;
+    finalizes_at_exit = true;
   }
+  if (!ends_orderly) ends_orderly = std::atexit(end_at_exit) == 0;
   CONTEXTILE_CHECK(provided == MPI_THREAD_MULTIPLE,
                    "MPI: expected MPI_THREAD_MULTIPLE ({}), found thread level {}",
                    MPI_THREAD_MULTIPLE, provided);
 }
 
-void give_up_finalizing() { finalizes_at_exit = false; }
+void note_lost_peer() { lost_peer = true; }
 
 SigtermWatch::SigtermWatch() {
   const std::lock_guard<std::mutex> lock(process_mutex);

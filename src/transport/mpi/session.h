@@ -7,8 +7,8 @@ namespace contextile {
 // was initialised without MPI_THREAD_MULTIPLE, TransportError if it has been finalised.
 void start_mpi();
 
-// From now on MPI is not finalised at exit: a peer is lost, for which that would wait forever.
-void give_up_finalizing();
+// A peer died, stopped or did not come: from now on MPI is not finalised at exit.
+void note_lost_peer();
 
 // While one lives, SIGTERM is noted instead of ending the process, unless the program handles it.
 class SigtermWatch {

@@ -71,7 +71,7 @@ void MpiWire::finish_joining(MPI_Request& request, std::chrono::milliseconds tim
     if (done != 0) return;
     const bool ended = SigtermWatch::has_come();
     if (ended || std::chrono::steady_clock::now() >= deadline) {
-      give_up_finalizing();  // whoever did not come will not come there, either
+      note_lost_peer();  // whoever did not come will not come there, either
       throw TransportError(
           fmt::format("rank {} of {}, joining the group: {}", rank_.value, size_,
                       ended ? std::string("told to end (SIGTERM) before every rank had come")

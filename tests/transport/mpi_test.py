@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Runs the conformance cases of transports over MPI, then kills and stops ranks of running groups.
+
+  mpi_test.py --program build/transport_ranks [--mpi ON|OFF]
+
+Ends with 77, and a line that says what is missing, where there is no MPI.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+RANKS = 4
+LAUNCH = ["mpirun", "-n", str(RANKS), "--oversubscribe"]
+LIMIT_S = 120  # a hang, even on a machine that is busy with other things
+
+
+def environment(layers):
+    """Of a group whose ranks talk by these layers of Open MPI; another MPI does not look."""
+    return os.environ | {
+        "OMPI_MCA_btl": layers,
+        "OMPI_MCA_btl_tcp_if_include": "lo",  # else it may pick an interface that leads elsewhere
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+
+
+def run_cases(program, layers, *options):
+    """Every conformance case; what is wrong, or nothing."""
+    command = ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, program, "mpi", *options]
+    done = subprocess.run(command, env=environment(layers), capture_output=True, text=True, check=False)
+    passed = re.findall(r"^rank \d of \d: \d+ cases, 0 failed$", done.stdout, re.MULTILINE)
+    if done.returncode == 0 and len(passed) == RANKS:
+        return None
+    return f"status {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def start_endless(program, layers, timeout_ms):
+    """A group that sends messages without end, its output as it comes, and rank -> process."""
+    group = subprocess.Popen(
+        ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, program, "mpi", "--endless", str(timeout_ms)],
+        env=environment(layers), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(group.stdout), daemon=True)
+    reader.start()
+    processes = {}
+    end = time.monotonic() + LIMIT_S / 2
+    while len(processes) < RANKS and time.monotonic() < end and group.poll() is None:
+        time.sleep(0.02)
+        found = (re.search(r"rank (\d+) is process (\d+)", line) for line in list(lines))
+        processes = {int(match[1]): int(match[2]) for match in found if match}
+    return group, reader, lines, processes
+
+
+def runs(process):
+    """Whether a process is there and no zombie, after a moment in which it may end."""
+    for _ in range(100):
+        try:
+            state = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state in "ZX":
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def lose_rank(program, layers, how, timeout_ms, expected):
+    """Sends a signal to rank 2 of a running group: every other rank must end in one error with one of the
+    expected texts. What is wrong, or nothing."""
+    group, reader, lines, processes = start_endless(program, layers, timeout_ms)
+    if len(processes) < RANKS:
+        group.kill()
+        return f"expected {RANKS} ranks to start, found {processes}\n{''.join(lines)}"
+    time.sleep(0.3)  # until messages flow
+    started = time.monotonic()
+    os.kill(processes[2], how)
+    try:
+        group.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        group.kill()
+    took_s = time.monotonic() - started
+    reader.join(10)
+    wrong = []
+    for rank, process in processes.items():
+        if runs(process):  # the launcher kills what is left of its job
+            wrong.append(f"rank {rank}: its process still runs")
+            os.kill(process, signal.SIGKILL)
+        said = [line for line in lines if line.startswith(f"transport_ranks: rank {rank}, ")]
+        if rank != 2 and (len(said) != 1 or not any(text in said[0] for text in expected)):
+            wrong.append(f"rank {rank}: expected one error with any of {expected}, found {said}")
+    if group.returncode == 0 or took_s >= LIMIT_S:
+        wrong.append(f"expected a failure in less than {LIMIT_S} s, found status {group.returncode}")
+    print(f"  survivors ended after {took_s:.2f} s")
+    return "\n".join(wrong + lines) if wrong else None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--mpi", default="ON", help="whether the program was built with MPI")
+    options = parser.parse_args()
+    if options.mpi.upper() not in ("ON", "TRUE", "1"):
+        print("skipped: built without MPI (packages libopenmpi-dev and openmpi-bin, CONTEXTILE_MPI)")
+        return 77
+    if shutil.which("mpirun") is None:
+        print("skipped: expected mpirun on the path, found none (package openmpi-bin)")
+        return 77
+    stalled = ["nothing moved to or from this rank for 1000 ms"]
+    tests = [
+        ("cases, shared memory", lambda: run_cases(options.program, "vader,self")),
+        ("cases, tcp", lambda: run_cases(options.program, "tcp,self")),
+        ("cases, small pieces", lambda: run_cases(options.program, "vader,self", "--piece-bytes", "1000")),
+    ]
+    for layers in ("vader,self", "tcp,self"):
+        tests.append((f"a killed rank, {layers}", lambda layers=layers: lose_rank(
+            options.program, layers, signal.SIGKILL, 20000, ["told to end (SIGTERM)"])))
+        tests.append((f"a stopped rank, {layers}", lambda layers=layers: lose_rank(
+            options.program, layers, signal.SIGSTOP, 1000, stalled)))
+    status = 0
+    for name, test in tests:
+        print(name, flush=True)
+        wrong = test()
+        if wrong:
+            print(f"{name}: failed\n{wrong}", flush=True)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
