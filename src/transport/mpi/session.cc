@@ -72,6 +72,13 @@ void start_mpi() {
 
 void note_lost_peer() { lost_peer = true; }
 
+void outlive_broken_pipes() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
 SigtermWatch::SigtermWatch() {
   const std::lock_guard<std::mutex> lock(process_mutex);
   if (num_watches++ > 0) return;
