@@ -166,7 +166,12 @@ std::vector<std::shared_ptr<MpiPiece>> MpiWire::take_completed() {
 std::optional<MpiNote> MpiWire::take_note() {
   int found = 0;
   MPI_Status status;
-  check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, kNoteTag, comm_, &found, &status), "MPI_Iprobe");
+  const int code = MPI_Iprobe(MPI_ANY_SOURCE, kNoteTag, comm_, &found, &status);
+  if (code != MPI_SUCCESS) {
+    const std::string dead = dead_ranks_text(comm_);
+    if (!dead.empty()) throw TransportError(dead);
+  }
+  check_mpi(code, "MPI_Iprobe");
   if (found == 0) return std::nullopt;
   int count = 0;
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");

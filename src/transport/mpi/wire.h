@@ -64,6 +64,7 @@ class MpiWire {
   void cancel(const MpiPiece& piece);
   // Pieces that have completed since the last call; errors stand in them.
   [[nodiscard]] std::vector<std::shared_ptr<MpiPiece>> take_completed();
+  // Where MPI tells of dead ranks, this call does: a TransportError that names them.
   [[nodiscard]] std::optional<MpiNote> take_note();
   // Gives the communicator back; nothing is under way and every peer has left.
   void free();
