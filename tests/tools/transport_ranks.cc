@@ -24,6 +24,7 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "contextile/gloo_transport.h"
 #include "contextile/transport.h"
 #include "transport/conformance.h"
 
@@ -33,7 +34,8 @@ namespace {
 constexpr const char* kUsage =
     "usage: transport_ranks TRANSPORT [--case NAME] [--endless MS] [--piece-bytes N]\n"
     "  TRANSPORT  mpi: started by mpirun, where the library was built with MPI;\n"
-    "             inproc: four ranks as threads of this process, to try the program itself\n"
+    "             inproc: four ranks as threads of this process, to try the program itself;\n"
+    "             gloo: one rank, --rank R --size N --rendezvous URL --run ID [--connect MS]\n"
     "  --case     that case alone (all)\n"
     "  --endless  no cases: messages around a ring until an error, with that timeout\n"
     "  --piece-bytes  how large the pieces are that messages are cut into (the transport's own)\n";
@@ -43,6 +45,7 @@ struct Settings {
   std::string only;              // empty: every case
   std::int64_t endless_ms = 0;   // 0: cases
   std::int64_t piece_bytes = 0;  // 0: the transport's default
+  GlooOptions gloo;
 };
 
 Settings settings_of(int argc, char** argv) {
@@ -53,13 +56,23 @@ Settings settings_of(int argc, char** argv) {
     const std::string_view name = argv[i];
     const std::string value = argv[i + 1];
     if (name == "--case") {
-      settings.only = argv[i + 1];
+      settings.only = value;
     } else if (name == "--endless") {
-      settings.endless_ms = parse_size(name, argv[i + 1], 1);
+      settings.endless_ms = parse_size(name, value, 1);
     } else if (name == "--piece-bytes") {
-      settings.piece_bytes = parse_size(name, argv[i + 1], 1);
+      settings.piece_bytes = parse_size(name, value, 1);
+    } else if (name == "--rank") {
+      settings.gloo.rank = Rank{static_cast<std::int32_t>(parse_size(name, value, 0))};
+    } else if (name == "--size") {
+      settings.gloo.size = static_cast<std::int32_t>(parse_size(name, value, 0));
+    } else if (name == "--rendezvous") {
+      settings.gloo.rendezvous = value;
+    } else if (name == "--run") {
+      settings.gloo.run_id = value;
+    } else if (name == "--connect") {
+      settings.gloo.connect_timeout = std::chrono::milliseconds(parse_size(name, value, 1));
     } else {
-      fail_argument("expected --case, --endless or --piece-bytes, found '{}'", name);
+      fail_argument("expected an option, found '{}'", name);
     }
   }
   return settings;
@@ -139,36 +152,17 @@ std::int32_t run_threads(const Settings& settings) {
   return total;
 }
 
-// Everybody sends to everybody, always. Returns by the exception that ends it.
-[[noreturn]] void run_endless(Transport& transport) {
-  std::vector<std::byte> out(std::size_t{3} << 20);
-  std::vector<std::vector<std::byte>> in(static_cast<std::size_t>(transport.size()), out);
-  const auto size = static_cast<std::int64_t>(out.size());
-  for (std::int64_t turn = 0;; ++turn) {
-    std::vector<Message> sends;
-    std::vector<Message> recvs;
-    for (std::int32_t peer = 0; peer < transport.size(); ++peer) {
-      if (peer == transport.rank().value) continue;
-      sends.push_back({Rank{peer}, {{out.data(), size, 1, size}}});
-      recvs.push_back({Rank{peer}, {{in[static_cast<std::size_t>(peer)].data(), size, 1, size}}});
-    }
-    transport.wait(transport.launch(sends, recvs));
-    if (turn == 2) say(stdout, "moving");
-  }
-}
-
+// A rendezvous serves one group: each case has a run of its own.
 std::int32_t run_gloo(const Settings& settings) {
-  GlooOptions options = settings.gloo;
-  if (settings.endless_ms > 0) {
-    options.timeout = std::chrono::milliseconds(settings.endless_ms);
-    run_endless(*make_gloo_transport(options));
-  }
   std::int32_t num_groups = 0;
-  return run_cases(settings, [&](std::chrono::milliseconds timeout) {
+  const MakeTransport make = [&](std::chrono::milliseconds timeout) {
+    GlooOptions options = settings.gloo;
     options.timeout = timeout;
-    options.run_id = fmt::format("{}.{}", settings.gloo.run_id, num_groups++);
+    options.run_id += fmt::format(".{}", num_groups++);
     return make_gloo_transport(options);
-  });
+  };
+  if (settings.endless_ms > 0) run_endless(settings, make);
+  return run_cases(settings, make);
 }
 
 std::int32_t run(const Settings& settings) {
@@ -183,6 +177,7 @@ std::int32_t run(const Settings& settings) {
     if (settings.endless_ms > 0) run_endless(settings, make);
     return run_cases(settings, make);
   }
+#endif
   if (settings.transport == "gloo") return run_gloo(settings);
   fail_argument("expected a transport of this build, found '{}'", settings.transport);
 }

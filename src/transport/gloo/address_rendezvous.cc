@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kRetryInterval{50};
+constexpr std::chrono::milliseconds kMostBetweenTries{100};
 constexpr std::chrono::milliseconds kMostForGreeting{2'000};  // a stranger's silence costs no more
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
 constexpr char kAll = 'A';
@@ -124,7 +124,8 @@ class AddressRendezvous : public Rendezvous {
         deadline_(Clock::now() + options.connect_timeout),
         host_(std::move(host)),
         port_(std::move(port)) {
-    while (!open()) {
+    for (std::chrono::milliseconds pause{1}; !open();
+         pause = std::min(2 * pause, kMostBetweenTries)) {
       const char* const why = std::strerror(errno);
       if (rank_.value == 0) {
         fail(fmt::format("cannot listen at {}:{}: {} (is there another rank 0?)", host_, port_,
@@ -134,7 +135,7 @@ class AddressRendezvous : public Rendezvous {
         fail(fmt::format("rank 0 did not come to {}:{} in {} ms: {}", host_, port_,
                          timeout_.count(), why));
       }
-      std::this_thread::sleep_for(kRetryInterval);
+      std::this_thread::sleep_for(pause);
     }
   }
 
@@ -203,7 +204,9 @@ class AddressRendezvous : public Rendezvous {
     try {
       welcome(mine, clients, all);
     } catch (const TransportError& error) {
-      answer_all(clients, kFailure + std::string(error.what()));
+      const std::string failure = kFailure + std::string(error.what());
+      answer_all(clients, failure);
+      turn_away(clients, failure);
       throw;
     }
     for (const Introduction& introduction : all) answer += with_length(introduction.text());
@@ -235,6 +238,19 @@ class AddressRendezvous : public Rendezvous {
       clients[found->rank.index()] = std::move(client);
       all[found->rank.index()] = *found;
       ++num_come;
+    }
+  }
+
+  // Those that come a little later hear why there is no group, too.
+  void turn_away(const std::vector<Socket>& clients, const std::string& failure) const {
+    const Clock::time_point deadline = std::min(deadline_, Clock::now() + kMostForGreeting);
+    std::int64_t num_come = std::count_if(clients.begin(), clients.end(),
+                                          [](const Socket& client) { return client.valid(); });
+    for (; num_come + 1 < size_ && wait_for(socket_, POLLIN, deadline); ++num_come) {
+      const Socket client(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+      // Read what it says first: a connection closed with that unread takes the answer with it.
+      if (!client.valid() || !receive_text(client, deadline)) continue;
+      answer_all({&client, 1}, failure);
     }
   }
 

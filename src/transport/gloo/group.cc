@@ -12,6 +12,7 @@ namespace {
 // How long a group that has failed, or a peer that does not answer, is waited for when leaving.
 constexpr std::chrono::milliseconds kMostForLeaving{5'000};
 constexpr std::chrono::milliseconds kMostForFailing{1'000};
+constexpr std::int32_t kMostUnanswered = 3;  // pings, of a process that runs
 
 }  // namespace
 
@@ -51,13 +52,16 @@ void GlooGroup::start(const std::vector<std::string>& members) {
       throw TransportError(fmt::format("rank {}, rendezvous: cannot connect to rank {}: {}",
                                        rank().value, peer->rank.value, error.what()));
     }
+  }
+  Lock lock(mutex_);
+  for (const auto& peer : peers_) {
+    if (!peer) continue;
     peer->controls.push_back({FrameKind::kHello, rank().value, size(), options_.run_id});
     peer->last_heard = Clock::now();
-    ++num_senders_;
+    peer->is_sending = true;
     peer->sender = std::thread([this, &peer = *peer] { run_sender(peer); });
     peer->receiver = std::thread([this, &peer = *peer] { run_receiver(peer); });
   }
-  Lock lock(mutex_);
   std::vector<std::int32_t> missing;
   bool lost = false;
   const auto all_here = [&] {
@@ -105,16 +109,21 @@ void GlooGroup::leave() {
   const auto limit = failed_ ? kMostForFailing : kMostForLeaving;
   const Clock::time_point deadline =
       Clock::now() + std::min<std::chrono::milliseconds>(limit, options_.timeout);
-  changed_.wait_until(lock, deadline, [&] {
-    return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) {
-      return !peer || !peer->sender.joinable() || peer->has_seen || peer->gone;
+  const auto wait_for_peers = [&](const auto& is_done) {
+    changed_.wait_until(lock, deadline, [&] {
+      return std::all_of(peers_.begin(), peers_.end(), [&](const auto& peer) {
+        return !peer || !peer->is_sending || peer->gone || is_done(*peer) ||
+               (failed_ && peer->num_unanswered >= kMostUnanswered);
+      });
     });
-  });
+  };
+  wait_for_peers([](const Peer& peer) { return peer.has_seen; });
   closing_ = true;
   for (const auto& peer : peers_) {
     if (peer) peer->work.notify_all();
   }
-  changed_.wait_until(lock, deadline, [&] { return num_senders_ == 0; });
+  // What is left are answers. Gloo does not tell when it drops one with its connection.
+  wait_for_peers([](const Peer&) { return false; });
   lock.unlock();
   stop_threads();
 }
@@ -248,7 +257,6 @@ const PostedEnd* GlooGroup::abandoned_end(const Launch& launch) const {
 }
 
 std::string GlooGroup::silent_peers() const {
-  constexpr std::int32_t kMostUnanswered = 3;
   std::string text;
   for (const auto& peer : peers_) {
     if (!peer || peer->left || peer->num_unanswered < kMostUnanswered) continue;

@@ -86,10 +86,11 @@ class GlooGroup {
     std::int64_t num_moved = 0;       // of the last frame of the peer
     std::int32_t num_unanswered = 0;  // pings since the last frame of the peer
     Clock::time_point last_heard;
-    bool greeted = false;   // has said hello
-    bool left = false;      // will send no more
-    bool has_seen = false;  // how this rank's part ended
-    bool gone = false;      // no connection any more
+    bool greeted = false;     // has said hello
+    bool left = false;        // will send no more
+    bool has_seen = false;    // how this rank's part ended
+    bool gone = false;        // no connection any more
+    bool is_sending = false;  // its thread has not ended
     std::condition_variable work;
     std::thread sender;
     std::thread receiver;
@@ -133,9 +134,8 @@ class GlooGroup {
   std::int64_t next_ticket_ = 0;
   std::int64_t sent_bytes_ = 0;
   std::int64_t received_bytes_ = 0;
-  std::int64_t num_moved_ = 0;   // pieces sent and received
-  std::int32_t num_copies_ = 0;  // under way that touch the caller's memory
-  std::int32_t num_senders_ = 0;
+  std::int64_t num_moved_ = 0;    // pieces sent and received
+  std::int32_t num_copies_ = 0;   // under way that touch the caller's memory
   Clock::time_point last_moved_;  // a piece, anywhere as far as is known
   bool gathering_ = true;         // not all have said hello
   bool failed_ = false;

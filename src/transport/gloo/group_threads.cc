@@ -44,7 +44,7 @@ void GlooGroup::run_sender(Peer& peer) noexcept {
     lose(peer, error.what());
   }
   const Lock lock(mutex_);
-  --num_senders_;
+  peer.is_sending = false;
   changed_.notify_all();
 }
 

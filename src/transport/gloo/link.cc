@@ -66,11 +66,8 @@ GlooLink::~GlooLink() = default;
 bool GlooLink::wait_sent(Frame& frame) {
   try {
     while (frame.under_way) {
-      if (frame.buffer->waitSend(kForever)) {
-        frame.under_way = false;
-      } else if (sending_stopped_) {
-        return false;
-      }
+      if (sending_stopped_) return false;  // the wake-up call counts for one wait only
+      frame.under_way = !frame.buffer->waitSend(kForever);
     }
   } catch (const std::exception& error) {
     throw LinkClosed(reason_of(error));
@@ -116,9 +113,9 @@ std::span<const std::byte> GlooLink::receive() {
   Frame& frame = incoming_[next_incoming_];
   if (!frame.under_way) throw LinkClosed(frame.refusal);
   try {
-    while (!frame.buffer->waitRecv(kForever)) {
+    do {
       if (receiving_stopped_) return {};
-    }
+    } while (!frame.buffer->waitRecv(kForever));
   } catch (const std::exception& error) {
     throw LinkClosed(reason_of(error));
   }

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Runs the conformance cases of transports over gloo, kills and stops ranks of running groups, and starts groups that
+cannot be.
+
+  gloo_test.py --program build/transport_ranks [--gloo ON|OFF]
+
+Ends with 77, and a line that says what is missing, where there is no gloo.
+"""
+
+import argparse
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+LIMIT_S = 120  # a hang, even on a machine that is busy with other things
+
+
+class Groups:
+    """Starts the ranks of groups as processes, each group with a rendezvous of its own."""
+
+    def __init__(self, program, folder):
+        self.program = program
+        self.folder = pathlib.Path(folder)
+        self.num_groups = 0
+
+    def rendezvous(self, kind):
+        self.num_groups += 1
+        if kind == "folder":
+            return ["--rendezvous", f"file://{self.folder}", "--run", f"run {self.num_groups}"]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        return ["--rendezvous", f"tcp://127.0.0.1:{port}", "--run", f"run {self.num_groups}"]
+
+    def start(self, kind, ranks, size, *options):
+        """A process for every entry of `ranks`; `size` is a number or one for each."""
+        sizes = size if isinstance(size, list) else [size] * len(ranks)
+        where = self.rendezvous(kind)
+        return [
+            subprocess.Popen([self.program, "gloo", "--rank", str(rank), "--size", str(rank_size), *where, *options],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for rank, rank_size in zip(ranks, sizes)
+        ]
+
+
+def ends_of(processes):
+    """(status, stdout, stderr) of each; a status of None for one that hung."""
+    limit = time.monotonic() + LIMIT_S
+    ends = []
+    for process in processes:
+        try:
+            out, error = process.communicate(timeout=max(limit - time.monotonic(), 0.1))
+            ends.append((process.returncode, out, error))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            ends.append((None, *process.communicate()))
+    return ends
+
+
+def errors_unless(ends, texts):
+    """What is wrong unless every process ended in one error, with all texts of its own list."""
+    wrong = []
+    for (status, _, error), expected in zip(ends, texts):
+        one_line = error.startswith("transport_ranks: ") and error.count("\n") == 1
+        if status != 3 or not one_line or not all(text in error for text in expected):
+            wrong.append(f"expected status 3 and one error with {expected}, found {status}: {error}")
+    return "\n".join(wrong)
+
+
+def run_cases(groups, kind, size):
+    """Every conformance case; what is wrong, or nothing."""
+    ends = ends_of(groups.start(kind, range(size), size))
+    wrong = [f"rank {rank}: status {status}\n{out}{error}"
+             for rank, (status, out, error) in enumerate(ends)
+             if status != 0 or f"rank {rank} of {size}:" not in out or " 0 failed" not in out]
+    left = [path.name for path in groups.folder.iterdir()]
+    if left:
+        wrong.append(f"expected nothing in the folder, found {left}")
+    return "\n".join(wrong)
+
+
+def lose_rank(groups, how, timeout_ms, expected):
+    """Sends a signal to rank 2 of a running group: every other rank must end in one error."""
+    processes = groups.start("address", range(4), 4, "--endless", str(timeout_ms))
+    for process in processes:
+        process.stdout.readline()
+    time.sleep(0.3)  # until messages flow
+    started = time.monotonic()
+    processes[2].send_signal(how)
+    survivors = [process for rank, process in enumerate(processes) if rank != 2]
+    ends = ends_of(survivors)
+    print(f"  survivors ended after {time.monotonic() - started:.2f} s")
+    processes[2].kill()
+    processes[2].communicate()
+    return errors_unless(ends, [[f"rank {rank}, ", *expected] for rank in (0, 1, 3)])
+
+
+def miss_rank(groups, kind):
+    ends = ends_of(groups.start(kind, [0, 1, 2], 5, "--connect", "1500"))
+    return errors_unless(ends, [["rendezvous", "ranks 3, 4 of 5 did not come"]] * 3)
+
+
+def miss_first_rank(groups):
+    ends = ends_of(groups.start("address", [1, 2], 3, "--connect", "500"))
+    return errors_unless(ends, [["rendezvous", "rank 0 did not come"]] * 2)
+
+
+def take_number_twice(groups, kind):
+    """The third process ends at once, and so do the others."""
+    ends = ends_of(groups.start(kind, [0, 1, 1], 3, "--connect", "20000"))
+    return errors_unless(ends, [["rendezvous", "two processes"]] * 3)
+
+
+def disagree_on_size(groups, kind):
+    ends = ends_of(groups.start(kind, [0, 1, 2], [3, 3, 4], "--connect", "20000"))
+    return errors_unless(ends, [["rendezvous", "expected a group of one size"]] * 3)
+
+
+def find_old_files(groups):
+    """What other runs left does not matter; what seems to be of this one is no peer."""
+    old = "contextile gloo 1\n6f6c64\n1\n2\n00\n\n"
+    (groups.folder / "old.rank-1").write_text(old, encoding="utf-8")
+    (groups.folder / "old.failed").write_text("out of luck", encoding="utf-8")
+    ends = ends_of(groups.start("folder", [0, 1], 2, "--case", "ATicketIsWaitedOnce"))
+    wrong = [f"status {status}: {error}" for status, _, error in ends if status != 0]
+    for path in groups.folder.iterdir():
+        path.unlink()
+    name = f"run_20{groups.num_groups + 1}_2e0.rank-1"
+    (groups.folder / name).write_text(old, encoding="utf-8")
+    ends = ends_of(groups.start("folder", [1], 2, "--case", "ATicketIsWaitedOnce"))
+    wrong.append(errors_unless(ends, [["rendezvous", name, "an earlier run"]]))
+    return "\n".join(text for text in wrong if text)
+
+
+def refuse_options(groups):
+    """Options that cannot be are refused before anybody waits."""
+    run = [groups.program, "gloo", "--run", "run"]
+    url = f"file://{groups.folder}"
+    wrong = []
+    for options, expected in (
+        (["--rank", "0", "--size", "0", "--rendezvous", url], "expected at least 1 rank, found 0"),
+        (["--rank", "2", "--size", "2", "--rendezvous", url], "expected a rank of 0 … 1, found 2"),
+        (["--rank", "0", "--size", "2", "--rendezvous", "there"], "expected a rendezvous file:///folder"),
+        (["--rank", "0", "--size", "2", "--rendezvous", "file:///no/such/folder"], "expected a folder"),
+        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://nowhere"], "expected a rendezvous tcp://host:port"),
+    ):
+        done = subprocess.run([*run, *options], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if done.returncode != 2 or expected not in done.stderr:
+            wrong.append(f"expected status 2 and '{expected}', found {done.returncode}: {done.stderr}")
+    return "\n".join(wrong)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--gloo", default="ON", help="whether the program was built with gloo")
+    options = parser.parse_args()
+    if options.gloo.upper() not in ("ON", "TRUE", "1"):
+        print("skipped: built without gloo (package libgloo-dev, CONTEXTILE_GLOO)")
+        return 77
+    died = ["rank 2 died"]
+    stalled = ["nothing moved in the group for 1000 ms", "no sign of life from rank 2"]
+    tests = [(f"cases, folder, {size} ranks", lambda groups, size=size: run_cases(groups, "folder", size))
+             for size in (1, 2, 4)]
+    tests += [
+        ("cases, address, 3 ranks", lambda groups: run_cases(groups, "address", 3)),
+        ("a killed rank", lambda groups: lose_rank(groups, signal.SIGKILL, 20000, died)),
+        ("a stopped rank", lambda groups: lose_rank(groups, signal.SIGSTOP, 1000, stalled)),
+        ("no rank 0", miss_first_rank),
+        ("files of old runs", find_old_files),
+        ("options that cannot be", refuse_options),
+    ]
+    for kind in ("folder", "address"):
+        tests += [
+            (f"ranks that do not come, {kind}", lambda groups, kind=kind: miss_rank(groups, kind)),
+            (f"a number taken twice, {kind}", lambda groups, kind=kind: take_number_twice(groups, kind)),
+            (f"another size, {kind}", lambda groups, kind=kind: disagree_on_size(groups, kind)),
+        ]
+    status = 0
+    for name, test in tests:
+        print(name, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = test(Groups(os.path.abspath(options.program), folder))
+        if wrong:
+            print(f"{name}: failed\n{wrong}", flush=True)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
