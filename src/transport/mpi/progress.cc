@@ -60,7 +60,7 @@ bool MpiProgress::has_ended() {
 }
 
 void MpiProgress::run() noexcept {
-  outlive_broken_pipes();
+  enter_progress_thread();
   while (!done_) {
     bool moved = false;
     std::string error;

@@ -24,6 +24,7 @@ static_assert(std::atomic<bool>::is_always_lock_free);
 std::atomic<bool> finalizes_at_exit = false;
 std::atomic<bool> lost_peer = false;
 bool ends_orderly = false;  // end_at_exit is registered
+thread_local bool in_progress_thread = false;
 
 // Open MPI's launcher kills all processes as soon as one ends in failure, or while it waits for
 // them to obey SIGTERM: the first should not end before the others have said why they do.
@@ -37,11 +38,11 @@ bool finalized() {
   return done != 0;
 }
 
-// Runs in the thread that ends the program, which is the one that MPI wants: main's. An error has
-// nobody left to hear it. Without a peer MPI_Finalize would wait forever.
+// MPI_Finalize would wait forever for a lost peer. A progress thread ends the program only where an
+// MPI gives up inside a call. An error has nobody left to hear it.
 void end_at_exit() {
   int done = 0;
-  if (lost_peer || sigterm_came) {
+  if (lost_peer || sigterm_came || in_progress_thread) {
     std::this_thread::sleep_for(kLastWords);
   } else if (finalizes_at_exit && MPI_Finalized(&done) == MPI_SUCCESS && done == 0) {
     static_cast<void>(MPI_Finalize());
@@ -72,7 +73,8 @@ void start_mpi() {
 
 void note_lost_peer() { lost_peer = true; }
 
-void outlive_broken_pipes() {
+void enter_progress_thread() {
+  in_progress_thread = true;
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGPIPE);

@@ -10,9 +10,10 @@ void start_mpi();
 // A peer died, stopped or did not come: from now on MPI is not finalised at exit.
 void note_lost_peer();
 
-// In the calling thread, writing to a peer that has died is an error of that write from now on.
-// MPIs write to sockets without minding that SIGPIPE ends the process by default.
-void outlive_broken_pipes();
+// Called by a thread that makes MPI calls for others, first of all. There writing to a peer that
+// has died is an error of that write alone: MPIs do not mind that SIGPIPE ends the process by
+// default.
+void enter_progress_thread();
 
 // While one lives, SIGTERM is noted instead of ending the process, unless the program handles it.
 class SigtermWatch {

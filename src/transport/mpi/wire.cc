@@ -38,9 +38,10 @@ MpiWire::MpiWire(std::chrono::milliseconds timeout, std::int64_t piece_bytes) {
 }
 
 MpiWire::~MpiWire() {
-  if (idle()) return;
-  // MPI may still write there. NOTE: leaked on purpose.
-  static_cast<void>(new std::vector<std::shared_ptr<MpiPiece>>(std::move(pieces_)));
+  // NOTE: leaked on purpose. MPI may still write there.
+  for (const std::shared_ptr<MpiPiece>& piece : pieces_) {
+    static_cast<void>(piece->memory.release());
+  }
 }
 
 // Not MPI_Comm_dup, which would wait for a missing rank forever.
