@@ -3,8 +3,6 @@
 // end, for tests that kill or stop a rank: prints which process is which rank, and the error it
 // ends in.
 //
-// With --endless it sends pieces of messages around for ever: for tests that kill or stop a rank.
-//
 // Ends with 0 if all cases passed, 1 if one failed, 2 on wrong arguments, 3 if the group itself
 // failed.
 #include <fmt/format.h>
@@ -178,7 +176,6 @@ std::int32_t run(const Settings& settings) {
     if (settings.endless_ms > 0) run_endless(settings, make);
     return run_cases(settings, make);
   }
-#endif
   if (settings.transport == "gloo") return run_gloo(settings);
   fail_argument("expected a transport of this build, found '{}'", settings.transport);
 }
