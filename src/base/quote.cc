@@ -4,11 +4,22 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "base/utf8.h"
 
 namespace contextile {
 namespace {
+
+constexpr std::size_t kMaxPrintableBytes = 80;
+
+// Marks, embeddings and isolates of right-to-left text, which show what follows in another order.
+bool turns_text(std::string_view character) {
+  constexpr std::string_view kTurning[] = {"\u200e", "\u200f", "\u202a", "\u202b",
+                                           "\u202c", "\u202d", "\u202e", "\u2066",
+                                           "\u2067", "\u2068", "\u2069"};
+  return std::ranges::find(kTurning, character) != std::end(kTurning);
+}
 
 // How many bytes the printable character has that `text` begins with; 0: it begins with none. C1
 // control codes (U+0080 to U+009F) are orders to terminals, too.
@@ -17,7 +28,7 @@ std::size_t printable_bytes(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (bytes == 1) return byte(0) >= 0x20 && byte(0) != 0x7f ? 1 : 0;
   if (bytes == 2 && byte(0) == 0xc2 && byte(1) < 0xa0) return 0;
-  return bytes;
+  return turns_text(text.substr(0, bytes)) ? 0 : bytes;
 }
 
 }  // namespace
@@ -37,10 +48,9 @@ std::string quote(std::string_view text) {
   return result;
 }
 
-std::string printable(std::string_view text) {
-  constexpr std::size_t kMaxBytes = 80;
+std::string without_orders(std::string_view text) {
   std::string result;
-  for (std::size_t at = 0; at < text.size() && at < kMaxBytes;) {
+  for (std::size_t at = 0; at < text.size();) {
     const std::size_t size = printable_bytes(text.substr(at));
     if (size > 0) {
       result += text.substr(at, size);
@@ -49,7 +59,18 @@ std::string printable(std::string_view text) {
     }
     at += std::max<std::size_t>(size, 1);
   }
-  return text.size() > kMaxBytes ? result + "..." : result;
+  return result;
+}
+
+std::string printable(std::string_view text) {
+  std::size_t size = std::min(text.size(), kMaxPrintableBytes);
+  // No character is cut in two.
+  while (size < text.size() && size > 0 &&
+         (static_cast<unsigned char>(text[size]) & 0xc0U) == 0x80U) {
+    --size;
+  }
+  const std::string result = without_orders(text.substr(0, size));
+  return size < text.size() ? result + "..." : result;
 }
 
 }  // namespace contextile

@@ -13,5 +13,7 @@ namespace contextile {
 // A name from outside for a table or a page of text: control bytes and bytes that are no UTF-8 as
 // \xNN, cut after 80 bytes. It stays on its line and gives no orders to a terminal.
 [[nodiscard]] std::string printable(std::string_view text);
+// The same, not cut: for fields that a program reads.
+[[nodiscard]] std::string without_orders(std::string_view text);
 
 }  // namespace contextile

@@ -56,12 +56,16 @@ void forget(Unfinished* entry) {
   entry->taken = false;
 }
 
-// What stands at the end of symbolic links, whether it is there or not.
+// What stands at the end of symbolic links, whether it is there or not. Throws OutputError where
+// they lead in a circle.
 std::string target_of(const std::string& path) {
   constexpr int kMaxLinks = 40;
   std::filesystem::path target = path;
   std::error_code none;
-  for (int i = 0; i < kMaxLinks && std::filesystem::is_symlink(target, none); ++i) {
+  for (int i = 0; std::filesystem::is_symlink(target, none); ++i) {
+    if (i == kMaxLinks) {
+      fail_writing(path, ELOOP);
+    }
     const std::filesystem::path link = std::filesystem::read_symlink(target, none);
     if (none) break;
     target = target.parent_path() / link;  // an absolute link replaces the left side

@@ -21,6 +21,8 @@ void check_sequences(std::span<const Range> sequences) {
 }
 
 // Appends bands, leaving out those without a row or a column.
+constexpr std::size_t kMaxBands = std::size_t{1} << 23;  // planning takes some 300 bytes of each
+
 class BandWriter {
  public:
   explicit BandWriter(std::vector<Band>& bands) : bands_(bands) {}
@@ -32,7 +34,13 @@ class BandWriter {
  private:
   void add(const Band& band) {
     const Band tight = clip(band, band.q, band.k);
-    if (!tight.q.empty()) bands_.push_back(tight);
+    if (tight.q.empty()) return;
+    CONTEXTILE_CHECK(
+        bands_.size() < kMaxBands,
+        "mask: expected at most {} bands, found more: a rule of larger blocks, or fewer "
+        "tokens",
+        kMaxBands);
+    bands_.push_back(tight);
   }
 
   std::vector<Band>& bands_;

@@ -8,9 +8,10 @@ namespace {
 
 // A plan may lack a few tiles and still have each of them named.
 constexpr std::int64_t kTilesListedByNobody = std::int64_t{1} << 20;
-// Seconds of work. Tiles of blocks with many ranges have many pieces, so that a right plan may list
-// few tiles and need much of it.
-constexpr std::int64_t kMaxPieces = std::int64_t{1} << 32;
+// Tiles of blocks with many ranges have many pieces, a band of the kernel's each: a right plan may
+// list few tiles and have many, but not more than whoever executes or simulates it has memory for.
+constexpr std::int64_t kPiecesListedByNobody = std::int64_t{1} << 24;
+constexpr std::int64_t kPiecesOfTile = 64;
 
 }  // namespace
 
@@ -36,7 +37,7 @@ std::int64_t TileTable::find(BlockId q_block, BlockId kv_block) const {
 std::optional<TileTable> tiles_beside(const Mask& mask, const Blocking& blocks,
                                       std::int64_t num_listed) {
   const TileIndex index(mask, blocks);
-  if (index.num_pieces() > kMaxPieces) return std::nullopt;
+  if (index.num_pieces() > kPiecesOfTile * num_listed + kPiecesListedByNobody) return std::nullopt;
   std::optional<std::vector<Tile>> tiles = index.tiles_up_to(4 * num_listed + kTilesListedByNobody);
   if (!tiles) return std::nullopt;
   return TileTable(std::move(*tiles), blocks.num_blocks());

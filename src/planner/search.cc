@@ -35,16 +35,18 @@ constexpr double kShareOfPlacing = 0.4;
 constexpr double kShareOfSchedules = 0.65;
 constexpr double kShareOfPublished = 0.9;
 
-// What candidates cost, in steps (docs/auto.md has the measurements). `tiles` are those of all head
-// groups.
-constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t tiles) {
-  return 1300 * devices + tiles;
+// What candidates cost, in steps (docs/auto.md has the measurements). `tiles` and `units`, which
+// are blocks, are those of all head groups.
+constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
+                                        std::int64_t tiles) {
+  return 1300 * devices + 60 * units + tiles;
 }
 constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
   return 150 * devices + 2 * tiles;
 }
-constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens) {
-  return 2000 + 12 * devices * tokens / 1024;
+constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
+                                               std::int64_t sequences) {
+  return 2000 + 12 * devices * tokens / 1024 + 200 * sequences;
 }
 
 // Candidates of each part at effort 1, until it is known how many there are.
@@ -130,7 +132,8 @@ class Search {
     std::erase(others, &auto_strategy());
     if (!budget_.limited()) return others;
     std::ranges::reverse(others);
-    const std::int64_t steps = steps_of_other_strategy(num_devices(), workload_.num_tokens());
+    const std::int64_t steps = steps_of_other_strategy(num_devices(), workload_.num_tokens(),
+                                                       std::ssize(workload_.sequences));
     std::erase_if(others, [&](const Strategy* strategy) {
       const auto sizes = std::ssize(strategy->block_sizes(request_of_defaults()));
       return !budget_.take(std::max<std::int64_t>(1, sizes) * steps, kShareOfPublished);
@@ -216,8 +219,9 @@ class Search {
       }
     }
     std::erase_if(choices, [&, first = true](const auto& choice) mutable {
-      const std::int64_t steps = steps_of_placing(
-          num_devices(), choice.second.head_groups * std::ssize(choice.first->tiles.all_tiles));
+      const std::int64_t steps =
+          steps_of_placing(num_devices(), num_units(*choice.first, choice.second),
+                           choice.second.head_groups * std::ssize(choice.first->tiles.all_tiles));
       if (std::exchange(first, false)) {
         budget_.force(steps);
         return false;
@@ -322,6 +326,10 @@ class Search {
   }
 
   [[nodiscard]] std::int64_t num_devices() const { return cluster_.num_devices(); }
+  [[nodiscard]] static std::int64_t num_units(const PricedTiles& priced,
+                                              const PlacementChoice& choice) {
+    return std::int64_t{priced.tiles.work.blocks.num_blocks()} * choice.head_groups;
+  }
   [[nodiscard]] static std::int64_t num_tiles(const Placement& placement) {
     return std::ssize(placement.priced->tiles.all_tiles) * placement.choice.head_groups;
   }
@@ -336,7 +344,8 @@ class Search {
       const std::int64_t own = num_tiles(placements_[p]);
       tiles += own;
       if (p > 0 && tiles > kTiles) return p;
-      const std::int64_t steps = placings * steps_of_placing(num_devices(), own) +
+      const std::int64_t units = num_units(*placements_[p].priced, placements_[p].choice);
+      const std::int64_t steps = placings * steps_of_placing(num_devices(), units, own) +
                                  plans * steps_of_simulating(num_devices(), own);
       if (!budget_.take(steps, share)) return p;
     }

@@ -83,8 +83,8 @@ std::string run_text(const RunReport& report, bool colour) {
     work.add_row({run.mask, "backward", run.backward_s, run.sent_bytes_backward,
                   run.predicted_bytes_backward,
                   run.sent_bytes_backward == run.predicted_bytes_backward});
-    exposed +=
-        fmt::format("{}{} {}", exposed.empty() ? "" : ", ", run.mask, milliseconds(run.exposed_s));
+    exposed += fmt::format("{}{} {}", exposed.empty() ? "" : ", ", printable(run.mask),
+                           milliseconds(run.exposed_s));
   }
   const bool compared = std::any_of(report.masks.begin(), report.masks.end(),
                                     [](const MaskRun& run) { return !run.errors.empty(); });
@@ -107,14 +107,14 @@ std::vector<std::string> run_failures(const RunReport& report) {
                                std::int64_t predicted) {
     if (sent == predicted) return;
     lines.push_back(fmt::format("mask {}, {}: expected {} bytes sent as planned, found {}",
-                                run.mask, to_string(direction), predicted, sent));
+                                printable(run.mask), to_string(direction), predicted, sent));
   };
   for (const MaskRun& run : report.masks) {
     for (const RunError& error : run.errors) {
       if (within_bound(error)) continue;
       lines.push_back(fmt::format(
           "mask {}, {}: expected an error of at most {:.2e}, found {:.2e} ({:.2e} on one device)",
-          run.mask, error.array, error.bound, error.error, error.single_device_error));
+          printable(run.mask), error.array, error.bound, error.error, error.single_device_error));
     }
     check_bytes(run, Direction::kForward, run.sent_bytes_forward, run.predicted_bytes_forward);
     check_bytes(run, Direction::kBackward, run.sent_bytes_backward, run.predicted_bytes_backward);

@@ -35,11 +35,12 @@ std::string csv_field(const Cell& cell) {
   if (const auto* flag = std::get_if<bool>(&cell)) return *flag ? "true" : "false";
   if (const auto* whole = std::get_if<std::int64_t>(&cell)) return fmt::format("{}", *whole);
   if (const auto* number = std::get_if<double>(&cell)) return fmt::format("{}", *number);
-  const auto* text = std::get_if<std::string>(&cell);
-  if (text == nullptr) return "";
-  if (text->find_first_of(",\"\n\r") == std::string::npos) return *text;
+  const auto* name = std::get_if<std::string>(&cell);
+  if (name == nullptr) return "";
+  const std::string text = without_orders(*name);
+  if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
-  for (const char c : *text) {
+  for (const char c : text) {
     if (c == '"') quoted += '"';
     quoted += c;
   }

@@ -55,6 +55,28 @@ constexpr Invocation kInvocations[] = {
      "--output: expected another file than PLAN"},
     {"PartitionOverItsGraph", "contextile partition g.hgr -k 2 -o g.hgr", 2,
      "--output: expected another file than FILE"},
+    {"PlanOverItsStandardInput",
+     "contextile plan -o good.txt --lengths - --cluster c.json < good.txt", 2,
+     "--output: expected another file than --lengths, found 'good.txt' for both"},
+    {"TraceOverItsStandardInput", "contextile simulate - --trace p.plan < p.plan", 2,
+     "--trace: expected another file than PLAN"},
+    {"ReportOverItsStandardInput", "contextile report - -o p.plan < p.plan", 2,
+     "--output: expected another file than PLAN"},
+    {"PlanBehindItsLengths", "contextile plan -o - --lengths good.txt --cluster c.json >> good.txt",
+     2, "--output: expected another file than --lengths"},
+    {"PlanIntoACircleOfLinks", "ln -s loop loop; contextile plan -o loop --lengths good.txt", 3,
+     "loop: cannot write: Too many levels of symbolic links"},
+    {"ImportOfNoObject", "(echo hello; yes) | contextile import - -o x", 2,
+     "standard input: expected a plan as JSON, an object, found 'h' at byte 0"},
+    {"MaskOfTooManyBands",
+     "echo 100000000 > l.txt; contextile plan -o x --lengths l.txt --mask chunked:1 --strategy "
+     "ring --force",
+     2, "mask: expected at most 8388608 bands, found more"},
+    {"ClusterThatHardlyComputes",
+     "echo '{\"preset\":\"local:2x2\",\"attention\":{\"q_rows\":[1],\"kv_rows\":[1],"
+     "\"forward\":[5e-324],\"backward\":[5e-324]}}' > slow.json; contextile plan -o x --lengths "
+     "good.txt --cluster slow.json",
+     2, "forward: expected shares of the peak of 1e-06 to 2, found"},
     {"PlanIntoAFolder", "contextile plan -o . --lengths good.txt --cluster c.json", 3,
      ".: cannot write: Is a directory"},
     {"PlanOntoATerminalOrJson", "contextile plan -o - --json --lengths good.txt --cluster c.json",
@@ -105,7 +127,8 @@ constexpr Invocation kInvocations[] = {
     {"TooManyTokens", "contextile plan -o x --lengths good.txt --scale 1e9", 2,
      "expected at most 2147483648 tokens in a batch"},
     {"TooManyHeads", "contextile plan -o x --lengths good.txt --heads 1e9", 2, "--heads: expected"},
-    {"JsonWithoutMemory", "ulimit -v 300000; (printf '['; yes '1,') | contextile import - -o x", 3,
+    {"JsonWithoutMemory",
+     "ulimit -v 300000; (printf '{\"a\": ['; yes '1,') | contextile import - -o x", 3,
      "out of memory: expected a smaller batch or a larger machine, found no room for standard "
      "input, "},
     // One core: every further one has a thread, which asks for memory of its own.
@@ -178,6 +201,21 @@ TEST_F(GoodInvocation, ATerminalHasColoursUnlessNoColorIsSet) {
   if (bash("command -v script").exit_code != 0) GTEST_SKIP() << "needs script(1)";
   EXPECT_THAT(bash(verify).out, HasSubstr("\x1b[32mok"));
   EXPECT_THAT(bash("export NO_COLOR=1\n" + verify).out, Not(HasSubstr("\x1b[32m")));
+}
+
+TEST_F(GoodInvocation, MaskNamesAreEscapedWhereTheyAreExecuted) {
+  const Outcome outcome = bash(
+      "printf '100\\n37\\n' > l.txt\n"
+      "contextile plan -o p.plan --lengths l.txt --heads 2 --kv-heads 2 --head-dim 8 "
+      "--strategy zigzag --cluster local:1x2 > plan.txt\n"
+      "contextile export p.plan | sed 's/\"name\": *\"causal\"/\"name\": "
+      "\"m\\\\u001b[31m\\\\nok\\\\u009b1m\"/; s/\"digest\": *\"[0-9a-f]*\",//' > p.json\n"
+      "contextile import p.json -o evil.plan > import.txt && contextile run evil.plan && "
+      "contextile run evil.plan --csv");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(outcome.out, HasSubstr("waiting for transfers: m\\x1b[31m\\x0aok\\xc2\\x9b1m "));
+  EXPECT_THAT(outcome.out, HasSubstr("\nm\\x1b[31m\\x0aok\\xc2\\x9b1m,forward,"));
 }
 
 TEST_F(GoodInvocation, NamesFromPlansAreEscaped) {

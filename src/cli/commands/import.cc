@@ -10,6 +10,7 @@
 
 #include "base/file_bytes.h"
 #include "base/out_of_memory.h"
+#include "base/quote.h"
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
 #include "cli/commands/command.h"
@@ -43,10 +44,18 @@ struct ImportedPlan {
   double verify_s = 0;
 };
 
-// The document of a large plan is gigabytes: longer than any other text.
+// The document of a large plan is gigabytes: longer than any other text. So what cannot be one is
+// refused by its first byte.
 std::uint64_t expect_json(std::span<const std::uint8_t> first, std::string_view name) {
   static_cast<void>(expect_text("a plan as JSON")(first, name));
-  return std::uint64_t{1} << 40;
+  const auto begin = std::ranges::find_if(
+      first, [](std::uint8_t byte) { return byte != ' ' && (byte < '\t' || byte > '\r'); });
+  if (begin != first.end() && *begin != '{') {
+    fail_argument("{}: expected a plan as JSON, an object, found {} at byte {}", name,
+                  quote(std::string_view(reinterpret_cast<const char*>(&*begin), 1)),
+                  begin - first.begin());
+  }
+  return std::uint64_t{1} << 34;
 }
 
 ImportedPlan import_from(const std::string& path) {
@@ -90,8 +99,8 @@ int run(const ImportOptions& options) {
   if (options.json) {
     print_json(imported_json(imported, options));
   } else if (options.output_path != kStandardStream) {
-    print(fmt::format("plan      {}\n", options.output_path) + describe_plan(imported.plan) + "\n" +
-          statistics_text(imported.statistics) +
+    print(fmt::format("plan      {}\n", printable(options.output_path)) +
+          describe_plan(imported.plan) + "\n" + statistics_text(imported.statistics) +
           fmt::format("imported in {} ms, verified in {} ms\n",
                       format_number(imported.import_s * 1e3),
                       format_number(imported.verify_s * 1e3)) +

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
 #include "cli/commands/command.h"
@@ -95,7 +96,7 @@ void add_planned_rows(const std::string& strategy, const PlannedBatch& planned,
 }
 
 std::string planned_text(const PlannedBatch& planned, const std::string& path) {
-  return fmt::format("plan      {}{}\n", path,
+  return fmt::format("plan      {}{}\n", printable(path),
                      planned.verified.ok() ? "" : " (broken, not written)") +
          describe_plan(*planned.plan) + "\n" + statistics_text(planned.statistics) +
          fmt::format("planned in {} ms (arrange {}, build {}), verified in {} ms\n",
@@ -130,7 +131,7 @@ int run(const PlanCommandOptions& options) {
   for (std::size_t b = 0; b < input.batches.size(); ++b) {
     const std::string& path = names[b];
     ReplacedFile file(path);  // before the work: a path nobody can write to costs no time
-    progress.step(path);
+    progress.step(quote(path));
     const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, settings);
     ok = ok && planned.verified.ok();
     if (planned.verified.ok()) {

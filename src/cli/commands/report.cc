@@ -82,7 +82,7 @@ int run(const ReportCommandOptions& options) {
                     {"ok", false},
                     {"verify", verify_json(plan.verified)}});
       } else {
-        print(fmt::format("plan      {}\n", plan.path) +
+        print(fmt::format("plan      {}\n", printable(plan.path)) +
               verify_text(plan.verified, stdout_shows_colour()));
       }
       return kExitCheckFailed;

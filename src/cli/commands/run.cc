@@ -108,7 +108,7 @@ struct FinishedRun {
 
 std::string finished_text(const RunCommandOptions& options, const FinishedRun& run) {
   std::string text =
-      fmt::format("plan      {}\n", options.plan_path) + describe_plan(run.plan) +
+      fmt::format("plan      {}\n", printable(options.plan_path)) + describe_plan(run.plan) +
       fmt::format("run       {} ranks on {}, kernel {}, seed {}\n\n", run.plan.num_devices(),
                   options.transport.name, run.kernel, run.settings.seed) +
       run_text(run.report, stdout_shows_colour());

@@ -107,7 +107,7 @@ int run(const SimulateCommandOptions& options) {
                               : simulation_table(simulation, stats))
               .csv());
   } else {
-    print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(plan) +
+    print(fmt::format("plan      {}\n", printable(options.plan_path)) + describe_plan(plan) +
           fmt::format("on        {}, {} x {} devices\n\n", printable(cluster.name), cluster.nodes,
                       cluster.devices_per_node) +
           simulation_text(simulation, stats));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/quote.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/shared.h"
@@ -62,7 +63,7 @@ int run(const VerifyCommandOptions& options) {
     if (report.ok()) print(movement_table(report).csv());
     if (!report.ok()) print(violation_table(report).csv());
   } else {
-    print(fmt::format("plan      {}\n", options.plan_path) + describe_plan(plan) + "\n");
+    print(fmt::format("plan      {}\n", printable(options.plan_path)) + describe_plan(plan) + "\n");
     if (report.ok()) print(movement_table(report).text());
     print(verify_text(report, stdout_shows_colour()));
   }

@@ -33,9 +33,15 @@ bool is_output(const CLI::Option& option) {
   }
 }
 
-bool same_file(const std::string& a, const std::string& b) {
+// Whether an output and another file of a command are one. "-" is what the stream leads to, as far
+// as that is a file.
+bool same_file(const std::string& output, const std::string& other, bool other_is_output) {
+  if (output.empty() || other.empty()) return false;
+  const std::string a = output == kStandardStream ? "/dev/stdout" : output;
+  const std::string b =
+      other != kStandardStream ? other : (other_is_output ? "/dev/stdout" : "/dev/stdin");
   std::error_code missing;  // then they are not the same
-  return a != kStandardStream && !a.empty() && !b.empty() && fs::equivalent(a, b, missing);
+  return fs::is_regular_file(a, missing) && fs::equivalent(a, b, missing);
 }
 
 [[noreturn]] void fail_same(const std::string& output, const std::string& other,
@@ -47,8 +53,9 @@ void check_output(const CLI::App& command, const CLI::Option& output, const std:
   for (const CLI::Option* other : command.get_options()) {
     if (other == &output) continue;
     for (const std::string& value : other->results()) {
-      if (same_file(path, value) || (is_output(*other) && path == value)) {
-        fail_same(output.get_name(), other->get_name(), value);
+      const bool both_outputs = is_output(*other);
+      if (same_file(path, value, both_outputs) || (both_outputs && path == value)) {
+        fail_same(output.get_name(), other->get_name(), value == kStandardStream ? path : value);
       }
     }
   }
@@ -78,7 +85,7 @@ void check_outputs(const CLI::App& command) {
 void check_no_input(const std::string& option, const std::string& path,
                     const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
-    if (same_file(path, input)) fail_same(option, "the input", path);
+    if (same_file(path, input, /*other_is_output=*/false)) fail_same(option, "the input", path);
   }
 }
 
