@@ -50,7 +50,7 @@ TEST_F(ImportCommand, ReadsStdin) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(read(path("again.plan")), read(plan));
   const Outcome refused = bash("echo '[]' | contextile import - -o none.plan");
-  expect_bad_input(refused, {"standard input: expected an object, found an array"});
+  expect_bad_input(refused, {"standard input: expected a plan as JSON, an object, found"});
 }
 
 }  // namespace

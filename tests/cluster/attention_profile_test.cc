@@ -141,13 +141,14 @@ TEST(CheckProfile, SaysWhatIsWrong) {
   const auto says = [](const std::string& message, const std::string& words) {
     EXPECT_NE(message.find(words), std::string::npos) << "found: " << message;
   };
-  says(broken([](Profile& p) { p.q_rows = {}; }), "q_rows: expected positive ascending numbers");
+  says(broken([](Profile& p) { p.q_rows = {}; }),
+       "q_rows: expected ascending numbers of 1 to 2147483648");
   says(broken([](Profile& p) { p.q_rows = {16, 16}; }), "found 16, 16");
-  says(broken([](Profile& p) { p.kv_rows = {0, 64}; }), "kv_rows: expected positive ascending");
+  says(broken([](Profile& p) { p.kv_rows = {0, 64}; }), "kv_rows: expected ascending");
   says(broken([](Profile& p) { p.forward.pop_back(); }), "forward: expected 4 numbers");
   says(broken([](Profile& p) { p.backward.push_back(1); }), "backward: expected 4 numbers");
-  says(broken([](Profile& p) { p.forward[2] = 0; }), "in (0, 2], found 0");
-  says(broken([](Profile& p) { p.backward[0] = 2.5; }), "in (0, 2], found 2.5");
+  says(broken([](Profile& p) { p.forward[2] = 0; }), "of 1e-06 to 2, found 0");
+  says(broken([](Profile& p) { p.backward[0] = 2.5; }), "of 1e-06 to 2, found 2.5");
   says(broken([&](Profile& p) { p.backward[0] = nan; }), "found nan");
   says(broken([](Profile& p) { p.call_us = -1; }), "call_us: expected 0 to 1000000000, found -1");
   says(broken([&](Profile& p) { p.call_us = nan; }),

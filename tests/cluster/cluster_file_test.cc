@@ -178,11 +178,11 @@ TEST(CostModelKeys, RefuseWrongProfiles) {
   };
   EXPECT_EQ(grid("[0.5, 1]"), "no error");
   EXPECT_THAT(grid("[0.5]"), HasSubstr("forward: expected 2 numbers (q_rows x kv_rows), found 1"));
-  EXPECT_THAT(grid("[0.5, 0]"), HasSubstr("shares of the peak in (0, 2], found 0"));
+  EXPECT_THAT(grid("[0.5, 0]"), HasSubstr("shares of the peak of 1e-06 to 2, found 0"));
   EXPECT_THAT(grid("[0.5, -1]"), HasSubstr("found -1"));
   EXPECT_THAT(grid("[0.5, \"a\"]"), HasSubstr("attention: forward[1]: expected a number, found"));
   EXPECT_THAT(refusal(R"("attention": {"q_rows": [32, 16]})"),
-              HasSubstr("q_rows: expected positive ascending numbers, found 32, 16"));
+              HasSubstr("q_rows: expected ascending numbers of 1 to 2147483648, found 32, 16"));
 }
 
 TEST(CostModelKeys, FractionsOfRowsAreRefused) {
