@@ -28,6 +28,10 @@ void check_plan_size(const Workload& workload, const Cluster& cluster, std::int6
     fail_argument("cluster: expected at most {:.1g} pairs of devices, found {:.2g} ({} devices)",
                   kMostDevicePairs, devices * devices, cluster.num_devices());
   }
+  if (workload.shape.kv_heads > kMostKvHeads) {
+    fail_argument("heads: expected at most {} KV heads, found {}", kMostKvHeads,
+                  workload.shape.kv_heads);
+  }
   const std::int64_t block = block_size > 0 ? block_size : kSmallestDefaultBlock;
   const double tiles = estimated_tiles(workload, block);
   if (tiles <= kMostTiles) return;

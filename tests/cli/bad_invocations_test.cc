@@ -77,6 +77,8 @@ constexpr Invocation kInvocations[] = {
      "\"forward\":[5e-324],\"backward\":[5e-324]}}' > slow.json; contextile plan -o x --lengths "
      "good.txt --cluster slow.json",
      2, "forward: expected shares of the peak of 1e-06 to 2, found"},
+    {"MoreHeadsThanPlansHave", "contextile plan -o x --lengths good.txt --heads 16K --kv-heads 16K",
+     2, "heads: expected at most 1024 KV heads, found 16384"},
     {"PlanIntoAFolder", "contextile plan -o . --lengths good.txt --cluster c.json", 3,
      ".: cannot write: Is a directory"},
     {"PlanOntoATerminalOrJson", "contextile plan -o - --json --lengths good.txt --cluster c.json",
