@@ -57,7 +57,7 @@ TEST_F(Launch, TwoLaunchesOfOneGroupMeetInAFolder) {
   const std::string program = CONTEXTILE_PROGRAM;
   const std::string half =
       program + " launch -n 2 --ranks 4 --rendezvous file://" + path("") + " --first-rank ";
-  const std::string behind = " -- run " + plan + " --seed 1 --json > ";
+  const std::string behind = " -- run " + plan + " --interface lo --seed 1 --json > ";
   EXPECT_EQ(std::system((half + "2" + behind + path("b.json") + " & " + half + "0" + behind +
                          path("a.json") + " && wait %1")
                             .c_str()),

@@ -156,6 +156,7 @@ std::int32_t run_gloo(const Settings& settings) {
   std::int32_t num_groups = 0;
   const MakeTransport make = [&](std::chrono::milliseconds timeout) {
     GlooOptions options = settings.gloo;
+    options.hostname = "127.0.0.1";  // all ranks are here, whatever this machine is called
     options.timeout = timeout;
     options.run_id += fmt::format(".{}", num_groups++);
     return make_gloo_transport(options);

@@ -184,8 +184,12 @@ def main():
     status = 0
     for name, test in tests:
         print(name, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            wrong = test(Groups(os.path.abspath(options.program), folder))
+        for attempt in range(2):  # timeouts are of seconds, which a busy machine may not give a rank
+            with tempfile.TemporaryDirectory() as folder:
+                wrong = test(Groups(os.path.abspath(options.program), folder))
+            if not wrong or attempt == 1 or name.startswith("cases"):
+                break
+            print(f"{name}: once more, for\n{wrong}", flush=True)
         if wrong:
             print(f"{name}: failed\n{wrong}", flush=True)
             status = 1

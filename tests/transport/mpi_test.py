@@ -113,6 +113,11 @@ def main():
     if shutil.which("mpirun") is None:
         print("skipped: expected mpirun on the path, found none (package openmpi-bin)")
         return 77
+    probe = subprocess.run(["timeout", "-k", "5", "60", *LAUNCH, "true"], env=environment("self,vader"),
+                           capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        print(f"mpirun starts no processes here:\n{probe.stderr}")
+        return 77
     stalled = ["nothing moved to or from this rank for 1000 ms"]
     tests = [
         ("cases, shared memory", lambda: run_cases(options.program, "vader,self")),
@@ -128,6 +133,9 @@ def main():
     for name, test in tests:
         print(name, flush=True)
         wrong = test()
+        if wrong and name.startswith("a "):  # mpirun gives survivors a second, which a busy machine may not
+            print(f"{name}: once more, for\n{wrong}", flush=True)
+            wrong = test()
         if wrong:
             print(f"{name}: failed\n{wrong}", flush=True)
             status = 1
