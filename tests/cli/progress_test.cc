@@ -53,8 +53,7 @@ TEST_F(ProgressOfCommands, IsShownOnATerminalAndNowhereElse) {
   const std::string shown = path("shown.txt");
   ASSERT_EQ(std::system(("script -qec '" + command + " > /dev/null' /dev/null > " + shown).c_str()),
             0);
-  EXPECT_THAT(read(shown), AllOf(HasSubstr("[......"), HasSubstr("placing tiles"),
-                                 testing::EndsWith("\r\x1b[K")));
+  EXPECT_THAT(read(shown), AllOf(HasSubstr("[......"), testing::EndsWith("\r\x1b[K")));
 }
 
 }  // namespace
