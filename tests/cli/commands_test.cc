@@ -469,9 +469,9 @@ TEST_F(Commands, ARefusedCommandLeavesNoEmptyFile) {
 }
 
 TEST_F(Commands, RanksThatStallAreTheEnvironmentsFault) {
-  // One rank computes for much longer than the millisecond the other one waits.
+  // One rank computes for half a second, the other one waits a millisecond for it.
   const std::string plan = path("stall.plan");
-  EXPECT_EQ(contextile({"plan", "-o", plan, "--strategy", "ring", "--lengths", file("l", "1500"),
+  EXPECT_EQ(contextile({"plan", "-o", plan, "--strategy", "ring", "--lengths", file("l", "8000"),
                         "--heads", "8", "--kv-heads", "8", "--cluster", "local:1x2"})
                 .exit_code,
             0);
