@@ -60,12 +60,12 @@ void check_output(const Plan& plan, const AttentionOutput& output) {
 // of this rank.
 void collect_rows(Transport& transport, const Plan& plan, const TensorView& batch,
                   const HostTensor& local) {
-  const auto message = [](Rank peer, const TensorView& rows) {
-    const std::int64_t bytes = rows.tokens * rows.heads * rows.dim * bytes_per_element(rows.dtype);
-    return Message{peer, {Segment{static_cast<std::byte*>(rows.data), bytes, 1, bytes}}};
+  const auto message = [](Rank peer, const HostTensor& rows) {
+    const std::int64_t bytes = std::ssize(rows.bytes());
+    return Message{peer, {Segment{static_cast<std::byte*>(rows.view().data), bytes, 1, bytes}}};
   };
   if (transport.rank() != Rank{0}) {
-    const Message send = message(Rank{0}, local.view());
+    const Message send = message(Rank{0}, local);
     transport.wait(transport.launch({&send, 1}, {}));
     return;
   }
@@ -73,7 +73,7 @@ void collect_rows(Transport& transport, const Plan& plan, const TensorView& batc
   std::vector<Message> recvs;
   for (std::int32_t r = 1; r < plan.num_devices(); ++r) {
     rows.emplace_back(batch.dtype, num_local_tokens(plan, Rank{r}), batch.heads, batch.dim);
-    recvs.push_back(message(Rank{r}, rows.back().view()));
+    recvs.push_back(message(Rank{r}, rows.back()));
   }
   transport.wait(transport.launch({}, recvs));
   for (std::int32_t r = 1; r < plan.num_devices(); ++r) {
