@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/progress.h"
 #include "contextile/workload.h"
 #include "report/table.h"
 
@@ -29,7 +29,7 @@ struct BenchOverrides {
   std::optional<std::int64_t> batches;
   std::optional<std::uint64_t> seed;
   // This one changes nothing: it is told how far a table has come.
-  std::function<void(std::int64_t done, std::int64_t total, std::string_view what)> notice;
+  ProgressHook progress;
 };
 
 // What a paper says, what was found here, and whether the two agree.

@@ -8,14 +8,14 @@
 
 namespace contextile {
 
-// Counts the steps of one table for BenchOverrides::notice.
+// Counts the steps of one table for BenchOverrides::progress.
 class Progress {
  public:
   Progress(const BenchOverrides& overrides, std::int64_t total)
       : overrides_(overrides), total_(total) {}
   // Names the step that begins now.
   void step(std::string_view what) {
-    if (overrides_.notice) overrides_.notice(done_, total_, what);
+    if (overrides_.progress) overrides_.progress(what, done_, total_);
     ++done_;
   }
 

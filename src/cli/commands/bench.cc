@@ -136,7 +136,7 @@ int run(const BenchOptions& options) {
   try {
     BenchOverrides overrides = options.overrides;
     ProgressBar progress(1);
-    overrides.notice = [&](std::int64_t done, std::int64_t total, std::string_view what) {
+    overrides.progress = [&](std::string_view what, std::int64_t done, std::int64_t total) {
       progress.step(done, total, what);
     };
     const PaperResult result = paper.make(overrides);
