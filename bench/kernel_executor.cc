@@ -85,6 +85,9 @@ class TimedTransport : public Transport {
     transport_.wait(ticket);
   }
   void abort(std::string_view reason) noexcept override { transport_.abort(reason); }
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
+    return transport_.open_transfers();
+  }
   [[nodiscard]] std::int64_t sent_bytes() const override { return transport_.sent_bytes(); }
   [[nodiscard]] std::int64_t received_bytes() const override { return transport_.received_bytes(); }
 

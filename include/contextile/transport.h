@@ -34,6 +34,14 @@ struct Message {
   [[nodiscard]] std::int64_t size_bytes() const;
 };
 
+// A message of a launch that nobody has waited for yet, not whole on its way or there.
+struct OpenTransfer {
+  std::int64_t ticket = 0;  // of its launch
+  Rank peer;
+  bool is_send = false;
+  std::int64_t size_bytes = 0;
+};
+
 // One rank's end of a group. The n-th message sent from a to b meets the n-th that b expects of a.
 // One thread drives a transport; data moves while it computes.
 class Transport {
@@ -55,6 +63,9 @@ class Transport {
 
   // Tells the group that this rank gives up, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;
+
+  // What this rank still waits to send and to receive, by ticket; also once the group has failed.
+  [[nodiscard]] virtual std::vector<OpenTransfer> open_transfers() const = 0;
 
   // Bytes this rank has sent and received since construction.
   [[nodiscard]] virtual std::int64_t sent_bytes() const = 0;

@@ -27,6 +27,9 @@ class InprocTransport : public Transport {
   }
   void wait(std::int64_t ticket) override { group_->wait(rank_, ticket); }
   void abort(std::string_view reason) noexcept override { group_->fail(rank_, reason); }
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
+    return group_->open_transfers(rank_);
+  }
   [[nodiscard]] std::int64_t sent_bytes() const override { return group_->sent_bytes(rank_); }
   [[nodiscard]] std::int64_t received_bytes() const override {
     return group_->received_bytes(rank_);

@@ -221,6 +221,15 @@ void InprocGroup::leave(Rank rank) {
   for (const auto& other : ranks_) other->changed.notify_all();
 }
 
+std::vector<OpenTransfer> InprocGroup::open_transfers(Rank rank) const {
+  const Lock lock(mutex_);
+  std::vector<OpenTransfer> open;
+  for (const auto& [ticket, launch] : ranks_[rank.index()]->launches) {
+    append_open_transfers(ticket, launch->ends, open);
+  }
+  return open;
+}
+
 std::int64_t InprocGroup::sent_bytes(Rank rank) const {
   const Lock lock(mutex_);
   return ranks_[rank.index()]->sent_bytes;

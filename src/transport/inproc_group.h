@@ -47,6 +47,7 @@ class InprocGroup {
   void fail(Rank rank, std::string_view reason);
   // `rank` will not be heard of again. With launches it never waited for, that is a failure.
   void leave(Rank rank);
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers(Rank rank) const;
   [[nodiscard]] std::int64_t sent_bytes(Rank rank) const;
   [[nodiscard]] std::int64_t received_bytes(Rank rank) const;
 

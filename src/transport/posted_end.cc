@@ -38,6 +38,13 @@ std::vector<PostedEnd> make_ends(Rank rank, std::int32_t num_ranks, std::span<co
   return ends;
 }
 
+void append_open_transfers(std::int64_t ticket, std::span<const PostedEnd> ends,
+                           std::vector<OpenTransfer>& open) {
+  for (const PostedEnd& end : ends) {
+    if (!end.moved) open.push_back({ticket, end.peer, end.is_send, end.size_bytes});
+  }
+}
+
 std::string open_ends(std::span<const PostedEnd> ends) {
   constexpr int kShown = 4;
   std::string text;

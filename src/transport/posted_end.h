@@ -26,6 +26,10 @@ struct PostedEnd {
                                                std::span<const Message> sends,
                                                std::span<const Message> recvs);
 
+// Those that have not moved, as the launch of that ticket has them.
+void append_open_transfers(std::int64_t ticket, std::span<const PostedEnd> ends,
+                           std::vector<OpenTransfer>& open);
+
 // Those that have not moved, for errors: the first few, in order.
 [[nodiscard]] std::string open_ends(std::span<const PostedEnd> ends);
 

@@ -22,6 +22,9 @@ class GlooTransport : public Transport {
   }
   void wait(std::int64_t ticket) override { group_.wait(ticket); }
   void abort(std::string_view reason) noexcept override { group_.fail(reason); }
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
+    return group_.open_transfers();
+  }
   [[nodiscard]] std::int64_t sent_bytes() const override { return group_.sent_bytes(); }
   [[nodiscard]] std::int64_t received_bytes() const override { return group_.received_bytes(); }
 

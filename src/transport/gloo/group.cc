@@ -306,6 +306,15 @@ void GlooGroup::fail(std::string_view reason) {
   drain(lock);
 }
 
+std::vector<OpenTransfer> GlooGroup::open_transfers() const {
+  const Lock lock(mutex_);
+  std::vector<OpenTransfer> open;
+  for (const auto& [ticket, launch] : launches_) {
+    append_open_transfers(ticket, launch->ends, open);
+  }
+  return open;
+}
+
 std::int64_t GlooGroup::sent_bytes() const {
   const Lock lock(mutex_);
   return sent_bytes_;

@@ -44,6 +44,7 @@ class GlooGroup {
   void wait(std::int64_t ticket);
   // This rank gives up; the first failure of a group is the one everybody hears of.
   void fail(std::string_view reason);
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const;
   [[nodiscard]] std::int64_t sent_bytes() const;
   [[nodiscard]] std::int64_t received_bytes() const;
 

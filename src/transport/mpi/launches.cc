@@ -120,6 +120,15 @@ void MpiLaunches::throw_failure(const std::string& operation) const {
   throw TransportError(fmt::format("rank {}, {}: {}", rank_.value, operation, failure_));
 }
 
+std::vector<OpenTransfer> MpiLaunches::open_transfers() const {
+  const Lock lock(mutex_);
+  std::vector<OpenTransfer> open;
+  for (const auto& [ticket, launch] : launches_) {
+    append_open_transfers(ticket, launch->ends, open);
+  }
+  return open;
+}
+
 std::int64_t MpiLaunches::sent_bytes() const {
   const Lock lock(mutex_);
   return sent_bytes_;

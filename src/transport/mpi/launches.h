@@ -52,6 +52,7 @@ class MpiLaunches {
   void abort(std::string_view reason);
   // The rank will not be heard of again. With launches it never waited for, that is a failure.
   void close();
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const;
   [[nodiscard]] std::int64_t sent_bytes() const;
   [[nodiscard]] std::int64_t received_bytes() const;
 

@@ -40,6 +40,9 @@ class MpiTransport : public Transport {
   }
   void wait(std::int64_t ticket) override { launches_->wait(ticket); }
   void abort(std::string_view reason) noexcept override { launches_->abort(reason); }
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
+    return launches_->open_transfers();
+  }
   [[nodiscard]] std::int64_t sent_bytes() const override { return launches_->sent_bytes(); }
   [[nodiscard]] std::int64_t received_bytes() const override { return launches_->received_bytes(); }
 
