@@ -22,6 +22,7 @@
 #include "contextile/verify.h"         // proof
 // Running plans:
 #include "contextile/executor.h"          // one rank: forward, backward
+#include "contextile/flight_record.h"     // what ranks did when their group failed
 #include "contextile/inproc_attention.h"  // all ranks, on tensors of your own: start here
 #include "contextile/kernel.h"            // attention on tiles
 #include "contextile/oracle.h"            // attention in fp64, checked runs
@@ -48,3 +49,4 @@
 #include "contextile/registry.h"     // the strategies there are
 #include "contextile/schedule.h"     // words of layouts and schedules
 #include "contextile/strategy.h"     // the interface of strategies
+#include "contextile/version.h"      // of the library

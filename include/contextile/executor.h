@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "contextile/base.h"
+#include "contextile/flight_record.h"
 #include "contextile/kernel.h"
 #include "contextile/plan.h"
 #include "contextile/tensor.h"
@@ -76,6 +79,12 @@ struct ExecutorMemory {
   std::int64_t workspace_bytes = 0;  // beside the plan's memory: delta, bands of tiles
 };
 
+struct ExecutorOptions {
+  // Where a rank leaves its flight record (flight_record.h) when a prepare or a call fails; empty:
+  // nowhere. Ranks may share it. A record of this rank that is there already is removed.
+  std::string flight_folder;
+};
+
 // The index of the mask of that name; "" is the mask of a plan that has only one. Throws
 // InvalidArgument with the names there are.
 [[nodiscard]] std::size_t find_mask(const Plan& plan, std::string_view name);
@@ -85,14 +94,15 @@ struct ExecutorMemory {
 // safe.
 class Executor {
  public:
-  Executor(Transport& transport, const AttentionKernel& kernel);
+  Executor(Transport& transport, const AttentionKernel& kernel,
+           const ExecutorOptions& options = {});
   ~Executor();
   Executor(Executor&&) noexcept;
   Executor& operator=(Executor&&) noexcept;
 
   // Allocates buffers (reusing what fits), classifies tiles, and checks that every rank holds the
   // same plan: throws InvalidPlan naming the ranks and both digests on a mismatch, or when the plan
-  // is for another number of ranks. Collective.
+  // is for another number of ranks, or a rank has another version of the library. Collective.
   void prepare(std::shared_ptr<const Plan> plan);
 
   // Collective over all ranks; `mask` indexes the plan's masks (find_mask). Throws InvalidArgument
@@ -112,8 +122,17 @@ class Executor {
   [[nodiscard]] ExecutionStats last_stats() const;
   [[nodiscard]] ExecutorMemory memory() const;
 
+  // What this rank did last and what it still waits for, with the error that ended it.
+  [[nodiscard]] FlightRecord flight_record(const std::exception& error) const;
+  // Leaves it in the options' folder, as a call that fails does, for failures around calls. Only
+  // the first failure is recorded; without a folder nothing is. Never throws.
+  void write_flight_record(const std::exception& error) const noexcept;
+
  private:
   friend struct ExecutorTesting;
+  friend class PlanRanks;
+  // Runs messages that are not the executor's as a step of the record in which ranks wait.
+  void record_exchange(const std::function<void()>& messages);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -47,6 +47,7 @@ struct RunOptions {
   // options; the report of rank 0 is whole, others have no errors and no bits. Null: all ranks are
   // threads of this process.
   Transport* rank = nullptr;
+  ExecutorOptions executor;
 };
 
 // max|x - ref| / max|ref| of one array; the single-device error stands beside.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "contextile/cluster.h"
+#include "contextile/flight_record.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
@@ -53,5 +54,10 @@ struct ReportOptions {
 // the stream fails. O(tiles + messages · log), and at most a few seconds for pictures.
 void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
                   const ReportOptions& options = {});
+
+// One HTML page about a group that failed: who stopped it as far as its records tell, what every
+// rank did last, who waited for whom. No script. Throws as judge_flight does, and IoError when the
+// stream fails.
+void write_flight_report(std::span<const FlightRecord> records, std::ostream& out);
 
 }  // namespace contextile

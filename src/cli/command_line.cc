@@ -6,6 +6,7 @@
 
 #include "cli/help_formatter.h"
 #include "report/table.h"
+#include "contextile/version.h"
 
 namespace contextile {
 namespace {
@@ -21,7 +22,7 @@ std::string description() {
 }  // namespace
 
 CommandLine::CommandLine() : app_(description(), "contextile") {
-  app_.set_version_flag("--version", "contextile " CONTEXTILE_VERSION);
+  app_.set_version_flag("--version", "contextile " + std::string(version()));
   app_.require_subcommand(1);
   app_.formatter(std::make_shared<HelpFormatter>());  // subcommands inherit it
   for (const Command& command : kCommands) {

@@ -322,9 +322,10 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
                   const RunReference& reference) {
   Work work = make_work(*plan, options, reference);
-  PlanRanks ranks = options.rank == nullptr
-                        ? PlanRanks(std::move(plan), work.kernel, options.transport)
-                        : PlanRanks(std::move(plan), work.kernel, *options.rank);
+  PlanRanks ranks =
+      options.rank == nullptr
+          ? PlanRanks(std::move(plan), work.kernel, options.transport, options.executor)
+          : PlanRanks(std::move(plan), work.kernel, *options.rank, options.executor);
   RunReport report;
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/quote.h"
 #include "contextile/oracle.h"
 #include "report/json.h"
 namespace contextile {

@@ -1,8 +1,10 @@
 #include "contextile/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,8 +13,10 @@
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "contextile/plan_file.h"
+#include "contextile/version.h"
 #include "runtime/executor_call.h"
 #include "runtime/executor_testing.h"
+#include "runtime/flight_recorder.h"
 #include "runtime/prepared_plan.h"
 
 namespace contextile {
@@ -59,14 +63,30 @@ struct Executor::State {
   std::size_t next_finish = 0;  // ticket of the oldest handle in flight
   bool poison = false;
   ExecutionStats last_stats;
+  FlightRecorder recorder;
+
+  [[nodiscard]] const Plan* current_plan() const {
+    return plan == nullptr ? nullptr : plan->plan.get();
+  }
 
   // Runs work that peers take part in: whatever goes wrong, they hear of it instead of waiting.
   template <typename Work>
   auto collectively(const Work& work) {
+    return recorded(current_plan(), [&] {
+      try {
+        return work();
+      } catch (const std::exception& error) {
+        transport.abort(error.what());
+        throw;
+      }
+    });
+  }
+  template <typename Work>
+  auto recorded(const Plan* current, const Work& work) {
     try {
       return work();
     } catch (const std::exception& error) {
-      transport.abort(error.what());
+      recorder.write(current, error);
       throw;
     }
   }
@@ -96,33 +116,56 @@ struct Executor::State {
 
   void begin(Handle::Call& call) {
     std::unique_ptr<CallBuffer> buffer = take_buffer();
-    call.begin(std::move(buffer), transport, kernel, next_begin, poison);
+    call.begin(std::move(buffer), transport, kernel, recorder, next_begin, poison);
     ++next_begin;
   }
 };
 
-Executor::Executor(Transport& transport, const AttentionKernel& kernel)
-    : state_(new State{transport, kernel, nullptr, {}, 0, 0, 0, false, {}}) {}
+Executor::Executor(Transport& transport, const AttentionKernel& kernel,
+                   const ExecutorOptions& options)
+    : state_(new State{.transport = transport,
+                       .kernel = kernel,
+                       .plan = nullptr,
+                       .idle = {},
+                       .last_stats = {},
+                       .recorder = {transport, options.flight_folder}}) {}
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 Executor& Executor::operator=(Executor&&) noexcept = default;
 
 namespace {
 
+// What all ranks must agree on. Its layout stays, so that versions can tell each other apart.
 struct PlanIdentity {
   std::uint64_t digest = 0;
   std::int64_t num_devices = 0;
+  std::array<char, 16> version{};
+
+  [[nodiscard]] std::string_view version_text() const {
+    return {version.data(), ::strnlen(version.data(), version.size())};
+  }
 };
 
+PlanIdentity identity_of(const Plan& plan) {
+  PlanIdentity identity{plan.digest, plan.num_devices(), {}};
+  version().copy(identity.version.data(), identity.version.size());
+  return identity;
+}
+
 // Every rank throws alike when plans differ, so nobody is left waiting.
-void check_same_plan(Transport& transport, const Plan& plan) {
-  const PlanIdentity mine{plan.digest, plan.num_devices()};
-  std::vector<std::byte> bytes(sizeof(mine));
-  std::memcpy(bytes.data(), &mine, sizeof(mine));
-  const std::vector<std::vector<std::byte>> all = all_gather(transport, bytes);
+void check_same_plan(Transport& transport, const PlanIdentity& mine) {
+  const std::vector<std::vector<std::byte>> all =
+      all_gather(transport, std::as_bytes(std::span(&mine, 1)));
   std::vector<PlanIdentity> plans(all.size());
   for (std::size_t r = 0; r < all.size(); ++r) {
     std::memcpy(&plans[r], all[r].data(), sizeof(PlanIdentity));
+  }
+  for (std::size_t r = 1; r < plans.size(); ++r) {
+    if (plans[r].version == plans[0].version) continue;
+    fail_plan(
+        "prepare: expected one version of contextile on all ranks, found {} on rank 0 and {} "
+        "on rank {}",
+        printable(plans[0].version_text()), printable(plans[r].version_text()), r);
   }
   for (std::size_t r = 1; r < plans.size(); ++r) {
     if (plans[r].digest == plans[0].digest) continue;
@@ -142,12 +185,18 @@ void check_same_plan(Transport& transport, const Plan& plan) {
 void Executor::prepare(std::shared_ptr<const Plan> plan) {
   State& state = *state_;
   CONTEXTILE_CHECK(plan != nullptr, "prepare: expected a plan, found none");
-  check_same_plan(state.transport, *plan);
-  state.collectively([&] {
-    state.plan = std::make_shared<const PreparedPlan>(
-        prepare_plan(std::move(plan), state.transport.rank(), state.kernel));
-    if (state.num_buffers == 0) state.add_buffer();
-    for (const auto& buffer : state.idle) state.reserve(*buffer);
+  FlightRecorder& recorder = state.recorder;
+  recorder.forget_plan();
+  state.recorded(plan.get(), [&] {
+    recorder.step({"exchange"}, [&] { check_same_plan(state.transport, identity_of(*plan)); });
+    state.collectively([&] {
+      recorder.step({"prepare"}, [&] {
+        state.plan = std::make_shared<const PreparedPlan>(
+            prepare_plan(plan, state.transport.rank(), state.kernel));
+        if (state.num_buffers == 0) state.add_buffer();
+        for (const auto& buffer : state.idle) state.reserve(*buffer);
+      });
+    });
   });
 }
 
@@ -212,6 +261,24 @@ ExecutorMemory Executor::memory() const {
         buffer->delta_bytes() + buffer->size_bytes() - plan.largest.total_bytes();
   }
   return memory;
+}
+
+FlightRecord Executor::flight_record(const std::exception& error) const {
+  const bool is_cause = dynamic_cast<const TransportError*>(&error) == nullptr;
+  return state_->recorder.record(state_->current_plan(), error.what(), is_cause);
+}
+
+void Executor::write_flight_record(const std::exception& error) const noexcept {
+  state_->recorder.write(state_->current_plan(), error);
+}
+
+void Executor::record_exchange(const std::function<void()>& messages) {
+  state_->recorder.step({"exchange"}, messages);
+}
+
+void ExecutorTesting::before_step(Executor& executor,
+                                  std::function<void(const RecordedStep&)> observer) {
+  executor.state_->recorder.before_step = std::move(observer);
 }
 
 void ExecutorTesting::poison_buffers(Executor& executor) { executor.state_->poison = true; }

@@ -129,23 +129,32 @@ const LocalProgram& Executor::Handle::Call::program() const {
   return *round().masks[mask_].programs[static_cast<std::size_t>(direction_)];
 }
 
+RecordedStep Executor::Handle::Call::step(std::string_view op) const {
+  return {.op = op,
+          .call = static_cast<std::int64_t>(begin_ticket_) + 1,
+          .direction = direction_,
+          .mask = mask_,
+          .round = round_};
+}
+
 RowStats Executor::Handle::Call::delta() const {
   return {buffer_->delta(), plan_->plan->shape.q_heads, 1};
 }
 
 void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
-                                   const AttentionKernel& kernel, std::size_t begin_ticket,
-                                   bool poison) {
+                                   const AttentionKernel& kernel, FlightRecorder& recorder,
+                                   std::size_t begin_ticket, bool poison) {
   buffer_ = std::move(buffer);
   transport_ = &transport;
   kernel_ = &kernel;
+  recorder_ = &recorder;
   begin_ticket_ = begin_ticket;
   poison_ = poison;
   under_way_ = true;
   guarded([this] {
     const Stopwatch stopwatch(stats_.total_s);
     if (num_rounds() == 0) return;
-    start_round();
+    recorder_->step(step("rows"), [this] { start_round(); });
     run_->run_until(begin_cut(*round().round, mask_, direction_, plan_->rank));
   });
 }
@@ -165,10 +174,10 @@ void Executor::Handle::Call::run_remaining() {
   const Stopwatch stopwatch(stats_.total_s);
   while (round_ < num_rounds()) {
     run_->run_to_end();
-    finish_round();
+    recorder_->step(step("rows"), [this] { finish_round(); });
     if (++round_ == num_rounds()) break;
-    barrier(*transport_);
-    start_round();
+    recorder_->step(step("barrier"), [this] { barrier(*transport_); });
+    recorder_->step(step("rows"), [this] { start_round(); });
   }
   for (std::size_t h = 0; h < dsink_H_.size(); ++h) {
     backward_.dsink_H[h] = static_cast<float>(dsink_H_[h]);
@@ -223,7 +232,7 @@ void Executor::Handle::Call::start_round() {
     std::memset(buffer_->data(), 0xff, static_cast<std::size_t>(program().total_bytes));
   }
   run_.emplace(*plan_, round(), round().masks[mask_], direction_, inputs_, buffer_->data(),
-               *transport_, *kernel_);
+               *transport_, *kernel_, *recorder_, step({}));
   fill_unwritten();
   restore_retained();
 }

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "contextile/executor.h"
 #include "runtime/call_buffer.h"
+#include "runtime/flight_recorder.h"
 #include "runtime/prepared_plan.h"
 #include "runtime/program_run.h"
 
@@ -35,7 +37,8 @@ struct Executor::Handle::Call {
   // Takes its buffer and runs up to the cut; afterwards a call that is destroyed unfinished aborts
   // the group, because transfers may still read and write its buffer.
   void begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
-             const AttentionKernel& kernel, std::size_t begin_ticket, bool poison);
+             const AttentionKernel& kernel, FlightRecorder& recorder, std::size_t begin_ticket,
+             bool poison);
   // Returns forward's retained units; null after backward.
   std::unique_ptr<Saved::Buffers> finish();
 
@@ -47,6 +50,8 @@ struct Executor::Handle::Call {
   [[nodiscard]] std::size_t num_rounds() const { return plan_->rounds.size(); }
   [[nodiscard]] const LocalRound& round() const { return plan_->rounds[round_]; }
   [[nodiscard]] const LocalProgram& program() const;
+  // A step of this call, in the current round.
+  [[nodiscard]] RecordedStep step(std::string_view op) const;
   [[nodiscard]] RowStats delta() const;
   void check_call(std::size_t mask) const;
   void check_forward() const;
@@ -75,6 +80,7 @@ struct Executor::Handle::Call {
   std::unique_ptr<CallBuffer> buffer_;
   Transport* transport_ = nullptr;
   const AttentionKernel* kernel_ = nullptr;
+  FlightRecorder* recorder_ = nullptr;
   std::size_t begin_ticket_ = 0;
   bool poison_ = false;
   bool under_way_ = false;

@@ -1,7 +1,10 @@
 // Hooks for tests of the executor; nothing else includes this.
 #pragma once
 
+#include <functional>
+
 #include "contextile/executor.h"
+#include "runtime/flight_recorder.h"
 
 namespace contextile {
 
@@ -9,6 +12,9 @@ struct ExecutorTesting {
   // From now on every call first fills its staging, accumulator and conversion memory with NaN:
   // nothing may depend on what a buffer held before.
   static void poison_buffers(Executor& executor);
+
+  // From now on called on the rank's thread before every step it takes.
+  static void before_step(Executor& executor, std::function<void(const RecordedStep&)> observer);
 };
 
 }  // namespace contextile

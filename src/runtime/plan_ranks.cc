@@ -95,33 +95,35 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& shares) {
 }  // namespace
 
 PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-                     const InprocOptions& options)
+                     const InprocOptions& options, const ExecutorOptions& executor_options)
     : plan_(std::move(plan)),
       kernel_(kernel),
       options_(options),
+      executor_options_(executor_options),
       calls_(static_cast<std::size_t>(plan_->num_devices())),
       memory_(calls_.size()) {
   start();
 }
 
 PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-                     Transport& transport)
+                     Transport& transport, const ExecutorOptions& executor_options)
     : plan_(std::move(plan)),
       kernel_(kernel),
+      executor_options_(executor_options),
       mine_(&transport),
       calls_(static_cast<std::size_t>(plan_->num_devices())),
       memory_(calls_.size()) {
   CONTEXTILE_CHECK(transport.size() == plan_->num_devices(),
                    "{}: expected {} ranks, one for each device of the plan, found {}",
                    transport.name(), plan_->num_devices(), transport.size());
-  executors_.push_back(std::make_unique<Executor>(transport, kernel_));
+  executors_.push_back(std::make_unique<Executor>(transport, kernel_, executor_options_));
   prepare();
 }
 
 void PlanRanks::start() {
   group_ = make_inproc_group(plan_->num_devices(), options_);
   for (const std::unique_ptr<Transport>& transport : group_) {
-    executors_.push_back(std::make_unique<Executor>(*transport, kernel_));
+    executors_.push_back(std::make_unique<Executor>(*transport, kernel_, executor_options_));
   }
   prepare();
 }
@@ -129,7 +131,7 @@ void PlanRanks::start() {
 void PlanRanks::prepare() {
   run([&](Transport& transport, Executor& executor) {
     executor.prepare(plan_);
-    share(transport, executor.memory(), memory_);
+    executor.record_exchange([&] { share(transport, executor.memory(), memory_); });
   });
 }
 
@@ -139,19 +141,20 @@ void PlanRanks::stop() noexcept {
 }
 
 void PlanRanks::run(const Body& body) {
-  if (mine_ != nullptr) {
+  const auto run_rank = [&](Transport& transport, Executor& executor) {
     try {
-      body(*mine_, *executors_.front());
+      body(transport, executor);
     } catch (const std::exception& error) {
-      mine_->abort(error.what());
+      transport.abort(error.what());
+      executor.write_flight_record(error);
       throw;
     }
-    return;
-  }
+  };
+  if (mine_ != nullptr) return run_rank(*mine_, *executors_.front());
   if (group_.empty()) start();
   try {
     run_inproc(group_, [&](Transport& transport) {
-      body(transport, *executors_[transport.rank().index()]);
+      run_rank(transport, *executors_[transport.rank().index()]);
     });
   } catch (...) {
     stop();  // the next call begins with a new group
@@ -160,11 +163,13 @@ void PlanRanks::run(const Body& body) {
 }
 
 template <typename Call>
-void PlanRanks::measure(Transport& transport, const Executor& executor, const Call& call) {
-  barrier(transport);
+void PlanRanks::measure(Transport& transport, Executor& executor, const Call& call) {
+  executor.record_exchange([&] { barrier(transport); });
   const std::int64_t before = transport.sent_bytes();
   call();
-  share(transport, RankCall{executor.last_stats(), transport.sent_bytes() - before}, calls_);
+  executor.record_exchange([&] {
+    share(transport, RankCall{executor.last_stats(), transport.sent_bytes() - before}, calls_);
+  });
 }
 
 template <typename Item>
@@ -226,8 +231,10 @@ AttentionOutput PlanRanks::forward(std::size_t mask, const AttentionInputs& inpu
       output.saved[rank.index()] = executor.forward(
           mask, {q.view(), k.view(), v.view(), inputs.sink_H, out.view(), lse.stats()});
     });
-    deliver(transport, out_THD, out);
-    deliver(transport, lse_TH, lse);
+    executor.record_exchange([&] {
+      deliver(transport, out_THD, out);
+      deliver(transport, lse_TH, lse);
+    });
   });
   return output;
 }
@@ -268,10 +275,12 @@ AttentionGradients PlanRanks::backward(std::size_t mask, const AttentionInputs& 
                          inputs.sink_H, dq.view(), dk.view(), dv.view(), dsink[r]},
                         output.saved.empty() ? nothing : output.saved[r]);
     });
-    deliver(transport, dq_THD, dq);
-    deliver(transport, dk_THD, dk);
-    deliver(transport, dv_THD, dv);
-    share_sink(transport, dsink);
+    executor.record_exchange([&] {
+      deliver(transport, dq_THD, dq);
+      deliver(transport, dk_THD, dk);
+      deliver(transport, dv_THD, dv);
+      share_sink(transport, dsink);
+    });
   });
   gradients.dsink_H = sum_of(dsink);
   return gradients;

@@ -30,11 +30,12 @@ class PlanRanks {
  public:
   // All ranks, in process. Throws InvalidPlan when the programs do not hold together.
   PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-            const InprocOptions& options);
+            const InprocOptions& options, const ExecutorOptions& executor_options = {});
   // The rank of `transport`, which must outlive the object. Collective, as are forward and
   // backward. Throws, too, InvalidArgument when the group has another size than the plan; a failure
   // of one rank ends the group (TransportError on the others).
-  PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, Transport& transport);
+  PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, Transport& transport,
+            const ExecutorOptions& executor_options = {});
 
   [[nodiscard]] const Plan& plan() const { return *plan_; }
   // As InprocAttention's. Rows that the plan leaves out are NaN.
@@ -55,7 +56,7 @@ class PlanRanks {
   void run(const Body& body);
   // Runs one call of an executor when all ranks have come so far, and measures it.
   template <typename Call>
-  void measure(Transport& transport, const Executor& executor, const Call& call);
+  void measure(Transport& transport, Executor& executor, const Call& call);
   void deliver(Transport& transport, const TensorView& batch, const HostTensor& local) const;
   void share_sink(Transport& transport, std::vector<std::vector<float>>& by_rank) const;
   void check_direction(std::size_t mask, Direction direction) const;
@@ -67,6 +68,7 @@ class PlanRanks {
   const std::shared_ptr<const Plan> plan_;
   const AttentionKernel& kernel_;
   const InprocOptions options_;
+  const ExecutorOptions executor_options_;
   Transport* const mine_ = nullptr;                // null: all ranks are in this process
   std::vector<std::unique_ptr<Transport>> group_;  // these; empty after a call that failed
   std::vector<std::unique_ptr<Executor>> executors_;

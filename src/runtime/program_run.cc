@@ -23,7 +23,8 @@ PartialOutput as_partial(const UnitView& unit) { return {unit.parts[0], as_stats
 
 ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const LocalMask& mask,
                        Direction direction, const OwnedInputs& inputs, std::byte* buffer,
-                       Transport& transport, const AttentionKernel& kernel)
+                       Transport& transport, const AttentionKernel& kernel,
+                       FlightRecorder& recorder, const RecordedStep& step)
     : shape_(plan.plan->shape),
       round_(round),
       mask_(mask),
@@ -32,6 +33,8 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
       inputs_(inputs),
       transport_(transport),
       kernel_(kernel),
+      recorder_(recorder),
+      step_(step),
       rows_(kernel.row_ops()),
       conversion_(buffer + program_.conversion_offset) {
   const std::int32_t groups = round.round->head_groups;
@@ -53,8 +56,12 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
 
 void ProgramRun::run_until(std::size_t end) {
   for (; next_instruction_ < end; ++next_instruction_) {
-    std::visit([this](const auto& op) { execute(op); },
-               program_.program->instructions[next_instruction_]);
+    const Instruction& instruction = program_.program->instructions[next_instruction_];
+    RecordedStep step = step_;
+    step.op = op_name(instruction);
+    step.instruction = static_cast<std::int64_t>(next_instruction_);
+    step.launch = std::get_if<LaunchOp>(&instruction);
+    recorder_.step(step, [&] { std::visit([this](const auto& op) { execute(op); }, instruction); });
   }
 }
 
@@ -201,13 +208,16 @@ void ProgramRun::execute(const LaunchOp& op) {
   }
   const std::vector<Message> sends = messages(op.sends, send_at);
   const std::vector<Message> recvs = messages(op.recvs, recv_at);
-  launched_[op.id] = {&op, transport_.launch(sends, recvs)};
+  const std::int64_t ticket = transport_.launch(sends, recvs);
+  recorder_.note_ticket(ticket);
+  launched_[op.id] = {&op, ticket};
   for (const Message& message : sends) stats_.sent_bytes += message.size_bytes();
   for (const Message& message : recvs) stats_.received_bytes += message.size_bytes();
 }
 
 void ProgramRun::execute(const WaitOp& op) {
   const LaunchedOp& launched = launched_.at(op.id);
+  recorder_.note_ticket(launched.ticket);
   const auto start = std::chrono::steady_clock::now();
   transport_.wait(launched.ticket);
   stats_.exposed_s += seconds_since(start);

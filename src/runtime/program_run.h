@@ -10,6 +10,7 @@
 #include "contextile/executor.h"
 #include "contextile/kernel.h"
 #include "contextile/transport.h"
+#include "runtime/flight_recorder.h"
 #include "runtime/prepared_plan.h"
 #include "runtime/unit_view.h"
 
@@ -22,10 +23,11 @@ using OwnedInputs = ByKindAndPart<TensorView>;
 class ProgramRun {
  public:
   // `buffer` holds program.total_bytes bytes, 64-byte aligned. Everything is kept by reference and
-  // must outlive the run.
+  // must outlive the run. `step` says in the recorder which call and round this is.
   ProgramRun(const PreparedPlan& plan, const LocalRound& round, const LocalMask& mask,
              Direction direction, const OwnedInputs& inputs, std::byte* buffer,
-             Transport& transport, const AttentionKernel& kernel);
+             Transport& transport, const AttentionKernel& kernel, FlightRecorder& recorder,
+             const RecordedStep& step);
 
   // Runs instructions up to `end` (exclusive).
   void run_until(std::size_t end);
@@ -66,6 +68,8 @@ class ProgramRun {
   const OwnedInputs& inputs_;
   Transport& transport_;
   const AttentionKernel& kernel_;
+  FlightRecorder& recorder_;
+  const RecordedStep step_;
   const RowOps& rows_;  // the kernel's
   std::byte* const conversion_;
   ByKindAndPart<TensorView>

@@ -26,6 +26,7 @@
 #include "contextile/strategy.h"
 #include "report/json.h"
 #include "report/table.h"
+#include "contextile/version.h"
 
 namespace contextile {
 namespace {
@@ -157,7 +158,7 @@ Json info_json() {
     preferred[std::string(to_string(dtype))] = preferred_kernel(dtype).name();
   }
   return {{"command", "info"},
-          {"version", CONTEXTILE_VERSION},
+          {"version", version()},
           {"compiler", __VERSION__},
           {"cpu", cpu_flags()},
           {"hardware_threads", std::thread::hardware_concurrency()},
@@ -173,7 +174,7 @@ Json info_json() {
 
 std::string info_text() {
   std::string text =
-      fmt::format("contextile {}, compiler {}\nCPU: {}; {} hardware threads\n", CONTEXTILE_VERSION,
+      fmt::format("contextile {}, compiler {}\nCPU: {}; {} hardware threads\n", version(),
                   __VERSION__, joined(cpu_flags()), std::thread::hardware_concurrency());
   text += "\nTRANSPORTS\n" + parts_text(transport_parts());
   text += "\nKERNELS\n" + parts_text(kernel_parts());

@@ -1,11 +1,13 @@
-// contextile report: one HTML page about a plan, or two plans side by side.
+// contextile report: one HTML page about a plan, two plans side by side, or a failed group.
 #include "contextile/report.h"
 
 #include <fmt/format.h>
 
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/check.h"
@@ -20,10 +22,12 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/flight_record.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
+#include "report/flight_tables.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
 #include "report/table.h"
@@ -60,7 +64,38 @@ LoadedPlan load(const std::string& path, const std::string& cluster, ProgressBar
   return loaded;
 }
 
+int report_flight(const ReportCommandOptions& options) {
+  CONTEXTILE_CHECK(options.other_path.empty() && options.cluster.empty(),
+                   "{}: a folder of flight records: expected no second plan and no --cluster with "
+                   "it, found {}",
+                   printable(options.plan_path),
+                   quote(options.other_path.empty() ? options.cluster : options.other_path));
+  std::string folder = options.plan_path;
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  const std::string page = options.output_path.empty() ? folder + ".html" : options.output_path;
+  check_results_elsewhere(page, options.json);
+  const std::vector<FlightRecord> records = load_flight_records(folder);
+  for (const FlightRecord& record : records) {
+    check_no_input("--output", page, {flight_path(folder, record.rank)});
+  }
+  const FlightVerdict verdict = judge_flight(records);
+  ReplacedFile file(page);
+  write_flight_report(records, file.stream());
+  file.commit();
+  if (options.json) {
+    Json document = {{"command", "report"}, {"ok", true}, {"folder", options.plan_path}};
+    document.update(flight_json(records, verdict));
+    document["page"] = page;
+    print_json(document);
+  } else if (page != kStandardStream) {
+    print(flight_text(records, verdict) + fmt::format("\n{}: open it in a browser\n", page));
+  }
+  return kExitOk;
+}
+
 int run(const ReportCommandOptions& options) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(options.plan_path, ignored)) return report_flight(options);
   const std::string page =
       options.output_path.empty() ? options.plan_path + ".html" : options.output_path;
   check_no_input("--output", page, {options.plan_path, options.other_path, options.cluster});
@@ -109,7 +144,9 @@ int run(const ReportCommandOptions& options) {
 
 Action add_report_command(CLI::App& app) {
   auto options = std::make_shared<ReportCommandOptions>();
-  add_plan_argument(app, options->plan_path);
+  add_required(app, "PLAN",
+               {"", "plan file, - for stdin; or a folder of flight records (run --flight)", ""},
+               [options](const std::string& path) { options->plan_path = path; });
   add_value(app, "PLAN_B", {"", "a second plan file, shown beside the first", ""},
             [options](const std::string& path) { options->other_path = path; });
   add_output(app, "-o,--output", {"FILE", "the HTML page", "PLAN.html"},
@@ -123,8 +160,9 @@ Action add_report_command(CLI::App& app) {
                           "show less detail, and say so",
                           ""});
   add_json_option(app, options->json);
-  add_examples(app, {"contextile report batch.plan",
-                     "contextile report batch.plan other.plan -o both.html"});
+  add_examples(
+      app, {"contextile report batch.plan", "contextile report batch.plan other.plan -o both.html",
+            "contextile report batch.plan.flight"});
   return [options] { return run(*options); };
 }
 

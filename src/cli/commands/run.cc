@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +23,7 @@
 #include "cli/this_machine.h"
 #include "contextile/cluster.h"
 #include "contextile/executor.h"
+#include "contextile/flight_record.h"
 #include "contextile/kernel.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
@@ -50,9 +52,16 @@ struct RunCommandOptions {
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
+  std::optional<std::string> flight_folder;  // empty: nowhere; unset: default_flight_folder
   bool json = false;
   bool csv = false;
 };
+
+// Threads share what becomes of them; processes may leave nothing else behind.
+std::string flight_folder(const RunCommandOptions& options) {
+  if (options.flight_folder) return *options.flight_folder;
+  return options.transport.name == "inproc" ? "" : options.plan_path + ".flight";
+}
 
 // That of rank 0 on all ranks of a group of processes.
 std::uint64_t shared_seed(Transport* rank, std::uint64_t seed) {
@@ -70,6 +79,7 @@ RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Trans
   run.repeats = options.repeats;
   run.transport = inproc_options(options.transport);
   run.rank = rank;
+  run.executor.flight_folder = flight_folder(options);
   return run;
 }
 
@@ -174,8 +184,15 @@ int run(const RunCommandOptions& options) {
   const std::unique_ptr<Transport> rank = open_transport(options.transport, plan->num_devices());
   try {
     return run_on(options, plan, rank.get());
+  } catch (const TransportError& error) {
+    if (rank == nullptr) throw;
+    rank->abort(error.what());  // so that nobody waits for this rank
+    const std::string folder = flight_folder(options);
+    if (folder.empty() || !std::filesystem::exists(flight_path(folder, rank->rank()))) throw;
+    throw TransportError(fmt::format("{}; contextile report {} shows who stopped the group",
+                                     error.what(), printable(folder)));
   } catch (const std::exception& error) {
-    if (rank != nullptr) rank->abort(error.what());  // so that nobody waits for this rank
+    if (rank != nullptr) rank->abort(error.what());
     throw;
   }
 }
@@ -193,6 +210,12 @@ Action add_run_command(CLI::App& app) {
   add_random_seed_option(app, options->seed, "seed of the random inputs");
   add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
                          {"N", "timed repetitions, the fastest counts", ""});
+  add_value(app, "--flight",
+            {"FOLDER",
+             "when the run fails, every rank that still can writes what it did last to "
+             "FOLDER/rank-R.json; \"\" for none",
+             "PLAN.flight with mpi and gloo, none with inproc"},
+            [options](const std::string& folder) { options->flight_folder = folder; });
   add_cluster_option(app, options->cluster,
                      "refuse a plan that is for another number of devices; with --predict, the "
                      "machine to predict on",

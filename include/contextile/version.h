@@ -1,0 +1,11 @@
+// Which library this is.
+#pragma once
+
+#include <string_view>
+
+namespace contextile {
+
+// Of the library that is linked, as "0.1.0".
+[[nodiscard]] std::string_view version();
+
+}  // namespace contextile

@@ -1,0 +1,7 @@
+#include "contextile/version.h"
+
+namespace contextile {
+
+std::string_view version() { return CONTEXTILE_VERSION; }
+
+}  // namespace contextile

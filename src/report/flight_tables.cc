@@ -1,0 +1,123 @@
+#include "report/flight_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/quote.h"
+#include "report/json.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kMostListed = 4;
+
+void append_transfers(const FlightRecord& record, bool sends, std::string& text) {
+  std::size_t listed = 0;
+  for (const FlightTransfer& transfer : record.transfers) {
+    if (transfer.is_send != sends) continue;
+    if (listed++ == kMostListed) {
+      text += ", …";
+      return;
+    }
+    text += fmt::format("{}{} rank {}: {} bytes", text.empty() ? "" : ", ", sends ? "to" : "from",
+                        transfer.peer.value, transfer.size_bytes);
+    if (transfer.units.empty()) continue;
+    text += fmt::format(
+        " ({}{})", printable(transfer.units.front()),
+        transfer.num_units > 1 ? fmt::format(" and {} more", transfer.num_units - 1) : "");
+  }
+}
+
+// Seconds in its last step.
+Cell seconds_in(const FlightRecord& record) {
+  const FlightStep* step = last_step(record);
+  if (step == nullptr) return std::monostate();
+  return 1e-6 * static_cast<double>(record.failed_us - step->began_us);
+}
+
+}  // namespace
+
+std::string step_text(const FlightStep& step) {
+  std::string text = printable(step.op);
+  if (step.direction) {
+    text +=
+        fmt::format(", {} of mask {}, round {}", to_string(*step.direction), step.mask, step.round);
+  }
+  if (step.instruction >= 0) text += fmt::format(", instruction {}", step.instruction);
+  return text;
+}
+
+const FlightStep* last_step(const FlightRecord& record) {
+  if (record.steps.empty() || record.steps.back().ended_us != -1) return nullptr;
+  return &record.steps.back();
+}
+
+std::string waits_for_text(const FlightRecord& record) {
+  std::string text;
+  append_transfers(record, false, text);
+  append_transfers(record, true, text);
+  return text;
+}
+
+Table flight_table(std::span<const FlightRecord> records) {
+  Table table({{"rank", "rank"},
+               {"host", "host"},
+               {"process", "process"},
+               {"was_in", "was in"},
+               {"seconds", "for, s"},
+               {"waits_for", ""},
+               {"error", ""}},
+              60);
+  std::size_t next = 0;
+  for (std::int32_t r = 0; r < records.front().num_ranks; ++r) {
+    const std::string rank = fmt::format("{}", r);
+    if (next == records.size() || records[next].rank.value != r) {
+      table.add_row({rank, {}, {}, {}, {}, {}, {}}, "no record");
+      continue;
+    }
+    const FlightRecord& record = records[next++];
+    const FlightStep* step = last_step(record);
+    table.add_row({rank, printable(record.host), record.process,
+                   step == nullptr ? std::string("no call") : step_text(*step), seconds_in(record),
+                   waits_for_text(record), without_orders(record.error)});
+  }
+  return table;
+}
+
+std::string flight_text(std::span<const FlightRecord> records, const FlightVerdict& verdict) {
+  const FlightRecord& first = records.front();
+  std::string text = fmt::format(
+      "group     {} ranks over {}, contextile {}\nplan      {}\n", first.num_ranks,
+      printable(first.transport), printable(first.version),
+      first.plan.empty()
+          ? std::string("none yet")
+          : fmt::format("{}, strategy {}", printable(first.plan), printable(first.strategy)));
+  text += "verdict   " + wrap(verdict.summary, kTextColumns, {10, 10}) + "\n\n";
+  text += flight_table(records).text() + "\n";
+  for (const FlightRecord& record : records) {
+    const std::string label = fmt::format("rank {:<5}", record.rank.value);
+    const std::string waits = waits_for_text(record);
+    text += label + wrap(without_orders(record.error), kTextColumns, {10, 10}) + "\n";
+    if (!waits.empty()) {
+      text += std::string(10, ' ') + wrap("open: " + waits, kTextColumns, {10, 10}) + "\n";
+    }
+  }
+  return text;
+}
+
+Json flight_json(std::span<const FlightRecord> records, const FlightVerdict& verdict) {
+  Json culprits = Json::array();
+  for (const FlightVerdict::Culprit& culprit : verdict.culprits) {
+    culprits.push_back({{"rank", culprit.rank.value}, {"why", culprit.why}});
+  }
+  Json listed = Json::array();
+  for (const FlightRecord& record : records) listed.push_back(Json::parse(to_json(record)));
+  return {{"num_ranks", records.front().num_ranks},
+          {"culprits", std::move(culprits)},
+          {"summary", verdict.summary},
+          {"ranks", flight_table(records).json()},
+          {"records", std::move(listed)}};
+}
+
+}  // namespace contextile

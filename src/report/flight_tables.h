@@ -1,0 +1,27 @@
+// Flight records as text and JSON.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "contextile/flight_record.h"
+#include "report/table.h"
+
+namespace contextile {
+
+// "wait, backward of mask 0, round 0, instruction 4"; "no step" without one.
+[[nodiscard]] std::string step_text(const FlightStep& step);
+// The step the rank was in when it failed; null: in none.
+[[nodiscard]] const FlightStep* last_step(const FlightRecord& record);
+// "rank 2: 930304 bytes (dq of block 5, group 2; …)" of all open receives, then sends; "" of none.
+[[nodiscard]] std::string waits_for_text(const FlightRecord& record);
+
+// A row for every rank of the group, those without a record, too.
+[[nodiscard]] Table flight_table(std::span<const FlightRecord> records);
+// What it is about, who stopped the group, the table, every rank's error.
+[[nodiscard]] std::string flight_text(std::span<const FlightRecord> records,
+                                      const FlightVerdict& verdict);
+[[nodiscard]] Json flight_json(std::span<const FlightRecord> records, const FlightVerdict& verdict);
+
+}  // namespace contextile

@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "contextile/flight_record.h"
+
+namespace contextile {
+namespace {
+
+using Culprits = std::vector<FlightVerdict::Culprit>;
+using Records = std::span<const FlightRecord>;
+
+// When somebody noticed first.
+std::int64_t first_failure_us(Records records) {
+  return std::ranges::min_element(records, {}, &FlightRecord::failed_us)->failed_us;
+}
+
+// What the rank was in at that time; null: in nothing that is recorded.
+const FlightStep* step_at(const FlightRecord& record, std::int64_t time_us) {
+  for (const FlightStep& step : record.steps) {
+    if (step.began_us <= time_us && (step.ended_us == -1 || step.ended_us > time_us)) return &step;
+  }
+  return nullptr;
+}
+
+// Ranks whose value is not that of most; of two that are as many, the first rank's counts. A rank
+// may have failed before it had one.
+Culprits odd_ones(Records records, std::string_view what, std::string FlightRecord::*value) {
+  std::map<std::string, std::int64_t> counts;
+  for (const FlightRecord& record : records) {
+    if (!(record.*value).empty()) ++counts[record.*value];
+  }
+  if (counts.empty()) return {};
+  const auto first = std::ranges::find_if_not(
+      records, [&](const FlightRecord& record) { return (record.*value).empty(); });
+  const std::string* usual = &((*first).*value);
+  for (const auto& [text, count] : counts) {
+    if (count > counts[*usual]) usual = &text;
+  }
+  Culprits culprits;
+  for (const FlightRecord& record : records) {
+    if ((record.*value).empty() || record.*value == *usual) continue;
+    culprits.push_back({record.rank, fmt::format("has {} {}, most have {}", what,
+                                                 printable(record.*value), printable(*usual))});
+  }
+  return culprits;
+}
+
+Culprits with_own_errors(Records records) {
+  Culprits culprits;
+  for (const FlightRecord& record : records) {
+    if (record.is_cause) {
+      culprits.push_back({record.rank, "failed by itself: " + without_orders(record.error)});
+    }
+  }
+  return culprits;
+}
+
+Culprits without_record(Records records) {
+  Culprits culprits;
+  std::size_t next = 0;
+  for (std::int32_t r = 0; r < records.front().num_ranks; ++r) {
+    if (next < records.size() && records[next].rank.value == r) {
+      ++next;
+      continue;
+    }
+    culprits.push_back(
+        {Rank{r}, "wrote no record: killed, stopped, or where it cannot be reached"});
+  }
+  return culprits;
+}
+
+// Ranks that did not wait while others did.
+Culprits at_work(Records records) {
+  const std::int64_t time_us = first_failure_us(records);
+  Culprits culprits;
+  for (const FlightRecord& record : records) {
+    const FlightStep* step = step_at(record, time_us);
+    if (step != nullptr && step->is_wait()) continue;
+    if (step == nullptr) {
+      culprits.push_back({record.rank, "was outside of any call"});
+      continue;
+    }
+    const double seconds = 1e-6 * static_cast<double>(time_us - step->began_us);
+    culprits.push_back({record.rank, fmt::format("was in {} for {:.3g} s while others waited",
+                                                 printable(step->op), seconds)});
+  }
+  // All at work: nobody waited for anybody, so that says nothing.
+  if (culprits.size() == records.size()) culprits.clear();
+  return culprits;
+}
+
+// Messages by (from, to), as the ranks at both ends have them.
+struct OpenPair {
+  bool sent = false;
+  bool expected = false;
+};
+using OpenPairs = std::map<std::pair<Rank, Rank>, OpenPair>;
+
+OpenPairs open_pairs(Records records) {
+  OpenPairs pairs;
+  for (const FlightRecord& record : records) {
+    for (const FlightTransfer& transfer : record.transfers) {
+      if (transfer.is_send) {
+        pairs[{record.rank, transfer.peer}].sent = true;
+      } else {
+        pairs[{transfer.peer, record.rank}].expected = true;
+      }
+    }
+  }
+  return pairs;
+}
+
+// Ends of connections on which both ranks waited: the rank that is on all of them, or all.
+Culprits cut_off(const OpenPairs& pairs) {
+  std::map<Rank, std::set<Rank>> peers;
+  std::size_t num_pairs = 0;
+  for (const auto& [ends, open] : pairs) {
+    if (!open.sent || !open.expected) continue;
+    num_pairs += peers[ends.first].insert(ends.second).second ? 1 : 0;
+    peers[ends.second].insert(ends.first);
+  }
+  std::set<std::pair<Rank, Rank>> links;
+  for (const auto& [rank, others] : peers) {
+    for (const Rank other : others) links.emplace(std::min(rank, other), std::max(rank, other));
+  }
+  Culprits all;
+  for (const auto& [rank, others] : peers) {
+    const FlightVerdict::Culprit culprit{
+        rank,
+        fmt::format("waited with {} other{} at the other end, and nothing moved: the connection",
+                    others.size(), others.size() == 1 ? "" : "s")};
+    if (others.size() > 1 && others.size() == links.size()) return {culprit};
+    all.push_back(culprit);
+  }
+  return all;
+}
+
+// Ranks that never posted what another waits for.
+Culprits silent_ends(const OpenPairs& pairs) {
+  std::map<Rank, std::string> why;
+  for (const auto& [ends, open] : pairs) {
+    if (open.sent == open.expected) continue;
+    const auto& [from, to] = ends;
+    if (open.expected) {
+      why[from] = fmt::format("never sent what rank {} waited for", to.value);
+    } else {
+      why[to] = fmt::format("never took what rank {} sent", from.value);
+    }
+  }
+  Culprits culprits;
+  for (auto& [rank, text] : why) culprits.push_back({rank, std::move(text)});
+  return culprits;
+}
+
+std::string summary_of(const Culprits& culprits, Records records) {
+  if (culprits.empty()) {
+    return "The records do not tell which rank stopped the group: all of them waited.";
+  }
+  constexpr std::size_t kShown = 4;
+  std::string text;
+  for (std::size_t i = 0; i < culprits.size() && i < kShown; ++i) {
+    text += fmt::format("{}Rank {} {}.", text.empty() ? "" : " ", culprits[i].rank.value,
+                        culprits[i].why);
+  }
+  if (culprits.size() > kShown) text += fmt::format(" {} more.", culprits.size() - kShown);
+  return text +
+         fmt::format(" {} of {} ranks wrote a record.", records.size(), records.front().num_ranks);
+}
+
+}  // namespace
+
+FlightVerdict judge_flight(std::span<const FlightRecord> records) {
+  CONTEXTILE_CHECK(!records.empty(), "flight: expected at least one record, found none");
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    CONTEXTILE_CHECK(records[i].num_ranks == records[0].num_ranks &&
+                         (i == 0 || records[i - 1].rank < records[i].rank),
+                     "flight: expected records of one group by rank, found rank {} of {}",
+                     records[i].rank.value, records[i].num_ranks);
+  }
+  FlightVerdict verdict;
+  Culprits& culprits = verdict.culprits;
+  culprits = odd_ones(records, "version", &FlightRecord::version);
+  if (culprits.empty()) culprits = odd_ones(records, "plan", &FlightRecord::plan);
+  if (culprits.empty()) culprits = with_own_errors(records);
+  if (culprits.empty()) culprits = without_record(records);
+  if (culprits.empty()) culprits = at_work(records);
+  const OpenPairs pairs = open_pairs(records);
+  if (culprits.empty()) culprits = cut_off(pairs);
+  if (culprits.empty()) culprits = silent_ends(pairs);
+  verdict.summary = summary_of(culprits, records);
+  return verdict;
+}
+
+}  // namespace contextile
