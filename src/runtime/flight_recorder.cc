@@ -50,6 +50,7 @@ void FlightRecorder::begin(const RecordedStep& what) {
 
 void FlightRecorder::forget_plan() {
   for (Entry& entry : entries_) entry.step.launch = nullptr;
+  written_ = false;
 }
 
 std::vector<FlightTransfer> FlightRecorder::transfers() const {

@@ -68,8 +68,7 @@ Culprits without_record(Records records) {
       ++next;
       continue;
     }
-    culprits.push_back(
-        {Rank{r}, "wrote no record: killed, stopped, or where it cannot be reached"});
+    culprits.push_back({Rank{r}, "wrote no record: killed, stopped, out of reach, or done before"});
   }
   return culprits;
 }
@@ -82,6 +81,7 @@ Culprits at_work(Records records) {
     const FlightStep* step = step_at(record, time_us);
     if (step != nullptr && step->is_wait()) continue;
     if (step == nullptr) {
+      if (!record.transfers.empty()) continue;  // it waited for messages of its own
       culprits.push_back({record.rank, "was outside of any call"});
       continue;
     }
@@ -140,20 +140,31 @@ Culprits cut_off(const OpenPairs& pairs) {
   return all;
 }
 
-// Ranks that never posted what another waits for.
+// Ranks that never sent what another waited for, and waited for nothing of that kind themselves; or
+// that never took what another sent.
 Culprits silent_ends(const OpenPairs& pairs) {
-  std::map<Rank, std::string> why;
+  std::map<Rank, Rank> unsent;  // who never sent, to whom
+  std::map<Rank, Rank> untaken;
+  std::set<Rank> waiting;
   for (const auto& [ends, open] : pairs) {
     if (open.sent == open.expected) continue;
     const auto& [from, to] = ends;
     if (open.expected) {
-      why[from] = fmt::format("never sent what rank {} waited for", to.value);
+      unsent.emplace(from, to);
+      waiting.insert(to);
     } else {
-      why[to] = fmt::format("never took what rank {} sent", from.value);
+      untaken.emplace(to, from);
     }
   }
   Culprits culprits;
-  for (auto& [rank, text] : why) culprits.push_back({rank, std::move(text)});
+  for (const auto& [rank, peer] : unsent) {
+    if (waiting.contains(rank)) continue;
+    culprits.push_back({rank, fmt::format("never sent what rank {} waited for", peer.value)});
+  }
+  if (!unsent.empty()) return culprits;
+  for (const auto& [rank, peer] : untaken) {
+    culprits.push_back({rank, fmt::format("never took what rank {} sent", peer.value)});
+  }
   return culprits;
 }
 

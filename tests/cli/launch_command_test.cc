@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -49,6 +50,26 @@ TEST_F(Launch, RanksAsProcessesHaveTheBitsOfThreads) {
   EXPECT_EQ(json::parse(processes.out).at("transport"), "gloo");
   EXPECT_EQ(comparable(processes.out), comparable(threads.out));
   EXPECT_NE(comparable(threads.out).at(0).at("result_bits"), "0000000000000000");
+}
+
+TEST_F(Launch, RanksWithDifferentPlansLeaveRecordsThatNameTheOddOne) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::string usual = small_plan("0.plan");
+  const std::string odd = small_plan("2.plan", {"--strategy", "zigzag"});
+  for (const char* name : {"1.plan", "3.plan"}) std::filesystem::copy_file(usual, path(name));
+  ASSERT_NE(read(usual), read(odd));
+  const std::string program = CONTEXTILE_PROGRAM;
+  const Outcome outcome =
+      contextile({"launch", "-n", "4", "--", program, "run", path("{rank}.plan"), "--transport",
+                  "gloo", "--rank", "{rank}", "--rendezvous", "{rendezvous}", "--run-id",
+                  "{run-id}", "--flight", path("f")});
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("expected one plan on all ranks, found digest"));
+  const Outcome report = contextile({"report", path("f"), "--json"});
+  ASSERT_EQ(report.exit_code, 0) << report.err;
+  const json culprits = json::parse(report.out).at("culprits");
+  ASSERT_EQ(culprits.size(), 1U) << culprits;
+  EXPECT_EQ(culprits[0].at("rank"), 2);
 }
 
 TEST_F(Launch, TwoLaunchesOfOneGroupMeetInAFolder) {

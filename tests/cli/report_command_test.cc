@@ -83,6 +83,68 @@ TEST_F(ReportCommand, KeepsToTheSizeAskedFor) {
   EXPECT_THAT(read(plan + ".html"), HasSubstr("To keep the page small"));
 }
 
+// Of a group of two ranks: rank 0 waited, rank 1 wrote none.
+std::string flight_record(const std::string& host) {
+  return json({{"contextile_flight", 1},
+               {"rank", 0},
+               {"num_ranks", 2},
+               {"transport", "gloo"},
+               {"version", "0.1.0"},
+               {"host", host},
+               {"process", 7},
+               {"plan", "00ff"},
+               {"strategy", "ring"},
+               {"error", "<b>"},
+               {"is_cause", false},
+               {"failed_us", 9'000'000},
+               {"num_steps", 1},
+               {"steps",
+                {{{"op", "wait"},
+                  {"call", 1},
+                  {"direction", "backward"},
+                  {"mask", 0},
+                  {"round", 0},
+                  {"instruction", 4},
+                  {"ticket", 3},
+                  {"began_us", 7'000'000},
+                  {"ended_us", -1}}}},
+               {"transfers",
+                {{{"ticket", 3},
+                  {"peer", 1},
+                  {"send", false},
+                  {"bytes", 4096},
+                  {"units", {"kv of block 3, group 0"}},
+                  {"num_units", 5}}}}})
+      .dump();
+}
+
+TEST_F(ReportCommand, SaysWhoStoppedAGroup) {
+  std::filesystem::create_directory(path("p.flight"));
+  const std::string record =
+      file("p.flight/rank-0.json", flight_record("<script>alert(1)</script>"));
+  const Outcome outcome = contextile({"report", path("p.flight/")});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("Rank 1 wrote no record"));
+  EXPECT_THAT(outcome.out, HasSubstr("wait, backward of mask 0, round 0, instruction 4"));
+  EXPECT_THAT(outcome.out,
+              HasSubstr("from rank 1: 4096 bytes (kv of block 3, group 0 and 4 more)"));
+  const std::string page = read(path("p.flight.html"));
+  EXPECT_THAT(page, HasSubstr("rank 0 waits for 4096 bytes from rank 1"));
+  EXPECT_THAT(page, HasSubstr("2 s, never ended"));
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+  EXPECT_THAT(page, Not(HasSubstr("<b>")));
+  const Outcome with_json =
+      contextile({"report", path("p.flight"), "--json", "-o", path("x.html")});
+  const json document = json::parse(with_json.out);
+  EXPECT_EQ(document["culprits"][0]["rank"], 1);
+  EXPECT_EQ(document["records"][0], json::parse(read(record)));
+  expect_bad_input(contextile({"report", path("p.flight"), path("p.flight")}), {"no second plan"});
+  expect_bad_input(contextile({"report", path("p.flight"), "-o", record}), {"--output"});
+  static_cast<void>(file("p.flight/rank-1.json", "{}"));
+  expect_bad_input(contextile({"report", path("p.flight")}), {"rank-1.json", "contextile_flight"});
+  expect_bad_input(contextile({"report", path("")}), {"expected flight records", "found none"});
+}
+
 TEST_F(ReportCommand, ExplainsBadInput) {
   const std::string plan = small_plan("a.plan");
   expect_bad_input(contextile({"report"}), {"PLAN"});
