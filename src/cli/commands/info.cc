@@ -23,6 +23,7 @@
 #include "contextile/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/registry.h"
+#include "contextile/store.h"
 #include "contextile/strategy.h"
 #include "report/json.h"
 #include "report/table.h"
@@ -71,6 +72,15 @@ std::vector<BuildPart> kernel_parts() {
   for (const BuildPart& part : known) {
     const auto same_name = [&part](const BuildPart& other) { return part.name == other.name; };
     if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
+  }
+  return parts;
+}
+
+std::vector<BuildPart> store_parts() {
+  std::vector<BuildPart> parts;
+  for (const StoreKind& kind : store_kinds()) {
+    parts.push_back({std::string(kind.scheme), fmt::format("{}: {}", kind.address, kind.summary),
+                     std::string(kind.missing)});
   }
   return parts;
 }
@@ -163,6 +173,7 @@ Json info_json() {
           {"cpu", cpu_flags()},
           {"hardware_threads", std::thread::hardware_concurrency()},
           {"transports", parts_json(transport_parts())},
+          {"stores", parts_json(store_parts())},
           {"kernels", parts_json(kernel_parts())},
           {"preferred_kernel", preferred_kernel(Dtype::kBf16).name()},
           {"preferred_kernels", std::move(preferred)},
@@ -177,6 +188,7 @@ std::string info_text() {
       fmt::format("contextile {}, compiler {}\nCPU: {}; {} hardware threads\n", version(),
                   __VERSION__, joined(cpu_flags()), std::thread::hardware_concurrency());
   text += "\nTRANSPORTS\n" + parts_text(transport_parts());
+  text += "\nSTORES\n" + parts_text(store_parts());
   text += "\nKERNELS\n" + parts_text(kernel_parts());
   text += "\nCLUSTERS\n" + named_text(cluster_presets());
   text += "\nSTRATEGIES\n" + strategies_text();

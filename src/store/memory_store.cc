@@ -1,0 +1,110 @@
+// Values of one process.
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "store/implementations.h"
+
+namespace contextile {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class MemoryStore : public Store {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "memory:"; }
+
+ protected:
+  [[nodiscard]] bool do_put(Key key, Bytes value, Milliseconds expiry) override {
+    const std::scoped_lock lock(mutex_);
+    if (live(key) != nullptr) return false;
+    set(key, value, expiry);
+    return true;
+  }
+
+  void do_replace(Key key, Bytes value, Milliseconds expiry) override {
+    const std::scoped_lock lock(mutex_);
+    set(key, value, expiry);
+  }
+
+  [[nodiscard]] std::optional<StoreValue> do_get(Key key) override {
+    const std::scoped_lock lock(mutex_);
+    const Entry* entry = live(key);
+    if (entry == nullptr) return std::nullopt;
+    return entry->value;
+  }
+
+  [[nodiscard]] std::optional<StoreValue> do_pull(Key key, Milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    const Entry* entry = nullptr;
+    stored_.wait_until(lock, Clock::now() + timeout, [&] {
+      entry = live(key);
+      return entry != nullptr;
+    });
+    if (entry == nullptr) return std::nullopt;
+    return entry->value;
+  }
+
+  [[nodiscard]] bool do_erase(Key key) override {
+    const std::scoped_lock lock(mutex_);
+    if (live(key) == nullptr) return false;
+    entries_.erase(entries_.find(key));
+    return true;
+  }
+
+  [[nodiscard]] bool do_renew(Key key, Bytes value, Milliseconds expiry) override {
+    const std::scoped_lock lock(mutex_);
+    Entry* entry = live(key);
+    if (entry == nullptr ||
+        !std::equal(value.begin(), value.end(), entry->value.begin(), entry->value.end())) {
+      return false;
+    }
+    entry->end = Clock::now() + expiry;
+    return true;
+  }
+
+ private:
+  struct Entry {
+    StoreValue value;
+    Clock::time_point end;
+  };
+
+  // Null, and nothing is kept, when its life is over.
+  Entry* live(Key key) {
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) return nullptr;
+    if (found->second.end > Clock::now()) return &found->second;
+    entries_.erase(found);
+    return nullptr;
+  }
+
+  void set(Key key, Bytes value, Milliseconds expiry) {
+    // What nobody asks for again goes now and then, so that memory is bounded by what lives.
+    if (++num_stored_ % kSweepInterval == 0) {
+      std::erase_if(entries_, [now = Clock::now()](const auto& e) { return e.second.end <= now; });
+    }
+    entries_.insert_or_assign(std::string(key),
+                              Entry{{value.begin(), value.end()}, Clock::now() + expiry});
+    stored_.notify_all();
+  }
+
+  static constexpr std::int64_t kSweepInterval = 256;
+
+  std::mutex mutex_;
+  std::condition_variable stored_;
+  std::map<std::string, Entry, std::less<>> entries_;
+  std::int64_t num_stored_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> open_memory_store(std::string_view rest, const StoreOptions&) {
+  CONTEXTILE_CHECK(rest.empty(), "store: expected nothing behind memory:, found {}", quote(rest));
+  return std::make_unique<MemoryStore>();
+}
+
+}  // namespace contextile

@@ -1,0 +1,64 @@
+// One connection to a Redis server.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/redis_address.h"
+
+struct redisContext;
+
+namespace contextile {
+
+// The connection cannot be made or is lost; another may do better.
+class ConnectionLost : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+// The server has answered that it will not. No other connection does better.
+class RedisRefusal : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct RedisReply {
+  enum class Kind : std::uint8_t { kNothing, kNumber, kText };
+  Kind kind = Kind::kNothing;
+  std::int64_t number = 0;
+  std::vector<std::uint8_t> text = {};
+};
+
+class RedisConnection {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  // Connects, says who it is and chooses the database, each within `timeout`. Throws
+  // ConnectionLost, RedisRefusal.
+  RedisConnection(const RedisAddress& address, Milliseconds timeout);
+  ~RedisConnection();
+  RedisConnection(const RedisConnection&) = delete;
+  RedisConnection& operator=(const RedisConnection&) = delete;
+
+  // Sends a command and waits for its answer, at most `timeout` without a byte moving. Throws
+  // ConnectionLost, after which there is nothing more to do with the connection, and RedisRefusal.
+  [[nodiscard]] RedisReply call(std::span<const std::string_view> words, Milliseconds timeout);
+
+ private:
+  struct Free {
+    void operator()(redisContext* context) const;
+  };
+
+  void set_timeout(Milliseconds timeout);
+  void send(std::string_view bytes);
+  [[noreturn]] void fail_lost(std::string_view what) const;
+
+  std::unique_ptr<redisContext, Free> context_;
+};
+
+}  // namespace contextile
