@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -169,6 +170,9 @@ struct Plan {
   double padded_bytes_factor = 1;  // as in the arrangement
   double padded_pairs_factor = 1;
   std::uint64_t digest = 0;  // XXH3 of the canonical bytes with this field zero
+  // Valid in what deserialize_slice returns: this rank alone has local blocks and programs, those
+  // of all others are empty. What needs the whole plan refuses it (check_whole).
+  Rank slice_of;
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
   [[nodiscard]] std::int32_t node_of(Rank rank) const { return rank.value / devices_per_node; }
@@ -178,5 +182,10 @@ struct Plan {
   // Whether any device has a program of that direction.
   [[nodiscard]] bool has_direction(Direction direction) const;
 };
+
+// Throws InvalidPlan when the plan is a slice: "simulate: expected a whole plan, found …".
+void check_whole(const Plan& plan, std::string_view operation);
+// The same unless it is a slice of that rank.
+void check_has_rank(const Plan& plan, Rank rank, std::string_view operation);
 
 }  // namespace contextile

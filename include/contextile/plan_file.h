@@ -20,6 +20,18 @@ namespace contextile {
 // Throws InvalidPlan: wrong magic, version, truncation, corruption, sizes that do not fit. `where`
 // names the source in messages.
 [[nodiscard]] Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where);
+
+// What one rank needs of a plan, a fraction of its bytes: everything but the programs of others.
+// The digest is the whole plan's and is checked; what the slice says of other ranks is the size and
+// hash of their sections. Throws as serialize does, and InvalidArgument on a rank the plan lacks.
+// O(plan): for every rank, make all of them at once.
+[[nodiscard]] std::vector<std::uint8_t> serialize_slice(const Plan& plan, Rank rank);
+[[nodiscard]] std::vector<std::vector<std::uint8_t>> serialize_slices(const Plan& plan);  // by rank
+// The plan with slice_of set: an Executor of that rank runs it, as if it were whole. What needs all
+// programs refuses it. Throws InvalidPlan as deserialize does. O(manifest + the rank's programs),
+// and a few bytes for every other rank.
+[[nodiscard]] Plan deserialize_slice(std::span<const std::uint8_t> bytes, std::string_view where);
+
 // XXH3-64 of the canonical bytes: what the file holds before zstd, each section by size and hash.
 // Throws InvalidPlan when ids do not fit the plan, as there are no such bytes then.
 [[nodiscard]] std::uint64_t compute_digest(const Plan& plan);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "plan/size_text.h"
 
 namespace contextile {
@@ -66,6 +67,18 @@ bool Plan::has_direction(Direction direction) const {
     }
     return false;
   });
+}
+
+void check_whole(const Plan& plan, std::string_view operation) {
+  if (!plan.slice_of.valid()) return;
+  fail_plan("{}: expected a whole plan, found the slice of rank {}", operation,
+            plan.slice_of.value);
+}
+
+void check_has_rank(const Plan& plan, Rank rank, std::string_view operation) {
+  if (!plan.slice_of.valid() || plan.slice_of == rank) return;
+  fail_plan("{}: expected a plan with rank {}, found the slice of rank {}", operation, rank.value,
+            plan.slice_of.value);
 }
 
 }  // namespace contextile

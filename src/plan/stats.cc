@@ -209,6 +209,7 @@ std::optional<DirectionStats> count_direction(const Plan& plan, Direction direct
 
 DeviceMemory device_memory(const Plan& plan, std::size_t round_index, std::size_t mask,
                            Direction direction, Rank rank) {
+  check_has_rank(plan, rank, "device memory");
   const PlanRound& round = plan.rounds[round_index];
   const DeviceProgram& device = round.devices[rank.index()];
   const std::optional<Program>& program = device.programs[mask].of(direction);
@@ -233,6 +234,7 @@ DeviceMemory device_memory(const Plan& plan, std::size_t round_index, std::size_
 }
 
 PlanStats statistics(const Plan& plan) {
+  check_whole(plan, "statistics");
   PlanStats stats;
   stats.tokens = plan.num_tokens();
   std::vector<double> owned_tokens(static_cast<std::size_t>(plan.num_devices()));

@@ -38,6 +38,7 @@ std::vector<Range> local_ranges(const Plan& plan, Rank rank) {
   CONTEXTILE_CHECK(rank.valid() && rank.value < plan.num_devices(),
                    "local tokens: expected a rank among 0 … {}, found {}", plan.num_devices() - 1,
                    rank.value);
+  check_has_rank(plan, rank, "local tokens");
   std::vector<Range> ranges;
   for (const PlanRound& round : plan.rounds) {
     for (const BlockId block : round.devices[rank.index()].local_blocks) {

@@ -1,9 +1,12 @@
 // How far a program may run before its handle is finished.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <vector>
 
 #include "contextile/plan.h"
+#include "contextile/transport.h"
 
 namespace contextile {
 
@@ -14,5 +17,11 @@ namespace contextile {
 // · rounds of cutting).
 [[nodiscard]] std::size_t begin_cut(const PlanRound& round, std::size_t mask, Direction direction,
                                     Rank rank);
+
+// The same of every mask and direction, where ranks may hold slices and know only their own
+// programs: each tells the others what it launches before its first wait. Collective; the result of
+// begin_cut for this transport's rank. Throws TransportError when a peer says nonsense.
+using BeginCuts = std::vector<std::array<std::size_t, 2>>;  // by mask and Direction
+[[nodiscard]] BeginCuts exchange_begin_cuts(const PlanRound& round, Transport& transport);
 
 }  // namespace contextile

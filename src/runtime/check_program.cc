@@ -193,6 +193,7 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
   }
   for (std::size_t r = 0; r < num_devices; ++r) {
     const DeviceProgram& device = round.devices[r];
+    if (plan.slice_of.valid() && plan.slice_of.index() != r) continue;  // has nothing
     if (device.programs.size() != round.masks.size()) {
       fail_plan("{} rank {}: expected a program for each of {} masks, found {}", where, r,
                 round.masks.size(), device.programs.size());
@@ -204,7 +205,8 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
       }
     }
     for (std::size_t m = 0; m < round.masks.size(); ++m) {
-      const ProgramPair& first = round.devices[0].programs[m];
+      const std::size_t any = plan.slice_of.valid() ? r : 0;
+      const ProgramPair& first = round.devices[any].programs[m];
       if (device.programs[m].forward.has_value() != first.forward.has_value() ||
           device.programs[m].backward.has_value() != first.backward.has_value()) {
         fail_plan("{} rank {} mask {}: expected the directions rank 0 has, found others", where, r,

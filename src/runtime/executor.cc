@@ -138,7 +138,8 @@ namespace {
 // What all ranks must agree on. Its layout stays, so that versions can tell each other apart.
 struct PlanIdentity {
   std::uint64_t digest = 0;
-  std::int64_t num_devices = 0;
+  std::int32_t num_devices = 0;
+  std::int32_t slice_of = -1;
   std::array<char, 16> version{};
 
   [[nodiscard]] std::string_view version_text() const {
@@ -147,13 +148,14 @@ struct PlanIdentity {
 };
 
 PlanIdentity identity_of(const Plan& plan) {
-  PlanIdentity identity{plan.digest, plan.num_devices(), {}};
+  PlanIdentity identity{plan.digest, plan.num_devices(), plan.slice_of.value, {}};
   version().copy(identity.version.data(), identity.version.size());
   return identity;
 }
 
-// Every rank throws alike when plans differ, so nobody is left waiting.
-void check_same_plan(Transport& transport, const PlanIdentity& mine) {
+// Every rank throws alike when plans differ, so nobody is left waiting. Returns whether any rank
+// has only a slice.
+bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
   const std::vector<std::vector<std::byte>> all =
       all_gather(transport, std::as_bytes(std::span(&mine, 1)));
   std::vector<PlanIdentity> plans(all.size());
@@ -178,6 +180,15 @@ void check_same_plan(Transport& transport, const PlanIdentity& mine) {
     fail_plan("prepare: expected a plan for {} ranks, found one for {} on rank {}",
               transport.size(), plans[r].num_devices, r);
   }
+  bool any_slice = false;
+  for (std::size_t r = 0; r < plans.size(); ++r) {
+    if (plans[r].slice_of < 0) continue;
+    any_slice = true;
+    if (std::cmp_equal(plans[r].slice_of, r)) continue;
+    fail_plan("prepare: expected the slice of rank {} on rank {}, found that of rank {}", r, r,
+              plans[r].slice_of);
+  }
+  return any_slice;
 }
 
 }  // namespace
@@ -188,11 +199,18 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
   FlightRecorder& recorder = state.recorder;
   recorder.forget_plan();
   state.recorded(plan.get(), [&] {
-    recorder.step({"exchange"}, [&] { check_same_plan(state.transport, identity_of(*plan)); });
+    const bool any_slice = recorder.step(
+        {"exchange"}, [&] { return check_same_plan(state.transport, identity_of(*plan)); });
     state.collectively([&] {
+      PreparedPlan prepared = recorder.step(
+          {"prepare"}, [&] { return prepare_plan(plan, state.transport.rank(), state.kernel); });
+      if (any_slice && !prepared.rounds.empty()) {
+        recorder.step({"exchange"}, [&] {
+          prepared.begin_cuts = exchange_begin_cuts(*prepared.rounds[0].round, state.transport);
+        });
+      }
       recorder.step({"prepare"}, [&] {
-        state.plan = std::make_shared<const PreparedPlan>(
-            prepare_plan(plan, state.transport.rank(), state.kernel));
+        state.plan = std::make_shared<const PreparedPlan>(std::move(prepared));
         if (state.num_buffers == 0) state.add_buffer();
         for (const auto& buffer : state.idle) state.reserve(*buffer);
       });

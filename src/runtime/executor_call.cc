@@ -155,7 +155,9 @@ void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport
     const Stopwatch stopwatch(stats_.total_s);
     if (num_rounds() == 0) return;
     recorder_->step(step("rows"), [this] { start_round(); });
-    run_->run_until(begin_cut(*round().round, mask_, direction_, plan_->rank));
+    const BeginCuts& known = plan_->begin_cuts;
+    run_->run_until(known.empty() ? begin_cut(*round().round, mask_, direction_, plan_->rank)
+                                  : known[mask_][static_cast<std::size_t>(direction_)]);
   });
 }
 

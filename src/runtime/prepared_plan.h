@@ -13,6 +13,7 @@
 #include "contextile/mask.h"
 #include "contextile/plan.h"
 #include "contextile/plan_stats.h"
+#include "runtime/begin_cut.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {
@@ -80,6 +81,7 @@ struct PreparedPlan {
   std::int64_t buffer_bytes = 0;  // the largest program's, padding included
   DeviceMemory largest;           // of the program with the most bytes
   std::int64_t band_bytes = 0;    // of the bands of tiles, classified or not
+  BeginCuts begin_cuts;           // of the first round, where a rank has only a slice; else empty
 };
 
 // Throws InvalidPlan naming round, mask, direction and instruction when this rank's programs do not

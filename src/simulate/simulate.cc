@@ -216,6 +216,7 @@ Simulation simulate(const Plan& plan, const Cluster& cluster, const SimulateOpti
 
 Simulation simulate_if(const Plan& plan, const Cluster& cluster, const SimulateOptions& options,
                        const WhatIf& what_if) {
+  check_whole(plan, "simulate");
   check_cluster(cluster);
   CONTEXTILE_CHECK(
       cluster.nodes == plan.nodes && cluster.devices_per_node == plan.devices_per_node,

@@ -290,7 +290,8 @@ TEST_F(FlightRecords, ThatCannotBeWrittenLeaveTheErrorAsItIs) {
 TEST(Executor, OtherVersionsAreNamed) {
   struct OldIdentity {
     std::uint64_t digest;
-    std::int64_t num_devices = 2;
+    std::int32_t num_devices = 2;
+    std::int32_t slice_of = -1;
     std::array<char, 16> version{"0.0.9"};
   };
   const auto plan = std::make_shared<const Plan>(example_plan());

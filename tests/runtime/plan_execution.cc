@@ -42,7 +42,7 @@ OracleResult execute(const std::shared_ptr<const Plan>& plan, std::size_t mask,
         Executor executor(transport, options.kernel == nullptr ? preferred_kernel(plan->shape.dtype)
                                                                : *options.kernel);
         if (options.poison) ExecutorTesting::poison_buffers(executor);
-        executor.prepare(plan);
+        executor.prepare(options.plan_of ? options.plan_of(transport.rank()) : plan);
         LayerTensors layer(batch, plan->shape, local_tokens(*plan, transport.rank()));
         layer.poison_outputs();
         Saved saved;

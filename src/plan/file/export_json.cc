@@ -331,6 +331,7 @@ class PlanExport {
 }  // namespace
 
 void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only) {
+  check_whole(plan, "plan export");
   CONTEXTILE_CHECK(!only || (only->valid() && only->value < plan.num_devices()),
                    "expected a rank in [0, {}), found {}", plan.num_devices(), only->value);
   for (std::size_t r = 0; r < plan.rounds.size(); ++r) {

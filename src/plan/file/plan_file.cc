@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "contextile/plan_file.h"
+#include "plan/file/frame_numbers.h"
 
 namespace contextile {
 namespace {
@@ -21,19 +22,6 @@ constexpr std::size_t kFileBytesAt = 16;
 constexpr std::size_t kDigestAt = 24;
 constexpr std::size_t kChecksumAt = 32;
 constexpr std::size_t kNumSectionsAt = 40;
-
-std::uint64_t aligned_to_8(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
-
-void put(std::span<std::uint8_t> bytes, std::size_t at, std::uint64_t value, std::size_t size = 8) {
-  for (std::size_t i = 0; i < size; ++i) {
-    bytes[at + i] = static_cast<std::uint8_t>(value >> (8 * i));
-  }
-}
-std::uint64_t get(std::span<const std::uint8_t> bytes, std::size_t at, std::size_t size = 8) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{bytes[at + i]} << (8 * i);
-  return value;
-}
 
 void check_magic(std::span<const std::uint8_t> bytes, std::string_view file) {
   const std::size_t size = std::min(bytes.size(), kMagic.size());

@@ -13,6 +13,7 @@
 #include "plan/file/magnitudes.h"
 #include "plan/file/manifest.h"
 #include "plan/file/plan_file.h"
+#include "plan/file/slice_frame.h"
 
 namespace contextile {
 namespace {
@@ -38,6 +39,7 @@ void for_each_index(std::size_t count, const Work& work) {
 
 // Sections of a plan: the manifest, then every rank. Checks what all of them rely on.
 std::size_t num_sections(const Plan& plan) {
+  check_whole(plan, "plan to write");
   const auto num_devices = static_cast<std::size_t>(plan.num_devices());
   for (const PlanRound& round : plan.rounds) {
     if (round.devices.size() != num_devices) {
@@ -63,6 +65,44 @@ Bytes content_of(Decompressor& decompressor, const SectionView& section, const F
   return content;
 }
 
+// Every section, stored; `contents` says what they hold. The plan's digest is checked.
+std::vector<Section> make_sections(const Plan& plan, std::vector<ContentId>& contents) {
+  std::vector<Section> sections(num_sections(plan));
+  contents.resize(sections.size());
+  tbb::enumerable_thread_specific<Compressor> compressors;
+  for_each_index(sections.size(), [&](std::size_t i) {
+    const Bytes content = encode_section(plan, i);
+    contents[i] = identify(content);
+    sections[i] = {contents[i], compressors.local().compress(content)};
+  });
+  const std::uint64_t digest = digest_of(contents);
+  if (plan.digest != digest) {
+    fail_plan("plan to write: expected digest {} (compute_digest), found {}", digest_text(digest),
+              digest_text(plan.digest));
+  }
+  return sections;
+}
+
+// The manifest, which names as many devices as the frame.
+DecodedManifest manifest_of(Decompressor& decompressor, const SectionView& section,
+                            std::size_t num_devices, std::string_view where) {
+  DecodedManifest manifest = decode_manifest(
+      content_of(decompressor, section, {.file = where, .section = "manifest"}), where);
+  if (std::cmp_not_equal(manifest.plan.num_devices(), num_devices)) {
+    fail_plan("{}: header: expected {} devices (of the manifest), found {}", where,
+              manifest.plan.num_devices(), num_devices);
+  }
+  return manifest;
+}
+
+std::vector<DeviceProgram> device_of(Decompressor& decompressor, const DecodedManifest& manifest,
+                                     const SectionView& section, std::size_t rank,
+                                     std::string_view where) {
+  const FilePlace place{
+      .file = where, .section = "device section", .rank = static_cast<std::int64_t>(rank)};
+  return decode_device(manifest, content_of(decompressor, section, place), rank, where);
+}
+
 }  // namespace
 
 std::vector<Bytes> encode_contents(const Plan& plan) {
@@ -79,39 +119,18 @@ std::uint64_t compute_digest(const Plan& plan) {
 }
 
 std::vector<std::uint8_t> serialize(const Plan& plan) {
-  std::vector<Section> sections(num_sections(plan));
-  std::vector<ContentId> contents(sections.size());
-  tbb::enumerable_thread_specific<Compressor> compressors;
-  for_each_index(sections.size(), [&](std::size_t i) {
-    const Bytes content = encode_section(plan, i);
-    contents[i] = identify(content);
-    sections[i] = {contents[i], compressors.local().compress(content)};
-  });
-  const std::uint64_t digest = digest_of(contents);
-  if (plan.digest != digest) {
-    fail_plan("plan to write: expected digest {} (compute_digest), found {}", digest_text(digest),
-              digest_text(plan.digest));
-  }
-  return write_frame(sections);
+  std::vector<ContentId> contents;
+  return write_frame(make_sections(plan, contents));
 }
 
 Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where) {
   const PlanFileViews views = read_frame(bytes, where);
+  const std::size_t num_devices = views.devices.size();
   tbb::enumerable_thread_specific<Decompressor> decompressors;
-  DecodedManifest manifest = decode_manifest(
-      content_of(decompressors.local(), views.manifest, {.file = where, .section = "manifest"}),
-      where);
-  const auto num_devices = static_cast<std::size_t>(manifest.plan.num_devices());
-  if (num_devices != views.devices.size()) {
-    fail_plan("{}: header: expected {} devices (of the manifest), found {}", where, num_devices,
-              views.devices.size());
-  }
+  DecodedManifest manifest = manifest_of(decompressors.local(), views.manifest, num_devices, where);
   std::vector<std::vector<DeviceProgram>> devices(num_devices);
   for_each_index(num_devices, [&](std::size_t rank) {
-    const FilePlace place{
-        .file = where, .section = "device section", .rank = static_cast<std::int64_t>(rank)};
-    devices[rank] = decode_device(
-        manifest, content_of(decompressors.local(), views.devices[rank], place), rank, where);
+    devices[rank] = device_of(decompressors.local(), manifest, views.devices[rank], rank, where);
   });
   for (std::size_t r = 0; r < manifest.plan.rounds.size(); ++r) {
     std::vector<DeviceProgram>& round_devices = manifest.plan.rounds[r].devices;
@@ -119,6 +138,43 @@ Plan deserialize(std::span<const std::uint8_t> bytes, std::string_view where) {
     for (auto& device : devices) round_devices.push_back(std::move(device[r]));
   }
   manifest.plan.digest = views.header.digest;
+  check_magnitudes(manifest.plan, where);
+  return std::move(manifest.plan);
+}
+
+std::vector<Bytes> serialize_slices(const Plan& plan) {
+  std::vector<ContentId> contents;
+  const std::vector<Section> sections = make_sections(plan, contents);
+  std::vector<Bytes> slices;
+  for (std::size_t r = 1; r < sections.size(); ++r) {
+    const Rank rank{static_cast<std::int32_t>(r - 1)};
+    slices.push_back(write_slice_frame(contents, sections[0], sections[r], rank));
+  }
+  return slices;
+}
+
+Bytes serialize_slice(const Plan& plan, Rank rank) {
+  CONTEXTILE_CHECK(rank.valid() && rank.value < plan.num_devices(),
+                   "plan slice: expected a rank in [0, {}), found {}", plan.num_devices(),
+                   rank.value);
+  return std::move(serialize_slices(plan)[rank.index()]);
+}
+
+Plan deserialize_slice(std::span<const std::uint8_t> bytes, std::string_view where) {
+  const SliceViews views = read_slice_frame(bytes, where);
+  Decompressor decompressor;
+  DecodedManifest manifest = manifest_of(decompressor, views.manifest, views.num_devices, where);
+  std::vector<DeviceProgram> device =
+      device_of(decompressor, manifest, views.device, views.rank.index(), where);
+  for (std::size_t r = 0; r < manifest.plan.rounds.size(); ++r) {
+    PlanRound& round = manifest.plan.rounds[r];
+    // Nothing that goes over all devices finds less than it looks for.
+    round.devices.assign(views.num_devices,
+                         DeviceProgram{{}, std::vector<ProgramPair>(round.masks.size())});
+    round.devices[views.rank.index()] = std::move(device[r]);
+  }
+  manifest.plan.digest = views.digest;
+  manifest.plan.slice_of = views.rank;
   check_magnitudes(manifest.plan, where);
   return std::move(manifest.plan);
 }

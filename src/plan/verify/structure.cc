@@ -308,6 +308,11 @@ class UnitCheck {
 }  // namespace
 
 bool check_plan_structure(const Plan& plan, Findings& findings) {
+  if (plan.slice_of.valid()) {
+    findings.violation({}, "expected a whole plan, found the slice of rank {}",
+                       plan.slice_of.value);
+    return false;
+  }
   if (plan.nodes < 1 || plan.devices_per_node < 1 ||
       std::int64_t{plan.nodes} * plan.devices_per_node > std::numeric_limits<std::int32_t>::max()) {
     findings.violation({}, "{} nodes of {} devices", plan.nodes, plan.devices_per_node);
