@@ -37,6 +37,7 @@
 #include "contextile/pipeline.h"        // pipeline schedules
 #include "contextile/plan_estimate.h"   // how much planning would make
 #include "contextile/step_planner.h"    // a step from lengths
+#include "contextile/membership.h"      // who goes on when ranks are lost
 #include "contextile/store.h"           // values that processes share
 #include "contextile/training.h"        // what a step takes
 #include "contextile/workload_input.h"  // what front ends are given, as a workload

@@ -170,12 +170,21 @@ def cases_of(options):
 
 
 def table_of(results):
-    """Markdown: a row for each fault and place, the columns of each transport beside each other."""
-    lines = ["| fault | at | transport | others end after, s | one of their errors |", "|---|---|---|---|---|"]
-    for transport, case in sorted(results, key=lambda result: (result[1].fault, result[1].place, result[0])):
-        seconds = "" if case.seconds is None else f"{case.seconds:.2f}"
-        error = case.error if len(case.error) <= 160 else case.error[:157] + "…"
-        lines.append(f"| {case.fault} | {case.place} | {transport} | {seconds} | {error} |")
+    """Markdown: seconds until the others had ended, a row for each place, a column for each fault and transport; then
+    one of the errors of each."""
+    found = {(case.fault, transport, case.place): case for transport, case in results}
+    columns = sorted({(fault, transport) for fault, transport, _ in found})
+    places = list(dict.fromkeys(case.place for _, case in results))
+    lines = ["| the fault comes at | " + " | ".join(f"{fault}, {transport}" for fault, transport in columns) + " |",
+             "|---" * (len(columns) + 1) + "|"]
+    for place in places:
+        cells = [found.get((*column, place)) for column in columns]
+        shown = ["" if case is None else "yes" if case.seconds is None else f"{case.seconds:.2f}" for case in cells]
+        lines.append(f"| {place} | " + " | ".join(shown) + " |")
+    lines += ["", "| fault, transport | what another rank says |", "|---|---|"]
+    for column in columns:
+        errors = [case.error for key, case in found.items() if key[:2] == column and case.error]
+        lines.append(f"| {column[0]}, {column[1]} | {max(errors, key=len, default='')} |")
     return "\n".join(lines) + "\n"
 
 

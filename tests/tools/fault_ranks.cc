@@ -141,11 +141,12 @@ void run_rank(const FaultSettings& settings, Transport& transport) {
       }
     });
   }
-  executor.prepare(plan);
+  // Made before the others wait: this takes longer than a launcher gives ranks to speak.
   Workload workload;
   workload.sequences = plan->sequences;
   workload.shape = plan->shape;
   const BatchTensors batch = random_batch(workload, 1);
+  executor.prepare(plan);
   std::vector<std::int64_t> tokens = local_tokens(*plan, transport.rank());
   if (faulty && settings.fault == "batch") tokens.pop_back();
   LayerTensors layer(batch, plan->shape, tokens);

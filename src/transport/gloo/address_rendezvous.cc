@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "transport/gloo/rendezvous.h"
 
 namespace contextile {
@@ -24,7 +25,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kMostBetweenTries{100};
 constexpr std::chrono::milliseconds kMostForGreeting{2'000};  // a stranger's silence costs no more
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMostAnswerBytes = std::uint64_t{1} << 30;
+// What a rank says of itself: a run, and an address for every rank.
+constexpr std::uint64_t most_bytes(std::int32_t size) {
+  return (std::uint64_t{1} << 16) + (std::uint64_t{1} << 10) * static_cast<std::uint64_t>(size);
+}
 constexpr char kAll = 'A';
 constexpr char kFailure = 'F';
 
@@ -94,10 +99,10 @@ std::string with_length(std::string_view text) {
   return bytes.append(text);
 }
 
-std::optional<std::string> receive_text(const Socket& socket, Clock::time_point deadline) {
+std::optional<std::string> receive_text(const Socket& socket, std::uint64_t most,
+                                        Clock::time_point deadline) {
   std::uint64_t size = 0;
-  if (!receive_all(socket, reinterpret_cast<char*>(&size), sizeof(size), deadline) ||
-      size > kMostBytes) {
+  if (!receive_all(socket, reinterpret_cast<char*>(&size), sizeof(size), deadline) || size > most) {
     return std::nullopt;
   }
   std::string text(size, '\0');
@@ -220,12 +225,14 @@ class AddressRendezvous : public Rendezvous {
       if (!wait_for(socket_, POLLIN, deadline_)) fail(missing(all));
       Socket client(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!client.valid()) continue;
-      const auto text = receive_text(client, std::min(deadline_, Clock::now() + kMostForGreeting));
+      const auto text = receive_text(client, most_bytes(size_),
+                                     std::min(deadline_, Clock::now() + kMostForGreeting));
       const auto found = text ? Introduction::parse(*text) : std::nullopt;
       if (!found) continue;  // not one of us
       if (found->run_id != mine.run_id) {
-        answer_all({&client, 1}, fmt::format("{}expected run '{}', found '{}' of rank {}", kFailure,
-                                             mine.run_id, found->run_id, found->rank.value));
+        answer_all({&client, 1},
+                   fmt::format("{}expected run '{}', found '{}' of rank {}", kFailure, mine.run_id,
+                               printable(found->run_id), found->rank.value));
         continue;
       }
       const auto& others = all;
@@ -249,7 +256,7 @@ class AddressRendezvous : public Rendezvous {
     for (; num_come + 1 < size_ && wait_for(socket_, POLLIN, deadline); ++num_come) {
       const Socket client(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
       // Read what it says first: a connection closed with that unread takes the answer with it.
-      if (!client.valid() || !receive_text(client, deadline)) continue;
+      if (!client.valid() || !receive_text(client, most_bytes(size_), deadline)) continue;
       answer_all({&client, 1}, failure);
     }
   }
@@ -277,13 +284,13 @@ class AddressRendezvous : public Rendezvous {
     const Clock::time_point deadline = deadline_ + kMostForGreeting;
     std::optional<std::string> answer;
     if (send_all(socket_, with_length(mine.text()), deadline)) {
-      answer = receive_text(socket_, deadline);
+      answer = receive_text(socket_, kMostAnswerBytes, deadline);
     }
     if (!answer || answer->empty()) {
       fail(fmt::format("rank 0 at {}:{} gave no answer: it died, or not all ranks came in {} ms",
                        host_, port_, timeout_.count()));
     }
-    if (answer->front() == kFailure) fail("rank 0 says: " + answer->substr(1));
+    if (answer->front() == kFailure) fail("rank 0 says: " + without_orders(answer->substr(1)));
     std::vector<Introduction> all;
     std::string_view rest = std::string_view(*answer).substr(1);
     while (rest.size() >= sizeof(std::uint64_t)) {
@@ -292,7 +299,9 @@ class AddressRendezvous : public Rendezvous {
       rest.remove_prefix(sizeof(bytes));
       const auto found = Introduction::parse(rest.substr(0, bytes));
       rest.remove_prefix(std::min<std::uint64_t>(bytes, rest.size()));
-      if (found) all.push_back(*found);
+      if (!found || found->rank.index() != all.size()) break;
+      check_fits(mine, *found);  // every address of theirs that is for this rank is there
+      all.push_back(*found);
     }
     if (all.size() != static_cast<std::size_t>(size_)) fail("rank 0 gave no list of the ranks");
     return all;

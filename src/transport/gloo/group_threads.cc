@@ -4,11 +4,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "transport/gloo/group.h"
 
 namespace contextile {
 namespace {
 
+constexpr std::size_t kMostAnnounced = std::size_t{1} << 20;  // receives without a send
 constexpr std::size_t kMostTextBytes = std::size_t{1} << 16;
 
 void write_header(const FrameHeader& header, std::span<std::byte> frame) {
@@ -105,7 +107,9 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
   if (std::exchange(peer.num_moved, header.num_moved) != header.num_moved) {
     last_moved_ = peer.last_heard;
   }
-  if (!peer.greeted && header.kind != FrameKind::kHello && header.kind != FrameKind::kAbort) {
+  const bool is_known = header.kind >= FrameKind::kHello && header.kind <= FrameKind::kSeen;
+  if (!is_known ||
+      (!peer.greeted && header.kind != FrameKind::kHello && header.kind != FrameKind::kAbort)) {
     set_failure(fmt::format("rank {} speaks another protocol", peer.rank.value));
     return;
   }
@@ -114,6 +118,11 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
       read_hello(peer, header, text_of(payload));
       break;
     case FrameKind::kPosted:
+      if (peer.announced.size() == kMostAnnounced) {
+        set_failure(fmt::format("rank {} announced {} messages that rank {} does not send",
+                                peer.rank.value, kMostAnnounced, rank().value));
+        break;
+      }
       peer.announced.push_back(header.message_bytes);
       meet(peer);
       break;
@@ -121,12 +130,15 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
       read_data(lock, peer, payload);
       break;
     case FrameKind::kPing:
-      peer.controls.push_back({FrameKind::kPong});
+      // One that waits to be sent answers all.
+      if (peer.controls.empty() || peer.controls.back().kind != FrameKind::kPong) {
+        peer.controls.push_back({FrameKind::kPong});
+      }
       break;
     case FrameKind::kPong:
       break;
     case FrameKind::kAbort:
-      set_failure(std::string(text_of(payload)), header.number != 0);
+      set_failure(without_orders(text_of(payload)), header.number != 0);
       peer.controls.push_back({FrameKind::kSeen});
       break;
     case FrameKind::kLeave:
@@ -151,7 +163,7 @@ void GlooGroup::read_hello(Peer& peer, const FrameHeader& header, std::string_vi
       "rank {} is connected to another group: expected rank {} of {} in run '{}', found rank {} "
       "of {} in run '{}'",
       rank().value, peer.rank.value, size(), options_.run_id, header.number, header.message_bytes,
-      run_id));
+      printable(run_id)));
 }
 
 void GlooGroup::read_data(Lock& lock, Peer& peer, std::span<const std::byte> payload) {

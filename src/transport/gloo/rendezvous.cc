@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/quote.h"
 
 namespace contextile {
 namespace {
@@ -72,7 +73,7 @@ void check_fits(const Introduction& mine, const Introduction& other) {
   if (other.run_id != mine.run_id) {
     throw TransportError(
         fmt::format("rank {}, rendezvous: expected run '{}', found '{}' of rank {}",
-                    mine.rank.value, mine.run_id, other.run_id, other.rank.value));
+                    mine.rank.value, mine.run_id, printable(other.run_id), other.rank.value));
   }
   if (other.size != mine.size) {
     throw TransportError(

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "transport/mpi/session.h"
 
 namespace contextile {
@@ -114,7 +115,7 @@ bool MpiProgress::hear_notes() {
     if (!note) break;
     heard = true;
     if (note->kind == MpiNote::Kind::kAbort) {
-      launches_->fail_by_peer(note->text);
+      launches_->fail_by_peer(without_orders(note->text));
     } else {
       Peer& peer = peers_[note->peer.index()];
       peer.left = true;
