@@ -31,7 +31,9 @@
 #include "contextile/tensor.h"            // views, tensors, bf16 and f16
 #include "contextile/transport.h"         // messages between ranks
 // Batches and whole training steps:
+#include "contextile/batch_sampler.h"   // a run's batches, any step's
 #include "contextile/data.h"            // lengths, datasets, batches, home layouts
+#include "contextile/lookahead.h"       // planning while others execute
 #include "contextile/model.h"           // sizes of models
 #include "contextile/packing.h"         // documents into micro-batches
 #include "contextile/pipeline.h"        // pipeline schedules

@@ -83,7 +83,7 @@ bool cut(Prefix& prefix, Rank rank, const Counts& sent, const Counts& expected) 
   return false;
 }
 
-// Of every rank's prefixes that of `rank`, cut.
+// Cuts every rank's prefix until all ends meet; returns where that of `rank` ends.
 std::size_t cut_all(std::vector<Prefix> prefixes, Rank rank) {
   bool changed = true;
   while (changed) {

@@ -1,0 +1,37 @@
+// Where planners and ranks of a run find each other in a store.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/base.h"
+
+namespace contextile {
+
+// Every key of a run. Of a step: one value for each rank, put by whoever planned it (step_value.h),
+// a mark that all of them are there, the claim of whoever is at it. Of a rank: the step that it
+// needs next.
+class LookaheadKeys {
+ public:
+  // Throws InvalidArgument on an id that makes no keys.
+  explicit LookaheadKeys(std::string run_id);
+
+  [[nodiscard]] std::string slice(std::int64_t step, Rank rank) const;
+  [[nodiscard]] std::string ready(std::int64_t step) const;
+  [[nodiscard]] std::string claim(std::int64_t step) const;
+  [[nodiscard]] std::string next(Rank rank) const;
+
+ private:
+  std::string run_id_;
+};
+
+// A step as the value of a rank's key. Untrusted text: throws InvalidPlan naming `where`.
+[[nodiscard]] std::vector<std::uint8_t> step_as_text(std::int64_t step);
+[[nodiscard]] std::int64_t parse_step_text(std::span<const std::uint8_t> text,
+                                           std::string_view where);
+
+}  // namespace contextile
