@@ -1,7 +1,7 @@
 # Installs a build into an empty prefix, builds the examples against it as a stranger would, and runs them.
 # The README holds plan_a_batch, docs/start.md attend_a_batch; what attend_a_batch computes is known.
 #
-#   cmake -D BUILD_DIR=… -D SOURCE_DIR=… -D CXX=… -P install_example.cmake
+#   cmake -D BUILD_DIR=… -D SOURCE_DIR=… -D CXX=… -D REDIS=ON -D GLOO=ON -P install_example.cmake
 
 set(work ${BUILD_DIR}/install_example)
 set(prefix ${work}/prefix)
@@ -35,5 +35,16 @@ execute_process(COMMAND ${work}/attend_a_batch/attend_a_batch OUTPUT_VARIABLE pr
 set(expected "out 89473.0, lse 6.5511, dv 0.0029\n")  # 1 + 256 · 699/2, log 700, 4 heads · 0.5/700
 if(NOT printed STREQUAL expected)
   message(FATAL_ERROR "attend_a_batch: expected ${expected}, found ${printed}")
+endif()
+# Everything in one process, then planner and ranks as processes, the planner killed once.
+run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/examples/train_ahead -B ${work}/train_ahead -D CMAKE_CXX_COMPILER=${CXX}
+    -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+run(${CMAKE_COMMAND} --build ${work}/train_ahead)
+run(${work}/train_ahead/train_ahead --steps 4 --check-every 2)
+find_program(REDIS_SERVER redis-server)
+if(REDIS_SERVER AND REDIS AND GLOO)
+  run(${SOURCE_DIR}/examples/train_ahead/run_local ${work}/train_ahead/train_ahead 12)
+else()
+  message(STATUS "train_ahead as processes: skipped, it needs redis-server and builds with hiredis and gloo")
 endif()
 run(${prefix}/bin/contextile --version)

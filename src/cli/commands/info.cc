@@ -79,7 +79,7 @@ std::vector<BuildPart> kernel_parts() {
 std::vector<BuildPart> store_parts() {
   std::vector<BuildPart> parts;
   for (const StoreKind& kind : store_kinds()) {
-    parts.push_back({std::string(kind.scheme), fmt::format("{}: {}", kind.address, kind.summary),
+    parts.push_back({std::string(kind.scheme), fmt::format("{} ({})", kind.summary, kind.address),
                      std::string(kind.missing)});
   }
   return parts;
