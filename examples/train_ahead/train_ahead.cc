@@ -6,7 +6,8 @@
 //   train_ahead --rank R --ranks 4 --rendezvous tcp://HOST:PORT --store redis://HOST --steps 50
 //                                                                   and one of these for each rank
 //
-// examples/train_ahead/run_local starts all of it on this machine and kills the planner once.
+// run_local starts all of it on this machine and kills the planner once; head is its part without
+// ranks, for other machines.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

@@ -382,7 +382,12 @@ LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
   check_job(job);
   check_options(options);
   state_ = std::make_unique<State>(std::move(job), std::move(options), std::move(store));
-  state_->start();
+  try {
+    state_->start();
+  } catch (...) {  // no more threads to be had
+    state_->stop();
+    throw;
+  }
 }
 
 LookaheadPlanner::~LookaheadPlanner() { state_->stop(); }
