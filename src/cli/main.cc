@@ -142,6 +142,7 @@ int dispatch(std::span<const char* const> argv) {
 
 // The one place where failures become exit codes.
 int run_program(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     if (std::signal(signal, SIG_IGN) != SIG_IGN) std::signal(signal, end_by_signal);
   }

@@ -129,6 +129,10 @@ constexpr Invocation kInvocations[] = {
     {"TooManyTokens", "contextile plan -o x --lengths good.txt --scale 1e9", 2,
      "expected at most 2147483648 tokens in a batch"},
     {"TooManyHeads", "contextile plan -o x --lengths good.txt --heads 1e9", 2, "--heads: expected"},
+    {"PlanIntoAFileThatMayNotGrow",
+     "ulimit -f 8; contextile plan -o x --dataset prolong --tokens 1M --cluster local:2x8 "
+     "--strategy zigzag > /dev/null; s=$?; ls | grep -q '^x' && exit 9; exit $s",
+     3, "x: cannot write: File too large"},
     {"JsonWithoutMemory",
      "ulimit -v 300000; (printf '{\"a\": ['; yes '1,') | contextile import - -o x", 3,
      "out of memory: expected a smaller batch or a larger machine, found no room for standard "
