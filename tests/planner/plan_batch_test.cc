@@ -59,6 +59,20 @@ TEST(PlanBatch, TellsHowFarItHasCome) {
   for (const Told& one : told) EXPECT_LE(one.done, one.total) << one.what;
 }
 
+TEST(PlanBatch, EndsWhereItsHookThrows) {
+  struct Enough {};  // no Error: it is nobody's failure
+  const Cluster cluster = load_cluster("dgx-h200:1x4");
+  for (const int most : {0, 1, 5, 20}) {
+    int told = 0;
+    PlanOptions options;
+    options.progress = [&](std::string_view, std::int64_t, std::int64_t) {
+      if (told++ == most) throw Enough{};
+    };
+    EXPECT_THROW((void)plan_batch(batch_of(kLengths), cluster, {"auto"}, options), Enough) << most;
+  }
+  EXPECT_TRUE(plan_batch(batch_of(kLengths), cluster, {"auto"}).verified.ok());
+}
+
 TEST(PlanBatch, FollowsEveryOption) {
   const PlannedBatch planned =
       plan_batch(batch_of(kLengths), load_cluster("dgx-h200:1x4"), {"dcp", {{"T", "3"}}},
