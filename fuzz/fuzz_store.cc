@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "data/step_value.h"
+#include "data/ahead/step_value.h"
 #include "store/redis_address.h"
 #include "store/value_file.h"
 

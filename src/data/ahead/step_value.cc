@@ -1,4 +1,4 @@
-#include "data/step_value.h"
+#include "data/ahead/step_value.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "data/lookahead_keys.h"
+#include "data/ahead/lookahead_keys.h"
 
 #include <algorithm>
 #include <charconv>

@@ -16,8 +16,8 @@
 
 #include "base/check.h"
 #include "contextile/plan_file.h"
-#include "data/lookahead_keys.h"
-#include "data/step_value.h"
+#include "data/ahead/lookahead_keys.h"
+#include "data/ahead/step_value.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/step_value.h"
+#include "data/ahead/step_value.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "data/lookahead_keys.h"
+#include "data/ahead/lookahead_keys.h"
 #include "support/message_of.h"
 
 namespace contextile {
