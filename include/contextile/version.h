@@ -5,7 +5,7 @@
 
 namespace contextile {
 
-// Of the library that is linked, as "0.1.0".
+// The linked library, as "0.1.0".
 [[nodiscard]] std::string_view version();
 
 }  // namespace contextile

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 namespace contextile {
 namespace {
@@ -59,6 +60,41 @@ std::string ProgramTest::small_plan(std::string_view name,
       contextile(joined(joined({"plan", "-o", path(name)}, small_batch(lengths)), more));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   return path(name);
+}
+
+std::string ProgramTest::flight_record(std::string_view folder, const std::string& host) const {
+  const nlohmann::json record({{"contextile_flight", 1},
+                               {"rank", 0},
+                               {"num_ranks", 2},
+                               {"transport", "gloo"},
+                               {"version", "0.1.0"},
+                               {"host", host},
+                               {"process", 7},
+                               {"plan", "00ff"},
+                               {"strategy", "ring"},
+                               {"error", "<b>"},
+                               {"is_cause", false},
+                               {"failed_us", 9'000'000},
+                               {"num_steps", 1},
+                               {"steps",
+                                {{{"op", "wait"},
+                                  {"call", 1},
+                                  {"direction", "backward"},
+                                  {"mask", 0},
+                                  {"round", 0},
+                                  {"instruction", 4},
+                                  {"ticket", 3},
+                                  {"began_us", 7'000'000},
+                                  {"ended_us", -1}}}},
+                               {"transfers",
+                                {{{"ticket", 3},
+                                  {"peer", 1},
+                                  {"send", false},
+                                  {"bytes", 4096},
+                                  {"units", {"kv of block 3, group 0"}},
+                                  {"num_units", 5}}}}});
+  std::filesystem::create_directory(path(folder));
+  return file(std::string(folder) + "/rank-0.json", record.dump());
 }
 
 std::vector<std::string> small_batch(const std::string& lengths_path) {

@@ -32,6 +32,9 @@ class ProgramTest : public testing::Test {
   // `contextile plan` of a small batch on two nodes of two devices; returns the plan's path.
   [[nodiscard]] std::string small_plan(std::string_view name,
                                        const std::vector<std::string>& more = {}) const;
+  // The record of rank 0 of two in a folder of that name: it waited for rank 1, which wrote none.
+  // Returns its path.
+  std::string flight_record(std::string_view folder, const std::string& host) const;
 
  private:
   std::filesystem::path folder_;

@@ -86,6 +86,7 @@ TEST_F(Reference, HelpFitsTheScreen) {
 TEST_F(Reference, EveryExampleWorks) {
   file("lengths.txt", "300\n70\n190\n");
   file("graph.hgr", "3 4\n1 2\n3 4\n1 3\n");
+  flight_record("batch.plan.flight", "a host");
   for (const std::string& command : commands()) {
     const std::vector<std::string> lines = examples(command);
     EXPECT_FALSE(lines.empty()) << command;

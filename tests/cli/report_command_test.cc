@@ -83,45 +83,8 @@ TEST_F(ReportCommand, KeepsToTheSizeAskedFor) {
   EXPECT_THAT(read(plan + ".html"), HasSubstr("To keep the page small"));
 }
 
-// Of a group of two ranks: rank 0 waited, rank 1 wrote none.
-std::string flight_record(const std::string& host) {
-  return json({{"contextile_flight", 1},
-               {"rank", 0},
-               {"num_ranks", 2},
-               {"transport", "gloo"},
-               {"version", "0.1.0"},
-               {"host", host},
-               {"process", 7},
-               {"plan", "00ff"},
-               {"strategy", "ring"},
-               {"error", "<b>"},
-               {"is_cause", false},
-               {"failed_us", 9'000'000},
-               {"num_steps", 1},
-               {"steps",
-                {{{"op", "wait"},
-                  {"call", 1},
-                  {"direction", "backward"},
-                  {"mask", 0},
-                  {"round", 0},
-                  {"instruction", 4},
-                  {"ticket", 3},
-                  {"began_us", 7'000'000},
-                  {"ended_us", -1}}}},
-               {"transfers",
-                {{{"ticket", 3},
-                  {"peer", 1},
-                  {"send", false},
-                  {"bytes", 4096},
-                  {"units", {"kv of block 3, group 0"}},
-                  {"num_units", 5}}}}})
-      .dump();
-}
-
 TEST_F(ReportCommand, SaysWhoStoppedAGroup) {
-  std::filesystem::create_directory(path("p.flight"));
-  const std::string record =
-      file("p.flight/rank-0.json", flight_record("<script>alert(1)</script>"));
+  const std::string record = flight_record("p.flight", "<script>alert(1)</script>");
   const Outcome outcome = contextile({"report", path("p.flight/")});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("Rank 1 wrote no record"));

@@ -131,7 +131,7 @@ void tickets_are_waited_once(Transport& transport, std::int32_t) {
       error_of<InvalidArgument>("a ticket of nothing", [&] { transport.wait(ticket + 7); }));
 }
 
-// Of a launch that cannot move yet, of one that has, and once the group has failed.
+// A launch that cannot move yet, one that has, and both once the group has failed.
 void open_transfers_are_told(Transport& transport, std::int32_t) {
   const std::int32_t rank = transport.rank().value;
   expect(transport.open_transfers().empty(), "expected nothing open, found {} transfers",
