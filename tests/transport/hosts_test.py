@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Runs commands on hosts that scripts/hosts makes, and looks for what it leaves behind however it ends.
+
+  hosts_test.py --hosts scripts/hosts
+
+Ends with 77, and a line that says why, where no hosts can be made.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+LIMIT_S = 120  # a hang, even on a machine that is busy with other things
+CPU_GROUPS = pathlib.Path("/sys/fs/cgroup/cpu")
+
+LISTEN = """
+import socket
+server = socket.create_server(("{address}", 5000))
+print(server.accept()[0].makefile().read())
+"""
+SEND = """
+import socket, time
+while True:
+    try:
+        socket.create_connection(("10.77.0.1", 5000)).sendall(b"from {address}")
+        break
+    except OSError:
+        time.sleep(0.05)
+"""
+
+
+def hosts(program, *words):
+    return subprocess.run([program, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def wait_until(condition, what):
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, f"expected {what} within {LIMIT_S} s"
+        time.sleep(0.02)
+
+
+def namespaces_of(pid):
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.split("\n") if line.startswith(f"ctxhosts{pid}-")]
+
+
+def left_of(pid, marks):
+    """Namespaces, control groups and processes of a run of that process."""
+    alive = [mark.read_text() for mark in marks if pathlib.Path(f"/proc/{mark.read_text().strip()}").exists()]
+    return namespaces_of(pid) + list(CPU_GROUPS.glob(f"ctxhosts{pid}*")) + alive
+
+
+def hosts_talk_to_each_other(program, folder):
+    for name, text in (("0.py", LISTEN), ("1.py", SEND)):
+        (folder / name).write_text(text.replace("{address}", "10.77.0." + str(int(name[0]) + 1)))
+    done = hosts(program, "--hosts", "2", "--rate", "100mbit", "--", sys.executable, str(folder / "{rank}.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "host 0: from 10.77.0.2\n", done.stdout
+
+
+def every_host_knows_itself_and_the_others(program, _):
+    done = hosts(program, "--hosts", "3", "--", "echo", "{rank} of {ranks} at {address} by {rendezvous}")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == [
+        f"host {r}: {r} of 3 at 10.77.0.{r + 1} by tcp://10.77.0.1:29500" for r in range(3)], done.stdout
+
+
+def first_failure_ends_the_others(program, _):
+    done = hosts(program, "--", "sh", "-c", "[ {rank} = 0 ] && sleep 1000; exit 7")
+    assert done.returncode == 7, (done.returncode, done.stderr)
+
+
+def timeout_ends_all(program, _):
+    done = hosts(program, "--timeout", "0.2", "--", "sleep", "1000")
+    assert done.returncode == 124, (done.returncode, done.stderr)
+
+
+def head_serves_the_hosts(program, folder):
+    (folder / "head.py").write_text(LISTEN.replace("{address}", "10.77.0.254"))
+    (folder / "send.py").write_text(SEND.replace("10.77.0.1", "{head}"))
+    send = (folder / "send.py").read_text()
+    mark = folder / "heard"
+    done = hosts(program, "--hosts", "1", "--head", f"{sys.executable} {folder}/head.py > {mark}", "--", "sh", "-c",
+                 f"{sys.executable} -c '{send}' && while ! [ -s {mark} ]; do sleep 0.05; done")
+    assert done.returncode == 0, done.stderr
+    assert mark.read_text() == "from 10.77.0.1\n", mark.read_text()
+
+
+def cut_link_is_down(program, _):
+    down = "while ! ip link show eth0 | grep -q 'state DOWN'; do sleep 0.05; done"
+    done = hosts(program, "--cut", "1@0.1", "--timeout", str(LIMIT_S), "--", "sh", "-c", "[ {rank} = 0 ] || { " + down +
+                 "; echo cut; }")
+    assert (done.returncode, done.stdout) == (0, "host 1: cut\n"), (done.stdout, done.stderr)
+
+
+def nothing_is_left_of(program, folder, end):
+    """Two hosts that wait; `end` ends the script."""
+    name = "mark"
+    marks = [folder / f"{name}0", folder / f"{name}1"]
+    for mark in marks:
+        mark.unlink(missing_ok=True)
+    cores = ["--cores", "0.5"] if os.access(CPU_GROUPS / "cgroup.procs", os.W_OK) else []
+    process = subprocess.Popen([program, *cores, "--", "sh", "-c",
+                                f"echo $$ > {folder}/new{{rank}}; mv {folder}/new{{rank}} {folder}/{name}{{rank}}; "
+                                "sleep 1000 & sleep 1000"], start_new_session=True)
+    try:
+        wait_until(lambda: all(mark.exists() for mark in marks), "both hosts to start")
+        assert len(namespaces_of(process.pid)) == 3, namespaces_of(process.pid)
+        end(process)
+        code = process.wait(LIMIT_S)
+        wait_until(lambda: not left_of(process.pid, marks), "nothing to be left")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        process.wait(LIMIT_S)
+    return code
+
+
+def nothing_is_left_behind_signals(program, folder):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        code = nothing_is_left_of(program, folder, lambda process: process.send_signal(number))
+        assert code == 128 + number, code
+
+
+def nothing_is_left_of_a_killed_run(program, folder):
+    assert nothing_is_left_of(program, folder, lambda process: process.kill()) == -signal.SIGKILL
+
+
+def nothing_is_left_of_a_run_that_cannot_start(program, _):
+    process = subprocess.Popen([program, "--", "no-such-program"], stderr=subprocess.DEVNULL)
+    assert process.wait(LIMIT_S) != 0
+    assert not left_of(process.pid, [])
+
+
+def two_runs_do_not_collide(program, _):
+    results = []
+    runs = [threading.Thread(target=lambda: results.append(hosts(program, "--", "sleep", "0.2"))) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert [done.returncode for done in results] == [0, 0], [done.stderr for done in results]
+
+
+def bad_options_are_refused(program, _):
+    for words, expected in ((["--rate", "fast", "--", "true"], "a rate such as"), (["--hosts", "2"], "a command"),
+                            (["--cores", "0", "--", "true"], "--cores"), (["--cut", "9@1", "--", "true"], "--cut")):
+        done = hosts(program, *words)
+        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+CASES = (every_host_knows_itself_and_the_others, hosts_talk_to_each_other, first_failure_ends_the_others, timeout_ends_all,
+         head_serves_the_hosts, cut_link_is_down, nothing_is_left_behind_signals, nothing_is_left_of_a_killed_run,
+         nothing_is_left_of_a_run_that_cannot_start, two_runs_do_not_collide, bad_options_are_refused)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hosts", required=True)
+    program = str(pathlib.Path(parser.parse_args().hosts).resolve())
+    tried = hosts(program, "--", "true")
+    if tried.returncode != 0:
+        print(f"hosts_test: no hosts on this machine: {tried.stderr.strip()}")
+        return 77
+    failed = 0
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                case(program, pathlib.Path(folder))
+                print(f"ok      {case.__name__}", flush=True)
+            except AssertionError as error:
+                failed += 1
+                print(f"FAILED  {case.__name__}: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
