@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,6 +151,18 @@ def two_runs_do_not_collide(program, _):
     assert [done.returncode for done in results] == [0, 0], [done.stderr for done in results]
 
 
+def ranks_of_mpirun_are_spread_over_the_cores(program, _):
+    if shutil.which("mpirun") is None or not os.access(CPU_GROUPS / "cgroup.procs", os.W_OK):
+        print("hosts_test: no mpirun, or no control groups of version 1: shares of the processor are not tested")
+        return
+    done = hosts(program, "--hosts", "2", "--cores", "0.5", "--mpi", "--", "sh", "-c",
+                 "hostname; grep Cpus_allowed_list /proc/self/status")
+    assert done.returncode == 0, done.stderr
+    names = {line for line in done.stdout.split("\n") if line.startswith("ctxhosts")}
+    cores = {line.split()[1] for line in done.stdout.split("\n") if line.startswith("Cpus")}
+    assert len(names) == 2 and len(cores) == min(2, len(os.sched_getaffinity(0))), done.stdout
+
+
 def bad_options_are_refused(program, _):
     for words, expected in ((["--rate", "fast", "--", "true"], "a rate such as"), (["--hosts", "2"], "a command"),
                             (["--cores", "0", "--", "true"], "--cores"), (["--cut", "9@1", "--", "true"], "--cut")):
@@ -159,7 +172,8 @@ def bad_options_are_refused(program, _):
 
 CASES = (every_host_knows_itself_and_the_others, hosts_talk_to_each_other, first_failure_ends_the_others, timeout_ends_all,
          head_serves_the_hosts, cut_link_is_down, nothing_is_left_behind_signals, nothing_is_left_of_a_killed_run,
-         nothing_is_left_of_a_run_that_cannot_start, two_runs_do_not_collide, bad_options_are_refused)
+         nothing_is_left_of_a_run_that_cannot_start, two_runs_do_not_collide, ranks_of_mpirun_are_spread_over_the_cores,
+         bad_options_are_refused)
 
 
 def main():
