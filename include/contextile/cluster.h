@@ -94,6 +94,10 @@ struct Cluster {
   bool rails = false;
   LaunchOrder launches = LaunchOrder::kConcurrent;
   double sm_fraction = 0;  // of a device's compute taken while its transfers move (FCP, section 5)
+  // Compute that a device loses for every MB (1e6 bytes) that it sends or receives, while it moves:
+  // transports that pack and move messages on the processor cores that compute. A device that waits
+  // loses nothing.
+  double transfer_compute_us_per_mb = 0;
   // A node computes as fast as so many devices at full speed: when more of them compute at the same
   // time, they share that evenly (ranks that share processor cores). 0: a slot for every device.
   double compute_slots_per_node = 0;

@@ -61,6 +61,7 @@ void check_cluster(const Cluster& cluster) {
   CONTEXTILE_CHECK(cluster.sm_fraction >= 0 && cluster.sm_fraction < 1,
                    "cluster {}: sm_fraction: expected at least 0 and below 1, found {}", name,
                    cluster.sm_fraction);
+  check_within(kDelay, cluster.transfer_compute_us_per_mb, name, "transfer_compute_us_per_mb");
   const double slots = cluster.compute_slots_per_node;
   CONTEXTILE_CHECK(slots == 0 || (slots >= kLeastSlots && slots <= kMaxDevices),
                    "cluster {}: compute_slots_per_node: expected 0 (one for every device) or {} "

@@ -38,6 +38,7 @@ const std::vector<std::string>& file_keys() {
                                                  "rails",
                                                  "launches",
                                                  "sm_fraction",
+                                                 "transfer_compute_us_per_mb",
                                                  "compute_slots_per_node",
                                                  "attention"};
   return kKeys;
@@ -159,6 +160,7 @@ class ClusterReader {
     number("inter_latency_us", cluster.inter_latency_us);
     number("launch_us", cluster.launch_us);
     number("sm_fraction", cluster.sm_fraction);
+    number("transfer_compute_us_per_mb", cluster.transfer_compute_us_per_mb);
     number("compute_slots_per_node", cluster.compute_slots_per_node);
     cluster.nics_per_node = std::min(cluster.nics_per_node, cluster.devices_per_node);
     if (object_.contains("nics_per_node")) read_integer("nics_per_node", cluster.nics_per_node);
@@ -266,6 +268,7 @@ std::string to_json(const Cluster& cluster) {
   object["rails"] = cluster.rails;
   object["launches"] = cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
   object["sm_fraction"] = cluster.sm_fraction;
+  object["transfer_compute_us_per_mb"] = cluster.transfer_compute_us_per_mb;
   object["compute_slots_per_node"] = cluster.compute_slots_per_node;
   const AttentionProfile& profile = cluster.attention;
   object["attention"] = {

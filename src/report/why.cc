@@ -65,6 +65,15 @@ std::string entry(std::size_t number, std::string_view head) {
 
 std::string line(std::string_view text) { return wrapped("     ", text); }
 
+std::string stolen_text(const Cluster& cluster) {
+  const std::string share = fmt::format("{:.0f}% of a device's compute", 100 * cluster.sm_fraction);
+  const std::string per_mb =
+      fmt::format("{} of it a MB", time_text(cluster.transfer_compute_us_per_mb));
+  if (cluster.transfer_compute_us_per_mb == 0) return "transfers take " + share;
+  if (cluster.sm_fraction == 0) return "transfers take compute, " + per_mb;
+  return "transfers take " + share + " and " + per_mb;
+}
+
 CauseText link_text(const TimeCause& cause, const Cluster& cluster) {
   const bool is_node = cause.cause == Cause::kNodeLinks;
   return {fmt::format("{}, carries {}", port_text(cluster, *cause.port),
@@ -111,9 +120,7 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
       return {fmt::format("{} between rounds", counted(cause.steps, "barrier")),
               "rounds without barriers"};
     case Cause::kStolenCompute:
-      return {
-          fmt::format("transfers take {:.0f}% of a device's compute", 100 * cluster.sm_fraction),
-          "transfers that take none"};
+      return {stolen_text(cluster), "transfers that take none"};
     case Cause::kSharedSlots:
       return {fmt::format("{} devices of a node compute as fast as {:g}", cluster.devices_per_node,
                           cluster.compute_slots_per_node),

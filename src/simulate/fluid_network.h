@@ -49,6 +49,11 @@ class FluidNetwork {
   [[nodiscard]] std::int32_t ended_at_port() const { return ended_at_port_; }
 
   [[nodiscard]] std::int64_t num_flows() const { return num_flows_; }
+  // Bytes per µs of all flows of the stream together, since the last share-out.
+  [[nodiscard]] double rate_of(std::int32_t stream) const {
+    const Stream& asked = streams_[static_cast<std::size_t>(stream)];
+    return asked.rate * asked.num_flows;
+  }
 
  private:
   using FlowEnd = std::pair<double, std::int32_t>;  // (bytes served when it ends, tag)

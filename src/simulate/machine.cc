@@ -28,6 +28,10 @@ std::vector<double> capacities(const Ports& ports, const std::vector<NetworkPort
   return capacity;
 }
 
+// A device that moves data computes at this share of its speed at least: the system is fair to it.
+constexpr double kLeastShare = 0.1;
+constexpr double kMbPerByte = 1e-6;
+
 }  // namespace
 
 Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
@@ -84,7 +88,10 @@ void Machine::number_messages() {
     for (const TimedStep& step : programs_[d].steps) {
       for (const MessageEnd& send : step.sends) {
         std::int32_t& stream = stream_to[send.peer.index()];
-        if (stream < 0) stream = network_.add_stream(ports_.path_between(device, send.peer));
+        if (stream < 0) {
+          stream = network_.add_stream(ports_.path_between(device, send.peer));
+          streams_.push_back({device.value, send.peer.value});
+        }
         groups_[static_cast<std::size_t>(step.group)].messages.push_back(
             static_cast<std::int32_t>(messages_.size()));
         messages_.push_back({.src = device.value,
@@ -196,8 +203,10 @@ void Machine::end_compute(std::int32_t d) {
 
 // The device computes slower while transfers take a part of it, or when devices share slots.
 double Machine::speed_of(std::int32_t d) const {
-  const double left =
-      devices_[static_cast<std::size_t>(d)].moving > 0 ? 1 - cluster_.sm_fraction : 1;
+  const Device& device = devices_[static_cast<std::size_t>(d)];
+  double left = device.moving > 0 ? 1 - cluster_.sm_fraction : 1;
+  left = std::max(kLeastShare * left,
+                  left - device.moved_per_us * cluster_.transfer_compute_us_per_mb * kMbPerByte);
   const double slots = cluster_.compute_slots_per_node;
   if (slots == 0) return left;
   const std::int32_t computing = computing_[static_cast<std::size_t>(cluster_.node_of(Rank{d}))];
@@ -220,6 +229,18 @@ void Machine::change_speed(std::int32_t d) {
 void Machine::change_moving(std::int32_t d, std::int32_t by) {
   devices_[static_cast<std::size_t>(d)].moving += by;
   change_speed(d);
+}
+
+// Rates have changed: with transfer_compute_us_per_mb devices compute slower or faster.
+void Machine::charge_transfers() {
+  if (cluster_.transfer_compute_us_per_mb == 0) return;
+  for (Device& device : devices_) device.moved_per_us = 0;
+  for (std::size_t s = 0; s < streams_.size(); ++s) {
+    const double rate = network_.rate_of(static_cast<std::int32_t>(s));
+    devices_[static_cast<std::size_t>(streams_[s].src)].moved_per_us += rate;
+    devices_[static_cast<std::size_t>(streams_[s].dst)].moved_per_us += rate;
+  }
+  for (std::int32_t d = 0; d < cluster_.num_devices(); ++d) change_speed(d);
 }
 
 void Machine::count_computing(std::int32_t d, std::int32_t by) {
@@ -374,6 +395,7 @@ void Machine::share_out_if_due() {
     share_out_due_us_ = now_ + resolution_us();
     flows_changed_ = false;
     network_.share_out(now_, share_out_due_us_);
+    charge_transfers();
   } else if (!share_out_queued_) {
     share_out_queued_ = true;
     push(share_out_due_us_, EventType::kShareOut, 0);

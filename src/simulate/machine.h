@@ -56,6 +56,11 @@ class Machine {
     std::int32_t opener = -1;  // device
     std::int32_t queued_after = -1;
   };
+  // Ends of a stream of the network.
+  struct StreamEnds {
+    std::int32_t src = 0;
+    std::int32_t dst = 0;
+  };
   // One launch of one device.
   struct Group {
     std::int32_t device = 0;
@@ -73,6 +78,7 @@ class Machine {
     double speed = 1;  // of a compute step since then
     std::int32_t version = 0;
     std::int32_t moving = 0;      // flows that start or end here
+    double moved_per_us = 0;      // bytes in and out; with transfer_compute_us_per_mb
     std::int32_t next_group = 0;  // kGrouped: first group that has not begun
     bool group_runs = false;      // kGrouped
     std::int32_t issued_groups = 0;
@@ -99,6 +105,7 @@ class Machine {
   void count_computing(std::int32_t d, std::int32_t by);
   void share_slots();
   void change_moving(std::int32_t d, std::int32_t by);
+  void charge_transfers();
   void issue_group(std::int32_t d);
   void activate(std::int32_t group, std::int32_t after);
   void activate_next(std::int32_t d, std::int32_t after);
@@ -122,6 +129,7 @@ class Machine {
   std::vector<Device> devices_;
   std::vector<Group> groups_;
   std::vector<Message> messages_;
+  std::vector<StreamEnds> streams_;      // by stream of the network
   std::vector<std::int32_t> computing_;  // devices of each node
   std::vector<DeviceTimes> times_;
   std::vector<ActivitySpan> activities_;

@@ -62,6 +62,7 @@ Cluster random_cluster(Rng& rng) {
   cluster.rails = random_chance(rng, 0.2);
   cluster.launches = random_chance(rng, 0.2) ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
   cluster.sm_fraction = random_chance(rng, 0.2) ? 0.3 * rng.uniform() : 0;
+  cluster.transfer_compute_us_per_mb = random_chance(rng, 0.2) ? 100 * rng.uniform() : 0;
   cluster.launch_us = 10 * rng.uniform();
   cluster.intra_latency_us = 30 * rng.uniform();
   cluster.inter_latency_us = random_chance(rng, 0.2) ? 500 * rng.uniform() : 30 * rng.uniform();

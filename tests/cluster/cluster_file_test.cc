@@ -39,6 +39,7 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
   EXPECT_EQ(a.rails, b.rails);
   EXPECT_EQ(a.launches, b.launches);
   EXPECT_EQ(a.sm_fraction, b.sm_fraction);
+  EXPECT_EQ(a.transfer_compute_us_per_mb, b.transfer_compute_us_per_mb);
   EXPECT_EQ(a.compute_slots_per_node, b.compute_slots_per_node);
   EXPECT_EQ(a.attention, b.attention);
 }
@@ -47,6 +48,7 @@ TEST(CostModelKeys, AreReadOverThePresetsValues) {
   const Cluster cluster = with(R"("memory_gbytes_per_s": 1500.5, "intra_latency_us": 1,
       "inter_latency_us": 0, "launch_us": 0.25, "nics_per_node": 2, "rails": true,
       "launches": "grouped", "sm_fraction": 0.125, "compute_slots_per_node": 1.5,
+      "transfer_compute_us_per_mb": 40.5,
       "attention": {"q_rows": [1, 2], "kv_rows": [3], "forward": [0.5, 1],
                     "backward": [0.25, 2], "call_us": 0, "kernel_tile_rows": 0})");
   Cluster expected = load_cluster("dgx-h100:2x4");
@@ -58,6 +60,7 @@ TEST(CostModelKeys, AreReadOverThePresetsValues) {
   expected.rails = true;
   expected.launches = LaunchOrder::kGrouped;
   expected.sm_fraction = 0.125;
+  expected.transfer_compute_us_per_mb = 40.5;
   expected.compute_slots_per_node = 1.5;
   expected.attention = {.q_rows = {1, 2},
                         .kv_rows = {3},
@@ -103,6 +106,7 @@ TEST(CostModelKeys, ComeBackTheSame) {
     cluster.rails = rng.next() % 2 == 0;
     cluster.launches = rng.next() % 2 == 0 ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
     cluster.sm_fraction = static_cast<double>(rng.next() % 1000) * 1e-3;
+    cluster.transfer_compute_us_per_mb = rng.next() % 2 == 0 ? 0 : positive();
     cluster.compute_slots_per_node =
         rng.next() % 2 == 0 ? 0 : 0.001 + static_cast<double>(rng.next() % 9000) * 1e-3;
     AttentionProfile& profile = cluster.attention;
@@ -130,8 +134,9 @@ TEST(CostModelKeys, OfEveryPresetComeBackTheSame) {
 }
 
 TEST(CostModelKeys, RefuseWrongNumbers) {
-  for (const char* key : {"memory_gbytes_per_s", "intra_latency_us", "inter_latency_us",
-                          "launch_us", "sm_fraction", "compute_slots_per_node"}) {
+  for (const char* key :
+       {"memory_gbytes_per_s", "intra_latency_us", "inter_latency_us", "launch_us", "sm_fraction",
+        "transfer_compute_us_per_mb", "compute_slots_per_node"}) {
     SCOPED_TRACE(key);
     for (const char* value : {"-1", "\"1\"", "null", "true", "[1]"}) {
       EXPECT_THAT(refusal(fmt::format("\"{}\": {}", key, value)),

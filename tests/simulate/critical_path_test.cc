@@ -250,6 +250,7 @@ Cluster varied(Cluster cluster, int i) {
   cluster.launches = i % 2 == 0 ? LaunchOrder::kConcurrent : LaunchOrder::kGrouped;
   if (i % 3 == 1) cluster.launch_us = cluster.intra_latency_us = cluster.inter_latency_us = 0;
   if (i % 5 == 2) cluster.sm_fraction = 0.25;
+  if (i % 5 == 3) cluster.transfer_compute_us_per_mb = 3;
   if (i % 5 == 3) cluster.compute_slots_per_node = 1;
   if (i % 4 == 3) cluster.intra_gbytes_per_s = cluster.inter_gbytes_per_s_per_node = 0.1;
   cluster.rails = i % 7 == 6;

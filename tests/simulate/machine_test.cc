@@ -127,6 +127,44 @@ TEST(Machine, TransfersTakeAShareOfCompute) {
   EXPECT_DOUBLE_EQ(programs.time_us(), 12);
 }
 
+TEST(Machine, TransfersTakeComputeForEveryMbWhileTheyMove) {
+  Cluster cluster = plain(1, 3);             // ports of 1000 bytes a µs
+  cluster.transfer_compute_us_per_mb = 250;  // a quarter of the speed at the full rate of a port
+  {
+    Programs programs(cluster);
+    programs.message(0, 1, 8000, 0).attention(1, 10).wait(1, 0);
+    // 8 µs at three quarters of the speed leave 4 µs of work.
+    EXPECT_DOUBLE_EQ(programs.time_us(), 12);
+  }
+  {
+    // Two senders share the receiver's port, so each of them loses an eighth.
+    Programs programs(cluster);
+    programs.launch(0, 0, {{Rank{2}, 4000}}, {}).attention(0, 10).wait(0, 0);
+    programs.launch(1, 0, {{Rank{2}, 4000}}, {});
+    programs.launch(2, 0, {}, {{Rank{0}, 4000}, {Rank{1}, 4000}}).attention(2, 6).wait(2, 0);
+    programs.wait(1, 0);
+    const Machine machine = programs.run();
+    EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kAttention), 11);
+    EXPECT_DOUBLE_EQ(machine.devices()[2].of(Activity::kAttention), 8);
+  }
+}
+
+TEST(Machine, ADeviceThatWaitsLosesNothingToTransfers) {
+  Cluster cluster = plain(1, 2);
+  cluster.transfer_compute_us_per_mb = 250;
+  Programs programs(cluster);
+  programs.message(0, 1, 8000, 0).wait(1, 0).attention(1, 10);
+  EXPECT_DOUBLE_EQ(programs.time_us(), 18);
+}
+
+TEST(Machine, TransfersLeaveATenthOfComputeAtLeast) {
+  Cluster cluster = plain(1, 2);
+  cluster.transfer_compute_us_per_mb = 5000;
+  Programs programs(cluster);
+  programs.message(0, 1, 8000, 0).attention(1, 10).wait(1, 0);
+  EXPECT_DOUBLE_EQ(programs.time_us(), 8 + 10 - 0.8);
+}
+
 TEST(Machine, DevicesShareTheSlotsOfTheirNode) {
   Cluster cluster = plain(2, 3);
   cluster.compute_slots_per_node = 2;
