@@ -57,13 +57,19 @@ struct RunError {
   double single_device_error = 0;
   double bound = 0;  // what model.md promises for the dtype and wire
 };
+// One rank in one repetition.
+struct RankRun {
+  ExecutionStats forward;
+  ExecutionStats backward;
+};
 struct MaskRun {
   std::string mask;
   std::vector<RunError> errors;  // empty without compare
   double forward_s = 0;          // slowest rank, fastest repeat
   double backward_s = 0;
   double exposed_s = 0;
-  std::int64_t sent_bytes_forward = 0;  // all ranks
+  std::vector<std::vector<RankRun>> repeats;  // [repetition][rank]
+  std::int64_t sent_bytes_forward = 0;        // all ranks
   std::int64_t sent_bytes_backward = 0;
   std::int64_t predicted_bytes_forward = 0;  // plan statistics
   std::int64_t predicted_bytes_backward = 0;

@@ -204,6 +204,10 @@ MaskRun report_mask(Work& work, std::size_t m) {
   run.exposed_s = fastest(mask.measured, [](const Measured& x) {
     return x.forward.stats.exposed_s + x.backward.stats.exposed_s;
   });
+  for (const std::vector<Measured>& by_rank : mask.measured) {
+    std::vector<RankRun>& ranks = run.repeats.emplace_back();
+    for (const Measured& x : by_rank) ranks.push_back({x.forward.stats, x.backward.stats});
+  }
   for (const Measured& of_rank : mask.measured[0]) {
     run.sent_bytes_forward += of_rank.forward.sent_bytes;
     run.sent_bytes_backward += of_rank.backward.sent_bytes;

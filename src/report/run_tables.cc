@@ -14,6 +14,26 @@
 namespace contextile {
 namespace {
 
+// Every rank of every repetition.
+Json repeats_json(const MaskRun& run) {
+  Json repeats = Json::array();
+  for (const std::vector<RankRun>& by_rank : run.repeats) {
+    Json ranks = Json::array();
+    for (const RankRun& rank : by_rank) {
+      Json directions;
+      for (const auto& [name, stats] :
+           {std::pair("forward", &rank.forward), std::pair("backward", &rank.backward)}) {
+        directions[name] = {{"seconds", stats->total_s},
+                            {"attention_s", stats->attention_s},
+                            {"exposed_s", stats->exposed_s}};
+      }
+      ranks.push_back(std::move(directions));
+    }
+    repeats.push_back(std::move(ranks));
+  }
+  return repeats;
+}
+
 Json mask_run_json(const MaskRun& run) {
   Json errors = Json::array();
   for (const RunError& error : run.errors) {
@@ -27,6 +47,7 @@ Json mask_run_json(const MaskRun& run) {
           {"forward_s", run.forward_s},
           {"backward_s", run.backward_s},
           {"exposed_s", run.exposed_s},
+          {"repeats", repeats_json(run)},
           {"sent_bytes_forward", run.sent_bytes_forward},
           {"predicted_bytes_forward", run.predicted_bytes_forward},
           {"sent_bytes_backward", run.sent_bytes_backward},
