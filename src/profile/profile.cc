@@ -16,13 +16,18 @@
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
+#include "profile/link_measurement.h"
+#include "profile/tile_bench.h"
 #include "profile/timed_ranks.h"
+#include "profile/transfer_bench.h"
 
 namespace contextile {
 namespace {
 
 constexpr std::int32_t kMostRanks = 256;
 constexpr std::int64_t kMergedRows = 512;
+// More than caches hold, as the rows of a rank are.
+constexpr std::int64_t kMergedRowsOfProcesses = 8192;
 constexpr std::int64_t kSmallMessageBytes = 64;
 // A tile costs at least this share of its call: call_us is measured on other calls.
 constexpr double kLeastTileShare = 0.1;
@@ -30,6 +35,7 @@ constexpr double kLeastTileShare = 0.1;
 constexpr std::int64_t kMostTiles = 4;
 constexpr std::int64_t kCallTokens = 1024;
 constexpr std::int64_t kManyLaunches = 16;
+constexpr std::int64_t kBusyRows = 256;  // of a tile, in calls while messages move
 constexpr std::int64_t kTileRows[] = {0, 16, 32, 64, 128, 256};
 
 // One causal tile on every rank at once.
@@ -47,8 +53,16 @@ struct Settings {
   std::int32_t passes = 1;    // over the grid
 };
 
-Settings settings_of(const ProfileOptions& options) {
+Settings settings_of(const ProfileOptions& options, const Transport* rank) {
   constexpr std::int64_t kKilo = 1024;
+  if (rank != nullptr && options.effort == ProfileEffort::kThorough) {
+    // Samples are long beside the periods in which machines share cores out.
+    return {{16, 64, 256, 1024, 4096},
+            {kSmallMessageBytes, 4 * kKilo, 64 * kKilo, kKilo * kKilo, 4 * kKilo * kKilo},
+            {.sample_s = 0.2, .samples = 4, .settle_s = 0.03},
+            0.3,
+            1};
+  }
   if (options.effort == ProfileEffort::kQuick) {
     return {{16, 64, 256},
             {kSmallMessageBytes, 64 * kKilo, kKilo * kKilo},
@@ -76,98 +90,19 @@ std::vector<std::int32_t> group_sizes(std::int32_t ranks) {
   return sizes;
 }
 
-Band full_band(std::int64_t rows, std::int64_t keys) { return {{0, rows}, {0, keys}}; }
-Band causal_band(std::int64_t rows) { return {{0, rows}, {0, rows}, -kUnbounded, 0}; }
-
-// What belongs to the queries of some tiles, and to their keys.
-struct QueryTensors {
-  QueryTensors(Rng& rng, const AttentionShape& shape, std::int64_t rows)
-      : q(normal_tensor(rng, shape.dtype, rows, shape.q_heads, shape.head_dim)),
-        dout(normal_tensor(rng, shape.dtype, rows, shape.q_heads, shape.value_dim)),
-        delta(normal_tensor(rng, Dtype::kF32, rows, shape.q_heads, 1)),
-        o(Dtype::kF32, rows, shape.q_heads, shape.value_dim),
-        lse(Dtype::kF32, rows, shape.q_heads, 1),
-        dq(Dtype::kF32, rows, shape.q_heads, shape.head_dim) {}
-  HostTensor q, dout, delta, o, lse, dq;
-};
-struct KeyTensors {
-  KeyTensors(Rng& rng, const AttentionShape& shape, std::int64_t keys)
-      : k(normal_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.head_dim)),
-        v(normal_tensor(rng, shape.dtype, keys, shape.kv_heads, shape.value_dim)),
-        dk(Dtype::kF32, keys, shape.kv_heads, shape.head_dim),
-        dv(Dtype::kF32, keys, shape.kv_heads, shape.value_dim) {}
-  HostTensor k, v, dk, dv;
-};
-
-// Calls of the kernel on some tiles, as plans make them: so many query blocks with one key block,
-// the same band in each. (Several key blocks of a query block are one run of the cost model.)
-class TileBench {
- public:
-  TileBench(const AttentionKernel& kernel, const AttentionShape& shape, const Band& band,
-            std::int64_t num_tiles)
-      : kernel_(kernel),
-        band_(band),
-        params_{.q_heads = shape.q_heads,
-                .kv_heads = shape.kv_heads,
-                .head_dim = shape.head_dim,
-                .value_dim = shape.value_dim,
-                .scale = static_cast<float>(shape.effective_scale()),
-                .softcap = static_cast<float>(shape.softcap)},
-        rng_(1),
-        keys_(rng_, shape, band.k.end) {
-    for (std::int64_t i = 0; i < num_tiles; ++i) queries_.emplace_back(rng_, shape, band.q.end);
-    forward();  // backward needs the LSE
-  }
-
-  void forward() {
-    std::vector<ForwardTile> list;
-    for (QueryTensors& q : queries_) {
-      list.push_back({q.q.view(),
-                      keys_.k.view(),
-                      keys_.v.view(),
-                      q.o.view(),
-                      q.lse.stats(),
-                      {&band_, 1},
-                      /*init=*/true});
-    }
-    kernel_.forward(params_, list);
-  }
-
-  void backward() {
-    std::vector<BackwardTile> list;
-    for (QueryTensors& q : queries_) {
-      list.push_back({q.q.view(),
-                      keys_.k.view(),
-                      keys_.v.view(),
-                      q.dout.view(),
-                      q.lse.stats(),
-                      q.delta.stats(),
-                      q.dq.view(),
-                      keys_.dk.view(),
-                      keys_.dv.view(),
-                      {&band_, 1},
-                      /*init_dq=*/true,
-                      /*init_dkv=*/&q == queries_.data()});
-    }
-    kernel_.backward(params_, list);
-  }
-
- private:
-  const AttentionKernel& kernel_;
-  Band band_;
-  KernelParams params_;
-  Rng rng_;
-  KeyTensors keys_;
-  std::vector<QueryTensors> queries_;
-};
-
 class MachineMeasurement {
  public:
-  MachineMeasurement(const ProfileOptions& options,
+  // `rank`: this process's end of a group; null for ranks as threads of this process.
+  MachineMeasurement(const ProfileOptions& options, Transport* rank,
                      const std::function<void(std::string_view)>& on_step)
       : options_(options),
+        rank_(rank),
+        nodes_(rank == nullptr      ? 1
+               : options.nodes == 0 ? options.ranks
+                                    : options.nodes),
+        devices_per_node_(options.ranks / nodes_),
         on_step_(on_step),
-        settings_(settings_of(options)),
+        settings_(settings_of(options, rank)),
         kernel_(find_kernel(options.kernel, options.shape.dtype)) {}
 
   MachineProfile run() {
@@ -175,7 +110,11 @@ class MachineMeasurement {
     measure_grid();
     measure_overheads();
     measure_memory();
-    measure_transport();
+    if (rank_ == nullptr) {
+      measure_transport();
+    } else {
+      measure_links();
+    }
     fill_cluster();
     return std::move(profile_);
   }
@@ -185,10 +124,18 @@ class MachineMeasurement {
     if (on_step_) on_step_(what);
   }
 
+  [[nodiscard]] double timed_s(
+      std::int32_t ranks, const std::function<std::function<void()>(Transport&)>& prepare) const {
+    if (rank_ == nullptr) return seconds_per_call(ranks, settings_.effort, prepare);
+    TimingEffort effort = settings_.effort;
+    effort.time = TimeOfRanks::kMean;
+    return seconds_per_call(*rank_, ranks, effort, prepare);
+  }
+
   // Measures a call on so many tiles, on so many ranks at once.
   [[nodiscard]] double call_of_s(std::int32_t ranks, Direction direction, const Band& band,
                                  std::int64_t tiles) const {
-    return seconds_per_call(ranks, settings_.effort, [&](Transport&) {
+    return timed_s(ranks, [&](Transport&) {
       const auto bench = std::make_shared<TileBench>(kernel_, options_.shape, band, tiles);
       return direction == Direction::kForward
                  ? std::function<void()>([bench] { bench->forward(); })
@@ -216,7 +163,8 @@ class MachineMeasurement {
   void measure_grid() {
     for (const std::int64_t size : settings_.sizes) {
       KernelSample sample{size, size, tiles_of_call(size, size)};
-      if (!grid_.empty() && 4 * last_diagonal_s_ > settings_.longest_call_s) break;
+      const double scale = grid_.empty() ? 1 : static_cast<double>(size) / grid_.back();
+      if (scale * scale * last_diagonal_s_ > settings_.longest_call_s) break;
       measure_tile(sample);
       last_diagonal_s_ = sample.forward_s / static_cast<double>(sample.tiles);
       grid_.push_back(size);
@@ -253,6 +201,7 @@ class MachineMeasurement {
   // The largest tile on one rank that has the machine to itself; the faster of this measurement and
   // those before it.
   void measure_alone() {
+    if (devices_per_node_ == 1) return;
     step("one rank");
     const KernelSample& largest = profile_.kernel_samples.back();
     const double seconds = call_of_s(1, Direction::kForward,
@@ -262,6 +211,7 @@ class MachineMeasurement {
 
   // All ranks at once compute as fast as so many would that each have the machine to themselves.
   [[nodiscard]] double measured_slots() const {
+    if (devices_per_node_ == 1) return options_.ranks;  // nodes share nothing
     return std::clamp(options_.ranks * alone_s_ / profile_.kernel_samples.back().forward_s, 1.0,
                       static_cast<double>(options_.ranks));
   }
@@ -273,8 +223,9 @@ class MachineMeasurement {
 
   void measure_memory() {
     step("merging");
+    const std::int64_t num_rows = rank_ == nullptr ? kMergedRows : kMergedRowsOfProcesses;
     const AttentionShape& shape = options_.shape;
-    const double seconds = seconds_per_call(options_.ranks, settings_.effort, [&](Transport&) {
+    const double seconds = timed_s(options_.ranks, [&](Transport&) {
       struct Slots {
         HostTensor o[2];
         HostTensor lse[2];
@@ -282,8 +233,8 @@ class MachineMeasurement {
       const auto slots = std::make_shared<Slots>();
       Rng rng(1);
       for (std::size_t i = 0; i < 2; ++i) {
-        slots->o[i] = normal_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, shape.value_dim);
-        slots->lse[i] = normal_tensor(rng, Dtype::kF32, kMergedRows, shape.q_heads, 1);
+        slots->o[i] = normal_tensor(rng, Dtype::kF32, num_rows, shape.q_heads, shape.value_dim);
+        slots->lse[i] = normal_tensor(rng, Dtype::kF32, num_rows, shape.q_heads, 1);
       }
       return std::function<void()>([slots, &rows = kernel_.row_ops()] {
         const PartialOutput dst{slots->o[0].view(), slots->lse[0].stats()};
@@ -293,46 +244,44 @@ class MachineMeasurement {
       });
     });
     // As the cost model counts: the result and both sources.
-    const double bytes = 3.0 * static_cast<double>(kMergedRows) * shape.q_heads *
-                         (shape.value_dim + 1) * sizeof(float);
+    const double bytes =
+        3.0 * static_cast<double>(num_rows) * shape.q_heads * (shape.value_dim + 1) * sizeof(float);
     profile_.cluster.memory_gbytes_per_s = bytes / at_full_speed(seconds) * 1e-9;
   }
 
-  // When every rank of a group sends so many messages to the next one, each a launch of its own:
-  // from the first launch to the end of the last wait.
-  [[nodiscard]] double exchange_s(std::int32_t ranks, std::int64_t bytes,
+  // So many launches on each of so many ranks: from the first one to the end of the last wait.
+  [[nodiscard]] double exchange_s(TransferPattern pattern, std::int32_t ranks, std::int64_t bytes,
                                   std::int64_t launches = 1) const {
-    return seconds_per_call(ranks, settings_.effort, [&](Transport& transport) {
-      const auto size = static_cast<std::size_t>(bytes * launches);
-      const auto sent = std::make_shared<std::vector<std::byte>>(size);
-      const auto received = std::make_shared<std::vector<std::byte>>(size);
-      return std::function<void()>([&transport, sent, received, bytes, launches] {
-        const std::int32_t group = transport.size();
-        const Rank next{(transport.rank().value + 1) % group};
-        const Rank last{(transport.rank().value + group - 1) % group};
-        std::vector<std::int64_t> tickets;
-        for (std::int64_t i = 0; i < launches; ++i) {
-          const Message send{next, {{sent->data() + i * bytes, bytes, 1, bytes}}};
-          const Message receive{last, {{received->data() + i * bytes, bytes, 1, bytes}}};
-          tickets.push_back(transport.launch({&send, 1}, {&receive, 1}));
-        }
-        for (const std::int64_t ticket : tickets) transport.wait(ticket);
-      });
+    const std::int32_t devices = rank_ == nullptr ? ranks : devices_per_node_;
+    return timed_s(ranks, [&, devices](Transport& transport) {
+      const auto bench = std::make_shared<TransferBench>(transport, pattern, ranks, devices, bytes);
+      return std::function<void()>([bench, launches] { bench->exchange(launches); });
     });
+  }
+
+  void measure_pattern(TransferPattern pattern, std::int32_t ranks) {
+    for (const std::int64_t bytes : settings_.message_bytes) {
+      step(fmt::format("{} of {} ranks, {} bytes", to_string(pattern), ranks, bytes));
+      profile_.transfers.push_back({ranks, bytes, exchange_s(pattern, ranks, bytes), pattern});
+    }
   }
 
   void measure_transport() {
     for (const std::int32_t ranks : group_sizes(options_.ranks)) {
-      for (const std::int64_t bytes : settings_.message_bytes) {
-        step(fmt::format("{} ranks, {} bytes", ranks, bytes));
-        profile_.transfers.push_back({ranks, bytes, exchange_s(ranks, bytes)});
-      }
+      measure_pattern(TransferPattern::kRing, ranks);
     }
     step("launches");
-    const double many_s =
-        exchange_s(profile_.transfers.back().ranks, kSmallMessageBytes, kManyLaunches);
+    const double many_s = exchange_s(TransferPattern::kRing, profile_.transfers.back().ranks,
+                                     kSmallMessageBytes, kManyLaunches);
     const double one_s = last_group().front().seconds;
     launch_s_ = std::clamp((many_s - one_s) / (kManyLaunches - 1), 0.0, one_s);
+  }
+
+  void measure_links() {
+    const LinkSettings settings{nodes_, devices_per_node_, settings_.message_bytes,
+                                settings_.effort};
+    TileBench bench(kernel_, options_.shape, full_band(kBusyRows, kBusyRows), 1);
+    LinkMeasurement(*rank_, settings, on_step_).run(bench, profile_);
   }
 
   // The transfers of all ranks, by bytes.
@@ -402,27 +351,31 @@ class MachineMeasurement {
   void fill_cluster() {
     Cluster& cluster = profile_.cluster;
     cluster.name = fmt::format("local-{}-{}", profile_.kernel, options_.ranks);
-    cluster.nodes = 1;
-    cluster.devices_per_node = options_.ranks;
+    cluster.nodes = nodes_;
+    cluster.devices_per_node = devices_per_node_;
     fill_attention();
-    // Latency from the smallest message, bandwidth from what the largest ones add.
-    const std::span<const TransferSample> last = last_group();
-    const TransferSample& large = last[last.size() - 1];
-    const TransferSample& medium = last[last.size() - 2];
-    const double added_s = std::max(large.seconds - medium.seconds, 0.1 * large.seconds);
-    cluster.intra_gbytes_per_s = static_cast<double>(large.bytes - medium.bytes) / added_s * 1e-9;
-    cluster.launch_us = 1e6 * at_full_speed(launch_s_);
-    cluster.intra_latency_us = 1e6 * (last.front().seconds - launch_s_);
-    // One node: never asked for.
-    cluster.inter_gbytes_per_s_per_node = cluster.intra_gbytes_per_s;
-    cluster.inter_latency_us = cluster.intra_latency_us;
     cluster.nics_per_node = 1;
     cluster.memory_bytes = 0;
-    cluster.compute_slots_per_node = slots_ < options_.ranks ? slots_ : 0;
+    cluster.compute_slots_per_node = slots_ < options_.ranks ? slots_ / nodes_ : 0;
+    if (rank_ == nullptr) fill_transport();
     check_cluster(cluster);
   }
 
+  void fill_transport() {
+    Cluster& cluster = profile_.cluster;
+    const LinkRate rate = rate_of(last_group(), launch_s_);
+    cluster.intra_gbytes_per_s = rate.gbytes_per_s;
+    cluster.launch_us = 1e6 * at_full_speed(launch_s_);
+    cluster.intra_latency_us = 1e6 * rate.latency_s;
+    // One node: never asked for.
+    cluster.inter_gbytes_per_s_per_node = cluster.intra_gbytes_per_s;
+    cluster.inter_latency_us = cluster.intra_latency_us;
+  }
+
   const ProfileOptions& options_;
+  Transport* const rank_;
+  const std::int32_t nodes_;
+  const std::int32_t devices_per_node_;
   const std::function<void(std::string_view)>& on_step_;
   Settings settings_;
   const AttentionKernel& kernel_;
@@ -439,16 +392,22 @@ class MachineMeasurement {
 }  // namespace
 
 std::int64_t profile_steps(const ProfileOptions& options) {
-  const Settings settings = settings_of(options);
+  // As many as either kind of ranks takes.
+  const Settings settings = settings_of(options, nullptr);
   const auto sizes = static_cast<std::int64_t>(settings.sizes.size());
   const auto groups = static_cast<std::int64_t>(group_sizes(options.ranks).size());
   return sizes + settings.passes * (sizes * sizes + 1) +
-         groups * static_cast<std::int64_t>(settings.message_bytes.size()) + 5;
+         std::max(groups * static_cast<std::int64_t>(settings.message_bytes.size()),
+                  LinkMeasurement::steps({.message_bytes = settings.message_bytes, .effort = {}})) +
+         5;
 }
 
 void check_profile_options(const ProfileOptions& options) {
   CONTEXTILE_CHECK(options.ranks >= 1 && options.ranks <= kMostRanks,
                    "profile: expected 1 to {} ranks, found {}", kMostRanks, options.ranks);
+  CONTEXTILE_CHECK(options.nodes >= 0 && (options.nodes == 0 || options.ranks % options.nodes == 0),
+                   "profile: expected nodes that divide the {} ranks, found {}", options.ranks,
+                   options.nodes);
   check_shape(options.shape);
   static_cast<void>(find_kernel(options.kernel));
 }
@@ -456,7 +415,16 @@ void check_profile_options(const ProfileOptions& options) {
 MachineProfile measure_machine(const ProfileOptions& options,
                                const std::function<void(std::string_view)>& on_step) {
   check_profile_options(options);
-  return MachineMeasurement(options, on_step).run();
+  return MachineMeasurement(options, nullptr, on_step).run();
+}
+
+MachineProfile measure_machine(const ProfileOptions& options, Transport& rank,
+                               const std::function<void(std::string_view)>& on_step) {
+  check_profile_options(options);
+  CONTEXTILE_CHECK(rank.size() == options.ranks && rank.size() > 1,
+                   "profile: expected a group of {} ranks, at least 2, found {}", options.ranks,
+                   rank.size());
+  return MachineMeasurement(options, &rank, on_step).run();
 }
 
 }  // namespace contextile

@@ -32,7 +32,7 @@ class Launch : public ProgramTest {
   static json comparable(const std::string& text) {
     json masks = json::parse(text).at("masks");
     for (json& mask : masks) {
-      for (const char* key : {"forward_s", "backward_s", "exposed_s"}) mask.erase(key);
+      for (const char* key : {"forward_s", "backward_s", "exposed_s", "repeats"}) mask.erase(key);
     }
     return masks;
   }
@@ -102,6 +102,42 @@ TEST_F(Launch, RanksOfAnMpiJobHaveTheBitsOfThreads) {
   EXPECT_EQ(comparable(read(path("mpi.json"))), comparable(threads.out));
 }
 
+TEST_F(Launch, ProfilesTheGroupOfItsRanks) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::vector<std::string> profile = {"profile",    "--quick", "--heads",    "1",
+                                            "--kv-heads", "1",       "--head-dim", "8"};
+  const Outcome outcome = contextile(
+      joined({"launch", "-n", "2", "--"}, joined(profile, {"-o", path("m.json"), "--json"})));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json document = json::parse(outcome.out);  // of rank 0 alone
+  EXPECT_EQ(document.at("transport"), "gloo");
+  EXPECT_EQ(document.at("ranks"), 2);
+  EXPECT_EQ(document.at("cluster").at("nodes"), 2);
+  EXPECT_EQ(document.at("cluster"), json::parse(read(path("m.json"))));
+  EXPECT_EQ(document.at("busy").size(), 2U);
+  const Outcome one_node =
+      contextile(joined({"launch", "-n", "2", "--"}, joined(profile, {"--nodes", "1", "--csv"})));
+  EXPECT_EQ(one_node.exit_code, 0) << one_node.err;
+  EXPECT_EQ(
+      contextile(joined({"launch", "-n", "3", "--"}, joined(profile, {"--nodes", "2"}))).exit_code,
+      2);
+}
+
+TEST_F(Launch, ProfilesAnMpiJob) {
+  if (!has("mpi")) GTEST_SKIP() << "built without MPI (libopenmpi-dev)";
+  const std::string mpirun =
+      "OMPI_MCA_btl_tcp_if_include=lo timeout -k 5 120 mpirun --allow-run-as-root --oversubscribe ";
+  if (std::system((mpirun + "-n 2 true > /dev/null 2>&1").c_str()) != 0) {
+    GTEST_SKIP() << "needs an mpirun that starts processes here (openmpi-bin)";
+  }
+  const std::string command = mpirun + "-n 2 " + CONTEXTILE_PROGRAM +
+                              " profile --transport mpi --quick --heads 1 --kv-heads 1 "
+                              "--head-dim 8 -o " +
+                              path("mpi.json") + " > /dev/null";
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(json::parse(read(path("mpi.json"))).at("nodes"), 2);
+}
+
 TEST_F(Launch, RunsAnyProgramThatIsToldItsRank) {
   const Outcome outcome =
       contextile({"launch", "-n", "3", "--", "sh", "-c", "echo rank {rank} of {ranks}, {rank}"});
@@ -132,7 +168,8 @@ TEST_F(Launch, EndsTheOthersWhenARankHasFailed) {
 }
 
 TEST_F(Launch, RefusesWhatCannotWork) {
-  expect_bad_input(contextile({"launch", "-n", "2", "--", "plan"}), {"expected 'run'", "'plan'"});
+  expect_bad_input(contextile({"launch", "-n", "2", "--", "plan"}),
+                   {"expected 'run' or 'profile'", "'plan'"});
   expect_bad_input(contextile({"launch", "-n", "2", "--", "no/such/program"}),
                    {"no/such/program: cannot start"});
   expect_bad_input(contextile({"launch", "-n", "2", "--ranks", "4", "--", "true"}),
@@ -156,6 +193,7 @@ TEST_F(Launch, OptionsOfAnotherTransportAreRefused) {
   expect_bad_input(contextile({"run", plan, "--rank", "0"}), {"--transport gloo", "inproc"});
   if (!has("gloo")) return;
   expect_bad_input(contextile({"run", plan, "--transport", "gloo"}), {"--rank", "launch"});
+  expect_bad_input(contextile({"profile", "--transport", "gloo", "--rank", "0"}), {"--ranks"});
   expect_bad_input(contextile({"run", plan, "--transport", "gloo", "--rank", "0", "--predict"}),
                    {"--predict", "--cluster"});
 }

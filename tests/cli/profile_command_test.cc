@@ -53,7 +53,7 @@ TEST_F(ProfileCommand, WritesAClusterFileAndPrintsWhatItMeasured) {
   EXPECT_LE(longest_line(outcome.out), 80U) << outcome.out;
   for (const char* words :
        {"2 ranks at once, 1/1 heads of 8", "forward, GFLOP/s", "backward, GFLOP/s",
-        "every rank sends to the next", "attention_tflops", "compute_slots_per_node"}) {
+        "messages on inproc", "attention_tflops", "compute_slots_per_node"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
   const Cluster cluster = load_cluster(path("machine.json"));
@@ -101,7 +101,8 @@ TEST_F(ProfileCommand, RefusesBadOptions) {
   expect_bad_input(quick({"--ranks", "0"}), {"--ranks: expected a whole number of at least 1"});
   expect_bad_input(quick({"--ranks", "257"}), {"expected 1 to 256 ranks, found 257"});
   expect_bad_input(quick({"--kernel", "fast"}), {"kernel: expected one of", "found 'fast'"});
-  expect_bad_input(quick({"--transport", "mpi"}), {"--transport: expected inproc", "'mpi'"});
+  expect_bad_input(quick({"--transport", "rdma"}), {"--transport: expected", "'rdma'"});
+  expect_bad_input(quick({"--nodes", "2"}), {"--nodes", "processes", "inproc"});
   expect_bad_input(quick({"--dtype", "i8"}), {"dtype: expected one of", "'i8'"});
   expect_bad_input(contextile({"profile", "--heads", "6", "--kv-heads", "4"}),
                    {"expected kv_heads to divide the 6 query heads, found 4"});

@@ -7,8 +7,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "contextile/kernel.h"
@@ -16,7 +18,9 @@
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
+#include "profile/link_measurement.h"
 #include "profile/timed_ranks.h"
+#include "profile/transfer_bench.h"
 
 namespace contextile {
 namespace {
@@ -117,6 +121,89 @@ TEST(MeasureMachine, ItsClusterIsOneToPlanAndSimulateOn) {
   const Simulation simulation = simulate(plan, machine.cluster);
   EXPECT_GT(simulation.forward->time_us, 0);
   EXPECT_LE(simulation.forward->mfu, 1);
+}
+
+// Threads stand for processes here: a group of them measures as a group of processes does.
+std::vector<MachineProfile> measured_by_group(const ProfileOptions& options) {
+  std::vector<MachineProfile> profiles(static_cast<std::size_t>(options.ranks));
+  run_inproc(options.ranks, [&](Transport& rank) {
+    profiles[rank.rank().index()] = measure_machine(options, rank);
+  });
+  return profiles;
+}
+
+TEST(MeasureMachineOfAGroup, HasTheSameProfileOnEveryRank) {
+  ProfileOptions options = quickest(4);
+  for (const std::int32_t nodes : {0, 2, 1}) {
+    SCOPED_TRACE(nodes);
+    options.nodes = nodes;
+    const std::vector<MachineProfile> profiles = measured_by_group(options);
+    const Cluster& cluster = profiles[0].cluster;
+    EXPECT_NO_THROW(check_cluster(cluster));
+    EXPECT_EQ(cluster.nodes, nodes == 0 ? 4 : nodes);
+    EXPECT_EQ(cluster.num_devices(), 4);
+    EXPECT_GT(cluster.inter_gbytes_per_s_per_node, 0);
+    EXPECT_LT(cluster.sm_fraction, 1);
+    for (const MachineProfile& profile : profiles) {
+      EXPECT_EQ(to_json(profile.cluster), to_json(cluster));
+    }
+    EXPECT_EQ(profiles[0].busy.size(), 2U);
+    std::set<TransferPattern> patterns;
+    for (const TransferSample& sample : profiles[0].transfers) {
+      EXPECT_GT(sample.seconds, 0);
+      EXPECT_EQ(sample.ranks, 4);
+      patterns.insert(sample.pattern);
+    }
+    EXPECT_EQ(patterns.count(TransferPattern::kRing), nodes == 0 ? 0U : 1U);
+    EXPECT_EQ(patterns.count(TransferPattern::kNodeRing), nodes == 1 ? 0U : 1U);
+    EXPECT_EQ(patterns.count(TransferPattern::kAllToAll), 1U);
+  }
+}
+
+TEST(MeasureMachineOfAGroup, RefusesAGroupOfAnotherSize) {
+  run_inproc(2, [&](Transport& rank) {
+    EXPECT_THROW((void)measure_machine(quickest(3), rank), InvalidArgument);
+  });
+  ProfileOptions options = quickest(4);
+  options.nodes = 3;
+  EXPECT_THROW(check_profile_options(options), InvalidArgument);
+}
+
+TEST(TransferBench, EveryPatternMovesWhatItSays) {
+  const std::int64_t bytes = 100;
+  for (const auto& [pattern, expected] :
+       {std::pair(TransferPattern::kRing, std::vector<std::int64_t>{1, 1, 1, 1, 1, 1}),
+        std::pair(TransferPattern::kNodeRing, std::vector<std::int64_t>{1, 1, 1, 1, 1, 1}),
+        std::pair(TransferPattern::kPairs, std::vector<std::int64_t>{1, 0, 1, 0, 1, 0}),
+        std::pair(TransferPattern::kIncast, std::vector<std::int64_t>{0, 1, 1, 1, 1, 1}),
+        std::pair(TransferPattern::kAllToAll, std::vector<std::int64_t>{5, 5, 5, 5, 5, 5})}) {
+    SCOPED_TRACE(to_string(pattern));
+    run_inproc(6, [&](Transport& rank) {
+      TransferBench bench(rank, pattern, 6, 3, bytes);
+      bench.exchange(2);
+      EXPECT_EQ(rank.sent_bytes(), 2 * bytes * expected[rank.rank().index()]);
+    });
+  }
+}
+
+TEST(LinkRate, IsThatOfTheLargestMessages) {
+  const std::vector<TransferSample> samples = {
+      {2, 64, 101e-6}, {2, 1'000'000, 1100e-6}, {2, 4'000'000, 5100e-6}};
+  const LinkRate rate = link_rate_of(samples, 1e-6);
+  EXPECT_DOUBLE_EQ(rate.latency_s, 100e-6);
+  EXPECT_DOUBLE_EQ(rate.gbytes_per_s, 1);  // the first million; the rest came slower
+}
+
+TEST(StolenCompute, TellsTimeAndBytesApart) {
+  // A tenth of 20 ms and 500 µs a MB of 4 MB each way.
+  const BusySample both{TransferPattern::kNodeRing, 4'000'000, 0.1, 0.1 + 0.002 + 0.004};
+  const BusySample one{TransferPattern::kPairs, 4'000'000, 0.1, 0.1 + 0.002 + 0.002};
+  const StolenCompute stolen = stolen_compute(both, one, 0.02);
+  EXPECT_NEAR(stolen.share, 0.1, 1e-9);
+  EXPECT_NEAR(stolen.us_per_mb, 500, 1e-6);
+  // Nothing lost, or as much by one way as by both.
+  EXPECT_EQ(stolen_compute({TransferPattern::kNodeRing, 1, 1, 0.9}, one, 0.02).share, 0);
+  EXPECT_EQ(stolen_compute(both, {TransferPattern::kPairs, 4'000'000, 0.1, 1}, 0.02).us_per_mb, 0);
 }
 
 TEST(MeasureMachine, RefusesBadOptions) {

@@ -86,11 +86,13 @@ std::vector<std::string> template_of(const LaunchOptions& options) {
   const std::vector<std::string> names = command_names();
   std::vector<std::string> words = options.command;
   if (std::ranges::find(names, words.front()) == names.end()) return words;
-  if (words.front() != "run") {
-    fail_argument("launch: expected 'run', the command that takes ranks, or a program, found {}",
+  const bool is_profile = words.front() == "profile";
+  if (words.front() != "run" && !is_profile) {
+    fail_argument("launch: expected 'run' or 'profile', which take ranks, or a program, found {}",
                   quote(words.front()));
   }
   words.insert(words.begin(), own_program());
+  if (is_profile) words.insert(words.end(), {"--ranks", "{ranks}"});
   for (const char* word : {"--transport", "gloo", "--rank", "{rank}", "--rendezvous",
                            "{rendezvous}", "--run-id", "{run-id}"}) {
     words.emplace_back(word);
@@ -167,12 +169,14 @@ Action add_launch_command(CLI::App& app) {
                 fail_argument("--grace: expected 0 to 1e6 seconds, found {}", quote(text));
               }
             });
-  add_words(app, "COMMAND", options->command,
-            {"",
-             "behind --: a run of this program, or any program and its arguments, in which {rank}, "
-             "{ranks}, {rendezvous} and {run-id} are filled in",
-             ""});
+  add_words(
+      app, "COMMAND", options->command,
+      {"",
+       "behind --: run or profile of this program, or any program and its arguments, in which "
+       "{rank}, {ranks}, {rendezvous} and {run-id} are filled in",
+       ""});
   add_examples(app, {"contextile launch -n 4 -- run small.plan --seed 3",
+                     "contextile launch -n 4 -- profile -o machine.json",
                      "contextile launch -n 2 -- echo rank {rank} of {ranks}"});
   return [options] { return run(*options); };
 }

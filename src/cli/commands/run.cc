@@ -181,7 +181,8 @@ int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& 
 int run(const RunCommandOptions& options) {
   check_options(options);
   const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
-  const std::unique_ptr<Transport> rank = open_transport(options.transport, plan->num_devices());
+  const std::unique_ptr<Transport> rank =
+      open_transport(options.transport, plan->num_devices(), "device of the plan");
   try {
     return run_on(options, plan, rank.get());
   } catch (const TransportError& error) {

@@ -78,17 +78,6 @@ void add_kernel_option(CLI::App& app, std::string& kernel, const std::string& te
             [&kernel](const std::string& value) { kernel = value; });
 }
 
-void add_transport_option(CLI::App& app, std::string& transport) {
-  add_text(app, "--transport", transport,
-           {"NAME", "{}: one thread a rank, in this process", "", {"inproc"}});
-}
-
-void check_transport(const std::string& transport) {
-  if (transport == "inproc") return;
-  fail_argument("--transport: expected inproc, the one transport built in, found {}",
-                quote(transport));
-}
-
 void add_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
                          const std::string& unset, const std::string& text) {
   std::vector<std::string> names;

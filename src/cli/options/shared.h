@@ -25,10 +25,6 @@ void add_wire_option(CLI::App& app, std::optional<Dtype>& wire, const std::strin
                      const std::string& unset);
 // --kernel; empty unless given, which means the preferred one for the dtype.
 void add_kernel_option(CLI::App& app, std::string& kernel, const std::string& text);
-// --transport, inproc by default.
-void add_transport_option(CLI::App& app, std::string& transport);
-// Throws InvalidArgument on a transport that is not built in.
-void check_transport(const std::string& transport);
 // --strategy; parsed by parse_strategies.
 void add_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
                          const std::string& unset, const std::string& text);

@@ -58,8 +58,8 @@ std::vector<BuildPart> transport_parts() {
 void add_transport_options(CLI::App& app, TransportOptions& options) {
   add_text(app, "--transport", options.name,
            {"NAME",
-            "inproc: a thread for each rank; mpi, gloo: this process is one rank, as many run "
-            "as the plan has devices",
+            "inproc: a thread for each rank; mpi, gloo: this process is one rank, the others are "
+            "started beside it",
             "",
             {"inproc", "mpi", "gloo"}});
   add_value(app, "--timeout",
@@ -111,14 +111,15 @@ void check_transport_options(const TransportOptions& options) {
   }
 }
 
-std::unique_ptr<Transport> open_transport(const TransportOptions& options, std::int32_t num_ranks) {
+std::unique_ptr<Transport> open_transport(const TransportOptions& options,
+                                          std::optional<std::int32_t> num_ranks,
+                                          std::string_view who) {
   if (options.name == "inproc") return nullptr;
   std::unique_ptr<Transport> transport =
-      options.name == "mpi" ? open_mpi(options) : open_gloo(options, num_ranks);
-  if (transport->size() != num_ranks) {
-    fail_argument(
-        "--transport {}: expected {} processes, one for each device of the plan, found {}",
-        options.name, num_ranks, transport->size());
+      options.name == "mpi" ? open_mpi(options) : open_gloo(options, num_ranks.value());
+  if (num_ranks && transport->size() != *num_ranks) {
+    fail_argument("--transport {}: expected {} processes, one for each {}, found {}", options.name,
+                  *num_ranks, who, transport->size());
   }
   return transport;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/app.h"
@@ -37,9 +38,11 @@ struct BuildPart {
 void check_transport_options(const TransportOptions& options);
 // This process's end of a group of `num_ranks` processes; null for inproc. Collective: returns when
 // all have come. Throws what make_mpi_transport and make_gloo_transport throw, and InvalidArgument
-// when the group has another size.
+// when the group has another size; then `who` is what the ranks are for: "device of the plan". Over
+// MPI the group has a size of its own, which is taken where `num_ranks` is unset.
 [[nodiscard]] std::unique_ptr<Transport> open_transport(const TransportOptions& options,
-                                                        std::int32_t num_ranks);
+                                                        std::optional<std::int32_t> num_ranks,
+                                                        std::string_view who);
 // The options as InprocOptions take them.
 [[nodiscard]] InprocOptions inproc_options(const TransportOptions& options);
 

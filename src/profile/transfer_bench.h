@@ -1,0 +1,39 @@
+// Messages between the ranks of a group, to be timed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "contextile/profile.h"
+#include "contextile/transport.h"
+
+namespace contextile {
+
+// One rank's part of an exchange: it sends a message to every peer of one list and receives one of
+// every peer of another, in one launch.
+class TransferBench {
+ public:
+  // The first `ranks` of the group take part; a node has so many consecutive ranks. A rank behind
+  // them, or with nobody to send to or to hear from, launches nothing.
+  TransferBench(Transport& transport, TransferPattern pattern, std::int32_t ranks,
+                std::int32_t devices_per_node, std::int64_t bytes);
+
+  [[nodiscard]] std::int64_t launch();
+  void wait(std::int64_t ticket) { transport_.wait(ticket); }
+  // Launches so many times, then waits for all.
+  void exchange(std::int64_t launches = 1);
+
+ private:
+  void send_to(std::int32_t peer);
+  void receive_from(std::int32_t peer);
+  [[nodiscard]] Message message(std::int32_t peer);
+
+  Transport& transport_;
+  std::int64_t bytes_;
+  std::vector<std::vector<std::byte>> memory_;
+  std::vector<Message> sends_;
+  std::vector<Message> recvs_;
+};
+
+}  // namespace contextile
