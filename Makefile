@@ -22,7 +22,7 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz mutate install clean
+.PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz hosts mutate install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,10 @@ fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
 	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target $(basename $(notdir $(wildcard fuzz/fuzz_*.cc)))
 	scripts/fuzz --seconds $(FUZZ_SECONDS) -j $(JOBS)
+
+hosts: deps build/build.ninja  ## 50 batches on 4 network hosts of this machine, plans made ahead, the planner killed once (root)
+	cmake --build --preset default -j $(JOBS) --target train_ahead
+	examples/train_ahead/run_hosts build/train_ahead
 
 mutate: deps build/build.ninja  ## random changes of plans of every strategy: refused, flagged, or executed right
 	cmake --build --preset default -j $(JOBS) --target mutate_plans

@@ -6,7 +6,9 @@ namespace contextile {
 
 TransferBench::TransferBench(Transport& transport, TransferPattern pattern, std::int32_t ranks,
                              std::int32_t devices_per_node, std::int64_t bytes)
-    : transport_(transport), bytes_(bytes) {
+    : transport_(transport),
+      is_one_way_(pattern == TransferPattern::kPairs || pattern == TransferPattern::kIncast),
+      bytes_(bytes) {
   const std::int32_t own = transport.rank().value;
   if (own >= ranks) return;
   switch (pattern) {
@@ -52,6 +54,16 @@ void TransferBench::exchange(std::int64_t launches) {
   std::vector<std::int64_t> tickets;
   for (std::int64_t i = 0; i < launches; ++i) tickets.push_back(launch());
   for (const std::int64_t ticket : tickets) wait(ticket);
+  if (is_one_way_ && ++num_exchanges_ % kBetweenAnswers == 0) answer();
+}
+
+void TransferBench::answer() {
+  const auto empty = [](const std::vector<Message>& messages) {
+    std::vector<Message> to_peers;
+    for (const Message& message : messages) to_peers.push_back({message.peer, {}});
+    return to_peers;
+  };
+  transport_.wait(transport_.launch(empty(recvs_), empty(sends_)));
 }
 
 std::string_view to_string(TransferPattern pattern) {

@@ -21,7 +21,9 @@ class TransferBench {
 
   [[nodiscard]] std::int64_t launch();
   void wait(std::int64_t ticket) { transport_.wait(ticket); }
-  // Launches so many times, then waits for all.
+  // Launches so many times, then waits for all. Now and then receivers answer, in patterns in which
+  // nothing else goes back: a small send may end before it arrives (MPI), and senders were seen to
+  // get thousands of messages ahead of a receiver that then had nothing to hear for a minute.
   void exchange(std::int64_t launches = 1);
 
  private:
@@ -29,11 +31,16 @@ class TransferBench {
   void receive_from(std::int32_t peer);
   [[nodiscard]] Message message(std::int32_t peer);
 
+  void answer();
+
+  static constexpr std::int64_t kBetweenAnswers = 64;  // exchanges
   Transport& transport_;
+  const bool is_one_way_;
   std::int64_t bytes_;
   std::vector<std::vector<std::byte>> memory_;
   std::vector<Message> sends_;
   std::vector<Message> recvs_;
+  std::int64_t num_exchanges_ = 0;
 };
 
 }  // namespace contextile
