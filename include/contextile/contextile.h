@@ -34,12 +34,12 @@
 #include "contextile/batch_sampler.h"   // a run's batches, any step's
 #include "contextile/data.h"            // lengths, datasets, batches, home layouts
 #include "contextile/lookahead.h"       // planning while others execute
+#include "contextile/membership.h"      // who goes on when ranks are lost
 #include "contextile/model.h"           // sizes of models
 #include "contextile/packing.h"         // documents into micro-batches
 #include "contextile/pipeline.h"        // pipeline schedules
 #include "contextile/plan_estimate.h"   // how much planning would make
 #include "contextile/step_planner.h"    // a step from lengths
-#include "contextile/membership.h"      // who goes on when ranks are lost
 #include "contextile/store.h"           // values that processes share
 #include "contextile/training.h"        // what a step takes
 #include "contextile/workload_input.h"  // what front ends are given, as a workload

@@ -57,6 +57,7 @@ struct FlightRecord {
   std::int64_t num_steps = 0;     // since the executor was made; the record has the last ones
   std::vector<FlightStep> steps;  // oldest first
   std::vector<FlightTransfer> transfers;
+  std::vector<Rank> silent;  // peers that had not answered for a while, ascending
   friend bool operator==(const FlightRecord&, const FlightRecord&) = default;
 };
 
@@ -84,10 +85,10 @@ struct FlightVerdict {
   std::string summary;            // one sentence, or more
 };
 // In this order, the first that applies: ranks with an error of their own; ranks that wrote no
-// record (killed, stopped or cut off); ranks that were at work, or outside of any call, while
-// others waited for the whole timeout; pairs of which both ends were posted and nothing moved (the
-// connection); a message that one end never posted. Clocks of machines must agree to well below
-// the timeout. `records` are by rank, at least one, of one group.
+// record (killed, stopped or cut off); the rank that most others found silent; ranks that were at
+// work, or outside of any call, while others waited for the whole timeout; pairs of which both ends
+// were posted and nothing moved (the connection); a message that one end never posted. Clocks of
+// machines must agree to well below the timeout. `records` are by rank, at least one, of one group.
 [[nodiscard]] FlightVerdict judge_flight(std::span<const FlightRecord> records);
 
 }  // namespace contextile

@@ -67,6 +67,10 @@ class Transport {
   // What this rank still waits to send and to receive, by ticket; also once the group has failed.
   [[nodiscard]] virtual std::vector<OpenTransfer> open_transfers() const = 0;
 
+  // Peers that have not answered for a while: stopped, or cut off. Empty where a transport does not
+  // ask.
+  [[nodiscard]] virtual std::vector<Rank> silent_ranks() const { return {}; }
+
   // Bytes this rank has sent and received since construction.
   [[nodiscard]] virtual std::int64_t sent_bytes() const = 0;
   [[nodiscard]] virtual std::int64_t received_bytes() const = 0;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include "profile/transfer_bench.h"
 
@@ -19,9 +20,16 @@ constexpr std::int64_t kLaunches = 16;  // of a sample of their cost
 constexpr std::int32_t kLaunchSamples = 20;
 // Calls during a transfer take so many times as long as it does alone: it is over before they are.
 constexpr double kBusyTimes = 2.5;
+constexpr std::int32_t kBusyTurns = 15;
 constexpr double kLeastSecond = 1e-9;
 constexpr double kBytesOfMb = 1e6;
 constexpr double kMostStolen = 0.9;  // of compute
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
 
 double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
@@ -113,20 +121,29 @@ BusySample LinkMeasurement::busy_calls(TransferPattern pattern, TileBench& bench
   const auto calls = static_cast<std::int64_t>(
       std::ceil(kBusyTimes * exchange_s(pattern, bytes) / std::max(call_s, kLeastSecond)));
   const auto seconds_of = [&](const std::function<void()>& work) {
-    return seconds_per_call(rank_, ranks(),
-                            {.sample_s = 0, .samples = 7, .time = TimeOfRanks::kMean},
-                            [&](Transport&) { return work; });
+    barrier(rank_);
+    const Clock::time_point start = Clock::now();
+    work();
+    return time_of_ranks(rank_, ranks(), seconds_between(start, Clock::now()), TimeOfRanks::kMean);
   };
   const auto compute = [&] {
     for (std::int64_t i = 0; i < calls; ++i) bench.forward();
   };
+  // In turns, so that a machine that becomes slower does so for both.
+  std::vector<double> quiet_s;
+  std::vector<double> added_s;
+  for (std::int32_t i = 0; i < kBusyTurns; ++i) {
+    quiet_s.push_back(seconds_of(compute));
+    const double busy_s = seconds_of([&] {
+      const std::int64_t ticket = transfers.launch();
+      compute();
+      transfers.wait(ticket);
+    });
+    added_s.push_back(busy_s - quiet_s.back());
+  }
   BusySample sample{.pattern = pattern, .bytes = bytes};
-  sample.quiet_s = seconds_of(compute);
-  sample.busy_s = seconds_of([&] {
-    const std::int64_t ticket = transfers.launch();
-    compute();
-    transfers.wait(ticket);
-  });
+  sample.quiet_s = median_of(quiet_s);
+  sample.busy_s = sample.quiet_s + median_of(added_s);
   return sample;
 }
 

@@ -21,6 +21,17 @@ constexpr std::int32_t kFormat = 1;
 constexpr std::size_t kMaxListed = 1 << 20;   // steps, transfers
 constexpr std::int32_t kMostRanks = 1 << 20;  // of a group
 
+std::int64_t number_in(const json& found, const std::string& where, std::int64_t least,
+                       std::int64_t most) {
+  // An unsigned number beyond an int64 would wrap.
+  const bool fits = found.is_number_integer() &&
+                    (!found.is_number_unsigned() || found.get<std::uint64_t>() <= INT64_MAX);
+  CONTEXTILE_CHECK(fits && found.get<std::int64_t>() >= least && found.get<std::int64_t>() <= most,
+                   "{}: expected a whole number from {} to {}, found {}", where, least, most,
+                   quote(found.dump(-1, ' ', false, json::error_handler_t::replace)));
+  return found.get<std::int64_t>();
+}
+
 // The values of one object, each asked for once by its key.
 class ObjectReader {
  public:
@@ -41,15 +52,7 @@ class ObjectReader {
     return *found;
   }
   [[nodiscard]] std::int64_t number(const char* key, std::int64_t least, std::int64_t most) {
-    const json& found = value(key);
-    // An unsigned number beyond an int64 would wrap.
-    const bool fits = found.is_number_integer() &&
-                      (!found.is_number_unsigned() || found.get<std::uint64_t>() <= INT64_MAX);
-    CONTEXTILE_CHECK(
-        fits && found.get<std::int64_t>() >= least && found.get<std::int64_t>() <= most,
-        "{}, {}: expected a whole number from {} to {}, found {}", where_, key, least, most,
-        quote(found.dump(-1, ' ', false, json::error_handler_t::replace)));
-    return found.get<std::int64_t>();
+    return number_in(value(key), fmt::format("{}, {}", where_, key), least, most);
   }
   [[nodiscard]] std::int64_t number(const char* key, std::int64_t least) {
     return number(key, least, INT64_MAX);
@@ -155,18 +158,19 @@ std::string flight_path(const std::string& folder, Rank rank) {
 }
 
 std::string to_json(const FlightRecord& record) {
-  ordered_json document = {{"contextile_flight", kFormat},      {"rank", record.rank.value},
-                           {"num_ranks", record.num_ranks},     {"transport", record.transport},
-                           {"version", record.version},         {"host", record.host},
-                           {"process", record.process},         {"plan", record.plan},
-                           {"strategy", record.strategy},       {"error", record.error},
-                           {"is_cause", record.is_cause},       {"failed_us", record.failed_us},
-                           {"num_steps", record.num_steps},     {"steps", ordered_json::array()},
-                           {"transfers", ordered_json::array()}};
+  ordered_json document = {{"contextile_flight", kFormat},       {"rank", record.rank.value},
+                           {"num_ranks", record.num_ranks},      {"transport", record.transport},
+                           {"version", record.version},          {"host", record.host},
+                           {"process", record.process},          {"plan", record.plan},
+                           {"strategy", record.strategy},        {"error", record.error},
+                           {"is_cause", record.is_cause},        {"failed_us", record.failed_us},
+                           {"num_steps", record.num_steps},      {"steps", ordered_json::array()},
+                           {"transfers", ordered_json::array()}, {"silent", ordered_json::array()}};
   for (const FlightStep& step : record.steps) document["steps"].push_back(json_of(step));
   for (const FlightTransfer& transfer : record.transfers) {
     document["transfers"].push_back(json_of(transfer));
   }
+  for (const Rank peer : record.silent) document["silent"].push_back(peer.value);
   return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -192,6 +196,11 @@ FlightRecord parse_flight_record(std::string_view text, std::string_view where) 
   });
   object.list("transfers", [&](const json& transfer, const std::string& place) {
     record.transfers.push_back(transfer_of(transfer, place, record.num_ranks));
+  });
+  object.list("silent", [&](const json& peer, const std::string& place) {
+    const std::int32_t least = record.silent.empty() ? 0 : record.silent.back().value + 1;
+    record.silent.emplace_back(
+        static_cast<std::int32_t>(number_in(peer, place, least, record.num_ranks - 1)));
   });
   object.check_no_more();
   return record;

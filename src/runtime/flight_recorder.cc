@@ -85,7 +85,8 @@ FlightRecord FlightRecorder::record(const Plan* plan, std::string_view error, bo
                       .failed_us = unix_us(now),
                       .num_steps = num_steps_,
                       .steps = {},
-                      .transfers = transfers()};
+                      .transfers = transfers(),
+                      .silent = transport_.silent_ranks()};
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const std::size_t oldest =
         entries_.size() < kCapacity ? 0 : static_cast<std::size_t>(num_steps_) % kCapacity;

@@ -73,6 +73,23 @@ Culprits without_record(Records records) {
   return culprits;
 }
 
+// The rank from which most others had no sign of life.
+Culprits silent_to_most(Records records) {
+  std::map<Rank, std::size_t> counts;
+  for (const FlightRecord& record : records) {
+    for (const Rank peer : record.silent) ++counts[peer];
+  }
+  Culprits culprits;
+  for (const auto& [rank, count] : counts) {
+    if (2 * count <= records.size() - 1) continue;
+    culprits.push_back(
+        {rank, fmt::format("gave no sign of life to {} of {} others: stopped, or its "
+                           "connection is cut",
+                           count, records.size() - 1)});
+  }
+  return culprits;
+}
+
 // Ranks that did not wait while others did.
 Culprits at_work(Records records) {
   const std::int64_t time_us = first_failure_us(records);
@@ -199,6 +216,7 @@ FlightVerdict judge_flight(std::span<const FlightRecord> records) {
   if (culprits.empty()) culprits = odd_ones(records, "plan", &FlightRecord::plan);
   if (culprits.empty()) culprits = with_own_errors(records);
   if (culprits.empty()) culprits = without_record(records);
+  if (culprits.empty()) culprits = silent_to_most(records);
   if (culprits.empty()) culprits = at_work(records);
   const OpenPairs pairs = open_pairs(records);
   if (culprits.empty()) culprits = cut_off(pairs);

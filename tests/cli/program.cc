@@ -86,6 +86,7 @@ std::string ProgramTest::flight_record(std::string_view folder, const std::strin
                                   {"ticket", 3},
                                   {"began_us", 7'000'000},
                                   {"ended_us", -1}}}},
+                               {"silent", {1}},
                                {"transfers",
                                 {{{"ticket", 3},
                                   {"peer", 1},

@@ -116,6 +116,7 @@ FlightRecord random_record(Rng& rng) {
     record.transfers.push_back(
         {number(9), Rank{0}, rng.next() % 2 == 0, number(INT64_MAX), {text(), text()}, number(99)});
   }
+  if (record.num_ranks > 3) record.silent = {Rank{1}, Rank{3}};
   return record;
 }
 
@@ -207,6 +208,15 @@ TEST(FlightVerdicts, NameOtherPlansAndVersionsFirst) {
   records[2].version = "0.0.9";
   EXPECT_THAT(culprits_of(records), ElementsAre(2));
   EXPECT_THAT(judge_flight(records).summary, HasSubstr("has version 0.0.9, most have 0.1.0"));
+}
+
+TEST(FlightVerdicts, NameTheRankThatMostFoundSilent) {
+  std::vector<FlightRecord> records;
+  for (std::int32_t r = 0; r < 4; ++r) records.push_back(record_of(r, 4, "wait"));
+  records[2].silent = {Rank{0}, Rank{1}, Rank{3}};
+  for (const std::size_t other : {0U, 1U, 3U}) records[other].silent = {Rank{2}};
+  EXPECT_THAT(culprits_of(records), ElementsAre(2));
+  EXPECT_THAT(judge_flight(records).summary, HasSubstr("no sign of life to 3 of 3 others"));
 }
 
 TEST(FlightVerdicts, NameTheRankWhoseConnectionsAreCut) {

@@ -25,6 +25,7 @@ class GlooTransport : public Transport {
   [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
     return group_.open_transfers();
   }
+  [[nodiscard]] std::vector<Rank> silent_ranks() const override { return group_.silent_ranks(); }
   [[nodiscard]] std::int64_t sent_bytes() const override { return group_.sent_bytes(); }
   [[nodiscard]] std::int64_t received_bytes() const override { return group_.received_bytes(); }
 

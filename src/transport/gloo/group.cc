@@ -256,10 +256,14 @@ const PostedEnd* GlooGroup::abandoned_end(const Launch& launch) const {
   return nullptr;
 }
 
+bool GlooGroup::is_silent(const Peer& peer) {
+  return !peer.left && peer.num_unanswered >= kMostUnanswered;
+}
+
 std::string GlooGroup::silent_peers() const {
   std::string text;
   for (const auto& peer : peers_) {
-    if (!peer || peer->left || peer->num_unanswered < kMostUnanswered) continue;
+    if (!peer || !is_silent(*peer)) continue;
     const auto silent =
         std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - peer->last_heard);
     text +=
@@ -304,6 +308,15 @@ void GlooGroup::fail(std::string_view reason) {
   Lock lock(mutex_);
   set_failure(fmt::format("rank {} gave up: {}", rank().value, reason));
   drain(lock);
+}
+
+std::vector<Rank> GlooGroup::silent_ranks() const {
+  const Lock lock(mutex_);
+  std::vector<Rank> silent;
+  for (const auto& peer : peers_) {
+    if (peer && is_silent(*peer)) silent.push_back(peer->rank);
+  }
+  return silent;
 }
 
 std::vector<OpenTransfer> GlooGroup::open_transfers() const {

@@ -45,6 +45,7 @@ class GlooGroup {
   // This rank gives up; the first failure of a group is the one everybody hears of.
   void fail(std::string_view reason);
   [[nodiscard]] std::vector<OpenTransfer> open_transfers() const;
+  [[nodiscard]] std::vector<Rank> silent_ranks() const;
   [[nodiscard]] std::int64_t sent_bytes() const;
   [[nodiscard]] std::int64_t received_bytes() const;
 
@@ -110,6 +111,7 @@ class GlooGroup {
   [[noreturn]] void throw_failure(Lock& lock, const std::string& operation);
   void ping_peers();
   [[nodiscard]] const PostedEnd* abandoned_end(const Launch& launch) const;
+  [[nodiscard]] static bool is_silent(const Peer& peer);
   [[nodiscard]] std::string silent_peers() const;
   void start(const std::vector<std::string>& members);
   void leave();
