@@ -16,7 +16,7 @@ MUTATE_ARGS ?=
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
 SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test hypergraph_test schedule_test \
-  store_test strategy_test simulate_test bounds_test data_test plan_test transport_test kernel_test runtime_test
+  store_test strategy_test simulate_test bounds_test data_test data_ahead_test plan_test transport_test kernel_test runtime_test
 TSAN_TESTS ?= transport_test runtime_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
