@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "cli/help_formatter.h"
-#include "report/table.h"
 #include "contextile/version.h"
+#include "report/table.h"
 
 namespace contextile {
 namespace {

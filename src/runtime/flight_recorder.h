@@ -52,8 +52,8 @@ class FlightRecorder {
   }
   // Which launch the step under way is about, once that is known.
   void note_ticket(std::int64_t ticket) { newest().step.ticket = ticket; }
-  // Another plan comes: the launches of this one are about to go. An error of the last one that left
-  // the group as it was (plans that differ) does not keep a later one from being written.
+  // Another plan comes: the launches of this one are about to go. An error of the last one that
+  // left the group as it was (plans that differ) does not keep a later one from being written.
   void forget_plan();
 
   [[nodiscard]] FlightRecord record(const Plan* plan, std::string_view error, bool is_cause) const;

@@ -25,9 +25,9 @@
 #include "contextile/registry.h"
 #include "contextile/store.h"
 #include "contextile/strategy.h"
+#include "contextile/version.h"
 #include "report/json.h"
 #include "report/table.h"
-#include "contextile/version.h"
 
 namespace contextile {
 namespace {
