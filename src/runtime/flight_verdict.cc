@@ -135,10 +135,9 @@ OpenPairs open_pairs(Records records) {
 // Ends of connections on which both ranks waited: the rank that is on all of them, or all.
 Culprits cut_off(const OpenPairs& pairs) {
   std::map<Rank, std::set<Rank>> peers;
-  std::size_t num_pairs = 0;
   for (const auto& [ends, open] : pairs) {
     if (!open.sent || !open.expected) continue;
-    num_pairs += peers[ends.first].insert(ends.second).second ? 1 : 0;
+    peers[ends.first].insert(ends.second);
     peers[ends.second].insert(ends.first);
   }
   std::set<std::pair<Rank, Rank>> links;
