@@ -282,8 +282,7 @@ ExecutorMemory Executor::memory() const {
 }
 
 FlightRecord Executor::flight_record(const std::exception& error) const {
-  const bool is_cause = dynamic_cast<const TransportError*>(&error) == nullptr;
-  return state_->recorder.record(state_->current_plan(), error.what(), is_cause);
+  return state_->recorder.record(state_->current_plan(), error);
 }
 
 void Executor::write_flight_record(const std::exception& error) const noexcept {

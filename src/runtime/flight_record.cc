@@ -18,8 +18,9 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr std::int32_t kFormat = 1;
-constexpr std::size_t kMaxListed = 1 << 20;   // steps, transfers
-constexpr std::int32_t kMostRanks = 1 << 20;  // of a group
+constexpr std::size_t kMaxListed = 1 << 12;   // steps, transfers, peers; a rank keeps 512 steps
+constexpr std::int32_t kMostRanks = 1 << 16;  // of a group
+constexpr std::size_t kMaxErrorBytes = 4000;  // of an error that is kept
 
 std::int64_t number_in(const json& found, const std::string& where, std::int64_t least,
                        std::int64_t most) {
@@ -187,7 +188,7 @@ FlightRecord parse_flight_record(std::string_view text, std::string_view where) 
   record.process = object.number("process", 0);
   record.plan = object.text("plan");
   record.strategy = object.text("strategy");
-  record.error = object.text("error");
+  record.error = object.text("error").substr(0, kMaxErrorBytes);
   record.is_cause = object.flag("is_cause");
   record.failed_us = object.number("failed_us", 0);
   record.num_steps = object.number("num_steps", 0);
@@ -201,6 +202,8 @@ FlightRecord parse_flight_record(std::string_view text, std::string_view where) 
     const std::int32_t least = record.silent.empty() ? 0 : record.silent.back().value + 1;
     record.silent.emplace_back(
         static_cast<std::int32_t>(number_in(peer, place, least, record.num_ranks - 1)));
+    CONTEXTILE_CHECK(record.silent.back() != record.rank, "{}: expected another rank than {}",
+                     place, record.rank.value);
   });
   object.check_no_more();
   return record;
@@ -222,6 +225,8 @@ std::vector<FlightRecord> load_flight_records(const std::string& folder) {
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with("rank-") || !name.ends_with(".json")) continue;
+    CONTEXTILE_CHECK(entry->is_regular_file(), "{}: expected a regular file",
+                     printable(entry->path().string()));
     const FileBytes file(entry->path().string(), expect_text("a flight record"));
     records.push_back(parse_flight_record(file.text(), file.name()));
   }

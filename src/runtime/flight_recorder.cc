@@ -66,7 +66,10 @@ std::vector<FlightTransfer> FlightRecorder::transfers() const {
   return transfers;
 }
 
-FlightRecord FlightRecorder::record(const Plan* plan, std::string_view error, bool is_cause) const {
+FlightRecord FlightRecorder::record(const Plan* plan, const std::exception& error) const {
+  // What ranks find out about each other is nobody's own error.
+  const bool in_exchange = num_steps_ > 0 && !newest().ended && newest().step.op == "exchange";
+  const bool is_cause = !in_exchange && dynamic_cast<const TransportError*>(&error) == nullptr;
   const auto unix_now = std::chrono::system_clock::now().time_since_epoch();
   const Clock::time_point now = Clock::now();
   const auto unix_us = [&](Clock::time_point time) {
@@ -80,7 +83,7 @@ FlightRecord FlightRecorder::record(const Plan* plan, std::string_view error, bo
                       .process = ::getpid(),
                       .plan = plan == nullptr ? "" : digest_text(plan->digest),
                       .strategy = plan == nullptr ? "" : plan->strategy,
-                      .error = std::string(error),
+                      .error = error.what(),
                       .is_cause = is_cause,
                       .failed_us = unix_us(now),
                       .num_steps = num_steps_,
@@ -103,8 +106,7 @@ FlightRecord FlightRecorder::record(const Plan* plan, std::string_view error, bo
 void FlightRecorder::write(const Plan* plan, const std::exception& error) noexcept {
   if (folder_.empty() || std::exchange(written_, true)) return;
   try {
-    const bool is_cause = dynamic_cast<const TransportError*>(&error) == nullptr;
-    save_flight_record(record(plan, error.what(), is_cause), folder_);
+    save_flight_record(record(plan, error), folder_);
   } catch (const std::exception&) {  // a full disk must not hide why the group failed
   }
 }

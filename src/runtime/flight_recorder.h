@@ -56,7 +56,7 @@ class FlightRecorder {
   // left the group as it was (plans that differ) does not keep a later one from being written.
   void forget_plan();
 
-  [[nodiscard]] FlightRecord record(const Plan* plan, std::string_view error, bool is_cause) const;
+  [[nodiscard]] FlightRecord record(const Plan* plan, const std::exception& error) const;
   // Leaves the record of the error under way in the folder, if there is one; of the first error
   // only. Never throws: the error matters more.
   void write(const Plan* plan, const std::exception& error) noexcept;
@@ -77,6 +77,9 @@ class FlightRecorder {
   void begin(const RecordedStep& what);
   void end() { newest().ended = Clock::now(); }
   [[nodiscard]] Entry& newest() {
+    return entries_[static_cast<std::size_t>(num_steps_ - 1) % kCapacity];
+  }
+  [[nodiscard]] const Entry& newest() const {
     return entries_[static_cast<std::size_t>(num_steps_ - 1) % kCapacity];
   }
   [[nodiscard]] std::vector<FlightTransfer> transfers() const;

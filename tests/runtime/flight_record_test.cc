@@ -116,7 +116,9 @@ FlightRecord random_record(Rng& rng) {
     record.transfers.push_back(
         {number(9), Rank{0}, rng.next() % 2 == 0, number(INT64_MAX), {text(), text()}, number(99)});
   }
-  if (record.num_ranks > 3) record.silent = {Rank{1}, Rank{3}};
+  for (std::int32_t r = 0; r < record.num_ranks; ++r) {
+    if (Rank{r} != record.rank && rng.next() % 3 == 0) record.silent.emplace_back(r);
+  }
   return record;
 }
 

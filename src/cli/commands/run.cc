@@ -52,14 +52,14 @@ struct RunCommandOptions {
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
-  std::optional<std::string> flight_folder;  // empty: nowhere; unset: default_flight_folder
+  std::optional<std::string> flight_folder;  // "none": nowhere; unset: the default
   bool json = false;
   bool csv = false;
 };
 
 // Threads share what becomes of them; processes may leave nothing else behind.
 std::string flight_folder(const RunCommandOptions& options) {
-  if (options.flight_folder) return *options.flight_folder;
+  if (options.flight_folder) return *options.flight_folder == "none" ? "" : *options.flight_folder;
   return options.transport.name == "inproc" ? "" : options.plan_path + ".flight";
 }
 
@@ -214,7 +214,7 @@ Action add_run_command(CLI::App& app) {
   add_value(app, "--flight",
             {"FOLDER",
              "when the run fails, every rank that still can writes what it did last to "
-             "FOLDER/rank-R.json; \"\" for none",
+             "FOLDER/rank-R.json; none: nobody does",
              "PLAN.flight with mpi and gloo, none with inproc"},
             [options](const std::string& folder) { options->flight_folder = folder; });
   add_cluster_option(app, options->cluster,
