@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -253,23 +254,25 @@ RunReference make_inputs(std::span<const Range> sequences, const AttentionShape&
   return reference;
 }
 
-// What only this plan's run needs: true results where they are compared, or where a backward
-// without a forward starts from them.
-RunReference reference_of(const Plan& plan, const RunOptions& options) {
-  RunReference reference = make_inputs(plan.sequences, plan.shape, options.seed);
+// True results of the plan's masks: where a backward without a forward starts from them, or all
+// that are compared.
+enum class Needed { kToRun, kToCompare };
+std::vector<RunReference::OfMask> true_results(const Plan& plan, const RunOptions& options,
+                                               const BatchTensors& batch, Needed needed) {
+  std::vector<RunReference::OfMask> masks;
   for (std::size_t m = 0; m < plan.rounds[0].masks.size(); ++m) {
-    RunReference::OfMask& of_mask = reference.masks.emplace_back();
+    RunReference::OfMask& of_mask = masks.emplace_back();
     const ProgramPair& pair = plan.rounds[0].devices.at(0).programs.at(m);
+    if (needed == Needed::kToRun && pair.forward) continue;
     const Passes passes =
-        options.compare && pair.backward ? Passes::kForwardBackward : Passes::kForward;
-    if (!options.compare && pair.forward) continue;
+        needed == Needed::kToCompare && pair.backward ? Passes::kForwardBackward : Passes::kForward;
     const Mask mask = whole_mask(plan, m);
-    of_mask.truth = oracle(reference.batch, plan.shape, mask, passes);
-    if (!options.compare) continue;
+    of_mask.truth = oracle(batch, plan.shape, mask, passes);
+    if (needed == Needed::kToRun) continue;
     of_mask.single_device = run_single_device(
-        reference.batch, plan.shape, mask, find_kernel(options.kernel, plan.shape.dtype), passes);
+        batch, plan.shape, mask, find_kernel(options.kernel, plan.shape.dtype), passes);
   }
-  return reference;
+  return masks;
 }
 
 // Throws InvalidArgument when the plan is for another batch.
@@ -323,8 +326,10 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
   CONTEXTILE_CHECK(!plan->rounds.empty(), "run: expected a plan with a round, found none");
 }
 
+// `complete` makes what results are compared with behind the runs: it takes rank 0 of a group of
+// processes longer than the others may have to wait.
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
-                  const RunReference& reference) {
+                  const RunReference& reference, const std::function<void()>& complete) {
   Work work = make_work(*plan, options, reference);
   PlanRanks ranks =
       options.rank == nullptr
@@ -334,6 +339,9 @@ RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {
     run_mask(work, m, ranks);
+  }
+  complete();
+  for (std::size_t m = 0; m < work.masks.size(); ++m) {
     report.masks.push_back(report_mask(work, m));
   }
   report.predicted_memory_bytes = predicted_memory_bytes(work.plan);
@@ -383,8 +391,18 @@ RunReference make_run_reference(const Workload& workload, const RunOptions& opti
 RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given) {
   check_plan(plan);
   const RunOptions options = own_options(given);
-  return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
-                         [&] { return execute(plan, options, reference_of(*plan, options)); });
+  return with_memory_for(
+      [&] { return size_text(plan->num_tokens(), plan->shape); },
+      [&] {
+        RunReference reference = make_inputs(plan->sequences, plan->shape, options.seed);
+        reference.masks = true_results(*plan, options, reference.batch, Needed::kToRun);
+        return execute(plan, options, reference, [&] {
+          if (!options.compare) return;
+          // Of the same size: the work under way points at them.
+          std::ranges::move(true_results(*plan, options, reference.batch, Needed::kToCompare),
+                            reference.masks.begin());
+        });
+      });
 }
 
 RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given,
@@ -393,7 +411,7 @@ RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given,
   check_same_batch(*plan, reference);
   const RunOptions options = own_options(given);
   return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
-                         [&] { return execute(plan, options, reference); });
+                         [&] { return execute(plan, options, reference, [] {}); });
 }
 
 double oracle_flops(const Plan& plan) {
