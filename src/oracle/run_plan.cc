@@ -398,7 +398,7 @@ RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given) {
         reference.masks = true_results(*plan, options, reference.batch, Needed::kToRun);
         return execute(plan, options, reference, [&] {
           if (!options.compare) return;
-          // Of the same size: the work under way points at them.
+          // Moved one by one: the work under way points at them.
           std::ranges::move(true_results(*plan, options, reference.batch, Needed::kToCompare),
                             reference.masks.begin());
         });
