@@ -7,12 +7,12 @@
 #include <span>
 #include <vector>
 
+#include "base/little_endian.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/token_layout.h"
 #include "contextile/verify.h"
-#include "plan/file/frame_numbers.h"
 #include "plan/file/slice_frame.h"
 
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/little_endian.h"
 #include "base/quote.h"
 #include "contextile/store.h"
 
@@ -12,16 +13,6 @@ namespace {
 constexpr std::string_view kMagic = "CTXVALUE";
 constexpr std::size_t kEndAt = 8;
 constexpr std::size_t kValueBytesAt = 16;
-
-void put(std::span<std::uint8_t> bytes, std::size_t at, std::uint64_t value) {
-  for (std::size_t i = 0; i < 8; ++i) bytes[at + i] = static_cast<std::uint8_t>(value >> (8 * i));
-}
-
-std::uint64_t get(std::span<const std::uint8_t> bytes, std::size_t at) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < 8; ++i) value |= std::uint64_t{bytes[at + i]} << (8 * i);
-  return value;
-}
 
 }  // namespace
 

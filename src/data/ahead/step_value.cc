@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/little_endian.h"
 #include "base/quote.h"
-#include "plan/file/frame_numbers.h"
 #include "plan/file/plan_file.h"
 
 namespace contextile {

@@ -14,6 +14,9 @@ namespace contextile {
 
 inline constexpr std::uint32_t kPlanFileVersion = 2;
 
+// What follows a section begins there.
+constexpr std::uint64_t aligned_to_8(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
 struct PlanFileHeader {
   static constexpr std::size_t kBytes = 48;
 

@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/little_endian.h"
 #include "base/quote.h"
 #include "contextile/plan_file.h"
-#include "plan/file/frame_numbers.h"
 
 namespace contextile {
 namespace {

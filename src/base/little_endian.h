@@ -1,4 +1,4 @@
-// Numbers in the frames of plan files and slices: little-endian.
+// Unsigned numbers in foreign bytes, little-endian. The bytes must be there.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,6 @@
 #include <span>
 
 namespace contextile {
-
-// What follows a section begins there.
-constexpr std::uint64_t aligned_to_8(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 inline void put(std::span<std::uint8_t> bytes, std::size_t at, std::uint64_t value,
                 std::size_t size = 8) {
