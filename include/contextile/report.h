@@ -55,9 +55,10 @@ struct ReportOptions {
 void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
                   const ReportOptions& options = {});
 
-// One HTML page about a group that failed: who stopped it as far as its records tell, what every
-// rank did last, who waited for whom. No script. Throws as judge_flight does, and IoError when the
+// One HTML page about a group that failed: who stopped it (`verdict` is judge_flight's of the
+// records), what every rank did last, who waited for whom. No script. Throws IoError when the
 // stream fails.
-void write_flight_report(std::span<const FlightRecord> records, std::ostream& out);
+void write_flight_report(std::span<const FlightRecord> records, const FlightVerdict& verdict,
+                         std::ostream& out);
 
 }  // namespace contextile

@@ -205,8 +205,8 @@ std::string ranks_html(Records records, const FlightVerdict& verdict) {
 
 }  // namespace
 
-void write_flight_report(std::span<const FlightRecord> records, std::ostream& out) {
-  const FlightVerdict verdict = judge_flight(records);
+void write_flight_report(std::span<const FlightRecord> records, const FlightVerdict& verdict,
+                         std::ostream& out) {
   const FlightRecord& first = records.front();
   out << "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
