@@ -26,6 +26,14 @@ struct BatchSamplerOptions {
   std::uint64_t seed = 0;  // of the order of documents, another in every epoch
 };
 
+// A part of a document, or all of it.
+struct DocumentPiece {
+  std::int64_t document = 0;  // index in what the sampler was given
+  Range tokens;               // of the document
+
+  friend bool operator==(const DocumentPiece&, const DocumentPiece&) = default;
+};
+
 // All documents once an epoch, in an order drawn anew for each. Has no state: any thread may ask
 // for any step, and a run goes on from any step.
 class BatchSampler {
@@ -37,8 +45,10 @@ class BatchSampler {
   [[nodiscard]] static BatchSampler of_dataset(std::string_view name, std::int64_t num_documents,
                                                const BatchSamplerOptions& options);
 
-  // Lengths of the documents of that step's batch, tokens. Throws InvalidArgument on a step below 0
-  // or beyond 2^62 tokens. kSplit: O(documents); kDrop: O(documents · epochs so far).
+  // What that step's batch is made of, in order. Throws InvalidArgument on a step below 0 or beyond
+  // 2^62 tokens. kSplit: O(documents); kDrop: O(documents · epochs so far).
+  [[nodiscard]] std::vector<DocumentPiece> pieces(std::int64_t step) const;
+  // Their lengths, tokens.
   [[nodiscard]] std::vector<std::int64_t> batch(std::int64_t step) const;
 
   [[nodiscard]] const BatchSamplerOptions& options() const { return options_; }
@@ -47,12 +57,12 @@ class BatchSampler {
   [[nodiscard]] std::int64_t epoch_tokens() const { return epoch_tokens_; }
 
  private:
-  [[nodiscard]] std::vector<std::int64_t> order(std::int64_t epoch) const;
-  [[nodiscard]] std::vector<std::int64_t> batch_of_pieces(std::int64_t step) const;
-  [[nodiscard]] std::vector<std::int64_t> batch_of_whole(std::int64_t step) const;
+  [[nodiscard]] std::vector<DocumentPiece> order(std::int64_t epoch) const;
+  [[nodiscard]] std::vector<DocumentPiece> pieces_cut(std::int64_t step) const;
+  [[nodiscard]] std::vector<DocumentPiece> pieces_whole(std::int64_t step) const;
 
   BatchSamplerOptions options_;
-  std::vector<std::int64_t> documents_;  // tokens
+  std::vector<DocumentPiece> documents_;  // whole ones, those that are used
   std::int64_t num_dropped_ = 0;
   std::int64_t epoch_tokens_ = 0;
 };

@@ -47,6 +47,9 @@ struct ForwardTensors {
   std::span<const float> sink_H;  // [q_heads], empty unless shape.sink
   TensorView out_THD;             // written, activation dtype [T, q_heads, Dv]
   RowStats lse_TH;                // written, fp32 [T, q_heads], natural log, sink included
+  // Where what forward keeps for backward goes: Executor::saved_bytes of them, written. Empty: into
+  // the Saved that is returned.
+  std::span<std::byte> saved = {};
 };
 
 struct BackwardTensors {
@@ -61,6 +64,8 @@ struct BackwardTensors {
   TensorView dk_THD;         // written
   TensorView dv_THD;         // written
   std::span<float> dsink_H;  // written: this rank's share, the caller sums over ranks
+  // What forward wrote where ForwardTensors::saved said so; empty: it is in the Saved.
+  std::span<const std::byte> saved = {};
 };
 
 // How one call went on this rank.
@@ -108,6 +113,9 @@ class Executor {
   // Collective over all ranks; `mask` indexes the plan's masks (find_mask). Throws InvalidArgument
   // on tensors of the wrong shape, TransportError if a peer fails.
   Saved forward(std::size_t mask, const ForwardTensors& tensors);
+  // What forward under that mask keeps for backward on this rank, bytes. Throws InvalidArgument
+  // without a plan and where the plan has no such mask.
+  [[nodiscard]] std::int64_t saved_bytes(std::size_t mask) const;
   void backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved);
 
   // Two calls may be in flight on one executor (ping-pong): each begin_* issues the program up to

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/arrangement.h"
 #include "contextile/bounds.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
@@ -69,6 +70,13 @@ struct PlannedBatch {
 [[nodiscard]] PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                                       const StrategyChoice& choice,
                                       const PlanOptions& options = {});
+
+// The same from an arrangement, wherever it comes from: builds, verifies, counts. Of the options
+// the limits and the progress hook are used. Throws InvalidArgument when the arrangement
+// contradicts itself or does not fit workload and cluster.
+[[nodiscard]] PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
+                                            const Arrangement& arrangement,
+                                            const PlanOptions& options = {});
 
 // Why the strategy cannot plan this batch, or nothing. Throws InvalidArgument on an unknown
 // strategy or bad options.

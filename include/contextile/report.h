@@ -29,6 +29,12 @@ namespace contextile {
 void write_trace(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
                  std::ostream& out);
 
+// Why a plan takes its simulated time, as text: the steps of the critical path, the causes that
+// cost most and what they are worth, the longest waits. `simulation` is of `plan` on `cluster`,
+// with SimulateOptions::timeline, else InvalidArgument. Costs some ten simulations.
+[[nodiscard]] std::string why_text(const Plan& plan, const Cluster& cluster,
+                                   const Simulation& simulation);
+
 // A plan to report on, with what is known of it.
 struct ReportedPlan {
   std::string name;  // what the page calls it, such as its file; any text

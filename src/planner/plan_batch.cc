@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <utility>
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "base/out_of_memory.h"
 #include "contextile/plan_build.h"
@@ -19,6 +21,11 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void begin_step(const PlanOptions& options, std::string_view what, std::int64_t step) {
+  constexpr std::int64_t kSteps = 3;
+  if (options.progress) options.progress(what, step, kSteps);
 }
 
 std::string size_text(const Workload& workload, const Cluster& cluster,
@@ -62,27 +69,30 @@ std::optional<std::string> unsupported_reason(const Workload& workload, const Cl
 PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                         const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
-  const auto begin = [&](std::string_view what, std::int64_t step) {
-    constexpr std::int64_t kSteps = 3;
-    if (options.progress) options.progress(what, step, kSteps);
-  };
-  PlannedBatch planned;
-  begin("arranging", 0);
+  begin_step(options, "arranging", 0);
   const Clock::time_point started = Clock::now();
   const Arrangement arrangement = with_memory_for(
       [&] { return size_text(workload, cluster, options); },
       [&] { return arrange_timed(strategy, workload, cluster, request_of(choice, options)); });
-  planned.arrange_s = seconds_since(started);
-  begin("building the plan", 1);
-  const Clock::time_point arranged = Clock::now();
+  const double arrange_s = seconds_since(started);
+  PlannedBatch planned = plan_arrangement(workload, cluster, arrangement, options);
+  planned.arrange_s = arrange_s;
+  return planned;
+}
+
+PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
+                              const Arrangement& arrangement, const PlanOptions& options) {
   const BuildOptions limits = {.token_limit = options.token_limit,
                                .memory_limit_bytes = options.memory_limit_bytes};
+  PlannedBatch planned;
   with_memory_for([&] { return size_text(arrangement, cluster); },
                   [&] {
+                    begin_step(options, "building the plan", 1);
+                    const Clock::time_point arranged = Clock::now();
                     planned.plan = std::make_shared<const Plan>(
                         build_plan(workload, cluster, arrangement, limits));
                     planned.build_s = seconds_since(arranged);
-                    begin("verifying", 2);
+                    begin_step(options, "verifying", 2);
                     const Clock::time_point built = Clock::now();
                     planned.verified = verify(*planned.plan);
                     planned.verify_s = seconds_since(built);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/report.h"
 #include "report/html/text.h"
 #include "report/json.h"
 #include "report/wait_text.h"
@@ -127,6 +128,10 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
               "full speed for every device"};
   }
   fail_argument("cause: expected one of 12, found {}", static_cast<int>(cause.cause));
+}
+
+std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation) {
+  return why_text(plan, cluster, simulation, causes_of_time(plan, cluster, simulation));
 }
 
 std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation,

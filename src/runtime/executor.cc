@@ -259,6 +259,15 @@ Saved Executor::forward(std::size_t mask, const ForwardTensors& tensors) {
   return finish(begin_forward(mask, tensors));
 }
 
+std::int64_t Executor::saved_bytes(std::size_t mask) const {
+  state_->check_prepared();
+  const PreparedPlan& plan = *state_->plan;
+  const std::size_t num_masks = plan.rounds.empty() ? mask + 1 : plan.rounds[0].masks.size();
+  CONTEXTILE_CHECK(mask < num_masks, "rank {}, saved_bytes: expected a mask below {}, found {}",
+                   state_->transport.rank().value, num_masks, mask);
+  return forward_retained_bytes(plan, mask);
+}
+
 void Executor::backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved) {
   static_cast<void>(finish(begin_backward(mask, tensors, saved)));
 }

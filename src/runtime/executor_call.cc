@@ -39,6 +39,12 @@ void check_stats(std::string_view where, std::string_view name, const RowStats& 
                    where, name);
 }
 
+void check_saved(std::string_view where, std::size_t found, std::int64_t expected) {
+  CONTEXTILE_CHECK(found == 0 || std::cmp_equal(found, expected),
+                   "{}: expected room for the {} bytes that forward saves, or none, found {}",
+                   where, expected, found);
+}
+
 // Tight arrays: the bytes of a staged unit's part, and how many.
 std::byte* bytes_of(const TensorView& view) { return static_cast<std::byte*>(view.data); }
 std::size_t size_of(const TensorView& view) {
@@ -47,6 +53,15 @@ std::size_t size_of(const TensorView& view) {
 }
 
 }  // namespace
+
+std::int64_t forward_retained_bytes(const PreparedPlan& plan, std::size_t mask) {
+  std::int64_t bytes = 0;
+  for (const LocalRound& round : plan.rounds) {
+    const auto& forward = round.masks[mask].programs[static_cast<std::size_t>(Direction::kForward)];
+    if (forward) bytes += forward->memory.retained_bytes;
+  }
+  return bytes;
+}
 
 Executor::Handle::Call::Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask,
                              const ForwardTensors& tensors)
@@ -91,6 +106,11 @@ void Executor::Handle::Call::check_forward() const {
   check_inputs(where, shape, rows, t.q_THD, t.k_THD, t.v_THD, t.sink_H);
   check_tensor(where, "out", t.out_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
   check_stats(where, "lse", t.lse_TH, rows);
+  check_saved(where, t.saved.size(), retained_bytes());
+}
+
+std::int64_t Executor::Handle::Call::retained_bytes() const {
+  return forward_retained_bytes(*plan_, mask_);
 }
 
 void Executor::Handle::Call::check_backward(const Saved::Buffers* saved) const {
@@ -106,13 +126,9 @@ void Executor::Handle::Call::check_backward(const Saved::Buffers* saved) const {
   check_tensor(where, "dk", t.dk_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
   check_tensor(where, "dv", t.dv_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
   check_sink(where, "dsink", t.dsink_H.size(), shape);
-  std::int64_t retained = 0;
-  for (const LocalRound& round : plan_->rounds) {
-    const auto& forward =
-        round.masks[mask_].programs[static_cast<std::size_t>(Direction::kForward)];
-    if (forward) retained += forward->memory.retained_bytes;
-  }
-  if (retained == 0) return;
+  const std::int64_t retained = retained_bytes();
+  check_saved(where, t.saved.size(), retained);
+  if (retained == 0 || !t.saved.empty()) return;
   CONTEXTILE_CHECK(saved != nullptr && saved->digest == plan_->plan->digest &&
                        saved->mask == mask_ && saved->size_bytes == retained,
                    "{}: expected the {} bytes that forward of mask {} of this plan saved, found {}",
@@ -265,11 +281,16 @@ void Executor::Handle::Call::fill_unwritten() {
 }
 
 void Executor::Handle::Call::save_retained() {
-  std::vector<std::byte>& bytes = saved_[round_];
-  bytes.resize(static_cast<std::size_t>(program().memory.retained_bytes));
+  const auto num_bytes = static_cast<std::size_t>(program().memory.retained_bytes);
+  std::byte* bytes = forward_.saved.data() + saved_at_;
+  if (forward_.saved.empty()) {
+    saved_[round_].resize(num_bytes);
+    bytes = saved_[round_].data();
+  }
+  saved_at_ += static_cast<std::int64_t>(num_bytes);
   for (const RetainedSlot& retained : program().retained) {
     const UnitView unit = run_->unit(retained.kind, retained.block, retained.group, retained.slot);
-    std::byte* to = bytes.data() + retained.offset_bytes;
+    std::byte* to = bytes + retained.offset_bytes;
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
       std::memcpy(to, bytes_of(unit.parts[p]), size_of(unit.parts[p]));
       to += size_of(unit.parts[p]);
@@ -278,14 +299,18 @@ void Executor::Handle::Call::save_retained() {
 }
 
 void Executor::Handle::Call::restore_retained() {
-  if (direction_ == Direction::kForward || restored_ == nullptr) return;
+  if (direction_ == Direction::kForward) return;
+  if (restored_ == nullptr && backward_.saved.empty()) return;
   const auto& forward =
       round().masks[mask_].programs[static_cast<std::size_t>(Direction::kForward)];
   if (!forward) return;
+  const std::byte* bytes = backward_.saved.data() + saved_at_;
+  if (backward_.saved.empty()) bytes = (*restored_)[round_].data();
+  saved_at_ += forward->memory.retained_bytes;
   for (const RetainedSlot& retained : forward->retained) {
     const UnitView unit =
         run_->unit(retained.kind, retained.block, retained.group, retained.backward_slot);
-    const std::byte* from = (*restored_)[round_].data() + retained.offset_bytes;
+    const std::byte* from = bytes + retained.offset_bytes;
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
       std::memcpy(bytes_of(unit.parts[p]), from, size_of(unit.parts[p]));
       from += size_of(unit.parts[p]);

@@ -25,6 +25,9 @@ struct Saved::Buffers {
   std::int64_t size_bytes = 0;
 };
 
+// What forward of a mask keeps for backward, all rounds of this rank.
+[[nodiscard]] std::int64_t forward_retained_bytes(const PreparedPlan& plan, std::size_t mask);
+
 struct Executor::Handle::Call {
  public:
   Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask, const ForwardTensors& tensors);
@@ -55,6 +58,8 @@ struct Executor::Handle::Call {
   [[nodiscard]] RowStats delta() const;
   void check_call(std::size_t mask) const;
   void check_forward() const;
+  // What forward of this call's mask keeps for backward, all rounds.
+  [[nodiscard]] std::int64_t retained_bytes() const;
   void check_backward(const Saved::Buffers* saved) const;
   // An exception of `work` ends the call: peers hear of it, and no transfer touches the buffer any
   // more.
@@ -76,6 +81,7 @@ struct Executor::Handle::Call {
   BackwardTensors backward_;
   std::shared_ptr<const Saved::Buffers::Rounds> restored_;  // backward's input
   Saved::Buffers::Rounds saved_;                            // forward's output
+  std::int64_t saved_at_ = 0;  // where the current round's part of the caller's `saved` begins
 
   std::unique_ptr<CallBuffer> buffer_;
   Transport* transport_ = nullptr;

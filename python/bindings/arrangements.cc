@@ -1,0 +1,130 @@
+// contextile/arrangement.h: what a strategy returns, to be made in Python.
+#include <string>
+
+#include "bind.h"
+#include "contextile/arrangement.h"
+
+namespace contextile::python {
+namespace {
+
+Kind kind_of(const std::string& name) {
+  for (int k = 0; k < kNumKinds; ++k) {
+    if (to_string(static_cast<Kind>(k)) == name) return static_cast<Kind>(k);
+  }
+  fail("kind: expected q, kv, o, do, dq or dkv, found '" + name + "'");
+}
+
+void bind_directions(nb::module_& module) {
+  nb::class_<PlacedTile>(module, "PlacedTile",
+                         "A tile on its device. A stage is one attention call.")
+      .def(
+          "__init__",
+          [](PlacedTile* self, BlockId q_block, BlockId kv_block, Rank device, std::int64_t pairs,
+             GroupId group, std::int32_t stage) {
+            new (self) PlacedTile{q_block, kv_block, group, device, stage, pairs};
+          },
+          nb::kw_only(), "q_block"_a, "kv_block"_a, "device"_a, "pairs"_a, "group"_a = 0,
+          "stage"_a = 0)
+      .def_ro("q_block", &PlacedTile::q_block)
+      .def_ro("kv_block", &PlacedTile::kv_block)
+      .def_ro("group", &PlacedTile::group, "Head group.")
+      .def_ro("device", &PlacedTile::device)
+      .def_ro("stage", &PlacedTile::stage)
+      .def_ro("pairs", &PlacedTile::pairs, "As contextile.tiles says.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "PlacedTile",
+                       {"q_block", "kv_block", "group", "device", "stage", "pairs"});
+      });
+  nb::class_<Transfer>(
+      module, "Transfer",
+      "One unit (kind, block, head group) from one device to another: launched before "
+      "attention launch_stage, waited for before attention need_stage > launch_stage.")
+      .def(
+          "__init__",
+          [](Transfer* self, const std::string& kind, BlockId block, Rank src, Rank dst,
+             GroupId group, std::int32_t launch_stage, std::int32_t need_stage) {
+            new (self) Transfer{kind_of(kind), block, group, src, dst, launch_stage, need_stage};
+          },
+          nb::kw_only(), "kind"_a, "block"_a, "src"_a, "dst"_a, "group"_a = 0, "launch_stage"_a = 0,
+          "need_stage"_a = 1)
+      .def_prop_ro("kind",
+                   [](const Transfer& transfer) { return std::string(to_string(transfer.kind)); })
+      .def_ro("block", &Transfer::block)
+      .def_ro("group", &Transfer::group)
+      .def_ro("src", &Transfer::src)
+      .def_ro("dst", &Transfer::dst)
+      .def_ro("launch_stage", &Transfer::launch_stage)
+      .def_ro("need_stage", &Transfer::need_stage)
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "Transfer",
+                       {"kind", "block", "group", "src", "dst", "launch_stage", "need_stage"});
+      });
+  nb::class_<ArrangedDirection>(
+      module, "ArrangedDirection",
+      "Tiles of one device and stage run in listed order; transfers between two "
+      "devices with equal stages travel as one message.")
+      .def(
+          "__init__",
+          [](ArrangedDirection* self, std::vector<PlacedTile> tiles,
+             std::vector<Transfer> transfers) {
+            new (self) ArrangedDirection{std::move(tiles), std::move(transfers)};
+          },
+          nb::kw_only(), "tiles"_a, "transfers"_a)
+      .def_ro("tiles", &ArrangedDirection::tiles)
+      .def_ro("transfers", &ArrangedDirection::transfers);
+}
+
+}  // namespace
+
+void bind_arrangements(nb::module_& module) {
+  bind_directions(module);
+  nb::class_<ArrangedMask>(module, "ArrangedMask", "What one mask computes in one round.")
+      .def(
+          "__init__",
+          [](ArrangedMask* self, std::optional<ArrangedDirection> forward,
+             std::optional<ArrangedDirection> backward) {
+            new (self) ArrangedMask{std::move(forward), std::move(backward), {}};
+          },
+          nb::kw_only(), "forward"_a = nb::none(), "backward"_a = nb::none())
+      .def_ro("forward", &ArrangedMask::forward)
+      .def_ro("backward", &ArrangedMask::backward);
+  nb::class_<ArrangedRound>(module, "ArrangedRound",
+                            "A part of the batch with blocks and owners of its own.")
+      .def(
+          "__init__",
+          [](ArrangedRound* self, Blocking blocks, std::vector<Rank> owners,
+             std::vector<Mask> masks, std::vector<ArrangedMask> programs,
+             std::int32_t head_groups) {
+            new (self) ArrangedRound{std::move(blocks), std::move(owners), head_groups,
+                                     std::move(masks), std::move(programs)};
+          },
+          nb::kw_only(), "blocks"_a, "owners"_a, "masks"_a, "programs"_a, "head_groups"_a = 1)
+      .def_ro("blocks", &ArrangedRound::blocks)
+      .def_ro("owners", &ArrangedRound::owners, "Rank of every block.")
+      .def_ro("head_groups", &ArrangedRound::head_groups, "Divides the KV heads.")
+      .def_ro("masks", &ArrangedRound::masks,
+              "Of the workload, in its order, on this round's tokens.")
+      .def_ro("programs", &ArrangedRound::programs, "One for each mask.");
+  nb::class_<Arrangement>(
+      module, "Arrangement",
+      "What a strategy returns: who owns which token blocks, who computes which tiles "
+      "when, what moves when.")
+      .def(
+          "__init__",
+          [](Arrangement* self, std::string strategy, std::vector<ArrangedRound> rounds,
+             std::map<std::string, std::string> options, const std::string& partial_wire) {
+            Arrangement arrangement;
+            arrangement.strategy = std::move(strategy);
+            arrangement.options = std::move(options);
+            arrangement.partial_wire = parse_dtype(partial_wire);
+            arrangement.rounds = std::move(rounds);
+            new (self) Arrangement(std::move(arrangement));
+          },
+          nb::kw_only(), "strategy"_a, "rounds"_a,
+          "options"_a = std::map<std::string, std::string>{}, "partial_wire"_a = "f32")
+      .def_ro("strategy", &Arrangement::strategy)
+      .def_ro("options", &Arrangement::options)
+      .def_ro("rounds", &Arrangement::rounds, "Executed in order, a barrier between.");
+}
+
+}  // namespace contextile::python

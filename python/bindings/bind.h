@@ -1,0 +1,113 @@
+// What the files of the extension module share. Every file binds the names of one or two public
+// headers; Python's own layer (python/contextile) adds defaults and forms that only Python has.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/mask.h"
+#include "contextile/progress.h"
+
+// Ids are plain numbers in Python, ranges are pairs (begin, end).
+namespace nanobind::detail {
+
+template <typename Tag>
+struct type_caster<contextile::Id<Tag>> {
+  NB_TYPE_CASTER(contextile::Id<Tag>, const_name("int"))
+
+  bool from_python(handle source, std::uint8_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<std::int32_t> number;
+    if (!number.from_python(source, flags, cleanup)) return false;
+    value = contextile::Id<Tag>(number.value);
+    return true;
+  }
+  static handle from_cpp(contextile::Id<Tag> id, rv_policy policy, cleanup_list* cleanup) noexcept {
+    return make_caster<std::int32_t>::from_cpp(id.value, policy, cleanup);
+  }
+};
+
+template <>
+struct type_caster<contextile::Range> {
+  NB_TYPE_CASTER(contextile::Range, const_name("tuple[int, int]"))
+
+  using Pair = std::pair<std::int64_t, std::int64_t>;
+  bool from_python(handle source, std::uint8_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<Pair> pair;
+    if (!pair.from_python(source, flags, cleanup)) return false;
+    const Pair ends = static_cast<Pair>(pair);
+    value = {ends.first, ends.second};
+    return true;
+  }
+  static handle from_cpp(const contextile::Range& range, rv_policy policy,
+                         cleanup_list* cleanup) noexcept {
+    return make_caster<Pair>::from_cpp(Pair(range.begin, range.end), policy, cleanup);
+  }
+};
+
+}  // namespace nanobind::detail
+
+namespace contextile::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+// One for each file.
+void bind_errors(nb::module_& module);
+void bind_masks(nb::module_& module);
+void bind_workloads(nb::module_& module);
+void bind_clusters(nb::module_& module);
+void bind_strategies(nb::module_& module);
+void bind_arrangements(nb::module_& module);
+void bind_plans(nb::module_& module);
+void bind_planning(nb::module_& module);
+void bind_simulation(nb::module_& module);
+void bind_execution(nb::module_& module);
+void bind_data(nb::module_& module);
+void bind_stores(nb::module_& module);
+
+// Throws InvalidArgument.
+[[noreturn]] void fail(const std::string& message);
+// Throws InvalidArgument unless the blocking has that block.
+[[nodiscard]] BlockId checked_block(const Blocking& blocking, std::int32_t block);
+
+// Throws InvalidArgument naming the number unless it is 0 to 1e8 seconds.
+[[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, const char* name);
+
+// A hook that calls `callback(what, done, total)`, if it is not None, and lets Ctrl-C through in
+// any case. Works without the GIL and is called with or without it.
+[[nodiscard]] ProgressHook progress_hook(nb::object callback);
+
+// One-dimensional NumPy array that owns its numbers.
+template <typename Number>
+[[nodiscard]] nb::ndarray<nb::numpy, Number, nb::ndim<1>> numpy_array(std::vector<Number> values) {
+  auto owned = std::make_unique<std::vector<Number>>(std::move(values));
+  std::vector<Number>* numbers = owned.release();
+  const nb::capsule owner(
+      numbers, [](void* pointer) noexcept { delete static_cast<std::vector<Number>*>(pointer); });
+  return nb::ndarray<nb::numpy, Number, nb::ndim<1>>(numbers->data(), {numbers->size()}, owner);
+}
+
+// Text for __repr__: "Name(a=1, b='x')" of attributes that Python sees.
+[[nodiscard]] std::string repr_of(nb::handle object, std::string_view name,
+                                  std::initializer_list<const char*> attributes);
+
+}  // namespace contextile::python

@@ -1,0 +1,115 @@
+// contextile/cluster.h: machines.
+#include <string>
+#include <tuple>
+
+#include "bind.h"
+#include "contextile/cluster.h"
+
+namespace contextile::python {
+namespace {
+
+LaunchOrder launch_order(const std::string& name) {
+  if (name == "concurrent") return LaunchOrder::kConcurrent;
+  if (name == "grouped") return LaunchOrder::kGrouped;
+  fail("launches: expected concurrent or grouped, found '" + name + "'");
+}
+
+// "NAME:NODESxDEVICES", of which both may be left to the preset.
+Cluster preset(const std::string& name, std::optional<std::int32_t> nodes,
+               std::optional<std::int32_t> devices_per_node) {
+  const Cluster alone = load_cluster(name);
+  return load_cluster(name + ":" + std::to_string(nodes.value_or(alone.nodes)) + "x" +
+                      std::to_string(devices_per_node.value_or(alone.devices_per_node)));
+}
+
+nb::object from_torch(nb::object group, nb::kwargs options) {
+  return nb::module_::import_("contextile.torch._group").attr("cluster_of")(group, **options);
+}
+
+void bind_constants(nb::class_<Cluster>& cluster) {
+  cluster.def_rw("name", &Cluster::name)
+      .def_rw("nodes", &Cluster::nodes)
+      .def_rw("devices_per_node", &Cluster::devices_per_node)
+      .def_rw("intra_gbytes_per_s", &Cluster::intra_gbytes_per_s,
+              "One device's port inside its node.")
+      .def_rw("inter_gbytes_per_s_per_node", &Cluster::inter_gbytes_per_s_per_node,
+              "All NICs of a node together.")
+      .def_rw("attention_tflops", &Cluster::attention_tflops,
+              "Attention of one device on large full tiles, forward.")
+      .def_rw("memory_bytes", &Cluster::memory_bytes, "Of one device; 0: unknown.")
+      .def_rw("peak_tflops", &Cluster::peak_tflops,
+              "Dense bf16 products as the maker states them; 0: unknown.")
+      .def_rw("memory_gbytes_per_s", &Cluster::memory_gbytes_per_s)
+      .def_rw("intra_latency_us", &Cluster::intra_latency_us)
+      .def_rw("inter_latency_us", &Cluster::inter_latency_us)
+      .def_rw("launch_us", &Cluster::launch_us)
+      .def_rw("nics_per_node", &Cluster::nics_per_node)
+      .def_rw("rails", &Cluster::rails)
+      .def_rw("sm_fraction", &Cluster::sm_fraction)
+      .def_rw("transfer_compute_us_per_mb", &Cluster::transfer_compute_us_per_mb)
+      .def_rw("compute_slots_per_node", &Cluster::compute_slots_per_node)
+      .def_prop_rw(
+          "launches",
+          [](const Cluster& cluster) {
+            return cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
+          },
+          [](Cluster& cluster, const std::string& name) { cluster.launches = launch_order(name); },
+          "How launched groups of transfers share a device's time: 'concurrent' or 'grouped' (one "
+          "after another, as NCCL on one stream).");
+}
+
+}  // namespace
+
+void bind_clusters(nb::module_& module) {
+  nb::class_<Cluster> cluster(
+      module, "Cluster",
+      "A machine: topology, bandwidths, and the constants of the cost model. Devices 0 … "
+      "nodes·devices_per_node - 1; node of a device = device // devices_per_node. Rates are "
+      "per direction, GB are 1e9 bytes.");
+  bind_constants(cluster);
+  cluster.def(nb::init<const Cluster&>(), "other"_a, "A copy.")
+      .def_static(
+          "load", &load_cluster, "text"_a,
+          "'NAME', 'NAME:NODESxDEVICES' or the path of a JSON file. Raises InvalidArgument on an "
+          "unknown preset, with the list, and IoError.")
+      .def_static(
+          "preset", &preset, "name"_a, nb::kw_only(), "nodes"_a = nb::none(),
+          "devices_per_node"_a = nb::none(),
+          "A preset (contextile.cluster_presets) with so many nodes. Raises InvalidArgument.")
+      .def_static("from_torch", &from_torch, "group"_a = nb::none(), "options"_a,
+                  "The cluster that the ranks of a torch.distributed group make up (default: the "
+                  "whole job): "
+                  "nodes are hosts, preset= names the machine whose constants it has. Collective.")
+      .def_static("parse_json", &parse_cluster_json, "text"_a, nb::kw_only(), "where"_a = "cluster",
+                  "A cluster from the text of a cluster file; where names it in messages.")
+      .def("to_json", [](const Cluster& cluster) { return to_json(cluster); })
+      .def_prop_ro("num_devices", &Cluster::num_devices)
+      .def(
+          "node_of",
+          [](const Cluster& cluster, Rank rank) {
+            check_cluster(cluster);
+            return cluster.node_of(rank);
+          },
+          "rank"_a)
+      .def("group", &Cluster::group, nb::kw_only(), "tp"_a = 1, "pp"_a = 1,
+           "The devices left for context parallelism beside tp tensor-parallel ranks and pp "
+           "pipeline stages.")
+      .def("check", &check_cluster, "Raises InvalidArgument unless the numbers make a machine.")
+      .def("__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); })
+      .def("__repr__", [](const Cluster& cluster) {
+        return "Cluster('" + cluster.name + "', " + std::to_string(cluster.nodes) + " x " +
+               std::to_string(cluster.devices_per_node) + " devices)";
+      });
+  module.def(
+      "cluster_presets",
+      [] {
+        std::vector<std::pair<std::string, std::string>> presets;
+        for (const ClusterPreset& preset : cluster_presets()) {
+          presets.emplace_back(preset.name, preset.description);
+        }
+        return presets;
+      },
+      "Name and description (hardware, constants and their source) of every preset.");
+}
+
+}  // namespace contextile::python

@@ -1,0 +1,211 @@
+// contextile/transport.h, executor.h, inproc_attention.h: exact attention by a plan.
+#include <chrono>
+#include <string>
+
+#include "bind.h"
+#include "contextile/executor.h"
+#include "contextile/gloo_transport.h"
+#include "contextile/inproc_attention.h"
+#include "contextile/kernel.h"
+#include "contextile/transport.h"
+#include "plan_object.h"
+#include "tensors.h"
+
+namespace contextile::python {
+namespace {
+
+std::shared_ptr<Transport> gloo_transport(std::int32_t rank, std::int32_t size,
+                                          const std::string& rendezvous, const std::string& run_id,
+                                          const std::string& interface_name,
+                                          const std::string& hostname, double connect_timeout,
+                                          double timeout) {
+  return make_gloo_transport(
+      {.rank = Rank(rank),
+       .size = size,
+       .rendezvous = rendezvous,
+       .run_id = run_id,
+       .interface_name = interface_name,
+       .hostname = hostname,
+       .connect_timeout = milliseconds_of(connect_timeout, "connect_timeout"),
+       .timeout = milliseconds_of(timeout, "timeout")});
+}
+
+std::vector<std::shared_ptr<Transport>> inproc_group(std::int32_t num_ranks, double timeout) {
+  if (num_ranks < 1 || num_ranks > 4096) {
+    fail("num_ranks: expected 1 to 4096, found " + std::to_string(num_ranks));
+  }
+  std::vector<std::shared_ptr<Transport>> group;
+  for (auto& end : make_inproc_group(num_ranks, {.timeout = milliseconds_of(timeout, "timeout")})) {
+    group.push_back(std::move(end));
+  }
+  return group;
+}
+
+// One rank's executor. The kernel is chosen by the first plan's dtype, and again where a plan has
+// another.
+class RankExecutor {
+ public:
+  RankExecutor(std::shared_ptr<Transport> transport, std::string kernel, std::string flight_folder)
+      : transport_(std::move(transport)),
+        kernel_name_(std::move(kernel)),
+        flight_folder_(std::move(flight_folder)) {
+    static_cast<void>(find_kernel(kernel_name_));
+  }
+
+  void prepare(const PlanObject& plan) {
+    const AttentionKernel& kernel = find_kernel(kernel_name_, plan.plan->shape.dtype);
+    if (!executor_ || &kernel != kernel_) {
+      executor_.reset();
+      executor_ = std::make_unique<Executor>(*transport_, kernel, ExecutorOptions{flight_folder_});
+      kernel_ = &kernel;
+    }
+    executor_->prepare(plan.plan);
+    plan_ = plan.plan;
+  }
+
+  [[nodiscard]] Executor& executor() const {
+    if (!executor_) fail("executor: expected prepare before a call, found no plan");
+    return *executor_;
+  }
+  [[nodiscard]] const Plan& plan() const {
+    static_cast<void>(executor());
+    return *plan_;
+  }
+  [[nodiscard]] Transport& transport() const { return *transport_; }
+  [[nodiscard]] std::string kernel_name() const {
+    return kernel_ == nullptr ? kernel_name_ : std::string(kernel_->name());
+  }
+
+ private:
+  std::shared_ptr<Transport> transport_;
+  std::string kernel_name_;
+  std::string flight_folder_;
+  const AttentionKernel* kernel_ = nullptr;
+  std::shared_ptr<const Plan> plan_;
+  std::unique_ptr<Executor> executor_;
+};
+
+void forward(RankExecutor& self, std::size_t mask, const AnyArray& q, const AnyArray& k,
+             const AnyArray& v, const std::optional<StatArray>& sink, const AnyArray& out,
+             const StatArray& lse, const std::optional<ByteArray>& saved) {
+  ForwardTensors tensors;
+  tensors.q_THD = view_of_array(q, "q");
+  tensors.k_THD = view_of_array(k, "k");
+  tensors.v_THD = view_of_array(v, "v");
+  tensors.sink_H = numbers_of(sink, "sink");
+  tensors.out_THD = view_of_array(out, "out");
+  tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse");
+  tensors.saved = bytes_of(saved);
+  const nb::gil_scoped_release release;
+  static_cast<void>(self.executor().forward(mask, tensors));
+}
+
+void backward(RankExecutor& self, std::size_t mask, const AnyArray& q, const AnyArray& k,
+              const AnyArray& v, const std::optional<StatArray>& sink, const AnyArray& out,
+              const StatArray& lse, const AnyArray& dout, const AnyArray& dq, const AnyArray& dk,
+              const AnyArray& dv, const std::optional<StatArray>& dsink,
+              const std::optional<ByteArray>& saved) {
+  BackwardTensors tensors;
+  tensors.q_THD = view_of_array(q, "q");
+  tensors.k_THD = view_of_array(k, "k");
+  tensors.v_THD = view_of_array(v, "v");
+  tensors.out_THD = view_of_array(out, "out");
+  tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse");
+  tensors.dout_THD = view_of_array(dout, "dout");
+  tensors.sink_H = numbers_of(sink, "sink");
+  tensors.dq_THD = view_of_array(dq, "dq");
+  tensors.dk_THD = view_of_array(dk, "dk");
+  tensors.dv_THD = view_of_array(dv, "dv");
+  tensors.dsink_H = numbers_of(dsink, "dsink");
+  tensors.saved = bytes_of(saved);
+  const nb::gil_scoped_release release;
+  self.executor().backward(mask, tensors, Saved());
+}
+
+void bind_transports(nb::module_& module) {
+  nb::class_<Transport>(
+      module, "Transport",
+      "One rank's end of a group. One thread drives it; data moves while it computes.")
+      .def_prop_ro("name", [](const Transport& self) { return std::string(self.name()); })
+      .def_prop_ro("rank", &Transport::rank)
+      .def_prop_ro("size", &Transport::size)
+      .def_prop_ro("sent_bytes", &Transport::sent_bytes)
+      .def_prop_ro("received_bytes", &Transport::received_bytes)
+      .def("barrier", &barrier, nb::call_guard<nb::gil_scoped_release>(),
+           "Returns when every rank has called it.")
+      .def(
+          "abort", [](Transport& self, const std::string& reason) { self.abort(reason); },
+          "reason"_a, "Tells the group that this rank gives up, so that no peer waits for it.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "Transport", {"name", "rank", "size"});
+      });
+  module.def("gloo_available", &gloo_transport_available, "Whether this build has gloo.");
+  module.def(
+      "gloo_transport", &gloo_transport, nb::kw_only(), "rank"_a, "size"_a, "rendezvous"_a,
+      "run_id"_a = "", "interface_name"_a = "", "hostname"_a = "", "connect_timeout"_a = 60.0,
+      "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
+      "This rank's end of a new group of processes over TCP, by gloo; returns when every rank has "
+      "connected. rendezvous is 'file:///shared/folder' or 'tcp://host:port', where rank 0 "
+      "listens; run_id tells runs apart; times are seconds. Raises InvalidArgument and "
+      "TransportError.");
+  module.def("inproc_group", &inproc_group, "num_ranks"_a, nb::kw_only(), "timeout"_a = 60.0,
+             "A transport for each of num_ranks threads of this process.");
+}
+
+}  // namespace
+
+void bind_execution(nb::module_& module) {
+  bind_transports(module);
+  nb::class_<ExecutionStats>(module, "ExecutionStats", "How one call went on this rank.")
+      .def_ro("sent_bytes", &ExecutionStats::sent_bytes)
+      .def_ro("received_bytes", &ExecutionStats::received_bytes)
+      .def_ro("total_s", &ExecutionStats::total_s)
+      .def_ro("attention_s", &ExecutionStats::attention_s, "Inside the kernel.")
+      .def_ro("exposed_s", &ExecutionStats::exposed_s, "Blocked in waits.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "ExecutionStats",
+                       {"sent_bytes", "received_bytes", "total_s", "attention_s", "exposed_s"});
+      });
+  module.def(
+      "kernel_table",
+      [] {
+        std::vector<std::string> names;
+        for (const AttentionKernel* kernel : kernels()) names.emplace_back(kernel->name());
+        return names;
+      },
+      "Names of the kernels that this CPU can run, for f32 the preferred one first.");
+
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<RankExecutor>(module, "RankExecutor",
+                           "Runs one rank's programs of a plan. Holds buffers, no activations.")
+      .def(nb::init<std::shared_ptr<Transport>, std::string, std::string>(), "transport"_a,
+           nb::kw_only(), "kernel"_a = "", "flight_folder"_a = "")
+      .def("prepare", &RankExecutor::prepare, "plan"_a, release)
+      .def(
+          "saved_bytes",
+          [](const RankExecutor& self, std::size_t mask) {
+            return self.executor().saved_bytes(mask);
+          },
+          "mask"_a)
+      .def(
+          "find_mask",
+          [](const RankExecutor& self, std::string_view name) {
+            return find_mask(self.plan(), name);
+          },
+          "name"_a)
+      .def("forward", &forward, nb::kw_only(), "mask"_a, "q"_a, "k"_a, "v"_a, "sink"_a.none(),
+           "out"_a, "lse"_a, "saved"_a.none())
+      .def("backward", &backward, nb::kw_only(), "mask"_a, "q"_a, "k"_a, "v"_a, "sink"_a.none(),
+           "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(), "saved"_a.none())
+      .def_prop_ro("last_stats",
+                   [](const RankExecutor& self) { return self.executor().last_stats(); })
+      .def_prop_ro("memory_bytes",
+                   [](const RankExecutor& self) {
+                     const ExecutorMemory memory = self.executor().memory();
+                     return memory.staging_bytes + memory.accumulator_bytes +
+                            memory.conversion_bytes + memory.workspace_bytes;
+                   })
+      .def_prop_ro("kernel", &RankExecutor::kernel_name);
+}
+
+}  // namespace contextile::python

@@ -1,0 +1,234 @@
+// contextile/mask.h: bands, rules, blocks, tiles.
+#include <nanobind/operators.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "bind.h"
+#include "contextile/mask.h"
+
+namespace contextile::python {
+namespace {
+
+using BandRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                           std::optional<std::int64_t>, std::optional<std::int64_t>>;
+using Ranges = std::vector<Range>;
+
+Band band_of(const BandRow& row) {
+  const auto& [q_begin, q_end, k_begin, k_end, lo, hi] = row;
+  return {{q_begin, q_end}, {k_begin, k_end}, lo.value_or(-kUnbounded), hi.value_or(kUnbounded)};
+}
+
+BandRow row_of(const Band& band) {
+  return {band.q.begin,
+          band.q.end,
+          band.k.begin,
+          band.k.end,
+          band.lo <= -kUnbounded ? std::nullopt : std::optional(band.lo),
+          band.hi >= kUnbounded ? std::nullopt : std::optional(band.hi)};
+}
+
+SliceType slice_type(const std::string& name) {
+  if (name == "full") return SliceType::kFull;
+  if (name == "causal") return SliceType::kCausal;
+  if (name == "inverse_causal") return SliceType::kInverseCausal;
+  if (name == "bi_causal") return SliceType::kBiCausal;
+  fail("type of a slice: expected full, causal, inverse_causal or bi_causal, found '" + name + "'");
+}
+
+Mask mask_of_slices(const Ranges& q_ranges, const Ranges& k_ranges,
+                    const std::vector<std::string>& types) {
+  if (q_ranges.size() != k_ranges.size() || q_ranges.size() != types.size()) {
+    fail("slices: expected as many q_ranges, k_ranges and types, found " +
+         std::to_string(q_ranges.size()) + ", " + std::to_string(k_ranges.size()) + " and " +
+         std::to_string(types.size()));
+  }
+  std::vector<Slice> slices;
+  slices.reserve(types.size());
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    slices.push_back({q_ranges[i], k_ranges[i], slice_type(types[i])});
+  }
+  return mask_from_slices(slices);
+}
+
+using DenseMask = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Row q has the ranges [row_splits[q], row_splits[q + 1]) of begins and ends.
+Mask mask_of_ragged_rows(const Numbers& row_splits, const Numbers& begins, const Numbers& ends) {
+  if (row_splits.shape(0) == 0 || begins.shape(0) != ends.shape(0)) {
+    fail("row ranges: expected row_splits of one more than the rows and as many begins as ends");
+  }
+  std::vector<Ranges> rows(row_splits.shape(0) - 1);
+  const auto num_ranges = static_cast<std::int64_t>(begins.shape(0));
+  for (std::size_t q = 0; q < rows.size(); ++q) {
+    const std::int64_t first = row_splits(q);
+    const std::int64_t last = row_splits(q + 1);
+    if (first < 0 || last < first || last > num_ranges) {
+      fail("row ranges: expected ascending row_splits in [0, " + std::to_string(num_ranges) +
+           "], found " + std::to_string(first) + " and " + std::to_string(last) + " of row " +
+           std::to_string(q));
+    }
+    rows[q].reserve(static_cast<std::size_t>(last - first));
+    for (std::int64_t i = first; i < last; ++i) {
+      rows[q].push_back({begins(static_cast<std::size_t>(i)), ends(static_cast<std::size_t>(i))});
+    }
+  }
+  return mask_from_row_ranges(rows);
+}
+
+std::vector<std::uint8_t> dense_of(const Mask& mask, std::int64_t num_tokens) {
+  constexpr std::int64_t kMost = 1 << 15;
+  if (num_tokens < 0 || num_tokens > kMost) {
+    fail("dense mask: expected at most " + std::to_string(kMost) + " tokens, found " +
+         std::to_string(num_tokens));
+  }
+  std::vector<std::uint8_t> dense(static_cast<std::size_t>(num_tokens * num_tokens), 0);
+  for (const Band& whole : mask.bands) {
+    const Band band = clip(whole, {0, num_tokens}, {0, num_tokens});
+    for (std::int64_t q = band.q.begin; q < band.q.end; ++q) {
+      const std::int64_t begin = std::max(band.k.begin, q + band.lo);
+      const std::int64_t end = std::min(band.k.end, q + band.hi + 1);
+      for (std::int64_t k = begin; k < end; ++k) {
+        dense[static_cast<std::size_t>(q * num_tokens + k)] = 1;
+      }
+    }
+  }
+  return dense;
+}
+
+nb::object dense_array(const Mask& mask, std::int64_t num_tokens) {
+  auto flat = numpy_array(dense_of(mask, num_tokens));
+  nb::object array = nb::cast(flat);
+  return array.attr("reshape")(num_tokens, num_tokens).attr("view")("bool");
+}
+
+Role role_of(const std::string& name) {
+  if (name == "both") return Role::kBoth;
+  if (name == "kv_only") return Role::kKvOnly;
+  if (name == "q_only") return Role::kQOnly;
+  fail("role: expected both, kv_only or q_only, found '" + name + "'");
+}
+
+void bind_blocking(nb::module_& module) {
+  nb::class_<Blocking>(
+      module, "Blocking",
+      "Token blocks: each an ordered list of disjoint ranges; the unit of ownership.")
+      .def(nb::init<>())
+      .def(
+          "add",
+          [](Blocking& blocking, const Ranges& ranges, const std::string& role) {
+            return blocking.add(ranges, role_of(role));
+          },
+          "ranges"_a, nb::kw_only(), "role"_a = "both",
+          "Appends a block of non-empty token ranges; returns its number.")
+      .def("ranges",
+           [](const Blocking& blocking, std::int32_t block) {
+             const BlockId id = checked_block(blocking, block);
+             return Ranges(blocking.ranges(id).begin(), blocking.ranges(id).end());
+           })
+      .def("num_tokens",
+           [](const Blocking& blocking, std::int32_t block) {
+             return blocking.num_tokens(checked_block(blocking, block));
+           })
+      .def_prop_ro("total_tokens", &Blocking::total_tokens)
+      .def("__len__", &Blocking::num_blocks)
+      .def("__repr__", [](const Blocking& blocking) {
+        return "Blocking(" + std::to_string(blocking.num_blocks()) + " blocks, " +
+               std::to_string(blocking.total_tokens()) + " tokens)";
+      });
+  nb::class_<Tile>(module, "Tile", "Every attended pair of q_block x kv_block.")
+      .def_ro("q_block", &Tile::q_block)
+      .def_ro("kv_block", &Tile::kv_block)
+      .def_ro("pairs", &Tile::pairs, "Attended (query, key) pairs, above 0.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "Tile", {"q_block", "kv_block", "pairs"});
+      });
+  module.def(
+      "tiles",
+      [](const Mask& mask, const Blocking& blocking) { return TileIndex(mask, blocking).tiles(); },
+      "mask"_a, "blocking"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Every non-empty tile where a mask meets a blocking, ordered by (q_block, kv_block).");
+}
+
+void bind_rules(nb::module_& module) {
+  nb::class_<MaskSpec>(module, "MaskSpec",
+                       "One mask rule with its parameters, applied to each sequence.")
+      .def_prop_ro("text", [](const MaskSpec& spec) { return to_string(spec); })
+      .def(
+          "__eq__",
+          [](const MaskSpec& a, const MaskSpec& b) { return to_string(a) == to_string(b); },
+          nb::is_operator())
+      .def("__hash__",
+           [](const MaskSpec& spec) { return std::hash<std::string>{}(to_string(spec)); })
+      .def("__str__", [](const MaskSpec& spec) { return to_string(spec); })
+      .def("__repr__", [](const MaskSpec& spec) { return "MaskSpec('" + to_string(spec) + "')"; });
+}
+
+}  // namespace
+
+BlockId checked_block(const Blocking& blocking, std::int32_t block) {
+  if (block < 0 || block >= blocking.num_blocks()) {
+    fail("block: expected 0 to " + std::to_string(blocking.num_blocks() - 1) + ", found " +
+         std::to_string(block));
+  }
+  return BlockId(block);
+}
+
+void bind_masks(nb::module_& module) {
+  nb::class_<Mask>(module, "Mask", "A set of (query, key) pairs as pairwise disjoint bands.")
+      .def_prop_ro("num_pairs", &Mask::num_pairs, "Attended (query, key) pairs.")
+      .def_prop_ro(
+          "bands",
+          [](const Mask& mask) {
+            std::vector<BandRow> rows;
+            for (const Band& band : mask.bands) rows.push_back(row_of(band));
+            return rows;
+          },
+          "Rows (q_begin, q_end, k_begin, k_end, lo, hi): query q attends key k iff both are "
+          "in their ranges and lo <= k - q <= hi; None is no bound.")
+      .def("dense", &dense_array, "num_tokens"_a,
+           "The mask as a NumPy array of bool [num_tokens, num_tokens]; at most 32768 tokens.")
+      .def(
+          "__eq__", [](const Mask& a, const Mask& b) { return a.bands == b.bands; },
+          nb::is_operator())
+      .def("__repr__", [](const Mask& mask) {
+        return "Mask(" + std::to_string(mask.bands.size()) + " bands, " +
+               std::to_string(mask.num_pairs()) + " pairs)";
+      });
+
+  bind_rules(module);
+  module.def("parse_mask_spec", &parse_mask_spec, "text"_a,
+             "The rule of a text as --mask takes it: 'causal', 'lambda:64,4096', …");
+  module.def("mask_spec_help", &mask_spec_help, "Every rule with its parameters, one per line.");
+  module.def(
+      "build_mask",
+      [](const MaskSpec& spec, const Ranges& sequences) { return build_mask(spec, sequences); },
+      "spec"_a, "sequences"_a);
+  module.def(
+      "mask_from_bands",
+      [](const std::vector<BandRow>& rows, std::int64_t num_tokens) {
+        Mask mask;
+        for (const BandRow& row : rows) mask.bands.push_back(band_of(row));
+        check_mask(mask, num_tokens);
+        return mask;
+      },
+      "rows"_a, "num_tokens"_a);
+  module.def(
+      "mask_from_row_ranges",
+      [](const std::vector<Ranges>& rows) { return mask_from_row_ranges(rows); }, "rows"_a);
+  module.def("mask_from_ragged_rows", &mask_of_ragged_rows, "row_splits"_a, "begins"_a, "ends"_a);
+  module.def(
+      "mask_from_dense",
+      [](const DenseMask& dense) {
+        return mask_from_dense({dense.data(), dense.size()},
+                               static_cast<std::int64_t>(dense.shape(0)),
+                               static_cast<std::int64_t>(dense.shape(1)));
+      },
+      "dense"_a);
+  module.def("mask_from_slices", &mask_of_slices, "q_ranges"_a, "k_ranges"_a, "types"_a);
+  bind_blocking(module);
+}
+
+}  // namespace contextile::python

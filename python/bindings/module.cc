@@ -1,0 +1,80 @@
+// The extension module contextile._core.
+#include <chrono>
+#include <mutex>
+#include <string>
+
+#include "bind.h"
+#include "contextile/version.h"
+
+namespace contextile::python {
+
+void fail(const std::string& message) { throw InvalidArgument(message); }
+
+std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
+  if (!(seconds >= 0 && seconds <= 1e8)) {  // so that NaN is refused, too
+    fail(std::string(name) + ": expected 0 to 1e8 seconds, found " + std::to_string(seconds));
+  }
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+ProgressHook progress_hook(nb::object callback) {
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kBetweenSignals = std::chrono::milliseconds(50);
+  struct State {
+    nb::object callback;
+    Clock::time_point next_look{};
+    ~State() {
+      const nb::gil_scoped_acquire gil;
+      callback.reset();
+    }
+  };
+  auto state = std::make_shared<State>();
+  if (!callback.is_none()) state->callback = std::move(callback);
+  return [state](std::string_view what, std::int64_t done, std::int64_t total) {
+    const Clock::time_point now = Clock::now();
+    if (!state->callback.is_valid() && now < state->next_look) return;
+    state->next_look = now + kBetweenSignals;
+    const nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (state->callback.is_valid()) {
+      state->callback(nb::str(what.data(), what.size()), done, total);
+    }
+  };
+}
+
+std::string repr_of(nb::handle object, std::string_view name,
+                    std::initializer_list<const char*> attributes) {
+  std::string text(name);
+  text += '(';
+  bool first = true;
+  for (const char* attribute : attributes) {
+    if (!first) text += ", ";
+    first = false;
+    text += attribute;
+    text += '=';
+    text += nb::cast<std::string>(nb::repr(object.attr(attribute)));
+  }
+  return text + ')';
+}
+
+}  // namespace contextile::python
+
+NB_MODULE(_core, module) {
+  using namespace contextile::python;
+  // What PyTorch or a notebook still holds when the interpreter ends is no leak.
+  nanobind::set_leak_warnings(false);
+  module.doc() = "Context parallelism by tiles: the C++ library.";
+  module.attr("__version__") = std::string(contextile::version());
+  bind_errors(module);
+  bind_masks(module);
+  bind_workloads(module);
+  bind_clusters(module);
+  bind_strategies(module);
+  bind_arrangements(module);
+  bind_plans(module);
+  bind_simulation(module);
+  bind_planning(module);
+  bind_data(module);
+  bind_execution(module);
+  bind_stores(module);
+}

@@ -1,0 +1,344 @@
+// contextile/plan.h and what is said of plans: proof, statistics, files, token layouts.
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <variant>
+
+#include "bind.h"
+#include "contextile/plan_file.h"
+#include "contextile/plan_stats.h"
+#include "contextile/token_layout.h"
+#include "contextile/verify.h"
+#include "plan_object.h"
+
+namespace contextile::python {
+namespace {
+
+std::vector<std::string> mask_names(const Plan& plan) {
+  std::vector<std::string> names;
+  if (plan.rounds.empty()) return names;
+  for (const NamedMask& mask : plan.rounds[0].masks) names.push_back(mask.name);
+  return names;
+}
+
+nb::object positions_array(const PlanObject& self, Rank rank, std::int64_t TokenPosition::*field) {
+  std::vector<std::int64_t> values;
+  for (const TokenPosition& position : positions(*self.plan, rank))
+    values.push_back(position.*field);
+  return nb::cast(numpy_array(std::move(values)));
+}
+
+std::string json_of(const Plan& plan) {
+  std::ostringstream out;
+  export_json(plan, out);
+  return std::move(out).str();
+}
+
+template <typename Bytes>
+nb::bytes bytes_object(const Bytes& bytes) {
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {
+  return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
+}
+
+void bind_counts(nb::module_& module) {
+  nb::class_<DeviceStats>(module, "DeviceStats", "One device and direction.")
+      .def_ro("sent_bytes", &DeviceStats::sent_bytes)
+      .def_ro("received_bytes", &DeviceStats::received_bytes)
+      .def_ro("inter_sent_bytes", &DeviceStats::inter_sent_bytes, "To other nodes.")
+      .def_ro("inter_received_bytes", &DeviceStats::inter_received_bytes)
+      .def_ro("flops", &DeviceStats::flops)
+      .def_ro("memory_bytes", &DeviceStats::memory_bytes, "Peak over rounds and masks.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "DeviceStats",
+                       {"sent_bytes", "received_bytes", "flops", "memory_bytes"});
+      });
+  nb::class_<DirectionStats>(
+      module, "DirectionStats",
+      "One direction of one layer of every mask, all rounds. Bytes are counted "
+      "once, at the sender, LSE and delta included.")
+      .def_ro("tiles", &DirectionStats::tiles)
+      .def_ro("pairs", &DirectionStats::pairs)
+      .def_ro("transfers", &DirectionStats::transfers)
+      .def_ro("messages", &DirectionStats::messages)
+      .def_ro("launches", &DirectionStats::launches)
+      .def_ro("inter_bytes", &DirectionStats::inter_bytes, "Between nodes.")
+      .def_ro("intra_bytes", &DirectionStats::intra_bytes, "Inside nodes.")
+      .def_prop_ro("total_bytes", &DirectionStats::total_bytes)
+      .def_prop_ro("bytes_by_kind",
+                   [](const DirectionStats& stats) {
+                     std::map<std::string, std::int64_t> bytes;
+                     for (int k = 0; k < kNumKinds; ++k) {
+                       bytes[std::string(to_string(static_cast<Kind>(k)))] =
+                           stats.bytes_by_kind[static_cast<std::size_t>(k)];
+                     }
+                     return bytes;
+                   })
+      .def_ro("max_device_bytes", &DirectionStats::max_device_bytes, "Largest max(sent, received).")
+      .def_ro("max_node_uplink_bytes", &DirectionStats::max_node_uplink_bytes)
+      .def_ro("flops", &DirectionStats::flops)
+      .def_ro("compute_imbalance", &DirectionStats::compute_imbalance,
+              "(max - mean) / max of FLOPs.")
+      .def_ro("compute_overload", &DirectionStats::compute_overload, "max / mean - 1.")
+      .def_ro("peak_memory_bytes", &DirectionStats::peak_memory_bytes)
+      .def_ro("retained_bytes", &DirectionStats::retained_bytes)
+      .def_ro("devices", &DirectionStats::devices)
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "DirectionStats",
+                       {"tiles", "inter_bytes", "intra_bytes", "flops", "compute_imbalance",
+                        "peak_memory_bytes"});
+      });
+}
+
+void bind_statistics(nb::module_& module) {
+  bind_counts(module);
+  nb::class_<PlanStats>(module, "PlanStats", "What a plan moves, computes and needs in memory.")
+      .def_ro("tokens", &PlanStats::tokens)
+      .def_ro("token_imbalance", &PlanStats::token_imbalance, "(max - mean) / max of owned tokens.")
+      .def_ro("token_overload", &PlanStats::token_overload, "max / mean - 1.")
+      .def_ro("forward", &PlanStats::forward)
+      .def_ro("backward", &PlanStats::backward)
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "PlanStats", {"tokens", "token_imbalance", "forward", "backward"});
+      });
+  nb::class_<VerifyReport>(module, "VerifyReport", "What the verifier says of a plan.")
+      .def_prop_ro("ok", &VerifyReport::ok)
+      .def_ro("violations", &VerifyReport::violations,
+              "The first of them, causes before consequences.")
+      .def_ro("num_violations", &VerifyReport::num_violations)
+      .def_ro("warnings", &VerifyReport::warnings)
+      .def_ro("grouped_launches_ok", &VerifyReport::grouped_launches_ok)
+      .def("__bool__", &VerifyReport::ok)
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "VerifyReport", {"ok", "num_violations", "violations", "warnings"});
+      });
+}
+
+std::string plan_text(const PlanObject& self) {
+  const Plan& plan = *self.plan;
+  return "Plan('" + plan.strategy + "', " + std::to_string(plan.num_tokens()) + " tokens, " +
+         std::to_string(plan.sequences.size()) + " documents, " + std::to_string(plan.nodes) +
+         " x " + std::to_string(plan.devices_per_node) + " devices, digest " +
+         digest_text(plan.digest) + ")";
+}
+
+// Rows (q begin, q end, k begin, k end, device) of the blocks' hulls; nothing above `limit` rows.
+std::optional<nb::object> placed_tiles(const PlanObject& self, std::int64_t limit, std::size_t mask,
+                                       const std::string& direction) {
+  if (direction != "forward" && direction != "backward") {
+    fail("direction: expected forward or backward, found '" + direction + "'");
+  }
+  const Direction asked = direction == "forward" ? Direction::kForward : Direction::kBackward;
+  const auto hull = [](const Blocking& blocks, BlockId block) {
+    Range range = blocks.ranges(block)[0];
+    for (const Range& other : blocks.ranges(block)) {
+      range = {std::min(range.begin, other.begin), std::max(range.end, other.end)};
+    }
+    return range;
+  };
+  std::vector<std::int64_t> rows;
+  for (const PlanRound& round : self.plan->rounds) {
+    for (std::size_t device = 0; device < round.devices.size(); ++device) {
+      if (mask >= round.devices[device].programs.size()) continue;
+      const auto& program = round.devices[device].programs[mask].of(asked);
+      if (!program) continue;
+      for (const Instruction& instruction : program->instructions) {
+        const auto* attention = std::get_if<AttentionOp>(&instruction);
+        if (attention == nullptr) continue;
+        for (const TileOp& tile : attention->tiles) {
+          if (tile.group.value != 0) continue;
+          if (static_cast<std::int64_t>(rows.size() / 5) >= limit) return std::nullopt;
+          const Range q = hull(round.blocks, tile.q_block);
+          const Range k = hull(round.blocks, tile.kv_block);
+          for (const std::int64_t value :
+               {q.begin, q.end, k.begin, k.end, static_cast<std::int64_t>(device)}) {
+            rows.push_back(value);
+          }
+        }
+      }
+    }
+  }
+  const auto num_rows = static_cast<std::int64_t>(rows.size() / 5);
+  return nb::cast(numpy_array(std::move(rows))).attr("reshape")(num_rows, 5);
+}
+
+PlanObject object_of(Plan plan) { return {std::make_shared<const Plan>(std::move(plan))}; }
+
+void bind_proof(nb::class_<PlanObject>& plan) {
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  plan.def(
+          "verify",
+          [](const PlanObject& self, std::int64_t max_shown) {
+            return verify(*self.plan, {.max_shown = max_shown});
+          },
+          nb::kw_only(), "max_shown"_a = 50, release,
+          "Proves the plan: every tile once, data flow, matching messages, no race, no deadlock, "
+          "memory, "
+          "ownership. Never raises on a broken plan.")
+      .def("placed_tiles", &placed_tiles, nb::kw_only(), "limit"_a = 1'000'000, "mask"_a = 0,
+           "direction"_a = "forward",
+           "Who computes what: int64 rows (q_begin, q_end, k_begin, k_end, device), the hulls of "
+           "tiles' blocks; "
+           "tiles of the first head group. None where there are more than `limit`.")
+      .def(
+          "stats", [](const PlanObject& self) { return statistics(*self.plan); }, release,
+          "What the plan moves, computes and needs in memory, counted from the plan alone.");
+}
+
+void bind_layout(nb::class_<PlanObject>& plan) {
+  plan.def(
+          "num_local_tokens",
+          [](const PlanObject& self, Rank rank) { return num_local_tokens(*self.plan, rank); },
+          "rank"_a, "How many tokens a rank owns.")
+      .def(
+          "local_tokens",
+          [](const PlanObject& self, Rank rank) {
+            return numpy_array(local_tokens(*self.plan, rank));
+          },
+          "rank"_a,
+          "Index in the batch of every token of a rank, in local order: int64 [local tokens].")
+      .def(
+          "local_ranges",
+          [](const PlanObject& self, Rank rank) { return local_ranges(*self.plan, rank); },
+          "rank"_a, "The same as ranges (begin, end).")
+      .def(
+          "positions",
+          [](const PlanObject& self, Rank rank) {
+            return positions_array(self, rank, &TokenPosition::position);
+          },
+          "rank"_a,
+          "Position in its document, for RoPE, of every token of a rank: int64 [local tokens].")
+      .def(
+          "sequence_ids",
+          [](const PlanObject& self, Rank rank) {
+            return positions_array(self, rank, &TokenPosition::sequence);
+          },
+          "rank"_a, "Number of the document of every token of a rank: int64 [local tokens].")
+      .def(
+          "rolled_tokens",
+          [](const PlanObject& self, Rank rank) {
+            return numpy_array(rolled_tokens(*self.plan, rank));
+          },
+          "rank"_a,
+          "Index in the batch of the token that every token of a rank predicts, -1 at the end of a "
+          "document: int64 [local tokens].");
+}
+
+void bind_files(nb::class_<PlanObject>& plan) {
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  plan.def(
+          "save",
+          [](const PlanObject& self, const std::string& path) { save_plan(*self.plan, path); },
+          "path"_a, release,
+          "Writes a plan file, which replaces what is there at once. Raises IoError.")
+      .def_static(
+          "load", [](const std::string& path) { return object_of(load_plan(path)); }, "path"_a,
+          release, "Reads a plan file. Raises InvalidPlan and IoError.")
+      .def(
+          "to_bytes", [](const PlanObject& self) { return bytes_object(serialize(*self.plan)); },
+          "What a plan file holds.")
+      .def_static(
+          "from_bytes",
+          [](const nb::bytes& bytes) { return object_of(deserialize(span_of(bytes), "bytes")); },
+          "data"_a)
+      .def(
+          "slice_to_bytes",
+          [](const PlanObject& self, Rank rank) {
+            return bytes_object(serialize_slice(*self.plan, rank));
+          },
+          "rank"_a, "What one rank needs of the plan to execute it, a fraction of its bytes.")
+      .def_static(
+          "slice_from_bytes",
+          [](const nb::bytes& bytes) {
+            return object_of(deserialize_slice(span_of(bytes), "bytes"));
+          },
+          "data"_a)
+      .def(
+          "to_json", [](const PlanObject& self) { return json_of(*self.plan); }, release,
+          "The plan as a JSON text (docs/plan-format.md).")
+      .def_static(
+          "from_json", [](std::string_view text) { return object_of(import_json(text, "JSON")); },
+          "text"_a, release,
+          "The plan of such a text, whoever wrote it; verify says whether it is right.")
+      .def("__getstate__",
+           [](const PlanObject& self) {
+             if (self.plan->slice_of.valid()) fail("pickle: expected a whole plan, found a slice");
+             return nb::make_tuple(bytes_object(serialize(*self.plan)),
+                                   self.cluster ? to_json(*self.cluster) : std::string());
+           })
+      .def("__setstate__", [](PlanObject& self, const std::pair<nb::bytes, std::string>& state) {
+        PlanObject plan = object_of(deserialize(span_of(state.first), "pickle"));
+        if (!state.second.empty()) plan.cluster = parse_cluster_json(state.second, "pickle");
+        new (&self) PlanObject(std::move(plan));
+      });
+}
+
+}  // namespace
+
+Cluster cluster_for(const PlanObject& plan, const std::optional<Cluster>& asked) {
+  if (asked) return *asked;
+  if (plan.cluster) return *plan.cluster;
+  fail("cluster: expected one, for a plan that was not made here; found none. The plan is for '" +
+       plan.plan->cluster_name + "', " + std::to_string(plan.plan->nodes) + " x " +
+       std::to_string(plan.plan->devices_per_node) + " devices");
+}
+
+void bind_plans(nb::module_& module) {
+  bind_statistics(module);
+  nb::class_<PlanObject> plan(
+      module, "Plan",
+      "Per device and direction a program of five instructions: made once per batch, "
+      "proved, simulated, executed, drawn. Shared and never changed.");
+  plan.def_prop_ro("strategy", [](const PlanObject& self) { return self.plan->strategy; })
+      .def_prop_ro(
+          "options", [](const PlanObject& self) { return self.plan->options; },
+          "Of the strategy, as it used them.")
+      .def_prop_ro("shape", [](const PlanObject& self) { return self.plan->shape; })
+      .def_prop_ro(
+          "cluster", [](const PlanObject& self) { return self.cluster; },
+          "It was planned for; None for a plan from a file.")
+      .def_prop_ro("cluster_name", [](const PlanObject& self) { return self.plan->cluster_name; })
+      .def_prop_ro("nodes", [](const PlanObject& self) { return self.plan->nodes; })
+      .def_prop_ro("devices_per_node",
+                   [](const PlanObject& self) { return self.plan->devices_per_node; })
+      .def_prop_ro("num_devices", [](const PlanObject& self) { return self.plan->num_devices(); })
+      .def_prop_ro("num_tokens", [](const PlanObject& self) { return self.plan->num_tokens(); })
+      .def_prop_ro("num_rounds", [](const PlanObject& self) { return self.plan->rounds.size(); })
+      .def_prop_ro(
+          "sequences", [](const PlanObject& self) { return self.plan->sequences; },
+          "Token range (begin, end) of every document.")
+      .def_prop_ro("mask_names", [](const PlanObject& self) { return mask_names(*self.plan); })
+      .def_prop_ro(
+          "has_backward",
+          [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); })
+      .def_prop_ro(
+          "digest", [](const PlanObject& self) { return digest_text(self.plan->digest); },
+          "16 hex digits; equal plans have equal ones.")
+      .def_prop_ro(
+          "slice_of",
+          [](const PlanObject& self) -> std::optional<std::int32_t> {
+            if (!self.plan->slice_of.valid()) return std::nullopt;
+            return self.plan->slice_of.value;
+          },
+          "The rank whose programs alone are there; None: a whole plan.")
+      .def_ro("arrange_s", &PlanObject::arrange_s,
+              "Seconds the strategy took; 0 for a plan not made here.")
+      .def_ro("build_s", &PlanObject::build_s)
+      .def_ro("verify_s", &PlanObject::verify_s)
+      .def("__eq__",
+           [](const PlanObject& a, const PlanObject& b) {
+             return a.plan->digest == b.plan->digest && a.plan->slice_of == b.plan->slice_of;
+           })
+      .def("__hash__", [](const PlanObject& self) { return self.plan->digest; })
+      .def("__repr__", &plan_text)
+      .def("_repr_html_", [](nb::handle self) {
+        return nb::module_::import_("contextile._display").attr("plan_html")(self);
+      });
+  bind_proof(plan);
+  bind_layout(plan);
+  bind_files(plan);
+}
+
+}  // namespace contextile::python

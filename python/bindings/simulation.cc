@@ -1,0 +1,187 @@
+// contextile/simulate.h, critical_path.h, bounds.h, report.h: what a plan would take, and looking
+// at it.
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <tuple>
+
+#include "bind.h"
+#include "contextile/bounds.h"
+#include "contextile/critical_path.h"
+#include "contextile/report.h"
+#include "contextile/simulate.h"
+#include "contextile/verify.h"
+#include "plan_object.h"
+
+namespace contextile::python {
+namespace {
+
+using MaybeCluster = std::optional<Cluster>;
+using Spans = std::vector<std::tuple<std::int32_t, std::string, std::int32_t, double, double>>;
+using Messages = std::vector<std::tuple<std::int32_t, std::int32_t, std::int64_t, double, double>>;
+
+Simulation simulated(const PlanObject& self, const Cluster& cluster, bool timeline) {
+  return simulate(*self.plan, cluster,
+                  {.timeline = timeline, .progress = progress_hook(nb::none())});
+}
+
+void bind_programs(nb::module_& module) {
+  nb::class_<DeviceTimes>(module, "DeviceTimes", "How one device spends one direction, µs.")
+      .def_prop_ro("attention_us",
+                   [](const DeviceTimes& times) { return times.of(Activity::kAttention); })
+      .def_prop_ro("merge_us", [](const DeviceTimes& times) { return times.of(Activity::kMerge); })
+      .def_prop_ro("launch_us",
+                   [](const DeviceTimes& times) { return times.of(Activity::kLaunch); })
+      .def_prop_ro(
+          "exposed_us", [](const DeviceTimes& times) { return times.of(Activity::kExposed); },
+          "Waiting for transfers.")
+      .def_ro("idle_us", &DeviceTimes::idle_us, "Done, while others are not.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "DeviceTimes",
+                       {"attention_us", "merge_us", "launch_us", "exposed_us", "idle_us"});
+      });
+  nb::class_<SimulatedProgram>(module, "SimulatedProgram", "One round and mask of a direction.")
+      .def_ro("round", &SimulatedProgram::round)
+      .def_ro("mask", &SimulatedProgram::mask)
+      .def_ro("time_us", &SimulatedProgram::time_us)
+      .def_prop_ro(
+          "activities",
+          [](const SimulatedProgram& program) {
+            Spans spans;
+            for (const ActivitySpan& span : program.activities) {
+              spans.emplace_back(span.device.value, to_string(span.activity), span.instruction,
+                                 span.start_us, span.end_us);
+            }
+            return spans;
+          },
+          "(device, activity, instruction, start_us, end_us), with timeline=True.")
+      .def_prop_ro(
+          "messages",
+          [](const SimulatedProgram& program) {
+            Messages messages;
+            for (const MessageSpan& span : program.messages) {
+              messages.emplace_back(span.src.value, span.dst.value, span.bytes, span.start_us,
+                                    span.end_us);
+            }
+            return messages;
+          },
+          "(src, dst, bytes, start_us, end_us), with timeline=True.");
+}
+
+void bind_times(nb::module_& module) {
+  bind_programs(module);
+  nb::class_<SimulatedDirection>(module, "SimulatedDirection",
+                                 "One layer of every mask, all rounds.")
+      .def_ro("time_us", &SimulatedDirection::time_us)
+      .def_ro("flops", &SimulatedDirection::flops)
+      .def_ro("mfu", &SimulatedDirection::mfu, "Of attention_tflops.")
+      .def_ro("attention_us", &SimulatedDirection::attention_us, "Mean over devices.")
+      .def_ro("exposed_us", &SimulatedDirection::exposed_us, "Mean over devices.")
+      .def_ro("intra_bytes", &SimulatedDirection::intra_bytes)
+      .def_ro("inter_bytes", &SimulatedDirection::inter_bytes)
+      .def_ro("devices", &SimulatedDirection::devices)
+      .def_ro("programs", &SimulatedDirection::programs)
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "SimulatedDirection",
+                       {"time_us", "mfu", "attention_us", "exposed_us"});
+      });
+  nb::class_<Simulation>(module, "Simulation", "What a plan would take.")
+      .def_ro("forward", &Simulation::forward)
+      .def_ro("backward", &Simulation::backward)
+      .def_prop_ro("time_us", &Simulation::time_us, "Forward and backward.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "Simulation", {"time_us", "forward", "backward"});
+      });
+  nb::class_<TimeBound>(module, "TimeBound", "A time that no plan undercuts, µs.")
+      .def_ro("compute_us", &TimeBound::compute_us)
+      .def_ro("communication_us", &TimeBound::communication_us)
+      .def_ro("latency_us", &TimeBound::latency_us)
+      .def_ro("time_us", &TimeBound::time_us)
+      .def_ro("binding", &TimeBound::binding)
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "TimeBound", {"time_us", "binding"});
+      });
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (!out) throw IoError("'" + path + "': cannot be written");
+}
+
+std::string report_of(const PlanObject& self, const MaybeCluster& asked, const std::string& name,
+                      std::int64_t max_bytes) {
+  const Cluster cluster = cluster_for(self, asked);
+  const Simulation simulation = simulated(self, cluster, true);
+  const VerifyReport verified = verify(*self.plan);
+  const ReportedPlan reported = {name, *self.plan, cluster, simulation, verified};
+  std::ostringstream out;
+  write_report({&reported, 1}, out, {.max_bytes = max_bytes});
+  return std::move(out).str();
+}
+
+std::string trace_of(const PlanObject& self, const MaybeCluster& asked) {
+  const Cluster cluster = cluster_for(self, asked);
+  std::ostringstream out;
+  write_trace(*self.plan, cluster, simulated(self, cluster, true), out);
+  return std::move(out).str();
+}
+
+std::string why_of(const PlanObject& self, const MaybeCluster& asked) {
+  const Cluster cluster = cluster_for(self, asked);
+  return why_text(*self.plan, cluster, simulated(self, cluster, true));
+}
+
+}  // namespace
+
+void bind_simulation(nb::module_& module) {
+  bind_times(module);
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<PlanObject> plan = nb::borrow<nb::class_<PlanObject>>(nb::type<PlanObject>());
+  plan.def(
+          "simulate",
+          [](const PlanObject& self, const MaybeCluster& cluster, bool timeline) {
+            return simulated(self, cluster_for(self, cluster), timeline);
+          },
+          "cluster"_a = nb::none(), nb::kw_only(), "timeline"_a = false, release,
+          "What the plan would take on a cluster of its shape (default: that it was planned for). "
+          "timeline=True also gives every span and message. Raises InvalidArgument.")
+      .def("why", &why_of, "cluster"_a = nb::none(), release,
+           "Why it would take that time, as text: critical path, largest causes and what each is "
+           "worth, "
+           "longest waits.")
+      .def(
+          "report",
+          [](const PlanObject& self, const std::string& path, const MaybeCluster& cluster,
+             std::optional<std::string> name, std::int64_t max_bytes) {
+            write_file(path,
+                       report_of(self, cluster, name.value_or(self.plan->strategy), max_bytes));
+          },
+          "path"_a, "cluster"_a = nb::none(), nb::kw_only(), "name"_a = nb::none(),
+          "max_bytes"_a = ReportOptions().max_bytes, release,
+          "Writes an HTML page about the plan: batch, tiles, timeline, traffic, every device. "
+          "Raises "
+          "InvalidArgument and IoError.")
+      .def("report_html", &report_of, "cluster"_a = nb::none(), nb::kw_only(), "name"_a = "plan",
+           "max_bytes"_a = ReportOptions().max_bytes, release, "The page as text.")
+      .def(
+          "trace",
+          [](const PlanObject& self, const std::string& path, const MaybeCluster& cluster) {
+            write_file(path, trace_of(self, cluster));
+          },
+          "path"_a, "cluster"_a = nb::none(), release,
+          "Writes the simulation as Chrome trace events, for https://ui.perfetto.dev.");
+  module.def(
+      "lower_bound",
+      [](const Workload& workload, const Cluster& cluster, const std::string& direction) {
+        if (direction != "forward" && direction != "backward") {
+          fail("direction: expected forward or backward, found '" + direction + "'");
+        }
+        return lower_bound(workload, cluster,
+                           direction == "forward" ? Direction::kForward : Direction::kBackward);
+      },
+      "workload"_a, "cluster"_a, "direction"_a, release);
+}
+
+}  // namespace contextile::python

@@ -1,0 +1,90 @@
+// contextile/store.h: values that processes share.
+#include <chrono>
+#include <string>
+
+#include "bind.h"
+#include "contextile/store.h"
+
+namespace contextile::python {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {
+  return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
+}
+
+nb::object bytes_or_none(const std::optional<StoreValue>& value) {
+  if (!value) return nb::none();
+  return nb::bytes(value->data(), value->size());
+}
+
+template <typename Call>
+auto without_gil(const Call& call) {
+  const nb::gil_scoped_release release;
+  return call();
+}
+
+// put and replace.
+template <typename Stored>
+auto store_value(Stored (Store::*call)(std::string_view, std::span<const std::uint8_t>,
+                                       milliseconds)) {
+  return [call](Store& self, const std::string& key, const nb::bytes& value, double expiry) {
+    const auto bytes = span_of(value);
+    const milliseconds life = milliseconds_of(expiry, "expiry");
+    return without_gil([&] { return (self.*call)(key, bytes, life); });
+  };
+}
+
+}  // namespace
+
+void bind_stores(nb::module_& module) {
+  nb::class_<Store>(
+      module, "Store",
+      "Small values under keys that processes share, each with an end of its life. Every call "
+      "happens at once, as others see it. Times are seconds. Calls raise InvalidArgument on "
+      "keys, values and times out of bounds and IoError when the store is gone.")
+      .def_prop_ro(
+          "name", [](const Store& self) { return std::string(self.name()); },
+          "As opened, without a password.")
+      .def(
+          "put", store_value(&Store::put), "key"_a, "value"_a, nb::kw_only(), "expiry"_a,
+          "Stores the value unless one is there, which then stays; returns whether it stands there "
+          "now.")
+      .def("replace", store_value(&Store::replace), "key"_a, "value"_a, nb::kw_only(), "expiry"_a,
+           "Stores the value, whatever is there.")
+      .def(
+          "get",
+          [](Store& self, const std::string& key) {
+            return bytes_or_none(without_gil([&] { return self.get(key); }));
+          },
+          "key"_a, "The value, or None.")
+      .def(
+          "pull",
+          [](Store& self, const std::string& key, double timeout) {
+            const milliseconds most = milliseconds_of(timeout, "timeout");
+            return bytes_or_none(without_gil([&] { return self.pull(key, most); }));
+          },
+          "key"_a, nb::kw_only(), "timeout"_a, "The value; waits for it, None after the timeout.")
+      .def(
+          "erase",
+          [](Store& self, const std::string& key) {
+            return without_gil([&] { return self.erase(key); });
+          },
+          "key"_a, "Takes the value away; returns whether there was one.")
+      .def("renew", store_value(&Store::renew), "key"_a, "value"_a, nb::kw_only(), "expiry"_a,
+           "Gives the value, if it is this one, a new end of its life; returns whether it was.")
+      .def("__repr__",
+           [](const Store& self) { return "Store('" + std::string(self.name()) + "')"; });
+  module.def(
+      "open_store",
+      [](const std::string& address, double timeout) {
+        return std::shared_ptr<Store>(
+            open_store(address, {.timeout = milliseconds_of(timeout, "timeout")}));
+      },
+      "address"_a, nb::kw_only(), "timeout"_a = 10.0, nb::call_guard<nb::gil_scoped_release>(),
+      "A store by its address: 'memory:' (of this process), 'file:///FOLDER', "
+      "'redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]' or 'redis+unix:///SOCKET'.");
+}
+
+}  // namespace contextile::python

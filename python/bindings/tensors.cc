@@ -1,0 +1,81 @@
+#include "tensors.h"
+
+#include <limits>
+#include <string>
+
+namespace contextile::python {
+namespace {
+
+std::string shape_text(const auto& array) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < array.ndim(); ++d) {
+    if (d > 0) text += ", ";
+    text += std::to_string(array.shape(d));
+  }
+  return text + "]";
+}
+
+Dtype dtype_of_array(const AnyArray& array, std::string_view name) {
+  const nb::dlpack::dtype dtype = array.dtype();
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+  };
+  if (is(nb::dlpack::dtype_code::Float, 32)) return Dtype::kF32;
+  if (is(nb::dlpack::dtype_code::Bfloat, 16)) return Dtype::kBf16;
+  if (is(nb::dlpack::dtype_code::Float, 16)) return Dtype::kF16;
+  fail(std::string(name) + ": expected float32, bfloat16 or float16, found " +
+       std::to_string(dtype.bits) + " bits of DLPack type " + std::to_string(dtype.code));
+}
+
+std::int32_t extent(const AnyArray& array, std::size_t d, std::string_view name) {
+  if (array.shape(d) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    fail(std::string(name) + ": expected heads and elements below 2^31, found " +
+         shape_text(array));
+  }
+  return static_cast<std::int32_t>(array.shape(d));
+}
+
+}  // namespace
+
+TensorView view_of_array(const AnyArray& array, std::string_view name) {
+  if (array.ndim() != 3) {
+    fail(std::string(name) + ": expected [tokens, heads, dim], found " + shape_text(array));
+  }
+  if (array.shape(2) > 1 && array.stride(2) != 1) {
+    fail(std::string(name) + ": expected elements of a head side by side, found a stride of " +
+         std::to_string(array.stride(2)));
+  }
+  TensorView view;
+  view.data = array.data();
+  view.dtype = dtype_of_array(array, name);
+  view.tokens = static_cast<std::int64_t>(array.shape(0));
+  view.heads = extent(array, 1, name);
+  view.dim = extent(array, 2, name);
+  view.token_stride = array.stride(0);
+  view.head_stride = array.stride(1);
+  return view;
+}
+
+RowStats stats_of_array(const StatArray& array, const TensorView& beside, std::string_view name) {
+  if (array.ndim() != 2 || array.shape(0) != static_cast<std::size_t>(beside.tokens) ||
+      array.shape(1) != static_cast<std::size_t>(beside.heads)) {
+    fail(std::string(name) + ": expected [" + std::to_string(beside.tokens) + ", " +
+         std::to_string(beside.heads) + "], found " + shape_text(array));
+  }
+  return {array.data(), array.stride(0), array.stride(1)};
+}
+
+std::span<float> numbers_of(const std::optional<StatArray>& array, std::string_view name) {
+  if (!array) return {};
+  if (array->ndim() != 1 || (array->shape(0) > 1 && array->stride(0) != 1)) {
+    fail(std::string(name) + ": expected [heads] without gaps, found " + shape_text(*array));
+  }
+  return {array->data(), array->shape(0)};
+}
+
+std::span<std::byte> bytes_of(const std::optional<ByteArray>& array) {
+  if (!array) return {};
+  return {reinterpret_cast<std::byte*>(array->data()), array->size()};
+}
+
+}  // namespace contextile::python

@@ -1,0 +1,179 @@
+// contextile/workload.h: batches.
+#include <nanobind/stl/variant.h>
+
+#include <string>
+#include <tuple>
+#include <variant>
+
+#include "bind.h"
+#include "contextile/data.h"
+#include "contextile/workload.h"
+
+namespace contextile::python {
+namespace {
+
+// A rule, a rule for each sequence, or bands of the batch.
+using AnyMask = std::variant<MaskSpec, std::vector<MaskSpec>, Mask>;
+// Name, layers, mask.
+using MaskEntry = std::tuple<std::string, std::int32_t, AnyMask>;
+// None, a layout as load_layout takes it, or (begin, end, rank) of ascending ranges.
+using HomeRow = std::tuple<std::int64_t, std::int64_t, std::int32_t>;
+using Home = std::variant<std::monostate, std::string, std::vector<HomeRow>>;
+
+Mask built(const AnyMask& mask, const std::vector<Range>& sequences) {
+  if (const auto* spec = std::get_if<MaskSpec>(&mask)) return build_mask(*spec, sequences);
+  if (const auto* specs = std::get_if<std::vector<MaskSpec>>(&mask)) {
+    return build_document_mask(*specs, sequences);
+  }
+  return std::get<Mask>(mask);
+}
+
+// As make_workload says: those of the first mask whose rule sets any.
+std::vector<PositionSegment> positions_of(const AnyMask& mask,
+                                          const std::vector<Range>& sequences) {
+  if (const auto* spec = std::get_if<MaskSpec>(&mask)) return build_positions(*spec, sequences);
+  const auto* specs = std::get_if<std::vector<MaskSpec>>(&mask);
+  if (specs == nullptr) return {};
+  std::vector<PositionSegment> all;
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    for (PositionSegment segment : build_positions((*specs)[s], {&sequences[s], 1})) {
+      segment.sequence = static_cast<std::int64_t>(s);
+      all.push_back(segment);
+    }
+  }
+  return all;
+}
+
+std::vector<HomeRange> home_of(const Home& home, const std::vector<Range>& sequences,
+                               std::int32_t num_ranks) {
+  if (const auto* layout = std::get_if<std::string>(&home)) {
+    return load_layout(*layout, sequences, num_ranks);
+  }
+  std::vector<HomeRange> ranges;
+  if (const auto* rows = std::get_if<std::vector<HomeRow>>(&home)) {
+    for (const auto& [begin, end, rank] : *rows) ranges.push_back({{begin, end}, Rank(rank)});
+  }
+  return ranges;
+}
+
+std::vector<RoleRange> roles_of(
+    const std::vector<std::tuple<std::int64_t, std::int64_t, std::string>>& rows) {
+  std::vector<RoleRange> roles;
+  for (const auto& [begin, end, role] : rows) {
+    if (role != "kv_only" && role != "q_only") {
+      fail("roles: expected kv_only or q_only, found '" + role + "'");
+    }
+    roles.push_back({{begin, end}, role == "kv_only" ? Role::kKvOnly : Role::kQOnly});
+  }
+  return roles;
+}
+
+Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& shape,
+              const std::vector<MaskEntry>& masks, const Home& home, std::int32_t num_ranks,
+              const std::vector<std::tuple<std::int64_t, std::int64_t, std::string>>& roles) {
+  Workload workload;
+  workload.sequences = sequences_from_lengths(lengths);
+  workload.shape = shape;
+  const std::vector<PositionSegment> plain = build_positions(MaskSpec{}, workload.sequences);
+  workload.positions = plain;
+  for (const auto& [name, layers, mask] : masks) {
+    if (const auto* specs = std::get_if<std::vector<MaskSpec>>(&mask);
+        specs != nullptr && specs->size() != workload.sequences.size()) {
+      fail("mask '" + name + "': expected a rule for each of " +
+           std::to_string(workload.sequences.size()) + " documents, found " +
+           std::to_string(specs->size()));
+    }
+    workload.masks.push_back({name, layers, built(mask, workload.sequences)});
+    if (workload.positions == plain) {
+      if (auto positions = positions_of(mask, workload.sequences); !positions.empty()) {
+        workload.positions = std::move(positions);
+      }
+    }
+  }
+  workload.home = home_of(home, workload.sequences, num_ranks);
+  workload.roles = roles_of(roles);
+  check_workload(workload);
+  return workload;
+}
+
+void bind_shapes(nb::module_& module) {
+  nb::class_<AttentionShape>(
+      module, "AttentionShape",
+      "One attention layer. Query head h reads KV head h // (q_heads // kv_heads).")
+      .def(
+          "__init__",
+          [](AttentionShape* self, std::int32_t q_heads, std::int32_t kv_heads,
+             std::int32_t head_dim, std::optional<std::int32_t> value_dim, const std::string& dtype,
+             double scale, double softcap, bool sink) {
+            const AttentionShape shape = {
+                q_heads, kv_heads, head_dim, value_dim.value_or(head_dim), parse_dtype(dtype),
+                scale,   softcap,  sink};
+            check_shape(shape);
+            new (self) AttentionShape(shape);
+          },
+          nb::kw_only(), "q_heads"_a = 32, "kv_heads"_a = 8, "head_dim"_a = 128,
+          "value_dim"_a = nb::none(), "dtype"_a = "bf16", "scale"_a = 0.0, "softcap"_a = 0.0,
+          "sink"_a = false)
+      .def_ro("q_heads", &AttentionShape::q_heads)
+      .def_ro("kv_heads", &AttentionShape::kv_heads)
+      .def_ro("head_dim", &AttentionShape::head_dim, "Of Q and K.")
+      .def_ro("value_dim", &AttentionShape::value_dim, "Of V and O.")
+      .def_prop_ro(
+          "dtype", [](const AttentionShape& shape) { return std::string(to_string(shape.dtype)); },
+          "Of Q, K, V, O, dO and gradients: 'f32', 'bf16' or 'f16'.")
+      .def_ro("scale", &AttentionShape::scale, "Of the scores; 0: 1/sqrt(head_dim).")
+      .def_prop_ro("effective_scale", &AttentionShape::effective_scale)
+      .def_ro("softcap", &AttentionShape::softcap, "c of c·tanh(s/c); 0: none.")
+      .def_ro("sink", &AttentionShape::sink, "A learnable sink logit per query head.")
+      .def("__eq__", [](const AttentionShape& a, const AttentionShape& b) { return a == b; })
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(
+            self, "AttentionShape",
+            {"q_heads", "kv_heads", "head_dim", "value_dim", "dtype", "scale", "softcap", "sink"});
+      });
+}
+
+}  // namespace
+
+void bind_workloads(nb::module_& module) {
+  bind_shapes(module);
+  nb::class_<Workload>(
+      module, "Workload",
+      "A batch: documents end to end, attention shape, masks. The input of every strategy.")
+      .def_prop_ro("num_tokens", &Workload::num_tokens)
+      .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
+      .def_ro("shape", &Workload::shape)
+      .def_prop_ro("mask_names",
+                   [](const Workload& workload) {
+                     std::vector<std::string> names;
+                     for (const NamedMask& mask : workload.masks) names.push_back(mask.name);
+                     return names;
+                   })
+      .def(
+          "mask",
+          [](const Workload& workload, std::size_t index) {
+            if (index >= workload.masks.size()) {
+              fail("mask: expected an index below " + std::to_string(workload.masks.size()) +
+                   ", found " + std::to_string(index));
+            }
+            return workload.masks[index].mask;
+          },
+          "index"_a = 0, "The bands of one mask.")
+      .def("__repr__", [](const Workload& workload) {
+        return "Workload(" + std::to_string(workload.num_tokens()) + " tokens, " +
+               std::to_string(workload.sequences.size()) + " documents, " +
+               std::to_string(workload.masks.size()) + " masks)";
+      });
+  module.def("make_workload", &make, "lengths"_a, "shape"_a, "masks"_a, "home"_a.none(),
+             "num_ranks"_a, "roles"_a, nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "cut_sequences",
+      [](const Workload& workload, std::int64_t block_size) {
+        return cut_sequences(workload, block_size);
+      },
+      "workload"_a, "block_size"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Cuts every document into blocks of block_size tokens, the last one short; also where roles "
+      "and homes change.");
+}
+
+}  // namespace contextile::python

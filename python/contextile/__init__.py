@@ -1,0 +1,105 @@
+"""Context parallelism by tiles.
+
+A batch of documents of any lengths under any attention mask, and a cluster, become a plan: which device holds which
+tokens and computes which tiles, and what moves when. A plan is proved, simulated on any cluster, executed exactly,
+and drawn.
+
+>>> import contextile as ct
+>>> plan = ct.plan([500, 90_000, 40_572], mask=ct.masks.causal(), cluster="dgx-h200:4x8", strategy="zigzag")
+>>> plan.verify().ok
+True
+
+``contextile.torch`` executes plans on tensors of PyTorch in any ``torch.distributed`` group; ``contextile.transformers``
+and ``contextile.megatron`` bring that under models as they are.
+"""
+
+from contextile import masks, strategies
+from contextile._core import (
+    ArrangedDirection,
+    ArrangedMask,
+    ArrangedRound,
+    Arrangement,
+    AttentionShape,
+    BatchSampler,
+    Blocking,
+    CheckFailed,
+    Cluster,
+    Error,
+    InvalidArgument,
+    InvalidPlan,
+    IoError,
+    Mask,
+    MaskSpec,
+    PlacedTile,
+    Plan,
+    PlanningFailed,
+    Store,
+    StrategyChoice,
+    Tile,
+    TimeBound,
+    Transfer,
+    Transport,
+    TransportError,
+    Workload,
+    __version__,
+    cluster_presets,
+    cut_sequences,
+    gloo_available,
+    gloo_transport,
+    inproc_group,
+    open_store,
+    read_lengths,
+    sample_lengths,
+    tiles,
+)
+from contextile._executor import Executor, kernels, run_inproc
+from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan
+
+__all__ = [
+    "ArrangedDirection",
+    "ArrangedMask",
+    "ArrangedRound",
+    "Arrangement",
+    "AttentionShape",
+    "BatchSampler",
+    "Blocking",
+    "CheckFailed",
+    "Cluster",
+    "Comparisons",
+    "Error",
+    "Executor",
+    "InvalidArgument",
+    "InvalidPlan",
+    "IoError",
+    "Mask",
+    "MaskSpec",
+    "PlacedTile",
+    "Plan",
+    "PlanningFailed",
+    "Store",
+    "StrategyChoice",
+    "Tile",
+    "TimeBound",
+    "Transfer",
+    "Transport",
+    "TransportError",
+    "Workload",
+    "__version__",
+    "cluster_presets",
+    "compare",
+    "cut_sequences",
+    "gloo_available",
+    "gloo_transport",
+    "inproc_group",
+    "kernels",
+    "lower_bound",
+    "make_workload",
+    "masks",
+    "open_store",
+    "plan",
+    "read_lengths",
+    "run_inproc",
+    "sample_lengths",
+    "strategies",
+    "tiles",
+]

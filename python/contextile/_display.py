@@ -1,0 +1,117 @@
+"""Plans and comparisons as people look at them: text, notebooks."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextile._core import Plan
+    from contextile._planning import Comparisons
+
+
+def _table_html(head: list[str], rows: list[list[str]]) -> str:
+    def cells(tag: str, row: list[str]) -> str:
+        return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _mb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.4g}"
+
+
+def _tiles_svg(plan: Plan) -> str:
+    """Who computes what: blocks of queries down, of keys across, a colour for each device."""
+    tiles = plan.placed_tiles(limit=20_000)
+    if tiles is None or not len(tiles):
+        return ""
+    size = 320.0
+    scale = size / plan.num_tokens
+    colours = [f"hsl({(360 * 0.618034 * d) % 360:.0f},60%,{55 if d % 2 else 45}%)" for d in range(plan.num_devices)]
+    parts = [
+        f'<rect x="{k0 * scale:.2f}" y="{q0 * scale:.2f}" width="{max((k1 - k0) * scale, 0.5):.2f}" '
+        f'height="{max((q1 - q0) * scale, 0.5):.2f}" fill="{colours[device]}"/>'
+        for q0, q1, k0, k1, device in tiles.tolist()
+    ]
+    return (
+        f'<svg width="{size:.0f}" height="{size:.0f}" viewBox="0 0 {size:.0f} {size:.0f}" role="img" '
+        f'aria-label="tiles by device"><rect width="100%" height="100%" fill="none" stroke="#888"/>{"".join(parts)}</svg>'
+    )
+
+
+def plan_html(plan: Plan) -> str:
+    """A plan in a notebook: what it is, what it moves and takes, and who computes which tiles."""
+    facts = [
+        ["strategy", plan.strategy],
+        ["batch", f"{plan.num_tokens} tokens, {len(plan.sequences)} documents"],
+        ["devices", f"{plan.cluster_name}, {plan.nodes} x {plan.devices_per_node}"],
+        ["masks", ", ".join(plan.mask_names)],
+        ["digest", plan.digest],
+    ]
+    if plan.slice_of is not None:
+        return _table_html(["plan", f"slice of rank {plan.slice_of}"], facts)
+    stats = plan.stats()
+    simulation = plan.simulate() if plan.cluster is not None else None
+    rows = []
+    for name in ("forward", "backward"):
+        direction = getattr(stats, name)
+        if direction is None:
+            continue
+        simulated = getattr(simulation, name, None)
+        rows.append(
+            [
+                name,
+                str(direction.tiles),
+                _mb(direction.inter_bytes),
+                _mb(direction.intra_bytes),
+                f"{100 * direction.compute_imbalance:.1f}%",
+                _mb(direction.peak_memory_bytes),
+                "" if simulated is None else f"{simulated.time_us / 1e3:.4g}",
+            ]
+        )
+    head = ["one layer", "tiles", "between nodes MB", "inside MB", "imbalance", "peak MB", "predicted ms"]
+    return _table_html(["plan", ""], facts) + _table_html(head, rows) + _tiles_svg(plan)
+
+
+_COMPARISON_HEAD = ["strategy", "ms", "x bound", "between nodes MB", "inside MB", "imbalance", "peak MB", ""]
+
+
+def _comparison_rows(rows: Comparisons) -> list[list[str]]:
+    table = []
+    for row in rows:
+        if not row.ok:
+            table.append([row.strategy, "", "", "", "", "", "", row.skipped or row.failed])
+            continue
+        directions = [part for part in (row.statistics.forward, row.statistics.backward) if part is not None]
+        bounds = [part.time_us for part in (row.forward_bound, row.backward_bound) if part is not None]
+        table.append(
+            [
+                row.strategy,
+                f"{row.time_us / 1e3:.4g}",
+                f"{row.time_us / sum(bounds):.3f}" if bounds and sum(bounds) > 0 else "",
+                _mb(sum(part.inter_bytes for part in directions)),
+                _mb(sum(part.intra_bytes for part in directions)),
+                f"{100 * max(part.compute_imbalance for part in directions):.1f}%",
+                _mb(max(part.peak_memory_bytes for part in directions)),
+                "",
+            ]
+        )
+    return table
+
+
+def comparison_text(rows: Comparisons) -> str:
+    """A table in fixed columns; what does not apply stands behind it."""
+    table = [_COMPARISON_HEAD, *_comparison_rows(rows)]
+    widths = [max(len(row[c]) for row in table) for c in range(len(_COMPARISON_HEAD) - 1)]
+    lines = []
+    for row in table:
+        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join(lines)
+
+
+def comparison_html(rows: Comparisons) -> str:
+    """The same in a notebook."""
+    return _table_html(_COMPARISON_HEAD, _comparison_rows(rows))

@@ -1,0 +1,360 @@
+"""From lengths to a verified plan, and strategies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from contextile import _core
+from contextile._core import (
+    Arrangement,
+    AttentionShape,
+    Cluster,
+    Comparison,
+    Mask,
+    MaskSpec,
+    Plan,
+    PlanOptions,
+    StrategyChoice,
+    TimeBound,
+    Workload,
+)
+
+# A rule, its text, a rule for each document, or bands of the batch.
+OneMask = MaskSpec | str | Sequence[MaskSpec | str] | Mask
+# The same, or several by name; (mask, layers) where layers count.
+AnyMask = OneMask | Mapping[str, OneMask | tuple[OneMask, int]]
+AnyStrategy = StrategyChoice | str | Callable[[Workload, Cluster, PlanOptions], Arrangement]
+Progress = bool | Callable[[str, int, int], None]
+
+
+def _rule_of(mask: MaskSpec | str) -> MaskSpec:
+    return _core.parse_mask_spec(mask) if isinstance(mask, str) else mask
+
+
+def _entry_of(name: str | None, mask: Any) -> tuple[str, int, Any]:
+    layers = 1
+    if isinstance(mask, tuple) and len(mask) == 2 and isinstance(mask[1], int):
+        mask, layers = mask
+    if isinstance(mask, (str, MaskSpec)):
+        rule = _rule_of(mask)
+        return (name or rule.text.split(":")[0], layers, rule)
+    if isinstance(mask, Mask):
+        return (name or "mask", layers, mask)
+    if isinstance(mask, Sequence) and all(isinstance(rule, (str, MaskSpec)) for rule in mask):
+        return (name or "mask", layers, [_rule_of(rule) for rule in mask])
+    raise _core.InvalidArgument(
+        f"mask: expected a rule, its text, a rule for each document, a Mask, or a dict of these by name, "
+        f"found {type(mask).__name__}"
+    )
+
+
+def cluster_of(cluster: Cluster | str) -> Cluster:
+    """A cluster, or the one of a text as ``Cluster.load`` takes it."""
+    return Cluster.load(cluster) if isinstance(cluster, str) else cluster
+
+
+def dtype_name(dtype: Any) -> str:
+    """'f32', 'bf16' or 'f16' of such a name, or of NumPy's and PyTorch's types."""
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(name, name)
+
+
+def make_workload(
+    lengths: Sequence[int],
+    *,
+    mask: AnyMask = "causal",
+    heads: int | tuple[int, int] = (32, 8),
+    head_dim: int = 128,
+    value_dim: int | None = None,
+    dtype: Any = "bf16",
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    sink: bool = False,
+    home: str | Sequence[tuple[int, int, int]] | None = None,
+    num_ranks: int = 1,
+    roles: Sequence[tuple[int, int, str]] = (),
+) -> Workload:
+    """A batch: documents of these lengths end to end, with their masks and the shape of attention.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of every document.
+    mask
+        A rule for all documents (``masks.causal()`` or its text), a list with a rule for each document, a ``Mask`` of
+        the batch, or several of these by name; in a dict, ``(mask, layers)`` says how many layers use it.
+    heads
+        Query and KV heads; one number: both.
+    head_dim, value_dim
+        Of queries and keys, of values (default: the same).
+    dtype
+        ``"f32"``, ``"bf16"``, ``"f16"`` or a dtype of NumPy or PyTorch.
+    scale
+        Of the scores; 0: ``1/sqrt(head_dim)``.
+    softcap
+        c of ``c·tanh(s/c)``; 0: none.
+    sink
+        A learnable sink logit per query head.
+    home
+        Who already holds which tokens: ``"contiguous"``, ``"zigzag"``, a layout file, or ascending
+        (begin, end, rank); None: the plan chooses.
+    num_ranks
+        Of the context-parallel group, for ``home``.
+    roles
+        Ascending (begin, end, ``"kv_only"`` or ``"q_only"``) of tokens that lack queries (a cached prefix) or keys.
+
+    Raises
+    ------
+    InvalidArgument
+        Lengths that are not positive, a mask that does not fit, a shape that cannot be.
+    """
+    q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) else (heads, heads)
+    shape = AttentionShape(
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        dtype=dtype_name(dtype),
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+    )
+    if isinstance(mask, Mapping):
+        entries = [_entry_of(name, one) for name, one in mask.items()]
+    else:
+        entries = [_entry_of(None, mask)]
+    home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
+    return _core.make_workload(
+        [int(length) for length in lengths], shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
+    )
+
+
+class _ProgressBar:
+    """tqdm's bar as a hook of the library."""
+
+    def __init__(self) -> None:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError("progress=True: expected tqdm (pip install 'contextile[progress]'), found none") from error
+        self._bar = tqdm(total=1, desc="planning", leave=False)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._bar.set_description(what, refresh=False)
+        self._bar.total = max(total, 1)
+        self._bar.n = done
+        self._bar.refresh()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _hook_of(progress: Progress) -> Any:
+    if progress is False or progress is None:
+        return None
+    return _ProgressBar() if progress is True else progress
+
+
+def _choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
+    if isinstance(strategy, StrategyChoice):
+        return strategy
+    choices = _core.parse_strategies(strategy)
+    if len(choices) != 1:
+        raise _core.InvalidArgument(f"strategy: expected one, found {len(choices)}; compare() takes several")
+    return choices[0]
+
+
+def plan(
+    lengths: Sequence[int] | Workload,
+    *,
+    cluster: Cluster | str,
+    strategy: AnyStrategy = "auto",
+    mask: AnyMask | None = None,
+    heads: int | tuple[int, int] | None = None,
+    head_dim: int | None = None,
+    value_dim: int | None = None,
+    dtype: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: bool | None = None,
+    home: str | Sequence[tuple[int, int, int]] | None = None,
+    roles: Sequence[tuple[int, int, str]] | None = None,
+    block_size: int | None = None,
+    wire: str | None = None,
+    backward: bool = True,
+    seed: int = 0,
+    token_limit: int | None = None,
+    memory_limit_bytes: int | None = None,
+    progress: Progress = False,
+) -> Plan:
+    """Plans a batch: arranges, builds and proves.
+
+    Deterministic on any number of threads, unless the strategy is given a time budget. Ctrl-C ends it.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of every document; or a whole ``Workload``, in which case mask, heads and the rest up to ``roles`` are
+        not given.
+    cluster
+        A ``Cluster`` or a text as ``Cluster.load`` takes it.
+    strategy
+        ``strategies.dcp(T=6)``, a text (``"dcp:T=6"``), or a function of (workload, cluster, options) that returns an
+        ``Arrangement``; what it makes is built, proved and simulated as any other.
+    mask, heads, head_dim, value_dim, dtype, scale, softcap, sink, home, roles
+        As of ``make_workload``.
+    block_size
+        Tokens of a block; None: the strategy's own.
+    wire
+        dtype of partial results under way; None: as the original.
+    backward
+        False: forward only (prefill).
+    seed
+        Of strategies that draw.
+    token_limit
+        Tokens a device may own; proved.
+    memory_limit_bytes
+        Of a device and direction; proved.
+    progress
+        True: a bar of tqdm; a function: called with (what, done, total).
+
+    Raises
+    ------
+    InvalidArgument
+        An unknown strategy, bad options, or the reason why the strategy cannot plan this batch.
+    CheckFailed
+        The plan does not verify: the number of violations and the first.
+    """
+    the_cluster = cluster_of(cluster)
+    batch = {
+        "mask": mask,
+        "heads": heads,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "dtype": dtype,
+        "scale": scale,
+        "softcap": softcap,
+        "sink": sink,
+        "home": home,
+        "roles": roles,
+    }
+    given = {key: value for key, value in batch.items() if value is not None}
+    if isinstance(lengths, Workload):
+        if given:
+            raise _core.InvalidArgument(f"plan: expected a workload alone, found it with {', '.join(given)}")
+        workload = lengths
+    else:
+        workload = make_workload(lengths, num_ranks=the_cluster.num_devices, **given)
+    hook = _hook_of(progress)
+    options = PlanOptions(
+        block_size=block_size,
+        wire=None if wire is None else dtype_name(wire),
+        backward=backward,
+        seed=seed,
+        token_limit=token_limit,
+        memory_limit_bytes=memory_limit_bytes,
+        progress=hook,
+    )
+    try:
+        if callable(strategy):
+            arrangement = strategy(workload, the_cluster, options)
+            if not isinstance(arrangement, Arrangement):
+                raise _core.InvalidArgument(
+                    f"strategy: expected a function that returns an Arrangement, found {type(arrangement).__name__}"
+                )
+            return _core.plan_arrangement(workload, the_cluster, arrangement, options)
+        return _core.plan_batch(workload, the_cluster, _choice_of(strategy), options)
+    finally:
+        if isinstance(hook, _ProgressBar):
+            hook.close()
+
+
+class Comparisons(Sequence[Comparison]):
+    """Strategies side by side, fastest first; prints as a table."""
+
+    def __init__(self, rows: list[Comparison]) -> None:
+        self._rows = sorted(rows, key=lambda row: (not row.ok, row.time_us or 0.0))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[Comparison]:
+        return iter(self._rows)
+
+    def best(self) -> Comparison:
+        """The fastest. Raises InvalidArgument where no strategy applies."""
+        if not self._rows or not self._rows[0].ok:
+            raise _core.InvalidArgument("comparison: expected a strategy that applies, found none")
+        return self._rows[0]
+
+    def __repr__(self) -> str:
+        from contextile._display import comparison_text
+
+        return comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        from contextile._display import comparison_html
+
+        return comparison_html(self)
+
+
+def compare(
+    lengths: Sequence[int] | Workload,
+    *,
+    cluster: Cluster | str,
+    strategies: Sequence[StrategyChoice | str] | str = "all",
+    block_size: int | None = None,
+    wire: str | None = None,
+    backward: bool = True,
+    seed: int = 0,
+    **batch: Any,
+) -> Comparisons:
+    """Plans a batch by several strategies and predicts their times.
+
+    Parameters
+    ----------
+    lengths, cluster, block_size, wire, backward, seed
+        As of ``plan``.
+    strategies
+        Choices and texts, or one text with several; ``"all"``.
+    **batch
+        ``mask``, ``heads`` and the rest, as of ``make_workload``.
+
+    Returns
+    -------
+    Comparisons
+        Fastest first. What goes wrong inside one strategy is its ``failed``; why it does not apply, its ``skipped``.
+
+    Raises
+    ------
+    InvalidArgument
+        An unknown strategy, bad options, a bad batch.
+    """
+    the_cluster = cluster_of(cluster)
+    if isinstance(lengths, Workload):
+        workload = lengths
+    else:
+        workload = make_workload(lengths, num_ranks=the_cluster.num_devices, **batch)
+    if isinstance(strategies, str):
+        choices = _core.parse_strategies(strategies)
+    else:
+        choices = [_choice_of(strategy) for strategy in strategies]
+    options = PlanOptions(
+        block_size=block_size, wire=None if wire is None else dtype_name(wire), backward=backward, seed=seed
+    )
+    return Comparisons(_core.compare(workload, the_cluster, choices, options))
+
+
+def lower_bound(workload: Workload, *, cluster: Cluster | str, direction: str = "forward") -> TimeBound:
+    """A time that no plan of the workload undercuts (docs/simulator.md, "Bounds").
+
+    Raises
+    ------
+    InvalidArgument
+        Bad workloads or clusters, a direction other than ``"forward"`` and ``"backward"``.
+    """
+    return _core.lower_bound(workload, cluster_of(cluster), direction)

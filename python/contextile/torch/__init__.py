@@ -1,0 +1,17 @@
+"""Exact attention of a whole batch on tensors of PyTorch, over any ``torch.distributed`` group.
+
+>>> executor = Executor(group)                                  # every rank
+>>> executor.prepare(plan)
+>>> out = attention(q, k, v, executor=executor)                 # this rank's tokens, gradients included
+
+``attention`` is a custom operator: it goes through ``torch.compile(fullgraph=True)``, activation checkpointing and
+selective checkpointing. ``DataLoader`` plans batches ahead and gives every rank its tokens, positions, labels and loss
+weights.
+"""
+
+from contextile.torch._attention import attention
+from contextile.torch._executor import Executor
+from contextile.torch._group import make_transport
+from contextile.torch._layout import collect, dispatch, local_batch
+
+__all__ = ["Executor", "attention", "collect", "dispatch", "local_batch", "make_transport"]

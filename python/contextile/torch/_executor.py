@@ -1,0 +1,200 @@
+"""One rank's executor for tensors of PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from contextile import _core
+from contextile.torch._group import make_transport
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Every plan that an executor was prepared for has a number, which is what the operators carry: autograd, compilation
+# and checkpointing pass numbers on as they are.
+_numbers = itertools.count(1)
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+
+class Executor:
+    """One rank's executor. Prepared for every batch, it serves all layers, masks and micro-batches of it. Collective.
+
+    Several batches may be under way: backward of an earlier one works as long as its plan is among the last
+    ``plans_kept``. Ranks call in the same order, as they do all collectives. One thread uses it at a time.
+
+    Parameters
+    ----------
+    group
+        A ``torch.distributed`` group (None: the whole job), whose ranks then find each other by gloo, or this rank's end
+        of a built-in transport (``contextile.inproc_group``, ``contextile.gloo_transport``).
+    kernel
+        By name (``contextile.kernels()``); empty: the preferred one for the plan's dtype.
+    plans_kept
+        How many of the last plans may still be used.
+    plans_prepared
+        For how many of them buffers are kept: memory against preparing anew.
+    timeout
+        Seconds without a byte moving after which peers count as lost, where the transport is made here.
+    flight_folder
+        Where a record of the last instructions goes when a call fails; empty: nowhere.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no such kernel, or this build has no gloo.
+    TransportError
+        Ranks did not come.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup | _core.Transport | None = None,
+        *,
+        kernel: str = "",
+        plans_kept: int = 16,
+        plans_prepared: int = 2,
+        timeout: float = 60.0,
+        flight_folder: str = "",
+    ) -> None:
+        if plans_kept < 1 or plans_prepared < 1:
+            raise _core.InvalidArgument(
+                f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
+            )
+        self._group = None if isinstance(group, _core.Transport) else group
+        self._transport = (
+            group if isinstance(group, _core.Transport) else make_transport(group, timeout=timeout)
+        )
+        self._kernel = kernel
+        self._flight_folder = flight_folder
+        self._plans_kept = plans_kept
+        self._plans_prepared = plans_prepared
+        self._plans: OrderedDict[int, _core.Plan] = OrderedDict()  # kept, by number, the last prepared last
+        self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()  # by number, the last used last
+        self._masks: dict[int, dict[str, tuple[int, int]]] = {}  # by number and name: index, bytes forward saves
+        self._number = 0
+        self._plan: _core.Plan | None = None
+
+    @property
+    def transport(self) -> _core.Transport:
+        """This rank's end of the group."""
+        return self._transport
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The ``torch.distributed`` group it was made for; None: the whole job, or a transport."""
+        return self._group
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._transport.size
+
+    @property
+    def plan(self) -> _core.Plan | None:
+        """What it is prepared for."""
+        return self._plan
+
+    @property
+    def last_stats(self) -> _core.ExecutionStats:
+        """Bytes and seconds of the last call on this rank."""
+        return self._rank_of(self._number).last_stats
+
+    def prepare(self, plan: _core.Plan) -> None:
+        """Makes ready for a batch: buffers, tiles, and that every rank holds the same plan. Collective.
+
+        Raises
+        ------
+        InvalidPlan
+            Ranks hold different plans or versions, or the plan is for another number of ranks.
+        TransportError
+            A peer died or stalled.
+        """
+        number = next((n for n, kept in self._plans.items() if kept == plan), None)
+        if number is None:
+            number = next(_numbers)
+            self._prepare(number, plan)
+            _executors[number] = self
+            self._plans[number] = plan
+            while len(self._plans) > self._plans_kept:
+                self._forget(next(iter(self._plans)))
+        else:
+            self._prepare(number, plan)
+            self._plans.move_to_end(number)
+        self._number = number
+        self._plan = plan
+
+    def close(self) -> None:
+        """Forgets all plans; their backward can not be called any more."""
+        for number in list(self._plans):
+            self._forget(number)
+        self._number, self._plan = 0, None
+
+    def call_of(self, mask: str) -> tuple[int, int, int]:
+        """What the operators carry of a call under a mask of the plan: plan's number, mask's index, saved bytes."""
+        if self._plan is None:
+            raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
+        masks = self._masks[self._number]
+        if mask not in masks:
+            known = ", ".join(name for name in masks if name)
+            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
+        return (self._number, *masks[mask])
+
+    def _forget(self, number: int) -> None:
+        for table in (self._plans, self._ranks, self._masks, _executors):
+            table.pop(number, None)
+
+    def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
+        ranks = self._ranks
+        rank = ranks.pop(number, None)
+        if rank is None:
+            # A new plan takes over the buffers of the one that was used least recently.
+            rank = ranks.popitem(last=False)[1] if len(ranks) >= self._plans_prepared else None
+        if rank is None:
+            rank = _core.RankExecutor(self._transport, kernel=self._kernel, flight_folder=self._flight_folder)
+        rank.prepare(plan)
+        ranks[number] = rank
+        if number not in self._masks:
+            masks = {name: (index, rank.saved_bytes(index)) for index, name in enumerate(plan.mask_names)}
+            if len(masks) == 1:
+                masks[""] = next(iter(masks.values()))
+            self._masks[number] = masks
+        return rank
+
+    def _rank_of(self, number: int) -> _core.RankExecutor:
+        if number not in self._plans:
+            raise _core.InvalidArgument(
+                "executor: expected a plan among the last "
+                f"{self._plans_kept} that it was prepared for (plans_kept), found an earlier one"
+            )
+        if number in self._ranks:
+            self._ranks.move_to_end(number)
+            return self._ranks[number]
+        return self._prepare(number, self._plans[number])
+
+
+def rank_executor_of(number: int) -> _core.RankExecutor:
+    """The executor of a plan's number, ready for a call; prepares it anew (a collective) where others took its place."""
+    executor = _executors.get(number)
+    if executor is None:
+        raise _core.InvalidArgument(
+            "attention: expected a plan that a living executor still keeps (plans_kept, close), found one that is gone"
+        )
+    return executor._rank_of(number)
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> Any:
+    """A tensor that the library can read: on the CPU, elements of a head side by side, no gradient asked for."""
+    if tensor.device.type != "cpu":
+        raise _core.InvalidArgument(f"{name}: expected a tensor on the CPU, found one on {tensor.device}")
+    tensor = tensor.detach()
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()

@@ -1,0 +1,117 @@
+"""Groups of torch.distributed as transports and clusters."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from contextile import _core
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def _address_here() -> str:
+    """An address of this machine that the other hosts of the job can reach: the one that leads to MASTER_ADDR."""
+    master = os.environ.get("MASTER_ADDR", "")
+    if master:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((master, 9))  # sends nothing
+                return probe.getsockname()[0]
+        except OSError:
+            pass
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _free_port(address: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def make_transport(
+    group: ProcessGroup | None = None, *, timeout: float = 60.0, interface_name: str = ""
+) -> _core.Transport:
+    """This rank's end of a gloo transport between the ranks of a ``torch.distributed`` group. Collective.
+
+    Parameters
+    ----------
+    group
+        None: the whole job.
+    timeout
+        Seconds to connect, and then without a byte moving after which peers count as lost.
+    interface_name
+        The network interface to use; empty: the one that leads to the first rank.
+
+    Raises
+    ------
+    InvalidArgument
+        ``torch.distributed`` is not initialised, or this build has no gloo.
+    TransportError
+        Ranks did not come.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise _core.InvalidArgument(
+            "group: expected an initialised torch.distributed (torchrun, init_process_group), found none"
+        )
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise _core.InvalidArgument("group: expected one that this rank is in, found another")
+    if size == 1:
+        return _core.inproc_group(1, timeout=timeout)[0]
+    hosts: list[Any] = [None] * size
+    dist.all_gather_object(hosts, _host(), group=group)
+    shared: list[Any] = [None]
+    if rank == 0:
+        address = "127.0.0.1" if len(set(hosts)) == 1 else _address_here()
+        shared = [(address, _free_port(address), uuid.uuid4().hex[:16])]
+    dist.broadcast_object_list(shared, src=dist.get_global_rank(group, 0) if group is not None else 0, group=group)
+    address, port, run_id = shared[0]
+    return _core.gloo_transport(
+        rank=rank,
+        size=size,
+        rendezvous=f"tcp://{address}:{port}",
+        run_id=run_id,
+        interface_name=interface_name,
+        connect_timeout=timeout,
+        timeout=timeout,
+    )
+
+
+def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local") -> _core.Cluster:
+    """``Cluster.from_torch``: hosts are nodes, the preset's constants; each host has an equal run of ranks. Collective.
+
+    Raises
+    ------
+    InvalidArgument
+        Hosts with different numbers of ranks, ranks that are not side by side, an unknown preset.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise _core.InvalidArgument(
+            "group: expected an initialised torch.distributed (torchrun, init_process_group), found none"
+        )
+    hosts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(hosts, _host(), group=group)
+    runs: list[list[Any]] = []
+    for host in hosts:
+        if not runs or runs[-1][0] != host:
+            runs.append([host, 0])
+        runs[-1][1] += 1
+    if len({host for host, _ in runs}) != len(runs) or len({count for _, count in runs}) != 1:
+        found = ", ".join(f"{count} on {host}" for host, count in runs)
+        raise _core.InvalidArgument(f"group: expected as many ranks side by side on every host, found {found}")
+    return _core.Cluster.preset(preset, nodes=len(runs), devices_per_node=runs[0][1])

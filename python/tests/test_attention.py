@@ -1,0 +1,309 @@
+"""contextile.torch.attention beside attention on one device."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import contextile as ct
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from contextile.torch import Executor, attention, collect, dispatch, local_batch  # noqa: E402
+from reference import dense_mask, inputs, relative_error, run_dense, run_plan  # noqa: E402
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+
+LENGTHS = [70, 26, 160, 1]
+HEADS = (4, 2)
+DIM = 32
+EVERY_STRATEGY = [
+    "zigzag", "ring", "ulysses:layout=contiguous", "hybrid:head_parallel=2", "all_gather", "wlb", "bytescale",
+    "megatron_dynamic", "magi:chunk=16", "dcp", "fcp:block=32", "distca:granularity=16", "auto:steps=20000",
+]  # fmt: skip
+
+
+def planned(strategy="zigzag", *, ranks=4, mask="causal", **options):
+    options = {"heads": HEADS, "head_dim": DIM, "dtype": "f32", **options}
+    lengths = options.pop("lengths", LENGTHS)
+    return ct.plan(lengths, mask=mask, cluster=f"local:1x{ranks}", strategy=strategy, **options)
+
+
+def dense_of(mask, lengths=LENGTHS):
+    return dense_mask(ct.make_workload(lengths, mask=mask))
+
+
+@pytest.fixture
+def alone():
+    """One rank that is the whole group, prepared for a plan."""
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(planned(ranks=1))
+    return executor
+
+
+@pytest.mark.parametrize("strategy", EVERY_STRATEGY)
+def test_output_and_gradients_are_those_of_one_device(strategy):
+    heads = (4, 4) if strategy.startswith("ulysses") else HEADS
+    plan = planned(strategy, heads=heads)
+    tensors = inputs(plan.num_tokens, heads, DIM)
+    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_of("causal"))):
+        assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("mask", ["full", "sliding_window:9", "lambda:4,16", "shared_question:0.3,2", "chunked:7"])
+def test_masks(mask):
+    plan = planned("dcp", mask=mask)
+    tensors = inputs(plan.num_tokens, HEADS, DIM)
+    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_of(mask))):
+        assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)])
+def test_half_precision(dtype, bound):
+    plan = planned("fcp:block=32", dtype=dtype)
+    tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=dtype)
+    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_of("causal"))):
+        assert found.dtype == dtype
+        assert relative_error(found, expected) < bound
+
+
+def test_a_sink_takes_weight_and_gets_its_gradient():
+    plan = planned("zigzag", sink=True)
+    sink = torch.linspace(-1, 2, HEADS[0])
+    q, k, v, dout = inputs(plan.num_tokens, HEADS, DIM)
+    found = run_plan(plan, (q, k, v, dout), sink=sink)
+    # A sink is a key whose value is 0.
+    leaf = sink.double().requires_grad_()
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(2, 1)) * DIM**-0.5
+    scores = scores.masked_fill(~torch.from_numpy(dense_of("causal")), float("-inf"))
+    with_sink = torch.cat([scores, leaf[:, None, None].expand(-1, len(q), 1)], dim=2)
+    weights = torch.softmax(with_sink, dim=2)[..., :-1]
+    out = torch.einsum("hqk,khd->qhd", weights, v.double().repeat_interleave(2, 1))
+    out.backward(dout.double())
+    assert relative_error(found[0], out.detach()) < 1e-5
+    assert relative_error(found[4], leaf.grad) < 1e-5
+
+
+def test_layouts_of_frameworks(alone):
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    expected, lse = attention(q, k, v, executor=alone, return_lse=True)
+    assert lse.shape == (257, HEADS[0])
+    for view in (lambda x: x[None], lambda x: x[:, None]):
+        out, its_lse = attention(view(q), view(k), view(v), executor=alone, return_lse=True)
+        assert torch.equal(out, view(expected))
+        assert torch.equal(its_lse, view(lse))
+    heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    assert torch.equal(attention(*heads_first, executor=alone), expected)
+    dim_first = [x.permute(2, 0, 1).contiguous().permute(1, 2, 0) for x in (q, k, v)]
+    assert torch.equal(attention(*dim_first, executor=alone), expected)
+
+
+def test_the_operators_keep_their_promises_to_pytorch(alone):
+    number, index, saved = alone.call_of("")
+    q, k, v, dout = inputs(257, HEADS, DIM)
+    args = [x.requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(torch.ops.contextile.attention.default, (*args, None, number, index, saved))
+    with torch.no_grad():
+        out, lse, kept = torch.ops.contextile.attention(q, k, v, None, number, index, saved)
+    torch.library.opcheck(
+        torch.ops.contextile.attention_backward.default,
+        (dout, q.detach(), k.detach(), v.detach(), None, out, lse, kept, number, index),
+    )
+
+
+def gradients_of(function, tensors):
+    leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+    out = function(*leaves)
+    out.backward(tensors[3])
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+class Calls:
+    """Counts an executor's calls on this rank."""
+
+    def __init__(self, monkeypatch):
+        from contextile.torch import _attention
+
+        self.forward = self.backward = 0
+        original = _attention.rank_executor_of
+
+        def counted(number):
+            rank = original(number)
+            calls = self
+
+            class Counting:
+                def forward(self, **tensors):
+                    calls.forward += 1
+                    rank.forward(**tensors)
+
+                def backward(self, **tensors):
+                    calls.backward += 1
+                    rank.backward(**tensors)
+
+            return Counting()
+
+        monkeypatch.setattr(_attention, "rank_executor_of", counted)
+
+
+def test_checkpointing(alone, monkeypatch):
+    tensors = inputs(257, HEADS, DIM)
+    attend = lambda q, k, v: attention(q * 1.5, k, v, executor=alone) * 2  # noqa: E731
+    expected = gradients_of(attend, tensors)
+    calls = Calls(monkeypatch)
+    for found, one in zip(gradients_of(partial(checkpoint, attend, use_reentrant=False), tensors), expected):
+        assert torch.equal(found, one)
+    assert (calls.forward, calls.backward) == (2, 1)  # recomputed, as asked
+
+
+def test_selective_checkpointing_does_not_communicate_twice(alone, monkeypatch):
+    tensors = inputs(257, HEADS, DIM)
+    attend = lambda q, k, v: attention(q * 1.5, k, v, executor=alone) * 2  # noqa: E731
+    expected = gradients_of(attend, tensors)
+    calls = Calls(monkeypatch)
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.contextile.attention.default])
+    found = gradients_of(partial(checkpoint, attend, use_reentrant=False, context_fn=contexts), tensors)
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
+    assert (calls.forward, calls.backward) == (1, 1)
+
+
+def test_compile_whole_graphs_and_again_for_other_plans(alone):
+    compiled = torch.compile(
+        lambda q, k, v: torch.sin(attention(q.cos(), k, v, executor=alone)), fullgraph=True, backend="aot_eager"
+    )
+    plain = lambda q, k, v: torch.sin(attention(q.cos(), k, v, executor=alone))  # noqa: E731
+    for lengths in ([200, 57], [257], [100, 100, 57]):
+        alone.prepare(planned(ranks=1, lengths=lengths))
+        tensors = inputs(257, HEADS, DIM)
+        for found, expected in zip(gradients_of(compiled, tensors), gradients_of(plain, tensors)):
+            assert relative_error(found, expected) < 1e-6
+
+
+def test_double_backward_and_dropout_are_refused(alone):
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    q.requires_grad_()
+    (dq,) = torch.autograd.grad(attention(q, k, v, executor=alone).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradients of gradients"):
+        dq.sum().backward()
+    with pytest.raises(ct.InvalidArgument, match="dropout 0, found 0.1"):
+        attention(q, k, v, executor=alone, dropout=0.1)
+
+
+def test_layers_masks_and_batches_in_flight_on_one_executor():
+    masks = {"long": ("causal", 1), "short": ("sliding_window:8", 1)}
+    plans = [planned("dcp", ranks=2, mask=masks, lengths=lengths) for lengths in ([60, 40], [100], [30, 30, 40])]
+    batches = [inputs(100, HEADS, DIM, seed=seed) for seed in range(3)]
+    kinds = ("long", "short", "long")
+
+    def body(transport):
+        executor = Executor(transport, plans_prepared=1)
+        outs, leaves = [], []
+        for plan, tensors in zip(plans, batches):
+            executor.prepare(plan)
+            local = [dispatch(x, plan=plan, rank=transport.rank).requires_grad_() for x in tensors[:3]]
+            leaves.append(local)
+            outs.append([attention(*local, executor=executor, mask=kind) for kind in kinds])
+        # The first batch's backward comes last, long after the executor was prepared for others.
+        for plan, tensors, out in reversed(list(zip(plans, batches, outs))):
+            torch.autograd.backward(out, [dispatch(tensors[3], plan=plan, rank=transport.rank)] * 3)
+        return [([o.detach() for o in out], [x.grad for x in local]) for out, local in zip(outs, leaves)]
+
+    results = ct.run_inproc(2, body)
+    for b, (plan, tensors) in enumerate(zip(plans, batches)):
+        lengths = [end - begin for begin, end in plan.sequences]
+        of_kind = {
+            name: run_dense(tensors, dense_of(rule, lengths)) for name, (rule, _) in masks.items()
+        }
+        for rank in range(2):
+            tokens = torch.from_numpy(plan.local_tokens(rank))
+            outs, grads = results[rank][b]
+            for kind, out in zip(kinds, outs):
+                assert relative_error(out, of_kind[kind][0][tokens]) < 1e-5
+            for at, grad in enumerate(grads):
+                expected = sum(of_kind[kind][1 + at] for kind in kinds)[tokens]
+                assert relative_error(grad, expected) < 1e-5
+
+
+def test_a_plan_that_is_gone_says_so():
+    executor = Executor(ct.inproc_group(1)[0], plans_kept=1)
+    executor.prepare(planned(ranks=1))
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    out = attention(q.requires_grad_(), k, v, executor=executor)
+    executor.prepare(planned(ranks=1, lengths=[257]))
+    with pytest.raises(ct.InvalidArgument, match="plans_kept"):
+        out.sum().backward()
+    executor.close()
+    with pytest.raises(ct.InvalidArgument, match="expected prepare before attention"):
+        attention(q, k, v, executor=executor)
+
+
+def test_executors_are_freed():
+    from contextile.torch import _executor
+
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(planned(ranks=1))
+    number = executor.call_of("")[0]
+    assert number in _executor._executors
+    del executor
+    gc.collect()
+    assert number not in _executor._executors
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: (q[:-1], k, v), "expected q "),
+        (lambda q, k, v: (q.double(), k, v), "q: expected float32, bfloat16 or float16"),
+        (lambda q, k, v: (q.bfloat16(), k, v), "expected q "),
+        (lambda q, k, v: (q, k[:, :1], v), "expected k "),
+    ],
+)
+def test_tensors_that_do_not_fit(alone, change, message):
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    with pytest.raises(ct.InvalidArgument, match=message):
+        attention(*change(q, k, v), executor=alone)
+    assert attention(q, k, v, executor=alone).shape == q.shape  # goes on
+
+
+def test_masks_by_name(alone):
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    with pytest.raises(ct.InvalidArgument, match=r"expected one of the plan's \(causal\), found 'causl'"):
+        attention(q, k, v, executor=alone, mask="causl")
+    assert torch.equal(attention(q, k, v, executor=alone, mask="causal"), attention(q, k, v, executor=alone))
+
+
+def test_local_batches_add_up_to_the_mean_loss():
+    plan = planned("fcp:block=32")
+    tokens = torch.arange(plan.num_tokens) % 11
+    logits = torch.randn(plan.num_tokens, 11, generator=torch.Generator().manual_seed(1))
+    total, seen = 0.0, []
+    for rank in range(4):
+        local = local_batch(tokens, plan=plan, rank=rank)
+        mine = dispatch(logits, plan=plan, rank=rank)
+        losses = torch.nn.functional.cross_entropy(mine, local.labels, reduction="none")
+        total += (losses * local.loss_weights).sum().item()
+        seen += local.tokens.tolist()
+    expected, count = 0.0, 0
+    for begin, end in plan.sequences:
+        expected += torch.nn.functional.cross_entropy(
+            logits[begin : end - 1], tokens[begin + 1 : end], reduction="sum"
+        ).item()
+        count += end - begin - 1
+    assert sorted(seen) == sorted(tokens.tolist())
+    assert total == pytest.approx(expected / count, rel=1e-5)
+
+
+def test_dispatch_and_local_batch_check_their_tokens():
+    plan = planned()
+    with pytest.raises(ct.InvalidArgument, match="expected 257 tokens in dimension 0, found 256"):
+        dispatch(torch.zeros(256, 1), plan=plan, rank=0)
+    with pytest.raises(ct.InvalidArgument, match=r"expected \[257\], found \[2, 257\]"):
+        local_batch(torch.zeros(2, 257), plan=plan, rank=0)
+
+
+def test_groups_must_exist():
+    with pytest.raises(ct.InvalidArgument, match="initialised torch.distributed"):
+        Executor()
+    with pytest.raises(ct.InvalidArgument, match="initialised torch.distributed"):
+        ct.Cluster.from_torch()
+    assert callable(collect)
