@@ -41,7 +41,7 @@ TensorView view_of_array(const AnyArray& array, std::string_view name) {
   if (array.ndim() != 3) {
     fail(std::string(name) + ": expected [tokens, heads, dim], found " + shape_text(array));
   }
-  if (array.shape(2) > 1 && array.stride(2) != 1) {
+  if (array.size() > 0 && array.shape(2) > 1 && array.stride(2) != 1) {
     fail(std::string(name) + ": expected elements of a head side by side, found a stride of " +
          std::to_string(array.stride(2)));
   }

@@ -72,8 +72,9 @@ def lambda_(sink: int = 64, window: int = 4096) -> MaskSpec:
     return parse(f"lambda:{sink},{window}")
 
 
-def causal_blockwise(block: int = 256, window: int = 4096, sink: int = 64) -> MaskSpec:
-    """Blocks of ``block`` tokens see ``sink`` first and ``window`` last blocks; the last block sees all (DCP, section 7)."""
+def causal_blockwise(block: int = 256, window: int = 2, sink: int = 1) -> MaskSpec:
+    """Causal: the first ``sink`` blocks of ``block`` tokens and ``window`` blocks back from the token; the last block sees
+    all before it (DCP, section 7)."""
     return parse(f"causal_blockwise:{block},{window},{sink}")
 
 

@@ -63,12 +63,14 @@ StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& opti
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
                                               const StrategyChoice& choice,
                                               const PlanOptions& options) {
+  check_cluster(cluster);
   return find_strategy(choice.name).unsupported(workload, cluster, request_of(choice, options));
 }
 
 PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                         const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
+  check_cluster(cluster);  // strategies divide by its numbers
   begin_step(options, "arranging", 0);
   const Clock::time_point started = Clock::now();
   const Arrangement arrangement = with_memory_for(

@@ -1,0 +1,481 @@
+"""Planning, plans and their proof, from Python."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import contextile as ct
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SMALL = {"heads": (4, 2), "head_dim": 32, "dtype": "f32"}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return ct.plan([700, 260, 64], cluster="local:2x2", strategy="zigzag", mask="causal", **SMALL)
+
+
+def test_a_plan_says_what_it_is(plan):
+    assert plan.strategy == "zigzag"
+    assert (plan.nodes, plan.devices_per_node, plan.num_devices, plan.num_tokens) == (2, 2, 4, 1024)
+    assert plan.sequences == [(0, 700), (700, 960), (960, 1024)]
+    assert plan.mask_names == ["causal"]
+    assert plan.has_backward
+    assert plan.cluster.name == "local"
+    assert plan.digest in repr(plan)
+    assert plan.verify().ok and bool(plan.verify())
+    stats = plan.stats()
+    assert stats.tokens == 1024
+    assert stats.forward.total_bytes == stats.forward.inter_bytes + stats.forward.intra_bytes
+    assert sum(stats.forward.bytes_by_kind.values()) == stats.forward.total_bytes
+    assert sum(device.sent_bytes for device in stats.backward.devices) == stats.backward.total_bytes
+
+
+def test_plans_are_those_of_the_program(plan):
+    # What docs/start.md shows for the same batch: the program and Python make one plan.
+    same = ct.plan([700, 260, 64], cluster="local:2x2", strategy="zigzag", heads=(8, 2), head_dim=32, dtype="f32")
+    assert same.digest == "d235b1735fd55d7a"
+
+
+def test_layouts_partition_the_batch(plan):
+    tokens = np.concatenate([plan.local_tokens(rank) for rank in range(4)])
+    assert sorted(tokens.tolist()) == list(range(1024))
+    for rank in range(4):
+        local = plan.local_tokens(rank)
+        assert len(local) == plan.num_local_tokens(rank)
+        assert np.array_equal(np.concatenate([np.arange(a, b) for a, b in plan.local_ranges(rank)]), local)
+        starts = np.array([begin for begin, _ in plan.sequences])
+        assert np.array_equal(plan.positions(rank), local - starts[plan.sequence_ids(rank)])
+        ends = np.array([end for _, end in plan.sequences])[plan.sequence_ids(rank)]
+        assert np.array_equal(plan.rolled_tokens(rank), np.where(local + 1 < ends, local + 1, -1))
+    with pytest.raises(ct.InvalidArgument):
+        plan.local_tokens(4)
+    with pytest.raises(ct.InvalidArgument):
+        plan.local_tokens(-1)
+
+
+def test_round_trips(plan, tmp_path):
+    plan.save(str(tmp_path / "a.plan"))
+    for other in (
+        ct.Plan.load(str(tmp_path / "a.plan")),
+        ct.Plan.from_bytes(plan.to_bytes()),
+        ct.Plan.from_json(plan.to_json()),
+        pickle.loads(pickle.dumps(plan)),
+    ):
+        assert other == plan and hash(other) == hash(plan)
+    assert pickle.loads(pickle.dumps(plan)).cluster == plan.cluster
+    part = ct.Plan.slice_from_bytes(plan.slice_to_bytes(2))
+    assert part.slice_of == 2 and part != plan
+    assert np.array_equal(part.local_tokens(2), plan.local_tokens(2))
+    assert json.loads(plan.to_json())["digest"] == plan.digest
+
+
+@pytest.mark.parametrize("load", [ct.Plan.from_bytes, ct.Plan.slice_from_bytes])
+def test_foreign_bytes_are_refused(plan, load):
+    data = bytearray(plan.to_bytes() if load is ct.Plan.from_bytes else plan.slice_to_bytes(0))
+    for at in range(0, len(data), max(1, len(data) // 60)):
+        changed = bytearray(data)
+        changed[at] ^= 0x55
+        with pytest.raises(ct.InvalidPlan):
+            load(bytes(changed))
+    for end in (0, 1, 8, len(data) // 2, len(data) - 1):
+        with pytest.raises(ct.InvalidPlan):
+            load(bytes(data[:end]))
+
+
+def test_a_plan_from_a_file_has_no_cluster_of_its_own(plan):
+    other = ct.Plan.from_bytes(plan.to_bytes())
+    assert other.cluster is None
+    with pytest.raises(ct.InvalidArgument, match="cluster: expected one"):
+        other.simulate()
+    assert other.simulate(ct.Cluster.load("local:2x2")).time_us == plan.simulate().time_us
+
+
+def test_simulation_timeline_reasons_and_pages(plan, tmp_path):
+    simulation = plan.simulate(timeline=True)
+    assert simulation.time_us == simulation.forward.time_us + simulation.backward.time_us
+    program = simulation.forward.programs[0]
+    assert program.activities and program.messages
+    assert max(end for *_, end in program.activities) == pytest.approx(simulation.forward.time_us)
+    assert len(simulation.forward.devices) == 4
+    assert not plan.simulate().forward.programs[0].activities
+    assert "critical path" in plan.why()
+    plan.report(str(tmp_path / "plan.html"))
+    page = (tmp_path / "plan.html").read_text()
+    assert page.startswith("<!doctype html>") or page.lower().startswith("<!doctype html>")
+    plan.trace(str(tmp_path / "trace.json"))
+    assert json.loads((tmp_path / "trace.json").read_text())
+    with pytest.raises(ct.IoError):
+        plan.report(str(tmp_path / "missing" / "plan.html"))
+    assert "<svg" in plan._repr_html_() and plan.digest in plan._repr_html_()
+
+
+def test_clusters():
+    preset = ct.Cluster.preset("dgx-h200", nodes=4)
+    assert (preset.nodes, preset.devices_per_node, preset.num_devices) == (4, 8, 32)
+    assert ct.Cluster.parse_json(preset.to_json()) == preset
+    assert [preset.node_of(rank) for rank in (0, 7, 8, 31)] == [0, 0, 1, 3]
+    copy = ct.Cluster(preset)
+    copy.inter_gbytes_per_s_per_node = 1.0
+    assert copy != preset
+    slower = ct.plan([4096], cluster=copy, strategy="ring", **SMALL)
+    faster = ct.plan([4096], cluster=preset, strategy="ring", **SMALL)
+    assert slower.simulate().time_us > faster.simulate().time_us
+    copy.devices_per_node = 0
+    for broken in (copy.check, lambda: copy.node_of(0), lambda: ct.plan([64], cluster=copy, **SMALL)):
+        with pytest.raises(ct.InvalidArgument):
+            broken()
+    with pytest.raises(ct.InvalidArgument, match="launches: expected concurrent or grouped"):
+        copy.launches = "some"
+    assert "dgx-h200" in dict(ct.cluster_presets())
+    assert preset.group(tp=8).num_devices == 4
+
+
+def test_every_strategy_has_a_function_with_its_options():
+    from contextile import _core
+
+    for name, summary, options in _core.strategy_table():
+        function = getattr(ct.strategies, name, None) or getattr(ct.strategies, name + "_")
+        assert summary in function.__doc__
+        assert function() == ct.StrategyChoice(name)
+        for option in options:
+            assert option.help in function.__doc__
+    assert str(ct.strategies.dcp(T=6, relays=False)) == "dcp:T=6,relays=off"
+    assert str(ct.strategies.fcp(block="auto")) == "fcp:block=auto"
+    assert ct.strategies.dcp(T=4) == ct.strategies.dcp()
+    with pytest.raises(ct.InvalidArgument, match="expected an option among T, "):
+        ct.strategies.dcp(divisions=6)
+    with pytest.raises(ct.InvalidArgument, match="did you mean"):
+        ct.StrategyChoice("zigzg")
+    assert {name.rstrip("_") for name in ct.strategies.__all__} >= set(ct.strategies.names())
+
+
+def test_comparisons():
+    rows = ct.compare([900, 100], cluster="local:1x4", strategies="zigzag,dcp,distca", mask="lambda:8,64", **SMALL)
+    by_name = {row.strategy: row for row in rows}
+    assert by_name["distca"].skipped and not by_name["distca"].ok
+    assert rows.best() is rows[0] and rows[0].time_us <= rows[1].time_us
+    assert by_name["zigzag"].forward_bound.time_us <= by_name["zigzag"].simulation.forward.time_us
+    assert "zigzag" in repr(rows) and "<table>" in rows._repr_html_()
+    with pytest.raises(ct.InvalidArgument, match="expected one of"):
+        ct.compare([64], cluster="local:1x2", strategies=["nope"], **SMALL)
+
+
+def test_bounds_are_not_undercut():
+    workload = ct.make_workload([900, 100], **SMALL)
+    bound = ct.lower_bound(workload, cluster="local:1x4", direction="backward")
+    assert bound.time_us <= ct.plan(workload, cluster="local:1x4").simulate().backward.time_us
+    with pytest.raises(ct.InvalidArgument, match="direction: expected forward or backward"):
+        ct.lower_bound(workload, cluster="local:1x4", direction="up")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": []}, "lengths"),
+        ({"lengths": [1, 0]}, "index 1"),
+        ({"lengths": [2**31, 2**31]}, "tokens"),
+        ({"mask": "causl"}, "mask"),
+        ({"mask": 3}, "mask: expected a rule"),
+        ({"mask": ["causal"]}, "expected a rule for each of 2 documents, found 1"),
+        ({"heads": (3, 2)}, "heads"),
+        ({"dtype": "f8"}, "f8"),
+        ({"strategy": "zigzag,ring"}, "expected one, found 2"),
+        ({"strategy": lambda *_: None}, "returns an Arrangement, found NoneType"),
+        ({"strategy": "ulysses"}, "ulysses"),
+        ({"cluster": "local:0x2"}, "local"),
+        ({"home": [(0, 10, 0)]}, "home"),
+        ({"home": "zagzig"}, "zagzig"),
+        ({"token_limit": 3, "strategy": "zigzag"}, "violations"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments, message):
+    arguments = {"lengths": [64, 64], "cluster": "local:1x8", "strategy": "zigzag", **SMALL, **arguments}
+    lengths = arguments.pop("lengths")
+    with pytest.raises((ct.InvalidArgument, ct.CheckFailed, ct.IoError)) as error:
+        ct.plan(lengths, **arguments)
+    assert message in str(error.value)
+
+
+def test_a_workload_comes_alone():
+    workload = ct.make_workload([64], **SMALL)
+    with pytest.raises(ct.InvalidArgument, match="found it with mask"):
+        ct.plan(workload, cluster="local:1x2", mask="causal")
+
+
+def test_home_stays():
+    plan = ct.plan([512, 512], cluster="local:1x2", strategy="dcp", home="contiguous", **SMALL)
+    assert plan.local_ranges(0) == [(0, 512)] or sorted(plan.local_tokens(0).tolist()) == list(range(512))
+
+
+def test_progress_is_told_and_may_end_the_work():
+    told = []
+    ct.plan([3000, 200], cluster="local:1x4", strategy="auto:steps=100000", progress=lambda *step: told.append(step), **SMALL)
+    assert {what for what, _, _ in told} >= {"arranging", "building the plan", "verifying"}
+    assert all(0 <= done <= total for _, done, total in told)
+
+    class Stop(Exception):
+        pass
+
+    def stop(what, done, total):
+        raise Stop
+
+    with pytest.raises(Stop):
+        ct.plan([3000, 200], cluster="local:1x4", strategy="auto", progress=stop, **SMALL)
+
+
+def test_progress_bar():
+    pytest.importorskip("tqdm")
+    assert ct.plan([300], cluster="local:1x2", strategy="zigzag", progress=True, **SMALL).verify()
+
+
+def test_ctrl_c_ends_planning():
+    code = (
+        "import contextile as ct, os, signal, threading, time\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    ct.plan([131072] * 8, cluster='dgx-h200:8x8', strategy='auto:effort=100')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.strip() == "ended", done.stderr
+
+
+def test_the_gil_is_free_while_planning():
+    ticks = 0
+    done = threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not done.is_set():
+            ticks += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    ct.plan([20000, 3000], cluster="dgx-h200:2x8", strategy="auto:steps=1000000")
+    done.set()
+    thread.join()
+    assert ticks > 20
+
+
+def test_importing_needs_neither_torch_nor_numpy():
+    code = (
+        "import sys, contextile\n"
+        "contextile.plan([64], cluster='local:1x2', strategy='zigzag')\n"
+        "print([name for name in ('torch', 'numpy', 'tqdm', 'matplotlib') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------- masks
+
+
+def dense_rule(rule, lengths):
+    return ct.make_workload(lengths, mask=rule).mask(0).dense(sum(lengths))
+
+
+def test_rules_are_their_texts():
+    for rule, text in {
+        ct.masks.full(): "full",
+        ct.masks.causal(): "causal",
+        ct.masks.sliding_window(7): "sliding_window:7",
+        ct.masks.lambda_(3, 9): "lambda:3,9",
+        ct.masks.causal_blockwise(4, 2, 1): None,
+        ct.masks.shared_question(0.25, 3): None,
+        ct.masks.shared_question(lengths=[5, 3, 2]): None,
+        ct.masks.prefix_lm(6): "prefix_lm:6",
+        ct.masks.chunked(8): "chunked:8",
+    }.items():
+        assert ct.masks.parse(str(rule)) == rule
+        if text:
+            assert ct.masks.parse(text) == rule
+    with pytest.raises(ct.InvalidArgument):
+        ct.masks.sliding_window(0)
+
+
+def test_parameters_mean_what_their_names_say():
+    n = 40
+    q, k = np.arange(n)[:, None], np.arange(n)[None]
+    causal = q >= k
+    assert np.array_equal(dense_rule(ct.masks.sliding_window(5), [n]), causal & (q - k < 5))
+    assert np.array_equal(dense_rule(ct.masks.lambda_(3, 5), [n]), causal & ((q - k < 5) | (k < 3)))
+    assert np.array_equal(dense_rule(ct.masks.prefix_lm(6), [n]), causal | (k < 6))
+    assert np.array_equal(dense_rule(ct.masks.chunked(8), [n]), causal & (q // 8 == k // 8))
+    blockwise = dense_rule(ct.masks.causal_blockwise(block=4, window=2, sink=1), [n])
+    expected = causal & ((q - k <= 2 * 4) | (k < 4) | (q // 4 == (n - 1) // 4))
+    assert np.array_equal(blockwise, expected)
+    question = dense_rule(ct.masks.shared_question(lengths=[20, 12, 8]), [n])
+    answer = (q >= 20).astype(int) + (q >= 32)
+    of_key = (k >= 20).astype(int) + (k >= 32)
+    assert np.array_equal(question, causal & ((of_key == 0) | (of_key == answer)))
+
+
+def test_a_rule_for_each_document():
+    mixed = dense_rule(["full", ct.masks.causal()], [5, 7])
+    expected = np.zeros((12, 12), dtype=bool)
+    expected[:5, :5] = True
+    expected[5:, 5:] = np.tril(np.ones((7, 7), dtype=bool))
+    assert np.array_equal(mixed, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 24).flatmap(lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=n, max_size=n)))
+def test_any_dense_mask_survives(rows):
+    dense = np.array(rows, dtype=bool)
+    n = len(dense)
+    mask = ct.masks.from_dense(dense)
+    assert np.array_equal(mask.dense(n), dense)
+    assert mask.num_pairs == dense.sum()
+    assert ct.masks.from_bands(mask.bands, num_tokens=n) == mask
+    padded = np.pad(dense, ((0, 0), (1, 1))).astype(np.int8)
+    change = np.diff(padded, axis=1)
+    ranges = [list(zip(np.flatnonzero(row == 1), np.flatnonzero(row == -1))) for row in change]
+    assert np.array_equal(ct.masks.from_row_ranges(ranges).dense(n), dense)
+    if dense.any():
+        workload = ct.make_workload([n], mask=mask, **SMALL)
+        for strategy in ("dcp", "zigzag"):
+            plan = ct.plan(workload, cluster="local:1x2", strategy=strategy)
+            assert plan.stats().forward.pairs == dense.sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))
+def test_cu_seqlens(lengths, window):
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    n = int(ends[-1])
+    for causal, last, rule in ((True, None, "causal"), (False, None, "full"), (True, window, f"sliding_window:{window}")):
+        mask = ct.masks.from_cu_seqlens(ends, causal=causal, window=last)
+        assert np.array_equal(mask.dense(n), dense_rule(rule, lengths))
+
+
+def test_slices_are_magi_attentions():
+    mask = ct.masks.from_slices([(0, 4), (4, 8)], [(0, 4), (0, 8)], ["causal", "full"])
+    expected = np.zeros((8, 8), dtype=bool)
+    expected[:4, :4] = np.tril(np.ones((4, 4), dtype=bool))
+    expected[4:] = True
+    assert np.array_equal(mask.dense(8), expected)
+    with pytest.raises(ct.InvalidArgument, match="type of a slice"):
+        ct.masks.from_slices([(0, 4)], [(0, 4)], ["diagonal"])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ct.masks.from_bands([(0, 4, 0, 9, None, 0)], num_tokens=8),
+        lambda: ct.masks.from_bands([(0, 4, 0, 4, None, 0), (0, 4, 0, 4, 0, None)], num_tokens=8),
+        lambda: ct.masks.from_row_ranges([[(0, 2), (1, 3)]]),
+        lambda: ct.masks.from_row_ranges([[(2, 2)]]),
+        lambda: ct.masks.from_dense(np.ones((3, 4))),
+        lambda: ct.masks.from_dense(np.ones(9)),
+        lambda: ct.masks.from_cu_seqlens([0, 5, 5]),
+        lambda: ct.masks.from_cu_seqlens([1, 5]),
+        lambda: ct.masks.from_cu_seqlens([0, 5], causal=False, window=3),
+        lambda: ct.masks.from_slices([(0, 4)], [], ["full"]),
+    ],
+)
+def test_bad_masks_are_refused(build):
+    with pytest.raises(ct.InvalidArgument):
+        build()
+
+
+# -------------------------------------------------------------------------------- data and stores
+
+
+def test_batches_of_a_sampler_are_its_pieces():
+    sampler = ct.BatchSampler([250, 30, 70], tokens=100, max_document_tokens=60, seed=4)
+    for step in range(20):
+        pieces = sampler.pieces(step)
+        assert sampler.batch(step) == [end - begin for _, begin, end in pieces]
+        assert sum(sampler.batch(step)) == 100
+    assert ct.sample_lengths("prolong", tokens=4096)[0] and sum(ct.sample_lengths("prolong", tokens=4096)[0]) == 4096
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_stores(kind, tmp_path):
+    store = ct.open_store("memory:" if kind == "memory" else f"file://{tmp_path}/store")
+    key = f"{kind}/{tmp_path.name}"
+    assert store.get(key) is None
+    assert store.put(key, b"one", expiry=60)
+    assert not store.put(key, b"two", expiry=60)
+    assert store.pull(key, timeout=1) == b"one"
+    store.replace(key, b"two", expiry=60)
+    assert store.get(key) == b"two"
+    assert store.renew(key, b"two", expiry=60) and not store.renew(key, b"one", expiry=60)
+    assert store.erase(key) and store.pull(key, timeout=0.01) is None
+    with pytest.raises(ct.InvalidArgument):
+        store.put("", b"", expiry=60)
+    with pytest.raises(ct.InvalidArgument, match="expiry"):
+        store.put(key, b"", expiry=float("nan"))
+    with pytest.raises(ct.InvalidArgument):
+        ct.open_store("ftp://x")
+
+
+# -------------------------------------------------------------------------------- execution in NumPy
+
+
+def test_numpy_executors_of_threads():
+    plan = ct.plan([100, 60], cluster="local:1x4", strategy="dcp", **SMALL)
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((160, heads, 32), dtype=np.float32) for heads in (4, 2, 2, 4))
+    mask = dense_rule("causal", [100, 60])
+
+    def body(transport):
+        executor = ct.Executor(transport)
+        executor.prepare(plan)
+        mine = plan.local_tokens(transport.rank)
+        output = executor.forward(q[mine], k[mine], v[mine])
+        gradients = executor.backward(dout[mine], q[mine], k[mine], v[mine], output)
+        assert executor.last_stats.total_s > 0
+        return mine, output, gradients
+
+    out = np.empty_like(dout)
+    dq = np.empty_like(q)
+    for mine, output, gradients in ct.run_inproc(4, body):
+        out[mine], dq[mine] = output.out, gradients.dq
+        assert gradients.dsink is None
+    scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), np.repeat(k, 2, 1)) / np.sqrt(32)
+    scores[:, ~mask] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    assert np.abs(out - np.einsum("hqk,khd->qhd", weights, np.repeat(v, 2, 1))).max() < 1e-5
+    dweights = np.einsum("qhd,khd->hqk", dout, np.repeat(v, 2, 1))
+    dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True)) / np.sqrt(32)
+    assert np.abs(dq - np.einsum("hqk,khd->qhd", dscores, np.repeat(k, 2, 1))).max() < 1e-5
+
+
+def test_an_error_on_one_rank_is_the_error_of_all():
+    plan = ct.plan([100, 60], cluster="local:1x2", strategy="zigzag", **SMALL)
+
+    def body(transport):
+        executor = ct.Executor(transport)
+        executor.prepare(plan)
+        rows = plan.num_local_tokens(transport.rank) - (transport.rank == 1)
+        zeros = [np.zeros((rows, heads, 32), dtype=np.float32) for heads in (4, 2, 2)]
+        executor.forward(*zeros)
+
+    with pytest.raises(ct.InvalidArgument, match="rank 1"):
+        ct.run_inproc(2, body)
+
+
+def test_executors_check_their_plans():
+    transport = ct.inproc_group(1)[0]
+    executor = ct.Executor(transport)
+    zeros = np.zeros((1, 4, 32), dtype=np.float32)
+    with pytest.raises(ct.InvalidArgument, match="expected prepare"):
+        executor.forward(zeros, zeros, zeros)
+    with pytest.raises(ct.InvalidPlan, match="expected a plan for 1 ranks, found one for 2"):
+        executor.prepare(ct.plan([64], cluster="local:1x2", strategy="zigzag", **SMALL))
+    with pytest.raises(ct.InvalidArgument):
+        ct.Executor(transport, kernel="cuda")
+    assert "reference" in ct.kernels()
