@@ -1,0 +1,185 @@
+"""Context parallelism for any Hugging Face model that uses the attention interface, as it is.
+
+    import contextile as ct, contextile.transformers as cth
+    from contextile.torch import Executor, dispatch, local_batch
+
+    cth.register()
+    model.set_attn_implementation("contextile")
+    executor = Executor(group)                                          # once
+    plan = ct.plan(lengths, cluster=cluster, **cth.batch_of(model))     # every batch, the same on all ranks
+    executor.prepare(plan)
+    local = local_batch(tokens, plan=plan, rank=executor.rank)
+    with cth.use(executor):
+        logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits
+
+Documents are packed without padding and told apart by the plan; every rank holds its own tokens of them, with their
+positions in their documents. Gradients of parameters are summed over the group, as in any data parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contextile import _core
+from contextile.torch import Executor, attention
+
+__all__ = ["batch_of", "register", "use"]
+
+_FULL = "full"
+_SLIDING = "sliding"
+# Not a context variable: checkpointing computes a layer again in backward, on a thread of autograd.
+_executor: Executor | None = None
+
+
+def register(name: str = "contextile") -> str:
+    """Makes ``model.set_attn_implementation(name)`` known; returns the name. May be called again."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(name, _attend)
+    return name
+
+
+@contextlib.contextmanager
+def use(executor: Executor) -> Iterator[Executor]:
+    """The executor that layers attend with inside, prepared for the batch. Backward belongs inside, too, where layers are
+    checkpointed.
+
+    Raises
+    ------
+    InvalidArgument
+        A rank of the plan owns no tokens: models can not reshape what is empty.
+    """
+    global _executor
+    plan = executor.plan
+    if plan is not None:
+        for rank in range(plan.num_devices):
+            if plan.num_local_tokens(rank) == 0:
+                raise _core.InvalidArgument(
+                    f"plan: expected tokens on every rank, found none on rank {rank}; a smaller block_size spreads them"
+                )
+    before, _executor = _executor, executor
+    try:
+        yield executor
+    finally:
+        _executor = before
+
+
+def _text_config(model: Any) -> Any:
+    config = getattr(model, "config", model)
+    get = getattr(config, "get_text_config", None)
+    return get() if get is not None else config
+
+
+def _windows(config: Any) -> dict[str, tuple[str, int]]:
+    """Rules of its layers by name, with the number of layers."""
+    num_layers = config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return {_FULL: ("causal", num_layers)}
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return {_SLIDING: (f"sliding_window:{window}", num_layers)}
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise _core.InvalidArgument(
+            f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}"
+        )
+    rules = {_FULL: ("causal", kinds.count("full_attention")), _SLIDING: (f"sliding_window:{window}", kinds.count("sliding_attention"))}
+    return {name: rule for name, rule in rules.items() if rule[1] > 0}
+
+
+def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
+    """What ``contextile.plan`` wants to know of a model: masks of its layers, heads, dims, dtype, scale, softcap, sinks.
+
+    Parameters
+    ----------
+    model
+        A model or its configuration.
+    **changes
+        Take the place of what is found: ``mask={"full": …}``, ``dtype=…``.
+
+    Raises
+    ------
+    InvalidArgument
+        Layers of another kind than full and sliding attention.
+    """
+    config = _text_config(model)
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    found = {
+        "mask": _windows(config),
+        "heads": (heads, getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": head_dim,
+        "dtype": dtype,
+    }
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    if scalar is not None:
+        found["scale"] = float(scalar) ** -0.5
+    elif getattr(config, "attention_multiplier", None) is not None:
+        found["scale"] = float(config.attention_multiplier)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap:
+        found["softcap"] = float(softcap)
+    if getattr(config, "model_type", "") == "gpt_oss":
+        found["sink"] = True
+    return {**found, **changes}
+
+
+def _check(executor: Executor | None, query: Tensor, attention_mask: Any, dropout: float, scaling: float | None) -> Executor:
+    if executor is None or executor.plan is None:
+        raise _core.InvalidArgument(
+            "attention: expected an executor prepared for the batch (with contextile.transformers.use(executor)), found none"
+        )
+    if attention_mask is not None:
+        raise _core.InvalidArgument(
+            "attention: expected no attention mask, for the plan has the batch's masks; found one. Pack documents without "
+            "padding and leave attention_mask out"
+        )
+    if dropout:
+        raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}")
+    if query.shape[0] != 1:
+        raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {query.shape[0]}")
+    planned = executor.plan.shape.effective_scale
+    if scaling is not None and not math.isclose(scaling, planned, rel_tol=1e-6):
+        raise _core.InvalidArgument(f"attention: expected the plan's scale {planned:.6g}, found the layer's {scaling:.6g}")
+    return executor
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] → [1, tokens, q_heads, value_dim]."""
+    executor = _check(_executor, query, attention_mask, dropout, scaling)
+    shape = executor.plan.shape  # type: ignore[union-attr]
+    if not math.isclose(softcap or 0.0, shape.softcap, rel_tol=1e-6):
+        raise _core.InvalidArgument(f"attention: expected the plan's softcap {shape.softcap:g}, found the layer's {softcap}")
+    names = executor.plan.mask_names  # type: ignore[union-attr]
+    name = _SLIDING if sliding_window is not None else _FULL
+    if name not in names and len(names) == 1 and names[0] not in (_SLIDING, _FULL):
+        name = names[0]
+    out = attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        executor=executor,
+        mask=name,
+        sink=None if s_aux is None else s_aux.float(),
+    )
+    return out, None

@@ -1,0 +1,73 @@
+"""Runs a function of a test on real ranks: torchrun's processes over torch.distributed's gloo."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def run_ranks(
+    function, num_ranks: int, *arguments: str, timeout: float = 300, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """torchrun of ``function(*arguments)``, a function of a module beside this file, on ``num_ranks`` processes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", __file__,
+         function.__module__, function.__name__, *arguments],
+        env=_environment(), capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    if check and done.returncode != 0:
+        raise AssertionError(f"{function.__name__} on {num_ranks} ranks:\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -> list[str]:
+    """The same without a launcher, which would end all ranks with the first: what each printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, function.__module__, function.__name__, *arguments],
+            env={**_environment(), "RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    try:
+        return [rank.communicate(timeout=timeout)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def main() -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    module, name, *arguments = sys.argv[1:]
+    try:
+        getattr(importlib.import_module(module), name)(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # peers may wait in collectives
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
