@@ -8,6 +8,8 @@ Ends with 77, and a line that says why, where no hosts can be made.
 
 import argparse
 import contextlib
+import importlib.machinery
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -164,16 +166,69 @@ def ranks_of_mpirun_are_spread_over_the_cores(program, _):
 
 
 def bad_options_are_refused(program, _):
-    for words, expected in ((["--rate", "fast", "--", "true"], "a rate such as"), (["--hosts", "2"], "a command"),
-                            (["--cores", "0", "--", "true"], "--cores"), (["--cut", "9@1", "--", "true"], "--cut")):
+    command = ["--", "true"]
+    for words, expected in (
+        (["--rate", "fast", *command], "a rate such as"), (["--rate", "1000gbit", *command], "1kbit to 100gbit"),
+        (["--rate", "0.001kbit", *command], "1kbit to 100gbit"), (["--hosts", "2"], "a command"),
+        (["--hosts", "many", *command], "invalid int value"), (["--cores", "0", *command], "--cores"),
+        (["--cores", "nan", *command], "--cores"), (["--cut", "9@1", *command], "--cut"),
+        (["--cut", "1@99999999999", *command], "--cut"), (["--timeout", "nan", *command], "--timeout"),
+        (["--timeout", "-1", *command], "--timeout"), (["--mpi", "--mpirun", "", *command], "--mpirun: expected a program"),
+        (["--mpi", "--mpirun", "'", *command], "--mpirun: expected words"),
+        (["--mpi", "--mpirun", "no-such-mpirun", *command], "'no-such-mpirun'"),
+        (["--mpi", "--gloo", *command], "either --mpi or --gloo"), (["--no-such-option"], "--no-such-option"),
+        (["--enter"], "--enter: expected"), (["--enter", "0", "ctxhosts1-0"], "--enter: expected"),
+        (["--enter", "x", "../..", "true"], "--enter: expected"),
+    ):
         done = hosts(program, *words)
-        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert done.returncode == 2 and expected in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+
+
+def readers_may_leave(program, _):
+    """As head -1 does: the run ends, without a word of Python's."""
+    for words in (["--help"], ["--", "sh", "-c", "while echo line; do sleep 0.01; done"]):
+        process = subprocess.Popen([program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.readline()
+        process.stdout.close()
+        code = process.wait(LIMIT_S)
+        assert code == 128 + signal.SIGPIPE or (code == 0 and words == ["--help"]), code
+        error = process.stderr.read()
+        assert error == b"", error
+
+
+def shares_of_control_groups_of_version_two(program, folder):
+    """On files that look like them: machines have either version."""
+    loader = importlib.machinery.SourceFileLoader("hosts_script", program)
+    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("hosts_script", loader))
+    sys.dont_write_bytecode = True
+    loader.exec_module(script)
+    script.IS_VERSION_2, script.CPU_GROUPS = True, folder
+    made = script.Hosts(argparse.Namespace(hosts=2, cores=0.5, head=[]))
+    made.share_cores(made.names[1])
+    group = folder / made.base / made.names[1]
+    assert (group / "cpu.max").read_text() == "2000 4000"
+    assert (folder / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (group.parent / "cgroup.subtree_control").read_text() == "+cpu"
+    before = os.sched_getaffinity(0)
+    try:
+        script.join_group(made.names[1], sorted(before))
+        assert (group / "cgroup.procs").read_text() == str(os.getpid())
+        assert len(os.sched_getaffinity(0)) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    shutil.rmtree(group.parent)
+    group.parent.write_text("no folder")
+    try:
+        made.share_cores(made.names[1])
+        raise AssertionError("expected to be refused")
+    except script.Refused as refused:
+        assert "version 2" in str(refused), refused
 
 
 CASES = (every_host_knows_itself_and_the_others, hosts_talk_to_each_other, first_failure_ends_the_others, timeout_ends_all,
          head_serves_the_hosts, cut_link_is_down, nothing_is_left_behind_signals, nothing_is_left_of_a_killed_run,
          nothing_is_left_of_a_run_that_cannot_start, two_runs_do_not_collide, ranks_of_mpirun_are_spread_over_the_cores,
-         bad_options_are_refused)
+         bad_options_are_refused, readers_may_leave, shares_of_control_groups_of_version_two)
 
 
 def main():
