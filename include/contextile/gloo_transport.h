@@ -34,6 +34,10 @@ struct GlooOptions {
 // Whether this build has gloo (Debian and Ubuntu: libgloo-dev).
 [[nodiscard]] bool gloo_transport_available();
 
+// Throws InvalidArgument unless GlooOptions::rendezvous may be that text. Looks for no folder and
+// no host.
+void check_rendezvous(const std::string& rendezvous);
+
 // This rank's end of a new group; returns when every rank has connected to every other. Throws
 // InvalidArgument for options that cannot be and where the build has no gloo, TransportError
 // naming the ranks that did not come or do not fit: a number taken twice, another size.

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 
+from group_tests import run_all
+
 LIMIT_S = 120  # a hang, even on a machine that is busy with other things
 
 
@@ -148,11 +150,20 @@ def refuse_options(groups):
         (["--rank", "0", "--size", "2", "--rendezvous", "there"], "expected a rendezvous file:///folder"),
         (["--rank", "0", "--size", "2", "--rendezvous", "file:///no/such/folder"], "expected a folder"),
         (["--rank", "0", "--size", "2", "--rendezvous", "tcp://nowhere"], "expected a rendezvous tcp://host:port"),
+        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://localhost:70000"], "a port of 1 to 65535, found '70000'"),
+        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://localhost:0"], "a port of 1 to 65535, found '0'"),
+        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://[::1]:http"], "a port of 1 to 65535, found 'http'"),
     ):
         done = subprocess.run([*run, *options], capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode != 2 or expected not in done.stderr:
             wrong.append(f"expected status 2 and '{expected}', found {done.returncode}: {done.stderr}")
     return "\n".join(wrong)
+
+
+def in_folder(program, test):
+    """The test on groups that meet in a folder of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return test(Groups(program, folder))
 
 
 def main():
@@ -181,19 +192,8 @@ def main():
             (f"a number taken twice, {kind}", lambda groups, kind=kind: take_number_twice(groups, kind)),
             (f"another size, {kind}", lambda groups, kind=kind: disagree_on_size(groups, kind)),
         ]
-    status = 0
-    for name, test in tests:
-        print(name, flush=True)
-        for attempt in range(2):  # timeouts are of seconds, which a busy machine may not give a rank
-            with tempfile.TemporaryDirectory() as folder:
-                wrong = test(Groups(os.path.abspath(options.program), folder))
-            if not wrong or attempt == 1 or name.startswith("cases"):
-                break
-            print(f"{name}: once more, for\n{wrong}", flush=True)
-        if wrong:
-            print(f"{name}: failed\n{wrong}", flush=True)
-            status = 1
-    return status
+    program = os.path.abspath(options.program)
+    return run_all((name, lambda test=test: in_folder(program, test)) for name, test in tests)
 
 
 if __name__ == "__main__":

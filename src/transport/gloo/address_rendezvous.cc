@@ -318,13 +318,9 @@ class AddressRendezvous : public Rendezvous {
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> open_address(const GlooOptions& options, const std::string& address) {
-  const std::size_t colon = address.rfind(':');
-  CONTEXTILE_CHECK(colon != std::string::npos && colon > 0 && colon + 1 < address.size(),
-                   "gloo: expected a rendezvous tcp://host:port, found 'tcp://{}'", address);
-  std::string host = address.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  return std::make_unique<AddressRendezvous>(options, std::move(host), address.substr(colon + 1));
+std::unique_ptr<Rendezvous> open_address(const GlooOptions& options, const std::string& host,
+                                         const std::string& port) {
+  return std::make_unique<AddressRendezvous>(options, host, port);
 }
 
 }  // namespace contextile

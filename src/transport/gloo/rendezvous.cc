@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "transport/gloo/rendezvous_place.h"
 
 namespace contextile {
 namespace {
@@ -88,12 +89,9 @@ std::string list_of_ranks(const std::vector<std::int32_t>& ranks, std::int32_t s
 }
 
 std::unique_ptr<Rendezvous> open_rendezvous(const GlooOptions& options) {
-  constexpr std::string_view kFolder = "file://";
-  constexpr std::string_view kAddress = "tcp://";
-  const std::string& url = options.rendezvous;
-  if (url.starts_with(kFolder)) return open_folder(options, url.substr(kFolder.size()));
-  if (url.starts_with(kAddress)) return open_address(options, url.substr(kAddress.size()));
-  fail_argument("gloo: expected a rendezvous file:///folder or tcp://host:port, found '{}'", url);
+  const RendezvousPlace place = parse_rendezvous(options.rendezvous);
+  return place.port.empty() ? open_folder(options, place.folder)
+                            : open_address(options, place.host, place.port);
 }
 
 }  // namespace contextile

@@ -47,8 +47,9 @@ class Rendezvous {
 [[nodiscard]] std::unique_ptr<Rendezvous> open_rendezvous(const GlooOptions& options);
 [[nodiscard]] std::unique_ptr<Rendezvous> open_folder(const GlooOptions& options,
                                                       const std::string& folder);
-// "host:port", rank 0's.
+// Those of rank 0.
 [[nodiscard]] std::unique_ptr<Rendezvous> open_address(const GlooOptions& options,
-                                                       const std::string& address);
+                                                       const std::string& host,
+                                                       const std::string& port);
 
 }  // namespace contextile

@@ -1,0 +1,18 @@
+// Where the processes of a group meet, as text; for builds without gloo, too.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace contextile {
+
+// Either a folder, or host and port.
+struct RendezvousPlace {
+  std::string folder;
+  std::string host;  // without the brackets of an IPv6 address
+  std::string port;
+};
+// Throws InvalidArgument unless it is file:///FOLDER or tcp://HOST:PORT, with a port of 1 to 65535.
+[[nodiscard]] RendezvousPlace parse_rendezvous(std::string_view url);
+
+}  // namespace contextile
