@@ -43,9 +43,9 @@ struct RunOptions {
   bool compare = true;       // against the oracle and against one device with the same kernel
   std::int32_t repeats = 1;  // timed repetitions
   InprocOptions transport;
-  // One rank of a group of processes, all of which make the same call with the same plan and
-  // options; the report of rank 0 is whole, others have no errors and no bits. Null: all ranks are
-  // threads of this process.
+  // One rank of a group of processes, all of which make the same call with the same plan, kernel,
+  // seed and repeats (InvalidArgument naming the rank, on all); the report of rank 0 is whole,
+  // others have no errors and no bits. Null: all ranks are threads of this process.
   Transport* rank = nullptr;
   ExecutorOptions executor;
 };

@@ -26,6 +26,7 @@
 #include "runtime/check_program.h"
 #include "runtime/machine_memory.h"
 #include "runtime/plan_ranks.h"
+#include "transport/agreement.h"
 
 namespace contextile {
 namespace {
@@ -326,6 +327,15 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
   CONTEXTILE_CHECK(!plan->rounds.empty(), "run: expected a plan with a round, found none");
 }
 
+// What all ranks of a group of processes have alike, beside the plan.
+void check_same_options(const RunOptions& options) {
+  const Setting settings[] = {
+      {"kernel", options.kernel.empty() ? "the preferred one" : options.kernel},
+      {"repeats", fmt::format("{}", options.repeats)},
+      {"seed", fmt::format("{}", options.seed)}};
+  check_same_settings(*options.rank, "run", settings);
+}
+
 // `complete` makes what results are compared with behind the runs: it takes rank 0 of a group of
 // processes longer than the others may have to wait.
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
@@ -335,6 +345,7 @@ RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
       options.rank == nullptr
           ? PlanRanks(std::move(plan), work.kernel, options.transport, options.executor)
           : PlanRanks(std::move(plan), work.kernel, *options.rank, options.executor);
+  if (options.rank != nullptr) check_same_options(options);
   RunReport report;
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
@@ -20,6 +21,7 @@
 #include "profile/tile_bench.h"
 #include "profile/timed_ranks.h"
 #include "profile/transfer_bench.h"
+#include "transport/agreement.h"
 
 namespace contextile {
 namespace {
@@ -412,6 +414,25 @@ void check_profile_options(const ProfileOptions& options) {
   static_cast<void>(find_kernel(options.kernel));
 }
 
+namespace {
+
+// All ranks take the same measurements.
+void check_same_options(const ProfileOptions& options, Transport& rank) {
+  const AttentionShape& shape = options.shape;
+  const Setting settings[] = {
+      {"kernel", options.kernel.empty() ? "the preferred one" : options.kernel},
+      {"nodes", fmt::format("{}", options.nodes)},
+      {"heads", fmt::format("{}", shape.q_heads)},
+      {"kv-heads", fmt::format("{}", shape.kv_heads)},
+      {"head-dim", fmt::format("{}", shape.head_dim)},
+      {"value dim", fmt::format("{}", shape.value_dim)},
+      {"dtype", std::string(to_string(shape.dtype))},
+      {"effort", options.effort == ProfileEffort::kQuick ? "quick" : "thorough"}};
+  check_same_settings(rank, "profile", settings);
+}
+
+}  // namespace
+
 MachineProfile measure_machine(const ProfileOptions& options,
                                const std::function<void(std::string_view)>& on_step) {
   check_profile_options(options);
@@ -424,6 +445,7 @@ MachineProfile measure_machine(const ProfileOptions& options, Transport& rank,
   CONTEXTILE_CHECK(rank.size() == options.ranks && rank.size() > 1,
                    "profile: expected a group of {} ranks, at least 2, found {}", options.ranks,
                    rank.size());
+  check_same_options(options, rank);
   return MachineMeasurement(options, &rank, on_step).run();
 }
 

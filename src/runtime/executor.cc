@@ -18,6 +18,7 @@
 #include "runtime/executor_testing.h"
 #include "runtime/flight_recorder.h"
 #include "runtime/prepared_plan.h"
+#include "transport/agreement.h"
 
 namespace contextile {
 
@@ -153,15 +154,8 @@ PlanIdentity identity_of(const Plan& plan) {
   return identity;
 }
 
-// Every rank throws alike when plans differ, so nobody is left waiting. Returns whether any rank
-// has only a slice.
-bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
-  const std::vector<std::vector<std::byte>> all =
-      all_gather(transport, std::as_bytes(std::span(&mine, 1)));
-  std::vector<PlanIdentity> plans(all.size());
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    std::memcpy(&plans[r], all[r].data(), sizeof(PlanIdentity));
-  }
+// Throws InvalidPlan unless all ranks' plans go together.
+void check_identities(std::span<const PlanIdentity> plans) {
   for (std::size_t r = 1; r < plans.size(); ++r) {
     if (plans[r].version == plans[0].version) continue;
     fail_plan(
@@ -176,19 +170,32 @@ bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
         digest_text(plans[0].digest), digest_text(plans[r].digest), r);
   }
   for (std::size_t r = 0; r < plans.size(); ++r) {
-    if (plans[r].num_devices == transport.size()) continue;
-    fail_plan("prepare: expected a plan for {} ranks, found one for {} on rank {}",
-              transport.size(), plans[r].num_devices, r);
+    if (std::cmp_equal(plans[r].num_devices, plans.size())) continue;
+    fail_plan("prepare: expected a plan for {} ranks, found one for {} on rank {}", plans.size(),
+              plans[r].num_devices, r);
   }
-  bool any_slice = false;
   for (std::size_t r = 0; r < plans.size(); ++r) {
-    if (plans[r].slice_of < 0) continue;
-    any_slice = true;
-    if (std::cmp_equal(plans[r].slice_of, r)) continue;
+    if (plans[r].slice_of < 0 || std::cmp_equal(plans[r].slice_of, r)) continue;
     fail_plan("prepare: expected the slice of rank {} on rank {}, found that of rank {}", r, r,
               plans[r].slice_of);
   }
-  return any_slice;
+}
+
+// Every rank throws the same when plans differ. Returns whether any rank has only a slice.
+bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
+  const std::vector<std::vector<std::byte>> all =
+      all_gather(transport, std::as_bytes(std::span(&mine, 1)));
+  std::vector<PlanIdentity> plans(all.size());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(&plans[r], all[r].data(), sizeof(PlanIdentity));
+  }
+  try {
+    check_identities(plans);
+  } catch (const InvalidPlan&) {
+    let_all_look(transport);
+    throw;
+  }
+  return std::ranges::any_of(plans, [](const PlanIdentity& plan) { return plan.slice_of >= 0; });
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -15,6 +17,7 @@
 #include "contextile/registry.h"
 #include "oracle/run_error.h"
 #include "runtime/plan_execution.h"
+#include "support/message_of.h"
 #include "support/plan_support.h"
 
 namespace contextile {
@@ -109,6 +112,39 @@ TEST(RunPlan, AGroupOfAnotherSizeIsRefusedOnEveryRank) {
     options.rank = &transport;
     EXPECT_THROW(static_cast<void>(run_plan(plan, options)), InvalidArgument);
   });
+}
+
+TEST(RunPlan, OptionsThatDifferAreNamedOnEveryRank) {
+  Sample sample = random_sample(2);
+  NamedPlan& named = sample.plans.front();
+  const auto plan = std::make_shared<const Plan>(std::move(named.plan));
+  const std::int32_t last = plan->num_devices() - 1;
+  ASSERT_GT(last, 0);
+  const auto errors_with = [&](const std::function<void(RunOptions&)>& change) {
+    std::set<std::string> errors;
+    std::mutex mutex;
+    run_inproc(plan->num_devices(), [&](Transport& transport) {
+      RunOptions options;
+      options.rank = &transport;
+      if (transport.rank() == Rank{last}) change(options);
+      const std::string error =
+          message_of<InvalidArgument>([&] { return run_plan(plan, options); });
+      const std::lock_guard lock(mutex);
+      errors.insert(error);
+    });
+    return errors;
+  };
+  const auto error_of = [&](const std::string& name, const std::string& usual,
+                            const std::string& odd) {
+    return std::set<std::string>{
+        fmt::format("run: expected the same {} on all ranks, found {} on rank 0 and {} on rank {}",
+                    name, usual, odd, last)};
+  };
+  EXPECT_EQ(errors_with([](RunOptions& options) { options.repeats = 3; }),
+            error_of("repeats", "1", "3"));
+  EXPECT_EQ(errors_with([](RunOptions& options) { options.kernel = "reference"; }),
+            error_of("kernel", "the preferred one", "reference"));
+  EXPECT_EQ(errors_with([](RunOptions& options) { options.seed = 8; }), error_of("seed", "0", "8"));
 }
 
 TEST(RunPlan, EveryStrategyEqualsTheOracleOnRandomBatches) {

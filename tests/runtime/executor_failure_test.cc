@@ -25,6 +25,7 @@ namespace contextile {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using PlanPtr = std::shared_ptr<const Plan>;
 
@@ -61,6 +62,27 @@ TEST(Executor, DifferentPlansAreNamedOnEveryRank) {
   for (const std::string& message : messages) {
     EXPECT_THAT(message, AllOf(HasSubstr("0000000000001111 on rank 0"),
                                HasSubstr("0000000000002222 on rank 1")));
+  }
+}
+
+TEST(Executor, DifferentPlansAreNamedOnEveryRankThoughEachGivesUpAtOnce) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<std::string> messages(4);
+    const auto prepare = [&](Transport& transport) {
+      Plan plan = example_plan();
+      plan.digest = transport.rank() == Rank{2} ? 0x2222 : 0x1111;
+      Executor executor(transport, *kernels().front());
+      try {
+        executor.prepare(shared(plan));
+      } catch (const std::exception& error) {
+        messages[transport.rank().index()] = error.what();
+        transport.abort(error.what());
+      }
+    };
+    run_inproc(4, prepare, {.max_delay_us = 2000, .delay_seed = seed});
+    EXPECT_THAT(messages,
+                Each("prepare: expected one plan on all ranks, found digest 0000000000001111 on "
+                     "rank 0 and 0000000000002222 on rank 2"));
   }
 }
 

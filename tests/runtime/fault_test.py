@@ -131,9 +131,10 @@ class Runner:
         lines = [line for group in groups for line in group.lines]
         wrong = [f"expected an end within {LIMIT_S} s" for group in survivors if group.ended_at is None]
         for rank in range(RANKS):
-            if case.fault == "plan":  # ranks that hear of it before they look say so, all others the same
-                said = [line for line in lines if "prepare: expected one plan on all ranks, found digest" in line]
-                said = said[:1] if len(said) == RANKS else said
+            if case.fault == "plan":  # all ranks look before one of them speaks, in the same words
+                said = [line for line in lines
+                        if line.startswith("fault_ranks: prepare: expected one plan on all ranks, found digest")]
+                said = said[:1] if len(said) == RANKS and len(set(said)) == 1 else said
             else:
                 said = [line for line in lines if line.startswith(f"fault_ranks: rank {rank}, ")]
             if rank != FAULTY and len(said) != 1:
