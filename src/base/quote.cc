@@ -62,6 +62,23 @@ std::string without_orders(std::string_view text) {
   return result;
 }
 
+std::string with_escaped_controls(std::string_view json) {
+  std::string result;
+  result.reserve(json.size());
+  for (std::size_t at = 0; at < json.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(json[at]);
+    const auto next = static_cast<unsigned char>(at + 1 < json.size() ? json[at + 1] : 0);
+    const bool is_c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    if (byte == 0x7f || is_c1) {
+      result += fmt::format("\\u{:04x}", is_c1 ? next : byte);
+      at += is_c1 ? 1 : 0;
+    } else {
+      result += json[at];
+    }
+  }
+  return result;
+}
+
 std::string printable(std::string_view text) {
   std::size_t size = std::min(text.size(), kMaxPrintableBytes);
   // No character is cut in two.

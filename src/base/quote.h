@@ -16,4 +16,8 @@ namespace contextile {
 // The same, not cut: for fields that a program reads.
 [[nodiscard]] std::string without_orders(std::string_view text);
 
+// JSON with DEL and the C1 control codes (U+0080 to U+009F), which stand in its strings alone, as
+// \u00NN: they are orders to terminals, as those below U+0020 are, which JSON escapes anyway.
+[[nodiscard]] std::string with_escaped_controls(std::string_view json);
+
 }  // namespace contextile

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "base/quote.h"
 #include "base/replaced_file.h"
 #include "cli/progress.h"
 #include "report/json.h"
@@ -36,7 +37,9 @@ std::string without_controls(std::string_view text, std::span<const std::string_
   for (std::size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const std::size_t colour = byte == '\x1b' ? allowed_bytes(text.substr(at), allowed) : 0;
-    const bool control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+    const auto next = static_cast<unsigned char>(at + 1 < text.size() ? text[at + 1] : 0);
+    const bool is_c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    const bool control = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_c1;
     if (control && colour == 0) {
       result += fmt::format("\\x{:02x}", byte);
     } else {
@@ -55,7 +58,13 @@ void print(std::string_view text) {
 
 void print_json(const Json& document) {
   // Names and paths come from outside: bytes that are no UTF-8 are replaced, not fatal.
-  print(document.dump(2, ' ', false, Json::error_handler_t::replace) + '\n');
+  print(with_escaped_controls(document.dump(2, ' ', false, Json::error_handler_t::replace)) + '\n');
+}
+
+void print_error(std::string message) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  while (!message.empty() && message.back() == ' ') message.pop_back();
+  fmt::print(stderr, "contextile: error: {}\n", without_controls(message));
 }
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }

@@ -276,7 +276,8 @@ std::string to_json(const Cluster& cluster) {
       {"forward", profile.forward}, {"backward", profile.backward},
       {"call_us", profile.call_us}, {"kernel_tile_rows", profile.kernel_tile_rows}};
   // A name that is no UTF-8 (set by a program; files cannot hold one) is replaced, not refused.
-  return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return with_escaped_controls(
+      object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace contextile

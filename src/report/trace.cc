@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "contextile/critical_path.h"
 #include "contextile/report.h"
 #include "report/wait_text.h"
@@ -33,7 +34,8 @@ std::int64_t to_ns(double us) { return std::llround(us * 1e3); }
 std::string us_text(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 std::string json_text(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return with_escaped_controls(
+      nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 struct Span {

@@ -26,6 +26,13 @@ TEST(Printable, IsCutBetweenCharacters) {
   EXPECT_EQ(printable(fmt::format("{:a>79}\u20ac", "")), fmt::format("{:a>79}...", ""));
 }
 
+TEST(WithEscapedControls, LeavesWhatIsNone) {
+  EXPECT_EQ(with_escaped_controls("{\"a\u007fb\": \"\u0080\u009f\u00a0\u20ac\"}\n"),
+            "{\"a\\u007fb\": \"\\u0080\\u009f\u00a0\u20ac\"}\n");
+  EXPECT_EQ(with_escaped_controls("\xc2"), "\xc2");
+  EXPECT_EQ(with_escaped_controls(""), "");
+}
+
 TEST(WithoutOrders, IsNotCut) {
   EXPECT_EQ(without_orders(fmt::format("{:a>200}\n", "")), fmt::format("{:a>200}\\x0a", ""));
 }

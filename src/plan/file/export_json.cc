@@ -38,6 +38,8 @@ class JsonStream {
         buffer_.append(std::string_view("\\ufffd"));
       } else if (size == 1) {
         escape(text.front());
+      } else if (size == 2 && text[0] == '\xc2' && static_cast<unsigned char>(text[1]) < 0xa0) {
+        code(static_cast<unsigned char>(text[1]));  // a C1 control code
       } else {
         buffer_.append(text.substr(0, size));
       }
@@ -68,13 +70,16 @@ class JsonStream {
   }
 
  private:
+  void code(unsigned char value) {
+    fmt::format_to(std::back_inserter(buffer_), "\\u{:04x}", value);
+  }
   void escape(char c) {
     const auto byte = static_cast<unsigned char>(c);
     if (c == '"' || c == '\\') {
       buffer_.push_back('\\');
       buffer_.push_back(c);
-    } else if (byte < 0x20) {
-      fmt::format_to(std::back_inserter(buffer_), "\\u{:04x}", byte);
+    } else if (byte < 0x20 || byte == 0x7f) {
+      code(byte);
     } else {
       buffer_.push_back(c);
     }
