@@ -2,7 +2,9 @@
 // record, and records together tell which rank stopped the others.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,9 +16,11 @@
 
 namespace contextile {
 
+struct Plan;
+
 // A step of a rank: an instruction of a program, or what stands around programs.
 struct FlightStep {
-  std::string op;                      // an instruction's name, "prepare", "rows", "barrier"
+  std::string op;  // an instruction's name, "prepare", "rows", "barrier", "exchange", "rendezvous"
   std::int64_t call = 0;               // of this executor, from 1 on as they began; 0: prepare
   std::optional<Direction> direction;  // none in prepare
   std::int32_t mask = 0;
@@ -26,7 +30,7 @@ struct FlightStep {
   std::int64_t began_us = 0;      // since the Unix epoch, as all times here
   std::int64_t ended_us = -1;     // -1: never, the rank was in it
 
-  // Whether the rank waits for others in it: a wait, a barrier, or a prepare.
+  // Whether the rank waits for others in it: a wait, a barrier, an exchange, or a rendezvous.
   [[nodiscard]] bool is_wait() const;
   friend bool operator==(const FlightStep&, const FlightStep&) = default;
 };
@@ -52,7 +56,8 @@ struct FlightRecord {
   std::string plan;          // digest, 16 hex digits; empty before a plan
   std::string strategy;
   std::string error;
-  bool is_cause = false;  // the error is this rank's own, not what it heard or saw of others
+  bool is_cause = false;        // the error is this rank's own, not what it heard or saw of others
+  std::int64_t started_us = 0;  // when the process began; 0: not known
   std::int64_t failed_us = 0;
   std::int64_t num_steps = 0;     // since the executor was made; the record has the last ones
   std::vector<FlightStep> steps;  // oldest first
@@ -70,9 +75,19 @@ void save_flight_record(const FlightRecord& record, const std::string& folder);
 // values that cannot be.
 [[nodiscard]] FlightRecord parse_flight_record(std::string_view json, std::string_view where);
 
-// The records of one failure, by rank: all of a folder that save_flight_record wrote. Records of
-// groups of another size than that of the newest are left out, as from an earlier run. Throws
-// IoError when there is no folder or none in it, InvalidArgument as parse_flight_record does.
+// A rank that comes anew has none yet. Never throws: a record that stays is known by its time.
+void remove_flight_record(const std::string& folder, Rank rank) noexcept;
+// What a rank leaves that found no group for its plan: since `began` it was in a rendezvous. The
+// error is not its own.
+[[nodiscard]] FlightRecord rendezvous_record(Rank rank, std::string_view transport,
+                                             const Plan& plan,
+                                             std::chrono::system_clock::time_point began,
+                                             const std::exception& error);
+
+// The records of one failure, by rank: all of a folder that save_flight_record wrote. Left out are
+// those of an earlier run than the newest: of groups of another size, and of failures more than a
+// second before the process of the newest began. Throws IoError when there is no folder or none in
+// it, InvalidArgument as parse_flight_record does.
 [[nodiscard]] std::vector<FlightRecord> load_flight_records(const std::string& folder);
 
 // Who stopped the group, as far as records can tell.

@@ -21,6 +21,7 @@ constexpr std::int32_t kFormat = 1;
 constexpr std::size_t kMaxListed = 1 << 12;   // steps, transfers, peers; a rank keeps 512 steps
 constexpr std::int32_t kMostRanks = 1 << 16;  // of a group
 constexpr std::size_t kMaxErrorBytes = 4000;  // of an error that is kept
+constexpr std::int64_t kMostClockSkewUs = 1'000'000;
 
 std::int64_t number_in(const json& found, const std::string& where, std::int64_t least,
                        std::int64_t most) {
@@ -57,6 +58,10 @@ class ObjectReader {
   }
   [[nodiscard]] std::int64_t number(const char* key, std::int64_t least) {
     return number(key, least, INT64_MAX);
+  }
+  // 0 where there is none: records of earlier versions lack the key.
+  [[nodiscard]] std::int64_t number_if_any(const char* key) {
+    return object_.contains(key) ? number(key, 0) : 0;
   }
   [[nodiscard]] std::string text(const char* key) {
     const json& found = value(key);
@@ -150,29 +155,44 @@ FlightTransfer transfer_of(const json& found, const std::string& where, std::int
   return transfer;
 }
 
+// A rank that does not come to a run removes no record of an earlier one.
+void leave_newest_run(std::vector<FlightRecord>& records) {
+  const auto newest = std::ranges::max_element(records, {}, &FlightRecord::failed_us);
+  const std::int32_t size = newest->num_ranks;
+  const std::int64_t since_us = newest->started_us - kMostClockSkewUs;
+  std::erase_if(records, [&](const FlightRecord& other) {
+    return other.num_ranks != size || other.failed_us < since_us;
+  });
+}
+
 }  // namespace
 
-bool FlightStep::is_wait() const { return op == "wait" || op == "barrier" || op == "exchange"; }
+bool FlightStep::is_wait() const {
+  return op == "wait" || op == "barrier" || op == "exchange" || op == "rendezvous";
+}
 
 std::string flight_path(const std::string& folder, Rank rank) {
   return fmt::format("{}/rank-{}.json", folder, rank.value);
 }
 
 std::string to_json(const FlightRecord& record) {
-  ordered_json document = {{"contextile_flight", kFormat},       {"rank", record.rank.value},
-                           {"num_ranks", record.num_ranks},      {"transport", record.transport},
-                           {"version", record.version},          {"host", record.host},
-                           {"process", record.process},          {"plan", record.plan},
-                           {"strategy", record.strategy},        {"error", record.error},
-                           {"is_cause", record.is_cause},        {"failed_us", record.failed_us},
-                           {"num_steps", record.num_steps},      {"steps", ordered_json::array()},
-                           {"transfers", ordered_json::array()}, {"silent", ordered_json::array()}};
+  ordered_json document = {{"contextile_flight", kFormat},   {"rank", record.rank.value},
+                           {"num_ranks", record.num_ranks},  {"transport", record.transport},
+                           {"version", record.version},      {"host", record.host},
+                           {"process", record.process},      {"plan", record.plan},
+                           {"strategy", record.strategy},    {"error", record.error},
+                           {"is_cause", record.is_cause},    {"started_us", record.started_us},
+                           {"failed_us", record.failed_us},  {"num_steps", record.num_steps},
+                           {"steps", ordered_json::array()}, {"transfers", ordered_json::array()},
+                           {"silent", ordered_json::array()}};
   for (const FlightStep& step : record.steps) document["steps"].push_back(json_of(step));
   for (const FlightTransfer& transfer : record.transfers) {
     document["transfers"].push_back(json_of(transfer));
   }
   for (const Rank peer : record.silent) document["silent"].push_back(peer.value);
-  return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  return with_escaped_controls(
+             document.dump(1, ' ', false, ordered_json::error_handler_t::replace)) +
+         "\n";
 }
 
 FlightRecord parse_flight_record(std::string_view text, std::string_view where) {
@@ -190,6 +210,7 @@ FlightRecord parse_flight_record(std::string_view text, std::string_view where) 
   record.strategy = object.text("strategy");
   record.error = object.text("error").substr(0, kMaxErrorBytes);
   record.is_cause = object.flag("is_cause");
+  record.started_us = object.number_if_any("started_us");
   record.failed_us = object.number("failed_us", 0);
   record.num_steps = object.number("num_steps", 0);
   object.list("steps", [&](const json& step, const std::string& place) {
@@ -218,6 +239,14 @@ void save_flight_record(const FlightRecord& record, const std::string& folder) {
   file.commit();
 }
 
+void remove_flight_record(const std::string& folder, Rank rank) noexcept {
+  try {
+    std::error_code ignored;
+    std::filesystem::remove(flight_path(folder, rank), ignored);
+  } catch (const std::exception&) {  // no memory for a path
+  }
+}
+
 std::vector<FlightRecord> load_flight_records(const std::string& folder) {
   std::error_code error;
   std::vector<FlightRecord> records;
@@ -234,9 +263,7 @@ std::vector<FlightRecord> load_flight_records(const std::string& folder) {
   if (records.empty()) {
     fail_io("{}: expected flight records (rank-0.json and so on), found none", printable(folder));
   }
-  const std::int32_t size =
-      std::ranges::max_element(records, {}, &FlightRecord::failed_us)->num_ranks;
-  std::erase_if(records, [&](const FlightRecord& other) { return other.num_ranks != size; });
+  leave_newest_run(records);
   std::ranges::sort(records, {}, &FlightRecord::rank);
   const auto twice = std::ranges::adjacent_find(records, {}, &FlightRecord::rank);
   if (twice != records.end()) {

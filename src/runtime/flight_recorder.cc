@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <system_error>
+#include <ctime>
+#include <fstream>
+#include <sstream>
 
 #include "contextile/plan_file.h"
 #include "contextile/version.h"
@@ -19,6 +20,41 @@ constexpr std::size_t kMostUnits = 8;  // named of a message
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+std::int64_t unix_us(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
+}
+
+// Since the Unix epoch; 0 where the system does not say.
+std::int64_t process_began_us() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  // "PID (NAME) STATE …": the time is the 22nd field, in ticks since the machine began.
+  std::istringstream fields(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::string field;
+  for (int i = 3; i < 22; ++i) fields >> field;
+  std::int64_t ticks = 0;
+  timespec since_boot{};
+  if (!(fields >> ticks) || ::clock_gettime(CLOCK_BOOTTIME, &since_boot) != 0) return 0;
+  const double age_s = static_cast<double>(since_boot.tv_sec) -
+                       static_cast<double>(ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return std::max<std::int64_t>(
+      0, unix_us(std::chrono::system_clock::now()) - static_cast<std::int64_t>(1e6 * age_s));
+}
+
+// What is known whatever has happened.
+FlightRecord begun_record(const Plan* plan, const std::exception& error) {
+  FlightRecord record;
+  record.version = version();
+  record.host = host_name();
+  record.process = ::getpid();
+  record.plan = plan == nullptr ? "" : digest_text(plan->digest);
+  record.strategy = plan == nullptr ? "" : plan->strategy;
+  record.error = error.what();
+  record.started_us = process_began_us();
+  return record;
 }
 
 // The units of a message are those of its launch that go to its peer.
@@ -37,8 +73,7 @@ void name_units(const LaunchOp& launch, FlightTransfer& transfer) {
 FlightRecorder::FlightRecorder(const Transport& transport, std::string folder)
     : transport_(transport), folder_(std::move(folder)) {
   entries_.reserve(kCapacity);
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove(flight_path(folder_, transport.rank()), ignored);
+  if (!folder_.empty()) remove_flight_record(folder_, transport.rank());
 }
 
 void FlightRecorder::begin(const RecordedStep& what) {
@@ -70,35 +105,30 @@ FlightRecord FlightRecorder::record(const Plan* plan, const std::exception& erro
   // What ranks find out about each other is nobody's own error.
   const bool in_exchange = num_steps_ > 0 && !newest().ended && newest().step.op == "exchange";
   const bool is_cause = !in_exchange && dynamic_cast<const TransportError*>(&error) == nullptr;
-  const auto unix_now = std::chrono::system_clock::now().time_since_epoch();
+  const auto unix_now = std::chrono::system_clock::now();
   const Clock::time_point now = Clock::now();
-  const auto unix_us = [&](Clock::time_point time) {
-    return std::chrono::duration_cast<std::chrono::microseconds>(unix_now - (now - time)).count();
+  const auto us_of = [&](Clock::time_point time) {
+    return unix_us(unix_now -
+                   std::chrono::duration_cast<std::chrono::system_clock::duration>(now - time));
   };
-  FlightRecord record{.rank = transport_.rank(),
-                      .num_ranks = transport_.size(),
-                      .transport = std::string(transport_.name()),
-                      .version = std::string(version()),
-                      .host = host_name(),
-                      .process = ::getpid(),
-                      .plan = plan == nullptr ? "" : digest_text(plan->digest),
-                      .strategy = plan == nullptr ? "" : plan->strategy,
-                      .error = error.what(),
-                      .is_cause = is_cause,
-                      .failed_us = unix_us(now),
-                      .num_steps = num_steps_,
-                      .steps = {},
-                      .transfers = transfers(),
-                      .silent = transport_.silent_ranks()};
+  FlightRecord record = begun_record(plan, error);
+  record.rank = transport_.rank();
+  record.num_ranks = transport_.size();
+  record.transport = transport_.name();
+  record.is_cause = is_cause;
+  record.failed_us = us_of(now);
+  record.num_steps = num_steps_;
+  record.transfers = transfers();
+  record.silent = transport_.silent_ranks();
+  const std::size_t oldest =
+      entries_.size() < kCapacity ? 0 : static_cast<std::size_t>(num_steps_) % kCapacity;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const std::size_t oldest =
-        entries_.size() < kCapacity ? 0 : static_cast<std::size_t>(num_steps_) % kCapacity;
     const Entry& entry = entries_[(oldest + i) % entries_.size()];
     const RecordedStep& step = entry.step;
     record.steps.push_back({std::string(step.op), step.call, step.direction,
                             static_cast<std::int32_t>(step.mask),
                             static_cast<std::int32_t>(step.round), step.instruction, step.ticket,
-                            unix_us(entry.began), entry.ended ? unix_us(*entry.ended) : -1});
+                            us_of(entry.began), entry.ended ? us_of(*entry.ended) : -1});
   }
   return record;
 }
@@ -109,6 +139,21 @@ void FlightRecorder::write(const Plan* plan, const std::exception& error) noexce
     save_flight_record(record(plan, error), folder_);
   } catch (const std::exception&) {  // a full disk must not hide why the group failed
   }
+}
+
+FlightRecord rendezvous_record(Rank rank, std::string_view transport, const Plan& plan,
+                               std::chrono::system_clock::time_point began,
+                               const std::exception& error) {
+  FlightRecord record = begun_record(&plan, error);
+  record.rank = rank;
+  record.num_ranks = plan.num_devices();
+  record.transport = transport;
+  record.failed_us = unix_us(std::chrono::system_clock::now());
+  record.num_steps = 1;
+  FlightStep& step = record.steps.emplace_back();
+  step.op = "rendezvous";
+  step.began_us = unix_us(began);
+  return record;
 }
 
 }  // namespace contextile

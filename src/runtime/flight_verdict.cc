@@ -68,7 +68,8 @@ Culprits without_record(Records records) {
       ++next;
       continue;
     }
-    culprits.push_back({Rank{r}, "wrote no record: killed, stopped, out of reach, or done before"});
+    culprits.push_back(
+        {Rank{r}, "wrote no record: never started, killed, stopped, out of reach, or done before"});
   }
   return culprits;
 }

@@ -74,6 +74,7 @@ std::string ProgramTest::flight_record(std::string_view folder, const std::strin
                                {"strategy", "ring"},
                                {"error", "<b>"},
                                {"is_cause", false},
+                               {"started_us", 6'000'000},
                                {"failed_us", 9'000'000},
                                {"num_steps", 1},
                                {"steps",

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -102,6 +103,7 @@ FlightRecord random_record(Rng& rng) {
   record.strategy = text();
   record.error = text();
   record.is_cause = rng.next() % 2 == 0;
+  record.started_us = number(INT64_MAX);
   record.failed_us = number(INT64_MAX);
   record.num_steps = number(INT64_MAX);
   for (std::int64_t i = number(4); i > 0; --i) {
@@ -143,6 +145,47 @@ TEST_F(FlightRecords, OfAnEarlierRunOfAnotherSizeAreLeftOut) {
   const FlightRecord recent = record_of(0, 2, "wait");
   save_flight_record(recent, folder_);
   EXPECT_THAT(load_flight_records(folder_), ElementsAre(recent));
+}
+
+TEST_F(FlightRecords, OfAnEarlierRunOfTheSameSizeAreLeftOut) {
+  FlightRecord old = record_of(1, 2, "wait");
+  save_flight_record(old, folder_);
+  FlightRecord recent = record_of(0, 2, "wait");
+  recent.failed_us = 60'000'000;
+  save_flight_record(recent, folder_);
+  EXPECT_EQ(load_flight_records(folder_).size(), 2U);  // it does not say since when it ran
+  recent.started_us = old.failed_us + 500'000;         // clocks may differ
+  save_flight_record(recent, folder_);
+  EXPECT_EQ(load_flight_records(folder_).size(), 2U);
+  recent.started_us = old.failed_us + 2'000'000;
+  save_flight_record(recent, folder_);
+  EXPECT_THAT(load_flight_records(folder_), ElementsAre(recent));
+  remove_flight_record(folder_, Rank{0});
+  EXPECT_THAT(load_flight_records(folder_), ElementsAre(old));
+}
+
+TEST_F(FlightRecords, OfEarlierVersionsDoNotSaySinceWhenTheyRan) {
+  std::string text = to_json(record_of(0, 2, "wait"));
+  const std::string key = " \"started_us\": 0,\n";
+  text.erase(text.find(key), key.size());
+  EXPECT_EQ(parse_flight_record(text, "old"), record_of(0, 2, "wait"));
+}
+
+TEST_F(FlightRecords, SayThatTheRendezvousFailed) {
+  const Plan plan = example_plan();
+  const auto began = std::chrono::system_clock::now() - std::chrono::seconds(3);
+  const FlightRecord record =
+      rendezvous_record(Rank{1}, "gloo", plan, began, TransportError("rank 0 did not come"));
+  EXPECT_EQ(parse_flight_record(to_json(record), "record"), record);
+  EXPECT_EQ(record.num_ranks, 2);
+  EXPECT_FALSE(record.is_cause);
+  ASSERT_EQ(record.steps.size(), 1U);
+  EXPECT_EQ(record.steps[0].op, "rendezvous");
+  EXPECT_TRUE(record.steps[0].is_wait());
+  EXPECT_GE(record.failed_us - record.steps[0].began_us, 3'000'000);
+  EXPECT_GT(record.started_us, record.failed_us - 3'600'000'000);
+  EXPECT_LE(record.started_us, record.failed_us);
+  EXPECT_THAT(culprits_of({record}), ElementsAre(0));
 }
 
 TEST_F(FlightRecords, ThatCannotBeAreRefusedWithTheirPlace) {
