@@ -62,9 +62,9 @@ void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
                   const ReportOptions& options = {});
 
 // One HTML page about a group that failed: who stopped it (`verdict` is judge_flight's of the
-// records), what every rank did last, who waited for whom. No script. Throws IoError when the
-// stream fails.
+// records), what every rank did last, who waited for whom. No script. Beyond max_bytes it has fewer
+// steps and ranks, and says so. Throws IoError when the stream fails.
 void write_flight_report(std::span<const FlightRecord> records, const FlightVerdict& verdict,
-                         std::ostream& out);
+                         std::ostream& out, const ReportOptions& options = {});
 
 }  // namespace contextile

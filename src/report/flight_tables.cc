@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/quote.h"
 #include "report/json.h"
@@ -27,6 +28,16 @@ void append_transfers(const FlightRecord& record, bool sends, std::string& text)
         " ({}{})", printable(transfer.units.front()),
         transfer.num_units > 1 ? fmt::format(" and {} more", transfer.num_units - 1) : "");
   }
+}
+
+// The ranks from `first` to before `end`, a row each; many have one together.
+void add_ranks_without_record(std::int32_t first, std::int32_t end, Table& table) {
+  constexpr std::int32_t kMostRows = 8;
+  const auto add = [&](std::string ranks) {
+    table.add_row({std::move(ranks), {}, {}, {}, {}, {}, {}}, "no record");
+  };
+  if (end - first > kMostRows) return add(fmt::format("{}-{}", first, end - 1));
+  for (std::int32_t r = first; r < end; ++r) add(fmt::format("{}", r));
 }
 
 // Seconds in its last step.
@@ -69,19 +80,16 @@ Table flight_table(std::span<const FlightRecord> records) {
                {"waits_for", ""},
                {"error", ""}},
               60);
-  std::size_t next = 0;
-  for (std::int32_t r = 0; r < records.front().num_ranks; ++r) {
-    const std::string rank = fmt::format("{}", r);
-    if (next == records.size() || records[next].rank.value != r) {
-      table.add_row({rank, {}, {}, {}, {}, {}, {}}, "no record");
-      continue;
-    }
-    const FlightRecord& record = records[next++];
+  std::int32_t next = 0;  // the first rank that no row speaks of
+  for (const FlightRecord& record : records) {
+    add_ranks_without_record(next, record.rank.value, table);
+    next = record.rank.value + 1;
     const FlightStep* step = last_step(record);
-    table.add_row({rank, printable(record.host), record.process,
+    table.add_row({fmt::format("{}", record.rank.value), printable(record.host), record.process,
                    step == nullptr ? std::string("no call") : step_text(*step), seconds_in(record),
                    waits_for_text(record), without_orders(record.error)});
   }
+  add_ranks_without_record(next, records.front().num_ranks, table);
   return table;
 }
 
@@ -107,17 +115,17 @@ std::string flight_text(std::span<const FlightRecord> records, const FlightVerdi
 }
 
 Json flight_json(std::span<const FlightRecord> records, const FlightVerdict& verdict) {
+  constexpr std::size_t kMostCulprits = 256;
   Json culprits = Json::array();
-  for (const FlightVerdict::Culprit& culprit : verdict.culprits) {
-    culprits.push_back({{"rank", culprit.rank.value}, {"why", culprit.why}});
+  for (std::size_t i = 0; i < std::min(verdict.culprits.size(), kMostCulprits); ++i) {
+    culprits.push_back(
+        {{"rank", verdict.culprits[i].rank.value}, {"why", verdict.culprits[i].why}});
   }
   Json listed = Json::array();
   for (const FlightRecord& record : records) listed.push_back(Json::parse(to_json(record)));
-  return {{"num_ranks", records.front().num_ranks},
-          {"culprits", std::move(culprits)},
-          {"summary", verdict.summary},
-          {"ranks", flight_table(records).json()},
-          {"records", std::move(listed)}};
+  return {{"num_ranks", records.front().num_ranks},  {"culprits", std::move(culprits)},
+          {"num_culprits", verdict.culprits.size()}, {"summary", verdict.summary},
+          {"ranks", flight_table(records).json()},   {"records", std::move(listed)}};
 }
 
 }  // namespace contextile

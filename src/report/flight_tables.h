@@ -17,7 +17,8 @@ namespace contextile {
 // "rank 2: 930304 bytes (dq of block 5, group 2; …)" of all open receives, then sends; "" of none.
 [[nodiscard]] std::string waits_for_text(const FlightRecord& record);
 
-// A row for every rank of the group, those without a record, too.
+// A row for every rank of the group, those without a record, too; more than a few of these that
+// follow one another have one row together, "3-65535".
 [[nodiscard]] Table flight_table(std::span<const FlightRecord> records);
 // What it is about, who stopped the group, the table, every rank's error.
 [[nodiscard]] std::string flight_text(std::span<const FlightRecord> records,

@@ -108,6 +108,34 @@ TEST_F(ReportCommand, SaysWhoStoppedAGroup) {
   expect_bad_input(contextile({"report", path("")}), {"expected flight records", "found none"});
 }
 
+TEST_F(ReportCommand, OfALargeGroupIsAsShortAsItsRecords) {
+  const std::string path_of_record = flight_record("p.flight", "host");
+  json record = json::parse(read(path_of_record));
+  record["num_ranks"] = 65536;
+  json step = record["steps"][0];
+  for (int i = 0; i < 500; ++i) {
+    step["began_us"] = 7'000'000 + 4000 * i;
+    step["ended_us"] = 7'004'000 + 4000 * i;
+    record["steps"].push_back(step);
+  }
+  static_cast<void>(file("p.flight/rank-0.json", record.dump()));
+  const Outcome text = contextile({"report", path("p.flight")});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("1-65535 "));
+  EXPECT_LT(text.out.size(), 4000U);
+  const std::string whole = read(path("p.flight.html"));
+  EXPECT_THAT(whole, Not(HasSubstr("To keep the page small")));
+  const Outcome small = contextile({"report", path("p.flight"), "--max-size", "20K", "--json"});
+  const std::string page = read(path("p.flight.html"));
+  EXPECT_THAT(page, HasSubstr("To keep the page small"));
+  EXPECT_LT(page.size(), 40'000U);
+  EXPECT_GT(whole.size(), 2 * page.size());
+  const json document = json::parse(small.out);
+  EXPECT_EQ(document["num_culprits"], 65535);
+  EXPECT_LE(document["culprits"].size(), 256U);
+  EXPECT_EQ(document["ranks"].size(), 2U);
+}
+
 TEST_F(ReportCommand, ExplainsBadInput) {
   const std::string plan = small_plan("a.plan");
   expect_bad_input(contextile({"report"}), {"PLAN"});

@@ -80,7 +80,7 @@ int report_flight(const ReportCommandOptions& options) {
   }
   const FlightVerdict verdict = judge_flight(records);
   ReplacedFile file(page);
-  write_flight_report(records, verdict, file.stream());
+  write_flight_report(records, verdict, file.stream(), {.max_bytes = options.max_bytes});
   file.commit();
   if (options.json) {
     Json document = {{"command", "report"}, {"ok", true}, {"folder", options.plan_path}};

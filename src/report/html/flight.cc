@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <map>
 #include <ostream>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,9 +28,14 @@ constexpr double kBarsWidth = 900;
 constexpr double kArrowsWidth = 150;
 constexpr double kRowHeight = 26;
 constexpr double kTop = 8;
-constexpr double kThinnest = 0.4;       // bars below are left out
-constexpr std::size_t kMostRows = 256;  // of large groups: culprits, and ranks that wait for them
+constexpr double kThinnest = 0.4;  // bars below are left out
 constexpr std::size_t kMostArrows = 400;
+
+// What is drawn of large groups.
+struct Detail {
+  std::size_t rows = 256;        // ranks from 0 on, and culprits among the others
+  std::size_t steps = SIZE_MAX;  // the last ones of each
+};
 
 struct Window {
   std::int64_t begin_us = 0;
@@ -66,13 +73,14 @@ std::string_view colour_of(const FlightStep& step) {
   return "merge";
 }
 
-// Rows of ranks from above; ranks beyond kMostRows have none.
-std::map<Rank, std::size_t> rows_of(Records records, const FlightVerdict& verdict) {
+// Rows of ranks from above; the others have none.
+std::map<Rank, std::size_t> rows_of(Records records, const FlightVerdict& verdict,
+                                    const Detail& detail) {
   const std::int32_t size = records.front().num_ranks;
   std::vector<Rank> shown;
-  for (std::int32_t r = 0; r < size && std::cmp_less(r, kMostRows); ++r) shown.push_back(Rank{r});
-  for (std::size_t i = 0; i < verdict.culprits.size() && i < kMostRows / 4; ++i) {
-    if (verdict.culprits[i].rank.index() >= kMostRows) shown.push_back(verdict.culprits[i].rank);
+  for (std::int32_t r = 0; r < size && std::cmp_less(r, detail.rows); ++r) shown.push_back(Rank{r});
+  for (std::size_t i = 0; i < verdict.culprits.size() && i < detail.rows / 4; ++i) {
+    if (verdict.culprits[i].rank.index() >= detail.rows) shown.push_back(verdict.culprits[i].rank);
   }
   std::map<Rank, std::size_t> rows;
   for (std::size_t i = 0; i < shown.size(); ++i) rows[shown[i]] = i;
@@ -84,9 +92,11 @@ bool is_culprit(const FlightVerdict& verdict, Rank rank) {
          verdict.culprits.end();
 }
 
-std::string bars_svg(const FlightRecord& record, const Window& window, double top) {
+std::string bars_svg(const FlightRecord& record, const Window& window, double top,
+                     const Detail& detail) {
   std::string svg;
-  for (const FlightStep& step : record.steps) {
+  const std::size_t shown = std::min(record.steps.size(), detail.steps);
+  for (const FlightStep& step : std::span(record.steps).last(shown)) {
     const bool is_open = step.ended_us == -1;
     const double begin = window.x(step.began_us);
     const double end = window.x(is_open ? record.failed_us : step.ended_us);
@@ -104,7 +114,7 @@ std::string bars_svg(const FlightRecord& record, const Window& window, double to
 }
 
 std::string row_svg(Rank rank, const FlightRecord* record, bool culprit, const Window& window,
-                    double top) {
+                    double top, const Detail& detail) {
   std::string svg;
   if (culprit) {
     svg += fmt::format(
@@ -118,7 +128,7 @@ std::string row_svg(Rank rank, const FlightRecord* record, bool culprit, const W
     return svg + fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">no record</text>", kLabelWidth + 4,
                              top + 18);
   }
-  return svg + bars_svg(*record, window, top);
+  return svg + bars_svg(*record, window, top, detail);
 }
 
 // From who waits to whom it waits for.
@@ -149,9 +159,9 @@ std::string arrows_svg(Records records, const std::map<Rank, std::size_t>& rows,
   return svg;
 }
 
-std::string picture_html(Records records, const FlightVerdict& verdict) {
+std::string picture_html(Records records, const FlightVerdict& verdict, const Detail& detail) {
   const Window window = window_of(records);
-  const std::map<Rank, std::size_t> rows = rows_of(records, verdict);
+  const std::map<Rank, std::size_t> rows = rows_of(records, verdict, detail);
   const double height = kTop + kRowHeight * static_cast<double>(rows.size()) + 34;
   std::string svg = fmt::format(
       "<div class=\"scroll\"><svg viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
@@ -163,7 +173,7 @@ std::string picture_html(Records records, const FlightVerdict& verdict) {
   for (const auto& [rank, row] : rows) {
     const auto record = std::ranges::find(records, rank, &FlightRecord::rank);
     svg += row_svg(rank, record == records.end() ? nullptr : &*record, is_culprit(verdict, rank),
-                   window, kTop + kRowHeight * static_cast<double>(row));
+                   window, kTop + kRowHeight * static_cast<double>(row), detail);
   }
   svg += arrows_svg(records, rows, verdict);
   const double seconds = 1e-6 * static_cast<double>(window.end_us - window.begin_us);
@@ -182,17 +192,40 @@ std::string legend_html() {
            {{"attention", "attention"},
             {"launch", "launch"},
             {"merge", "reduce, copy, rows, prepare"},
-            {"exposed", "wait, barrier, exchange"}})) {
+            {"exposed", "wait, barrier, exchange, rendezvous"}})) {
     html += fmt::format("<span><i style=\"background:var(--{})\"></i>{}</span>", colour, name);
   }
   return html + "<span><i class=\"outlined\"></i>never ended</span></div>";
 }
 
-std::string ranks_html(Records records, const FlightVerdict& verdict) {
+// The picture in at most so many bytes, or with the least detail there is.
+std::string bounded_picture_html(Records records, const FlightVerdict& verdict,
+                                 std::size_t most_bytes) {
+  constexpr std::size_t kFewestSteps = 4;
+  constexpr std::size_t kFewestRows = 4;
+  Detail detail;
+  std::string html = picture_html(records, verdict, detail);
+  if (html.size() <= most_bytes) return html;
+  detail.steps = 256;
+  for (; html.size() > most_bytes && detail.steps > kFewestSteps; detail.steps /= 2) {
+    html = picture_html(records, verdict, detail);
+  }
+  for (; html.size() > most_bytes && detail.rows > kFewestRows; detail.rows /= 2) {
+    html = picture_html(records, verdict, detail);
+  }
+  return html +
+         "<p class=\"note\">To keep the page small, earlier steps, or ranks, are left out of "
+         "the picture (--max-size).</p>";
+}
+
+// One row for each record, as far as they fit into so many bytes.
+std::string ranks_html(Records records, const FlightVerdict& verdict, std::size_t most_bytes) {
   std::string html =
       "<div class=\"scroll\"><table><thead><tr><th>rank</th><th>host, process</th><th>was in</th>"
       "<th>open transfers</th><th>error</th></tr></thead><tbody>";
-  for (const FlightRecord& record : records) {
+  std::size_t shown = 0;
+  for (; shown < records.size() && html.size() < most_bytes; ++shown) {
+    const FlightRecord& record = records[shown];
     const FlightStep* step = last_step(record);
     html += fmt::format("<tr><td>{}{}</td><td>{}, {}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
                         record.rank.value, is_culprit(verdict, record.rank) ? " *" : "",
@@ -200,14 +233,23 @@ std::string ranks_html(Records records, const FlightVerdict& verdict) {
                         step == nullptr ? "no call" : html_text(step_text(*step)),
                         html_text(waits_for_text(record)), html_text(record.error));
   }
-  return html + "</tbody></table></div>";
+  html += "</tbody></table></div>";
+  if (shown == records.size()) return html;
+  return html + fmt::format(
+                    "<p class=\"note\">To keep the page small, {} more ranks are left out "
+                    "(--max-size).</p>",
+                    records.size() - shown);
 }
 
 }  // namespace
 
 void write_flight_report(std::span<const FlightRecord> records, const FlightVerdict& verdict,
-                         std::ostream& out) {
+                         std::ostream& out, const ReportOptions& options) {
   const FlightRecord& first = records.front();
+  const auto most_bytes = static_cast<std::size_t>(options.max_bytes);
+  const std::string picture = bounded_picture_html(records, verdict, most_bytes / 2);
+  const std::string ranks =
+      ranks_html(records, verdict, most_bytes - std::min(most_bytes, picture.size()));
   out << "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
          "style-src 'unsafe-inline'; img-src data:\">\n"
@@ -227,8 +269,8 @@ void write_flight_report(std::span<const FlightRecord> records, const FlightVerd
              first.plan.empty() ? "none yet" : html_text(first.plan),
              first.strategy.empty() ? "none yet" : html_text(first.strategy))
       << "</p>\n"
-      << legend_html() << picture_html(records, verdict) << "</section>\n<section><h2>Ranks</h2>\n"
-      << ranks_html(records, verdict) << "</section>\n</main>\n</body>\n</html>\n";
+      << legend_html() << picture << "</section>\n<section><h2>Ranks</h2>\n"
+      << ranks << "</section>\n</main>\n</body>\n</html>\n";
   if (!out) fail_io("report: expected to write the page, found a stream that fails");
 }
 
