@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 namespace contextile {
 namespace {
@@ -59,6 +60,29 @@ std::vector<double> min_plus_power(std::span<const double> values, std::int32_t 
     if (left % 2 == 1) sums = min_plus_convolution(sums, power, num_steps);
     if (left > 1) power = min_plus_convolution(power, power, num_steps);
   }
+  return sums;
+}
+
+std::vector<double> convex_power(std::span<const double> values, double copies) {
+  std::vector<std::size_t> hull;
+  const auto lies_below = [&](std::size_t i, std::size_t j, std::size_t k) {  // j, of the line i–k
+    const auto span = static_cast<double>(k - i);
+    const auto part = static_cast<double>(j - i);
+    return (values[j] - values[i]) * span < (values[k] - values[i]) * part;
+  };
+  for (std::size_t k = 0; k < values.size(); ++k) {
+    while (hull.size() > 1 && !lies_below(hull[hull.size() - 2], hull.back(), k)) hull.pop_back();
+    hull.push_back(k);
+  }
+  std::vector<double> sums;
+  for (std::size_t corner = 0; corner + 1 < hull.size(); ++corner) {
+    const auto [i, k] = std::pair(hull[corner], hull[corner + 1]);
+    for (std::size_t j = i; j < k; ++j) {
+      const double part = static_cast<double>(j - i) / static_cast<double>(k - i);
+      sums.push_back(copies * (values[i] + part * (values[k] - values[i])));
+    }
+  }
+  if (!values.empty()) sums.push_back(copies * values.back());
   return sums;
 }
 

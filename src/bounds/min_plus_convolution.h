@@ -27,6 +27,11 @@ struct Polyline {
 [[nodiscard]] std::vector<double> min_plus_power(std::span<const double> values,
                                                  std::int32_t copies, std::int64_t num_steps);
 
+// For more copies than min_plus_power has time for, values a step of the sum of copies·step apart,
+// for sums of 0 … values.size() - 1 such steps: copies times the values' lower convex hull. No sum
+// of copies, interpolated or not, lies below its interpolation (Jensen). O(values).
+[[nodiscard]] std::vector<double> convex_power(std::span<const double> values, double copies);
+
 // Appends configurations up to `most_work` pairs of a part: (free + k · step, owned, sums[k]), as
 // far as bytes stay within `most_bytes`; the last one is interpolated.
 void append_configurations(std::span<const double> sums, double free_work, double step,

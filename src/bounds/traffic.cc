@@ -19,6 +19,8 @@ constexpr double kOwnedShares[] = {0, 0.25, 0.5, 0.7, 0.82, 0.9, 0.95, 0.98, 1};
 constexpr int kCurvePoints = 120;
 constexpr double kCurveRatio = 1.06;  // of the pairs of two points
 constexpr std::int64_t kShareSteps = 96;
+// With more head groups in one part sums are bounded, not found.
+constexpr std::int64_t kMostGroups = 2 * kShareSteps;
 // More kinds of documents than this are joined with similar ones.
 constexpr std::size_t kMostKinds = 64;
 constexpr double kRounding = 1e-6;
@@ -172,9 +174,11 @@ double TrafficBound::least_bytes(Kind& kind, double time_us) const {
     }
     // Steps end where a head group does, if a part can do a whole one.
     const double of_group = kind.document.pairs - free;
-    double step = beyond / static_cast<double>(kShareSteps);
+    const bool are_many = of_group * static_cast<double>(kMostGroups) < beyond;
+    double step = are_many ? of_group / static_cast<double>(kShareSteps)
+                           : beyond / static_cast<double>(kShareSteps);
     std::int64_t group_steps = kShareSteps;
-    if (of_group <= beyond) {
+    if (of_group <= beyond && !are_many) {
       group_steps = std::max<std::int64_t>(1, std::llround(of_group / step));
       step = of_group / static_cast<double>(group_steps);
     }
@@ -182,10 +186,12 @@ double TrafficBound::least_bytes(Kind& kind, double time_us) const {
     for (const double pairs : curve.pairs) distance.push_back(pairs - free);
     const std::vector<double> values =
         sample_below({.x = distance, .y = curve.bytes}, step, group_steps);
-    const std::vector<double> sums = min_plus_power(values, static_cast<std::int32_t>(groups),
-                                                    static_cast<std::int64_t>(beyond / step) + 1);
-    append_configurations(sums, groups * free, step, curve.least_owned, most_work, most_bytes,
-                          configurations);
+    const std::vector<double> sums =
+        are_many ? convex_power(values, groups)
+                 : min_plus_power(values, static_cast<std::int32_t>(groups),
+                                  static_cast<std::int64_t>(beyond / step) + 1);
+    append_configurations(sums, groups * free, are_many ? groups * step : step, curve.least_owned,
+                          most_work, most_bytes, configurations);
   }
   return kind.document.count *
          configuration_lp_bound(configurations, level_.parts, work, kind.document.tokens);
