@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/little_endian.h"
-#include "base/quote.h"
+#include "plan/file/frame_header.h"
 #include "plan/file/plan_file.h"
 
 namespace contextile {
@@ -13,12 +13,17 @@ namespace {
 constexpr std::string_view kMagic{"CTXSTEP\0", 8};
 constexpr std::uint64_t kVersion = 1;
 
-constexpr std::size_t kVersionAt = 8;
 constexpr std::size_t kKindAt = 12;
 constexpr std::size_t kStepAt = 16;
 constexpr std::size_t kPlanningAt = 24;
 constexpr std::size_t kChecksumAt = 32;
 constexpr std::size_t kHeaderBytes = 40;
+
+constexpr FrameFormat kFormat{.magic = kMagic,
+                              .version = kVersion,
+                              .header_bytes = kHeaderBytes,
+                              .name = "a step's plan of a planner",
+                              .noun = "value"};
 
 // XXH3-64 of everything but itself.
 std::uint64_t checksum_of_value(std::span<const std::uint8_t> bytes) {
@@ -32,7 +37,7 @@ std::uint64_t checksum_of_value(std::span<const std::uint8_t> bytes) {
 std::vector<std::uint8_t> encode_step_value(const StepValue& value) {
   std::vector<std::uint8_t> bytes(kHeaderBytes + value.payload.size());
   std::ranges::copy(kMagic, bytes.begin());
-  put(bytes, kVersionAt, kVersion, 4);
+  put(bytes, FrameFormat::kVersionAt, kVersion, 4);
   put(bytes, kKindAt, static_cast<std::uint64_t>(value.kind), 4);
   put(bytes, kStepAt, static_cast<std::uint64_t>(value.step));
   put(bytes, kPlanningAt, static_cast<std::uint64_t>(value.planning_us));
@@ -43,20 +48,8 @@ std::vector<std::uint8_t> encode_step_value(const StepValue& value) {
 
 StepValue decode_step_value(std::span<const std::uint8_t> bytes, std::int64_t step,
                             std::string_view where) {
-  if (bytes.size() < kHeaderBytes || !std::ranges::equal(bytes.first(kMagic.size()), kMagic)) {
-    const std::string_view found(reinterpret_cast<const char*>(bytes.data()),
-                                 std::min(bytes.size(), kMagic.size()));
-    fail_plan("{}: expected what a planner puts there, {} and at least {} bytes, found {} and {}",
-              where, quote(kMagic), kHeaderBytes, quote(found), bytes.size());
-  }
-  if (get(bytes, kVersionAt, 4) != kVersion) {
-    fail_plan("{}: expected version {}, found {}: another contextile plans", where, kVersion,
-              get(bytes, kVersionAt, 4));
-  }
-  if (get(bytes, kChecksumAt) != checksum_of_value(bytes)) {
-    fail_plan("{}: expected checksum {:016x} (of the value), found {:016x}: the value is corrupt",
-              where, checksum_of_value(bytes), get(bytes, kChecksumAt));
-  }
+  check_frame_header(bytes, kFormat, where);
+  check_frame_checksum(checksum_of_value(bytes), get(bytes, kChecksumAt), kFormat, where);
   const std::uint64_t kind = get(bytes, kKindAt, 4);
   StepValue value;
   value.step = static_cast<std::int64_t>(get(bytes, kStepAt));

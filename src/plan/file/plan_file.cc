@@ -7,8 +7,8 @@
 
 #include "base/check.h"
 #include "base/little_endian.h"
-#include "base/quote.h"
 #include "contextile/plan_file.h"
+#include "plan/file/frame_header.h"
 
 namespace contextile {
 namespace {
@@ -16,40 +16,20 @@ namespace {
 constexpr std::string_view kMagic{"CTXPLAN\0", 8};
 
 // Offsets of the header's numbers; the checksum is at 32.
-constexpr std::size_t kVersionAt = 8;
 constexpr std::size_t kHeaderBytesAt = 12;
 constexpr std::size_t kFileBytesAt = 16;
 constexpr std::size_t kDigestAt = 24;
 constexpr std::size_t kChecksumAt = 32;
 constexpr std::size_t kNumSectionsAt = 40;
 
-void check_magic(std::span<const std::uint8_t> bytes, std::string_view file) {
-  const std::size_t size = std::min(bytes.size(), kMagic.size());
-  if (size == 0 || std::memcmp(bytes.data(), kMagic.data(), size) != 0) {
-    const std::string_view found(reinterpret_cast<const char*>(bytes.data()), size);
-    fail_plan("{}: not a plan file: expected it to begin with {}, found {}", file, quote(kMagic),
-              quote(found));
-  }
-}
-
-// Before anything else: another version may have another header.
-void check_version(std::span<const std::uint8_t> bytes, std::string_view file) {
-  if (bytes.size() < kHeaderBytesAt) return;  // too short for any version
-  const std::uint64_t version = get(bytes, kVersionAt, 4);
-  if (version != kPlanFileVersion) {
-    fail_plan("{}: header: expected version {}, found {}: {}", file, kPlanFileVersion, version,
-              version < kPlanFileVersion ? "the file was written by an older contextile, plan again"
-                                         : "the file was written by a newer contextile");
-  }
-}
+constexpr FrameFormat kFormat{.magic = kMagic,
+                              .version = kPlanFileVersion,
+                              .header_bytes = PlanFileHeader::kBytes,
+                              .name = "a plan file",
+                              .noun = "file"};
 
 PlanFileHeader read_header(std::span<const std::uint8_t> bytes, std::string_view file) {
-  check_magic(bytes, file);
-  check_version(bytes, file);
-  if (bytes.size() < PlanFileHeader::kBytes) {
-    fail_plan("{}: header: expected {} bytes, found {}: the file is truncated", file,
-              PlanFileHeader::kBytes, bytes.size());
-  }
+  check_frame_header(bytes, kFormat, file);
   const std::uint64_t header_bytes = get(bytes, kHeaderBytesAt, 4);
   if (header_bytes != PlanFileHeader::kBytes) {
     fail_plan("{}: header: expected header bytes {}, found {}", file, PlanFileHeader::kBytes,
@@ -64,11 +44,7 @@ PlanFileHeader read_header(std::span<const std::uint8_t> bytes, std::string_view
     fail_plan("{}: header: expected a file of {} bytes, found {}{}", file, header.file_bytes,
               bytes.size(), bytes.size() < header.file_bytes ? ": the file is truncated" : "");
   }
-  const std::uint64_t checksum = checksum_of(bytes);
-  if (checksum != header.checksum) {
-    fail_plan("{}: header: expected checksum {} (of the file), found {}: the file is corrupt", file,
-              digest_text(checksum), digest_text(header.checksum));
-  }
+  check_frame_checksum(checksum_of(bytes), header.checksum, kFormat, file);
   const std::uint64_t most = (bytes.size() - PlanFileHeader::kBytes) / Section::kTableBytes;
   if (header.num_sections < 1 || header.num_sections > most) {
     fail_plan("{}: header: expected 1 to {} sections in {} bytes, found {}", file, most,
@@ -107,8 +83,7 @@ std::vector<SectionView> read_table(std::span<const std::uint8_t> bytes, std::ui
 }  // namespace
 
 std::uint64_t stated_file_bytes(std::span<const std::uint8_t> first, std::string_view file) {
-  check_magic(first, file);
-  check_version(first, file);
+  check_frame_begin(first, kFormat, file);
   return first.size() < PlanFileHeader::kBytes ? PlanFileHeader::kBytes : get(first, kFileBytesAt);
 }
 
@@ -132,7 +107,7 @@ std::vector<std::uint8_t> write_frame(std::span<const Section> sections) {
     offset += aligned_to_8(section.stored.size());
   }
   std::memcpy(file.data(), kMagic.data(), kMagic.size());
-  put(file, kVersionAt, kPlanFileVersion, 4);
+  put(file, FrameFormat::kVersionAt, kPlanFileVersion, 4);
   put(file, kHeaderBytesAt, PlanFileHeader::kBytes, 4);
   put(file, kFileBytesAt, file_bytes);
   put(file, kDigestAt, digest_of(contents));

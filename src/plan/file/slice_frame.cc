@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/little_endian.h"
-#include "base/quote.h"
 #include "contextile/plan_file.h"
+#include "plan/file/frame_header.h"
 
 namespace contextile {
 namespace {
@@ -14,7 +14,6 @@ namespace {
 constexpr std::string_view kMagic = "CTXSLICE";
 
 // Offsets of the header's numbers; up to the number of sections they are those of a plan file.
-constexpr std::size_t kVersionAt = 8;
 constexpr std::size_t kHeaderBytesAt = 12;
 constexpr std::size_t kSliceBytesAt = 16;
 constexpr std::size_t kDigestAt = 24;
@@ -26,22 +25,15 @@ constexpr std::size_t kDeviceBytesAt = 64;
 
 constexpr std::uint64_t kMostDevices = std::uint64_t{1} << 31;
 
+constexpr FrameFormat kFormat{.magic = kMagic,
+                              .version = kPlanFileVersion,
+                              .header_bytes = SliceHeader::kBytes,
+                              .name = "a slice of a plan",
+                              .noun = "slice"};
+
 // Everything that can be said without looking behind the header.
 void check_header(std::span<const std::uint8_t> bytes, std::string_view where) {
-  const std::size_t size = std::min(bytes.size(), kMagic.size());
-  if (size == 0 || std::memcmp(bytes.data(), kMagic.data(), size) != 0) {
-    const std::string_view found(reinterpret_cast<const char*>(bytes.data()), size);
-    fail_plan("{}: not a slice of a plan: expected it to begin with {}, found {}", where,
-              quote(kMagic), quote(found));
-  }
-  if (bytes.size() >= kHeaderBytesAt && get(bytes, kVersionAt, 4) != kPlanFileVersion) {
-    fail_plan("{}: header: expected version {}, found {}: another contextile has planned", where,
-              kPlanFileVersion, get(bytes, kVersionAt, 4));
-  }
-  if (bytes.size() < SliceHeader::kBytes) {
-    fail_plan("{}: header: expected {} bytes, found {}: the slice is truncated", where,
-              SliceHeader::kBytes, bytes.size());
-  }
+  check_frame_header(bytes, kFormat, where);
   if (get(bytes, kHeaderBytesAt, 4) != SliceHeader::kBytes) {
     fail_plan("{}: header: expected header bytes {}, found {}", where, SliceHeader::kBytes,
               get(bytes, kHeaderBytesAt, 4));
@@ -50,11 +42,7 @@ void check_header(std::span<const std::uint8_t> bytes, std::string_view where) {
     fail_plan("{}: header: expected a slice of {} bytes, found {}", where,
               get(bytes, kSliceBytesAt), bytes.size());
   }
-  const std::uint64_t checksum = checksum_of(bytes);
-  if (checksum != get(bytes, kChecksumAt)) {
-    fail_plan("{}: header: expected checksum {} (of the slice), found {}: the slice is corrupt",
-              where, digest_text(checksum), digest_text(get(bytes, kChecksumAt)));
-  }
+  check_frame_checksum(checksum_of(bytes), get(bytes, kChecksumAt), kFormat, where);
 }
 
 }  // namespace
@@ -67,7 +55,7 @@ std::vector<std::uint8_t> write_slice_frame(std::span<const ContentId> contents,
   const std::uint64_t device_at = manifest_at + aligned_to_8(manifest.stored.size());
   std::vector<std::uint8_t> slice(device_at + aligned_to_8(device.stored.size()));
   std::memcpy(slice.data(), kMagic.data(), kMagic.size());
-  put(slice, kVersionAt, kPlanFileVersion, 4);
+  put(slice, FrameFormat::kVersionAt, kPlanFileVersion, 4);
   put(slice, kHeaderBytesAt, SliceHeader::kBytes, 4);
   put(slice, kSliceBytesAt, slice.size());
   put(slice, kDigestAt, digest_of(contents));

@@ -7,6 +7,7 @@
 
 #include "contextile/base.h"
 #include "data/ahead/lookahead_keys.h"
+#include "support/changed_bytes.h"
 #include "support/message_of.h"
 
 namespace contextile {
@@ -35,16 +36,22 @@ TEST(StepValue, OfAnotherStepIsRefused) {
 }
 
 TEST(StepValue, WithAnyBitFlippedOrCutIsRefused) {
-  const Bytes bytes = example();
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    for (int bit = 0; bit < 8; ++bit) {
-      Bytes changed = bytes;
-      changed[i] ^= static_cast<std::uint8_t>(1U << bit);
-      EXPECT_THROW(static_cast<void>(decode_step_value(changed, 7, "")), InvalidPlan) << i;
-    }
-    const Bytes cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(i));
-    EXPECT_THROW(static_cast<void>(decode_step_value(cut, 7, "")), InvalidPlan) << i;
-  }
+  const auto expect_refused = [](const Bytes& bytes) {
+    EXPECT_THROW(static_cast<void>(decode_step_value(bytes, 7, "")), InvalidPlan);
+  };
+  for_every_cut(example(), expect_refused);
+  for_every_flipped_bit(example(), [&](const Bytes& bytes, std::size_t) { expect_refused(bytes); });
+}
+
+TEST(StepValue, OfAnotherFormatOrVersionIsCalledThat) {
+  Bytes bytes = example();
+  bytes[8] = 9;
+  EXPECT_EQ(message_of<InvalidPlan>([&] { return decode_step_value(bytes, 7, "somewhere"); }),
+            "somewhere: header: expected version 1, found 9: the value was written by a newer "
+            "contextile");
+  EXPECT_EQ(message_of<InvalidPlan>([] { return decode_step_value({}, 7, "somewhere"); }),
+            "somewhere: not a step's plan of a planner: expected it to begin with 'CTXSTEP\\x00', "
+            "found ''");
 }
 
 TEST(LookaheadKeys, RefuseRunsThatMakeNone) {

@@ -17,6 +17,7 @@
 #include "contextile/verify.h"
 #include "plan/file/compression.h"
 #include "plan/file/plan_file.h"
+#include "support/changed_bytes.h"
 #include "support/message_of.h"
 #include "support/plan_support.h"
 
@@ -301,25 +302,18 @@ TEST(PlanBytes, OfTheFirstVersionSayThatTheyAreOld) {
 
 TEST(PlanBytes, CutAtAnyLengthAreRefused) {
   const Bytes bytes = serialize(full_example());
-  for (std::size_t length = 0; length < bytes.size(); ++length) {
-    SCOPED_TRACE(length);
-    Bytes cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length));
-    EXPECT_NE(error_of(cut), "no error");
+  for_every_cut(bytes, [](Bytes cut) {
+    EXPECT_NE(error_of(cut), "no error") << cut.size();
     sign(cut);
-    EXPECT_NE(error_of(cut), "no error");
-  }
+    EXPECT_NE(error_of(cut), "no error") << cut.size();
+  });
   EXPECT_THAT(error_of(std::span(bytes).first(100)), HasSubstr("the file is truncated"));
 }
 
 TEST(PlanBytes, WithAnyBitFlippedAreRefused) {
-  Bytes bytes = serialize(full_example());
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    for (int bit = 0; bit < 8; ++bit) {
-      bytes[i] ^= static_cast<std::uint8_t>(1U << bit);
-      EXPECT_NE(error_of(bytes), "no error") << "byte " << i << " bit " << bit;
-      bytes[i] ^= static_cast<std::uint8_t>(1U << bit);
-    }
-  }
+  for_every_flipped_bit(serialize(full_example()), [](const Bytes& changed, std::size_t at) {
+    EXPECT_NE(error_of(changed), "no error") << "byte " << at;
+  });
 }
 
 // A plan that cannot be told from a right one may be used; all others are refused.
@@ -331,15 +325,10 @@ void load_and_use(const Bytes& bytes) {
 }
 
 TEST(PlanBytes, WithAnyByteChangedAndSignedAgainAreRefusedOrHarmless) {
-  const Bytes bytes = serialize(full_example());
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    for (const std::uint8_t value : {0x00, 0x01, 0x02, 0x7f, 0x80, 0xff, bytes[i] ^ 1}) {
-      Bytes changed = bytes;
-      changed[i] = value;
-      sign(changed);
-      load_and_use(changed);
-    }
-  }
+  for_every_changed_byte(serialize(full_example()), [](Bytes changed) {
+    sign(changed);
+    load_and_use(changed);
+  });
 }
 
 TEST(PlanBytes, WithAnyByteOfASectionChangedAndSignedAgainAreRefusedOrHarmless) {

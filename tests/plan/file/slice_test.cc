@@ -15,6 +15,7 @@
 #include "contextile/verify.h"
 #include "plan/file/plan_file.h"
 #include "plan/file/slice_frame.h"
+#include "support/changed_bytes.h"
 #include "support/message_of.h"
 #include "support/plan_support.h"
 
@@ -126,40 +127,31 @@ TEST(SliceBytes, OfAnotherFormatAreCalledThat) {
   Bytes bytes = serialize_slice(example(), Rank{0});
   bytes[8] = 9;
   EXPECT_EQ(error_of(bytes),
-            "some.slice: header: expected version 2, found 9: another contextile has planned");
+            "some.slice: header: expected version 2, found 9: the slice was written by a newer "
+            "contextile");
 }
 
 TEST(SliceBytes, CutAtAnyLengthAreRefused) {
   const Bytes bytes = serialize_slice(example(), Rank{1});
-  for (std::size_t length = 0; length < bytes.size(); ++length) {
-    Bytes cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(length));
-    EXPECT_NE(error_of(cut), "no error") << length;
+  for_every_cut(bytes, [](Bytes cut) {
+    EXPECT_NE(error_of(cut), "no error") << cut.size();
     sign(cut);
-    EXPECT_NE(error_of(cut), "no error") << length;
-  }
+    EXPECT_NE(error_of(cut), "no error") << cut.size();
+  });
 }
 
 TEST(SliceBytes, WithAnyBitFlippedAreRefused) {
-  Bytes bytes = serialize_slice(example(), Rank{1});
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    for (int bit = 0; bit < 8; ++bit) {
-      bytes[i] ^= static_cast<std::uint8_t>(1U << bit);
-      EXPECT_NE(error_of(bytes), "no error") << "byte " << i << " bit " << bit;
-      bytes[i] ^= static_cast<std::uint8_t>(1U << bit);
-    }
-  }
+  for_every_flipped_bit(serialize_slice(example(), Rank{1}),
+                        [](const Bytes& changed, std::size_t at) {
+                          EXPECT_NE(error_of(changed), "no error") << "byte " << at;
+                        });
 }
 
 TEST(SliceBytes, WithAnyByteChangedAndSignedAgainAreRefusedOrHarmless) {
-  const Bytes bytes = serialize_slice(example(), Rank{1});
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    for (const std::uint8_t value : {0x00, 0x01, 0x02, 0x7f, 0x80, 0xff, bytes[i] ^ 1}) {
-      Bytes changed = bytes;
-      changed[i] = value;
-      sign(changed);
-      load_and_use(changed);
-    }
-  }
+  for_every_changed_byte(serialize_slice(example(), Rank{1}), [](Bytes changed) {
+    sign(changed);
+    load_and_use(changed);
+  });
 }
 
 TEST(SliceBytes, OfEveryStrategyWithRandomChangesAreRefusedOrHarmless) {
