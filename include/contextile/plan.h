@@ -153,6 +153,8 @@ struct PlanRound {
   [[nodiscard]] bool has_direction(std::size_t mask, Direction direction) const;
   // Tiles of all head groups that the devices' programs of that mask and direction list.
   [[nodiscard]] std::int64_t num_tiles(std::size_t mask, Direction direction) const;
+  // The same of the direction that lists more.
+  [[nodiscard]] std::int64_t most_tiles(std::size_t mask) const;
 };
 
 struct Plan {

@@ -50,6 +50,10 @@ std::int64_t PlanRound::num_tiles(std::size_t mask, Direction direction) const {
   return tiles;
 }
 
+std::int64_t PlanRound::most_tiles(std::size_t mask) const {
+  return std::max(num_tiles(mask, Direction::kForward), num_tiles(mask, Direction::kBackward));
+}
+
 std::string size_text(const Plan& plan) {
   std::int64_t tiles = 0;
   for (const PlanRound& round : plan.rounds) {

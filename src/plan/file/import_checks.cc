@@ -256,9 +256,7 @@ class ImportCheck {
   // Pairs of all devices' tiles under one mask.
   void check_pairs(PlanRound& round) {
     const std::optional<TileTable> table =
-        tiles_of(round.masks[mask_], round.blocks,
-                 std::max(round.num_tiles(mask_, Direction::kForward),
-                          round.num_tiles(mask_, Direction::kBackward)));
+        tiles_of(round.masks[mask_], round.blocks, round.most_tiles(mask_));
     for (device_ = 0; device_ < round.devices.size(); ++device_) {
       ProgramPair& pair = round.devices[device_].programs[mask_];
       for (const Direction direction : kDirections) {

@@ -59,8 +59,7 @@ MaskFacts::MaskFacts(TileTable tiles, std::int32_t num_blocks)
 std::optional<MaskFacts> facts_of_mask(const RoundFacts& facts, std::size_t mask,
                                        const PlanPlace& place, Findings& findings) {
   const PlanRound& round = facts.round;
-  const std::int64_t num_listed = std::max(round.num_tiles(mask, Direction::kForward),
-                                           round.num_tiles(mask, Direction::kBackward));
+  const std::int64_t num_listed = round.most_tiles(mask);
   std::optional<TileTable> tiles = tiles_beside(round.masks[mask].mask, round.blocks, num_listed);
   if (!tiles) {
     findings.cause(place,
