@@ -40,6 +40,13 @@ if(NOT printed STREQUAL expected)
 endif()
 # Everything in one process, then planner and ranks as processes, the planner killed once.
 run(${work}/train_ahead/train_ahead --steps 4 --check-every 2)
+run(${work}/train_ahead/train_ahead --help)
+# A folder that is not there is none that a planner and ranks could share.
+execute_process(COMMAND ${work}/train_ahead/train_ahead --planner --store file://${work}/no-such-folder
+                ERROR_VARIABLE printed RESULT_VARIABLE code TIMEOUT 60)
+if(NOT code EQUAL 2 OR NOT printed MATCHES "expected a folder that is there" OR EXISTS ${work}/no-such-folder)
+  message(FATAL_ERROR "train_ahead: expected exit code 2 for a folder that is not there, found ${code}: ${printed}")
+endif()
 find_program(REDIS_SERVER redis-server)
 if(REDIS_SERVER AND REDIS AND GLOO)
   run(${SOURCE_DIR}/examples/train_ahead/run_local ${work}/train_ahead/train_ahead 12)

@@ -1,8 +1,11 @@
 #include "options.h"
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <stdexcept>
+#include <string_view>
+#include <system_error>
 
 namespace {
 
@@ -21,7 +24,51 @@ std::int64_t parse_number(const std::string& name, const std::string& text, std:
   return number;
 }
 
+// A store makes its folder: processes that are told another one would wait for each other there.
+void check_shared_folder(const std::string& store) {
+  constexpr std::string_view kFolder = "file://";
+  std::error_code ignored;
+  if (!store.starts_with(kFolder) ||
+      std::filesystem::is_directory(store.substr(kFolder.size()), ignored)) {
+    return;
+  }
+  throw std::invalid_argument(
+      "--store: expected a folder that is there, which planners and ranks "
+      "share, found none: '" +
+      store + "' (mkdir makes it)");
+}
+
 }  // namespace
+
+const char* const kUsage =
+    "usage: train_ahead [OPTION VALUE]…\n"
+    "The attention of a training run whose plans are made ahead, with everything in one process "
+    "or\n"
+    "a process each:\n"
+    "  train_ahead                                          planner and ranks as threads\n"
+    "  train_ahead --planner --store STORE --steps 50       a planner, one or more of them\n"
+    "  train_ahead --rank R --ranks 4 --rendezvous WHERE --store STORE --steps 50\n"
+    "                                                       a rank, for R = 0, 1, 2, 3\n"
+    "All of them get the same --run-id, --steps, --first-step, --tokens, --dataset, --plan-steps\n"
+    "and --ranks. Exits with 0 when every checked step was exact, 1 when one was not, 2 on wrong\n"
+    "options, 3 when something failed.\n"
+    "  --store STORE       where plans wait: redis://HOST[:PORT], redis+unix:///SOCKET, or\n"
+    "                      file:///FOLDER, which must be there (default: in this process)\n"
+    "  --run-id TEXT       tells runs in one store apart: another for every run (train)\n"
+    "  --planner           this process plans\n"
+    "  --rank R            this process is rank R (default: all ranks are threads of it)\n"
+    "  --ranks N           ranks in all (4)\n"
+    "  --rendezvous WHERE  where ranks meet: tcp://HOST:PORT of rank 0, or file:///FOLDER\n"
+    "  --interface NAME    network of the ranks (default: the one that leads to rank 0)\n"
+    "  --steps N           the step behind the last one (20)\n"
+    "  --first-step N      where to begin or go on (0)\n"
+    "  --tokens N          tokens of a batch (1024)\n"
+    "  --dataset NAME      lengths of documents, see contextile info (prolong)\n"
+    "  --plan-steps N      steps of the search for each plan (100000)\n"
+    "  --ahead N           steps that are planned before ranks need them (4)\n"
+    "  --threads N         threads that plan (1)\n"
+    "  --check-every N     compare every so many steps with the oracle; 0: never (10)\n"
+    "  --claim-ms MS       after which another planner takes over a step of one that died (2000)\n";
 
 Options parse_options(int argc, char** argv) {
   Options options;
@@ -56,18 +103,24 @@ Options parse_options(int argc, char** argv) {
       options.is_planner = true;
       continue;
     }
-    const auto found = known.find(name);
-    if (found == known.end() || i + 1 == argc) {
-      std::string names = "--planner";
-      for (const auto& [each, take] : known) names += ", " + each;
-      throw std::invalid_argument("expected options of " + names + " with values, found '" + name +
-                                  "'");
+    if (name == "--help" || name == "-h") {
+      options.is_help = true;
+      return options;
     }
+    const auto found = known.find(name);
+    if (found == known.end()) {
+      throw std::invalid_argument("expected an option of train_ahead --help, found '" + name + "'");
+    }
+    if (i + 1 == argc) throw std::invalid_argument(name + ": expected a value, found none");
     found->second(name, argv[++i]);
   }
   if ((options.is_planner || options.rank >= 0) && options.store.empty()) {
     throw std::invalid_argument("expected --store where planner and ranks are processes");
   }
+  if (options.is_planner && options.rank >= 0) {
+    throw std::invalid_argument("expected either --planner or --rank, found both");
+  }
+  if (options.is_planner || options.rank >= 0) check_shared_folder(options.store);
   return options;
 }
 

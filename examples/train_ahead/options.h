@@ -9,6 +9,7 @@
 struct Options {
   std::string store;  // address, as open_store takes it; empty: of this process
   std::string run_id = "train";
+  bool is_help = false;
   bool is_planner = false;
   std::int32_t rank = -1;  // -1: all ranks as threads of this process
   std::int32_t ranks = 4;
@@ -24,6 +25,8 @@ struct Options {
   std::int64_t check_every = 10;  // every so many steps against the oracle; 0: never
   std::int64_t claim_ms = 2000;
 };
+
+extern const char* const kUsage;
 
 // Throws std::invalid_argument naming what cannot be.
 [[nodiscard]] Options parse_options(int argc, char** argv);

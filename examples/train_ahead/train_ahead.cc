@@ -152,6 +152,10 @@ int run_alone(const Options& options, const PlanJob& job) {
 int main(int argc, char** argv) {
   try {
     const Options options = parse_options(argc, argv);
+    if (options.is_help) {
+      std::fputs(kUsage, stdout);
+      return 0;
+    }
     const PlanJob job = job_of(options);
     if (options.is_planner) return run_planner(options, job);
     return options.rank >= 0 ? run_process(options, job) : run_alone(options, job);
