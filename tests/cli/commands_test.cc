@@ -288,6 +288,9 @@ TEST_F(Commands, BrokenPlansFailVerificationAndAreNotRun) {
   const json document = json::parse(as_json.out);
   EXPECT_FALSE(document.at("ok").get<bool>());
   EXPECT_EQ(document.at("violations").size(), document.at("num_violations"));
+  const auto more = std::to_string(document.at("num_violations").get<int>() - 1);
+  EXPECT_THAT(contextile({"verify", path("broken.plan"), "--max-shown", "1"}).out,
+              HasSubstr("... and " + more + " more\n"));
   const Outcome ran = contextile({"run", path("broken.plan")});
   EXPECT_EQ(ran.exit_code, 1);
   EXPECT_THAT(ran.out, HasSubstr("violation: "));

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <limits>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +24,7 @@ namespace {
 
 struct VerifyCommandOptions {
   std::string plan_path;
+  std::int64_t max_shown = 1000;
   bool json = false;
   bool csv = false;
 };
@@ -53,7 +54,7 @@ Table violation_table(const VerifyReport& report) {
 int run(const VerifyCommandOptions& options) {
   check_formats(options.json, options.csv);
   const Plan plan = load_plan(options.plan_path);
-  const VerifyReport report = verify(plan, {.max_shown = std::numeric_limits<std::int64_t>::max()});
+  const VerifyReport report = verify(plan, {.max_shown = options.max_shown});
   if (options.json) {
     Json document = {{"command", "verify"}, {"file", options.plan_path}};
     document.update(verify_json(report));
@@ -75,6 +76,8 @@ int run(const VerifyCommandOptions& options) {
 Action add_verify_command(CLI::App& app) {
   auto options = std::make_shared<VerifyCommandOptions>();
   add_plan_argument(app, options->plan_path);
+  add_size<std::int64_t>(app, "--max-shown", options->max_shown, 0,
+                         {"N", "violations and warnings that are listed; all are counted", ""});
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "what moves in each direction, or the violations,");
   add_examples(app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K",
