@@ -99,10 +99,8 @@ std::string result_text(const PartitionOptions& options, const Result& result) {
 
 int run(PartitionOptions options) {
   check_formats(options.json, options.csv);
-  const std::string output_path =
-      options.output_path.empty()
-          ? fmt::format("{}.part.{}", options.hgr_path, options.spec.num_parts)
-          : options.output_path;
+  const std::string output_path = output_beside(
+      options.hgr_path, fmt::format(".part.{}", options.spec.num_parts), options.output_path);
   check_no_input("--output", output_path,
                  {options.hgr_path, options.fixed_path, options.start_path});
   check_results_elsewhere(output_path, options.json || options.csv);
@@ -167,7 +165,8 @@ Action add_partition_command(CLI::App& app) {
   add_value(app, "--start", {"FILE", "partition to improve on", "none"},
             [options](const std::string& path) { options->start_path = path; });
   add_search_options(app, options->spec);
-  add_output(app, "-o,--output", {"FILE", "where the partition goes", "FILE.part.K"},
+  add_output(app, "-o,--output",
+             {"FILE", "where the partition goes; to be given with FILE -", "FILE.part.K"},
              [options](const std::string& path) { options->output_path = path; });
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the result, one row,");

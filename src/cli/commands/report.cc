@@ -96,8 +96,7 @@ int report_flight(const ReportCommandOptions& options) {
 int run(const ReportCommandOptions& options) {
   std::error_code ignored;
   if (std::filesystem::is_directory(options.plan_path, ignored)) return report_flight(options);
-  const std::string page =
-      options.output_path.empty() ? options.plan_path + ".html" : options.output_path;
+  const std::string page = output_beside(options.plan_path, ".html", options.output_path);
   check_no_input("--output", page, {options.plan_path, options.other_path, options.cluster});
   check_results_elsewhere(page, options.json);
   ReplacedFile file(page);
@@ -149,7 +148,7 @@ Action add_report_command(CLI::App& app) {
                [options](const std::string& path) { options->plan_path = path; });
   add_value(app, "PLAN_B", {"", "a second plan file, shown beside the first", ""},
             [options](const std::string& path) { options->other_path = path; });
-  add_output(app, "-o,--output", {"FILE", "the HTML page", "PLAN.html"},
+  add_output(app, "-o,--output", {"FILE", "the HTML page; to be given with PLAN -", "PLAN.html"},
              [options](const std::string& path) { options->output_path = path; });
   add_cluster_option(app, options->cluster,
                      "the machine to predict on, of as many devices as the plan's",

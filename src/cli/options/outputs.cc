@@ -89,6 +89,15 @@ void check_no_input(const std::string& option, const std::string& path,
   }
 }
 
+std::string output_beside(const std::string& input, const std::string& ending,
+                          const std::string& given) {
+  if (!given.empty()) return given;
+  if (input == kStandardStream) {
+    fail_argument("--output: expected a file, as the input is standard input, found none");
+  }
+  return input + ending;
+}
+
 void check_results_elsewhere(const std::string& path, bool json_or_csv) {
   if (path == kStandardStream && json_or_csv) {
     fail_argument("--output: expected a file beside --json or --csv, found {}", quote(path));
