@@ -25,4 +25,7 @@ class CommandLine {
 
 [[nodiscard]] std::vector<std::string> command_names();
 
+// What is wrong with a command line that CLI11 refuses, in the words of all other messages.
+[[nodiscard]] std::string problem_text(const CLI::App& app, const CLI::ParseError& error);
+
 }  // namespace contextile

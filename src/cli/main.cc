@@ -21,6 +21,7 @@
 #include "cli/commands/command.h"
 #include "cli/completion.h"
 #include "cli/options/outputs.h"
+#include "cli/options/transport.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/base.h"
@@ -29,59 +30,14 @@
 namespace contextile {
 namespace {
 
-// Messages stay one line whatever a library put into them.
-int fail(int exit_code, std::string message) {
-  std::replace(message.begin(), message.end(), '\n', ' ');
-  while (!message.empty() && message.back() == ' ') message.pop_back();
-  fmt::print(stderr, "contextile: error: {}\n", without_controls(message));
+int fail(int exit_code, const std::string& message) {
+  print_error(message);
   return exit_code;
 }
 
-// The first argument no option took: its option's name was misspelt, or there is one too many.
-std::string unexpected_argument(const CLI::App& command, const std::string& argument) {
-  if (!argument.starts_with("-")) {
-    return fmt::format("expected no more arguments, found {}", quote(argument));
-  }
-  const std::string name = argument.substr(0, argument.find('='));
-  std::vector<std::string> names;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
-  }
-  return fmt::format("expected a known option, found {}{}", quote(name), did_you_mean(name, names));
-}
-
-// CLI11's own complaints in the words of all other messages.
-std::string reworded(const CLI::ParseError& error) {
-  std::string text = error.what();
-  const std::string option = text.substr(0, text.find_first_of(": "));
-  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-    return fmt::format("expected {}, found none", option);
-  }
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    return text.ends_with("missing") ? fmt::format("{}: expected a value, found none", option)
-                                     : fmt::format("{}: expected once, found again", option);
-  }
-  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
-    // "Could not convert: --json = maybe": only switches convert by themselves.
-    const std::size_t name = text.find("--");
-    const std::size_t value = text.find(" = ");
-    if (name != std::string::npos && value != std::string::npos) {
-      return fmt::format("{}: expected no value, found {}", text.substr(name, value - name),
-                         quote(text.substr(value + 3)));
-    }
-  }
-  return text;
-}
-
-int explain(const CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<CLI::App*> chosen = app.get_subcommands();
-  const CLI::App& command = chosen.empty() ? app : *chosen.front();
-  const std::vector<std::string> unexpected = command.remaining();
-  const std::string problem =
-      unexpected.empty() ? reworded(error) : unexpected_argument(command, unexpected.front());
-  if (chosen.empty()) return fail(kExitBadInput, problem + " (see contextile --help)");
-  return fail(kExitBadInput,
-              fmt::format("{0}: {1} (see contextile {0} --help)", command.get_name(), problem));
+int fail_thread(std::string_view found) {
+  return fail(kExitEnvironment,
+              fmt::format("expected to start a thread (ulimit -u, ulimit -v), found: {}", found));
 }
 
 int unknown_command(const char* found) {
@@ -132,7 +88,7 @@ int dispatch(std::span<const char* const> argv) {
     if (!std::cout.flush()) throw OutputError(kStdoutFailure);
     return exit_code;
   } catch (const CLI::ParseError& error) {
-    return explain(program.app(), error);
+    return fail(kExitBadInput, problem_text(program.app(), error));
   }
   check_outputs(*program.app().get_subcommands().front());
   const int exit_code = program.chosen()();
@@ -148,6 +104,8 @@ int run_program(int argc, char** argv) {
   }
   try {
     return dispatch(spelled_out(argc, argv));
+  } catch (const SaidByRank0&) {
+    return kExitBadInput;
   } catch (const TransportError& error) {
     return fail(kExitEnvironment, error.what());
   } catch (const OutputError& error) {
@@ -166,9 +124,14 @@ int run_program(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return fail(kExitEnvironment, "out of memory: expected a smaller batch or a larger machine");
   } catch (const std::system_error& error) {
-    return fail(kExitEnvironment, error.what());
+    const bool is_thread = error.code() == std::errc::resource_unavailable_try_again;
+    return is_thread ? fail_thread(error.what()) : fail(kExitEnvironment, error.what());
   } catch (const std::exception& error) {
-    return fail(kExitEnvironment, fmt::format("internal error: {}", error.what()));
+    const std::string_view text = error.what();
+    if (text.find("pthread_create has failed") != std::string_view::npos) {
+      return fail_thread(text);  // oneTBB has no class of its own for this
+    }
+    return fail(kExitEnvironment, fmt::format("internal error: {}", text));
   }
 }
 

@@ -1,4 +1,4 @@
-// Results on stdout.
+// Results on stdout, errors on stderr.
 #pragma once
 
 #include <span>
@@ -16,6 +16,8 @@ namespace contextile {
 // Prints to stdout, without control bytes but our tables' colours.
 void print(std::string_view text);
 void print_json(const Json& document);
+// "contextile: error: …" on stderr, one line whatever a library put into the message.
+void print_error(std::string message);
 [[nodiscard]] bool stdout_is_terminal();
 // A terminal whose user has not set NO_COLOR (no-color.org).
 [[nodiscard]] bool stdout_shows_colour();

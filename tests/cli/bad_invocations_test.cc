@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "cli/shell.h"
@@ -62,6 +63,10 @@ constexpr Invocation kInvocations[] = {
      "--trace: expected another file than PLAN"},
     {"ReportOverItsStandardInput", "contextile report - -o p.plan < p.plan", 2,
      "--output: expected another file than PLAN"},
+    {"ReportOfStandardInput", "contextile report - < p.plan", 2,
+     "--output: expected a file, as the input is standard input, found none"},
+    {"PartitionOfStandardInput", "contextile partition - -k 2 < g.hgr", 2,
+     "--output: expected a file, as the input is standard input, found none"},
     {"PlanBehindItsLengths", "contextile plan -o - --lengths good.txt --cluster c.json >> good.txt",
      2, "--output: expected another file than --lengths"},
     {"PlanIntoACircleOfLinks", "ln -s loop loop; contextile plan -o loop --lengths good.txt", 3,
@@ -222,6 +227,38 @@ TEST_F(GoodInvocation, MaskNamesAreEscapedWhereTheyAreExecuted) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(outcome.out, HasSubstr("waiting for transfers: m\\x1b[31m\\x0aok\\xc2\\x9b1m "));
   EXPECT_THAT(outcome.out, HasSubstr("\nm\\x1b[31m\\x0aok\\xc2\\x9b1m,forward,"));
+}
+
+TEST_F(GoodInvocation, JsonHasNoControlCodes) {
+  const Outcome outcome = bash(
+      "printf '100\\n37\\n' > l.txt\n"
+      "contextile plan -o p.plan --lengths l.txt --strategy zigzag --cluster local:1x2 > plan.txt\n"
+      "contextile export p.plan | sed 's/\"name\": *\"causal\"/\"name\": "
+      "\"m\\\\u009b1m\\\\u007f\\\\u0080\\\\u00a0\"/; s/\"digest\": *\"[0-9a-f]*\",//' > p.json\n"
+      "contextile import p.json -o evil.plan > import.txt && contextile export evil.plan -o e.json "
+      "&&"
+      "contextile simulate evil.plan --cluster local:1x2 --trace t.json > sim.txt &&"
+      "contextile verify evil.plan --json");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const std::string& text : {outcome.out, read(path("e.json")), read(path("t.json"))}) {
+    EXPECT_THAT(text, HasSubstr("m\\u009b1m\\u007f\\u0080\u00a0"));
+    EXPECT_EQ(text.find('\x7f'), std::string::npos);
+    EXPECT_THAT(text, Not(HasSubstr("\u009b")));
+    EXPECT_TRUE(nlohmann::json::accept(text));
+  }
+}
+
+// As root, whose threads nothing limits, in the place of a user who may have one.
+TEST_F(GoodInvocation, AThreadThatCannotStartIsTheEnvironmentsFault) {
+  static_cast<void>(small_plan("p.plan"));
+  const std::string as_nobody =
+      "exec setpriv --reuid 65534 --regid 65534 --clear-groups bash -c 'ulimit -u 1; exec " +
+      std::string(CONTEXTILE_PROGRAM) + " ";
+  if (bash(as_nobody + "--version'\n").exit_code != 0) GTEST_SKIP() << "needs root and setpriv";
+  const Outcome outcome = bash(as_nobody + "verify -' < p.plan\n");
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("expected to start a thread (ulimit -u"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("internal")));
 }
 
 TEST_F(GoodInvocation, NamesFromPlansAreEscaped) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/program.h"
+#include "cli/shell.h"
 
 namespace contextile {
 namespace {
@@ -17,7 +17,7 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class Launch : public ProgramTest {
+class Launch : public ShellTest {
  protected:
   // Whether this build has the transport.
   bool has(const std::string& transport) {
@@ -72,12 +72,56 @@ TEST_F(Launch, RanksWithDifferentPlansLeaveRecordsThatNameTheOddOne) {
   EXPECT_EQ(culprits[0].at("rank"), 2);
 }
 
+TEST_F(Launch, ARankThatDoesNotComeIsNamedThoughItsRecordOfAnEarlierRunIsThere) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::string plan = small_plan("p.plan");
+  const auto launch_three = [&](const std::string& run_id) {
+    const Outcome outcome = contextile({"launch", "-n", "3", "--ranks", "4", "--rendezvous",
+                                        "file://" + path(""), "--run-id", run_id, "--", "run", plan,
+                                        "--interface", "lo", "--timeout", "0.5"});
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_THAT(outcome.err, HasSubstr("rank 3 of 4 did not come"));
+    EXPECT_THAT(outcome.err, HasSubstr("contextile report " + plan + ".flight shows"));
+    return json::parse(read(plan + ".flight/rank-0.json"));
+  };
+  json old = launch_three("first");
+  EXPECT_EQ(old.at("steps").at(0).at("op"), "rendezvous");
+  old["rank"] = 3;
+  old["failed_us"] = old.at("failed_us").get<std::int64_t>() - 3'000'000;
+  static_cast<void>(file("p.plan.flight/rank-3.json", old.dump()));
+  static_cast<void>(launch_three("second"));
+  const Outcome report = contextile({"report", plan + ".flight", "--json"});
+  ASSERT_EQ(report.exit_code, 0) << report.err;
+  const json culprits = json::parse(report.out).at("culprits");
+  ASSERT_EQ(culprits.size(), 1U) << culprits;
+  EXPECT_EQ(culprits[0].at("rank"), 3);
+}
+
+TEST_F(Launch, RanksWithOtherOptionsAreNamed) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::string plan = small_plan("p.plan");
+  const auto error_of = [&](const std::string& option) {
+    const std::string command = std::string(CONTEXTILE_PROGRAM) + " run " + plan +
+                                " --transport gloo --rank {rank} --rendezvous {rendezvous} "
+                                "--run-id {run-id} $(test {rank} = 2 && echo " +
+                                option + ")";
+    const Outcome outcome = contextile({"launch", "-n", "4", "--", "sh", "-c", command});
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_THAT(error_of("--repeats 3"),
+              HasSubstr("the same repeats on all ranks, found 1 on rank 0 and 3 on rank 2"));
+  EXPECT_THAT(error_of("--kernel reference"),
+              HasSubstr("kernel on all ranks, found the preferred one on rank 0 and reference on"));
+  EXPECT_THAT(error_of("--seed 7"), HasSubstr("the same seed on all ranks"));
+}
+
 TEST_F(Launch, TwoLaunchesOfOneGroupMeetInAFolder) {
   if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
   const std::string plan = small_plan("p.plan");
   const std::string program = CONTEXTILE_PROGRAM;
-  const std::string half =
-      program + " launch -n 2 --ranks 4 --rendezvous file://" + path("") + " --first-rank ";
+  const std::string half = program + " launch -n 2 --ranks 4 --run-id one --rendezvous file://" +
+                           path("") + " --first-rank ";
   const std::string behind = " -- run " + plan + " --interface lo --seed 1 --json > ";
   EXPECT_EQ(std::system((half + "2" + behind + path("b.json") + " & " + half + "0" + behind +
                          path("a.json") + " && wait %1")
@@ -178,14 +222,60 @@ TEST_F(Launch, RefusesWhatCannotWork) {
                                "--rendezvous", "tcp://localhost:1", "--", "true"}),
                    {"--first-rank", "4 ranks"});
   expect_bad_input(contextile({"launch", "-n", "2"}), {"COMMAND"});
+  for (const char* port : {"0", "70000", "http"}) {
+    expect_bad_input(contextile({"launch", "--rendezvous", std::string("tcp://localhost:") + port,
+                                 "--", "true"}),
+                     {"port of 1 to 65535", port});
+  }
+  // Another group may meet in the same folder.
+  expect_bad_input(contextile({"launch", "-n", "2", "--ranks", "4", "--rendezvous",
+                               "file://" + path(""), "--", "true"}),
+                   {"expected --run-id", "another for every group"});
 }
 
-TEST_F(Launch, AGroupOfAnotherSizeThanThePlanIsRefused) {
-  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+TEST_F(Launch, MoreRanksThanAMachineBearsAreRefused) {
+  expect_bad_input(contextile({"launch", "-n", "1000000", "--", "true"}),
+                   {"-n: expected at most 4096 ranks", "found 1000000"});
+  expect_bad_input(bash("ulimit -u 2000 2>/dev/null\ncontextile launch -n 3000 -- true\n"),
+                   {"-n: expected at most", "ulimit -u", "found 3000"});
+}
+
+TEST_F(Launch, SaysOnceWhatIsWrongWithTheCommandOfItsRanks) {
+  const std::string plan = small_plan("p.plan");
+  const auto launched = [&](const std::vector<std::string>& run) {
+    return contextile(joined({"launch", "-n", "3", "--"}, run));
+  };
+  expect_bad_input(launched({"run", plan}),
+                   {"-n: expected 4 ranks, one for each device of " + plan + ", found 3"});
+  expect_bad_input(launched({"run", plan, "--transport", "mpi"}),
+                   {"run: expected no --transport", "mpirun", "'mpi'"});
+  expect_bad_input(launched({"run", plan, "--run-id", "x"}), {"expected no --run-id", "'x'"});
+  expect_bad_input(launched({"profile", "--ranks", "4"}), {"expected no --ranks", "'4'"});
+  expect_bad_input(launched({"run", "-"}), {"expected a plan file", "'-'"});
+  expect_bad_input(launched({"run", path("no.plan")}), {"no.plan: cannot read"});
+  expect_bad_input(launched({"run", plan, "--repeets", "2"}), {"--repeets", "'--repeats'"});
+  expect_bad_input(contextile({"launch", "-n", "2", "--ranks", "3", "--rendezvous",
+                               "tcp://localhost:1", "--", "run", plan}),
+                   {"--ranks: expected 4 ranks", "found 3"});
+}
+
+TEST_F(Launch, RankZeroSaysForAnMpiJobThatItHasAnotherSizeThanThePlan) {
+  if (!has("mpi")) GTEST_SKIP() << "built without MPI (libopenmpi-dev)";
+  const std::string mpirun =
+      "export OMPI_MCA_btl_tcp_if_include=lo\ntimeout -k 5 120 mpirun --allow-run-as-root "
+      "--oversubscribe -n 2 ";
+  if (bash(mpirun + "true\n").exit_code != 0) {
+    GTEST_SKIP() << "needs an mpirun that starts processes here (openmpi-bin)";
+  }
   const Outcome outcome =
-      contextile({"launch", "-n", "2", "--", "run", small_plan("p.plan"), "--timeout", "3"});
-  EXPECT_NE(outcome.exit_code, 0);
-  EXPECT_THAT(outcome.err, HasSubstr("rank"));
+      bash(mpirun + CONTEXTILE_PROGRAM + " run " + small_plan("p.plan") + " --transport mpi\n");
+  EXPECT_EQ(outcome.exit_code, 2);
+  const std::string said =
+      "contextile: error: --transport mpi: expected 4 processes, one for each "
+      "device of the plan, found 2\n";
+  const std::size_t at = outcome.err.find(said);
+  ASSERT_NE(at, std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find("contextile: error", at + 1), std::string::npos) << outcome.err;
 }
 
 TEST_F(Launch, OptionsOfAnotherTransportAreRefused) {
@@ -194,6 +284,8 @@ TEST_F(Launch, OptionsOfAnotherTransportAreRefused) {
   if (!has("gloo")) return;
   expect_bad_input(contextile({"run", plan, "--transport", "gloo"}), {"--rank", "launch"});
   expect_bad_input(contextile({"profile", "--transport", "gloo", "--rank", "0"}), {"--ranks"});
+  expect_bad_input(contextile({"run", plan, "--transport", "gloo", "--rank", "4"}),
+                   {"--rank: expected 0 to 3, one for each device of the plan, found 4"});
   expect_bad_input(contextile({"run", plan, "--transport", "gloo", "--rank", "0", "--predict"}),
                    {"--predict", "--cluster"});
 }

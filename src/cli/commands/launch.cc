@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,20 +19,26 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "base/standard_stream.h"
 #include "cli/command_line.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/types.h"
 #include "cli/processes.h"
+#include "contextile/gloo_transport.h"
+#include "contextile/plan_file.h"
 
 namespace contextile {
 namespace {
+
+constexpr std::int32_t kMostProcesses = 4096;  // of one machine
 
 struct LaunchOptions {
   std::int32_t processes = 1;
   std::optional<std::int32_t> ranks;  // of all machines; unset: those of this one
   std::int32_t first_rank = 0;
   std::string rendezvous;  // empty: a free port of this machine
+  std::string run_id;      // empty: one of this launch
   double grace_s = 5;
   std::vector<std::string> command;
 };
@@ -81,47 +88,127 @@ std::string with_values(std::string word, std::int32_t rank, std::int32_t ranks,
   return word;
 }
 
-// A command of this program runs on gloo; any other program is told by {rank} and the like.
-std::vector<std::string> template_of(const LaunchOptions& options) {
+bool is_own(const std::vector<std::string>& command) {
   const std::vector<std::string> names = command_names();
-  std::vector<std::string> words = options.command;
-  if (std::ranges::find(names, words.front()) == names.end()) return words;
-  const bool is_profile = words.front() == "profile";
-  if (words.front() != "run" && !is_profile) {
-    fail_argument("launch: expected 'run' or 'profile', which take ranks, or a program, found {}",
-                  quote(words.front()));
-  }
-  words.insert(words.begin(), own_program());
-  if (is_profile) words.insert(words.end(), {"--ranks", "{ranks}"});
-  for (const char* word : {"--transport", "gloo", "--rank", "{rank}", "--rendezvous",
-                           "{rendezvous}", "--run-id", "{run-id}"}) {
-    words.emplace_back(word);
-  }
+  return std::ranges::find(names, command.front()) != names.end();
+}
+
+// What a rank of this program is told beside its command.
+std::vector<std::string> own_words(const LaunchOptions& options) {
+  std::vector<std::string> words = {"--transport",  "gloo",         "--rank",   "{rank}",
+                                    "--rendezvous", "{rendezvous}", "--run-id", "{run-id}"};
+  if (options.command.front() == "profile") words.insert(words.end(), {"--ranks", "{ranks}"});
   return words;
 }
 
+// A command of this program runs on gloo; any other program is told by {rank} and the like.
+std::vector<std::string> template_of(const LaunchOptions& options) {
+  std::vector<std::string> words = options.command;
+  if (!is_own(words)) return words;
+  words.insert(words.begin(), own_program());
+  const std::vector<std::string> own = own_words(options);
+  words.insert(words.end(), own.begin(), own.end());
+  return words;
+}
+
+std::int32_t num_ranks(const LaunchOptions& options) {
+  return options.ranks.value_or(options.processes);
+}
+
+// Ranks of other launches belong to the group, too.
+bool has_others(const LaunchOptions& options) { return num_ranks(options) > options.processes; }
+
+void check_processes(const LaunchOptions& options) {
+  std::int64_t most = kMostProcesses;
+  std::string why;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur < rlim_t{kMostProcesses}) {
+    most = static_cast<std::int64_t>(limit.rlim_cur);
+    why = ", the processes this user may have (ulimit -u)";
+  }
+  CONTEXTILE_CHECK(options.processes <= most,
+                   "launch: -n: expected at most {} ranks on this machine{}, found {}", most, why,
+                   options.processes);
+  CONTEXTILE_CHECK(options.first_rank <= num_ranks(options) - options.processes,
+                   "launch: expected --first-rank and -n inside the {} ranks, found {} and {}",
+                   num_ranks(options), options.first_rank, options.processes);
+}
+
+void check_meeting(const LaunchOptions& options) {
+  CONTEXTILE_CHECK(!has_others(options) || !options.rendezvous.empty(),
+                   "launch: expected --rendezvous, where the {} ranks of all machines meet, found "
+                   "none",
+                   num_ranks(options));
+  const bool is_folder = options.rendezvous.starts_with("file://");
+  const bool is_known = is_folder || options.rendezvous.starts_with("tcp://");
+  if (is_known || (is_own(options.command) && !options.rendezvous.empty())) {
+    check_rendezvous(options.rendezvous);
+  }
+  CONTEXTILE_CHECK(!has_others(options) || !is_folder || !options.run_id.empty(),
+                   "launch: expected --run-id beside a folder, the same for all launches of one "
+                   "group and another for every group, found none");
+}
+
+// The words as a rank of this machine reads them, before launch adds its own.
+void parse_command(CLI::App& app, const LaunchOptions& options) {
+  std::vector<std::string> words = options.command;
+  for (std::string& word : words) {
+    word = with_values(word, options.first_rank, num_ranks(options), options.rendezvous,
+                       options.run_id);
+  }
+  std::ranges::reverse(words);  // as CLI11 takes them
+  app.parse(words);
+}
+
+// What is wrong with a command of this program is said once, before a rank starts.
+void check_own_command(const LaunchOptions& options) {
+  const std::string& name = options.command.front();
+  if (name != "run" && name != "profile") {
+    fail_argument("launch: expected 'run' or 'profile', which take ranks, or a program, found {}",
+                  quote(name));
+  }
+  CommandLine line;
+  try {
+    parse_command(line.app(), options);
+  } catch (const CLI::Success&) {  // asks for help
+    return;
+  } catch (const CLI::ParseError& error) {
+    fail_argument("launch: {}", problem_text(line.app(), error));
+  }
+  const CLI::App& command = *line.app().get_subcommand(name);
+  for (const std::string& word : own_words(options)) {
+    if (!word.starts_with("--") || command.get_option(word)->count() == 0) continue;
+    fail_argument("launch: {}: expected no {}, which launch gives every rank{}, found {}", name,
+                  word, word == "--transport" ? " (gloo; over MPI mpirun starts the ranks)" : "",
+                  quote(command.get_option(word)->results().front()));
+  }
+  if (name != "run") return;
+  const std::string& path = command.get_option("PLAN")->results().front();
+  CONTEXTILE_CHECK(path != kStandardStream,
+                   "launch: run: expected a plan file, which every rank reads, found '-', which "
+                   "only one could");
+  const std::int32_t devices = load_plan(path).num_devices();
+  CONTEXTILE_CHECK(devices == num_ranks(options),
+                   "launch: {}: expected {} ranks, one for each device of {}, found {}",
+                   options.ranks ? "--ranks" : "-n", devices, printable(path), num_ranks(options));
+}
+
 std::vector<std::vector<std::string>> commands_of(const LaunchOptions& options) {
-  const std::int32_t ranks = options.ranks.value_or(options.processes);
-  if (options.first_rank > ranks - options.processes) {
-    fail_argument("launch: expected --first-rank and -n inside the {} ranks, found {} and {}",
-                  ranks, options.first_rank, options.processes);
-  }
-  if (ranks > options.processes && options.rendezvous.empty()) {
-    fail_argument(
-        "launch: expected --rendezvous, where the {} ranks of all machines meet, found none",
-        ranks);
-  }
-  const bool own = options.rendezvous.empty();
-  const std::string rendezvous =
-      own ? fmt::format("tcp://127.0.0.1:{}", free_port()) : options.rendezvous;
-  // Machines that are launched apart can only share what both are told: the rendezvous.
-  const std::string run_id =
-      ranks > options.processes ? "launch" : fmt::format("{:08x}", std::random_device()());
+  check_processes(options);
+  check_meeting(options);
+  if (is_own(options.command)) check_own_command(options);
+  const std::string rendezvous = options.rendezvous.empty()
+                                     ? fmt::format("tcp://127.0.0.1:{}", free_port())
+                                     : options.rendezvous;
+  // Machines that are launched apart can only share what both are told; an address is one group's.
+  const std::string run_id = !options.run_id.empty() ? options.run_id
+                             : has_others(options)   ? "launch"
+                                                   : fmt::format("{:08x}", std::random_device()());
   std::vector<std::vector<std::string>> commands;
   for (std::int32_t i = 0; i < options.processes; ++i) {
     std::vector<std::string>& words = commands.emplace_back(template_of(options));
     for (std::string& word : words) {
-      word = with_values(word, options.first_rank + i, ranks, rendezvous, run_id);
+      word = with_values(word, options.first_rank + i, num_ranks(options), rendezvous, run_id);
     }
   }
   return commands;
@@ -161,6 +248,12 @@ Action add_launch_command(CLI::App& app) {
              "file:///FOLDER that all see",
              "a free port of this machine"},
             [options](const std::string& text) { options->rendezvous = text; });
+  add_value(app, "--run-id",
+            {"TEXT",
+             "tells groups that meet in one folder apart: the same for all launches of a group, "
+             "another for every group",
+             "random, where one launch starts all ranks"},
+            [options](const std::string& text) { options->run_id = text; });
   add_value(app, "--grace",
             {"SECONDS", "how long ranks have to end by themselves when one has failed", "5"},
             [options](const std::string& text) {

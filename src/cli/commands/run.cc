@@ -1,6 +1,7 @@
 // contextile run: executes a plan on real ranks and checks the result.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "base/standard_stream.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/plan_cluster.h"
@@ -60,21 +62,23 @@ struct RunCommandOptions {
 // Threads share what becomes of them; processes may leave nothing else behind.
 std::string flight_folder(const RunCommandOptions& options) {
   if (options.flight_folder) return *options.flight_folder == "none" ? "" : *options.flight_folder;
-  return options.transport.name == "inproc" ? "" : options.plan_path + ".flight";
+  const bool is_named = options.transport.name != "inproc" && options.plan_path != kStandardStream;
+  return is_named ? options.plan_path + ".flight" : "";
 }
 
-// That of rank 0 on all ranks of a group of processes.
-std::uint64_t shared_seed(Transport* rank, std::uint64_t seed) {
+// On ranks of a group of processes that are told none, that of rank 0.
+std::uint64_t shared_seed(Transport* rank, const std::optional<std::uint64_t>& given) {
+  std::uint64_t seed = given_or_random(given);
   if (rank == nullptr) return seed;
   const auto seeds = all_gather(*rank, std::as_bytes(std::span(&seed, 1)));
   std::memcpy(&seed, seeds.front().data(), sizeof seed);
-  return seed;
+  return given.value_or(seed);
 }
 
 RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Transport* rank) {
   RunOptions run;
   run.kernel = options.kernel;
-  run.seed = shared_seed(rank, given_or_random(options.seed));
+  run.seed = shared_seed(rank, options.seed);
   run.compare = options.compare.value_or(oracle_flops(plan) < kMaxDefaultCompareFlops);
   run.repeats = options.repeats;
   run.transport = inproc_options(options.transport);
@@ -178,20 +182,49 @@ int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& 
   return report.ok() ? kExitOk : kExitCheckFailed;
 }
 
+// The error of a group, and where more about it is.
+TransportError with_records(const TransportError& error, const std::string& folder, Rank rank) {
+  if (folder.empty() || !std::filesystem::exists(flight_path(folder, rank))) return error;
+  return TransportError(fmt::format("{}; contextile report {} shows who stopped the group",
+                                    error.what(), printable(folder)));
+}
+
+// Records of an earlier run go before a rank can fail; one that finds no group leaves a new one.
+std::unique_ptr<Transport> join_group(const RunCommandOptions& options, const Plan& plan) {
+  const std::string folder = flight_folder(options);
+  const auto open = [&] {
+    return open_transport(options.transport, plan.num_devices(), "device of the plan");
+  };
+  if (!options.transport.rank || folder.empty()) {  // over MPI a rank knows its number only then
+    std::unique_ptr<Transport> rank = open();
+    if (rank != nullptr && !folder.empty()) remove_flight_record(folder, rank->rank());
+    return rank;
+  }
+  const Rank rank{*options.transport.rank};
+  remove_flight_record(folder, rank);
+  const auto began = std::chrono::system_clock::now();
+  try {
+    return open();
+  } catch (const TransportError& error) {
+    try {
+      save_flight_record(rendezvous_record(rank, options.transport.name, plan, began, error),
+                         folder);
+    } catch (const Error&) {  // a full disk must not hide why there is no group
+    }
+    throw with_records(error, folder, rank);
+  }
+}
+
 int run(const RunCommandOptions& options) {
   check_options(options);
   const auto plan = std::make_shared<const Plan>(load_plan(options.plan_path));
-  const std::unique_ptr<Transport> rank =
-      open_transport(options.transport, plan->num_devices(), "device of the plan");
+  const std::unique_ptr<Transport> rank = join_group(options, *plan);
   try {
     return run_on(options, plan, rank.get());
   } catch (const TransportError& error) {
     if (rank == nullptr) throw;
     rank->abort(error.what());  // so that nobody waits for this rank
-    const std::string folder = flight_folder(options);
-    if (folder.empty() || !std::filesystem::exists(flight_path(folder, rank->rank()))) throw;
-    throw TransportError(fmt::format("{}; contextile report {} shows who stopped the group",
-                                     error.what(), printable(folder)));
+    throw with_records(error, flight_folder(options), rank->rank());
   } catch (const std::exception& error) {
     if (rank != nullptr) rank->abort(error.what());
     throw;
@@ -215,7 +248,7 @@ Action add_run_command(CLI::App& app) {
             {"FOLDER",
              "when the run fails, every rank that still can writes what it did last to "
              "FOLDER/rank-R.json; none: nobody does",
-             "PLAN.flight with mpi and gloo, none with inproc"},
+             "PLAN.flight with mpi and gloo, none with inproc or PLAN -"},
             [options](const std::string& folder) { options->flight_folder = folder; });
   add_cluster_option(app, options->cluster,
                      "refuse a plan that is for another number of devices; with --predict, the "

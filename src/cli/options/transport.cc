@@ -5,11 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstring>
+#include <span>
+#include <string>
 
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/help.h"
 #include "cli/options/types.h"
+#include "cli/output.h"
 #include "contextile/gloo_transport.h"
 #include "contextile/mpi_transport.h"
 
@@ -33,7 +37,10 @@ std::unique_ptr<Transport> open_mpi(const TransportOptions& options) {
   return make_mpi_transport({.timeout = timeout_of(options)});
 }
 
-std::unique_ptr<Transport> open_gloo(const TransportOptions& options, std::int32_t num_ranks) {
+std::unique_ptr<Transport> open_gloo(const TransportOptions& options, std::int32_t num_ranks,
+                                     std::string_view who) {
+  CONTEXTILE_CHECK(*options.rank < num_ranks, "--rank: expected 0 to {}, one for each {}, found {}",
+                   num_ranks - 1, who, *options.rank);
   GlooOptions gloo;
   gloo.rank = Rank{*options.rank};
   gloo.size = num_ranks;
@@ -42,6 +49,27 @@ std::unique_ptr<Transport> open_gloo(const TransportOptions& options, std::int32
   gloo.interface_name = options.interface_name;
   gloo.timeout = gloo.connect_timeout = timeout_of(options);
   return make_gloo_transport(gloo);
+}
+
+// The launcher decides how many ranks there are, the plan of each how many there must be. All ranks
+// look at all of them, so that rank 0 speaks for them, before a launcher that sees one end ends the
+// others.
+void check_size(Transport& transport, std::optional<std::int32_t> expected, std::string_view who) {
+  const std::int32_t mine = expected.value_or(transport.size());
+  const auto all = all_gather(transport, std::as_bytes(std::span(&mine, 1)));
+  std::optional<std::string> problem;
+  for (std::size_t r = 0; r < all.size() && !problem; ++r) {
+    std::int32_t of_rank = 0;
+    std::memcpy(&of_rank, all[r].data(), sizeof of_rank);
+    if (of_rank == transport.size()) continue;
+    problem =
+        fmt::format("--transport mpi: expected {} processes, one for each {}{}, found {}", of_rank,
+                    who, r == 0 ? "" : fmt::format(" on rank {}", r), transport.size());
+  }
+  if (!problem) return;
+  if (transport.rank() == Rank{0}) print_error(*problem);
+  barrier(transport);
+  throw SaidByRank0();
 }
 
 }  // namespace
@@ -115,12 +143,9 @@ std::unique_ptr<Transport> open_transport(const TransportOptions& options,
                                           std::optional<std::int32_t> num_ranks,
                                           std::string_view who) {
   if (options.name == "inproc") return nullptr;
-  std::unique_ptr<Transport> transport =
-      options.name == "mpi" ? open_mpi(options) : open_gloo(options, num_ranks.value());
-  if (num_ranks && transport->size() != *num_ranks) {
-    fail_argument("--transport {}: expected {} processes, one for each {}, found {}", options.name,
-                  *num_ranks, who, transport->size());
-  }
+  if (options.name == "gloo") return open_gloo(options, num_ranks.value(), who);
+  std::unique_ptr<Transport> transport = open_mpi(options);
+  check_size(*transport, num_ranks, who);
   return transport;
 }
 

@@ -25,6 +25,9 @@ struct TransportOptions {
 // --transport, --timeout, --rendezvous, --run-id, --rank, --interface.
 void add_transport_options(CLI::App& app, TransportOptions& options);
 
+// Ends a rank with kExitBadInput and without a word: rank 0 has said for all of them what is wrong.
+struct SaidByRank0 {};
+
 // Something that can be built in, as `contextile info` shows it. Empty `missing`: it is.
 struct BuildPart {
   std::string name;
@@ -37,9 +40,9 @@ struct BuildPart {
 // another one.
 void check_transport_options(const TransportOptions& options);
 // This process's end of a group of `num_ranks` processes; null for inproc. Collective: returns when
-// all have come. Throws what make_mpi_transport and make_gloo_transport throw, and InvalidArgument
-// when the group has another size; then `who` is what the ranks are for: "device of the plan". Over
-// MPI the group has a size of its own, which is taken where `num_ranks` is unset.
+// all have come. Throws what make_mpi_transport and make_gloo_transport throw. `who` is what the
+// ranks are for: "device of the plan". Over MPI the group has a size of its own, which is taken
+// where `num_ranks` is unset; where it is another, rank 0 says so and all throw SaidByRank0.
 [[nodiscard]] std::unique_ptr<Transport> open_transport(const TransportOptions& options,
                                                         std::optional<std::int32_t> num_ranks,
                                                         std::string_view who);
