@@ -5,13 +5,14 @@
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
 # FUZZ_SECONDS (per fuzz target), BENCH_ARGS (passed to every benchmark),
-# MUTATE_ARGS (--count N, --seed N, --strategy NAME).
+# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch and transformers in make python).
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 20
 BENCH_ARGS ?=
 MUTATE_ARGS ?=
+TORCH ?= on
 
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
@@ -22,7 +23,7 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-dev bench format lint sanitize tsan fuzz hosts mutate install clean
+.PHONY: help run test build deps deps-dev python bench format lint sanitize tsan fuzz hosts mutate install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -45,6 +46,10 @@ deps-dev:
 
 build/build.ninja: | deps
 	cmake --preset default
+
+python: build  ## the Python package in build/venv, and its tests; TORCH=off without PyTorch
+	scripts/python-venv --torch=$(TORCH)
+	build/venv/bin/python -m pytest python/tests
 
 bench: deps build/build.ninja  ## build and run the benchmarks
 	cmake --build --preset default -j $(JOBS) --target contextile_benchmarks
