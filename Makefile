@@ -49,7 +49,7 @@ build/build.ninja: | deps
 
 python: build  ## the Python package in build/venv, and its tests; TORCH=off without PyTorch
 	scripts/python-venv --torch=$(TORCH)
-	build/venv/bin/python -m pytest python/tests
+	scripts/test-python
 
 bench: deps build/build.ninja  ## build and run the benchmarks
 	cmake --build --preset default -j $(JOBS) --target contextile_benchmarks

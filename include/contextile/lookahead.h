@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -36,9 +37,13 @@ struct PlanJob {
   // refused: their plans differ from machine to machine.
   StrategyChoice choice = {"auto", {{"steps", "4000000"}}};
   PlanOptions plan;  // `progress` is not used
+  // A step's batch, where it is more than `input` can say: its documents are the sampler's, its
+  // shape is the input's. Called by planning threads, several at a time. Empty: load_workload.
+  std::function<Workload(std::int64_t step)> workload = {};
 };
 
-// The batch of a step as the planner is given it. Throws as BatchSampler and load_workload do.
+// The batch of a step as the planner is given it. Throws as BatchSampler and load_workload do, and
+// whatever job.workload throws.
 [[nodiscard]] Workload workload_of(const PlanJob& job, std::int64_t step);
 
 // A step could not be planned: the batch's fault, or the strategy's. The run can go on behind it.

@@ -82,6 +82,7 @@ void bind_planning(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_execution(nb::module_& module);
 void bind_data(nb::module_& module);
+void bind_lookahead(nb::module_& module);
 void bind_stores(nb::module_& module);
 
 // Throws InvalidArgument.

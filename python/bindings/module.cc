@@ -77,4 +77,5 @@ NB_MODULE(_core, module) {
   bind_data(module);
   bind_execution(module);
   bind_stores(module);
+  bind_lookahead(module);
 }

@@ -10,8 +10,20 @@ weights.
 """
 
 from contextile.torch._attention import attention
+from contextile.torch._data import DataLoader, Piece, Step
 from contextile.torch._executor import Executor
 from contextile.torch._group import make_transport
-from contextile.torch._layout import collect, dispatch, local_batch
+from contextile.torch._layout import LocalBatch, collect, dispatch, local_batch
 
-__all__ = ["Executor", "attention", "collect", "dispatch", "local_batch", "make_transport"]
+__all__ = [
+    "DataLoader",
+    "Executor",
+    "LocalBatch",
+    "Piece",
+    "Step",
+    "attention",
+    "collect",
+    "dispatch",
+    "local_batch",
+    "make_transport",
+]

@@ -116,6 +116,7 @@ class RankSteps {
 }  // namespace
 
 Workload workload_of(const PlanJob& job, std::int64_t step) {
+  if (job.workload) return job.workload(step);
   return load_workload(job.sampler.batch(step), job.input, job.cluster.num_devices());
 }
 

@@ -1,0 +1,147 @@
+// contextile/lookahead.h: planning ahead of the steps that are executed.
+#include <exception>
+#include <string>
+
+#include "bind.h"
+#include "contextile/lookahead.h"
+#include "plan_object.h"
+
+namespace contextile::python {
+namespace {
+
+// A step's batch by a function of Python's, from threads that are not Python's. What it raises is
+// that step's failure.
+std::function<Workload(std::int64_t)> workload_function(nb::object function) {
+  const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), [](nb::object* owned) {
+    const nb::gil_scoped_acquire gil;
+    delete owned;
+  });
+  return [shared](std::int64_t step) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      return nb::cast<Workload>((*shared)(step));
+    } catch (nb::python_error& error) {
+      fail(error.what());
+    } catch (const nb::cast_error&) {
+      fail("workload of step " + std::to_string(step) + ": expected a Workload, found another type");
+    }
+  };
+}
+
+// Owns a planner; its threads may need the GIL to come to their end.
+class Planner {
+ public:
+  Planner(const PlanJob& job, const LookaheadOptions& options, std::shared_ptr<Store> store)
+      : planner_(std::make_unique<LookaheadPlanner>(job, options, std::move(store))) {}
+  ~Planner() { close(); }
+  Planner(const Planner&) = delete;
+  Planner& operator=(const Planner&) = delete;
+
+  void close() {
+    const nb::gil_scoped_release release;
+    planner_.reset();
+  }
+  [[nodiscard]] LookaheadPlanner& open() const {
+    if (!planner_) fail("planner: expected an open one, found it closed");
+    return *planner_;
+  }
+
+ private:
+  std::unique_ptr<LookaheadPlanner> planner_;
+};
+
+void bind_job(nb::module_& module) {
+  nb::class_<PlanJob>(module, "PlanJob", "What is planned, the same in every process of a run.")
+      .def(
+          "__init__",
+          [](PlanJob* self, const BatchSampler& sampler, const AttentionShape& shape,
+             const Cluster& cluster, const StrategyChoice& choice, const PlanOptions& options,
+             nb::object workload) {
+            PlanJob job = {.sampler = sampler,
+                           .input = {},
+                           .cluster = cluster,
+                           .choice = choice,
+                           .plan = options,
+                           .workload = workload_function(std::move(workload))};
+            job.input.shape = shape;
+            new (self) PlanJob(std::move(job));
+          },
+          nb::kw_only(), "sampler"_a, "shape"_a, "cluster"_a, "choice"_a, "options"_a, "workload"_a);
+}
+
+void bind_planner(nb::module_& module) {
+  nb::class_<LookaheadStatistics>(module, "LookaheadStatistics", "Of one process, so far.")
+      .def_ro("planned_steps", &LookaheadStatistics::planned_steps)
+      .def_ro("failed_steps", &LookaheadStatistics::failed_steps)
+      .def_ro("planning_s", &LookaheadStatistics::planning_s, "Of all threads.")
+      .def_ro("idle_s", &LookaheadStatistics::idle_s)
+      .def_ro("published_bytes", &LookaheadStatistics::published_bytes)
+      .def_ro("ready_steps", &LookaheadStatistics::ready_steps);
+  nb::class_<Planner>(module, "LookaheadPlanner",
+                      "Plans steps in their order as long as it lives and puts every rank's slice into "
+                      "a store. Any number of planners, on any machines, share the steps of a run.")
+      .def(
+          "__init__",
+          [](Planner* self, const PlanJob& job, std::shared_ptr<Store> store, std::string run_id,
+             std::int64_t first_step, std::optional<std::int64_t> end_step, std::int32_t steps_ahead,
+             std::int32_t threads) {
+            LookaheadOptions options;
+            options.run_id = std::move(run_id);
+            options.first_step = first_step;
+            if (end_step) options.end_step = *end_step;
+            options.steps_ahead = steps_ahead;
+            options.threads = threads;
+            new (self) Planner(job, options, std::move(store));
+          },
+          "job"_a, "store"_a, nb::kw_only(), "run_id"_a, "first_step"_a, "end_step"_a.none(),
+          "steps_ahead"_a, "threads"_a)
+      .def("statistics", [](const Planner& self) { return self.open().statistics(); })
+      .def(
+          "wait_for",
+          [](const Planner& self, double timeout) {
+            const auto most = milliseconds_of(timeout, "timeout");
+            const nb::gil_scoped_release release;
+            return self.open().wait_for(most);
+          },
+          nb::kw_only(), "timeout"_a,
+          "Waits until every rank has acknowledged all steps; returns whether they have.")
+      .def("close", &Planner::close, "Ends planning and gives back what was claimed.");
+}
+
+}  // namespace
+
+void bind_lookahead(nb::module_& module) {
+  bind_job(module);
+  bind_planner(module);
+  nb::class_<FeedStatistics>(module, "FeedStatistics", "Of one rank, so far.")
+      .def_ro("steps", &FeedStatistics::steps)
+      .def_ro("planning_s", &FeedStatistics::planning_s, "Of the plans taken, wherever it was.")
+      .def_ro("exposed_s", &FeedStatistics::exposed_s, "Waited for them.")
+      .def_prop_ro("hidden_s", &FeedStatistics::hidden_s, "Planning that nobody waited for.")
+      .def_ro("bytes", &FeedStatistics::bytes);
+  nb::class_<PlanFeed>(module, "PlanFeed", "One rank's plans, step by step.")
+      .def(
+          "__init__",
+          [](PlanFeed* self, std::shared_ptr<Store> store, const PlanJob& job, Rank rank,
+             std::string run_id, std::int64_t first_step, double timeout) {
+            FeedOptions options;
+            options.run_id = std::move(run_id);
+            options.first_step = first_step;
+            options.timeout = milliseconds_of(timeout, "timeout");
+            new (self) PlanFeed(std::move(store), job, rank, options);
+          },
+          "store"_a, "job"_a, nb::kw_only(), "rank"_a, "run_id"_a, "first_step"_a, "timeout"_a)
+      .def(
+          "take",
+          [](PlanFeed& self, std::int64_t step) {
+            return PlanObject{self.take(step).plan};
+          },
+          "step"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "This rank's slice of the plan of a step that is not acknowledged; waits if it must.")
+      .def("acknowledge", &PlanFeed::acknowledge, "step"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "This rank needs neither this step nor those before it any more.")
+      .def("statistics", &PlanFeed::statistics);
+}
+
+}  // namespace contextile::python

@@ -1,0 +1,280 @@
+"""Batches for training: documents drawn, planned ahead, and every rank's share of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from contextile import _core
+from contextile._planning import AnyMask, _choice_of, cluster_of, dtype_name, make_workload
+from contextile.torch._layout import LocalBatch, local_batch
+
+
+class Documents(Protocol):
+    """A dataset: how long its documents are, and the tokens of each. ``lengths`` may be left out; then each is looked at."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Piece(NamedTuple):
+    """A part of a document, or all of it, in a batch."""
+
+    document: int  # index in the dataset
+    begin: int  # tokens of the document
+    end: int
+
+
+class Step(NamedTuple):
+    """What a rank is given of a step."""
+
+    local: LocalBatch
+    plan: _core.Plan  # this rank's slice
+    step: int
+    pieces: list[Piece]  # what the batch is made of, in order
+
+
+def _lengths_of(dataset: Any) -> list[int]:
+    lengths = getattr(dataset, "lengths", None)
+    if lengths is None:
+        lengths = [len(_tokens_of(dataset[i])) for i in range(len(dataset))]
+    return [int(length) for length in lengths]
+
+
+def _tokens_of(item: Any) -> Any:
+    return item["tokens"] if isinstance(item, dict) else item
+
+
+class _Batches:
+    """The batch of every step, for planners: knows nothing of the loader, which would otherwise never be freed."""
+
+    def __init__(self, sampler: _core.BatchSampler, mask: Any, num_ranks: int, batch: dict[str, Any]) -> None:
+        self._sampler, self._mask, self._num_ranks, self._batch = sampler, mask, num_ranks, batch
+
+    def pieces(self, step: int) -> list[Piece]:
+        return [Piece(*piece) for piece in self._sampler.pieces(step)]
+
+    def __call__(self, step: int) -> _core.Workload:
+        pieces = self.pieces(step)
+        mask = self._mask(pieces) if callable(self._mask) else self._mask
+        lengths = [piece.end - piece.begin for piece in pieces]
+        return make_workload(lengths, mask=mask, num_ranks=self._num_ranks, **self._batch)
+
+
+class DataLoader:
+    """Documents of a dataset, packed, planned ahead and shared out.
+
+    Iterating gives ``Step``s: this rank's tokens, positions, labels and loss weights, and its slice of the plan. A step is
+    given up when the next is asked for. The batch of a step depends on the dataset, the seed and the step alone, so every
+    rank sees the same, in the same order, whoever plans it and when; a run goes on from any step (``state_dict``).
+
+    Parameters
+    ----------
+    dataset
+        ``dataset[i]``: tokens of a document, or a dict with ``"tokens"``; ``dataset.lengths``, where there is one, saves
+        looking at all of them.
+    mask
+        As of ``contextile.plan``; or a function of a batch's pieces (``list[Piece]``) that returns one. It is called where
+        plans are made.
+    cluster, strategy
+        As of ``contextile.plan``. Strategies with a time budget are refused: plans must not depend on the machine.
+    rank
+        Of the context-parallel group, whose size is the cluster's.
+    tokens
+        Of a batch.
+    max_document_tokens, long_documents
+        Longer documents are cut into pieces (``"split"``, where every batch is full), or left out (``"drop"``, where no
+        document is cut). Default: ``tokens``.
+    seed
+        Of the order of documents, another in every epoch.
+    lookahead
+        How many steps are planned ahead of the slowest rank.
+    threads
+        That plan in this process, a step each; 0: other processes do (``serve``).
+    store
+        Where plans are shared: an address (``contextile.open_store``) or a store, the same for all processes. None: this
+        process plans for itself alone.
+    run_id
+        1 to 24 letters, digits, - and _: tells runs in one store apart.
+    first_step, end_step
+        Where to begin and to end; None: never.
+    timeout
+        Seconds to wait for one plan.
+    ignore_index
+        Label of tokens that predict nothing.
+    **batch
+        ``heads``, ``head_dim``, ``dtype`` and the rest, as of ``contextile.make_workload``; ``block_size``, ``wire``, ``backward``.
+
+    Raises
+    ------
+    InvalidArgument
+        Bad options, lengths or masks that fit no batch.
+    PlanningFailed
+        While iterating: a step could not be planned.
+    TransportError
+        While iterating: its plan did not come within the timeout.
+    IoError
+        The store is gone.
+    """
+
+    def __init__(
+        self,
+        dataset: Documents,
+        *,
+        cluster: _core.Cluster | str,
+        rank: int,
+        mask: AnyMask | Callable[[list[Piece]], AnyMask] = "causal",
+        strategy: _core.StrategyChoice | str = "auto:steps=4000000",
+        tokens: int = 131072,
+        max_document_tokens: int | None = None,
+        long_documents: str = "split",
+        seed: int = 0,
+        lookahead: int = 4,
+        threads: int = 1,
+        store: _core.Store | str | None = None,
+        run_id: str = "run",
+        first_step: int = 0,
+        end_step: int | None = None,
+        timeout: float = 600.0,
+        ignore_index: int = -100,
+        **batch: Any,
+    ) -> None:
+        if store is None and threads < 1:
+            raise _core.InvalidArgument("data loader: expected a store where no thread plans (threads=0), found none")
+        self._dataset = dataset
+        sampler = _core.BatchSampler(
+            _lengths_of(dataset),
+            tokens=tokens,
+            max_document_tokens=max_document_tokens,
+            long_documents=long_documents,
+            seed=seed,
+        )
+        the_cluster = cluster_of(cluster)
+        options = {key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch}
+        if options.get("wire") is not None:
+            options["wire"] = dtype_name(options["wire"])
+        self._batches = _Batches(sampler, mask, the_cluster.num_devices, batch)
+        self._num_ranks = the_cluster.num_devices
+        self._rank = rank
+        self._lookahead = lookahead
+        self._threads = threads
+        self._is_private = store is None
+        self._store = _core.open_store(store) if isinstance(store, str) else store or _core.open_store("memory:")
+        self._run_id = uuid.uuid4().hex[:24] if self._is_private else run_id
+        self._end_step = end_step
+        self._timeout = timeout
+        self._ignore_index = ignore_index
+        self._next_step = first_step
+        self._job = _core.PlanJob(
+            sampler=sampler,
+            shape=self._batches(first_step).shape,
+            cluster=the_cluster,
+            choice=_choice_of(strategy),
+            options=_core.PlanOptions(**options),
+            workload=self._batches,
+        )
+        self._planner: Any = None
+        self._feeds: list[Any] = []
+
+    def pieces(self, step: int) -> list[Piece]:
+        """What a step's batch is made of, in order."""
+        return self._batches.pieces(step)
+
+    # ---------------------------------------------------------------------------------------- planning
+
+    def _planner_from(self, step: int, threads: int) -> Any:
+        return _core.LookaheadPlanner(
+            self._job,
+            self._store,
+            run_id=self._run_id,
+            first_step=step,
+            end_step=self._end_step,
+            steps_ahead=self._lookahead,
+            threads=threads,
+        )
+
+    def serve(self, *, threads: int | None = None, timeout: float = 1e6) -> bool:
+        """Plans for ranks in other processes until they have acknowledged ``end_step``; returns whether they have.
+
+        For processes that take no steps themselves, on any machine that sees the store. May be killed and started again.
+        """
+        if self._is_private:
+            raise _core.InvalidArgument("data loader: expected a store to serve from, found none")
+        planner = self._planner_from(self._next_step, threads or max(self._threads, 1))
+        try:
+            return planner.wait_for(timeout=timeout)
+        finally:
+            planner.close()
+
+    def _open(self) -> None:
+        step = self._next_step
+        # A store of this process alone has no other ranks: their share is acknowledged with this one's.
+        ranks = range(self._num_ranks) if self._is_private else [self._rank]
+        self._feeds = [
+            _core.PlanFeed(
+                self._store, self._job, rank=rank, run_id=self._run_id, first_step=step, timeout=self._timeout
+            )
+            for rank in sorted(ranks, key=lambda rank: rank != self._rank)
+        ]
+        if self._threads > 0:
+            self._planner = self._planner_from(step, self._threads)
+
+    def close(self) -> None:
+        """Ends planning here. Iterating again goes on where it was."""
+        if self._planner is not None:
+            self._planner.close()
+        self._planner, self._feeds = None, []
+
+    # --------------------------------------------------------------------------------------- iterating
+
+    def __iter__(self) -> Iterator[Step]:
+        self.close()
+        self._open()
+        try:
+            while self._end_step is None or self._next_step < self._end_step:
+                step = self._next_step
+                plan = self._feeds[0].take(step)
+                self._next_step = step + 1
+                yield Step(self._local(step, plan), plan, step, self.pieces(step))
+                for feed in self._feeds:
+                    feed.acknowledge(step)
+        finally:
+            self.close()
+
+    def _local(self, step: int, plan: _core.Plan) -> LocalBatch:
+        """Only documents that this rank holds tokens or labels of are looked at."""
+        ranges = np.array(plan.local_ranges(self._rank), dtype=np.int64).reshape(-1, 2)
+        tokens = torch.zeros(plan.num_tokens, dtype=torch.int64)
+        for piece, (begin, end) in zip(self.pieces(step), plan.sequences):
+            if ((ranges[:, 0] < end) & (begin < ranges[:, 1])).any():
+                document = torch.as_tensor(_tokens_of(self._dataset[piece.document]))
+                if document.dim() != 1 or len(document) < piece.end:
+                    raise _core.InvalidArgument(
+                        f"dataset: expected at least {piece.end} tokens in document {piece.document}, "
+                        f"found {list(document.shape)}"
+                    )
+                tokens[begin:end] = document[piece.begin : piece.end]
+        return local_batch(tokens, plan=plan, rank=self._rank, ignore_index=self._ignore_index)
+
+    # ------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where a run is: the step that is next. The same on every rank."""
+        return {"step": self._next_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.close()
+        self._next_step = int(state["step"])
+
+    @property
+    def statistics(self) -> _core.FeedStatistics:
+        """Steps taken, their planning, and how much of it was waited for."""
+        if not self._feeds:
+            raise _core.InvalidArgument("data loader: expected one that is being iterated, found it closed")
+        return self._feeds[0].statistics()
+

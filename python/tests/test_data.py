@@ -1,0 +1,226 @@
+"""The data loader: what ranks are given, in which order, by whomever it is planned."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import weakref
+from itertools import islice
+
+import contextile as ct
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from contextile.torch import DataLoader, Executor, attention, local_batch  # noqa: E402
+from ranks import run_ranks  # noqa: E402
+
+SMALL = {"heads": (4, 2), "head_dim": 32, "dtype": "f32", "strategy": "dcp", "block_size": 16}
+
+
+class Text:
+    """Documents whose every token says where it comes from."""
+
+    def __init__(self, count=40, longest=200, seed=0):
+        draw = random.Random(seed)
+        self.lengths = [draw.randint(1, longest) for _ in range(count)]
+        self.seen = set()
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        self.seen.add(index)
+        return {"tokens": [1000 * index + at for at in range(self.lengths[index])]}
+
+
+def loaders(num_ranks, **options):
+    options = {**SMALL, "tokens": 300, "cluster": f"local:1x{num_ranks}", **options}
+    return [DataLoader(Text(), rank=rank, **options) for rank in range(num_ranks)]
+
+
+def whole_batch(loader, step):
+    return [1000 * piece.document + at for piece in loader.pieces(step) for at in range(piece.begin, piece.end)]
+
+
+def test_ranks_share_every_batch_out():
+    everyone = loaders(3, end_step=5)
+    for step, given in enumerate(zip(*everyone, strict=True)):
+        tokens = whole_batch(everyone[0], step)
+        assert len(tokens) == 300
+        found, weights = [None] * 300, 0.0
+        for rank, (local, plan, its_step, pieces) in enumerate(given):
+            assert its_step == step and plan.slice_of == rank and pieces == everyone[0].pieces(step)
+            expected = local_batch(tokens, plan=plan, rank=rank)
+            for one, other in zip(local, expected, strict=True):
+                assert torch.equal(one, other)
+            for at, token in zip(plan.local_tokens(rank).tolist(), local.tokens.tolist()):
+                found[at] = token
+            weights += local.loss_weights.sum().item()
+        assert found == tokens
+        assert weights == pytest.approx(1.0)
+
+
+def test_only_documents_of_the_rank_are_looked_at():
+    loader = loaders(4, tokens=2000, end_step=1)[0]
+    for step in loader:
+        needed = {
+            piece.document
+            for piece, (begin, end) in zip(step.pieces, step.plan.sequences)
+            if any(begin <= token < end for token in step.plan.local_tokens(0).tolist())
+        }
+        assert loader._dataset.seen == needed
+        assert len(needed) < len(step.pieces)
+
+
+def test_a_run_goes_on_from_any_step():
+    first = loaders(2, end_step=6)[0]
+    whole = [(step.step, step.local.tokens.tolist(), step.plan.digest) for step in first]
+    part = loaders(2, end_step=6)[0]
+    begun = [(step.step, step.local.tokens.tolist(), step.plan.digest) for step in islice(part, 2)]
+    state = part.state_dict()
+    assert state == {"step": 2}
+    other = loaders(2, end_step=6)[0]
+    other.load_state_dict(state)
+    rest = [(step.step, step.local.tokens.tolist(), step.plan.digest) for step in other]
+    assert begun + rest == whole
+    assert [step.step for step in part] == [2, 3, 4, 5]  # goes on where it was left
+
+
+def test_the_order_does_not_depend_on_timing():
+    slow = [step.plan.digest for step in loaders(2, end_step=5, threads=2)[0] if time.sleep(0.05) is None]
+    fast = [step.plan.digest for step in loaders(2, end_step=5, lookahead=1)[1]]
+    assert slow == fast
+
+
+def test_a_mask_for_every_batch():
+    def mask(pieces):
+        return ["full" if piece.document % 2 else "causal" for piece in pieces]
+
+    loader = loaders(2, mask=mask, end_step=3)[0]
+    for step in loader:
+        lengths = [piece.end - piece.begin for piece in step.pieces]
+        expected = ct.plan(
+            lengths, mask=mask(step.pieces), cluster="local:1x2", **SMALL,
+        )  # fmt: skip
+        assert step.plan.digest == expected.digest
+
+
+def test_what_a_mask_function_raises_is_the_steps_failure():
+    def mask(pieces):
+        if pieces[0].document != first:
+            raise KeyError("no such mask")
+        return "causal"
+
+    first = loaders(2)[0].pieces(0)[0].document
+    loader = iter(loaders(2, mask=mask)[0])
+    assert next(loader).step == 0
+    with pytest.raises(ct.PlanningFailed, match="no such mask"):
+        for _ in range(5):
+            next(loader)
+
+
+def test_statistics():
+    loader = loaders(2)[0]
+    for step in islice(loader, 3):
+        statistics = loader.statistics
+    assert statistics.steps == 3 and statistics.planning_s > 0 and statistics.bytes > 0
+    with pytest.raises(ct.InvalidArgument, match="found it closed"):
+        loader.statistics
+    assert step.step == 2
+
+
+def test_loaders_are_freed():
+    loader = loaders(2)[0]
+    for _ in islice(loader, 1):
+        pass
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "expected a store"),
+        ({"tokens": 0}, "tokens"),
+        ({"long_documents": "cut"}, "split or drop"),
+        ({"mask": "causl"}, "causl"),
+        ({"strategy": "auto:budget_ms=50"}, "budget"),
+        ({"lookahead": 0}, "ahead"),
+        ({"run_id": "no spaces", "store": "memory:"}, "run id"),
+        ({"store": "ftp://x"}, "store"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ct.InvalidArgument, match=message):
+        next(iter(loaders(2, **options)[0]))
+
+
+def test_documents_that_are_shorter_than_they_said():
+    dataset = Text()
+    lengths = dataset.lengths
+    dataset.lengths = [length + 50 for length in lengths]
+    dataset.__class__.__getitem__
+    loader = DataLoader(_Shorter(lengths), rank=0, cluster="local:1x1", tokens=300, **SMALL)
+    with pytest.raises(ct.InvalidArgument, match="expected at least"):
+        next(iter(loader))
+
+
+class _Shorter:
+    def __init__(self, lengths):
+        self.lengths = [length + 50 for length in lengths]
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return list(range(self.lengths[index] - 50))
+
+
+def train(store, planner):
+    """Ranks that share their planning; with `planner`, rank 0's thread alone plans."""
+    import torch.distributed as dist
+
+    executor = Executor()
+    threads = 1 if planner == "all" or dist.get_rank() == 0 else 0
+    loader = DataLoader(
+        Text(), rank=executor.rank, cluster=ct.Cluster.from_torch(), store=store, threads=threads, end_step=6, tokens=300, **SMALL
+    )  # fmt: skip
+    seen = []
+    for step in loader:
+        executor.prepare(step.plan)
+        tokens = step.local.tokens
+        q, k, v = (torch.sin(tokens[:, None, None] * torch.arange(1, heads * 32 + 1).view(heads, 32)) for heads in (4, 2, 2))
+        assert attention(q, k, v, executor=executor).isfinite().all()
+        seen.append(step.plan.digest)
+    everybody = [None] * executor.size
+    dist.all_gather_object(everybody, seen)
+    assert everybody == [seen] * executor.size
+    alone = [step.plan.digest for step in loaders(executor.size, end_step=6)[0]]
+    assert seen == alone
+
+
+@pytest.mark.parametrize("planner", ["all", "one"])
+def test_ranks_plan_for_each_other(tmp_path, planner):
+    if not ct.gloo_available():
+        pytest.skip("this build has no gloo")
+    run_ranks(train, 3, f"file://{tmp_path}/store", planner)
+
+
+def test_a_process_that_only_plans(tmp_path):
+    import threading
+
+    store = f"file://{tmp_path}/store"
+    server = loaders(2, store=store, end_step=4)[0]
+    serving = threading.Thread(target=server.serve)
+    serving.start()
+    takers = loaders(2, store=store, threads=0, end_step=4)
+    digests = [[a.plan.digest, b.plan.digest] for a, b in zip(*takers, strict=True)]
+    serving.join(timeout=60)
+    assert not serving.is_alive()
+    assert [a for a, _ in digests] == [step.plan.digest for step in loaders(2, end_step=4)[0]]
+    with pytest.raises(ct.InvalidArgument, match="expected a store to serve from"):
+        loaders(2)[0].serve()
