@@ -1,7 +1,6 @@
 // The driver: coarsen, partition the coarsest level from several starts, refine on the way back up,
 // then the same once more inside the parts found (a V-cycle).
 #include <tbb/info.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/parallel_for.h"
 #include "contextile/hypergraph.h"
 #include "hypergraph/anneal.h"
 #include "hypergraph/balance.h"
@@ -138,7 +138,7 @@ class Multilevel {
     };
     const int most = tbb::info::default_concurrency();
     tbb::task_arena arena(spec_.max_threads == 0 ? most : std::min(most, spec_.max_threads));
-    arena.execute([&] { tbb::parallel_for(std::int32_t{0}, spec_.num_starts, run); });
+    arena.execute([&] { parallel_for(std::int32_t{0}, spec_.num_starts, run); });
     std::size_t best = 0;  // the first of equals, whichever thread was faster
     for (std::size_t i = 1; i < candidates.size(); ++i) {
       if (candidates[i].better_than(candidates[best])) best = i;

@@ -2,14 +2,13 @@
 
 #include "kernel/reference_kernel.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
+#include "base/parallel_for.h"
 #include "kernel/logaddexp.h"
 #include "kernel/reference_rows.h"
 #include "kernel/tensor.h"
@@ -293,7 +292,7 @@ void run_heads(const KernelParams& params, std::span<const Tile> tiles, std::int
     for (std::int32_t head = 0; head < num_heads; ++head) run_head(head);
     return;
   }
-  tbb::parallel_for(std::int32_t{0}, num_heads, run_head);
+  parallel_for(std::int32_t{0}, num_heads, run_head);
 }
 
 class ReferenceKernel : public AttentionKernel {

@@ -5,8 +5,6 @@
 
 #include "contextile/oracle.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "base/rng.h"
 #include "contextile/executor.h"
 #include "kernel/tensor.h"
@@ -113,7 +112,7 @@ class Oracle {
     result_.out.assign(at(rows * shape_.value_dim), 0.0);
     result_.lse.assign(at(rows), kEmpty);
     const std::int64_t tasks = (batch_.tokens + kRowsPerTask - 1) / kRowsPerTask;
-    tbb::parallel_for(std::int64_t{0}, tasks, [&](std::int64_t task) {
+    parallel_for(std::int64_t{0}, tasks, [&](std::int64_t task) {
       const Range tokens = rows_of_task(task);
       for (std::int32_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
         forward_rows(tokens, kv_head);
@@ -127,7 +126,7 @@ class Oracle {
     result_.dv.assign(batch_.v.size(), 0.0);
     if (shape_.sink) result_.dsink.assign(at(shape_.q_heads), 0.0);
     const std::int64_t tasks = (batch_.tokens + kRowsPerTask - 1) / kRowsPerTask;
-    tbb::parallel_for(std::int32_t{0}, shape_.kv_heads, [&](std::int32_t kv_head) {
+    parallel_for(std::int32_t{0}, shape_.kv_heads, [&](std::int32_t kv_head) {
       for (std::int64_t task = 0; task < tasks; ++task) {
         backward_rows(rows_of_task(task), kv_head);
       }

@@ -1,8 +1,6 @@
 // The driver: coarsen, choose nodes, choose devices, anneal all together, come back down.
 #include "contextile/partition.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "partition/anneal.h"
 #include "partition/level.h"
 #include "partition/refine.h"
@@ -251,7 +250,7 @@ Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, cons
   Assignment result{IdVector<BlockId, Rank>(finest.blocks.ids()),
                     IdVector<TileId, Rank>(finest.tiles.ids())};
   // Every group writes its own tiles and blocks: the result does not depend on the threads.
-  tbb::parallel_for(0, groups, [&](std::int32_t g) {
+  parallel_for(0, groups, [&](std::int32_t g) {
     const Rank group{g};
     IdVector<TileId, bool> keep(finest.tiles.ids());
     IdVector<BlockId, bool> held(finest.blocks.ids());

@@ -1,7 +1,5 @@
 #include "planner/search.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_stats.h"
@@ -110,7 +109,7 @@ class Search {
   template <typename Make>
   void try_candidates(std::size_t count, const Make& make) {
     std::vector<Candidate> candidates(count);
-    tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+    parallel_for(std::size_t{0}, count, [&](std::size_t i) {
       if (out_of_time() && (i > 0 || best_.time_us < kNever)) return;
       candidates[i] = make(i);
       if (!candidates[i].chosen.empty()) {
@@ -230,7 +229,7 @@ class Search {
     });
     placements_.resize(choices.size());
     progress_.expect(std::ssize(choices) + kMostScheduled + kMostPublished + kMostImproved);
-    tbb::parallel_for(std::size_t{0}, choices.size(), [&](std::size_t i) {
+    parallel_for(std::size_t{0}, choices.size(), [&](std::size_t i) {
       if (i > 0 && out_of_time()) return;
       placements_[i] =
           place(workload_, cluster_, choices[i].first, choices[i].second, request_, retain_);
@@ -284,7 +283,7 @@ class Search {
   std::vector<double> try_schedules(std::span<const Placement> placements,
                                     std::span<const Schedule> schedules) {
     std::vector<Times> times(placements.size() * schedules.size());
-    tbb::parallel_for(std::size_t{0}, times.size(), [&](std::size_t i) {
+    parallel_for(std::size_t{0}, times.size(), [&](std::size_t i) {
       if (i > 0 && out_of_time()) return;
       const Schedule& schedule = schedules[i % schedules.size()];
       times[i] = times_of(
@@ -397,7 +396,7 @@ class Search {
     std::vector<Placement> better(count * kSeeds);
     progress_.expect(static_cast<std::int64_t>(better.size() * (1 + std::size(kSchedules))) -
                      kMostImproved);
-    tbb::parallel_for(std::size_t{0}, better.size(), [&](std::size_t i) {
+    parallel_for(std::size_t{0}, better.size(), [&](std::size_t i) {
       if (out_of_time()) return;
       PlacementChoice choice = placements_[i / kSeeds].choice;
       choice.effort = kTimesTheSteps * options_.effort;
@@ -430,7 +429,7 @@ class Search {
     reliefs[3].cluster.attention.call_us = reliefs[3].cluster.launch_us = 0;
     reliefs[3].cluster.intra_latency_us = reliefs[3].cluster.inter_latency_us = 0;
     std::vector<double> times_us(reliefs.size());
-    tbb::parallel_for(std::size_t{0}, reliefs.size(), [&](std::size_t i) {
+    parallel_for(std::size_t{0}, reliefs.size(), [&](std::size_t i) {
       times_us[i] = simulate(plan, reliefs[i].cluster).time_us();
     });
     const auto least = std::min_element(times_us.begin(), times_us.end()) - times_us.begin();

@@ -1,7 +1,5 @@
 #include "planner/timed_block_size.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/parallel_for.h"
 #include "contextile/plan_build.h"
 #include "contextile/simulate.h"
 
@@ -23,7 +22,7 @@ Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
     double time_us = std::numeric_limits<double>::infinity();
   };
   std::vector<Candidate> candidates(sizes.size());
-  tbb::parallel_for(std::size_t{0}, sizes.size(), [&](std::size_t i) {
+  parallel_for(std::size_t{0}, sizes.size(), [&](std::size_t i) {
     StrategyRequest sized = request;
     sized.block_size = sizes[i];
     candidates[i].arrangement = strategy.arrange(workload, cluster, sized);

@@ -1,7 +1,6 @@
 #include "kernel/simd/kernel.h"
 
 #include <tbb/enumerable_thread_specific.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/parallel_for.h"
 #include "kernel/cpu_features.h"
 #include "kernel/simd/panels.h"
 #include "kernel/simd/row_ops.h"
@@ -200,7 +200,7 @@ void for_each_task(std::size_t count, bool serial, const Work& work) {
     for (std::size_t i = 0; i < count; ++i) run(i);
     return;
   }
-  tbb::parallel_for(std::size_t{0}, count, run);
+  parallel_for(std::size_t{0}, count, run);
 }
 
 void clear_rows(const TensorView& slot) {

@@ -1,11 +1,11 @@
 #include <tbb/enumerable_thread_specific.h>
-#include <tbb/parallel_for.h>
 
 #include <exception>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "plan/file/compression.h"
@@ -25,7 +25,7 @@ using Bytes = std::vector<std::uint8_t>;
 template <typename Work>
 void for_each_index(std::size_t count, const Work& work) {
   std::vector<std::exception_ptr> errors(count);
-  tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+  parallel_for(std::size_t{0}, count, [&](std::size_t i) {
     try {
       work(i);
     } catch (...) {

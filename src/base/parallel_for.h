@@ -1,0 +1,58 @@
+// Loops whose turns run side by side. Rooms that have one link oneTBB.
+#pragma once
+
+#include <tbb/parallel_for.h>
+
+#ifdef CONTEXTILE_THREAD_SANITIZER
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace contextile {
+
+#ifdef CONTEXTILE_THREAD_SANITIZER
+
+// oneTBB's library is built without ThreadSanitizer, which therefore does not see what it orders:
+// all before the loop comes before every turn, and every turn before all after the loop. This says
+// so again. Turns remain unordered among each other, so that those that race are reported.
+template <typename Index, typename Work>
+class OrderedTurns {
+ public:
+  explicit OrderedTurns(const Work& work) : work_(work) { __tsan_release(begun()); }
+  ~OrderedTurns() { __tsan_acquire(ended()); }
+  OrderedTurns(const OrderedTurns&) = delete;
+  OrderedTurns& operator=(const OrderedTurns&) = delete;
+
+  void operator()(Index i) const {
+    __tsan_acquire(begun());  // before anything of the loop is read, this object too
+    const End end{ended()};
+    work_(i);
+  }
+
+ private:
+  struct End {
+    void* address;
+    ~End() { __tsan_release(address); }
+  };
+
+  // Addresses alone: nothing is read or written there.
+  [[nodiscard]] void* begun() const { return const_cast<OrderedTurns*>(this); }
+  [[nodiscard]] void* ended() const { return static_cast<char*>(begun()) + 8; }
+
+  const Work& work_;
+  [[maybe_unused]] const char room_[8] = {};  // for the second address
+};
+
+#endif
+
+// work(i) for every i in [begin, end), in any order and on any of oneTBB's threads; returns when
+// all are done. What one of them throws comes out, once no other runs.
+template <typename Index, typename Work>
+void parallel_for(Index begin, Index end, const Work& work) {
+#ifdef CONTEXTILE_THREAD_SANITIZER
+  tbb::parallel_for(begin, end, OrderedTurns<Index, Work>(work));
+#else
+  tbb::parallel_for(begin, end, work);
+#endif
+}
+
+}  // namespace contextile
