@@ -18,7 +18,9 @@ TORCH ?= on
 # installed example.
 SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test hypergraph_test schedule_test \
   store_test strategy_test simulate_test bounds_test data_test data_ahead_test plan_test transport_test kernel_test runtime_test
-TSAN_TESTS ?= transport_test runtime_test
+# Tests of what threads share; tests/CMakeLists.txt says which cases of them. transport_ranks is what the tests of gloo
+# and MPI start.
+TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test data_ahead_test store_test kernel_test hypergraph_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
@@ -68,9 +70,9 @@ sanitize: deps  ## a shorter selection of the tests under ASan and UBSan, in bui
 	cmake --build --preset debug -j $(JOBS) --target $(SANITIZE_TESTS)
 	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
 
-tsan: deps  ## transports and executor under ThreadSanitizer, in build-tsan/
+tsan: deps  ## transports, executor, planning ahead, stores under ThreadSanitizer, in build-tsan/
 	@[ -f build-tsan/build.ninja ] || cmake --preset tsan
-	cmake --build --preset tsan -j $(JOBS) --target $(TSAN_TESTS)
+	cmake --build --preset tsan -j $(JOBS) --target $(filter %_test,$(TSAN_TESTS)) transport_ranks
 	ctest --preset tsan -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(TSAN_TESTS))))$$'
 
 fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
