@@ -1,9 +1,10 @@
 // contextile/lookahead.h: planning ahead of the steps that are executed.
+#include "contextile/lookahead.h"
+
 #include <exception>
 #include <string>
 
 #include "bind.h"
-#include "contextile/lookahead.h"
 #include "plan_object.h"
 
 namespace contextile::python {
@@ -12,10 +13,11 @@ namespace {
 // A step's batch by a function of Python's, from threads that are not Python's. What it raises is
 // that step's failure.
 std::function<Workload(std::int64_t)> workload_function(nb::object function) {
-  const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), [](nb::object* owned) {
-    const nb::gil_scoped_acquire gil;
-    delete owned;
-  });
+  const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)),
+                                           [](nb::object* owned) {
+                                             const nb::gil_scoped_acquire gil;
+                                             delete owned;
+                                           });
   return [shared](std::int64_t step) {
     const nb::gil_scoped_acquire gil;
     try {
@@ -23,7 +25,8 @@ std::function<Workload(std::int64_t)> workload_function(nb::object function) {
     } catch (nb::python_error& error) {
       fail(error.what());
     } catch (const nb::cast_error&) {
-      fail("workload of step " + std::to_string(step) + ": expected a Workload, found another type");
+      fail("workload of step " + std::to_string(step) +
+           ": expected a Workload, found another type");
     }
   };
 }
@@ -66,7 +69,8 @@ void bind_job(nb::module_& module) {
             job.input.shape = shape;
             new (self) PlanJob(std::move(job));
           },
-          nb::kw_only(), "sampler"_a, "shape"_a, "cluster"_a, "choice"_a, "options"_a, "workload"_a);
+          nb::kw_only(), "sampler"_a, "shape"_a, "cluster"_a, "choice"_a, "options"_a,
+          "workload"_a);
 }
 
 void bind_planner(nb::module_& module) {
@@ -77,14 +81,15 @@ void bind_planner(nb::module_& module) {
       .def_ro("idle_s", &LookaheadStatistics::idle_s)
       .def_ro("published_bytes", &LookaheadStatistics::published_bytes)
       .def_ro("ready_steps", &LookaheadStatistics::ready_steps);
-  nb::class_<Planner>(module, "LookaheadPlanner",
-                      "Plans steps in their order as long as it lives and puts every rank's slice into "
-                      "a store. Any number of planners, on any machines, share the steps of a run.")
+  nb::class_<Planner>(
+      module, "LookaheadPlanner",
+      "Plans steps in their order as long as it lives and puts every rank's slice into "
+      "a store. Any number of planners, on any machines, share the steps of a run.")
       .def(
           "__init__",
           [](Planner* self, const PlanJob& job, std::shared_ptr<Store> store, std::string run_id,
-             std::int64_t first_step, std::optional<std::int64_t> end_step, std::int32_t steps_ahead,
-             std::int32_t threads) {
+             std::int64_t first_step, std::optional<std::int64_t> end_step,
+             std::int32_t steps_ahead, std::int32_t threads) {
             LookaheadOptions options;
             options.run_id = std::move(run_id);
             options.first_step = first_step;
@@ -133,9 +138,7 @@ void bind_lookahead(nb::module_& module) {
           "store"_a, "job"_a, nb::kw_only(), "rank"_a, "run_id"_a, "first_step"_a, "timeout"_a)
       .def(
           "take",
-          [](PlanFeed& self, std::int64_t step) {
-            return PlanObject{self.take(step).plan};
-          },
+          [](PlanFeed& self, std::int64_t step) { return PlanObject{self.take(step).plan}; },
           "step"_a, nb::call_guard<nb::gil_scoped_release>(),
           "This rank's slice of the plan of a step that is not acknowledged; waits if it must.")
       .def("acknowledge", &PlanFeed::acknowledge, "step"_a,
