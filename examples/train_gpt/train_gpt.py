@@ -54,6 +54,11 @@ def masks_of(pieces):
     return {"long": (long, LAYERS // 2), "short": (ct.masks.sliding_window(WINDOW), LAYERS // 2)}
 
 
+def causal_masks_of(pieces):
+    """For strategies that plan causal documents alone."""
+    return {"long": ("causal", LAYERS // 2), "short": ("causal", LAYERS // 2)}
+
+
 def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """RoPE: x [tokens, heads, dim] at positions [tokens]."""
     frequencies = 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
@@ -97,10 +102,10 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def dense_attend(pieces, plan):
+def dense_attend(pieces, plan, masks):
     """Attention of one process on dense masks, by PyTorch alone."""
     lengths = [piece.end - piece.begin for piece in pieces]
-    workload = ct.make_workload(lengths, mask=masks_of(pieces), heads=(HEADS, KV_HEADS), head_dim=DIM)
+    workload = ct.make_workload(lengths, mask=masks(pieces), heads=(HEADS, KV_HEADS), head_dim=DIM)
     order = torch.from_numpy(plan.local_tokens(0))
     dense = {
         name: torch.from_numpy(workload.mask(i).dense(workload.num_tokens))[order][:, order]
@@ -122,6 +127,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1024, help="of a batch")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--documents", type=int, default=200, help="source files, at most")
+    parser.add_argument("--masks", choices=["mixed", "causal"], default="mixed", help="mixed: as above; causal: all layers")
     parser.add_argument("--dense", action="store_true", help="one process, plain PyTorch")
     parser.add_argument("--out", default="", help="where losses and times go, as JSON")
     return parser.parse_args()
@@ -134,11 +140,12 @@ def main() -> None:
     if not options.dense:
         dist.init_process_group("gloo")
     executor = None if options.dense else Executor()
+    masks = masks_of if options.masks == "mixed" else causal_masks_of
     loader = DataLoader(
         Text(options.documents),
         cluster="local:1x1" if options.dense else ct.Cluster.from_torch(),
         rank=executor.rank if executor else 0,
-        mask=masks_of,
+        mask=masks,
         strategy="zigzag" if options.dense else options.strategy,
         tokens=options.tokens,
         block_size=options.block_size,
@@ -156,7 +163,7 @@ def main() -> None:
             executor.prepare(step.plan)
             attend = lambda q, k, v, mask: attention(q, k, v, executor=executor, mask=mask)  # noqa: E731
         else:
-            attend = dense_attend(step.pieces, step.plan)
+            attend = dense_attend(step.pieces, step.plan, masks)
         local = step.local
         logits = model(local.tokens, local.positions, attend)
         loss = (functional.cross_entropy(logits, local.labels, reduction="none") * local.loss_weights).sum()

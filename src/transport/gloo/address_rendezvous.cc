@@ -215,6 +215,9 @@ class AddressRendezvous : public Rendezvous {
       throw;
     }
     for (const Introduction& introduction : all) answer += with_length(introduction.text());
+    // Who has the answer may be done with this group, and come for the next, before this rank goes
+    // on: it must not find this listener, which would take its introduction and never answer.
+    socket_ = Socket();
     answer_all(clients, answer);
     return all;
   }
