@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "python").glob("*.md"))
-NEEDS = {"pytorch.md": ["torch"], "transformers.md": ["torch", "transformers"]}
+NEEDS = {"data.md": ["torch"], "pytorch.md": ["torch"], "transformers.md": ["torch", "transformers"]}
 
 
 def snippets(page: Path) -> str:

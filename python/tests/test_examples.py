@@ -1,0 +1,33 @@
+"""Examples in Python, as short as they go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import contextile as ct
+import pytest
+
+pytest.importorskip("torch")
+PARITY = Path(__file__).parents[2] / "examples" / "train_gpt" / "parity.py"
+
+
+def parity(folder, *words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, PARITY, "--steps", "3", "--ranks", "2", *words, folder],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+def test_training_is_the_same_by_every_strategy(tmp_path):
+    done = parity(tmp_path, "--strategies", "dcp distca")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same" in done.stdout
+    # A loss that is another is seen.
+    losses = (tmp_path / "dcp.json").read_text()
+    (tmp_path / "dcp.json").write_text(losses.replace("5.", "5.1", 1))
+    assert parity(tmp_path, "--strategies", "dcp").returncode == 1
