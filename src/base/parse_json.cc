@@ -11,11 +11,12 @@
 namespace contextile {
 
 std::string_view json_reason(const nlohmann::json::exception& error) {
+  constexpr std::size_t kMostBytes = 200;  // it may quote a number of any length
   const std::string_view message = error.what();
   const std::size_t end = message.find("] ");
-  return message.starts_with("[json.exception") && end != std::string_view::npos
-             ? message.substr(end + 2)
-             : message;
+  const std::size_t begin =
+      message.starts_with("[json.exception") && end != std::string_view::npos ? end + 2 : 0;
+  return message.substr(begin, kMostBytes);
 }
 
 nlohmann::json parse_json(std::string_view text, std::string_view where) {

@@ -118,12 +118,13 @@ struct OpenValue {
 
 // Nothing if there is no such file.
 std::optional<OpenValue> open_value(const std::string& path) {
-  Descriptor file = open_file(path, O_RDONLY);
+  Descriptor file = open_file(path, O_RDONLY | O_NONBLOCK);  // a pipe would wait for its other end
   if (!file.valid() && errno == ENOENT) return std::nullopt;
   struct stat status {};
   if (!file.valid() || ::fstat(file.get(), &status) != 0) {
     fail_io("{}: cannot open: {}", path, std::strerror(errno));
   }
+  if (!S_ISREG(status.st_mode)) fail_io("{}: expected a regular file", path);
   std::array<std::uint8_t, ValueHeader::kBytes> first{};
   const std::int64_t found = read_all(file.get(), first);
   if (found < 0) fail_io("{}: cannot read: {}", path, std::strerror(errno));

@@ -59,5 +59,14 @@ TEST(Quote, CutsLongTextAndEscapesWhatIsNoAscii) {
   EXPECT_EQ(quote(forty + "x"), fmt::format("'{}...'", forty));
 }
 
+TEST(ParseJson, QuotesNoNumberOfAnyLength) {
+  try {
+    static_cast<void>(parse_json("[" + std::string(100'000, '9') + "]", "here"));
+    ADD_FAILURE() << "expected an error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_LT(std::string(error.what()).size(), 300U);
+  }
+}
+
 }  // namespace
 }  // namespace contextile

@@ -1,6 +1,7 @@
 // What is particular to values in files.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +90,14 @@ TEST(FileStore, NamesWhatIsNoValue) {
             file +
                 ": expected a value of 1 bytes (of the file) and at most 268435456, found 0 (of "
                 "its header)");
+}
+
+TEST(FileStore, APipeInTheFolderIsNoValueAndKeepsNobodyWaiting) {
+  const TemporaryFolder folder;
+  const auto store = open_store("file://" + folder.path());
+  ASSERT_EQ(::mkfifo((folder.path() + "/v-key").c_str(), 0600), 0);
+  EXPECT_THROW(static_cast<void>(store->get("key")), IoError);
+  EXPECT_TRUE(store->put("other", {}, hours(1)));
 }
 
 TEST(FileStore, HeadersComeBack) {

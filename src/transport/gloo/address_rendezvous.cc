@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "transport/gloo/frame.h"
 #include "transport/gloo/rendezvous.h"
 
 namespace contextile {
@@ -25,10 +26,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kMostBetweenTries{100};
 constexpr std::chrono::milliseconds kMostForGreeting{2'000};  // a stranger's silence costs no more
-constexpr std::uint64_t kMostAnswerBytes = std::uint64_t{1} << 30;
 // What a rank says of itself: a run, and an address for every rank.
 constexpr std::uint64_t most_bytes(std::int32_t size) {
   return (std::uint64_t{1} << 16) + (std::uint64_t{1} << 10) * static_cast<std::uint64_t>(size);
+}
+// What rank 0 says of all, or why there is no group.
+constexpr std::uint64_t most_answer_bytes(std::int32_t size) {
+  return (std::uint64_t{1} << 16) + most_bytes(size) * static_cast<std::uint64_t>(size);
 }
 constexpr char kAll = 'A';
 constexpr char kFailure = 'F';
@@ -287,13 +291,19 @@ class AddressRendezvous : public Rendezvous {
     const Clock::time_point deadline = deadline_ + kMostForGreeting;
     std::optional<std::string> answer;
     if (send_all(socket_, with_length(mine.text()), deadline)) {
-      answer = receive_text(socket_, kMostAnswerBytes, deadline);
+      answer = receive_text(socket_, most_answer_bytes(size_), deadline);
     }
     if (!answer || answer->empty()) {
-      fail(fmt::format("rank 0 at {}:{} gave no answer: it died, or not all ranks came in {} ms",
-                       host_, port_, timeout_.count()));
+      fail(Clock::now() < deadline
+               ? fmt::format("what listens at {}:{} ended the connection without an answer: rank 0 "
+                             "died, or it is somebody else",
+                             host_, port_)
+               : fmt::format("rank 0 at {}:{} gave no answer: not all ranks came in {} ms", host_,
+                             port_, timeout_.count()));
     }
-    if (answer->front() == kFailure) fail("rank 0 says: " + without_orders(answer->substr(1)));
+    if (answer->front() == kFailure) {
+      fail("rank 0 says: " + without_orders(answer->substr(1, kMostWordsOfPeers)));
+    }
     std::vector<Introduction> all;
     std::string_view rest = std::string_view(*answer).substr(1);
     while (rest.size() >= sizeof(std::uint64_t)) {

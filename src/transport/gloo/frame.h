@@ -1,6 +1,7 @@
 // What one rank writes to another: frames, in order, each at most a piece of a message.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace contextile {
@@ -25,6 +26,8 @@ struct FrameHeader {
   std::int64_t num_moved = 0;  // pieces that the writer has sent and received so far
 };
 
+// Of what a peer says in words, for messages; the rest is left out.
+inline constexpr std::size_t kMostWordsOfPeers = 4000;  // bytes
 inline constexpr std::int64_t kPieceBytes = 1 << 20;  // the most a frame carries
 
 }  // namespace contextile

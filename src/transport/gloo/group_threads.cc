@@ -138,7 +138,8 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
     case FrameKind::kPong:
       break;
     case FrameKind::kAbort:
-      set_failure(without_orders(text_of(payload)), header.number != 0);
+      set_failure(without_orders(text_of(payload).substr(0, kMostWordsOfPeers)),
+                  header.number != 0);
       peer.controls.push_back({FrameKind::kSeen});
       break;
     case FrameKind::kLeave:

@@ -66,5 +66,58 @@ TEST(AddressRendezvous, TakesARankThatComesForTheNextGroupBeforeRankZeroIsDoneWi
   other.join();
 }
 
+// What rank 1 says of a rank 0 that answers with these bytes and ends the connection.
+std::string error_of_answer(const std::string& answer) {
+  const std::string address = free_address();
+  const int server = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  at.sin_port =
+      htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  EXPECT_EQ(::bind(server, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  EXPECT_EQ(::listen(server, 1), 0);
+  std::thread impostor([&] {
+    const int client = ::accept(server, nullptr, nullptr);
+    static_cast<void>(::send(client, answer.data(), answer.size(), MSG_NOSIGNAL));
+    ::shutdown(client, SHUT_WR);
+    char byte = 0;
+    while (::recv(client, &byte, 1, 0) > 0) {
+    }
+    ::close(client);
+  });
+  std::string found;
+  try {
+    GlooOptions options;
+    options.rank = Rank{1};
+    options.size = 2;
+    options.rendezvous = address;
+    options.connect_timeout = std::chrono::seconds(20);
+    static_cast<void>(open_rendezvous(options)->exchange({Rank{1}, 2, "", {"to 0", "to 1"}}));
+  } catch (const TransportError& error) {
+    found = error.what();
+  }
+  impostor.join();
+  ::close(server);
+  return found;
+}
+
+std::string with_size(std::uint64_t size, const std::string& text) {
+  return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + text;
+}
+
+TEST(AddressRendezvous, TakesNoMemoryForAnAnswerBeyondItsBounds) {
+  EXPECT_NE(error_of_answer(with_size(std::uint64_t{1} << 30, "")).find("without an answer"),
+            std::string::npos);
+  EXPECT_NE(error_of_answer("").find("without an answer"), std::string::npos);
+}
+
+TEST(AddressRendezvous, CutsTheWordsOfOthers) {
+  const std::string words = "F" + std::string(50'000, 'x');
+  const std::string error = error_of_answer(with_size(words.size(), words));
+  EXPECT_NE(error.find("rank 0 says: xxx"), std::string::npos);
+  EXPECT_LT(error.size(), 5000U);
+}
+
 }  // namespace
 }  // namespace contextile
