@@ -26,8 +26,8 @@ struct FrameHeader {
   std::int64_t num_moved = 0;  // pieces that the writer has sent and received so far
 };
 
-// Of what a peer says in words, for messages; the rest is left out.
+// So much of a peer's words goes into messages, the rest is left out.
 inline constexpr std::size_t kMostWordsOfPeers = 4000;  // bytes
-inline constexpr std::int64_t kPieceBytes = 1 << 20;  // the most a frame carries
+inline constexpr std::int64_t kPieceBytes = 1 << 20;    // the most a frame carries
 
 }  // namespace contextile
