@@ -95,7 +95,9 @@ void bind_clusters(nb::module_& module) {
            "The devices left for context parallelism beside tp tensor-parallel ranks and pp "
            "pipeline stages.")
       .def("check", &check_cluster, "Raises InvalidArgument unless the numbers make a machine.")
-      .def("__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); })
+      .def(
+          "__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); },
+          nb::is_operator())
       .def("__repr__", [](const Cluster& cluster) {
         return "Cluster('" + cluster.name + "', " + std::to_string(cluster.nodes) + " x " +
                std::to_string(cluster.devices_per_node) + " devices)";

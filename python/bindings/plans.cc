@@ -327,10 +327,12 @@ void bind_plans(nb::module_& module) {
               "Seconds the strategy took; 0 for a plan not made here.")
       .def_ro("build_s", &PlanObject::build_s)
       .def_ro("verify_s", &PlanObject::verify_s)
-      .def("__eq__",
-           [](const PlanObject& a, const PlanObject& b) {
-             return a.plan->digest == b.plan->digest && a.plan->slice_of == b.plan->slice_of;
-           })
+      .def(
+          "__eq__",
+          [](const PlanObject& a, const PlanObject& b) {
+            return a.plan->digest == b.plan->digest && a.plan->slice_of == b.plan->slice_of;
+          },
+          nb::is_operator())
       .def("__hash__", [](const PlanObject& self) { return self.plan->digest; })
       .def("__repr__", &plan_text)
       .def("_repr_html_", [](nb::handle self) {

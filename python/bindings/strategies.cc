@@ -27,8 +27,12 @@ void bind_strategies(nb::module_& module) {
           "name"_a, "options"_a = std::map<std::string, std::string>{})
       .def_ro("name", &StrategyChoice::name)
       .def_ro("options", &StrategyChoice::options)
-      .def("__eq__", [](const StrategyChoice& a,
-                        const StrategyChoice& b) { return choice_text(a) == choice_text(b); })
+      .def(
+          "__eq__",
+          [](const StrategyChoice& a, const StrategyChoice& b) {
+            return choice_text(a) == choice_text(b);
+          },
+          nb::is_operator())
       .def("__hash__",
            [](const StrategyChoice& choice) {
              return std::hash<std::string>{}(choice_text(choice));

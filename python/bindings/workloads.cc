@@ -125,7 +125,9 @@ void bind_shapes(nb::module_& module) {
       .def_prop_ro("effective_scale", &AttentionShape::effective_scale)
       .def_ro("softcap", &AttentionShape::softcap, "c of c·tanh(s/c); 0: none.")
       .def_ro("sink", &AttentionShape::sink, "A learnable sink logit per query head.")
-      .def("__eq__", [](const AttentionShape& a, const AttentionShape& b) { return a == b; })
+      .def(
+          "__eq__", [](const AttentionShape& a, const AttentionShape& b) { return a == b; },
+          nb::is_operator())
       .def("__repr__", [](nb::handle self) {
         return repr_of(
             self, "AttentionShape",

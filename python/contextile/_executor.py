@@ -22,6 +22,7 @@ class Output(NamedTuple):
     out: np.ndarray  # [local tokens, q_heads, value_dim], as the inputs
     lse: np.ndarray  # float32 [local tokens, q_heads], natural logarithm; -inf where a row attends nothing
     saved: np.ndarray  # uint8: what forward keeps for backward
+    plan: _core.Plan  # it was computed by
 
 
 class Gradients(NamedTuple):
@@ -107,7 +108,7 @@ class Executor:
         lse = np.empty(q.shape[:2], dtype=np.float32)
         saved = np.empty(self._rank.saved_bytes(index), dtype=np.uint8)
         self._rank.forward(mask=index, q=q, k=k, v=v, sink=sink, out=out, lse=lse, saved=saved)
-        return Output(out, lse, saved)
+        return Output(out, lse, saved, self._plan)
 
     def backward(
         self, dout: Any, q: Any, k: Any, v: Any, output: Output, *, mask: str = "", sink: Any = None
@@ -121,6 +122,11 @@ class Executor:
         """
         import numpy as np
 
+        if self._plan is None or output.plan != self._plan:
+            raise _core.InvalidArgument(
+                f"backward: expected an executor prepared for the output's plan {output.plan.digest}, found "
+                f"{'none' if self._plan is None else self._plan.digest}"
+            )
         dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
         dsink = None if sink is None else np.empty_like(sink)
         self._rank.backward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,16 @@ def _entry_of(name: str | None, mask: Any) -> tuple[str, int, Any]:
         f"mask: expected a rule, its text, a rule for each document, a Mask, or a dict of these by name, "
         f"found {type(mask).__name__}"
     )
+
+
+def _lengths_of(lengths: Any) -> list[int]:
+    """Whole numbers, whatever they come in."""
+    try:
+        if isinstance(lengths, (str, bytes)):
+            raise TypeError
+        return [operator.index(length) for length in lengths]
+    except TypeError:
+        raise _core.InvalidArgument(f"lengths: expected a list of whole numbers, found {lengths!r:.80}") from None
 
 
 def cluster_of(cluster: Cluster | str) -> Cluster:
@@ -126,7 +137,7 @@ def make_workload(
         entries = [_entry_of(None, mask)]
     home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
     return _core.make_workload(
-        [int(length) for length in lengths], shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
+        _lengths_of(lengths), shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
     )
 
 

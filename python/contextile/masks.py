@@ -7,6 +7,7 @@ tokens of the batch.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,10 @@ def from_dense(dense: npt.ArrayLike) -> Mask:
     """
     import numpy as np
 
-    array = np.ascontiguousarray(np.asarray(dense) != 0)
+    given = np.asarray(dense)
+    array = np.ascontiguousarray(given != 0)
+    if given.dtype.kind not in "biu" and not np.array_equal(given, array):
+        raise _core.InvalidArgument("dense mask: expected truth values, or numbers 0 and 1, found others")
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
         raise _core.InvalidArgument(f"dense mask: expected [tokens, tokens], found {list(array.shape)}")
     return _core.mask_from_dense(array.view(np.uint8))
@@ -180,7 +184,7 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
     window
         With ``causal``: the last so many tokens, the token itself included. None: all.
     """
-    ends = [int(end) for end in cu_seqlens]
+    ends = [operator.index(end) for end in cu_seqlens]
     if len(ends) < 2 or ends[0] != 0 or any(a >= b for a, b in zip(ends, ends[1:])):
         raise _core.InvalidArgument(
             f"cu_seqlens: expected ascending numbers from 0, at least two, found {ends[:8]}{'…' if len(ends) > 8 else ''}"

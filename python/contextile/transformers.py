@@ -35,6 +35,7 @@ _FULL = "full"
 _SLIDING = "sliding"
 # Not a context variable: checkpointing computes a layer again in backward, on a thread of autograd.
 _executor: Executor | None = None
+_calls = 0  # of layers, since the process began
 
 
 def register(name: str = "contextile") -> str:
@@ -53,9 +54,11 @@ def use(executor: Executor) -> Iterator[Executor]:
     Raises
     ------
     InvalidArgument
-        A rank of the plan owns no tokens: models can not reshape what is empty.
+        A rank of the plan owns no tokens: models can not reshape what is empty. On leaving: no layer has attended, so the
+        model does so by itself, every rank among its own tokens.
     """
     global _executor
+    before_calls = _calls
     plan = executor.plan
     if plan is not None:
         for rank in range(plan.num_devices):
@@ -68,6 +71,11 @@ def use(executor: Executor) -> Iterator[Executor]:
         yield executor
     finally:
         _executor = before
+    if _calls == before_calls:
+        raise _core.InvalidArgument(
+            "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
+            "model that uses the attention interface), found no call of a layer"
+        )
 
 
 def _text_config(model: Any) -> Any:
@@ -79,17 +87,17 @@ def _text_config(model: Any) -> Any:
 def _windows(config: Any) -> dict[str, tuple[str, int]]:
     """Rules of its layers by name, with the number of layers."""
     num_layers = config.num_hidden_layers
-    window = getattr(config, "sliding_window", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
-        return {_FULL: ("causal", num_layers)}
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return {_SLIDING: (f"sliding_window:{window}", num_layers)}
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    unknown = sorted(set(kinds or []) - {"full_attention", "sliding_attention"})
     if unknown:
         raise _core.InvalidArgument(
             f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}"
         )
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return {_FULL: ("causal", num_layers)}
+    if kinds is None:
+        return {_SLIDING: (f"sliding_window:{window}", num_layers)}
     rules = {_FULL: ("causal", kinds.count("full_attention")), _SLIDING: (f"sliding_window:{window}", kinds.count("sliding_attention"))}
     return {name: rule for name, rule in rules.items() if rule[1] > 0}
 
@@ -163,10 +171,14 @@ def _attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **other: Any,
 ) -> tuple[Tensor, None]:
     """query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] → [1, tokens, q_heads, value_dim]."""
+    global _calls
+    _calls += 1
     executor = _check(_executor, query, attention_mask, dropout, scaling)
+    if other.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise _core.InvalidArgument("attention: expected a causal layer, found one that attends both ways")
     shape = executor.plan.shape  # type: ignore[union-attr]
     if not math.isclose(softcap or 0.0, shape.softcap, rel_tol=1e-6):
         raise _core.InvalidArgument(f"attention: expected the plan's softcap {shape.softcap:g}, found the layer's {softcap}")

@@ -479,3 +479,37 @@ def test_executors_check_their_plans():
     with pytest.raises(ct.InvalidArgument):
         ct.Executor(transport, kernel="cuda")
     assert "reference" in ct.kernels()
+
+
+@pytest.mark.parametrize("strategy", ["dcp", "auto:steps=10000", "zigzag", "fcp"])
+@pytest.mark.parametrize("home", [[(0, 20, 0), (20, 50, 7)], [(0, 20, 0), (20, 50, 10**6)], [(0, 50, -1)]])
+def test_homes_that_the_cluster_lacks(strategy, home):
+    with pytest.raises(ct.InvalidArgument, match="expected a rank below 2|rank"):
+        ct.plan([50], cluster="local:1x2", strategy=strategy, home=home, **SMALL)
+
+
+def test_backward_is_of_the_plan_of_forward():
+    executor = ct.Executor(ct.inproc_group(1)[0])
+    a, b = (ct.plan(lengths, cluster="local:1x1", strategy="zigzag", **SMALL) for lengths in ([100, 60], [80, 80]))
+    q, k, v = (np.ones((160, heads, 32), dtype=np.float32) for heads in (4, 2, 2))
+    executor.prepare(a)
+    output = executor.forward(q, k, v)
+    executor.prepare(b)
+    with pytest.raises(ct.InvalidArgument, match="expected an executor prepared for the output's plan"):
+        executor.backward(output.out, q, k, v, output)
+
+
+def test_plans_are_not_other_things(plan):
+    assert plan != 3 and plan is not None and plan != None  # noqa: E711
+    assert plan.shape != 3 and plan.cluster != "local"
+
+
+@pytest.mark.parametrize("lengths", [[60.9], "123", [None], [2.0]])
+def test_lengths_are_whole_numbers(lengths):
+    with pytest.raises(ct.InvalidArgument, match="expected a list of whole numbers"):
+        ct.plan(lengths, cluster="local:1x2", strategy="zigzag")
+
+
+def test_additive_masks_are_refused():
+    with pytest.raises(ct.InvalidArgument, match="expected truth values"):
+        ct.masks.from_dense(np.where(np.tri(4) > 0, 0.0, -np.inf))

@@ -144,3 +144,15 @@ def test_what_cannot_be_is_said():
     executor.prepare(ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
     with pytest.raises(ct.InvalidArgument, match=r"expected one of the plan's \(full\), found 'sliding'"):
         call(windowed, executor=executor)
+
+
+def test_models_that_do_not_attend_through_it_are_refused():
+    model = make("Llama", "eager")
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
+    with pytest.raises(ct.InvalidArgument, match="found no call of a layer"):
+        call(model, executor=executor)
+    config = make("Llama", "eager").config
+    config.layer_types = ["chunked_attention", "full_attention", "full_attention"]
+    with pytest.raises(ct.InvalidArgument, match="found chunked_attention"):
+        cth.batch_of(config)

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "base/out_of_memory.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_estimate.h"
@@ -21,6 +22,16 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Strategies count by device and divide by the cluster's numbers.
+void check_fits(const Workload& workload, const Cluster& cluster) {
+  check_cluster(cluster);
+  for (const HomeRange& home : workload.home) {
+    CONTEXTILE_CHECK(home.owner.valid() && home.owner.value < cluster.num_devices(),
+                     "home of [{}, {}): expected a rank below {}, found {}", home.tokens.begin,
+                     home.tokens.end, cluster.num_devices(), home.owner.value);
+  }
 }
 
 void begin_step(const PlanOptions& options, std::string_view what, std::int64_t step) {
@@ -63,14 +74,14 @@ StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& opti
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
                                               const StrategyChoice& choice,
                                               const PlanOptions& options) {
-  check_cluster(cluster);
+  check_fits(workload, cluster);
   return find_strategy(choice.name).unsupported(workload, cluster, request_of(choice, options));
 }
 
 PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                         const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
-  check_cluster(cluster);  // strategies divide by its numbers
+  check_fits(workload, cluster);
   begin_step(options, "arranging", 0);
   const Clock::time_point started = Clock::now();
   const Arrangement arrangement = with_memory_for(

@@ -31,6 +31,20 @@ TEST(PlanBatch, ReturnsAPlanWithItsProofStatisticsAndTimes) {
   EXPECT_GT(planned.planning_s(), 0);
 }
 
+TEST(PlanBatch, RefusesHomesAndClustersThatCannotBe) {
+  const std::vector<std::int64_t> lengths = {50};
+  Workload workload = make_workload(lengths, AttentionShape{});
+  workload.home = {{{0, 20}, Rank{0}}, {{20, 50}, Rank{7}}};
+  for (const char* strategy : {"dcp", "zigzag", "fcp"}) {
+    EXPECT_THROW(static_cast<void>(plan_batch(workload, load_cluster("local:1x2"), {strategy})),
+                 InvalidArgument);
+  }
+  workload.home.clear();
+  Cluster cluster = load_cluster("local:1x2");
+  cluster.devices_per_node = 0;
+  EXPECT_THROW(static_cast<void>(plan_batch(workload, cluster, {"dcp"})), InvalidArgument);
+}
+
 TEST(PlanBatch, TellsHowFarItHasCome) {
   struct Told {
     std::string what;

@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
+_MOST = 1 << 30  # sums and products of two such numbers fit into 64 bits
+
+
 class Unsupported(Exception):
     """An operation that has no form on intervals here."""
 
@@ -20,9 +23,10 @@ class Unsupported(Exception):
 class Interval:
     """Integers from ``low`` to ``high``, both included, one interval for each element; truth values are 0 and 1."""
 
-    def __init__(self, low: Tensor, high: Tensor) -> None:
+    def __init__(self, low: Tensor, high: Tensor, is_narrow: bool = False) -> None:
         self.low = low
         self.high = high
+        self.is_narrow = is_narrow  # of fewer than 64 bits: arithmetic might wrap, comparisons do not
 
     @staticmethod
     def of(value: Any) -> Interval:
@@ -32,8 +36,10 @@ class Interval:
         tensor = torch.as_tensor(value)
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() > 1:
             raise Unsupported(f"a constant of {tensor.dtype} with shape {list(tensor.shape)}")
+        # A tensor without dimensions takes the type of what it is combined with, as a number does.
+        is_narrow = tensor.dim() > 0 and tensor.dtype not in (torch.int64, torch.bool)
         tensor = tensor.to(torch.int64)
-        return Interval(tensor, tensor)
+        return Interval(tensor, tensor, is_narrow)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,6 +69,7 @@ class Interval:
         return _remainder(self, other)
 
     def __neg__(self) -> Interval:
+        _numbers(self)
         return Interval(-self.high, -self.low)
 
     def __abs__(self) -> Interval:
@@ -117,18 +124,29 @@ def _truth(low: Tensor, high: Tensor) -> Interval:
     return Interval(low.to(torch.int64), high.to(torch.int64))
 
 
+def _numbers(*values: Any) -> list[Interval]:
+    """Intervals whose sums and products are those of PyTorch: nothing wraps."""
+    intervals = [Interval.of(value) for value in values]
+    if any(interval.is_narrow for interval in intervals):
+        raise Unsupported("arithmetic on integers of fewer than 64 bits")
+    for interval in intervals:
+        if bool(((interval.low < -_MOST) | (interval.high > _MOST)).any()):
+            raise Unsupported("arithmetic on integers that might wrap")
+    return intervals
+
+
 def _add(a: Any, b: Any) -> Interval:
-    a, b = Interval.of(a), Interval.of(b)
+    a, b = _numbers(a, b)
     return Interval(a.low + b.low, a.high + b.high)
 
 
 def _subtract(a: Any, b: Any) -> Interval:
-    a, b = Interval.of(a), Interval.of(b)
+    a, b = _numbers(a, b)
     return Interval(a.low - b.high, a.high - b.low)
 
 
 def _multiply(a: Any, b: Any) -> Interval:
-    a, b = Interval.of(a), Interval.of(b)
+    a, b = _numbers(a, b)
     corners = torch.stack(
         torch.broadcast_tensors(a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
     )
@@ -143,14 +161,14 @@ def _constant_above_zero(value: Any, what: str) -> Tensor:
 
 
 def _floor_divide(a: Any, b: Any) -> Interval:
-    a, divisor = Interval.of(a), _constant_above_zero(b, "a division")
+    (a,), divisor = _numbers(a), _constant_above_zero(b, "a division")
     return Interval(
         torch.div(a.low, divisor, rounding_mode="floor"), torch.div(a.high, divisor, rounding_mode="floor")
     )
 
 
 def _remainder(a: Any, b: Any) -> Interval:
-    a, divisor = Interval.of(a), _constant_above_zero(b, "a remainder")
+    (a,), divisor = _numbers(a), _constant_above_zero(b, "a remainder")
     quotient = _floor_divide(a, divisor)
     is_one = quotient.low == quotient.high
     return Interval(
@@ -159,7 +177,7 @@ def _remainder(a: Any, b: Any) -> Interval:
 
 
 def _absolute(a: Any) -> Interval:
-    a = Interval.of(a)
+    (a,) = _numbers(a)
     crosses = (a.low <= 0) & (a.high >= 0)
     low = torch.where(crosses, 0, torch.minimum(a.low.abs(), a.high.abs()))
     return Interval(low, torch.maximum(a.low.abs(), a.high.abs()))
@@ -214,17 +232,17 @@ def _where(condition: Any, a: Any, b: Any) -> Interval:
     may_a, may_b = condition.high != 0, condition.low == 0
     low = torch.where(may_a & may_b, torch.minimum(a.low, b.low), torch.where(may_a, a.low, b.low))
     high = torch.where(may_a & may_b, torch.maximum(a.high, b.high), torch.where(may_a, a.high, b.high))
-    return Interval(low, high)
+    return Interval(low, high, a.is_narrow or b.is_narrow)
 
 
 def _minimum(a: Any, b: Any) -> Interval:
     a, b = Interval.of(a), Interval.of(b)
-    return Interval(torch.minimum(a.low, b.low), torch.minimum(a.high, b.high))
+    return Interval(torch.minimum(a.low, b.low), torch.minimum(a.high, b.high), a.is_narrow or b.is_narrow)
 
 
 def _maximum(a: Any, b: Any) -> Interval:
     a, b = Interval.of(a), Interval.of(b)
-    return Interval(torch.maximum(a.low, b.low), torch.maximum(a.high, b.high))
+    return Interval(torch.maximum(a.low, b.low), torch.maximum(a.high, b.high), a.is_narrow or b.is_narrow)
 
 
 def _clamp(a: Any, min: Any = None, max: Any = None) -> Interval:  # noqa: A002 – torch.clamp's names
@@ -237,6 +255,7 @@ class _Table:
     """Least and greatest of any run of a tensor of integers: of runs of 1, 2, 4, … from every place."""
 
     def __init__(self, values: Tensor) -> None:
+        self.is_narrow = values.dtype not in (torch.int64, torch.bool)
         values = values.to(torch.int64)
         self.least, self.greatest = [values], [values]
         half = 1
@@ -254,7 +273,7 @@ class _Table:
             first, last = index.low[chosen], index.high[chosen] - (1 << one) + 1
             low[chosen] = torch.minimum(self.least[one][first], self.least[one][last])
             high[chosen] = torch.maximum(self.greatest[one][first], self.greatest[one][last])
-        return Interval(low, high)
+        return Interval(low, high, self.is_narrow)
 
 
 def _look_up(values: Tensor, index: Any, tables: dict[Any, _Table]) -> Interval:
