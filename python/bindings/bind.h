@@ -18,11 +18,13 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "contextile/arrangement.h"
 #include "contextile/base.h"
 #include "contextile/mask.h"
 #include "contextile/progress.h"
@@ -89,6 +91,11 @@ void bind_stores(nb::module_& module);
 [[noreturn]] void fail(const std::string& message);
 // Throws InvalidArgument unless the blocking has that block.
 [[nodiscard]] BlockId checked_block(const Blocking& blocking, std::int32_t block);
+
+// The bytes of a Python object, which stays their owner.
+[[nodiscard]] std::span<const std::uint8_t> span_of(const nb::bytes& bytes);
+// Throws InvalidArgument unless the name is "forward" or "backward".
+[[nodiscard]] Direction direction_of(const std::string& name);
 
 // Throws InvalidArgument naming the number unless it is 0 to 1e8 seconds.
 [[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, const char* name);

@@ -10,6 +10,17 @@ namespace contextile::python {
 
 void fail(const std::string& message) { throw InvalidArgument(message); }
 
+std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {
+  return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
+}
+
+Direction direction_of(const std::string& name) {
+  for (const Direction direction : kDirections) {
+    if (to_string(direction) == name) return direction;
+  }
+  fail("direction: expected forward or backward, found '" + name + "'");
+}
+
 std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
   if (!(seconds >= 0 && seconds <= 1e8)) {  // so that NaN is refused, too
     fail(std::string(name) + ": expected 0 to 1e8 seconds, found " + std::to_string(seconds));

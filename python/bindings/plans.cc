@@ -39,10 +39,6 @@ nb::bytes bytes_object(const Bytes& bytes) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {
-  return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
-}
-
 void bind_counts(nb::module_& module) {
   nb::class_<DeviceStats>(module, "DeviceStats", "One device and direction.")
       .def_ro("sent_bytes", &DeviceStats::sent_bytes)
@@ -127,10 +123,7 @@ std::string plan_text(const PlanObject& self) {
 // Rows (q begin, q end, k begin, k end, device) of the blocks' hulls; nothing above `limit` rows.
 std::optional<nb::object> placed_tiles(const PlanObject& self, std::int64_t limit, std::size_t mask,
                                        const std::string& direction) {
-  if (direction != "forward" && direction != "backward") {
-    fail("direction: expected forward or backward, found '" + direction + "'");
-  }
-  const Direction asked = direction == "forward" ? Direction::kForward : Direction::kBackward;
+  const Direction asked = direction_of(direction);
   const auto hull = [](const Blocking& blocks, BlockId block) {
     Range range = blocks.ranges(block)[0];
     for (const Range& other : blocks.ranges(block)) {

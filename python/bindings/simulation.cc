@@ -175,11 +175,7 @@ void bind_simulation(nb::module_& module) {
   module.def(
       "lower_bound",
       [](const Workload& workload, const Cluster& cluster, const std::string& direction) {
-        if (direction != "forward" && direction != "backward") {
-          fail("direction: expected forward or backward, found '" + direction + "'");
-        }
-        return lower_bound(workload, cluster,
-                           direction == "forward" ? Direction::kForward : Direction::kBackward);
+        return lower_bound(workload, cluster, direction_of(direction));
       },
       "workload"_a, "cluster"_a, "direction"_a, release);
 }

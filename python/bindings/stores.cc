@@ -10,10 +10,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {
-  return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
-}
-
 nb::object bytes_or_none(const std::optional<StoreValue>& value) {
   if (!value) return nb::none();
   return nb::bytes(value->data(), value->size());

@@ -32,11 +32,16 @@ def run_ranks(
     return done
 
 
-def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -> list[str]:
-    """The same without a launcher, which would end all ranks with the first: what each printed."""
+def free_port() -> int:
+    """A port of this machine that nobody has at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -> list[str]:
+    """The same without a launcher, which would end all ranks with the first: what each printed."""
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, function.__module__, function.__name__, *arguments],

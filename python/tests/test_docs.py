@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ranks import free_port
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "python").glob("*.md"))
 NEEDS = {"data.md": ["torch"], "pytorch.md": ["torch"], "transformers.md": ["torch", "transformers"]}
@@ -37,10 +37,7 @@ def test_snippets(page, tmp_path):
     assert code
     begin = "import torch.distributed as dist; dist.init_process_group('gloo'); " if needed else ""
     (tmp_path / f"page_{page.stem}.py").write_text(code.replace("\n", begin + "\n", 1) if begin else code)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run(
         [sys.executable, f"page_{page.stem}.py"], cwd=tmp_path, env=environment, capture_output=True, text=True,
         timeout=300, check=False,

@@ -1,10 +1,7 @@
 #include "store/redis_server.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +12,8 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "support/free_port.h"
 
 extern char** environ;
 
@@ -29,21 +28,6 @@ std::string program() {
     if (::access(file.c_str(), X_OK) == 0) return file;
   }
   return "";
-}
-
-// One that nobody has at the moment.
-std::int32_t free_port() {
-  const int server = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  const bool found =
-      ::bind(server, generic, size) == 0 && ::getsockname(server, generic, &size) == 0;
-  ::close(server);
-  if (!found) throw std::runtime_error("no free port");
-  return ntohs(address.sin_port);
 }
 
 }  // namespace

@@ -9,13 +9,31 @@ from contextile import _core
 from contextile.torch._executor import Executor, check_tensor, rank_executor_of
 
 
+def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """out, lse and what forward saves, to be written."""
+    return (
+        q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
+        q.new_empty(q.shape[:2], dtype=torch.float32),
+        q.new_empty((saved_bytes,), dtype=torch.uint8),
+    )
+
+
+def _new_gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and dsink, to be written; contiguous, whatever the inputs are."""
+    num_sinks = 0 if sink is None else sink.shape[0]
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        q.new_empty((num_sinks,), dtype=torch.float32),
+    )
+
+
 @torch.library.custom_op("contextile::attention", mutates_args=(), device_types="cpu")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, plan: int, mask: int, saved_bytes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out = q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
-    lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-    saved = q.new_empty((saved_bytes,), dtype=torch.uint8)
+    out, lse, saved = _new_output(q, v, saved_bytes)
     rank_executor_of(plan).forward(
         mask=mask,
         q=check_tensor("q", q),
@@ -31,11 +49,7 @@ def _forward(
 
 @_forward.register_fake
 def _(q, k, v, sink, plan, mask, saved_bytes):
-    return (
-        q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
-        q.new_empty(q.shape[:2], dtype=torch.float32),
-        q.new_empty((saved_bytes,), dtype=torch.uint8),
-    )
+    return _new_output(q, v, saved_bytes)
 
 
 @torch.library.custom_op("contextile::attention_backward", mutates_args=(), device_types="cpu")
@@ -51,10 +65,7 @@ def _backward(
     plan: int,
     mask: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq = torch.empty(q.shape, dtype=q.dtype)
-    dk = torch.empty(k.shape, dtype=k.dtype)
-    dv = torch.empty(v.shape, dtype=v.dtype)
-    dsink = torch.empty((0 if sink is None else sink.shape[0],), dtype=torch.float32)
+    dq, dk, dv, dsink = _new_gradients(q, k, v, sink)
     rank_executor_of(plan).backward(
         mask=mask,
         q=check_tensor("q", q),
@@ -75,12 +86,7 @@ def _backward(
 
 @_backward.register_fake
 def _(dout, q, k, v, sink, out, lse, saved, plan, mask):
-    return (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-        q.new_empty((0 if sink is None else sink.shape[0],), dtype=torch.float32),
-    )
+    return _new_gradients(q, k, v, sink)
 
 
 def _setup(ctx, inputs, output):

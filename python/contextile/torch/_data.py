@@ -239,17 +239,18 @@ class DataLoader:
                 step = self._next_step
                 plan = self._feeds[0].take(step)
                 self._next_step = step + 1
-                yield Step(self._local(step, plan), plan, step, self.pieces(step))
+                pieces = self.pieces(step)  # costs a shuffle of all documents
+                yield Step(self._local(pieces, plan), plan, step, pieces)
                 for feed in self._feeds:
                     feed.acknowledge(step)
         finally:
             self.close()
 
-    def _local(self, step: int, plan: _core.Plan) -> LocalBatch:
+    def _local(self, pieces: list[Piece], plan: _core.Plan) -> LocalBatch:
         """Only documents that this rank holds tokens or labels of are looked at."""
         ranges = np.array(plan.local_ranges(self._rank), dtype=np.int64).reshape(-1, 2)
         tokens = torch.zeros(plan.num_tokens, dtype=torch.int64)
-        for piece, (begin, end) in zip(self.pieces(step), plan.sequences):
+        for piece, (begin, end) in zip(pieces, plan.sequences):
             if ((ranges[:, 0] < end) & (begin < ranges[:, 1])).any():
                 document = torch.as_tensor(_tokens_of(self._dataset[piece.document]))
                 if document.dim() != 1 or len(document) < piece.end:

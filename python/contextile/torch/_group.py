@@ -29,8 +29,22 @@ def _address_here() -> str:
         return "127.0.0.1"
 
 
-def _host() -> str:
-    return socket.gethostname()
+def _check_initialised() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise _core.InvalidArgument(
+            "group: expected an initialised torch.distributed (torchrun, init_process_group), found none"
+        )
+
+
+def _hosts(group: ProcessGroup | None) -> list[Any]:
+    """The host of every rank. Collective."""
+    import torch.distributed as dist
+
+    hosts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(hosts, socket.gethostname(), group=group)
+    return hosts
 
 
 def _free_port(address: str) -> int:
@@ -62,17 +76,13 @@ def make_transport(
     """
     import torch.distributed as dist
 
-    if not dist.is_available() or not dist.is_initialized():
-        raise _core.InvalidArgument(
-            "group: expected an initialised torch.distributed (torchrun, init_process_group), found none"
-        )
+    _check_initialised()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise _core.InvalidArgument("group: expected one that this rank is in, found another")
     if size == 1:
         return _core.inproc_group(1, timeout=timeout)[0]
-    hosts: list[Any] = [None] * size
-    dist.all_gather_object(hosts, _host(), group=group)
+    hosts = _hosts(group)
     shared: list[Any] = [None]
     if rank == 0:
         address = "127.0.0.1" if len(set(hosts)) == 1 else _address_here()
@@ -98,14 +108,8 @@ def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local") -> _
     InvalidArgument
         Hosts with different numbers of ranks, ranks that are not side by side, an unknown preset.
     """
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        raise _core.InvalidArgument(
-            "group: expected an initialised torch.distributed (torchrun, init_process_group), found none"
-        )
-    hosts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(hosts, _host(), group=group)
+    _check_initialised()
+    hosts = _hosts(group)
     runs: list[list[Any]] = []
     for host in hosts:
         if not runs or runs[-1][0] != host:

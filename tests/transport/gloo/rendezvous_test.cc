@@ -8,33 +8,22 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "support/free_port.h"
+
 namespace contextile {
 namespace {
 
-// An address that nobody has at the moment.
-std::string free_address() {
-  const int server = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  const bool found =
-      ::bind(server, generic, size) == 0 && ::getsockname(server, generic, &size) == 0;
-  ::close(server);
-  if (!found) throw std::runtime_error("no free port");
-  return "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
-}
+std::string address_of(std::uint16_t port) { return "tcp://127.0.0.1:" + std::to_string(port); }
 
 TEST(AddressRendezvous, TakesARankThatComesForTheNextGroupBeforeRankZeroIsDoneWithThis) {
-  const std::string address = free_address();
+  const std::string address = address_of(free_port());
   const auto open = [&](std::int32_t rank, const std::string& run) {
     GlooOptions options;
     options.rank = Rank{rank};
@@ -68,13 +57,12 @@ TEST(AddressRendezvous, TakesARankThatComesForTheNextGroupBeforeRankZeroIsDoneWi
 
 // What rank 1 says of a rank 0 that answers with these bytes and ends the connection.
 std::string error_of_answer(const std::string& answer) {
-  const std::string address = free_address();
+  const std::uint16_t port = free_port();
   const int server = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in at{};
   at.sin_family = AF_INET;
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  at.sin_port =
-      htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  at.sin_port = htons(port);
   EXPECT_EQ(::bind(server, reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
   EXPECT_EQ(::listen(server, 1), 0);
   std::thread impostor([&] {
@@ -91,7 +79,7 @@ std::string error_of_answer(const std::string& answer) {
     GlooOptions options;
     options.rank = Rank{1};
     options.size = 2;
-    options.rendezvous = address;
+    options.rendezvous = address_of(port);
     options.connect_timeout = std::chrono::seconds(20);
     static_cast<void>(open_rendezvous(options)->exchange({Rank{1}, 2, "", {"to 0", "to 1"}}));
   } catch (const TransportError& error) {
