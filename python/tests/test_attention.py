@@ -99,15 +99,15 @@ def test_layouts_of_frameworks(alone):
 
 
 def test_the_operators_keep_their_promises_to_pytorch(alone):
-    number, index, saved = alone.call_of("")
+    number, index, saved = alone.prepared_of(None).call_of("")
     q, k, v, dout = inputs(257, HEADS, DIM)
     args = [x.requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.contextile.attention.default, (*args, None, number, index, saved))
     with torch.no_grad():
-        out, lse, kept = torch.ops.contextile.attention(q, k, v, None, number, index, saved)
+        out, lse, kept, made_by = torch.ops.contextile.attention(q, k, v, None, number, index, saved)
     torch.library.opcheck(
         torch.ops.contextile.attention_backward.default,
-        (dout, q.detach(), k.detach(), v.detach(), None, out, lse, kept, number, index),
+        (dout, q.detach(), k.detach(), v.detach(), None, out, lse, kept, made_by, number, index),
     )
 
 
@@ -167,16 +167,84 @@ def test_selective_checkpointing_does_not_communicate_twice(alone, monkeypatch):
     assert (calls.forward, calls.backward) == (1, 1)
 
 
-def test_compile_whole_graphs_and_again_for_other_plans(alone):
-    compiled = torch.compile(
-        lambda q, k, v: torch.sin(attention(q.cos(), k, v, executor=alone)), fullgraph=True, backend="aot_eager"
-    )
-    plain = lambda q, k, v: torch.sin(attention(q.cos(), k, v, executor=alone))  # noqa: E731
-    for lengths in ([200, 57], [257], [100, 100, 57]):
-        alone.prepare(planned(ranks=1, lengths=lengths))
-        tensors = inputs(257, HEADS, DIM)
-        for found, expected in zip(gradients_of(compiled, tensors), gradients_of(plain, tensors)):
+@pytest.mark.parametrize("prepared", [False, True], ids=["the last prepared", "plan="])
+def test_compiled_whole_graphs_serve_all_plans(alone, prepared):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def attend(q, k, v, plan):
+        return torch.sin(attention(q.cos(), k, v, executor=alone, plan=plan))
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attend, fullgraph=True, backend=counter)
+    for lengths in ([200, 57], [200], [100, 100, 50], [31], [8, 90], [400], [64, 64], [129], [5, 5, 5], [77]):
+        batch = alone.prepare(planned(ranks=1, lengths=lengths))
+        plan = batch if prepared else None
+        tensors = inputs(sum(lengths), HEADS, DIM)
+        both = [gradients_of(partial(one, plan=plan), tensors) for one in (compiled, attend)]
+        for found, expected in zip(*both):
             assert relative_error(found, expected) < 1e-6
+    # Once for the first, and once for any number of a plan and of tokens.
+    assert counter.frame_count <= 2
+
+
+def test_checkpoints_of_batches_in_flight(alone):
+    batches = [(planned(ranks=1, lengths=lengths), inputs(257, HEADS, DIM, seed=len(lengths))) for lengths in ([200, 57], [257])]
+    attend = lambda q, k, v, plan: attention(q, k, v, executor=alone, plan=plan)  # noqa: E731
+
+    def run(*, name_the_plan):
+        """Both forwards, then both backwards, which compute forward again."""
+        under_way = []
+        for plan, tensors in batches:
+            prepared = alone.prepare(plan)
+            leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+            out = checkpoint(attend, *leaves, prepared if name_the_plan else None, use_reentrant=False)
+            under_way.append((out, tensors[3], leaves))
+        for out, dout, _ in under_way:
+            out.backward(dout)
+        return [[out.detach(), *(x.grad for x in leaves)] for out, _, leaves in under_way]
+
+    for (plan, tensors), found in zip(batches, run(name_the_plan=True)):
+        lengths = [end - begin for begin, end in plan.sequences]
+        for one, expected in zip(found, run_dense(tensors, dense_of("causal", lengths))):
+            assert relative_error(one, expected) < 1e-5
+    with pytest.raises(ct.InvalidArgument, match="prepared for another; give plan="):
+        run(name_the_plan=False)
+
+
+def test_plans_are_named_by_themselves_too(alone):
+    first, second = planned(ranks=1), planned(ranks=1, lengths=[257])
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    expected = attention(q, k, v, executor=alone)
+    alone.prepare(second)
+    assert not torch.equal(attention(q, k, v, executor=alone), expected)
+    assert torch.equal(attention(q, k, v, executor=alone, plan=first), expected)
+    with pytest.raises(ct.InvalidArgument, match="plan: expected one of the last 16"):
+        attention(q, k, v, executor=alone, plan=planned(ranks=1, lengths=[256, 1]))
+
+
+def test_autocast_casts_to_the_dtype_of_the_plan(alone):
+    alone.prepare(planned(ranks=1, dtype="bf16"))
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    leaf = q.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(leaf, k.bfloat16(), v.half(), executor=alone)
+    out.sum().backward()
+    assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.half().bfloat16(), executor=alone))
+    assert leaf.grad.dtype == torch.float32
+    with pytest.raises(ct.InvalidArgument, match="expected q "):
+        attention(q, k, v, executor=alone)
+
+
+def test_forward_mode_is_refused(alone):
+    q, k, v, tangent = inputs(257, HEADS, DIM)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, tangent)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            attention(dual, k, v, executor=alone)
+        assert attention(q, k, v, executor=alone).shape == q.shape
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda x: attention(x, k, v, executor=alone), (q,), (tangent,))
 
 
 def test_double_backward_and_dropout_are_refused(alone):
@@ -242,7 +310,7 @@ def test_executors_are_freed():
 
     executor = Executor(ct.inproc_group(1)[0])
     executor.prepare(planned(ranks=1))
-    number = executor.call_of("")[0]
+    number = executor.prepared_of(None).number
     assert number in _executor._executors
     del executor
     gc.collect()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from contextile import _core
-from contextile.torch._executor import Executor, check_tensor, rank_executor_of
+from contextile.torch._executor import Executor, Prepared, check_tensor, rank_executor_of
 
 
-def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse and what forward saves, to be written."""
+def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, lse, what forward saves and the number of the plan it was of, to be written."""
     return (
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
         q.new_empty(q.shape[:2], dtype=torch.float32),
         q.new_empty((saved_bytes,), dtype=torch.uint8),
+        q.new_empty((1,), dtype=torch.int64),
     )
 
 
@@ -32,8 +34,9 @@ def _new_gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tupl
 @torch.library.custom_op("contextile::attention", mutates_args=(), device_types="cpu")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, plan: int, mask: int, saved_bytes: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, saved = _new_output(q, v, saved_bytes)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out, lse, saved, made_by = _new_output(q, v, saved_bytes)
+    made_by.fill_(plan)
     rank_executor_of(plan).forward(
         mask=mask,
         q=check_tensor("q", q),
@@ -44,7 +47,7 @@ def _forward(
         lse=lse,
         saved=saved,
     )
-    return out, lse, saved
+    return out, lse, saved, made_by
 
 
 @_forward.register_fake
@@ -62,9 +65,15 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     saved: Tensor,
+    made_by: Tensor,
     plan: int,
     mask: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if made_by.item() != plan:
+        raise _core.InvalidArgument(
+            "attention: expected a checkpoint that computes forward again with the plan of its first time, found the "
+            "executor prepared for another; give plan= what prepare returned for the batch"
+        )
     dq, dk, dv, dsink = _new_gradients(q, k, v, sink)
     rank_executor_of(plan).backward(
         mask=mask,
@@ -85,7 +94,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(dout, q, k, v, sink, out, lse, saved, plan, mask):
+def _(dout, q, k, v, sink, out, lse, saved, made_by, plan, mask):
     return _new_gradients(q, k, v, sink)
 
 
@@ -97,12 +106,12 @@ def _setup(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, dout, dlse, dsaved):
+def _gradients(ctx, dout, dlse, dsaved, dmade_by):
     if dout is None:
         return (None,) * 7
-    q, k, v, *sink, out, lse, saved = ctx.saved_tensors
+    q, k, v, *sink, out, lse, saved, made_by = ctx.saved_tensors
     dq, dk, dv, dsink = _backward(
-        dout, q, k, v, sink[0] if ctx.has_sink else None, out, lse, saved, ctx.plan, ctx.mask
+        dout, q, k, v, sink[0] if ctx.has_sink else None, out, lse, saved, made_by, ctx.plan, ctx.mask
     )
     return dq, dk, dv, dsink if ctx.has_sink else None, None, None, None
 
@@ -117,12 +126,21 @@ def _no_second_gradients(ctx, *gradients):
 _backward.register_autograd(_no_second_gradients)
 
 
+def _refuse_forward_mode(*tensors: Tensor | None) -> None:
+    """Tangents of dual numbers do not reach an operator: they would be lost without a word."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError("contextile.torch.attention: forward-mode derivatives are not supported")
+
+
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     executor: Executor,
+    plan: _core.Plan | Prepared | None = None,
     mask: str = "",
     sink: Tensor | None = None,
     dropout: float = 0.0,
@@ -147,6 +165,9 @@ def attention(
     ----------
     executor
         Prepared for the batch's plan.
+    plan
+        Which of the plans that the executor keeps, where several batches take turns: what ``prepare`` returned, or the plan
+        (not inside a compiled function). None: the last that was prepared.
     mask
         The name of one of the plan's masks; empty: that of a plan with only one.
     dropout
@@ -159,22 +180,28 @@ def attention(
     TransportError
         A peer failed.
     NotImplementedError
-        Gradients of gradients.
+        Gradients of gradients, forward-mode derivatives.
 
     Notes
     -----
+    Under ``torch.autocast`` q, k and v are cast to the plan's dtype, as it does for ``scaled_dot_product_attention``.
+
     The gradient of ``sink`` is this rank's share: sum it over the group as that of any parameter that all ranks hold.
     """
     if dropout != 0.0:
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}")
-    plan, index, saved_bytes = executor.call_of(mask)
+    _refuse_forward_mode(q, k, v, sink)
+    prepared = executor.prepared_of(plan)
+    number, index, saved_bytes = prepared.call_of(mask)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (tensor.to(prepared.dtype) for tensor in (q, k, v))
     leading = q.shape[:-2]
-    out, lse, _ = torch.ops.contextile.attention(
+    out, lse, _, _ = torch.ops.contextile.attention(
         q.reshape(-1, *q.shape[-2:]),
         k.reshape(-1, *k.shape[-2:]),
         v.reshape(-1, *v.shape[-2:]),
         sink,
-        plan,
+        number,
         index,
         saved_bytes,
     )

@@ -20,6 +20,28 @@ if TYPE_CHECKING:
 _numbers = itertools.count(1)
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class Prepared:
+    """A plan that an executor is ready for, as ``Executor.prepare`` returns it: says which plan a call is of."""
+
+    def __init__(self, number: int, plan: _core.Plan, rank: _core.RankExecutor) -> None:
+        self.number = number
+        self.dtype = _DTYPES[plan.shape.dtype]
+        names = plan.mask_names
+        # By name, what the operators carry of a call: plan's number, mask's index, bytes forward saves.
+        self.calls = {name: (number, index, rank.saved_bytes(index)) for index, name in enumerate(names)}
+        if len(names) == 1:
+            self.calls[""] = self.calls[names[0]]
+
+    def call_of(self, mask: str) -> tuple[int, int, int]:
+        """What the operators carry of a call under a mask of the plan."""
+        if mask not in self.calls:
+            known = ", ".join(name for name in self.calls if name)
+            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
+        return self.calls[mask]
+
 
 class Executor:
     """One rank's executor. Prepared for every batch, it serves all layers, masks and micro-batches of it. Collective.
@@ -75,9 +97,8 @@ class Executor:
         self._plans_prepared = plans_prepared
         self._plans: OrderedDict[int, _core.Plan] = OrderedDict()  # kept, by number, the last prepared last
         self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()  # by number, the last used last
-        self._masks: dict[int, dict[str, tuple[int, int]]] = {}  # by number and name: index, bytes forward saves
-        self._number = 0
-        self._plan: _core.Plan | None = None
+        self._prepared: dict[int, Prepared] = {}  # by number
+        self._current: Prepared | None = None  # the last prepared
 
     @property
     def transport(self) -> _core.Transport:
@@ -102,15 +123,20 @@ class Executor:
     @property
     def plan(self) -> _core.Plan | None:
         """What it is prepared for."""
-        return self._plan
+        return None if self._current is None else self._plans[self._current.number]
 
     @property
     def last_stats(self) -> _core.ExecutionStats:
         """Bytes and seconds of the last call on this rank."""
-        return self._rank_of(self._number).last_stats
+        return self._rank_of(self.prepared_of(None).number).last_stats
 
-    def prepare(self, plan: _core.Plan) -> None:
+    def prepare(self, plan: _core.Plan) -> Prepared:
         """Makes ready for a batch: buffers, tiles, and that every rank holds the same plan. Collective.
+
+        Returns
+        -------
+        Prepared
+            For ``attention(plan=…)``, where calls of several batches take turns.
 
         Raises
         ------
@@ -119,7 +145,7 @@ class Executor:
         TransportError
             A peer died or stalled.
         """
-        number = next((n for n, kept in self._plans.items() if kept == plan), None)
+        number = self._number_of(plan)
         if number is None:
             number = next(_numbers)
             self._prepare(number, plan)
@@ -130,27 +156,35 @@ class Executor:
         else:
             self._prepare(number, plan)
             self._plans.move_to_end(number)
-        self._number = number
-        self._plan = plan
+        self._current = self._prepared[number]
+        return self._current
 
     def close(self) -> None:
         """Forgets all plans; their backward can not be called any more."""
         for number in list(self._plans):
             self._forget(number)
-        self._number, self._plan = 0, None
+        self._current = None
 
-    def call_of(self, mask: str) -> tuple[int, int, int]:
-        """What the operators carry of a call under a mask of the plan: plan's number, mask's index, saved bytes."""
-        if self._plan is None:
-            raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
-        masks = self._masks[self._number]
-        if mask not in masks:
-            known = ", ".join(name for name in masks if name)
-            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
-        return (self._number, *masks[mask])
+    def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
+        """What a call is of: a plan that is kept; None: the last that was prepared."""
+        if isinstance(plan, Prepared):
+            return plan
+        if plan is None:
+            if self._current is None:
+                raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
+            return self._current
+        number = self._number_of(plan)
+        if number is None:
+            raise _core.InvalidArgument(
+                f"plan: expected one of the last {self._plans_kept} that the executor was prepared for, found {plan.digest}"
+            )
+        return self._prepared[number]
+
+    def _number_of(self, plan: _core.Plan) -> int | None:
+        return next((number for number, kept in self._plans.items() if kept == plan), None)
 
     def _forget(self, number: int) -> None:
-        for table in (self._plans, self._ranks, self._masks, _executors):
+        for table in (self._plans, self._ranks, self._prepared, _executors):
             table.pop(number, None)
 
     def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
@@ -163,11 +197,8 @@ class Executor:
             rank = _core.RankExecutor(self._transport, kernel=self._kernel, flight_folder=self._flight_folder)
         rank.prepare(plan)
         ranks[number] = rank
-        if number not in self._masks:
-            masks = {name: (index, rank.saved_bytes(index)) for index, name in enumerate(plan.mask_names)}
-            if len(masks) == 1:
-                masks[""] = next(iter(masks.values()))
-            self._masks[number] = masks
+        if number not in self._prepared:
+            self._prepared[number] = Prepared(number, plan, rank)
         return rank
 
     def _rank_of(self, number: int) -> _core.RankExecutor:
