@@ -3,6 +3,7 @@
 
 #include "bind.h"
 #include "contextile/arrangement.h"
+#include "mask_object.h"
 
 namespace contextile::python {
 namespace {
@@ -93,8 +94,10 @@ void bind_arrangements(nb::module_& module) {
       .def(
           "__init__",
           [](ArrangedRound* self, Blocking blocks, std::vector<Rank> owners,
-             std::vector<Mask> masks, std::vector<ArrangedMask> programs,
+             const std::vector<MaskObject>& objects, std::vector<ArrangedMask> programs,
              std::int32_t head_groups) {
+            std::vector<Mask> masks;
+            for (const MaskObject& object : objects) masks.push_back(object.mask);
             new (self) ArrangedRound{std::move(blocks), std::move(owners), head_groups,
                                      std::move(masks), std::move(programs)};
           },
@@ -102,8 +105,14 @@ void bind_arrangements(nb::module_& module) {
       .def_ro("blocks", &ArrangedRound::blocks)
       .def_ro("owners", &ArrangedRound::owners, "Rank of every block.")
       .def_ro("head_groups", &ArrangedRound::head_groups, "Divides the KV heads.")
-      .def_ro("masks", &ArrangedRound::masks,
-              "Of the workload, in its order, on this round's tokens.")
+      .def_prop_ro(
+          "masks",
+          [](const ArrangedRound& round) {
+            std::vector<MaskObject> objects;
+            for (const Mask& mask : round.masks) objects.push_back({mask});
+            return objects;
+          },
+          "Of the workload, in its order, on this round's tokens.")
       .def_ro("programs", &ArrangedRound::programs, "One for each mask.");
   nb::class_<Arrangement>(
       module, "Arrangement",

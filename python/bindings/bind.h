@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -15,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -71,6 +73,9 @@ namespace contextile::python {
 
 namespace nb = nanobind;
 using namespace nb::literals;
+
+// str or os.PathLike.
+using Path = std::filesystem::path;
 
 // One for each file.
 void bind_errors(nb::module_& module);

@@ -69,7 +69,7 @@ void bind_clusters(nb::module_& module) {
   bind_constants(cluster);
   cluster.def(nb::init<const Cluster&>(), "other"_a, "A copy.")
       .def_static(
-          "load", &load_cluster, "text"_a,
+          "load", [](const Path& text) { return load_cluster(text.string()); }, "text"_a,
           "'NAME', 'NAME:NODESxDEVICES' or the path of a JSON file. Raises InvalidArgument on an "
           "unknown preset, with the list, and IoError.")
       .def_static(
@@ -98,6 +98,11 @@ void bind_clusters(nb::module_& module) {
       .def(
           "__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); },
           nb::is_operator())
+      .def("__getstate__", [](const Cluster& cluster) { return to_json(cluster); })
+      .def("__setstate__",
+           [](Cluster& self, const std::string& json) {
+             new (&self) Cluster(parse_cluster_json(json, "pickle"));
+           })
       .def("__repr__", [](const Cluster& cluster) {
         return "Cluster('" + cluster.name + "', " + std::to_string(cluster.nodes) + " x " +
                std::to_string(cluster.devices_per_node) + " devices)";

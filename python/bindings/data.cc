@@ -70,7 +70,11 @@ void bind_sampler(nb::module_& module) {
 
 void bind_data(nb::module_& module) {
   module.def(
-      "read_lengths", &read_lengths, "path"_a, nb::kw_only(), "length_field"_a = "length",
+      "read_lengths",
+      [](const Path& path, const std::string& length_field) {
+        return read_lengths(path.string(), length_field);
+      },
+      "path"_a, nb::kw_only(), "length_field"_a = "length",
       "Lengths of a file: one per line, a JSON array, JSONL with length_field in every object, "
       ".npy or a Megatron-LM .idx. Raises IoError and InvalidArgument.");
   module.def(

@@ -85,9 +85,9 @@ class RankExecutor {
   std::unique_ptr<Executor> executor_;
 };
 
-void forward(RankExecutor& self, std::size_t mask, const AnyArray& q, const AnyArray& k,
-             const AnyArray& v, const std::optional<StatArray>& sink, const AnyArray& out,
-             const StatArray& lse, const std::optional<ByteArray>& saved) {
+void forward(RankExecutor& self, std::size_t mask, const InArray& q, const InArray& k,
+             const InArray& v, const std::optional<InStats>& sink, const OutArray& out,
+             const OutStats& lse, const std::optional<OutBytes>& saved) {
   ForwardTensors tensors;
   tensors.q_THD = view_of_array(q, "q");
   tensors.k_THD = view_of_array(k, "k");
@@ -100,11 +100,11 @@ void forward(RankExecutor& self, std::size_t mask, const AnyArray& q, const AnyA
   static_cast<void>(self.executor().forward(mask, tensors));
 }
 
-void backward(RankExecutor& self, std::size_t mask, const AnyArray& q, const AnyArray& k,
-              const AnyArray& v, const std::optional<StatArray>& sink, const AnyArray& out,
-              const StatArray& lse, const AnyArray& dout, const AnyArray& dq, const AnyArray& dk,
-              const AnyArray& dv, const std::optional<StatArray>& dsink,
-              const std::optional<ByteArray>& saved) {
+void backward(RankExecutor& self, std::size_t mask, const InArray& q, const InArray& k,
+              const InArray& v, const std::optional<InStats>& sink, const InArray& out,
+              const InStats& lse, const InArray& dout, const OutArray& dq, const OutArray& dk,
+              const OutArray& dv, const std::optional<OutStats>& dsink,
+              const std::optional<InBytes>& saved) {
   BackwardTensors tensors;
   tensors.q_THD = view_of_array(q, "q");
   tensors.k_THD = view_of_array(k, "k");

@@ -10,6 +10,12 @@
 namespace contextile::python {
 namespace {
 
+// What was raised and where, on one line.
+std::string one_line(const nb::python_error& error) {
+  const nb::object describe = nb::module_::import_("contextile._display").attr("error_text");
+  return nb::cast<std::string>(describe(error.value()));
+}
+
 // A step's batch by a function of Python's, from threads that are not Python's. What it raises is
 // that step's failure.
 std::function<Workload(std::int64_t)> workload_function(nb::object function) {
@@ -23,7 +29,7 @@ std::function<Workload(std::int64_t)> workload_function(nb::object function) {
     try {
       return nb::cast<Workload>((*shared)(step));
     } catch (nb::python_error& error) {
-      fail(error.what());
+      fail(one_line(error));
     } catch (const nb::cast_error&) {
       fail("workload of step " + std::to_string(step) +
            ": expected a Workload, found another type");

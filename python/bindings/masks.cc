@@ -7,12 +7,11 @@
 
 #include "bind.h"
 #include "contextile/mask.h"
+#include "mask_object.h"
 
 namespace contextile::python {
 namespace {
 
-using BandRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                           std::optional<std::int64_t>, std::optional<std::int64_t>>;
 using Ranges = std::vector<Range>;
 
 Band band_of(const BandRow& row) {
@@ -37,8 +36,9 @@ SliceType slice_type(const std::string& name) {
   fail("type of a slice: expected full, causal, inverse_causal or bi_causal, found '" + name + "'");
 }
 
-Mask mask_of_slices(const Ranges& q_ranges, const Ranges& k_ranges,
-                    const std::vector<std::string>& types) {
+MaskObject mask_of_slices(const Ranges& q_ranges, const Ranges& k_ranges,
+                          const std::vector<std::string>& types,
+                          std::optional<std::int64_t> num_tokens) {
   if (q_ranges.size() != k_ranges.size() || q_ranges.size() != types.size()) {
     fail("slices: expected as many q_ranges, k_ranges and types, found " +
          std::to_string(q_ranges.size()) + ", " + std::to_string(k_ranges.size()) + " and " +
@@ -49,14 +49,17 @@ Mask mask_of_slices(const Ranges& q_ranges, const Ranges& k_ranges,
   for (std::size_t i = 0; i < types.size(); ++i) {
     slices.push_back({q_ranges[i], k_ranges[i], slice_type(types[i])});
   }
-  return mask_from_slices(slices);
+  MaskObject object = {.mask = mask_from_slices(slices), .num_tokens = num_tokens};
+  if (num_tokens) check_mask(object.mask, *num_tokens);
+  return object;
 }
 
 using DenseMask = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Row q has the ranges [row_splits[q], row_splits[q + 1]) of begins and ends.
-Mask mask_of_ragged_rows(const Numbers& row_splits, const Numbers& begins, const Numbers& ends) {
+MaskObject mask_of_ragged_rows(const Numbers& row_splits, const Numbers& begins,
+                               const Numbers& ends) {
   if (row_splits.shape(0) == 0 || begins.shape(0) != ends.shape(0)) {
     fail("row ranges: expected row_splits of one more than the rows and as many begins as ends");
   }
@@ -75,7 +78,7 @@ Mask mask_of_ragged_rows(const Numbers& row_splits, const Numbers& begins, const
       rows[q].push_back({begins(static_cast<std::size_t>(i)), ends(static_cast<std::size_t>(i))});
     }
   }
-  return mask_from_row_ranges(rows);
+  return {mask_from_row_ranges(rows), static_cast<std::int64_t>(rows.size())};
 }
 
 std::vector<std::uint8_t> dense_of(const Mask& mask, std::int64_t num_tokens) {
@@ -98,10 +101,13 @@ std::vector<std::uint8_t> dense_of(const Mask& mask, std::int64_t num_tokens) {
   return dense;
 }
 
-nb::object dense_array(const Mask& mask, std::int64_t num_tokens) {
-  auto flat = numpy_array(dense_of(mask, num_tokens));
+nb::object dense_array(const MaskObject& object, std::optional<std::int64_t> asked) {
+  const std::optional<std::int64_t> num_tokens = asked ? asked : object.num_tokens;
+  if (!num_tokens)
+    fail("dense mask: expected num_tokens, for the mask was made without; found none");
+  auto flat = numpy_array(dense_of(object.mask, *num_tokens));
   nb::object array = nb::cast(flat);
-  return array.attr("reshape")(num_tokens, num_tokens).attr("view")("bool");
+  return array.attr("reshape")(*num_tokens, *num_tokens).attr("view")("bool");
 }
 
 Role role_of(const std::string& name) {
@@ -147,9 +153,42 @@ void bind_blocking(nb::module_& module) {
       });
   module.def(
       "tiles",
-      [](const Mask& mask, const Blocking& blocking) { return TileIndex(mask, blocking).tiles(); },
+      [](const MaskObject& object, const Blocking& blocking) {
+        return TileIndex(object.mask, blocking).tiles();
+      },
       "mask"_a, "blocking"_a, nb::call_guard<nb::gil_scoped_release>(),
       "Every non-empty tile where a mask meets a blocking, ordered by (q_block, kv_block).");
+}
+
+void bind_mask(nb::module_& module) {
+  nb::class_<MaskObject>(module, "Mask", "A set of (query, key) pairs as pairwise disjoint bands.")
+      .def_prop_ro(
+          "num_pairs", [](const MaskObject& object) { return object.mask.num_pairs(); },
+          "Attended (query, key) pairs.")
+      .def_ro("num_tokens", &MaskObject::num_tokens, "It was made for; None: not said.")
+      .def_prop_ro(
+          "bands", [](const MaskObject& object) { return rows_of(object.mask); },
+          "Rows (q_begin, q_end, k_begin, k_end, lo, hi): query q attends key k iff both are "
+          "in their ranges and lo <= k - q <= hi; None is no bound.")
+      .def("dense", &dense_array, "num_tokens"_a = nb::none(),
+           "The mask as a NumPy array of bool [num_tokens, num_tokens]; at most 32768 tokens.")
+      .def(
+          "__eq__",
+          [](const MaskObject& a, const MaskObject& b) { return a.mask.bands == b.mask.bands; },
+          nb::is_operator())
+      .def("__getstate__",
+           [](const MaskObject& object) {
+             return std::make_pair(rows_of(object.mask), object.num_tokens);
+           })
+      .def("__setstate__",
+           [](MaskObject& self,
+              const std::pair<std::vector<BandRow>, std::optional<std::int64_t>>& state) {
+             new (&self) MaskObject(mask_of_bands(state.first, state.second));
+           })
+      .def("__repr__", [](const MaskObject& object) {
+        return "Mask(" + std::to_string(object.mask.bands.size()) + " bands, " +
+               std::to_string(object.mask.num_pairs()) + " pairs)";
+      });
 }
 
 void bind_rules(nb::module_& module) {
@@ -162,11 +201,30 @@ void bind_rules(nb::module_& module) {
           nb::is_operator())
       .def("__hash__",
            [](const MaskSpec& spec) { return std::hash<std::string>{}(to_string(spec)); })
+      .def("__getstate__", [](const MaskSpec& spec) { return to_string(spec); })
+      .def("__setstate__",
+           [](MaskSpec& self, const std::string& text) {
+             new (&self) MaskSpec(parse_mask_spec(text));
+           })
       .def("__str__", [](const MaskSpec& spec) { return to_string(spec); })
       .def("__repr__", [](const MaskSpec& spec) { return "MaskSpec('" + to_string(spec) + "')"; });
 }
 
 }  // namespace
+
+std::vector<BandRow> rows_of(const Mask& mask) {
+  std::vector<BandRow> rows;
+  rows.reserve(mask.bands.size());
+  for (const Band& band : mask.bands) rows.push_back(row_of(band));
+  return rows;
+}
+
+MaskObject mask_of_bands(const std::vector<BandRow>& rows, std::optional<std::int64_t> num_tokens) {
+  MaskObject object = {.mask = {}, .num_tokens = num_tokens};
+  for (const BandRow& row : rows) object.mask.bands.push_back(band_of(row));
+  check_mask(object.mask, num_tokens.value_or(kMaxTokens));
+  return object;
+}
 
 BlockId checked_block(const Blocking& blocking, std::int32_t block) {
   if (block < 0 || block >= blocking.num_blocks()) {
@@ -177,57 +235,37 @@ BlockId checked_block(const Blocking& blocking, std::int32_t block) {
 }
 
 void bind_masks(nb::module_& module) {
-  nb::class_<Mask>(module, "Mask", "A set of (query, key) pairs as pairwise disjoint bands.")
-      .def_prop_ro("num_pairs", &Mask::num_pairs, "Attended (query, key) pairs.")
-      .def_prop_ro(
-          "bands",
-          [](const Mask& mask) {
-            std::vector<BandRow> rows;
-            for (const Band& band : mask.bands) rows.push_back(row_of(band));
-            return rows;
-          },
-          "Rows (q_begin, q_end, k_begin, k_end, lo, hi): query q attends key k iff both are "
-          "in their ranges and lo <= k - q <= hi; None is no bound.")
-      .def("dense", &dense_array, "num_tokens"_a,
-           "The mask as a NumPy array of bool [num_tokens, num_tokens]; at most 32768 tokens.")
-      .def(
-          "__eq__", [](const Mask& a, const Mask& b) { return a.bands == b.bands; },
-          nb::is_operator())
-      .def("__repr__", [](const Mask& mask) {
-        return "Mask(" + std::to_string(mask.bands.size()) + " bands, " +
-               std::to_string(mask.num_pairs()) + " pairs)";
-      });
-
+  bind_mask(module);
   bind_rules(module);
   module.def("parse_mask_spec", &parse_mask_spec, "text"_a,
              "The rule of a text as --mask takes it: 'causal', 'lambda:64,4096', …");
   module.def("mask_spec_help", &mask_spec_help, "Every rule with its parameters, one per line.");
   module.def(
       "build_mask",
-      [](const MaskSpec& spec, const Ranges& sequences) { return build_mask(spec, sequences); },
-      "spec"_a, "sequences"_a);
-  module.def(
-      "mask_from_bands",
-      [](const std::vector<BandRow>& rows, std::int64_t num_tokens) {
-        Mask mask;
-        for (const BandRow& row : rows) mask.bands.push_back(band_of(row));
-        check_mask(mask, num_tokens);
-        return mask;
+      [](const MaskSpec& spec, const Ranges& sequences) {
+        return MaskObject{build_mask(spec, sequences),
+                          sequences.empty() ? 0 : sequences.back().end};
       },
-      "rows"_a, "num_tokens"_a);
+      "spec"_a, "sequences"_a);
+  module.def("mask_from_bands", &mask_of_bands, "rows"_a, "num_tokens"_a);
   module.def(
       "mask_from_row_ranges",
-      [](const std::vector<Ranges>& rows) { return mask_from_row_ranges(rows); }, "rows"_a);
+      [](const std::vector<Ranges>& rows) {
+        return MaskObject{mask_from_row_ranges(rows), static_cast<std::int64_t>(rows.size())};
+      },
+      "rows"_a);
   module.def("mask_from_ragged_rows", &mask_of_ragged_rows, "row_splits"_a, "begins"_a, "ends"_a);
   module.def(
       "mask_from_dense",
       [](const DenseMask& dense) {
-        return mask_from_dense({dense.data(), dense.size()},
-                               static_cast<std::int64_t>(dense.shape(0)),
-                               static_cast<std::int64_t>(dense.shape(1)));
+        const auto num_rows = static_cast<std::int64_t>(dense.shape(0));
+        return MaskObject{mask_from_dense({dense.data(), dense.size()}, num_rows,
+                                          static_cast<std::int64_t>(dense.shape(1))),
+                          num_rows};
       },
       "dense"_a);
-  module.def("mask_from_slices", &mask_of_slices, "q_ranges"_a, "k_ranges"_a, "types"_a);
+  module.def("mask_from_slices", &mask_of_slices, "q_ranges"_a, "k_ranges"_a, "types"_a,
+             "num_tokens"_a.none());
   bind_blocking(module);
 }
 

@@ -1,8 +1,12 @@
 // A plan as Python holds it, with what is known of how it was made.
 #pragma once
 
+#include <nanobind/stl/variant.h>
+
 #include <memory>
 #include <optional>
+#include <string>
+#include <variant>
 
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
@@ -17,7 +21,9 @@ struct PlanObject {
   double verify_s = 0;
 };
 
+// A cluster, or a text as Cluster.load takes it.
+using MaybeCluster = std::optional<std::variant<Cluster, std::string>>;
 // The cluster asked for, or else the plan's own. Throws InvalidArgument where there is none.
-[[nodiscard]] Cluster cluster_for(const PlanObject& plan, const std::optional<Cluster>& asked);
+[[nodiscard]] Cluster cluster_for(const PlanObject& plan, const MaybeCluster& asked);
 
 }  // namespace contextile::python

@@ -223,11 +223,11 @@ void bind_files(nb::class_<PlanObject>& plan) {
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   plan.def(
           "save",
-          [](const PlanObject& self, const std::string& path) { save_plan(*self.plan, path); },
+          [](const PlanObject& self, const Path& path) { save_plan(*self.plan, path.string()); },
           "path"_a, release,
           "Writes a plan file, which replaces what is there at once. Raises IoError.")
       .def_static(
-          "load", [](const std::string& path) { return object_of(load_plan(path)); }, "path"_a,
+          "load", [](const Path& path) { return object_of(load_plan(path.string())); }, "path"_a,
           release, "Reads a plan file. Raises InvalidPlan and IoError.")
       .def(
           "to_bytes", [](const PlanObject& self) { return bytes_object(serialize(*self.plan)); },
@@ -270,8 +270,11 @@ void bind_files(nb::class_<PlanObject>& plan) {
 
 }  // namespace
 
-Cluster cluster_for(const PlanObject& plan, const std::optional<Cluster>& asked) {
-  if (asked) return *asked;
+Cluster cluster_for(const PlanObject& plan, const MaybeCluster& asked) {
+  if (asked) {
+    const auto* cluster = std::get_if<Cluster>(&*asked);
+    return cluster != nullptr ? *cluster : load_cluster(std::get<std::string>(*asked));
+  }
   if (plan.cluster) return *plan.cluster;
   fail("cluster: expected one, for a plan that was not made here; found none. The plan is for '" +
        plan.plan->cluster_name + "', " + std::to_string(plan.plan->nodes) + " x " +

@@ -16,7 +16,6 @@
 namespace contextile::python {
 namespace {
 
-using MaybeCluster = std::optional<Cluster>;
 using Spans = std::vector<std::tuple<std::int32_t, std::string, std::int32_t, double, double>>;
 using Messages = std::vector<std::tuple<std::int32_t, std::int32_t, std::int64_t, double, double>>;
 
@@ -103,11 +102,11 @@ void bind_times(nb::module_& module) {
       });
 }
 
-void write_file(const std::string& path, const std::string& text) {
+void write_file(const Path& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out << text;
   out.close();
-  if (!out) throw IoError("'" + path + "': cannot be written");
+  if (!out) throw IoError("'" + path.string() + "': cannot be written");
 }
 
 std::string report_of(const PlanObject& self, const MaybeCluster& asked, const std::string& name,
@@ -153,7 +152,7 @@ void bind_simulation(nb::module_& module) {
            "longest waits.")
       .def(
           "report",
-          [](const PlanObject& self, const std::string& path, const MaybeCluster& cluster,
+          [](const PlanObject& self, const Path& path, const MaybeCluster& cluster,
              std::optional<std::string> name, std::int64_t max_bytes) {
             write_file(path,
                        report_of(self, cluster, name.value_or(self.plan->strategy), max_bytes));
@@ -167,7 +166,7 @@ void bind_simulation(nb::module_& module) {
            "max_bytes"_a = ReportOptions().max_bytes, release, "The page as text.")
       .def(
           "trace",
-          [](const PlanObject& self, const std::string& path, const MaybeCluster& cluster) {
+          [](const PlanObject& self, const Path& path, const MaybeCluster& cluster) {
             write_file(path, trace_of(self, cluster));
           },
           "path"_a, "cluster"_a = nb::none(), release,

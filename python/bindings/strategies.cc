@@ -37,6 +37,14 @@ void bind_strategies(nb::module_& module) {
            [](const StrategyChoice& choice) {
              return std::hash<std::string>{}(choice_text(choice));
            })
+      .def("__getstate__",
+           [](const StrategyChoice& choice) { return std::make_pair(choice.name, choice.options); })
+      .def("__setstate__",
+           [](StrategyChoice& self,
+              const std::pair<std::string, std::map<std::string, std::string>>& state) {
+             static_cast<void>(find_strategy(state.first));
+             new (&self) StrategyChoice{state.first, state.second};
+           })
       .def("__str__", &choice_text)
       .def("__repr__", [](const StrategyChoice& choice) {
         return "StrategyChoice('" + choice_text(choice) + "')";

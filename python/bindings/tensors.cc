@@ -15,8 +15,7 @@ std::string shape_text(const auto& array) {
   return text + "]";
 }
 
-Dtype dtype_of_array(const AnyArray& array, std::string_view name) {
-  const nb::dlpack::dtype dtype = array.dtype();
+Dtype dtype_of_array(nb::dlpack::dtype dtype, std::string_view name) {
   const auto is = [&](nb::dlpack::dtype_code code, int bits) {
     return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
   };
@@ -27,7 +26,8 @@ Dtype dtype_of_array(const AnyArray& array, std::string_view name) {
        std::to_string(dtype.bits) + " bits of DLPack type " + std::to_string(dtype.code));
 }
 
-std::int32_t extent(const AnyArray& array, std::size_t d, std::string_view name) {
+template <typename Array>
+std::int32_t extent(const Array& array, std::size_t d, std::string_view name) {
   if (array.shape(d) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     fail(std::string(name) + ": expected heads and elements below 2^31, found " +
          shape_text(array));
@@ -35,9 +35,9 @@ std::int32_t extent(const AnyArray& array, std::size_t d, std::string_view name)
   return static_cast<std::int32_t>(array.shape(d));
 }
 
-}  // namespace
-
-TensorView view_of_array(const AnyArray& array, std::string_view name) {
+// A view of what is only read is not written through.
+template <typename Array>
+TensorView view_of(const Array& array, std::string_view name) {
   if (array.ndim() != 3) {
     fail(std::string(name) + ": expected [tokens, heads, dim], found " + shape_text(array));
   }
@@ -46,8 +46,8 @@ TensorView view_of_array(const AnyArray& array, std::string_view name) {
          std::to_string(array.stride(2)));
   }
   TensorView view;
-  view.data = array.data();
-  view.dtype = dtype_of_array(array, name);
+  view.data = const_cast<void*>(static_cast<const void*>(array.data()));
+  view.dtype = dtype_of_array(array.dtype(), name);
   view.tokens = static_cast<std::int64_t>(array.shape(0));
   view.heads = extent(array, 1, name);
   view.dim = extent(array, 2, name);
@@ -56,26 +56,56 @@ TensorView view_of_array(const AnyArray& array, std::string_view name) {
   return view;
 }
 
-RowStats stats_of_array(const StatArray& array, const TensorView& beside, std::string_view name) {
+template <typename Array>
+RowStats stats_of(const Array& array, const TensorView& beside, std::string_view name) {
   if (array.ndim() != 2 || array.shape(0) != static_cast<std::size_t>(beside.tokens) ||
       array.shape(1) != static_cast<std::size_t>(beside.heads)) {
     fail(std::string(name) + ": expected [" + std::to_string(beside.tokens) + ", " +
          std::to_string(beside.heads) + "], found " + shape_text(array));
   }
-  return {array.data(), array.stride(0), array.stride(1)};
+  return {const_cast<float*>(array.data()), array.stride(0), array.stride(1)};
 }
 
-std::span<float> numbers_of(const std::optional<StatArray>& array, std::string_view name) {
-  if (!array) return {};
-  if (array->ndim() != 1 || (array->shape(0) > 1 && array->stride(0) != 1)) {
-    fail(std::string(name) + ": expected [heads] without gaps, found " + shape_text(*array));
+template <typename Array>
+auto span_of_numbers(const Array& array, std::string_view name) {
+  if (array.ndim() != 1 || (array.shape(0) > 1 && array.stride(0) != 1)) {
+    fail(std::string(name) + ": expected [heads] without gaps, found " + shape_text(array));
   }
-  return {array->data(), array->shape(0)};
+  return std::span(array.data(), array.shape(0));
 }
 
-std::span<std::byte> bytes_of(const std::optional<ByteArray>& array) {
+}  // namespace
+
+TensorView view_of_array(const InArray& array, std::string_view name) {
+  return view_of(array, name);
+}
+TensorView view_of_array(const OutArray& array, std::string_view name) {
+  return view_of(array, name);
+}
+
+RowStats stats_of_array(const InStats& array, const TensorView& beside, std::string_view name) {
+  return stats_of(array, beside, name);
+}
+RowStats stats_of_array(const OutStats& array, const TensorView& beside, std::string_view name) {
+  return stats_of(array, beside, name);
+}
+
+std::span<const float> numbers_of(const std::optional<InStats>& array, std::string_view name) {
   if (!array) return {};
-  return {reinterpret_cast<std::byte*>(array->data()), array->size()};
+  return span_of_numbers(*array, name);
+}
+std::span<float> numbers_of(const std::optional<OutStats>& array, std::string_view name) {
+  if (!array) return {};
+  return span_of_numbers(*array, name);
+}
+
+std::span<const std::byte> bytes_of(const std::optional<InBytes>& array) {
+  if (!array) return {};
+  return std::as_bytes(std::span(array->data(), array->size()));
+}
+std::span<std::byte> bytes_of(const std::optional<OutBytes>& array) {
+  if (!array) return {};
+  return std::as_writable_bytes(std::span(array->data(), array->size()));
 }
 
 }  // namespace contextile::python

@@ -8,12 +8,13 @@
 #include "bind.h"
 #include "contextile/data.h"
 #include "contextile/workload.h"
+#include "mask_object.h"
 
 namespace contextile::python {
 namespace {
 
 // A rule, a rule for each sequence, or bands of the batch.
-using AnyMask = std::variant<MaskSpec, std::vector<MaskSpec>, Mask>;
+using AnyMask = std::variant<MaskSpec, std::vector<MaskSpec>, MaskObject>;
 // Name, layers, mask.
 using MaskEntry = std::tuple<std::string, std::int32_t, AnyMask>;
 // None, a layout as load_layout takes it, or (begin, end, rank) of ascending ranges.
@@ -25,7 +26,12 @@ Mask built(const AnyMask& mask, const std::vector<Range>& sequences) {
   if (const auto* specs = std::get_if<std::vector<MaskSpec>>(&mask)) {
     return build_document_mask(*specs, sequences);
   }
-  return std::get<Mask>(mask);
+  const auto& object = std::get<MaskObject>(mask);
+  if (object.num_tokens && *object.num_tokens != sequences.back().end) {
+    fail("mask: expected one of the batch's " + std::to_string(sequences.back().end) +
+         " tokens, found one of " + std::to_string(*object.num_tokens));
+  }
+  return object.mask;
 }
 
 // As make_workload says: those of the first mask whose rule sets any.
@@ -55,6 +61,8 @@ std::vector<HomeRange> home_of(const Home& home, const std::vector<Range>& seque
   }
   return ranges;
 }
+
+const char* role_name(Role role) { return role == Role::kKvOnly ? "kv_only" : "q_only"; }
 
 std::vector<RoleRange> roles_of(
     const std::vector<std::tuple<std::int64_t, std::int64_t, std::string>>& rows) {
@@ -96,6 +104,72 @@ Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& sh
   return workload;
 }
 
+// What is pickled: numbers and names, in the order of the fields.
+using ShapeState = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::string,
+                              double, double, bool>;
+using MaskState = std::tuple<std::string, std::int32_t, std::vector<BandRow>>;
+using RoleRow = std::tuple<std::int64_t, std::int64_t, std::string>;
+using PositionRow = std::tuple<Range, std::int64_t, std::int64_t>;
+using WorkloadState =
+    std::tuple<std::vector<Range>, ShapeState, std::vector<MaskState>, std::vector<RoleRow>,
+               std::vector<HomeRow>, std::vector<PositionRow>>;
+
+ShapeState state_of(const AttentionShape& shape) {
+  return {shape.q_heads,
+          shape.kv_heads,
+          shape.head_dim,
+          shape.value_dim,
+          std::string(to_string(shape.dtype)),
+          shape.scale,
+          shape.softcap,
+          shape.sink};
+}
+
+AttentionShape shape_of(const ShapeState& state) {
+  const auto& [q_heads, kv_heads, head_dim, value_dim, dtype, scale, softcap, sink] = state;
+  const AttentionShape shape = {q_heads, kv_heads, head_dim, value_dim, parse_dtype(dtype),
+                                scale,   softcap,  sink};
+  check_shape(shape);
+  return shape;
+}
+
+WorkloadState state_of_workload(const Workload& workload) {
+  std::vector<MaskState> masks;
+  for (const NamedMask& mask : workload.masks) {
+    masks.emplace_back(mask.name, mask.layers, rows_of(mask.mask));
+  }
+  std::vector<RoleRow> roles;
+  for (const RoleRange& range : workload.roles) {
+    roles.emplace_back(range.tokens.begin, range.tokens.end, role_name(range.role));
+  }
+  std::vector<HomeRow> home;
+  for (const HomeRange& range : workload.home) {
+    home.emplace_back(range.tokens.begin, range.tokens.end, range.owner.value);
+  }
+  std::vector<PositionRow> positions;
+  for (const PositionSegment& segment : workload.positions) {
+    positions.emplace_back(segment.tokens, segment.sequence, segment.first_position);
+  }
+  return {workload.sequences, state_of(workload.shape), masks, roles, home, positions};
+}
+
+Workload workload_of(const WorkloadState& state) {
+  const auto& [sequences, shape, masks, roles, home, positions] = state;
+  Workload workload;
+  workload.sequences = sequences;
+  workload.shape = shape_of(shape);
+  for (const auto& [name, layers, rows] : masks) {
+    workload.masks.push_back({name, layers, mask_of_bands(rows, std::nullopt).mask});
+  }
+  workload.roles = roles_of(roles);
+  workload.home = home_of(home, workload.sequences, 0);
+  for (const auto& [tokens, sequence, first_position] : positions) {
+    workload.positions.push_back({tokens, sequence, first_position});
+  }
+  check_workload(workload);
+  return workload;
+}
+
 void bind_shapes(nb::module_& module) {
   nb::class_<AttentionShape>(
       module, "AttentionShape",
@@ -128,6 +202,11 @@ void bind_shapes(nb::module_& module) {
       .def(
           "__eq__", [](const AttentionShape& a, const AttentionShape& b) { return a == b; },
           nb::is_operator())
+      .def("__getstate__", [](const AttentionShape& shape) { return state_of(shape); })
+      .def("__setstate__",
+           [](AttentionShape& self, const ShapeState& state) {
+             new (&self) AttentionShape(shape_of(state));
+           })
       .def("__repr__", [](nb::handle self) {
         return repr_of(
             self, "AttentionShape",
@@ -158,9 +237,14 @@ void bind_workloads(nb::module_& module) {
               fail("mask: expected an index below " + std::to_string(workload.masks.size()) +
                    ", found " + std::to_string(index));
             }
-            return workload.masks[index].mask;
+            return MaskObject{workload.masks[index].mask, workload.num_tokens()};
           },
           "index"_a = 0, "The bands of one mask.")
+      .def("__getstate__", &state_of_workload)
+      .def("__setstate__",
+           [](Workload& self, const WorkloadState& state) {
+             new (&self) Workload(workload_of(state));
+           })
       .def("__repr__", [](const Workload& workload) {
         return "Workload(" + std::to_string(workload.num_tokens()) + " tokens, " +
                std::to_string(workload.sequences.size()) + " documents, " +

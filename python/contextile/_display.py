@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import html
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from contextile._core import Plan
     from contextile._planning import Comparisons
+
+
+def error_text(error: BaseException) -> str:
+    """What was raised and where, on one line: "KeyError: 'long' (masks.py:12, masks_of)"."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno}, {frames[-1].name})" if frames else text
 
 
 def _table_html(head: list[str], rows: list[list[str]]) -> str:

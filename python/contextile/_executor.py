@@ -34,6 +34,16 @@ class Gradients(NamedTuple):
     dsink: np.ndarray | None  # float32 [q_heads]: this rank's share, to be summed over ranks
 
 
+def _array(name: str, given: Any) -> np.ndarray:
+    """An array of NumPy as it is; what others have (JAX, lists) as one, without a copy where that can be."""
+    import numpy as np
+
+    array = given if isinstance(given, np.ndarray) else np.from_dlpack(given) if hasattr(given, "__dlpack__") else np.asarray(given)
+    if array.ndim != 3:
+        raise _core.InvalidArgument(f"{name}: expected [tokens, heads, dim], found {list(array.shape)}")
+    return array
+
+
 class Executor:
     """One rank's executor: prepared for a batch's plan, it serves all its layers and calls.
 
@@ -103,6 +113,7 @@ class Executor:
         """
         import numpy as np
 
+        q, k, v = (_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
         index = self._rank.find_mask(mask)
         out = np.empty((q.shape[0], q.shape[1], v.shape[2]), dtype=q.dtype)
         lse = np.empty(q.shape[:2], dtype=np.float32)
@@ -127,7 +138,8 @@ class Executor:
                 f"backward: expected an executor prepared for the output's plan {output.plan.digest}, found "
                 f"{'none' if self._plan is None else self._plan.digest}"
             )
-        dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+        dout, q, k, v = (_array(name, x) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
+        dq, dk, dv = np.empty(q.shape, q.dtype), np.empty(k.shape, k.dtype), np.empty(v.shape, v.dtype)
         dsink = None if sink is None else np.empty_like(sink)
         self._rank.backward(
             mask=self._rank.find_mask(mask),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,14 +56,48 @@ def _lengths_of(lengths: Any) -> list[int]:
     try:
         if isinstance(lengths, (str, bytes)):
             raise TypeError
-        return [operator.index(length) for length in lengths]
+        return [_whole("lengths", length) for length in lengths]
     except TypeError:
         raise _core.InvalidArgument(f"lengths: expected a list of whole numbers, found {lengths!r:.80}") from None
 
 
-def cluster_of(cluster: Cluster | str) -> Cluster:
+def _whole(name: str, value: Any) -> int:
+    """A whole number that the library can count with."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise _core.InvalidArgument(f"{name}: expected a whole number, found {value!r:.80}") from None
+    if not -(2**63) <= number < 2**63:
+        raise _core.InvalidArgument(f"{name}: expected a whole number of 64 bits, found one of {number.bit_length()}")
+    return number
+
+
+def _count(name: str, value: Any) -> int:
+    """Of heads or elements: the library says which it takes."""
+    number = _whole(name, value)
+    if not -(2**31) <= number < 2**31:
+        raise _core.InvalidArgument(f"{name}: expected a number of 32 bits, found {number}")
+    return number
+
+
+def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
+    """What is asked of a plan; what is None is left to the strategy."""
+    counts = ("block_size", "seed", "token_limit", "memory_limit_bytes")
+    options = {
+        name: _whole(name, value) if name in counts else dtype_name(value) if name == "wire" else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return PlanOptions(**options, progress=progress)
+
+
+def cluster_of(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
     """A cluster, or the one of a text as ``Cluster.load`` takes it."""
-    return Cluster.load(cluster) if isinstance(cluster, str) else cluster
+    if isinstance(cluster, Cluster):
+        return cluster
+    if isinstance(cluster, (str, os.PathLike)):
+        return Cluster.load(cluster)
+    raise _core.InvalidArgument(f"cluster: expected a Cluster, its name or a file, found {type(cluster).__name__}")
 
 
 def dtype_name(dtype: Any) -> str:
@@ -120,12 +155,10 @@ def make_workload(
     InvalidArgument
         Lengths that are not positive, a mask that does not fit, a shape that cannot be.
     """
-    q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) else (heads, heads)
+    q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) and len(heads) == 2 else (heads, heads)
+    counts = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
     shape = AttentionShape(
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
+        **{name: _count(name, count) for name, count in counts.items() if count is not None},
         dtype=dtype_name(dtype),
         scale=scale,
         softcap=softcap,
@@ -135,6 +168,8 @@ def make_workload(
         entries = [_entry_of(name, one) for name, one in mask.items()]
     else:
         entries = [_entry_of(None, mask)]
+    if isinstance(home, os.PathLike):
+        home = os.fspath(home)
     home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
     return _core.make_workload(
         _lengths_of(lengths), shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
@@ -170,6 +205,10 @@ def _hook_of(progress: Progress) -> Any:
 def _choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
     if isinstance(strategy, StrategyChoice):
         return strategy
+    if not isinstance(strategy, str):
+        raise _core.InvalidArgument(
+            f"strategy: expected a choice, its text or a function, found {type(strategy).__name__}"
+        )
     choices = _core.parse_strategies(strategy)
     if len(choices) != 1:
         raise _core.InvalidArgument(f"strategy: expected one, found {len(choices)}; compare() takes several")
@@ -258,14 +297,16 @@ def plan(
     else:
         workload = make_workload(lengths, num_ranks=the_cluster.num_devices, **given)
     hook = _hook_of(progress)
-    options = PlanOptions(
-        block_size=block_size,
-        wire=None if wire is None else dtype_name(wire),
-        backward=backward,
-        seed=seed,
-        token_limit=token_limit,
-        memory_limit_bytes=memory_limit_bytes,
-        progress=hook,
+    options = _options_of(
+        {
+            "block_size": block_size,
+            "wire": wire,
+            "backward": backward,
+            "seed": seed,
+            "token_limit": token_limit,
+            "memory_limit_bytes": memory_limit_bytes,
+        },
+        hook,
     )
     try:
         if callable(strategy):
@@ -354,9 +395,7 @@ def compare(
         choices = _core.parse_strategies(strategies)
     else:
         choices = [_choice_of(strategy) for strategy in strategies]
-    options = PlanOptions(
-        block_size=block_size, wire=None if wire is None else dtype_name(wire), backward=backward, seed=seed
-    )
+    options = _options_of({"block_size": block_size, "wire": wire, "backward": backward, "seed": seed})
     return Comparisons(_core.compare(workload, the_cluster, choices, options))
 
 

@@ -155,11 +155,16 @@ def from_dense(dense: npt.ArrayLike) -> Mask:
 
 
 def from_slices(
-    q_ranges: Sequence[tuple[int, int]], k_ranges: Sequence[tuple[int, int]], types: Sequence[str]
+    q_ranges: Sequence[tuple[int, int]],
+    k_ranges: Sequence[tuple[int, int]],
+    types: Sequence[str],
+    *,
+    num_tokens: int | None = None,
 ) -> Mask:
     """MagiAttention's form: pairs of ranges whose pairs are disjoint, each with a type.
 
     Types: ``"full"``; ``"causal"``, aligned bottom right; ``"inverse_causal"``, aligned top left; ``"bi_causal"``, both.
+    ``num_tokens`` of the batch, where given, is compared with that of the batch the mask is used for.
 
     Raises
     ------
@@ -170,6 +175,7 @@ def from_slices(
         [(int(begin), int(end)) for begin, end in q_ranges],
         [(int(begin), int(end)) for begin, end in k_ranges],
         list(types),
+        num_tokens,
     )
 
 
@@ -207,7 +213,7 @@ def from_block_mask(block_mask: Any, *, batch: int = 0, head: int = 0) -> Mask:
     Raises
     ------
     InvalidArgument
-        Queries and keys of different numbers.
+        Queries and keys of different numbers, a batch or head that the mask has not.
     """
     from contextile.torch._flex import rows_of_block_mask
 

@@ -41,8 +41,8 @@ def _annotation_of(option: _core.OptionSpec) -> str:
         return "bool"
     if option.values:
         return f"Literal[{', '.join(repr(value) for value in option.values)}]"
-    kind = type(_value_of(option.default_value, option.values)).__name__
-    return "int | str" if kind == "str" else kind
+    # A whole default says nothing of what else is taken; to checkers a float is an int, too.
+    return "float | str" if isinstance(_value_of(option.default_value, option.values), str) else "float"
 
 
 def _function_of(name: str, summary: str, options: list[_core.OptionSpec]) -> Callable[..., StrategyChoice]:

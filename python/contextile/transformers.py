@@ -160,6 +160,21 @@ def _check(executor: Executor | None, query: Tensor, attention_mask: Any, dropou
     return executor
 
 
+def _check_positions(executor: Executor, position_ids: Any) -> None:
+    """Models that are told no positions count their own tokens from 0, which says nothing of where those are."""
+    if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
+        return
+    counted = torch.arange(position_ids.shape[1], device=position_ids.device)
+    if not torch.equal(position_ids[0], counted):
+        return
+    positions = torch.from_numpy(executor.plan.positions(executor.rank)).to(counted.device)  # type: ignore[union-attr]
+    if not torch.equal(positions, counted):
+        raise _core.InvalidArgument(
+            "position_ids: expected those of this rank's tokens (local_batch(…).positions[None]), found 0, 1, 2, …, which "
+            "models take where none are given"
+        )
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -177,6 +192,7 @@ def _attend(
     global _calls
     _calls += 1
     executor = _check(_executor, query, attention_mask, dropout, scaling)
+    _check_positions(executor, other.get("position_ids"))
     if other.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise _core.InvalidArgument("attention: expected a causal layer, found one that attends both ways")
     shape = executor.plan.shape  # type: ignore[union-attr]

@@ -506,10 +506,110 @@ def test_plans_are_not_other_things(plan):
 
 @pytest.mark.parametrize("lengths", [[60.9], "123", [None], [2.0]])
 def test_lengths_are_whole_numbers(lengths):
-    with pytest.raises(ct.InvalidArgument, match="expected a list of whole numbers"):
+    with pytest.raises(ct.InvalidArgument, match="expected a (list of )?whole number"):
         ct.plan(lengths, cluster="local:1x2", strategy="zigzag")
 
 
 def test_additive_masks_are_refused():
     with pytest.raises(ct.InvalidArgument, match="expected truth values"):
         ct.masks.from_dense(np.where(np.tri(4) > 0, 0.0, -np.inf))
+
+
+def test_what_is_given_to_plan_can_be_pickled():
+    cluster = ct.Cluster.preset("dgx-h200", nodes=3)
+    cluster.launch_us = 7.25
+    spec = ct.masks.shared_question(lengths=[3, 4, 5])
+    mask = ct.masks.from_row_ranges([[(0, 1)], [(0, 2)], [(1, 3)]])
+    shape = ct.AttentionShape(q_heads=8, kv_heads=2, head_dim=64, value_dim=32, dtype="f16", scale=0.3, softcap=20, sink=True)
+    choice = ct.strategies.dcp(T=6)
+    for one in (cluster, spec, mask, shape, choice):
+        assert pickle.loads(pickle.dumps(one)) == one
+    assert pickle.loads(pickle.dumps(mask)).num_tokens == 3
+    workload = ct.make_workload(
+        [30, 12, 22], mask={"rules": (["causal", spec, "full"], 3), "all": "causal"}, num_ranks=2,
+        home=[(0, 40, 1), (40, 64, 0)], **SMALL,
+    )  # fmt: skip
+    again = pickle.loads(pickle.dumps(workload))
+    plans = [ct.plan(one, cluster="local:1x2", strategy="dcp", block_size=8) for one in (workload, again)]
+    assert plans[0].digest == plans[1].digest
+    assert plans[0].positions(0).tolist() == plans[1].positions(0).tolist()
+    cached = ct.make_workload([12], mask=ct.masks.from_bands([(8, 12, 0, 12, None, 0)], num_tokens=12), roles=[(0, 8, "kv_only")])
+    assert pickle.dumps(pickle.loads(pickle.dumps(cached))) == pickle.dumps(cached)
+
+
+def test_pickles_of_others_are_checked():
+    for one, state in (
+        (ct.Mask, ([(0, 4, 0, 4, None, None), (0, 4, 0, 4, None, 0)], 4)),
+        (ct.Cluster, "{}"),
+        (ct.MaskSpec, "causl"),
+        (ct.StrategyChoice, ("dpc", {})),
+        (ct.AttentionShape, (8, 3, 64, 64, "f32", 0.0, 0.0, False)),
+        (ct.Workload, ([(0, 4)], (8, 2, 64, 64, "f32", 0.0, 0.0, False), [("m", 1, [(0, 9, 0, 9, None, None)])], [], [], [])),
+    ):
+        with pytest.raises(ct.InvalidArgument):
+            one.__new__(one).__setstate__(state)
+
+
+def test_masks_know_their_batch():
+    mask = ct.masks.from_dense(np.tri(5))
+    assert mask.num_tokens == 5
+    assert np.array_equal(mask.dense(), np.tri(5) > 0)
+    with pytest.raises(ct.InvalidArgument, match="expected one of the batch's 8 tokens, found one of 5"):
+        ct.make_workload([8], mask=mask)
+    slices = ([(0, 5)], [(0, 5)], ["causal"])
+    assert ct.masks.from_slices(*slices).num_tokens is None
+    with pytest.raises(ct.InvalidArgument, match="expected num_tokens"):
+        ct.masks.from_slices(*slices).dense()
+    with pytest.raises(ct.InvalidArgument, match="expected one of the batch's 8 tokens, found one of 5"):
+        ct.make_workload([8], mask=ct.masks.from_slices(*slices, num_tokens=5))
+    with pytest.raises(ct.InvalidArgument):
+        ct.masks.from_slices(*slices, num_tokens=4)
+
+
+def test_paths_and_names_of_clusters(plan, tmp_path):
+    plan.save(tmp_path / "plan.bin")
+    assert ct.Plan.load(tmp_path / "plan.bin") == plan
+    (tmp_path / "cluster.json").write_text(plan.cluster.to_json())
+    of_file = ct.plan([64], cluster=tmp_path / "cluster.json", strategy="zigzag", **SMALL)
+    assert of_file.cluster == plan.cluster
+    (tmp_path / "lengths").write_text("3\n4\n")
+    assert ct.read_lengths(tmp_path / "lengths") == [3, 4]
+    slow = plan.simulate("dgx-h200:2x2")
+    assert slow.time_us == plan.simulate(ct.Cluster.load("dgx-h200:2x2")).time_us != plan.simulate().time_us
+    assert plan.why("dgx-h200:2x2") == plan.why(ct.Cluster.load("dgx-h200:2x2"))
+    with pytest.raises(ct.InvalidArgument, match="cluster: expected a Cluster, its name or a file, found int"):
+        ct.plan([64], cluster=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"block_size": 2.5}, "block_size: expected a whole number, found 2.5"),
+        ({"seed": 2**70}, "seed: expected a whole number of 64 bits, found one of 71"),
+        ({"heads": "8"}, "q_heads: expected a whole number, found '8'"),
+        ({"head_dim": 2**40}, "head_dim: expected a number of 32 bits"),
+        ({"token_limit": None, "lengths": [2**70]}, "lengths: expected a whole number of 64 bits"),
+    ],
+)
+def test_numbers_that_are_none(option, message):
+    with pytest.raises(ct.InvalidArgument, match=message):
+        ct.plan(option.pop("lengths", [64]), cluster="local:1x2", strategy="dcp", **option)
+
+
+def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
+    executor = ct.Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([20], cluster="local:1x1", strategy="zigzag", **SMALL))
+    q, k, v = (np.random.default_rng(heads).random((20, heads, 32), dtype=np.float32) for heads in (4, 2, 3))
+    v = v[:, :2]
+    expected = executor.forward(q, k, v)
+    gradients = executor.backward(expected.out, q, k, v, expected)
+    for array in (q, k, v, expected.out, expected.lse, expected.saved):
+        array.setflags(write=False)
+    found = executor.forward(q, k, v)
+    assert np.array_equal(found.out, expected.out)
+    for one, other in zip(executor.backward(expected.out, q, k, v, expected)[:3], gradients[:3]):
+        assert np.array_equal(one, other)
+    with pytest.raises(ct.InvalidArgument, match=r"q: expected \[tokens, heads, dim\], found \[20, 4\]"):
+        executor.forward(q[:, :, 0], k, v)
+    with pytest.raises(ct.InvalidArgument, match="q: expected float32"):
+        executor.forward(q.tolist(), k, v)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import threading
 import time
 import weakref
 from itertools import islice
@@ -37,7 +39,7 @@ class Text:
 
 def loaders(num_ranks, **options):
     options = {**SMALL, "tokens": 300, "cluster": f"local:1x{num_ranks}", **options}
-    return [DataLoader(Text(), rank=rank, **options) for rank in range(num_ranks)]
+    return [DataLoader(Text(), **{"rank": rank, **options}) for rank in range(num_ranks)]
 
 
 def whole_batch(loader, step):
@@ -116,7 +118,7 @@ def test_what_a_mask_function_raises_is_the_steps_failure():
     first = loaders(2)[0].pieces(0)[0].document
     loader = iter(loaders(2, mask=mask)[0])
     assert next(loader).step == 0
-    with pytest.raises(ct.PlanningFailed, match="no such mask"):
+    with pytest.raises(ct.PlanningFailed, match=r"^step 1: planning failed: KeyError: 'no such mask' \(/.*test_data.py:\d+, mask\)$"):
         for _ in range(5):
             next(loader)
 
@@ -152,6 +154,8 @@ def test_loaders_are_freed():
         ({"lookahead": 0}, "ahead"),
         ({"run_id": "no spaces", "store": "memory:"}, "run id"),
         ({"store": "ftp://x"}, "store"),
+        ({"rank": -1}, "rank: expected 0 to 1, found -1"),
+        ({"max_document_tokens": 0}, "max_document_tokens: expected at least 1, found 0"),
     ],
 )
 def test_bad_options(options, message):
@@ -224,3 +228,43 @@ def test_a_process_that_only_plans(tmp_path):
     assert [a for a, _ in digests] == [step.plan.digest for step in loaders(2, end_step=4)[0]]
     with pytest.raises(ct.InvalidArgument, match="expected a store to serve from"):
         loaders(2)[0].serve()
+
+
+def test_one_iteration_at_a_time():
+    loader = loaders(1, end_step=4)[0]
+    steps = iter(loader)
+    next(steps)
+    errors = []
+
+    def iterate():
+        try:
+            next(iter(loader))
+        except ct.InvalidArgument as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1 and "under way in another thread" in errors[0]
+    assert next(steps).step == 1
+    again = iter(loader)  # of the same thread: the first one has ended
+    assert next(again).step == 2
+    with pytest.raises(ct.InvalidArgument, match="found it closed or iterated anew"):
+        next(steps)
+    assert next(again).step == 3
+    loader._iterated_by = (os.getpid() - 1, threading.get_ident())
+    with pytest.raises(ct.InvalidArgument, match="forked from"):
+        next(iter(loader))
+
+
+def test_a_step_that_failed_is_not_taken():
+    loader = loaders(1, end_step=2)[0]
+    loader._dataset.lengths = [2 * length for length in loader._dataset.lengths]
+    original, Text.__getitem__ = Text.__getitem__, lambda self, index: {"tokens": [0]}
+    try:
+        with pytest.raises(ct.InvalidArgument, match="expected at least"):
+            list(loader)
+    finally:
+        Text.__getitem__ = original
+    assert loader.state_dict() == {"step": 0}
+    assert [step.step for step in loader] == [0, 1]

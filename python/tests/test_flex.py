@@ -156,3 +156,17 @@ def test_a_mask_mods_own_errors_are_not_hidden():
 def test_integers_that_wrap(mask_mod):
     mask = ct.masks.from_mask_mod(mask_mod, num_tokens=300)
     assert np.array_equal(mask.dense(300), dense(mask_mod, 300))
+
+
+def test_heads_and_batches_a_block_mask_lacks():
+    from torch.nn.attention.flex_attention import BlockMask
+
+    counts = torch.ones(1, 2, 1, dtype=torch.int32)
+    indices = torch.zeros(1, 2, 1, 1, dtype=torch.int32)
+    two_heads = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=16, mask_mod=lambda b, h, q, k: q >= k + h)
+    assert ct.masks.from_block_mask(two_heads, batch=7, head=1).num_pairs == 16 * 15 // 2  # one batch is any
+    for index in ({"head": 2}, {"head": -1}, {"batch": -1}):
+        with pytest.raises(ct.InvalidArgument, match="BlockMask: expected a (batch|head) of 0 to"):
+            ct.masks.from_block_mask(two_heads, **index)
+    with pytest.raises(ct.InvalidArgument, match="of at least 0, found 0 and -1"):
+        ct.masks.from_mask_mod(lambda b, h, q, k: q >= k, num_tokens=4, head=-1)

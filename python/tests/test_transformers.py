@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import contextile as ct
 import pytest
 
@@ -136,14 +138,27 @@ def test_what_cannot_be_is_said():
     executor.prepare(ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model, scale=0.3)))
     with pytest.raises(ct.InvalidArgument, match="expected the plan's scale 0.3, found the layer's 0.25"):
         call(model, executor=executor)
-    two = Executor(ct.inproc_group(2)[0])
-    two._plan = ct.plan([300, 4], cluster="local:1x2", strategy="dcp", block_size=512, **cth.batch_of(model))
+    two = SimpleNamespace(
+        plan=ct.plan([300, 4], cluster="local:1x2", strategy="dcp", block_size=512, **cth.batch_of(model))
+    )
     with pytest.raises(ct.InvalidArgument, match="expected tokens on every rank, found none on rank"):
         call(model, executor=two)
     windowed = make("Mistral", cth.register())
     executor.prepare(ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
     with pytest.raises(ct.InvalidArgument, match=r"expected one of the plan's \(full\), found 'sliding'"):
         call(windowed, executor=executor)
+
+
+def test_positions_are_not_forgotten():
+    model = make("Llama", cth.register())
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([128], cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
+    tokens = torch.ones(1, 128, dtype=torch.int64)
+    with cth.use(executor):
+        model(tokens, use_cache=False)  # one document on one rank: 0, 1, 2, … are its positions
+    executor.prepare(ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
+    with cth.use(executor), pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's tokens"):
+        model(tokens, use_cache=False)
 
 
 def test_models_that_do_not_attend_through_it_are_refused():

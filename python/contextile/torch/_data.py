@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 
 from contextile import _core
-from contextile._planning import AnyMask, _choice_of, cluster_of, dtype_name, make_workload
+from contextile._planning import AnyMask, _choice_of, _options_of, cluster_of, make_workload
 from contextile.torch._layout import LocalBatch, local_batch
 
 
@@ -154,9 +156,11 @@ class DataLoader:
             seed=seed,
         )
         the_cluster = cluster_of(cluster)
+        if not 0 <= rank < the_cluster.num_devices:
+            raise _core.InvalidArgument(f"rank: expected 0 to {the_cluster.num_devices - 1}, found {rank}")
+        if max_document_tokens is not None and max_document_tokens < 1:
+            raise _core.InvalidArgument(f"max_document_tokens: expected at least 1, found {max_document_tokens}")
         options = {key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch}
-        if options.get("wire") is not None:
-            options["wire"] = dtype_name(options["wire"])
         self._batches = _Batches(sampler, mask, the_cluster.num_devices, batch)
         self._num_ranks = the_cluster.num_devices
         self._rank = rank
@@ -174,11 +178,12 @@ class DataLoader:
             shape=self._batches(first_step).shape,
             cluster=the_cluster,
             choice=_choice_of(strategy),
-            options=_core.PlanOptions(**options),
+            options=_options_of(options),
             workload=self._batches,
         )
         self._planner: Any = None
         self._feeds: list[Any] = []
+        self._iterated_by: tuple[int, int] | None = None  # process and thread, while it is
 
     def pieces(self, step: int) -> list[Piece]:
         """What a step's batch is made of, in order."""
@@ -227,24 +232,36 @@ class DataLoader:
         """Ends planning here. Iterating again goes on where it was."""
         if self._planner is not None:
             self._planner.close()
-        self._planner, self._feeds = None, []
+        self._planner, self._feeds, self._iterated_by = None, [], None
 
     # --------------------------------------------------------------------------------------- iterating
 
     def __iter__(self) -> Iterator[Step]:
+        here = (os.getpid(), threading.get_ident())
+        if self._iterated_by not in (None, here):
+            raise _core.InvalidArgument(
+                "data loader: expected one iteration at a time, found another under way in "
+                + ("another thread" if self._iterated_by[0] == here[0] else "the process that this one was forked from")
+            )
         self.close()
+        self._iterated_by = here
         self._open()
+        feeds = self._feeds
         try:
             while self._end_step is None or self._next_step < self._end_step:
                 step = self._next_step
-                plan = self._feeds[0].take(step)
-                self._next_step = step + 1
+                plan = feeds[0].take(step)
                 pieces = self.pieces(step)  # costs a shuffle of all documents
-                yield Step(self._local(pieces, plan), plan, step, pieces)
-                for feed in self._feeds:
+                local = self._local(pieces, plan)
+                self._next_step = step + 1
+                yield Step(local, plan, step, pieces)
+                if self._feeds is not feeds:
+                    raise _core.InvalidArgument("data loader: expected to go on, found it closed or iterated anew")
+                for feed in feeds:
                     feed.acknowledge(step)
         finally:
-            self.close()
+            if self._feeds is feeds:
+                self.close()
 
     def _local(self, pieces: list[Piece], plan: _core.Plan) -> LocalBatch:
         """Only documents that this rank holds tokens or labels of are looked at."""

@@ -115,6 +115,13 @@ def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
     if num_q != num_k:
         raise _core.InvalidArgument(f"BlockMask: expected as many keys as queries, found {num_k} and {num_q}")
     q_size, k_size = (int(size) for size in block_mask.BLOCK_SIZE)
+    for name, index, count in (
+        ("batch", batch, block_mask.kv_num_blocks.shape[0]),
+        ("head", head, block_mask.kv_num_blocks.shape[1]),
+    ):
+        # One mask for all of them takes any index, as broadcasting does.
+        if index < 0 or (count > 1 and index >= count):
+            raise _core.InvalidArgument(f"BlockMask: expected a {name} of 0 to {count - 1}, found {index}")
     row, column = _blocks(block_mask.kv_num_blocks, block_mask.kv_indices, batch, head)
     parts = [
         _ranges_of_leaves(block_mask.mask_mod, batch, head, row * q_size, column * k_size, q_size, k_size, num_q, num_k)
@@ -136,6 +143,8 @@ def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int) -> R
     """The same of a mask_mod(batch, head, q, k)."""
     if num_tokens < 1:
         raise _core.InvalidArgument(f"mask_mod: expected at least 1 token, found {num_tokens}")
+    if batch < 0 or head < 0:
+        raise _core.InvalidArgument(f"mask_mod: expected a batch and a head of at least 0, found {batch} and {head}")
     size = _LEAF
     while size < num_tokens:
         size *= 2
