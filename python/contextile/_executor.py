@@ -38,7 +38,15 @@ def _array(name: str, given: Any) -> np.ndarray:
     """An array of NumPy as it is; what others have (JAX, lists) as one, without a copy where that can be."""
     import numpy as np
 
-    array = given if isinstance(given, np.ndarray) else np.from_dlpack(given) if hasattr(given, "__dlpack__") else np.asarray(given)
+    if isinstance(given, np.ndarray):
+        array = given
+    else:
+        try:
+            array = np.from_dlpack(given) if hasattr(given, "__dlpack__") else np.asarray(given)
+        except (RuntimeError, BufferError) as error:  # bfloat16, a GPU's, one that wants gradients
+            raise _core.InvalidArgument(
+                f"{name}: expected an array of float32 or float16 on the CPU, found {getattr(given, 'dtype', given)} ({error})"
+            ) from error
     if array.ndim != 3:
         raise _core.InvalidArgument(f"{name}: expected [tokens, heads, dim], found {list(array.shape)}")
     return array
