@@ -10,7 +10,7 @@ and drawn.
 True
 
 ``contextile.torch`` executes plans on tensors of PyTorch in any ``torch.distributed`` group; ``contextile.transformers``
-brings that under Hugging Face models as they are.
+brings that under Hugging Face models as they are, ``contextile.megatron`` under those of Megatron-LM.
 """
 
 from contextile import masks, strategies

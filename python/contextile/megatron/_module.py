@@ -1,0 +1,187 @@
+"""The core attention of a layer spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+from contextile import _core
+from contextile.megatron._layers import Layer, band_of, layer_of, micro_batch_of
+from contextile.megatron._planner import Planner, planner_in_use
+
+
+class CoreAttention(MegatronModule):
+    """The ``core_attention`` of a layer spec: exact self attention over the context-parallel group, by plans.
+
+    Takes the place of ``DotProductAttention`` and ``TEDotProductAttention``, with the names and values of their
+    parameters (``softmax_offset``, where ``config.softmax_type`` is ``"learnable"``). ``cp_comm_type`` has no meaning
+    here: the plan says what moves.
+
+    Raises
+    ------
+    InvalidArgument
+        Cross attention, fp8 attention, logs or clips of the largest logit.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        self.layer_number = max(1, layer_number)
+        self.attn_mask_type = attn_mask_type
+        if pg_collection is None:
+            pg_collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
+        self.pg_collection = pg_collection
+        self.attention_dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self._check_config(attention_type)
+        self._layer_options = {
+            "layer_number": self.layer_number,
+            "num_tp_ranks": pg_collection.tp.size(),
+            "softmax_scale": softmax_scale,
+            "k_channels": k_channels,
+            "v_channels": v_channels,
+        }
+        self._layers: dict[tuple[AttnMaskType, torch.dtype], Layer] = {}
+        band_of(config, attn_mask_type, self.layer_number)  # refuses what forward would
+        self._make_sink()
+
+    def _check_config(self, attention_type: str) -> None:
+        if attention_type != "self":
+            raise _core.InvalidArgument(
+                f"layer {self.layer_number}: expected self attention, found attention_type {attention_type}"
+            )
+        for name in ("qk_clip", "log_max_attention_logit", "fp8_dot_product_attention", "fp8_multi_head_attention"):
+            if getattr(self.config, name, False):
+                raise _core.InvalidArgument(f"layer {self.layer_number}: {name}: expected off, found on")
+        if self.config.softmax_type not in ("vanilla", "off-by-one", "learnable"):
+            raise _core.InvalidArgument(
+                f"layer {self.layer_number}: softmax_type: expected vanilla, off-by-one or learnable, found "
+                f"{self.config.softmax_type}"
+            )
+
+    def _make_sink(self) -> None:
+        """A logit of every query head of this rank that takes part in the softmax and has no value."""
+        self.softmax_offset = None
+        if self.config.softmax_type == "vanilla":
+            return
+        device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+        num_heads = self.config.num_attention_heads // self.pg_collection.tp.size()
+        offset = torch.zeros(num_heads, device=device, dtype=self.config.params_dtype)
+        if self.config.softmax_type == "off-by-one":
+            self.softmax_offset = offset
+            return
+        self.softmax_offset = torch.nn.Parameter(offset)
+        if self.config.perform_initialization:
+            with torch.no_grad():
+                self.config.init_method(self.softmax_offset)
+
+    def _check_call(
+        self, query: Tensor, key: Tensor, attention_mask: Tensor | None, attention_bias: Tensor | None
+    ) -> Planner:
+        planner, found = planner_in_use(), None
+        if planner is None:
+            found = "expected a planner (with contextile.megatron.use(planner)), found none"
+        elif attention_mask is not None:
+            found = (
+                "expected no attention mask, for the plan has the micro-batch's; found one. Leave it out "
+                "(--no-create-attention-mask-in-dataloader)"
+            )
+        elif attention_bias is not None:
+            found = "expected no attention bias, found one"
+        elif self.training and self.attention_dropout:
+            found = f"expected attention_dropout 0, found {self.attention_dropout}"
+        elif query.shape[:-2] != key.shape[:-2]:
+            found = (
+                f"expected keys of the tokens that queries are of, {list(query.shape[:-2])}, found {list(key.shape[:-2])}"
+            )
+        else:
+            executor, group = planner.executor, self.pg_collection.cp
+            if (executor.size, executor.rank) != (group.size(), group.rank()):
+                found = (
+                    f"expected an executor of the context-parallel group, rank {group.rank()} of {group.size()}, found rank "
+                    f"{executor.rank} of {executor.size}"
+                )
+        if found is not None:
+            raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
+        return planner  # type: ignore[return-value]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """Attention of this rank's tokens to their whole sequences. Collective.
+
+        Rows of padding are 0.
+
+        Shapes
+        ------
+        query : sbhd [sequence/ranks, batch, q_heads, head_dim] or thd [tokens/ranks, q_heads, head_dim]; key, value alike
+        returns : sbhd [sequence/ranks, batch, q_heads * value_dim] or thd [tokens/ranks, q_heads * value_dim]
+
+        Raises
+        ------
+        InvalidArgument
+            No planner in use; an attention mask or bias, dropout in training, another mask type than causal,
+            padding_causal, no_mask and padding, keys of other tokens than the queries (a cache of inference), sequences
+            that are no multiples of 2 x context_parallel_size, a context-parallel group of the micro-batch's own.
+        TransportError
+            A peer failed.
+        """
+        planner = self._check_call(query, key, attention_mask, attention_bias)
+        num_ranks = planner.executor.size
+        leading = query.shape[:-2]
+        num_rows = leading.numel()
+        batch_size = leading[1] if len(leading) > 1 else 1
+        micro_batch = micro_batch_of(packed_seq_params, num_ranks, leading[0] * num_ranks, batch_size)
+        if sum(micro_batch.lengths) != num_rows * num_ranks:
+            raise _core.InvalidArgument(
+                f"layer {self.layer_number}: expected {sum(micro_batch.lengths)} tokens of packed sequences on {num_ranks} "
+                f"ranks, found {num_rows} on this one"
+            )
+        kind = attn_mask_type or self.attn_mask_type
+        layer = self._layers.get((kind, query.dtype))
+        if layer is None:
+            layer = layer_of(self.config, kind, dtype=query.dtype, **self._layer_options)
+            self._layers[kind, query.dtype] = layer
+        sink = None if self.softmax_offset is None else self.softmax_offset.to(query.device, torch.float32)
+        rows = (x.flatten(0, -3) for x in (query, key, value))
+        out = planner._attend(layer, micro_batch, *rows, sink)
+        return out.reshape(*leading, -1)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
+    ) -> Any:
+        """Of ``softmax_offset``, cut over tensor-parallel ranks."""
+        state = self.state_dict(prefix="", keep_vars=True) if self.config.softmax_type == "learnable" else {}
+        return make_sharded_tensors_for_checkpoint(
+            state,
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=self.pg_collection.tp,
+            dp_cp_group=ensure_metadata_has_dp_cp_group(metadata)["dp_cp_group"],
+        )
