@@ -5,7 +5,7 @@
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
 # FUZZ_SECONDS (per fuzz target), BENCH_ARGS (passed to every benchmark),
-# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch and transformers in make python).
+# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch, transformers and megatron-core in make python).
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local

@@ -12,7 +12,12 @@ import pytest
 from ranks import free_port
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "python").glob("*.md"))
-NEEDS = {"data.md": ["torch"], "pytorch.md": ["torch"], "transformers.md": ["torch", "transformers"]}
+NEEDS = {
+    "data.md": ["torch"],
+    "megatron.md": ["torch", "megatron.core"],
+    "pytorch.md": ["torch"],
+    "transformers.md": ["torch", "transformers"],
+}
 
 
 def snippets(page: Path) -> str:
