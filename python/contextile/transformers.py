@@ -28,6 +28,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch import Executor, attention
+from contextile.torch._layout import check_tokens_on_ranks
 
 __all__ = ["batch_of", "register", "use"]
 
@@ -59,13 +60,8 @@ def use(executor: Executor) -> Iterator[Executor]:
     """
     global _executor
     before_calls = _calls
-    plan = executor.plan
-    if plan is not None:
-        for rank in range(plan.num_devices):
-            if plan.num_local_tokens(rank) == 0:
-                raise _core.InvalidArgument(
-                    f"plan: expected tokens on every rank, found none on rank {rank}; a smaller block_size spreads them"
-                )
+    if executor.plan is not None:
+        check_tokens_on_ranks(executor.plan)
     before, _executor = _executor, executor
     try:
         yield executor

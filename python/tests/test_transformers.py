@@ -143,6 +143,10 @@ def test_what_cannot_be_is_said():
     )
     with pytest.raises(ct.InvalidArgument, match="expected tokens on every rank, found none on rank"):
         call(model, executor=two)
+    # Of a rank's slice, as data loaders hand out, that rank's tokens are looked at.
+    plan = ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model))
+    executor.prepare(ct.Plan.slice_from_bytes(plan.slice_to_bytes(0)))
+    assert call(model, executor=executor).logits.shape == (1, sum(LENGTHS), 97)
     windowed = make("Mistral", cth.register())
     executor.prepare(ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
     with pytest.raises(ct.InvalidArgument, match=r"expected one of the plan's \(full\), found 'sliding'"):

@@ -17,6 +17,15 @@ def _tokens_of(plan: _core.Plan, rank: int) -> Tensor:
     return torch.from_numpy(plan.local_tokens(rank))
 
 
+def check_tokens_on_ranks(plan: _core.Plan) -> None:
+    """Raises InvalidArgument where a rank owns no tokens, which models cannot reshape; of a slice, that rank alone is looked at."""
+    for rank in range(plan.num_devices) if plan.slice_of is None else [plan.slice_of]:
+        if plan.num_local_tokens(rank) == 0:
+            raise _core.InvalidArgument(
+                f"plan: expected tokens on every rank, found none on rank {rank}; a smaller block_size spreads them"
+            )
+
+
 def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Tensor:
     """This rank's tokens of a tensor of the whole batch, in local order. Differentiable.
 
