@@ -15,6 +15,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "python").glob("*.md"))
 NEEDS = {
     "data.md": ["torch"],
     "megatron.md": ["torch", "megatron.core"],
+    "plain-pytorch.md": ["torch"],
     "pytorch.md": ["torch"],
     "transformers.md": ["torch", "transformers"],
 }
@@ -40,7 +41,7 @@ def test_snippets(page, tmp_path):
         pytest.importorskip(module)
     code = snippets(page)
     assert code
-    begin = "import torch.distributed as dist; dist.init_process_group('gloo'); " if needed else ""
+    begin = "import torch.distributed as dist; dist.init_process_group('gloo'); " if "torch" in needed else ""
     (tmp_path / f"page_{page.stem}.py").write_text(code.replace("\n", begin + "\n", 1) if begin else code)
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run(
