@@ -10,8 +10,14 @@ and drawn.
 True
 
 ``contextile.torch`` executes plans on tensors of PyTorch in any ``torch.distributed`` group; ``contextile.transformers``
+<<<<<<< HEAD
 brings that under Hugging Face models as they are, ``contextile.megatron`` under those of Megatron-LM.
+=======
+brings that under Hugging Face models as they are; ``contextile.plot`` draws with matplotlib.
+>>>>>>> 19ac809 (python: contextile.plot: tiles, timelines, comparisons and loads by matplotlib; pages linked)
 """
+
+from typing import TYPE_CHECKING, Any
 
 from contextile import masks, strategies
 from contextile._core import (
@@ -55,6 +61,9 @@ from contextile._core import (
 from contextile._executor import Executor, kernels, run_inproc
 from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan
 
+if TYPE_CHECKING:
+    from contextile import plot
+
 __all__ = [
     "ArrangedDirection",
     "ArrangedMask",
@@ -97,9 +106,19 @@ __all__ = [
     "masks",
     "open_store",
     "plan",
+    "plot",
     "read_lengths",
     "run_inproc",
     "sample_lengths",
     "strategies",
     "tiles",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "plot":
+        raise AttributeError(f"module 'contextile' has no attribute '{name}'")
+    # Needs NumPy, which planning does not wait for.
+    import importlib
+
+    return importlib.import_module("contextile.plot")

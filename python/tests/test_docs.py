@@ -16,6 +16,7 @@ NEEDS = {
     "data.md": ["torch"],
     "megatron.md": ["torch", "megatron.core"],
     "plain-pytorch.md": ["torch"],
+    "plots.md": ["matplotlib"],
     "pytorch.md": ["torch"],
     "transformers.md": ["torch", "transformers"],
 }

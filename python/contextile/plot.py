@@ -1,0 +1,448 @@
+"""Pictures of plans by matplotlib: who computes which tiles, when devices compute and wait, strategies beside each other.
+
+>>> axes = ct.plot.tiles(plan)
+>>> axes.figure.savefig("tiles.png")
+
+Every function draws into the axes it is given, or into a new figure, and returns the axes; nothing is shown or written.
+Devices and activities have colours that most colour-blind people tell apart; those of activities are the report's. Needs
+``contextile[plot]``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from contextile import _core
+from contextile._planning import Comparisons, cluster_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["compare", "device_colours", "loads", "tiles", "timeline"]
+
+ACTIVITY_COLOURS = {"attention": "#2f7fd0", "merge": "#b56fb0", "launch": "#d99a00", "exposed": "#e06a3a"}
+MESSAGE_COLOURS = {"sent": "#0f9d77", "received": "#57b6e3"}
+DIRECTION_COLOURS = {"forward": "#2f7fd0", "backward": "#d99a00"}
+_ACTIVITY_NAMES = {"attention": "attention", "merge": "merging, copying", "launch": "launching", "exposed": "waiting"}
+# Okabe and Ito's, without black and yellow; more devices have shades between blue and yellow.
+_FEW_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#a08000")
+_EMPTY = "#fbfbfc"
+_LINE = "#8d96a1"
+_MOST_IN_LEGEND = 16
+_GRID = 512  # cells of a side where tiles are too many to draw each
+_LANES = {"activity": (-0.42, 0.52), "sent": (0.14, 0.12), "received": (0.28, 0.12)}  # top, height in a row of 1
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("contextile.plot: expected matplotlib (pip install 'contextile[plot]'), found none") from error
+    return matplotlib
+
+
+def _new_axes(ax: Any, width: float, height: float, columns: int = 1) -> Any:
+    """The axes given, or those of a new figure."""
+    _matplotlib()
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    return pyplot.subplots(1, columns, figsize=(width, height), layout="constrained")[1]
+
+
+def _legend_beside(ax: Any, **handles: Any) -> None:
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, **handles)
+
+
+def device_colours(num_devices: int) -> list[str]:
+    """A colour for every device, as #rrggbb; neighbours of many devices have similar ones."""
+    if num_devices <= len(_FEW_COLOURS):
+        return list(_FEW_COLOURS[:num_devices])
+    matplotlib = _matplotlib()
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 1, num_devices))
+    return [matplotlib.colors.to_hex(shade) for shade in shades]
+
+
+def _index_of_mask(plan: _core.Plan, mask: str | int | None) -> int:
+    names = plan.mask_names
+    if mask is None and len(names) == 1:
+        return 0
+    if isinstance(mask, int) and 0 <= mask < len(names):
+        return mask
+    if mask not in names:
+        raise _core.InvalidArgument(f"mask: expected one of the plan's ({', '.join(names)}), found {mask!r}")
+    return names.index(mask)  # type: ignore[arg-type]
+
+
+def _check_direction(plan: _core.Plan, direction: str) -> None:
+    if direction not in ("forward", "backward"):
+        raise _core.InvalidArgument(f"direction: expected forward or backward, found '{direction}'")
+    if direction == "backward" and not plan.has_backward:
+        raise _core.InvalidArgument("direction: expected forward, for the plan has no backward; found backward")
+
+
+# ----------------------------------------------------------------------------------------------- tiles
+
+
+def _bands_of(plan: _core.Plan, index: int) -> list[list[int | None]]:
+    """Rows (q_begin, q_end, k_begin, k_end, lo, hi) of a mask in all rounds; none of a slice, which does not have them whole."""
+    if plan.slice_of is not None:
+        return []
+    text, bands, decoder = plan.to_json(), [], json.JSONDecoder()
+    at = text.find('"masks":')
+    while at >= 0:
+        masks, at = decoder.raw_decode(text, at + len('"masks": '))
+        bands += masks[index]["bands"]
+        at = text.find('"masks":', at)
+    return bands
+
+
+def _clipped(corners: list[tuple[float, float]], side: float, bound: float) -> list[tuple[float, float]]:
+    """The part of a convex polygon of (key, query) where side · (key - query) <= bound."""
+    found = []
+    for (k0, q0), (k1, q1) in zip(corners, corners[1:] + corners[:1]):
+        a, b = side * (k0 - q0) - bound, side * (k1 - q1) - bound
+        if a <= 0:
+            found.append((k0, q0))
+        if a * b < 0:
+            share = a / (a - b)
+            found.append((k0 + share * (k1 - k0), q0 + share * (q1 - q0)))
+    return found
+
+
+def _outline(band: Sequence[int | None]) -> list[tuple[float, float]]:
+    """The smallest polygon of this kind around all pairs of a band, each a square of 1."""
+    q0, q1, k0, k1, low, high = band
+    corners: list[tuple[float, float]] = [(k0, q0), (k1, q0), (k1, q1), (k0, q1)]  # type: ignore[list-item]
+    if high is not None:
+        corners = _clipped(corners, 1, high + 1)
+    if low is not None:
+        corners = _clipped(corners, -1, 1 - low)
+    return corners
+
+
+def _draw_rectangles(ax: Axes, rows: np.ndarray, colours: list[str], boundaries: bool) -> None:
+    from matplotlib.collections import PolyCollection
+
+    # Hulls of blocks of several ranges cover others: the larger lie below.
+    rows = rows[np.argsort(-(rows[:, 1] - rows[:, 0]) * (rows[:, 3] - rows[:, 2]), kind="stable")]
+    q0, q1, k0, k1, device = rows.T
+    corners = np.stack([np.stack(x, axis=1) for x in ((k0, q0), (k1, q0), (k1, q1), (k0, q1))], axis=1)
+    edge = {"edgecolors": "white", "linewidths": 0.4} if boundaries else {"linewidths": 0}
+    ax.add_collection(PolyCollection(corners, facecolors=[colours[d] for d in device], label="tiles", **edge))
+
+
+def _owners_of_cells(rows: np.ndarray, num_tokens: int, cells: int) -> np.ndarray:
+    """The device that computes most of every cell of a grid, by the area of its tiles; -1: none."""
+    size = num_tokens / cells
+    q0, q1, k0, k1, device = rows.T
+    first_q, first_k = (q0 // size).astype(np.int64), (k0 // size).astype(np.int64)
+    rows_of, columns_of = (np.ceil(q1 / size).astype(np.int64) - first_q), (np.ceil(k1 / size).astype(np.int64) - first_k)
+    count = rows_of * columns_of
+    tile = np.repeat(np.arange(len(rows)), count)
+    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    q, k = first_q[tile] + place // columns_of[tile], first_k[tile] + place % columns_of[tile]
+    height = np.minimum(q1[tile], (q + 1) * size) - np.maximum(q0[tile], q * size)
+    width = np.minimum(k1[tile], (k + 1) * size) - np.maximum(k0[tile], k * size)
+    inside = (q < cells) & (k < cells)
+    key = ((q * cells + k) * (device.max() + 1) + device[tile])[inside]
+    pairs, inverse = np.unique(key, return_inverse=True)
+    area = np.bincount(inverse, weights=(height * width)[inside])
+    cell, who = np.divmod(pairs, device.max() + 1)
+    order = np.lexsort((area, cell))  # the largest of a cell last
+    owners = np.full(cells * cells, -1, dtype=np.int64)
+    owners[cell[order]] = who[order]
+    return owners.reshape(cells, cells)
+
+
+def _draw_cells(ax: Axes, rows: np.ndarray, num_tokens: int, colours: list[str]) -> None:
+    from matplotlib.colors import to_rgb
+
+    owners = _owners_of_cells(rows, num_tokens, min(_GRID, num_tokens))
+    palette = np.array([to_rgb(colour) for colour in [*colours, _EMPTY]])
+    ax.imshow(palette[owners], extent=(0, num_tokens, num_tokens, 0), interpolation="nearest", aspect="equal")
+
+
+def _device_legend(ax: Axes, colours: list[str]) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+    from matplotlib.patches import Patch
+
+    if len(colours) <= _MOST_IN_LEGEND:
+        handles = [Patch(facecolor=colour, label=f"device {d}") for d, colour in enumerate(colours)]
+        _legend_beside(ax, handles=handles)
+        return
+    edges = np.arange(len(colours) + 1) - 0.5
+    scale = ScalarMappable(BoundaryNorm(edges, len(colours)), ListedColormap(colours))
+    ax.figure.colorbar(scale, ax=ax, label="device", ticks=np.linspace(0, len(colours) - 1, 5).astype(int), shrink=0.8)
+
+
+def tiles(
+    plan: _core.Plan,
+    *,
+    mask: str | int | None = None,
+    direction: str = "forward",
+    ax: Axes | None = None,
+    max_tiles: int = 20_000,
+) -> Axes:
+    """Who computes which tile: queries down, keys to the right, a colour for each device, lines between documents.
+
+    A tile is a rectangle, whose corners are its blocks'; within them the outline of the mask shows what is attended. A tile of
+    blocks of several ranges is drawn as large as the hull of these, the largest first, so that the picture is exact where
+    blocks are single ranges. Of head groups that are placed apart, it is the first.
+
+    Parameters
+    ----------
+    plan
+        A plan, or a rank's slice, of which that rank's tiles are drawn, without the mask.
+    mask
+        Name or index of one of the plan's masks; may be left out where it has one.
+    direction
+        ``"forward"`` or ``"backward"``.
+    ax
+        Where to draw; None: a new figure.
+    max_tiles
+        Of more tiles, a grid of at most 512 x 512 cells is drawn, each in the colour of the device that computes most of its
+        area, without the mask; the title says so.
+
+    Raises
+    ------
+    InvalidArgument
+        A mask or direction that the plan has not, or more than 10 million tiles.
+    ImportError
+        There is no matplotlib.
+    """
+    _check_direction(plan, direction)
+    index = _index_of_mask(plan, mask)
+    rows = plan.placed_tiles(limit=10_000_000, mask=index, direction=direction)
+    if rows is None:
+        raise _core.InvalidArgument("plan: expected at most 10 million tiles, found more")
+    ax = _new_axes(ax, 6.4, 5.4)
+    num_tokens, colours = plan.num_tokens, device_colours(plan.num_devices)
+    ax.set_facecolor(_EMPTY)
+    is_whole = len(rows) <= max_tiles
+    if is_whole:
+        _draw_rectangles(ax, rows, colours, len(rows) <= 2000)
+        _draw_mask(ax, _bands_of(plan, index))
+    else:
+        _draw_cells(ax, rows, num_tokens, colours)
+    _draw_documents(ax, plan.sequences, num_tokens)
+    ax.set(xlim=(0, num_tokens), ylim=(num_tokens, 0), aspect="equal", xlabel="key (token)", ylabel="query (token)")
+    aggregated = "" if is_whole else f"; of {len(rows)} tiles, cells by who computes most"
+    ax.set_title(f"{plan.strategy}: {plan.mask_names[index]}, {direction}{aggregated}", fontsize=10)
+    _device_legend(ax, colours)
+    return ax
+
+
+def _draw_mask(ax: Axes, bands: list[list[int | None]]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    outlines = [corners for corners in map(_outline, bands) if len(corners) > 2]
+    ax.add_collection(PolyCollection(outlines, facecolors="none", edgecolors="black", linewidths=0.8, label="mask"))
+
+
+def _draw_documents(ax: Axes, sequences: list[tuple[int, int]], num_tokens: int) -> None:
+    """A line where each document begins, behind the first; none where they are too many to be told apart."""
+    from matplotlib.collections import LineCollection
+
+    begins = [begin for begin, _ in sequences[1:]] if len(sequences) <= 200 else []
+    lines = [line for b in begins for line in (((0, b), (num_tokens, b)), ((b, 0), (b, num_tokens)))]
+    ax.add_collection(LineCollection(lines, colors=_LINE, linewidths=0.6, linestyles="dotted", label="documents"))
+
+
+# -------------------------------------------------------------------------------------------- timeline
+
+
+def _simulated(
+    what: _core.Plan | _core.Simulation, cluster: _core.Cluster | str | None
+) -> _core.Simulation:
+    if isinstance(what, _core.Plan):
+        return what.simulate(None if cluster is None else cluster_of(cluster), timeline=True)
+    if not any(program.activities for program in what.forward.programs):
+        raise _core.InvalidArgument("simulation: expected one with spans (plan.simulate(timeline=True)), found none")
+    return what
+
+
+def _boxes(spans: np.ndarray, lane: str) -> np.ndarray:
+    """Spans (row, start, end) as rectangles of a lane."""
+    top, height = _LANES[lane]
+    row, start, end = spans.T
+    y0, y1 = row + top, row + top + height
+    return np.stack([np.stack(x, axis=1) for x in ((start, y0), (end, y0), (end, y1), (start, y1))], axis=1)
+
+
+def _spans_of(directions: list[Any]) -> dict[str, np.ndarray]:
+    """Rows (device, start, end) in ms by activity, "sent" and "received"; every program begins when the one before has ended."""
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in [*ACTIVITY_COLOURS, *MESSAGE_COLOURS]}
+    begin = 0.0
+    for direction in directions:
+        for program in direction.programs:
+            for device, activity, _, start, end in program.activities:
+                found[activity].append((device, (begin + start) / 1e3, (begin + end) / 1e3))
+            for src, dst, _, start, end in program.messages:
+                found["sent"].append((src, (begin + start) / 1e3, (begin + end) / 1e3))
+                found["received"].append((dst, (begin + start) / 1e3, (begin + end) / 1e3))
+            begin += program.time_us
+    return {name: np.array(rows, dtype=float).reshape(-1, 3) for name, rows in found.items()}
+
+
+def timeline(
+    what: _core.Plan | _core.Simulation,
+    *,
+    cluster: _core.Cluster | str | None = None,
+    direction: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """What every device does over the simulated time of one layer: a row a device, forward, then backward.
+
+    The thick lane of a row is the device's program: attention, merging and copying, launching transfers, and waiting for them
+    (exposed communication). The thin lanes are messages it sends and receives. Blank: it is done, others are not.
+
+    Parameters
+    ----------
+    what
+        A plan, which is simulated; or ``plan.simulate(timeline=True)``.
+    cluster
+        To simulate a plan on; None: that it was planned for.
+    direction
+        ``"forward"`` or ``"backward"`` alone; None: both, one after the other.
+    ax
+        Where to draw; None: a new figure.
+
+    Raises
+    ------
+    InvalidArgument
+        A simulation without spans, a direction it has not, a cluster that does not fit.
+    ImportError
+        There is no matplotlib.
+    """
+    simulation = _simulated(what, cluster)
+    names = [direction] if direction is not None else ["forward", "backward"]
+    directions = {name: getattr(simulation, name, None) for name in names}
+    if direction is not None and directions[direction] is None:
+        raise _core.InvalidArgument(f"direction: expected one of the simulation's, found '{direction}'")
+    directions = {name: one for name, one in directions.items() if one is not None}
+    num_devices = len(simulation.forward.devices)
+    ax = _new_axes(ax, 10.0, min(12.0, 1.6 + 0.35 * num_devices))
+    _draw_spans(ax, _spans_of(list(directions.values())))
+    end = 0.0
+    for name, one in directions.items():
+        if end > 0:
+            ax.axvline(end / 1e3, color=_LINE, linewidth=0.8)
+        ax.text(end / 1e3, -0.55, f" {name}", fontsize=8, color="#5c6570", va="bottom")
+        end += one.time_us
+    ax.set(xlim=(0, max(end / 1e3, 1e-9)), ylim=(num_devices - 0.5, -0.5), xlabel="time (ms)", ylabel="device")
+    ax.yaxis.get_major_locator().set_params(integer=True)
+    _legend_beside(ax)
+    return ax
+
+
+def _draw_spans(ax: Axes, spans: dict[str, np.ndarray]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    for name, rows in spans.items():
+        is_message = name in MESSAGE_COLOURS
+        colour = MESSAGE_COLOURS[name] if is_message else ACTIVITY_COLOURS[name]
+        boxes = _boxes(rows, name if is_message else "activity")
+        label = f"{name} messages" if is_message else _ACTIVITY_NAMES[name]
+        ax.add_collection(PolyCollection(boxes, facecolors=colour, linewidths=0, label=label, gid=name))
+
+
+# --------------------------------------------------------------------------------- strategies, devices
+
+
+def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axes:
+    """Predicted time of one layer by every strategy, forward and backward, and the lower bound of each as a line.
+
+    Parameters
+    ----------
+    rows
+        As ``contextile.compare`` returns them; bars are in their order. The title names those that do not apply or fail.
+    ax
+        Where to draw; None: a new figure.
+
+    Raises
+    ------
+    InvalidArgument
+        No strategy applies.
+    ImportError
+        There is no matplotlib.
+    """
+    shown = [row for row in rows if row.ok]
+    if not shown:
+        raise _core.InvalidArgument("comparison: expected a strategy that applies, found none")
+    ax = _new_axes(ax, max(4.8, 1.2 + 0.8 * len(shown)), 4.0)
+    places = np.arange(len(shown))
+    below = np.zeros(len(shown))
+    for name, colour in DIRECTION_COLOURS.items():
+        times = [getattr(row.simulation, name) for row in shown]
+        if any(times):
+            heights = np.array([0.0 if one is None else one.time_us / 1e3 for one in times])
+            ax.bar(places, heights, 0.7, bottom=below, color=colour, label=name)
+            below += heights
+    bounds = [sum(one.time_us for one in (row.forward_bound, row.backward_bound) if one is not None) / 1e3 for row in shown]
+    ax.hlines(bounds, places - 0.4, places + 0.4, colors="black", linewidths=1.5, label="lower bound")
+    ax.set_xticks(places, [row.strategy for row in shown], rotation=30, ha="right")
+    ax.set_ylabel("predicted time of one layer (ms)")
+    left_out = [row.strategy for row in rows if not row.ok]
+    ax.set_title(f"without {', '.join(left_out)}" if left_out else "", fontsize=9)
+    ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def _bars_of_bytes(ax: Axes, devices: list[Any]) -> None:
+    """Sent upwards, received downwards; between nodes solid, inside pale."""
+    places = np.arange(len(devices))
+    for name, sign in (("sent", 1), ("received", -1)):
+        inter = np.array([getattr(device, f"inter_{name}_bytes") for device in devices]) / 1e6
+        whole = np.array([getattr(device, f"{name}_bytes") for device in devices]) / 1e6
+        colour = MESSAGE_COLOURS[name]
+        ax.bar(places, sign * inter, 0.8, color=colour, label=f"{name}, between nodes")
+        ax.bar(places, sign * (whole - inter), 0.8, bottom=sign * inter, color=colour, alpha=0.45, label=f"{name}, inside")
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    ax.set(xlabel="device", ylabel="received ↓, sent ↑ (MB)")
+
+
+def loads(
+    plan: _core.Plan, *, direction: str = "forward", ax: Sequence[Axes] | None = None
+) -> tuple[Axes, Axes]:
+    """What every device computes, and what it sends and receives, counted from the plan: one layer of every mask.
+
+    Parameters
+    ----------
+    plan
+        A whole plan.
+    direction
+        ``"forward"`` or ``"backward"``.
+    ax
+        Two axes; None: those of a new figure. The mean is a line on the first.
+
+    Raises
+    ------
+    InvalidArgument
+        A direction that the plan has not, a slice.
+    ImportError
+        There is no matplotlib.
+    """
+    _check_direction(plan, direction)
+    if plan.slice_of is not None:
+        raise _core.InvalidArgument(f"plan: expected a whole plan, found the slice of rank {plan.slice_of}")
+    devices = getattr(plan.stats(), direction).devices
+    compute, traffic = _new_axes(ax, 10.5, 3.4, 2)
+    gflop = np.array([device.flops for device in devices]) / 1e9
+    compute.bar(np.arange(len(devices)), gflop, 0.8, color=device_colours(len(devices)))
+    compute.axhline(gflop.mean(), color="black", linewidth=1, linestyle="dashed", label="mean")
+    compute.set(xlabel="device", ylabel="attention work (GFLOP)")
+    _bars_of_bytes(traffic, devices)
+    for one in (compute, traffic):
+        one.xaxis.get_major_locator().set_params(integer=True)
+    compute.legend(frameon=False, fontsize=8)
+    _legend_beside(traffic)
+    compute.set_title(f"{plan.strategy}, {direction}", fontsize=10)
+    return compute, traffic
