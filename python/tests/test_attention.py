@@ -208,7 +208,7 @@ def test_checkpoints_of_batches_in_flight(alone):
         lengths = [end - begin for begin, end in plan.sequences]
         for one, expected in zip(found, run_dense(tensors, dense_of("causal", lengths))):
             assert relative_error(one, expected) < 1e-5
-    with pytest.raises(ct.InvalidArgument, match="prepared for another; give plan="):
+    with pytest.raises(ct.InvalidArgument, match="executor prepared for another; give plan="):
         run(name_the_plan=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from types import SimpleNamespace
 
 import contextile as ct
 import pytest
@@ -357,8 +358,8 @@ def test_plans_that_do_not_agree_are_refused(executor):
     with pytest.raises(ct.InvalidArgument, match="without softcap and sinks"), use(executor):
         pass
     two = Executor(ct.inproc_group(2)[0])
-    two._plan = ct.plan([300, 4], cluster="local:1x2", strategy="dcp", block_size=512, **SHAPE)
-    two._number, two._masks = -1, {-1: {"": (-1, 0, 0)}}
+    few = ct.plan([300, 4], cluster="local:1x2", strategy="dcp", block_size=512, **SHAPE)
+    two._current = SimpleNamespace(plan=few)
     with pytest.raises(ct.InvalidArgument, match="expected tokens on every rank, found none on rank"), use(two):
         pass
 

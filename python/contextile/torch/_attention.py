@@ -71,8 +71,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if made_by.item() != plan:
         raise _core.InvalidArgument(
-            "attention: expected a checkpoint that computes forward again with the plan of its first time, found the "
-            "executor prepared for another; give plan= what prepare returned for the batch"
+            "checkpoint: expected forward computed again under the plan of its first time, found the executor prepared for "
+            "another; give plan= what prepare returned for the batch, or context_fn (checkpoint_contexts)"
         )
     dq, dk, dv, dsink = _new_gradients(q, k, v, sink)
     rank_executor_of(plan).backward(

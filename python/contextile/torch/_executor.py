@@ -26,12 +26,15 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 class Prepared:
     """A plan that an executor is ready for, as ``Executor.prepare`` returns it: says which plan a call is of."""
 
-    def __init__(self, number: int, plan: _core.Plan, rank: _core.RankExecutor) -> None:
+    def __init__(self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int) -> None:
         self.number = number
+        self.plan = plan
+        self.rank = rank
         self.dtype = _DTYPES[plan.shape.dtype]
+        self.rules: dict[str, Any] = {}  # by mask, what calls of a model must agree with (_rules.py)
         names = plan.mask_names
         # By name, what the operators carry of a call: plan's number, mask's index, bytes forward saves.
-        self.calls = {name: (number, index, rank.saved_bytes(index)) for index, name in enumerate(names)}
+        self.calls = {name: (number, index, executor.saved_bytes(index)) for index, name in enumerate(names)}
         if len(names) == 1:
             self.calls[""] = self.calls[names[0]]
 
@@ -198,7 +201,7 @@ class Executor:
         rank.prepare(plan)
         ranks[number] = rank
         if number not in self._prepared:
-            self._prepared[number] = Prepared(number, plan, rank)
+            self._prepared[number] = Prepared(number, plan, rank, self.rank)
         return rank
 
     def _rank_of(self, number: int) -> _core.RankExecutor:

@@ -13,9 +13,7 @@ from torch.utils import checkpoint
 
 from contextile import _core
 from contextile.torch._attention import attention
-from contextile.torch._executor import Executor
-
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+from contextile.torch._executor import Executor, Prepared
 
 
 class Rules(NamedTuple):
@@ -29,26 +27,9 @@ class Rules(NamedTuple):
     attends_later: bool | None  # whether a tile has keys behind its queries alone; None: tiles do not tell
 
 
-class Kept:
-    """An executor as it was when it was looked at: calls go to that plan, whatever it is prepared for later."""
-
-    def __init__(self, executor: Executor) -> None:
-        if executor.plan is None:
-            raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
-        self.plan = executor.plan
-        self.rank = executor.rank
-        names = self.plan.mask_names
-        self._calls = {name: executor.call_of(name) for name in [*names, *([""] if len(names) == 1 else [])]}
-
-    def call_of(self, mask: str) -> tuple[int, int, int]:
-        return self._calls[mask]
-
-
 # Under way again in backward, innermost last: whose calls go to which plan. Backward computes on a thread of its own while
 # the one that called it waits.
-recomputed: list[tuple[Executor, Kept]] = []
-_rules: dict[tuple[int, int], Rules] = {}  # by number of the plan and index of the mask
-_RULES_KEPT = 256
+recomputed: list[tuple[Executor, Prepared]] = []
 
 
 def _attends_later(plan: _core.Plan, index: int) -> bool | None:
@@ -62,46 +43,41 @@ def _attends_later(plan: _core.Plan, index: int) -> bool | None:
 
 
 @torch.compiler.disable
-def _make_rules(executor: Executor | Kept, mask: str) -> Rules:
-    number, index, _ = executor.call_of(mask)
-    plan = executor.plan
-    shape = plan.shape  # type: ignore[union-attr]
+def _make_rules(prepared: Prepared, mask: str) -> Rules:
+    index = prepared.call_of(mask)[1]
+    plan = prepared.plan
+    shape = plan.shape
     if shape.softcap or shape.sink:
         raise _core.InvalidArgument(
             "plan: expected one without softcap and sinks, which scaled_dot_product_attention has not; found "
             + ("softcap" if shape.softcap else "sinks")
         )
-    tokens = plan.num_local_tokens(executor.rank)  # type: ignore[union-attr]
+    tokens = plan.num_local_tokens(prepared.rank)
     if tokens == 0:
         raise _core.InvalidArgument(
-            f"plan: expected tokens on every rank, found none on rank {executor.rank}; a smaller block_size spreads them"
+            f"plan: expected tokens on every rank, found none on rank {prepared.rank}; a smaller block_size spreads them"
         )
-    while len(_rules) >= _RULES_KEPT:
-        del _rules[next(iter(_rules))]
-    found = Rules(
+    prepared.rules[mask] = Rules(
         tokens,
         (shape.q_heads, shape.kv_heads),
         (shape.head_dim, shape.value_dim),
-        _DTYPES[shape.dtype],
+        prepared.dtype,
         shape.effective_scale,
-        _attends_later(plan, index),  # type: ignore[arg-type]
+        _attends_later(plan, index),
     )
-    _rules[number, index] = found
-    return found
+    return prepared.rules[mask]
 
 
-def rules_of(executor: Executor | Kept, mask: str) -> Rules:
-    number, index, _ = executor.call_of(mask)
-    rules = _rules.get((number, index))
-    return rules if rules is not None else _make_rules(executor, mask)
+def rules_of(prepared: Prepared, mask: str) -> Rules:
+    return prepared.rules[mask] if mask in prepared.rules else _make_rules(prepared, mask)
 
 
-def _current(executor: Executor) -> Executor | Kept:
-    """The executor, or what is kept of it where forward is computed again."""
+def _current(executor: Executor) -> Prepared:
+    """The plan that the executor was prepared for last, or that of the first time where forward is computed again."""
     for one, kept in reversed(recomputed):
         if one is executor:
             return kept
-    return executor
+    return executor.prepared_of(None)
 
 
 # ------------------------------------------------------------------------------------------------- checks
@@ -160,37 +136,6 @@ def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: boo
         )
 
 
-def _as_autocast(tensor: Tensor) -> Tensor:
-    """What scaled_dot_product_attention would compute with under autocast."""
-    kind = tensor.device.type
-    if torch.is_autocast_enabled(kind) and tensor.is_floating_point() and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(kind))
-    return tensor
-
-
-class _SamePlan(torch.autograd.Function):
-    """Passes its input on, and refuses backward of a forward that was computed again under another plan.
-
-    The plan's number is saved as the length of an empty tensor, so nothing is read from a device; checkpoints compare it, too.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, number: int) -> Tensor:
-        ctx.number = number
-        ctx.save_for_backward(out.new_empty((number, 0)))
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        (stamp,) = ctx.saved_tensors
-        if stamp.shape[0] != ctx.number:
-            raise _core.InvalidArgument(
-                "checkpoint: expected forward computed again under its plan, found another plan "
-                "(context_fn=lambda: contextile.torch.checkpoint_contexts(executor) keeps it)"
-            )
-        return gradients[0], None
-
-
 class Call(NamedTuple):
     """Arguments of scaled_dot_product_attention behind q, k, v."""
 
@@ -211,19 +156,16 @@ def attend(
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {call.dropout_p}")
     if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         _refuse_reentrant()
-    one = _current(executor)
-    rules = rules_of(one, mask)
+    prepared = _current(executor)
+    rules = rules_of(prepared, mask)
     _check_causal(rules, is_causal, call.is_causal)
     _check_shapes(rules, q, k, v, call.enable_gqa)
     scale = 1.0 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
     if not math.isclose(scale, rules.scale, rel_tol=1e-6):
         raise _core.InvalidArgument(f"attention: expected the plan's scale {rules.scale:.6g}, found the call's {scale:.6g}")
-    q, k, v = (_as_autocast(x).transpose(1, 2) for x in (q, k, v))
-    if q.dtype != rules.dtype or k.dtype != rules.dtype or v.dtype != rules.dtype:
+    if not torch.is_autocast_enabled(q.device.type) and not q.dtype == k.dtype == v.dtype == rules.dtype:
         raise _core.InvalidArgument(
             f"attention: expected the plan's {rules.dtype}, found {q.dtype}, {k.dtype} and {v.dtype}"
         )
-    out = attention(q, k, v, executor=one, mask=mask)  # type: ignore[arg-type]
-    if torch.is_grad_enabled():
-        out = _SamePlan.apply(out, one.call_of(mask)[0])
-    return out.transpose(1, 2)  # type: ignore[union-attr]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return attention(q, k, v, executor=executor, plan=prepared, mask=mask).transpose(1, 2)  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from contextile import _core
 from contextile.torch._executor import Executor
 from contextile.torch._layout import check_tokens_on_ranks
-from contextile.torch._rules import Call, Kept, attend, recomputed, rules_of
+from contextile.torch._rules import Call, attend, recomputed, rules_of
 
 _LAYOUTS = ("BHTD", "BTHD")
 # In the names of functions and operators that attend: flex_attention, _varlen_attn, _transformer_encoder_layer_fwd, …
@@ -90,12 +90,12 @@ def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) ->
     InvalidArgument
         No plan, a mask it has not, a rank without tokens. In a call: an attn_mask, dropout, another scale, is_causal, shape or
         number of heads, a batch of several, other keys than this rank's tokens; a reentrant checkpoint; ``nn.MultiheadAttention``,
-        FlexAttention and other functions that attend, where PyTorch lets them be seen. On leaving: no call was taken over, so the model attends by itself, every rank
-        among its own tokens.
+        FlexAttention and other functions that attend, where PyTorch lets them be seen. On leaving: no call was taken over, so
+        the model attends by itself, every rank among its own tokens.
     """
-    executor.call_of(mask)
-    check_tokens_on_ranks(executor.plan)  # type: ignore[arg-type]
-    rules_of(executor, mask)
+    prepared = executor.prepared_of(None)
+    check_tokens_on_ranks(prepared.plan)
+    rules_of(prepared, mask)
     mode = _Mode(executor, mask, is_causal)
     with mode:
         yield executor
@@ -226,7 +226,7 @@ class _Again:
     """Where a checkpoint computes forward again: under the plan of its first time, on any thread, in ``use`` or behind it."""
 
     def __init__(self, executor: Executor, mode: _Mode | None) -> None:
-        self._executor, self._mode, self._kept = executor, mode, Kept(executor)
+        self._executor, self._mode, self._kept = executor, mode, executor.prepared_of(None)
 
     def __enter__(self) -> None:
         recomputed.append((self._executor, self._kept))
