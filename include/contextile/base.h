@@ -29,6 +29,7 @@ using Rank = Id<struct RankTag>;      // a device of the context-parallel group,
 using BlockId = Id<struct BlockTag>;  // a token block of one round
 using GroupId = Id<struct GroupTag>;  // a head group, 0 … G-1
 using SlotId = Id<struct SlotTag>;  // a slot of one kind on one device (owned first, then staging)
+using PageId = Id<struct PageTag>;  // a page of a cache; on every rank it holds other tokens
 
 inline constexpr Rank kInvalidRank{};
 inline constexpr BlockId kInvalidBlock{};

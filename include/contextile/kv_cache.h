@@ -83,7 +83,7 @@ class KvCache {
   [[nodiscard]] std::int32_t free_pages() const;
   // Pages of them that hold a remembered prefix.
   [[nodiscard]] std::int32_t unused_prefix_pages() const;
-  // Of all tables, lengths and tokens: equal on ranks that did the same.
+  // A digest of all tables, lengths and tokens: equal on ranks that did the same.
   [[nodiscard]] std::uint64_t digest() const;
   // Throws std::logic_error unless counts of users, the tree, free pages and tables agree. For
   // tests.

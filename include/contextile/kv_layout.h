@@ -13,8 +13,6 @@
 
 namespace contextile {
 
-using PageId = Id<struct PageTag>;  // a page of the cache; on every rank it holds other tokens
-
 // Tokens of a request go to N ranks in turns of s tokens. Every rank keeps its own in pages of B
 // tokens, and one block table, the same on all ranks, says in which: entry j is the page of the
 // tokens [j·B·N, (j + 1)·B·N), of which every rank has B. So all ranks agree on every table without

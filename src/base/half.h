@@ -28,6 +28,32 @@ namespace contextile {
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
+// e4m3 without infinities: as f16 its exponent is 8 too small, and what would be its largest
+// numbers are NaN.
+[[nodiscard]] inline float fp8_to_float(std::uint8_t bits) {
+  if ((bits & 0x7fU) == 0x7fU) return std::bit_cast<float>(0x7fc00000U);
+  const auto f16 = static_cast<std::uint16_t>(((bits & 0x80U) << 8) | ((bits & 0x7fU) << 7));
+  return f16_to_float(f16) * 256.0F;
+}
+
+// Rounded to nearest even; what is too large becomes the largest number, 448.
+[[nodiscard]] inline std::uint8_t float_to_fp8(float value) {
+  const auto sign = static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(value) >> 24) & 0x80U);
+  if (value != value) return static_cast<std::uint8_t>(sign | 0x7fU);
+  const float magnitude = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0x7fffffffU);
+  if (magnitude >= 448.0F) return static_cast<std::uint8_t>(sign | 0x7eU);
+  // Adding a power of 2 rounds at the last bit that is kept.
+  int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(magnitude) >> 23) - 127;
+  if (exponent < -6) exponent = -6;
+  const float step = std::bit_cast<float>(static_cast<std::uint32_t>(exponent - 3 + 127) << 23);
+  const float shift = step * 8388608.0F;
+  const float rounded = (magnitude + shift) - shift;
+  const float eighths = rounded / step;  // 0 to 16, whole
+  const auto count = static_cast<std::uint32_t>(eighths);
+  const auto code = static_cast<std::uint32_t>(exponent + 6) * 8U + count;  // 16 carries over
+  return static_cast<std::uint8_t>(sign | (code > 0x7eU ? 0x7eU : code));
+}
+
 [[nodiscard]] inline std::uint16_t float_to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);

@@ -4,6 +4,7 @@
 // Everything a kernel's inner loops call is inlined into a function of a template over the vector
 // class: no code compiled for one instruction set can be picked for another by the linker.
 #define CONTEXTILE_INLINE [[gnu::always_inline]] inline
+#define CONTEXTILE_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace contextile {
 

@@ -83,6 +83,22 @@ struct VectorAvx2 {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
 
+  CONTEXTILE_INLINE static Float load_int8(const std::int8_t* from) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+  CONTEXTILE_INLINE static Float load_fp8(const std::uint8_t* from) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    const __m128i wide = _mm_cvtepu8_epi16(bytes);
+    const __m128i rest = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+    const __m128i f16 = _mm_or_si128(sign, _mm_slli_epi16(rest, 7));
+    const Float value = _mm256_mul_ps(_mm256_cvtph_ps(f16), _mm256_set1_ps(256.0F));
+    const __m128i is_nan = _mm_cmpeq_epi16(rest, _mm_set1_epi16(0x7f));
+    const __m256 mask = _mm256_castsi256_ps(_mm256_cvtepi16_epi32(is_nan));
+    return _mm256_blendv_ps(value, _mm256_set1_ps(__builtin_nanf("")), mask);
+  }
+
   CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
     const __m256i bits = _mm256_castps_si256(a);
     const __m256i high = _mm256_srli_epi32(bits, 16);
@@ -113,6 +129,30 @@ struct VectorAvx2 {
     const __m256i exponent =
         _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));  // 0 for -127
     return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  }
+
+  CONTEXTILE_INLINE static float sum(Float x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+  CONTEXTILE_INLINE static float most(Float x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+  CONTEXTILE_INLINE static Float sum_each(Float (&x)[kLanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; ++i) {
+      x[i] = add(_mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]),
+                 _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; ++i) {
+      x[i] = add(_mm256_shuffle_ps(x[2 * i], x[2 * i + 1], 0x44),
+                 _mm256_shuffle_ps(x[2 * i], x[2 * i + 1], 0xee));
+    }
+    return add(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
   }
 
   CONTEXTILE_INLINE static void transpose(Float (&x)[kLanes]) {

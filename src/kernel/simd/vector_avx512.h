@@ -12,7 +12,8 @@ namespace contextile {
 // The interface of a vector class (functions as their names say, element by element):
 //   exp2 has relative error 1.6e-7 down to results of 2^-126, and is 0 for -inf;
 //   between(x, lo, hi): lo <= x <= hi;  select(mask, a, b): mask ? a : b;
-//   transpose turns kLanes rows of kLanes elements into columns.
+//   transpose turns kLanes rows of kLanes elements into columns;
+//   sum, most: of the lanes;  sum_each: of the lanes of each of kLanes vectors, in its lane.
 // Products are made of elements of kPair numbers that are neighbours along the depth of a product;
 // with kPair = 2 a class has besides
 //   interleave(a, b, low, high): pairs (a0, b0), (a1, b1), … of the numbers of two rows;
@@ -101,6 +102,22 @@ struct VectorAvx512 {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
 
+  CONTEXTILE_INLINE static Float load_int8(const std::int8_t* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
+  // e4m3: as f16 its exponent is 8 too small. What would be its largest numbers are NaN.
+  CONTEXTILE_INLINE static Float load_fp8(const std::uint8_t* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m256i wide = _mm256_cvtepu8_epi16(bytes);
+    const __m256i rest = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+    const __m256i f16 = _mm256_or_si256(sign, _mm256_slli_epi16(rest, 7));
+    const Float value = _mm512_mul_ps(_mm512_cvtph_ps(f16), _mm512_set1_ps(256.0F));
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(rest, _mm256_set1_epi16(0x7f));
+    return _mm512_mask_blend_ps(is_nan, value, _mm512_set1_ps(__builtin_nanf("")));
+  }
+
   // Rounded to nearest even; a NaN stays one.
   CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
     const __m512i bits = _mm512_castps_si512(a);
@@ -127,6 +144,28 @@ struct VectorAvx512 {
     p = fma(p, fraction, set(kExp2Of[0]));
     p = fma(p, fraction, set(1.0F));
     return _mm512_scalef_ps(p, whole);
+  }
+
+  CONTEXTILE_INLINE static float sum(Float x) { return _mm512_reduce_add_ps(x); }
+  CONTEXTILE_INLINE static float most(Float x) { return _mm512_reduce_max_ps(x); }
+  CONTEXTILE_INLINE static Float sum_each(Float (&x)[kLanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 8; ++i) {
+      x[i] = add(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]),
+                 _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; ++i) {
+      x[i] =
+          add(unpack_low_pairs(x[2 * i], x[2 * i + 1]), unpack_high_pairs(x[2 * i], x[2 * i + 1]));
+    }
+    // Now element l of quarter q of x[i] is a part of the sum of vector 4·i + l.
+#pragma GCC unroll 16
+    for (int i = 0; i < 2; ++i) {
+      x[i] = add(_mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0x88),
+                 _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xdd));
+    }
+    return add(_mm512_shuffle_f32x4(x[0], x[1], 0x88), _mm512_shuffle_f32x4(x[0], x[1], 0xdd));
   }
 
   CONTEXTILE_INLINE static void transpose(Float (&x)[kLanes]) {

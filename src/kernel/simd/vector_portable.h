@@ -105,6 +105,17 @@ struct VectorOf {
     return a;
   }
 
+  CONTEXTILE_INLINE static Float load_int8(const std::int8_t* from) {
+    Float a;
+    for (int i = 0; i < kLanes; ++i) a[i] = from[i];
+    return a;
+  }
+  CONTEXTILE_INLINE static Float load_fp8(const std::uint8_t* from) {
+    Float a;
+    for (int i = 0; i < kLanes; ++i) a[i] = fp8_to_float(from[i]);
+    return a;
+  }
+
   CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
     for (int i = 0; i < kLanes; ++i) to[i] = float_to_bf16(a[i]);
   }
@@ -129,6 +140,23 @@ struct VectorOf {
     Float power;
     std::memcpy(&power, &bits, sizeof(power));
     return p * power;
+  }
+
+  CONTEXTILE_INLINE static float sum(Float x) {
+    float total = 0;
+    for (int i = 0; i < kLanes; ++i) total += x[i];
+    return total;
+  }
+  CONTEXTILE_INLINE static float most(Float x) {
+    float largest = x[0];
+    for (int i = 1; i < kLanes; ++i) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+  }
+  CONTEXTILE_INLINE static Float sum_each(Float (&x)[kLanes]) {
+    transpose(x);
+    Float total = x[0];
+    for (int i = 1; i < kLanes; ++i) total = add(total, x[i]);
+    return total;
   }
 
   CONTEXTILE_INLINE static void transpose(Float (&x)[kLanes]) {
