@@ -7,6 +7,7 @@
 #include "contextile/gloo_transport.h"
 #include "contextile/inproc_attention.h"
 #include "contextile/kernel.h"
+#include "contextile/plan_file.h"
 #include "contextile/transport.h"
 #include "plan_object.h"
 #include "tensors.h"
@@ -41,6 +42,29 @@ std::vector<std::shared_ptr<Transport>> inproc_group(std::int32_t num_ranks, dou
   return group;
 }
 
+// Which call a rank is in.
+struct CallTag {
+  std::uint64_t plan = 0;  // digest
+  std::int64_t mask = 0;
+  std::int64_t call = 0;  // number of the forward; 0: not known
+  std::int64_t direction = 0;
+};
+
+bool agree(const CallTag& a, const CallTag& b) {
+  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
+         (a.call == b.call || a.call == 0 || b.call == 0);
+}
+
+std::string text_of(const CallTag& tag) {
+  const bool is_known =
+      tag.direction >= 0 && tag.direction < static_cast<std::int64_t>(kDirections.size());
+  const std::string direction =
+      is_known ? std::string(to_string(kDirections[static_cast<std::size_t>(tag.direction)]))
+               : "none";
+  return direction + " " + std::to_string(tag.call) + " of plan " + digest_text(tag.plan) +
+         ", mask " + std::to_string(tag.mask);
+}
+
 // One rank's executor. The kernel is chosen by the first plan's dtype, and again where a plan has
 // another.
 class RankExecutor {
@@ -72,6 +96,31 @@ class RankExecutor {
     return *plan_;
   }
   [[nodiscard]] Transport& transport() const { return *transport_; }
+
+  // Throws InvalidArgument, and ends the group, unless the neighbour on the ring of ranks is in the
+  // same call: of that direction, plan and mask, backward of the same forward. If all neighbours
+  // agree, all ranks do. Messages of plans are told apart by their sizes alone.
+  void check_same_call(Direction direction, std::size_t mask, std::int64_t call) const {
+    const std::int32_t size = transport_->size();
+    if (size == 1) return;
+    CallTag mine = {plan().digest, static_cast<std::int64_t>(mask), call,
+                    static_cast<std::int64_t>(direction)};
+    CallTag theirs;
+    const auto bytes = [](CallTag& tag) {
+      constexpr auto kBytes = static_cast<std::int64_t>(sizeof(CallTag));
+      return std::vector<Segment>{{reinterpret_cast<std::byte*>(&tag), kBytes, 1, kBytes}};
+    };
+    const Rank me = transport_->rank();
+    const Message send = {Rank((me.value + 1) % size), bytes(mine)};
+    const Message receive = {Rank((me.value + size - 1) % size), bytes(theirs)};
+    transport_->wait(transport_->launch({&send, 1}, {&receive, 1}));
+    if (agree(mine, theirs)) return;
+    const std::string text = "call: expected all ranks in the same one, found rank " +
+                             std::to_string(me.value) + " in " + text_of(mine) + " and rank " +
+                             std::to_string(receive.peer.value) + " in " + text_of(theirs);
+    transport_->abort(text);
+    fail(text);
+  }
   [[nodiscard]] std::string kernel_name() const {
     return kernel_ == nullptr ? kernel_name_ : std::string(kernel_->name());
   }
@@ -85,9 +134,9 @@ class RankExecutor {
   std::unique_ptr<Executor> executor_;
 };
 
-void forward(RankExecutor& self, std::size_t mask, const InArray& q, const InArray& k,
-             const InArray& v, const std::optional<InStats>& sink, const OutArray& out,
-             const OutStats& lse, const std::optional<OutBytes>& saved) {
+void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
+             const InArray& k, const InArray& v, const std::optional<InStats>& sink,
+             const OutArray& out, const OutStats& lse, const std::optional<OutBytes>& saved) {
   ForwardTensors tensors;
   tensors.q_THD = view_of_array(q, "q");
   tensors.k_THD = view_of_array(k, "k");
@@ -97,13 +146,14 @@ void forward(RankExecutor& self, std::size_t mask, const InArray& q, const InArr
   tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse");
   tensors.saved = bytes_of(saved);
   const nb::gil_scoped_release release;
+  self.check_same_call(Direction::kForward, mask, call);
   static_cast<void>(self.executor().forward(mask, tensors));
 }
 
-void backward(RankExecutor& self, std::size_t mask, const InArray& q, const InArray& k,
-              const InArray& v, const std::optional<InStats>& sink, const InArray& out,
-              const InStats& lse, const InArray& dout, const OutArray& dq, const OutArray& dk,
-              const OutArray& dv, const std::optional<OutStats>& dsink,
+void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
+              const InArray& k, const InArray& v, const std::optional<InStats>& sink,
+              const InArray& out, const InStats& lse, const InArray& dout, const OutArray& dq,
+              const OutArray& dk, const OutArray& dv, const std::optional<OutStats>& dsink,
               const std::optional<InBytes>& saved) {
   BackwardTensors tensors;
   tensors.q_THD = view_of_array(q, "q");
@@ -119,6 +169,7 @@ void backward(RankExecutor& self, std::size_t mask, const InArray& q, const InAr
   tensors.dsink_H = numbers_of(dsink, "dsink");
   tensors.saved = bytes_of(saved);
   const nb::gil_scoped_release release;
+  self.check_same_call(Direction::kBackward, mask, call);
   self.executor().backward(mask, tensors, Saved());
 }
 
@@ -193,10 +244,11 @@ void bind_execution(nb::module_& module) {
             return find_mask(self.plan(), name);
           },
           "name"_a)
-      .def("forward", &forward, nb::kw_only(), "mask"_a, "q"_a, "k"_a, "v"_a, "sink"_a.none(),
-           "out"_a, "lse"_a, "saved"_a.none())
-      .def("backward", &backward, nb::kw_only(), "mask"_a, "q"_a, "k"_a, "v"_a, "sink"_a.none(),
-           "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(), "saved"_a.none())
+      .def("forward", &forward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
+           "sink"_a.none(), "out"_a, "lse"_a, "saved"_a.none())
+      .def("backward", &backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
+           "sink"_a.none(), "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
+           "saved"_a.none())
       .def_prop_ro("last_stats",
                    [](const RankExecutor& self) { return self.executor().last_stats(); })
       .def_prop_ro("memory_bytes",

@@ -101,6 +101,20 @@ std::vector<std::uint8_t> dense_of(const Mask& mask, std::int64_t num_tokens) {
   return dense;
 }
 
+std::optional<std::pair<std::int64_t, std::int64_t>> offsets_of(const MaskObject& object) {
+  std::optional<std::pair<std::int64_t, std::int64_t>> found;
+  for (const Band& whole : object.mask.bands) {
+    const Band band = clip(whole, whole.q, whole.k);
+    if (band.q.empty()) continue;
+    const std::int64_t least = std::max(band.lo, band.k.begin - (band.q.end - 1));
+    const std::int64_t most = std::min(band.hi, band.k.end - 1 - band.q.begin);
+    if (!found) found = {least, most};
+    found->first = std::min(found->first, least);
+    found->second = std::max(found->second, most);
+  }
+  return found;
+}
+
 nb::object dense_array(const MaskObject& object, std::optional<std::int64_t> asked) {
   const std::optional<std::int64_t> num_tokens = asked ? asked : object.num_tokens;
   if (!num_tokens)
@@ -170,6 +184,8 @@ void bind_mask(nb::module_& module) {
           "bands", [](const MaskObject& object) { return rows_of(object.mask); },
           "Rows (q_begin, q_end, k_begin, k_end, lo, hi): query q attends key k iff both are "
           "in their ranges and lo <= k - q <= hi; None is no bound.")
+      .def_prop_ro("offsets", &offsets_of,
+                   "Least and largest k - q of all its pairs; None where it has none.")
       .def("dense", &dense_array, "num_tokens"_a = nb::none(),
            "The mask as a NumPy array of bool [num_tokens, num_tokens]; at most 32768 tokens.")
       .def(
@@ -220,6 +236,10 @@ std::vector<BandRow> rows_of(const Mask& mask) {
 }
 
 MaskObject mask_of_bands(const std::vector<BandRow>& rows, std::optional<std::int64_t> num_tokens) {
+  if (num_tokens && (*num_tokens < 0 || *num_tokens > kMaxTokens)) {
+    fail("num_tokens: expected 0 to " + std::to_string(kMaxTokens) + ", found " +
+         std::to_string(*num_tokens));
+  }
   MaskObject object = {.mask = {}, .num_tokens = num_tokens};
   for (const BandRow& row : rows) object.mask.bands.push_back(band_of(row));
   check_mask(object.mask, num_tokens.value_or(kMaxTokens));

@@ -9,6 +9,7 @@
 #include "contextile/plan_stats.h"
 #include "contextile/token_layout.h"
 #include "contextile/verify.h"
+#include "mask_object.h"
 #include "plan_object.h"
 
 namespace contextile::python {
@@ -19,6 +20,21 @@ std::vector<std::string> mask_names(const Plan& plan) {
   if (plan.rounds.empty()) return names;
   for (const NamedMask& mask : plan.rounds[0].masks) names.push_back(mask.name);
   return names;
+}
+
+// Over all rounds, which have tokens of their own.
+MaskObject mask_of(const PlanObject& self, std::size_t index) {
+  MaskObject object;
+  object.num_tokens = self.plan->num_tokens();
+  for (const PlanRound& round : self.plan->rounds) {
+    if (index >= round.masks.size()) {
+      fail("mask: expected an index below " + std::to_string(round.masks.size()) + ", found " +
+           std::to_string(index));
+    }
+    const std::vector<Band>& bands = round.masks[index].mask.bands;
+    object.mask.bands.insert(object.mask.bands.end(), bands.begin(), bands.end());
+  }
+  return object;
 }
 
 nb::object positions_array(const PlanObject& self, Rank rank, std::int64_t TokenPosition::*field) {
@@ -306,6 +322,7 @@ void bind_plans(nb::module_& module) {
           "sequences", [](const PlanObject& self) { return self.plan->sequences; },
           "Token range (begin, end) of every document.")
       .def_prop_ro("mask_names", [](const PlanObject& self) { return mask_names(*self.plan); })
+      .def("mask", &mask_of, "index"_a = 0, "The bands of one of its masks; also of a slice.")
       .def_prop_ro(
           "has_backward",
           [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); })

@@ -240,6 +240,12 @@ void bind_workloads(nb::module_& module) {
             return MaskObject{workload.masks[index].mask, workload.num_tokens()};
           },
           "index"_a = 0, "The bands of one mask.")
+      .def(
+          "__eq__",
+          [](const Workload& a, const Workload& b) {
+            return state_of_workload(a) == state_of_workload(b);
+          },
+          nb::is_operator())
       .def("__getstate__", &state_of_workload)
       .def("__setstate__",
            [](Workload& self, const WorkloadState& state) {

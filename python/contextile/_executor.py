@@ -23,6 +23,7 @@ class Output(NamedTuple):
     lse: np.ndarray  # float32 [local tokens, q_heads], natural logarithm; -inf where a row attends nothing
     saved: np.ndarray  # uint8: what forward keeps for backward
     plan: _core.Plan  # it was computed by
+    call: int  # number of the call, the same on all ranks
 
 
 class Gradients(NamedTuple):
@@ -77,6 +78,7 @@ class Executor:
         self._rank = _core.RankExecutor(transport, kernel=kernel, flight_folder=flight_folder)
         self._transport = transport
         self._plan: _core.Plan | None = None
+        self._num_calls = 0
 
     @property
     def plan(self) -> _core.Plan | None:
@@ -126,8 +128,10 @@ class Executor:
         out = np.empty((q.shape[0], q.shape[1], v.shape[2]), dtype=q.dtype)
         lse = np.empty(q.shape[:2], dtype=np.float32)
         saved = np.empty(self._rank.saved_bytes(index), dtype=np.uint8)
-        self._rank.forward(mask=index, q=q, k=k, v=v, sink=sink, out=out, lse=lse, saved=saved)
-        return Output(out, lse, saved, self._plan)
+        self._num_calls += 1
+        call = self._num_calls
+        self._rank.forward(mask=index, call=call, q=q, k=k, v=v, sink=sink, out=out, lse=lse, saved=saved)
+        return Output(out, lse, saved, self._plan, call)
 
     def backward(
         self, dout: Any, q: Any, k: Any, v: Any, output: Output, *, mask: str = "", sink: Any = None
@@ -151,6 +155,7 @@ class Executor:
         dsink = None if sink is None else np.empty_like(sink)
         self._rank.backward(
             mask=self._rank.find_mask(mask),
+            call=output.call,
             q=q,
             k=k,
             v=v,

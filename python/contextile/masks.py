@@ -147,7 +147,7 @@ def from_dense(dense: npt.ArrayLike) -> Mask:
 
     given = np.asarray(dense)
     array = np.ascontiguousarray(given != 0)
-    if given.dtype.kind not in "biu" and not np.array_equal(given, array):
+    if given.dtype.kind != "b" and not np.array_equal(given, array):
         raise _core.InvalidArgument("dense mask: expected truth values, or numbers 0 and 1, found others")
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
         raise _core.InvalidArgument(f"dense mask: expected [tokens, tokens], found {list(array.shape)}")

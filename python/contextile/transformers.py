@@ -28,6 +28,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch import Executor, attention
+from contextile.torch._executor import Prepared, Rules
 from contextile.torch._layout import check_tokens_on_ranks
 
 __all__ = ["batch_of", "register", "use"]
@@ -36,37 +37,58 @@ _FULL = "full"
 _SLIDING = "sliding"
 # Not a context variable: checkpointing computes a layer again in backward, on a thread of autograd.
 _executor: Executor | None = None
+_check_masks = True
 _calls = 0  # of layers, since the process began
 
 
 def register(name: str = "contextile") -> str:
     """Makes ``model.set_attn_implementation(name)`` known; returns the name. May be called again."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, _attend)
+    AttentionMaskInterface.register(name, _refuse_padding)
     return name
 
 
+def _refuse_padding(*args: Any, attention_mask: Tensor | None = None, **others: Any) -> None:
+    """In the place of what makes a model's mask: the plan has it, and there is no padding."""
+    if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
+        raise _core.InvalidArgument(
+            f"attention_mask: expected none, or ones, for documents are packed without padding and the plan has their masks; "
+            f"found {list(attention_mask.shape)} with {int((attention_mask == 0).sum())} zeros"
+        )
+
+
 @contextlib.contextmanager
-def use(executor: Executor) -> Iterator[Executor]:
+def use(executor: Executor, *, check_masks: bool = True) -> Iterator[Executor]:
     """The executor that layers attend with inside, prepared for the batch. Backward belongs inside, too, where layers are
     checkpointed.
+
+    Parameters
+    ----------
+    executor
+        Prepared for the batch's plan.
+    check_masks
+        Whether the plan's masks must reach as far as the layers' own, which attend causally, sliding ones in their window.
+        False: the plan's take their place, whatever they are (prefix LM, both ways).
 
     Raises
     ------
     InvalidArgument
+        In a layer: what it asks for is not what the plan has.
         A rank of the plan owns no tokens: models can not reshape what is empty. On leaving: no layer has attended, so the
         model does so by itself, every rank among its own tokens.
     """
-    global _executor
+    global _executor, _check_masks
     before_calls = _calls
     if executor.plan is not None:
         check_tokens_on_ranks(executor.plan)
-    before, _executor = _executor, executor
+    before = _executor, _check_masks
+    _executor, _check_masks = executor, check_masks
     try:
         yield executor
     finally:
-        _executor = before
+        _executor, _check_masks = before
     if _calls == before_calls:
         raise _core.InvalidArgument(
             "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
@@ -115,12 +137,13 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
     """
     config = _text_config(model)
     heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
     dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None) or torch.float32
     found = {
         "mask": _windows(config),
         "heads": (heads, getattr(config, "num_key_value_heads", None) or heads),
         "head_dim": head_dim,
+        "value_dim": (getattr(config, "v_head_dim", None) or head_dim) if hasattr(config, "qk_head_dim") else head_dim,
         "dtype": dtype,
     }
     scalar = getattr(config, "query_pre_attn_scalar", None)
@@ -136,11 +159,15 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
     return {**found, **changes}
 
 
-def _check(executor: Executor | None, query: Tensor, attention_mask: Any, dropout: float, scaling: float | None) -> Executor:
-    if executor is None or executor.plan is None:
+def _prepared(executor: Executor | None) -> Prepared:
+    if executor is None or executor._current is None:
         raise _core.InvalidArgument(
             "attention: expected an executor prepared for the batch (with contextile.transformers.use(executor)), found none"
         )
+    return executor._current
+
+
+def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, scaling: float | None, softcap: float | None) -> None:
     if attention_mask is not None:
         raise _core.InvalidArgument(
             "attention: expected no attention mask, for the plan has the batch's masks; found one. Pack documents without "
@@ -150,20 +177,39 @@ def _check(executor: Executor | None, query: Tensor, attention_mask: Any, dropou
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}")
     if query.shape[0] != 1:
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {query.shape[0]}")
-    planned = executor.plan.shape.effective_scale
-    if scaling is not None and not math.isclose(scaling, planned, rel_tol=1e-6):
-        raise _core.InvalidArgument(f"attention: expected the plan's scale {planned:.6g}, found the layer's {scaling:.6g}")
-    return executor
+    if scaling is not None and not math.isclose(scaling, rules.scale, rel_tol=1e-6):
+        raise _core.InvalidArgument(f"attention: expected the plan's scale {rules.scale:.6g}, found the layer's {scaling:.6g}")
+    if not math.isclose(softcap or 0.0, rules.softcap, rel_tol=1e-6):
+        raise _core.InvalidArgument(f"attention: expected the plan's softcap {rules.softcap:g}, found the layer's {softcap}")
 
 
-def _check_positions(executor: Executor, position_ids: Any) -> None:
+def _check_reach(prepared: Prepared, rules: Rules, name: str, window: int | None, is_causal: bool) -> None:
+    """Whether the plan's mask attends as far back and ahead as the layer does."""
+    if not _check_masks or torch.compiler.is_compiling():
+        return
+    if not is_causal:
+        raise _core.InvalidArgument(
+            "attention: expected a causal layer, found one that attends both ways (use(executor, check_masks=False) leaves "
+            "masks to the plan)"
+        )
+    longest = max(end - begin for begin, end in prepared.plan.sequences)
+    expected = (1 - min(longest, window or longest), 0)
+    if rules.offsets != expected:
+        kind = f"a window of {window}" if window else "causal"
+        raise _core.InvalidArgument(
+            f"mask '{name}': expected {kind}, as the layer, keys {expected[0]} to {expected[1]} from the query; found "
+            f"{rules.offsets[0]} to {rules.offsets[1]} (use(executor, check_masks=False) leaves masks to the plan)"
+        )
+
+
+def _check_positions(prepared: Prepared, position_ids: Any) -> None:
     """Models that are told no positions count their own tokens from 0, which says nothing of where those are."""
     if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
         return
     counted = torch.arange(position_ids.shape[1], device=position_ids.device)
     if not torch.equal(position_ids[0], counted):
         return
-    positions = torch.from_numpy(executor.plan.positions(executor.rank)).to(counted.device)  # type: ignore[union-attr]
+    positions = torch.from_numpy(prepared.plan.positions(prepared.rank)).to(counted.device)
     if not torch.equal(positions, counted):
         raise _core.InvalidArgument(
             "position_ids: expected those of this rank's tokens (local_batch(…).positions[None]), found 0, 1, 2, …, which "
@@ -187,22 +233,22 @@ def _attend(
     """query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] → [1, tokens, q_heads, value_dim]."""
     global _calls
     _calls += 1
-    executor = _check(_executor, query, attention_mask, dropout, scaling)
-    _check_positions(executor, other.get("position_ids"))
-    if other.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise _core.InvalidArgument("attention: expected a causal layer, found one that attends both ways")
-    shape = executor.plan.shape  # type: ignore[union-attr]
-    if not math.isclose(softcap or 0.0, shape.softcap, rel_tol=1e-6):
-        raise _core.InvalidArgument(f"attention: expected the plan's softcap {shape.softcap:g}, found the layer's {softcap}")
-    names = executor.plan.mask_names  # type: ignore[union-attr]
+    prepared = _prepared(_executor)
+    names = prepared.mask_names
     name = _SLIDING if sliding_window is not None else _FULL
     if name not in names and len(names) == 1 and names[0] not in (_SLIDING, _FULL):
         name = names[0]
+    prepared.call_of(name)
+    rules = prepared.rules[name]
+    _check(rules, query, attention_mask, dropout, scaling, softcap)
+    _check_reach(prepared, rules, name, sliding_window, other.get("is_causal", getattr(module, "is_causal", True)) is not False)
+    _check_positions(prepared, other.get("position_ids"))
     out = attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        executor=executor,
+        executor=_executor,  # type: ignore[arg-type]
+        plan=prepared,
         mask=name,
         sink=None if s_aux is None else s_aux.float(),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from functools import partial
 
 import contextile as ct
@@ -188,6 +190,91 @@ def test_compiled_whole_graphs_serve_all_plans(alone, prepared):
     assert counter.frame_count <= 2
 
 
+_global_executor = None
+
+
+def test_compiled_functions_find_the_executor_anywhere(alone):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    global _global_executor
+    _global_executor = alone
+
+    class Layer(torch.nn.Module):
+        def __init__(self, executor):
+            super().__init__()
+            self.executor = executor
+
+        def forward(self, q, k, v):
+            return attention(q, k, v, executor=self.executor)
+
+    for attend in (lambda q, k, v: attention(q, k, v, executor=_global_executor), Layer(alone)):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(attend, fullgraph=True, backend=counter)
+        for length in range(300, 288, -1):
+            alone.prepare(planned(ranks=1, lengths=[length]))
+            q, k, v, _ = inputs(length, HEADS, DIM)
+            assert torch.equal(compiled(q, k, v), attention(q, k, v, executor=alone))
+        assert counter.frame_count <= 2
+
+
+def test_ranks_in_different_calls_are_told():
+    masks = {"long": ("causal", 1), "short": ("sliding_window:8", 1)}
+    one, other = (planned("zigzag", ranks=2, mask=masks, lengths=lengths) for lengths in ([64, 64], [128]))
+
+    def differ_in_mask(executor, tensors, rank):
+        attention(*tensors, executor=executor, mask="long" if rank else "short")
+
+    def differ_in_plan(executor, tensors, rank):
+        batches = [executor.prepare(plan) for plan in (one, other)]
+        attention(*tensors, executor=executor, mask="long", plan=batches[rank])
+
+    def differ_in_order(executor, tensors, rank):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        outs = [attention(*leaves, executor=executor, mask="long").sum() for _ in range(2)]
+        outs[rank].backward()
+
+    for differ in (differ_in_mask, differ_in_plan, differ_in_order):
+
+        def body(transport, differ=differ):
+            executor = Executor(transport)
+            executor.prepare(one)
+            q, k, v, _ = inputs(one.num_tokens, HEADS, DIM)
+            tensors = [dispatch(x, plan=one, rank=transport.rank) for x in (q, k, v)]
+            differ(executor, tensors, transport.rank)
+
+        with pytest.raises(ct.InvalidArgument, match="expected all ranks in the same one, found rank . in "):
+            ct.run_inproc(2, body, timeout=10)
+
+
+def test_plans_of_other_executors_are_refused(alone):
+    other = Executor(ct.inproc_group(1)[0])
+    batch = other.prepare(planned(ranks=1))
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    with pytest.raises(ct.InvalidArgument, match="found another executor's"):
+        attention(q, k, v, executor=alone, plan=batch)
+
+
+def test_reentrant_checkpoints_are_refused(alone):
+    q, k, v, _ = inputs(257, HEADS, DIM)
+    q.requires_grad_()
+    with pytest.raises(ct.InvalidArgument, match="found a reentrant one"):
+        checkpoint(lambda q: attention(q, k, v, executor=alone), q, use_reentrant=True)
+    batch = alone.prepare(planned(ranks=1))
+    out = checkpoint(lambda q: attention(q, k, v, executor=alone, plan=batch), q, use_reentrant=True)
+    alone.prepare(planned(ranks=1, lengths=[257]))
+    out.sum().backward()
+    leaf = q.detach().clone().requires_grad_()
+    attention(leaf, k, v, executor=alone, plan=batch).sum().backward()
+    assert torch.equal(q.grad, leaf.grad)
+
+
+def test_copies_of_models_share_the_executor(alone):
+    assert copy.deepcopy([alone])[0] is alone
+    with pytest.raises(ct.InvalidArgument, match="save the model's state_dict"):
+        pickle.dumps(alone)
+
+
 def test_checkpoints_of_batches_in_flight(alone):
     batches = [(planned(ranks=1, lengths=lengths), inputs(257, HEADS, DIM, seed=len(lengths))) for lengths in ([200, 57], [257])]
     attend = lambda q, k, v, plan: attention(q, k, v, executor=alone, plan=plan)  # noqa: E731
@@ -233,6 +320,8 @@ def test_autocast_casts_to_the_dtype_of_the_plan(alone):
     assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.half().bfloat16(), executor=alone))
     assert leaf.grad.dtype == torch.float32
     with pytest.raises(ct.InvalidArgument, match="expected q "):
+        attention(q, k, v, executor=alone)
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(ct.InvalidArgument, match="autocast: expected the plan's torch.bfloat16"):
         attention(q, k, v, executor=alone)
 
 
@@ -320,7 +409,8 @@ def test_executors_are_freed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: (q[:-1], k, v), "expected q "),
+        (lambda q, k, v: (q[:-1], k, v), "q, k and v of the same tokens"),
+        (lambda q, k, v: (q[:-1], k[:-1], v[:-1]), "expected q "),
         (lambda q, k, v: (q.double(), k, v), "q: expected float32, bfloat16 or float16"),
         (lambda q, k, v: (q.bfloat16(), k, v), "expected q "),
         (lambda q, k, v: (q, k[:, :1], v), "expected k "),
@@ -366,7 +456,7 @@ def test_dispatch_and_local_batch_check_their_tokens():
     with pytest.raises(ct.InvalidArgument, match="expected 257 tokens in dimension 0, found 256"):
         dispatch(torch.zeros(256, 1), plan=plan, rank=0)
     with pytest.raises(ct.InvalidArgument, match=r"expected \[257\], found \[2, 257\]"):
-        local_batch(torch.zeros(2, 257), plan=plan, rank=0)
+        local_batch(torch.zeros(2, 257, dtype=torch.int64), plan=plan, rank=0)
 
 
 def test_groups_must_exist():

@@ -531,10 +531,22 @@ def test_what_is_given_to_plan_can_be_pickled():
     )  # fmt: skip
     again = pickle.loads(pickle.dumps(workload))
     plans = [ct.plan(one, cluster="local:1x2", strategy="dcp", block_size=8) for one in (workload, again)]
+    assert again == workload != ct.make_workload([64], **SMALL)
     assert plans[0].digest == plans[1].digest
     assert plans[0].positions(0).tolist() == plans[1].positions(0).tolist()
     cached = ct.make_workload([12], mask=ct.masks.from_bands([(8, 12, 0, 12, None, 0)], num_tokens=12), roles=[(0, 8, "kv_only")])
     assert pickle.dumps(pickle.loads(pickle.dumps(cached))) == pickle.dumps(cached)
+
+
+def test_offsets_of_masks():
+    plan = ct.plan([20, 7], cluster="local:1x2", strategy="dcp", mask={"a": "causal", "b": "sliding_window:3", "c": "full"}, **SMALL)
+    assert [plan.mask(i).offsets for i in range(3)] == [(-19, 0), (-2, 0), (-19, 19)]
+    assert plan.mask(0) == ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)).mask(0)
+    assert ct.masks.from_bands([], num_tokens=4).offsets is None
+    with pytest.raises(ct.InvalidArgument, match="num_tokens: expected 0 to 2147483648"):
+        ct.masks.from_bands([(0, 9, 0, 9, None, 0)], num_tokens=2**63 - 1)
+    with pytest.raises(ct.InvalidArgument, match="an index below 3, found 3"):
+        plan.mask(3)
 
 
 def test_pickles_of_others_are_checked():

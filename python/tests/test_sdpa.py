@@ -137,7 +137,7 @@ def check(model, logits, plan, expected, gradients, what):
 
 def prepared(executor, strategy, lengths=LENGTHS, **changes):
     cluster = ct.Cluster.from_torch() if executor.size > 1 else "local:1x1"
-    plan = ct.plan(lengths, cluster=cluster, strategy=strategy, block_size=16, **{**SHAPE, **changes})
+    plan = ct.plan(lengths, cluster=cluster, strategy=strategy, **{"block_size": 16, **SHAPE, **changes})
     executor.prepare(plan)
     return plan, local_batch(tokens_of(lengths), plan=plan, rank=executor.rank)
 
@@ -359,7 +359,7 @@ def test_plans_that_do_not_agree_are_refused(executor):
         pass
     two = Executor(ct.inproc_group(2)[0])
     few = ct.plan([300, 4], cluster="local:1x2", strategy="dcp", block_size=512, **SHAPE)
-    two._current = SimpleNamespace(plan=few)
+    two._current = SimpleNamespace(plan=few, mask_names=["causal"], call_of=lambda mask: (2, 0, 0))
     with pytest.raises(ct.InvalidArgument, match="expected tokens on every rank, found none on rank"), use(two):
         pass
 
@@ -379,6 +379,34 @@ def test_autocast_is_that_of_the_call(executor):
     prepared(executor, "dcp", dtype="bf16")
     with torch.autocast("cpu", dtype=torch.bfloat16), use(executor):
         assert sdpa(*tensors()).dtype == torch.bfloat16
+
+
+def test_compiled_models_serve_all_plans(executor):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    replaced = ScaledDotProductAttention(executor)
+    for attend, context in ((replaced, contextlib.nullcontext), (sdpa, functools.partial(use, executor))):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(attend, fullgraph=True, backend=counter)
+        for length in range(200, 188, -1):
+            prepared(executor, "dcp", lengths=[length])
+            q, k, v = (torch.randn(1, heads, length, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            with context():
+                found = compiled(q, k, v)
+            assert torch.equal(found, replaced(q, k, v))
+        assert counter.frame_count <= 2
+
+
+def test_causality_is_that_of_the_mask(executor):
+    for mask, lengths, is_causal in (("full", [200], False), ("prefix_lm:5", [200], False), ("causal", [200], True)):
+        for block_size in (16, 512):
+            prepared(executor, "dcp", lengths=lengths, mask=mask, block_size=block_size)
+            q, k, v = (torch.randn(1, heads, 200, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+            with use(executor, is_causal=is_causal):
+                sdpa(q, k, v, is_causal=is_causal)
+            with pytest.raises(ct.InvalidArgument, match="whose mask agrees"), use(executor, is_causal=not is_causal):
+                sdpa(q, k, v, is_causal=not is_causal)
 
 
 def gradient_of(executor, again, **arguments):

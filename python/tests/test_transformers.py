@@ -153,6 +153,52 @@ def test_what_cannot_be_is_said():
         call(windowed, executor=executor)
 
 
+def test_padding_is_refused():
+    model = make("Llama", cth.register())
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([128], cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
+    tokens = torch.ones(1, 128, dtype=torch.int64)
+    padding = torch.ones(1, 128, dtype=torch.int64)
+    with cth.use(executor):
+        model(tokens, attention_mask=padding, use_cache=False)
+        padding[0, :20] = 0
+        with pytest.raises(ct.InvalidArgument, match=r"packed without padding.*found \[1, 128\] with 20 zeros"):
+            model(tokens, attention_mask=padding, use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "message"),
+    [
+        ("Llama", "full", "mask 'full': expected causal, as the layer, keys -127 to 0 from the query; found -127 to 127"),
+        ("Llama", "sliding_window:8", "expected causal.*found -7 to 0"),
+        ("Mistral", {"sliding": ("sliding_window:8", 3)}, "expected a window of 17.*keys -16 to 0.*found -7 to 0"),
+        ("Mistral", {"sliding": ("causal", 3)}, "found -127 to 0"),
+    ],
+)
+def test_masks_that_are_not_the_layers(name, mask, message):
+    model = make(name, cth.register())
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([128], cluster="local:1x1", strategy="zigzag", **cth.batch_of(model, mask=mask)))
+    tokens = torch.ones(1, 128, dtype=torch.int64)
+    with cth.use(executor), pytest.raises(ct.InvalidArgument, match=message):
+        model(tokens, use_cache=False)
+    with cth.use(executor, check_masks=False):
+        model(tokens, use_cache=False)
+
+
+def test_whole_models_are_compiled():
+    model = make("Llama", cth.register())
+    executor = Executor(ct.inproc_group(1)[0])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for lengths in ([90, 33], [60], [128], [33, 33, 4], [77], [55], [44], [99], [120], [31]):
+        executor.prepare(ct.plan(lengths, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model)))
+        tokens = torch.arange(sum(lengths))[None] % 97
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        with cth.use(executor), torch.no_grad():
+            found, expected = (one(tokens, position_ids=positions, use_cache=False).logits for one in (compiled, model))
+        assert (found - expected).abs().max() < 1e-5
+
+
 def test_positions_are_not_forgotten():
     model = make("Llama", cth.register())
     executor = Executor(ct.inproc_group(1)[0])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils import checkpoint
 
 from contextile import _core
-from contextile.torch._executor import Executor, Prepared, check_tensor, rank_executor_of
+from contextile.torch._executor import Executor, Prepared, check_tensor, executor_of, rank_executor_of
 
 
 def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -36,9 +39,11 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, plan: int, mask: int, saved_bytes: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out, lse, saved, made_by = _new_output(q, v, saved_bytes)
+    rank = rank_executor_of(plan)
     made_by.fill_(plan)
-    rank_executor_of(plan).forward(
+    rank.forward(
         mask=mask,
+        call=executor_of(plan).begin_call(lse),
         q=check_tensor("q", q),
         k=check_tensor("k", k),
         v=check_tensor("v", v),
@@ -77,6 +82,7 @@ def _backward(
     dq, dk, dv, dsink = _new_gradients(q, k, v, sink)
     rank_executor_of(plan).backward(
         mask=mask,
+        call=executor_of(plan).call_that_made(lse),
         q=check_tensor("q", q),
         k=check_tensor("k", k),
         v=check_tensor("v", v),
@@ -134,6 +140,29 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
         raise NotImplementedError("contextile.torch.attention: forward-mode derivatives are not supported")
 
 
+@torch.compiler.disable
+def refuse_reentrant() -> None:
+    """Reentrant checkpoints call forward without gradients, and again in backward, when the plan may be another."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
+            raise _core.InvalidArgument(
+                "checkpoint: expected use_reentrant=False, or attention(plan=…) inside, found a reentrant one"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _as_autocast(prepared: Prepared, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast makes of them, where it is on; it must be what the plan is for."""
+    kind = q.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    if dtype != prepared.dtype:
+        raise _core.InvalidArgument(f"autocast: expected the plan's {prepared.dtype}, found {dtype}")
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -176,7 +205,8 @@ def attention(
     Raises
     ------
     InvalidArgument
-        No plan, a mask it has not, tensors of another shape, dtype or device, dropout.
+        No plan, a mask it has not, tensors of another shape, dtype or device, dropout, autocast to another dtype than the
+        plan's, a reentrant checkpoint. Ranks in different calls: the group has ended then.
     TransportError
         A peer failed.
     NotImplementedError
@@ -184,7 +214,7 @@ def attention(
 
     Notes
     -----
-    Under ``torch.autocast`` q, k and v are cast to the plan's dtype, as it does for ``scaled_dot_product_attention``.
+    Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``; its dtype must be the plan's.
 
     The gradient of ``sink`` is this rank's share: sum it over the group as that of any parameter that all ranks hold.
     """
@@ -193,9 +223,14 @@ def attention(
     _refuse_forward_mode(q, k, v, sink)
     prepared = executor.prepared_of(plan)
     number, index, saved_bytes = prepared.call_of(mask)
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (tensor.to(prepared.dtype) for tensor in (q, k, v))
+    if plan is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        refuse_reentrant()
+    q, k, v = _as_autocast(prepared, q, k, v)
     leading = q.shape[:-2]
+    if leading != k.shape[:-2] or leading != v.shape[:-2]:
+        raise _core.InvalidArgument(
+            f"attention: expected q, k and v of the same tokens, found {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
     out, lse, _, _ = torch.ops.contextile.attention(
         q.reshape(-1, *q.shape[-2:]),
         k.reshape(-1, *k.shape[-2:]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import uuid
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from contextile import _core
 from contextile._planning import AnyMask, _choice_of, _options_of, cluster_of, make_workload
-from contextile.torch._layout import LocalBatch, local_batch
+from contextile.torch._layout import LocalBatch, local_batch, whole_numbers
 
 
 class Documents(Protocol):
@@ -43,12 +45,19 @@ class Step(NamedTuple):
 def _lengths_of(dataset: Any) -> list[int]:
     lengths = getattr(dataset, "lengths", None)
     if lengths is None:
-        lengths = [len(_tokens_of(dataset[i])) for i in range(len(dataset))]
+        return [len(_tokens_of(dataset, i)) for i in range(len(dataset))]
+    if len(lengths) != len(dataset):
+        raise _core.InvalidArgument(f"dataset: expected a length for each of {len(dataset)} documents, found {len(lengths)}")
     return [int(length) for length in lengths]
 
 
-def _tokens_of(item: Any) -> Any:
-    return item["tokens"] if isinstance(item, dict) else item
+def _tokens_of(dataset: Any, index: int) -> Tensor:
+    item = dataset[index]
+    if isinstance(item, dict):
+        if "tokens" not in item:
+            raise _core.InvalidArgument(f"dataset: expected 'tokens' of document {index}, found {', '.join(map(str, item))}")
+        item = item["tokens"]
+    return whole_numbers(f"dataset: document {index}", item)
 
 
 class _Batches:
@@ -148,8 +157,9 @@ class DataLoader:
         if store is None and threads < 1:
             raise _core.InvalidArgument("data loader: expected a store where no thread plans (threads=0), found none")
         self._dataset = dataset
+        self._lengths = _lengths_of(dataset)
         sampler = _core.BatchSampler(
-            _lengths_of(dataset),
+            self._lengths,
             tokens=tokens,
             max_document_tokens=max_document_tokens,
             long_documents=long_documents,
@@ -184,6 +194,8 @@ class DataLoader:
         self._planner: Any = None
         self._feeds: list[Any] = []
         self._iterated_by: tuple[int, int] | None = None  # process and thread, while it is
+        what = repr((self._lengths, tokens, max_document_tokens, long_documents, seed))
+        self._batches_digest = hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
     def pieces(self, step: int) -> list[Piece]:
         """What a step's batch is made of, in order."""
@@ -250,7 +262,11 @@ class DataLoader:
         try:
             while self._end_step is None or self._next_step < self._end_step:
                 step = self._next_step
-                plan = feeds[0].take(step)
+                try:
+                    plan = feeds[0].take(step)
+                except _core.PlanningFailed:
+                    self._next_step = step + 1  # it would fail again; iterating anew goes on behind it
+                    raise
                 pieces = self.pieces(step)  # costs a shuffle of all documents
                 local = self._local(pieces, plan)
                 self._next_step = step + 1
@@ -269,10 +285,10 @@ class DataLoader:
         tokens = torch.zeros(plan.num_tokens, dtype=torch.int64)
         for piece, (begin, end) in zip(pieces, plan.sequences):
             if ((ranges[:, 0] < end) & (begin < ranges[:, 1])).any():
-                document = torch.as_tensor(_tokens_of(self._dataset[piece.document]))
-                if document.dim() != 1 or len(document) < piece.end:
+                document = _tokens_of(self._dataset, piece.document)
+                if document.shape != (self._lengths[piece.document],):
                     raise _core.InvalidArgument(
-                        f"dataset: expected at least {piece.end} tokens in document {piece.document}, "
+                        f"dataset: expected [{self._lengths[piece.document]}] tokens in document {piece.document}, "
                         f"found {list(document.shape)}"
                     )
                 tokens[begin:end] = document[piece.begin : piece.end]
@@ -281,13 +297,27 @@ class DataLoader:
     # ------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where a run is: the step that is next. The same on every rank."""
-        return {"step": self._next_step}
+        """Where a run is: the step that is next, and of which batches. The same on every rank."""
+        return {"step": self._next_step, "batches": self._batches_digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Goes on from there.
+
+        Raises
+        ------
+        InvalidArgument
+            A state of another form, or of other batches: another dataset, seed, or size.
+        """
+        step = state.get("step") if isinstance(state, dict) else None
+        if not isinstance(step, int) or step < 0:
+            raise _core.InvalidArgument(f"state: expected a dict with a step of at least 0, found {state!r:.80}")
+        digest = state.get("batches", self._batches_digest)
+        if digest != self._batches_digest:
+            raise _core.InvalidArgument(
+                f"state: expected one of the same documents, seed and tokens ({self._batches_digest}), found {digest}"
+            )
         self.close()
-        self._next_step = int(state["step"])
+        self._next_step = step
 
     @property
     def statistics(self) -> _core.FeedStatistics:

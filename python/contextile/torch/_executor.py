@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,33 +17,72 @@ if TYPE_CHECKING:
 
 # Every plan that an executor was prepared for has a number, which is what the operators carry: autograd, compilation
 # and checkpointing pass numbers on as they are.
-_numbers = itertools.count(1)
+_numbers = itertools.count(2)  # compiled code takes shapes of 0 and 1 for constants
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
+_CALLS_KEPT = 1 << 14
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class Rules(NamedTuple):
+    """What a model's calls under one mask of a plan must agree with."""
+
+    tokens: int  # of this rank
+    heads: tuple[int, int]
+    dims: tuple[int, int]  # of queries and keys, of values
+    dtype: torch.dtype
+    scale: float
+    softcap: float
+    has_sink: bool
+    offsets: tuple[int, int]  # the least and the largest of key - query
+    attends_later: bool  # the largest is above 0
+
+
+def _offsets_of(plan: _core.Plan, mask: int) -> tuple[tuple[int, int], bool]:
+    offsets = plan.mask(mask).offsets or (0, 0)
+    return offsets, offsets[1] > 0
 
 
 class Prepared:
     """A plan that an executor is ready for, as ``Executor.prepare`` returns it: says which plan a call is of."""
 
-    def __init__(self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int) -> None:
+    def __init__(self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int, owner: int) -> None:
+        shape = plan.shape
         self.number = number
+        self.owner = owner  # whose it is
         self.plan = plan
         self.rank = rank
-        self.dtype = _DTYPES[plan.shape.dtype]
-        self.rules: dict[str, Any] = {}  # by mask, what calls of a model must agree with (_rules.py)
-        names = plan.mask_names
-        # By name, what the operators carry of a call: plan's number, mask's index, bytes forward saves.
-        self.calls = {name: (number, index, executor.saved_bytes(index)) for index, name in enumerate(names)}
-        if len(names) == 1:
-            self.calls[""] = self.calls[names[0]]
+        self.dtype = _DTYPES[shape.dtype]
+        self.mask_names = plan.mask_names
+        self.rules = {
+            name: Rules(
+                plan.num_local_tokens(rank),
+                (shape.q_heads, shape.kv_heads),
+                (shape.head_dim, shape.value_dim),
+                self.dtype,
+                shape.effective_scale,
+                shape.softcap,
+                shape.sink,
+                *_offsets_of(plan, index),
+            )
+            for index, name in enumerate(self.mask_names)
+        }
+        # Number of the plan, index of the mask, bytes that forward saves: as the shape of a tensor without elements, for
+        # compiled code takes shapes as they come and other numbers for constants.
+        self._calls = {
+            name: torch.empty((number, index, executor.saved_bytes(index), 0))
+            for index, name in enumerate(self.mask_names)
+        }
+        if len(self.mask_names) == 1:
+            self.rules[""], self._calls[""] = self.rules[self.mask_names[0]], self._calls[self.mask_names[0]]
 
     def call_of(self, mask: str) -> tuple[int, int, int]:
-        """What the operators carry of a call under a mask of the plan."""
-        if mask not in self.calls:
-            known = ", ".join(name for name in self.calls if name)
+        """What the operators carry of a call under a mask: number of the plan, index of the mask, bytes forward saves."""
+        if mask not in self._calls:
+            known = ", ".join(self.mask_names)
             raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
-        return self.calls[mask]
+        shape = self._calls[mask].shape
+        return shape[0], shape[1], shape[2]
 
 
 class Executor:
@@ -102,6 +141,9 @@ class Executor:
         self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()  # by number, the last used last
         self._prepared: dict[int, Prepared] = {}  # by number
         self._current: Prepared | None = None  # the last prepared
+        self._number = next(_numbers)  # which executor it is
+        self._num_calls = 0  # forwards; the same on all ranks
+        self._call_of_memory: OrderedDict[int, int] = OrderedDict()  # where a forward wrote its LSE: its number
 
     @property
     def transport(self) -> _core.Transport:
@@ -171,6 +213,8 @@ class Executor:
     def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
         """What a call is of: a plan that is kept; None: the last that was prepared."""
         if isinstance(plan, Prepared):
+            if plan.owner != self._number:
+                raise _core.InvalidArgument("plan: expected one that this executor prepared, found another executor's")
             return plan
         if plan is None:
             if self._current is None:
@@ -201,7 +245,7 @@ class Executor:
         rank.prepare(plan)
         ranks[number] = rank
         if number not in self._prepared:
-            self._prepared[number] = Prepared(number, plan, rank, self.rank)
+            self._prepared[number] = Prepared(number, plan, rank, self.rank, self._number)
         return rank
 
     def _rank_of(self, number: int) -> _core.RankExecutor:
@@ -216,14 +260,40 @@ class Executor:
         return self._prepare(number, self._plans[number])
 
 
-def rank_executor_of(number: int) -> _core.RankExecutor:
-    """The executor of a plan's number, ready for a call; prepares it anew (a collective) where others took its place."""
+    def __deepcopy__(self, memo: Any) -> Executor:
+        """A copy of a model attends with the same executor."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise _core.InvalidArgument("executor: expected to stay in its process, found it pickled; save the model's state_dict")
+
+    def begin_call(self, lse: torch.Tensor) -> int:
+        """The number of a forward that begins and writes there."""
+        self._num_calls += 1
+        self._call_of_memory[lse.data_ptr()] = self._num_calls
+        self._call_of_memory.move_to_end(lse.data_ptr())
+        if len(self._call_of_memory) > _CALLS_KEPT:
+            self._call_of_memory.popitem(last=False)
+        return self._num_calls
+
+    def call_that_made(self, lse: torch.Tensor) -> int:
+        """The number of the forward that wrote there; 0: not known, for somebody has copied it, or there is nothing."""
+        return self._call_of_memory.get(lse.data_ptr(), 0) if lse.numel() > 0 else 0
+
+
+def executor_of(number: int) -> Executor:
+    """The executor that keeps the plan of a number."""
     executor = _executors.get(number)
     if executor is None:
         raise _core.InvalidArgument(
             "attention: expected a plan that a living executor still keeps (plans_kept, close), found one that is gone"
         )
-    return executor._rank_of(number)
+    return executor
+
+
+def rank_executor_of(number: int) -> _core.RankExecutor:
+    """It, ready for a call of that plan; prepares it anew (a collective) where others took its place."""
+    return executor_of(number)._rank_of(number)
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> Any:

@@ -93,6 +93,15 @@ class LocalBatch(NamedTuple):
     sequence_ids: Tensor  # int64 [local tokens]: number of the document
 
 
+def whole_numbers(name: str, given: Any) -> Tensor:
+    """Token ids as int64; what is none is refused rather than rounded."""
+    tensor = torch.as_tensor(given)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        if tensor.numel() > 0:
+            raise _core.InvalidArgument(f"{name}: expected whole numbers, found {tensor.dtype}")
+    return tensor.to(torch.int64)
+
+
 def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int = -100) -> LocalBatch:
     """A rank's tokens, positions, labels and loss weights of a batch.
 
@@ -108,10 +117,9 @@ def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int =
     InvalidArgument
         Another number of tokens than the plan's.
     """
-    tokens = torch.as_tensor(tokens)
+    tokens = whole_numbers("tokens", tokens)
     if tokens.shape != (plan.num_tokens,):
         raise _core.InvalidArgument(f"tokens: expected [{plan.num_tokens}], found {list(tokens.shape)}")
-    tokens = tokens.to(torch.int64)
     following = torch.from_numpy(plan.rolled_tokens(rank))
     has_label = following >= 0
     labels = torch.where(has_label, tokens[following.clamp(min=0)], ignore_index)

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import checkpoint
 
 from contextile import _core
-from contextile.torch._attention import attention
-from contextile.torch._executor import Executor, Prepared
-
-
-class Rules(NamedTuple):
-    """What calls must agree with; plain values, which compilation takes as constants."""
-
-    tokens: int  # of this rank
-    heads: tuple[int, int]
-    dims: tuple[int, int]  # of queries and keys, of values
-    dtype: torch.dtype
-    scale: float
-    attends_later: bool | None  # whether a tile has keys behind its queries alone; None: tiles do not tell
+from contextile.torch._attention import attention, refuse_reentrant
+from contextile.torch._executor import Executor, Prepared, Rules
 
 
 # Under way again in backward, innermost last: whose calls go to which plan. Backward computes on a thread of its own while
@@ -32,44 +18,20 @@ class Rules(NamedTuple):
 recomputed: list[tuple[Executor, Prepared]] = []
 
 
-def _attends_later(plan: _core.Plan, index: int) -> bool | None:
-    """Whether some tile's keys all follow its queries; None where only tiles on the diagonal are there."""
-    tiles = plan.placed_tiles(mask=index)
-    if tiles is None:
-        return None
-    if np.any(tiles[:, 2] >= tiles[:, 1]):
-        return True
-    return False if np.any(tiles[:, 0] >= tiles[:, 3]) else None
-
-
-@torch.compiler.disable
-def _make_rules(prepared: Prepared, mask: str) -> Rules:
-    index = prepared.call_of(mask)[1]
-    plan = prepared.plan
-    shape = plan.shape
-    if shape.softcap or shape.sink:
+def rules_of(prepared: Prepared, mask: str) -> Rules:
+    """What calls under a mask must agree with, of a plan that such calls can be of."""
+    prepared.call_of(mask)
+    rules = prepared.rules[mask]
+    if rules.softcap or rules.has_sink:
         raise _core.InvalidArgument(
             "plan: expected one without softcap and sinks, which scaled_dot_product_attention has not; found "
-            + ("softcap" if shape.softcap else "sinks")
+            + ("softcap" if rules.softcap else "sinks")
         )
-    tokens = plan.num_local_tokens(prepared.rank)
-    if tokens == 0:
+    if not torch.compiler.is_compiling() and rules.tokens == 0:
         raise _core.InvalidArgument(
             f"plan: expected tokens on every rank, found none on rank {prepared.rank}; a smaller block_size spreads them"
         )
-    prepared.rules[mask] = Rules(
-        tokens,
-        (shape.q_heads, shape.kv_heads),
-        (shape.head_dim, shape.value_dim),
-        prepared.dtype,
-        shape.effective_scale,
-        _attends_later(plan, index),
-    )
-    return prepared.rules[mask]
-
-
-def rules_of(prepared: Prepared, mask: str) -> Rules:
-    return prepared.rules[mask] if mask in prepared.rules else _make_rules(prepared, mask)
+    return rules
 
 
 def _current(executor: Executor) -> Prepared:
@@ -83,16 +45,6 @@ def _current(executor: Executor) -> Prepared:
 # ------------------------------------------------------------------------------------------------- checks
 
 
-@torch.compiler.disable
-def _refuse_reentrant() -> None:
-    """Reentrant checkpoints call forward without gradients, and again in backward, when the plan may be another."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
-            raise _core.InvalidArgument("checkpoint: expected use_reentrant=False, found a reentrant one")
-        frame = frame.f_back
-
-
 def _check_causal(rules: Rules, expected: bool | None, found: bool | None) -> None:
     if expected is None:
         return
@@ -101,8 +53,8 @@ def _check_causal(rules: Rules, expected: bool | None, found: bool | None) -> No
             f"attention: expected is_causal={expected}, found is_causal={found}; use(executor, is_causal={found}) is for "
             "plans whose mask is such"
         )
-    if rules.attends_later is not None and rules.attends_later is expected:
-        kind = "later tokens, too" if rules.attends_later else "no later tokens"
+    if rules.attends_later is expected:
+        kind = "later tokens, too" if expected else "no later tokens"
         raise _core.InvalidArgument(
             f"attention: expected a plan whose mask agrees with is_causal={expected}, found one that attends {kind}; "
             "is_causal=None leaves it to the plan"
@@ -115,7 +67,8 @@ def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: boo
         raise _core.InvalidArgument(f"attention: expected tensors of 4 dimensions, found {q.dim()}, {k.dim()}, {v.dim()}")
     if q.shape[0] != 1 or k.shape[0] != 1 or v.shape[0] != 1:
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {q.shape[0]}")
-    if q.shape[2] != rules.tokens or k.shape[2] != rules.tokens or v.shape[2] != rules.tokens:
+    # Compiled code leaves numbers that change with every batch to the operator, which compares them, too.
+    if not torch.compiler.is_compiling() and not q.shape[2] == k.shape[2] == v.shape[2] == rules.tokens:
         raise _core.InvalidArgument(
             f"attention: expected this rank's {rules.tokens} tokens as queries, keys and values, found {q.shape[2]}, "
             f"{k.shape[2]} and {v.shape[2]}"
@@ -154,8 +107,8 @@ def attend(
         raise _core.InvalidArgument("attention: expected no attn_mask, for the plan has the batch's masks; found one")
     if call.dropout_p != 0.0:
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {call.dropout_p}")
-    if not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        _refuse_reentrant()
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        refuse_reentrant()
     prepared = _current(executor)
     rules = rules_of(prepared, mask)
     _check_causal(rules, is_causal, call.is_causal)

@@ -58,7 +58,7 @@ struct KvCache::State {
     return page;
   }
 
-  // Of the last first, so that the beginnings of prompts stay for longest.
+  // The last first, so that the beginnings of prompts stay for longest.
   void drop(std::span<const PageId> pages) {
     for (auto it = pages.rbegin(); it != pages.rend(); ++it) pool.drop(*it);
   }

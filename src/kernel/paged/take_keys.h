@@ -95,7 +95,7 @@ CONTEXTILE_INLINE void multiply_tile(const float* q, std::int32_t padded_dim, co
 inline constexpr int kPagedSumRows = 4;
 template <class V>
 inline constexpr int kPagedSumVectors = V::kLanes == 16 ? 4 : 2;
-// Of one row, the largest such part.
+// The largest part of a row that this is.
 inline constexpr int kPagedPart = 64;
 
 template <class V, KvDtype dtype>
