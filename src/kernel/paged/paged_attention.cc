@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "base/check.h"
@@ -249,15 +250,20 @@ void PagedKernel::run(const PagedParams& params, const PagedKv& kv, const Tensor
 }
 
 std::span<const PagedKernel* const> paged_kernels() {
-  static const std::vector<const PagedKernel*> kAll = [] {
-    std::vector<const PagedKernel*> found;
+  static const std::vector<std::unique_ptr<const PagedKernel>> kOwned = [] {
+    std::vector<std::unique_ptr<const PagedKernel>> found;
     const auto add = [&](const PagedTarget* target, bool can_run) {
-      if (target != nullptr && can_run) found.push_back(new SimdPagedKernel(*target));
+      if (target != nullptr && can_run) found.push_back(std::make_unique<SimdPagedKernel>(*target));
     };
     add(paged_avx512(), cpu_has_avx512());
     add(paged_avx2(), cpu_has_avx2());
     add(paged_portable(), true);
     return found;
+  }();
+  static const std::vector<const PagedKernel*> kAll = [] {
+    std::vector<const PagedKernel*> list;
+    for (const auto& kernel : kOwned) list.push_back(kernel.get());
+    return list;
   }();
   return kAll;
 }

@@ -169,7 +169,9 @@ TEST(KvCache, SaysWhatIsWrong) {
 TEST(KvCache, SharesWhatVllmShares) {
   std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/vllm_prefix_cache.json");
   if (!file) GTEST_SKIP() << "outputs of the original are missing";
-  for (const json& one : json::parse(file)["cases"]) {
+  const json vectors = json::parse(file);
+  ASSERT_GE(vectors["cases"].size(), 1U);
+  for (const json& one : vectors["cases"]) {
     const KvLayout layout = {one["dcp"], 1, one["page"]};
     ASSERT_EQ(layout.block_tokens(), one["block_tokens"].get<std::int64_t>());
     // Its first page is a place for what nobody reads.
