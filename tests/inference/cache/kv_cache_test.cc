@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "inference/cache/error_of.h"
+
 namespace contextile {
 namespace {
 
@@ -37,15 +39,6 @@ std::vector<std::int32_t> pages_of(const KvCache& cache, std::int32_t request) {
   std::vector<std::int32_t> pages;
   for (const PageId page : cache.table(RequestId(request))) pages.push_back(page.value);
   return pages;
-}
-
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST(KvCache, SharesPrefixesInWholeBlocks) {

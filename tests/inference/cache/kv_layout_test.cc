@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "inference/cache/error_of.h"
+
 namespace contextile {
 namespace {
 
@@ -26,15 +28,6 @@ json vectors(const std::string& name) {
 
 std::vector<PageId> table_of(const std::vector<std::int32_t>& pages) {
   return {pages.begin(), pages.end()};
-}
-
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST(KvLayout, PutsTheTokensOfAKnownTable) {

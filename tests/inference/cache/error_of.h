@@ -1,0 +1,20 @@
+// What a call says is wrong.
+#pragma once
+
+#include <string>
+
+#include "contextile/base.h"
+
+namespace contextile {
+
+// The text of the InvalidArgument that the call throws; "none" where it throws nothing.
+std::string error_of(const auto& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+}  // namespace contextile
