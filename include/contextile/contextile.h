@@ -44,9 +44,11 @@
 #include "contextile/training.h"        // what a step takes
 #include "contextile/workload_input.h"  // what front ends are given, as a workload
 // Inference:
+#include "contextile/decode.h"           // a step over a cache that ranks share
 #include "contextile/kv_cache.h"         // tables of requests, shared prefixes
 #include "contextile/kv_layout.h"        // which rank holds which cached tokens
 #include "contextile/paged_attention.h"  // few queries, keys in pages
+#include "contextile/shard_merge.h"      // one softmax from several ranks' keys
 // Making plans of your own:
 #include "contextile/arrangement.h"  // what a strategy returns
 #include "contextile/hypergraph.h"   // the general partitioner

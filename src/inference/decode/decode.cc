@@ -1,0 +1,307 @@
+#include "contextile/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "contextile/shard_merge.h"
+#include "inference/decode/shard_weights.h"
+#include "kernel/tensor.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::array<std::pair<DecodeMode, std::string_view>, 3> kModes = {
+    {{DecodeMode::kAgRs, "ag_rs"},
+     {DecodeMode::kA2a, "a2a"},
+     {DecodeMode::kQReplicated, "q_replicated"}}};
+
+// Which of all heads is head h of a rank. Heads that read one KV head are neighbours, as the kernel
+// wants them; those of one rank are neighbours among them.
+struct HeadOrder {
+  std::int32_t ranks = 1;
+  std::int32_t heads = 1;     // of a rank
+  std::int32_t kv_heads = 1;  // of each rank, the same on all
+
+  [[nodiscard]] std::int32_t all() const { return ranks * heads; }
+  [[nodiscard]] std::int32_t at(std::int32_t rank, std::int32_t h) const {
+    const std::int32_t group = heads / kv_heads;
+    return (h / group * ranks + rank) * group + h % group;
+  }
+};
+
+// Every peer's buffer, all of one size. What stands at this rank's own place stays.
+class Exchange {
+ public:
+  Exchange(Transport& transport, std::int64_t bytes)
+      : transport_(transport), sent_(buffers(bytes)), received_(buffers(bytes)) {}
+
+  [[nodiscard]] std::vector<std::byte>& sent(std::int32_t peer) {
+    return sent_[static_cast<std::size_t>(peer)];
+  }
+  [[nodiscard]] std::vector<std::byte>& received(std::int32_t peer) {
+    return received_[static_cast<std::size_t>(peer)];
+  }
+
+  void run() {
+    const auto message = [](std::int32_t peer, std::vector<std::byte>& bytes) {
+      const auto size = static_cast<std::int64_t>(bytes.size());
+      return Message{Rank(peer), {{bytes.data(), size, 1, size}}};
+    };
+    std::vector<Message> sends;
+    std::vector<Message> receives;
+    for (std::int32_t peer = 0; peer < transport_.size(); ++peer) {
+      if (peer == transport_.rank().value) continue;
+      sends.push_back(message(peer, sent(peer)));
+      receives.push_back(message(peer, received(peer)));
+    }
+    if (sends.empty()) return;
+    transport_.wait(transport_.launch(sends, receives));
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::vector<std::byte>> buffers(std::int64_t bytes) const {
+    return {static_cast<std::size_t>(transport_.size()),
+            std::vector<std::byte>(static_cast<std::size_t>(bytes))};
+  }
+
+  Transport& transport_;
+  std::vector<std::vector<std::byte>> sent_;
+  std::vector<std::vector<std::byte>> received_;
+};
+
+void copy_rows(const TensorView& dst, std::int32_t dst_head, const TensorView& src,
+               std::int32_t src_head) {
+  std::vector<float> row(static_cast<std::size_t>(src.dim));
+  for (std::int64_t n = 0; n < src.tokens; ++n) {
+    read_row(src, n, src_head, std::span(row));
+    write_row(dst, n, dst_head, row);
+  }
+}
+
+// All of one step on one rank.
+class Step {
+ public:
+  Step(Transport& transport, const DecodeOptions& options, const HeadOrder& order,
+       const TensorView& q_NHD, const PartialOutput& out)
+      : transport_(transport),
+        options_(options),
+        order_(order),
+        q_(q_NHD),
+        out_(out),
+        me_(transport.rank().value),
+        all_o_(Dtype::kF32, q_NHD.tokens, order.all(), out.o_NHD.dim),
+        all_lse_(Dtype::kF32, q_NHD.tokens, order.all(), 1) {}
+
+  void run(const PagedKernel& kernel, const PagedKv& kv, std::span<const PagedRequest> requests) {
+    const PartialOutput mine = {all_o_.view(), all_lse_.stats()};
+    if (options_.mode == DecodeMode::kQReplicated) {
+      kernel.run(options_.params, kv, q_, requests, mine);
+    } else {
+      const HostTensor all_q = gather_queries();
+      kernel.run(options_.params, kv, all_q.view(), requests, mine);
+    }
+    if (options_.mode == DecodeMode::kAgRs) {
+      weigh_by_all();
+      sum_scattered();
+    } else {
+      merge_scattered();
+    }
+  }
+
+ private:
+  [[nodiscard]] std::int64_t bytes_of(std::int32_t heads, std::int32_t dim, Dtype dtype) const {
+    return q_.tokens * heads * dim * bytes_per_element(dtype);
+  }
+
+  [[nodiscard]] HostTensor gather_queries() {
+    HostTensor all(q_.dtype, q_.tokens, order_.all(), q_.dim);
+    Exchange exchange(transport_, bytes_of(order_.heads, q_.dim, options_.wire));
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      const TensorView sent =
+          contiguous(exchange.sent(peer).data(), options_.wire, q_.tokens, order_.heads, q_.dim);
+      for (std::int32_t h = 0; h < order_.heads; ++h) copy_rows(sent, h, q_, h);
+    }
+    exchange.run();
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      // Its own queries take the same way, so that all ranks compute with the same ones.
+      auto& bytes = peer == me_ ? exchange.sent(peer) : exchange.received(peer);
+      const TensorView its =
+          contiguous(bytes.data(), options_.wire, q_.tokens, order_.heads, q_.dim);
+      for (std::int32_t h = 0; h < order_.heads; ++h) {
+        copy_rows(all.view(), order_.at(peer, h), its, h);
+      }
+    }
+    return all;
+  }
+
+  // This rank's outputs of all heads, times what its keys weigh among those of all ranks.
+  void weigh_by_all() {
+    Exchange exchange(transport_, bytes_of(order_.all(), 1, Dtype::kF32));
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      std::memcpy(exchange.sent(peer).data(), all_lse_.bytes().data(), all_lse_.bytes().size());
+    }
+    exchange.run();
+    std::vector<float> weights(static_cast<std::size_t>(order_.ranks));
+    std::vector<float> row(static_cast<std::size_t>(out_.o_NHD.dim));
+    for (std::int64_t n = 0; n < q_.tokens; ++n) {
+      for (std::int32_t head = 0; head < order_.all(); ++head) {
+        for (std::int32_t r = 0; r < order_.ranks; ++r) {
+          auto& bytes = r == me_ ? exchange.sent(r) : exchange.received(r);
+          const TensorView its = contiguous(bytes.data(), Dtype::kF32, q_.tokens, order_.all(), 1);
+          weights[static_cast<std::size_t>(r)] = *row_at<float>(its, n, head);
+        }
+        const float total = find_weights<LseBase::kE>(weights);
+        read_row(all_o_.view(), n, head, std::span(row));
+        const float mine = weights[static_cast<std::size_t>(me_)];
+        for (float& x : row) x = mine == 0 ? 0 : x * mine;
+        write_row(all_o_.view(), n, head, row);
+        all_lse_.values<float>()[static_cast<std::size_t>(n * order_.all() + head)] = total;
+      }
+    }
+  }
+
+  void fill_outputs(Exchange& exchange) {
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      const TensorView sent = contiguous(exchange.sent(peer).data(), options_.wire, q_.tokens,
+                                         order_.heads, out_.o_NHD.dim);
+      for (std::int32_t h = 0; h < order_.heads; ++h) {
+        copy_rows(sent, h, all_o_.view(), order_.at(peer, h));
+      }
+    }
+  }
+  [[nodiscard]] TensorView outputs_of(Exchange& exchange, std::int32_t peer) const {
+    auto& bytes = peer == me_ ? exchange.sent(peer) : exchange.received(peer);
+    return contiguous(bytes.data(), options_.wire, q_.tokens, order_.heads, out_.o_NHD.dim);
+  }
+
+  void sum_scattered() {
+    Exchange exchange(transport_, bytes_of(order_.heads, out_.o_NHD.dim, options_.wire));
+    fill_outputs(exchange);
+    exchange.run();
+    std::vector<float> part(static_cast<std::size_t>(out_.o_NHD.dim));
+    std::vector<float> sum(part.size());
+    for (std::int64_t n = 0; n < q_.tokens; ++n) {
+      for (std::int32_t h = 0; h < order_.heads; ++h) {
+        std::fill(sum.begin(), sum.end(), 0.0F);
+        for (std::int32_t r = 0; r < order_.ranks; ++r) {
+          read_row(outputs_of(exchange, r), n, h, std::span(part));
+          for (std::size_t d = 0; d < sum.size(); ++d) sum[d] += part[d];
+        }
+        write_row(out_.o_NHD, n, h, sum);
+        stat_at(out_.lse_NH, n, h) = stat_at(all_lse_.stats(), n, order_.at(me_, h));
+      }
+    }
+  }
+
+  void merge_scattered() {
+    const std::int64_t o_bytes = bytes_of(order_.heads, out_.o_NHD.dim, options_.wire);
+    // LSE stands behind O, where floats may lie.
+    Exchange exchange(transport_, o_bytes + bytes_of(order_.heads, 1, Dtype::kF32));
+    fill_outputs(exchange);
+    const auto lse_of = [&](std::vector<std::byte>& bytes, std::int64_t n, std::int32_t h) {
+      return bytes.data() + o_bytes + (n * order_.heads + h) * 4;
+    };
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      for (std::int64_t n = 0; n < q_.tokens; ++n) {
+        for (std::int32_t h = 0; h < order_.heads; ++h) {
+          std::memcpy(lse_of(exchange.sent(peer), n, h),
+                      &stat_at(all_lse_.stats(), n, order_.at(peer, h)), 4);
+        }
+      }
+    }
+    exchange.run();
+    std::vector<HostTensor> lse;
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      lse.emplace_back(Dtype::kF32, q_.tokens, order_.heads, 1);
+      auto& bytes = peer == me_ ? exchange.sent(peer) : exchange.received(peer);
+      if (q_.tokens > 0) {
+        std::memcpy(lse.back().values<float>().data(), lse_of(bytes, 0, 0),
+                    lse.back().bytes().size());
+      }
+    }
+    std::vector<ShardResult<LseBase::kE>> shards;
+    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+      shards.push_back({outputs_of(exchange, peer), {lse[static_cast<std::size_t>(peer)].stats()}});
+    }
+    merge_shards<LseBase::kE>({out_.o_NHD, {out_.lse_NH}}, shards);
+  }
+
+  Transport& transport_;
+  const DecodeOptions& options_;
+  const HeadOrder& order_;
+  const TensorView& q_;
+  const PartialOutput& out_;
+  std::int32_t me_;
+  HostTensor all_o_;  // of all heads, over this rank's tokens
+  HostTensor all_lse_;
+};
+
+}  // namespace
+
+std::string_view to_string(DecodeMode mode) {
+  return std::find_if(kModes.begin(), kModes.end(),
+                      [&](const auto& entry) { return entry.first == mode; })
+      ->second;
+}
+
+DecodeMode parse_decode_mode(std::string_view text) {
+  for (const auto& [mode, name] : kModes) {
+    if (name == text) return mode;
+  }
+  fail_argument("decode mode: expected one of ag_rs, a2a, q_replicated; found {}", quote(text));
+}
+
+std::int64_t decode_bytes(DecodeMode mode, std::int32_t num_ranks, std::int64_t num_rows,
+                          std::int32_t heads, std::int32_t head_dim, std::int32_t value_dim,
+                          Dtype wire) {
+  const std::int64_t of_peer = num_rows * heads;
+  const std::int64_t element = bytes_per_element(wire);
+  const std::int64_t queries = of_peer * head_dim * element;
+  const std::int64_t outputs = of_peer * value_dim * element;
+  const std::int64_t peers = num_ranks - 1;
+  if (mode == DecodeMode::kAgRs) return peers * (queries + of_peer * num_ranks * 4 + outputs);
+  return peers * ((mode == DecodeMode::kA2a ? queries : 0) + outputs + of_peer * 4);
+}
+
+std::vector<Range> local_keys(const KvLayout& layout, Rank rank, std::span<const Range> tokens) {
+  std::vector<Range> keys;
+  for (const Range& range : tokens) {
+    const Range mine = {layout.local_length(rank, range.begin),
+                        layout.local_length(rank, range.end)};
+    if (mine.empty()) continue;
+    if (!keys.empty() && keys.back().end == mine.begin) {
+      keys.back().end = mine.end;
+    } else {
+      keys.push_back(mine);
+    }
+  }
+  return keys;
+}
+
+DecodeGroup::DecodeGroup(Transport& transport, const PagedKernel& kernel)
+    : transport_(transport), kernel_(kernel) {}
+
+void DecodeGroup::attend(const DecodeOptions& options, const PagedKv& kv, const TensorView& q_NHD,
+                         std::span<const PagedRequest> requests, const PartialOutput& out) {
+  const std::int32_t ranks = transport_.size();
+  const bool has_all = options.mode == DecodeMode::kQReplicated;
+  CONTEXTILE_CHECK(!has_all || q_NHD.heads % ranks == 0,
+                   "q: expected heads of all {} ranks, found {}", ranks, q_NHD.heads);
+  const HeadOrder order = {ranks, has_all ? q_NHD.heads / ranks : q_NHD.heads, kv.kv_heads};
+  CONTEXTILE_CHECK(kv.kv_heads >= 1 && order.heads >= 1 && order.heads % kv.kv_heads == 0,
+                   "q: expected a multiple of {} KV heads on every rank, found {}", kv.kv_heads,
+                   order.heads);
+  CONTEXTILE_CHECK(out.o_NHD.tokens == q_NHD.tokens && out.o_NHD.heads == order.heads &&
+                       out.o_NHD.dim == kv.v.dim && out.o_NHD.dtype == Dtype::kF32,
+                   "out: expected f32 [{}, {}, {}], found {} [{}, {}, {}]", q_NHD.tokens,
+                   order.heads, kv.v.dim, to_string(out.o_NHD.dtype), out.o_NHD.tokens,
+                   out.o_NHD.heads, out.o_NHD.dim);
+  Step(transport_, options, order, q_NHD, out).run(kernel_, kv, requests);
+}
+
+}  // namespace contextile

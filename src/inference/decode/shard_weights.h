@@ -1,0 +1,18 @@
+// What each shard of a softmax weighs.
+#pragma once
+
+#include <span>
+
+#include "contextile/shard_merge.h"
+
+namespace contextile {
+
+// Turns the LSE of every shard into its weight, in the listed order, and returns the LSE of all.
+// NaN and +inf count as -inf, which weighs 0; where all do, -inf.
+template <LseBase kBase>
+[[nodiscard]] float find_weights(std::span<float> lse);
+
+extern template float find_weights<LseBase::kE>(std::span<float>);
+extern template float find_weights<LseBase::kTwo>(std::span<float>);
+
+}  // namespace contextile
