@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch._attention import attention, refuse_reentrant
 from contextile.torch._executor import Executor, Prepared, Rules
-
 
 # Under way again in backward, innermost last: whose calls go to which plan. Backward computes on a thread of its own while
 # the one that called it waits.
