@@ -17,14 +17,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "base/half.h"
 #include "contextile/paged_attention.h"
+#include "kernel/cached_element.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
 
@@ -48,40 +47,10 @@ std::vector<std::uint8_t> random_elements(KvDtype dtype, std::size_t count,
   std::vector<std::uint8_t> bytes(count * static_cast<std::size_t>(bytes_per_element(dtype)));
   for (std::size_t i = 0; i < count; ++i) {
     const float value = static_cast<float>(random() % 2048) / 512.0F - 2.0F;
-    std::uint8_t* to = bytes.data() + i * static_cast<std::size_t>(bytes_per_element(dtype));
-    if (dtype == KvDtype::kF32) {
-      std::memcpy(to, &value, 4);
-    } else if (dtype == KvDtype::kBf16 || dtype == KvDtype::kF16) {
-      const std::uint16_t bits =
-          dtype == KvDtype::kBf16 ? float_to_bf16(value) : float_to_f16(value);
-      std::memcpy(to, &bits, 2);
-    } else {
-      *to = dtype == KvDtype::kFp8 ? float_to_fp8(value)
-                                   : static_cast<std::uint8_t>(static_cast<int>(value * 20));
-    }
+    put_element(dtype, bytes.data(), static_cast<std::int64_t>(i),
+                dtype == KvDtype::kInt8 ? value * 20 : value);
   }
   return bytes;
-}
-
-double element(KvDtype dtype, const std::uint8_t* bytes, std::int64_t i) {
-  std::uint16_t half = 0;
-  float value = 0;
-  switch (dtype) {
-    case KvDtype::kF32:
-      std::memcpy(&value, bytes + 4 * i, 4);
-      return value;
-    case KvDtype::kBf16:
-      std::memcpy(&half, bytes + 2 * i, 2);
-      return bf16_to_float(half);
-    case KvDtype::kF16:
-      std::memcpy(&half, bytes + 2 * i, 2);
-      return f16_to_float(half);
-    case KvDtype::kFp8:
-      return fp8_to_float(bytes[i]);
-    case KvDtype::kInt8:
-      return static_cast<std::int8_t>(bytes[i]);
-  }
-  return 0;
 }
 
 class Step {

@@ -10,11 +10,8 @@ and drawn.
 True
 
 ``contextile.torch`` executes plans on tensors of PyTorch in any ``torch.distributed`` group; ``contextile.transformers``
-<<<<<<< HEAD
-brings that under Hugging Face models as they are, ``contextile.megatron`` under those of Megatron-LM.
-=======
-brings that under Hugging Face models as they are; ``contextile.plot`` draws with matplotlib.
->>>>>>> 19ac809 (python: contextile.plot: tiles, timelines, comparisons and loads by matplotlib; pages linked)
+brings that under Hugging Face models as they are, ``contextile.megatron`` under those of Megatron-LM; ``contextile.plot``
+draws with matplotlib.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -10,7 +10,6 @@ Devices and activities have colours that most colour-blind people tell apart; th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,19 +86,6 @@ def _check_direction(plan: _core.Plan, direction: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- tiles
-
-
-def _bands_of(plan: _core.Plan, index: int) -> list[list[int | None]]:
-    """Rows (q_begin, q_end, k_begin, k_end, lo, hi) of a mask in all rounds; none of a slice, which does not have them whole."""
-    if plan.slice_of is not None:
-        return []
-    text, bands, decoder = plan.to_json(), [], json.JSONDecoder()
-    at = text.find('"masks":')
-    while at >= 0:
-        masks, at = decoder.raw_decode(text, at + len('"masks": '))
-        bands += masks[index]["bands"]
-        at = text.find('"masks":', at)
-    return bands
 
 
 def _clipped(corners: list[tuple[float, float]], side: float, bound: float) -> list[tuple[float, float]]:
@@ -228,7 +214,7 @@ def tiles(
     is_whole = len(rows) <= max_tiles
     if is_whole:
         _draw_rectangles(ax, rows, colours, len(rows) <= 2000)
-        _draw_mask(ax, _bands_of(plan, index))
+        _draw_mask(ax, plan.mask(index).bands if plan.slice_of is None else [])
     else:
         _draw_cells(ax, rows, num_tokens, colours)
     _draw_documents(ax, plan.sequences, num_tokens)
@@ -239,7 +225,7 @@ def tiles(
     return ax
 
 
-def _draw_mask(ax: Axes, bands: list[list[int | None]]) -> None:
+def _draw_mask(ax: Axes, bands: Sequence[Sequence[int | None]]) -> None:
     from matplotlib.collections import PolyCollection
 
     outlines = [corners for corners in map(_outline, bands) if len(corners) > 2]

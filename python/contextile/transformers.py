@@ -192,7 +192,7 @@ def _check_reach(prepared: Prepared, rules: Rules, name: str, window: int | None
             "attention: expected a causal layer, found one that attends both ways (use(executor, check_masks=False) leaves "
             "masks to the plan)"
         )
-    longest = max(end - begin for begin, end in prepared.plan.sequences)
+    longest = prepared.longest_document
     expected = (1 - min(longest, window or longest), 0)
     if rules.offsets != expected:
         kind = f"a window of {window}" if window else "causal"
@@ -209,8 +209,7 @@ def _check_positions(prepared: Prepared, position_ids: Any) -> None:
     counted = torch.arange(position_ids.shape[1], device=position_ids.device)
     if not torch.equal(position_ids[0], counted):
         return
-    positions = torch.from_numpy(prepared.plan.positions(prepared.rank)).to(counted.device)
-    if not torch.equal(positions, counted):
+    if not torch.equal(prepared.positions.to(counted.device), counted):
         raise _core.InvalidArgument(
             "position_ids: expected those of this rank's tokens (local_batch(…).positions[None]), found 0, 1, 2, …, which "
             "models take where none are given"

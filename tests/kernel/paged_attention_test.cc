@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/half.h"
+#include "kernel/cached_element.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -33,26 +33,9 @@ class Elements {
   [[nodiscard]] const void* data() const { return bytes_.data(); }
 
   void set(std::int64_t i, float value) {
-    const std::size_t at = static_cast<std::size_t>(i * bytes_per_element(dtype_));
-    const auto put = [&](auto bits) { std::memcpy(bytes_.data() + at, &bits, sizeof(bits)); };
-    if (dtype_ == KvDtype::kF32) put(value);
-    if (dtype_ == KvDtype::kBf16) put(float_to_bf16(value));
-    if (dtype_ == KvDtype::kF16) put(float_to_f16(value));
-    if (dtype_ == KvDtype::kFp8) put(float_to_fp8(value));
-    if (dtype_ == KvDtype::kInt8) put(static_cast<std::int8_t>(std::lround(value * 30)));
+    put_element(dtype_, bytes_.data(), i, dtype_ == KvDtype::kInt8 ? value * 30 : value);
   }
-  [[nodiscard]] double get(std::int64_t i) const {
-    const std::size_t at = static_cast<std::size_t>(i * bytes_per_element(dtype_));
-    const auto bits = [&](auto kind) {
-      std::memcpy(&kind, bytes_.data() + at, sizeof(kind));
-      return kind;
-    };
-    if (dtype_ == KvDtype::kF32) return bits(float{});
-    if (dtype_ == KvDtype::kBf16) return bf16_to_float(bits(std::uint16_t{}));
-    if (dtype_ == KvDtype::kF16) return f16_to_float(bits(std::uint16_t{}));
-    if (dtype_ == KvDtype::kFp8) return fp8_to_float(bits(std::uint8_t{}));
-    return bits(std::int8_t{});
-  }
+  [[nodiscard]] double get(std::int64_t i) const { return element(dtype_, bytes_.data(), i); }
 
  private:
   KvDtype dtype_;
@@ -131,8 +114,8 @@ class Case {
  private:
   float draw() { return std::uniform_real_distribution<float>(-2, 2)(random_); }
 
-  [[nodiscard]] std::int64_t element(const PagedTensor& t, PageId page, std::int64_t token,
-                                     std::int32_t head, std::int32_t d) const {
+  [[nodiscard]] std::int64_t place(const PagedTensor& t, PageId page, std::int64_t token,
+                                   std::int32_t head, std::int32_t d) const {
     return page.value * t.page_stride + token * t.token_stride + head * t.head_stride + d;
   }
   [[nodiscard]] PagedTensor tensor(const Elements& elements, std::int32_t dim) const {
@@ -204,7 +187,7 @@ class Case {
       const PagedTensor t = tensor(elements, dim);
       for (std::int32_t h = 0; h < shape_.kv_heads; ++h) {
         for (std::int32_t d = 0; d < dim; ++d) {
-          elements.set(element(t, page, key % shape_.page_size, h, d), draw());
+          elements.set(place(t, page, key % shape_.page_size, h, d), draw());
         }
       }
     };
@@ -222,7 +205,7 @@ class Case {
     double sum = 0;
     for (std::int32_t d = 0; d < shape_.head_dim; ++d) {
       sum += q[static_cast<std::size_t>(d)] *
-             k_.get(element(t, page, key % shape_.page_size, kv_head, d));
+             k_.get(place(t, page, key % shape_.page_size, kv_head, d));
     }
     if (shape_.scaled) sum *= k_scale_[static_cast<std::size_t>(kv_head)];
     sum *= params().scale;
@@ -245,8 +228,8 @@ class Case {
         const PageId page = request.table[static_cast<std::size_t>(key / shape_.page_size)];
         total += weight;
         for (std::size_t d = 0; d < o.size(); ++d) {
-          o[d] += weight * values.get(element(t, page, key % shape_.page_size, kv_head,
-                                              static_cast<std::int32_t>(d)));
+          o[d] += weight * values.get(place(t, page, key % shape_.page_size, kv_head,
+                                            static_cast<std::int32_t>(d)));
         }
       }
     }

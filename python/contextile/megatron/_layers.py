@@ -106,7 +106,7 @@ def layer_of(
 def _sequences_of(name: str, given: Tensor | None) -> list[int]:
     if given is None:
         raise _core.InvalidArgument(f"packed_seq_params: expected {name}, found none")
-    ends = [int(end) for end in given]
+    ends = given.to(torch.int64).tolist()
     lengths = [end - begin for begin, end in zip(ends, ends[1:])]
     if not lengths or ends[0] != 0 or min(lengths) < 0:
         raise _core.InvalidArgument(f"{name}: expected ascending from 0, found {ends!r:.80}")

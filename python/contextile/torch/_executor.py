@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections import OrderedDict
@@ -75,6 +76,16 @@ class Prepared:
         }
         if len(self.mask_names) == 1:
             self.rules[""], self._calls[""] = self.rules[self.mask_names[0]], self._calls[self.mask_names[0]]
+
+    @functools.cached_property
+    def longest_document(self) -> int:
+        """Tokens of the longest document, or of the longest piece."""
+        return max(end - begin for begin, end in self.plan.sequences)
+
+    @functools.cached_property
+    def positions(self) -> torch.Tensor:
+        """Of this rank's tokens in their documents."""
+        return torch.from_numpy(self.plan.positions(self.rank))
 
     def call_of(self, mask: str) -> tuple[int, int, int]:
         """What the operators carry of a call under a mask: number of the plan, index of the mask, bytes forward saves."""

@@ -34,7 +34,7 @@ struct HeadOrder {
   }
 };
 
-// Every peer's buffer, all of one size. What stands at this rank's own place stays.
+// A buffer of one size to every rank and from every rank; this rank's own goes to itself.
 class Exchange {
  public:
   Exchange(Transport& transport, std::int64_t bytes)
@@ -43,6 +43,7 @@ class Exchange {
   [[nodiscard]] std::vector<std::byte>& sent(std::int32_t peer) {
     return sent_[static_cast<std::size_t>(peer)];
   }
+  // Once it has run.
   [[nodiscard]] std::vector<std::byte>& received(std::int32_t peer) {
     return received_[static_cast<std::size_t>(peer)];
   }
@@ -52,15 +53,16 @@ class Exchange {
       const auto size = static_cast<std::int64_t>(bytes.size());
       return Message{Rank(peer), {{bytes.data(), size, 1, size}}};
     };
+    const std::int32_t me = transport_.rank().value;
     std::vector<Message> sends;
     std::vector<Message> receives;
     for (std::int32_t peer = 0; peer < transport_.size(); ++peer) {
-      if (peer == transport_.rank().value) continue;
+      if (peer == me) continue;
       sends.push_back(message(peer, sent(peer)));
       receives.push_back(message(peer, received(peer)));
     }
-    if (sends.empty()) return;
     transport_.wait(transport_.launch(sends, receives));
+    received(me).swap(sent(me));
   }
 
  private:
@@ -118,20 +120,18 @@ class Step {
     return q_.tokens * heads * dim * bytes_per_element(dtype);
   }
 
+  // A rank's own queries take the same way as the others', so that all compute with the same ones.
   [[nodiscard]] HostTensor gather_queries() {
+    std::vector<std::byte> mine(
+        static_cast<std::size_t>(bytes_of(order_.heads, q_.dim, options_.wire)));
+    const auto queries = [&](std::vector<std::byte>& bytes) {
+      return contiguous(bytes.data(), options_.wire, q_.tokens, order_.heads, q_.dim);
+    };
+    for (std::int32_t h = 0; h < order_.heads; ++h) copy_rows(queries(mine), h, q_, h);
+    std::vector<std::vector<std::byte>> everyone = all_gather(transport_, mine);
     HostTensor all(q_.dtype, q_.tokens, order_.all(), q_.dim);
-    Exchange exchange(transport_, bytes_of(order_.heads, q_.dim, options_.wire));
     for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
-      const TensorView sent =
-          contiguous(exchange.sent(peer).data(), options_.wire, q_.tokens, order_.heads, q_.dim);
-      for (std::int32_t h = 0; h < order_.heads; ++h) copy_rows(sent, h, q_, h);
-    }
-    exchange.run();
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
-      // Its own queries take the same way, so that all ranks compute with the same ones.
-      auto& bytes = peer == me_ ? exchange.sent(peer) : exchange.received(peer);
-      const TensorView its =
-          contiguous(bytes.data(), options_.wire, q_.tokens, order_.heads, q_.dim);
+      const TensorView its = queries(everyone[static_cast<std::size_t>(peer)]);
       for (std::int32_t h = 0; h < order_.heads; ++h) {
         copy_rows(all.view(), order_.at(peer, h), its, h);
       }
@@ -141,26 +141,21 @@ class Step {
 
   // This rank's outputs of all heads, times what its keys weigh among those of all ranks.
   void weigh_by_all() {
-    Exchange exchange(transport_, bytes_of(order_.all(), 1, Dtype::kF32));
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
-      std::memcpy(exchange.sent(peer).data(), all_lse_.bytes().data(), all_lse_.bytes().size());
+    std::vector<std::vector<std::byte>> everyone = all_gather(transport_, all_lse_.bytes());
+    std::vector<TensorView> lse;
+    for (std::vector<std::byte>& bytes : everyone) {
+      lse.push_back(contiguous(bytes.data(), Dtype::kF32, q_.tokens, order_.all(), 1));
     }
-    exchange.run();
-    std::vector<float> weights(static_cast<std::size_t>(order_.ranks));
+    std::vector<float> weights(lse.size());
     std::vector<float> row(static_cast<std::size_t>(out_.o_NHD.dim));
     for (std::int64_t n = 0; n < q_.tokens; ++n) {
       for (std::int32_t head = 0; head < order_.all(); ++head) {
-        for (std::int32_t r = 0; r < order_.ranks; ++r) {
-          auto& bytes = r == me_ ? exchange.sent(r) : exchange.received(r);
-          const TensorView its = contiguous(bytes.data(), Dtype::kF32, q_.tokens, order_.all(), 1);
-          weights[static_cast<std::size_t>(r)] = *row_at<float>(its, n, head);
-        }
-        const float total = find_weights<LseBase::kE>(weights);
+        for (std::size_t r = 0; r < lse.size(); ++r) weights[r] = *row_at<float>(lse[r], n, head);
+        stat_at(all_lse_.stats(), n, head) = find_weights<LseBase::kE>(weights);
         read_row(all_o_.view(), n, head, std::span(row));
         const float mine = weights[static_cast<std::size_t>(me_)];
         for (float& x : row) x = mine == 0 ? 0 : x * mine;
         write_row(all_o_.view(), n, head, row);
-        all_lse_.values<float>()[static_cast<std::size_t>(n * order_.all() + head)] = total;
       }
     }
   }
@@ -175,8 +170,8 @@ class Step {
     }
   }
   [[nodiscard]] TensorView outputs_of(Exchange& exchange, std::int32_t peer) const {
-    auto& bytes = peer == me_ ? exchange.sent(peer) : exchange.received(peer);
-    return contiguous(bytes.data(), options_.wire, q_.tokens, order_.heads, out_.o_NHD.dim);
+    return contiguous(exchange.received(peer).data(), options_.wire, q_.tokens, order_.heads,
+                      out_.o_NHD.dim);
   }
 
   void sum_scattered() {
@@ -218,9 +213,8 @@ class Step {
     std::vector<HostTensor> lse;
     for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
       lse.emplace_back(Dtype::kF32, q_.tokens, order_.heads, 1);
-      auto& bytes = peer == me_ ? exchange.sent(peer) : exchange.received(peer);
       if (q_.tokens > 0) {
-        std::memcpy(lse.back().values<float>().data(), lse_of(bytes, 0, 0),
+        std::memcpy(lse.back().values<float>().data(), lse_of(exchange.received(peer), 0, 0),
                     lse.back().bytes().size());
       }
     }

@@ -137,6 +137,7 @@ class TaskRun {
 
   // Which row sees which key; false: all see all.
   bool find_seen(std::span<const std::int64_t> indices) {
+    if (task_.num_rows == 1) return false;  // the keys are those that it sees
     const auto rows = static_cast<std::size_t>(task_.num_rows);
     seen_.assign(indices.size() * rows, 0);
     std::size_t count = 0;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "inference/cache/error_of.h"
+#include "inference/vectors.h"
 
 namespace contextile {
 namespace {
@@ -160,11 +160,9 @@ TEST(KvCache, SaysWhatIsWrong) {
 // ------------------------------------------------------------------------- beside the original
 
 TEST(KvCache, SharesWhatVllmShares) {
-  std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/vllm_prefix_cache.json");
-  if (!file) GTEST_SKIP() << "outputs of the original are missing";
-  const json vectors = json::parse(file);
-  ASSERT_GE(vectors["cases"].size(), 1U);
-  for (const json& one : vectors["cases"]) {
+  const json cases = vectors("vllm_prefix_cache");
+  if (cases.empty()) GTEST_SKIP() << "outputs of the original are missing";
+  for (const json& one : cases) {
     const KvLayout layout = {one["dcp"], 1, one["page"]};
     ASSERT_EQ(layout.block_tokens(), one["block_tokens"].get<std::int64_t>());
     // Its first page is a place for what nobody reads.

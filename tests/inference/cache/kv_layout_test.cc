@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "inference/cache/error_of.h"
+#include "inference/vectors.h"
 
 namespace contextile {
 namespace {
@@ -19,12 +19,6 @@ namespace {
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// What vLLM's and SGLang's own code gave; empty where the file is missing.
-json vectors(const std::string& name) {
-  std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/" + name + ".json");
-  return file ? json::parse(file)["cases"] : json();
-}
 
 std::vector<PageId> table_of(const std::vector<std::int32_t>& pages) {
   return {pages.begin(), pages.end()};

@@ -5,11 +5,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "inference/vectors.h"
 
 namespace contextile {
 namespace {
@@ -119,11 +120,6 @@ void expect_equal(const json& expected, const Part& found, double bound, bool sk
   }
 }
 
-json cases_of(const std::string& name) {
-  std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/" + name + ".json");
-  return file ? json::parse(file)["cases"] : json();
-}
-
 std::vector<Part> parts_of(const json& one, Dtype dtype) {
   std::vector<Part> parts;
   for (std::size_t r = 0; r < one["out"].size(); ++r) {
@@ -155,7 +151,7 @@ double rounding_of_lse(const json& one) {
 }
 
 TEST(ShardMerge, IsThatOfVllm) {
-  const json cases = cases_of("vllm_merge");
+  const json cases = vectors("vllm_merge");
   if (cases.empty()) GTEST_SKIP() << "outputs of the original are missing";
   for (const json& one : cases) {
     SCOPED_TRACE(one["name"].get<std::string>());
@@ -175,7 +171,7 @@ TEST(ShardMerge, IsThatOfVllm) {
 // SGLang lets a NaN through that weighs nothing, in two of its three ways, and one NaN LSE of a
 // rank makes O = 0 of all in the third; there we follow vLLM.
 TEST(ShardMerge, IsThatOfSglangWhereNothingIsPoisoned) {
-  const json cases = cases_of("sglang_merge");
+  const json cases = vectors("sglang_merge");
   if (cases.empty()) GTEST_SKIP() << "outputs of the original are missing";
   int num_compared = 0;
   for (const json& one : cases) {

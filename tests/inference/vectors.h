@@ -1,0 +1,16 @@
+// What vLLM's and SGLang's own code gave.
+#pragma once
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace contextile {
+
+// The cases of a file of outputs of the originals; empty where it is missing.
+inline nlohmann::json vectors(const std::string& name) {
+  std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/" + name + ".json");
+  return file ? nlohmann::json::parse(file)["cases"] : nlohmann::json();
+}
+
+}  // namespace contextile
