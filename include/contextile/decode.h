@@ -55,11 +55,12 @@ class DecodeGroup {
 
   // Attention of this rank's query heads to the tokens of all ranks.
   //
-  // kv: this rank's pages. q [rows, heads, head_dim] of f32, bf16 or f16: this rank's heads, which
-  // the group's heads are `heads` times its ranks of; with kQReplicated all of them, by KV head,
-  // then by rank. out: O fp32 [rows, heads, value_dim] and the natural logarithm of its sum; a row
-  // that sees no key on any rank has O = 0, LSE = -inf. Throws InvalidArgument as PagedKernel::run
-  // does, and TransportError.
+  // The group's heads are by KV head, those of the first rank before those of the next. kv: this
+  // rank's pages. q [rows, heads, head_dim] of f32, bf16 or f16: this rank's heads, as many on
+  // every rank; with kQReplicated all of them, of which rank r has [heads·r/N, heads·(r+1)/N). out:
+  // O fp32 [rows, heads of this rank, value_dim] and the natural logarithm of its sum; a row that
+  // sees no key on any rank has O = 0, LSE = -inf. Throws InvalidArgument as PagedKernel::run does,
+  // and TransportError.
   void attend(const DecodeOptions& options, const PagedKv& kv, const TensorView& q_NHD,
               std::span<const PagedRequest> requests, const PartialOutput& out);
 

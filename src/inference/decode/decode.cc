@@ -20,25 +20,31 @@ constexpr std::array<std::pair<DecodeMode, std::string_view>, 3> kModes = {
      {DecodeMode::kA2a, "a2a"},
      {DecodeMode::kQReplicated, "q_replicated"}}};
 
-// Which of all heads is head h of a rank. Heads that read one KV head are neighbours, as the kernel
-// wants them; those of one rank are neighbours among them.
-struct HeadOrder {
+// Every rank has a run of the group's heads, which are by KV head; runs differ by at most one head.
+struct HeadSplit {
   std::int32_t ranks = 1;
-  std::int32_t heads = 1;     // of a rank
-  std::int32_t kv_heads = 1;  // of each rank, the same on all
+  std::int32_t all = 1;
 
-  [[nodiscard]] std::int32_t all() const { return ranks * heads; }
-  [[nodiscard]] std::int32_t at(std::int32_t rank, std::int32_t h) const {
-    const std::int32_t group = heads / kv_heads;
-    return (h / group * ranks + rank) * group + h % group;
+  [[nodiscard]] std::int32_t first(std::int32_t rank) const {
+    return static_cast<std::int32_t>(std::int64_t{all} * rank / ranks);
+  }
+  [[nodiscard]] std::int32_t count(std::int32_t rank) const {
+    return first(rank + 1) - first(rank);
   }
 };
 
-// A buffer of one size to every rank and from every rank; this rank's own goes to itself.
+// A buffer to every rank and one from every rank; this rank's own goes to itself.
 class Exchange {
  public:
-  Exchange(Transport& transport, std::int64_t bytes)
-      : transport_(transport), sent_(buffers(bytes)), received_(buffers(bytes)) {}
+  // bytes_to(peer): how many it is sent. Every rank sends this one as much as it sends itself.
+  template <typename BytesTo>
+  Exchange(Transport& transport, const BytesTo& bytes_to) : transport_(transport) {
+    const std::int32_t me = transport.rank().value;
+    for (std::int32_t peer = 0; peer < transport.size(); ++peer) {
+      sent_.emplace_back(static_cast<std::size_t>(bytes_to(peer)));
+      received_.emplace_back(static_cast<std::size_t>(bytes_to(me)));
+    }
+  }
 
   [[nodiscard]] std::vector<std::byte>& sent(std::int32_t peer) {
     return sent_[static_cast<std::size_t>(peer)];
@@ -66,11 +72,6 @@ class Exchange {
   }
 
  private:
-  [[nodiscard]] std::vector<std::vector<std::byte>> buffers(std::int64_t bytes) const {
-    return {static_cast<std::size_t>(transport_.size()),
-            std::vector<std::byte>(static_cast<std::size_t>(bytes))};
-  }
-
   Transport& transport_;
   std::vector<std::vector<std::byte>> sent_;
   std::vector<std::vector<std::byte>> received_;
@@ -88,16 +89,16 @@ void copy_rows(const TensorView& dst, std::int32_t dst_head, const TensorView& s
 // All of one step on one rank.
 class Step {
  public:
-  Step(Transport& transport, const DecodeOptions& options, const HeadOrder& order,
+  Step(Transport& transport, const DecodeOptions& options, const HeadSplit& heads,
        const TensorView& q_NHD, const PartialOutput& out)
       : transport_(transport),
         options_(options),
-        order_(order),
+        heads_(heads),
         q_(q_NHD),
         out_(out),
         me_(transport.rank().value),
-        all_o_(Dtype::kF32, q_NHD.tokens, order.all(), out.o_NHD.dim),
-        all_lse_(Dtype::kF32, q_NHD.tokens, order.all(), 1) {}
+        all_o_(Dtype::kF32, q_NHD.tokens, heads.all, out.o_NHD.dim),
+        all_lse_(Dtype::kF32, q_NHD.tokens, heads.all, 1) {}
 
   void run(const PagedKernel& kernel, const PagedKv& kv, std::span<const PagedRequest> requests) {
     const PartialOutput mine = {all_o_.view(), all_lse_.stats()};
@@ -116,6 +117,7 @@ class Step {
   }
 
  private:
+  [[nodiscard]] std::int32_t mine() const { return heads_.count(me_); }  // heads
   [[nodiscard]] std::int64_t bytes_of(std::int32_t heads, std::int32_t dim, Dtype dtype) const {
     return q_.tokens * heads * dim * bytes_per_element(dtype);
   }
@@ -123,17 +125,17 @@ class Step {
   // A rank's own queries take the same way as the others', so that all compute with the same ones.
   [[nodiscard]] HostTensor gather_queries() {
     std::vector<std::byte> mine(
-        static_cast<std::size_t>(bytes_of(order_.heads, q_.dim, options_.wire)));
+        static_cast<std::size_t>(bytes_of(q_.heads, q_.dim, options_.wire)));
     const auto queries = [&](std::vector<std::byte>& bytes) {
-      return contiguous(bytes.data(), options_.wire, q_.tokens, order_.heads, q_.dim);
+      return contiguous(bytes.data(), options_.wire, q_.tokens, q_.heads, q_.dim);
     };
-    for (std::int32_t h = 0; h < order_.heads; ++h) copy_rows(queries(mine), h, q_, h);
+    for (std::int32_t h = 0; h < q_.heads; ++h) copy_rows(queries(mine), h, q_, h);
     std::vector<std::vector<std::byte>> everyone = all_gather(transport_, mine);
-    HostTensor all(q_.dtype, q_.tokens, order_.all(), q_.dim);
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+    HostTensor all(q_.dtype, q_.tokens, heads_.all, q_.dim);
+    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
       const TensorView its = queries(everyone[static_cast<std::size_t>(peer)]);
-      for (std::int32_t h = 0; h < order_.heads; ++h) {
-        copy_rows(all.view(), order_.at(peer, h), its, h);
+      for (std::int32_t h = 0; h < q_.heads; ++h) {
+        copy_rows(all.view(), heads_.first(peer) + h, its, h);
       }
     }
     return all;
@@ -144,82 +146,84 @@ class Step {
     std::vector<std::vector<std::byte>> everyone = all_gather(transport_, all_lse_.bytes());
     std::vector<TensorView> lse;
     for (std::vector<std::byte>& bytes : everyone) {
-      lse.push_back(contiguous(bytes.data(), Dtype::kF32, q_.tokens, order_.all(), 1));
+      lse.push_back(contiguous(bytes.data(), Dtype::kF32, q_.tokens, heads_.all, 1));
     }
     std::vector<float> weights(lse.size());
     std::vector<float> row(static_cast<std::size_t>(out_.o_NHD.dim));
     for (std::int64_t n = 0; n < q_.tokens; ++n) {
-      for (std::int32_t head = 0; head < order_.all(); ++head) {
+      for (std::int32_t head = 0; head < heads_.all; ++head) {
         for (std::size_t r = 0; r < lse.size(); ++r) weights[r] = *row_at<float>(lse[r], n, head);
         stat_at(all_lse_.stats(), n, head) = find_weights<LseBase::kE>(weights);
         read_row(all_o_.view(), n, head, std::span(row));
-        const float mine = weights[static_cast<std::size_t>(me_)];
-        for (float& x : row) x = mine == 0 ? 0 : x * mine;
+        const float weight = weights[static_cast<std::size_t>(me_)];
+        for (float& x : row) x = weight == 0 ? 0 : x * weight;
         write_row(all_o_.view(), n, head, row);
       }
     }
   }
 
   void fill_outputs(Exchange& exchange) {
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
       const TensorView sent = contiguous(exchange.sent(peer).data(), options_.wire, q_.tokens,
-                                         order_.heads, out_.o_NHD.dim);
-      for (std::int32_t h = 0; h < order_.heads; ++h) {
-        copy_rows(sent, h, all_o_.view(), order_.at(peer, h));
+                                         heads_.count(peer), out_.o_NHD.dim);
+      for (std::int32_t h = 0; h < heads_.count(peer); ++h) {
+        copy_rows(sent, h, all_o_.view(), heads_.first(peer) + h);
       }
     }
   }
   [[nodiscard]] TensorView outputs_of(Exchange& exchange, std::int32_t peer) const {
-    return contiguous(exchange.received(peer).data(), options_.wire, q_.tokens, order_.heads,
+    return contiguous(exchange.received(peer).data(), options_.wire, q_.tokens, mine(),
                       out_.o_NHD.dim);
   }
 
   void sum_scattered() {
-    Exchange exchange(transport_, bytes_of(order_.heads, out_.o_NHD.dim, options_.wire));
+    Exchange exchange(transport_, [&](std::int32_t peer) {
+      return bytes_of(heads_.count(peer), out_.o_NHD.dim, options_.wire);
+    });
     fill_outputs(exchange);
     exchange.run();
     std::vector<float> part(static_cast<std::size_t>(out_.o_NHD.dim));
     std::vector<float> sum(part.size());
     for (std::int64_t n = 0; n < q_.tokens; ++n) {
-      for (std::int32_t h = 0; h < order_.heads; ++h) {
+      for (std::int32_t h = 0; h < mine(); ++h) {
         std::fill(sum.begin(), sum.end(), 0.0F);
-        for (std::int32_t r = 0; r < order_.ranks; ++r) {
+        for (std::int32_t r = 0; r < heads_.ranks; ++r) {
           read_row(outputs_of(exchange, r), n, h, std::span(part));
           for (std::size_t d = 0; d < sum.size(); ++d) sum[d] += part[d];
         }
         write_row(out_.o_NHD, n, h, sum);
-        stat_at(out_.lse_NH, n, h) = stat_at(all_lse_.stats(), n, order_.at(me_, h));
+        stat_at(out_.lse_NH, n, h) = stat_at(all_lse_.stats(), n, heads_.first(me_) + h);
       }
     }
   }
 
   void merge_scattered() {
-    const std::int64_t o_bytes = bytes_of(order_.heads, out_.o_NHD.dim, options_.wire);
     // LSE stands behind O, where floats may lie.
-    Exchange exchange(transport_, o_bytes + bytes_of(order_.heads, 1, Dtype::kF32));
-    fill_outputs(exchange);
-    const auto lse_of = [&](std::vector<std::byte>& bytes, std::int64_t n, std::int32_t h) {
-      return bytes.data() + o_bytes + (n * order_.heads + h) * 4;
+    const auto o_bytes = [&](std::int32_t rank) {
+      return bytes_of(heads_.count(rank), out_.o_NHD.dim, options_.wire);
     };
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+    Exchange exchange(transport_, [&](std::int32_t peer) {
+      return o_bytes(peer) + bytes_of(heads_.count(peer), 1, Dtype::kF32);
+    });
+    fill_outputs(exchange);
+    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
+      std::byte* at = exchange.sent(peer).data() + o_bytes(peer);
       for (std::int64_t n = 0; n < q_.tokens; ++n) {
-        for (std::int32_t h = 0; h < order_.heads; ++h) {
-          std::memcpy(lse_of(exchange.sent(peer), n, h),
-                      &stat_at(all_lse_.stats(), n, order_.at(peer, h)), 4);
+        for (std::int32_t h = 0; h < heads_.count(peer); ++h, at += 4) {
+          std::memcpy(at, &stat_at(all_lse_.stats(), n, heads_.first(peer) + h), 4);
         }
       }
     }
     exchange.run();
     std::vector<HostTensor> lse;
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
-      lse.emplace_back(Dtype::kF32, q_.tokens, order_.heads, 1);
-      if (q_.tokens > 0) {
-        std::memcpy(lse.back().values<float>().data(), lse_of(exchange.received(peer), 0, 0),
-                    lse.back().bytes().size());
-      }
+    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
+      lse.emplace_back(Dtype::kF32, q_.tokens, mine(), 1);
+      if (lse.back().bytes().empty()) continue;
+      std::memcpy(lse.back().values<float>().data(), exchange.received(peer).data() + o_bytes(me_),
+                  lse.back().bytes().size());
     }
     std::vector<ShardResult<LseBase::kE>> shards;
-    for (std::int32_t peer = 0; peer < order_.ranks; ++peer) {
+    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
       shards.push_back({outputs_of(exchange, peer), {lse[static_cast<std::size_t>(peer)].stats()}});
     }
     merge_shards<LseBase::kE>({out_.o_NHD, {out_.lse_NH}}, shards);
@@ -227,7 +231,7 @@ class Step {
 
   Transport& transport_;
   const DecodeOptions& options_;
-  const HeadOrder& order_;
+  const HeadSplit& heads_;
   const TensorView& q_;
   const PartialOutput& out_;
   std::int32_t me_;
@@ -284,18 +288,17 @@ void DecodeGroup::attend(const DecodeOptions& options, const PagedKv& kv, const 
                          std::span<const PagedRequest> requests, const PartialOutput& out) {
   const std::int32_t ranks = transport_.size();
   const bool has_all = options.mode == DecodeMode::kQReplicated;
-  CONTEXTILE_CHECK(!has_all || q_NHD.heads % ranks == 0,
-                   "q: expected heads of all {} ranks, found {}", ranks, q_NHD.heads);
-  const HeadOrder order = {ranks, has_all ? q_NHD.heads / ranks : q_NHD.heads, kv.kv_heads};
-  CONTEXTILE_CHECK(kv.kv_heads >= 1 && order.heads >= 1 && order.heads % kv.kv_heads == 0,
-                   "q: expected a multiple of {} KV heads on every rank, found {}", kv.kv_heads,
-                   order.heads);
-  CONTEXTILE_CHECK(out.o_NHD.tokens == q_NHD.tokens && out.o_NHD.heads == order.heads &&
+  const HeadSplit heads = {ranks, has_all ? q_NHD.heads : q_NHD.heads * ranks};
+  const std::int32_t mine = heads.count(transport_.rank().value);
+  CONTEXTILE_CHECK(kv.kv_heads >= 1 && heads.all >= 1 && heads.all % kv.kv_heads == 0,
+                   "q: expected a multiple of {} KV heads on all ranks, found {}", kv.kv_heads,
+                   heads.all);
+  CONTEXTILE_CHECK(out.o_NHD.tokens == q_NHD.tokens && out.o_NHD.heads == mine &&
                        out.o_NHD.dim == kv.v.dim && out.o_NHD.dtype == Dtype::kF32,
-                   "out: expected f32 [{}, {}, {}], found {} [{}, {}, {}]", q_NHD.tokens,
-                   order.heads, kv.v.dim, to_string(out.o_NHD.dtype), out.o_NHD.tokens,
-                   out.o_NHD.heads, out.o_NHD.dim);
-  Step(transport_, options, order, q_NHD, out).run(kernel_, kv, requests);
+                   "out: expected f32 [{}, {}, {}], found {} [{}, {}, {}]", q_NHD.tokens, mine,
+                   kv.v.dim, to_string(out.o_NHD.dtype), out.o_NHD.tokens, out.o_NHD.heads,
+                   out.o_NHD.dim);
+  Step(transport_, options, heads, q_NHD, out).run(kernel_, kv, requests);
 }
 
 }  // namespace contextile

@@ -23,8 +23,16 @@ constexpr std::int32_t kValueDim = 12;
 
 struct Shape {
   KvLayout layout;
-  std::int32_t heads = 2;     // of a rank
-  std::int32_t kv_heads = 1;  // of every rank
+  std::int32_t all_heads = 2;  // of the group
+  std::int32_t kv_heads = 1;   // of every rank
+
+  // The first of a rank's heads, which are a run of all.
+  [[nodiscard]] std::int32_t first_head(std::int32_t rank) const {
+    return all_heads * rank / layout.num_ranks;
+  }
+  [[nodiscard]] std::int32_t heads(std::int32_t rank) const {
+    return first_head(rank + 1) - first_head(rank);
+  }
 };
 
 // Requests of some tokens, with the queries of the last few of them.
@@ -53,17 +61,11 @@ class Batch {
       rows += request.num_rows;
     }
     num_pages_ = page;
-    q_ = tokens(rows, shape.layout.num_ranks * shape.heads, kDim);
+    q_ = tokens(rows, shape.all_heads, kDim);
   }
 
   [[nodiscard]] const HostTensor& q() const { return q_; }
   [[nodiscard]] std::int64_t num_rows() const { return q_.tokens(); }
-
-  // Which of all heads a rank's head is: by KV head, then by rank.
-  [[nodiscard]] std::int32_t head(std::int32_t rank, std::int32_t h) const {
-    const std::int32_t group = shape_.heads / shape_.kv_heads;
-    return (h / group * shape_.layout.num_ranks + rank) * group + h % group;
-  }
 
   // Tokens that a row of a request sees.
   [[nodiscard]] std::vector<Range> seen(const RequestOf& request, std::int64_t row) const {
@@ -79,7 +81,7 @@ class Batch {
     std::int64_t row = row_of_all;
     std::size_t i = 0;
     while (row >= requests_[i].num_rows) row -= requests_[i++].num_rows;
-    const std::int32_t kv_head = head / (shape_.layout.num_ranks * shape_.heads / shape_.kv_heads);
+    const std::int32_t kv_head = head / (shape_.all_heads / shape_.kv_heads);
     std::vector<double> o(kValueDim, 0);
     double total = 0;
     for (const Range& range : seen(requests_[i], row)) {
@@ -199,16 +201,12 @@ std::vector<Found> attend(const Shape& shape, const Batch& batch, DecodeMode mod
   run_inproc(ranks, [&](Transport& transport) {
     const std::int32_t rank = transport.rank().value;
     const Batch::Cache cache = batch.cache_of(transport.rank());
-    HostTensor q(Dtype::kF32, batch.num_rows(), shape.heads, kDim);
-    for (std::int64_t n = 0; n < batch.num_rows(); ++n) {
-      for (std::int32_t h = 0; h < shape.heads; ++h) {
-        std::copy_n(row_at<float>(batch.q().view(), n, batch.head(rank, h)), kDim,
-                    row_at<float>(q.view(), n, h));
-      }
-    }
+    const std::int32_t heads = shape.heads(rank);
+    const TensorView own_q =
+        slice(batch.q().view(), 0, batch.num_rows(), shape.first_head(rank), heads);
     Found& mine = found[static_cast<std::size_t>(rank)];
-    mine.out = HostTensor(Dtype::kF32, batch.num_rows(), shape.heads, kValueDim);
-    HostTensor lse(Dtype::kF32, batch.num_rows(), shape.heads, 1);
+    mine.out = HostTensor(Dtype::kF32, batch.num_rows(), heads, kValueDim);
+    HostTensor lse(Dtype::kF32, batch.num_rows(), heads, 1);
     DecodeGroup group(transport, find_paged_kernel());
     DecodeOptions options;
     options.mode = mode;
@@ -216,13 +214,13 @@ std::vector<Found> attend(const Shape& shape, const Batch& batch, DecodeMode mod
     options.wire = wire;
     const std::int64_t before = transport.sent_bytes();
     group.attend(options, kv_of(cache, shape),
-                 mode == DecodeMode::kQReplicated ? batch.q().view() : q.view(), cache.requests,
+                 mode == DecodeMode::kQReplicated ? batch.q().view() : own_q, cache.requests,
                  {mine.out.view(), lse.stats()});
     mine.sent_bytes = transport.sent_bytes() - before;
     for (std::int64_t n = 0; n < batch.num_rows(); ++n) {
-      for (std::int32_t h = 0; h < shape.heads; ++h) {
+      for (std::int32_t h = 0; h < heads; ++h) {
         double expected_lse = 0;
-        const std::vector<double> o = batch.expected(n, batch.head(rank, h), expected_lse);
+        const std::vector<double> o = batch.expected(n, shape.first_head(rank) + h, expected_lse);
         const double difference = *row_at<float>(lse.view(), n, h) - expected_lse;
         if (std::isfinite(expected_lse))
           mine.error = std::max(mine.error, std::abs(difference) / 4);
@@ -248,15 +246,15 @@ TEST(Decode, EveryModeIsAttentionOnOneDevice) {
   for (const std::int32_t ranks : {1, 2, 3, 4, 8}) {
     for (const std::int32_t interleave : {1, 2, 4}) {
       for (const std::int32_t kv_heads : {1, 2}) {
-        const Shape shape = {{ranks, interleave, 4}, 2 * kv_heads, kv_heads};
+        const Shape shape = {{ranks, interleave, 4}, 2 * ranks, kv_heads};
         const Batch batch(shape, kRequests, static_cast<std::uint64_t>(ranks));
         for (const DecodeMode mode : kModes) {
           SCOPED_TRACE(fmt::format("{} ranks, interleave {}, {} KV heads, {}", ranks, interleave,
                                    kv_heads, to_string(mode)));
           for (const Found& found : attend(shape, batch, mode)) {
             EXPECT_LT(found.error, 2e-6);
-            EXPECT_EQ(found.sent_bytes, decode_bytes(mode, ranks, batch.num_rows(), shape.heads,
-                                                     kDim, kValueDim, Dtype::kF32));
+            EXPECT_EQ(found.sent_bytes,
+                      decode_bytes(mode, ranks, batch.num_rows(), 2, kDim, kValueDim, Dtype::kF32));
           }
         }
       }
@@ -264,8 +262,22 @@ TEST(Decode, EveryModeIsAttentionOnOneDevice) {
   }
 }
 
+// 14 heads of 2 KV heads: ranks' runs of heads end inside those of a KV head, and differ in length.
+TEST(Decode, RanksNeedNotDivideTheHeadsWhereAllHaveTheQueries) {
+  for (const std::int32_t ranks : {3, 4, 8}) {
+    const Shape shape = {{ranks, 1, 4}, 14, 2};
+    const Batch batch(shape, kRequests, static_cast<std::uint64_t>(ranks));
+    const std::vector<Found> found = attend(shape, batch, DecodeMode::kQReplicated);
+    for (std::int32_t r = 0; r < ranks; ++r) {
+      const Found& its = found[static_cast<std::size_t>(r)];
+      EXPECT_LT(its.error, 2e-6);
+      EXPECT_EQ(its.sent_bytes, batch.num_rows() * (14 - shape.heads(r)) * (kValueDim * 4 + 4));
+    }
+  }
+}
+
 TEST(Decode, HalfPrecisionOnTheWay) {
-  const Shape shape = {{4, 1, 4}, 2, 1};
+  const Shape shape = {{4, 1, 4}, 8, 1};
   const Batch batch(shape, kRequests, 5);
   for (const DecodeMode mode : kModes) {
     for (const Found& found : attend(shape, batch, mode, Dtype::kBf16)) {
@@ -277,7 +289,7 @@ TEST(Decode, HalfPrecisionOnTheWay) {
 }
 
 TEST(Decode, GivesTheSameBitsAgain) {
-  const Shape shape = {{3, 2, 4}, 2, 1};
+  const Shape shape = {{3, 2, 4}, 6, 1};
   const Batch batch(shape, kRequests, 9);
   for (const DecodeMode mode : kModes) {
     const auto first = attend(shape, batch, mode);

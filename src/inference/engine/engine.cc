@@ -1,0 +1,35 @@
+#include "contextile/engine.h"
+
+namespace contextile {
+
+Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options)
+    : model_(model), scheduler_(options, config.max_length) {}
+
+std::vector<EngineEvent> Engine::step() {
+  const std::vector<ScheduledTokens> scheduled = scheduler_.next();
+  if (scheduled.empty()) return {};
+  model_.copy_pages(scheduler_.cache().take_copies());
+  std::vector<StepRequest> requests;
+  for (const ScheduledTokens& part : scheduled) {
+    requests.push_back({scheduler_.tokens(part.request)
+                            .subspan(static_cast<std::size_t>(part.tokens.begin),
+                                     static_cast<std::size_t>(part.tokens.size())),
+                        part.tokens.begin, scheduler_.cache().table(part.request),
+                        part.needs_logits});
+  }
+  const HostTensor logits = model_.forward(requests);
+  const std::span<const float> all = logits.values<float>();
+  const auto width = static_cast<std::size_t>(logits.dim());
+  std::vector<EngineEvent> events;
+  for (const ScheduledTokens& part : scheduled) {
+    if (!part.needs_logits) continue;
+    const GenerationRequest& asked = scheduler_.request(part.request);
+    const std::int64_t number = part.tokens.end - static_cast<std::int64_t>(asked.prompt.size());
+    const SampledToken sampled =
+        sample(all.subspan(events.size() * width, width), asked.sampling, number);
+    events.push_back(scheduler_.take(part.request, sampled.token, sampled.logprob));
+  }
+  return events;
+}
+
+}  // namespace contextile

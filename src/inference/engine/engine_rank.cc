@@ -1,0 +1,154 @@
+#include "contextile/engine_rank.h"
+
+#include <array>
+#include <cstring>
+#include <type_traits>
+
+#include "base/check.h"
+
+namespace contextile {
+namespace {
+
+template <typename T>
+void put_value(std::vector<std::byte>& bytes, const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const auto raw = std::as_bytes(std::span(&value, 1));
+  bytes.insert(bytes.end(), raw.begin(), raw.end());
+}
+
+template <typename T>
+void put_list(std::vector<std::byte>& bytes, const std::vector<T>& list) {
+  put_value(bytes, static_cast<std::uint64_t>(list.size()));
+  const auto raw = std::as_bytes(std::span(list));
+  bytes.insert(bytes.end(), raw.begin(), raw.end());
+}
+
+class ByteReader {
+ public:
+  explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  [[nodiscard]] T value() {
+    T value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  template <typename T>
+  [[nodiscard]] std::vector<T> list() {
+    const auto count = value<std::uint64_t>();
+    CONTEXTILE_CHECK(count <= bytes_.size() / sizeof(T),
+                     "engine input: expected at most {} entries, found {}",
+                     bytes_.size() / sizeof(T), count);
+    std::vector<T> list(count);
+    const auto raw = take(count * sizeof(T));
+    if (!raw.empty()) std::memcpy(list.data(), raw.data(), raw.size());
+    return list;
+  }
+  void check_end() const {
+    CONTEXTILE_CHECK(bytes_.empty(), "engine input: expected its end, found {} bytes more",
+                     bytes_.size());
+  }
+
+ private:
+  [[nodiscard]] std::span<const std::byte> take(std::size_t size) {
+    CONTEXTILE_CHECK(size <= bytes_.size(), "engine input: expected {} bytes, found {}", size,
+                     bytes_.size());
+    const auto taken = bytes_.first(size);
+    bytes_ = bytes_.subspan(size);
+    return taken;
+  }
+
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace
+
+std::vector<std::byte> encode(const EngineInput& input) {
+  std::vector<std::byte> bytes;
+  put_value(bytes, static_cast<std::uint8_t>(input.stop ? 1 : 0));
+  put_list(bytes, input.cancelled);
+  put_value(bytes, static_cast<std::uint64_t>(input.arrivals.size()));
+  for (const GenerationRequest& request : input.arrivals) {
+    put_value(bytes, request.id);
+    put_value(bytes, request.max_tokens);
+    put_value(bytes, request.sampling.temperature);
+    put_value(bytes, request.sampling.top_p);
+    put_value(bytes, request.sampling.top_k);
+    put_value(bytes, request.sampling.seed);
+    put_list(bytes, request.prompt);
+    put_list(bytes, request.stop_tokens);
+  }
+  return bytes;
+}
+
+EngineInput decode_engine_input(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  EngineInput input;
+  input.stop = reader.value<std::uint8_t>() != 0;
+  input.cancelled = reader.list<RequestId>();
+  const auto num_arrivals = reader.value<std::uint64_t>();
+  for (std::uint64_t i = 0; i < num_arrivals; ++i) {
+    GenerationRequest request;
+    request.id = reader.value<RequestId>();
+    request.max_tokens = reader.value<std::int32_t>();
+    request.sampling.temperature = reader.value<double>();
+    request.sampling.top_p = reader.value<double>();
+    request.sampling.top_k = reader.value<std::int32_t>();
+    request.sampling.seed = reader.value<std::uint64_t>();
+    request.prompt = reader.list<std::int32_t>();
+    request.stop_tokens = reader.list<std::int32_t>();
+    input.arrivals.push_back(std::move(request));
+  }
+  reader.check_end();
+  return input;
+}
+
+// All say how many bytes they bring, and what their tables are; only the first brings any.
+EngineInput EngineRank::share(const EngineInput& input) {
+  const bool is_first = transport_.rank().value == 0;
+  std::vector<std::byte> bytes;
+  if (is_first) bytes = encode(input);
+  const std::array<std::uint64_t, 2> mine = {bytes.size(), engine_.digest()};
+  const auto all = all_gather(transport_, std::as_bytes(std::span(mine)));
+  std::array<std::uint64_t, 2> first;
+  std::memcpy(first.data(), all.front().data(), sizeof first);
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    std::array<std::uint64_t, 2> its;
+    std::memcpy(its.data(), all[r].data(), sizeof its);
+    CONTEXTILE_CHECK(
+        its[1] == first[1],
+        "engine: expected the same block tables on all ranks, found {:016x} on rank 0 and "
+        "{:016x} on rank {}",
+        first[1], its[1], r);
+  }
+  bytes.resize(first[0]);
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  std::vector<Message> sends;
+  std::vector<Message> recvs;
+  for (std::int32_t r = 1; is_first && r < transport_.size(); ++r) {
+    sends.push_back({Rank(r), {{bytes.data(), size, 1, size}}});
+  }
+  if (!is_first) recvs.push_back({Rank(0), {{bytes.data(), size, 1, size}}});
+  transport_.wait(transport_.launch(sends, recvs));
+  return decode_engine_input(bytes);
+}
+
+EngineOutput EngineRank::advance(const EngineInput& input) {
+  EngineInput shared = share(input);
+  EngineOutput output;
+  output.stopped = shared.stop;
+  for (const RequestId request : shared.cancelled) engine_.cancel(request);
+  for (GenerationRequest& request : shared.arrivals) {
+    const RequestId id = request.id;
+    try {
+      if (engine_.submit(std::move(request))) continue;
+      output.rejections.push_back({id, "too many requests wait", true});
+    } catch (const InvalidArgument& error) {
+      output.rejections.push_back({id, error.what(), false});
+    }
+  }
+  if (!output.stopped) output.events = engine_.step();
+  return output;
+}
+
+}  // namespace contextile

@@ -1,0 +1,238 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "contextile/engine.h"
+
+namespace contextile {
+namespace {
+
+struct Request {
+  GenerationRequest asked;
+  std::vector<std::int32_t> tokens;  // prompt and output
+  std::int64_t computed =
+      0;  // tokens whose keys and values are in the cache, or will be after this step
+  std::int64_t cached_tokens = -1;  // -1: it has not begun
+  bool is_running = false;
+
+  [[nodiscard]] std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+  [[nodiscard]] std::int64_t missing() const { return length() - computed; }
+  [[nodiscard]] std::int64_t num_output() const {
+    return length() - static_cast<std::int64_t>(asked.prompt.size());
+  }
+};
+
+}  // namespace
+
+std::string_view to_string(FinishReason reason) {
+  return reason == FinishReason::kStop ? "stop" : "length";
+}
+
+struct Scheduler::State {
+  using Arrival = std::int64_t;
+
+  State(const EngineOptions& given, std::int64_t longest)
+      : options(given), cache(given.cache), max_length(longest) {
+    const auto check = [](std::string_view name, std::int32_t value) {
+      CONTEXTILE_CHECK(value >= 1, "engine, {}: expected at least 1, found {}", name, value);
+    };
+    check("max_running", given.max_running);
+    check("max_step_tokens", given.max_step_tokens);
+    check("max_waiting", given.max_waiting);
+  }
+
+  [[nodiscard]] Request& at(RequestId id) {
+    const auto found = arrivals.find(id);
+    CONTEXTILE_CHECK(found != arrivals.end(), "engine: expected a request under way, found {}",
+                     id.value);
+    return requests.at(found->second);
+  }
+
+  void check(const GenerationRequest& request) const {
+    CONTEXTILE_CHECK(request.id.valid() && !arrivals.contains(request.id),
+                     "request: expected a new number of at least 0, found {}{}", request.id.value,
+                     request.id.valid() ? ", which is under way" : "");
+    CONTEXTILE_CHECK(!request.prompt.empty(),
+                     "request: expected a prompt of at least 1 token, found none");
+    CONTEXTILE_CHECK(request.max_tokens >= 1, "request, max_tokens: expected at least 1, found {}",
+                     request.max_tokens);
+    const auto length = static_cast<std::int64_t>(request.prompt.size()) + request.max_tokens;
+    CONTEXTILE_CHECK(length <= max_length,
+                     "request: expected at most {} tokens of prompt and output, found {} + {}",
+                     max_length, request.prompt.size(), request.max_tokens);
+    const std::int64_t room = options.cache.num_pages * cache.layout().block_tokens();
+    CONTEXTILE_CHECK(
+        length <= room,
+        "request: expected at most the cache's {} tokens of prompt and output, found {} + {}", room,
+        request.prompt.size(), request.max_tokens);
+    check_sampling(request.sampling);
+  }
+
+  // Gives pages back; it begins again when there is room.
+  void preempt(Request& request) {
+    cache.free(request.asked.id);
+    request.is_running = false;
+    request.computed = 0;
+    --num_running;
+    ++stats.num_preemptions;
+  }
+
+  // The request that came last of those with pages.
+  [[nodiscard]] Request& last_running() {
+    return std::find_if(requests.rbegin(), requests.rend(),
+                        [](const auto& entry) { return entry.second.is_running; })
+        ->second;
+  }
+
+  // Appends to a request that runs; those behind it give way, at last the request itself.
+  [[nodiscard]] bool append(Request& request, std::int64_t count) {
+    const auto tokens =
+        std::span(request.tokens)
+            .subspan(static_cast<std::size_t>(request.computed), static_cast<std::size_t>(count));
+    while (!cache.append(request.asked.id, tokens)) {
+      Request& last = last_running();
+      preempt(last);
+      if (&last == &request) return false;
+    }
+    request.computed += count;
+    return true;
+  }
+
+  // How many of its tokens are there; none: there is no room for what is to be computed of it
+  // first.
+  [[nodiscard]] std::optional<std::int64_t> begin(Request& request, std::int64_t budget) {
+    const std::span<const std::int32_t> tokens = request.tokens;
+    const std::int64_t hit = cache.cached_tokens(tokens);
+    const std::int64_t count = std::min(budget, request.length() - hit);
+    const auto added =
+        cache.add(request.asked.id, tokens.first(static_cast<std::size_t>(hit + count)));
+    if (!added) return std::nullopt;
+    request.computed = hit + count;
+    request.is_running = true;
+    ++num_running;
+    if (request.cached_tokens < 0) {
+      request.cached_tokens = *added;
+      stats.num_prompt_tokens += request.length();
+      stats.num_cached_tokens += *added;
+    }
+    return added;
+  }
+
+  // Requests that run and need one token, their next.
+  [[nodiscard]] std::int64_t num_decoding() const {
+    return std::count_if(requests.begin(), requests.end(), [](const auto& entry) {
+      return entry.second.is_running && entry.second.missing() == 1;
+    });
+  }
+
+  // Tokens [first, computed) of a request are in this step.
+  void schedule(const Request& request, std::int64_t first, std::vector<ScheduledTokens>& step) {
+    step.push_back({request.asked.id, {first, request.computed}, request.missing() == 0});
+    stats.num_computed_tokens += request.computed - first;
+  }
+
+  EngineOptions options;
+  KvCache cache;
+  std::int64_t max_length;
+  std::map<Arrival, Request> requests;  // in the order they came
+  std::map<RequestId, Arrival> arrivals;
+  Arrival next_arrival = 0;
+  std::int32_t num_running = 0;
+  EngineStats stats;
+};
+
+Scheduler::Scheduler(const EngineOptions& options, std::int64_t max_length)
+    : state_(std::make_unique<State>(options, max_length)) {}
+Scheduler::~Scheduler() = default;
+Scheduler::Scheduler(Scheduler&&) noexcept = default;
+Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
+
+bool Scheduler::submit(GenerationRequest request) {
+  state_->check(request);
+  if (num_waiting() >= state_->options.max_waiting) return false;
+  Request added;
+  added.tokens = request.prompt;
+  added.asked = std::move(request);
+  state_->arrivals.emplace(added.asked.id, state_->next_arrival);
+  state_->requests.emplace(state_->next_arrival++, std::move(added));
+  return true;
+}
+
+bool Scheduler::cancel(RequestId request) {
+  const auto found = state_->arrivals.find(request);
+  if (found == state_->arrivals.end()) return false;
+  if (state_->requests.at(found->second).is_running) {
+    state_->cache.free(request);
+    --state_->num_running;
+  }
+  state_->requests.erase(found->second);
+  state_->arrivals.erase(found);
+  return true;
+}
+
+std::vector<ScheduledTokens> Scheduler::next() {
+  State& state = *state_;
+  std::vector<ScheduledTokens> step;
+  // Next tokens go before prompts, so that a long one holds up nobody.
+  std::int64_t decodes =
+      std::min<std::int64_t>(state.num_decoding(), state.options.max_step_tokens);
+  std::int64_t budget = state.options.max_step_tokens - decodes;
+  const std::int64_t preemptions = state.stats.num_preemptions;
+  for (auto& [arrival, request] : state.requests) {
+    if (!request.is_running) continue;
+    std::int64_t& rest = request.missing() == 1 ? decodes : budget;
+    const std::int64_t count = std::min(rest, request.missing());
+    if (count == 0) continue;
+    const std::int64_t first = request.computed;
+    if (!state.append(request, count)) break;
+    state.schedule(request, first, step);
+    rest -= count;
+  }
+  // None begins where pages were short just now.
+  if (state.stats.num_preemptions > preemptions) budget = 0;
+  for (auto& [arrival, request] : state.requests) {
+    if (budget == 0 || state.num_running >= state.options.max_running) break;
+    if (request.is_running) continue;
+    const auto first = state.begin(request, budget);
+    if (!first) break;
+    state.schedule(request, *first, step);
+    budget -= request.computed - *first;
+  }
+  state.stats.num_steps += step.empty() ? 0 : 1;
+  return step;
+}
+
+EngineEvent Scheduler::take(RequestId id, std::int32_t token, float logprob) {
+  State& state = *state_;
+  Request& request = state.at(id);
+  request.tokens.push_back(token);
+  ++state.stats.num_output_tokens;
+  EngineEvent event = {id, token, logprob, request.cached_tokens, std::nullopt};
+  const std::vector<std::int32_t>& stops = request.asked.stop_tokens;
+  if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    event.finish = FinishReason::kStop;
+  } else if (request.num_output() >= request.asked.max_tokens) {
+    event.finish = FinishReason::kLength;
+  }
+  if (event.finish) cancel(id);
+  return event;
+}
+
+const GenerationRequest& Scheduler::request(RequestId request) const {
+  return state_->at(request).asked;
+}
+std::span<const std::int32_t> Scheduler::tokens(RequestId request) const {
+  return state_->at(request).tokens;
+}
+bool Scheduler::idle() const { return state_->requests.empty(); }
+std::int32_t Scheduler::num_running() const { return state_->num_running; }
+std::int32_t Scheduler::num_waiting() const {
+  return static_cast<std::int32_t>(state_->requests.size()) - state_->num_running;
+}
+const EngineStats& Scheduler::stats() const { return state_->stats; }
+KvCache& Scheduler::cache() { return state_->cache; }
+const KvCache& Scheduler::cache() const { return state_->cache; }
+
+}  // namespace contextile

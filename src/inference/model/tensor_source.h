@@ -1,0 +1,38 @@
+// Where a model's weights come from: named matrices of which any part can be read as fp32.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "contextile/base.h"
+
+namespace contextile {
+
+struct MatrixPart {
+  std::string name;
+  std::int64_t rows = 0;     // of the whole
+  std::int64_t columns = 0;  // of the whole; 0: a vector of `rows`
+  Range row_range;
+  Range column_range;  // of a vector [0, 1)
+
+  [[nodiscard]] std::int64_t size() const { return row_range.size() * column_range.size(); }
+};
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
+  // out: row-major, as many elements as the part has.
+  virtual void read(const MatrixPart& part, std::span<float> out) const = 0;
+};
+
+// Normally distributed with the variance 1 / columns; vectors are 1 where they end in
+// "norm.weight", small otherwise. Every element depends on the seed, the name and its place alone.
+[[nodiscard]] std::unique_ptr<TensorSource> random_source(std::uint64_t seed);
+// The files of a folder. Throws IoError, and InvalidArgument on what is no safetensors file.
+[[nodiscard]] std::unique_ptr<TensorSource> safetensors_source(const std::string& folder);
+
+}  // namespace contextile

@@ -1,0 +1,366 @@
+#include "contextile/engine.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "contextile/engine_rank.h"
+
+namespace contextile {
+namespace {
+
+using ::testing::HasSubstr;
+
+DecoderConfig small() {
+  DecoderConfig config;
+  config.vocab_size = 61;
+  config.hidden_size = 32;
+  config.num_layers = 2;
+  config.q_heads = 8;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.ffn_size = 40;
+  config.windows = {0, 24};
+  config.max_length = 400;
+  return config;
+}
+
+// Requests of a trace: each comes before a step.
+struct Arrival {
+  std::int64_t step = 0;
+  GenerationRequest request;
+};
+
+GenerationRequest request_of(std::int32_t id, std::vector<std::int32_t> prompt,
+                             std::int32_t max_tokens) {
+  GenerationRequest request;
+  request.id = RequestId(id);
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+std::vector<std::int32_t> tokens_of(std::mt19937& random, std::int64_t count) {
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < count; ++i) {
+    tokens.push_back(std::uniform_int_distribution<std::int32_t>(0, 60)(random));
+  }
+  return tokens;
+}
+
+// Prompts of which many begin alike, greedy and sampled.
+std::vector<Arrival> trace(std::int32_t num_requests, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const std::vector<std::int32_t> shared = tokens_of(random, 50);
+  std::vector<Arrival> arrivals;
+  std::int64_t step = 0;
+  for (std::int32_t i = 0; i < num_requests; ++i) {
+    std::vector<std::int32_t> prompt;
+    if (random() % 2 == 0) {
+      prompt.assign(shared.begin(), shared.begin() + 20 + random() % 31);
+    }
+    for (const std::int32_t token : tokens_of(random, 1 + random() % 40)) prompt.push_back(token);
+    GenerationRequest request = request_of(i, prompt, 1 + static_cast<std::int32_t>(random() % 12));
+    if (i % 3 == 1) request.sampling = {0.8, 0.95, 20, static_cast<std::uint64_t>(i)};
+    if (i % 5 == 0) request.stop_tokens = {7, 9};
+    arrivals.push_back({step, request});
+    step += random() % 3;
+  }
+  return arrivals;
+}
+
+struct Served {
+  std::map<std::int32_t, std::vector<std::int32_t>> outputs;  // by request
+  std::map<std::int32_t, std::int64_t> cached_tokens;
+  EngineStats stats;
+};
+
+Served serve(const std::vector<Arrival>& arrivals, const EngineOptions& options,
+             DecodeMode mode = DecodeMode::kQReplicated) {
+  const DecoderConfig config = small();
+  std::vector<Served> served(static_cast<std::size_t>(options.cache.layout.num_ranks));
+  run_inproc(options.cache.layout.num_ranks, [&](Transport& transport) {
+    const DecoderPart part = {transport.rank(), transport.size(), mode == DecodeMode::kQReplicated};
+    DecoderOptions decoder;
+    decoder.layout = options.cache.layout;
+    decoder.num_pages = options.cache.num_pages;
+    decoder.mode = mode;
+    DecoderRank model(transport, config, random_weights(config, part, 7), decoder);
+    Engine engine(model, config, options);
+    EngineRank rank(transport, engine);
+    Served& its = served[transport.rank().index()];
+    std::size_t next = 0;
+    for (std::int64_t step = 0; next < arrivals.size() || !engine.idle(); ++step) {
+      EngineInput input;
+      while (next < arrivals.size() && arrivals[next].step <= step) {
+        input.arrivals.push_back(arrivals[next++].request);
+      }
+      // What the others are told is what the first one says.
+      const EngineOutput output = rank.advance(transport.rank().value == 0 ? input : EngineInput{});
+      EXPECT_TRUE(output.rejections.empty());
+      for (const EngineEvent& event : output.events) {
+        its.outputs[event.request.value].push_back(event.token);
+        its.cached_tokens[event.request.value] = event.cached_tokens;
+      }
+      engine.scheduler().cache().check_consistency();
+    }
+    its.stats = engine.scheduler().stats();
+  });
+  for (const Served& its : served) EXPECT_EQ(its.outputs, served.front().outputs);
+  return served.front();
+}
+
+EngineOptions options_of(std::int32_t ranks, std::int32_t pages, std::int32_t step_tokens = 64) {
+  EngineOptions options;
+  options.cache.layout = {ranks, 1, 4};
+  options.cache.num_pages = pages;
+  options.max_step_tokens = step_tokens;
+  return options;
+}
+
+// One request after another, on one rank, with room for everything: what each would get alone.
+Served alone(const std::vector<Arrival>& arrivals) {
+  Served all;
+  for (const Arrival& arrival : arrivals) {
+    EngineOptions options = options_of(1, 120, 400);
+    options.cache.share_prefixes = false;
+    const Served one = serve({{0, arrival.request}}, options);
+    all.outputs.insert(one.outputs.begin(), one.outputs.end());
+  }
+  return all;
+}
+
+TEST(Engine, TokensAreThoseOfEveryRequestAloneOnOneRank) {
+  const std::vector<Arrival> arrivals = trace(24, 1);
+  const Served expected = alone(arrivals);
+  for (const std::int32_t ranks : {1, 2, 3, 4, 8}) {
+    for (const std::int32_t interleave : {1, 2, 4}) {
+      SCOPED_TRACE(fmt::format("{} ranks, interleave {}", ranks, interleave));
+      EngineOptions options = options_of(ranks, 200);
+      options.cache.layout.interleave = interleave;
+      const Served found = serve(arrivals, options);
+      EXPECT_EQ(found.outputs, expected.outputs);
+      EXPECT_GT(found.stats.num_cached_tokens, 0);
+      EXPECT_EQ(found.stats.num_preemptions, 0);
+    }
+  }
+}
+
+TEST(Engine, EveryModeGivesTheSameTokens) {
+  const std::vector<Arrival> arrivals = trace(12, 2);
+  const Served expected = alone(arrivals);
+  for (const DecodeMode mode : {DecodeMode::kAgRs, DecodeMode::kA2a}) {
+    EXPECT_EQ(serve(arrivals, options_of(4, 200), mode).outputs, expected.outputs);
+  }
+}
+
+// A quarter of the pages that all together would take: requests are put back and begin again.
+TEST(Engine, NothingIsLostWhenPagesAreShort) {
+  const std::vector<Arrival> arrivals = trace(24, 3);
+  const Served expected = alone(arrivals);
+  for (const std::int32_t ranks : {1, 4}) {
+    const Served found = serve(arrivals, options_of(ranks, ranks == 1 ? 30 : 8, 32));
+    EXPECT_EQ(found.outputs, expected.outputs);
+    EXPECT_GT(found.stats.num_preemptions, 0);
+    EXPECT_GT(found.stats.num_computed_tokens, 0);
+  }
+}
+
+TEST(Engine, PromptsAreComputedInChunksBesideOthersTokens) {
+  std::mt19937 random(4);
+  std::vector<Arrival> arrivals = {{0, request_of(0, tokens_of(random, 5), 30)},
+                                   {3, request_of(1, tokens_of(random, 200), 4)}};
+  const Served expected = alone(arrivals);
+  const Served found = serve(arrivals, options_of(2, 100, 16));
+  EXPECT_EQ(found.outputs, expected.outputs);
+  // 200 tokens at 15 a step, beside one of the other request.
+  EXPECT_GE(found.stats.num_steps, 30);
+  EXPECT_EQ(found.stats.num_computed_tokens, 5 + 200 + 29 + 3);
+}
+
+TEST(Engine, PromptsThatWereThereAreNotComputedAgain) {
+  std::mt19937 random(5);
+  const std::vector<std::int32_t> prompt = tokens_of(random, 65);
+  const std::vector<Arrival> arrivals = {{0, request_of(0, prompt, 2)},
+                                         {10, request_of(1, prompt, 2)}};
+  const Served found = serve(arrivals, options_of(2, 100, 128));
+  EXPECT_EQ(found.cached_tokens.at(0), 0);
+  EXPECT_EQ(found.cached_tokens.at(1), 64);
+  EXPECT_EQ(found.outputs.at(0), found.outputs.at(1));
+  EXPECT_EQ(found.stats.num_computed_tokens, 65 + 1 + 1 + 1);
+}
+
+// Both come before one step: what the first computes in it, the second reads in it.
+TEST(Engine, TwinsOfOneStepShareWhatItComputes) {
+  std::mt19937 random(6);
+  const std::vector<std::int32_t> prompt = tokens_of(random, 41);
+  const std::vector<Arrival> arrivals = {{0, request_of(0, prompt, 3)},
+                                         {0, request_of(1, prompt, 3)}};
+  const Served found = serve(arrivals, options_of(2, 100, 128));
+  EXPECT_EQ(found.cached_tokens.at(1), 40);
+  EXPECT_EQ(found.outputs.at(0), found.outputs.at(1));
+  EXPECT_EQ(found.outputs, alone(arrivals).outputs);
+}
+
+TEST(Engine, CancelledRequestsGiveTheirPagesBack) {
+  const DecoderConfig config = small();
+  run_inproc(1, [&](Transport& transport) {
+    DecoderOptions decoder;
+    decoder.layout = {1, 1, 4};
+    decoder.num_pages = 20;
+    DecoderRank model(transport, config, random_weights(config, {}, 7), decoder);
+    Engine engine(model, config, options_of(1, 20));
+    std::mt19937 random(7);
+    ASSERT_TRUE(engine.submit(request_of(3, tokens_of(random, 30), 40)));
+    ASSERT_TRUE(engine.submit(request_of(4, tokens_of(random, 9), 40)));
+    static_cast<void>(engine.step());
+    EXPECT_TRUE(engine.cancel(RequestId(3)));
+    EXPECT_FALSE(engine.cancel(RequestId(3)));
+    EXPECT_EQ(engine.scheduler().num_running(), 1);
+    EXPECT_TRUE(engine.cancel(RequestId(4)));
+    EXPECT_TRUE(engine.idle());
+    EXPECT_EQ(engine.scheduler().cache().free_pages(), 20);
+    EXPECT_TRUE(engine.step().empty());
+  });
+}
+
+std::string error_of(Scheduler& scheduler, const GenerationRequest& request) {
+  try {
+    EXPECT_TRUE(scheduler.submit(request));
+    return "";
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+}
+
+TEST(Scheduler, RefusesWhatCanNeverBeServed) {
+  Scheduler scheduler(options_of(2, 10), 70);  // 80 tokens
+  EXPECT_THAT(error_of(scheduler, request_of(-1, {1}, 1)), HasSubstr("found -1"));
+  EXPECT_THAT(error_of(scheduler, request_of(1, {}, 1)), HasSubstr("a prompt of at least 1 token"));
+  EXPECT_THAT(error_of(scheduler, request_of(1, {1}, 0)),
+              HasSubstr("max_tokens: expected at least 1"));
+  EXPECT_THAT(error_of(scheduler, request_of(1, {1, 2}, 69)),
+              HasSubstr("at most 70 tokens of prompt and output, found 2 + 69"));
+  GenerationRequest request = request_of(1, {1}, 1);
+  request.sampling.top_p = 0;
+  EXPECT_THAT(error_of(scheduler, request), HasSubstr("top_p: expected more than 0"));
+  request.sampling = {-1, 1, 0, 0};
+  EXPECT_THAT(error_of(scheduler, request), HasSubstr("temperature: expected 0 to 100"));
+  request.sampling = {};
+  EXPECT_EQ(error_of(scheduler, request), "");
+  EXPECT_THAT(error_of(scheduler, request), HasSubstr("1, which is under way"));
+  Scheduler short_of_pages(options_of(2, 5), 70);
+  EXPECT_THAT(error_of(short_of_pages, request_of(1, {1, 2}, 50)),
+              HasSubstr("the cache's 40 tokens"));
+}
+
+TEST(Scheduler, RefusesMoreThanMayWait) {
+  EngineOptions options = options_of(1, 4);
+  options.max_waiting = 2;
+  Scheduler scheduler(options, 100);
+  EXPECT_TRUE(scheduler.submit(request_of(1, {1}, 1)));
+  EXPECT_TRUE(scheduler.submit(request_of(2, {1}, 1)));
+  EXPECT_FALSE(scheduler.submit(request_of(3, {1}, 1)));
+  EXPECT_FALSE(scheduler.cancel(RequestId(3)));
+  EXPECT_EQ(scheduler.next().size(), 2U);
+  EXPECT_TRUE(scheduler.submit(request_of(3, {1}, 1)));
+}
+
+TEST(Sampling, IsGreedyWithoutTemperature) {
+  const std::vector<float> logits = {0, 3, -1, 3};
+  EXPECT_EQ(sample(logits, {}, 0).token, 1);
+  const double sum = 1 + 2 * std::exp(3.0) + std::exp(-1.0);
+  EXPECT_NEAR(sample(logits, {}, 0).logprob, 3 - std::log(sum), 1e-6);
+}
+
+TEST(Sampling, DrawsTokensAsOftenAsTheyAreLikely) {
+  const std::vector<float> logits = {0, 1, 2, -std::numeric_limits<float>::infinity(), 3};
+  const double temperature = 1.5;
+  std::vector<double> share(5, 0);
+  constexpr int kDraws = 40'000;
+  for (int i = 0; i < kDraws; ++i) {
+    share[static_cast<std::size_t>(sample(logits, {temperature, 1, 0, 11}, i).token)] +=
+        1.0 / kDraws;
+  }
+  double total = 0;
+  for (const float logit : logits) total += std::exp(logit / temperature);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(share[i], std::exp(logits[i] / temperature) / total, 0.012);
+  }
+}
+
+TEST(Sampling, LeavesOutWhatIsUnlikely) {
+  const std::vector<float> logits = {0, 1, 2, 3};
+  for (int i = 0; i < 500; ++i) {
+    EXPECT_GE(sample(logits, {1, 1, 2, 3}, i).token, 2);
+    EXPECT_GE(sample(logits, {1, 0.85, 0, 3}, i).token, 2);  // 3 and 2 have 0.88 of it
+    EXPECT_EQ(sample(logits, {1, 0.6, 0, 3}, i).token, 3);
+  }
+  EXPECT_EQ(sample(logits, {1, 1, 0, 3}, 5).token, sample(logits, {1, 1, 0, 3}, 5).token);
+}
+
+TEST(Sampling, RefusesLogitsThatAreNone) {
+  const std::vector<float> logits = {0, std::nanf("")};
+  EXPECT_THROW(static_cast<void>(sample(logits, {}, 0)), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(sample({}, {}, 0)), InvalidArgument);
+}
+
+TEST(EngineRank, InputsComeBackFromTheirBytes) {
+  EngineInput input;
+  input.arrivals = {request_of(5, {1, 2, 3}, 9), request_of(6, {4}, 1)};
+  input.arrivals[0].sampling = {0.5, 0.25, 3, 99};
+  input.arrivals[1].stop_tokens = {8, 9};
+  input.cancelled = {RequestId(1), RequestId(2)};
+  const std::vector<std::byte> bytes = encode(input);
+  const EngineInput back = decode_engine_input(bytes);
+  EXPECT_EQ(encode(back), bytes);
+  EXPECT_EQ(back.arrivals[1].stop_tokens, input.arrivals[1].stop_tokens);
+  EXPECT_EQ(back.arrivals[0].sampling.seed, 99U);
+  EXPECT_EQ(back.cancelled, input.cancelled);
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_THROW(static_cast<void>(decode_engine_input(std::span(bytes).first(size))),
+                 InvalidArgument);
+  }
+}
+
+TEST(EngineRank, RejectsOnAllRanksAlikeAndFindsTablesThatDiffer) {
+  const DecoderConfig config = small();
+  EXPECT_THROW(
+      run_inproc(2,
+                 [&](Transport& transport) {
+                   DecoderOptions decoder;
+                   decoder.layout = {2, 1, 4};
+                   decoder.num_pages = 20;
+                   DecoderRank model(transport, config,
+                                     random_weights(config, {transport.rank(), 2}, 7), decoder);
+                   Engine engine(model, config, options_of(2, 20));
+                   EngineRank rank(transport, engine);
+                   EngineInput input;
+                   input.arrivals = {request_of(1, {1, 2, 3}, 5), request_of(2, {1}, 1000)};
+                   const EngineOutput output = rank.advance(input);
+                   ASSERT_EQ(output.rejections.size(), 1U);
+                   EXPECT_EQ(output.rejections[0].request, RequestId(2));
+                   EXPECT_FALSE(output.rejections[0].is_full);
+                   ASSERT_EQ(output.events.size(), 1U);
+                   // A rank that forgot a request by itself.
+                   if (transport.rank().value == 1) engine.cancel(RequestId(1));
+                   try {
+                     static_cast<void>(rank.advance());
+                   } catch (const InvalidArgument& error) {
+                     EXPECT_THAT(error.what(),
+                                 HasSubstr("expected the same block tables on all ranks"));
+                     EXPECT_THAT(error.what(), HasSubstr("on rank 1"));
+                     throw;
+                   }
+                 }),
+      InvalidArgument);
+}
+
+}  // namespace
+}  // namespace contextile
