@@ -100,6 +100,8 @@ class Scheduler {
   [[nodiscard]] const GenerationRequest& request(RequestId request) const;
   // Prompt and output of a request.
   [[nodiscard]] std::span<const std::int32_t> tokens(RequestId request) const;
+  // Whether a request is under way and tokens of it have been computed.
+  [[nodiscard]] bool has_begun(RequestId request) const;
   [[nodiscard]] bool idle() const;
   [[nodiscard]] std::int32_t num_running() const;
   [[nodiscard]] std::int32_t num_waiting() const;

@@ -46,6 +46,7 @@ using Action = std::function<int()>;
 [[nodiscard]] Action add_partition_command(CLI::App& app);
 [[nodiscard]] Action add_completion_command(CLI::App& app);
 [[nodiscard]] Action add_launch_command(CLI::App& app);
+[[nodiscard]] Action add_serve_command(CLI::App& app);
 
 struct Command {
   const char* name;
@@ -58,6 +59,7 @@ inline constexpr Command kCommands[] = {
     {"run", "execute a plan on real ranks and check the result", add_run_command},
     {"launch", "ranks as processes: a run over gloo, or any program that takes its rank",
      add_launch_command},
+    {"serve", "a language model over HTTP, from ranks that share its KV cache", add_serve_command},
     {"simulate", "what a plan would take on a cluster: time, exposed transfers, a trace",
      add_simulate_command},
     {"report", "one HTML page about a plan, or two plans side by side", add_report_command},

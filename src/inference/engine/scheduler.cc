@@ -226,6 +226,10 @@ const GenerationRequest& Scheduler::request(RequestId request) const {
 std::span<const std::int32_t> Scheduler::tokens(RequestId request) const {
   return state_->at(request).tokens;
 }
+bool Scheduler::has_begun(RequestId request) const {
+  const auto found = state_->arrivals.find(request);
+  return found != state_->arrivals.end() && state_->requests.at(found->second).cached_tokens >= 0;
+}
 bool Scheduler::idle() const { return state_->requests.empty(); }
 std::int32_t Scheduler::num_running() const { return state_->num_running; }
 std::int32_t Scheduler::num_waiting() const {

@@ -1,0 +1,56 @@
+// Engines behind the OpenAI completions protocol, over HTTP.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/engine_rank.h"
+#include "contextile/tokenizer.h"
+
+namespace contextile {
+
+struct ServeOptions {
+  std::string host = "127.0.0.1";
+  std::int32_t port = 8000;  // 0: a free one
+  std::string model = "contextile";
+  std::int32_t vocab_size = 0;
+  std::int64_t max_length = 0;            // tokens of prompt and output
+  std::vector<std::int32_t> end_tokens;   // end a completion unless it is asked to ignore them
+  std::int32_t max_connections = 64;      // served at a time; others wait to be accepted
+  std::int64_t max_body_bytes = 8 << 20;  // of a request
+  // While nothing is to be done, ranks hear of each other this often.
+  std::chrono::milliseconds heartbeat{5'000};
+};
+
+// What this build lacks to serve; empty: nothing.
+[[nodiscard]] std::string_view completion_server_missing();
+
+// POST /v1/completions, GET /v1/models, /health and /metrics. Threads of its own serve clients; one
+// thread, that of the first rank, drives the engines.
+class CompletionServer {
+ public:
+  // Listens from now on. Throws IoError where the address is not to be had, InvalidArgument where
+  // this build lacks what it takes.
+  CompletionServer(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer);
+  // Ends what is under way with an error to its clients.
+  ~CompletionServer();
+
+  [[nodiscard]] std::int32_t port() const;
+  // Serves until stop, on the first rank; the others call advance until it has stopped. Throws what
+  // EngineRank::advance throws: then clients whose requests had begun are told so, the others stay,
+  // and it may be called with new engines.
+  void run(EngineRank& rank, const Engine& engine);
+  // From any thread: run returns, and what is under way ends with an error to its client.
+  void stop(const std::string& reason);
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace contextile

@@ -1,0 +1,252 @@
+// contextile serve: a language model over HTTP.
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "cli/commands/command.h"
+#include "cli/help.h"
+#include "cli/options/served_model.h"
+#include "cli/options/transport.h"
+#include "cli/options/types.h"
+#include "cli/output.h"
+#include "contextile/completion_server.h"
+#include "contextile/engine.h"
+#include "contextile/engine_rank.h"
+
+namespace contextile {
+namespace {
+
+struct ServeCommandOptions {
+  std::string model = "random";
+  std::string name;  // empty: the model's
+  TransportOptions transport;
+  std::optional<std::int32_t> ranks;
+  ServeOptions serve;
+  EngineOptions engine;
+  std::int64_t kv_tokens = 65'536;
+  std::string mode = "auto";
+  std::string kv_dtype = "f32";
+  std::string wire = "f32";
+};
+
+// What all ranks of a group are made of.
+struct Serving {
+  ServedModel model;
+  DecoderOptions decoder;
+  EngineOptions engine;
+};
+
+Dtype parse_wire(const std::string& text) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    if (text == to_string(dtype)) return dtype;
+  }
+  fail_argument("--wire: expected f32, bf16 or f16, found {}", quote(text));
+}
+
+Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
+  Serving serving;
+  serving.model = parse_served_model(options.model);
+  serving.engine = options.engine;
+  KvLayout& layout = serving.engine.cache.layout;
+  layout.num_ranks = num_ranks;
+  check_kv_layout(layout);
+  serving.engine.cache.num_pages =
+      checked_cast<std::int32_t>(layout.num_blocks(options.kv_tokens), "--kv-tokens: pages");
+  serving.decoder.layout = layout;
+  serving.decoder.num_pages = serving.engine.cache.num_pages;
+  serving.decoder.kv_dtype = parse_kv_dtype(options.kv_dtype);
+  serving.decoder.wire = parse_wire(options.wire);
+  const bool divides = serving.model.config.q_heads % num_ranks == 0;
+  serving.decoder.mode = options.mode != "auto" ? parse_decode_mode(options.mode)
+                         : divides              ? DecodeMode::kA2a
+                                                : DecodeMode::kQReplicated;
+  return serving;
+}
+
+// One rank, from its weights to the end of serving; `server` on the first.
+void serve_rank(Transport& transport, const Serving& serving, CompletionServer* server) {
+  const DecoderPart part = {transport.rank(), transport.size(),
+                            serving.decoder.mode == DecodeMode::kQReplicated};
+  DecoderRank model(transport, serving.model.config, weights_of(serving.model, part),
+                    serving.decoder);
+  Engine engine(model, serving.model.config, serving.engine);
+  EngineRank rank(transport, engine);
+  if (server != nullptr) return server->run(rank, engine);
+  while (!rank.advance().stopped) {
+  }
+}
+
+// SIGINT and SIGTERM stop the server. The constructor comes before any other thread, which then
+// leave the signals to this one.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    sigemptyset(&signals_);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&signals_, signal);
+    pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  }
+  ~StopOnSignal() {
+    if (waiter_.joinable()) {
+      pthread_kill(waiter_.native_handle(), SIGUSR1);
+      waiter_.join();
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+  void stop(CompletionServer& server) {
+    waiter_ = std::thread([this, &server] {
+      int signal = 0;
+      sigwait(&signals_, &signal);
+      if (signal != SIGUSR1) server.stop("the server was told to stop");
+    });
+  }
+
+ private:
+  sigset_t signals_{};
+  sigset_t before_{};
+  std::thread waiter_;
+};
+
+std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options,
+                                              const Serving& serving) {
+  ServeOptions serve = options.serve;
+  serve.model = options.name.empty() ? serving.model.name : options.name;
+  serve.vocab_size = serving.model.config.vocab_size;
+  serve.end_tokens = serving.model.config.end_tokens;
+  const std::int64_t room =
+      std::int64_t{serving.engine.cache.num_pages} * serving.engine.cache.layout.block_tokens();
+  serve.max_length = std::min(serving.model.config.max_length, room);
+  const auto timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.transport.timeout_s * 1e3));
+  serve.heartbeat = std::max(timeout / 4, std::chrono::milliseconds(1));
+  return std::make_unique<CompletionServer>(serve, tokenizer_of(serving.model));
+}
+
+void print_start(const ServeCommandOptions& options, const Serving& serving,
+                 const CompletionServer& server) {
+  const DecoderConfig& config = serving.model.config;
+  const std::int64_t token_bytes = kv_bytes_per_token(config, serving.decoder.kv_dtype);
+  const std::int64_t pages = serving.engine.cache.num_pages;
+  print(fmt::format(
+      "model     {}: {} layers, {} query heads, {} KV heads, {:.1f} million parameters\n"
+      "ranks     {} on {}, attention {}\n"
+      "KV cache  {} tokens in {} pages of {} tokens, {:.1f} MiB a rank\n"
+      "serving   http://{}:{}/v1/completions\n",
+      printable(serving.model.name), config.num_layers, config.q_heads, config.kv_heads,
+      static_cast<double>(num_parameters(config)) * 1e-6, serving.decoder.layout.num_ranks,
+      options.transport.name, to_string(serving.decoder.mode),
+      pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
+      static_cast<double>(pages * serving.decoder.layout.page_size * token_bytes) / (1 << 20),
+      printable(options.serve.host), server.port()));
+  check_stdout();
+}
+
+int serve_inproc(const ServeCommandOptions& options) {
+  const Serving serving = serving_of(options, options.ranks.value_or(4));
+  StopOnSignal signals;
+  const auto server = open_server(options, serving);
+  signals.stop(*server);
+  print_start(options, serving, *server);
+  run_inproc(
+      serving.decoder.layout.num_ranks,
+      [&](Transport& transport) {
+        serve_rank(transport, serving, transport.rank().value == 0 ? server.get() : nullptr);
+      },
+      inproc_options(options.transport));
+  return kExitOk;
+}
+
+int serve_process(const ServeCommandOptions& options) {
+  CONTEXTILE_CHECK(options.transport.name != "gloo" || options.ranks,
+                   "--transport gloo: expected --ranks, found none");
+  StopOnSignal signals;
+  const auto transport = open_transport(options.transport, options.ranks, "rank");
+  const Serving serving = serving_of(options, transport->size());
+  if (transport->rank().value != 0) {
+    serve_rank(*transport, serving, nullptr);
+    return kExitOk;
+  }
+  const auto server = open_server(options, serving);
+  signals.stop(*server);
+  print_start(options, serving, *server);
+  serve_rank(*transport, serving, server.get());
+  return kExitOk;
+}
+
+int serve(const ServeCommandOptions& options) {
+  CONTEXTILE_CHECK(completion_server_missing().empty(), "serve: not in this build: {}",
+                   completion_server_missing());
+  check_transport_options(options.transport);
+  return options.transport.name == "inproc" ? serve_inproc(options) : serve_process(options);
+}
+
+void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
+  add_value(app, "--kv-tokens",
+            {"N", "tokens the KV cache holds, over all ranks", std::to_string(options.kv_tokens)},
+            [&options](const std::string& text) {
+              options.kv_tokens = parse_size("--kv-tokens", text, 1);
+            });
+  KvCacheOptions& cache = options.engine.cache;
+  add_size<std::int32_t>(app, "--page-size", cache.layout.page_size, 1,
+                         {"TOKENS", "tokens of a page of a rank", ""});
+  add_size<std::int32_t>(app, "--interleave", cache.layout.interleave, 1,
+                         {"TOKENS", "tokens that go to a rank before the next one's turn", ""});
+  add_text(app, "--kv-dtype", options.kv_dtype,
+           {"DTYPE", "of cached keys and values", "", {"f32", "bf16", "f16"}});
+  add_text(app, "--mode", options.mode,
+           {"MODE",
+            "how ranks come to attention over all tokens: {}; auto: a2a where the ranks divide "
+            "the query heads, else q_replicated",
+            "",
+            {"auto", "ag_rs", "a2a", "q_replicated"}});
+  add_text(app, "--wire", options.wire,
+           {"DTYPE", "of queries and outputs between ranks", "", {"f32", "bf16", "f16"}});
+  add_size<std::int32_t>(app, "--max-running", options.engine.max_running, 1,
+                         {"N", "requests that are computed at a time", ""});
+  add_size<std::int32_t>(app, "--max-waiting", options.engine.max_waiting, 1,
+                         {"N", "requests that wait; more are answered 429", ""});
+  add_size<std::int32_t>(app, "--step-tokens", options.engine.max_step_tokens, 1,
+                         {"N", "tokens of a step; longer prompts are computed in chunks", ""});
+  add_toggle(app, "share-prefixes", "keep what prompts begin with for later ones", "share",
+             [&cache](bool value) { cache.share_prefixes = value; });
+}
+
+}  // namespace
+
+Action add_serve_command(CLI::App& app) {
+  const auto options = std::make_shared<ServeCommandOptions>();
+  add_text(
+      app, "--model", options->model,
+      {"FOLDER|random",
+       "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
+       "model; random: one that nobody trained, bytes as tokens, sizes behind it "
+       "(random:vocab=256,hidden=192,layers=4,heads=24,kv_heads=2,head_dim=16,ffn=512,window=64,"
+       "length=131072,seed=1)",
+       ""});
+  add_value(app, "--name", {"TEXT", "what clients call the model", "the folder's name"},
+            [options](const std::string& text) { options->name = text; });
+  add_text(app, "--host", options->serve.host, {"ADDRESS", "where to listen", ""});
+  add_size<std::int32_t>(app, "--port", options->serve.port, 0, {"N", "0: a free one", ""});
+  add_size<std::int32_t>(app, "--max-connections", options->serve.max_connections, 1,
+                         {"N", "clients served at a time; others wait to be accepted", ""});
+  add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
+                            {"N", "ranks that share the cache (mpi: the job's)", "4"});
+  add_transport_options(app, options->transport);
+  add_engine_options(app, *options);
+  add_examples(app,
+               {"contextile serve --ranks 4 --port 0", "contextile launch -n 2 -- serve --port 0"});
+  return [options] { return serve(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,26 @@
+// The model a command serves, as its option names it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "contextile/decoder_model.h"
+#include "contextile/tokenizer.h"
+
+namespace contextile {
+
+struct ServedModel {
+  std::string name;    // as clients call it
+  std::string folder;  // of Hugging Face's format; empty: random weights
+  std::uint64_t seed = 1;
+  DecoderConfig config;
+};
+
+// A folder, or "random" with sizes behind it ("random:layers=2,heads=8"). Throws InvalidArgument
+// and IoError.
+[[nodiscard]] ServedModel parse_served_model(const std::string& text);
+[[nodiscard]] DecoderWeights weights_of(const ServedModel& model, const DecoderPart& part);
+[[nodiscard]] std::unique_ptr<Tokenizer> tokenizer_of(const ServedModel& model);
+
+}  // namespace contextile

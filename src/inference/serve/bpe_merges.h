@@ -1,0 +1,36 @@
+// Byte-pair encoding: pieces of a word are joined, the pair that was learnt first before all
+// others.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace contextile {
+
+class BpeMerges {
+ public:
+  // tokens: by their text; merges: pairs of texts, the first learnt first. Throws InvalidArgument
+  // where a merge joins or makes what is no token.
+  BpeMerges(std::unordered_map<std::string, std::int32_t> tokens,
+            const std::vector<std::pair<std::string, std::string>>& merges);
+
+  [[nodiscard]] std::optional<std::int32_t> token(const std::string& text) const;
+  // pieces: tokens of a word, the smallest there are. In time n·log n of their number.
+  [[nodiscard]] std::vector<std::int32_t> join(const std::vector<std::int32_t>& pieces) const;
+
+ private:
+  struct Merge {
+    std::int32_t order = 0;
+    std::int32_t token = 0;
+  };
+  [[nodiscard]] const Merge* find(std::int32_t left, std::int32_t right) const;
+
+  std::unordered_map<std::string, std::int32_t> tokens_;
+  std::unordered_map<std::uint64_t, Merge> merges_;  // by left and right token
+};
+
+}  // namespace contextile

@@ -1,0 +1,321 @@
+#include "contextile/completion_server.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "inference/serve/bounded_threads.h"
+#include "inference/serve/completion.h"
+#include "inference/serve/protocol.h"
+#include "inference/serve/request_queue.h"
+
+namespace contextile {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kBetweenLooks{200};  // whether a client is still there
+constexpr const char* kJson = "application/json";
+
+std::uint64_t random_bits() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32) | device();
+}
+
+ProtocolError error_of(const CallUpdate& update) {
+  if (update.is_full) {
+    return {.status = 429, .type = "rate_limit_error", .message = update.failure};
+  }
+  if (update.is_internal) {
+    return {.status = 503, .type = "server_error", .message = update.failure};
+  }
+  return {.message = update.failure};
+}
+
+void answer(httplib::Response& response, const ProtocolError& error) {
+  response.status = error.status;
+  if (error.status == 429) response.set_header("Retry-After", "1");
+  response.set_content(error_json(error), kJson);
+}
+
+// What is known of the engines after a step.
+struct Snapshot {
+  EngineStats stats;
+  std::int32_t num_running = 0;
+  std::int32_t num_waiting = 0;
+  std::int32_t free_pages = 0;
+};
+
+std::string metrics_text(const Snapshot& now) {
+  std::string text;
+  const auto add = [&](std::string_view name, std::string_view type, std::string_view help,
+                       std::int64_t value) {
+    text +=
+        fmt::format("# HELP contextile_{0} {2}\n# TYPE contextile_{0} {1}\ncontextile_{0} {3}\n",
+                    name, type, help, value);
+  };
+  add("requests_running", "gauge", "Requests that have pages.", now.num_running);
+  add("requests_waiting", "gauge", "Requests that wait for room.", now.num_waiting);
+  add("kv_pages_free", "gauge", "Pages of a rank that no request uses.", now.free_pages);
+  add("steps_total", "counter", "Steps of the engines.", now.stats.num_steps);
+  add("prompt_tokens_total", "counter", "Tokens of prompts that have begun.",
+      now.stats.num_prompt_tokens);
+  add("cached_tokens_total", "counter", "Tokens of these that were in the cache.",
+      now.stats.num_cached_tokens);
+  add("computed_tokens_total", "counter", "Tokens computed, those computed again included.",
+      now.stats.num_computed_tokens);
+  add("output_tokens_total", "counter", "Tokens given out.", now.stats.num_output_tokens);
+  add("preemptions_total", "counter", "Requests that gave their pages back before their end.",
+      now.stats.num_preemptions);
+  return text;
+}
+
+}  // namespace
+
+class CompletionServer::State {
+ public:
+  State(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer)
+      : options_(options), tokenizer_(std::move(tokenizer)) {
+    check();
+    configure();
+    port_ = options.port == 0 ? server_.bind_to_any_port(options.host)
+            : server_.bind_to_port(options.host, options.port) ? options.port
+                                                               : -1;
+    if (port_ < 0) {
+      fail_io("serve: cannot listen on {}, port {}: it is taken or not this machine's",
+              printable(options.host), options.port);
+    }
+    listener_ = std::thread([this] { server_.listen_after_bind(); });
+    while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+  ~State() {
+    queue_.stop("the server stops");
+    server_.stop();
+    listener_.join();
+  }
+
+  [[nodiscard]] std::int32_t port() const { return port_; }
+
+  void run(EngineRank& rank, const Engine& engine) {
+    try {
+      while (!rank_advances(rank, engine)) {
+      }
+    } catch (const std::exception& error) {
+      queue_.restart(engine.scheduler(), fmt::format("the engines were lost: {}", error.what()));
+      throw;
+    }
+  }
+
+  void stop(const std::string& reason) { queue_.stop(reason); }
+
+ private:
+  void check() const {
+    CONTEXTILE_CHECK(options_.port >= 0 && options_.port <= 65535,
+                     "serve: expected a port of 0 to 65535, found {}", options_.port);
+    CONTEXTILE_CHECK(options_.max_connections >= 1 && options_.max_connections <= 10'000,
+                     "serve: expected 1 to 10000 connections, found {}", options_.max_connections);
+    CONTEXTILE_CHECK(options_.max_body_bytes >= 1,
+                     "serve: expected max_body_bytes of at least 1, found {}",
+                     options_.max_body_bytes);
+  }
+
+  // Whether all have stopped.
+  [[nodiscard]] bool rank_advances(EngineRank& rank, const Engine& engine) {
+    const EngineOutput output = rank.advance(queue_.take(options_.heartbeat));
+    queue_.deliver(output);
+    const Scheduler& scheduler = engine.scheduler();
+    const std::lock_guard lock(snapshot_mutex_);
+    snapshot_ = {scheduler.stats(), scheduler.num_running(), scheduler.num_waiting(),
+                 scheduler.cache().free_pages()};
+    return output.stopped;
+  }
+
+  void configure() {
+    const auto connections = static_cast<std::size_t>(options_.max_connections);
+    server_.new_task_queue = [connections] { return new BoundedThreads(connections); };
+    server_.set_payload_max_length(static_cast<std::size_t>(options_.max_body_bytes));
+    server_.set_tcp_nodelay(true);
+    server_.set_keep_alive_timeout(1);  // a connection nobody uses holds one of the threads
+    server_.Post("/v1/completions",
+                 [this](const httplib::Request& request, httplib::Response& response) {
+                   try {
+                     complete(request.body, response);
+                   } catch (const ProtocolFailure& failure) {
+                     answer(response, failure.error());
+                   }
+                 });
+    server_.Post("/tokenize", [this](const httplib::Request& request, httplib::Response& response) {
+      try {
+        const auto prompt = parse_tokenize(request.body);
+        const json answered = {{"tokens", tokenizer_->encode(prompt)}};
+        response.set_content(answered.dump(), kJson);
+      } catch (const ProtocolFailure& failure) {
+        answer(response, failure.error());
+      } catch (const InvalidArgument& error) {
+        answer(response, {.message = error.what(), .param = "prompt"});
+      }
+    });
+    server_.Get("/v1/models", [this](const httplib::Request&, httplib::Response& response) {
+      const json models = {{"object", "list"},
+                           {"data", json::array({{{"id", options_.model},
+                                                  {"object", "model"},
+                                                  {"owned_by", "contextile"},
+                                                  {"max_model_len", options_.max_length}}})}};
+      response.set_content(models.dump(), kJson);
+    });
+    server_.Get("/health", [](const httplib::Request&, httplib::Response& response) {
+      response.set_content("ok\n", "text/plain");
+    });
+    server_.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
+      const std::lock_guard lock(snapshot_mutex_);
+      response.set_content(metrics_text(snapshot_), "text/plain; version=0.0.4");
+    });
+    server_.set_exception_handler(
+        [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+          answer(response, {.status = 500, .type = "server_error", .message = "an internal error"});
+        });
+    server_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
+      if (!response.body.empty()) return;
+      const std::string what =
+          response.status == 404
+              ? fmt::format(
+                    "expected POST /v1/completions or /tokenize, GET /v1/models, /health or "
+                    "/metrics, found {} {}",
+                    printable(request.method), printable(request.path))
+              : fmt::format("the request cannot be served: HTTP status {}", response.status);
+      answer(response, {.status = response.status, .message = what});
+    });
+  }
+
+  // What the engines are asked for a call: n times each prompt.
+  [[nodiscard]] std::vector<GenerationRequest> requests_of(const CompletionRequest& asked) const {
+    std::vector<GenerationRequest> requests;
+    const std::uint64_t seed = asked.has_seed ? asked.sampling.seed : random_bits();
+    for (const std::vector<std::int32_t>& prompt : asked.prompts) {
+      for (std::int32_t i = 0; i < asked.n; ++i) {
+        GenerationRequest request;
+        request.prompt = prompt;
+        request.max_tokens = asked.max_tokens;
+        request.sampling = asked.sampling;
+        request.sampling.seed = seed + static_cast<std::uint64_t>(i);
+        if (!asked.ignore_end) request.stop_tokens = options_.end_tokens;
+        requests.push_back(std::move(request));
+      }
+    }
+    return requests;
+  }
+
+  // One call from its first token to its last.
+  struct Answer {
+    Answer(CompletionRequest request, const Tokenizer& tokenizer, CompletionHead named)
+        : asked(std::move(request)), completion(asked, tokenizer), head(std::move(named)) {}
+    const CompletionRequest asked;
+    Completion completion;
+    const CompletionHead head;
+    std::shared_ptr<Call> call;
+  };
+
+  void complete(const std::string& body, httplib::Response& response) {
+    const ProtocolLimits limits = {options_.model, options_.vocab_size, options_.max_length};
+    CompletionRequest asked = parse_completion(body, *tokenizer_, limits);
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const CompletionHead head = {fmt::format("cmpl-{:016x}", random_bits()), options_.model,
+                                 std::chrono::duration_cast<std::chrono::seconds>(now).count()};
+    const auto answered = std::make_shared<Answer>(std::move(asked), *tokenizer_, head);
+    answered->call = queue_.submit(requests_of(answered->asked));
+    // Nothing is sent before it is certain that there is something to be sent.
+    const CallUpdate first = wait(*answered->call);
+    if (!first.failure.empty()) return answer(response, error_of(first));
+    if (answered->asked.stream) return stream(answered, first, response);
+    static_cast<void>(take(*answered, first));
+    while (!answered->completion.is_finished()) {
+      const CallUpdate update = wait(*answered->call);
+      if (!update.failure.empty()) return answer(response, error_of(update));
+      static_cast<void>(take(*answered, update));
+    }
+    response.set_content(completion_json(head, answered->asked, answered->completion.choices(),
+                                         answered->completion.usage()),
+                         kJson);
+  }
+
+  [[nodiscard]] static CallUpdate wait(Call& call) {
+    while (true) {
+      if (auto update = call.next(std::chrono::seconds(10))) return std::move(*update);
+    }
+  }
+
+  [[nodiscard]] CompletionChoice take(Answer& answered, const CallUpdate& update) {
+    CompletionChoice piece = answered.completion.add(update.index, update.event);
+    if (answered.completion.ends_early(update.index, update.event)) {
+      queue_.cancel(*answered.call, update.index);
+    }
+    return piece;
+  }
+
+  // Events of a stream for an update; false: the connection is gone.
+  [[nodiscard]] bool send(Answer& answered, const CallUpdate& update, httplib::DataSink& sink) {
+    const auto event = [&](const std::string& data) {
+      const std::string text = "data: " + data + "\n\n";
+      return sink.write(text.data(), text.size());
+    };
+    if (!update.failure.empty()) return event(error_json(error_of(update)));
+    const CompletionChoice piece = take(answered, update);
+    const bool shows = !piece.text.empty() || piece.finish_reason || answered.asked.return_tokens ||
+                       answered.asked.logprobs;
+    if (shows && !event(completion_json(answered.head, answered.asked, {piece}, std::nullopt))) {
+      return false;
+    }
+    if (!answered.completion.is_finished()) return true;
+    if (answered.asked.include_usage &&
+        !event(completion_json(answered.head, answered.asked, {}, answered.completion.usage()))) {
+      return false;
+    }
+    return event("[DONE]");
+  }
+
+  void stream(const std::shared_ptr<Answer>& answered, const CallUpdate& first,
+              httplib::Response& response) {
+    auto pending = std::make_shared<std::optional<CallUpdate>>(first);
+    const auto provide = [this, answered, pending](std::size_t, httplib::DataSink& sink) {
+      if (!*pending) *pending = answered->call->next(kBetweenLooks);
+      if (!*pending) return sink.is_writable();
+      const CallUpdate update = std::move(*std::exchange(*pending, std::nullopt));
+      if (!send(*answered, update, sink)) return false;
+      if (!update.failure.empty() || answered->completion.is_finished()) sink.done();
+      return true;
+    };
+    // However it ended: nothing of it is computed any more.
+    const auto release = [this, answered](bool) { queue_.cancel(*answered->call); };
+    response.set_chunked_content_provider("text/event-stream", provide, release);
+  }
+
+  const ServeOptions options_;
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  RequestQueue queue_;
+  std::mutex snapshot_mutex_;
+  Snapshot snapshot_;
+  httplib::Server server_;
+  std::int32_t port_ = -1;
+  std::thread listener_;
+};
+
+std::string_view completion_server_missing() { return {}; }
+
+CompletionServer::CompletionServer(const ServeOptions& options,
+                                   std::unique_ptr<Tokenizer> tokenizer)
+    : state_(std::make_unique<State>(options, std::move(tokenizer))) {}
+CompletionServer::~CompletionServer() = default;
+
+std::int32_t CompletionServer::port() const { return state_->port(); }
+void CompletionServer::run(EngineRank& rank, const Engine& engine) { state_->run(rank, engine); }
+void CompletionServer::stop(const std::string& reason) { state_->stop(reason); }
+
+}  // namespace contextile

@@ -1,0 +1,91 @@
+// The OpenAI completions protocol: what requests ask and what is answered, as JSON.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/engine.h"
+#include "contextile/tokenizer.h"
+
+namespace contextile {
+
+// What a client is told when it is not served.
+struct ProtocolError {
+  int status = 400;
+  std::string type = "invalid_request_error";
+  std::string message = {};
+  std::string param = {};  // empty: none
+  std::string code = {};   // empty: none
+};
+class ProtocolFailure : public Error {
+ public:
+  explicit ProtocolFailure(ProtocolError error) : Error(error.message), error_(std::move(error)) {}
+  [[nodiscard]] const ProtocolError& error() const { return error_; }
+
+ private:
+  ProtocolError error_;
+};
+
+struct CompletionRequest {
+  std::vector<std::vector<std::int32_t>> prompts;
+  std::vector<std::string> prompt_texts;  // what `echo` repeats
+  std::int32_t max_tokens = 16;
+  std::int32_t n = 1;  // completions of each prompt
+  SamplingParams sampling = {.temperature = 1};
+  bool has_seed = false;
+  std::vector<std::string> stops;
+  bool stream = false;
+  bool include_usage = false;  // a last chunk with the usage, of a stream
+  bool echo = false;
+  bool logprobs = false;       // of the tokens that were chosen
+  bool ignore_end = false;     // go on behind the model's end tokens
+  bool return_tokens = false;  // token ids beside the text
+};
+
+struct ProtocolLimits {
+  std::string model;  // what requests may name
+  std::int32_t vocab_size = 0;
+  std::int64_t max_length = 0;         // tokens of prompt and output
+  std::int32_t max_completions = 128;  // of one call
+};
+
+// Throws ProtocolFailure.
+[[nodiscard]] CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
+                                                 const ProtocolLimits& limits);
+
+// The text of {"prompt": text}. Throws ProtocolFailure.
+[[nodiscard]] std::string parse_tokenize(std::string_view body);
+
+// One completion of a call, or a piece of it in a stream.
+struct CompletionChoice {
+  std::int32_t index = 0;
+  std::string text = {};
+  std::vector<std::int32_t> tokens = {};
+  std::vector<std::string> token_texts = {};
+  std::vector<float> logprobs = {};
+  std::optional<std::string_view> finish_reason = {};
+};
+struct CompletionUsage {
+  std::int64_t prompt_tokens = 0;
+  std::int64_t completion_tokens = 0;
+  std::int64_t cached_tokens = 0;
+};
+// What all chunks of a call say.
+struct CompletionHead {
+  std::string id;
+  std::string model;
+  std::int64_t created_s = 0;
+};
+
+[[nodiscard]] std::string completion_json(const CompletionHead& head,
+                                          const CompletionRequest& request,
+                                          const std::vector<CompletionChoice>& choices,
+                                          const std::optional<CompletionUsage>& usage);
+[[nodiscard]] std::string error_json(const ProtocolError& error);
+
+}  // namespace contextile

@@ -1,0 +1,32 @@
+// The text of one request's tokens, as it comes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace contextile {
+
+// Gives out whole characters alone, bytes that are none as U+FFFD, and nothing that may be the
+// beginning of a stop sequence.
+class TextStream {
+ public:
+  explicit TextStream(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  // Text that is certain by now. Once a stop sequence is whole, what stands before it, and then
+  // nothing more.
+  [[nodiscard]] std::string add(std::string_view bytes);
+  // The rest, when no tokens follow.
+  [[nodiscard]] std::string finish();
+  [[nodiscard]] bool stopped() const { return stopped_; }
+
+ private:
+  [[nodiscard]] std::string give(std::size_t end);
+
+  std::vector<std::string> stops_;
+  std::string held_;  // bytes not given out
+  bool stopped_ = false;
+};
+
+}  // namespace contextile
