@@ -34,23 +34,21 @@ struct ServeOptions {
 // thread, that of the first rank, drives the engines.
 class CompletionServer {
  public:
-  // Listens from now on. Throws IoError where the address is not to be had, InvalidArgument where
-  // this build lacks what it takes.
-  CompletionServer(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer);
   // Ends what is under way with an error to its clients.
-  ~CompletionServer();
+  virtual ~CompletionServer() = default;
 
-  [[nodiscard]] std::int32_t port() const;
+  [[nodiscard]] virtual std::int32_t port() const = 0;
   // Serves until stop, on the first rank; the others call advance until it has stopped. Throws what
   // EngineRank::advance throws: then clients whose requests had begun are told so, the others stay,
   // and it may be called with new engines.
-  void run(EngineRank& rank, const Engine& engine);
+  virtual void run(EngineRank& rank, const Engine& engine) = 0;
   // From any thread: run returns, and what is under way ends with an error to its client.
-  void stop(const std::string& reason);
-
- private:
-  class State;
-  std::unique_ptr<State> state_;
+  virtual void stop(const std::string& reason) = 0;
 };
+
+// Listens from now on. Throws IoError where the address is not to be had, InvalidArgument where this
+// build lacks what it takes.
+[[nodiscard]] std::unique_ptr<CompletionServer> make_completion_server(
+    const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer);
 
 }  // namespace contextile

@@ -130,7 +130,7 @@ std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options
   const auto timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.transport.timeout_s * 1e3));
   serve.heartbeat = std::max(timeout / 4, std::chrono::milliseconds(1));
-  return std::make_unique<CompletionServer>(serve, tokenizer_of(serving.model));
+  return make_completion_server(serve, tokenizer_of(serving.model));
 }
 
 void print_start(const ServeCommandOptions& options, const Serving& serving,

@@ -77,11 +77,9 @@ std::string metrics_text(const Snapshot& now) {
   return text;
 }
 
-}  // namespace
-
-class CompletionServer::State {
+class HttpServer final : public CompletionServer {
  public:
-  State(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer)
+  HttpServer(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer)
       : options_(options), tokenizer_(std::move(tokenizer)) {
     check();
     configure();
@@ -96,15 +94,15 @@ class CompletionServer::State {
     while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
-  ~State() {
+  ~HttpServer() override {
     queue_.stop("the server stops");
     server_.stop();
     listener_.join();
   }
 
-  [[nodiscard]] std::int32_t port() const { return port_; }
+  [[nodiscard]] std::int32_t port() const override { return port_; }
 
-  void run(EngineRank& rank, const Engine& engine) {
+  void run(EngineRank& rank, const Engine& engine) override {
     try {
       while (!rank_advances(rank, engine)) {
       }
@@ -114,7 +112,7 @@ class CompletionServer::State {
     }
   }
 
-  void stop(const std::string& reason) { queue_.stop(reason); }
+  void stop(const std::string& reason) override { queue_.stop(reason); }
 
  private:
   void check() const {
@@ -307,15 +305,13 @@ class CompletionServer::State {
   std::thread listener_;
 };
 
+}  // namespace
+
 std::string_view completion_server_missing() { return {}; }
 
-CompletionServer::CompletionServer(const ServeOptions& options,
-                                   std::unique_ptr<Tokenizer> tokenizer)
-    : state_(std::make_unique<State>(options, std::move(tokenizer))) {}
-CompletionServer::~CompletionServer() = default;
-
-std::int32_t CompletionServer::port() const { return state_->port(); }
-void CompletionServer::run(EngineRank& rank, const Engine& engine) { state_->run(rank, engine); }
-void CompletionServer::stop(const std::string& reason) { state_->stop(reason); }
+std::unique_ptr<CompletionServer> make_completion_server(const ServeOptions& options,
+                                                         std::unique_ptr<Tokenizer> tokenizer) {
+  return std::make_unique<HttpServer>(options, std::move(tokenizer));
+}
 
 }  // namespace contextile
