@@ -46,8 +46,8 @@ class CompletionServer {
   virtual void stop(const std::string& reason) = 0;
 };
 
-// Listens from now on. Throws IoError where the address is not to be had, InvalidArgument where this
-// build lacks what it takes.
+// Listens from now on. Throws IoError where the address is not to be had, and InvalidArgument where
+// this build lacks what it takes.
 [[nodiscard]] std::unique_ptr<CompletionServer> make_completion_server(
     const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer);
 

@@ -83,7 +83,7 @@ class Processes {
       if (arrived != 0) {
         signal_all(arrived);
         arrived = 0;
-        failed_at_ = Clock::now() - grace;  // those that stay get no more time
+        failed_at_ = Clock::now();  // those that stay have the grace to end by themselves
       }
       if (failed_at_) insist(*failed_at_ + grace);
       std::this_thread::sleep_for(kPoll);

@@ -213,7 +213,7 @@ TEST_F(Launch, EndsTheOthersWhenARankHasFailed) {
 
 TEST_F(Launch, RefusesWhatCannotWork) {
   expect_bad_input(contextile({"launch", "-n", "2", "--", "plan"}),
-                   {"expected 'run' or 'profile'", "'plan'"});
+                   {"expected 'run', 'profile' or 'serve'", "'plan'"});
   expect_bad_input(contextile({"launch", "-n", "2", "--", "no/such/program"}),
                    {"no/such/program: cannot start"});
   expect_bad_input(contextile({"launch", "-n", "2", "--ranks", "4", "--", "true"}),

@@ -97,7 +97,8 @@ bool is_own(const std::vector<std::string>& command) {
 std::vector<std::string> own_words(const LaunchOptions& options) {
   std::vector<std::string> words = {"--transport",  "gloo",         "--rank",   "{rank}",
                                     "--rendezvous", "{rendezvous}", "--run-id", "{run-id}"};
-  if (options.command.front() == "profile") words.insert(words.end(), {"--ranks", "{ranks}"});
+  if (options.command.front() == "profile" || options.command.front() == "serve")
+    words.insert(words.end(), {"--ranks", "{ranks}"});
   return words;
 }
 
@@ -163,9 +164,10 @@ void parse_command(CLI::App& app, const LaunchOptions& options) {
 // What is wrong with a command of this program is said once, before a rank starts.
 void check_own_command(const LaunchOptions& options) {
   const std::string& name = options.command.front();
-  if (name != "run" && name != "profile") {
-    fail_argument("launch: expected 'run' or 'profile', which take ranks, or a program, found {}",
-                  quote(name));
+  if (name != "run" && name != "profile" && name != "serve") {
+    fail_argument(
+        "launch: expected 'run', 'profile' or 'serve', which take ranks, or a program, found {}",
+        quote(name));
   }
   CommandLine line;
   try {

@@ -1,13 +1,16 @@
 // contextile serve: a language model over HTTP.
+#include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "base/check.h"
@@ -21,6 +24,8 @@
 #include "contextile/completion_server.h"
 #include "contextile/engine.h"
 #include "contextile/engine_rank.h"
+#include "contextile/membership.h"
+#include "contextile/store.h"
 
 namespace contextile {
 namespace {
@@ -30,6 +35,7 @@ struct ServeCommandOptions {
   std::string name;  // empty: the model's
   TransportOptions transport;
   std::optional<std::int32_t> ranks;
+  std::string store;  // empty: a lost rank ends the others
   ServeOptions serve;
   EngineOptions engine;
   std::int64_t kv_tokens = 65'536;
@@ -85,36 +91,67 @@ void serve_rank(Transport& transport, const Serving& serving, CompletionServer* 
   }
 }
 
-// SIGINT and SIGTERM stop the server. The constructor comes before any other thread, which then
-// leave the signals to this one.
+// NOTE: global because signals are. Where a byte for each that arrived is written.
+int signal_pipe = -1;
+void pass_on(int) {
+  const char byte = 1;
+  static_cast<void>(!::write(signal_pipe, &byte, 1));
+}
+void leave_it_to_the_first_rank(int) {}
+
+// While one lives, the first SIGINT or SIGTERM does what the handler does; a second one ends the
+// process. Not by masks of threads: libraries have some of their own, from before main.
+class FirstSignals {
+ public:
+  explicit FirstSignals(void (*handler)(int)) {
+    struct sigaction action = {};
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) {
+      ::sigaction(kSignals[i], &action, &before_[i]);
+    }
+  }
+  ~FirstSignals() {
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) {
+      ::sigaction(kSignals[i], &before_[i], nullptr);
+    }
+  }
+  FirstSignals(const FirstSignals&) = delete;
+  FirstSignals& operator=(const FirstSignals&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM};
+  struct sigaction before_[2] = {};
+};
+
+// Stops the server at the first signal.
 class StopOnSignal {
  public:
-  StopOnSignal() {
-    sigemptyset(&signals_);
-    for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&signals_, signal);
-    pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  explicit StopOnSignal(CompletionServer& server) {
+    if (::pipe2(ends_, O_CLOEXEC) != 0) {
+      fail_io("serve: cannot open a pipe: {}", std::generic_category().message(errno));
+    }
+    signal_pipe = ends_[1];
+    signals_.emplace(pass_on);
+    waiter_ = std::thread([this, &server] {
+      char byte = 0;
+      while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
+      }
+      if (byte != 0) server.stop("the server was told to stop");
+    });
   }
   ~StopOnSignal() {
-    if (waiter_.joinable()) {
-      pthread_kill(waiter_.native_handle(), SIGUSR1);
-      waiter_.join();
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    signals_.reset();
+    ::close(ends_[1]);
+    waiter_.join();
+    ::close(ends_[0]);
   }
   StopOnSignal(const StopOnSignal&) = delete;
   StopOnSignal& operator=(const StopOnSignal&) = delete;
 
-  void stop(CompletionServer& server) {
-    waiter_ = std::thread([this, &server] {
-      int signal = 0;
-      sigwait(&signals_, &signal);
-      if (signal != SIGUSR1) server.stop("the server was told to stop");
-    });
-  }
-
  private:
-  sigset_t signals_{};
-  sigset_t before_{};
+  int ends_[2] = {-1, -1};
+  std::optional<FirstSignals> signals_;
   std::thread waiter_;
 };
 
@@ -154,9 +191,8 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
 
 int serve_inproc(const ServeCommandOptions& options) {
   const Serving serving = serving_of(options, options.ranks.value_or(4));
-  StopOnSignal signals;
   const auto server = open_server(options, serving);
-  signals.stop(*server);
+  const StopOnSignal stop(*server);
   print_start(options, serving, *server);
   run_inproc(
       serving.decoder.layout.num_ranks,
@@ -167,21 +203,78 @@ int serve_inproc(const ServeCommandOptions& options) {
   return kExitOk;
 }
 
+// Ranks of processes, who go on without those that are lost where they can meet again.
+class ProcessRanks {
+ public:
+  explicit ProcessRanks(const ServeCommandOptions& options)
+      : options_(options), transport_(open_transport(options.transport, options.ranks, "rank")) {
+    if (!options.store.empty()) store_ = open_store(options.store);
+  }
+
+  [[nodiscard]] Transport& transport() { return *transport_; }
+
+  // Opens a group of those that are left, of which this is one. Throws TransportError where the
+  // first rank is lost.
+  void regroup() {
+    const std::int32_t before = transport_->size();
+    ++generation_;
+    const Membership left = agree_on_members(*store_, options_.transport.run_id, generation_,
+                                             transport_->rank(), before, {.timeout = timeout()});
+    if (left.members.front() != Rank{0}) {
+      throw TransportError("serve: the first rank is lost, and with it the server");
+    }
+    transport_.reset();
+    TransportOptions next = options_.transport;
+    next.rank = left.rank.value;
+    next.run_id += fmt::format("-{}", generation_);
+    transport_ = open_transport(next, left.size(), "rank");
+    if (left.rank.value == 0) {
+      print(fmt::format("ranks     {} of {} are left and go on\n", left.size(), before));
+      check_stdout();
+    }
+  }
+  [[nodiscard]] bool can_regroup() const { return store_ != nullptr; }
+
+ private:
+  [[nodiscard]] std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(options_.transport.timeout_s * 1e3));
+  }
+
+  const ServeCommandOptions& options_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Store> store_;
+  std::int32_t generation_ = 0;
+};
+
 int serve_process(const ServeCommandOptions& options) {
   CONTEXTILE_CHECK(options.transport.name != "gloo" || options.ranks,
                    "--transport gloo: expected --ranks, found none");
-  StopOnSignal signals;
-  const auto transport = open_transport(options.transport, options.ranks, "rank");
-  const Serving serving = serving_of(options, transport->size());
-  if (transport->rank().value != 0) {
-    serve_rank(*transport, serving, nullptr);
-    return kExitOk;
+  CONTEXTILE_CHECK(options.store.empty() || options.transport.name == "gloo",
+                   "--store: expected with --transport gloo, found it with {}",
+                   options.transport.name);
+  CONTEXTILE_CHECK(options.store.empty() || !options.transport.run_id.empty(),
+                   "--store: expected --run-id, found none");
+  ProcessRanks ranks(options);
+  std::unique_ptr<CompletionServer> server;
+  std::optional<StopOnSignal> stop;
+  std::optional<FirstSignals> wait_for_first;
+  if (ranks.transport().rank().value != 0) wait_for_first.emplace(leave_it_to_the_first_rank);
+  while (true) {
+    const Serving serving = serving_of(options, ranks.transport().size());
+    if (ranks.transport().rank().value == 0 && server == nullptr) {
+      server = open_server(options, serving);
+      stop.emplace(*server);
+      print_start(options, serving, *server);
+    }
+    try {
+      serve_rank(ranks.transport(), serving, server.get());
+      return kExitOk;
+    } catch (const TransportError& error) {
+      if (!ranks.can_regroup()) throw;
+      print_error(error.what());
+    }
+    ranks.regroup();
   }
-  const auto server = open_server(options, serving);
-  signals.stop(*server);
-  print_start(options, serving, *server);
-  serve_rank(*transport, serving, server.get());
-  return kExitOk;
 }
 
 int serve(const ServeCommandOptions& options) {
@@ -243,6 +336,13 @@ Action add_serve_command(CLI::App& app) {
   add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
                             {"N", "ranks that share the cache (mpi: the job's)", "4"});
   add_transport_options(app, options->transport);
+  add_value(app, "--store",
+            {"STORE",
+             "gloo: where ranks that are left agree to go on when one is lost: a folder, "
+             "file:///FOLDER or "
+             "redis://HOST",
+             "they end"},
+            [options](const std::string& text) { options->store = text; });
   add_engine_options(app, *options);
   add_examples(app,
                {"contextile serve --ranks 4 --port 0", "contextile launch -n 2 -- serve --port 0"});

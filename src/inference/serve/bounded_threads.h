@@ -12,16 +12,16 @@
 
 namespace contextile {
 
-// Where all are busy, the one that accepts connections waits: others stay in the system's queue.
+// Where all are busy, accepted connections wait, up to a number; then accepting does.
 class BoundedThreads final : public httplib::TaskQueue {
  public:
-  explicit BoundedThreads(std::size_t num_threads) : most_waiting_(num_threads) {
+  explicit BoundedThreads(std::size_t num_threads) {
     for (std::size_t i = 0; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
   }
 
   void enqueue(std::function<void()> task) override {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return tasks_.size() < most_waiting_ || closed_; });
+    changed_.wait(lock, [&] { return tasks_.size() < kMostWaiting || closed_; });
     tasks_.push_back(std::move(task));
     changed_.notify_all();
   }
@@ -51,7 +51,8 @@ class BoundedThreads final : public httplib::TaskQueue {
     }
   }
 
-  const std::size_t most_waiting_;
+  static constexpr std::size_t kMostWaiting = 512;
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;

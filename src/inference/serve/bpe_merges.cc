@@ -46,7 +46,9 @@ BpeMerges::BpeMerges(std::unordered_map<std::string, std::int32_t> tokens,
   };
   std::int32_t order = 0;
   for (const auto& [left, right] : merges) {
-    merges_.emplace(key_of(checked(left), checked(right)), Merge{order++, checked(left + right)});
+    const std::int32_t first = checked(left);
+    const std::int32_t second = checked(right);
+    merges_.emplace(key_of(first, second), Merge{order++, checked(left + right)});
   }
 }
 

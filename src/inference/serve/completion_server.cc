@@ -82,7 +82,10 @@ class HttpServer final : public CompletionServer {
   HttpServer(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer)
       : options_(options), tokenizer_(std::move(tokenizer)) {
     check();
-    configure();
+    set_limits();
+    add_completions();
+    add_answers();
+    add_failures();
     port_ = options.port == 0 ? server_.bind_to_any_port(options.host)
             : server_.bind_to_port(options.host, options.port) ? options.port
                                                                : -1;
@@ -90,6 +93,8 @@ class HttpServer final : public CompletionServer {
       fail_io("serve: cannot listen on {}, port {}: it is taken or not this machine's",
               printable(options.host), options.port);
     }
+    // The library asks the system to queue five connections; clients that come at once are more.
+    ::listen(socket_, SOMAXCONN);
     listener_ = std::thread([this] { server_.listen_after_bind(); });
     while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -128,20 +133,31 @@ class HttpServer final : public CompletionServer {
   // Whether all have stopped.
   [[nodiscard]] bool rank_advances(EngineRank& rank, const Engine& engine) {
     const EngineOutput output = rank.advance(queue_.take(options_.heartbeat));
-    queue_.deliver(output);
     const Scheduler& scheduler = engine.scheduler();
-    const std::lock_guard lock(snapshot_mutex_);
-    snapshot_ = {scheduler.stats(), scheduler.num_running(), scheduler.num_waiting(),
-                 scheduler.cache().free_pages()};
+    {
+      const std::lock_guard lock(snapshot_mutex_);
+      snapshot_ = {scheduler.stats(), scheduler.num_running(), scheduler.num_waiting(),
+                   scheduler.cache().free_pages()};
+    }
+    queue_.deliver(output);
     return output.stopped;
   }
 
-  void configure() {
+  void set_limits() {
     const auto connections = static_cast<std::size_t>(options_.max_connections);
     server_.new_task_queue = [connections] { return new BoundedThreads(connections); };
     server_.set_payload_max_length(static_cast<std::size_t>(options_.max_body_bytes));
     server_.set_tcp_nodelay(true);
+    // The library's own options would let two servers have one port.
+    server_.set_socket_options([this](socket_t socket) {
+      const int yes = 1;
+      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      socket_ = socket;
+    });
     server_.set_keep_alive_timeout(1);  // a connection nobody uses holds one of the threads
+  }
+
+  void add_completions() {
     server_.Post("/v1/completions",
                  [this](const httplib::Request& request, httplib::Response& response) {
                    try {
@@ -161,6 +177,9 @@ class HttpServer final : public CompletionServer {
         answer(response, {.message = error.what(), .param = "prompt"});
       }
     });
+  }
+
+  void add_answers() {
     server_.Get("/v1/models", [this](const httplib::Request&, httplib::Response& response) {
       const json models = {{"object", "list"},
                            {"data", json::array({{{"id", options_.model},
@@ -176,6 +195,9 @@ class HttpServer final : public CompletionServer {
       const std::lock_guard lock(snapshot_mutex_);
       response.set_content(metrics_text(snapshot_), "text/plain; version=0.0.4");
     });
+  }
+
+  void add_failures() {
     server_.set_exception_handler(
         [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
           answer(response, {.status = 500, .type = "server_error", .message = "an internal error"});
@@ -301,6 +323,7 @@ class HttpServer final : public CompletionServer {
   std::mutex snapshot_mutex_;
   Snapshot snapshot_;
   httplib::Server server_;
+  socket_t socket_ = -1;  // that listens; the server's
   std::int32_t port_ = -1;
   std::thread listener_;
 };

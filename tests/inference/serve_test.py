@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Serves a random model over ranks of threads and of processes, as clients meet it: tokens, errors, lost ranks.
+
+  serve_test.py --program build/contextile [--gloo ON|OFF] [--mpirun PATH]
+
+Ends with 77, and a line that says what is missing, where the program was built without the server.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+
+MODEL = "random:layers=3,hidden=48,heads=24,kv_heads=2,head_dim=8,ffn=64,vocab=256,window=40"
+LIMIT_S = 60
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def tokens(self):
+        return [choice["token_ids"] for choice in self.json()["choices"]]
+
+
+class Server:
+    """`command` until its server answers; the other processes of its group beside it."""
+
+    def __init__(self, command, others=()):
+        self.others = [subprocess.Popen(other, stderr=subprocess.PIPE, text=True) for other in others]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.url = None
+        for line in self.process.stdout:
+            if line.startswith("serving"):
+                self.url = urllib.parse.urlparse(line.split()[1])
+                break
+        if self.url is None:
+            raise RuntimeError(f"{command}: no server: {self.process.stderr.read()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in [self.process, *self.others]:
+            process.kill()
+            process.wait()
+
+    def connect(self):
+        return http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=LIMIT_S)
+
+    def ask(self, method, path, body=None):
+        connection = self.connect()
+        try:
+            connection.request(method, path, body=body)
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read().decode())
+        finally:
+            connection.close()
+
+    def complete(self, **asked):
+        return self.ask("POST", "/v1/completions", json.dumps({"return_token_ids": True, "temperature": 0, **asked}))
+
+    def metric(self, name):
+        for line in self.ask("GET", "/metrics").body.splitlines():
+            if line.startswith(f"contextile_{name} "):
+                return int(line.split()[1])
+        raise KeyError(name)
+
+    def wait_for(self, name, value):
+        limit = time.monotonic() + LIMIT_S
+        while self.metric(name) != value:
+            assert time.monotonic() < limit, f"{name}: expected {value}, found {self.metric(name)}"
+            time.sleep(0.02)
+
+    def stop(self):
+        """SIGTERM; what the first rank ends with."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(LIMIT_S)
+        if status != 0:
+            print(f"status {status}: {self.process.stderr.read()}", file=sys.stderr)
+        return status
+
+
+class Tests:
+    def __init__(self, arguments, folder):
+        self.program = arguments.program
+        self.gloo = arguments.gloo == "ON"
+        self.mpirun = arguments.mpirun
+        self.folder = folder
+        self.expected = None
+
+    def serve(self, *options, ranks=1):
+        return Server([self.program, "serve", "--model", MODEL, "--port", "0", "--ranks", str(ranks), *options])
+
+    def prompts(self):
+        source = random.Random(3)
+        shared = [source.randrange(256) for _ in range(70)]
+        prompts = []
+        for i in range(10):
+            own = [source.randrange(256) for _ in range(source.randrange(1, 60))]
+            prompts.append((shared[: source.randrange(40, 70)] if i % 2 else []) + own)
+        return prompts
+
+    def complete_all(self, server):
+        """Greedy and sampled tokens of all prompts, all asked at once."""
+        asked = [
+            {"prompt": prompt, "max_tokens": 12, **({"temperature": 0.9, "top_p": 0.9, "seed": i} if i % 3 == 1 else {})}
+            for i, prompt in enumerate(self.prompts())
+        ]
+        with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+            answers = list(pool.map(lambda one: server.complete(**one), asked))
+        assert all(answer.status == 200 for answer in answers), [answer.body for answer in answers]
+        return [answer.tokens for answer in answers]
+
+    def tokens_of_one_rank(self):
+        if self.expected is None:
+            with self.serve() as server:
+                self.expected = self.complete_all(server)
+        return self.expected
+
+    def test_any_number_of_ranks_gives_the_tokens_of_one(self):
+        for ranks in (2, 3, 4, 8):
+            with self.serve("--page-size", "4", ranks=ranks) as server:
+                assert self.complete_all(server) == self.tokens_of_one_rank(), ranks
+                assert server.metric("cached_tokens_total") > 0
+                assert server.stop() == 0
+
+    def test_processes_over_gloo_give_the_tokens_of_one_rank(self):
+        if not self.gloo:
+            return
+        with Server([self.program, "launch", "-n", "3", "--", "serve", "--model", MODEL, "--port", "0"]) as server:
+            assert self.complete_all(server) == self.tokens_of_one_rank()
+            assert server.stop() == 0
+
+    def test_processes_over_mpi_give_the_tokens_of_one_rank(self):
+        if not self.mpirun:
+            return
+        words = ["--oversubscribe", "-n", "3"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
+        with Server([self.mpirun, *words, self.program, "serve", "--model", MODEL, "--port", "0", "--transport",
+                     "mpi"]) as server:  # fmt: skip
+            assert self.complete_all(server) == self.tokens_of_one_rank()
+
+    def test_pages_that_are_short_lose_nothing(self):
+        with self.serve("--kv-tokens", "256", "--page-size", "4", "--step-tokens", "64", ranks=2) as server:
+            assert self.complete_all(server) == self.tokens_of_one_rank()
+            assert server.metric("preemptions_total") > 0
+            assert server.metric("kv_pages_free") == 32
+
+    def test_streams_say_the_same(self):
+        with self.serve(ranks=2) as server:
+            asked = {"prompt": "once upon a time", "max_tokens": 30, "seed": 4, "temperature": 1, "n": 2}
+            whole = server.complete(**asked).json()
+            body = server.complete(**asked, stream=True, stream_options={"include_usage": True}).body
+            events = [line[6:] for line in body.split("\n") if line.startswith("data: ")]
+            assert events[-1] == "[DONE]"
+            chunks = [json.loads(event) for event in events[:-1]]
+            assert chunks[-1]["usage"]["completion_tokens"] == 60 and not chunks[-1]["choices"]
+            for index, choice in enumerate(whole["choices"]):
+                pieces = [piece for chunk in chunks for piece in chunk["choices"] if piece["index"] == index]
+                assert "".join(piece["text"] for piece in pieces) == choice["text"]
+                assert [token for piece in pieces for token in piece["token_ids"]] == choice["token_ids"]
+                assert [piece["finish_reason"] for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+                assert pieces[-1]["finish_reason"] == choice["finish_reason"] == "length"
+
+    def test_options_do_what_the_protocol_says(self):
+        with self.serve(ranks=2) as server:
+            plain = server.complete(prompt="abc", max_tokens=40).json()["choices"][0]
+            stop = next(c for c in plain["text"][3:] if c.isascii())
+            stopped = server.complete(prompt="abc", max_tokens=40, stop=["never there", stop]).json()["choices"][0]
+            assert stopped["text"] == plain["text"].split(stop)[0] and stopped["finish_reason"] == "stop"
+            server.wait_for("requests_running", 0)
+            echoed = server.complete(prompt="abc", max_tokens=2, echo=True).json()["choices"][0]
+            assert echoed["text"].startswith("abc")
+            likely = server.complete(prompt="abc", max_tokens=5, logprobs=0).json()["choices"][0]["logprobs"]
+            assert len(likely["token_logprobs"]) == 5 and all(-6 < p <= 0 for p in likely["token_logprobs"])
+            several = server.complete(prompt=["abc", [97, 98, 99]], max_tokens=3).json()
+            assert several["choices"][0]["token_ids"] == several["choices"][1]["token_ids"] == plain["token_ids"][:3]
+            assert several["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12,
+                                        "prompt_tokens_details": {"cached_tokens": 0}}  # fmt: skip
+            one, other = (server.complete(prompt="abc", max_tokens=30, temperature=1).tokens for _ in range(2))
+            assert one != other  # without a seed
+            assert server.ask("GET", "/v1/models").json()["data"][0]["id"] == "random"
+            assert server.ask("POST", "/tokenize", '{"prompt": "ab"}').json() == {"tokens": [97, 98]}
+            assert server.ask("GET", "/health").status == 200
+
+    def test_what_is_wrong_is_said_and_nothing_is_lost(self):
+        wrong = [
+            ("", 400, "expected JSON"), ("[]", 400, "a JSON object"), ("{}", 400, "prompt: expected a text"),
+            ('{"prompt": ""}', 400, "at least 1 token"), ('{"prompt": []}', 400, "at least 1 token"),
+            ('{"prompt": [256]}', 400, "0 to 255, found '256'"), ('{"prompt": [-1]}', 400, "found '-1'"),
+            ('{"prompt": [1.5]}', 400, "found '1.5'"), ('{"prompt": {"a": 1}}', 400, "prompt: expected a text"),
+            ('{"prompt": ["a", 5]}', 400, "expected texts or lists"),
+            ('{"prompt": "a", "max_tokens": 1e99}', 400, "max_tokens"),
+            ('{"prompt": "a", "max_tokens": 18446744073709551615}', 400, "max_tokens"),
+            ('{"prompt": "a", "max_tokens": 100000}', 400, "max_tokens"),
+            ('{"prompt": "a", "max_tokens": 65536}', 400, "at most"),
+            ('{"prompt": "a", "temperature": -1}', 400, "temperature"), ('{"prompt": "a", "top_p": 0}', 400, "top_p"),
+            ('{"prompt": "a", "n": 1000}', 400, "n: expected"), ('{"prompt": "a", "stop": [""]}', 400, "stop"),
+            ('{"prompt": "a", "stream": "yes"}', 400, "stream"), ('{"prompt": "a", "best_of": 3}', 400, "best_of"),
+            ('{"prompt": "a", "tools": []}', 400, "tools"), ('{"prompt": "a", "logprobs": 5}', 400, "logprobs"),
+            ('{"prompt": "a", "model": "gpt"}', 404, "expected 'random', found"),
+            ('{"prompt": "\\ud800"}', 400, ""), ("[" * 100_000, 400, "nesting"),
+            ('{"prompt": "a", "prompt": "b"}', 400, "once"),
+        ]  # fmt: skip
+        with self.serve(ranks=2) as server:
+            for body, status, text in wrong:
+                answer = server.ask("POST", "/v1/completions", body)
+                assert answer.status == status, (body[:80], answer.status, answer.body)
+                error = answer.json()["error"]
+                assert text in error["message"] and error["type"] == "invalid_request_error", (body[:80], answer.body)
+            assert server.ask("GET", "/v1/other").status == 404
+            assert server.ask("POST", "/v1/completions", '{"prompt": "' + "a" * (9 << 20) + '"}').status == 413
+            connection = server.connect()
+            connection.connect()
+            connection.sock.sendall(b"\x00\xffnothing that is HTTP\r\n\r\n")
+            connection.close()
+            assert server.complete(prompt="a", max_tokens=3).status == 200
+            assert server.metric("requests_running") == 0
+
+    def test_clients_that_leave_are_forgotten(self):
+        with self.serve(ranks=2) as server:
+            connection = server.connect()
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 60000, "stream": True}))
+            response = connection.getresponse()
+            assert response.read(20)
+            assert server.metric("requests_running") == 1
+            response.close()
+            connection.close()
+            server.wait_for("requests_running", 0)
+            server.wait_for("kv_pages_free", 2048)
+
+    def test_floods_are_refused_or_served(self):
+        with self.serve("--max-waiting", "8", "--max-running", "4", "--max-connections", "32", ranks=2) as server:
+            before = self.resident_mib(server)
+            with concurrent.futures.ThreadPoolExecutor(100) as pool:
+                answers = list(pool.map(lambda i: server.complete(prompt=[i % 256], max_tokens=3), range(600)))
+            assert {answer.status for answer in answers} <= {200, 429}, {answer.status for answer in answers}
+            assert sum(answer.status == 200 for answer in answers) >= 50
+            refused = [answer for answer in answers if answer.status == 429]
+            assert all(answer.headers["Retry-After"] == "1" for answer in refused)
+            assert self.resident_mib(server) < before + 64
+            assert server.complete(prompt="a", max_tokens=3).status == 200
+
+    @staticmethod
+    def resident_mib(server):
+        pages = int(pathlib.Path(f"/proc/{server.process.pid}/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def test_stopping_tells_clients(self):
+        with self.serve(ranks=2) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.complete, prompt="a", max_tokens=60000)
+            server.wait_for("requests_running", 1)
+            assert server.stop() == 0
+            assert answer.result().status == 503
+            assert "told to stop" in answer.result().json()["error"]["message"]
+
+    def test_a_lost_rank_ends_what_had_begun_and_nothing_else(self):
+        if not self.gloo:
+            return
+        store = pathlib.Path(self.folder) / "lost"
+        store.mkdir(exist_ok=True)
+        run = f"run-{time.monotonic_ns()}"
+
+        def rank(number):
+            return [self.program, "serve", "--model", MODEL, "--port", "0", "--ranks", "3", "--transport", "gloo",
+                    "--rendezvous", f"file://{store}", "--run-id", run, "--store", f"file://{store}", "--timeout", "8",
+                    "--rank", str(number), "--max-running", "1"]  # fmt: skip
+
+        with Server(rank(0), [rank(1), rank(2)]) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            begun = pool.submit(server.complete, prompt="a", max_tokens=60000)
+            server.wait_for("requests_running", 1)
+            waiting = [pool.submit(server.complete, prompt=prompt, max_tokens=12) for prompt in self.prompts()[:3:2]]
+            server.wait_for("requests_waiting", 2)
+            server.others[1].kill()
+            assert begun.result().status == 503, begun.result().body
+            assert "engines were lost" in begun.result().json()["error"]["message"]
+            expected = self.tokens_of_one_rank()
+            assert [answer.result().tokens for answer in waiting] == expected[:3:2]
+            assert server.complete(prompt=self.prompts()[3], max_tokens=12).tokens == expected[3]
+            assert "2 of 3 are left" in server.process.stdout.readline()
+            assert server.stop() == 0
+            assert server.others[0].wait(LIMIT_S) == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--gloo", default="OFF")
+    parser.add_argument("--mpirun", default="")
+    parser.add_argument("--only", default="", help="tests whose names have that text")
+    arguments = parser.parse_args()
+    probe = subprocess.run([arguments.program, "serve", "--port", "99999"], capture_output=True, text=True, check=False)
+    if "not in this build" in probe.stderr:
+        print(probe.stderr.strip())
+        return 77
+    with tempfile.TemporaryDirectory() as folder:
+        tests = Tests(arguments, folder)
+        for name in [name for name in dir(tests) if name.startswith("test_") and arguments.only in name]:
+            print(name, flush=True)
+            with contextlib.suppress(BrokenPipeError):
+                getattr(tests, name)()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
