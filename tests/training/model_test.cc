@@ -19,8 +19,11 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Models, PresetsHaveTheWeightsTheirNamesSay) {
-  const std::pair<const char*, double> expected[] = {
-      {"llama-3-8b", 8.03e9}, {"llama-34b", 34.55e9}, {"llama-3-70b", 70.6e9}, {"gpt-8b", 8.03e9}};
+  const std::pair<const char*, double> expected[] = {{"llama-3-8b", 8.03e9},
+                                                     {"llama-34b", 34.55e9},
+                                                     {"llama-3-70b", 70.6e9},
+                                                     {"llama-3-405b", 405.8e9},
+                                                     {"gpt-8b", 8.03e9}};
   ASSERT_EQ(model_presets().size(), std::size(expected));
   for (const auto& [name, weights] : expected) {
     const ModelSpec model = load_model(name);

@@ -37,6 +37,7 @@ using Action = std::function<int()>;
 [[nodiscard]] Action add_report_command(CLI::App& app);
 [[nodiscard]] Action add_compare_command(CLI::App& app);
 [[nodiscard]] Action add_iterate_command(CLI::App& app);
+[[nodiscard]] Action add_helix_command(CLI::App& app);
 [[nodiscard]] Action add_profile_command(CLI::App& app);
 [[nodiscard]] Action add_export_command(CLI::App& app);
 [[nodiscard]] Action add_import_command(CLI::App& app);
@@ -66,6 +67,8 @@ inline constexpr Command kCommands[] = {
     {"compare", "strategies on the same batches, side by side", add_compare_command},
     {"iterate", "one training step of a model: time, memory, the best TP x CP x DP x PP",
      add_iterate_command},
+    {"helix", "decoding when devices share tokens: times, capacity, and where that loses",
+     add_helix_command},
     {"profile", "measure this machine into a cluster file", add_profile_command},
     {"export", "a plan file as JSON", add_export_command},
     {"import", "a plan's JSON, whoever wrote it, to a plan file", add_import_command},

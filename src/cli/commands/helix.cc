@@ -1,0 +1,230 @@
+// contextile helix: what decoding steps take and what fits when devices share the tokens of a
+// cache.
+#include "contextile/helix.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "cli/commands/command.h"
+#include "cli/help.h"
+#include "cli/options/shared.h"
+#include "cli/options/types.h"
+#include "cli/output.h"
+#include "report/helix_tables.h"
+#include "report/json.h"
+#include "report/table.h"
+
+namespace contextile {
+namespace {
+
+struct HelixOptions {
+  std::string model = "llama-3-405b";
+  std::optional<double> weight_bytes, kv_bytes, activation_bytes;
+  std::string hardware = "gb200";
+  std::optional<double> memory_gbytes_per_s, network_gbytes_per_s, latency_us;
+  std::optional<std::int64_t> memory_bytes, reserve_bytes;
+  std::vector<std::int64_t> contexts = {8 << 10, 128 << 10, 1 << 20};
+  std::vector<std::int32_t> batches = {1, 8, 64};
+  std::vector<std::int32_t> devices;  // empty: kDevices
+  HopB hop_b;
+  std::optional<std::int32_t> front;  // most requests
+  bool json = false;
+  bool csv = false;
+};
+constexpr std::int32_t kDevices[] = {8, 16, 64};  // unless given, as many as reach each other
+
+template <typename Target, typename Value>
+void set_given(Target& target, const std::optional<Value>& given) {
+  if (given) target = *given;
+}
+
+HelixStudy study_of(const HelixOptions& options) {
+  HelixStudy study{.model = load_helix_model(options.model),
+                   .hardware = load_helix_hardware(options.hardware),
+                   .contexts = options.contexts,
+                   .batches = options.batches,
+                   .devices = options.devices,
+                   .hop_b = options.hop_b};
+  set_given(study.model.weight_bytes, options.weight_bytes);
+  set_given(study.model.kv_bytes, options.kv_bytes);
+  set_given(study.model.activation_bytes, options.activation_bytes);
+  set_given(study.hardware.memory_gbytes_per_s, options.memory_gbytes_per_s);
+  set_given(study.hardware.network_gbytes_per_s, options.network_gbytes_per_s);
+  set_given(study.hardware.latency_us, options.latency_us);
+  set_given(study.hardware.memory_bytes, options.memory_bytes);
+  set_given(study.hardware.reserve_bytes, options.reserve_bytes);
+  check_helix_model(study.model);
+  check_helix_hardware(study.hardware);
+  if (study.devices.empty()) {
+    std::ranges::copy_if(kDevices, std::back_inserter(study.devices), [&](std::int32_t devices) {
+      return devices <= study.hardware.max_devices;
+    });
+  }
+  for (const std::int32_t devices : study.devices) {
+    if (helix_layouts(study.model, devices).empty()) {
+      fail_argument(
+          "--devices: expected a number that heads and feed-forward of {} can be split "
+          "over, found {}",
+          study.model.shape.name, devices);
+    }
+  }
+  return study;
+}
+
+void print_tables(const HelixStudy& study, const std::optional<HelixSearch>& search) {
+  std::string text = describe_helix(study);
+  text +=
+      "\none step, the fastest layout of each family that fits\n"
+      "TP: no shared tokens; CP: shared tokens, feed-forward repeated; Helix: feed-forward\n"
+      "over all devices, with its layout and the exchange that nothing hides\n\n";
+  text += helix_time_table(study).text();
+  text += fmt::format(
+      "\nwhere context parallelism loses: the faster of CP and Helix beside TP, with "
+      "{}\ntokens and up to {}, memory left aside\n\n",
+      std::ranges::min(study.contexts), std::ranges::max(study.contexts));
+  text += helix_loss_table(study).text();
+  text += "\nlongest context that fits, tokens\n\n" + helix_context_table(study).text();
+  text += "\nmost requests that fit\n\n" + helix_batch_table(study).text();
+  text += fmt::format("\nwhere the time goes: context {}, batch {}, {} devices\n\n",
+                      study.contexts.back(), study.batches.back(), study.devices.back());
+  text += helix_parts_table(study).text();
+  if (search) {
+    const HelixGain gain = helix_gain(study.model, study.hardware, *search);
+    text += fmt::format("\nPareto front: context {}, batches up to {}\n\n", search->context,
+                        search->batches.back());
+    text += helix_front_table(study, *search).text();
+    text += fmt::format(
+        "Helix against TP: at most x {} in time at one batch, x {} in batch within "
+        "one time\n",
+        format_number(gain.latency), format_number(gain.batch));
+  }
+  print(text);
+}
+
+Json json_of(const HelixStudy& study, const std::optional<HelixSearch>& search) {
+  Json document = {{"command", "helix"}};
+  document.update(helix_setting_json(study));
+  document["times"] = helix_time_table(study).json();
+  document["losses"] = helix_loss_table(study).json();
+  document["contexts"] = helix_context_table(study).json();
+  document["batches"] = helix_batch_table(study).json();
+  document["parts"] = helix_parts_table(study).json();
+  if (search) {
+    const HelixGain gain = helix_gain(study.model, study.hardware, *search);
+    document["front"] = helix_front_table(study, *search).json();
+    document["gain"] = {{"latency", gain.latency}, {"batch", gain.batch}};
+  }
+  return document;
+}
+
+int run(const HelixOptions& options) {
+  check_formats(options.json, options.csv);
+  const HelixStudy study = study_of(options);
+  std::optional<HelixSearch> search;
+  if (options.front) search = helix_search_of(study, *options.front);
+  if (options.json) {
+    print_json(json_of(study, search));
+  } else if (options.csv) {
+    print(helix_time_table(study).csv());
+  } else {
+    print_tables(study, search);
+  }
+  return kExitOk;
+}
+
+// Comma-separated whole numbers of at least 1.
+template <typename Integer>
+void add_sizes(CLI::App& app, const std::string& name, std::vector<Integer>& target,
+               const OptionHelp& help) {
+  add_value(app, name, help, [name, &target](const std::string& text) {
+    target.clear();
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      target.push_back(
+          checked_cast<Integer>(parse_size(name, text.substr(begin, end - begin), 1), name));
+      begin = end + 1;
+    }
+  });
+}
+
+void add_number(CLI::App& app, const std::string& name, std::optional<double>& target,
+                const OptionHelp& help) {
+  add_value(app, name, help,
+            [name, &target](const std::string& text) { target = parse_number(name, text); });
+}
+
+void add_model_options(CLI::App& app, HelixOptions& options) {
+  add_text(app, "--model", options.model,
+           {"NAME|FILE", "{}, or a .json file", "", helix_model_names()});
+  const HelixModel model;
+  add_number(app, "--weight-bytes", options.weight_bytes,
+             {"X", "of an element of a matrix", fmt::format("{}", model.weight_bytes)});
+  add_number(app, "--kv-bytes", options.kv_bytes,
+             {"X", "of a cached element", fmt::format("{}", model.kv_bytes)});
+  add_number(
+      app, "--activation-bytes", options.activation_bytes,
+      {"X", "of an element that moves between devices", fmt::format("{}", model.activation_bytes)});
+}
+
+void add_hardware_options(CLI::App& app, HelixOptions& options) {
+  std::vector<std::string> names;
+  for (const HelixHardware& preset : helix_hardware_presets()) names.push_back(preset.name);
+  add_text(app, "--hardware", options.hardware, {"NAME", "devices: {}", "", std::move(names)});
+  const std::string preset = "as --hardware says";
+  add_number(app, "--memory-bandwidth", options.memory_gbytes_per_s,
+             {"X", "GB/s that a device reads", preset});
+  add_number(app, "--network-bandwidth", options.network_gbytes_per_s,
+             {"X", "GB/s that a device sends, and receives as much", preset});
+  add_number(app, "--latency", options.latency_us,
+             {"X", "microseconds of one exchange or all-reduce", preset});
+  add_size_as<std::int64_t>(app, "--memory", options.memory_bytes, 1,
+                            {"BYTES", "memory of a device", preset});
+  add_size_as<std::int64_t>(app, "--reserve", options.reserve_bytes, 0,
+                            {"BYTES", "of that, neither for weights nor for the cache", preset});
+}
+
+}  // namespace
+
+Action add_helix_command(CLI::App& app) {
+  auto options = std::make_shared<HelixOptions>();
+  add_model_options(app, *options);
+  add_hardware_options(app, *options);
+  add_sizes(app, "--contexts", options->contexts,
+            {"N,...", "tokens of every request's history", "8K,128K,1M"});
+  add_sizes(app, "--batches", options->batches,
+            {"N,...", "requests that decode at the same time", "1,8,64"});
+  add_sizes(app, "--devices", options->devices,
+            {"N,...", "devices that serve them together", "8,16,64, as many as there are"});
+  add_value(app, "--hop-b",
+            {"off|attention|feed_forward",
+             "what the exchange of partial outputs hides behind: the attention of the next "
+             "requests, or the feed-forward of those before",
+             "attention"},
+            [options = options.get()](const std::string& text) {
+              options->hop_b.reading = parse_hop_b(text);
+            });
+  add_size<std::int32_t>(
+      app, "--groups", options->hop_b.groups, 0,
+      {"N", "hop-b: groups of requests that take turns, a divisor of every batch; 0: the fastest",
+       ""});
+  add_size_as<std::int32_t>(app, "--pareto", options->front, 1,
+                            {"N",
+                             "also the front of tokens/s a user against tokens/s a device, "
+                             "last context, batches 1, 2, 4, ... N",
+                             ""});
+  add_json_option(app, options->json);
+  add_csv_option(app, options->csv, "the table of times");
+  add_examples(app, {"contextile helix",
+                     "contextile helix --model deepseek-r1 --devices 8,64 --contexts 1M "
+                     "--pareto 4K"});
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,44 @@
+// Predictions of decoding as tables and JSON.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "contextile/helix.h"
+#include "report/table.h"
+
+namespace contextile {
+
+// What is predicted: every context with every batch and number of devices.
+struct HelixStudy {
+  HelixModel model;
+  HelixHardware hardware;
+  std::vector<std::int64_t> contexts;
+  std::vector<std::int32_t> batches;
+  std::vector<std::int32_t> devices;
+  HopB hop_b;
+};
+
+// Lines "model …", "hardware …", "hop-b …".
+[[nodiscard]] std::string describe_helix(const HelixStudy& study);
+[[nodiscard]] Json helix_setting_json(const HelixStudy& study);
+
+// One row a context, batch and number of devices: the fastest layout of every family that fits.
+[[nodiscard]] Table helix_time_table(const HelixStudy& study);
+// One row a number of devices and batch: from which context on sharing tokens pays, and what it
+// costs at the shortest one.
+[[nodiscard]] Table helix_loss_table(const HelixStudy& study);
+// The longest context of every batch, and the most requests of every context, that some layout of
+// every family holds.
+[[nodiscard]] Table helix_context_table(const HelixStudy& study);
+[[nodiscard]] Table helix_batch_table(const HelixStudy& study);
+// Where the time goes with the last context, batch and number of devices: one row a family, for
+// Helix one a reading of HOP-B.
+[[nodiscard]] Table helix_parts_table(const HelixStudy& study);
+// Tokens/s of a user against tokens/s of a device with the last context, over all devices and
+// batches of 1, 2, 4, … up to `most_requests`.
+[[nodiscard]] HelixSearch helix_search_of(const HelixStudy& study, std::int32_t most_requests);
+[[nodiscard]] Table helix_front_table(const HelixStudy& study, const HelixSearch& search);
+
+}  // namespace contextile

@@ -1,0 +1,44 @@
+// Models and machines of the tests.
+#pragma once
+
+#include <vector>
+
+#include "contextile/helix.h"
+
+namespace contextile {
+
+// One layer of the dense model of the paper's figure 1, with next to no vocabulary.
+inline HelixModel figure_model() {
+  return {.shape = {.name = "figure 1",
+                    .layers = 1,
+                    .hidden = 16384,
+                    .q_heads = 128,
+                    .kv_heads = 8,
+                    .head_dim = 128,
+                    .ffn = 65536,
+                    .vocabulary = 1}};
+}
+
+inline HelixHardware figure_hardware() {
+  HelixHardware hardware;
+  hardware.memory_gbytes_per_s = 8000;
+  hardware.network_gbytes_per_s = 900;
+  hardware.latency_us = 5;
+  return hardware;
+}
+
+// All layouts of one model on some numbers of devices.
+inline std::vector<HelixLayout> some_layouts(const HelixModel& model) {
+  std::vector<HelixLayout> layouts;
+  for (const int devices : {1, 2, 4, 8, 16, 64}) {
+    const std::vector<HelixLayout> more = helix_layouts(model, devices);
+    layouts.insert(layouts.end(), more.begin(), more.end());
+  }
+  return layouts;
+}
+
+inline std::vector<HelixModel> some_models() {
+  return {figure_model(), load_helix_model("llama-3-8b"), load_helix_model("deepseek-r1")};
+}
+
+}  // namespace contextile
