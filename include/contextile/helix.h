@@ -85,33 +85,37 @@ void check_helix_hardware(const HelixHardware& hardware);  // throws InvalidArgu
 // A preset by name; throws InvalidArgument that lists them.
 [[nodiscard]] HelixHardware load_helix_hardware(std::string_view name);
 
-// Who holds what. Attention: KVP x TPA devices, of which TPA share the heads and KVP the tokens of
-// each head. Output projection, feed-forward: TPF x EP devices, of which EP share the experts
-// and TPF every matrix.
+// Who holds what. Attention: DP groups of KVP x TPA devices, each with requests of its own; TPA
+// share the heads and KVP the tokens of each head. Feed-forward: TPF x EP devices, of which EP
+// share the experts and TPF every matrix; so the output projection, but with DP within a group.
 struct HelixLayout {
   std::int32_t kvp = 1;
   std::int32_t tpa = 1;
   std::int32_t tpf = 1;
   std::int32_t ep = 1;
+  std::int32_t dp = 1;
 
-  [[nodiscard]] std::int32_t devices() const { return kvp * tpa; }
+  [[nodiscard]] std::int32_t group_devices() const { return kvp * tpa; }
+  [[nodiscard]] std::int32_t devices() const { return dp * group_devices(); }
   [[nodiscard]] std::int32_t ffn_devices() const { return tpf * ep; }
   friend bool operator==(const HelixLayout&, const HelixLayout&) = default;
 };
 
 enum class HelixFamily : std::uint8_t {
-  kTensorParallel,   // KVP 1; beyond the KV heads, devices hold the same ones
+  kTensorParallel,   // KVP 1, DP 1; beyond the KV heads, devices hold the same ones
+  kDataParallel,     // KVP 1, DP > 1: attention by requests
   kContextParallel,  // TPF x EP = TPA: the KVP groups repeat the feed-forward (section 1, "KVP")
-  kHelix,            // TPF x EP = KVP x TPA
+  kHelix,            // KVP > 1, TPF x EP = KVP x TPA
 };
-[[nodiscard]] std::string_view to_string(HelixFamily family);
+[[nodiscard]] std::string_view to_string(HelixFamily family);  // "TP", "DP", "CP", "Helix"
 [[nodiscard]] HelixFamily family_of(const HelixLayout& layout);
-// "KVP 8 x TPA 8, TPF 64" and, where there are several, "x EP 4".
+// "KVP 8 x TPA 8, TPF 64" and, where there are several, "x EP 4" and "DP 8 x " before it.
 [[nodiscard]] std::string to_string(const HelixLayout& layout);
 
-// Throws InvalidArgument naming the rule that is broken: TPF x EP is KVP x TPA or TPA; KVP x TPA
-// divides the query heads; TPA divides the KV heads or, with KVP 1, is a multiple of them; TPF
-// divides the feed-forward of an expert, EP the experts, TPF x EP the other feed-forwards.
+// Throws InvalidArgument naming the rule that is broken: TPF x EP is all devices or, with DP 1,
+// TPA; DP is 1 where KVP is not; KVP x TPA divides the query heads; TPA divides the KV heads or,
+// with KVP 1, is a multiple of them; TPF divides the feed-forward of an expert, EP the experts, TPF
+// x EP the other feed-forwards.
 void check_helix_layout(const HelixModel& model, const HelixLayout& layout);
 // Every legal one of that many devices, in order of TPA, then TPF; empty where there is none.
 [[nodiscard]] std::vector<HelixLayout> helix_layouts(const HelixModel& model, std::int32_t devices);
@@ -174,14 +178,17 @@ struct HelixMemory {
 };
 
 // Each throws InvalidArgument on whatever is not as its type says. With b requests, Q query and K
-// KV heads, N = KVP·TPA devices, P = TPF·EP, S tokens, per layer:
+// KV heads, N devices, P = TPF·EP, S tokens and DP 1, per layer:
 //   KV: b·⌈K/TPA⌉·(2·D)·(S/KVP) elements; with a latent b·(kv_rank + rope_dim)·(S/KVP);
 //   matrices: H·Q·D/TPA + 2·H·⌈K/TPA⌉·D + H·Q·D/P + 3·H·F/P elements (appendix A), of experts
 //     those that b uniform tokens are expected to reach, spread evenly over EP;
 //   exchange: latency + (KVP - 1)·b·(Q/N)·(D·e + 8) bytes, the 8 being a row's maximum and sum;
 //     where P < N, then latency + (N/P - 1)·b·(Q/N)·D·e to give all KVP groups all heads;
 //   two all-reduces of latency + 2·(P - 1)/P·b·H·e bytes each, none where P is 1.
-// and once, the head.
+// and once, the head. With DP, attention and output projection are those of TPA devices with
+// ⌈b/DP⌉ requests; the first all-reduce is theirs, the second a gathering of hidden states before
+// the feed-forward and a summing and scattering after it, with as many bytes and a latency each.
+// Without KVP there is nothing to exchange and HOP-B changes nothing.
 [[nodiscard]] HelixStep helix_step(const HelixModel& model, const HelixHardware& hardware,
                                    const HelixLayout& layout, const HelixLoad& load,
                                    const HopB& hop_b = {});
@@ -213,8 +220,8 @@ struct HelixPoint {
                                                       const HopB& hop_b, HelixFamily family);
 
 // The shortest context from which on sharing tokens (either family with KVP > 1) takes less time
-// than tensor parallelism on as many devices, memory left aside; none up to `longest`. The time of
-// tensor parallelism grows at least as fast with the context as any other's, so there is one.
+// than not sharing them on as many devices, memory left aside; none up to `longest`. The time of
+// those that share none grows at least as fast with the context, so there is one.
 [[nodiscard]] std::optional<std::int64_t> helix_crossover(const HelixModel& model,
                                                           const HelixHardware& hardware,
                                                           std::int32_t devices, std::int32_t batch,
@@ -226,8 +233,8 @@ struct HelixSearch {
   std::vector<std::int32_t> batches = {};
   std::int64_t context = 1'000'000;
   HopB hop_b = {};
-  std::vector<HelixFamily> families = {HelixFamily::kTensorParallel, HelixFamily::kContextParallel,
-                                       HelixFamily::kHelix};
+  std::vector<HelixFamily> families = {HelixFamily::kTensorParallel, HelixFamily::kDataParallel,
+                                       HelixFamily::kContextParallel, HelixFamily::kHelix};
 };
 // Points that no other beats in tokens/s of a user without losing in tokens/s of a device; the
 // fastest for the user first.
@@ -235,8 +242,7 @@ struct HelixSearch {
                                                   const HelixHardware& hardware,
                                                   const HelixSearch& search);
 
-// Helix beside tensor parallelism, over the devices and batches of a search (its families are not
-// used), each free in its number of devices.
+// Helix beside the other families of a search, each free in its number of devices.
 struct HelixGain {
   double latency = 0;  // the largest ratio of times at one batch that both can hold
   double batch = 0;    // the largest ratio of batches within one time that both can keep

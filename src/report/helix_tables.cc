@@ -13,12 +13,12 @@
 namespace contextile {
 namespace {
 
-constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kContextParallel,
-                                     HelixFamily::kHelix};
+constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kDataParallel,
+                                     HelixFamily::kContextParallel, HelixFamily::kHelix};
 
-// "8x8/64x1": KVP x TPA / TPF x EP.
+// "8x8/64x1": KVP x TPA / TPF x EP, or DP x TPA / TPF x EP, as the family says.
 std::string short_text(const HelixLayout& layout) {
-  return fmt::format("{}x{}/{}x{}", layout.kvp, layout.tpa, layout.tpf, layout.ep);
+  return fmt::format("{}x{}/{}x{}", layout.dp * layout.kvp, layout.tpa, layout.tpf, layout.ep);
 }
 
 double seconds(double us) { return 1e-6 * us; }
@@ -32,32 +32,39 @@ Cell ratio_cell(double numerator, double denominator) {
   return numerator > 0 && denominator > 0 ? Cell(numerator / denominator) : Cell();
 }
 
+using Point = std::optional<HelixPoint>;
+
+const Point& faster(const Point& a, const Point& b) {
+  if (!a || !b) return a ? a : b;
+  return a->step.total_us() <= b->step.total_us() ? a : b;
+}
+
 // The fastest layouts of all families with one load.
 struct Fastest {
-  std::optional<HelixPoint> tensor_parallel, context_parallel, helix;
+  Point tensor_parallel, data_parallel, context_parallel, helix;
 
   Fastest(const HelixStudy& study, std::int32_t devices, const HelixLoad& load) {
     const auto of = [&](HelixFamily family) {
       return fastest_helix(study.model, study.hardware, devices, load, study.hop_b, family);
     };
     tensor_parallel = of(HelixFamily::kTensorParallel);
+    data_parallel = of(HelixFamily::kDataParallel);
     context_parallel = of(HelixFamily::kContextParallel);
     helix = of(HelixFamily::kHelix);
   }
 
-  // The faster one of those that share tokens.
-  [[nodiscard]] const std::optional<HelixPoint>& sharing() const {
-    if (!helix || !context_parallel) return helix ? helix : context_parallel;
-    return helix->step.total_us() <= context_parallel->step.total_us() ? helix : context_parallel;
-  }
+  // The faster one of those that share tokens, and of those that do not.
+  [[nodiscard]] const Point& sharing() const { return faster(context_parallel, helix); }
+  [[nodiscard]] const Point& others() const { return faster(tensor_parallel, data_parallel); }
   [[nodiscard]] Cell gain() const {
-    if (!tensor_parallel || !sharing()) return {};
-    return tensor_parallel->step.total_us() / sharing()->step.total_us();
+    if (!others() || !sharing()) return {};
+    return others()->step.total_us() / sharing()->step.total_us();
   }
 };
 
 std::vector<Column> with_families(std::vector<Column> columns, const std::string& key) {
   columns.push_back({"tensor_parallel_" + key, "TP"});
+  columns.push_back({"data_parallel_" + key, "DP"});
   columns.push_back({"context_parallel_" + key, "CP"});
   columns.push_back({"helix_" + key, "Helix"});
   columns.push_back({"gain", "Helix\nx TP"});
@@ -133,12 +140,14 @@ Table helix_time_table(const HelixStudy& study) {
                {"devices", "N"},
                {"tensor_parallel_s", "TP\nms", Format::kMilliseconds},
                {"tensor_parallel_layout", ""},
+               {"data_parallel_s", "DP\nms", Format::kMilliseconds},
+               {"data_parallel_layout", ""},
                {"context_parallel_s", "CP\nms", Format::kMilliseconds},
                {"context_parallel_layout", ""},
                {"helix_s", "Helix\nms", Format::kMilliseconds},
-               {"helix_exposed_s", "exposed\nms", Format::kMilliseconds},
-               {"helix_layout", "KVPxTPA\n/TPFxEP"},
-               {"gain", "x TP, the\nfaster of both"}});
+               {"helix_exposed_s", ""},
+               {"helix_layout", "Helix\nlayout"},
+               {"gain", "TP, DP /\nCP, Helix"}});
   for (const std::int64_t context : study.contexts) {
     for (const std::int32_t batch : study.batches) {
       for (const std::int32_t devices : study.devices) {
@@ -146,6 +155,7 @@ Table helix_time_table(const HelixStudy& study) {
         const auto& helix = fastest.helix;
         table.add_row({context, std::int64_t{batch}, std::int64_t{devices},
                        time_cell(fastest.tensor_parallel), layout_cell(fastest.tensor_parallel),
+                       time_cell(fastest.data_parallel), layout_cell(fastest.data_parallel),
                        time_cell(fastest.context_parallel), layout_cell(fastest.context_parallel),
                        time_cell(helix), helix ? Cell(seconds(helix->step.exposed_us)) : Cell(),
                        layout_cell(helix), fastest.gain()});
@@ -161,8 +171,8 @@ Table helix_loss_table(const HelixStudy& study) {
   roomy.hardware.memory_bytes = std::numeric_limits<std::int64_t>::max();
   Table table({{"devices", "N"},
                {"batch", "batch"},
-               {"tensor_parallel_s", "TP\nms", Format::kMilliseconds},
-               {"sharing_s", "sharing\nms", Format::kMilliseconds},
+               {"others_s", "TP, DP\nms", Format::kMilliseconds},
+               {"sharing_s", "CP, Helix\nms", Format::kMilliseconds},
                {"loss", "loss", Format::kPercent},
                {"crossover_tokens", ""},
                {"verdict", "sharing tokens"}});
@@ -179,7 +189,7 @@ Table helix_loss_table(const HelixStudy& study) {
       }
       const Cell gain = fastest.gain();
       const auto* ratio = std::get_if<double>(&gain);
-      table.add_row({std::int64_t{devices}, std::int64_t{batch}, time_cell(fastest.tensor_parallel),
+      table.add_row({std::int64_t{devices}, std::int64_t{batch}, time_cell(fastest.others()),
                      time_cell(fastest.sharing()), ratio != nullptr ? Cell(1 / *ratio - 1) : Cell(),
                      crossover ? Cell(*crossover) : Cell(), verdict});
     }
@@ -218,7 +228,7 @@ Table helix_batch_table(const HelixStudy& study) {
 Table helix_parts_table(const HelixStudy& study) {
   Table table({{"family", "family"},
                {"hop_b", "hop-b"},
-               {"layout", "KVPxTPA\n/TPFxEP"},
+               {"layout", ""},
                {"groups", "groups"},
                {"kv_s", "KV\nms", Format::kMilliseconds},
                {"weights_s", "weights\nms", Format::kMilliseconds},
@@ -241,6 +251,7 @@ Table helix_parts_table(const HelixStudy& study) {
                    seconds(step.exposed_us), seconds(step.total_us()), memory.kv, memory.weights});
   };
   add_row(HelixFamily::kTensorParallel, {HopBReading::kOff});
+  add_row(HelixFamily::kDataParallel, {HopBReading::kOff});
   for (const HelixFamily family : {HelixFamily::kContextParallel, HelixFamily::kHelix}) {
     for (const HopBReading reading :
          {HopBReading::kOff, HopBReading::kAttention, HopBReading::kFeedForward}) {
@@ -263,7 +274,7 @@ HelixSearch helix_search_of(const HelixStudy& study, std::int32_t most_requests)
 
 Table helix_front_table(const HelixStudy& study, const HelixSearch& search) {
   Table table({{"family", "family"},
-               {"layout", "KVPxTPA\n/TPFxEP"},
+               {"layout", "layout"},
                {"devices", "N"},
                {"batch", "batch"},
                {"time_s", "step\nms", Format::kMilliseconds},
@@ -275,6 +286,22 @@ Table helix_front_table(const HelixStudy& study, const HelixSearch& search) {
                    seconds(point.step.total_us()), point.tokens_per_s_user(),
                    point.tokens_per_s_device()});
   }
+  return table;
+}
+
+Table helix_gain_table(const HelixStudy& study, const HelixSearch& search) {
+  Table table({{"against", "against"},
+               {"latency", "x in time\nat one batch"},
+               {"batch", "x in batch\nwithin one time"}});
+  const auto add_row = [&](const char* against, std::vector<HelixFamily> families) {
+    HelixSearch others = search;
+    others.families = std::move(families);
+    const HelixGain gain = helix_gain(study.model, study.hardware, others);
+    table.add_row({std::string(against), gain.latency, gain.batch});
+  };
+  add_row("TP", {HelixFamily::kTensorParallel});
+  add_row("TP, DP", {HelixFamily::kTensorParallel, HelixFamily::kDataParallel});
+  add_row("TP, DP, CP", search.families);
   return table;
 }
 

@@ -40,5 +40,7 @@ struct HelixStudy {
 // batches of 1, 2, 4, … up to `most_requests`.
 [[nodiscard]] HelixSearch helix_search_of(const HelixStudy& study, std::int32_t most_requests);
 [[nodiscard]] Table helix_front_table(const HelixStudy& study, const HelixSearch& search);
+// What Helix gains over such points of tensor parallelism alone, and of all others.
+[[nodiscard]] Table helix_gain_table(const HelixStudy& study, const HelixSearch& search);
 
 }  // namespace contextile

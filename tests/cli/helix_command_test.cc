@@ -51,8 +51,9 @@ TEST_F(HelixCommand, PrintsTablesOfAtMost80Columns) {
   for (const char* model : {"llama-3-405b", "deepseek-r1"}) {
     const Outcome outcome = helix({"--model", model, "--pareto", "64"});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-    for (const char* part : {"where context parallelism loses", "longest context that fits",
-                             "most requests that fit", "where the time goes", "Pareto front"}) {
+    for (const char* part :
+         {"where context parallelism loses", "longest context that fits", "most requests that fit",
+          "where the time goes", "Pareto front", "Helix against others"}) {
       EXPECT_THAT(outcome.out, HasSubstr(part));
     }
     for (std::size_t begin = 0; begin < outcome.out.size();) {
@@ -72,7 +73,11 @@ TEST_F(HelixCommand, FindsWhereSharingTokensLoses) {
   const json many = row(losses, {{"devices", 64}, {"batch", 8}});
   const auto crossover = many.at("crossover_tokens").get<std::int64_t>();
   EXPECT_EQ(many.at("verdict"), "loses below " + std::to_string(crossover) + " tokens");
-  EXPECT_LT(many.at("tensor_parallel_s"), many.at("sharing_s"));
+  EXPECT_LT(many.at("others_s"), many.at("sharing_s"));
+  for (const json& loss : losses) {
+    EXPECT_NEAR(loss.at("loss").get<double>(),
+                loss.at("sharing_s").get<double>() / loss.at("others_s").get<double>() - 1, 1e-9);
+  }
 
   const auto gain = [&](std::int64_t context) {
     const json times =
@@ -85,14 +90,14 @@ TEST_F(HelixCommand, FindsWhereSharingTokensLoses) {
 
 TEST_F(HelixCommand, PartsOfAStepAddUp) {
   const json parts = document({}).at("parts");
-  ASSERT_EQ(parts.size(), 7U);
+  ASSERT_EQ(parts.size(), 8U);
   for (const json& part : parts) {
     const double sum = part.at("kv_s").get<double>() + part.at("weights_s").get<double>() +
                        part.at("all_reduce_s").get<double>() + part.at("exposed_s").get<double>();
     EXPECT_NEAR(sum, part.at("time_s").get<double>(), 1e-12);
   }
   const auto helix_s = [&](const char* reading) {
-    return row(parts, {{"family", "helix"}, {"hop_b", reading}}).at("time_s").get<double>();
+    return row(parts, {{"family", "Helix"}, {"hop_b", reading}}).at("time_s").get<double>();
   };
   EXPECT_LT(helix_s("attention"), helix_s("off"));
   EXPECT_LE(helix_s("feed_forward"), helix_s("off"));
@@ -100,7 +105,8 @@ TEST_F(HelixCommand, PartsOfAStepAddUp) {
 
 TEST_F(HelixCommand, OptionsChangeWhatTheySay) {
   const auto helix_s = [&](const std::vector<std::string>& more) {
-    return row(document(more).at("times"), {{"devices", 64}, {"batch", 8}})
+    return row(document(more).at("times"),
+               {{"context_tokens", 1 << 20}, {"devices", 64}, {"batch", 8}})
         .at("helix_s")
         .get<double>();
   };

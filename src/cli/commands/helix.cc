@@ -81,14 +81,15 @@ HelixStudy study_of(const HelixOptions& options) {
 void print_tables(const HelixStudy& study, const std::optional<HelixSearch>& search) {
   std::string text = describe_helix(study);
   text +=
-      "\none step, the fastest layout of each family that fits\n"
-      "TP: no shared tokens; CP: shared tokens, feed-forward repeated; Helix: feed-forward\n"
-      "over all devices, with its layout and the exchange that nothing hides\n\n";
+      "\none step, the fastest layout of each family that fits; all but CP share out the\n"
+      "feed-forward; for attention TP shares heads, DP requests, CP and Helix tokens;\n"
+      "layout: KVP x TPA (DP: DP x TPA) / TPF x EP\n\n";
   text += helix_time_table(study).text();
+  const auto [shortest, longest] = std::ranges::minmax(study.contexts);
   text += fmt::format(
-      "\nwhere context parallelism loses: the faster of CP and Helix beside TP, with "
-      "{}\ntokens and up to {}, memory left aside\n\n",
-      std::ranges::min(study.contexts), std::ranges::max(study.contexts));
+      "\nwhere context parallelism loses: with {} tokens, and until which context,\n"
+      "looked for up to {} tokens, memory left aside\n\n",
+      shortest, longest);
   text += helix_loss_table(study).text();
   text += "\nlongest context that fits, tokens\n\n" + helix_context_table(study).text();
   text += "\nmost requests that fit\n\n" + helix_batch_table(study).text();
@@ -96,14 +97,10 @@ void print_tables(const HelixStudy& study, const std::optional<HelixSearch>& sea
                       study.contexts.back(), study.batches.back(), study.devices.back());
   text += helix_parts_table(study).text();
   if (search) {
-    const HelixGain gain = helix_gain(study.model, study.hardware, *search);
     text += fmt::format("\nPareto front: context {}, batches up to {}\n\n", search->context,
                         search->batches.back());
     text += helix_front_table(study, *search).text();
-    text += fmt::format(
-        "Helix against TP: at most x {} in time at one batch, x {} in batch within "
-        "one time\n",
-        format_number(gain.latency), format_number(gain.batch));
+    text += "\nHelix against others, at most\n\n" + helix_gain_table(study, *search).text();
   }
   print(text);
 }
@@ -117,9 +114,8 @@ Json json_of(const HelixStudy& study, const std::optional<HelixSearch>& search) 
   document["batches"] = helix_batch_table(study).json();
   document["parts"] = helix_parts_table(study).json();
   if (search) {
-    const HelixGain gain = helix_gain(study.model, study.hardware, *search);
     document["front"] = helix_front_table(study, *search).json();
-    document["gain"] = {{"latency", gain.latency}, {"batch", gain.batch}};
+    document["gains"] = helix_gain_table(study, *search).json();
   }
   return document;
 }

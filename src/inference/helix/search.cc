@@ -122,15 +122,20 @@ std::vector<HelixPoint> helix_front(const HelixModel& model, const HelixHardware
 HelixGain helix_gain(const HelixModel& model, const HelixHardware& hardware,
                      const HelixSearch& search) {
   check_search(search);
-  const auto tensor_parallel = points_of(model, hardware, search, HelixFamily::kTensorParallel);
-  const auto helix = points_of(model, hardware, search, HelixFamily::kHelix);
+  const std::vector<HelixPoint> helix = points_of(model, hardware, search, HelixFamily::kHelix);
+  std::vector<HelixPoint> others;
+  for (const HelixFamily family : search.families) {
+    if (family == HelixFamily::kHelix) continue;
+    const std::vector<HelixPoint> more = points_of(model, hardware, search, family);
+    others.insert(others.end(), more.begin(), more.end());
+  }
   HelixGain gain;
-  for (const HelixPoint& point : tensor_parallel) {
+  for (const HelixPoint& point : others) {
     const double us = point.step.total_us();
-    gain.latency = std::max(gain.latency, least_us(tensor_parallel, point.load.batch) /
-                                              least_us(helix, point.load.batch));
-    gain.batch = std::max(gain.batch, static_cast<double>(most_requests(helix, us)) /
-                                          most_requests(tensor_parallel, us));
+    gain.latency = std::max(gain.latency,
+                            least_us(others, point.load.batch) / least_us(helix, point.load.batch));
+    gain.batch = std::max(
+        gain.batch, static_cast<double>(most_requests(helix, us)) / most_requests(others, us));
   }
   return gain;
 }

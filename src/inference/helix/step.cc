@@ -35,6 +35,11 @@ double token_elements(const HelixModel& model, const HelixLayout& layout) {
   return static_cast<double>(kv_heads_of_device(model, layout)) * kv_elements(model);
 }
 
+// Those of so many requests that one device attends to, at most.
+double attended_requests(const HelixLayout& layout, double requests) {
+  return layout.dp == 1 ? requests : std::ceil(requests / layout.dp);
+}
+
 // One layer's times for groups of `requests` requests each.
 struct GroupTimes {
   double kv = 0;
@@ -53,11 +58,27 @@ double reached_experts(const HelixExperts& experts, double tokens) {
 double exchange_us(const HelixModel& model, const HelixHardware& hardware,
                    const HelixLayout& layout, double requests) {
   if (layout.kvp == 1) return 0;
-  const double heads = requests * model.shape.q_heads / layout.devices();
+  const double heads = requests * model.shape.q_heads / layout.group_devices();
   const double row_bytes = static_cast<double>(partial_elements(model)) * model.activation_bytes;
   const double merged = send_us(hardware, (layout.kvp - 1) * heads * (row_bytes + kStatBytes));
   const std::int32_t repeats = layout.devices() / layout.ffn_devices();
   return repeats == 1 ? merged : merged + send_us(hardware, (repeats - 1) * heads * row_bytes);
+}
+
+// What moves around the output projection and the feed-forward.
+double all_reduces_us(const HelixModel& model, const HelixHardware& hardware,
+                      const HelixLayout& layout, double requests) {
+  const auto all_reduce_bytes = [&](std::int32_t devices, double its_requests) {
+    return 2.0 * (devices - 1) / devices * its_requests * model.shape.hidden *
+           model.activation_bytes;
+  };
+  if (layout.ffn_devices() == 1) return 0;
+  const double whole = send_us(hardware, all_reduce_bytes(layout.ffn_devices(), requests));
+  if (layout.dp == 1) return 2 * whole;
+  const double own = attended_requests(layout, requests);
+  const double projected =
+      layout.tpa == 1 ? 0 : send_us(hardware, all_reduce_bytes(layout.tpa, own));
+  return projected + whole + hardware.latency_us;
 }
 
 GroupTimes group_times(const HelixModel& model, const HelixHardware& hardware,
@@ -67,7 +88,7 @@ GroupTimes group_times(const HelixModel& model, const HelixHardware& hardware,
     return read_us(hardware, elements * model.weight_bytes);
   };
   GroupTimes times;
-  times.kv = read_us(hardware, requests * token_elements(model, layout) *
+  times.kv = read_us(hardware, attended_requests(layout, requests) * token_elements(model, layout) *
                                    static_cast<double>(load.context) / layout.kvp * model.kv_bytes);
   times.before_attention = weights_us(shares.before_attention);
   times.exchange = exchange_us(model, hardware, layout, requests);
@@ -77,11 +98,7 @@ GroupTimes group_times(const HelixModel& model, const HelixHardware& hardware,
         weights_us(shares.output + shares.shared +
                    reached_experts(*model.experts, requests) / layout.ep * shares.expert);
   }
-  const double ranks = layout.ffn_devices();
-  if (ranks > 1) {
-    const double bytes = requests * model.shape.hidden * model.activation_bytes;
-    times.all_reduce = 2 * send_us(hardware, 2 * (ranks - 1) / ranks * bytes);
-  }
+  times.all_reduce = all_reduces_us(model, hardware, layout, requests);
   return times;
 }
 
@@ -112,7 +129,9 @@ HelixStep grouped_step(const HelixModel& model, const HelixHardware& hardware,
                     read_us(hardware, head_share(model, layout) * model.weight_bytes);
   step.all_reduce_us = turns * layers * turn.all_reduce;
   step.exchange_us = layers * groups * group.exchange;
-  if (whole_layers) {
+  if (groups == 1) {
+    step.exposed_us = step.exchange_us;
+  } else if (whole_layers) {
     const double attention = group.before_attention + group.kv;
     const double alone = hop_b_feed_forward(groups, attention, 0, feed_forward);
     step.exposed_us = hop_b_feed_forward(groups, attention, group.exchange, feed_forward) - alone;
@@ -141,19 +160,20 @@ HelixStep helix_step(const HelixModel& model, const HelixHardware& hardware,
   CONTEXTILE_CHECK(layout.devices() <= hardware.max_devices,
                    "layout {}: expected at most {} devices of hardware {}, found {}",
                    to_string(layout), hardware.max_devices, quote(hardware.name), layout.devices());
-  if (hop_b.reading == HopBReading::kOff) {
-    CONTEXTILE_CHECK(hop_b.groups == 0 || hop_b.groups == 1,
-                     "HOP-B off: expected no groups of requests, found {}", hop_b.groups);
-    return grouped_step(model, hardware, layout, load, hop_b.reading, 1);
+  const bool off = hop_b.reading == HopBReading::kOff;
+  CONTEXTILE_CHECK(
+      hop_b.groups >= 0 &&
+          (off ? hop_b.groups <= 1 : hop_b.groups == 0 || load.batch % hop_b.groups == 0),
+      "HOP-B {}: expected {}, found {} groups", to_string(hop_b.reading),
+      off ? "no groups" : fmt::format("groups that divide {} requests", load.batch), hop_b.groups);
+  if (layout.kvp == 1) {
+    return grouped_step(model, hardware, layout, load, HopBReading::kOff, 1);
   }
-  if (hop_b.groups != 0) {
-    CONTEXTILE_CHECK(hop_b.groups > 0 && load.batch % hop_b.groups == 0,
-                     "HOP-B: expected groups that divide {} requests, found {}", load.batch,
-                     hop_b.groups);
-    return grouped_step(model, hardware, layout, load, hop_b.reading, hop_b.groups);
+  if (off || hop_b.groups != 0) {
+    return grouped_step(model, hardware, layout, load, hop_b.reading, std::max(1, hop_b.groups));
   }
   HelixStep best = grouped_step(model, hardware, layout, load, hop_b.reading, 1);
-  for (std::int32_t groups = 2; groups <= load.batch && layout.kvp > 1; ++groups) {
+  for (std::int32_t groups = 2; groups <= load.batch; ++groups) {
     if (load.batch % groups != 0) continue;
     const HelixStep step = grouped_step(model, hardware, layout, load, hop_b.reading, groups);
     if (step.total_us() < best.total_us()) best = step;
@@ -177,8 +197,8 @@ HelixMemory helix_memory(const HelixModel& model, const HelixLayout& layout,
   }
   const std::int64_t tokens = (load.context + layout.kvp - 1) / layout.kvp;
   return {.weights = elements * model.weight_bytes,
-          .kv = layers * load.batch * token_elements(model, layout) * static_cast<double>(tokens) *
-                model.kv_bytes};
+          .kv = layers * attended_requests(layout, load.batch) * token_elements(model, layout) *
+                static_cast<double>(tokens) * model.kv_bytes};
 }
 
 std::int64_t helix_max_context(const HelixModel& model, const HelixHardware& hardware,
@@ -195,7 +215,7 @@ std::int32_t helix_max_batch(const HelixModel& model, const HelixHardware& hardw
   check_context(context);
   const double room = memory_for_cache(model, hardware, layout);
   const double of_request = helix_memory(model, layout, {.batch = 1, .context = context}).kv;
-  const double requests = std::floor(std::max(0.0, room / of_request));
+  const double requests = std::floor(std::max(0.0, room / of_request)) * layout.dp;
   return static_cast<std::int32_t>(std::min(requests, static_cast<double>(kMostRequests)));
 }
 

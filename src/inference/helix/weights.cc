@@ -9,6 +9,11 @@ double ffn_elements(const HelixModel& model, std::int32_t ffn) {
   return static_cast<double>(model.shape.ffn_matrices()) * model.shape.hidden * ffn;
 }
 
+// Devices that share the output projection.
+std::int32_t output_devices(const HelixLayout& layout) {
+  return layout.dp > 1 ? layout.tpa : layout.ffn_devices();
+}
+
 // Matrices of attention on a device, as the latent is read without expanding it: queries go through
 // the key half of the expansion, outputs through the value half once they are whole.
 void add_latent_shares(const HelixModel& model, const HelixLayout& layout, LayerShares& shares) {
@@ -21,7 +26,7 @@ void add_latent_shares(const HelixModel& model, const HelixLayout& layout, Layer
   shares.before_attention = hidden * latent.query_rank +
                             hidden * (latent.kv_rank + latent.rope_dim) +
                             heads * query_head / layout.tpa;
-  shares.output = heads * output_head / layout.ffn_devices();
+  shares.output = heads * output_head / output_devices(layout);
 }
 
 }  // namespace
@@ -48,7 +53,7 @@ LayerShares layer_shares(const HelixModel& model, const HelixLayout& layout) {
     const double queries = hidden * model.shape.q_heads * model.shape.head_dim;
     shares.before_attention = queries / layout.tpa +
                               2 * hidden * model.shape.head_dim * kv_heads_of_device(model, layout);
-    shares.output = queries / layout.ffn_devices();
+    shares.output = queries / output_devices(layout);
   }
   shares.dense = ffn_elements(model, model.shape.ffn) / layout.ffn_devices();
   if (model.experts) {

@@ -18,25 +18,35 @@ namespace {
 using testing::Contains;
 using testing::HasSubstr;
 
-constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kContextParallel,
-                                     HelixFamily::kHelix};
+constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kDataParallel,
+                                     HelixFamily::kContextParallel, HelixFamily::kHelix};
+
+// Whatever has that many devices, legal or not.
+std::vector<HelixLayout> layouts_of(std::int32_t devices) {
+  std::vector<HelixLayout> layouts;
+  for (std::int32_t tpa = 1; tpa <= devices; ++tpa) {
+    for (std::int32_t kvp = 1; kvp * tpa <= devices; ++kvp) {
+      if (devices % (kvp * tpa) != 0) continue;
+      for (std::int32_t tpf = 1; tpf <= devices; ++tpf) {
+        for (std::int32_t ep = 1; ep <= devices; ++ep) {
+          layouts.push_back({kvp, tpa, tpf, ep, devices / (kvp * tpa)});
+        }
+      }
+    }
+  }
+  return layouts;
+}
 
 TEST(HelixLayouts, AreAllLegalOnesOnce) {
   for (const HelixModel& model : some_models()) {
-    for (const std::int32_t devices : {1, 2, 3, 8, 12, 16, 64}) {
+    for (const std::int32_t devices : {1, 2, 3, 8, 12, 32}) {
       const std::vector<HelixLayout> layouts = helix_layouts(model, devices);
       std::int64_t legal = 0;
-      for (std::int32_t tpa = 1; tpa <= devices; ++tpa) {
-        for (std::int32_t tpf = 1; tpf <= devices; ++tpf) {
-          for (std::int32_t ep = 1; ep <= devices; ++ep) {
-            const HelixLayout layout = {devices / tpa, tpa, tpf, ep};
-            const auto check = [&] { check_helix_layout(model, layout); };
-            if (devices % tpa != 0 || message_of([&] { return check(), 0; }) != "no error")
-              continue;
-            ++legal;
-            EXPECT_THAT(layouts, Contains(layout).Times(1)) << to_string(layout);
-          }
-        }
+      for (const HelixLayout& layout : layouts_of(devices)) {
+        const auto check = [&] { return check_helix_layout(model, layout), 0; };
+        if (message_of(check) != "no error") continue;
+        ++legal;
+        EXPECT_THAT(layouts, Contains(layout).Times(1)) << to_string(layout);
       }
       EXPECT_EQ(static_cast<std::int64_t>(layouts.size()), legal);
     }
@@ -47,9 +57,11 @@ TEST(HelixLayouts, AreAllLegalOnesOnce) {
 
 TEST(HelixLayouts, HaveFamilies) {
   EXPECT_EQ(family_of({1, 64, 64, 1}), HelixFamily::kTensorParallel);
+  EXPECT_EQ(family_of({1, 8, 64, 1, 8}), HelixFamily::kDataParallel);
   EXPECT_EQ(family_of({8, 8, 8, 1}), HelixFamily::kContextParallel);
   EXPECT_EQ(family_of({8, 8, 16, 4}), HelixFamily::kHelix);
   EXPECT_EQ(to_string(HelixLayout{8, 8, 16, 4}), "KVP 8 x TPA 8, TPF 16 x EP 4");
+  EXPECT_EQ(to_string(HelixLayout{1, 8, 64, 1, 8}), "DP 8 x KVP 1 x TPA 8, TPF 64");
 }
 
 TEST(HelixSearch, FindsTheFastestThatFits) {
@@ -138,27 +150,44 @@ TEST(HelixSearch, SharingTokensNeverPaysWhereHeadsAreEnough) {
   EXPECT_TRUE(helix_crossover(figure_model(), hardware, 16, 8, {HopBReading::kOff}, 1 << 30));
 }
 
+// The least time of a family at a batch over the devices of a search; infinite where none fits.
+double least_us(const HelixModel& model, const HelixHardware& hardware, const HelixSearch& search,
+                HelixFamily family, std::int32_t batch) {
+  double least = INFINITY;
+  for (const std::int32_t devices : search.devices) {
+    const auto point =
+        fastest_helix(model, hardware, devices, {batch, search.context}, search.hop_b, family);
+    if (point) least = std::min(least, point->step.total_us());
+  }
+  return least;
+}
+
 TEST(HelixSearch, GainsAreRatiosOfTheBestPoints) {
   const HelixModel model = load_helix_model("deepseek-r1");
   const HelixHardware hardware = load_helix_hardware("gb200");
-  const HelixSearch search = {.devices = {16, 64}, .batches = {1, 8, 64}};
+  const HelixSearch search = {.devices = {16, 64},
+                              .batches = {1, 2, 4, 8, 16, 32, 64, 128},
+                              .families = {HelixFamily::kTensorParallel}};
   const HelixGain gain = helix_gain(model, hardware, search);
   double latency = 0;
+  double batches = 0;
   for (const std::int32_t batch : search.batches) {
-    double least[2] = {INFINITY, INFINITY};
-    for (const std::int32_t devices : search.devices) {
-      const HelixLoad load = {batch, search.context};
-      for (const int shared : {0, 1}) {
-        const auto point =
-            fastest_helix(model, hardware, devices, load, {},
-                          shared == 1 ? HelixFamily::kHelix : HelixFamily::kTensorParallel);
-        if (point) least[shared] = std::min(least[shared], point->step.total_us());
-      }
+    const double us = least_us(model, hardware, search, HelixFamily::kTensorParallel, batch);
+    if (!std::isfinite(us)) continue;
+    latency = std::max(latency, us / least_us(model, hardware, search, HelixFamily::kHelix, batch));
+    std::int32_t most = 0;
+    for (const std::int32_t more : search.batches) {
+      const bool in_time = least_us(model, hardware, search, HelixFamily::kHelix, more) <= us;
+      if (in_time) most = std::max(most, more);
     }
-    if (std::isfinite(least[0])) latency = std::max(latency, least[0] / least[1]);
+    batches = std::max(batches, static_cast<double>(most) / batch);
   }
   EXPECT_DOUBLE_EQ(gain.latency, latency);
-  EXPECT_GE(gain.batch, 1);
+  EXPECT_DOUBLE_EQ(gain.batch, batches);
+  HelixSearch against_all = search;
+  against_all.families = HelixSearch().families;
+  EXPECT_LE(helix_gain(model, hardware, against_all).latency, gain.latency);
+  EXPECT_LE(helix_gain(model, hardware, against_all).batch, gain.batch);
   EXPECT_THAT(message_of([&] { return helix_gain(model, hardware, {}); }),
               HasSubstr("expected numbers of devices, found none"));
   EXPECT_THAT(message_of([&] { return helix_front(model, hardware, {.devices = {8}}); }),

@@ -78,6 +78,26 @@ TEST(HelixStep, ReadsTheExpertsThatTokensReach) {
       << "spread evenly either way";
 }
 
+TEST(HelixStep, GivesRequestsToGroupsOfDevices) {
+  const HelixStep shared =
+      helix_step(figure_model(), figure_hardware(), {1, 8, 64, 1, 8}, kMillion, kHopBOff);
+  const HelixStep tensor = helix_step(figure_model(), figure_hardware(), {1, 8, 8}, kMillion);
+  EXPECT_NEAR(shared.kv_us, tensor.kv_us / 8, 1e-9) << "one request each";
+  EXPECT_NEAR(
+      shared.weights_us,
+      (2 * 16384.0 * 128 * 128 / 8 + 2 * 16384 * 128 + 3 * 16384.0 * 65536 / 64 + 16384.0 / 64) *
+          0.5 / 8e6,
+      1e-9);
+  EXPECT_NEAR(shared.all_reduce_us, 3 * 5 + (2.0 * 7 / 8 + 2.0 * 63 / 64 * 8) * 16384 * 2 / 900e3,
+              1e-9);
+  EXPECT_EQ(shared.exchange_us, 0);
+  const auto kv_us = [](std::int32_t batch) {
+    return helix_step(figure_model(), figure_hardware(), {1, 8, 64, 1, 8}, {batch, 1000}).kv_us;
+  };
+  EXPECT_DOUBLE_EQ(kv_us(9), 2 * kv_us(8)) << "the busiest group has two of nine";
+  EXPECT_DOUBLE_EQ(kv_us(1), kv_us(8));
+}
+
 TEST(HelixStep, LoadsModelsOfTheSizeTheirNamesSay) {
   EXPECT_NEAR(static_cast<double>(num_weights(load_helix_model("llama-3-405b"))), 405.8e9, 0.1e9);
   EXPECT_NEAR(static_cast<double>(num_weights(load_helix_model("deepseek-r1"))), 671e9, 1e9);
@@ -113,7 +133,7 @@ TEST(HelixStep, HopBExposesNoMoreThanIsExchangedAndNeverCostsTime) {
           const HelixStep step = helix_step(model, figure_hardware(), layout, load, {reading});
           EXPECT_GE(step.exposed_us, -1e-9) << to_string(layout);
           EXPECT_LE(step.exposed_us, step.exchange_us + 1e-9) << to_string(layout);
-          EXPECT_LE(step.total_us(), off.total_us() * (1 + 1e-12)) << to_string(layout);
+          EXPECT_LE(step.total_us(), off.total_us()) << to_string(layout);
           EXPECT_EQ(batch % step.groups, 0);
         }
       }
@@ -239,9 +259,13 @@ TEST(HelixStep, RefusesWhatIsNoStep) {
   EXPECT_THAT(CHANGED(hardware.max_devices = 4), HasSubstr("at most 4 devices"));
   EXPECT_THAT(CHANGED(load.batch = 0), HasSubstr("batch: expected 1 to"));
   EXPECT_THAT(CHANGED(load.context = 0), HasSubstr("context: expected 1 to"));
-  EXPECT_THAT(CHANGED(hop_b.groups = 3), HasSubstr("groups that divide 8 requests, found 3"));
-  EXPECT_THAT(CHANGED(hop_b = (HopB{HopBReading::kOff, 2})), HasSubstr("no groups of requests"));
+  EXPECT_THAT(CHANGED(hop_b.groups = 3),
+              HasSubstr("groups that divide 8 requests, found 3 groups"));
+  EXPECT_THAT(CHANGED(hop_b = (HopB{HopBReading::kOff, 2})), HasSubstr("no groups, found 2"));
   EXPECT_THAT(CHANGED(layout.tpf = 4), HasSubstr("TPF x EP of KVP x TPA = 8 or of TPA = 1"));
+  EXPECT_THAT(CHANGED(layout.dp = 2), HasSubstr("DP 1 beside KVP 8, found 2"));
+  EXPECT_THAT(CHANGED(layout = (HelixLayout{1, 2, 2, 1, 4})), HasSubstr("all 8 devices, found 2"));
+  EXPECT_THAT(CHANGED(layout = (HelixLayout{1, 1 << 16, 1, 1, 2})), HasSubstr("at most 65536"));
   EXPECT_THAT(CHANGED(layout = (HelixLayout{0, 1, 1, 1})), HasSubstr("sizes of 1 to"));
   EXPECT_THAT(CHANGED(layout = (HelixLayout{4, 2, 8, 1})),
               HasSubstr("divides 1 KV heads, found 2"));
