@@ -19,7 +19,7 @@ using testing::HasSubstr;
 constexpr HopB kHopBOff = {HopBReading::kOff};
 constexpr HelixLoad kMillion = {.batch = 8, .context = 1'000'000};
 
-TEST(HelixStep, ReadsMemoryAsLongAsThePaperSays) {
+TEST(HelixStep, ReadsMemoryAsLongAsThePapersFormulasSay) {
   struct Golden {
     HelixLayout layout;
     double kv_us;
