@@ -91,11 +91,24 @@ TEST(HelixStep, GivesRequestsToGroupsOfDevices) {
   EXPECT_NEAR(shared.all_reduce_us, 3 * 5 + (2.0 * 7 / 8 + 2.0 * 63 / 64 * 8) * 16384 * 2 / 900e3,
               1e-9);
   EXPECT_EQ(shared.exchange_us, 0);
+  const HelixStep single =
+      helix_step(figure_model(), figure_hardware(), {1, 1, 8, 1, 8}, kMillion, kHopBOff);
+  EXPECT_NEAR(single.all_reduce_us, 2 * 5 + 2.0 * 7 / 8 * 8 * 16384 * 2 / 900e3, 1e-9)
+      << "groups of one device have nothing to sum up";
   const auto kv_us = [](std::int32_t batch) {
     return helix_step(figure_model(), figure_hardware(), {1, 8, 64, 1, 8}, {batch, 1000}).kv_us;
   };
   EXPECT_DOUBLE_EQ(kv_us(9), 2 * kv_us(8)) << "the busiest group has two of nine";
   EXPECT_DOUBLE_EQ(kv_us(1), kv_us(8));
+}
+
+TEST(HelixStep, CountsTheMatricesOfALatentByHand) {
+  const HelixModel model = load_helix_model("deepseek-r1");
+  const std::int64_t attention = 7168 * 1536 + 1536 * 128 * (128 + 64) + 7168 * (512 + 64) +
+                                 512 * 128 * (128 + 128) + 128 * 128 * 7168;
+  const std::int64_t expert = 3 * 7168 * 2048;
+  EXPECT_EQ(num_weights(model), 61 * attention + 3 * std::int64_t{3} * 7168 * 18432 +
+                                    58 * 257 * expert + 2 * std::int64_t{129280} * 7168);
 }
 
 TEST(HelixStep, LoadsModelsOfTheSizeTheirNamesSay) {
@@ -270,6 +283,12 @@ TEST(HelixStep, RefusesWhatIsNoStep) {
   EXPECT_THAT(CHANGED(layout = (HelixLayout{4, 2, 8, 1})),
               HasSubstr("divides 1 KV heads, found 2"));
   EXPECT_THAT(CHANGED(layout = (HelixLayout{3, 1, 3, 1})), HasSubstr("divides 128 query heads"));
+  EXPECT_THAT(CHANGED(model.shape.ffn = 18433), HasSubstr("divides the feed-forward of 18433"));
+  EXPECT_THAT(CHANGED(model.experts->ffn = 2049), HasSubstr("expert's feed-forward of 2049"));
+  EXPECT_THAT(
+      CHANGED(model.experts->shared = 0; model.experts->ffn = 2049; layout.ep = 8; layout.tpf = 1),
+      testing::Eq("no error"))
+      << "with routed experts alone only TPF divides them";
   EXPECT_THAT(CHANGED(model.experts.reset(); layout.ep = 8; layout.tpf = 1),
               HasSubstr("EP 1 without experts, found 8"));
   EXPECT_THAT(CHANGED(model.experts->routed = 12; layout.ep = 8; layout.tpf = 1),
