@@ -1,7 +1,7 @@
 // Helix parallelism, predicted: how long a decoding step takes and how much fits when devices share
 // the tokens of a cache in attention and the matrices in everything else. Source: "Helix
 // Parallelism: Rethinking Sharding Strategies for Interactive Multi-Million-Token LLM Decoding"
-// (arXiv 2507.07120), sections 2 and 3 and appendix A.
+// (arXiv 2507.07120).
 //
 //   const HelixModel model = load_helix_model("deepseek-r1");
 //   const HelixHardware machine = load_helix_hardware("gb200");
@@ -104,7 +104,7 @@ struct HelixLayout {
 enum class HelixFamily : std::uint8_t {
   kTensorParallel,   // KVP 1, DP 1; beyond the KV heads, devices hold the same ones
   kDataParallel,     // KVP 1, DP > 1: attention by requests
-  kContextParallel,  // TPF x EP = TPA: the KVP groups repeat the feed-forward (section 1, "KVP")
+  kContextParallel,  // TPF x EP = TPA: the KVP groups repeat the feed-forward
   kHelix,            // KVP > 1, TPF x EP = KVP x TPA
 };
 [[nodiscard]] std::string_view to_string(HelixFamily family);  // "TP", "DP", "CP", "Helix"
@@ -128,7 +128,7 @@ struct HelixLoad {
   friend bool operator==(const HelixLoad&, const HelixLoad&) = default;
 };
 
-// What the exchange of partial outputs hides behind (section 2.1.3).
+// What the exchange of partial outputs hides behind.
 enum class HopBReading : std::uint8_t {
   kOff,          // nothing: all of the batch computes, then all of it moves
   kAttention,    // the attention of the next requests; projections and feed-forward as without
@@ -180,8 +180,8 @@ struct HelixMemory {
 // Each throws InvalidArgument on whatever is not as its type says. With b requests, Q query and K
 // KV heads, N devices, P = TPF·EP, S tokens and DP 1, per layer:
 //   KV: b·⌈K/TPA⌉·(2·D)·(S/KVP) elements; with a latent b·(kv_rank + rope_dim)·(S/KVP);
-//   matrices: H·Q·D/TPA + 2·H·⌈K/TPA⌉·D + H·Q·D/P + 3·H·F/P elements (appendix A), of experts
-//     those that b uniform tokens are expected to reach, spread evenly over EP;
+//   matrices: H·Q·D/TPA + 2·H·⌈K/TPA⌉·D + H·Q·D/P + 3·H·F/P elements, of experts those
+//     that b uniform tokens are expected to reach, spread evenly over EP;
 //   exchange: latency + (KVP - 1)·b·(Q/N)·(D·e + 8) bytes, the 8 being a row's maximum and sum;
 //     where P < N, then latency + (N/P - 1)·b·(Q/N)·D·e to give all KVP groups all heads;
 //   two all-reduces of latency + 2·(P - 1)/P·b·H·e bytes each, none where P is 1.

@@ -7,9 +7,9 @@
 
 namespace contextile {
 
-// One layer of the dense model of the paper's figure 1, with next to no vocabulary.
-inline HelixModel figure_model() {
-  return {.shape = {.name = "figure 1",
+// One layer of a dense model, with next to no vocabulary.
+inline HelixModel dense_model() {
+  return {.shape = {.name = "dense",
                     .layers = 1,
                     .hidden = 16384,
                     .q_heads = 128,
@@ -19,7 +19,7 @@ inline HelixModel figure_model() {
                     .vocabulary = 1}};
 }
 
-inline HelixHardware figure_hardware() {
+inline HelixHardware test_hardware() {
   HelixHardware hardware;
   hardware.memory_gbytes_per_s = 8000;
   hardware.network_gbytes_per_s = 900;
@@ -38,7 +38,7 @@ inline std::vector<HelixLayout> some_layouts(const HelixModel& model) {
 }
 
 inline std::vector<HelixModel> some_models() {
-  return {figure_model(), load_helix_model("llama-3-8b"), load_helix_model("deepseek-r1")};
+  return {dense_model(), load_helix_model("llama-3-8b"), load_helix_model("deepseek-r1")};
 }
 
 }  // namespace contextile

@@ -51,7 +51,7 @@ TEST(HelixLayouts, AreAllLegalOnesOnce) {
       EXPECT_EQ(static_cast<std::int64_t>(layouts.size()), legal);
     }
   }
-  EXPECT_THAT(message_of([] { return helix_layouts(figure_model(), 0); }),
+  EXPECT_THAT(message_of([] { return helix_layouts(dense_model(), 0); }),
               HasSubstr("expected 1 to 65536 devices, found 0"));
 }
 
@@ -126,7 +126,7 @@ std::pair<double, double> times_of(const HelixModel& model, const HelixHardware&
 TEST(HelixSearch, CrossoverDividesContextsThatLoseFromThoseThatWin) {
   const HelixHardware hardware = load_helix_hardware("gb200");
   constexpr std::int64_t kLongest = 10'000'000;
-  for (const HelixModel& model : {figure_model(), load_helix_model("deepseek-r1")}) {
+  for (const HelixModel& model : {dense_model(), load_helix_model("deepseek-r1")}) {
     for (const std::int32_t devices : {2, 8, 16, 64}) {
       for (const std::int32_t batch : {1, 8, 64}) {
         const auto crossover = helix_crossover(model, hardware, devices, batch, {}, kLongest);
@@ -145,9 +145,9 @@ TEST(HelixSearch, CrossoverDividesContextsThatLoseFromThoseThatWin) {
 
 TEST(HelixSearch, SharingTokensNeverPaysWhereHeadsAreEnough) {
   const HelixHardware hardware = load_helix_hardware("gb200");
-  EXPECT_EQ(helix_crossover(figure_model(), hardware, 8, 8, {HopBReading::kOff}, 1 << 30),
+  EXPECT_EQ(helix_crossover(dense_model(), hardware, 8, 8, {HopBReading::kOff}, 1 << 30),
             std::nullopt);
-  EXPECT_TRUE(helix_crossover(figure_model(), hardware, 16, 8, {HopBReading::kOff}, 1 << 30));
+  EXPECT_TRUE(helix_crossover(dense_model(), hardware, 16, 8, {HopBReading::kOff}, 1 << 30));
 }
 
 // The least time of a family at a batch over the devices of a search; infinite where none fits.

@@ -28,7 +28,7 @@ TEST(HelixStep, ReadsMemoryAsLongAsThePapersFormulasSay) {
   for (const Golden& golden : {Golden{{1, 8, 8}, 128.0, 29.6}, Golden{{1, 64, 64}, 128.0, 3.9},
                                Golden{{8, 8, 64}, 16.0, 5.8}}) {
     const HelixStep step =
-        helix_step(figure_model(), figure_hardware(), golden.layout, kMillion, kHopBOff);
+        helix_step(dense_model(), test_hardware(), golden.layout, kMillion, kHopBOff);
     EXPECT_NEAR(step.kv_us, golden.kv_us, 0.05) << to_string(golden.layout);
     EXPECT_NEAR(step.weights_us, golden.weights_us, 0.05) << to_string(golden.layout);
   }
@@ -36,28 +36,27 @@ TEST(HelixStep, ReadsMemoryAsLongAsThePapersFormulasSay) {
 
 TEST(HelixStep, MovesWhatTheFormulasSay) {
   const HelixStep helix =
-      helix_step(figure_model(), figure_hardware(), {8, 8, 64}, kMillion, kHopBOff);
+      helix_step(dense_model(), test_hardware(), {8, 8, 64}, kMillion, kHopBOff);
   EXPECT_NEAR(helix.exchange_us, 5 + 7 * 8 * 2 * (128 * 2 + 8) / 900e3, 1e-9);
   EXPECT_NEAR(helix.all_reduce_us, 2 * (5 + 2.0 * 63 / 64 * 8 * 16384 * 2 / 900e3), 1e-9);
   EXPECT_DOUBLE_EQ(helix.exposed_us, helix.exchange_us);
 
-  const HelixStep tied =
-      helix_step(figure_model(), figure_hardware(), {8, 8, 8}, kMillion, kHopBOff);
+  const HelixStep tied = helix_step(dense_model(), test_hardware(), {8, 8, 8}, kMillion, kHopBOff);
   EXPECT_NEAR(tied.exchange_us - helix.exchange_us, 5 + 7 * 8 * 2 * (128 * 2) / 900e3, 1e-9);
   EXPECT_NEAR(tied.all_reduce_us, 2 * (5 + 2.0 * 7 / 8 * 8 * 16384 * 2 / 900e3), 1e-9);
 
-  const HelixStep tensor = helix_step(figure_model(), figure_hardware(), {1, 64, 64}, kMillion);
+  const HelixStep tensor = helix_step(dense_model(), test_hardware(), {1, 64, 64}, kMillion);
   EXPECT_EQ(tensor.exchange_us, 0);
-  const HelixStep alone = helix_step(figure_model(), figure_hardware(), {1, 1, 1}, kMillion);
+  const HelixStep alone = helix_step(dense_model(), test_hardware(), {1, 1, 1}, kMillion);
   EXPECT_EQ(alone.all_reduce_us, 0);
 }
 
 TEST(HelixStep, ReadsALatentOnceForAllHeadsAndExchangesIt) {
   const HelixModel model = load_helix_model("deepseek-r1");
-  const HelixStep step = helix_step(model, figure_hardware(), {64, 1, 8, 8}, kMillion, kHopBOff);
+  const HelixStep step = helix_step(model, test_hardware(), {64, 1, 8, 8}, kMillion, kHopBOff);
   EXPECT_NEAR(step.kv_us, 61 * 8 * 576 * (1e6 / 64) * 0.5 / 8e6, 1e-6);
   EXPECT_NEAR(step.exchange_us, 61 * (5 + 63 * 8 * 2 * (512 * 2 + 8) / 900e3), 1e-6);
-  const HelixStep tensor = helix_step(model, figure_hardware(), {1, 64, 64, 1}, kMillion);
+  const HelixStep tensor = helix_step(model, test_hardware(), {1, 64, 64, 1}, kMillion);
   EXPECT_NEAR(tensor.kv_us, 64 * step.kv_us, 1e-6);
 }
 
@@ -66,7 +65,7 @@ TEST(HelixStep, ReadsTheExpertsThatTokensReach) {
   model.shape.layers = 1;
   model.experts->dense_layers = 0;
   const auto weights_us = [&](std::int32_t batch, const HelixLayout& layout) {
-    return helix_step(model, figure_hardware(), layout, {batch, 1000}, kHopBOff).weights_us;
+    return helix_step(model, test_hardware(), layout, {batch, 1000}, kHopBOff).weights_us;
   };
   const double expert_us = 3.0 * 7168 * 2048 * 0.5 / 8e6;
   EXPECT_NEAR(weights_us(2, {1, 1, 1, 1}) - weights_us(1, {1, 1, 1, 1}),
@@ -80,8 +79,8 @@ TEST(HelixStep, ReadsTheExpertsThatTokensReach) {
 
 TEST(HelixStep, GivesRequestsToGroupsOfDevices) {
   const HelixStep shared =
-      helix_step(figure_model(), figure_hardware(), {1, 8, 64, 1, 8}, kMillion, kHopBOff);
-  const HelixStep tensor = helix_step(figure_model(), figure_hardware(), {1, 8, 8}, kMillion);
+      helix_step(dense_model(), test_hardware(), {1, 8, 64, 1, 8}, kMillion, kHopBOff);
+  const HelixStep tensor = helix_step(dense_model(), test_hardware(), {1, 8, 8}, kMillion);
   EXPECT_NEAR(shared.kv_us, tensor.kv_us / 8, 1e-9) << "one request each";
   EXPECT_NEAR(
       shared.weights_us,
@@ -92,11 +91,11 @@ TEST(HelixStep, GivesRequestsToGroupsOfDevices) {
               1e-9);
   EXPECT_EQ(shared.exchange_us, 0);
   const HelixStep single =
-      helix_step(figure_model(), figure_hardware(), {1, 1, 8, 1, 8}, kMillion, kHopBOff);
+      helix_step(dense_model(), test_hardware(), {1, 1, 8, 1, 8}, kMillion, kHopBOff);
   EXPECT_NEAR(single.all_reduce_us, 2 * 5 + 2.0 * 7 / 8 * 8 * 16384 * 2 / 900e3, 1e-9)
       << "groups of one device have nothing to sum up";
   const auto kv_us = [](std::int32_t batch) {
-    return helix_step(figure_model(), figure_hardware(), {1, 8, 64, 1, 8}, {batch, 1000}).kv_us;
+    return helix_step(dense_model(), test_hardware(), {1, 8, 64, 1, 8}, {batch, 1000}).kv_us;
   };
   EXPECT_DOUBLE_EQ(kv_us(9), 2 * kv_us(8)) << "the busiest group has two of nine";
   EXPECT_DOUBLE_EQ(kv_us(1), kv_us(8));
@@ -122,7 +121,7 @@ TEST(HelixStep, TakesLongerWithTheContextAndLessWithMoreShards) {
       for (const HopBReading reading :
            {HopBReading::kOff, HopBReading::kAttention, HopBReading::kFeedForward}) {
         const auto step = [&](std::int64_t context) {
-          return helix_step(model, figure_hardware(), layout, {8, context}, {reading});
+          return helix_step(model, test_hardware(), layout, {8, context}, {reading});
         };
         EXPECT_LT(step(1000).total_us(), step(2000).total_us()) << to_string(layout);
         EXPECT_LT(step(2000).total_us(), step(1'000'000).total_us()) << to_string(layout);
@@ -130,8 +129,8 @@ TEST(HelixStep, TakesLongerWithTheContextAndLessWithMoreShards) {
       }
       const HelixLayout half = {layout.kvp / 2, layout.tpa, layout.tpa, 1};
       if (layout.kvp % 2 == 1 || layout.ffn_devices() != layout.tpa || layout.ep != 1) continue;
-      EXPECT_NEAR(helix_step(model, figure_hardware(), half, kMillion).kv_us,
-                  2 * helix_step(model, figure_hardware(), layout, kMillion).kv_us, 1e-6);
+      EXPECT_NEAR(helix_step(model, test_hardware(), half, kMillion).kv_us,
+                  2 * helix_step(model, test_hardware(), layout, kMillion).kv_us, 1e-6);
     }
   }
 }
@@ -141,9 +140,9 @@ TEST(HelixStep, HopBExposesNoMoreThanIsExchangedAndNeverCostsTime) {
     for (const HelixLayout& layout : some_layouts(model)) {
       for (const std::int32_t batch : {1, 2, 6, 64}) {
         const HelixLoad load = {batch, 500'000};
-        const HelixStep off = helix_step(model, figure_hardware(), layout, load, kHopBOff);
+        const HelixStep off = helix_step(model, test_hardware(), layout, load, kHopBOff);
         for (const HopBReading reading : {HopBReading::kAttention, HopBReading::kFeedForward}) {
-          const HelixStep step = helix_step(model, figure_hardware(), layout, load, {reading});
+          const HelixStep step = helix_step(model, test_hardware(), layout, load, {reading});
           EXPECT_GE(step.exposed_us, -1e-9) << to_string(layout);
           EXPECT_LE(step.exposed_us, step.exchange_us + 1e-9) << to_string(layout);
           EXPECT_LE(step.total_us(), off.total_us()) << to_string(layout);
@@ -154,7 +153,7 @@ TEST(HelixStep, HopBExposesNoMoreThanIsExchangedAndNeverCostsTime) {
   }
 }
 
-// The parts of a layer of figure 1's model, KVP 8 x TPA 8, as a group of requests takes them.
+// The parts of a layer of the dense model, KVP 8 x TPA 8, as a group of requests takes them.
 struct Parts {
   double kv, before, exchange, after;
 
@@ -167,12 +166,12 @@ struct Parts {
 };
 
 TEST(HelixStep, TakesAsLongAsATimelineOfItsParts) {
-  HelixModel model = figure_model();
+  HelixModel model = dense_model();
   model.shape.layers = 3;
   const double head_us = 16384.0 / 64 * 0.5 / 8e6;
   for (const std::int32_t groups : {1, 2, 4, 8, 16}) {
     const auto total_us = [&](HopBReading reading) {
-      return helix_step(model, figure_hardware(), {8, 8, 64}, {16, 50'000}, {reading, groups})
+      return helix_step(model, test_hardware(), {8, 8, 64}, {16, 50'000}, {reading, groups})
           .total_us();
     };
     const Parts group(16.0 / groups);
@@ -191,7 +190,7 @@ TEST(HelixStep, TakesAsLongAsATimelineOfItsParts) {
 }
 
 TEST(HelixMemory, HoldsWhatIsCountedToTheByte) {
-  const HelixModel model = figure_model();
+  const HelixModel model = dense_model();
   const HelixMemory memory = helix_memory(model, {8, 8, 64}, {3, 1001});
   EXPECT_DOUBLE_EQ(memory.kv, 3 * 1 * 256 * 126 * 0.5) << "126 of 1001 tokens on the fullest";
   EXPECT_DOUBLE_EQ(memory.weights,
@@ -206,7 +205,7 @@ TEST(HelixMemory, HoldsWhatIsCountedToTheByte) {
 }
 
 TEST(HelixMemory, CapacityIsTheLastThatFits) {
-  HelixHardware hardware = figure_hardware();
+  HelixHardware hardware = test_hardware();
   for (const HelixModel& model : some_models()) {
     for (const HelixLayout& layout : some_layouts(model)) {
       const auto fits = [&](std::int32_t batch, std::int64_t context) {
@@ -226,8 +225,8 @@ TEST(HelixMemory, CapacityIsTheLastThatFits) {
     }
   }
   hardware.memory_bytes = 1;
-  EXPECT_EQ(helix_max_context(figure_model(), hardware, {1, 1, 1}, 1), 0);
-  EXPECT_EQ(helix_max_batch(figure_model(), hardware, {1, 1, 1}, 1), 0);
+  EXPECT_EQ(helix_max_context(dense_model(), hardware, {1, 1, 1}, 1), 0);
+  EXPECT_EQ(helix_max_batch(dense_model(), hardware, {1, 1, 1}, 1), 0);
 }
 
 TEST(HelixMemory, TokensSharedByMoreDevicesMakeRoomForAsMuchMore) {
@@ -246,7 +245,7 @@ TEST(HelixStep, RefusesWhatIsNoStep) {
   };
   const auto changed = [&](const auto& change) {
     HelixModel model = load_helix_model("deepseek-r1");
-    HelixHardware hardware = figure_hardware();
+    HelixHardware hardware = test_hardware();
     HelixLayout layout = {8, 1, 8, 1};
     HelixLoad load = {8, 1000};
     HopB hop_b;
