@@ -319,14 +319,13 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
 
 Action add_serve_command(CLI::App& app) {
   const auto options = std::make_shared<ServeCommandOptions>();
-  add_text(
-      app, "--model", options->model,
-      {"FOLDER|random",
-       "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
-       "model; random: one that nobody trained, bytes as tokens, sizes behind it "
-       "(random:vocab=256,hidden=192,layers=4,heads=24,kv_heads=2,head_dim=16,ffn=512,window=64,"
-       "length=131072,seed=1)",
-       ""});
+  add_text(app, "--model", options->model,
+           {"FOLDER|random",
+            "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
+            "model; random: one that nobody trained, with bytes as tokens, and sizes behind it "
+            "(random:layers=4,heads=24), of vocab, hidden, layers, heads, kv_heads, head_dim, ffn, "
+            "window (of every second layer), length and seed",
+            ""});
   add_value(app, "--name", {"TEXT", "what clients call the model", "the folder's name"},
             [options](const std::string& text) { options->name = text; });
   add_text(app, "--host", options->serve.host, {"ADDRESS", "where to listen", ""});
