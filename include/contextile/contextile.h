@@ -49,6 +49,9 @@
 #include "contextile/kv_cache.h"         // tables of requests, shared prefixes
 #include "contextile/kv_layout.h"        // which rank holds which cached tokens
 #include "contextile/paged_attention.h"  // few queries, keys in pages
+#include "contextile/prefill.h"          // new tokens that ranks share, over such a cache
+#include "contextile/prefill_choice.h"   // which mode of it
+#include "contextile/prefill_plan.h"     // the same by a plan
 #include "contextile/shard_merge.h"      // one softmax from several ranks' keys
 // Making plans of your own:
 #include "contextile/arrangement.h"  // what a strategy returns
