@@ -64,10 +64,10 @@ class Server:
     def connect(self):
         return http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=LIMIT_S)
 
-    def ask(self, method, path, body=None):
+    def ask(self, method, path, body=None, headers=None):
         connection = self.connect()
         try:
-            connection.request(method, path, body=body)
+            connection.request(method, path, body=body, headers=headers or {})
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read().decode())
         finally:
@@ -232,6 +232,10 @@ class Tests:
             connection.close()
             assert server.complete(prompt="a", max_tokens=3).status == 200
             assert server.metric("requests_running") == 0
+            # What curl -d says of a body, which is no form.
+            form = {"Content-Type": "application/x-www-form-urlencoded"}
+            long = json.dumps({"prompt": "a" * 20_000, "max_tokens": 1})
+            assert server.ask("POST", "/v1/completions", long, form).status == 200
 
     def test_clients_that_leave_are_forgotten(self):
         with self.serve(ranks=2) as server:
