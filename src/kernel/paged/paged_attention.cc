@@ -12,6 +12,7 @@
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "kernel/cpu_features.h"
+#include "kernel/paged/row_tiles.h"
 #include "kernel/paged/target.h"
 #include "kernel/paged/tasks.h"
 #include "kernel/tensor.h"
@@ -247,7 +248,15 @@ KvDtype parse_kv_dtype(std::string_view text) {
 void PagedKernel::run(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
                       std::span<const PagedRequest> requests, const PartialOutput& out) const {
   check_paged(kv, q_NHD, requests, out);
-  run_tasks(params, kv, q_NHD, requests, out);
+  std::vector<PagedRequest> few;
+  for (const PagedRequest& request : requests) {
+    if (goes_by_tiles(request)) {
+      run_by_tiles(preferred_kernel(Dtype::kF32), params, kv, q_NHD, request, out);
+    } else {
+      few.push_back(request);
+    }
+  }
+  run_tasks(params, kv, q_NHD, few, out);
 }
 
 std::span<const PagedKernel* const> paged_kernels() {
