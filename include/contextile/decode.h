@@ -45,6 +45,10 @@ struct DecodeOptions {
   DecodeMode mode = DecodeMode::kA2a;
   PagedParams params;
   Dtype wire = Dtype::kF32;  // of queries and outputs on their way
+  // Requests, in the order of their rows, are cut in at most so many groups; while the outputs of
+  // one are on their way, the next one's attention is computed (HOP-B of Helix, arXiv 2507.07120).
+  // The bytes and the bits are the same.
+  std::int32_t hop_b_groups = 1;
 };
 
 // One rank of a group that shares a cache. Collective: every rank calls with the same options,

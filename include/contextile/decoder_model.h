@@ -125,6 +125,7 @@ struct DecoderOptions {
   KvDtype kv_dtype = KvDtype::kF32;            // kF32, kBf16 or kF16
   DecodeMode mode = DecodeMode::kQReplicated;  // the others: where the ranks divide q_heads
   Dtype wire = Dtype::kF32;                    // of queries and outputs on their way
+  std::int32_t hop_b_groups = 1;               // as DecodeOptions has it
 };
 
 // One request's tokens of a step, next to each other: of a prompt, or the one that was sampled

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <random>
 
 #include "base/rng.h"
 
@@ -123,6 +125,32 @@ TEST(Half, KnowsSomeNumbers) {
   EXPECT_EQ(bf16_to_float(0x3f80), 1.0F);
   EXPECT_EQ(float_to_bf16(1.00390625F), 0x3f80);  // half a step above 1: to even
   EXPECT_EQ(float_to_bf16(1.01171875F), 0x3f82);  // one and a half: to even
+}
+
+TEST(Fp8, RoundsToTheNearestAndComesBack) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const float value = fp8_to_float(static_cast<std::uint8_t>(bits));
+    if ((bits & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(value));
+    } else {
+      EXPECT_EQ(float_to_fp8(value), bits) << value;
+    }
+  }
+  EXPECT_EQ(fp8_to_float(0x7e), 448.0F);
+  EXPECT_EQ(fp8_to_float(0x01), 0x1p-9F);
+  std::mt19937 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    const float value = std::uniform_real_distribution<float>(-500, 500)(random) *
+                        std::exp2(static_cast<float>(-static_cast<int>(random() % 20)));
+    float nearest = 1e9F;
+    for (int bits = 0; bits < 256; ++bits) {
+      const float one = fp8_to_float(static_cast<std::uint8_t>(bits));
+      if (std::abs(one - value) < std::abs(nearest - value)) nearest = one;
+    }
+    const float found = fp8_to_float(float_to_fp8(value));
+    EXPECT_EQ(std::abs(found - value), std::abs(nearest - value)) << value;
+  }
+  EXPECT_TRUE(std::isnan(fp8_to_float(float_to_fp8(std::nanf("")))));
 }
 
 }  // namespace

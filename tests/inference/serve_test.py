@@ -144,7 +144,8 @@ class Tests:
     def test_processes_over_gloo_give_the_tokens_of_one_rank(self):
         if not self.gloo:
             return
-        with Server([self.program, "launch", "-n", "3", "--", "serve", "--model", MODEL, "--port", "0"]) as server:
+        with Server([self.program, "launch", "-n", "3", "--", "serve", "--model", MODEL, "--port", "0",
+                     "--hop-b-groups", "2"]) as server:
             assert self.complete_all(server) == self.tokens_of_one_rank()
             assert server.stop() == 0
 

@@ -42,6 +42,7 @@ struct ServeCommandOptions {
   std::string mode = "auto";
   std::string kv_dtype = "f32";
   std::string wire = "f32";
+  std::int32_t hop_b_groups = 1;
 };
 
 // What all ranks of a group are made of.
@@ -71,6 +72,7 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   serving.decoder.num_pages = serving.engine.cache.num_pages;
   serving.decoder.kv_dtype = parse_kv_dtype(options.kv_dtype);
   serving.decoder.wire = parse_wire(options.wire);
+  serving.decoder.hop_b_groups = options.hop_b_groups;
   const bool divides = serving.model.config.q_heads % num_ranks == 0;
   serving.decoder.mode = options.mode != "auto" ? parse_decode_mode(options.mode)
                          : divides              ? DecodeMode::kA2a
@@ -305,6 +307,11 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
             {"auto", "ag_rs", "a2a", "q_replicated"}});
   add_text(app, "--wire", options.wire,
            {"DTYPE", "of queries and outputs between ranks", "", {"f32", "bf16", "f16"}});
+  add_size<std::int32_t>(app, "--hop-b-groups", options.hop_b_groups, 1,
+                         {"N",
+                          "groups of requests: while outputs of one are on their way, the next "
+                          "one's attention is computed",
+                          ""});
   add_size<std::int32_t>(app, "--max-running", options.engine.max_running, 1,
                          {"N", "requests that are computed at a time", ""});
   add_size<std::int32_t>(app, "--max-waiting", options.engine.max_waiting, 1,

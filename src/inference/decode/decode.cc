@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -49,12 +50,12 @@ class Exchange {
   [[nodiscard]] std::vector<std::byte>& sent(std::int32_t peer) {
     return sent_[static_cast<std::size_t>(peer)];
   }
-  // Once it has run.
+  // Once it was waited for.
   [[nodiscard]] std::vector<std::byte>& received(std::int32_t peer) {
     return received_[static_cast<std::size_t>(peer)];
   }
 
-  void run() {
+  void launch() {
     const auto message = [](std::int32_t peer, std::vector<std::byte>& bytes) {
       const auto size = static_cast<std::int64_t>(bytes.size());
       return Message{Rank(peer), {{bytes.data(), size, 1, size}}};
@@ -67,12 +68,14 @@ class Exchange {
       sends.push_back(message(peer, sent(peer)));
       receives.push_back(message(peer, received(peer)));
     }
-    transport_.wait(transport_.launch(sends, receives));
+    ticket_ = transport_.launch(sends, receives);
     received(me).swap(sent(me));
   }
+  void wait() { transport_.wait(ticket_); }
 
  private:
   Transport& transport_;
+  std::int64_t ticket_ = 0;
   std::vector<std::vector<std::byte>> sent_;
   std::vector<std::vector<std::byte>> received_;
 };
@@ -86,30 +89,93 @@ void copy_rows(const TensorView& dst, std::int32_t dst_head, const TensorView& s
   }
 }
 
-// All of one step on one rank.
+// Queries of all ranks' heads. A rank's own take the same way as the others', so that all compute
+// with the same ones.
+HostTensor gather_queries(Transport& transport, const DecodeOptions& options,
+                          const HeadSplit& heads, const TensorView& q_NHD) {
+  std::vector<std::byte> mine(static_cast<std::size_t>(q_NHD.tokens * q_NHD.heads * q_NHD.dim *
+                                                       bytes_per_element(options.wire)));
+  const auto queries = [&](std::vector<std::byte>& bytes) {
+    return contiguous(bytes.data(), options.wire, q_NHD.tokens, q_NHD.heads, q_NHD.dim);
+  };
+  for (std::int32_t h = 0; h < q_NHD.heads; ++h) copy_rows(queries(mine), h, q_NHD, h);
+  std::vector<std::vector<std::byte>> everyone = all_gather(transport, mine);
+  HostTensor all(q_NHD.dtype, q_NHD.tokens, heads.all, q_NHD.dim);
+  for (std::int32_t peer = 0; peer < heads.ranks; ++peer) {
+    const TensorView its = queries(everyone[static_cast<std::size_t>(peer)]);
+    for (std::int32_t h = 0; h < q_NHD.heads; ++h) {
+      copy_rows(all.view(), heads.first(peer) + h, its, h);
+    }
+  }
+  return all;
+}
+
+// Some rows of a call on one rank, whose requests count rows from the first of them.
+struct RowGroup {
+  std::int64_t first_row = 0;
+  std::int64_t num_rows = 0;
+  std::vector<PagedRequest> requests;
+};
+
+// At most so many groups of neighbouring requests, of about as many rows each.
+std::vector<RowGroup> row_groups(std::span<const PagedRequest> requests, std::int64_t num_rows,
+                                 std::int32_t num_groups) {
+  std::vector<RowGroup> groups(1);
+  for (const PagedRequest& request : requests) {
+    const RowGroup& last = groups.back();
+    const auto done = static_cast<std::int64_t>(groups.size());
+    const std::int64_t end = last.first_row + last.num_rows;
+    if (num_groups > 1) {
+      CONTEXTILE_CHECK(request.first_row == end,
+                       "hop_b_groups: expected requests in the order of their rows, found row {} "
+                       "behind row {}",
+                       request.first_row, end - 1);
+      if (end >= num_rows * done / num_groups && done < num_groups && last.num_rows > 0) {
+        groups.push_back({end, 0, {}});
+      }
+    }
+    RowGroup& group = groups.back();
+    group.num_rows += request.num_rows;
+    group.requests.push_back(request);
+    group.requests.back().first_row -= group.first_row;
+  }
+  return groups;
+}
+
+// One group's step on one rank.
 class Step {
  public:
   Step(Transport& transport, const DecodeOptions& options, const HeadSplit& heads,
-       const TensorView& q_NHD, const PartialOutput& out)
+       const PartialOutput& out)
       : transport_(transport),
         options_(options),
         heads_(heads),
-        q_(q_NHD),
+        rows_(out.o_NHD.tokens),
         out_(out),
         me_(transport.rank().value),
-        all_o_(Dtype::kF32, q_NHD.tokens, heads.all, out.o_NHD.dim),
-        all_lse_(Dtype::kF32, q_NHD.tokens, heads.all, 1) {}
+        all_o_(Dtype::kF32, rows_, heads.all, out.o_NHD.dim),
+        all_lse_(Dtype::kF32, rows_, heads.all, 1) {}
 
-  void run(const PagedKernel& kernel, const PagedKv& kv, std::span<const PagedRequest> requests) {
-    const PartialOutput mine = {all_o_.view(), all_lse_.stats()};
-    if (options_.mode == DecodeMode::kQReplicated) {
-      kernel.run(options_.params, kv, q_, requests, mine);
-    } else {
-      const HostTensor all_q = gather_queries();
-      kernel.run(options_.params, kv, all_q.view(), requests, mine);
-    }
+  // Attention of all heads to this rank's tokens, and its outputs on their way.
+  void start(const PagedKernel& kernel, const PagedKv& kv, const TensorView& all_q_NHD,
+             std::span<const PagedRequest> requests) {
+    kernel.run(options_.params, kv, all_q_NHD, requests, {all_o_.view(), all_lse_.stats()});
     if (options_.mode == DecodeMode::kAgRs) {
       weigh_by_all();
+      exchange_.emplace(transport_, [&](std::int32_t peer) { return o_bytes(peer); });
+      fill_outputs();
+    } else {
+      exchange_.emplace(transport_, [&](std::int32_t peer) {
+        return o_bytes(peer) + bytes_of(heads_.count(peer), 1, Dtype::kF32);
+      });
+      fill_outputs();
+      fill_lse();
+    }
+    exchange_->launch();
+  }
+  void finish() {
+    exchange_->wait();
+    if (options_.mode == DecodeMode::kAgRs) {
       sum_scattered();
     } else {
       merge_scattered();
@@ -119,26 +185,11 @@ class Step {
  private:
   [[nodiscard]] std::int32_t mine() const { return heads_.count(me_); }  // heads
   [[nodiscard]] std::int64_t bytes_of(std::int32_t heads, std::int32_t dim, Dtype dtype) const {
-    return q_.tokens * heads * dim * bytes_per_element(dtype);
+    return rows_ * heads * dim * bytes_per_element(dtype);
   }
-
-  // A rank's own queries take the same way as the others', so that all compute with the same ones.
-  [[nodiscard]] HostTensor gather_queries() {
-    std::vector<std::byte> mine(
-        static_cast<std::size_t>(bytes_of(q_.heads, q_.dim, options_.wire)));
-    const auto queries = [&](std::vector<std::byte>& bytes) {
-      return contiguous(bytes.data(), options_.wire, q_.tokens, q_.heads, q_.dim);
-    };
-    for (std::int32_t h = 0; h < q_.heads; ++h) copy_rows(queries(mine), h, q_, h);
-    std::vector<std::vector<std::byte>> everyone = all_gather(transport_, mine);
-    HostTensor all(q_.dtype, q_.tokens, heads_.all, q_.dim);
-    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
-      const TensorView its = queries(everyone[static_cast<std::size_t>(peer)]);
-      for (std::int32_t h = 0; h < q_.heads; ++h) {
-        copy_rows(all.view(), heads_.first(peer) + h, its, h);
-      }
-    }
-    return all;
+  // Outputs of a rank's heads; LSE stands behind them, where floats may lie.
+  [[nodiscard]] std::int64_t o_bytes(std::int32_t rank) const {
+    return bytes_of(heads_.count(rank), out_.o_NHD.dim, options_.wire);
   }
 
   // This rank's outputs of all heads, times what its keys weigh among those of all ranks.
@@ -146,11 +197,11 @@ class Step {
     std::vector<std::vector<std::byte>> everyone = all_gather(transport_, all_lse_.bytes());
     std::vector<TensorView> lse;
     for (std::vector<std::byte>& bytes : everyone) {
-      lse.push_back(contiguous(bytes.data(), Dtype::kF32, q_.tokens, heads_.all, 1));
+      lse.push_back(contiguous(bytes.data(), Dtype::kF32, rows_, heads_.all, 1));
     }
     std::vector<float> weights(lse.size());
     std::vector<float> row(static_cast<std::size_t>(out_.o_NHD.dim));
-    for (std::int64_t n = 0; n < q_.tokens; ++n) {
+    for (std::int64_t n = 0; n < rows_; ++n) {
       for (std::int32_t head = 0; head < heads_.all; ++head) {
         for (std::size_t r = 0; r < lse.size(); ++r) weights[r] = *row_at<float>(lse[r], n, head);
         stat_at(all_lse_.stats(), n, head) = find_weights<LseBase::kE>(weights);
@@ -162,33 +213,38 @@ class Step {
     }
   }
 
-  void fill_outputs(Exchange& exchange) {
+  void fill_outputs() {
     for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
-      const TensorView sent = contiguous(exchange.sent(peer).data(), options_.wire, q_.tokens,
+      const TensorView sent = contiguous(exchange_->sent(peer).data(), options_.wire, rows_,
                                          heads_.count(peer), out_.o_NHD.dim);
       for (std::int32_t h = 0; h < heads_.count(peer); ++h) {
         copy_rows(sent, h, all_o_.view(), heads_.first(peer) + h);
       }
     }
   }
-  [[nodiscard]] TensorView outputs_of(Exchange& exchange, std::int32_t peer) const {
-    return contiguous(exchange.received(peer).data(), options_.wire, q_.tokens, mine(),
+  void fill_lse() {
+    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
+      std::byte* at = exchange_->sent(peer).data() + o_bytes(peer);
+      for (std::int64_t n = 0; n < rows_; ++n) {
+        for (std::int32_t h = 0; h < heads_.count(peer); ++h, at += 4) {
+          std::memcpy(at, &stat_at(all_lse_.stats(), n, heads_.first(peer) + h), 4);
+        }
+      }
+    }
+  }
+  [[nodiscard]] TensorView outputs_of(std::int32_t peer) {
+    return contiguous(exchange_->received(peer).data(), options_.wire, rows_, mine(),
                       out_.o_NHD.dim);
   }
 
   void sum_scattered() {
-    Exchange exchange(transport_, [&](std::int32_t peer) {
-      return bytes_of(heads_.count(peer), out_.o_NHD.dim, options_.wire);
-    });
-    fill_outputs(exchange);
-    exchange.run();
     std::vector<float> part(static_cast<std::size_t>(out_.o_NHD.dim));
     std::vector<float> sum(part.size());
-    for (std::int64_t n = 0; n < q_.tokens; ++n) {
+    for (std::int64_t n = 0; n < rows_; ++n) {
       for (std::int32_t h = 0; h < mine(); ++h) {
         std::fill(sum.begin(), sum.end(), 0.0F);
         for (std::int32_t r = 0; r < heads_.ranks; ++r) {
-          read_row(outputs_of(exchange, r), n, h, std::span(part));
+          read_row(outputs_of(r), n, h, std::span(part));
           for (std::size_t d = 0; d < sum.size(); ++d) sum[d] += part[d];
         }
         write_row(out_.o_NHD, n, h, sum);
@@ -198,33 +254,16 @@ class Step {
   }
 
   void merge_scattered() {
-    // LSE stands behind O, where floats may lie.
-    const auto o_bytes = [&](std::int32_t rank) {
-      return bytes_of(heads_.count(rank), out_.o_NHD.dim, options_.wire);
-    };
-    Exchange exchange(transport_, [&](std::int32_t peer) {
-      return o_bytes(peer) + bytes_of(heads_.count(peer), 1, Dtype::kF32);
-    });
-    fill_outputs(exchange);
-    for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
-      std::byte* at = exchange.sent(peer).data() + o_bytes(peer);
-      for (std::int64_t n = 0; n < q_.tokens; ++n) {
-        for (std::int32_t h = 0; h < heads_.count(peer); ++h, at += 4) {
-          std::memcpy(at, &stat_at(all_lse_.stats(), n, heads_.first(peer) + h), 4);
-        }
-      }
-    }
-    exchange.run();
     std::vector<HostTensor> lse;
     for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
-      lse.emplace_back(Dtype::kF32, q_.tokens, mine(), 1);
+      lse.emplace_back(Dtype::kF32, rows_, mine(), 1);
       if (lse.back().bytes().empty()) continue;
-      std::memcpy(lse.back().values<float>().data(), exchange.received(peer).data() + o_bytes(me_),
-                  lse.back().bytes().size());
+      std::memcpy(lse.back().values<float>().data(),
+                  exchange_->received(peer).data() + o_bytes(me_), lse.back().bytes().size());
     }
     std::vector<ShardResult<LseBase::kE>> shards;
     for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
-      shards.push_back({outputs_of(exchange, peer), {lse[static_cast<std::size_t>(peer)].stats()}});
+      shards.push_back({outputs_of(peer), {lse[static_cast<std::size_t>(peer)].stats()}});
     }
     merge_shards<LseBase::kE>({out_.o_NHD, {out_.lse_NH}}, shards);
   }
@@ -232,11 +271,12 @@ class Step {
   Transport& transport_;
   const DecodeOptions& options_;
   const HeadSplit& heads_;
-  const TensorView& q_;
-  const PartialOutput& out_;
+  const std::int64_t rows_;
+  const PartialOutput out_;
   std::int32_t me_;
   HostTensor all_o_;  // of all heads, over this rank's tokens
   HostTensor all_lse_;
+  std::optional<Exchange> exchange_;
 };
 
 }  // namespace
@@ -298,7 +338,24 @@ void DecodeGroup::attend(const DecodeOptions& options, const PagedKv& kv, const 
                    "out: expected f32 [{}, {}, {}], found {} [{}, {}, {}]", q_NHD.tokens, mine,
                    kv.v.dim, to_string(out.o_NHD.dtype), out.o_NHD.tokens, out.o_NHD.heads,
                    out.o_NHD.dim);
-  Step(transport_, options, heads, q_NHD, out).run(kernel_, kv, requests);
+  CONTEXTILE_CHECK(options.hop_b_groups >= 1, "hop_b_groups: expected at least 1, found {}",
+                   options.hop_b_groups);
+  HostTensor gathered;
+  if (!has_all) gathered = gather_queries(transport_, options, heads, q_NHD);
+  const TensorView all_q = has_all ? q_NHD : gathered.view();
+  std::vector<Step> steps;
+  const std::vector<RowGroup> groups = row_groups(requests, q_NHD.tokens, options.hop_b_groups);
+  steps.reserve(groups.size());
+  for (const RowGroup& group : groups) {
+    const TensorView o = slice(out.o_NHD, group.first_row, group.num_rows, 0, mine);
+    const RowStats lse = {out.lse_NH.data + group.first_row * out.lse_NH.token_stride,
+                          out.lse_NH.token_stride, out.lse_NH.head_stride};
+    steps.emplace_back(transport_, options, heads, PartialOutput{o, lse});
+    steps.back().start(kernel_, kv, slice(all_q, group.first_row, group.num_rows, 0, heads.all),
+                       group.requests);
+    if (steps.size() > 1) steps[steps.size() - 2].finish();
+  }
+  steps.back().finish();
 }
 
 }  // namespace contextile

@@ -110,6 +110,8 @@ class DecoderRank::State {
                      "mode {}: expected ranks that divide {} query heads, found {}; q_replicated "
                      "takes any number",
                      to_string(options_.mode), config_.q_heads, ranks);
+    CONTEXTILE_CHECK(options_.hop_b_groups >= 1, "hop_b_groups: expected at least 1, found {}",
+                     options_.hop_b_groups);
     CONTEXTILE_CHECK(options_.num_pages >= 1, "num_pages: expected at least 1, found {}",
                      options_.num_pages);
   }
@@ -261,11 +263,14 @@ class DecoderRank::State {
     Floats o(static_cast<std::size_t>(first_row * heads * config_.head_dim));
     Floats lse(static_cast<std::size_t>(first_row * heads));
     const std::int64_t before = transport_.sent_bytes();
-    group_.attend(
-        {options_.mode, {1 / std::sqrt(static_cast<float>(config_.head_dim)), 0}, options_.wire},
-        kv, contiguous(q.data(), Dtype::kF32, first_row, q_heads, config_.head_dim), paged_requests,
-        {contiguous(o.data(), Dtype::kF32, first_row, heads, config_.head_dim),
-         as_stats(contiguous(lse.data(), Dtype::kF32, first_row, heads, 1))});
+    group_.attend({options_.mode,
+                   {1 / std::sqrt(static_cast<float>(config_.head_dim)), 0},
+                   options_.wire,
+                   options_.hop_b_groups},
+                  kv, contiguous(q.data(), Dtype::kF32, first_row, q_heads, config_.head_dim),
+                  paged_requests,
+                  {contiguous(o.data(), Dtype::kF32, first_row, heads, config_.head_dim),
+                   as_stats(contiguous(lse.data(), Dtype::kF32, first_row, heads, 1))});
     traffic_.attention_bytes += transport_.sent_bytes() - before;
     return o;
   }

@@ -195,7 +195,7 @@ struct Found {
 
 // Every rank's result of a mode.
 std::vector<Found> attend(const Shape& shape, const Batch& batch, DecodeMode mode,
-                          Dtype wire = Dtype::kF32) {
+                          Dtype wire = Dtype::kF32, std::int32_t hop_b_groups = 1) {
   const std::int32_t ranks = shape.layout.num_ranks;
   std::vector<Found> found(static_cast<std::size_t>(ranks));
   run_inproc(ranks, [&](Transport& transport) {
@@ -212,6 +212,7 @@ std::vector<Found> attend(const Shape& shape, const Batch& batch, DecodeMode mod
     options.mode = mode;
     options.params.scale = 0.3F;
     options.wire = wire;
+    options.hop_b_groups = hop_b_groups;
     const std::int64_t before = transport.sent_bytes();
     group.attend(options, kv_of(cache, shape),
                  mode == DecodeMode::kQReplicated ? batch.q().view() : own_q, cache.requests,
@@ -272,6 +273,22 @@ TEST(Decode, RanksNeedNotDivideTheHeadsWhereAllHaveTheQueries) {
       const Found& its = found[static_cast<std::size_t>(r)];
       EXPECT_LT(its.error, 2e-6);
       EXPECT_EQ(its.sent_bytes, batch.num_rows() * (14 - shape.heads(r)) * (kValueDim * 4 + 4));
+    }
+  }
+}
+
+TEST(Decode, GroupsThatOverlapGiveTheSameBits) {
+  const Shape shape = {{4, 1, 4}, 8, 2};
+  const Batch batch(shape, kRequests, 3);
+  for (const DecodeMode mode : kModes) {
+    const auto whole = attend(shape, batch, mode);
+    for (const std::int32_t groups : {2, 3, 100}) {
+      const auto found = attend(shape, batch, mode, Dtype::kF32, groups);
+      for (std::size_t r = 0; r < found.size(); ++r) {
+        EXPECT_TRUE(std::ranges::equal(found[r].out.bytes(), whole[r].out.bytes()));
+        EXPECT_EQ(found[r].sent_bytes, whole[r].sent_bytes);
+        EXPECT_LT(found[r].error, 2e-6);
+      }
     }
   }
 }

@@ -1,0 +1,29 @@
+// Requests of clients, and their text as tokens come: whatever it is, it is read or refused.
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "contextile/tokenizer.h"
+#include "inference/serve/completion.h"
+#include "inference/serve/protocol.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace contextile;
+  static const auto tokenizer = byte_tokenizer();
+  try {
+    const CompletionRequest request = parse_completion({reinterpret_cast<const char*>(data), size},
+                                                       *tokenizer, {"m", 256, 4096, 8});
+    Completion completion(request, *tokenizer);
+    // The request's own bytes as what is given out.
+    for (std::size_t i = 0; i < size && !completion.is_finished(); ++i) {
+      EngineEvent event;
+      event.token = data[i];
+      if (i + 1 == size) event.finish = FinishReason::kLength;
+      static_cast<void>(completion.add(0, event));
+    }
+    static_cast<void>(completion_json({}, request, completion.choices(), completion.usage()));
+  } catch (const ProtocolFailure& failure) {
+    static_cast<void>(error_json(failure.error()));
+  }
+  return 0;
+}
