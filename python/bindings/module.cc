@@ -88,5 +88,6 @@ NB_MODULE(_core, module) {
   bind_data(module);
   bind_execution(module);
   bind_stores(module);
+  bind_inference(module);
   bind_lookahead(module);
 }
