@@ -31,12 +31,13 @@ std::int64_t checked_position(std::int64_t position, const char* name) {
   return position;
 }
 
-void bind_layout(nb::module_& module) {
-  nb::class_<KvLayout>(module, "KvLayout",
-                       "Where the tokens of a request lie: on N ranks in turns of `interleave` "
-                       "tokens, on each in pages of `page_size` "
-                       "tokens, by one block table that is equal on all ranks; an entry stands for "
-                       "page_size * num_ranks tokens.")
+nb::class_<KvLayout> bind_layout_fields(nb::module_& module) {
+  return nb::class_<KvLayout>(
+             module, "KvLayout",
+             "Where the tokens of a request lie: on N ranks in turns of `interleave` "
+             "tokens, on each in pages of `page_size` "
+             "tokens, by one block table that is equal on all ranks; an entry stands for "
+             "page_size * num_ranks tokens.")
       .def(
           "__init__",
           [](KvLayout* self, std::int32_t num_ranks, std::int32_t interleave,
@@ -49,6 +50,14 @@ void bind_layout(nb::module_& module) {
       .def_ro("interleave", &KvLayout::interleave)
       .def_ro("page_size", &KvLayout::page_size)
       .def_prop_ro("block_tokens", &KvLayout::block_tokens)
+      .def("__eq__", [](const KvLayout& a, const KvLayout& b) { return a == b; })
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "KvLayout", {"num_ranks", "interleave", "page_size"});
+      });
+}
+
+void bind_layout(nb::module_& module) {
+  bind_layout_fields(module)
       .def(
           "num_blocks",
           [](const KvLayout& self, std::int64_t length) {
@@ -94,19 +103,17 @@ void bind_layout(nb::module_& module) {
           "table"_a, "rank"_a, "begin"_a, "end"_a,
           "Where in the rank's pages the tokens [begin, end) lie, counted in tokens over all "
           "pages; -1: on another "
-          "rank. Raises InvalidArgument where the table is too short.")
-      .def("__eq__", [](const KvLayout& a, const KvLayout& b) { return a == b; })
-      .def("__repr__", [](nb::handle self) {
-        return repr_of(self, "KvLayout", {"num_ranks", "interleave", "page_size"});
-      });
+          "rank. Raises InvalidArgument where the table is too short.");
 }
 
-void bind_cache(nb::module_& module) {
-  using Tokens = std::vector<std::int32_t>;
-  nb::class_<KvCache>(module, "KvCache",
-                      "Block tables of requests and the prefixes they share. It sees token ids and "
-                      "page numbers alone; ranks that make "
-                      "the same calls have the same tables. A call that fails changes nothing.")
+using Tokens = std::vector<std::int32_t>;
+
+nb::class_<KvCache> bind_cache_calls(nb::module_& module) {
+  return nb::class_<KvCache>(
+             module, "KvCache",
+             "Block tables of requests and the prefixes they share. It sees token ids and "
+             "page numbers alone; ranks that make "
+             "the same calls have the same tables. A call that fails changes nothing.")
       .def(
           "__init__",
           [](KvCache* self, const KvLayout& layout, std::int32_t num_pages, bool share_prefixes) {
@@ -136,7 +143,12 @@ void bind_cache(nb::module_& module) {
       .def("fork", &KvCache::fork, "parent"_a, "child"_a,
            "Another request with the same tokens so far.")
       .def("free", &KvCache::free, "request"_a, "The request is over.")
-      .def("clear_prefixes", &KvCache::clear_prefixes, "Forgets every prefix that no request uses.")
+      .def("clear_prefixes", &KvCache::clear_prefixes,
+           "Forgets every prefix that no request uses.");
+}
+
+void bind_cache(nb::module_& module) {
+  bind_cache_calls(module)
       .def("__contains__", &KvCache::contains, "request"_a)
       .def("length", &KvCache::length, "request"_a)
       .def(
