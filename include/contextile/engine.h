@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct EngineEvent {
   float logprob = 0;                   // of the token among all, natural logarithm
   std::int64_t cached_tokens = 0;      // of its prompt, that were there when it first began
   std::optional<FinishReason> finish;  // it is the last
+  std::string failure = {};            // not empty: none could be chosen, and the request has ended
 };
 
 struct EngineOptions {

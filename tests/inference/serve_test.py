@@ -227,6 +227,13 @@ class Tests:
                 assert text in error["message"] and error["type"] == "invalid_request_error", (body[:80], answer.body)
             assert server.ask("GET", "/v1/other").status == 404
             assert server.ask("POST", "/v1/completions", '{"prompt": "' + "a" * (9 << 20) + '"}').status == 413
+            pieces = (b"x" * 2**20 for _ in range(100))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                assert server.ask("POST", "/v1/completions", pieces).status == 413
+            form = {"Content-Type": "multipart/form-data; boundary=x"}
+            assert server.ask("POST", "/v1/completions", "--x--\r\n", form).status == 415
+            assert server.ask("GET", "/v1/models/random").json()["id"] == "random"
+            assert server.ask("GET", "/v1/models/other").status == 404
             connection = server.connect()
             connection.connect()
             connection.sock.sendall(b"\x00\xffnothing that is HTTP\r\n\r\n")
@@ -249,6 +256,14 @@ class Tests:
             connection.close()
             server.wait_for("requests_running", 0)
             server.wait_for("kv_pages_free", 2048)
+            # While its prompt is computed, too, and nothing has been written.
+            connection = server.connect()
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "b" * 60_000, "stream": True}))
+            server.wait_for("requests_running", 1)
+            connection.sock.close()
+            computed = server.metric("computed_tokens_total")
+            server.wait_for("requests_running", 0)
+            assert server.metric("computed_tokens_total") < computed + 40_000
 
     def test_floods_are_refused_or_served(self):
         with self.serve("--max-waiting", "8", "--max-running", "4", "--max-connections", "32", ranks=2) as server:

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +60,25 @@ Dtype parse_wire(const std::string& text) {
   fail_argument("--wire: expected f32, bf16 or f16, found {}", quote(text));
 }
 
+// What ranks of this process take must be there: weights once among them and pages, more or less.
+void check_memory(const Serving& serving, std::int32_t ranks_here) {
+  constexpr double kGiB = 1 << 30;
+  const std::int32_t ranks = serving.decoder.layout.num_ranks;
+  const double weights =
+      4.0 * static_cast<double>(num_parameters(serving.model.config)) * ranks_here / ranks;
+  const double pages =
+      static_cast<double>(serving.decoder.num_pages) * serving.decoder.layout.page_size *
+      static_cast<double>(kv_bytes_per_token(serving.model.config, serving.decoder.kv_dtype)) *
+      ranks_here;
+  const double memory =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  CONTEXTILE_CHECK(
+      weights + pages <= memory,
+      "serve: expected a model and a cache of at most this machine's {:.1f} GiB, found "
+      "{:.1f} GiB of weights and {:.1f} GiB of pages",
+      memory / kGiB, weights / kGiB, pages / kGiB);
+}
+
 Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   Serving serving;
   serving.model = parse_served_model(options.model);
@@ -73,6 +93,7 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   serving.decoder.kv_dtype = parse_kv_dtype(options.kv_dtype);
   serving.decoder.wire = parse_wire(options.wire);
   serving.decoder.hop_b_groups = options.hop_b_groups;
+  check_memory(serving, options.transport.name == "inproc" ? num_ranks : 1);
   const bool divides = serving.model.config.q_heads % num_ranks == 0;
   serving.decoder.mode = options.mode != "auto" ? parse_decode_mode(options.mode)
                          : divides              ? DecodeMode::kA2a
@@ -80,15 +101,18 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   return serving;
 }
 
-// One rank, from its weights to the end of serving; `server` on the first.
-void serve_rank(Transport& transport, const Serving& serving, CompletionServer* server) {
+// One rank, from its weights to the end of serving. `open` gives the first rank its server, once
+// all ranks are ready.
+void serve_rank(Transport& transport, const Serving& serving,
+                const std::function<CompletionServer&()>& open) {
   const DecoderPart part = {transport.rank(), transport.size(),
                             serving.decoder.mode == DecodeMode::kQReplicated};
   DecoderRank model(transport, serving.model.config, weights_of(serving.model, part),
                     serving.decoder);
   Engine engine(model, serving.model.config, serving.engine);
   EngineRank rank(transport, engine);
-  if (server != nullptr) return server->run(rank, engine);
+  barrier(transport);
+  if (transport.rank().value == 0) return open().run(rank, engine);
   while (!rank.advance().stopped) {
   }
 }
@@ -191,15 +215,35 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
   check_stdout();
 }
 
+// A server, from when its ranks are ready on.
+class OpenServer {
+ public:
+  OpenServer(const ServeCommandOptions& options) : options_(options) {}
+
+  CompletionServer& get(const Serving& serving) {
+    if (server_ == nullptr) {
+      server_ = open_server(options_, serving);
+      stop_.emplace(*server_);
+      print_start(options_, serving, *server_);
+    }
+    return *server_;
+  }
+
+ private:
+  const ServeCommandOptions& options_;
+  std::unique_ptr<CompletionServer> server_;
+  std::optional<StopOnSignal> stop_;
+};
+
 int serve_inproc(const ServeCommandOptions& options) {
+  CONTEXTILE_CHECK(options.store.empty(),
+                   "--store: expected with --transport gloo, found it with inproc");
   const Serving serving = serving_of(options, options.ranks.value_or(4));
-  const auto server = open_server(options, serving);
-  const StopOnSignal stop(*server);
-  print_start(options, serving, *server);
+  OpenServer server(options);
   run_inproc(
       serving.decoder.layout.num_ranks,
       [&](Transport& transport) {
-        serve_rank(transport, serving, transport.rank().value == 0 ? server.get() : nullptr);
+        serve_rank(transport, serving, [&]() -> CompletionServer& { return server.get(serving); });
       },
       inproc_options(options.transport));
   return kExitOk;
@@ -257,19 +301,14 @@ int serve_process(const ServeCommandOptions& options) {
   CONTEXTILE_CHECK(options.store.empty() || !options.transport.run_id.empty(),
                    "--store: expected --run-id, found none");
   ProcessRanks ranks(options);
-  std::unique_ptr<CompletionServer> server;
-  std::optional<StopOnSignal> stop;
+  OpenServer server(options);
   std::optional<FirstSignals> wait_for_first;
   if (ranks.transport().rank().value != 0) wait_for_first.emplace(leave_it_to_the_first_rank);
   while (true) {
     const Serving serving = serving_of(options, ranks.transport().size());
-    if (ranks.transport().rank().value == 0 && server == nullptr) {
-      server = open_server(options, serving);
-      stop.emplace(*server);
-      print_start(options, serving, *server);
-    }
     try {
-      serve_rank(ranks.transport(), serving, server.get());
+      serve_rank(ranks.transport(), serving,
+                 [&]() -> CompletionServer& { return server.get(serving); });
       return kExitOk;
     } catch (const TransportError& error) {
       if (!ranks.can_regroup()) throw;
@@ -339,6 +378,8 @@ Action add_serve_command(CLI::App& app) {
   add_size<std::int32_t>(app, "--port", options->serve.port, 0, {"N", "0: a free one", ""});
   add_size<std::int32_t>(app, "--max-connections", options->serve.max_connections, 1,
                          {"N", "clients served at a time; others wait to be accepted", ""});
+  add_size<std::int64_t>(app, "--max-body-bytes", options->serve.max_body_bytes, 1,
+                         {"N", "of a request; larger ones are answered 413", ""});
   add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
                             {"N", "ranks that share the cache (mpi: the job's)", "4"});
   add_transport_options(app, options->transport);

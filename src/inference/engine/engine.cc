@@ -25,9 +25,16 @@ std::vector<EngineEvent> Engine::step() {
     if (!part.needs_logits) continue;
     const GenerationRequest& asked = scheduler_.request(part.request);
     const std::int64_t number = part.tokens.end - static_cast<std::int64_t>(asked.prompt.size());
-    const SampledToken sampled =
-        sample(all.subspan(events.size() * width, width), asked.sampling, number);
-    events.push_back(scheduler_.take(part.request, sampled.token, sampled.logprob));
+    const auto row = all.subspan(events.size() * width, width);
+    try {
+      const SampledToken sampled = sample(row, asked.sampling, number);
+      events.push_back(scheduler_.take(part.request, sampled.token, sampled.logprob));
+    } catch (const InvalidArgument& error) {  // the same on all ranks, whose logits are
+      scheduler_.cancel(part.request);
+      events.push_back({});
+      events.back().request = part.request;
+      events.back().failure = error.what();
+    }
   }
   return events;
 }

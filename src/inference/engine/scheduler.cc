@@ -127,6 +127,30 @@ struct Scheduler::State {
     });
   }
 
+  // How many tokens of each prompt a step computes: as many as it needs, or else as many as the
+  // others.
+  [[nodiscard]] std::map<Arrival, std::int64_t> shares(std::int64_t budget) const {
+    std::vector<std::pair<std::int64_t, Arrival>> wanted;
+    std::int64_t may_begin = options.max_running - num_running;
+    for (const auto& [arrival, request] : requests) {
+      if (request.is_running) {
+        if (request.missing() > 1) wanted.emplace_back(request.missing(), arrival);
+      } else if (may_begin-- > 0) {
+        wanted.emplace_back(request.length() - cache.cached_tokens(request.tokens), arrival);
+      }
+    }
+    std::sort(wanted.begin(), wanted.end());
+    std::map<Arrival, std::int64_t> shares;
+    auto rest = static_cast<std::int64_t>(wanted.size());
+    for (const auto& [tokens, arrival] : wanted) {
+      const std::int64_t share = std::min(tokens, (budget + rest - 1) / rest);
+      shares[arrival] = share;
+      budget -= share;
+      --rest;
+    }
+    return shares;
+  }
+
   // Tokens [first, computed) of a request are in this step.
   void schedule(const Request& request, std::int64_t first, std::vector<ScheduledTokens>& step) {
     step.push_back({request.asked.id, {first, request.computed}, request.missing() == 0});
@@ -175,30 +199,31 @@ bool Scheduler::cancel(RequestId request) {
 std::vector<ScheduledTokens> Scheduler::next() {
   State& state = *state_;
   std::vector<ScheduledTokens> step;
-  // Next tokens go before prompts, so that a long one holds up nobody.
+  // Next tokens go before prompts.
   std::int64_t decodes =
       std::min<std::int64_t>(state.num_decoding(), state.options.max_step_tokens);
-  std::int64_t budget = state.options.max_step_tokens - decodes;
+  const std::map<State::Arrival, std::int64_t> shares =
+      state.shares(state.options.max_step_tokens - decodes);
   const std::int64_t preemptions = state.stats.num_preemptions;
   for (auto& [arrival, request] : state.requests) {
     if (!request.is_running) continue;
-    std::int64_t& rest = request.missing() == 1 ? decodes : budget;
-    const std::int64_t count = std::min(rest, request.missing());
+    const auto share = shares.find(arrival);
+    const std::int64_t count =
+        share != shares.end() ? share->second : std::min<std::int64_t>(decodes, 1);
     if (count == 0) continue;
+    if (share == shares.end()) --decodes;
     const std::int64_t first = request.computed;
     if (!state.append(request, count)) break;
     state.schedule(request, first, step);
-    rest -= count;
   }
-  // None begins where pages were short just now.
-  if (state.stats.num_preemptions > preemptions) budget = 0;
-  for (auto& [arrival, request] : state.requests) {
-    if (budget == 0 || state.num_running >= state.options.max_running) break;
-    if (request.is_running) continue;
-    const auto first = state.begin(request, budget);
+  for (const auto& [arrival, count] : shares) {
+    Request& request = state.requests.at(arrival);
+    // None begins where pages were short just now.
+    if (state.stats.num_preemptions > preemptions) break;
+    if (request.is_running || count == 0) continue;
+    const auto first = state.begin(request, count);
     if (!first) break;
     state.schedule(request, *first, step);
-    budget -= request.computed - *first;
   }
   state.stats.num_steps += step.empty() ? 0 : 1;
   return step;

@@ -1,5 +1,6 @@
 // The safetensors format: 8 bytes with the length of a header, a JSON object of tensors by name
 // with dtype, shape and place, then their bytes (huggingface/safetensors, "Format").
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <filesystem>
@@ -72,6 +73,7 @@ class SafetensorsFile {
     for (const auto& [name, entry] : header.items()) {
       if (name != "__metadata__") tensors_.emplace(name, tensor_of(name, entry));
     }
+    check_places();
   }
 
   [[nodiscard]] const std::string& path() const { return file_.name(); }
@@ -94,6 +96,21 @@ class SafetensorsFile {
     } catch (const json::exception& error) {
       fail_argument("{}, tensor {}: expected dtype, shape and data_offsets: {}", file_.name(),
                     quote(name), json_reason(error));
+    }
+  }
+
+  // No byte is two tensors'.
+  void check_places() const {
+    std::vector<std::pair<std::span<const std::uint8_t>, std::string_view>> places;
+    for (const auto& [name, tensor] : tensors_) {
+      if (!tensor.bytes.empty()) places.emplace_back(tensor.bytes, name);
+    }
+    std::ranges::sort(places, {}, [](const auto& place) { return place.first.data(); });
+    for (std::size_t i = 1; i < places.size(); ++i) {
+      CONTEXTILE_CHECK(
+          places[i - 1].first.data() + places[i - 1].first.size() <= places[i].first.data(),
+          "{}: expected tensors with bytes of their own, found {} and {} overlapping", file_.name(),
+          quote(places[i - 1].second), quote(places[i].second));
     }
   }
 

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "base/check.h"
 #include "contextile/decoder_model.h"
 #include "inference/model/tensor_source.h"
@@ -43,6 +45,10 @@ class Reader {
     const MatrixPart part = {name, rows, columns, row_range, column_range};
     std::vector<float> values(static_cast<std::size_t>(part.size()));
     source_.read(part, values);
+    for (const float value : values) {
+      CONTEXTILE_CHECK(std::isfinite(value), "weights, {}: expected finite numbers, found {}", name,
+                       value);
+    }
     return values;
   }
   [[nodiscard]] std::vector<float> vector(const std::string& name, std::int64_t size,

@@ -22,11 +22,17 @@ namespace {
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kBetweenLooks{200};  // whether a client is still there
+constexpr std::chrono::seconds kMostForBody{30};
 constexpr const char* kJson = "application/json";
 
 std::uint64_t random_bits() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) | device();
+}
+
+std::int64_t seconds_now() {  // since 1970
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
 ProtocolError error_of(const CallUpdate& update) {
@@ -90,8 +96,10 @@ class HttpServer final : public CompletionServer {
             : server_.bind_to_port(options.host, options.port) ? options.port
                                                                : -1;
     if (port_ < 0) {
-      fail_io("serve: cannot listen on {}, port {}: it is taken or not this machine's",
-              printable(options.host), options.port);
+      fail_io(
+          "serve: cannot listen on {}, port {}: the address is taken, not this machine's, or no "
+          "name that is known",
+          printable(options.host), options.port);
     }
     // The library asks the system to queue five connections; clients that come at once are more.
     ::listen(socket_, SOMAXCONN);
@@ -171,16 +179,10 @@ class HttpServer final : public CompletionServer {
   // forms 8 KiB alone.
   template <typename Take>
   void post(const char* path, const Take& take) {
-    server_.Post(path, [take](const httplib::Request&, httplib::Response& response,
-                              const httplib::ContentReader& reader) {
-      std::string body;
-      const bool is_whole = reader([&](const char* bytes, std::size_t size) {
-        body.append(bytes, size);
-        return true;
-      });
-      if (!is_whole) return;  // too large, or the client is gone: the status says so
+    server_.Post(path, [this, take](const httplib::Request& request, httplib::Response& response,
+                                    const httplib::ContentReader& reader) {
       try {
-        take(body, response);
+        take(body_of(request, response, reader), response);
       } catch (const ProtocolFailure& failure) {
         answer(response, failure.error());
       } catch (const InvalidArgument& error) {
@@ -189,15 +191,52 @@ class HttpServer final : public CompletionServer {
     });
   }
 
+  [[nodiscard]] std::string body_of(const httplib::Request& request,
+                                    const httplib::Response& response,
+                                    const httplib::ContentReader& reader) const {
+    if (request.is_multipart_form_data()) {
+      throw ProtocolFailure({.status = 415, .message = "request: expected JSON, found a form"});
+    }
+    const auto limit = std::chrono::steady_clock::now() + kMostForBody;
+    std::string body;
+    int status = 400;
+    const bool is_whole = reader([&](const char* bytes, std::size_t size) {
+      body.append(bytes, size);
+      // In pieces it has no length that could be looked at before.
+      if (body.size() > static_cast<std::size_t>(options_.max_body_bytes)) {
+        status = 413;
+      } else if (std::chrono::steady_clock::now() > limit) {
+        status = 408;
+      } else {
+        return true;
+      }
+      return false;
+    });
+    if (is_whole) return body;
+    if (response.status == 413) status = 413;  // the library's, by the length that was announced
+    throw ProtocolFailure(
+        {.status = status,
+         .message = fmt::format("request: expected a body of at most {} bytes, whole within {} s",
+                                options_.max_body_bytes, kMostForBody.count())});
+  }
+
   void add_answers() {
     server_.Get("/v1/models", [this](const httplib::Request&, httplib::Response& response) {
-      const json models = {{"object", "list"},
-                           {"data", json::array({{{"id", options_.model},
-                                                  {"object", "model"},
-                                                  {"owned_by", "contextile"},
-                                                  {"max_model_len", options_.max_length}}})}};
+      const json models = {{"object", "list"}, {"data", json::array({model_json()})}};
       response.set_content(models.dump(), kJson);
     });
+    server_.Get(
+        R"(/v1/models/(.+))", [this](const httplib::Request& request, httplib::Response& response) {
+          if (request.matches[1] == options_.model) {
+            return response.set_content(model_json().dump(), kJson);
+          }
+          answer(response,
+                 {.status = 404,
+                  .message = fmt::format("model: expected {}, found {}", quote(options_.model),
+                                         quote(request.matches[1].str())),
+                  .param = "model",
+                  .code = "model_not_found"});
+        });
     server_.Get("/health", [](const httplib::Request&, httplib::Response& response) {
       response.set_content("ok\n", "text/plain");
     });
@@ -205,6 +244,14 @@ class HttpServer final : public CompletionServer {
       const std::lock_guard lock(snapshot_mutex_);
       response.set_content(metrics_text(snapshot_), "text/plain; version=0.0.4");
     });
+  }
+
+  [[nodiscard]] json model_json() const {
+    return {{"id", options_.model},
+            {"object", "model"},
+            {"created", created_s_},
+            {"owned_by", "contextile"},
+            {"max_model_len", options_.max_length}};
   }
 
   void add_failures() {
@@ -220,6 +267,8 @@ class HttpServer final : public CompletionServer {
                     "expected POST /v1/completions or /tokenize, GET /v1/models, /health or "
                     "/metrics, found {} {}",
                     printable(request.method), printable(request.path))
+          : response.status == 413
+              ? std::string("request: expected fewer bytes (--max-body-bytes)")
               : fmt::format("the request cannot be served: HTTP status {}", response.status);
       answer(response, {.status = response.status, .message = what});
     });
@@ -256,20 +305,18 @@ class HttpServer final : public CompletionServer {
   void complete(const std::string& body, httplib::Response& response) {
     const ProtocolLimits limits = {options_.model, options_.vocab_size, options_.max_length};
     CompletionRequest asked = parse_completion(body, *tokenizer_, limits);
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
     const CompletionHead head = {fmt::format("cmpl-{:016x}", random_bits()), options_.model,
-                                 std::chrono::duration_cast<std::chrono::seconds>(now).count()};
+                                 seconds_now()};
     const auto answered = std::make_shared<Answer>(std::move(asked), *tokenizer_, head);
     answered->call = queue_.submit(requests_of(answered->asked));
-    // Nothing is sent before it is certain that there is something to be sent.
+    // Nothing is sent before it is certain that the engines take it.
     const CallUpdate first = wait(*answered->call);
     if (!first.failure.empty()) return answer(response, error_of(first));
-    if (answered->asked.stream) return stream(answered, first, response);
-    static_cast<void>(take(*answered, first));
+    if (answered->asked.stream) return stream(answered, response);
     while (!answered->completion.is_finished()) {
       const CallUpdate update = wait(*answered->call);
       if (!update.failure.empty()) return answer(response, error_of(update));
-      static_cast<void>(take(*answered, update));
+      if (!update.is_taken) static_cast<void>(take(*answered, update));
     }
     response.set_content(completion_json(head, answered->asked, answered->completion.choices(),
                                          answered->completion.usage()),
@@ -311,15 +358,13 @@ class HttpServer final : public CompletionServer {
     return event("[DONE]");
   }
 
-  void stream(const std::shared_ptr<Answer>& answered, const CallUpdate& first,
-              httplib::Response& response) {
-    auto pending = std::make_shared<std::optional<CallUpdate>>(first);
-    const auto provide = [this, answered, pending](std::size_t, httplib::DataSink& sink) {
-      if (!*pending) *pending = answered->call->next(kBetweenLooks);
-      if (!*pending) return sink.is_writable();
-      const CallUpdate update = std::move(*std::exchange(*pending, std::nullopt));
-      if (!send(*answered, update, sink)) return false;
-      if (!update.failure.empty() || answered->completion.is_finished()) sink.done();
+  void stream(const std::shared_ptr<Answer>& answered, httplib::Response& response) {
+    const auto provide = [this, answered](std::size_t, httplib::DataSink& sink) {
+      const auto update = answered->call->next(kBetweenLooks);
+      if (!update) return sink.is_writable();
+      if (update->is_taken) return true;
+      if (!send(*answered, *update, sink)) return false;
+      if (!update->failure.empty() || answered->completion.is_finished()) sink.done();
       return true;
     };
     // However it ended: nothing of it is computed any more.
@@ -329,6 +374,7 @@ class HttpServer final : public CompletionServer {
 
   const ServeOptions options_;
   const std::unique_ptr<Tokenizer> tokenizer_;
+  const std::int64_t created_s_ = seconds_now();
   RequestQueue queue_;
   std::mutex snapshot_mutex_;
   Snapshot snapshot_;

@@ -225,8 +225,11 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
   request.stream = reader.flag("stream", false);
   read_stream_options(reader, request);
   request.echo = reader.flag("echo", false);
-  request.logprobs = reader.find("logprobs") != nullptr;
-  static_cast<void>(reader.integer("logprobs", 0, 0, 0));
+  if (const json* logprobs = reader.find("logprobs")) {
+    if (*logprobs != 0)
+      fail("logprobs", "expected 0, of the chosen tokens alone, found {}", shown(*logprobs));
+    request.logprobs = true;
+  }
   request.ignore_end = reader.flag("ignore_eos", false);
   request.return_tokens = reader.flag("return_token_ids", false);
   return request;

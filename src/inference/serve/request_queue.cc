@@ -89,6 +89,7 @@ EngineInput RequestQueue::take(std::chrono::milliseconds patience) {
   changed_.wait_for(lock, patience, has_work);
   EngineInput input = std::exchange(input_, {});
   input.stop = stopped_.has_value();
+  for (const GenerationRequest& request : input.arrivals) taken_.push_back(request.id);
   return input;
 }
 
@@ -101,9 +102,19 @@ void RequestQueue::deliver(const EngineOutput& output) {
     fail(place.call,
          {.index = place.index, .failure = rejection.reason, .is_full = rejection.is_full});
   }
+  for (const RequestId request : std::exchange(taken_, {})) {
+    const auto found = places_.find(request);
+    if (found == places_.end()) continue;
+    found->second.call->put({.index = found->second.index, .is_taken = true});
+  }
   for (const EngineEvent& event : output.events) {
     const auto found = places_.find(event.request);
     if (found == places_.end()) continue;  // cancelled meanwhile
+    if (!event.failure.empty()) {
+      const Place place = found->second;
+      fail(place.call, {.index = place.index, .failure = event.failure, .is_internal = true});
+      continue;
+    }
     found->second.call->put({.index = found->second.index, .event = event});
     if (event.finish) places_.erase(found);
   }
@@ -118,6 +129,7 @@ void RequestQueue::restart(const Scheduler& scheduler, const std::string& reason
   for (const auto& call : lost) fail(call, {.failure = reason, .is_internal = true});
   // New engines know none of those that were cancelled, and all that are left are new to them.
   input_ = {};
+  taken_.clear();
   for (const auto& [id, place] : places_) input_.arrivals.push_back(place.request);
 }
 

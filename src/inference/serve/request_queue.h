@@ -20,6 +20,7 @@ namespace contextile {
 // What comes to a client about one of its requests: a token, or why there will be none.
 struct CallUpdate {
   std::int32_t index = 0;  // of the request in its call
+  bool is_taken = false;   // it is under way: neither a token nor a failure
   EngineEvent event = {};
   std::string failure = {};  // not empty: no token, and none follows for the whole call
   bool is_full = false;      // the failure: too many wait
@@ -71,6 +72,7 @@ class RequestQueue {
   std::condition_variable changed_;
   EngineInput input_;                  // not yet taken
   std::map<RequestId, Place> places_;  // of requests that are under way
+  std::vector<RequestId> taken_;       // by the engines' thread, and not yet answered for
   std::int32_t next_id_ = 0;
   std::optional<std::string> stopped_;  // why
 };

@@ -184,6 +184,45 @@ TEST(Engine, PromptsAreComputedInChunksBesideOthersTokens) {
   EXPECT_EQ(found.stats.num_computed_tokens, 5 + 200 + 29 + 3);
 }
 
+TEST(Engine, ALongPromptHoldsUpNoShortOne) {
+  std::mt19937 random(8);
+  std::vector<Arrival> arrivals = {{0, request_of(0, tokens_of(random, 300), 1)},
+                                   {2, request_of(1, tokens_of(random, 3), 4)}};
+  const DecoderConfig config = small();
+  EngineOptions options = options_of(1, 100, 16);
+  Scheduler scheduler(options, config.max_length);
+  ASSERT_TRUE(scheduler.submit(arrivals[0].request));
+  static_cast<void>(scheduler.next());
+  ASSERT_TRUE(scheduler.submit(arrivals[1].request));
+  const std::vector<ScheduledTokens> step = scheduler.next();
+  ASSERT_EQ(step.size(), 2U);
+  EXPECT_EQ(step[0].tokens.size(), 13);
+  EXPECT_EQ(step[1].tokens, (Range{0, 3}));
+  EXPECT_TRUE(step[1].needs_logits);
+  EXPECT_EQ(serve(arrivals, options).outputs, alone(arrivals).outputs);
+}
+
+// Logits that are no numbers end their request and no other.
+TEST(Engine, WhatCannotBeSampledFailsAlone) {
+  const DecoderConfig config = small();
+  run_inproc(1, [&](Transport& transport) {
+    DecoderWeights weights = random_weights(config, {}, 7);
+    weights.embeddings[5 * 32] = std::nanf("");
+    DecoderOptions decoder;
+    decoder.layout = {1, 1, 4};
+    decoder.num_pages = 20;
+    DecoderRank model(transport, config, std::move(weights), decoder);
+    Engine engine(model, config, options_of(1, 20));
+    ASSERT_TRUE(engine.submit(request_of(1, {5}, 4)));
+    ASSERT_TRUE(engine.submit(request_of(2, {6}, 4)));
+    const std::vector<EngineEvent> events = engine.step();
+    ASSERT_EQ(events.size(), 2U);
+    EXPECT_THAT(events[0].failure, HasSubstr("none NaN or +inf"));
+    EXPECT_EQ(events[1].failure, "");
+    EXPECT_EQ(engine.scheduler().num_running(), 1);
+  });
+}
+
 TEST(Engine, PromptsThatWereThereAreNotComputedAgain) {
   std::mt19937 random(5);
   const std::vector<std::int32_t> prompt = tokens_of(random, 65);

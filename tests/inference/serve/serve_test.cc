@@ -163,6 +163,7 @@ TEST(RequestQueue, BringsTokensToTheirCalls) {
   EngineOutput output;
   output.events = {event_of(input.arrivals[1].id, 7), event_of(input.arrivals[2].id, 8)};
   queue.deliver(output);
+  for (const auto& call : {one, one, other}) EXPECT_TRUE(call->next(milliseconds(0))->is_taken);
   const auto update = one->next(milliseconds(0));
   ASSERT_TRUE(update);
   EXPECT_EQ(update->index, 1);
