@@ -1,20 +1,4 @@
-"""Context parallelism for any Hugging Face model that uses the attention interface, as it is.
-
-    import contextile as ct, contextile.transformers as cth
-    from contextile.torch import Executor, dispatch, local_batch
-
-    cth.register()
-    model.set_attn_implementation("contextile")
-    executor = Executor(group)                                          # once
-    plan = ct.plan(lengths, cluster=cluster, **cth.batch_of(model))     # every batch, the same on all ranks
-    executor.prepare(plan)
-    local = local_batch(tokens, plan=plan, rank=executor.rank)
-    with cth.use(executor):
-        logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits
-
-Documents are packed without padding and told apart by the plan; every rank holds its own tokens of them, with their
-positions in their documents. Gradients of parameters are summed over the group, as in any data parallelism.
-"""
+"""Layers of Hugging Face models that attend by a plan, and what a planner wants to know of such a model."""
 
 from __future__ import annotations
 
@@ -30,8 +14,6 @@ from contextile import _core
 from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._layout import check_tokens_on_ranks
-
-__all__ = ["batch_of", "register", "use"]
 
 _FULL = "full"
 _SLIDING = "sliding"

@@ -1,0 +1,345 @@
+"""``generate`` of Hugging Face models, as they are, with a cache of keys and values that ranks share by tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import StoppingCriteria
+from transformers.masking_utils import sdpa_mask
+
+from contextile import _core
+from contextile.torch._group import _check_initialised
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_NAME = "contextile_generate"
+# Queries whose scores are in memory at a time, the same on all ranks, for each time they exchange results.
+_ROWS = 128
+_ATTENDS_BY_ITSELF = "attention: expected a model that uses the attention interface, found a layer that attends by itself"
+_sharing: ContextVar[ShardedCache | None] = ContextVar("_sharing", default=None)
+
+
+# -------------------------------------------------------------------------------------------- cache
+
+
+class _Shard:
+    """Which tokens a rank holds: ranks take turns of ``interleave`` tokens, as by ``KvLayout``."""
+
+    def __init__(self, group: ProcessGroup | None, interleave: int) -> None:
+        _check_initialised()
+        if interleave < 1:
+            raise _core.InvalidArgument(f"interleave: expected at least 1 token, found {interleave}")
+        self.group, self.interleave = group, interleave
+        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise _core.InvalidArgument("group: expected one that this rank is in, found another")
+
+    def positions(self, begin: int, end: int, device: torch.device | str) -> Tensor:
+        """This rank's positions in [begin, end), ascending."""
+        positions = torch.arange(begin, end, device=device)
+        return positions[positions // self.interleave % self.num_ranks == self.rank]
+
+
+class _ShardedLayer(DynamicLayer):
+    """Keys and values [batch, kv_heads, this rank's tokens, dim]; lengths that it reports are those of all ranks."""
+
+    is_croppable = False
+
+    def __init__(self, shard: _Shard, window: int | None) -> None:
+        super().__init__()
+        self.is_sliding = window is not None
+        self._shard, self._window = shard, window
+        self._num_tokens = 0
+
+    def _begin(self) -> int:
+        """The first position that is kept: later queries see no earlier one."""
+        return 0 if self._window is None else max(self._num_tokens - self._window + 1, 0)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        """Keeps what is this rank's of new tokens; returns all that this rank has for their queries."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        before = self._begin()
+        end = self._num_tokens + key_states.shape[-2]
+        mine = self._shard.positions(self._num_tokens, end, key_states.device) - self._num_tokens
+        keys = torch.cat([self.keys, key_states[:, :, mine]], dim=-2)
+        values = torch.cat([self.values, value_states[:, :, mine]], dim=-2)
+        self._num_tokens = end
+        num_behind = self._shard.positions(before, self._begin(), "cpu").numel()
+        self.keys, self.values = (x[:, :, num_behind:].clone() if num_behind else x for x in (keys, values))
+        return keys, values
+
+    def get_seq_length(self, *others: Any) -> int:
+        return self._num_tokens
+
+    def get_mask_sizes(self, *query: Any) -> tuple[int, int]:
+        length, _ = super().get_mask_sizes(*query)
+        return length - self._begin(), self._begin()
+
+    def reset(self) -> None:
+        super().reset()
+        self._num_tokens = 0
+
+    def crop(self, *others: Any) -> None:
+        raise _core.InvalidArgument("cache: expected tokens that stay, found a way of generating that takes some back")
+
+
+class ShardedCache(Cache):
+    """A model's cache on one rank: keys and values of the tokens that are this rank's.
+
+    Token p of a sequence, padding included, is that of rank p / interleave % ranks. Layers with a window keep what it still
+    reaches.
+
+    Parameters
+    ----------
+    model
+        A model or its configuration.
+    group
+        The ranks that share it; None: the whole job.
+    interleave
+        Tokens that go to a rank before it is the next one's turn.
+
+    Raises
+    ------
+    InvalidArgument
+        ``torch.distributed`` is not initialised, a group without this rank, layers without keys and values of every token
+        (linear, state spaces).
+    """
+
+    def __init__(self, model: Any, *, group: ProcessGroup | None = None, interleave: int = 1) -> None:
+        self.shard = _Shard(group, interleave)
+        self._attended = True
+        layers = []
+        for layer in DynamicCache(config=getattr(model, "config", model)).layers:
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                raise _core.InvalidArgument(
+                    f"cache: expected layers with keys and values of full or sliding attention, found {type(layer).__name__}"
+                )
+            layers.append(_ShardedLayer(self.shard, getattr(layer, "sliding_window", None)))
+        super().__init__(layers=layers)
+
+    @property
+    def local_bytes(self) -> int:
+        """Of keys and values that this rank holds."""
+        return sum(x.nbytes for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values))
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *others: Any, **named: Any) -> Any:
+        """See ``transformers.Cache``. What it returns is of use to ``generate`` of this module alone."""
+        self._expect_attended()
+        if _sharing.get() is not self:
+            raise _core.InvalidArgument(
+                "past_key_values: expected a ShardedCache in contextile.transformers.generate alone, found one outside"
+            )
+        self._attended = False
+        return super().update(key_states, value_states, layer_idx, *others, **named)
+
+    def _expect_attended(self) -> None:
+        if not self._attended:
+            raise _core.InvalidArgument(_ATTENDS_BY_ITSELF)
+
+
+# ---------------------------------------------------------------------------------------- attention
+
+
+def _mask(*, kv_length: int, kv_offset: int = 0, mask_function: Any, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+    """The columns of a layer's mask that are this rank's tokens: [batch, 1, queries, keys], True where one sees the other."""
+    shard = _current().shard
+    positions = shard.positions(kv_offset, kv_offset + kv_length, others.get("device", "cpu"))
+    if attention_mask is not None:
+        missing = kv_offset + kv_length - attention_mask.shape[-1]
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, max(missing, 0)))[:, positions]
+    return sdpa_mask(
+        kv_length=positions.numel(),
+        kv_offset=0,
+        mask_function=lambda batch, head, query, key: mask_function(batch, head, query, positions[key]),
+        attention_mask=attention_mask,
+        **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+    )
+
+
+def _current() -> ShardedCache:
+    cache = _sharing.get()
+    if cache is None:
+        raise _core.InvalidArgument("attention: expected a call of contextile.transformers.generate around it, found none")
+    return cache
+
+
+def _attend_local(
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor, scale: float, softcap: float | None
+) -> Tensor:
+    """Attention to this rank's keys in fp32, with the natural log-sum-exp of the scores as a last column; -inf: saw none."""
+    B, H, T, _ = q_BHTD.shape
+    K, S = k_BKSD.shape[1:3]
+    scores = torch.einsum("bkgtd,bksd->bkgts", q_BHTD.unflatten(1, (K, H // K)).float(), k_BKSD.float()) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask[:, :, None], -torch.inf)
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True) if S else scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0))
+    out = torch.einsum("bkgts,bksd->bkgtd", weights, v_BKSD.float())
+    return torch.cat([out, lse], dim=-1).reshape(B, H, T, -1)
+
+
+def _merge(part: Tensor, shard: _Shard, sink_H: Tensor | None) -> Tensor:
+    """The attention to the keys of all ranks, added in their order: the same bits on all of them. Collective."""
+    parts = [torch.empty_like(part) for _ in range(shard.num_ranks)]
+    dist.all_gather(parts, part.contiguous(), group=shard.group)
+    lses = [part[..., -1:] for part in parts]
+    if sink_H is not None:
+        lses.append(sink_H.float()[:, None, None].expand_as(lses[0]))
+    highest = torch.stack(lses).amax(dim=0)
+    weights = [torch.exp(lse - highest.masked_fill(highest == -torch.inf, 0.0)) for lse in lses]
+    total = sum(weights)
+    out = sum(weight * part[..., :-1] for weight, part in zip(weights, parts, strict=False))
+    return out / total.masked_fill(total == 0, 1.0)  # what sees nothing is padding
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [batch, q_heads, tokens, dim], this rank's key and value [batch, kv_heads, …] → [batch, tokens, q_heads, dim]."""
+    cache = _current()
+    cache._attended = True
+    if dropout:
+        raise _core.InvalidArgument(f"attention: expected dropout 0 (model.eval()), found {dropout}")
+    if attention_mask is None or attention_mask.shape[-1] != key.shape[-2] or attention_mask.dtype != torch.bool:
+        found = None if attention_mask is None else f"{attention_mask.dtype} of {list(attention_mask.shape)}"
+        raise _core.InvalidArgument(
+            f"attention: expected a causal layer's mask of this rank's {key.shape[-2]} keys, found {found} in {type(module).__name__}"
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = torch.empty(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
+    for begin in range(0, query.shape[2], _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        part = _attend_local(query[:, :, rows], key, value, attention_mask[:, :, rows], scale, softcap)
+        out[:, :, rows] = _merge(part, cache.shard, s_aux)
+    return out.transpose(1, 2), None
+
+
+# ----------------------------------------------------------------------------------------- generate
+
+
+class _Agreement(StoppingCriteria):
+    """Stops nothing. Ranks that chose different tokens end before they wait for each other in vain."""
+
+    def __init__(self, shard: _Shard) -> None:
+        self._shard = shard
+
+    def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
+        chosen = input_ids[:, -1].contiguous()
+        of_ranks = [torch.empty_like(chosen) for _ in range(self._shard.num_ranks)]
+        dist.all_gather(of_ranks, chosen, group=self._shard.group)
+        for rank, other in enumerate(of_ranks):
+            if not torch.equal(other, of_ranks[0]):
+                raise _core.InvalidArgument(
+                    f"tokens: expected the same on every rank (the same weights, arguments and seed), found "
+                    f"{of_ranks[0].tolist()} on rank 0 and {other.tolist()} on rank {rank} at position {input_ids.shape[1] - 1}"
+                )
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _check_same(tensors: dict[str, Tensor], shard: _Shard) -> None:
+    """Whether all ranks were given the same tokens. Collective."""
+    mine = {
+        name: (list(x.shape), hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest())
+        for name, x in tensors.items()
+    }
+    of_ranks: list[Any] = [None] * shard.num_ranks
+    dist.all_gather_object(of_ranks, mine, group=shard.group)
+    for rank, other in enumerate(of_ranks):
+        for name in sorted({*of_ranks[0], *other}):
+            first, found = (tensor.get(name, ("none",)) for tensor in (of_ranks[0], other))
+            if first != found:
+                raise _core.InvalidArgument(
+                    f"{name}: expected the same on every rank, found {first[0]} on rank 0 and {found[0]}"
+                    f"{' of other values' if first[0] == found[0] else ''} on rank {rank}"
+                )
+
+
+@contextlib.contextmanager
+def _shared(model: Any, cache: ShardedCache) -> Iterator[None]:
+    """Layers of the model attend through the cache inside; behind it the model is as it was."""
+    AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, _mask)
+    before = model.config._attn_implementation
+    cache._attended = True
+    token = _sharing.set(cache)
+    try:
+        model.set_attn_implementation(_NAME)
+        if model.config._attn_implementation != _NAME:
+            raise _core.InvalidArgument(_ATTENDS_BY_ITSELF)
+        yield
+        cache._expect_attended()
+    finally:
+        model.set_attn_implementation(before)
+        _sharing.reset(token)
+
+
+def generate(
+    model: Any, input_ids: Tensor | None = None, *, group: ProcessGroup | None = None, interleave: int = 1, **arguments: Any
+) -> Any:
+    """``model.generate`` with a cache that ranks share by tokens. Collective; every rank returns the same.
+
+    Every rank has the whole model, computes all of it but attention, and calls this with the same arguments (sampling: the
+    same seed before). A rank attends to its own tokens' keys and values, and ranks exchange results with their log-sum-exp:
+    b queries of h heads send (N-1)·b·h·(dim + 1)·4 bytes a rank and layer, however long the context.
+
+    Parameters
+    ----------
+    model
+        A decoder that uses the attention interface: full and sliding layers, grouped heads, softcap, sinks.
+    input_ids
+        Prompts, padded on the left if there are several; with ``attention_mask``, as ``model.generate`` takes them.
+    group, interleave
+        As of ``ShardedCache``.
+    **arguments
+        Those of ``model.generate``; ``past_key_values``: the ``ShardedCache`` of a call before, to go on from.
+
+    Shapes
+    ------
+    input_ids : [batch, tokens]
+    returns : [batch, tokens + new tokens], or what ``return_dict_in_generate`` asks for
+
+    Raises
+    ------
+    InvalidArgument
+        What ``ShardedCache`` refuses; arguments or chosen tokens that differ between ranks; another cache or none;
+        ``max_time``; dropout; models that attend by themselves; ways of generating that take tokens back (assistants).
+    """
+    if arguments.get("use_cache") is False or arguments.get("cache_implementation") is not None:
+        raise _core.InvalidArgument("use_cache, cache_implementation: expected none, for ranks share the cache; found one of them")
+    if arguments.get("max_time") is not None:
+        raise _core.InvalidArgument("max_time: expected none, for clocks of ranks differ; found one")
+    cache = arguments.pop("past_key_values", None)
+    if cache is None:
+        cache = ShardedCache(model, group=group, interleave=interleave)
+    if not isinstance(cache, ShardedCache):
+        raise _core.InvalidArgument(f"past_key_values: expected a ShardedCache, found {type(cache).__name__}")
+    tensors = {name: x for name, x in {"input_ids": input_ids, **arguments}.items() if isinstance(x, Tensor)}
+    _check_same(tensors, cache.shard)
+    criteria = [*(arguments.pop("stopping_criteria", None) or []), _Agreement(cache.shard)]
+    with _shared(model, cache):
+        return model.generate(input_ids, **{**arguments, "past_key_values": cache, "use_cache": True, "stopping_criteria": criteria})

@@ -1,0 +1,229 @@
+"""``contextile serve`` beside ``transformers`` and ``tokenizers``: tokens of models of each family with random weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "inference"))
+from serve_test import Server  # noqa: E402
+
+PROGRAM = os.environ.get("CONTEXTILE_PROGRAM", str(ROOT / "build" / "contextile"))
+SMALL = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "head_dim": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": ("Llama", {}),
+    "llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "attention_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": 20}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+}
+NEW = 40
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog; the theme of there and then, it's 1234 and 56.",
+    "    def f(x):\n\treturn x + 1\r\n\n\n",
+    "Fünf große Bären fraßen süße Beeren. L'été, déjà vu, ça va?",
+    "漢字と仮名 한국어 русский العربية ไทย 😀👩‍👩‍👧",
+] * 20
+PIECES = [
+    *[" ", "  ", "     ", "\t", "\n", "\r\n", "\n\n ", "\u00a0", "\u3000", "\u2028", "\x85", "\x0b"],
+    *["the", "The", "theme", "fox", "x", "'s", "'S", "'LL", "'re", "it's", "we'll", "'", "''"],
+    *["1", "12", "1234", "56", "½", "Ⅷ", "٣٤", "²"],
+    *["漢字", "かな", "한국", "русский", "عربي", "ไทย", "ß", "é", "😀", "👩‍👩‍👧", "🇩🇪", "\u200b", "\ufeff", "𝒳"],
+    *["!", "...", "—", "$%&", "\\", "_", "<", "</", "\x00", "\x7f"],
+    *["<s>", "</s>", "<pad>", "<s", "s>", "<0x0A>", "▁", "Ġ"],
+]
+TEXTS = ["", " ", "  ", "\n", " a", "a ", "  a  b  ", "<s>", "<s>a", " <s> a", "a</s>b<s> c", "<<s>>", "▁a", *PIECES]
+
+
+# --------------------------------------------------------------------------------------- tokenizers
+
+
+def train(pre_tokenizer=None, normalizer=None, **model):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(**model))
+    on_bytes = not model.get("byte_fallback")
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet() if on_bytes else []
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=310, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if on_bytes:
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        return tokenizer
+    described = json.loads(tokenizer.to_str())
+    vocab = described["model"]["vocab"]
+    for byte in range(256):
+        vocab[f"<0x{byte:02X}>"] = len(vocab)
+    return tokenizers.Tokenizer.from_str(json.dumps(described))
+
+
+def split(pattern):
+    return tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def gpt2(*, add_prefix_space=False):
+    return train(tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space))
+
+
+def gpt2_space():
+    return gpt2(add_prefix_space=True)
+
+
+def llama3():
+    tokenizer = train(split(LLAMA3_WORDS), ignore_merges=True)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def qwen2():
+    return train(split(QWEN2_WORDS), tokenizers.normalizers.NFC())
+
+
+def llama2():
+    normalizers = tokenizers.normalizers
+    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer = train(None, normalizer, byte_fallback=True, fuse_unk=True)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def metaspace(scheme):
+    return train(tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False), byte_fallback=True)
+
+
+def metaspace_first():
+    return metaspace("first")
+
+
+def metaspace_always():
+    return metaspace("always")
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+def make(name):
+    prefix, changes = MODELS[name]
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(getattr(transformers, f"{prefix}Config")(**{**SMALL, **changes}))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0 if parameter.dim() > 1 else 1.0, 0.2)
+    return model.float().eval()
+
+
+def prompts():
+    source = random.Random(3)
+    return [[source.randrange(3, 310) for _ in range(length)] for length in (1, 2, 65)]
+
+
+def alone(model):
+    """Tokens that the model adds to each prompt, with the one that ends them."""
+    outputs = [model.generate(torch.tensor([one]), max_new_tokens=NEW, do_sample=False, pad_token_id=0) for one in prompts()]
+    return [output[0].tolist()[len(one) :] for output, one in zip(outputs, prompts(), strict=True)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served():
+    if not Path(PROGRAM).is_file():
+        pytest.skip(f"{PROGRAM}: no program there (make build, or CONTEXTILE_PROGRAM)")
+    probe = subprocess.run([PROGRAM, "serve", "--port", "99999"], capture_output=True, text=True, check=False)
+    if "not in this build" in probe.stderr:
+        pytest.skip(probe.stderr.strip())
+
+
+@contextlib.contextmanager
+def serve(folder, *, ranks=1):
+    with Server([PROGRAM, "serve", "--model", str(folder), "--ranks", str(ranks), "--port", "0"]) as server:
+        yield server
+        assert server.stop() == 0
+
+
+def check(folder, expected, *, ranks):
+    with serve(folder, ranks=ranks) as server:
+        answer = server.complete(prompt=prompts(), max_tokens=NEW)
+    assert answer.status == 200, answer.body
+    assert answer.tokens == expected, f"{ranks} ranks"
+
+
+# -------------------------------------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_generate(name, tmp_path):
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    for ranks in (1, 3):
+        check(tmp_path, alone(model), ranks=ranks)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_half_precision_in_several_files(dtype, tmp_path):
+    model = make("qwen2").to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    check(tmp_path, alone(model.float()), ranks=3)
+
+
+@pytest.mark.parametrize("make_tokenizer", [gpt2, gpt2_space, llama3, qwen2, llama2, metaspace_first, metaspace_always])
+def test_texts_are_cut_as_by_tokenizers(make_tokenizer, tmp_path):
+    tokenizer = make_tokenizer()
+    transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1, "vocab_size": 1000}).save_pretrained(tmp_path)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = random.Random(4)
+    texts = TEXTS + ["".join(source.choices(PIECES, k=source.randrange(2, 12))) for _ in range(300)]
+    with serve(tmp_path) as server:
+        answers = [server.ask("POST", "/tokenize", json.dumps({"prompt": text})) for text in texts]
+    wrong = []
+    for text, answer in zip(texts, answers, strict=True):
+        expected = tokenizer.encode(text).ids
+        found = answer.json().get("tokens", answer.body)
+        if found != expected:
+            wrong.append(f"{text!r}: expected {expected}, found {found}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(texts)}", *sorted(wrong, key=len)[:12]])
