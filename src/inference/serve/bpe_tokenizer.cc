@@ -101,6 +101,14 @@ struct AddedToken {
   bool is_special = false;
 };
 
+// Where a space is put before text, which added tokens cut into pieces.
+enum class SpaceBefore : std::uint8_t {
+  kNothing,
+  kText,       // unless it begins with one or with an added token
+  kPieces,     // unless they begin with one
+  kAllPieces,  // even then
+};
+
 // What a tokenizer.json says.
 struct Description {
   std::unordered_map<std::string, std::int32_t> tokens;
@@ -110,7 +118,7 @@ struct Description {
   bool on_bytes = true;
   bool whole_words = false;           // a word that is a token is not looked into
   std::vector<std::string> patterns;  // each cuts what the one before has left whole
-  bool space_first = false;           // a space before the text
+  SpaceBefore space_before = SpaceBefore::kNothing;
 };
 
 class Reader {
@@ -181,7 +189,7 @@ class Reader {
     if (type == "Sequence") {
       for (const json& part : entry.at("normalizers")) read_normalizer(part);
     } else if (type == "Prepend" && entry.at("prepend") == kSpace) {
-      description_.space_first = true;
+      description_.space_before = SpaceBefore::kAllPieces;
     } else if (type != "NFC" && !(type == "Replace" && entry.at("content") == kSpace)) {
       fail_argument("{}, normalizer: expected NFC, or spaces as U+2581, found {}", where_,
                     quote(type));
@@ -202,10 +210,14 @@ class Reader {
       description_.patterns.emplace_back(entry.value("individual_digits", false) ? R"(\p{N})"
                                                                                  : R"(\p{N}+)");
     } else if (type == "ByteLevel") {
-      description_.space_first = entry.value("add_prefix_space", false);
+      if (entry.value("add_prefix_space", false)) {
+        description_.space_before = SpaceBefore::kPieces;
+      }
       if (entry.value("use_regex", true)) description_.patterns.emplace_back(kGpt2Words);
     } else if (type == "Metaspace" && !entry.value("split", true)) {
-      description_.space_first = entry.value("prepend_scheme", std::string("always")) != "never";
+      const auto scheme = entry.value("prepend_scheme", std::string("always"));
+      if (scheme == "first") description_.space_before = SpaceBefore::kText;
+      if (scheme == "always") description_.space_before = SpaceBefore::kPieces;
     } else {
       fail_argument("{}, pre_tokenizer: expected ByteLevel, Split, Digits or Metaspace, found {}",
                     where_, quote(type));
@@ -296,9 +308,25 @@ class BpeTokenizer final : public Tokenizer {
     return first;
   }
 
+  [[nodiscard]] bool wants_space(std::string_view piece, bool is_first) const {
+    const bool has_one =
+        piece.starts_with(' ') || (!description_.on_bytes && piece.starts_with(kSpace));
+    switch (description_.space_before) {
+      case SpaceBefore::kText:
+        return is_first && !has_one;
+      case SpaceBefore::kPieces:
+        return !has_one;
+      case SpaceBefore::kAllPieces:
+        return true;
+      case SpaceBefore::kNothing:
+        break;
+    }
+    return false;
+  }
+
   void encode_plain(std::string_view text, bool is_first, std::vector<std::int32_t>& tokens) const {
     std::string spaced;
-    if (description_.space_first && is_first && !text.starts_with(' ')) {
+    if (wants_space(text, is_first)) {
       spaced = " " + std::string(text);
       text = spaced;
     }

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -266,13 +267,29 @@ TEST_F(BpeTokenizer, JoinsCharactersAndFallsBackToBytes) {
   const auto tokenizer = load(kCharacters);
   EXPECT_THAT(tokenizer->encode("ab ab"), ElementsAre(9, 4, 4));
   EXPECT_THAT(tokenizer->encode("baä"), ElementsAre(9, 0, 2, 1, 5, 6));
-  EXPECT_THAT(tokenizer->encode("a<s>b"), ElementsAre(9, 0, 1, 9, 2));
+  EXPECT_THAT(tokenizer->encode("a<s>b"), ElementsAre(9, 0, 1, 9, 0, 2));
+  EXPECT_THAT(tokenizer->encode(" ab"), ElementsAre(9, 0, 4));
   EXPECT_EQ(tokenizer->bytes(4), " ab");
   EXPECT_EQ(tokenizer->bytes(5), "\xc3");
   EXPECT_EQ(tokenizer->bytes(9), "");
   EXPECT_EQ(tokenizer->bytes(77), "");
   EXPECT_THROW(static_cast<void>(tokenizer->encode("c")), InvalidArgument);
   EXPECT_THROW(static_cast<void>(tokenizer->encode("\xc3")), InvalidArgument);
+}
+
+TEST_F(BpeTokenizer, PutsASpaceBeforeTextOrEveryPieceUnlessOneIsThere) {
+  const auto encode = [](const std::string& scheme, const std::string& text) {
+    return load(fmt::format(R"j({{"added_tokens":[{{"id":9,"content":"<s>"}}],"pre_tokenizer":
+      {{"type":"Metaspace","replacement":"▁","prepend_scheme":"{}","split":false}},
+      "model":{{"type":"BPE","byte_fallback":true,"vocab":{{"▁":0,"a":1}},"merges":[]}}}})j",
+                            scheme))
+        ->encode(text);
+  };
+  EXPECT_THAT(encode("never", "a<s>a"), ElementsAre(1, 9, 1));
+  EXPECT_THAT(encode("first", "a<s>a"), ElementsAre(0, 1, 9, 1));
+  EXPECT_THAT(encode("first", "<s>a"), ElementsAre(9, 1));
+  EXPECT_THAT(encode("always", "a<s>a"), ElementsAre(0, 1, 9, 0, 1));
+  EXPECT_THAT(encode("always", " a<s>▁a"), ElementsAre(0, 1, 9, 0, 1));
 }
 
 TEST_F(BpeTokenizer, TakesLongWordsInTime) {
