@@ -139,6 +139,16 @@ std::vector<std::int32_t> read_end_tokens(const ConfigReader& config) {
   return tokens;
 }
 
+// A model's own, unless generation_config.json has others, which generate of transformers goes by.
+std::vector<std::int32_t> end_tokens_of(const std::string& folder, const ConfigReader& config) {
+  const std::filesystem::path path = std::filesystem::path(folder) / "generation_config.json";
+  if (!std::filesystem::exists(path)) return read_end_tokens(config);
+  const FileBytes file(path.string(), expect_text("a configuration of generation"));
+  const json document = parse_json(file.text(), file.name());
+  const ConfigReader generation(document, file.name());
+  return read_end_tokens(generation.has("eos_token_id") ? generation : config);
+}
+
 }  // namespace
 
 DecoderConfig read_decoder_config(const std::string& folder) {
@@ -177,7 +187,7 @@ DecoderConfig read_decoder_config(const std::string& folder) {
   if (reader.has("max_position_embeddings")) {
     config.max_length = reader.count("max_position_embeddings");
   }
-  config.end_tokens = read_end_tokens(reader);
+  config.end_tokens = end_tokens_of(folder, reader);
   check_decoder_config(config);
   return config;
 }
