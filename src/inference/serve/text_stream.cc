@@ -34,12 +34,25 @@ std::size_t begun(std::string_view text, std::string_view stop) {
   return 0;
 }
 
+// Bytes at the beginning, where no whole character is, that one may begin with, at least one:
+// those that a single U+FFFD stands for, as in other decoders (Unicode, "maximal subpart").
+std::size_t broken(std::string_view text) {
+  const std::size_t length = length_by_first(text.front());
+  std::size_t size = 1;
+  for (; size < std::min(length, text.size()); ++size) {
+    std::string whole(text.substr(0, size + 1));
+    whole.resize(length, '\x80');
+    if (utf8_bytes(whole) != length) break;
+  }
+  return size;
+}
+
 std::string as_utf8(std::string_view bytes) {
   std::string text;
   while (!bytes.empty()) {
     const std::size_t size = utf8_bytes(bytes);
     text += size == 0 ? "\xef\xbf\xbd" : std::string(bytes.substr(0, size));
-    bytes.remove_prefix(std::max<std::size_t>(size, 1));
+    bytes.remove_prefix(size == 0 ? broken(bytes) : size);
   }
   return text;
 }

@@ -30,6 +30,11 @@ TEST(TextStream, GivesOutWholeCharacters) {
   EXPECT_EQ(text.add("\x80!"), "😀!");
   EXPECT_EQ(text.add("\xff\x80x\xe6"), "\xef\xbf\xbd\xef\xbf\xbdx");
   EXPECT_EQ(text.finish(), "\xef\xbf\xbd");
+  // One for bytes that begin a character, each for itself where none begins so.
+  EXPECT_EQ(text.add("\xf0\x9f\x98x\xe6\xb5\xc3\xa4"), "\xef\xbf\xbdx\xef\xbf\xbdä");
+  EXPECT_EQ(
+      text.add("\xe0\x80\x80\xed\xa0\xf4\x90x"),
+      "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdx");
 }
 
 TEST(TextStream, HoldsBackWhatMayBeginAStopSequence) {
