@@ -61,8 +61,8 @@ CORPUS = [
     "漢字と仮名 한국어 русский العربية ไทย 😀👩‍👩‍👧",
 ] * 20
 PIECES = [
-    *[" ", "  ", "     ", "\t", "\n", "\r\n", "\n\n ", "\u00a0", "\u3000", "\u2028", "\x85", "\x0b"],
-    *["the", "The", "theme", "fox", "x", "'s", "'S", "'LL", "'re", "it's", "we'll", "'", "''"],
+    *[" ", "  ", "     ", "\t", "\n", "\r\n", "\n\n ", "\u00a0", "\u3000", "\u2028", "\x85", "\x0b", "\x1c"],
+    *["the", "The", "theme", "fox", "x", "'s", "'S", "'LL", "'re", "it's", "we'll", "'", "''", "'ſ", "İ", "ǅ"],
     *["1", "12", "1234", "56", "½", "Ⅷ", "٣٤", "²"],
     *["漢字", "かな", "한국", "русский", "عربي", "ไทย", "ß", "é", "😀", "👩‍👩‍👧", "🇩🇪", "\u200b", "\ufeff", "𝒳"],
     *["!", "...", "—", "$%&", "\\", "_", "<", "</", "\x00", "\x7f"],
@@ -168,6 +168,7 @@ def alone(model):
 
 @pytest.fixture(scope="module", autouse=True)
 def served():
+    torch.set_num_threads(1)  # models are small
     if not Path(PROGRAM).is_file():
         pytest.skip(f"{PROGRAM}: no program there (make build, or CONTEXTILE_PROGRAM)")
     probe = subprocess.run([PROGRAM, "serve", "--port", "99999"], capture_output=True, text=True, check=False)
@@ -197,8 +198,21 @@ def test_tokens_are_those_of_generate(name, tmp_path):
     model = make(name)
     model.save_pretrained(tmp_path)
     gpt2().save(str(tmp_path / "tokenizer.json"))
+    expected = alone(model)
     for ranks in (1, 3):
-        check(tmp_path, alone(model), ranks=ranks)
+        check(tmp_path, expected, ranks=ranks)
+
+
+def test_ends_as_generation_does(tmp_path):
+    model = make("llama")
+    tokens = alone(model)[2]
+    last = next(i for i in range(8, NEW) if tokens[i] not in tokens[:i])
+    model.generation_config.eos_token_id = [2, tokens[last]]
+    model.save_pretrained(tmp_path)
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    expected = alone(model)
+    assert expected[2] == tokens[: last + 1]
+    check(tmp_path, expected, ranks=1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -220,6 +234,9 @@ def test_texts_are_cut_as_by_tokenizers(make_tokenizer, tmp_path):
     texts = TEXTS + ["".join(source.choices(PIECES, k=source.randrange(2, 12))) for _ in range(300)]
     with serve(tmp_path) as server:
         answers = [server.ask("POST", "/tokenize", json.dumps({"prompt": text})) for text in texts]
+        choice = server.complete(prompt="the", max_tokens=100, ignore_eos=True).json()["choices"][0]
+    if tokenizer.decoder is not None:
+        assert choice["text"] == tokenizer.decode(choice["token_ids"])
     wrong = []
     for text, answer in zip(texts, answers, strict=True):
         expected = tokenizer.encode(text).ids
