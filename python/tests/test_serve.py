@@ -1,4 +1,4 @@
-"""``contextile serve`` beside ``transformers`` and ``tokenizers``: tokens of models of each family with random weights."""
+"""``contextile serve`` beside ``transformers`` and ``tokenizers``: tokens of models with random weights, texts as tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ MODELS = {
 NEW = 40
 
 LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 CORPUS = [
@@ -149,7 +150,9 @@ def metaspace_always():
 def make(name):
     prefix, changes = MODELS[name]
     torch.manual_seed(5)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(getattr(transformers, f"{prefix}Config")(**{**SMALL, **changes}))
+    model = getattr(transformers, f"{prefix}ForCausalLM")(
+        getattr(transformers, f"{prefix}Config")(**{**SMALL, **changes})
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.0 if parameter.dim() > 1 else 1.0, 0.2)
     return model.float().eval()
@@ -162,7 +165,9 @@ def prompts():
 
 def alone(model):
     """Tokens that the model adds to each prompt, with the one that ends them."""
-    outputs = [model.generate(torch.tensor([one]), max_new_tokens=NEW, do_sample=False, pad_token_id=0) for one in prompts()]
+    outputs = [
+        model.generate(torch.tensor([one]), max_new_tokens=NEW, do_sample=False, pad_token_id=0) for one in prompts()
+    ]
     return [output[0].tolist()[len(one) :] for output, one in zip(outputs, prompts(), strict=True)]
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _NAME = "contextile_generate"
 # Queries whose scores are in memory at a time, the same on all ranks, for each time they exchange results.
 _ROWS = 128
-_ATTENDS_BY_ITSELF = "attention: expected a model that uses the attention interface, found a layer that attends by itself"
+_ATTENDS_BY_ITSELF = (
+    "attention: expected a model that uses the attention interface, found a layer that attends by itself"
+)
 _sharing: ContextVar[ShardedCache | None] = ContextVar("_sharing", default=None)
 
 
@@ -101,8 +103,8 @@ class _ShardedLayer(DynamicLayer):
 class ShardedCache(Cache):
     """A model's cache on one rank: keys and values of the tokens that are this rank's.
 
-    Token p of a sequence, padding included, is that of rank p / interleave % ranks. Layers with a window keep what it still
-    reaches.
+    Token p of a sequence, padding included, is that of rank p / interleave % ranks. Layers with a window keep what
+    it still reaches.
 
     Parameters
     ----------
@@ -116,8 +118,8 @@ class ShardedCache(Cache):
     Raises
     ------
     InvalidArgument
-        ``torch.distributed`` is not initialised, a group without this rank, layers without keys and values of every token
-        (linear, state spaces).
+        ``torch.distributed`` is not initialised, a group without this rank, layers without keys and values of every
+        token (linear, state spaces).
     """
 
     def __init__(self, model: Any, *, group: ProcessGroup | None = None, interleave: int = 1) -> None:
@@ -127,7 +129,8 @@ class ShardedCache(Cache):
         for layer in DynamicCache(config=getattr(model, "config", model)).layers:
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise _core.InvalidArgument(
-                    f"cache: expected layers with keys and values of full or sliding attention, found {type(layer).__name__}"
+                    f"cache: expected layers with keys and values of full or sliding attention, found "
+                    f"{type(layer).__name__}"
                 )
             layers.append(_ShardedLayer(self.shard, getattr(layer, "sliding_window", None)))
         super().__init__(layers=layers)
@@ -155,8 +158,10 @@ class ShardedCache(Cache):
 # ---------------------------------------------------------------------------------------- attention
 
 
-def _mask(*, kv_length: int, kv_offset: int = 0, mask_function: Any, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
-    """The columns of a layer's mask that are this rank's tokens: [batch, 1, queries, keys], True where one sees the other."""
+def _mask(
+    *, kv_length: int, kv_offset: int = 0, mask_function: Any, attention_mask: Tensor | None = None, **others: Any
+) -> Tensor:
+    """The columns of a layer's mask that are this rank's tokens: [batch, 1, queries, keys], True where one is seen."""
     shard = _current().shard
     positions = shard.positions(kv_offset, kv_offset + kv_length, others.get("device", "cpu"))
     if attention_mask is not None:
@@ -174,14 +179,16 @@ def _mask(*, kv_length: int, kv_offset: int = 0, mask_function: Any, attention_m
 def _current() -> ShardedCache:
     cache = _sharing.get()
     if cache is None:
-        raise _core.InvalidArgument("attention: expected a call of contextile.transformers.generate around it, found none")
+        raise _core.InvalidArgument(
+            "attention: expected a call of contextile.transformers.generate around it, found none"
+        )
     return cache
 
 
 def _attend_local(
     q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention to this rank's keys in fp32, with the natural log-sum-exp of the scores as a last column; -inf: saw none."""
+    """Attention to this rank's keys in fp32, the natural log-sum-exp of scores as a last column; -inf: saw none."""
     B, H, T, _ = q_BHTD.shape
     K, S = k_BKSD.shape[1:3]
     scores = torch.einsum("bkgtd,bksd->bkgts", q_BHTD.unflatten(1, (K, H // K)).float(), k_BKSD.float()) * scale
@@ -220,7 +227,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [batch, q_heads, tokens, dim], this rank's key and value [batch, kv_heads, …] → [batch, tokens, q_heads, dim]."""
+    """query [batch, q_heads, tokens, dim], this rank's key, value [batch, kv_heads, …] → [batch, tokens, q_heads, dim]."""
     cache = _current()
     cache._attended = True
     if dropout:
@@ -264,7 +271,10 @@ class _Agreement(StoppingCriteria):
 def _check_same(tensors: dict[str, Tensor], shard: _Shard) -> None:
     """Whether all ranks were given the same tokens. Collective."""
     mine = {
-        name: (list(x.shape), hashlib.sha256(x.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest())
+        name: (
+            list(x.shape),
+            hashlib.sha256(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy()).hexdigest(),
+        )
         for name, x in tensors.items()
     }
     of_ranks: list[Any] = [None] * shard.num_ranks
@@ -299,7 +309,12 @@ def _shared(model: Any, cache: ShardedCache) -> Iterator[None]:
 
 
 def generate(
-    model: Any, input_ids: Tensor | None = None, *, group: ProcessGroup | None = None, interleave: int = 1, **arguments: Any
+    model: Any,
+    input_ids: Tensor | None = None,
+    *,
+    group: ProcessGroup | None = None,
+    interleave: int = 1,
+    **arguments: Any,
 ) -> Any:
     """``model.generate`` with a cache that ranks share by tokens. Collective; every rank returns the same.
 
@@ -330,7 +345,9 @@ def generate(
         ``max_time``; dropout; models that attend by themselves; ways of generating that take tokens back (assistants).
     """
     if arguments.get("use_cache") is False or arguments.get("cache_implementation") is not None:
-        raise _core.InvalidArgument("use_cache, cache_implementation: expected none, for ranks share the cache; found one of them")
+        raise _core.InvalidArgument(
+            "use_cache, cache_implementation: expected none, for ranks share the cache; found one of them"
+        )
     if arguments.get("max_time") is not None:
         raise _core.InvalidArgument("max_time: expected none, for clocks of ranks differ; found one")
     cache = arguments.pop("past_key_values", None)
@@ -342,4 +359,6 @@ def generate(
     _check_same(tensors, cache.shard)
     criteria = [*(arguments.pop("stopping_criteria", None) or []), _Agreement(cache.shard)]
     with _shared(model, cache):
-        return model.generate(input_ids, **{**arguments, "past_key_values": cache, "use_cache": True, "stopping_criteria": criteria})
+        return model.generate(
+            input_ids, **{**arguments, "past_key_values": cache, "use_cache": True, "stopping_criteria": criteria}
+        )
