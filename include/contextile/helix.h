@@ -73,6 +73,7 @@ struct HelixHardware {
   std::string description = {};  // source of the numbers
   double memory_gbytes_per_s = 8000;
   double network_gbytes_per_s = 900;  // that a device sends while it receives as much
+  double tflops = 2500;               // of products of bf16 matrices, dense; only mixed steps ask
   double latency_us = 7;              // of one exchange or all-reduce, whatever its bytes
   std::int64_t memory_bytes = 186'000'000'000;
   std::int64_t reserve_bytes = 4'000'000'000;  // of that, neither for weights nor for the cache
@@ -169,6 +170,17 @@ struct HelixStep {
   [[nodiscard]] double total_us() const { return kv_us + weights_us + all_reduce_us + exposed_us; }
 };
 
+// What one step computes of any requests, each with as many tokens as it pleases: some decode one
+// each, of others a piece of the prompt is computed. Every token is a row.
+struct HelixRows {
+  std::int64_t rows = 0;
+  std::int64_t logits = 0;  // rows whose logits are asked for
+  std::int64_t keys = 0;    // cached tokens that are read: every request's, once
+  double pairs = 0;         // of a row and a key it attends to
+
+  friend bool operator==(const HelixRows&, const HelixRows&) = default;
+};
+
 // Bytes of the fullest device; elements may take half of one.
 struct HelixMemory {
   double weights = 0;
@@ -192,6 +204,13 @@ struct HelixMemory {
 [[nodiscard]] HelixStep helix_step(const HelixModel& model, const HelixHardware& hardware,
                                    const HelixLayout& layout, const HelixLoad& load,
                                    const HopB& hop_b = {});
+// The same of a step of any rows, with DP 1 and HOP-B off. Every part is the longer of reading and
+// computing: kv_us of keys read or of 2·(Dk + Dv) FLOPs a pair and query head, shared by KVP x TPA
+// devices (with a latent Dk = kv_rank + rope_dim and Dv = kv_rank); weights_us, before and after
+// attention and for the head, of matrices read or of 2 FLOPs an element and row. Throws
+// InvalidArgument also on more logits than rows, and on no rows.
+[[nodiscard]] HelixStep helix_mixed_step(const HelixModel& model, const HelixHardware& hardware,
+                                         const HelixLayout& layout, const HelixRows& rows);
 [[nodiscard]] HelixMemory helix_memory(const HelixModel& model, const HelixLayout& layout,
                                        const HelixLoad& load);
 // The longest context that fits beside the weights, in tokens of each of `batch` requests, and the

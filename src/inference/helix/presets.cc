@@ -99,6 +99,7 @@ void check_helix_hardware(const HelixHardware& hardware) {
   const std::string where = "hardware " + quote(hardware.name);
   check_positive(where, "memory in GB/s", hardware.memory_gbytes_per_s);
   check_positive(where, "network in GB/s", hardware.network_gbytes_per_s);
+  check_positive(where, "TFLOP/s", hardware.tflops);
   CONTEXTILE_CHECK(std::isfinite(hardware.latency_us) && hardware.latency_us >= 0,
                    "{}: latency in microseconds: expected at least 0, found {}", where,
                    hardware.latency_us);
@@ -114,18 +115,22 @@ void check_helix_hardware(const HelixHardware& hardware) {
 const std::vector<HelixHardware>& helix_hardware_presets() {
   static const std::vector<HelixHardware> presets = {
       {.name = "gb200",
-       .description = "GB200 NVL72, a 72nd of it (NVIDIA's data sheet: 576 TB/s and 13.4 TB of "
-                      "memory, 130 TB/s of NVLink in both directions); latency as dgx-h200"},
+       .description =
+           "GB200 NVL72, a 72nd of it (NVIDIA's data sheet: 576 TB/s and 13.4 TB of "
+           "memory, 130 TB/s of NVLink in both directions, 180 PFLOP/s of dense bf16); latency "
+           "as dgx-h200"},
       {.name = "h200",
        .description = "one GPU of the cluster preset dgx-h200",
        .memory_gbytes_per_s = 4800,
        .network_gbytes_per_s = 450,
+       .tflops = 989,
        .memory_bytes = 141'000'000'000,
        .max_devices = 8},
       {.name = "h100",
        .description = "one GPU of the cluster preset dgx-h100",
        .memory_gbytes_per_s = 3350,
        .network_gbytes_per_s = 450,
+       .tflops = 989,
        .memory_bytes = 80'000'000'000,
        .max_devices = 8},
   };

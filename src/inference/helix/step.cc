@@ -142,6 +142,65 @@ HelixStep grouped_step(const HelixModel& model, const HelixHardware& hardware,
   return step;
 }
 
+double compute_us(const HelixHardware& hardware, double flops) {
+  return flops / (1e6 * hardware.tflops);
+}
+
+void check_rows(const HelixRows& rows) {
+  CONTEXTILE_CHECK(rows.rows >= 1 && rows.rows <= kMostRequests,
+                   "rows: expected 1 to {} of a step, found {}", kMostRequests, rows.rows);
+  CONTEXTILE_CHECK(rows.logits >= 0 && rows.logits <= rows.rows,
+                   "rows: expected logits of at most {} rows, found {}", rows.rows, rows.logits);
+  CONTEXTILE_CHECK(rows.keys >= 0 && std::isfinite(rows.pairs) && rows.pairs >= 0,
+                   "rows: expected keys and pairs of at least 0, found {} and {}", rows.keys,
+                   rows.pairs);
+}
+
+// One layer's attention of a step of any rows.
+double mixed_attention_us(const HelixModel& model, const HelixHardware& hardware,
+                          const HelixLayout& layout, const HelixRows& rows) {
+  const double read =
+      read_us(hardware, token_elements(model, layout) * static_cast<double>(rows.keys) /
+                            layout.kvp * model.kv_bytes);
+  const double key_elements =
+      model.latent ? static_cast<double>(kv_elements(model)) : model.shape.head_dim;
+  const double pair_flops = 2 * (key_elements + static_cast<double>(partial_elements(model))) *
+                            model.shape.q_heads / layout.group_devices();
+  return std::max(read, compute_us(hardware, pair_flops * rows.pairs));
+}
+
+// All matrices of a step of so many rows, those of every layer and the head's.
+double mixed_weights_us(const HelixModel& model, const HelixHardware& hardware,
+                        const HelixLayout& layout, const HelixRows& rows) {
+  const LayerShares shares = layer_shares(model, layout);
+  const auto count = static_cast<double>(rows.rows);
+  // `used`: elements that a row is multiplied with.
+  const auto product_us = [&](double elements, double used, double num_rows) {
+    return std::max(read_us(hardware, elements * model.weight_bytes),
+                    compute_us(hardware, 2 * used * num_rows));
+  };
+  const double dense_layers = num_dense_layers(model);
+  const double dense = shares.output + shares.dense;
+  double us =
+      model.shape.layers * product_us(shares.before_attention, shares.before_attention, count) +
+      dense_layers * product_us(dense, dense, count);
+  if (model.experts) {
+    const double all = shares.output + shares.shared;
+    const double expert = shares.expert / layout.ep;
+    us += (model.shape.layers - dense_layers) *
+          product_us(all + reached_experts(*model.experts, count) * expert,
+                     all + model.experts->active * expert, count);
+  }
+  const double head = head_share(model, layout);
+  return us + (rows.logits == 0 ? 0 : product_us(head, head, static_cast<double>(rows.logits)));
+}
+
+void check_devices(const HelixHardware& hardware, const HelixLayout& layout) {
+  CONTEXTILE_CHECK(layout.devices() <= hardware.max_devices,
+                   "layout {}: expected at most {} devices of hardware {}, found {}",
+                   to_string(layout), hardware.max_devices, quote(hardware.name), layout.devices());
+}
+
 double memory_for_cache(const HelixModel& model, const HelixHardware& hardware,
                         const HelixLayout& layout) {
   check_helix_hardware(hardware);
@@ -157,9 +216,7 @@ HelixStep helix_step(const HelixModel& model, const HelixHardware& hardware,
   check_helix_hardware(hardware);
   check_batch(load.batch);
   check_context(load.context);
-  CONTEXTILE_CHECK(layout.devices() <= hardware.max_devices,
-                   "layout {}: expected at most {} devices of hardware {}, found {}",
-                   to_string(layout), hardware.max_devices, quote(hardware.name), layout.devices());
+  check_devices(hardware, layout);
   const bool off = hop_b.reading == HopBReading::kOff;
   CONTEXTILE_CHECK(
       hop_b.groups >= 0 &&
@@ -179,6 +236,25 @@ HelixStep helix_step(const HelixModel& model, const HelixHardware& hardware,
     if (step.total_us() < best.total_us()) best = step;
   }
   return best;
+}
+
+HelixStep helix_mixed_step(const HelixModel& model, const HelixHardware& hardware,
+                           const HelixLayout& layout, const HelixRows& rows) {
+  check_helix_layout(model, layout);
+  check_helix_hardware(hardware);
+  check_devices(hardware, layout);
+  check_rows(rows);
+  CONTEXTILE_CHECK(layout.dp == 1, "layout {}: expected DP 1 for a step of any rows, found {}",
+                   to_string(layout), layout.dp);
+  const double layers = model.shape.layers;
+  const auto count = static_cast<double>(rows.rows);
+  HelixStep step;
+  step.kv_us = layers * mixed_attention_us(model, hardware, layout, rows);
+  step.weights_us = mixed_weights_us(model, hardware, layout, rows);
+  step.all_reduce_us = layers * all_reduces_us(model, hardware, layout, count);
+  step.exchange_us = layers * exchange_us(model, hardware, layout, count);
+  step.exposed_us = step.exchange_us;
+  return step;
 }
 
 HelixMemory helix_memory(const HelixModel& model, const HelixLayout& layout,

@@ -77,6 +77,57 @@ TEST(HelixStep, ReadsTheExpertsThatTokensReach) {
       << "spread evenly either way";
 }
 
+TEST(HelixStep, OfAnyRowsIsThatOfDecodingWhereArithmeticIsFree) {
+  HelixHardware hardware = test_hardware();
+  hardware.tflops = 1e12;
+  for (const HelixModel& model : some_models()) {
+    for (const HelixLayout& layout : some_layouts(model)) {
+      if (layout.dp > 1) continue;
+      const HelixStep decoding = helix_step(model, hardware, layout, {12, 70'000}, kHopBOff);
+      const HelixStep mixed =
+          helix_mixed_step(model, hardware, layout,
+                           {.rows = 12, .logits = 12, .keys = 12 * 70'000, .pairs = 12 * 70'000.0});
+      const double tolerance = 1e-9 * decoding.total_us();
+      EXPECT_NEAR(mixed.kv_us, decoding.kv_us, tolerance) << to_string(layout);
+      EXPECT_NEAR(mixed.weights_us, decoding.weights_us, tolerance) << to_string(layout);
+      EXPECT_NEAR(mixed.all_reduce_us, decoding.all_reduce_us, tolerance) << to_string(layout);
+      EXPECT_NEAR(mixed.exposed_us, decoding.exposed_us, tolerance) << to_string(layout);
+    }
+  }
+}
+
+TEST(HelixStep, OfManyRowsTakesItsArithmetic) {
+  const HelixHardware hardware = test_hardware();  // 2500 TFLOP/s
+  const HelixRows chunk = {.rows = 8192, .logits = 0, .keys = 8192, .pairs = 8192.0 * 8193 / 2};
+  const HelixStep dense = helix_mixed_step(dense_model(), hardware, {2, 4, 8}, chunk);
+  EXPECT_NEAR(dense.kv_us, 2 * (128 + 128) * 128 / 8.0 * chunk.pairs / 2.5e9, 1e-6);
+  const double before = 16384.0 * 128 * 128 / 4 + 2 * 16384.0 * 2 * 128;
+  const double after = (16384.0 * 128 * 128 + 3 * 16384.0 * 65536) / 8;
+  EXPECT_NEAR(dense.weights_us, 2 * 8192 * (before + after) / 2.5e9, 1e-6);
+
+  HelixModel model = load_helix_model("deepseek-r1");
+  model.shape.layers = 1;
+  model.experts->dense_layers = 0;
+  const HelixStep experts = helix_mixed_step(model, hardware, {1, 1, 1, 1}, chunk);
+  EXPECT_NEAR(experts.kv_us, 2 * (576 + 512) * 128 * chunk.pairs / 2.5e9, 1e-6);
+  const double attention = 7168.0 * (1536 + 576) + 128 * (1536 * 192.0 + 512 * 128);
+  const double output = 128 * 128.0 * (7168 + 512);
+  EXPECT_NEAR(experts.weights_us, 2 * 8192 * (attention + output + 9 * 3.0 * 7168 * 2048) / 2.5e9,
+              1e-6)
+      << "eight experts of a token, and the one that all share";
+}
+
+TEST(HelixStep, OfAnyRowsRefusesWhatMakesNoSense) {
+  const auto message = [](const HelixLayout& layout, const HelixRows& rows) {
+    return message_of<InvalidArgument>(
+        [&] { static_cast<void>(helix_mixed_step(dense_model(), test_hardware(), layout, rows)); });
+  };
+  EXPECT_THAT(message({1, 8, 8}, {}), HasSubstr("expected 1 to 1048576 of a step, found 0"));
+  EXPECT_THAT(message({1, 8, 8}, {.rows = 2, .logits = 3}), HasSubstr("at most 2 rows, found 3"));
+  EXPECT_THAT(message({1, 8, 8}, {.rows = 2, .keys = -1}), HasSubstr("found -1 and 0"));
+  EXPECT_THAT(message({1, 4, 8, 1, 2}, {.rows = 1}), HasSubstr("expected DP 1"));
+}
+
 TEST(HelixStep, GivesRequestsToGroupsOfDevices) {
   const HelixStep shared =
       helix_step(dense_model(), test_hardware(), {1, 8, 64, 1, 8}, kMillion, kHopBOff);
