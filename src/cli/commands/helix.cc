@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "cli/commands/command.h"
 #include "cli/help.h"
+#include "cli/options/helix_setting.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
@@ -25,11 +26,7 @@ namespace contextile {
 namespace {
 
 struct HelixOptions {
-  std::string model = "llama-3-405b";
-  std::optional<double> weight_bytes, kv_bytes, activation_bytes;
-  std::string hardware = "gb200";
-  std::optional<double> memory_gbytes_per_s, network_gbytes_per_s, latency_us;
-  std::optional<std::int64_t> memory_bytes, reserve_bytes;
+  HelixSettingOptions setting;
   std::vector<std::int64_t> contexts = {8 << 10, 128 << 10, 1 << 20};
   std::vector<std::int32_t> batches = {1, 8, 64};
   std::vector<std::int32_t> devices;  // empty: kDevices
@@ -40,28 +37,14 @@ struct HelixOptions {
 };
 constexpr std::int32_t kDevices[] = {8, 16, 64};  // unless given, as many as reach each other
 
-template <typename Target, typename Value>
-void set_given(Target& target, const std::optional<Value>& given) {
-  if (given) target = *given;
-}
-
 HelixStudy study_of(const HelixOptions& options) {
-  HelixStudy study{.model = load_helix_model(options.model),
-                   .hardware = load_helix_hardware(options.hardware),
-                   .contexts = options.contexts,
-                   .batches = options.batches,
-                   .devices = options.devices,
-                   .hop_b = options.hop_b};
-  set_given(study.model.weight_bytes, options.weight_bytes);
-  set_given(study.model.kv_bytes, options.kv_bytes);
-  set_given(study.model.activation_bytes, options.activation_bytes);
-  set_given(study.hardware.memory_gbytes_per_s, options.memory_gbytes_per_s);
-  set_given(study.hardware.network_gbytes_per_s, options.network_gbytes_per_s);
-  set_given(study.hardware.latency_us, options.latency_us);
-  set_given(study.hardware.memory_bytes, options.memory_bytes);
-  set_given(study.hardware.reserve_bytes, options.reserve_bytes);
-  check_helix_model(study.model);
-  check_helix_hardware(study.hardware);
+  HelixStudy study;
+  study.model = helix_model_of(options.setting);
+  study.hardware = helix_hardware_of(options.setting);
+  study.contexts = options.contexts;
+  study.batches = options.batches;
+  study.devices = options.devices;
+  study.hop_b = options.hop_b;
   if (study.devices.empty()) {
     std::ranges::copy_if(kDevices, std::back_inserter(study.devices), [&](std::int32_t devices) {
       return devices <= study.hardware.max_devices;
@@ -135,63 +118,14 @@ int run(const HelixOptions& options) {
   return kExitOk;
 }
 
-// Comma-separated whole numbers of at least 1.
-template <typename Integer>
-void add_sizes(CLI::App& app, const std::string& name, std::vector<Integer>& target,
-               const OptionHelp& help) {
-  add_value(app, name, help, [name, &target](const std::string& text) {
-    target.clear();
-    for (std::size_t begin = 0; begin <= text.size();) {
-      const std::size_t end = std::min(text.find(',', begin), text.size());
-      target.push_back(
-          checked_cast<Integer>(parse_size(name, text.substr(begin, end - begin), 1), name));
-      begin = end + 1;
-    }
-  });
-}
-
-void add_number(CLI::App& app, const std::string& name, std::optional<double>& target,
-                const OptionHelp& help) {
-  add_value(app, name, help,
-            [name, &target](const std::string& text) { target = parse_number(name, text); });
-}
-
-void add_model_options(CLI::App& app, HelixOptions& options) {
-  add_text(app, "--model", options.model,
-           {"NAME|FILE", "{}, or a .json file", "", helix_model_names()});
-  const HelixModel model;
-  add_number(app, "--weight-bytes", options.weight_bytes,
-             {"X", "of an element of a matrix", fmt::format("{}", model.weight_bytes)});
-  add_number(app, "--kv-bytes", options.kv_bytes,
-             {"X", "of a cached element", fmt::format("{}", model.kv_bytes)});
-  add_number(
-      app, "--activation-bytes", options.activation_bytes,
-      {"X", "of an element that moves between devices", fmt::format("{}", model.activation_bytes)});
-}
-
-void add_hardware_options(CLI::App& app, HelixOptions& options) {
-  std::vector<std::string> names;
-  for (const HelixHardware& preset : helix_hardware_presets()) names.push_back(preset.name);
-  add_text(app, "--hardware", options.hardware, {"NAME", "devices: {}", "", std::move(names)});
-  const std::string preset = "as --hardware says";
-  add_number(app, "--memory-bandwidth", options.memory_gbytes_per_s,
-             {"X", "GB/s that a device reads", preset});
-  add_number(app, "--network-bandwidth", options.network_gbytes_per_s,
-             {"X", "GB/s that a device sends, and receives as much", preset});
-  add_number(app, "--latency", options.latency_us,
-             {"X", "microseconds of one exchange or all-reduce", preset});
-  add_size_as<std::int64_t>(app, "--memory", options.memory_bytes, 1,
-                            {"BYTES", "memory of a device", preset});
-  add_size_as<std::int64_t>(app, "--reserve", options.reserve_bytes, 0,
-                            {"BYTES", "of that, neither for weights nor for the cache", preset});
-}
-
 }  // namespace
 
 Action add_helix_command(CLI::App& app) {
   auto options = std::make_shared<HelixOptions>();
-  add_model_options(app, *options);
-  add_hardware_options(app, *options);
+  add_text(app, "--model", options->setting.model,
+           {"NAME|FILE", "{}, or a .json file", "", helix_model_names()});
+  add_element_options(app, options->setting);
+  add_hardware_options(app, options->setting);
   add_sizes(app, "--contexts", options->contexts,
             {"N,...", "tokens of every request's history", "8K,128K,1M"});
   add_sizes(app, "--batches", options->batches,

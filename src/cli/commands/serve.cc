@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/command.h"
+#include "cli/commands/simulated_serving.h"
 #include "cli/help.h"
 #include "cli/options/served_model.h"
 #include "cli/options/transport.h"
@@ -32,19 +33,22 @@ namespace contextile {
 namespace {
 
 struct ServeCommandOptions {
-  std::string model = "random";
-  std::string name;  // empty: the model's
+  std::string model;  // empty: kRandom, or with --simulate the preset of predictions
+  std::string name;   // empty: the model's
   TransportOptions transport;
   std::optional<std::int32_t> ranks;
   std::string store;  // empty: a lost rank ends the others
   ServeOptions serve;
   EngineOptions engine;
-  std::int64_t kv_tokens = 65'536;
+  std::optional<std::int64_t> kv_tokens;  // unset: kKvTokens, or what fits
   std::string mode = "auto";
   std::string kv_dtype = "f32";
   std::string wire = "f32";
   std::int32_t hop_b_groups = 1;
+  SimulatedServingOptions simulated;
 };
+constexpr const char* kRandom = "random";
+constexpr std::int64_t kKvTokens = 65'536;
 
 // What all ranks of a group are made of.
 struct Serving {
@@ -81,13 +85,13 @@ void check_memory(const Serving& serving, std::int32_t ranks_here) {
 
 Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   Serving serving;
-  serving.model = parse_served_model(options.model);
+  serving.model = parse_served_model(options.model.empty() ? kRandom : options.model);
   serving.engine = options.engine;
   KvLayout& layout = serving.engine.cache.layout;
   layout.num_ranks = num_ranks;
   check_kv_layout(layout);
-  serving.engine.cache.num_pages =
-      checked_cast<std::int32_t>(layout.num_blocks(options.kv_tokens), "--kv-tokens: pages");
+  serving.engine.cache.num_pages = checked_cast<std::int32_t>(
+      layout.num_blocks(options.kv_tokens.value_or(kKvTokens)), "--kv-tokens: pages");
   serving.decoder.layout = layout;
   serving.decoder.num_pages = serving.engine.cache.num_pages;
   serving.decoder.kv_dtype = parse_kv_dtype(options.kv_dtype);
@@ -326,11 +330,9 @@ int serve(const ServeCommandOptions& options) {
 }
 
 void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
-  add_value(app, "--kv-tokens",
-            {"N", "tokens the KV cache holds, over all ranks", std::to_string(options.kv_tokens)},
-            [&options](const std::string& text) {
-              options.kv_tokens = parse_size("--kv-tokens", text, 1);
-            });
+  add_size_as<std::int64_t>(app, "--kv-tokens", options.kv_tokens, 1,
+                            {"N", "tokens the KV cache holds, over all ranks",
+                             fmt::format("{}; --simulate: what fits", kKvTokens)});
   KvCacheOptions& cache = options.engine.cache;
   add_size<std::int32_t>(app, "--page-size", cache.layout.page_size, 1,
                          {"TOKENS", "tokens of a page of a rank", ""});
@@ -365,13 +367,15 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
 
 Action add_serve_command(CLI::App& app) {
   const auto options = std::make_shared<ServeCommandOptions>();
-  add_text(app, "--model", options->model,
-           {"FOLDER|random",
-            "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
-            "model; random: one that nobody trained, with bytes as tokens, and sizes behind it "
-            "(random:layers=4,heads=24), of vocab, hidden, layers, heads, kv_heads, head_dim, ffn, "
-            "window (of every second layer), length and seed",
-            ""});
+  add_value(
+      app, "--model",
+      {"FOLDER|random",
+       "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
+       "model; random: one that nobody trained, with bytes as tokens, and sizes behind it "
+       "(random:layers=4,heads=24), of vocab, hidden, layers, heads, kv_heads, head_dim, ffn, "
+       "window (of every second layer), length and seed; with --simulate as of helix",
+       kRandom},
+      [options](const std::string& text) { options->model = text; });
   add_value(app, "--name", {"TEXT", "what clients call the model", "the folder's name"},
             [options](const std::string& text) { options->name = text; });
   add_text(app, "--host", options->serve.host, {"ADDRESS", "where to listen", ""});
@@ -391,9 +395,17 @@ Action add_serve_command(CLI::App& app) {
              "they end"},
             [options](const std::string& text) { options->store = text; });
   add_engine_options(app, *options);
+  add_simulated_serving_options(app, options->simulated);
   add_examples(app,
-               {"contextile serve --ranks 4 --port 0", "contextile launch -n 2 -- serve --port 0"});
-  return [options] { return serve(*options); };
+               {"contextile serve --ranks 4 --port 0", "contextile launch -n 2 -- serve --port 0",
+                "contextile serve --simulate poisson:rate=2,prompt=100K --model llama-3-70b "
+                "--devices 4,8"});
+  return [options, &app] {
+    check_simulated_serving(app, options->simulated);
+    if (options->simulated.trace.empty()) return serve(*options);
+    return simulated_serving(options->simulated, options->model, options->engine,
+                             options->kv_tokens);
+  };
 }
 
 }  // namespace contextile

@@ -111,6 +111,12 @@ void add_text(CLI::App& app, const std::string& name, std::string& target, Optio
   add_value(app, name, help, [&target](const std::string& text) { target = text; });
 }
 
+void add_number(CLI::App& app, const std::string& name, std::optional<double>& target,
+                const OptionHelp& help) {
+  add_value(app, name, help,
+            [name, &target](const std::string& text) { target = parse_number(name, text); });
+}
+
 void add_switch(CLI::App& app, const std::string& name, bool& target, const std::string& text) {
   app.add_flag(name, target, text);
 }

@@ -3,8 +3,11 @@
 // OptionHelp is all there is about it: --help, docs/cli.md and shell completion are made of it.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,5 +72,22 @@ void add_size(CLI::App& app, const std::string& name, Integer& target, Integer m
   help.unset = std::to_string(target);
   add_size_as<Integer>(app, name, target, minimum, help);
 }
+
+// Comma-separated whole numbers of at least 1.
+template <typename Integer>
+void add_sizes(CLI::App& app, const std::string& name, std::vector<Integer>& target,
+               const OptionHelp& help) {
+  add_value(app, name, help, [name, &target](const std::string& text) {
+    target.clear();
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      target.push_back(
+          checked_cast<Integer>(parse_size(name, text.substr(begin, end - begin), 1), name));
+      begin = end + 1;
+    }
+  });
+}
+void add_number(CLI::App& app, const std::string& name, std::optional<double>& target,
+                const OptionHelp& help);
 
 }  // namespace contextile

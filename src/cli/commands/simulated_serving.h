@@ -1,0 +1,33 @@
+// contextile serve --simulate: what serving a trace would take.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/app.h"
+#include "cli/options/helix_setting.h"
+#include "contextile/engine.h"
+
+namespace contextile {
+
+struct SimulatedServingOptions {
+  std::string trace;  // empty: it is served, not simulated
+  HelixSettingOptions setting;
+  std::vector<std::int32_t> devices = {1, 2, 4, 8};
+  bool json = false;
+  bool csv = false;
+};
+
+// --simulate, and what has a meaning with it alone.
+void add_simulated_serving_options(CLI::App& app, SimulatedServingOptions& options);
+// Throws InvalidArgument on an option that was given but has no meaning with, or without,
+// --simulate.
+void check_simulated_serving(const CLI::App& app, const SimulatedServingOptions& options);
+// model: empty for the default; kv_tokens: at most so many, unset: what fits. Returns the exit
+// code.
+int simulated_serving(SimulatedServingOptions options, const std::string& model,
+                      const EngineOptions& engine, const std::optional<std::int64_t>& kv_tokens);
+
+}  // namespace contextile

@@ -1,0 +1,31 @@
+// The model and the devices of a prediction of decoding.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cli/app.h"
+#include "contextile/helix.h"
+
+namespace contextile {
+
+// What was given beside the presets' numbers.
+struct HelixSettingOptions {
+  std::string model = "llama-3-405b";
+  std::optional<double> weight_bytes, kv_bytes, activation_bytes;
+  std::string hardware = "gb200";
+  std::optional<double> memory_gbytes_per_s, network_gbytes_per_s, latency_us, tflops;
+  std::optional<std::int64_t> memory_bytes, reserve_bytes;
+};
+
+// --weight-bytes, --kv-bytes, --activation-bytes.
+void add_element_options(CLI::App& app, HelixSettingOptions& options);
+// --hardware, --memory-bandwidth, --network-bandwidth, --latency, --memory, --reserve.
+void add_hardware_options(CLI::App& app, HelixSettingOptions& options);
+
+// Throw InvalidArgument as load_helix_model, load_helix_hardware and the checks of helix.h do.
+[[nodiscard]] HelixModel helix_model_of(const HelixSettingOptions& options);
+[[nodiscard]] HelixHardware helix_hardware_of(const HelixSettingOptions& options);
+
+}  // namespace contextile
