@@ -127,8 +127,8 @@ struct Scheduler::State {
     });
   }
 
-  // How many tokens of each prompt a step computes: as many as it needs, or else as many as the
-  // others.
+  // How many tokens of each prompt a step computes at most: all, or else as many as of the others.
+  // What the cache holds of those that have not begun is not looked up here, in every step.
   [[nodiscard]] std::map<Arrival, std::int64_t> shares(std::int64_t budget) const {
     std::vector<std::pair<std::int64_t, Arrival>> wanted;
     std::int64_t may_begin = options.max_running - num_running;
@@ -136,7 +136,7 @@ struct Scheduler::State {
       if (request.is_running) {
         if (request.missing() > 1) wanted.emplace_back(request.missing(), arrival);
       } else if (may_begin-- > 0) {
-        wanted.emplace_back(request.length() - cache.cached_tokens(request.tokens), arrival);
+        wanted.emplace_back(request.length(), arrival);
       }
     }
     std::sort(wanted.begin(), wanted.end());
