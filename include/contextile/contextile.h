@@ -46,6 +46,7 @@
 // Inference:
 #include "contextile/decode.h"           // a step over a cache that ranks share
 #include "contextile/helix.h"            // what a step takes when devices share tokens
+#include "contextile/hop_b.h"            // what the exchange of a step hides behind
 #include "contextile/kv_cache.h"         // tables of requests, shared prefixes
 #include "contextile/kv_layout.h"        // which rank holds which cached tokens
 #include "contextile/paged_attention.h"  // few queries, keys in pages

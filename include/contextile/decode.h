@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,24 @@ struct DecodeOptions {
   std::int32_t hop_b_groups = 1;
 };
 
+// Attention whose last outputs are on their way to the ranks whose heads they are.
+class PendingAttention {
+ public:
+  ~PendingAttention();  // waits for messages under way
+  PendingAttention(PendingAttention&&) noexcept;
+  PendingAttention& operator=(PendingAttention&&) noexcept;
+
+  // Once: waits for them and writes what `out` of the call that began it names. Throws
+  // TransportError.
+  void finish();
+
+ private:
+  friend class DecodeGroup;
+  struct State;
+  explicit PendingAttention(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
 // One rank of a group that shares a cache. Collective: every rank calls with the same options,
 // requests and rows, and its own tables' keys. One thread at a time.
 class DecodeGroup {
@@ -67,6 +86,14 @@ class DecodeGroup {
   // and TransportError.
   void attend(const DecodeOptions& options, const PagedKv& kv, const TensorView& q_NHD,
               std::span<const PagedRequest> requests, const PartialOutput& out);
+
+  // The same, but for waiting for the last outputs: what `finish` does. Queries, requests and pages
+  // may change meanwhile, and other calls be begun; `out` stays where it is. Every rank finishes
+  // in the order in which it began.
+  [[nodiscard]] PendingAttention begin(const DecodeOptions& options, const PagedKv& kv,
+                                       const TensorView& q_NHD,
+                                       std::span<const PagedRequest> requests,
+                                       const PartialOutput& out);
 
  private:
   Transport& transport_;

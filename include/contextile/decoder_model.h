@@ -14,6 +14,7 @@
 
 #include "contextile/base.h"
 #include "contextile/decode.h"
+#include "contextile/hop_b.h"
 #include "contextile/kv_cache.h"
 #include "contextile/kv_layout.h"
 #include "contextile/tensor.h"
@@ -125,7 +126,11 @@ struct DecoderOptions {
   KvDtype kv_dtype = KvDtype::kF32;            // kF32, kBf16 or kF16
   DecodeMode mode = DecodeMode::kQReplicated;  // the others: where the ranks divide q_heads
   Dtype wire = Dtype::kF32;                    // of queries and outputs on their way
-  std::int32_t hop_b_groups = 1;               // as DecodeOptions has it
+  // A step's requests, in their order, are cut in at most so many groups of about as many tokens;
+  // while the outputs of one are on their way, hop_b is computed: the attention of the next group,
+  // or the feed-forward of the one before, so that groups take turns with whole layers.
+  HopBReading hop_b = HopBReading::kAttention;
+  std::int32_t hop_b_groups = 1;  // 1 with kOff
 };
 
 // One request's tokens of a step, next to each other: of a prompt, or the one that was sampled

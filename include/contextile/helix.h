@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/hop_b.h"
 #include "contextile/model.h"
 
 namespace contextile {
@@ -128,17 +129,6 @@ struct HelixLoad {
 
   friend bool operator==(const HelixLoad&, const HelixLoad&) = default;
 };
-
-// What the exchange of partial outputs hides behind.
-enum class HopBReading : std::uint8_t {
-  kOff,          // nothing: all of the batch computes, then all of it moves
-  kAttention,    // the attention of the next requests; projections and feed-forward as without
-  kFeedForward,  // the feed-forward of the requests before, so requests take turns with whole
-                 // layers
-};
-[[nodiscard]] std::string_view to_string(HopBReading reading);
-// "off", "attention", "feed_forward". Throws InvalidArgument.
-[[nodiscard]] HopBReading parse_hop_b(std::string_view text);
 
 struct HopB {
   HopBReading reading = HopBReading::kAttention;

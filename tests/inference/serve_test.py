@@ -149,6 +149,11 @@ class Tests:
             assert self.complete_all(server) == self.tokens_of_one_rank()
             assert server.stop() == 0
 
+    def test_requests_that_take_turns_with_layers_give_the_tokens_of_one_rank(self):
+        with self.serve("--hop-b", "feed_forward", "--hop-b-groups", "3", ranks=2) as server:
+            assert self.complete_all(server) == self.tokens_of_one_rank()
+            assert server.stop() == 0
+
     def test_processes_over_mpi_give_the_tokens_of_one_rank(self):
         if not self.mpirun:
             return

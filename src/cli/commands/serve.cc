@@ -44,6 +44,7 @@ struct ServeCommandOptions {
   std::string mode = "auto";
   std::string kv_dtype = "f32";
   std::string wire = "f32";
+  HopBReading hop_b = HopBReading::kAttention;
   std::int32_t hop_b_groups = 1;
   SimulatedServingOptions simulated;
 };
@@ -96,6 +97,7 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   serving.decoder.num_pages = serving.engine.cache.num_pages;
   serving.decoder.kv_dtype = parse_kv_dtype(options.kv_dtype);
   serving.decoder.wire = parse_wire(options.wire);
+  serving.decoder.hop_b = options.hop_b;
   serving.decoder.hop_b_groups = options.hop_b_groups;
   check_memory(serving, options.transport.name == "inproc" ? num_ranks : 1);
   const bool divides = serving.model.config.q_heads % num_ranks == 0;
@@ -350,9 +352,15 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
            {"DTYPE", "of queries and outputs between ranks", "", {"f32", "bf16", "f16"}});
   add_size<std::int32_t>(app, "--hop-b-groups", options.hop_b_groups, 1,
                          {"N",
-                          "groups of requests: while outputs of one are on their way, the next "
-                          "one's attention is computed",
+                          "groups of requests: while outputs of one are on their way, --hop-b is "
+                          "computed",
                           ""});
+  add_value(app, "--hop-b",
+            {"off|attention|feed_forward",
+             "of --hop-b-groups: the attention of the next group, or the feed-forward of the one "
+             "before",
+             "attention"},
+            [&options](const std::string& text) { options.hop_b = parse_hop_b(text); });
   add_size<std::int32_t>(app, "--max-running", options.engine.max_running, 1,
                          {"N", "requests that are computed at a time", ""});
   add_size<std::int32_t>(app, "--max-waiting", options.engine.max_waiting, 1,

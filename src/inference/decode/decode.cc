@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -46,6 +48,16 @@ class Exchange {
       received_.emplace_back(static_cast<std::size_t>(bytes_to(me)));
     }
   }
+  // Peers may still read and write the buffers of one that was not waited for.
+  ~Exchange() {
+    if (!is_open_) return;
+    try {
+      wait();
+    } catch (const Error&) {  // the group has failed, which its next call says
+    }
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
 
   [[nodiscard]] std::vector<std::byte>& sent(std::int32_t peer) {
     return sent_[static_cast<std::size_t>(peer)];
@@ -69,13 +81,18 @@ class Exchange {
       receives.push_back(message(peer, received(peer)));
     }
     ticket_ = transport_.launch(sends, receives);
+    is_open_ = true;
     received(me).swap(sent(me));
   }
-  void wait() { transport_.wait(ticket_); }
+  void wait() {
+    is_open_ = false;
+    transport_.wait(ticket_);
+  }
 
  private:
   Transport& transport_;
   std::int64_t ticket_ = 0;
+  bool is_open_ = false;
   std::vector<std::vector<std::byte>> sent_;
   std::vector<std::vector<std::byte>> received_;
 };
@@ -269,8 +286,8 @@ class Step {
   }
 
   Transport& transport_;
-  const DecodeOptions& options_;
-  const HeadSplit& heads_;
+  const DecodeOptions options_;
+  const HeadSplit heads_;
   const std::int64_t rows_;
   const PartialOutput out_;
   std::int32_t me_;
@@ -324,8 +341,31 @@ std::vector<Range> local_keys(const KvLayout& layout, Rank rank, std::span<const
 DecodeGroup::DecodeGroup(Transport& transport, const PagedKernel& kernel)
     : transport_(transport), kernel_(kernel) {}
 
+struct PendingAttention::State {
+  template <typename... Arguments>
+  explicit State(Arguments&&... arguments) : last(std::forward<Arguments>(arguments)...) {}
+
+  Step last;
+};
+
+PendingAttention::PendingAttention(std::unique_ptr<State> state) : state_(std::move(state)) {}
+PendingAttention::~PendingAttention() = default;
+PendingAttention::PendingAttention(PendingAttention&&) noexcept = default;
+PendingAttention& PendingAttention::operator=(PendingAttention&&) noexcept = default;
+
+void PendingAttention::finish() {
+  state_->last.finish();
+  state_.reset();
+}
+
 void DecodeGroup::attend(const DecodeOptions& options, const PagedKv& kv, const TensorView& q_NHD,
                          std::span<const PagedRequest> requests, const PartialOutput& out) {
+  begin(options, kv, q_NHD, requests, out).finish();
+}
+
+PendingAttention DecodeGroup::begin(const DecodeOptions& options, const PagedKv& kv,
+                                    const TensorView& q_NHD, std::span<const PagedRequest> requests,
+                                    const PartialOutput& out) {
   const std::int32_t ranks = transport_.size();
   const bool has_all = options.mode == DecodeMode::kQReplicated;
   const HeadSplit heads = {ranks, has_all ? q_NHD.heads : q_NHD.heads * ranks};
@@ -343,19 +383,19 @@ void DecodeGroup::attend(const DecodeOptions& options, const PagedKv& kv, const 
   HostTensor gathered;
   if (!has_all) gathered = gather_queries(transport_, options, heads, q_NHD);
   const TensorView all_q = has_all ? q_NHD : gathered.view();
-  std::vector<Step> steps;
-  const std::vector<RowGroup> groups = row_groups(requests, q_NHD.tokens, options.hop_b_groups);
-  steps.reserve(groups.size());
-  for (const RowGroup& group : groups) {
+  std::unique_ptr<PendingAttention::State> last;
+  for (const RowGroup& group : row_groups(requests, q_NHD.tokens, options.hop_b_groups)) {
     const TensorView o = slice(out.o_NHD, group.first_row, group.num_rows, 0, mine);
     const RowStats lse = {out.lse_NH.data + group.first_row * out.lse_NH.token_stride,
                           out.lse_NH.token_stride, out.lse_NH.head_stride};
-    steps.emplace_back(transport_, options, heads, PartialOutput{o, lse});
-    steps.back().start(kernel_, kv, slice(all_q, group.first_row, group.num_rows, 0, heads.all),
-                       group.requests);
-    if (steps.size() > 1) steps[steps.size() - 2].finish();
+    auto next = std::make_unique<PendingAttention::State>(transport_, options, heads,
+                                                          PartialOutput{o, lse});
+    next->last.start(kernel_, kv, slice(all_q, group.first_row, group.num_rows, 0, heads.all),
+                     group.requests);
+    if (last != nullptr) last->last.finish();
+    last = std::move(next);
   }
-  steps.back().finish();
+  return PendingAttention(std::move(last));
 }
 
 }  // namespace contextile

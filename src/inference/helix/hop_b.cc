@@ -1,20 +1,11 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string>
-#include <utility>
 
 #include "base/check.h"
-#include "base/quote.h"
 #include "contextile/helix.h"
 
 namespace contextile {
 namespace {
-
-constexpr std::array<std::pair<HopBReading, std::string_view>, 3> kReadings = {
-    {{HopBReading::kOff, "off"},
-     {HopBReading::kAttention, "attention"},
-     {HopBReading::kFeedForward, "feed_forward"}}};
 
 void check_times(std::int32_t groups, double attention, double exchange) {
   CONTEXTILE_CHECK(groups >= 1, "HOP-B: expected at least 1 group of requests, found {}", groups);
@@ -25,17 +16,6 @@ void check_times(std::int32_t groups, double attention, double exchange) {
 }
 
 }  // namespace
-
-std::string_view to_string(HopBReading reading) {
-  return std::ranges::find(kReadings, reading, &decltype(kReadings)::value_type::first)->second;
-}
-
-HopBReading parse_hop_b(std::string_view text) {
-  for (const auto& [reading, name] : kReadings) {
-    if (name == text) return reading;
-  }
-  fail_argument("HOP-B: expected one of off, attention, feed_forward; found {}", quote(text));
-}
 
 double hop_b_attention(std::int32_t groups, double attention, double exchange) {
   check_times(groups, attention, exchange);

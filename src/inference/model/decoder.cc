@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "contextile/decoder_model.h"
 #include "inference/model/linear.h"
+#include "inference/model/metered_transport.h"
 #include "inference/model/rotary.h"
 #include "inference/model/rows.h"
 #include "kernel/tensor.h"
@@ -39,6 +41,49 @@ struct StepRows {
   std::vector<std::size_t> sampled;  // rows that need logits
 };
 
+// Neighbouring requests of a step that compute a layer together.
+struct StepGroup {
+  std::span<const StepRequest> requests;
+  StepRows rows;
+  Floats x;  // [rows, hidden]
+};
+
+// A group's attention with outputs on their way; moving it leaves them where they are.
+struct PendingLayer {
+  std::int32_t layer = 0;
+  StepGroup* group = nullptr;
+  HostTensor o;
+  HostTensor lse;
+  PendingAttention attention;
+};
+
+std::int64_t num_tokens(std::span<const StepRequest> requests) {
+  std::int64_t count = 0;
+  for (const StepRequest& request : requests) {
+    count += static_cast<std::int64_t>(request.tokens.size());
+  }
+  return count;
+}
+
+// At most so many runs of requests, of about as many tokens each.
+std::vector<std::span<const StepRequest>> token_groups(std::span<const StepRequest> requests,
+                                                       std::int32_t num_groups) {
+  const std::int64_t all = num_tokens(requests);
+  std::vector<std::span<const StepRequest>> groups;
+  std::int64_t tokens = 0;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    tokens += static_cast<std::int64_t>(requests[i].tokens.size());
+    const auto done = static_cast<std::int64_t>(groups.size()) + 1;
+    const bool is_last = i + 1 == requests.size();
+    if (is_last || (done < num_groups && tokens >= all * done / num_groups)) {
+      groups.push_back(requests.subspan(first, i + 1 - first));
+      first = i + 1;
+    }
+  }
+  return groups;
+}
+
 }  // namespace
 
 class DecoderRank::State {
@@ -49,7 +94,7 @@ class DecoderRank::State {
         config_(config),
         weights_(std::move(weights)),
         options_(options),
-        group_(transport, find_paged_kernel()),
+        group_(transport_, find_paged_kernel()),
         rotary_(config.rope, config.head_dim) {
     check();
     const std::int64_t slots = std::int64_t{options.num_pages} * options.layout.page_size;
@@ -74,13 +119,26 @@ class DecoderRank::State {
   }
 
   [[nodiscard]] HostTensor forward(std::span<const StepRequest> requests) {
-    const StepRows rows = rows_of(requests);
-    Floats x = embed(rows.tokens);
-    for (std::int32_t i = 0; i < config_.num_layers; ++i) {
-      attend(i, requests, rows, x);
-      feed_forward(weights_.layers[static_cast<std::size_t>(i)], x);
+    // A request reads what those before it in a step write, and groups begin a layer in order.
+    const bool by_layers = options_.hop_b == HopBReading::kFeedForward;
+    std::vector<StepGroup> groups;
+    for (const auto some : token_groups(requests, by_layers ? options_.hop_b_groups : 1)) {
+      groups.push_back({some, rows_of(some), {}});
+      groups.back().x = embed(groups.back().rows.tokens);
     }
-    return logits(rows, x);
+    if (groups.size() < 2) {
+      for (std::int32_t i = 0; i < config_.num_layers; ++i) {
+        for (StepGroup& group : groups) finish_layer(begin_layer(i, group));
+      }
+    } else {
+      forward_in_turns(groups);
+    }
+    Floats sampled;
+    for (const StepGroup& group : groups) {
+      const Floats some = rows_at(group.x, group.rows.sampled);
+      sampled.insert(sampled.end(), some.begin(), some.end());
+    }
+    return logits(sampled);
   }
 
   [[nodiscard]] const DecoderTraffic& traffic() const { return traffic_; }
@@ -112,6 +170,8 @@ class DecoderRank::State {
                      to_string(options_.mode), config_.q_heads, ranks);
     CONTEXTILE_CHECK(options_.hop_b_groups >= 1, "hop_b_groups: expected at least 1, found {}",
                      options_.hop_b_groups);
+    CONTEXTILE_CHECK(options_.hop_b != HopBReading::kOff || options_.hop_b_groups == 1,
+                     "hop_b off: expected 1 group, found {}", options_.hop_b_groups);
     CONTEXTILE_CHECK(options_.num_pages >= 1, "num_pages: expected at least 1, found {}",
                      options_.num_pages);
   }
@@ -218,25 +278,46 @@ class DecoderRank::State {
             view.dim,          {}};
   }
 
-  // x += attention of a layer.
-  void attend(std::int32_t index, std::span<const StepRequest> requests, const StepRows& rows,
-              Floats& x) {
+  // A group's layer is finished while the exchange of the next group's, which for a layer's last
+  // one is the first of the next layer, is on its way.
+  void forward_in_turns(std::vector<StepGroup>& groups) {
+    std::optional<PendingLayer> before;
+    for (std::int32_t i = 0; i < config_.num_layers; ++i) {
+      for (StepGroup& group : groups) {
+        PendingLayer next = begin_layer(i, group);
+        if (before) finish_layer(std::move(*before));
+        before.emplace(std::move(next));
+      }
+    }
+    if (before) finish_layer(std::move(*before));
+  }
+
+  // Up to attention.
+  [[nodiscard]] PendingLayer begin_layer(std::int32_t index, StepGroup& group) {
     const auto i = static_cast<std::size_t>(index);
     const DecoderWeights::Layer& layer = weights_.layers[i];
-    const Floats normed_x = normed(x, layer.attention_norm);
-    keep(pages_[i], layer, rows, normed_x);
-    Floats q = heads_of(normed_x, layer.q, layer.q_bias, layer.q_norm, rows.positions);
-    const Floats o = attention(index, requests, rows, q);
+    const Floats normed_x = normed(group.x, layer.attention_norm);
+    keep(pages_[i], layer, group.rows, normed_x);
+    Floats q = heads_of(normed_x, layer.q, layer.q_bias, layer.q_norm, group.rows.positions);
+    return begin_attention(index, group, q);
+  }
+
+  // x += attention, then x += what the feed-forward makes of it.
+  void finish_layer(PendingLayer pending) {
+    pending.attention.finish();
+    const DecoderWeights::Layer& layer = weights_.layers[static_cast<std::size_t>(pending.layer)];
+    Floats& x = pending.group->x;
     const auto inputs = weights_.part.of(config_.q_heads).size() * config_.head_dim;
-    Floats y = product(o, layer.o, static_cast<std::size_t>(inputs));
+    Floats y = product(pending.o.values<float>(), layer.o, static_cast<std::size_t>(inputs));
     sum(y);
     if (!layer.o_bias.empty()) add(y, layer.o_bias);
     add(x, y);
+    feed_forward(layer, x);
   }
 
-  // What this rank's query heads give.
-  [[nodiscard]] Floats attention(std::int32_t index, std::span<const StepRequest> requests,
-                                 const StepRows& rows, Floats& q) {
+  // Attention of this rank's query heads.
+  [[nodiscard]] PendingLayer begin_attention(std::int32_t index, StepGroup& group, Floats& q) {
+    const StepRows& rows = group.rows;
     const std::int64_t window = config_.window(index);
     std::vector<Range> keys;
     std::vector<PagedRequest> paged_requests;
@@ -248,7 +329,7 @@ class DecoderRank::State {
       keys.push_back({options_.layout.local_length(transport_.rank(), seen.begin),
                       options_.layout.local_length(transport_.rank(), seen.end)});
     }
-    for (const StepRequest& request : requests) {
+    for (const StepRequest& request : group.requests) {
       const auto count = static_cast<std::int64_t>(request.tokens.size());
       paged_requests.push_back({first_row, count, request.table,
                                 std::span(keys).subspan(static_cast<std::size_t>(first_row),
@@ -260,19 +341,17 @@ class DecoderRank::State {
                         options_.layout.page_size};
     const auto heads = static_cast<std::int32_t>(weights_.part.of(config_.q_heads).size());
     const auto q_heads = weights_.part.all_queries ? config_.q_heads : heads;
-    Floats o(static_cast<std::size_t>(first_row * heads * config_.head_dim));
-    Floats lse(static_cast<std::size_t>(first_row * heads));
-    const std::int64_t before = transport_.sent_bytes();
-    group_.attend({options_.mode,
-                   {1 / std::sqrt(static_cast<float>(config_.head_dim)), 0},
-                   options_.wire,
-                   options_.hop_b_groups},
-                  kv, contiguous(q.data(), Dtype::kF32, first_row, q_heads, config_.head_dim),
-                  paged_requests,
-                  {contiguous(o.data(), Dtype::kF32, first_row, heads, config_.head_dim),
-                   as_stats(contiguous(lse.data(), Dtype::kF32, first_row, heads, 1))});
-    traffic_.attention_bytes += transport_.sent_bytes() - before;
-    return o;
+    HostTensor o(Dtype::kF32, first_row, heads, config_.head_dim);
+    HostTensor lse(Dtype::kF32, first_row, heads, 1);
+    transport_.meter(traffic_.attention_bytes);
+    PendingAttention attention =
+        group_.begin({options_.mode,
+                      {1 / std::sqrt(static_cast<float>(config_.head_dim)), 0},
+                      options_.wire,
+                      options_.hop_b == HopBReading::kAttention ? options_.hop_b_groups : 1},
+                     kv, contiguous(q.data(), Dtype::kF32, first_row, q_heads, config_.head_dim),
+                     paged_requests, {o.view(), lse.stats()});
+    return {index, &group, std::move(o), std::move(lse), std::move(attention)};
   }
 
   // x += what the feed-forward makes of it.
@@ -288,16 +367,15 @@ class DecoderRank::State {
   }
 
   void sum(Floats& values) {
-    const std::int64_t before = transport_.sent_bytes();
+    transport_.meter(traffic_.reduction_bytes);
     all_reduce(transport_, values);
-    traffic_.reduction_bytes += transport_.sent_bytes() - before;
   }
 
   // Every rank has computed those of its tokens.
-  [[nodiscard]] HostTensor logits(const StepRows& rows, const Floats& x) {
-    const Floats last = normed(rows_at(x, rows.sampled), weights_.norm);
+  [[nodiscard]] HostTensor logits(const Floats& sampled) {
+    const Floats last = normed(sampled, weights_.norm);
     const Floats mine = product(last, weights_.logits, hidden());
-    const std::size_t count = rows.sampled.size();
+    const std::size_t count = sampled.size() / hidden();
     const std::vector<std::int64_t> vocabulary =
         equal_splits(config_.vocab_size, transport_.size());
     std::vector<std::int64_t> splits;
@@ -306,9 +384,8 @@ class DecoderRank::State {
     }
     Floats parts(count * static_cast<std::size_t>(config_.vocab_size));
     std::copy(mine.begin(), mine.end(), parts.begin() + splits[transport_.rank().index()]);
-    const std::int64_t before = transport_.sent_bytes();
+    transport_.meter(traffic_.logits_bytes);
     all_gather(transport_, parts, splits);
-    traffic_.logits_bytes += transport_.sent_bytes() - before;
     HostTensor all(Dtype::kF32, static_cast<std::int64_t>(count), 1, config_.vocab_size);
     for (std::size_t r = 0; r + 1 < splits.size(); ++r) {
       const std::int64_t width = vocabulary[r + 1] - vocabulary[r];
@@ -321,14 +398,14 @@ class DecoderRank::State {
     return all;
   }
 
-  Transport& transport_;
+  DecoderTraffic traffic_;
+  MeteredTransport transport_;
   const DecoderConfig config_;
   const DecoderWeights weights_;
   const DecoderOptions options_;
   DecodeGroup group_;
   Rotary rotary_;
   std::vector<LayerPages> pages_;
-  DecoderTraffic traffic_;
 };
 
 DecoderRank::DecoderRank(Transport& transport, const DecoderConfig& config, DecoderWeights weights,

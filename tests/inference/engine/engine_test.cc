@@ -82,15 +82,14 @@ struct Served {
 };
 
 Served serve(const std::vector<Arrival>& arrivals, const EngineOptions& options,
-             DecodeMode mode = DecodeMode::kQReplicated) {
+             DecoderOptions decoder = {}) {
   const DecoderConfig config = small();
+  decoder.layout = options.cache.layout;
+  decoder.num_pages = options.cache.num_pages;
   std::vector<Served> served(static_cast<std::size_t>(options.cache.layout.num_ranks));
   run_inproc(options.cache.layout.num_ranks, [&](Transport& transport) {
-    const DecoderPart part = {transport.rank(), transport.size(), mode == DecodeMode::kQReplicated};
-    DecoderOptions decoder;
-    decoder.layout = options.cache.layout;
-    decoder.num_pages = options.cache.num_pages;
-    decoder.mode = mode;
+    const DecoderPart part = {transport.rank(), transport.size(),
+                              decoder.mode == DecodeMode::kQReplicated};
     DecoderRank model(transport, config, random_weights(config, part, 7), decoder);
     Engine engine(model, config, options);
     EngineRank rank(transport, engine);
@@ -156,7 +155,25 @@ TEST(Engine, EveryModeGivesTheSameTokens) {
   const std::vector<Arrival> arrivals = trace(12, 2);
   const Served expected = alone(arrivals);
   for (const DecodeMode mode : {DecodeMode::kAgRs, DecodeMode::kA2a}) {
-    EXPECT_EQ(serve(arrivals, options_of(4, 200), mode).outputs, expected.outputs);
+    DecoderOptions decoder;
+    decoder.mode = mode;
+    EXPECT_EQ(serve(arrivals, options_of(4, 200), decoder).outputs, expected.outputs);
+  }
+}
+
+TEST(Engine, HopBGivesTheSameTokens) {
+  const std::vector<Arrival> arrivals = trace(24, 2);
+  const Served expected = alone(arrivals);
+  for (const HopBReading reading : {HopBReading::kAttention, HopBReading::kFeedForward}) {
+    for (const std::int32_t ranks : {1, 2, 3, 4}) {
+      DecoderOptions decoder;
+      decoder.hop_b = reading;
+      decoder.hop_b_groups = 3;
+      SCOPED_TRACE(fmt::format("{}, {} ranks", to_string(reading), ranks));
+      const Served found = serve(arrivals, options_of(ranks, 200), decoder);
+      EXPECT_EQ(found.outputs, expected.outputs);
+      EXPECT_GT(found.stats.num_cached_tokens, 0);
+    }
   }
 }
 

@@ -154,6 +154,76 @@ TEST(Decoder, CountsWhatItSends) {
   });
 }
 
+// A step of every request's tokens, each with pages of its own but the last one's first page, which
+// is the first request's: its tokens are written in the same step.
+struct HopBStep {
+  DecoderConfig config;
+  std::vector<std::int64_t> lengths;
+
+  // Logits of all requests on rank 0, the same on every rank; bytes are those without HOP-B.
+  [[nodiscard]] std::vector<float> logits(DecoderOptions options) const {
+    std::vector<std::vector<float>> found(4);
+    run_inproc(
+        4,
+        [&](Transport& transport) {
+          DecoderRank rank(transport, config,
+                           random_weights(config, {transport.rank(), 4, true}, 5), options);
+          const std::int64_t block = options.layout.block_tokens();
+          std::vector<std::vector<PageId>> tables(lengths.size());
+          std::vector<std::vector<std::int32_t>> tokens;
+          std::vector<StepRequest> requests;
+          std::int32_t page = 0;
+          for (std::size_t i = 0; i < lengths.size(); ++i) {
+            const bool is_reader = i + 1 == lengths.size();
+            const std::int64_t first = is_reader ? block : 0;
+            tokens.push_back(prompt(first + lengths[i], config.vocab_size));
+            if (is_reader) tables[i].push_back(tables[0][0]);
+            const std::int64_t pages = options.layout.num_blocks(first + lengths[i]);
+            while (static_cast<std::int64_t>(tables[i].size()) < pages)
+              tables[i].emplace_back(page++);
+            requests.push_back({std::span(tokens[i]).subspan(static_cast<std::size_t>(first)),
+                                first, tables[i], i != 1});
+          }
+          const HostTensor all = rank.forward(requests);
+          const auto values = all.values<float>();
+          found[transport.rank().index()].assign(values.begin(), values.end());
+          std::int64_t rows = 0;
+          for (const std::int64_t length : lengths) rows += length;
+          EXPECT_EQ(rank.traffic().attention_bytes,
+                    config.num_layers * decode_bytes(options.mode, 4, rows, 2, config.head_dim,
+                                                     config.head_dim, Dtype::kF32));
+        },
+        {.max_delay_us = 200, .delay_seed = 3});
+    for (const auto& its : found) EXPECT_EQ(its, found.front());
+    return found.front();
+  }
+};
+
+TEST(Decoder, HopBChangesNoLogits) {
+  const HopBStep step = {small(), {17, 1, 1, 3, 1, 9}};
+  DecoderOptions options;
+  options.layout = {4, 1, 4};
+  options.num_pages = 20;
+  const std::vector<float> expected = step.logits(options);
+  const auto tokens = prompt(25, step.config.vocab_size);
+  const auto reader =
+      ReferenceDecoder(step.config, random_weights(step.config, {}, 5)).logits(std::span(tokens));
+  ASSERT_EQ(expected.size(), 5 * reader.size());
+  for (const HopBReading reading : {HopBReading::kAttention, HopBReading::kFeedForward}) {
+    for (const std::int32_t groups : {1, 2, 3, 6, 9}) {
+      SCOPED_TRACE(fmt::format("{}, {} groups", to_string(reading), groups));
+      options.hop_b = reading;
+      options.hop_b_groups = groups;
+      const std::vector<float> found = step.logits(options);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t v = 0; v < found.size(); ++v) ASSERT_NEAR(found[v], expected[v], 1e-5);
+      for (std::size_t v = 0; v < reader.size(); ++v) {
+        ASSERT_NEAR(found[4 * reader.size() + v], reader[v], 2e-5);
+      }
+    }
+  }
+}
+
 TEST(Decoder, RanksHoldPartsOfTheSameWeights) {
   const DecoderConfig config = configs()[1];
   const DecoderWeights whole = random_weights(config, {}, 3);
@@ -218,6 +288,12 @@ TEST(Decoder, SaysWhatDoesNotFit) {
   EXPECT_THAT(error_of(small(), options, {Rank(1), 2, true}), HasSubstr("found rank 1 of 2"));
   EXPECT_THAT(error_of(small(), options, {Rank(0), 9, true}),
               HasSubstr("as query heads, 8, found 9"));
+  options.hop_b_groups = 0;
+  EXPECT_THAT(error_of(small(), options, {}), HasSubstr("hop_b_groups: expected at least 1"));
+  options.hop_b_groups = 2;
+  options.hop_b = HopBReading::kOff;
+  EXPECT_THAT(error_of(small(), options, {}), HasSubstr("hop_b off: expected 1 group, found 2"));
+  options.hop_b_groups = 1;
   options.kv_dtype = KvDtype::kFp8;
   EXPECT_THAT(error_of(small(), options, {}), HasSubstr("expected f32, bf16 or f16, found fp8"));
   options.layout.num_ranks = 2;
