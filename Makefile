@@ -22,7 +22,8 @@ SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test hypergraph_tes
   inference_model_test inference_engine_test inference_serve_test inference_helix_test inference_simulate_test paged_attention_test
 # Tests of what threads share; tests/CMakeLists.txt says which cases of them. transport_ranks is what the tests of gloo
 # and MPI start.
-TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test data_ahead_test store_test kernel_test hypergraph_test
+TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test data_ahead_test store_test kernel_test hypergraph_test \
+  inference_decode_test inference_model_test inference_engine_test inference_serve_test inference_prefill_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 

@@ -140,6 +140,18 @@ def differ():
         ct.InvalidArgument, match=r"tokens: expected the same on every rank .*seed\).*on rank 1 at position \d"
     ):
         cth.generate(model, prompt(3), do_sample=True, max_new_tokens=50)
+    for name, arguments in (
+        ("interleave", {"interleave": 1 + rank}),
+        ("max_new_tokens", {"max_new_tokens": 3 + rank}),
+        ("eos_token_id", {"eos_token_id": [1, 2 + rank]}),
+        ("generation_config", {"generation_config": transformers.GenerationConfig(max_new_tokens=3, top_k=7 + rank)}),
+    ):
+        with pytest.raises(ct.InvalidArgument, match=f"^{name}: expected the same on every rank"):
+            cth.generate(model, prompt(3), **arguments)
+    caches = [cth.ShardedCache(model) for _ in range(2)]
+    ids = cth.generate(model, prompt(3), past_key_values=caches[0], max_new_tokens=3, do_sample=False)
+    with pytest.raises(ct.InvalidArgument, match="past_key_values, tokens: expected the same.*found 5 on rank 0 and 0"):
+        cth.generate(model, ids, past_key_values=caches[rank], max_new_tokens=3)
     # An error leaves nothing behind.
     check(model, "after errors", input_ids=prompt(3))
 
@@ -153,6 +165,11 @@ def refuse():
         ({"past_key_values": transformers.DynamicCache()}, "expected a ShardedCache, found DynamicCache"),
         ({"interleave": 0}, "interleave: expected at least 1"),
         ({"prompt_lookup_num_tokens": 2, "max_new_tokens": 4}, "expected tokens that stay"),
+    ]
+    cache = cth.ShardedCache(model)
+    wrong += [
+        ({"generation_config": transformers.GenerationConfig(max_time=1.0)}, "max_time: expected none"),
+        ({"past_key_values": cache, "interleave": 2}, "group, interleave: expected none beside past_key_values"),
     ]
     for arguments, message in wrong:
         with pytest.raises(ct.InvalidArgument, match=message):
@@ -176,6 +193,19 @@ def refuse():
     with pytest.raises(ct.InvalidArgument, match="full or sliding attention, found"):
         cth.ShardedCache(mamba)
     check(model, "after errors", input_ids=ids)
+    model.generation_config.cache_implementation = "dynamic"
+    check(model, "a cache that the configuration asks for", input_ids=ids)
+
+
+def reset():
+    model = make("Llama")
+    cache = cth.ShardedCache(model)
+    expected = model.generate(prompt(9), max_new_tokens=8, do_sample=False)
+    for turn in range(2):
+        ids = cth.generate(model, prompt(9), past_key_values=cache, max_new_tokens=8, do_sample=False)
+        assert torch.equal(ids, expected), turn
+        cache.reset()
+        assert cache.get_seq_length() == 0 and cache.local_bytes == 0
 
 
 def on_four_ranks():
@@ -192,6 +222,7 @@ def on_three_ranks():
 def on_two_ranks():
     differ()
     refuse()
+    reset()
 
 
 # Starting ranks takes longer than what they do.

@@ -291,13 +291,16 @@ Table helix_front_table(const HelixStudy& study, const HelixSearch& search) {
 
 Table helix_gain_table(const HelixStudy& study, const HelixSearch& search) {
   Table table({{"against", "against"},
+               {"interactivity", "x in most\ntokens/s a user"},
+               {"throughput", "x in tokens/s\na device"},
                {"latency", "x in time\nat one batch"},
                {"batch", "x in batch\nwithin one time"}});
   const auto add_row = [&](const char* against, std::vector<HelixFamily> families) {
     HelixSearch others = search;
     others.families = std::move(families);
     const HelixGain gain = helix_gain(study.model, study.hardware, others);
-    table.add_row({std::string(against), gain.latency, gain.batch});
+    table.add_row(
+        {std::string(against), gain.interactivity, gain.throughput, gain.latency, gain.batch});
   };
   add_row("TP", {HelixFamily::kTensorParallel});
   add_row("TP, DP", {HelixFamily::kTensorParallel, HelixFamily::kDataParallel});

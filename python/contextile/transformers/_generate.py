@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import StoppingCriteria
 from transformers.masking_utils import sdpa_mask
@@ -93,7 +93,8 @@ class _ShardedLayer(DynamicLayer):
         return length - self._begin(), self._begin()
 
     def reset(self) -> None:
-        super().reset()
+        if self.is_initialized:
+            self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
         self._num_tokens = 0
 
     def crop(self, *others: Any) -> None:
@@ -268,20 +269,27 @@ class _Agreement(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def _check_same(tensors: dict[str, Tensor], shard: _Shard) -> None:
-    """Whether all ranks were given the same tokens. Collective."""
-    mine = {
-        name: (
-            list(x.shape),
-            hashlib.sha256(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy()).hexdigest(),
-        )
-        for name, x in tensors.items()
-    }
+def _described(x: Any) -> Any:
+    """What is compared of an argument: of a tensor its shape and its bytes' digest; of objects without a text of their own the type."""
+    if isinstance(x, Tensor):
+        digest = hashlib.sha256(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy()).hexdigest()
+        return list(x.shape), digest
+    if isinstance(x, GenerationConfig):
+        return str(x.to_dict()), None
+    if isinstance(x, (list, tuple)):
+        return [_described(element) for element in x], None
+    has_text = x is None or isinstance(x, (bool, int, float, str, dict, torch.dtype, torch.device))
+    return repr(x) if has_text else type(x).__name__, None
+
+
+def _check_same(arguments: dict[str, Any], shard: _Shard) -> None:
+    """Whether all ranks were given the same. Collective."""
+    mine = {name: _described(x) for name, x in arguments.items()}
     of_ranks: list[Any] = [None] * shard.num_ranks
     dist.all_gather_object(of_ranks, mine, group=shard.group)
     for rank, other in enumerate(of_ranks):
         for name in sorted({*of_ranks[0], *other}):
-            first, found = (tensor.get(name, ("none",)) for tensor in (of_ranks[0], other))
+            first, found = (described.get(name, ("none", None)) for described in (of_ranks[0], other))
             if first != found:
                 raise _core.InvalidArgument(
                     f"{name}: expected the same on every rank, found {first[0]} on rank 0 and {found[0]}"
@@ -289,12 +297,18 @@ def _check_same(tensors: dict[str, Tensor], shard: _Shard) -> None:
                 )
 
 
+def _implementations(config: Any) -> Any:
+    """How a model attends, by part where parts have configurations of their own."""
+    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs if hasattr(config, name)}
+    return {"": config._attn_implementation, **parts} if parts else config._attn_implementation
+
+
 @contextlib.contextmanager
 def _shared(model: Any, cache: ShardedCache) -> Iterator[None]:
     """Layers of the model attend through the cache inside; behind it the model is as it was."""
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
-    before = model.config._attn_implementation
+    before = _implementations(model.config)
     cache._attended = True
     token = _sharing.set(cache)
     try:
@@ -313,7 +327,7 @@ def generate(
     input_ids: Tensor | None = None,
     *,
     group: ProcessGroup | None = None,
-    interleave: int = 1,
+    interleave: int | None = None,
     **arguments: Any,
 ) -> Any:
     """``model.generate`` with a cache that ranks share by tokens. Collective; every rank returns the same.
@@ -329,7 +343,7 @@ def generate(
     input_ids
         Prompts, padded on the left if there are several; with ``attention_mask``, as ``model.generate`` takes them.
     group, interleave
-        As of ``ShardedCache``.
+        As of ``ShardedCache``; with ``past_key_values`` neither.
     **arguments
         Those of ``model.generate``; ``past_key_values``: the ``ShardedCache`` of a call before, to go on from.
 
@@ -344,19 +358,26 @@ def generate(
         What ``ShardedCache`` refuses; arguments or chosen tokens that differ between ranks; another cache or none;
         ``max_time``; dropout; models that attend by themselves; ways of generating that take tokens back (assistants).
     """
+    config = arguments.get("generation_config") or model.generation_config
     if arguments.get("use_cache") is False or arguments.get("cache_implementation") is not None:
         raise _core.InvalidArgument(
             "use_cache, cache_implementation: expected none, for ranks share the cache; found one of them"
         )
-    if arguments.get("max_time") is not None:
+    if arguments.get("max_time", config.max_time) is not None:
         raise _core.InvalidArgument("max_time: expected none, for clocks of ranks differ; found one")
     cache = arguments.pop("past_key_values", None)
     if cache is None:
-        cache = ShardedCache(model, group=group, interleave=interleave)
-    if not isinstance(cache, ShardedCache):
+        cache = ShardedCache(model, group=group, interleave=1 if interleave is None else interleave)
+    elif not isinstance(cache, ShardedCache):
         raise _core.InvalidArgument(f"past_key_values: expected a ShardedCache, found {type(cache).__name__}")
-    tensors = {name: x for name, x in {"input_ids": input_ids, **arguments}.items() if isinstance(x, Tensor)}
-    _check_same(tensors, cache.shard)
+    elif group is not None or interleave is not None:
+        raise _core.InvalidArgument(
+            "group, interleave: expected none beside past_key_values, which has its own; found one of them"
+        )
+    given = {"input_ids": input_ids, "generation_config": config, **arguments}
+    shared = {"interleave": cache.shard.interleave, "past_key_values, tokens": cache.get_seq_length()}
+    _check_same({**given, **shared}, cache.shard)
+    arguments["cache_implementation"] = None  # whatever the configuration says
     criteria = [*(arguments.pop("stopping_criteria", None) or []), _Agreement(cache.shard)]
     with _shared(model, cache):
         return model.generate(

@@ -39,10 +39,11 @@ struct Setting {
   std::vector<TraceRequest> trace;
   EngineOptions engine;
   std::optional<std::int64_t> kv_tokens;
-  HelixLoad load = {};       // by which layouts are compared
-  std::int64_t longest = 0;  // request, prompt and output
-  double prompt_tokens = 0;  // mean
-  double output_tokens = 0;  // mean
+  std::int64_t most_running = 0;  // requests, however large the cache
+  std::int64_t context = 0;       // of a request in the middle of its output, mean
+  std::int64_t longest = 0;       // request, prompt and output
+  double prompt_tokens = 0;       // mean
+  double output_tokens = 0;       // mean
 };
 
 std::vector<TraceRequest> trace_of(const std::string& text) {
@@ -66,8 +67,8 @@ Setting setting_of(const SimulatedServingOptions& options, const EngineOptions& 
     setting.prompt_tokens += static_cast<double>(request.prompt_tokens) / count;
     setting.output_tokens += request.output_tokens / count;
   }
-  setting.load.batch = std::min(engine.max_running, static_cast<std::int32_t>(count));
-  setting.load.context =
+  setting.most_running = std::min(engine.max_running, static_cast<std::int32_t>(count));
+  setting.context =
       static_cast<std::int64_t>(setting.prompt_tokens + setting.output_tokens / 2) + 1;
   return setting;
 }
@@ -85,17 +86,29 @@ EngineOptions engine_on(const Setting& setting, const HelixLayout& layout) {
   return engine;
 }
 
-// The layout of a family whose decoding steps take least, among those that hold the longest
-// request.
+// A decoding step of as many requests of the trace's mean length as may run and fit, over these.
+double decoding_us_a_request(const Setting& setting, const HelixLayout& layout,
+                             const KvCacheOptions& cache) {
+  const std::int64_t fitting = cache.num_pages * cache.layout.block_tokens() / setting.context;
+  const std::int64_t running = std::clamp<std::int64_t>(fitting, 1, setting.most_running);
+  const std::int64_t keys = running * setting.context;
+  const HelixRows rows = {running, running, keys, static_cast<double>(keys)};
+  return helix_mixed_step(setting.study.model, setting.study.hardware, layout, rows).total_us() /
+         static_cast<double>(running);
+}
+
+// The layout of a family whose decoding steps take least a request, among those that hold the
+// longest request.
 std::optional<HelixLayout> layout_of(const Setting& setting, std::int32_t devices,
                                      HelixFamily family) {
   const HelixStudy& study = setting.study;
   std::optional<HelixLayout> best;
   double best_us = 0;
   for (const HelixLayout& layout : helix_layouts(study.model, devices)) {
-    if (family_of(layout) != family || engine_on(setting, layout).cache.num_pages == 0) continue;
-    const double us =
-        helix_step(study.model, study.hardware, layout, setting.load, study.hop_b).total_us();
+    if (family_of(layout) != family) continue;
+    const KvCacheOptions cache = engine_on(setting, layout).cache;
+    if (cache.num_pages == 0) continue;
+    const double us = decoding_us_a_request(setting, layout, cache);
     if (best && us >= best_us) continue;
     best = layout;
     best_us = us;
@@ -144,6 +157,8 @@ class Runs {
       CONTEXTILE_CHECK(devices <= setting.study.hardware.max_devices,
                        "--devices: expected at most {} of hardware {}, found {}",
                        setting.study.hardware.max_devices, setting.study.hardware.name, devices);
+    }
+    for (const std::int32_t devices : setting.study.devices) {
       bool fits = false;
       for (const HelixFamily family : kFamilies) {
         const auto layout = layout_of(setting, devices, family);

@@ -120,6 +120,13 @@ struct Scheduler::State {
     return added;
   }
 
+  // Whether what did not fit a step before cannot fit now: looking up what the cache has of a long
+  // prompt takes too long for every step in which it waits.
+  [[nodiscard]] bool is_still_short(Arrival arrival, std::int64_t count) const {
+    return num_running > 0 && shortage.arrival == arrival && count >= shortage.count &&
+           cache.free_pages() <= shortage.num_free;
+  }
+
   // Requests that run and need one token, their next.
   [[nodiscard]] std::int64_t num_decoding() const {
     return std::count_if(requests.begin(), requests.end(), [](const auto& entry) {
@@ -157,6 +164,13 @@ struct Scheduler::State {
     stats.num_computed_tokens += request.computed - first;
   }
 
+  // The request that was last put off for want of pages, how many of its tokens, and what was free.
+  struct Shortage {
+    Arrival arrival = -1;
+    std::int64_t count = 0;
+    std::int64_t num_free = 0;
+  };
+
   EngineOptions options;
   KvCache cache;
   std::int64_t max_length;
@@ -164,6 +178,7 @@ struct Scheduler::State {
   std::map<RequestId, Arrival> arrivals;
   Arrival next_arrival = 0;
   std::int32_t num_running = 0;
+  Shortage shortage;
   EngineStats stats;
 };
 
@@ -221,8 +236,12 @@ std::vector<ScheduledTokens> Scheduler::next() {
     // None begins where pages were short just now.
     if (state.stats.num_preemptions > preemptions) break;
     if (request.is_running || count == 0) continue;
+    if (state.is_still_short(arrival, count)) break;
     const auto first = state.begin(request, count);
-    if (!first) break;
+    if (!first) {
+      state.shortage = {arrival, count, state.cache.free_pages()};
+      break;
+    }
     state.schedule(request, *first, step);
   }
   state.stats.num_steps += step.empty() ? 0 : 1;

@@ -65,6 +65,23 @@ double least_us(std::span<const HelixPoint> points, std::int32_t batch) {
   return least;
 }
 
+// The most tokens/s of a device at so many of a user; 0: no point has as many.
+double most_per_device(std::span<const HelixPoint> points, double tokens_per_s_user) {
+  double most = 0;
+  for (const HelixPoint& point : points) {
+    if (point.tokens_per_s_user() >= tokens_per_s_user) {
+      most = std::max(most, point.tokens_per_s_device());
+    }
+  }
+  return most;
+}
+
+double most_per_user(std::span<const HelixPoint> points) {
+  double most = 0;
+  for (const HelixPoint& point : points) most = std::max(most, point.tokens_per_s_user());
+  return most;
+}
+
 }  // namespace
 
 std::optional<HelixPoint> fastest_helix(const HelixModel& model, const HelixHardware& hardware,
@@ -137,6 +154,16 @@ HelixGain helix_gain(const HelixModel& model, const HelixHardware& hardware,
     gain.batch = std::max(
         gain.batch, static_cast<double>(most_requests(helix, us)) / most_requests(others, us));
   }
+  // Both sides change at points alone.
+  for (const auto* points : {&helix, static_cast<const std::vector<HelixPoint>*>(&others)}) {
+    for (const HelixPoint& point : *points) {
+      const double most = most_per_device(others, point.tokens_per_s_user());
+      if (most == 0) continue;
+      gain.throughput =
+          std::max(gain.throughput, most_per_device(helix, point.tokens_per_s_user()) / most);
+    }
+  }
+  if (!others.empty()) gain.interactivity = most_per_user(helix) / most_per_user(others);
   return gain;
 }
 

@@ -11,6 +11,7 @@ namespace contextile {
 namespace {
 
 constexpr std::int32_t kMostRequests = 1 << 20;
+constexpr std::int64_t kMostRows = std::int64_t{1} << 32;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 constexpr double kStatBytes = 8;  // maximum and sum of a row's scores, f32 each
 
@@ -147,8 +148,8 @@ double compute_us(const HelixHardware& hardware, double flops) {
 }
 
 void check_rows(const HelixRows& rows) {
-  CONTEXTILE_CHECK(rows.rows >= 1 && rows.rows <= kMostRequests,
-                   "rows: expected 1 to {} of a step, found {}", kMostRequests, rows.rows);
+  CONTEXTILE_CHECK(rows.rows >= 1 && rows.rows <= kMostRows,
+                   "rows: expected 1 to {} of a step, found {}", kMostRows, rows.rows);
   CONTEXTILE_CHECK(rows.logits >= 0 && rows.logits <= rows.rows,
                    "rows: expected logits of at most {} rows, found {}", rows.rows, rows.logits);
   CONTEXTILE_CHECK(rows.keys >= 0 && std::isfinite(rows.pairs) && rows.pairs >= 0,

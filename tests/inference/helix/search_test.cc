@@ -184,10 +184,48 @@ TEST(HelixSearch, GainsAreRatiosOfTheBestPoints) {
   }
   EXPECT_DOUBLE_EQ(gain.latency, latency);
   EXPECT_DOUBLE_EQ(gain.batch, batches);
+  // Fronts by brute force over all points.
+  const auto points = [&](HelixFamily family) {
+    std::vector<HelixPoint> all;
+    for (const std::int32_t devices : search.devices) {
+      for (const std::int32_t batch : search.batches) {
+        const auto point =
+            fastest_helix(model, hardware, devices, {batch, search.context}, search.hop_b, family);
+        if (point) all.push_back(*point);
+      }
+    }
+    return all;
+  };
+  const std::vector<HelixPoint> helix = points(HelixFamily::kHelix);
+  double fastest_helix_user = 0;
+  double fastest_other_user = 0;
+  for (const HelixPoint& point : helix) {
+    fastest_helix_user = std::max(fastest_helix_user, point.tokens_per_s_user());
+  }
+  double throughput = 0;
+  const std::vector<HelixPoint> others = points(HelixFamily::kTensorParallel);
+  for (const HelixPoint& other : others) {
+    fastest_other_user = std::max(fastest_other_user, other.tokens_per_s_user());
+  }
+  const auto most = [](const std::vector<HelixPoint>& of, double speed) {
+    double found = 0;
+    for (const HelixPoint& point : of) {
+      if (point.tokens_per_s_user() >= speed) found = std::max(found, point.tokens_per_s_device());
+    }
+    return found;
+  };
+  for (double speed = 1; speed <= fastest_other_user; speed *= 1.0001) {
+    throughput = std::max(throughput, most(helix, speed) / most(others, speed));
+  }
+  EXPECT_DOUBLE_EQ(gain.interactivity, fastest_helix_user / fastest_other_user);
+  EXPECT_NEAR(gain.throughput, throughput, 1e-9 * throughput);
+  EXPECT_GT(gain.interactivity, 1);
+  EXPECT_GT(gain.throughput, gain.interactivity);
   HelixSearch against_all = search;
   against_all.families = HelixSearch().families;
   EXPECT_LE(helix_gain(model, hardware, against_all).latency, gain.latency);
   EXPECT_LE(helix_gain(model, hardware, against_all).batch, gain.batch);
+  EXPECT_LE(helix_gain(model, hardware, against_all).throughput, gain.throughput);
   EXPECT_THAT(message_of([&] { return helix_gain(model, hardware, {}); }),
               HasSubstr("expected numbers of devices, found none"));
   EXPECT_THAT(message_of([&] { return helix_front(model, hardware, {.devices = {8}}); }),

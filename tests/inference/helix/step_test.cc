@@ -122,7 +122,7 @@ TEST(HelixStep, OfAnyRowsRefusesWhatMakesNoSense) {
     return message_of<InvalidArgument>(
         [&] { static_cast<void>(helix_mixed_step(dense_model(), test_hardware(), layout, rows)); });
   };
-  EXPECT_THAT(message({1, 8, 8}, {}), HasSubstr("expected 1 to 1048576 of a step, found 0"));
+  EXPECT_THAT(message({1, 8, 8}, {}), HasSubstr("expected 1 to 4294967296 of a step, found 0"));
   EXPECT_THAT(message({1, 8, 8}, {.rows = 2, .logits = 3}), HasSubstr("at most 2 rows, found 3"));
   EXPECT_THAT(message({1, 8, 8}, {.rows = 2, .keys = -1}), HasSubstr("found -1 and 0"));
   EXPECT_THAT(message({1, 4, 8, 1, 2}, {.rows = 1}), HasSubstr("expected DP 1"));

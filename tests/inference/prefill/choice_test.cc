@@ -24,38 +24,57 @@ std::vector<std::int64_t> missed_by_rule(const PrefillRates& rates) {
   });
 }
 
-std::vector<std::int64_t> missed_by_simulation(const PrefillRates& rates) {
+// By times of some schedule of the rings.
+std::vector<std::int64_t> missed_by(double (*ms)(const PublishedPrefill&, PrefillMode,
+                                                 const PrefillRates&),
+                                    const PrefillRates& rates) {
   return missed_rows([&](const PublishedPrefill& row) {
-    const double pass_kv = simulated_ms(row, PrefillMode::kPassKv, rates);
-    const double pass_q = simulated_ms(row, PrefillMode::kPassQ, rates);
-    return pass_kv <= pass_q ? PrefillMode::kPassKv : PrefillMode::kPassQ;
+    return ms(row, PrefillMode::kPassKv, rates) <= ms(row, PrefillMode::kPassQ, rates)
+               ? PrefillMode::kPassKv
+               : PrefillMode::kPassQ;
   });
 }
 
 TEST(PrefillChoice, OfThePublishedRows) {
-  EXPECT_THAT(missed_by_rule(kNominalRates), ElementsAre(3200));
-  EXPECT_THAT(missed_by_simulation(kNominalRates), ElementsAre(3200));
-  EXPECT_THAT(missed_by_rule(kCalibratedRates), IsEmpty());
-  EXPECT_THAT(missed_by_simulation(kCalibratedRates), IsEmpty());
+  EXPECT_THAT(missed_by_rule(kPublishedRates), ElementsAre(6400));
+  EXPECT_THAT(missed_by(simulated_ms, kPublishedRates), ElementsAre(6400));
+  EXPECT_THAT(missed_by(scheduled_ms, kPublishedRates), ElementsAre(4160, 6400));
+  EXPECT_THAT(missed_by_rule(kNominalRates), ElementsAre(3200, 4160, 6400));
+  EXPECT_THAT(missed_by(simulated_ms, kNominalRates), ElementsAre(3200, 4160, 6400));
 }
 
-TEST(PrefillChoice, RatesAreThoseOfTheFirstRow) {
-  const PublishedPrefill& first = kPublishedPrefills.front();
-  const double difference = simulated_ms(first, PrefillMode::kPassKv, kCalibratedRates) -
-                            simulated_ms(first, PrefillMode::kPassQ, kCalibratedRates);
-  EXPECT_NEAR(difference, first.pass_kv_ms - first.pass_q_ms, 2);
+// Rates are those of Table 5: attention, keys and values and queries of a step; the all-to-all is
+// not fitted.
+TEST(PrefillChoice, RatesAreThoseOfThePublishedSteps) {
+  constexpr double kDim = kPublishedShape.head_dim;
+  for (const PublishedStep& step : kPublishedSteps) {
+    const double cached = 128'000 - static_cast<double>(step.new_tokens);
+    const double rows = static_cast<double>(step.new_tokens) / kPublishedRanks;
+    const double pairs =
+        rows * (cached + static_cast<double>(step.new_tokens) / 2) / kPublishedRanks;
+    const double attention_us =
+        1e6 * 4 * kDim * kPublishedShape.q_heads * pairs / kPublishedRates.flops_per_s;
+    const auto us = [](double bytes) { return 1e6 * bytes / kPublishedRates.bytes_per_s; };
+    EXPECT_NEAR(attention_us / step.attention_us, 1, 0.04);
+    EXPECT_NEAR(us(2 * 2 * kDim * 32'000) / step.send_kv_us, 1, 0.01);
+    EXPECT_NEAR(us(2 * kDim * kPublishedShape.q_heads * rows) / step.send_q_us, 1, 0.25);
+    EXPECT_NEAR(us(3 * (2 * kDim + 4) * kPublishedShape.q_heads * rows) / step.all_to_all_us, 1,
+                0.5);
+  }
 }
 
 TEST(PrefillChoice, PredictsThePublishedTimes) {
-  std::vector<std::string> missed;  // by more than 5%
+  std::vector<std::string> missed;  // by more than 8%
   for (const PublishedPrefill& row : kPublishedPrefills) {
     for (const PrefillMode mode : kRingModes) {
-      const double error = std::abs(predicted_ms(row, mode, kCalibratedRates) / row.ms(mode) - 1);
-      EXPECT_LT(error, 0.08);
-      if (error > 0.05) missed.push_back(fmt::format("{} {}", row.new_tokens, to_string(mode)));
+      const double error = std::abs(predicted_ms(row, mode, kPublishedRates) / row.ms(mode) - 1);
+      EXPECT_LT(error, 0.18);
+      if (error > 0.08) missed.push_back(fmt::format("{} {}", row.new_tokens, to_string(mode)));
     }
   }
-  EXPECT_THAT(missed, ElementsAre("3200 pass_q", "12800 pass_kv"));
+  EXPECT_THAT(missed, ElementsAre("6400 pass_kv", "6400 pass_q", "38400 pass_q", "51200 pass_q",
+                                  "64000 pass_q", "76800 pass_q", "89600 pass_q", "102400 pass_q",
+                                  "128000 pass_q"));
 }
 
 // N·C·K·e / (2·Q·BW) = 4 · 1e12 · 2 · 2 / (2 · 32 · 1e9) = 250 tokens; 2·K / Q = 1/8.
