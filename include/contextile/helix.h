@@ -255,7 +255,7 @@ struct HelixSearch {
 struct HelixGain {
   double latency = 0;  // the largest ratio of times at one batch that both can hold
   double batch = 0;    // the largest ratio of batches within one time that both can keep
-  // Of their fronts: the largest tokens/s of a user over the others', and the largest ratio of
+  // Fronts compared: the largest tokens/s of a user over the others', and the largest ratio of
   // tokens/s of a device at any tokens/s of a user that both reach (Helix, 3.2).
   double interactivity = 0;
   double throughput = 0;

@@ -162,6 +162,54 @@ double least_us(const HelixModel& model, const HelixHardware& hardware, const He
   return least;
 }
 
+// Every point of a family.
+std::vector<HelixPoint> points_of(const HelixModel& model, const HelixHardware& hardware,
+                                  const HelixSearch& search, HelixFamily family) {
+  std::vector<HelixPoint> all;
+  for (const std::int32_t devices : search.devices) {
+    for (const std::int32_t batch : search.batches) {
+      const auto point =
+          fastest_helix(model, hardware, devices, {batch, search.context}, search.hop_b, family);
+      if (point) all.push_back(*point);
+    }
+  }
+  return all;
+}
+
+double most_per_user(const std::vector<HelixPoint>& points) {
+  double most = 0;
+  for (const HelixPoint& point : points) most = std::max(most, point.tokens_per_s_user());
+  return most;
+}
+
+double most_per_device(const std::vector<HelixPoint>& points, double speed) {
+  double most = 0;
+  for (const HelixPoint& point : points) {
+    if (point.tokens_per_s_user() >= speed) most = std::max(most, point.tokens_per_s_device());
+  }
+  return most;
+}
+
+TEST(HelixSearch, GainsOfFrontsAreThoseOfASweepOverSpeeds) {
+  const HelixModel model = load_helix_model("deepseek-r1");
+  const HelixHardware hardware = load_helix_hardware("gb200");
+  const HelixSearch search = {.devices = {16, 64},
+                              .batches = {1, 2, 4, 8, 16, 32, 64, 128},
+                              .families = {HelixFamily::kTensorParallel}};
+  const auto helix = points_of(model, hardware, search, HelixFamily::kHelix);
+  const auto others = points_of(model, hardware, search, HelixFamily::kTensorParallel);
+  double throughput = 0;
+  for (double speed = 1; speed <= most_per_user(others); speed *= 1.0001) {
+    throughput =
+        std::max(throughput, most_per_device(helix, speed) / most_per_device(others, speed));
+  }
+  const HelixGain gain = helix_gain(model, hardware, search);
+  EXPECT_DOUBLE_EQ(gain.interactivity, most_per_user(helix) / most_per_user(others));
+  EXPECT_NEAR(gain.throughput, throughput, 1e-9 * throughput);
+  EXPECT_GT(gain.interactivity, 1);
+  EXPECT_GT(gain.throughput, gain.interactivity);
+}
+
 TEST(HelixSearch, GainsAreRatiosOfTheBestPoints) {
   const HelixModel model = load_helix_model("deepseek-r1");
   const HelixHardware hardware = load_helix_hardware("gb200");
@@ -184,43 +232,6 @@ TEST(HelixSearch, GainsAreRatiosOfTheBestPoints) {
   }
   EXPECT_DOUBLE_EQ(gain.latency, latency);
   EXPECT_DOUBLE_EQ(gain.batch, batches);
-  // Fronts by brute force over all points.
-  const auto points = [&](HelixFamily family) {
-    std::vector<HelixPoint> all;
-    for (const std::int32_t devices : search.devices) {
-      for (const std::int32_t batch : search.batches) {
-        const auto point =
-            fastest_helix(model, hardware, devices, {batch, search.context}, search.hop_b, family);
-        if (point) all.push_back(*point);
-      }
-    }
-    return all;
-  };
-  const std::vector<HelixPoint> helix = points(HelixFamily::kHelix);
-  double fastest_helix_user = 0;
-  double fastest_other_user = 0;
-  for (const HelixPoint& point : helix) {
-    fastest_helix_user = std::max(fastest_helix_user, point.tokens_per_s_user());
-  }
-  double throughput = 0;
-  const std::vector<HelixPoint> others = points(HelixFamily::kTensorParallel);
-  for (const HelixPoint& other : others) {
-    fastest_other_user = std::max(fastest_other_user, other.tokens_per_s_user());
-  }
-  const auto most = [](const std::vector<HelixPoint>& of, double speed) {
-    double found = 0;
-    for (const HelixPoint& point : of) {
-      if (point.tokens_per_s_user() >= speed) found = std::max(found, point.tokens_per_s_device());
-    }
-    return found;
-  };
-  for (double speed = 1; speed <= fastest_other_user; speed *= 1.0001) {
-    throughput = std::max(throughput, most(helix, speed) / most(others, speed));
-  }
-  EXPECT_DOUBLE_EQ(gain.interactivity, fastest_helix_user / fastest_other_user);
-  EXPECT_NEAR(gain.throughput, throughput, 1e-9 * throughput);
-  EXPECT_GT(gain.interactivity, 1);
-  EXPECT_GT(gain.throughput, gain.interactivity);
   HelixSearch against_all = search;
   against_all.families = HelixSearch().families;
   EXPECT_LE(helix_gain(model, hardware, against_all).latency, gain.latency);
