@@ -14,7 +14,9 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -102,6 +104,7 @@ class Tests:
         self.program = arguments.program
         self.gloo = arguments.gloo == "ON"
         self.mpirun = arguments.mpirun
+        self.redis = shutil.which("redis-server") if arguments.redis == "ON" else None
         self.folder = folder
         self.expected = None
 
@@ -295,19 +298,38 @@ class Tests:
             assert answer.result().status == 503
             assert "told to stop" in answer.result().json()["error"]["message"]
 
-    def test_a_lost_rank_ends_what_had_begun_and_nothing_else(self):
-        if not self.gloo:
-            return
-        store = pathlib.Path(self.folder) / "lost"
-        store.mkdir(exist_ok=True)
+    def stored_group(self, store, *options):
+        """Three processes over gloo that go on without one that is lost."""
         run = f"run-{time.monotonic_ns()}"
+        folder = pathlib.Path(self.folder) / run
+        folder.mkdir()
 
         def rank(number):
             return [self.program, "serve", "--model", MODEL, "--port", "0", "--ranks", "3", "--transport", "gloo",
-                    "--rendezvous", f"file://{store}", "--run-id", run, "--store", f"file://{store}", "--timeout", "8",
-                    "--rank", str(number), "--max-running", "1"]  # fmt: skip
+                    "--rendezvous", f"file://{folder}", "--run-id", run, "--store", store or f"file://{folder}",
+                    "--timeout", "8", "--rank", str(number), *options]  # fmt: skip
 
-        with Server(rank(0), [rank(1), rank(2)]) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return Server(rank(0), [rank(1), rank(2)])
+
+    def test_a_lost_rank_ends_what_had_begun_and_nothing_else(self):
+        if self.gloo:
+            self.lose_a_rank(None)
+
+    def test_a_rank_is_lost_beside_redis(self):
+        if not self.gloo or not self.redis:
+            return
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        words = [self.redis, "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as redis:
+            try:
+                self.lose_a_rank(f"redis://127.0.0.1:{port}")
+            finally:
+                redis.kill()
+
+    def lose_a_rank(self, store):
+        with self.stored_group(store, "--max-running", "1") as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
             begun = pool.submit(server.complete, prompt="a", max_tokens=60000)
             server.wait_for("requests_running", 1)
             waiting = [pool.submit(server.complete, prompt=prompt, max_tokens=12) for prompt in self.prompts()[:3:2]]
@@ -322,12 +344,22 @@ class Tests:
             assert server.stop() == 0
             assert server.others[0].wait(LIMIT_S) == 0
 
+    def test_without_the_first_rank_all_end(self):
+        if not self.gloo:
+            return
+        with self.stored_group(None) as server:
+            server.process.kill()
+            for other in server.others:
+                assert other.wait(LIMIT_S) == 3, other.stderr.read()
+                assert "the first rank is lost, and with it the server" in other.stderr.read()
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True)
     parser.add_argument("--gloo", default="OFF")
     parser.add_argument("--mpirun", default="")
+    parser.add_argument("--redis", default="OFF")
     parser.add_argument("--only", default="", help="tests whose names have that text")
     arguments = parser.parse_args()
     probe = subprocess.run([arguments.program, "serve", "--port", "99999"], capture_output=True, text=True, check=False)
