@@ -15,12 +15,16 @@
 
 namespace contextile {
 
-// Lengths have either these quantiles or, where there are none, a log-normal distribution.
+// Lengths have either these quantiles or, where there are none, a log-normal distribution. Of a
+// mixture some documents are long: their logarithm is uniform from `long_least` to `max_length`,
+// and the others are shorter than `long_least`.
 struct LengthDistribution {
   std::span<const std::int32_t> quantiles;  // tokens at kProbabilities
   double median = 0;                        // tokens
   double sigma = 0;                         // of the natural logarithm
   std::int64_t max_length = 0;              // tokens; longer samples are cut
+  double long_share = 0;                    // of the documents; 0: no mixture
+  std::int64_t long_least = 0;              // tokens
 };
 
 namespace {
@@ -62,12 +66,22 @@ constexpr LengthDistribution kLongDataCollections = {
 // tokens to sequences over 256K and 0.1% to those that 512K cuts.
 constexpr LengthDistribution kLognormal512k = {
     .quantiles = {}, .median = 317, .sigma = 1.6, .max_length = 524'288};
+// FCP: half of the tokens in documents under 4K, the longest about 400K, and no more is published.
+// Short documents are about log-normal (921 tokens on average), long ones have as many tokens in
+// any range of lengths as in another of the same width (88053 on average): 0.010354 / 0.989646 =
+// 921 / 88053 makes them half of the tokens.
+constexpr LengthDistribution kMixture400k = {.quantiles = {},
+                                             .median = 700,
+                                             .sigma = 0.9,
+                                             .max_length = 409'600,
+                                             .long_share = 0.010354,
+                                             .long_least = 4096};
 constexpr LengthDistribution kProlong = {.quantiles = kProlongQuantiles,
                                          .max_length = kProlongQuantiles.back()};
 constexpr LengthDistribution kPretrain = {.quantiles = kPretrainQuantiles,
                                           .max_length = kPretrainQuantiles.back()};
 
-constexpr std::array<Dataset, 5> kDatasets = {{
+constexpr std::array<Dataset, 6> kDatasets = {{
     {"longalign",
      "LongAlign-like: log-normal, median 14K, sigma 0.9, at most 128K (modelled on the paper's "
      "description)"},
@@ -81,9 +95,12 @@ constexpr std::array<Dataset, 5> kDatasets = {{
     {"lognormal512k",
      "FCP-like: log-normal, median 317, sigma 1.6, at most 512K; half of the tokens in sequences "
      "under 4K, as the FCP paper describes its pre-training data"},
+    {"mixture400k",
+     "FCP-like: half of the tokens in documents under 4K (log-normal, median 700, sigma 0.9), half "
+     "in documents of 4K to 400K (uniform in the logarithm)"},
 }};
 constexpr std::array<const LengthDistribution*, kDatasets.size()> kDistributions = {
-    &kLongAlign, &kLongDataCollections, &kProlong, &kPretrain, &kLognormal512k};
+    &kLongAlign, &kLongDataCollections, &kProlong, &kPretrain, &kLognormal512k, &kMixture400k};
 
 double quantile(std::span<const std::int32_t> quantiles, double probability) {
   const auto above =
@@ -116,10 +133,23 @@ LengthSampler::LengthSampler(std::string_view dataset, std::uint64_t seed)
 
 std::int64_t LengthSampler::next() {
   const LengthDistribution& distribution = *distribution_;
-  const double tokens = distribution.quantiles.empty()
-                            ? distribution.median * portable_exp(distribution.sigma * rng_.normal())
-                            : quantile(distribution.quantiles, rng_.uniform());
   const auto most = static_cast<double>(distribution.max_length);
+  const auto log_normal = [&] {
+    return distribution.median * portable_exp(distribution.sigma * rng_.normal());
+  };
+  double tokens = 0;
+  if (!distribution.quantiles.empty()) {
+    tokens = quantile(distribution.quantiles, rng_.uniform());
+  } else if (distribution.long_share == 0) {
+    tokens = log_normal();
+  } else if (const auto least = static_cast<double>(distribution.long_least);
+             rng_.uniform() < distribution.long_share) {
+    tokens = least * portable_exp(rng_.uniform() * portable_log(most / least));
+  } else {
+    do {
+      tokens = log_normal();
+    } while (std::floor(tokens + 0.5) >= least);
+  }
   return static_cast<std::int64_t>(std::clamp(std::floor(tokens + 0.5), 1.0, most));
 }
 

@@ -21,6 +21,7 @@ namespace contextile {
 [[nodiscard]] PaperTable fcp_fig10();
 [[nodiscard]] PaperTable fcp_fig11();
 [[nodiscard]] PaperTable fcp_fig12();
+[[nodiscard]] PaperTable fcp_fig13();
 [[nodiscard]] PaperTable fcp_fig14();
 [[nodiscard]] PaperTable fcp_lengths();
 [[nodiscard]] PaperTable fcp_sec35();

@@ -72,6 +72,16 @@ TEST(Datasets, SamplesArePinned) {
               ElementsAre(6464, 2546, 639, 111, 1793, 711, 458, 83));
 }
 
+TEST(Datasets, TheMixtureHasHalfItsTokensUnder4kAndOthersUpTo400k) {
+  const Sorted sorted("mixture400k");
+  EXPECT_NEAR(sorted.token_share_below(4096), 0.5, 0.03);
+  // Long documents: as many tokens below the middle of their range as above it.
+  EXPECT_NEAR(sorted.token_share_below((4096 + 409'600) / 2), 0.75, 0.03);
+  EXPECT_NEAR(sorted.quantile(0.5), 700 / 1.02, 40);
+  EXPECT_GT(sorted.max(), 390'000);
+  EXPECT_LE(sorted.max(), 409'600);
+}
+
 TEST(Datasets, SeedsGiveDifferentSamples) {
   for (const Dataset& dataset : datasets()) {
     EXPECT_EQ(samples(dataset.name, 9, 100), samples(dataset.name, 9, 100));
@@ -86,7 +96,7 @@ TEST(Datasets, AreNamedAndCalledLikeTheirModel) {
     EXPECT_THAT(std::string(dataset.description), HasSubstr("-like"));
   }
   EXPECT_THAT(names, ElementsAre("longalign", "longdatacollections", "prolong", "pretrain",
-                                 "lognormal512k"));
+                                 "lognormal512k", "mixture400k"));
 }
 
 TEST(Datasets, UnknownNamesListTheKnownOnes) {
@@ -95,7 +105,7 @@ TEST(Datasets, UnknownNamesListTheKnownOnes) {
     FAIL() << "no error";
   } catch (const InvalidArgument& error) {
     EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("longalign, longdatacollections, prolong, pretrain, lognormal512k"),
+                AllOf(HasSubstr("longalign, longdatacollections, prolong, pretrain, lognormal512k, mixture400k"),
                       HasSubstr("did you mean 'prolong'?")));
   }
 }

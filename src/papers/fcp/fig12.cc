@@ -44,7 +44,7 @@ PaperResult make(const BenchOverrides& overrides) {
   refuse_overrides(
       overrides, "fcp-fig12",
       {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim", "--wire"});
-  const BenchSetting setting = fcp_setting(overrides, 64);
+  const BenchSetting setting = fcp_setting(overrides, kFcpFigureDevices);
   const auto batches = setting.batches(setting.datasets.front(), "causal");
   Table table({{"block", "block"},
                {"forward_s", "forward\nms", Format::kMilliseconds},
@@ -66,9 +66,7 @@ PaperResult make(const BenchOverrides& overrides) {
   PaperResult result = timed_result(setting, std::move(table));
   result.plots = {{.x = "block", .y = {"forward_s", "backward_s", "total_s"}}};
   if (totals_s.size() == kBlocks.size()) result.findings = block_findings(totals_s);
-  result.differences.push_back(
-      "A few documents of up to 512K tokens hold most pairs, and small blocks share them out more "
-      "evenly (fcp-fig9).");
+  result.differences.emplace_back(kFcpLengthsAre);
   return result;
 }
 

@@ -119,8 +119,8 @@ PaperResult make(const BenchOverrides& overrides) {
   result.findings = summary.findings();
   result.differences.push_back(
       overrides.cluster.empty()
-          ? "GPU-Y is the paper's ratio of 2500 FLOPs a byte on our dgx-h100 preset: 125 TFLOP/s "
-            "of attention at 50 GB/s. The ratio leaves the scale open: the last column has both 8 "
+          ? "GPU-Y is the paper's ratio of 2500 FLOPs a byte on our dgx-h100 preset: a peak of "
+            "125 TFLOP/s at 50 GB/s. The ratio leaves the scale open: the last column has both 8 "
             "times."
           : "The machine is --cluster's, not the paper's GPU-Y; the last column has its attention "
             "and its network 8 times as fast.");

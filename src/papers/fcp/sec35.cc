@@ -75,7 +75,7 @@ BenchSetting sec35_setting(const BenchOverrides& overrides) {
       overrides, "fcp-sec35",
       {"--dataset", "--tokens", "--seed", "--heads", "--kv-heads", "--head-dim", "--cluster"});
   BenchSetting setting;
-  setting.datasets = {"lognormal512k"};
+  setting.datasets = {kFcpLengths};
   setting.batch.tokens = kFcpTokensPerDevice * 32;
   setting.shape.q_heads = 64;
   setting.shape.kv_heads = 8;

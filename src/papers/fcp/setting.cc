@@ -9,7 +9,7 @@ namespace contextile {
 BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices, const FcpGpu& gpu) {
   constexpr double kGbytesPerS = 50;
   BenchSetting setting;
-  setting.datasets = {"lognormal512k"};
+  setting.datasets = {kFcpLengths};
   setting.batch.tokens = kFcpTokensPerDevice * devices;
   setting.batch.batches = 2;
   setting.shape.q_heads = 64;
@@ -17,11 +17,19 @@ BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices, 
   setting.cluster_name = fmt::format("dgx-h100:{}x8", devices / 8);
   apply_overrides(overrides, setting);
   if (overrides.cluster.empty()) {
-    setting.input.cluster.name = gpu.name;
-    setting.input.cluster.attention_tflops = gpu.flops_per_byte * kGbytesPerS * 1e-3;
+    Cluster& cluster = setting.input.cluster;
+    const double peak_tflops = gpu.flops_per_byte * kGbytesPerS * 1e-3;
+    cluster.name = gpu.name;
+    cluster.attention_tflops *= peak_tflops / cluster.peak_tflops;
+    cluster.peak_tflops = peak_tflops;
   }
   setting.batch.max_length = std::min(setting.batch.tokens, kFcpLongest);
   return setting;
+}
+
+std::vector<std::string> fcp_lengths_compared(const BenchOverrides& overrides) {
+  if (!overrides.dataset.empty()) return {overrides.dataset};
+  return {kFcpLengths, "longalign"};
 }
 
 std::int64_t fcp_block(const BenchOverrides& overrides) {

@@ -60,8 +60,8 @@ PaperResult make(const BenchOverrides& overrides) {
                     "a machine of the table is within 10% of each, by its network"}},
       .differences =
           {"The paper names neither GPU, nor their FLOP/s nor their bytes/s. For its figures we "
-           "take dgx-h100 with 50 GB/s of network a device and attention at the ratio times "
-           "that: 296 TFLOP/s (GPU-X) and 125 (GPU-Y)."},
+           "take dgx-h100 with 50 GB/s of network a device, a peak at the ratio times that, 296 "
+           "TFLOP/s (GPU-X) and 125 (GPU-Y), and as large a share of it in attention."},
       .plots = {{.x = "machine",
                  .y = {"network_flops_per_byte", "node_flops_per_byte", "paper_flops_per_byte"}}}};
 }

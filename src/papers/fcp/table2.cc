@@ -131,7 +131,7 @@ std::vector<std::string> component_differences(const BenchSetting& setting,
 }
 
 PaperResult make(const BenchOverrides& overrides) {
-  const BenchSetting setting = fcp_setting(overrides, 128);
+  const BenchSetting setting = fcp_setting(overrides, kFcpFigureDevices);
   const auto batches = setting.batches(setting.datasets.front(), "causal");
   const auto homed = with_contiguous_home(setting, batches);
   Table table({{"step", "component"},
