@@ -2,9 +2,37 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <cstddef>
+#include <numeric>
 #include <utility>
 
 namespace contextile {
+
+double mean_of(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+std::string Estimate::text() const {
+  return fmt::format("{:+.1f}% ± {:.1f}%", 100 * mean, 100 * noise);
+}
+
+std::string Estimate::change_text() const {
+  return text() + (std::abs(mean) <= noise ? " (within noise)" : "");
+}
+
+Estimate change_of(std::span<const double> values, std::span<const double> base) {
+  const auto count = static_cast<double>(values.size());
+  const double mean = mean_of(base);
+  const double ratio = mean_of(values) / mean;
+  if (values.size() < 2) return {.mean = ratio - 1};
+  double squares = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double off = (values[i] - ratio * base[i]) / mean;
+    squares += off * off;
+  }
+  return {.mean = ratio - 1, .noise = 2 * std::sqrt(squares / (count - 1) / count)};
+}
 
 std::string whole_percent(double share) { return fmt::format("{:.0f}%", 100 * share); }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "papers/paper_table.h"
@@ -23,6 +24,21 @@ struct Extent {
   [[nodiscard]] bool any() const { return least <= most; }
   [[nodiscard]] bool within(double low, double high) const { return least >= low && most <= high; }
 };
+
+[[nodiscard]] double mean_of(std::span<const double> values);
+
+// What a sample of batches says of a relative change of means, and how far it can be off.
+struct Estimate {
+  double mean = 0;
+  double noise = 0;  // two standard errors
+
+  [[nodiscard]] std::string text() const;  // "-0.6% ± 1.2%"
+  // Says "within noise" where that is what it is.
+  [[nodiscard]] std::string change_text() const;
+};
+// Estimates mean(values) / mean(base) - 1, the noise from what the batches differ from that ratio;
+// none of one batch.
+[[nodiscard]] Estimate change_of(std::span<const double> values, std::span<const double> base);
 
 [[nodiscard]] std::string whole_percent(double share);            // "19%"
 [[nodiscard]] std::string range_text(double least, double most);  // "1.07x to 1.20x"

@@ -2,10 +2,11 @@
 // everything outside attention comes from the model's sizes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,20 +53,6 @@ double single_stream_us(const NanoBatchPair& pair) {
     add(part.attention.backward, both.attention.backward);
   }
   return predict_parts(pair.step, {both}).time_us;
-}
-
-// Fig. 9's points with documents of 128K tokens.
-constexpr DistcaPoint kAblation[] = {
-    {"llama-3-8b", 64, 131072, 8}, {"llama-3-8b", 128, 131072, 16}, {"llama-3-8b", 256, 131072, 32},
-    {"llama-34b", 64, 131072, 4},  {"llama-34b", 128, 131072, 8},   {"llama-34b", 256, 131072, 16}};
-
-// As many tokens a node as the command line says; documents no longer than both.
-DistcaPoint with_tokens(DistcaPoint point, const BenchOverrides& overrides) {
-  if (!overrides.tokens) return point;
-  const std::int64_t nodes = point.devices / kDistcaTp;
-  point.batch = nodes;
-  point.max_length = *overrides.tokens;
-  return point;
 }
 
 // With one byte, in ping-pong, on one stream: means.
@@ -123,24 +110,28 @@ PaperResult make(const BenchOverrides& overrides) {
                {"single_s", "one stream\nms", Format::kMilliseconds},
                {"over_signal", "ping-pong\nover byte", Format::kPercent},
                {"single_slower", "one stream\nslower", Format::kPercent}});
-  Progress progress(overrides, static_cast<std::int64_t>(std::size(kAblation)));
+  Progress progress(overrides,
+                    static_cast<std::int64_t>(kDistcaModels.size() * kDistcaAblationNodes.size()));
   AblationSummary summary;
-  for (const DistcaPoint& paper : kAblation) {
-    const DistcaPoint point = with_tokens(paper, overrides);
-    progress.step(fmt::format("{}, {} devices", point.model, point.devices));
-    const std::array<double, 3> us = ablation_us(point, overrides, batches);
-    const double over = us[1] / us[0] - 1;
-    const double single = us[2] / us[1] - 1;
-    summary.take(point, over, single);
-    table.add_row({std::string(point.model), std::int64_t{point.devices / kDistcaTp}, 1e-6 * us[0],
-                   1e-6 * us[1], 1e-6 * us[2], over, single});
+  for (const std::string_view model : kDistcaModels) {
+    for (const std::int32_t nodes : kDistcaAblationNodes) {
+      const std::int64_t tokens = distca_ablation_tokens(model, overrides);
+      const std::int64_t longest = std::min(tokens, kDistcaAblationLongest);
+      const DistcaPoint point = {model, nodes * kDistcaTp, longest, tokens / longest};
+      progress.step(fmt::format("{}, {} devices", point.model, point.devices));
+      const std::array<double, 3> us = ablation_us(point, overrides, batches);
+      const double over = us[1] / us[0] - 1;
+      const double single = us[2] / us[1] - 1;
+      summary.take(point, over, single);
+      table.add_row({std::string(point.model), std::int64_t{nodes}, 1e-6 * us[0], 1e-6 * us[1],
+                     1e-6 * us[2], over, single});
+    }
   }
   PaperResult result{
       .setting = {{"models", "llama-3-8b and llama-34b, TP 8, all nodes one pool, tolerance 0.1"},
                   {"lengths",
-                   fmt::format("{}, {}, {}", distca_dataset(overrides), count(batches, "batch"),
-                               overrides.tokens ? fmt::format("{} tokens a node", *overrides.tokens)
-                                                : "as Fig. 9 with documents up to 128K")},
+                   fmt::format("{}, documents up to 128K; {} of {}", distca_dataset(overrides),
+                               count(batches, "batch"), distca_ablation_text(overrides))},
                   {"cluster", distca_cluster_text(overrides)}},
       .table = std::move(table),
       .differences = {kStepsAreModelled, kLengthsAreSampled}};
@@ -149,8 +140,6 @@ PaperResult make(const BenchOverrides& overrides) {
       "One stream: the two halves one after the other, nothing moves while anything computes. One "
       "byte: the same plans, transfers take no time. Ticks end when the slower of compute and "
       "transfer does.");
-  result.differences.emplace_back(
-      "Lengths and batches of the ablation are not in the paper's text.");
   result.plots = {
       {.x = "nodes", .y = {"signal_s", "ping_pong_s", "single_s"}, .panels = {"model"}}};
   return result;
@@ -160,7 +149,7 @@ PaperResult make(const BenchOverrides& overrides) {
 
 PaperTable distca_fig11() {
   return {"distca-fig11", "DistCA, Fig. 11",
-          "one stream, ping-pong, and transfers of one byte, 8 to 32 nodes", make};
+          "one stream, ping-pong, and transfers of one byte, 8 and 16 nodes", make};
 }
 
 }  // namespace contextile

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -69,10 +68,6 @@ struct TolerancePoint {
   std::vector<double> step_us;
 };
 
-double mean_of(std::span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 TolerancePoint tolerance_point(const TrainingJob& job, std::span<const BatchLengths> batches,
                                const std::string& tolerance) {
   const ParallelSizes sizes{
@@ -101,102 +96,84 @@ constexpr std::size_t kAt15 = 3;
 constexpr std::size_t kAtFifth = 4;
 
 using ToleranceSweep = std::array<TolerancePoint, kTolerances.size()>;
+// For every model one for each number of nodes.
+using SweepsOfModels = std::array<std::vector<ToleranceSweep>, kDistcaModels.size()>;
 
-// What a sample of batches says of the mean, and how far it can be off.
-struct Estimate {
-  double mean = 0;
-  double noise = 0;  // two standard errors
-
-  [[nodiscard]] std::string text() const {
-    return fmt::format("{:+.1f}% ± {:.1f}%", 100 * mean, 100 * noise);
-  }
-  // Says "within noise" where that is what it is.
-  [[nodiscard]] std::string change_text() const {
-    return text() + (std::abs(mean) <= noise ? " (within noise)" : "");
-  }
-};
-
-// Estimates mean(values) / mean(base) - 1, the noise from what the batches differ from that ratio.
-Estimate change_of(std::span<const double> values, std::span<const double> base) {
-  const auto count = static_cast<double>(values.size());
-  const double mean = mean_of(base);
-  const double ratio = mean_of(values) / mean;
-  double squares = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double off = (values[i] - ratio * base[i]) / mean;
-    squares += off * off;
-  }
-  return {.mean = ratio - 1, .noise = 2 * std::sqrt(squares / (count - 1) / count)};
-}
-
-Finding flat_finding(const ToleranceSweep& small) {
+Finding flat_finding(std::span<const ToleranceSweep> small) {
   constexpr double kFlat = 0.02;
   std::vector<std::string> texts;
   bool flat = true;
-  for (std::size_t i = 0; i <= kAtFifth; ++i) {
-    if (i == kAtTenth) continue;
-    const Estimate change = change_of(small[i].step_us, small[kAtTenth].step_us);
-    flat = flat && std::abs(change.mean) <= kFlat;
-    texts.push_back(fmt::format("{:.2f}: {}", kTolerances[i], change.change_text()));
+  for (const ToleranceSweep& sweep : small) {
+    for (std::size_t i = 0; i <= kAtFifth; ++i) {
+      if (i == kAtTenth) continue;
+      const Estimate change = change_of(sweep[i].step_us, sweep[kAtTenth].step_us);
+      flat = flat && std::abs(change.mean) <= kFlat;
+      texts.push_back(fmt::format("{:.2f}: {}", kTolerances[i], change.change_text()));
+    }
   }
   return {"8B: flat up to 0.20", fmt::format("beside 0.10, {}", fmt::join(texts, ", ")), flat,
           "all within 2% of the step at 0.10; ± is two standard errors over batches"};
 }
 
-Finding below_finding(const ToleranceSweep& large) {
+Finding below_finding(std::span<const ToleranceSweep> large) {
   std::vector<std::string> texts;
   bool worse = true;
-  for (std::size_t i = 0; i < kAtTenth; ++i) {
-    const Estimate change = change_of(large[i].step_us, large[kAtTenth].step_us);
-    worse = worse && change.mean > change.noise;
-    texts.push_back(fmt::format("{:.2f}: {}", kTolerances[i], change.change_text()));
+  for (const ToleranceSweep& sweep : large) {
+    for (std::size_t i = 0; i < kAtTenth; ++i) {
+      const Estimate change = change_of(sweep[i].step_us, sweep[kAtTenth].step_us);
+      worse = worse && change.mean > change.noise;
+      texts.push_back(fmt::format("{:.2f}: {}", kTolerances[i], change.change_text()));
+    }
   }
   return {"34B: worse below 0.10", fmt::format("beside 0.10, {}", fmt::join(texts, ", ")), worse,
           "slower at 0 and at 0.05 by more than the noise, two standard errors over batches"};
 }
 
-Finding buffer_finding(const std::array<ToleranceSweep, kDistcaModels.size()>& points) {
+Finding buffer_finding(const SweepsOfModels& sweeps) {
   constexpr double kLeast = 0.20;
   constexpr double kMost = 0.25;
   std::vector<std::string> texts;
   bool agrees = true;
-  for (std::size_t m = 0; m < points.size(); ++m) {
-    const Estimate change = change_of(points[m][kAt15].buffer_bytes, points[m][0].buffer_bytes);
-    const double saved = -change.mean;
-    const bool inside = saved >= kLeast && saved <= kMost;
-    const bool near = saved + change.noise >= kLeast && saved - change.noise <= kMost;
-    agrees = agrees && inside;
-    texts.push_back(fmt::format("{} {}{}", kDistcaModels[m], change.text(),
-                                inside ? "" : (near ? " (within noise of it)" : "")));
+  for (std::size_t m = 0; m < sweeps.size(); ++m) {
+    for (const ToleranceSweep& sweep : sweeps[m]) {
+      const Estimate change = change_of(sweep[kAt15].buffer_bytes, sweep[0].buffer_bytes);
+      const double saved = -change.mean;
+      const bool inside = saved >= kLeast && saved <= kMost;
+      const bool near = saved + change.noise >= kLeast && saved - change.noise <= kMost;
+      agrees = agrees && inside;
+      texts.push_back(fmt::format("{} {}{}", kDistcaModels[m], change.text(),
+                                  inside ? "" : (near ? " (within noise of it)" : "")));
+    }
   }
   return {"from 0 to 0.15 buffers shrink by 20% to 25%", fmt::format("{}", fmt::join(texts, ", ")),
-          agrees, "both means lie in that range; ± is two standard errors over batches"};
+          agrees, "all means lie in that range; ± is two standard errors over batches"};
 }
 
-std::vector<Finding> tolerance_findings(
-    const std::array<ToleranceSweep, kDistcaModels.size()>& points) {
-  return {flat_finding(points[0]), below_finding(points[1]), buffer_finding(points)};
+std::vector<Finding> tolerance_findings(const SweepsOfModels& sweeps) {
+  return {flat_finding(sweeps[0]), below_finding(sweeps[1]), buffer_finding(sweeps)};
 }
 
 std::vector<BatchLengths> tolerance_documents(const std::string& dataset, std::int64_t tokens,
                                               std::int64_t batches, std::uint64_t seed) {
   BatchOptions options;
   options.tokens = tokens;
-  options.max_length = 524288;
+  options.max_length = kDistcaAblationLongest;
   options.batches = batches;
   options.seed = seed;
   return batches_from_dataset(dataset, options);
 }
 
 // A row for every tolerance.
-void add_sweep(std::string_view model, const ToleranceSweep& sweep, Table& table) {
+void add_sweep(std::string_view model, std::int32_t nodes, const ToleranceSweep& sweep,
+               Table& table) {
   double fastest_us = kInfinity;
   for (const TolerancePoint& at : sweep) fastest_us = std::min(fastest_us, mean_of(at.step_us));
   for (std::size_t i = 0; i < kTolerances.size(); ++i) {
     const double step_us = mean_of(sweep[i].step_us);
     const double buffer_bytes = mean_of(sweep[i].buffer_bytes);
-    table.add_row({std::string(model), kTolerances[i], 1e-6 * step_us, step_us / fastest_us - 1,
-                   buffer_bytes, 1 - buffer_bytes / mean_of(sweep.front().buffer_bytes),
+    table.add_row({std::string(model), std::int64_t{nodes}, kTolerances[i], 1e-6 * step_us,
+                   step_us / fastest_us - 1, buffer_bytes,
+                   1 - buffer_bytes / mean_of(sweep.front().buffer_bytes),
                    mean_of(sweep[i].overload)});
   }
 }
@@ -206,10 +183,9 @@ PaperResult make(const BenchOverrides& overrides) {
       overrides, "distca-fig12",
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});
   refuse_nodes(overrides, "distca-fig12");
-  constexpr std::int32_t kNodes = 16;
   const std::int64_t batches = overrides.batches.value_or(30);
-  const std::string dataset = overrides.dataset.empty() ? "prolong" : overrides.dataset;
   Table table({{"model", "model"},
+               {"nodes", "nodes"},
                {"tolerance", "tolerance"},
                {"step_s", "step\nms", Format::kMilliseconds},
                {"step_change", "over\nfastest", Format::kPercent},
@@ -217,29 +193,35 @@ PaperResult make(const BenchOverrides& overrides) {
                {"buffer_saved", "buffer\nsaved", Format::kPercent},
                {"overload", "FLOPs\noverload", Format::kPercent}});
   Progress progress(overrides,
-                    static_cast<std::int64_t>(kDistcaModels.size() * kTolerances.size()));
-  std::array<ToleranceSweep, kDistcaModels.size()> points;
+                    static_cast<std::int64_t>(kDistcaModels.size() * kDistcaAblationNodes.size() *
+                                              kTolerances.size()));
+  SweepsOfModels sweeps;
   for (std::size_t m = 0; m < kDistcaModels.size(); ++m) {
-    const std::int64_t tokens = overrides.tokens.value_or(distca_tokens_of_node(kDistcaModels[m]));
-    const TrainingJob job =
-        unlimited_job({.model = kDistcaModels[m], .devices = kNodes * kDistcaTp}, overrides);
-    const std::vector<BatchLengths> documents =
-        tolerance_documents(dataset, kNodes * tokens, batches, job.plan.seed);
-    for (std::size_t i = 0; i < kTolerances.size(); ++i) {
-      progress.step(fmt::format("{}, {}", kDistcaModels[m], kTolerances[i]));
-      points[m][i] = tolerance_point(job, documents, fmt::format("{}", kTolerances[i]));
+    for (const std::int32_t nodes : kDistcaAblationNodes) {
+      const std::string_view model = kDistcaModels[m];
+      const TrainingJob job =
+          unlimited_job({.model = model, .devices = nodes * kDistcaTp}, overrides);
+      const std::vector<BatchLengths> documents =
+          tolerance_documents(distca_dataset(overrides), distca_ablation_tokens(model, overrides),
+                              batches, job.plan.seed);
+      ToleranceSweep& sweep = sweeps[m].emplace_back();
+      for (std::size_t i = 0; i < kTolerances.size(); ++i) {
+        progress.step(fmt::format("{}, {} nodes, {}", model, nodes, kTolerances[i]));
+        sweep[i] = tolerance_point(job, documents, fmt::format("{}", kTolerances[i]));
+      }
+      add_sweep(model, nodes, sweep, table);
     }
-    add_sweep(kDistcaModels[m], points[m], table);
   }
   PaperResult result{
-      .setting = {{"models", fmt::format("llama-3-8b and llama-34b, TP 8, {} nodes", kNodes)},
-                  {"lengths", fmt::format("{}, up to 512K; {} of {} a node", dataset,
-                                          count(batches, "batch"), distca_tokens_text(overrides))},
+      .setting = {{"models", "llama-3-8b and llama-34b, TP 8, all nodes one pool"},
+                  {"lengths",
+                   fmt::format("{}, documents up to 128K; {} of {}", distca_dataset(overrides),
+                               count(batches, "batch"), distca_ablation_text(overrides))},
                   {"cluster", distca_cluster_text(overrides)}},
       .table = std::move(table),
       .differences = {kStepsAreModelled, kLengthsAreSampled}};
   if (batches > 1) {
-    result.findings = tolerance_findings(points);
+    result.findings = tolerance_findings(sweeps);
   } else {
     result.differences.emplace_back("No verdict: one batch says nothing of how batches vary.");
   }
@@ -247,10 +229,8 @@ PaperResult make(const BenchOverrides& overrides) {
       "Steps: two halves in ping-pong as distca plans them. Buffers: the whole batch as the "
       "original's code plans it (upstream=on, lengths made even), the largest of what a device "
       "sends or receives at once in a layer's forward, LSE included.");
-  result.differences.emplace_back(
-      "The paper's lengths, batches and numbers of nodes for this figure are not in its text.");
-  result.plots = {{.x = "tolerance", .y = {"step_change"}, .series = {"model"}},
-                  {.x = "tolerance", .y = {"buffer_saved"}, .series = {"model"}}};
+  result.plots = {{.x = "tolerance", .y = {"step_change"}, .series = {"model", "nodes"}},
+                  {.x = "tolerance", .y = {"buffer_saved"}, .series = {"model", "nodes"}}};
   return result;
 }
 

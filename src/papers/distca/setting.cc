@@ -26,6 +26,17 @@ std::string distca_tokens_text(const BenchOverrides& overrides) {
                      distca_tokens_of_node(kDistcaModels[1]));
 }
 
+std::int64_t distca_ablation_tokens(std::string_view model, const BenchOverrides& overrides) {
+  return overrides.tokens.value_or(model == kDistcaModels[0] ? 1048576 : 524288);
+}
+
+std::string distca_ablation_text(const BenchOverrides& overrides) {
+  if (overrides.tokens) return fmt::format("{} tokens", *overrides.tokens);
+  return fmt::format("{} (8B) and {} (34B) tokens",
+                     distca_ablation_tokens(kDistcaModels[0], overrides),
+                     distca_ablation_tokens(kDistcaModels[1], overrides));
+}
+
 std::string distca_dataset(const BenchOverrides& overrides) {
   return overrides.dataset.empty() ? "pretrain" : overrides.dataset;
 }

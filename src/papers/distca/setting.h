@@ -19,6 +19,14 @@ inline constexpr std::array<std::string_view, 2> kDistcaModels = {"llama-3-8b", 
 [[nodiscard]] std::int64_t distca_tokens_of_node(std::string_view model);
 // "131072 (8B) and 65536 (34B) tokens", or what the command line says.
 [[nodiscard]] std::string distca_tokens_text(const BenchOverrides& overrides);
+// Section 6.3 (Figs. 11 and 12): documents of at most that long, a step of 1M (8B) or 512K (34B)
+// tokens, on 8 and 16 nodes.
+inline constexpr std::int64_t kDistcaAblationLongest = 131072;
+inline constexpr std::array<std::int32_t, 2> kDistcaAblationNodes = {8, 16};
+[[nodiscard]] std::int64_t distca_ablation_tokens(std::string_view model,
+                                                  const BenchOverrides& overrides);
+// "1048576 (8B) and 524288 (34B) tokens", or what the command line says.
+[[nodiscard]] std::string distca_ablation_text(const BenchOverrides& overrides);
 // Unless the command line says otherwise: "pretrain".
 [[nodiscard]] std::string distca_dataset(const BenchOverrides& overrides);
 [[nodiscard]] std::string distca_cluster_text(const BenchOverrides& overrides);
