@@ -135,6 +135,7 @@ struct MegatronPackedOptions {
   std::int32_t min_cp = 1;        // kDynamic: least ranks of a group, a power of two
   std::int32_t cp = 0;            // kDpBalanced: ranks of a group, divides the devices; 0: all
   std::int32_t vpp_multiple = 1;  // rounds come in multiples of it, as interleaved pipelines need
+  std::int32_t max_num_seqs = 0;  // kDpBalanced: sequences of a group and round; 0: no limit
 
   friend bool operator==(const MegatronPackedOptions&, const MegatronPackedOptions&) = default;
 };

@@ -91,6 +91,7 @@ void randomize(Setter& setter, MegatronPackedOptions& options) {
   setter.set(options.min_cp, 1, 64);
   setter.set(options.cp, 0, 64);
   setter.set(options.vpp_multiple, 1, 8);
+  setter.set(options.max_num_seqs, 0, 64);
 }
 void randomize(Setter& setter, MagiOptions& options) {
   setter.set(options.chunk, 1, 1 << 20);

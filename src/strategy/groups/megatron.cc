@@ -14,6 +14,7 @@ namespace contextile {
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1 << 16;
+constexpr std::int64_t kMaxSequences = 1 << 20;
 
 // Source: Megatron-LM, --hybrid-context-parallel (BalancedCPScheduler). Steps: rounds of groups; in
 // a round every rank attends its samples one after another, each a zigzag ring over the c ranks
@@ -93,7 +94,9 @@ class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
         .integer("cp", &MegatronPackedOptions::cp, 0, kMaxRanks,
                  "dp_balanced: ranks of a group, divides the devices; 0: all")
         .integer("vpp_multiple", &MegatronPackedOptions::vpp_multiple, 1, 1 << 10,
-                 "number of rounds is a multiple of it, as interleaved pipelines need");
+                 "number of rounds is a multiple of it, as interleaved pipelines need")
+        .integer("max_num_seqs", &MegatronPackedOptions::max_num_seqs, 0, kMaxSequences,
+                 "dp_balanced: sequences of a group and round; 0: no limit");
   }
 
   static std::vector<RankSamples> schedule(const std::vector<std::int64_t>& lengths,
@@ -106,7 +109,8 @@ class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
       return schedule_dp_balanced(lengths, {.context_parallel = options.cp,
                                             .data_parallel = num_ranks / options.cp,
                                             .cap_tokens = options.cap,
-                                            .multiple = options.vpp_multiple});
+                                            .multiple = options.vpp_multiple,
+                                            .max_samples = options.max_num_seqs});
     }
     std::vector<RankSamples> rounds;
     for (ScheduledRound& round : schedule_dynamic_cp(

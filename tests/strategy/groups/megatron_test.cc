@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -226,6 +227,42 @@ TEST(MegatronPacked, GivesEqualGroupsTheirBins) {
       workload, cluster_of(1, 4), request_with({{"scheduler", "dp_balanced"}, {"cp", "3"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("divisor of 4 devices"), std::string::npos) << *reason;
+}
+
+// The most sequences that groups of two ranks attend in a round.
+std::size_t most_sequences_of_a_pair(const Workload& workload, const std::string& limit) {
+  const Arrangement arrangement = megatron_packed_strategy().arrange(
+      workload, cluster_of(1, 4),
+      request_with({{"scheduler", "dp_balanced"}, {"cp", "2"}, {"max_num_seqs", limit}}));
+  std::size_t most = 0;
+  for (const ArrangedRound& round : arrangement.rounds) {
+    std::map<std::int32_t, std::set<std::int64_t>> ends_of_pair;
+    for (std::size_t b = 0; b < round.owners.size(); ++b) {
+      auto& ends = ends_of_pair[round.owners[b].value / 2];
+      for (const Range& range : round.blocks.ranges(BlockId{static_cast<std::int32_t>(b)})) {
+        const auto sequence = std::upper_bound(
+            workload.sequences.begin(), workload.sequences.end(), range.begin,
+            [](std::int64_t token, const Range& sequence) { return token < sequence.end; });
+        ends.insert(sequence->end);
+      }
+    }
+    for (const auto& [pair, ends] : ends_of_pair) most = std::max(most, ends.size());
+  }
+  return most;
+}
+
+TEST(MegatronPacked, GivesAGroupAtMostSoManySequences) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(seed);
+    std::vector<std::int64_t> lengths = {20000};  // room for many of the others
+    for (int i = 0; i < 24; ++i) lengths.push_back(random_between(rng, 1, 2000));
+    const Workload workload = default_batch_of(lengths);
+    ASSERT_GT(most_sequences_of_a_pair(workload, "0"), 5U);
+    for (const std::size_t limit : {1U, 2U, 5U}) {
+      EXPECT_EQ(most_sequences_of_a_pair(workload, fmt::format("{}", limit)), limit);
+    }
+  }
 }
 
 TEST(Megatron, SaysWhatItCannotDo) {
