@@ -10,6 +10,29 @@
 #include "contextile/simulate.h"
 
 namespace contextile {
+namespace {
+
+struct TimedWay {
+  StrategyChoice choice;
+  Predicted predicted;
+};
+
+// The first one's reason where no way applies.
+TimedWay fastest_way(const TimedMethod& method, const PlanInput& input,
+                     std::span<const Workload> batches, Progress& progress) {
+  if (!method.own_batches.empty()) batches = method.own_batches;
+  std::optional<TimedWay> fastest;
+  for (const StrategyChoice& choice : method.ways) {
+    progress.step(choice_text(choice));
+    Predicted predicted = predict_times(choice, input, batches);
+    if (!fastest || predicted.total_s < fastest->predicted.total_s) {
+      fastest = TimedWay{choice, std::move(predicted)};
+    }
+  }
+  return *std::move(fastest);
+}
+
+}  // namespace
 
 Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
                         std::span<const Workload> batches) {
@@ -44,30 +67,39 @@ std::vector<Column> time_columns(std::vector<Column> first) {
   return first;
 }
 
+std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
+                                std::span<const Workload> batches, const std::vector<Cell>& labels,
+                                Progress& progress, Table& table) {
+  std::vector<TimedWay> times;
+  for (const TimedMethod& method : methods) {
+    times.push_back(fastest_way(method, input, batches, progress));
+  }
+  const double ours_s = times[0].predicted.total_s;
+  const bool applies = ours_s < kInfinity;
+  double fastest_s = kInfinity;
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    const auto& [choice, predicted] = times[i];
+    std::vector<Cell> cells = labels;
+    cells.emplace_back(choice_text(choice));
+    if (!predicted.skipped.empty()) {
+      table.add_row(std::move(cells), skipped_note(choice, predicted.skipped));
+      continue;
+    }
+    cells.insert(cells.end(), {predicted.forward_s, predicted.backward_s, predicted.total_s});
+    if (applies) cells.emplace_back(predicted.total_s / ours_s);
+    table.add_row(std::move(cells));
+    if (i > 0) fastest_s = std::min(fastest_s, predicted.total_s);
+  }
+  if (!applies || fastest_s == kInfinity) return std::nullopt;
+  return fastest_s / ours_s;
+}
+
 std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
                                 Progress& progress, Table& table) {
-  std::vector<Predicted> times;
-  for (const StrategyChoice& choice : choices) {
-    progress.step(choice_text(choice));
-    times.push_back(predict_times(choice, input, batches));
-  }
-  const bool applies = times[0].skipped.empty();
-  double fastest_s = kInfinity;
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    std::vector<Cell> cells = labels;
-    cells.emplace_back(choice_text(choices[i]));
-    if (!times[i].skipped.empty()) {
-      table.add_row(std::move(cells), skipped_note(choices[i], times[i].skipped));
-      continue;
-    }
-    cells.insert(cells.end(), {times[i].forward_s, times[i].backward_s, times[i].total_s});
-    if (applies) cells.emplace_back(times[i].total_s / times[0].total_s);
-    table.add_row(std::move(cells));
-    if (i > 0) fastest_s = std::min(fastest_s, times[i].total_s);
-  }
-  if (!applies || fastest_s == kInfinity) return std::nullopt;
-  return fastest_s / times[0].total_s;
+  std::vector<TimedMethod> methods;
+  for (const StrategyChoice& choice : choices) methods.push_back({.ways = {choice}});
+  return add_times(methods, input, batches, labels, progress, table);
 }
 
 std::string skipped_note(const StrategyChoice& choice, std::string_view reason) {

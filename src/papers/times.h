@@ -33,8 +33,17 @@ struct Predicted {
 
 // `first`, then the columns that add_times fills behind its labels and the strategy.
 [[nodiscard]] std::vector<Column> time_columns(std::vector<Column> first);
+// One method of a table. Of several ways to set it up the fastest counts.
+struct TimedMethod {
+  std::vector<StrategyChoice> ways;     // at least one
+  std::vector<Workload> own_batches{};  // where it pads them; empty: those of all methods
+};
 // A method and its baselines on one setting: a row each, `gain` the first one's over it. Returns
 // the gain over the fastest baseline; none where the method or every baseline does not apply.
+std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
+                                std::span<const Workload> batches, const std::vector<Cell>& labels,
+                                Progress& progress, Table& table);
+// The same, each method set up in one way.
 std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
                                 Progress& progress, Table& table);

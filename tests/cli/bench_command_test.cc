@@ -199,6 +199,19 @@ TEST_F(BenchCommand, TimesTheMethodBesideItsBaselines) {
   EXPECT_EQ(small_table("dcp-fig14")["rows"].size(), 3U * 4 * 2);
 }
 
+TEST_F(BenchCommand, PadsLoongTrainsSequencesToTheLongest) {
+  const json document = small_table("dcp-fig13");
+  std::map<double, double> zigzag_s;
+  for (const json& row : document["rows"]) {
+    const double scale = row["scale"];
+    if (row["strategy"] == "zigzag") zigzag_s[scale] = row["total_s"];
+    if (row["strategy"].get<std::string>().starts_with("double_ring") && scale == 0.5) {
+      EXPECT_GT(row["total_s"].get<double>(), 1.5 * zigzag_s.at(scale))
+          << row;  // packed: less than 1x
+    }
+  }
+}
+
 TEST_F(BenchCommand, NeedsEveryScaleOfEverySeedWithinTheClaim) {
   const json finding = small_table("dcp-fig13")["findings"][0];
   const std::string ours = finding["ours"];

@@ -1,0 +1,94 @@
+// Rows of methods that are set up in several ways, and on batches of their own.
+#include "papers/times.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "contextile/cluster.h"
+#include "contextile/registry.h"
+#include "contextile/workload.h"
+#include "papers/paper_table.h"
+#include "papers/progress.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kTotal = 3;  // column of total_s behind one label
+constexpr std::size_t kGain = 4;
+
+class PaperTimes : public testing::Test {
+ protected:
+  PaperTimes() { input_.cluster = load_cluster("p4de:4x8"); }
+
+  [[nodiscard]] Table rows_of(const std::vector<TimedMethod>& methods) {
+    Table table(time_columns({{"strategy", "strategy"}}));
+    const BenchOverrides overrides;
+    Progress progress(overrides, 0);
+    gain_ = add_times(methods, input_, batches_, {}, progress, table);
+    return table;
+  }
+  [[nodiscard]] double total_s(const StrategyChoice& choice,
+                               const std::vector<Workload>& batches) const {
+    return predict_times(choice, input_, batches).total_s;
+  }
+
+  AttentionShape shape_{.q_heads = 8, .kv_heads = 2};
+  PlanInput input_;
+  std::vector<Workload> batches_ = {
+      make_workload(std::vector<std::int64_t>{90000, 3000, 400}, shape_),
+      make_workload(std::vector<std::int64_t>{20000, 70000}, shape_)};
+  std::optional<double> gain_;
+};
+
+TEST_F(PaperTimes, CountTheFastestOfSeveralWays) {
+  std::vector<StrategyChoice> ways;
+  for (const char* inner : {"1", "2", "4", "8"}) {
+    ways.push_back(parse_strategies("double_ring:inner=" + std::string(inner)).front());
+  }
+  const Table table = rows_of({{.ways = parse_strategies("zigzag")}, {.ways = ways}});
+  double fastest_s = kInfinity;
+  double slowest_s = 0;
+  std::string name;
+  for (const StrategyChoice& way : ways) {
+    const double time_s = total_s(way, batches_);
+    if (time_s < fastest_s) name = choice_text(way);
+    fastest_s = std::min(fastest_s, time_s);
+    slowest_s = std::max(slowest_s, time_s);
+  }
+  ASSERT_GT(slowest_s, 1.05 * fastest_s);
+  ASSERT_EQ(table.num_rows(), 2U);
+  EXPECT_EQ(std::get<std::string>(table.cells(1)[0]), name);
+  EXPECT_EQ(std::get<double>(table.cells(1)[kTotal]), fastest_s);
+  EXPECT_EQ(gain_, fastest_s / total_s(parse_strategies("zigzag").front(), batches_));
+}
+
+TEST_F(PaperTimes, TakeAMethodsOwnBatches) {
+  std::vector<Workload> padded;
+  padded.push_back(make_workload(std::vector<std::int64_t>(3, 90000), shape_));
+  padded.push_back(make_workload(std::vector<std::int64_t>(2, 70000), shape_));
+  const std::vector<StrategyChoice> zigzag = parse_strategies("zigzag");
+  const Table table = rows_of({{.ways = zigzag}, {.ways = zigzag, .own_batches = padded}});
+  EXPECT_EQ(std::get<double>(table.cells(0)[kTotal]), total_s(zigzag.front(), batches_));
+  EXPECT_EQ(std::get<double>(table.cells(1)[kTotal]), total_s(zigzag.front(), padded));
+  EXPECT_GT(std::get<double>(table.cells(1)[kGain]), 1.5);
+}
+
+TEST_F(PaperTimes, SkipAMethodOnlyWhereNoWayApplies) {
+  const StrategyChoice bad = parse_strategies("double_ring:inner=3").front();
+  const StrategyChoice good = parse_strategies("double_ring:inner=2").front();
+  const Table some = rows_of({{.ways = parse_strategies("zigzag")}, {.ways = {bad, good}}});
+  EXPECT_EQ(std::get<double>(some.cells(1)[kTotal]), total_s(good, batches_));
+  EXPECT_TRUE(gain_);
+  const Table none = rows_of({{.ways = parse_strategies("zigzag")}, {.ways = {bad}}});
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(none.cells(1)[kTotal]));
+  EXPECT_FALSE(gain_);
+}
+
+}  // namespace
+}  // namespace contextile
