@@ -89,6 +89,7 @@ struct SimulatedProgram {
   std::int32_t round = 0;
   std::int32_t mask = 0;
   double time_us = 0;
+  std::vector<double> idle_us;           // of every device: done, while others are not
   std::vector<ActivitySpan> activities;  // with SimulateOptions::timeline, by device and time
   std::vector<MessageSpan> messages;     // likewise, by end
 };

@@ -62,12 +62,26 @@ struct MicroBatchAttention {
   std::int64_t retained_bytes = 0;  // of a device and layer, from forward to backward
 };
 
+// What one context-parallel rank owns, and how long before the last one it is done with attention.
+struct DeviceShare {
+  std::int64_t tokens = 0;
+  double forward_idle_us = 0;
+  double backward_idle_us = 0;
+};
+// All ranks in one round under one mask.
+struct RoundShares {
+  double layers = 1;  // share of the model's layers that use the mask
+  std::vector<DeviceShare> devices;
+};
+
 // What the step needs to know of the documents that go through the model together.
 struct BatchPart {
   std::int64_t tokens = 0;
   std::int64_t device_tokens = 0;  // of the context-parallel rank that owns most; sum over rounds
   double attention_flops = 0;      // forward, one layer (mean over masks), all heads
   MicroBatchAttention attention;   // with kSamePhase: zero, see TrainingStep::ticks
+  // By round and mask. Empty: every rank owns device_tokens, all are done with attention at once.
+  std::vector<RoundShares> shares = {};
 };
 enum class AttentionDetail : std::uint8_t {
   kTimes,       // input_us and output_us stay 0
@@ -166,7 +180,8 @@ struct LargestPart {
 // Index of the stage that needs most. Throws InvalidArgument when there is none.
 [[nodiscard]] std::size_t fullest_stage(const std::vector<StageMemory>& memory);
 
-// How a device of one stage spends a step, µs, means over replicas. All add up to the step's time.
+// How the devices of one stage that others wait for spend a step, µs, means over replicas. All add
+// up to the step's time.
 struct StageTimes {
   double linear_us = 0;             // everything outside attention
   double attention_us = 0;          // the busiest device's work

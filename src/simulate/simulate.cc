@@ -163,6 +163,7 @@ class Simulator {
         result.devices[d].activity_us[a] += times.activity_us[a];
       }
       result.devices[d].idle_us += times.idle_us;
+      program.idle_us.push_back(times.idle_us);
     }
   }
 

@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <numeric>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "contextile/plan_stats.h"
@@ -43,6 +47,29 @@ Cluster transfers_only(Cluster cluster) {
   cluster.sm_fraction = 0;
   cluster.transfer_compute_us_per_mb = 0;
   return cluster;
+}
+
+// By round and mask what every device owns and when it is done.
+std::vector<RoundShares> round_shares(const Plan& plan, const Simulation& simulation,
+                                      std::span<const double> shares) {
+  std::map<std::pair<std::int32_t, std::int32_t>, RoundShares> of_program;
+  const auto add = [&](const SimulatedDirection& direction, double DeviceShare::*idle_us) {
+    for (const SimulatedProgram& program : direction.programs) {
+      RoundShares& of = of_program[{program.round, program.mask}];
+      of.layers = shares[static_cast<std::size_t>(program.mask)];
+      of.devices.resize(program.idle_us.size());
+      const PlanRound& round = plan.rounds[static_cast<std::size_t>(program.round)];
+      for (std::size_t r = 0; r < of.devices.size(); ++r) {
+        of.devices[r].tokens = round.owned_tokens(Rank{static_cast<std::int32_t>(r)});
+        of.devices[r].*idle_us = program.idle_us[r];
+      }
+    }
+  };
+  add(*simulation.forward, &DeviceShare::forward_idle_us);
+  add(*simulation.backward, &DeviceShare::backward_idle_us);
+  std::vector<RoundShares> result;
+  for (auto& [program, of] : of_program) result.push_back(std::move(of));
+  return result;
 }
 
 // The share of inputs in the bytes that a direction moves.
@@ -116,6 +143,7 @@ BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t t
   attention.forward = times_of(*simulation.forward, shares);
   attention.backward = times_of(*simulation.backward, shares);
   add_memory(plan, shares, attention);
+  part.shares = round_shares(plan, simulation, shares);
   if (detail == AttentionDetail::kTimes) return part;
   const Simulation transfers = simulate(plan, transfers_only(cluster));
   const PlanStats stats = statistics(plan);

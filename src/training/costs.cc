@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -39,16 +43,14 @@ double ping_pong_exposed_us(std::int32_t layers, const std::array<AttentionTimes
   return us + beyond(results_us, last_us[0]);
 }
 
-}  // namespace
-
-PhaseCost& PhaseCost::operator+=(const PhaseCost& other) {
-  linear_us += other.linear_us;
-  attention_us += other.attention_us;
-  exposed_us += other.exposed_us;
-  tensor_parallel_us += other.tensor_parallel_us;
-  recompute_us += other.recompute_us;
-  return *this;
+std::vector<RoundShares> even_shares(const BatchPart& part) {
+  return {{.devices = {{.tokens = part.device_tokens}}}};
 }
+std::vector<RoundShares> shares_of(const BatchPart& part) {
+  return part.shares.empty() ? even_shares(part) : part.shares;
+}
+
+}  // namespace
 
 double RingCost::us(double bytes) const {
   if (ranks <= 1) return 0;
@@ -152,52 +154,110 @@ double StepCosts::tensor_parallel_us(std::int64_t tokens) const {
          tensor_ring_.us(static_cast<double>(tokens) * step_.model.hidden * kActivationBytes);
 }
 
-StepCosts::LayerCost StepCosts::layer_cost(Direction direction, const BatchPart& part,
-                                           const AttentionTimes& attention) const {
-  const std::int64_t tokens = part.device_tokens;
+StepCosts::OutsideCost& StepCosts::OutsideCost::add(const OutsideCost& other, double times) {
+  linear_us += times * other.linear_us;
+  tensor_parallel_us += times * other.tensor_parallel_us;
+  recompute_us += times * other.recompute_us;
+  return *this;
+}
+
+const MicroBatchWork& StepCosts::work_of(const Place& place) const {
+  return step_.replicas[static_cast<std::size_t>(place.replica)]
+                       [static_cast<std::size_t>(place.micro_batch)];
+}
+
+bool StepCosts::has_head(const Place& place) const {
+  return place.virtual_stage + 1 == step_.pipeline.virtual_stages();
+}
+
+StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tokens) const {
   const double hidden = step_.model.hidden;
   const double collective_us = tensor_parallel_us(tokens);
-  const double factor = direction == Direction::kForward ? 1 : kBackwardLinear;
+  const bool forward = direction == Direction::kForward;
+  const double factor = forward ? 1 : kBackwardLinear;
   LayerCost cost;
-  cost.attention = attention;
   cost.before = {factor * linear_us(flops_.before_attention, tokens),
                  kCollectivesBefore * collective_us, 0};
   cost.after = {factor * linear_us(flops_.after_attention, tokens),
                 kCollectivesAfter * collective_us, 0};
-  if (direction == Direction::kBackward && step_.options.recompute == Recompute::kSelective) {
+  if (forward) return cost;
+  if (step_.options.recompute == Recompute::kSelective) {
     // A norm reads and writes `hidden`; the activation reads all matrices but the last's input and
     // writes that.
     const double ffn = step_.model.ffn;
     cost.before.recompute_us = elementwise_us(2 * hidden, tokens);
     cost.after.recompute_us = elementwise_us(2 * hidden + step_.model.ffn_matrices() * ffn, tokens);
   }
+  std::swap(cost.before, cost.after);
   return cost;
 }
 
-PhaseCost StepCosts::layers_cost(Direction direction, std::int32_t layers,
-                                 const std::vector<LayerCost>& parts) const {
-  PhaseCost cost;
-  for (const LayerCost& part : parts) {
-    for (const LayerHalf& half : {part.before, part.after}) {
-      cost.linear_us += layers * half.linear_us;
-      cost.tensor_parallel_us += layers * half.tensor_parallel_us;
-      cost.recompute_us += layers * half.recompute_us;
-    }
-    cost.attention_us += layers * part.attention.compute_us;
-    cost.exposed_us += layers * (part.attention.time_us - part.attention.compute_us);
-  }
-  if (parts.size() == 1) return cost;
+StepCosts::OutsideCost StepCosts::head_cost(Direction direction, std::int64_t tokens) const {
+  const double factor = direction == Direction::kForward ? 1 : kBackwardLinear;
+  return {factor * linear_us(flops_.head, tokens), tensor_parallel_us(tokens), 0};
+}
+
+StepCosts::GapCost StepCosts::gaps_cost(Direction direction, const RoundShares& round,
+                                        std::int32_t layers, bool has_head) const {
   const bool forward = direction == Direction::kForward;
-  std::array<AttentionTimes, 2> attention;
-  std::array<double, 2> first_us{};
-  std::array<double, 2> last_us{};
-  for (std::size_t i = 0; i < 2; ++i) {
-    attention[i] = parts[i].attention;
-    first_us[i] = (forward ? parts[i].before : parts[i].after).total_us();
-    last_us[i] = (forward ? parts[i].after : parts[i].before).total_us();
+  std::array<std::optional<GapCost>, 3> latest;
+  for (const DeviceShare& device : round.devices) {
+    const double early_us = forward ? device.forward_idle_us : device.backward_idle_us;
+    const LayerCost layer = layer_cost(direction, device.tokens);
+    std::array<GapCost, 3> gaps = {GapCost{layer.before, 0}, GapCost{layer.after, early_us},
+                                   GapCost{layer.after, early_us}};
+    gaps[1].work.add(layer.before);
+    if (has_head) gaps[forward ? 2 : 0].work.add(head_cost(direction, device.tokens));
+    for (std::size_t i = 0; i < gaps.size(); ++i) {
+      if (!latest[i] || gaps[i].total_us() > latest[i]->total_us()) latest[i] = gaps[i];
+    }
   }
-  cost.exposed_us = ping_pong_exposed_us(layers, attention, first_us, last_us);
+  GapCost sum;
+  for (std::size_t i = 0; i < latest.size(); ++i) {
+    const double times = i == 1 ? layers - 1 : 1;
+    sum.work.add(latest[i]->work, times);
+    sum.early_us += times * latest[i]->early_us;
+  }
+  return sum;
+}
+
+PhaseCost StepCosts::layers_cost(Direction direction, const Place& place, bool has_head) const {
+  const MicroBatchWork& batch = work_of(place);
+  const std::int32_t layers = layers_of(place.virtual_stage);
+  const bool takes_turns = batch.parts.size() > 1;
+  PhaseCost cost;
+  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
+    const BatchPart& part = batch.parts[i];
+    double early_us = 0;
+    // Parts in turns meet at the end of every tick: the fullest device counts.
+    for (const RoundShares& round : takes_turns ? even_shares(part) : shares_of(part)) {
+      const GapCost gaps = gaps_cost(direction, round, layers, has_head);
+      cost.linear_us += round.layers * gaps.work.linear_us;
+      cost.tensor_parallel_us += round.layers * gaps.work.tensor_parallel_us;
+      cost.recompute_us += round.layers * gaps.work.recompute_us;
+      early_us += round.layers * gaps.early_us;
+    }
+    const AttentionTimes& attention = attention_times(direction, place, i);
+    const double attention_us = std::max(0.0, layers * attention.time_us - early_us);
+    const double compute_us = std::min(layers * attention.compute_us, attention_us);
+    cost.attention_us += compute_us;
+    cost.exposed_us += attention_us - compute_us;
+  }
+  if (takes_turns) cost.exposed_us = ping_pong_us(direction, place);
   return cost;
+}
+
+double StepCosts::ping_pong_us(Direction direction, const Place& place) const {
+  std::array<AttentionTimes, 2> attention;
+  std::array<double, 2> before_us{};
+  std::array<double, 2> after_us{};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const LayerCost layer = layer_cost(direction, work_of(place).parts[i].device_tokens);
+    attention[i] = attention_times(direction, place, i);
+    before_us[i] = layer.before.total_us();
+    after_us[i] = layer.after.total_us();
+  }
+  return ping_pong_exposed_us(layers_of(place.virtual_stage), attention, before_us, after_us);
 }
 
 const MicroBatchAttention& StepCosts::attention_of(Direction direction, std::int32_t replica,
@@ -212,39 +272,48 @@ const MicroBatchAttention& StepCosts::attention_of(Direction direction, std::int
   return step_.ticks[d][static_cast<std::size_t>(micro_batch + behind)][part];
 }
 
+const AttentionTimes& StepCosts::attention_times(Direction direction, const Place& place,
+                                                 std::size_t part) const {
+  const MicroBatchAttention& attention =
+      attention_of(direction, place.replica, place.virtual_stage % step_.pipeline.stages,
+                   place.micro_batch, part);
+  return direction == Direction::kForward ? attention.forward : attention.backward;
+}
+
 PhaseCost StepCosts::phase(Direction direction, std::int32_t replica, std::int32_t virtual_stage,
                            std::int32_t micro_batch) const {
-  const MicroBatchWork& batch =
-      step_.replicas[static_cast<std::size_t>(replica)][static_cast<std::size_t>(micro_batch)];
-  const std::int32_t stage = virtual_stage % step_.pipeline.stages;
-  const bool forward = direction == Direction::kForward;
-  std::vector<LayerCost> parts;
-  for (std::size_t i = 0; i < batch.parts.size(); ++i) {
-    const MicroBatchAttention& attention = attention_of(direction, replica, stage, micro_batch, i);
-    parts.push_back(
-        layer_cost(direction, batch.parts[i], forward ? attention.forward : attention.backward));
-  }
-  PhaseCost cost = layers_cost(direction, layers_of(virtual_stage), parts);
-  if (!forward && step_.options.recompute == Recompute::kFull) {
+  const Place place{replica, virtual_stage, micro_batch};
+  PhaseCost cost = layers_cost(direction, place, has_head(place));
+  if (direction == Direction::kBackward && step_.options.recompute == Recompute::kFull) {
     // The layers' forward alone: logits are kept.
-    PhaseCost again;
-    std::vector<LayerCost> forward_parts;
-    for (std::size_t i = 0; i < batch.parts.size(); ++i) {
-      forward_parts.push_back(
-          layer_cost(Direction::kForward, batch.parts[i],
-                     attention_of(direction, replica, stage, micro_batch, i).forward));
-    }
-    again = layers_cost(Direction::kForward, layers_of(virtual_stage), forward_parts);
-    cost.recompute_us += again.total_us();
-  }
-  if (virtual_stage + 1 == step_.pipeline.virtual_stages()) {
-    for (const BatchPart& part : batch.parts) {
-      cost.linear_us +=
-          (forward ? 1 : kBackwardLinear) * linear_us(flops_.head, part.device_tokens);
-      cost.tensor_parallel_us += tensor_parallel_us(part.device_tokens);
-    }
+    cost.recompute_us += layers_cost(Direction::kForward, place, false).total_us();
   }
   return cost;
+}
+
+double StepCosts::least_linear_us(Direction direction, std::int32_t replica,
+                                  std::int32_t virtual_stage, std::int32_t micro_batch) const {
+  const Place place{replica, virtual_stage, micro_batch};
+  const std::int32_t layers = layers_of(virtual_stage);
+  double us = 0;
+  for (const BatchPart& part : work_of(place).parts) {
+    std::map<std::size_t, double> of_device;
+    for (const RoundShares& round : shares_of(part)) {
+      for (std::size_t r = 0; r < round.devices.size(); ++r) {
+        const std::int64_t tokens = round.devices[r].tokens;
+        if (tokens == 0) continue;
+        const LayerCost layer = layer_cost(direction, tokens);
+        OutsideCost work;
+        work.add(layer.before, layers).add(layer.after, layers);
+        if (has_head(place)) work.add(head_cost(direction, tokens));
+        of_device[r] += round.layers * (work.linear_us + work.tensor_parallel_us);
+      }
+    }
+    const auto least =
+        std::ranges::min_element(of_device, {}, [](const auto& device) { return device.second; });
+    if (least != of_device.end()) us += least->second;
+  }
+  return us;
 }
 
 double StepCosts::transfer_us(std::int32_t boundary, const MicroBatchWork& micro_batch) const {

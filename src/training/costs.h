@@ -24,7 +24,6 @@ struct PhaseCost {
   [[nodiscard]] double total_us() const {
     return linear_us + attention_us + exposed_us + tensor_parallel_us + recompute_us;
   }
-  PhaseCost& operator+=(const PhaseCost& other);
 };
 
 // A collective over `ranks` in a ring: latency of every hop, and the bytes through one port.
@@ -50,6 +49,10 @@ class StepCosts {
 
   [[nodiscard]] PhaseCost phase(Direction direction, std::int32_t replica,
                                 std::int32_t virtual_stage, std::int32_t micro_batch) const;
+  // Linear layers and TP collectives of one phase on the device that has least of them, of those
+  // that own tokens.
+  [[nodiscard]] double least_linear_us(Direction direction, std::int32_t replica,
+                                       std::int32_t virtual_stage, std::int32_t micro_batch) const;
   // From virtual stage `boundary` to the next one, one way.
   [[nodiscard]] double transfer_us(std::int32_t boundary, const MicroBatchWork& micro_batch) const;
 
@@ -65,24 +68,48 @@ class StepCosts {
   [[nodiscard]] const ModelWeights& weights() const { return weights_; }
 
  private:
-  struct LayerHalf {  // what comes before, or after, the attention of a layer
+  // Work outside attention.
+  struct OutsideCost {
     double linear_us = 0;
     double tensor_parallel_us = 0;
     double recompute_us = 0;
 
     [[nodiscard]] double total_us() const { return linear_us + tensor_parallel_us + recompute_us; }
+    OutsideCost& add(const OutsideCost& other, double times = 1);
   };
-  struct LayerCost {  // of one part
-    LayerHalf before;
-    LayerHalf after;
-    AttentionTimes attention;
+  // What a device does before and after the attention of a layer, in the order of the direction.
+  struct LayerCost {
+    OutsideCost before;
+    OutsideCost after;
+  };
+  // What lies between attentions, on devices that others wait for: their own work, and how long
+  // before the end of attention they began with it.
+  struct GapCost {
+    OutsideCost work;
+    double early_us = 0;
+
+    [[nodiscard]] double total_us() const { return work.total_us() - early_us; }
+  };
+  // A micro-batch in a stage.
+  struct Place {
+    std::int32_t replica = 0;
+    std::int32_t virtual_stage = 0;
+    std::int32_t micro_batch = 0;
   };
 
   void check() const;
-  [[nodiscard]] LayerCost layer_cost(Direction direction, const BatchPart& part,
-                                     const AttentionTimes& attention) const;
-  [[nodiscard]] PhaseCost layers_cost(Direction direction, std::int32_t layers,
-                                      const std::vector<LayerCost>& parts) const;
+  [[nodiscard]] const MicroBatchWork& work_of(const Place& place) const;
+  [[nodiscard]] bool has_head(const Place& place) const;
+  [[nodiscard]] LayerCost layer_cost(Direction direction, std::int64_t tokens) const;
+  [[nodiscard]] OutsideCost head_cost(Direction direction, std::int64_t tokens) const;
+  // Before the first of `layers` attentions, between them and after the last one.
+  [[nodiscard]] GapCost gaps_cost(Direction direction, const RoundShares& round,
+                                  std::int32_t layers, bool has_head) const;
+  [[nodiscard]] PhaseCost layers_cost(Direction direction, const Place& place, bool has_head) const;
+  [[nodiscard]] const AttentionTimes& attention_times(Direction direction, const Place& place,
+                                                      std::size_t part) const;
+  // What two parts in turns wait for transfers.
+  [[nodiscard]] double ping_pong_us(Direction direction, const Place& place) const;
   [[nodiscard]] double linear_us(double flops_per_token, std::int64_t tokens) const;
   // What is seen of one collective over the TP group.
   [[nodiscard]] double tensor_parallel_us(std::int64_t tokens) const;

@@ -75,17 +75,15 @@ class Prediction {
     return cost.total_us();
   }
 
-  // What a stage computes outside attention for one micro-batch in one direction: the least of all
-  // replicas. While attention runs, its transfers have the network.
+  // What a device computes outside attention for one micro-batch in one direction: the one of all
+  // the stage's that computes least. While attention runs, its transfers have the network.
   [[nodiscard]] double hiding_us(std::int32_t stage, Direction direction,
                                  std::int32_t micro_batch) const {
     double least = std::numeric_limits<double>::infinity();
     for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
       double us = 0;
       for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
-        const PhaseCost cost =
-            costs_.phase(direction, d, c * step_.pipeline.stages + stage, micro_batch);
-        us += cost.linear_us + cost.tensor_parallel_us;
+        us += costs_.least_linear_us(direction, d, c * step_.pipeline.stages + stage, micro_batch);
       }
       least = std::min(least, us);
     }

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/strategies.h"
+#include "contextile/registry.h"
 #include "contextile/workload.h"
 #include "papers/dcp/speed.h"
 #include "papers/findings.h"
@@ -48,7 +48,8 @@ std::vector<StrategyChoice> loongtrain_ways(std::int32_t head_parallel) {
   std::vector<StrategyChoice> ways;
   for (const std::int32_t inner : {1, 2, 4, 8}) {
     ways.push_back(
-        choice_of(DoubleRingOptions{.inner_ring = inner, .head_parallel = head_parallel}));
+        parse_strategies(fmt::format("double_ring:head_parallel={},inner={}", head_parallel, inner))
+            .front());
   }
   return ways;
 }
