@@ -32,6 +32,9 @@ struct RingOptions {
 // zigzag: the same, balanced for causal masks.
 struct ZigzagOptions {
   bool padded = false;  // as of RingOptions
+  // Statistics count what the original keeps of every ring step until forward ends: a partial
+  // output of all the rank's queries.
+  bool stashed = false;
 
   friend bool operator==(const ZigzagOptions&, const ZigzagOptions&) = default;
 };
@@ -51,7 +54,8 @@ struct HybridOptions {
   // Ranks that split heads, a divisor of KV heads and devices; 0: the largest common divisor of the
   // KV heads and a node's devices.
   std::int32_t head_parallel = 0;
-  bool padded = false;  // as of RingOptions
+  bool padded = false;   // as of RingOptions
+  bool stashed = false;  // as of ZigzagOptions
 
   friend bool operator==(const HybridOptions&, const HybridOptions&) = default;
 };

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <numeric>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -49,6 +50,27 @@ std::int64_t retained_bytes(const Plan& plan, const PlanRound& round, const Prog
                         storage_dtype(retain.kind, plan.shape));
   }
   return bytes;
+}
+
+// What the original's ring keeps besides, if the strategy was asked to count it (stashed=on): of
+// each of P steps an output of all queries, summed when forward ends.
+std::int64_t stashed_bytes(const Plan& plan, const PlanRound& round, const Program& program) {
+  const auto option = plan.options.find("stashed");
+  const std::int32_t steps = plan.num_devices() / round.head_groups;
+  if (option == plan.options.end() || option->second != "on" || steps == 1) return 0;
+  std::set<std::pair<GroupId, BlockId>> queries;
+  for (const Instruction& instruction : program.instructions) {
+    if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
+      for (const TileOp& tile : attention->tiles) queries.insert({tile.group, tile.q_block});
+    }
+  }
+  std::int64_t bytes = 0;
+  for (const auto& [group, block] : queries) {
+    bytes += unit_bytes(Kind::kO, tokens_of(round, block), plan.shape, round.head_groups,
+                        plan.shape.dtype);
+  }
+  constexpr double kMost = 0x1p61;  // plans of files may claim any number of devices
+  return static_cast<std::int64_t>(std::min(kMost, static_cast<double>(bytes) * steps));
 }
 
 // ---------------------------------------------------------------------------------- balance
@@ -98,8 +120,10 @@ class DirectionCount {
       }
       const DeviceMemory memory = device_memory(plan_, round_index, mask, direction_, rank);
       stats_.devices[r].flops += flops[r];
+      const std::int64_t stashed =
+          direction_ == Direction::kForward ? stashed_bytes(plan_, round, *program) : 0;
       stats_.devices[r].memory_bytes =
-          std::max(stats_.devices[r].memory_bytes, memory.total_bytes());
+          std::max(stats_.devices[r].memory_bytes, memory.total_bytes() + stashed);
       retained_bytes_[r] += memory.retained_bytes;
     }
     balance_.add_run(flops);

@@ -53,7 +53,10 @@ class Setter {
 };
 
 void randomize(Setter& setter, RingOptions& options) { setter.set(options.padded); }
-void randomize(Setter& setter, ZigzagOptions& options) { setter.set(options.padded); }
+void randomize(Setter& setter, ZigzagOptions& options) {
+  setter.set(options.padded);
+  setter.set(options.stashed);
+}
 void randomize(Setter& setter, UlyssesOptions& options) {
   setter.set_enum(options.layout, 4);
   setter.set(options.padded);
@@ -61,6 +64,7 @@ void randomize(Setter& setter, UlyssesOptions& options) {
 void randomize(Setter& setter, HybridOptions& options) {
   setter.set(options.head_parallel, 0, 64);
   setter.set(options.padded);
+  setter.set(options.stashed);
 }
 void randomize(Setter& setter, DoubleRingOptions& options) {
   setter.set(options.inner_ring, 0, 64);

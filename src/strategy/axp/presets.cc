@@ -40,7 +40,8 @@ constexpr Preset<RingOptions> kRing = {
 };
 
 // Source: Megatron-LM / TransformerEngine p2p context parallelism; Striped and zigzag ring
-// attention. Steps, bytes and memory as `ring`, dKV in the activation dtype. Balanced under the
+// attention. Steps, bytes and memory as `ring` (TransformerEngine: and R partial outputs, see
+// stashed), dKV in the activation dtype. Balanced under the
 // causal mask of every document, if documents are long enough to be cut 2R times. Loses on short
 // documents and sparse masks: most of what travels is read by nobody.
 constexpr Preset<ZigzagOptions> kZigzag = {
@@ -69,8 +70,8 @@ constexpr Preset<UlyssesOptions> kUlysses = {
 // Source: TransformerEngine a2a+p2p; Fang and Zhao, USP (2024); LoongTrain's head x context grid.
 // Steps: ulysses inside A consecutive ranks, zigzag ring over P = R/A positions of stride A.
 // Bytes sent per rank: (A-1)/A · (q + kv + o) each way, plus (P-1)·kv (backward 2x) of A·T/R tokens
-// and 1/A of the heads. Memory: retained Q, K, V plus two ring buffers. Loses where KV heads are
-// few (A small).
+// and 1/A of the heads. Memory: retained Q, K, V plus two ring buffers (TransformerEngine: and P
+// partial outputs, see stashed). Loses where KV heads are few (A small).
 constexpr Preset<HybridOptions> kHybrid = {
     .card = {"hybrid",
              "TransformerEngine a2a+p2p, USP: heads split inside A ranks, zigzag ring across them",
@@ -126,6 +127,11 @@ concept HasLayout = requires(Options options) {
 };
 
 template <typename Options>
+concept HasStash = requires(Options options) {
+  options.stashed;
+};
+
+template <typename Options>
 OptionTable<Options> option_table() {
   OptionTable<Options> table;
   if constexpr (HasInnerRing<Options>) {
@@ -148,6 +154,11 @@ OptionTable<Options> option_table() {
     table.choice("layout", &Options::layout,
                  {"zigzag", "contiguous", "per_document", "per_sequence"},
                  "tokens of each rank: zigzag, contiguous, per_document, per_sequence");
+  }
+  if constexpr (HasStash<Options>) {
+    table.on_off("stashed", &Options::stashed,
+                 "count in statistics the partial outputs of all ring steps, which the original "
+                 "keeps until forward ends: off, on");
   }
   return table.on_off(
       "padded", &Options::padded,

@@ -1,8 +1,10 @@
 // The A x P family moves what its originals move: bytes against their published formulas.
 #include "strategy/axp/axp.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -192,6 +194,41 @@ TEST(Axp, PaddingFactorsCountWholeChunks) {
   EXPECT_DOUBLE_EQ(factors.tokens, 20.0 / 17);  // 12 + 8
   EXPECT_DOUBLE_EQ(factors.pairs, (78.0 + 36.0) / (55.0 + 28.0));
   EXPECT_DOUBLE_EQ(padding_factors(workload, TokenLayout::kPerDocument, 2).tokens, 1);
+}
+
+// TransformerEngine's ring sums the outputs of its P steps at the end of forward.
+TEST(Axp, StashedCountsAPartialOutputOfEveryRingStep) {
+  for (const char* mask : {"causal", "full", "sliding_window:700", "lambda:64,512"}) {
+    for (const std::int32_t a : {1, 2, 4, 8}) {
+      for (const auto& lengths : {std::vector<std::int64_t>{8192}, {5000, 300, 2701, 64}}) {
+        SCOPED_TRACE(fmt::format("{}, A = {}, {} sequences", mask, a, lengths.size()));
+        const AttentionShape shape{.q_heads = 16, .kv_heads = 8, .head_dim = 64, .value_dim = 48};
+        const auto planned_with = [&](const char* stashed) {
+          StrategyRequest request;
+          request.options["stashed"] = stashed;
+          if (a > 1) request.options["head_parallel"] = fmt::format("{}", a);
+          return plan_with(a == 1 ? "zigzag" : "hybrid", lengths, parse_mask_use(mask),
+                           cluster_of(2, 4), shape, request);
+        };
+        const auto [plan, without, report] = planned_with("off");
+        const auto [same, with, same_report] = planned_with("on");
+        EXPECT_EQ(plan.rounds[0].devices, same.rounds[0].devices);
+        EXPECT_EQ(with.backward->peak_memory_bytes, without.backward->peak_memory_bytes);
+        const std::int32_t p = 8 / a;
+        for (std::int32_t r = 0; r < 8; ++r) {
+          std::int64_t tokens = 0;  // of the position
+          for (std::int32_t i = 0; i < a; ++i) {
+            tokens += plan.rounds[0].owned_tokens(Rank{r / a * a + i});
+          }
+          const std::int64_t expected = p == 1 ? 0 : p * tokens * (16 / a) * (48 * 2 + 4);
+          const auto d = static_cast<std::size_t>(r);
+          EXPECT_EQ(
+              with.forward->devices[d].memory_bytes - without.forward->devices[d].memory_bytes,
+              expected);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
