@@ -98,23 +98,20 @@ AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const dou
   return times;
 }
 
-void add_memory(const Plan& plan, std::span<const double> shares, MicroBatchAttention& attention) {
+// Of a device and layer, the mean over masks.
+std::int64_t retained_bytes(const Plan& plan, std::span<const double> shares) {
+  double most = 0;
   for (std::int32_t r = 0; r < plan.num_devices(); ++r) {
     double retained = 0;
     for (std::size_t round = 0; round < plan.rounds.size(); ++round) {
       for (std::size_t mask = 0; mask < shares.size(); ++mask) {
-        for (const Direction direction : kDirections) {
-          const DeviceMemory memory = device_memory(plan, round, mask, direction, Rank{r});
-          attention.staging_bytes = std::max(attention.staging_bytes, memory.total_bytes());
-          if (direction == Direction::kForward) {
-            retained += shares[mask] * static_cast<double>(memory.retained_bytes);
-          }
-        }
+        const DeviceMemory memory = device_memory(plan, round, mask, Direction::kForward, Rank{r});
+        retained += shares[mask] * static_cast<double>(memory.retained_bytes);
       }
     }
-    attention.retained_bytes =
-        std::max(attention.retained_bytes, static_cast<std::int64_t>(retained));
+    most = std::max(most, retained);
   }
+  return static_cast<std::int64_t>(most);
 }
 
 }  // namespace
@@ -142,11 +139,13 @@ BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t t
   MicroBatchAttention& attention = part.attention;
   attention.forward = times_of(*simulation.forward, shares);
   attention.backward = times_of(*simulation.backward, shares);
-  add_memory(plan, shares, attention);
+  const PlanStats stats = statistics(plan);
+  attention.staging_bytes =
+      std::max(stats.forward->peak_memory_bytes, stats.backward->peak_memory_bytes);
+  attention.retained_bytes = retained_bytes(plan, shares);
   part.shares = round_shares(plan, simulation, shares);
   if (detail == AttentionDetail::kTimes) return part;
   const Simulation transfers = simulate(plan, transfers_only(cluster));
-  const PlanStats stats = statistics(plan);
   const auto split = [&](Direction direction, const SimulatedDirection& simulated,
                          const DirectionStats& moved, AttentionTimes& times) {
     const double us = mean_layer_us(simulated, shares);

@@ -384,6 +384,23 @@ TEST(BatchPart, TakesTimesTokensAndBytesFromThePlan) {
   EXPECT_EQ(batch_part_of(plan, cluster, 2).attention.forward.input_us, 0);
 }
 
+TEST(BatchPart, HasTheStashOfTheOriginalsRing) {
+  const Cluster cluster = load_cluster("dgx-h200:2x4");
+  const AttentionShape shape{.q_heads = 32, .kv_heads = 8};
+  const std::vector<std::int64_t> lengths = {65536};
+  const Workload workload = make_workload(lengths, shape);
+  const auto staging_bytes = [&](const char* stashed) {
+    StrategyRequest request;
+    request.options["stashed"] = stashed;
+    const Plan plan =
+        build_plan(workload, cluster, find_strategy("zigzag").arrange(workload, cluster, request));
+    return batch_part_of(plan, cluster, 1).attention.staging_bytes;
+  };
+  // 8 outputs of 8192 queries, 32 heads: more than backward's buffers.
+  EXPECT_GE(staging_bytes("on"), 8LL * 8192 * 32 * (128 * 2 + 4));
+  EXPECT_LT(staging_bytes("off"), 8LL * 8192 * 32 * (128 * 2 + 4));
+}
+
 TEST(BatchPart, ExposesNothingWhereTheBusiestDeviceNeverWaits) {
   Cluster cluster = load_cluster("dgx-h200:1x8");
   cluster.intra_gbytes_per_s = 1e9;
