@@ -98,7 +98,7 @@ AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const dou
   return times;
 }
 
-// Of a device and layer, the mean over masks.
+// What forward keeps for backward of one layer (the mean over masks), on the device with most.
 std::int64_t retained_bytes(const Plan& plan, std::span<const double> shares) {
   double most = 0;
   for (std::int32_t r = 0; r < plan.num_devices(); ++r) {
