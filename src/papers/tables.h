@@ -33,6 +33,7 @@ namespace contextile {
 [[nodiscard]] PaperTable distca_fig3();
 [[nodiscard]] PaperTable distca_fig4();
 [[nodiscard]] PaperTable distca_fig5();
+[[nodiscard]] PaperTable distca_fig6();
 [[nodiscard]] PaperTable distca_fig9();
 [[nodiscard]] PaperTable distca_fig10();
 [[nodiscard]] PaperTable distca_fig11();
