@@ -40,11 +40,25 @@ struct AttentionGrid {
   std::int64_t column_bytes_per_token = 0;  // K and V in, one head group
 };
 
+// What a partition must keep.
+enum class GridBounds : std::uint8_t {
+  // A device's work to the mean of all, where tiles are small enough; a node's only while nodes are
+  // chosen. No device owns more than token_cap.
+  kDevices,
+  // DCP's (Jiang et al., SOSP 2025, §4.2), whatever the tiles: a node's work to the mean of nodes,
+  // a
+  // device's to the mean of its own node, tokens of both. See nested_bounds.
+  kNested,
+};
+
 struct GridSpec {
   std::int32_t nodes = 1;
   std::int32_t devices_per_node = 1;
+  GridBounds bounds = GridBounds::kDevices;
   double eps_compute = 0.1;       // a device's work <= (1 + eps) · mean
-  double eps_node = 0.04;         // a node's work <= (1 + eps) · mean while nodes are chosen
+  double eps_node = 0.04;         // a node's work <= (1 + eps) · mean
+  double data_tolerance = 1;      // nested: blocks that a node or a device may own beyond what
+                                  // longest-first packing needs
   std::int64_t token_cap = 0;     // tokens a device may own; 0: as the longest-first greedy needs,
                                   // plus one block
   std::int64_t node_weight = 3;   // of a byte across nodes, beside 1 of every byte
@@ -71,15 +85,37 @@ struct GridQuality {
   double token_overload = 0;
 };
 
-// Deterministic by seed and effort. Throws InvalidArgument when a single block is heavier than
-// token_cap. Multilevel: adjacent blocks of a sequence merge until a coarse tile is a fair share of
-// a device's work; nodes are chosen first, then devices inside nodes, then all together, by
-// simulated annealing with exact deltas; then back down with a little annealing and greedy
-// refinement at every level.
+// Deterministic by seed and effort. With kDevices throws InvalidArgument when a single block is
+// heavier than token_cap. Multilevel: adjacent blocks of a sequence merge until a coarse tile is a
+// fair share of a device's work; nodes are chosen first, then devices inside nodes, then all
+// together, by simulated annealing with exact deltas; then back down with a little annealing and
+// greedy refinement at every level.
 [[nodiscard]] GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec);
 
 [[nodiscard]] GridQuality evaluate(const AttentionGrid& grid, const GridSpec& spec,
                                    const GridPartition& partition);
+
+// ------------------------------------------------------------------------- DCP's constraints
+
+// Most that one of `parts` may have of these weights: (1 + eps) · mean, or what longest-first
+// packing needs where that is more, as it is where a single weight is heavier.
+[[nodiscard]] std::int64_t work_bound(std::vector<std::int64_t> weights, std::int32_t parts,
+                                      double eps);
+
+// Bounds of GridBounds::kNested that do not depend on the partition. A device's work is bounded by
+// work_bound of its own node's tiles, as finally placed, with eps_compute.
+struct NestedBounds {
+  std::int64_t node_work = 0;
+  std::int64_t node_tokens = 0;    // longest-first over nodes + data_tolerance · the largest block
+  std::int64_t device_tokens = 0;  // … over devices, or what longest-first over nodes and then over
+                                   // the devices of each needs: never more from tolerance 1 on
+};
+[[nodiscard]] NestedBounds nested_bounds(const AttentionGrid& grid, const GridSpec& spec);
+
+// Moves and swaps blocks and tiles of a partition, cheapest bytes first, until it keeps the nested
+// bounds. Where that ends without keeping them, longest-first packing of what is out of bounds
+// does. Any partition becomes one that keeps them; one that does stays as it is.
+void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition);
 
 // ------------------------------------------------------------------------------- relays
 

@@ -166,11 +166,13 @@ enum class Partitioner : std::uint8_t {
 // left open, the planner times several.
 struct DcpOptions {
   std::int32_t divisions = 4;    // key T, at least 2
-  double eps_node = 0.4;         // compute imbalance allowed between nodes, as a share of the mean
-  double eps_device = 0.1;       // … between a node's devices
+  double eps_node = 0.4;         // compute of a node above the mean of nodes, as a share of it
+  double eps_device = 0.1;       // … of a device above the mean of its own node
+  double data_tolerance = 1;     // blocks that a node or a device may own beyond what packing them
+                                 // longest first needs
   std::int32_t head_groups = 0;  // divides the KV heads; 0: one each
   ResultTiming results = ResultTiming::kAfter;
-  bool relays = true;               // a unit crosses a node boundary once and is passed on inside
+  bool relays = false;              // a unit crosses a node boundary once and is passed on inside
   BandCuts cuts = BandCuts::kNone;  // where blocks end beside every block-size tokens
   double effort = 1;                // partitioning steps, in multiples of the fast setting
   Partitioner partitioner = Partitioner::kGrid;

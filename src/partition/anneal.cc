@@ -84,8 +84,6 @@ class Annealer {
   [[nodiscard]] const GridLevel::LevelTile& tile(TileId t) const { return level_.tiles[t]; }
   [[nodiscard]] Lane place(TileId t) const { return s_.place[t]; }
   [[nodiscard]] Lane owner(BlockId b) const { return s_.owner[b]; }
-  [[nodiscard]] std::int64_t load(Lane lane) const { return s_.load[lane]; }
-  [[nodiscard]] std::int64_t tokens(Lane lane) const { return s_.tokens[lane]; }
 
   [[nodiscard]] TileId random_tile() { return TileId{random_.below(level_.num_tiles())}; }
   [[nodiscard]] BlockId random_block() { return BlockId{random_.below(level_.num_blocks())}; }
@@ -120,12 +118,10 @@ class Annealer {
   }
 
   [[nodiscard]] double load_delta(Lane from, Lane to, std::int64_t work) const {
-    return s_.work_penalty(from, load(from) - work) - s_.work_penalty(from, load(from)) +
-           s_.work_penalty(to, load(to) + work) - s_.work_penalty(to, load(to));
+    return s_.work_penalty_delta(from, to, work);
   }
   [[nodiscard]] double token_delta(Lane from, Lane to, std::int64_t held) const {
-    return s_.token_penalty(from, tokens(from) - held) - s_.token_penalty(from, tokens(from)) +
-           s_.token_penalty(to, tokens(to) + held) - s_.token_penalty(to, tokens(to));
+    return s_.token_penalty_delta(from, to, held);
   }
 
   // ------------------------------------------------------------------------------ small moves
@@ -176,7 +172,7 @@ class Annealer {
     if (candidates == 0) return;
     const Lane to = pick_lane(candidates);
     const std::int64_t held = held_tokens(b);
-    if (tokens(to) + held <= s_.token_cap(to) || (dice & 28U) == 0) {
+    if (s_.has_token_room(from, to, held) || (dice & 28U) == 0) {
       move_owner_if_good(b, from, to, held);
     } else {
       swap_owners_if_good(b, from, to);

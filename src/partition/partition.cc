@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -47,8 +48,16 @@ struct Machine {
   double mean_work = 0;          // of a device with share 1, of the whole problem
   double eps_compute = 0;
   double eps_node = 0;
-  std::int64_t token_cap = 0;  // of a device with share 1
+  std::int64_t token_cap = 0;      // of a device with share 1
+  std::optional<NodeLimits> node;  // of nodes, also once devices are chosen
   std::int64_t node_weight = 0;
+};
+
+// What devices and nodes of the whole machine may have.
+struct MachineBounds {
+  double mean_work = 0;  // of a device
+  std::int64_t token_cap = 0;
+  std::optional<NodeLimits> node;
 };
 
 // To a machine's own devices: each is a group of nodes where groups are chosen.
@@ -73,6 +82,7 @@ class JointPartitioner {
     limits_.mean_work = std::max(1.0, machine.mean_work);
     limits_.work_cap = 1 + machine.eps_compute;
     limits_.token_cap = machine.token_cap;
+    limits_.node = machine.node;
     limits_.share = machine.share;
     limits_.node_weight = machine.node_weight;
     limits_.inter_weight = spec.inter_weight;
@@ -124,7 +134,9 @@ class JointPartitioner {
   // Limits on a level whose blocks may be larger than a device's token cap.
   [[nodiscard]] GridLimits limits_on(const GridLevel& level) const {
     GridLimits limits = limits_;
-    limits.token_cap = std::max(limits.token_cap, largest(held_sizes(level)));
+    const std::int64_t largest_block = largest(held_sizes(level));
+    limits.token_cap = std::max(limits.token_cap, largest_block);
+    if (limits.node) limits.node->tokens = std::max(limits.node->tokens, largest_block);
     return limits;
   }
 
@@ -154,13 +166,16 @@ class JointPartitioner {
     GridLimits limits = limits_;
     limits.mean_work *= layout.devices_per_node;
     limits.work_cap = 1 + machine_.eps_node;
+    limits.node.reset();
     // Everything crosses nodes here: a larger weight would only make annealing colder.
     constexpr std::int64_t kTunedNodeWeight = 3;
     limits.node_weight = std::min(limits.node_weight, kTunedNodeWeight);
     const std::vector<std::int64_t> sizes = held_sizes(level);
     constexpr std::int64_t kSlackBlocks = 4;
     limits.token_cap = longest_first_max(sizes, layout.nodes);
-    if (largest(sizes) <= finest_block_tokens_) {
+    if (machine_.node) {
+      limits.token_cap = std::max(limits.token_cap, machine_.node->tokens);
+    } else if (largest(sizes) <= finest_block_tokens_) {
       limits.token_cap += kSlackBlocks * finest_block_tokens_;
     }
     GridState state(level, layout, limits);
@@ -230,22 +245,42 @@ IdVector<Rank, NodeGroup> even_groups(std::int32_t nodes, std::int32_t groups,
   return result;
 }
 
+// What a machine of `nodes` nodes may have. One node's devices, or nodes of one device, are the
+// only level there is.
+Machine machine_of(std::int32_t nodes, std::int64_t total_work, const GridSpec& spec,
+                   const MachineBounds& bounds) {
+  Machine machine{.layout = {nodes, spec.devices_per_node},
+                  .share = {},
+                  .mean_work = bounds.mean_work,
+                  .eps_compute = spec.eps_compute,
+                  .eps_node = spec.eps_node,
+                  .token_cap = bounds.token_cap,
+                  .node = bounds.node,
+                  .node_weight = spec.node_weight};
+  if (!machine.node) return machine;
+  if (nodes == 1) machine.mean_work = static_cast<double>(total_work) / spec.devices_per_node;
+  if (spec.devices_per_node == 1) machine.eps_compute = spec.eps_node;
+  if (nodes == 1 || spec.devices_per_node == 1) machine.node.reset();
+  return machine;
+}
+
 // More devices than lanes: groups of nodes first, then each group on its own.
 Assignment partition_nodes(GridLevel finest, std::int32_t nodes, const GridSpec& spec,
-                           double mean_work);
+                           const MachineBounds& bounds);
 
 Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, const GridSpec& spec,
-                               double mean_work) {
+                               const MachineBounds& bounds) {
   std::int32_t nodes_that_fit = 1;
   while (LaneLayout::fits(2 * nodes_that_fit, spec.devices_per_node)) nodes_that_fit *= 2;
   const std::int32_t groups = std::min(kMaxLanes, (nodes + nodes_that_fit - 1) / nodes_that_fit);
   const IdVector<Rank, NodeGroup> node_groups = even_groups(nodes, groups, spec.devices_per_node);
   const double mean_nodes = static_cast<double>(nodes) / groups;
   const double mean_devices = mean_nodes * spec.devices_per_node;
-  Machine outer{.layout = {groups, 1}, .share = {}, .mean_work = mean_work * mean_devices};
+  Machine outer{
+      .layout = {groups, 1}, .share = {}, .mean_work = bounds.mean_work * mean_devices, .node = {}};
   for (const NodeGroup& group : node_groups) outer.share.push_back(group.nodes / mean_nodes);
   outer.eps_compute = spec.eps_node;
-  outer.token_cap = static_cast<std::int64_t>(static_cast<double>(spec.token_cap) * mean_devices);
+  outer.token_cap = static_cast<std::int64_t>(static_cast<double>(bounds.token_cap) * mean_devices);
   const Assignment group_of = JointPartitioner(finest, outer, spec).run();
   Assignment result{IdVector<BlockId, Rank>(finest.blocks.ids()),
                     IdVector<TileId, Rank>(finest.tiles.ids())};
@@ -258,7 +293,7 @@ Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, cons
     for (const BlockId b : held.ids()) held[b] = group_of.owner[b] == group;
     SubGrid sub = sub_grid(finest, keep, held);
     const auto [group_nodes, first_device] = node_groups[group];
-    const Assignment inner = partition_nodes(std::move(sub.level), group_nodes, spec, mean_work);
+    const Assignment inner = partition_nodes(std::move(sub.level), group_nodes, spec, bounds);
     for (const TileId t : sub.tile_of.ids()) {
       result.device[sub.tile_of[t]] = Rank{first_device.value + inner.device[t].value};
     }
@@ -271,17 +306,11 @@ Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, cons
 }
 
 Assignment partition_nodes(GridLevel finest, std::int32_t nodes, const GridSpec& spec,
-                           double mean_work) {
+                           const MachineBounds& bounds) {
   if (!LaneLayout::fits(nodes, spec.devices_per_node)) {
-    return partition_in_groups(finest, nodes, spec, mean_work);
+    return partition_in_groups(finest, nodes, spec, bounds);
   }
-  const Machine machine{.layout = {nodes, spec.devices_per_node},
-                        .share = {},
-                        .mean_work = mean_work,
-                        .eps_compute = spec.eps_compute,
-                        .eps_node = spec.eps_node,
-                        .token_cap = spec.token_cap,
-                        .node_weight = spec.node_weight};
+  const Machine machine = machine_of(nodes, finest.total_work, spec, bounds);
   return JointPartitioner(std::move(finest), machine, spec).run();
 }
 
@@ -306,13 +335,22 @@ GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
   GridLevel finest = finest_level(grid);
   const std::vector<std::int64_t> sizes = held_sizes(finest);
   const std::int32_t devices = spec.nodes * spec.devices_per_node;
-  GridSpec used = spec;
-  if (used.token_cap == 0) used.token_cap = longest_first_max(sizes, devices) + largest(sizes);
-  CONTEXTILE_CHECK(largest(sizes) <= used.token_cap,
+  MachineBounds bounds{.mean_work = static_cast<double>(finest.total_work) / devices,
+                       .token_cap = spec.token_cap,
+                       .node = {}};
+  if (spec.bounds == GridBounds::kNested) {
+    const NestedBounds nested = nested_bounds(grid, spec);
+    bounds.token_cap = nested.device_tokens;
+    bounds.node = {nested.node_work, nested.node_tokens};
+  } else if (spec.token_cap == 0) {
+    bounds.token_cap = longest_first_max(sizes, devices) + largest(sizes);
+  }
+  CONTEXTILE_CHECK(largest(sizes) <= bounds.token_cap,
                    "partition: expected blocks of at most {} tokens (the token cap), found {}",
-                   used.token_cap, largest(sizes));
-  const double mean_work = static_cast<double>(finest.total_work) / devices;
-  return partition_nodes(std::move(finest), spec.nodes, used, mean_work);
+                   bounds.token_cap, largest(sizes));
+  GridPartition partition = partition_nodes(std::move(finest), spec.nodes, spec, bounds);
+  if (spec.bounds == GridBounds::kNested) hold_nested_bounds(grid, spec, partition);
+  return partition;
 }
 
 }  // namespace contextile

@@ -16,10 +16,11 @@ std::int64_t block_tokens(const GridState& s, BlockId b) { return s.level->block
 // `any_price`: even if the cost rises.
 Lane best_device(const GridState& s, TileId t, LaneMask candidates, bool any_price) {
   const std::int64_t work = s.level->tiles[t].work;
+  const Lane from = s.place[t];
   Lane best;
   std::int64_t best_delta = 0;
   for_each_lane(candidates, [&](Lane lane) {
-    if (s.load[lane] + work > s.work_limit(lane)) return;
+    if (!s.has_work_room(from, lane, work)) return;
     const std::int64_t delta = s.tile_delta(t, lane);
     const bool better =
         !best.valid() ? delta < 0 || any_price
@@ -55,7 +56,7 @@ bool move_owners(GridState& s) {
     std::int64_t best_delta = overfull ? std::numeric_limits<std::int64_t>::max() : 0;
     Lane best;
     for_each_lane(candidates, [&](Lane to) {
-      if (s.tokens[to] + block_tokens(s, b) > s.token_cap(to)) return;
+      if (!s.has_token_room(from, to, block_tokens(s, b))) return;
       const std::int64_t delta = s.owner_delta(b, to);
       if (delta < best_delta) {
         best_delta = delta;
@@ -76,9 +77,7 @@ bool swap_with(GridState& s, BlockId b, Lane to, OwnedBlocks& owned) {
   if (gain >= 0) return false;
   for (BlockId& other : owned[to]) {
     const std::int64_t shift = block_tokens(s, b) - block_tokens(s, other);
-    if (s.tokens[to] + shift > s.token_cap(to) || s.tokens[from] - shift > s.token_cap(from)) {
-      continue;
-    }
+    if (!s.has_token_room(from, to, shift) || !s.has_token_room(to, from, -shift)) continue;
     if (gain + s.owner_delta(other, from) >= 0) continue;
     s.move_owner(b, to);
     s.move_owner(other, from);

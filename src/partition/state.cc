@@ -48,6 +48,8 @@ void GridState::rebuild() {
   span_.assign(grid.nets(), 0);
   load.assign(layout.lanes(), 0);
   tokens.assign(layout.lanes(), 0);
+  node_load.assign(layout.node_ids(), 0);
+  node_tokens.assign(layout.node_ids(), 0);
   listed_place_.resize(grid.net_tiles.ids());
   for (const TileId t : grid.tiles.ids()) {
     list_place(t, place[t]);
@@ -59,6 +61,10 @@ void GridState::rebuild() {
     load[place[t]] += tile.work;
   }
   for (const BlockId b : grid.blocks.ids()) tokens[owner[b]] += grid.blocks[b].held_tokens;
+  for (const Lane lane : layout.lanes()) {
+    node_load[layout.node(lane)] += load[lane];
+    node_tokens[layout.node(lane)] += tokens[lane];
+  }
   cost = 0;
   for (const GridNetId net : grid.nets()) {
     LaneMask& mask = span_[net];
@@ -95,6 +101,8 @@ void GridState::move_tile(TileId t, Lane to) {
   }
   load[from] -= tile.work;
   load[to] += tile.work;
+  node_load[layout.node(from)] -= tile.work;
+  node_load[layout.node(to)] += tile.work;
   place[t] = PackedLane(to);
   list_place(t, PackedLane(to));
 }
@@ -122,6 +130,8 @@ void GridState::move_owner(BlockId block, Lane to) {
   const std::int64_t moved = level->blocks[block].held_tokens;
   tokens[from] -= moved;
   tokens[to] += moved;
+  node_tokens[layout.node(from)] -= moved;
+  node_tokens[layout.node(to)] += moved;
   owner[block] = PackedLane(to);
 }
 
@@ -194,9 +204,66 @@ void GridState::set_traffic_weight(double weight) {
 double GridState::penalties() const {
   double sum = 0;
   for_each_lane(lanes(), [&](Lane lane) {
-    sum += work_penalty(lane, load[lane]) + token_penalty(lane, tokens[lane]);
+    sum += work_penalty(lane, load[lane], node_load[layout.node(lane)]) +
+           token_penalty(tokens[lane], token_cap(lane));
+  });
+  if (!limits.node) return sum;
+  for (const NodeId n : layout.node_ids()) {
+    sum += node_work_penalty(node_load[n]) + token_penalty(node_tokens[n], limits.node->tokens);
+  }
+  return sum;
+}
+
+double GridState::node_penalties(Lane changed, std::int64_t more) const {
+  const NodeId node = layout.node(changed);
+  const std::int64_t work = node_load[node] + more;
+  double sum = node_work_penalty(work);
+  for_each_lane(layout.node_lanes(node), [&](Lane lane) {
+    sum += work_penalty(lane, load[lane] + (lane == changed ? more : 0), work);
   });
   return sum;
+}
+
+double GridState::work_penalty_delta(Lane from, Lane to, std::int64_t work) const {
+  if (crosses_limited_nodes(from, to)) {
+    return node_penalties(from, -work) - node_penalties(from, 0) + node_penalties(to, work) -
+           node_penalties(to, 0);
+  }
+  const auto penalty = [&](Lane lane, std::int64_t more) {
+    return work_penalty(lane, load[lane] + more, node_load[layout.node(lane)]);
+  };
+  return penalty(from, -work) - penalty(from, 0) + penalty(to, work) - penalty(to, 0);
+}
+
+double GridState::token_penalty_delta(Lane from, Lane to, std::int64_t held) const {
+  const auto penalty = [&](Lane lane, std::int64_t more) {
+    return token_penalty(tokens[lane] + more, token_cap(lane));
+  };
+  const double delta = penalty(from, -held) - penalty(from, 0) + penalty(to, held) - penalty(to, 0);
+  if (!crosses_limited_nodes(from, to)) return delta;
+  const auto node_penalty = [&](Lane lane, std::int64_t more) {
+    return token_penalty(node_tokens[layout.node(lane)] + more, limits.node->tokens);
+  };
+  return delta + node_penalty(from, -held) - node_penalty(from, 0) + node_penalty(to, held) -
+         node_penalty(to, 0);
+}
+
+bool GridState::has_work_room(Lane from, Lane to, std::int64_t work) const {
+  if (!crosses_limited_nodes(from, to)) return load[to] + work <= work_limit(to);
+  const std::int64_t there = node_load[layout.node(to)] + work;
+  if (there > limits.node->work || load[to] + work > work_limit_in(there)) return false;
+  const std::int64_t limit = work_limit_in(node_load[layout.node(from)] - work);
+  bool room = true;
+  for_each_lane(layout.node_lanes(layout.node(from)) & ~lane_bit(from), [&](Lane lane) {
+    room = room && (load[lane] <= limit || load[lane] > work_limit(lane));
+  });
+  return room;
+}
+
+bool GridState::has_token_room(Lane from, Lane to, std::int64_t held) const {
+  if (tokens[to] + held > token_cap(to)) return false;
+  return !crosses_limited_nodes(from, to) ||
+         node_tokens[layout.node(to)] + held <= limits.node->tokens;
 }
 
 }  // namespace contextile

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "partition/level.h"
@@ -86,9 +87,16 @@ enum class Reach : std::uint8_t {
   kInsides,  // devices of the same node
 };
 
+// Limits of nodes while devices are chosen (GridBounds::kNested).
+struct NodeLimits {
+  std::int64_t work = 0;
+  std::int64_t tokens = 0;
+};
+
 struct GridLimits {
   double mean_work = 0;   // of a place (a device, or a node under Reach::kNodes)
-  double work_cap = 1.1;  // in means
+  double work_cap = 1.1;  // in means, with `node` in means of the device's own node
+  std::optional<NodeLimits> node;
   std::int64_t token_cap = 0;
   IdVector<Lane, double> share;  // in mean places; empty: all 1
   std::int64_t node_weight = 3;
@@ -111,6 +119,8 @@ class GridState {
   double traffic_cost = 0;            // 0 unless traffic is on
   IdVector<Lane, std::int64_t> load;  // work
   IdVector<Lane, std::int64_t> tokens;
+  IdVector<NodeId, std::int64_t> node_load;
+  IdVector<NodeId, std::int64_t> node_tokens;
 
   // Recomputes everything derived from place and owner.
   void rebuild();
@@ -150,16 +160,10 @@ class GridState {
   void move_tile(TileId tile, Lane to);
   void move_owner(BlockId block, Lane to);
 
-  [[nodiscard]] double work_penalty(Lane lane, std::int64_t work) const {
-    const double excess =
-        static_cast<double>(work) / (limits.mean_work * share(lane)) - limits.work_cap;
-    return excess > 0 ? limits.work_penalty * excess * (1 + 10 * excess) : 0;
-  }
-  [[nodiscard]] double token_penalty(Lane lane, std::int64_t held) const {
-    const double excess = static_cast<double>(held - token_cap(lane)) / mean_tokens_;
-    return excess > 0 ? limits.token_penalty * excess : 0;
-  }
   [[nodiscard]] double penalties() const;
+  // Change of the penalties if work, or tokens, moved between two lanes.
+  [[nodiscard]] double work_penalty_delta(Lane from, Lane to, std::int64_t work) const;
+  [[nodiscard]] double token_penalty_delta(Lane from, Lane to, std::int64_t held) const;
   // What annealing minimises.
   [[nodiscard]] double energy_without_penalties() const {
     return static_cast<double>(cost) + traffic_cost;
@@ -167,15 +171,49 @@ class GridState {
   [[nodiscard]] double energy() const { return energy_without_penalties() + penalties(); }
   [[nodiscard]] double share(Lane lane) const { return share_[lane]; }
   [[nodiscard]] std::int64_t work_limit(Lane lane) const {
-    return static_cast<std::int64_t>(limits.work_cap * limits.mean_work * share(lane));
+    const NodeId node = layout.node(lane);
+    return limits.node
+               ? work_limit_in(node_load[node])
+               : static_cast<std::int64_t>(limits.work_cap * limits.mean_work * share(lane));
   }
   [[nodiscard]] std::int64_t token_cap(Lane lane) const { return token_cap_[lane]; }
+  // Whether `to`, and its node, have room for what moves there, and none of the devices it leaves
+  // behind comes above its limit.
+  [[nodiscard]] bool has_work_room(Lane from, Lane to, std::int64_t work) const;
+  [[nodiscard]] bool has_token_room(Lane from, Lane to, std::int64_t held) const;
 
  private:
   [[nodiscard]] LaneMask span_after(GridNetId net, BlockId block, Lane from, Lane to) const {
     LaneMask mask = span(net);
     if (count(net, from) == 1 && owner[block] != from) mask &= ~lane_bit(from);
     return mask | lane_bit(to);
+  }
+  // Of a device whose node has that much work.
+  [[nodiscard]] std::int64_t work_limit_in(std::int64_t work_of_node) const {
+    return static_cast<std::int64_t>(limits.work_cap * static_cast<double>(work_of_node) /
+                                     layout.devices_per_node);
+  }
+  [[nodiscard]] double work_penalty(Lane lane, std::int64_t work, std::int64_t work_of_node) const {
+    const double cap = limits.node ? limits.work_cap * static_cast<double>(work_of_node) /
+                                         (limits.mean_work * layout.devices_per_node)
+                                   : limits.work_cap;
+    return overload_penalty(static_cast<double>(work) / (limits.mean_work * share(lane)) - cap);
+  }
+  [[nodiscard]] double node_work_penalty(std::int64_t work) const {
+    return overload_penalty(static_cast<double>(work - limits.node->work) / limits.mean_work);
+  }
+  [[nodiscard]] double overload_penalty(double excess) const {
+    return excess > 0 ? limits.work_penalty * excess * (1 + 10 * excess) : 0;
+  }
+  [[nodiscard]] double token_penalty(std::int64_t held, std::int64_t cap) const {
+    const double excess = static_cast<double>(held - cap) / mean_tokens_;
+    return excess > 0 ? limits.token_penalty * excess : 0;
+  }
+  // Of a node and its devices, had the node and its device `changed` that much more work.
+  [[nodiscard]] double node_penalties(Lane changed, std::int64_t more) const;
+  // Whether limits of nodes count and the lanes are on different ones.
+  [[nodiscard]] bool crosses_limited_nodes(Lane a, Lane b) const {
+    return limits.node && layout.node(a) != layout.node(b);
   }
   void list_place(TileId tile, PackedLane lane) {
     listed_place_[level->row_pin[tile]] = lane;

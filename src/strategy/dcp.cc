@@ -44,10 +44,10 @@ class DcpArranger {
       : workload_(workload), cluster_(cluster), options_(options), request_(request) {
     spec_.nodes = cluster.nodes;
     spec_.devices_per_node = cluster.devices_per_node;
+    spec_.bounds = GridBounds::kNested;
     spec_.eps_node = options.eps_node;
-    // A device's share of its node, of a node's share of the whole.
-    spec_.eps_compute = cluster.nodes > 1 ? (1 + options.eps_node) * (1 + options.eps_device) - 1
-                                          : options.eps_device;
+    spec_.eps_compute = options.eps_device;
+    spec_.data_tolerance = options.data_tolerance;
     spec_.effort = options.effort;
     spec_.seed = request.seed + 1;
   }
@@ -91,17 +91,8 @@ class DcpArranger {
                                     work);
     placement.partition = options_.partitioner == Partitioner::kGrid
                               ? partition_grid(placement.grid, spec_)
-                              : partition_as_hypergraph(placement.grid, hypergraph_spec());
+                              : partition_as_hypergraph(placement.grid, spec_);
     return placement;
-  }
-
-  [[nodiscard]] DcpHypergraphSpec hypergraph_spec() const {
-    return {.nodes = cluster_.nodes,
-            .devices_per_node = cluster_.devices_per_node,
-            .eps_node = options_.eps_node,
-            .eps_device = options_.eps_device,
-            .effort = options_.effort,
-            .seed = spec_.seed};
   }
 
   [[nodiscard]] ArrangedDirection schedule(const Blocking& blocks, const std::vector<Rank>& owners,
@@ -126,10 +117,11 @@ class DcpArranger {
 // Source: Jiang et al., DCP (SOSP 2025), §4: data and computation blocks as a hypergraph, placed on
 // nodes, then devices (§4.2), scheduled in divisions (Listing 3); the partitioner is our own
 // (docs/partition.md). Steps: T divisions; the first needs no communication, results go home after
-// the last. Bytes: what the placement needs; each unit crosses a node boundary once (relays; the
-// original sends it to every device). Memory: all remote units of two divisions, and an accumulator
-// for every remote result. Loses where little communication is left to save and much of it stays
-// exposed: long causal documents on few devices (the paper's §7.5).
+// the last. Bytes: what the placement needs, a copy of a unit for every device, across nodes, too;
+// with relays=on, which is ours, a unit crosses a node boundary once. Memory: all remote units of
+// two divisions, and an accumulator for every remote result. Loses where little communication is
+// left to save and much of it stays exposed: long causal documents on few devices (the paper's
+// §7.5).
 class DcpStrategy : public TypedStrategy<DcpOptions> {
  public:
   DcpStrategy()
@@ -176,16 +168,21 @@ class DcpStrategy : public TypedStrategy<DcpOptions> {
   static OptionTable<DcpOptions> option_table() {
     OptionTable<DcpOptions> table;
     return table.integer("T", &DcpOptions::divisions, 2, 1 << 10, "divisions of the schedule")
-        .real("eps_node", &DcpOptions::eps_node, 0, 100, "compute imbalance allowed between nodes")
+        .real("eps_node", &DcpOptions::eps_node, 0, 100,
+              "compute of a node above the mean of nodes, as a share of it")
         .real("eps_device", &DcpOptions::eps_device, 0, 100,
-              "compute imbalance allowed between a node's devices")
+              "compute of a device above the mean of its own node, as a share of it")
+        .real("data_tolerance", &DcpOptions::data_tolerance, 0, 1 << 20,
+              "blocks that a node or a device may own beyond what packing them longest first needs")
         .integer("head_groups", &DcpOptions::head_groups, 0, 1 << 16,
                  "groups the KV heads are split into, a divisor of them; 0: one each")
         .choice("results", &DcpOptions::results, {"after", "early"},
                 "partial results leave after all attention, as the original's, or after a "
                 "device's last tile of the unit: after, early")
-        .on_off("relays", &DcpOptions::relays,
-                "a unit crosses a node boundary once and is passed on inside: on, off")
+        .on_off(
+            "relays", &DcpOptions::relays,
+            "a unit crosses a node boundary once and is passed on inside; off, as the original: "
+            "every device is sent its own copy: on, off")
         .choice("cuts", &DcpOptions::cuts, {"none", "edges"},
                 "blocks end every block_size tokens, as the original's, or also where bands of "
                 "the masks begin or end, in long sequences: none, edges")

@@ -1,6 +1,6 @@
 #include "strategy/dcp_hypergraph.h"
 
-#include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -9,32 +9,18 @@
 namespace contextile {
 namespace {
 
-// (1 + eps) · mean, or the heaviest tile.
-std::int64_t work_limit(const Hypergraph& graph, std::int32_t parts, double eps) {
-  std::int64_t work = 0;
-  std::int64_t heaviest = 0;
-  for (const HyperWeight& weight : graph.vertex_weights) {
-    work += weight.compute;
-    heaviest = std::max(heaviest, weight.compute);
-  }
-  const double allowed = (1 + eps) * static_cast<double>(work) / parts;
-  const double sensible = std::min(allowed, static_cast<double>(work));  // eps may be anything
-  return std::max(static_cast<std::int64_t>(sensible), heaviest);
+// Bytes of a token in all head groups.
+std::int64_t bytes_per_token(const AttentionGrid& grid) {
+  return (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
 }
 
-// The most bytes of a part where longest-first packing balances the blocks.
-std::int64_t least_data(const Hypergraph& graph, std::int32_t parts) {
-  std::vector<std::int64_t> sizes;
+// Of the tiles among the vertices.
+std::int64_t work_bound_of(const Hypergraph& graph, std::int32_t parts, double eps) {
+  std::vector<std::int64_t> work;
   for (const HyperWeight& weight : graph.vertex_weights) {
-    if (weight.data > 0) sizes.push_back(weight.data);
+    if (weight.compute > 0) work.push_back(weight.compute);
   }
-  return longest_first_max(std::move(sizes), parts);
-}
-
-std::int64_t heaviest_block(const Hypergraph& graph) {
-  std::int64_t heaviest = 0;
-  for (const HyperWeight& weight : graph.vertex_weights) heaviest = std::max(heaviest, weight.data);
-  return heaviest;
+  return work_bound(std::move(work), parts, eps);
 }
 
 }  // namespace
@@ -42,13 +28,12 @@ std::int64_t heaviest_block(const Hypergraph& graph) {
 Hypergraph hypergraph_of(const AttentionGrid& grid) {
   Hypergraph graph;
   const IdRange<GroupId> groups(grid.head_groups);
-  const std::int64_t bytes_per_token =
-      (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
+  const std::int64_t token_bytes = bytes_per_token(grid);
   using Pins = IdVector<GroupId, std::vector<VertexId>>;
   IdVector<BlockId, Pins> rows;
   IdVector<BlockId, Pins> columns;
   for (const GridBlock& block : grid.blocks) {
-    const Pins owned(groups, {graph.add_vertex({0, block.tokens * bytes_per_token})});
+    const Pins owned(groups, {graph.add_vertex({0, block.tokens * token_bytes})});
     rows.push_back(owned);
     columns.push_back(owned);
   }
@@ -88,7 +73,7 @@ HypergraphShare share_of(const Hypergraph& graph, const IdVector<VertexId, PartI
   return share;
 }
 
-GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHypergraphSpec& spec) {
+GridPartition partition_as_hypergraph(const AttentionGrid& grid, const GridSpec& spec) {
   const Hypergraph graph = hypergraph_of(grid);
   check_hypergraph(graph, "dcp");
   const auto split = [&spec](const Hypergraph& whole, std::int32_t parts, HyperWeight capacity) {
@@ -100,19 +85,18 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHyperg
     problem.num_starts = 1;  // more gain a few percent of bytes for twice the time
     return partition_hypergraph(whole, problem);
   };
-  const std::int64_t block = heaviest_block(graph);
+  const NestedBounds bounds = nested_bounds(grid, spec);
+  const std::int64_t token_bytes = bytes_per_token(grid);
   const HypergraphPartition nodes =
-      split(graph, spec.nodes,
-            {work_limit(graph, spec.nodes, spec.eps_node), least_data(graph, spec.nodes) + block});
+      split(graph, spec.nodes, {bounds.node_work, bounds.node_tokens * token_bytes});
   const std::int32_t per_node = spec.devices_per_node;
-  const std::int64_t device_data = least_data(graph, spec.nodes * per_node) + block;
   IdVector<VertexId, Rank> device_of(graph.vertices());
   for (const PartId node : IdRange<PartId>(spec.nodes)) {
     const HypergraphShare share = share_of(graph, nodes.part, node);
-    // What the node was given must fit, even if it is more than its share.
-    const std::int64_t data = std::max(device_data, least_data(share.graph, per_node));
     const HypergraphPartition inside =
-        split(share.graph, per_node, {work_limit(share.graph, per_node, spec.eps_device), data});
+        split(share.graph, per_node,
+              {work_bound_of(share.graph, per_node, spec.eps_compute),
+               bounds.device_tokens * token_bytes});
     for (const VertexId v : share.vertices.ids()) {
       device_of[share.vertices[v]] = Rank{node.value * per_node + inside.part[v].value};
     }
@@ -125,6 +109,7 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const DcpHyperg
       placed.device.push_back(device);
     }
   }
+  hold_nested_bounds(grid, spec, placed);
   return placed;
 }
 

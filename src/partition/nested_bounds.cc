@@ -1,0 +1,142 @@
+// DCP's constraints (Jiang et al., SOSP 2025, §4.2) as numbers, and a partition made to keep them.
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "contextile/partition.h"
+#include "partition/rebalance.h"
+
+namespace contextile {
+namespace {
+
+std::vector<std::int64_t> tokens_of(const AttentionGrid& grid) {
+  std::vector<std::int64_t> tokens;
+  tokens.reserve(grid.blocks.size());
+  for (const GridBlock& block : grid.blocks) tokens.push_back(block.tokens);
+  return tokens;
+}
+
+// (1 + eps) · mean, rounded down.
+std::int64_t share_with(double eps, std::int64_t total, std::int32_t parts) {
+  const double allowed = (1 + eps) * static_cast<double>(total) / parts;
+  return static_cast<std::int64_t>(std::min(allowed, static_cast<double>(total)));
+}
+
+std::int64_t sum_of(const std::vector<std::int64_t>& weights) {
+  std::int64_t sum = 0;
+  for (const std::int64_t weight : weights) sum += weight;
+  return sum;
+}
+
+// The fullest device where blocks go longest first to nodes, then to the devices of each.
+std::int64_t longest_first_twice(const AttentionGrid& grid, const GridSpec& spec) {
+  std::vector<std::int64_t> sizes = tokens_of(grid);
+  std::ranges::sort(sizes, std::ranges::greater{});
+  std::vector<std::vector<std::int64_t>> nodes(static_cast<std::size_t>(spec.nodes));
+  std::vector<std::int64_t> held(nodes.size());
+  for (const std::int64_t size : sizes) {
+    const auto least = std::ranges::min_element(held) - held.begin();
+    held[static_cast<std::size_t>(least)] += size;
+    nodes[static_cast<std::size_t>(least)].push_back(size);
+  }
+  std::int64_t most = 0;
+  for (std::vector<std::int64_t>& node : nodes) {
+    most = std::max(most, longest_first_max(std::move(node), spec.devices_per_node));
+  }
+  return most;
+}
+
+class Holder {
+ public:
+  Holder(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition)
+      : spec_(spec), bounds_(nested_bounds(grid, spec)), pinned_(grid, spec, partition) {}
+
+  void run() {
+    hold_tokens();
+    hold_work();
+  }
+
+ private:
+  [[nodiscard]] DeviceParts all_nodes() const {
+    return {Rank{0}, spec_.nodes, spec_.devices_per_node};
+  }
+  [[nodiscard]] DeviceParts devices_of(std::int32_t node) const {
+    return {Rank{node * spec_.devices_per_node}, spec_.devices_per_node, 1};
+  }
+  // Blocks, or tiles, on these devices.
+  [[nodiscard]] std::vector<GridVertexId> vertices_on(const DeviceParts& parts, bool tiles) const {
+    std::vector<GridVertexId> on;
+    const std::int32_t first = tiles ? pinned_.num_blocks() : 0;
+    const std::int32_t last = tiles ? pinned_.num_vertices() : pinned_.num_blocks();
+    for (std::int32_t v = first; v < last; ++v) {
+      if (parts.holds(pinned_.device(GridVertexId{v}))) on.push_back(GridVertexId{v});
+    }
+    return on;
+  }
+
+  void hold_tokens() {
+    const auto of_nodes = [&] {
+      return Rebalance(pinned_, vertices_on(all_nodes(), false), all_nodes(), bounds_.node_tokens);
+    };
+    const auto of_devices = [&](std::int32_t node) {
+      const DeviceParts parts = devices_of(node);
+      return Rebalance(pinned_, vertices_on(parts, false), parts, bounds_.device_tokens);
+    };
+    bool held = of_nodes().run();
+    for (std::int32_t n = 0; n < spec_.nodes && held; ++n) held = of_devices(n).run();
+    if (held) return;
+    of_nodes().pack_longest_first();
+    for (std::int32_t n = 0; n < spec_.nodes; ++n) of_devices(n).pack_longest_first();
+  }
+
+  void hold_work() {
+    hold_work_of(all_nodes(), spec_.eps_node);
+    for (std::int32_t n = 0; n < spec_.nodes; ++n) hold_work_of(devices_of(n), spec_.eps_compute);
+  }
+
+  void hold_work_of(const DeviceParts& parts, double eps) {
+    std::vector<GridVertexId> tiles = vertices_on(parts, true);
+    std::vector<std::int64_t> work;
+    work.reserve(tiles.size());
+    for (const GridVertexId t : tiles) work.push_back(pinned_.weight(t));
+    Rebalance rebalance(pinned_, std::move(tiles), parts,
+                        share_with(eps, sum_of(work), parts.count));
+    if (rebalance.run()) return;
+    if (rebalance.fullest() > longest_first_max(std::move(work), parts.count)) {
+      rebalance.pack_longest_first();
+    }
+  }
+
+  const GridSpec& spec_;
+  NestedBounds bounds_;
+  PinnedGrid pinned_;
+};
+
+}  // namespace
+
+std::int64_t work_bound(std::vector<std::int64_t> weights, std::int32_t parts, double eps) {
+  const std::int64_t share = share_with(eps, sum_of(weights), parts);
+  return std::max(share, longest_first_max(std::move(weights), parts));
+}
+
+NestedBounds nested_bounds(const AttentionGrid& grid, const GridSpec& spec) {
+  std::vector<std::int64_t> work;
+  work.reserve(grid.tiles.size());
+  for (const GridTile& tile : grid.tiles) work.push_back(tile.work);
+  const std::vector<std::int64_t> sizes = tokens_of(grid);
+  const std::int64_t largest = sizes.empty() ? 0 : std::ranges::max(sizes);
+  const auto tolerated = static_cast<std::int64_t>(std::min(
+      spec.data_tolerance * static_cast<double>(largest), static_cast<double>(sum_of(sizes))));
+  const std::int32_t devices = spec.nodes * spec.devices_per_node;
+  return {.node_work = work_bound(std::move(work), spec.nodes, spec.eps_node),
+          .node_tokens = longest_first_max(sizes, spec.nodes) + tolerated,
+          .device_tokens = std::max(longest_first_max(sizes, devices) + tolerated,
+                                    longest_first_twice(grid, spec))};
+}
+
+void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition) {
+  Holder(grid, spec, partition).run();
+}
+
+}  // namespace contextile

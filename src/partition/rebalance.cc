@@ -1,0 +1,210 @@
+#include "partition/rebalance.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+// With more devices than that a vertex looks at those its nets reach and at the emptiest parts.
+constexpr std::int32_t kFewDevices = 64;
+constexpr std::size_t kEmptiestParts = 16;
+// Vertices of equal weight that are compared for one swap.
+constexpr int kEqualsForSwap = 8;
+
+}  // namespace
+
+Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts,
+                     std::int64_t limit)
+    : grid_(grid),
+      vertices_(std::move(vertices)),
+      parts_(parts),
+      limit_(limit),
+      load_(parts.ids()),
+      device_load_(IdRange<Rank>(parts.count * parts.devices)) {
+  for (const GridVertexId v : vertices_) {
+    const Rank device = grid_.device(v);
+    load_[parts_.of(device)] += grid_.weight(v);
+    device_load_[Rank{device.value - parts_.first_device.value}] += grid_.weight(v);
+  }
+}
+
+std::int64_t Rebalance::fullest() const { return *std::ranges::max_element(load_); }
+
+bool Rebalance::run() {
+  while (true) {
+    const std::vector<GridPartId> above = above_limit();
+    if (above.empty()) return true;
+    PartLists lists = by_part();
+    bool progress = false;
+    for (const GridPartId part : above) progress = shed(part, lists[part]) || progress;
+    if (progress) continue;
+    for (const GridPartId part : above) progress = swap_out(part, lists) || progress;
+    if (!progress) return false;
+  }
+}
+
+std::vector<GridPartId> Rebalance::above_limit() const {
+  std::vector<GridPartId> above;
+  for (const GridPartId p : parts_.ids()) {
+    if (over(p) > 0) above.push_back(p);
+  }
+  std::ranges::stable_sort(above, std::ranges::greater{}, [this](GridPartId p) { return over(p); });
+  return above;
+}
+
+Rebalance::PartLists Rebalance::by_part() const {
+  PartLists lists(parts_.ids());
+  for (const GridVertexId v : vertices_) lists[parts_.of(grid_.device(v))].push_back(v);
+  for (std::vector<GridVertexId>& list : lists) {
+    std::ranges::stable_sort(list, {}, [this](GridVertexId v) { return grid_.weight(v); });
+  }
+  return lists;
+}
+
+void Rebalance::move(GridVertexId v, Rank to) {
+  const std::int64_t weight = grid_.weight(v);
+  const std::int32_t first = parts_.first_device.value;
+  const Rank from = grid_.device(v);
+  load_[parts_.of(from)] -= weight;
+  load_[parts_.of(to)] += weight;
+  device_load_[Rank{from.value - first}] -= weight;
+  device_load_[Rank{to.value - first}] += weight;
+  grid_.move(v, to);
+}
+
+// ------------------------------------------------------------------------------------- moves
+
+// Devices of other parts that have room.
+std::vector<Rank> Rebalance::targets(GridVertexId v, GridPartId from) const {
+  std::vector<Rank> devices;
+  const auto append_part = [&](GridPartId part) {
+    for (std::int32_t d = 0; d < parts_.devices; ++d) {
+      devices.push_back(Rank{parts_.first_device.value + part.value * parts_.devices + d});
+    }
+  };
+  if (parts_.count * parts_.devices <= kFewDevices) {
+    for (const GridPartId p : parts_.ids()) append_part(p);
+  } else {
+    grid_.append_devices(v, devices);
+    std::vector<GridPartId> emptiest(parts_.ids().begin(), parts_.ids().end());
+    const auto last = emptiest.begin() + std::min(kEmptiestParts, emptiest.size());
+    std::ranges::partial_sort(emptiest, last, {},
+                              [this](GridPartId p) { return std::pair(load_[p], p); });
+    for (auto part = emptiest.begin(); part != last; ++part) append_part(*part);
+  }
+  std::erase_if(devices, [&](Rank d) {
+    return !parts_.holds(d) || parts_.of(d) == from ||
+           load_[parts_.of(d)] + grid_.weight(v) > limit_;
+  });
+  return devices;
+}
+
+Rebalance::Move Rebalance::best_move(GridVertexId v) const {
+  const GridPartId from = parts_.of(grid_.device(v));
+  Move best{.vertex = v};
+  std::tuple<std::int64_t, std::int64_t, std::int64_t, Rank> least;
+  for (const Rank to : targets(v, from)) {
+    const std::tuple candidate(grid_.delta(v, to), load_[parts_.of(to)],
+                               device_load_[Rank{to.value - parts_.first_device.value}], to);
+    if (best.to.valid() && candidate >= least) continue;
+    least = candidate;
+    best.to = to;
+  }
+  if (!best.to.valid()) return best;
+  const auto cost = static_cast<double>(std::get<0>(least));
+  const auto removed = static_cast<double>(std::min(grid_.weight(v), over(from)));
+  best.price = cost > 0 ? cost / removed : cost;
+  return best;
+}
+
+bool Rebalance::shed(GridPartId part, const std::vector<GridVertexId>& vertices) {
+  std::vector<Move> moves;
+  for (const GridVertexId v : vertices) {
+    const Move move = grid_.weight(v) > 0 ? best_move(v) : Move{};
+    if (move.to.valid()) moves.push_back(move);
+  }
+  std::ranges::sort(moves, {}, [](const Move& m) { return std::pair(m.price, m.vertex); });
+  bool progress = false;
+  for (const Move& planned : moves) {
+    if (over(part) <= 0) break;
+    const Move now = best_move(planned.vertex);  // earlier moves may have filled the target
+    if (!now.to.valid()) continue;
+    move(now.vertex, now.to);
+    progress = true;
+  }
+  return progress;
+}
+
+// ------------------------------------------------------------------------------------- swaps
+
+// The swap with a lighter vertex elsewhere that takes most off what is above the limit.
+Rebalance::Swap Rebalance::best_swap(GridPartId from, const PartLists& lists) const {
+  Swap best;
+  for (const GridVertexId out : lists[from]) {
+    for (const GridPartId p : parts_.ids()) {
+      const std::int64_t room = limit_ - load_[p];
+      if (p == from || room <= 0) continue;
+      const std::int64_t least = grid_.weight(out) - room;
+      auto in = std::ranges::lower_bound(lists[p], least, {},
+                                         [this](GridVertexId v) { return grid_.weight(v); });
+      for (int i = 0; i < kEqualsForSwap && in != lists[p].end(); ++i, ++in) {
+        const std::int64_t lighter = grid_.weight(out) - grid_.weight(*in);
+        const std::int64_t removed = std::min(lighter, over(from));
+        if (lighter <= 0 || removed < best.removed) break;
+        const std::int64_t cost =
+            grid_.delta(out, grid_.device(*in)) + grid_.delta(*in, grid_.device(out));
+        if (removed > best.removed || cost < best.cost) best = {removed, cost, out, *in};
+      }
+    }
+  }
+  return best;
+}
+
+bool Rebalance::swap_out(GridPartId part, PartLists& lists) {
+  bool progress = false;
+  while (over(part) > 0) {
+    const Swap swap = best_swap(part, lists);
+    if (swap.removed == 0) break;
+    const Rank from = grid_.device(swap.out);
+    const Rank to = grid_.device(swap.in);
+    move(swap.out, to);
+    move(swap.in, from);
+    lists = by_part();
+    progress = true;
+  }
+  return progress;
+}
+
+// ------------------------------------------------------------------------------------- packing
+
+Rank Rebalance::cheapest_device(GridVertexId v, GridPartId part) const {
+  const std::int32_t first = parts_.first_device.value + part.value * parts_.devices;
+  Rank best{first};
+  for (const Rank in_part : IdRange<Rank>(parts_.devices)) {
+    const Rank device{first + in_part.value};
+    if (grid_.delta(v, device) < grid_.delta(v, best)) best = device;
+  }
+  return best;
+}
+
+void Rebalance::pack_longest_first() {
+  std::ranges::stable_sort(vertices_, std::ranges::greater{},
+                           [this](GridVertexId v) { return grid_.weight(v); });
+  IdVector<GridPartId, std::int64_t> packed(parts_.ids());
+  for (const GridVertexId v : vertices_) {
+    const std::int64_t least = *std::ranges::min_element(packed);
+    Rank best;
+    for (const GridPartId p : parts_.ids()) {
+      if (packed[p] != least) continue;
+      const Rank device = cheapest_device(v, p);
+      if (!best.valid() || grid_.delta(v, device) < grid_.delta(v, best)) best = device;
+    }
+    packed[parts_.of(best)] += grid_.weight(v);
+    move(v, best);
+  }
+}
+
+}  // namespace contextile

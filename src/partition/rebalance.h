@@ -1,0 +1,80 @@
+// Parts that must not have more than a limit, and what brings them below it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "partition/pins.h"
+
+namespace contextile {
+
+using GridPartId = Id<struct GridPartTag>;
+
+// Consecutive parts of equally many consecutive devices: nodes, or the devices of one node.
+struct DeviceParts {
+  Rank first_device{0};
+  std::int32_t count = 1;
+  std::int32_t devices = 1;  // of each
+
+  [[nodiscard]] IdRange<GridPartId> ids() const { return IdRange<GridPartId>(count); }
+  [[nodiscard]] GridPartId of(Rank device) const {
+    return GridPartId{(device.value - first_device.value) / devices};
+  }
+  [[nodiscard]] bool holds(Rank device) const {
+    return device.value >= first_device.value &&
+           device.value < first_device.value + count * devices;
+  }
+};
+
+// Brings the parts to hold at most `limit` of the vertices' weight each. All vertices must be on
+// the parts' devices and stay there.
+class Rebalance {
+ public:
+  Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts,
+            std::int64_t limit);
+
+  // Moves vertices out of parts above the limit into parts with room, cheapest bytes per weight
+  // first, and swaps them where none fits. Ends because each step lowers what is above the limit.
+  // Whether nothing is any more.
+  bool run();
+  // Every vertex anew, heaviest first to the part with least, cheapest bytes of equals: the fullest
+  // part is longest_first_max.
+  void pack_longest_first();
+
+  [[nodiscard]] std::int64_t fullest() const;
+
+ private:
+  struct Move {
+    double price = 0;
+    GridVertexId vertex;
+    Rank to{};  // invalid: none
+  };
+  struct Swap {
+    std::int64_t removed = 0;  // 0: none
+    std::int64_t cost = 0;
+    GridVertexId out;
+    GridVertexId in;
+  };
+  using PartLists = IdVector<GridPartId, std::vector<GridVertexId>>;
+
+  [[nodiscard]] std::int64_t over(GridPartId part) const { return load_[part] - limit_; }
+  [[nodiscard]] std::vector<GridPartId> above_limit() const;
+  [[nodiscard]] PartLists by_part() const;  // lightest first
+  [[nodiscard]] std::vector<Rank> targets(GridVertexId v, GridPartId from) const;
+  [[nodiscard]] Move best_move(GridVertexId v) const;
+  [[nodiscard]] Swap best_swap(GridPartId from, const PartLists& lists) const;
+  bool shed(GridPartId part, const std::vector<GridVertexId>& vertices);
+  bool swap_out(GridPartId part, PartLists& lists);
+  void move(GridVertexId v, Rank to);
+  [[nodiscard]] Rank cheapest_device(GridVertexId v, GridPartId part) const;
+
+  PinnedGrid& grid_;
+  std::vector<GridVertexId> vertices_;
+  DeviceParts parts_;
+  std::int64_t limit_;
+  IdVector<GridPartId, std::int64_t> load_;
+  IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
+};
+
+}  // namespace contextile
