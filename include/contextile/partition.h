@@ -114,7 +114,7 @@ struct NestedBounds {
 
 // Moves and swaps blocks and tiles of a partition, cheapest bytes first, until it keeps the nested
 // bounds. Where that ends without keeping them, longest-first packing of what is out of bounds
-// does. Any partition becomes one that keeps them; one that does stays as it is.
+// does, so any partition becomes one that keeps them. Nothing moves where every eps is kept.
 void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition);
 
 // ------------------------------------------------------------------------------- relays

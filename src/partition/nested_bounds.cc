@@ -77,14 +77,15 @@ class Holder {
 
   void hold_tokens() {
     const auto of_nodes = [&] {
-      return Rebalance(pinned_, vertices_on(all_nodes(), false), all_nodes(), bounds_.node_tokens);
+      return Rebalance(pinned_, vertices_on(all_nodes(), false), all_nodes());
     };
     const auto of_devices = [&](std::int32_t node) {
       const DeviceParts parts = devices_of(node);
-      return Rebalance(pinned_, vertices_on(parts, false), parts, bounds_.device_tokens);
+      return Rebalance(pinned_, vertices_on(parts, false), parts);
     };
-    bool held = of_nodes().run();
-    for (std::int32_t n = 0; n < spec_.nodes && held; ++n) held = of_devices(n).run();
+    bool held = of_nodes().bring_below(bounds_.node_tokens);
+    for (std::int32_t n = 0; n < spec_.nodes && held; ++n)
+      held = of_devices(n).bring_below(bounds_.device_tokens);
     if (held) return;
     of_nodes().pack_longest_first();
     for (std::int32_t n = 0; n < spec_.nodes; ++n) of_devices(n).pack_longest_first();
@@ -100,12 +101,11 @@ class Holder {
     std::vector<std::int64_t> work;
     work.reserve(tiles.size());
     for (const GridVertexId t : tiles) work.push_back(pinned_.weight(t));
-    Rebalance rebalance(pinned_, std::move(tiles), parts,
-                        share_with(eps, sum_of(work), parts.count));
-    if (rebalance.run()) return;
-    if (rebalance.fullest() > longest_first_max(std::move(work), parts.count)) {
-      rebalance.pack_longest_first();
-    }
+    Rebalance rebalance(pinned_, std::move(tiles), parts);
+    const bool held = rebalance.bring_below(share_with(eps, sum_of(work), parts.count)) ||
+                      rebalance.bring_below(longest_first_max(std::move(work), parts.count));
+    if (!held) rebalance.pack_longest_first();
+    if (rebalance.changed() && parts.devices == 1) rebalance.lower_cost();
   }
 
   const GridSpec& spec_;

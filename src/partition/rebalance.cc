@@ -11,17 +11,21 @@ namespace {
 // With more devices than that a vertex looks at those its nets reach and at the emptiest parts.
 constexpr std::int32_t kFewDevices = 64;
 constexpr std::size_t kEmptiestParts = 16;
-// Vertices of equal weight that are compared for one swap.
-constexpr int kEqualsForSwap = 8;
+// Vertices of a part that are compared to swap one vertex with.
+constexpr int kSwapsOfPart = 8;
+
+// Gains come first, then the cheapest cost per weight removed from what is above the limit.
+double price_of(std::int64_t cost, std::int64_t removed) {
+  const auto bytes = static_cast<double>(cost);
+  return cost > 0 ? bytes / static_cast<double>(removed) : bytes;
+}
 
 }  // namespace
 
-Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts,
-                     std::int64_t limit)
+Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts)
     : grid_(grid),
       vertices_(std::move(vertices)),
       parts_(parts),
-      limit_(limit),
       load_(parts.ids()),
       device_load_(IdRange<Rank>(parts.count * parts.devices)) {
   for (const GridVertexId v : vertices_) {
@@ -31,9 +35,8 @@ Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const
   }
 }
 
-std::int64_t Rebalance::fullest() const { return *std::ranges::max_element(load_); }
-
-bool Rebalance::run() {
+bool Rebalance::bring_below(std::int64_t limit) {
+  limit_ = limit;
   while (true) {
     const std::vector<GridPartId> above = above_limit();
     if (above.empty()) return true;
@@ -73,6 +76,7 @@ void Rebalance::move(GridVertexId v, Rank to) {
   device_load_[Rank{from.value - first}] -= weight;
   device_load_[Rank{to.value - first}] += weight;
   grid_.move(v, to);
+  changed_ = true;
 }
 
 // ------------------------------------------------------------------------------------- moves
@@ -114,9 +118,7 @@ Rebalance::Move Rebalance::best_move(GridVertexId v) const {
     best.to = to;
   }
   if (!best.to.valid()) return best;
-  const auto cost = static_cast<double>(std::get<0>(least));
-  const auto removed = static_cast<double>(std::min(grid_.weight(v), over(from)));
-  best.price = cost > 0 ? cost / removed : cost;
+  best.price = price_of(std::get<0>(least), std::min(grid_.weight(v), over(from)));
   return best;
 }
 
@@ -140,26 +142,35 @@ bool Rebalance::shed(GridPartId part, const std::vector<GridVertexId>& vertices)
 
 // ------------------------------------------------------------------------------------- swaps
 
-// The swap with a lighter vertex elsewhere that takes most off what is above the limit.
-Rebalance::Swap Rebalance::best_swap(GridPartId from, const PartLists& lists) const {
-  Swap best;
+// Calls visit for swaps with a lighter vertex of another part that has room for the difference.
+template <typename Visit>
+void Rebalance::for_each_swap(GridPartId from, const PartLists& lists, const Visit& visit) const {
+  const auto weight = [this](GridVertexId v) { return grid_.weight(v); };
   for (const GridVertexId out : lists[from]) {
     for (const GridPartId p : parts_.ids()) {
       const std::int64_t room = limit_ - load_[p];
       if (p == from || room <= 0) continue;
-      const std::int64_t least = grid_.weight(out) - room;
-      auto in = std::ranges::lower_bound(lists[p], least, {},
-                                         [this](GridVertexId v) { return grid_.weight(v); });
-      for (int i = 0; i < kEqualsForSwap && in != lists[p].end(); ++i, ++in) {
-        const std::int64_t lighter = grid_.weight(out) - grid_.weight(*in);
-        const std::int64_t removed = std::min(lighter, over(from));
-        if (lighter <= 0 || removed < best.removed) break;
-        const std::int64_t cost =
-            grid_.delta(out, grid_.device(*in)) + grid_.delta(*in, grid_.device(out));
-        if (removed > best.removed || cost < best.cost) best = {removed, cost, out, *in};
+      auto in = std::ranges::lower_bound(lists[p], weight(out) - room, {}, weight);
+      for (int i = 0; i < kSwapsOfPart && in != lists[p].end(); ++i, ++in) {
+        if (weight(*in) >= weight(out)) break;
+        visit(Swap{std::min(weight(out) - weight(*in), over(from)), 0, out, *in});
       }
     }
   }
+}
+
+// The cheapest of the swaps that take about as much off what is above the limit as any.
+Rebalance::Swap Rebalance::best_swap(GridPartId from, const PartLists& lists) const {
+  std::int64_t most = 0;
+  for_each_swap(from, lists, [&](const Swap& swap) { most = std::max(most, swap.removed); });
+  Swap best;
+  for_each_swap(from, lists, [&](Swap swap) {
+    if (2 * swap.removed < most) return;
+    swap.price = price_of(
+        grid_.delta(swap.out, grid_.device(swap.in)) + grid_.delta(swap.in, grid_.device(swap.out)),
+        swap.removed);
+    if (best.removed == 0 || swap.price < best.price) best = swap;
+  });
   return best;
 }
 
@@ -176,6 +187,47 @@ bool Rebalance::swap_out(GridPartId part, PartLists& lists) {
     progress = true;
   }
   return progress;
+}
+
+// ------------------------------------------------------------------------------------- polish
+
+void Rebalance::lower_cost() {
+  constexpr int kPasses = 6;
+  bool progress = true;
+  for (int pass = 0; pass < kPasses && progress; ++pass) {
+    progress = false;
+    for (const GridVertexId v : vertices_) progress = move_if_cheaper(v) || progress;
+    const PartLists lists = by_part();
+    for (const GridVertexId v : vertices_) progress = swap_if_cheaper(v, lists) || progress;
+  }
+}
+
+bool Rebalance::move_if_cheaper(GridVertexId v) {
+  const Move best = best_move(v);
+  if (!best.to.valid() || grid_.delta(v, best.to) >= 0) return false;
+  move(v, best.to);
+  return true;
+}
+
+// With a vertex of a part that it is cheaper in.
+bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
+  const Rank from = grid_.device(v);
+  for (const GridPartId p : parts_.ids()) {
+    const Rank to{parts_.first_device.value + p.value * parts_.devices};
+    const std::int64_t gain = to == from ? 0 : grid_.delta(v, to);
+    if (gain >= 0) continue;
+    for (const GridVertexId other : lists[p]) {
+      const std::int64_t more = grid_.weight(v) - grid_.weight(other);
+      if (grid_.device(other) != to || load_[p] + more > limit_ ||
+          load_[parts_.of(from)] - more > limit_ || gain + grid_.delta(other, from) >= 0) {
+        continue;
+      }
+      move(v, to);
+      move(other, from);
+      return true;
+    }
+  }
+  return false;
 }
 
 // ------------------------------------------------------------------------------------- packing

@@ -27,22 +27,22 @@ struct DeviceParts {
   }
 };
 
-// Brings the parts to hold at most `limit` of the vertices' weight each. All vertices must be on
+// Brings the parts to hold at most so much of the vertices' weight each. All vertices must be on
 // the parts' devices and stay there.
 class Rebalance {
  public:
-  Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts,
-            std::int64_t limit);
+  Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts);
 
   // Moves vertices out of parts above the limit into parts with room, cheapest bytes per weight
   // first, and swaps them where none fits. Ends because each step lowers what is above the limit.
   // Whether nothing is any more.
-  bool run();
+  bool bring_below(std::int64_t limit);
   // Every vertex anew, heaviest first to the part with least, cheapest bytes of equals: the fullest
   // part is longest_first_max.
   void pack_longest_first();
-
-  [[nodiscard]] std::int64_t fullest() const;
+  // Moves and swaps that cost less and keep the last limit, parts of one device each.
+  void lower_cost();
+  [[nodiscard]] bool changed() const { return changed_; }  // whether anything has moved
 
  private:
   struct Move {
@@ -52,7 +52,7 @@ class Rebalance {
   };
   struct Swap {
     std::int64_t removed = 0;  // 0: none
-    std::int64_t cost = 0;
+    double price = 0;
     GridVertexId out;
     GridVertexId in;
   };
@@ -63,16 +63,21 @@ class Rebalance {
   [[nodiscard]] PartLists by_part() const;  // lightest first
   [[nodiscard]] std::vector<Rank> targets(GridVertexId v, GridPartId from) const;
   [[nodiscard]] Move best_move(GridVertexId v) const;
+  template <typename Visit>
+  void for_each_swap(GridPartId from, const PartLists& lists, const Visit& visit) const;
   [[nodiscard]] Swap best_swap(GridPartId from, const PartLists& lists) const;
   bool shed(GridPartId part, const std::vector<GridVertexId>& vertices);
   bool swap_out(GridPartId part, PartLists& lists);
+  bool move_if_cheaper(GridVertexId v);
+  bool swap_if_cheaper(GridVertexId v, const PartLists& lists);
   void move(GridVertexId v, Rank to);
   [[nodiscard]] Rank cheapest_device(GridVertexId v, GridPartId part) const;
 
   PinnedGrid& grid_;
   std::vector<GridVertexId> vertices_;
   DeviceParts parts_;
-  std::int64_t limit_;
+  std::int64_t limit_ = 0;
+  bool changed_ = false;
   IdVector<GridPartId, std::int64_t> load_;
   IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
 };

@@ -188,7 +188,7 @@ class GridState {
     if (count(net, from) == 1 && owner[block] != from) mask &= ~lane_bit(from);
     return mask | lane_bit(to);
   }
-  // Of a device whose node has that much work.
+  // What a device may have whose node has that much work.
   [[nodiscard]] std::int64_t work_limit_in(std::int64_t work_of_node) const {
     return static_cast<std::int64_t>(limits.work_cap * static_cast<double>(work_of_node) /
                                      layout.devices_per_node);
@@ -209,7 +209,7 @@ class GridState {
     const double excess = static_cast<double>(held - cap) / mean_tokens_;
     return excess > 0 ? limits.token_penalty * excess : 0;
   }
-  // Of a node and its devices, had the node and its device `changed` that much more work.
+  // What a node and its devices are fined if `changed`, one of them, had that much more work.
   [[nodiscard]] double node_penalties(Lane changed, std::int64_t more) const;
   // Whether limits of nodes count and the lanes are on different ones.
   [[nodiscard]] bool crosses_limited_nodes(Lane a, Lane b) const {

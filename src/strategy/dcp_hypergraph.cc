@@ -14,7 +14,7 @@ std::int64_t bytes_per_token(const AttentionGrid& grid) {
   return (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
 }
 
-// Of the tiles among the vertices.
+// What one part may have of the tiles among the vertices.
 std::int64_t work_bound_of(const Hypergraph& graph, std::int32_t parts, double eps) {
   std::vector<std::int64_t> work;
   for (const HyperWeight& weight : graph.vertex_weights) {

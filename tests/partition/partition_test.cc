@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -81,6 +82,87 @@ TEST(PartitionGrid, BalancesWorkWithinEpsWhenTilesAreSmall) {
     const GridQuality quality = evaluate(grid, spec, partition_grid(grid, spec));
     EXPECT_LE(quality.compute_overload, spec.eps_compute + 1e-9);
   }
+}
+
+// ------------------------------------------------------------------------ DCP's constraints
+
+void expect_nested_bounds(const AttentionGrid& grid, const GridSpec& spec,
+                          const GridPartition& partition) {
+  const NestedBounds bounds = nested_bounds(grid, spec);
+  std::vector<std::vector<std::int64_t>> work(static_cast<std::size_t>(spec.nodes));
+  IdVector<Rank, std::int64_t> of_device(IdRange<Rank>(spec.nodes * spec.devices_per_node));
+  for (const TileId t : grid.tiles.ids()) {
+    const Rank device = partition.device[t];
+    work[device.index() / static_cast<std::size_t>(spec.devices_per_node)].push_back(
+        grid.tiles[t].work);
+    of_device[device] += grid.tiles[t].work;
+  }
+  const IdVector<Rank, std::int64_t> held = tokens_held(grid, spec, partition);
+  Rank device{0};
+  for (const std::vector<std::int64_t>& node : work) {
+    EXPECT_LE(std::accumulate(node.begin(), node.end(), std::int64_t{0}), bounds.node_work);
+    const std::int64_t bound = work_bound(node, spec.devices_per_node, spec.eps_compute);
+    std::int64_t tokens = 0;
+    for (std::int32_t d = 0; d < spec.devices_per_node; ++d, ++device.value) {
+      EXPECT_LE(of_device[device], bound) << device.value;
+      EXPECT_LE(held[device], bounds.device_tokens) << device.value;
+      tokens += held[device];
+    }
+    EXPECT_LE(tokens, bounds.node_tokens);
+  }
+}
+
+GridSpec nested_spec(Rng& rng) {
+  constexpr std::pair<int, int> kMachines[] = {{1, 1}, {1, 8},  {2, 4},  {4, 8}, {3, 5},
+                                               {5, 1}, {12, 7}, {16, 8}, {3, 64}};
+  const auto& [nodes, devices] = kMachines[random_between(rng, 0, 8)];
+  GridSpec spec = spec_of(nodes, devices);
+  spec.bounds = GridBounds::kNested;
+  spec.eps_node = 0.01 * static_cast<double>(random_between(rng, 0, 40));
+  spec.eps_compute = 0.01 * static_cast<double>(random_between(rng, 0, 20));
+  spec.data_tolerance = 0.5 * static_cast<double>(random_between(rng, 0, 4));
+  return spec;
+}
+
+TEST(NestedBounds, AreKeptWhateverTheGridAndTheMachine) {
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    const auto blocks = static_cast<std::int32_t>(random_between(rng, 1, 200));
+    const AttentionGrid grid = random_grid(rng, blocks);
+    const GridSpec spec = nested_spec(rng);
+    expect_nested_bounds(grid, spec, partition_grid(grid, spec));
+  }
+}
+
+TEST(NestedBounds, AnyPartitionIsMadeToKeepThemAndOneThatDoesStays) {
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    const AttentionGrid grid =
+        random_grid(rng, static_cast<std::int32_t>(random_between(rng, 1, 120)));
+    const GridSpec spec = nested_spec(rng);
+    const bool on_one_device = random_chance(rng, 0.3);
+    const auto any_device = [&] {
+      const std::int64_t last = on_one_device ? 0 : spec.nodes * spec.devices_per_node - 1;
+      return Rank{static_cast<std::int32_t>(random_between(rng, 0, last))};
+    };
+    GridPartition partition;
+    for (std::size_t b = 0; b < grid.blocks.size(); ++b) partition.owner.push_back(any_device());
+    for (std::size_t t = 0; t < grid.tiles.size(); ++t) partition.device.push_back(any_device());
+    hold_nested_bounds(grid, spec, partition);
+    expect_nested_bounds(grid, spec, partition);
+    GridPartition again = partition;
+    hold_nested_bounds(grid, spec, again);
+    EXPECT_EQ(again.owner, partition.owner);
+  }
+}
+
+TEST(NestedBounds, AreThoseOfLongestFirstPackingWhereTilesAreCoarse) {
+  EXPECT_EQ(work_bound({1, 1, 1}, 2, 0.1), 2);  // 1.65 is out of reach
+  EXPECT_EQ(work_bound({10, 1, 1}, 3, 0.1), 10);
+  EXPECT_EQ(work_bound(std::vector<std::int64_t>(100, 10), 10, 0.1), 110);
+  EXPECT_EQ(work_bound({}, 4, 0.1), 0);
 }
 
 TEST(PartitionGrid, IsTheSameForTheSameSeed) {

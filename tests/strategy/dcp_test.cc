@@ -59,9 +59,9 @@ TEST(Dcp, EveryTransferIsNeededAndEveryPlanValid) {
 
 TEST(Dcp, RelaysCrossNodesLessAndMoveTheSameInAll) {
   const Workload workload = batch_of({32768}, "causal");
-  const PlanStats relayed = statistics(plan_of(workload, cluster_of(4, 4), request_with(1024, {})));
-  const PlanStats direct =
-      statistics(plan_of(workload, cluster_of(4, 4), request_with(1024, {{"relays", "off"}})));
+  const PlanStats relayed =
+      statistics(plan_of(workload, cluster_of(4, 4), request_with(1024, {{"relays", "on"}})));
+  const PlanStats direct = statistics(plan_of(workload, cluster_of(4, 4), request_with(1024, {})));
   EXPECT_LT(relayed.forward->inter_bytes, direct.forward->inter_bytes);
   EXPECT_LT(relayed.backward->inter_bytes, direct.backward->inter_bytes);
   EXPECT_EQ(relayed.forward->total_bytes(), direct.forward->total_bytes());

@@ -105,6 +105,7 @@ void randomize(Setter& setter, DcpOptions& options) {
   setter.set(options.divisions, 2, 64);
   setter.set_real(options.eps_node, 0, 10);
   setter.set_real(options.eps_device, 0, 10);
+  setter.set_real(options.data_tolerance, 0, 10);
   setter.set(options.head_groups, 0, 64);
   setter.set_enum(options.results, 2);
   setter.set(options.relays);
@@ -212,8 +213,8 @@ TEST(ChoiceOf, PlansAsTheTextFormDoes) {
   const std::vector<std::pair<StrategyChoice, const char*>> cases = {
       {choice_of(HybridOptions{.head_parallel = 2, .padded = true}),
        "hybrid:head_parallel=2,padded=on"},
-      {choice_of(DcpOptions{.divisions = 6, .results = ResultTiming::kEarly, .relays = false}),
-       "dcp:T=6,results=early,relays=off"},
+      {choice_of(DcpOptions{.divisions = 6, .results = ResultTiming::kEarly, .relays = true}),
+       "dcp:T=6,results=early,relays=on"},
       {choice_of(FcpOptions{.head_parallel = 2, .reshuffle = Reshuffle::kBefore}),
        "fcp:head_parallel=2,reshuffle=before"},
       {choice_of(DistcaOptions{.attention_servers = 1, .nano_batches = 1}),
