@@ -45,6 +45,7 @@ struct PlanOptions {
   std::uint64_t seed = 0;                        // of strategies that draw
   std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
   std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
+  std::optional<double> linear_us_per_token = {};       // as of StrategyRequest
   ProgressHook progress = {};                           // told how far a batch has come
 };
 // What a choice of a strategy and its own options asks of that strategy.
@@ -64,9 +65,10 @@ struct PlannedBatch {
 
 // Arranges, builds, verifies, counts. A strategy that leaves its block size open (Strategy::
 // block_sizes) is arranged at each of its sizes, and the plan that is predicted fastest on the
-// cluster is the one. Deterministic, on any number of threads, unless the strategy is given a time
-// budget. Throws InvalidArgument on an unknown strategy, bad options, or with the reason when the
-// strategy does not support the workload; a plan that does not verify is returned, not thrown.
+// cluster, linear layers on the device with most tokens included, is the one. Deterministic, on any
+// number of threads, unless the strategy is given a time budget. Throws InvalidArgument on an
+// unknown strategy, bad options, or with the reason when the strategy does not support the
+// workload; a plan that does not verify is returned, not thrown.
 [[nodiscard]] PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                                       const StrategyChoice& choice,
                                       const PlanOptions& options = {});

@@ -39,6 +39,10 @@ struct StrategyRequest {
   bool backward = true;                        // false: forward only (prefill)
   std::uint64_t seed = 0;
   ProgressHook progress = {};  // of strategies that search; may be empty
+  // What a token costs outside attention: matrix products of one layer, forward, on its device; it
+  // decides between block sizes. Unset: of a Llama 3 layer as wide as the query heads, at half of
+  // the device's peak.
+  std::optional<double> linear_us_per_token = {};
 };
 
 class Strategy {
@@ -55,7 +59,8 @@ class Strategy {
       const Workload& workload, const Cluster& cluster, const StrategyRequest& request) const = 0;
 
   // Token block sizes worth trying where the request leaves the size open, best guess first; empty:
-  // nothing is left open. plan_batch tries them and keeps the plan that is predicted fastest.
+  // nothing is left open. plan_batch tries them and keeps the plan that is predicted fastest,
+  // linear layers included.
   // Throws InvalidArgument on bad options.
   [[nodiscard]] virtual std::vector<std::int64_t> block_sizes(const StrategyRequest&) const {
     return {};

@@ -222,6 +222,10 @@ struct StepPrediction {
 // Cluster::attention_tflops.
 [[nodiscard]] double peak_tflops_of(const Cluster& cluster);
 
+// What the matrix products of one layer outside attention take a token, forward, µs on one device.
+[[nodiscard]] double linear_us_per_token(const ModelSpec& model, const Cluster& cluster,
+                                         const IterationOptions& options);
+
 // Throws InvalidArgument when the parts of the step do not fit each other. Deterministic.
 // O(replicas · micro-batches · virtual stages · layers of one).
 [[nodiscard]] StepPrediction predict_step(const TrainingStep& step);

@@ -68,7 +68,8 @@ StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& opti
           .wire = options.wire,
           .backward = options.backward,
           .seed = options.seed,
-          .progress = options.progress};
+          .progress = options.progress,
+          .linear_us_per_token = options.linear_us_per_token};
 }
 
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,

@@ -19,10 +19,12 @@
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
+#include "contextile/strategies.h"
 #include "planner/auto_strategy.h"
 #include "planner/placement.h"
 #include "planner/search_budget.h"
 #include "planner/timed_block_size.h"
+#include "strategy/dcp.h"
 
 namespace contextile {
 namespace {
@@ -50,7 +52,7 @@ constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_
 
 // Candidates of each part at effort 1, until it is known how many there are.
 constexpr std::int64_t kMostScheduled = 30;
-constexpr std::int64_t kMostPublished = 14;
+constexpr std::int64_t kMostPublished = 15;
 constexpr std::int64_t kMostImproved = 60;
 
 // An arrangement with its predicted time.
@@ -125,35 +127,40 @@ class Search {
     }
   }
 
-  // All of them, or from the newest to the oldest what the budget allows.
-  [[nodiscard]] std::vector<const Strategy*> published() {
-    std::vector<const Strategy*> others(strategies().begin(), strategies().end());
-    std::erase(others, &auto_strategy());
+  // All of them with their defaults, dcp also with relays, or from the newest to the oldest what
+  // the budget allows.
+  [[nodiscard]] std::vector<StrategyChoice> published() {
+    std::vector<StrategyChoice> others;
+    for (const Strategy* strategy : strategies()) {
+      if (strategy == &auto_strategy()) continue;
+      others.push_back({std::string(strategy->name())});
+      if (strategy == &dcp_strategy()) others.push_back(choice_of(DcpOptions{.relays = true}));
+    }
     if (!budget_.limited()) return others;
     std::ranges::reverse(others);
     const std::int64_t steps = steps_of_other_strategy(num_devices(), workload_.num_tokens(),
                                                        std::ssize(workload_.sequences));
-    std::erase_if(others, [&](const Strategy* strategy) {
-      const auto sizes = std::ssize(strategy->block_sizes(request_of_defaults()));
+    std::erase_if(others, [&](const StrategyChoice& choice) {
+      const auto sizes = std::ssize(find_strategy(choice.name).block_sizes(request_of(choice)));
       return !budget_.take(std::max<std::int64_t>(1, sizes) * steps, kShareOfPublished);
     });
     return others;
   }
 
-  [[nodiscard]] StrategyRequest request_of_defaults() const {
+  [[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice) const {
     StrategyRequest request = request_;
-    request.options.clear();
+    request.options = choice.options;
     request.progress = {};
     return request;
   }
 
   void try_published() {
-    const std::vector<const Strategy*> others = published();
-    const StrategyRequest request = request_of_defaults();
+    const std::vector<StrategyChoice> others = published();
     progress_.expect(std::ssize(others) - kMostPublished);
     try_candidates(others.size(), [&](std::size_t i) {
       Candidate candidate;
-      const Strategy& strategy = *others[i];
+      const Strategy& strategy = find_strategy(others[i].name);
+      const StrategyRequest request = request_of(others[i]);
       if (strategy.unsupported(workload_, cluster_, request)) return candidate;
       candidate.arrangement = arrange_timed(strategy, workload_, cluster_, request);
       candidate.chosen = strategy.name();

@@ -135,9 +135,12 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
   notice_(fmt::format("{}, TP {}, {} x {}: {}", choice_text(setting.strategy), setting.sizes.tp,
                       group.nodes, group.devices_per_node, what));
   PlannedPart part;
-  part.unsupported = unsupported_reason(workload, group, setting.strategy, job_.plan);
+  PlanOptions options = job_.plan;
+  options.linear_us_per_token =
+      linear_us_per_token(job_.model, job_.cluster, job_.options) / setting.sizes.tp;
+  part.unsupported = unsupported_reason(workload, group, setting.strategy, options);
   if (!part.unsupported) {
-    const PlannedBatch batch = plan_and_check(workload, group, setting.strategy, job_.plan);
+    const PlannedBatch batch = plan_and_check(workload, group, setting.strategy, options);
     part.part =
         batch_part_of(*batch.plan, group, setting.sizes.tp,
                       setting.nano_batches == NanoBatches::kOne ? AttentionDetail::kTimes

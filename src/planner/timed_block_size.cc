@@ -8,10 +8,48 @@
 #include <vector>
 
 #include "base/parallel_for.h"
+#include "contextile/id_vector.h"
+#include "contextile/model.h"
 #include "contextile/plan_build.h"
 #include "contextile/simulate.h"
+#include "contextile/training.h"
 
 namespace contextile {
+
+namespace {
+
+// A guess where the model is unknown: attention says how wide it is, not what is between. Llama 3's
+// feed-forward is 3.5 times as wide as its layers.
+double guessed_linear_us(const AttentionShape& shape, const Cluster& cluster) {
+  const std::int32_t hidden = shape.q_heads * shape.head_dim;
+  const ModelSpec model{.hidden = hidden,
+                        .q_heads = shape.q_heads,
+                        .kv_heads = shape.kv_heads,
+                        .head_dim = shape.head_dim,
+                        .ffn = hidden / 2 * 7};
+  return linear_us_per_token(model, cluster, {});
+}
+
+std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster) {
+  IdVector<Rank, std::int64_t> owned(IdRange<Rank>(cluster.num_devices()));
+  for (const ArrangedRound& round : arrangement.rounds) {
+    for (const BlockId b : IdRange<BlockId>(round.blocks.num_blocks())) {
+      owned[round.owners[b.index()]] += round.blocks.num_tokens(b);
+    }
+  }
+  return *std::ranges::max_element(owned);
+}
+
+}  // namespace
+
+double layers_us(const Workload& workload, const Cluster& cluster, const Arrangement& arrangement,
+                 const StrategyRequest& request) {
+  const double token_us =
+      request.linear_us_per_token.value_or(guessed_linear_us(workload.shape, cluster));
+  const auto passes = static_cast<double>(workload.masks.size()) * (request.backward ? 3 : 1);
+  return simulate(build_plan(workload, cluster, arrangement), cluster).time_us() +
+         passes * token_us * static_cast<double>(most_tokens(arrangement, cluster));
+}
 
 Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                           const Cluster& cluster, const StrategyRequest& request) {
@@ -26,8 +64,7 @@ Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
     StrategyRequest sized = request;
     sized.block_size = sizes[i];
     candidates[i].arrangement = strategy.arrange(workload, cluster, sized);
-    candidates[i].time_us =
-        simulate(build_plan(workload, cluster, candidates[i].arrangement), cluster).time_us();
+    candidates[i].time_us = layers_us(workload, cluster, candidates[i].arrangement, request);
   });
   return std::move(std::ranges::min_element(candidates, {}, &Candidate::time_us)->arrangement);
 }

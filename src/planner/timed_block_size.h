@@ -9,9 +9,15 @@
 namespace contextile {
 
 // strategy.arrange; where the request leaves the block size open, at every size that
-// Strategy::block_sizes names, in parallel, of which the one whose plan is predicted fastest on the
-// cluster is returned, ties to the earlier. Throws as Strategy::arrange and build_plan do.
+// Strategy::block_sizes names, in parallel, of which the one with the least layers_us is returned,
+// ties to the earlier. Throws as Strategy::arrange and build_plan do.
 [[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                                         const Cluster& cluster, const StrategyRequest& request);
+
+// What one layer of every mask takes, µs: attention as simulated, and the linear layers of the
+// device that owns most tokens, which the others wait for at the next attention. Backward, if there
+// is any, takes them twice as long.
+[[nodiscard]] double layers_us(const Workload& workload, const Cluster& cluster,
+                               const Arrangement& arrangement, const StrategyRequest& request);
 
 }  // namespace contextile

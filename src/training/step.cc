@@ -203,6 +203,11 @@ double peak_tflops_of(const Cluster& cluster) {
   return cluster.peak_tflops > 0 ? cluster.peak_tflops : cluster.attention_tflops;
 }
 
+double linear_us_per_token(const ModelSpec& model, const Cluster& cluster,
+                           const IterationOptions& options) {
+  return linear_flops_of(model).layer() / (1e6 * peak_tflops_of(cluster) * options.linear_mfu);
+}
+
 StepPrediction predict_step(const TrainingStep& step) { return Prediction(step).run(); }
 
 }  // namespace contextile

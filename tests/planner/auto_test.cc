@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -92,14 +93,12 @@ TEST(Auto, MakesTheSamePlanEveryTimeAndSaysWhatItChose) {
   EXPECT_NEAR(std::stod(plan.options.at("predicted_us")), simulate(plan, cluster).time_us(), 0.1);
 }
 
-TEST(TimedBlockSize, TakesTheSizeThatIsPredictedFastest) {
+TEST(TimedBlockSize, TakesTheSizeThatIsPredictedFastestWithItsLinearLayers) {
   const Workload workload = batch_of({20000, 700, 9000}, "causal");
   const Cluster cluster = cluster_of("p4de", 1, 4);
   const auto time_us = [&](const char* strategy, const StrategyRequest& request) {
-    return simulate(build_plan(workload, cluster,
-                               arrange_timed(find_strategy(strategy), workload, cluster, request)),
-                    cluster)
-        .time_us();
+    return layers_us(workload, cluster,
+                     arrange_timed(find_strategy(strategy), workload, cluster, request), request);
   };
   double best_dcp = time_us("dcp", {});
   StrategyRequest automatic;
@@ -111,6 +110,34 @@ TEST(TimedBlockSize, TakesTheSizeThatIsPredictedFastest) {
     EXPECT_LE(best_dcp, time_us("dcp", sized));
     EXPECT_LE(best_fcp, time_us("fcp", sized));
   }
+}
+
+std::int64_t most_tokens(const Plan& plan) {
+  const PlanStats stats = statistics(plan);
+  return std::llround((1 + stats.token_overload) * static_cast<double>(stats.tokens) /
+                      (plan.nodes * plan.devices_per_node));
+}
+
+TEST(TimedBlockSize, PaysForEvenTokensWhatLinearLayersCost) {
+  const Workload workload = batch_of({50000, 9000, 2500, 4100}, "causal");
+  const Cluster cluster = cluster_of("p4de", 4, 4);
+  const auto planned = [&](double linear_us_per_token) {
+    StrategyRequest request;
+    request.linear_us_per_token = linear_us_per_token;
+    return build_plan(workload, cluster,
+                      arrange_timed(find_strategy("dcp"), workload, cluster, request));
+  };
+  const Plan free = planned(0);
+  const Plan dear = planned(100);
+  EXPECT_LT(most_tokens(dear), most_tokens(free));
+  EXPECT_LT(simulate(free, cluster).time_us(), simulate(dear, cluster).time_us());
+  StrategyRequest request;
+  const Arrangement arrangement = find_strategy("dcp").arrange(workload, cluster, request);
+  const Plan plan = build_plan(workload, cluster, arrangement);
+  request.linear_us_per_token = 2;
+  EXPECT_NEAR(layers_us(workload, cluster, arrangement, request),
+              simulate(plan, cluster).time_us() + 3 * 2.0 * static_cast<double>(most_tokens(plan)),
+              1e-6);
 }
 
 TEST(Auto, ABudgetStillGivesAValidPlan) {

@@ -105,7 +105,7 @@ TEST(PlanBatch, FollowsEveryOption) {
 }
 
 // Strategies that leave their block size open: the planner tries each of their sizes.
-TEST(PlanBatch, TakesTheBlockSizeThatIsPredictedFastest) {
+TEST(PlanBatch, TakesTheBlockSizeThatIsPredictedFastestWithoutLinearLayersIfTheyAreFree) {
   const Workload workload = batch_of(kLengths);
   const Cluster cluster = load_cluster("p4de:2x4");
   for (const StrategyChoice& choice : parse_strategies("dcp,fcp:block=auto")) {
@@ -120,7 +120,7 @@ TEST(PlanBatch, TakesTheBlockSizeThatIsPredictedFastest) {
       const PlannedBatch planned = plan_batch(workload, cluster, fixed, {.block_size = size});
       fastest_us = std::min(fastest_us, simulate(*planned.plan, cluster).time_us());
     }
-    const PlannedBatch chosen = plan_batch(workload, cluster, choice);
+    const PlannedBatch chosen = plan_batch(workload, cluster, choice, {.linear_us_per_token = 0});
     EXPECT_DOUBLE_EQ(simulate(*chosen.plan, cluster).time_us(), fastest_us);
   }
 }
