@@ -148,7 +148,7 @@ def test_every_strategy_has_a_function_with_its_options():
         assert function() == ct.StrategyChoice(name)
         for option in options:
             assert option.help in function.__doc__
-    assert str(ct.strategies.dcp(T=6, relays=False)) == "dcp:T=6,relays=off"
+    assert str(ct.strategies.dcp(T=6, relays=True)) == "dcp:T=6,relays=on"
     assert str(ct.strategies.fcp(block="auto")) == "fcp:block=auto"
     assert ct.strategies.dcp(T=4) == ct.strategies.dcp()
     with pytest.raises(ct.InvalidArgument, match="expected an option among T, "):

@@ -36,6 +36,7 @@ PaperResult ablation_result(const BenchSetting& setting, Table table) {
   PaperResult result{.setting = setting.description(),
                      .table = std::move(table),
                      .differences = {kLengthsAreSampled, kPointsDiffer}};
+  result.setting.push_back(kDcpIs);
   for (const std::string& dataset : setting.datasets) {
     if (short_name(dataset) != dataset) result.setting.emplace_back(short_name(dataset), dataset);
   }

@@ -15,6 +15,7 @@
 
 #include "contextile/registry.h"
 #include "contextile/workload.h"
+#include "papers/dcp/setting.h"
 #include "papers/dcp/speed.h"
 #include "papers/findings.h"
 #include "papers/progress.h"
@@ -126,6 +127,7 @@ PaperResult make(const BenchOverrides& overrides) {
     samples.push_back(causal_gains(sample, progress, i == 0 ? table : other_seeds));
   }
   PaperResult result = timed_result(setting, std::move(table));
+  result.setting.push_back(kDcpIs);
   result.plots = {{.x = "scale", .y = {"total_s"}, .series = {"strategy"}}};
   result.findings = scale_findings(samples);
   result.differences.insert(

@@ -67,6 +67,7 @@ PaperResult make(const BenchOverrides& overrides) {
     }
   }
   PaperResult result = timed_result(setting, std::move(table));
+  result.setting.push_back(kDcpIs);
   result.setting.emplace_back("masks", dcp_masks_text(sparse));
   result.plots = {{.x = "scale", .y = {"total_s"}, .series = {"strategy"}, .panels = {"mask"}}};
   result.findings = sparse_findings(all);

@@ -119,6 +119,7 @@ PaperResult make(const BenchOverrides& overrides) {
   result.setting[1] = {"model",
                        fmt::format("gpt-8b, TP 4 x CP {}, ZeRO-1, {} tokens a step",
                                    setting.input.cluster.num_devices() / 4, setting.batch.tokens)};
+  result.setting.push_back(kDcpIs);
   if (causal.any()) {
     result.findings.push_back(gains_finding(causal, "causal: 0.94x to 1.16x", 0.94, 1.16));
   }

@@ -87,6 +87,7 @@ PaperResult make(const BenchOverrides& overrides) {
     if (dcp.skipped.empty() && te.skipped.empty()) compared.push_back({name, dcp, te});
   }
   PaperResult result = steps_result(setting, std::move(table));
+  result.setting.push_back(kDcpIs);
   result.setting.emplace_back("masks", dcp_masks_text(kDcpMasks));
   result.plots = {{.x = "strategy",
                    .y = {"attention_s", "exposed_s", "overlapped_s", "idle_s", "other_s"},

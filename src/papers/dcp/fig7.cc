@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "contextile/registry.h"
 #include "contextile/verify.h"
+#include "papers/dcp/setting.h"
 #include "papers/setting.h"
 #include "papers/tables.h"
 
@@ -57,6 +58,7 @@ PaperResult make(const BenchOverrides& overrides) {
                                      "A transfer moves one block's unit of any kind: keys for the "
                                      "rings and magi, also queries "
                                      "and outputs for dcp."}};
+  result.setting.push_back(kDcpIs);
   result.setting[0] = {"batch", fmt::format("one sequence of {} blocks of {} tokens: a question of "
                                             "3 blocks, answers of 5, 4 and 4",
                                             kBlocks, block)};

@@ -10,6 +10,8 @@ const std::string kTransformerEngineIs =
     "TE: the faster of a ring and of two head-parallel ranks in rings, which send every key "
     "around whatever the mask. The preset's nodes share one uplink of 50 GB/s.";
 
+const std::pair<std::string, std::string> kDcpIs = {"dcp", "relays=off, as published"};
+
 std::string dcp_masks_text(std::span<const PaperMask> masks) {
   std::vector<std::string> texts;
   for (const PaperMask& mask : masks) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "contextile/registry.h"
@@ -22,6 +23,9 @@ inline constexpr std::array<PaperMask, 4> kDcpMasks = {{{"causal", "causal"},
                                                         {"shared", "shared_question:0.2,4"}}};
 // For PaperResult::setting: names and parameters.
 [[nodiscard]] std::string dcp_masks_text(std::span<const PaperMask> masks);
+
+// For PaperResult::setting: which dcp the rows named dcp are.
+extern const std::pair<std::string, std::string> kDcpIs;
 
 // §7.1: 131072 tokens, 8 query and 2 KV heads, four nodes of eight A100, partial results as bf16;
 // before overrides.
