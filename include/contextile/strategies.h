@@ -190,7 +190,8 @@ enum class Reshuffle : std::uint8_t {
 struct FcpOptions {
   std::int64_t block = 4096;       // tokens; 0 ("auto"): the planner times several; where it is the
                                    // default, a block size that is asked for takes its place
-  std::int32_t coalesce = 16;      // rounds in a stage; 1: no coalescing
+  std::int32_t coalesce = 16;      // rounds in a stage, with a home layout as many bytes; 1: no
+                                   // coalescing
   std::int32_t buffers = 3;        // stages whose keys a device computes with or receives
   std::int32_t head_parallel = 1;  // consecutive ranks of a node that split heads
   std::int64_t token_cap = 0;      // tokens a device may work on; 0: equally many blocks each

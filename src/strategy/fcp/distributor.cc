@@ -5,10 +5,12 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "contextile/mask.h"
+#include "strategy/fcp/traffic.h"
 
 namespace contextile {
 namespace {
@@ -36,6 +38,53 @@ class FirstFit {
   std::size_t leaves_ = 1;
   std::vector<std::int64_t> room_;  // a tree of maxima; leaf of bin b: leaves_ + b
 };
+
+// Where tokens live, by positions of several devices.
+class Homes {
+ public:
+  Homes(const Workload& workload, std::int32_t members)
+      : ranges_(workload.home), members_(members) {}
+
+  [[nodiscard]] bool any() const { return !ranges_.empty(); }
+
+  // Tokens that live at every position.
+  [[nodiscard]] std::map<std::int32_t, std::int64_t> tokens(std::span<const Range> ranges) const {
+    std::map<std::int32_t, std::int64_t> at;
+    for (const Range& range : ranges) {
+      for (auto home = first_after(range.begin);
+           home != ranges_.end() && home->tokens.begin < range.end; ++home) {
+        at[home->owner.value / members_] +=
+            std::min(home->tokens.end, range.end) - std::max(home->tokens.begin, range.begin);
+      }
+    }
+    return at;
+  }
+
+  // The last end of a home in [first, last], or last.
+  [[nodiscard]] std::int64_t last_end(std::int64_t first, std::int64_t last) const {
+    if (!any()) return last;
+    const std::int64_t begin = first_after(last - 1)->tokens.begin;
+    return begin >= first && first_after(last - 1)->tokens.end != last ? begin : last;
+  }
+
+ private:
+  [[nodiscard]] std::span<const HomeRange>::iterator first_after(std::int64_t token) const {
+    return std::partition_point(ranges_.begin(), ranges_.end(),
+                                [&](const HomeRange& h) { return h.tokens.end <= token; });
+  }
+
+  std::span<const HomeRange> ranges_;
+  std::int32_t members_;
+};
+
+// The home of most tokens (ties: the first), and how many those are.
+std::pair<std::int32_t, std::int64_t> home_of(const Homes& homes, std::span<const Range> ranges) {
+  std::pair<std::int32_t, std::int64_t> most{-1, 0};
+  for (const auto& [position, tokens] : homes.tokens(ranges)) {
+    if (tokens > most.second) most = {position, tokens};
+  }
+  return most;
+}
 
 void pack_short_documents(std::span<const Range> documents, std::int64_t block,
                           std::vector<Shard>& out) {
@@ -69,6 +118,9 @@ void add_costs(const Workload& workload, std::vector<Shard>& shards) {
 Shard cut_front(Shard& shard, std::int64_t tokens) {
   Shard front;
   front.document = shard.document;
+  front.home = shard.home;
+  front.tokens_at_home = std::min(tokens, shard.tokens_at_home);
+  shard.tokens_at_home -= front.tokens_at_home;
   front.tokens = tokens;
   front.cost =
       static_cast<std::int64_t>(static_cast<double>(shard.cost) * static_cast<double>(tokens) /
@@ -97,10 +149,8 @@ class Placer {
  public:
   Placer(std::span<const Shard> shards, std::int32_t num_positions, const PlacementLimit& limit)
       : by_tokens_(limit.tokens.has_value()) {
-    const auto positions = static_cast<std::int64_t>(num_positions);
-    const std::int64_t slots =
-        (static_cast<std::int64_t>(shards.size()) + positions - 1) / positions;
-    room_.assign(static_cast<std::size_t>(num_positions), limit.tokens.value_or(slots));
+    room_.assign(static_cast<std::size_t>(num_positions),
+                 limit.tokens.value_or(limit.slots(shards.size(), num_positions)));
     for (std::int32_t p = 0; p < num_positions; ++p) open_.emplace(0, p);
     double total = 0;
     for (const Shard& shard : shards) total += static_cast<double>(shard.cost);
@@ -174,22 +224,31 @@ std::vector<PlacedShard> place_on_members(const std::vector<Shard>& shards,
 
 }  // namespace
 
-std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block) {
+std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block,
+                                   std::int32_t members) {
   CONTEXTILE_CHECK(block > 0, "block size: expected a positive number of tokens, found {}", block);
+  const Homes homes(workload, members);
   std::vector<Shard> shards;
-  std::vector<Range> short_documents;
+  std::map<std::int32_t, std::vector<Range>> short_documents;  // by home
   for (std::size_t d = 0; d < workload.sequences.size(); ++d) {
     const Range document = workload.sequences[d];
     if (document.size() < block) {
-      short_documents.push_back(document);
+      short_documents[home_of(homes, {&document, 1}).first].push_back(document);
       continue;
     }
-    for (std::int64_t begin = document.begin; begin < document.end; begin += block) {
-      const Range piece{begin, std::min(begin + block, document.end)};
+    for (std::int64_t begin = document.begin; begin < document.end;) {
+      const std::int64_t end = std::min(begin + block, document.end);
+      const Range piece{begin, homes.last_end(begin + (block + 1) / 2, end)};
       shards.push_back({{piece}, piece.size(), 0, static_cast<std::int64_t>(d)});
+      begin = piece.end;
     }
   }
-  pack_short_documents(short_documents, block, shards);
+  for (const auto& [home, documents] : short_documents) {
+    pack_short_documents(documents, block, shards);
+  }
+  for (Shard& shard : shards) {
+    std::tie(shard.home, shard.tokens_at_home) = home_of(homes, shard.ranges);
+  }
   add_costs(workload, shards);
   return shards;
 }
@@ -244,6 +303,42 @@ std::vector<PlacedShard> place_shards(std::span<const Shard> shards,
   return placer.take();
 }
 
+namespace {
+
+// The part of its work by which the busiest position's may grow, so that more stays at home.
+constexpr std::int64_t kHomeSlack = 100;
+
+// What traffic is counted for, shards by masks by positions; beyond it placement is by load alone.
+constexpr double kMaxCounts = 1 << 28;
+
+// Positions that send and receive evenly, and with homes little, at about the same loads.
+void lower_traffic(const Workload& workload, const PlacementLimit& limit,
+                   std::int32_t num_positions, std::vector<PlacedShard>& placed) {
+  if (static_cast<double>(placed.size() * workload.masks.size()) * num_positions > kMaxCounts)
+    return;
+  std::vector<Shard> shards;
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(num_positions));
+  for (const PlacedShard& p : placed) {
+    shards.push_back(p.shard);
+    loads[static_cast<std::size_t>(p.position)] += p.shard.cost;
+  }
+  std::int64_t load_limit = *std::max_element(loads.begin(), loads.end());
+  ShardTraffic traffic(workload, shards, num_positions);
+  ShardTraffic at_home = traffic;
+  for (std::size_t s = 0; s < shards.size(); ++s) traffic.place(s, placed[s].position);
+  if (!workload.home.empty()) {
+    load_limit += load_limit / kHomeSlack;
+    if (keep_at_home(shards, limit, load_limit, num_positions, at_home) &&
+        at_home.unevenness() < traffic.unevenness()) {
+      traffic = std::move(at_home);
+    }
+  }
+  even_traffic(shards, limit, load_limit, num_positions, traffic);
+  for (std::size_t s = 0; s < shards.size(); ++s) placed[s].position = traffic.position(s);
+}
+
+}  // namespace
+
 WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribution) {
   const std::int32_t members = distribution.head_parallel;
   const std::int32_t num_positions = distribution.num_devices / members;
@@ -253,10 +348,12 @@ WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribut
     of_member.tokens = distribution.token_cap;
     of_position.tokens = distribution.token_cap * members;
   }
-  const std::vector<Shard> shards = shard_documents(workload, distribution.block);
+  const std::vector<Shard> shards = shard_documents(workload, distribution.block, members);
   const std::vector<ShardUnit> units = pair_shards(shards, num_positions);
   std::vector<std::vector<Shard>> at_position(static_cast<std::size_t>(num_positions));
-  for (PlacedShard& placed : place_shards(shards, units, num_positions, of_position)) {
+  std::vector<PlacedShard> placed_shards = place_shards(shards, units, num_positions, of_position);
+  lower_traffic(workload, of_position, num_positions, placed_shards);
+  for (PlacedShard& placed : placed_shards) {
     at_position[static_cast<std::size_t>(placed.position)].push_back(std::move(placed.shard));
   }
   std::vector<PlacedShard> on_device;

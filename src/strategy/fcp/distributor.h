@@ -19,12 +19,18 @@ struct Shard {
   std::int64_t tokens = 0;     // of all ranges
   std::int64_t cost = 0;       // pairs its queries attend, all masks weighted by their layers
   std::int64_t document = -1;  // the long document it is cut from; -1: short documents
+  std::int32_t home = -1;      // position that holds most of its tokens; -1: no home layout
+  std::int64_t tokens_at_home = 0;
 };
 
 // Documents shorter than `block` tokens are packed, first fit by length descending (ties by index),
 // into composite shards of at most `block` tokens; others are cut into ceil(length / block) shards.
-// Long documents come first, in order, then composites. O((documents + tiles) · log).
-[[nodiscard]] std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block);
+// Long documents come first, in order, then composites. With a home layout a shard of a long
+// document ends early where a home does in its second half, and composites are of documents with
+// one home, that of most of their tokens; a home is a position of `members` devices.
+// O((documents + tiles) · log).
+[[nodiscard]] std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block,
+                                                 std::int32_t members = 1);
 
 // Shards placed together, by index; one or two.
 struct ShardUnit {
@@ -40,6 +46,10 @@ struct ShardUnit {
 // How much a position may take: tokens, or equally many shards each.
 struct PlacementLimit {
   std::optional<std::int64_t> tokens;  // unset: ceil(shards / positions) shards
+
+  [[nodiscard]] static std::int64_t slots(std::size_t shards, std::int32_t positions) {
+    return (static_cast<std::int64_t>(shards) + positions - 1) / positions;
+  }
 };
 
 struct PlacedShard {
@@ -64,8 +74,11 @@ struct FcpDistribution {
   std::int32_t num_devices = 1;    // a multiple of A
 };
 
-// All of the above: shards over positions of A consecutive devices; inside a position, over its
-// devices so that tokens are even. The worker of a block is device position · A + member.
+// All of the above: shards over positions of A consecutive devices, with traffic evened at the
+// loads of longest processing time first (traffic.h); inside a position, over its devices so that
+// tokens are even. The worker of a block is device position · A + member. With a home layout shards
+// stay at home as far as loads allow that are 1% above those, if that makes less or more even
+// traffic; slots are then for shards from elsewhere.
 [[nodiscard]] WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribution);
 
 }  // namespace contextile

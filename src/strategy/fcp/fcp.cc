@@ -33,6 +33,8 @@ FcpLayout layout_of(const Workload& workload, const Cluster& cluster, const FcpO
   layout.blocks = std::move(work.blocks);
   layout.head_parallel = options.head_parallel;
   layout.num_devices = cluster.num_devices();
+  layout.shape = workload.shape;
+  layout.is_home = !workload.home.empty();
   return layout;
 }
 
@@ -49,11 +51,12 @@ FcpPipelineOptions pipeline_options(const FcpOptions& options) {
 // coalescer, block-level pipeline, reshuffler. Steps: ceil(Δ / coalesce) stages, Δ the most KV
 // blocks a device sends or receives; local tiles first and, while results leave, last. Bytes: a KV
 // block once to each device that needs it, in backward again with dKV back; with a home layout or
-// head_parallel > 1 also Q, KV in and O out of every block whose worker is not its owner. Memory:
-// KV of `buffers` stages of `coalesce` blocks, and as many dKV accumulators. Loses where few KV
-// heads are shared by few query heads (only KV ever moves, never Q and O), where a block is
-// attended by everybody (no relays: it crosses the node boundary once for each receiver), and on
-// batches with too few blocks to balance.
+// head_parallel > 1 also Q in and O out of every block whose worker is not its owner, never what
+// its home has. Memory: KV of `buffers` stages of `coalesce` blocks, and as many dKV accumulators;
+// with a home layout KV waits for its Q and for its turn. Loses where few KV heads are shared by
+// few query heads (only KV ever moves, never Q and O), where a block is attended by everybody (no
+// relays: it crosses the node boundary once for each receiver), and on batches with too few blocks
+// to balance.
 class FcpStrategy : public TypedStrategy<FcpOptions> {
  public:
   FcpStrategy()
@@ -127,7 +130,7 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
                     "tokens of a block (also set by the block size); auto: 8192, 4096, 2048 or "
                     "1024, whichever is predicted fastest")
         .integer("coalesce", &FcpOptions::coalesce, 1, 1 << 16,
-                 "rounds in a stage; 1: no coalescing")
+                 "rounds in a stage, with a home layout as many bytes; 1: no coalescing")
         .integer("buffers", &FcpOptions::buffers, 1, 1 << 10,
                  "stages whose keys a device computes with or receives; 1: nothing overlaps")
         .integer("head_parallel", &FcpOptions::head_parallel, 1, 1 << 16,

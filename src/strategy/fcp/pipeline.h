@@ -22,7 +22,15 @@ struct FcpLayout {
   std::vector<std::int32_t> positions;  // one for each block
   std::int32_t head_parallel = 1;       // A, also the number of head groups
   std::int32_t num_devices = 1;
+  AttentionShape shape;
+  bool is_home = false;  // owners are the caller's: anybody who reads a block's keys may cast them
 
+  [[nodiscard]] std::int32_t home(BlockId block) const {
+    return owners[block.index()].value / head_parallel;
+  }
+  [[nodiscard]] std::int64_t bytes(Kind kind, BlockId block) const {  // of a head group's unit
+    return unit_bytes(kind, blocks.num_tokens(block), shape, head_parallel, shape.dtype);
+  }
   [[nodiscard]] Rank device(std::int32_t position, std::int32_t group) const {
     return Rank{position * head_parallel + group};
   }
@@ -37,21 +45,24 @@ enum class Rounds : std::uint8_t {
 };
 struct FcpPipelineOptions {
   Rounds rounds = Rounds::kCongestionFree;
-  std::int32_t coalesce = 16;  // rounds in a stage: a device sends and receives at most so much
+  std::int32_t coalesce = 16;  // rounds in a stage: a device sends and receives at most as many
+                               // bytes as keys of so many of the largest blocks have
   std::int32_t buffers = 3;    // stages whose data a device holds or receives; 1: nothing overlaps
   Reshuffle reshuffle = Reshuffle::kOverlapped;
 };
 
-// One mask's program. Tiles run with their queries. Stages, in order: reshuffling, if owner and
-// worker of a block differ; KV rounds; last, what was kept of the local tiles while results leave.
+// One mask's program. Tiles run with their queries. A block's keys go from their owner to its
+// caster, and from there to every position that needs them. Stages, in order: reshuffling, if owner
+// and worker or caster of a block differ, with KV rounds as soon as the keys are there; KV rounds;
+// last, what was kept of the local tiles while results leave.
 class FcpPipeline {
  public:
   // O(tiles + edges · log). `tiles` are all tiles of the layout's blocks under the mask.
   FcpPipeline(const FcpLayout& layout, std::span<const Tile> tiles,
               const FcpPipelineOptions& options);
 
-  // Forward: q, kv to the worker; kv on to every position that needs it; o back when complete.
-  // Backward: likewise with do; kv again, dkv against every edge of kv; dq, dkv back.
+  // Forward: q to the worker, kv to the caster; kv on to every position that needs it; o back when
+  // complete. Backward: likewise with do; kv again, dkv against every edge of kv; dq, dkv back.
   [[nodiscard]] ArrangedDirection arrange(Direction direction) const;
 
   // With A > 1, what reached its worker in forward stays for backward.
@@ -63,7 +74,8 @@ class FcpPipeline {
     std::int32_t position = 0;
     std::int32_t stage = 0;  // that needs it
   };
-  struct Move {  // a unit's block and head group whose worker is not the owner
+  struct Move {  // a unit's queries or keys whose worker or caster is not the owner
+    Kind kind = Kind::kQ;
     BlockId block;
     std::int32_t group = 0;
     std::int32_t stage = 0;
@@ -74,22 +86,35 @@ class FcpPipeline {
     return block.index() * static_cast<std::size_t>(layout_.head_parallel) +
            static_cast<std::size_t>(group);
   }
+  // Where the queries or keys of a block and head group have to be.
+  [[nodiscard]] Rank place(Kind kind, BlockId block, std::int32_t group) const {
+    return is_of_kv(kind) ? layout_.device(casters_[block.index()], group)
+                          : layout_.worker(block, group);
+  }
   [[nodiscard]] bool is_retained() const { return layout_.head_parallel > 1; }
+  void find_readers();
+  void choose_casters();
   void find_casts();
   void find_moves();
-  void assign_move_stages();
-  void assign_cast_stages();
+  void assign_stages_by_rounds();
+  void assign_stages_by_bytes();
+  void note_arrivals();
+  [[nodiscard]] std::vector<std::int32_t> cast_rounds() const;
+  [[nodiscard]] std::vector<std::int32_t> first_uses() const;
+  // Index of the cast of a key block to a position that needs it.
+  [[nodiscard]] std::size_t cast_of(BlockId block, std::int32_t position) const;
 
   const FcpLayout& layout_;
   std::span<const Tile> tiles_;
   FcpPipelineOptions options_;
-  std::vector<Cast> casts_;         // ordered by (block, position)
-  std::vector<std::size_t> first_;  // casts of block b: [first_[b], first_[b + 1])
-  std::vector<bool> attends_;       // for each block: its queries have a tile
-  std::vector<bool> read_at_home_;  // for each block: its keys have a tile at its position
+  std::vector<bool> attends_;                       // for each block: its queries have a tile
+  std::vector<std::vector<std::int32_t>> readers_;  // positions that read a block's keys
+  std::vector<std::int32_t> casters_;               // for each block: position
+  std::vector<Cast> casts_;                         // ordered by (block, position)
+  std::vector<std::size_t> first_;                  // casts of block b: [first_[b], first_[b + 1])
   std::vector<Move> moves_;
-  std::vector<std::int32_t> arrival_;  // for each unit: stage it reaches its worker; 0: lives there
-  std::vector<bool> moves_kv_;         // for each unit: the worker needs keys that live elsewhere
+  std::vector<std::int32_t> q_arrival_;   // for each unit: stage it reaches its worker; 0: is there
+  std::vector<std::int32_t> kv_arrival_;  // likewise its caster
   std::int32_t move_stages_ = 0;
   std::int32_t last_stage_ = 0;  // the last of the KV rounds
 };
