@@ -63,6 +63,7 @@ MigrationOptions upstream_options(const Model& model) {
   MigrationOptions options = options_for(model);
   options.kv = KvAccounting::kDocument;
   options.granularity_tokens = 1;
+  options.balance = TaskBalance::kOneSided;
   options.fidelity = Fidelity::kUpstream;
   return options;
 }
@@ -155,7 +156,7 @@ Row measure(const Model& model, const Batches& batches, std::int32_t devices,
     plan_options.migration = options;
     plan_options.nano_batches = 1;
     const std::vector<CaItem> items =
-        plan_tasks(sequences_from_lengths(lengths), devices, plan_options)->nano_batches[0];
+        plan_tasks(sequences_from_lengths(lengths), {}, devices, plan_options)->nano_batches[0];
     const std::vector<double> loads = server_loads(items, devices, options);
     double mean = 0;
     for (const double load : loads) mean += load / devices;
@@ -197,16 +198,15 @@ void print_balance(const Model& model, std::int32_t devices, std::int64_t longes
   print_row("one_sided as the original's code",
             measure(model, batches, devices, upstream_options(model), std::nullopt));
   MigrationOptions variant = ours;
-  print_row("one_sided (default)",
-            measure(model, batches, devices, variant, std::map<std::string, std::string>{}));
+  std::map<std::string, std::string> options = {{"cost", "pairs"}, {"balance", "one_sided"}};
+  variant.balance = TaskBalance::kOneSided;
+  print_row("one_sided", measure(model, batches, devices, variant, options));
   variant.balance = TaskBalance::kTwoSided;
-  print_row("two_sided", measure(model, batches, devices, variant,
-                                 std::map<std::string, std::string>{{"balance", "two_sided"}}));
+  options["balance"] = "two_sided";
+  print_row("two_sided", measure(model, batches, devices, variant, options));
   variant.kv_subrange = true;
-  print_row(
-      "two_sided, kv_subrange",
-      measure(model, batches, devices, variant,
-              std::map<std::string, std::string>{{"balance", "two_sided"}, {"kv_subrange", "on"}}));
+  options["kv_subrange"] = "on";
+  print_row("two_sided, kv_subrange", measure(model, batches, devices, variant, options));
 }
 
 int run(std::int64_t count, const std::filesystem::path& vectors) {

@@ -213,20 +213,31 @@ enum class TaskBalance : std::uint8_t {
   kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders are dearer
 };
 
+enum class TaskCost : std::uint8_t {
+  kProfile,  // time by the cluster's attention profile: rows by the keys they attend
+  kPairs,    // attended pairs
+};
+enum class BackwardTasks : std::uint8_t {
+  kForward,  // backward runs where forward ran
+  kOwn,      // balanced anew by what backward takes and sends
+};
+
 // distca: attention as tasks that move to underloaded devices.
 struct DistcaOptions {
   double tolerance = 0.1;                   // work a device may lack of the mean, as a share of it
   KvAccounting kv = KvAccounting::kActual;  // the keys that a move is charged for
   std::int64_t granularity = 128;           // tokens that split shards are multiples of
-  TaskBalance balance = TaskBalance::kOneSided;
+  TaskBalance balance = TaskBalance::kTwoSided;
+  TaskCost cost = TaskCost::kProfile;                // what tasks are balanced by
+  BackwardTasks backward = BackwardTasks::kForward;  // kOwn needs resend
   std::int32_t attention_servers = 0;  // key pool: the last devices, which own no tokens; 0: none
   bool kv_subrange = false;            // a task may take a part of its keys, outputs are merged
   std::int32_t nano_batches = 2;  // parts of the batch, one's transfers under another's compute
   bool resend = false;  // queries and keys travel again for backward instead of being kept
   std::int64_t buffer_limit = 0;  // bytes a device may send or receive at once: the tolerance grows
                                   // by 0.05 until they suffice; 0: none
-  bool upstream = false;  // exactly the original's items, whatever kv, granularity, balance and
-                          // kv_subrange say; even lengths only
+  bool upstream = false;  // exactly the original's items, whatever kv, granularity, balance, cost
+                          // and kv_subrange say; even lengths only
 
   friend bool operator==(const DistcaOptions&, const DistcaOptions&) = default;
 };

@@ -128,6 +128,8 @@ void randomize(Setter& setter, DistcaOptions& options) {
   setter.set_enum(options.kv, 2);
   setter.set(options.granularity, 1, 1 << 20);
   setter.set_enum(options.balance, 2);
+  setter.set_enum(options.cost, 2);
+  setter.set_enum(options.backward, 2);
   setter.set(options.attention_servers, 0, 64);
   setter.set(options.kv_subrange);
   setter.set(options.nano_batches, 1, 64);

@@ -1,6 +1,7 @@
 #include "strategy/distca/arranger.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <map>
 #include <span>
@@ -10,7 +11,6 @@
 
 #include "base/check.h"
 #include "contextile/mask.h"
-#include "schedule/home.h"
 #include "schedule/rank_layout.h"
 
 namespace contextile {
@@ -22,6 +22,12 @@ struct PlannedItem {
   std::int32_t nano_batch = 0;
 };
 
+template <typename T>
+using ByDirection = std::array<T, 2>;
+constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
+
+using DocumentItems = ByDirection<std::vector<PlannedItem>>;
+
 // Who computes some rows against which keys.
 struct KeyTask {
   Range keys;
@@ -32,13 +38,13 @@ struct KeyTask {
 struct Segment {
   Rank owner;
   std::int32_t nano_batch = 0;
-  std::vector<KeyTask> tasks;  // disjoint keys
+  ByDirection<std::vector<KeyTask>> tasks;  // disjoint keys
 };
 
 // What the arranger knows of a block.
 struct BlockTask {
   std::int32_t nano_batch = 0;
-  Rank server;                       // where all of a composite block runs
+  ByDirection<Rank> servers{};       // where all of a composite block runs
   const Segment* segment = nullptr;  // the part of one document; null in a composite block
   std::int64_t first_position = 0;   // in the document
 };
@@ -60,50 +66,61 @@ class DistcaArranger {
       : workload_(workload),
         options_(options),
         num_nano_batches_(static_cast<std::int32_t>(plan.nano_batches.size())) {
-    std::vector<std::vector<PlannedItem>> documents(workload.sequences.size());
-    for (std::int32_t n = 0; n < num_nano_batches_; ++n) {
-      for (const CaItem& item : plan.nano_batches[static_cast<std::size_t>(n)]) {
-        documents[static_cast<std::size_t>(item.document)].push_back({&item, n});
+    std::vector<DocumentItems> documents(workload.sequences.size());
+    for (const Direction direction : kDirections) {
+      const bool own = direction == Direction::kBackward && !plan.backward.empty();
+      const auto& nano_batches = own ? plan.backward : plan.nano_batches;
+      for (std::int32_t n = 0; n < num_nano_batches_; ++n) {
+        for (const CaItem& item : nano_batches[static_cast<std::size_t>(n)]) {
+          documents[static_cast<std::size_t>(item.document)][index_of(direction)].push_back(
+              {&item, n});
+        }
       }
     }
     cut_blocks(documents);
+    tiles_ = TileIndex(workload_.masks.front().mask, work_.blocks).tiles();
   }
 
   Arrangement run() {
     Arrangement arrangement;
     ArrangedRound& round = arrangement.rounds.emplace_back();
-    const std::vector<PlacedTile> tiles = place_tiles();
     for (const NamedMask& mask : workload_.masks) {
       round.masks.push_back(mask.mask);
       ArrangedMask& programs = round.programs.emplace_back();
-      programs.forward = arrange(tiles, Direction::kForward);
+      programs.forward = arrange(Direction::kForward);
       if (!options_.backward) continue;
-      programs.backward = arrange(tiles, Direction::kBackward);
+      programs.backward = arrange(Direction::kBackward);
       if (options_.resend) continue;
       for (const Transfer& t : programs.forward->transfers) {
         if (!is_result(t.kind)) programs.retain.push_back({t.dst, t.kind, t.block, t.group});
       }
     }
-    finish_round(workload_, std::move(work_), round);
+    round.blocks = std::move(work_.blocks);
+    round.owners = std::move(work_.workers);
     return arrangement;
   }
 
  private:
-  void cut_blocks(const std::vector<std::vector<PlannedItem>>& documents) {
-    std::map<std::tuple<Rank, std::int32_t, Rank>, std::vector<Range>> whole;
+  void cut_blocks(const std::vector<DocumentItems>& documents) {
+    std::map<std::tuple<Rank, std::int32_t, ByDirection<Rank>>, std::vector<Range>> whole;
     segments_.resize(documents.size());
     for (std::size_t d = 0; d < documents.size(); ++d) {
-      const CaItem& first = *documents[d].front().item;
-      if (documents[d].size() == 1 && shards_of(first).size() == 1) {
-        whole[{first.source, documents[d].front().nano_batch, first.server}].push_back(
-            workload_.sequences[d]);
-      } else {
+      const bool is_whole = std::all_of(
+          documents[d].begin(), documents[d].end(), [](const std::vector<PlannedItem>& items) {
+            return items.size() == 1 && shards_of(*items.front().item).size() == 1;
+          });
+      if (!is_whole) {
         cut_document(d, documents[d]);
+        continue;
       }
+      const auto& [forward, backward] = documents[d];
+      const CaItem& item = *forward.front().item;
+      whole[{item.source, forward.front().nano_batch, {item.server, backward.front().item->server}}]
+          .push_back(workload_.sequences[d]);
     }
     for (const auto& [key, ranges] : whole) {
-      const auto& [owner, nano_batch, server] = key;
-      add_blocks(ranges, owner, {nano_batch, server, nullptr, 0});
+      const auto& [owner, nano_batch, servers] = key;
+      add_blocks(ranges, owner, {nano_batch, servers, nullptr, 0});
     }
   }
 
@@ -117,31 +134,24 @@ class DistcaArranger {
     }
   }
 
-  // A document with several tasks: blocks between all positions where rows or keys of one begin or
-  // end.
-  void cut_document(std::size_t d, std::span<const PlannedItem> items) {
-    std::vector<std::int64_t> cuts;
-    for (const PlannedItem& planned : items) {
-      for (const CaShard& shard : shards_of(*planned.item)) {
-        cuts.insert(cuts.end(),
-                    {shard.queries.begin, shard.queries.end, shard.keys.begin, shard.keys.end});
-      }
-    }
-    std::sort(cuts.begin(), cuts.end());
-    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  // A document with several tasks: a block from each cut to the next.
+  void cut_document(std::size_t d, const DocumentItems& items) {
+    const std::vector<std::int64_t> cuts = cuts_of(items);
     std::vector<Segment>& segments = segments_[d];
     segments.resize(cuts.size() - 1);
     const auto segment_at = [&](std::int64_t position) {
       return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) -
                                       cuts.begin());
     };
-    for (const PlannedItem& planned : items) {
-      for (const CaShard& shard : shards_of(*planned.item)) {
-        for (std::size_t s = segment_at(shard.queries.begin); s < segment_at(shard.queries.end);
-             ++s) {
-          segments[s].owner = planned.item->source;
-          segments[s].nano_batch = planned.nano_batch;
-          segments[s].tasks.push_back({shard.keys, planned.item->server});
+    for (std::size_t direction = 0; direction < items.size(); ++direction) {
+      for (const PlannedItem& planned : items[direction]) {
+        for (const CaShard& shard : shards_of(*planned.item)) {
+          const std::size_t end = segment_at(shard.queries.end);
+          for (std::size_t s = segment_at(shard.queries.begin); s < end; ++s) {
+            segments[s].owner = planned.item->source;
+            segments[s].nano_batch = planned.nano_batch;
+            segments[s].tasks[direction].push_back({shard.keys, planned.item->server});
+          }
         }
       }
     }
@@ -149,8 +159,24 @@ class DistcaArranger {
     for (std::size_t s = 0; s < segments.size(); ++s) {
       const Range tokens{begin + cuts[s], begin + cuts[s + 1]};
       add_blocks({&tokens, 1}, segments[s].owner,
-                 {segments[s].nano_batch, kInvalidRank, &segments[s], cuts[s]});
+                 {segments[s].nano_batch, {}, &segments[s], cuts[s]});
     }
+  }
+
+  // Where rows or keys of a task begin or end.
+  [[nodiscard]] static std::vector<std::int64_t> cuts_of(const DocumentItems& items) {
+    std::vector<std::int64_t> cuts;
+    for (const std::vector<PlannedItem>& tasks : items) {
+      for (const PlannedItem& planned : tasks) {
+        for (const CaShard& shard : shards_of(*planned.item)) {
+          cuts.insert(cuts.end(),
+                      {shard.queries.begin, shard.queries.end, shard.keys.begin, shard.keys.end});
+        }
+      }
+    }
+    std::sort(cuts.begin(), cuts.end());
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    return cuts;
   }
 
   [[nodiscard]] const BlockTask& task_of(BlockId block) const {
@@ -158,11 +184,11 @@ class DistcaArranger {
   }
   [[nodiscard]] Rank worker(BlockId block) const { return work_.workers[block.index()]; }
 
-  [[nodiscard]] Rank server_of(const Tile& tile) const {
+  [[nodiscard]] Rank server_of(const Tile& tile, Direction direction) const {
     const BlockTask& rows = task_of(tile.q_block);
-    if (rows.segment == nullptr) return rows.server;
+    if (rows.segment == nullptr) return rows.servers[index_of(direction)];
     const std::int64_t key = task_of(tile.kv_block).first_position;
-    for (const KeyTask& task : rows.segment->tasks) {
+    for (const KeyTask& task : rows.segment->tasks[index_of(direction)]) {
       if (task.keys.contains(key)) return task.server;
     }
     fail_argument("distca: expected a task for every tile, found none for blocks {} and {}",
@@ -170,10 +196,11 @@ class DistcaArranger {
   }
 
   // All masks are the same pairs.
-  [[nodiscard]] std::vector<PlacedTile> place_tiles() const {
+  [[nodiscard]] std::vector<PlacedTile> place_tiles(Direction direction) const {
     std::vector<PlacedTile> placed;
-    for (const Tile& tile : TileIndex(workload_.masks.front().mask, work_.blocks).tiles()) {
-      placed.push_back({tile.q_block, tile.kv_block, GroupId{0}, server_of(tile), 0, tile.pairs});
+    for (const Tile& tile : tiles_) {
+      placed.push_back(
+          {tile.q_block, tile.kv_block, GroupId{0}, server_of(tile, direction), 0, tile.pairs});
     }
     return placed;
   }
@@ -220,9 +247,9 @@ class DistcaArranger {
     return all;
   }
 
-  [[nodiscard]] ArrangedDirection arrange(const std::vector<PlacedTile>& tiles,
-                                          Direction direction) const {
+  [[nodiscard]] ArrangedDirection arrange(Direction direction) const {
     ArrangedDirection out;
+    const std::vector<PlacedTile> tiles = place_tiles(direction);
     const std::vector<RemoteUse> inputs = uses(tiles, direction, false);
     for (PlacedTile tile : tiles) {
       const std::int32_t order = order_of(tile, direction);
@@ -254,6 +281,7 @@ class DistcaArranger {
   const CaArrangeOptions& options_;
   std::int32_t num_nano_batches_;
   WorkBlocks work_;
+  std::vector<Tile> tiles_;
   std::vector<BlockTask> block_tasks_;
   std::vector<std::vector<Segment>> segments_;  // one list for each document that is cut
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,6 +46,7 @@ void apply_upstream(DistcaOptions& options) {
   options.kv = KvAccounting::kDocument;
   options.granularity = 1;
   options.balance = TaskBalance::kOneSided;
+  options.cost = TaskCost::kPairs;
   options.kv_subrange = false;
 }
 
@@ -68,6 +70,25 @@ bool is_causal(const Mask& mask, std::span<const Range> sequences) {
   return missing_pairs == 0;
 }
 
+// Rows at home come in pairs that cost the document's length and one, as in the original's items.
+std::optional<std::string> not_head_tail(const Workload& workload, std::int32_t num_devices,
+                                         std::int32_t nano_batches) {
+  for (const auto& items :
+       items_at_home(workload.sequences, workload.home, num_devices, nano_batches)) {
+    for (const CaItem& item : items) {
+      const Range& head = item.head.queries;
+      const Range& tail = item.tail.queries;
+      const Range& sequence = workload.sequences[static_cast<std::size_t>(item.document)];
+      if (head.size() == tail.size() && head.begin + tail.end == sequence.size()) continue;
+      return fmt::format(
+          "with upstream=on needs homes of as many rows from a sequence's front as from its end, "
+          "found [{}, {}) and [{}, {}) of sequence {} on rank {}",
+          head.begin, head.end, tail.begin, tail.end, item.document, item.source.value);
+    }
+  }
+  return std::nullopt;
+}
+
 // Why the original cannot place such a batch, or nothing.
 std::optional<std::string> upstream_cannot(const Workload& workload, const DistcaOptions& options,
                                            std::int32_t num_owners) {
@@ -77,6 +98,9 @@ std::optional<std::string> upstream_cannot(const Workload& workload, const Distc
     return fmt::format("with upstream=on needs even lengths, found {} for sequence {}",
                        workload.sequences[s].size(), s);
   }
+  if (!workload.home.empty()) {
+    return not_head_tail(workload, num_owners, options.nano_batches);
+  }
   const std::int64_t parts = std::int64_t{2} * options.nano_batches * num_owners;
   if (workload.num_tokens() % parts == 0) return std::nullopt;
   return fmt::format(
@@ -85,19 +109,48 @@ std::optional<std::string> upstream_cannot(const Workload& workload, const Distc
       parts, workload.num_tokens());
 }
 
-CaPlanOptions plan_options(const Workload& workload, const DistcaOptions& options) {
+// Time of rows against all keys before them, as pairs that take as long on large full tiles: how
+// plans are simulated, but for cuts inside a shard.
+auto profiled_cost(const Cluster& cluster, Direction direction) {
+  return [profile = cluster.attention, shares = AttentionShares(cluster.attention), direction](
+             std::int64_t q_tokens, std::int64_t kv_tokens) {
+    const std::int64_t pairs =
+        num_pairs(CaShard{{kv_tokens - q_tokens, kv_tokens}, {0, kv_tokens}});
+    const auto rows = static_cast<double>(q_tokens);
+    const double computed = profile.computed_pairs(q_tokens, kv_tokens, pairs);
+    return computed / (direction == Direction::kForward ? shares.forward(rows, computed / rows)
+                                                        : shares.backward(rows, computed / rows));
+  };
+}
+
+MigrationOptions migration_options(const Workload& workload, const Cluster& cluster,
+                                   const DistcaOptions& options, Direction direction) {
   const AttentionShape& shape = workload.shape;
-  CaPlanOptions result;
-  MigrationOptions& migration = result.migration;
+  const auto bytes = [&](Kind kind) {
+    return static_cast<double>(unit_bytes(kind, 1, shape, 1, shape.dtype));
+  };
+  const bool forward = direction == Direction::kForward;
+  MigrationOptions migration;
   migration.tolerance = options.tolerance;
   migration.kv = options.kv;
   migration.granularity_tokens = options.granularity;
   migration.balance = options.balance;
   migration.kv_subrange = options.kv_subrange;
   migration.fidelity = options.upstream ? Fidelity::kUpstream : Fidelity::kRefined;
-  migration.q_bytes_per_token = static_cast<double>(unit_bytes(Kind::kQ, 1, shape, 1, shape.dtype));
-  migration.kv_bytes_per_token =
-      static_cast<double>(unit_bytes(Kind::kKv, 1, shape, 1, shape.dtype));
+  migration.q_bytes_per_token =
+      forward ? bytes(Kind::kQ) : (bytes(Kind::kQ) + bytes(Kind::kDo) + bytes(Kind::kDq)) / 2;
+  migration.kv_bytes_per_token = forward ? bytes(Kind::kKv) : bytes(Kind::kKv) + bytes(Kind::kDkv);
+  if (options.cost == TaskCost::kProfile) migration.cost = profiled_cost(cluster, direction);
+  return migration;
+}
+
+CaPlanOptions plan_options(const Workload& workload, const Cluster& cluster,
+                           const DistcaOptions& options) {
+  CaPlanOptions result;
+  result.migration = migration_options(workload, cluster, options, Direction::kForward);
+  if (options.backward == BackwardTasks::kOwn) {
+    result.backward = migration_options(workload, cluster, options, Direction::kBackward);
+  }
   result.attention_servers = options.attention_servers;
   result.nano_batches = options.nano_batches;
   result.buffer_limit_bytes = options.buffer_limit;
@@ -106,9 +159,10 @@ CaPlanOptions plan_options(const Workload& workload, const DistcaOptions& option
 
 // Source: DistCA (core attention disaggregation), §4: attention split off as stateless tasks,
 // scheduled greedily by communication; its code where the paper is silent. Steps: documents fill
-// devices in order, equal tokens, cut ones as head and tail pieces; parts of items move from
-// overloaded devices to underloaded ones, fewest bytes per work first; each nano-batch runs what is
-// local, then what it received, its transfers under the other's compute. Bytes: Q, O and dO, dQ of
+// devices in order, equal tokens, cut ones as head and tail pieces, or rows are where a home layout
+// says; parts of items move from overloaded devices to underloaded ones, fewest bytes per work
+// first; each nano-batch runs what is local, then what it received, its transfers under the other's
+// compute. Bytes: Q, O and dO, dQ of
 // the rows that moved, each needed key block once to each server, dKV back. Memory: received Q and
 // KV of the layer, retained for backward (resend=on: of two nano-batches), an accumulator for every
 // remote result. Loses where documents are longer than a device's share: then every device holds a
@@ -136,6 +190,16 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
     if (num_owners < 1) {
       return fmt::format("expected fewer attention servers than devices, found {} of {}",
                          options.attention_servers, cluster.num_devices());
+    }
+    for (const HomeRange& home : workload.home) {
+      if (home.owner.value < num_owners) continue;
+      return fmt::format(
+          "expected no tokens at home on the {} attention servers, found [{}, {}) on "
+          "rank {}",
+          options.attention_servers, home.tokens.begin, home.tokens.end, home.owner.value);
+    }
+    if (options.backward == BackwardTasks::kOwn && !options.resend) {
+      return "with backward=own needs resend=on: what forward keeps is where forward ran";
     }
     return upstream_cannot(workload, options, num_owners);
   }
@@ -171,8 +235,14 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
         .integer("granularity", &DistcaOptions::granularity, 1, std::int64_t{1} << 31,
                  "tokens that split shards are multiples of")
         .choice("balance", &DistcaOptions::balance, {"one_sided", "two_sided"},
-                "one_sided: as the original, two_sided: overloaded devices keep the tolerance, "
-                "too, and hot senders are spared: one_sided, two_sided")
+                "one_sided: as the original's code, two_sided: overloaded devices keep the "
+                "tolerance, too, as in its paper, and hot senders are spared: one_sided, two_sided")
+        .choice("cost", &DistcaOptions::cost, {"profile", "pairs"},
+                "what tasks are balanced by: time by the cluster's attention profile, or attended "
+                "pairs: profile, pairs")
+        .choice("backward", &DistcaOptions::backward, {"forward", "own"},
+                "where backward runs: where forward did, or balanced by what backward takes and "
+                "sends, with resend=on: forward, own")
         .custom("pool", parse_pool, print_pool,
                 "in_place, or dedicated:N: the last N devices own no tokens")
         .on_off("kv_subrange", &DistcaOptions::kv_subrange,
@@ -184,16 +254,18 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
         .integer("buffer_limit", &DistcaOptions::buffer_limit, 0, std::int64_t{1} << 50,
                  "bytes a device may send or receive at once; the tolerance grows by 0.05 until "
                  "they suffice; 0: none")
-        .on_off("upstream", &DistcaOptions::upstream,
-                "exactly the original's items: decides kv, granularity, balance, kv_subrange; "
-                "even lengths only: off, on");
+        .on_off(
+            "upstream", &DistcaOptions::upstream,
+            "exactly the original's items: decides kv, granularity, balance, cost, kv_subrange; "
+            "even lengths only: off, on");
   }
 
   // Nothing when the buffer limit does not suffice even where nothing moves.
   [[nodiscard]] static std::optional<CaPlan> plan(const Workload& workload, const Cluster& cluster,
                                                   DistcaOptions options) {
     apply_upstream(options);
-    return plan_tasks(workload.sequences, cluster.num_devices(), plan_options(workload, options));
+    return plan_tasks(workload.sequences, workload.home, cluster.num_devices(),
+                      plan_options(workload, cluster, options));
   }
 
   [[nodiscard]] static std::string over_limit(const DistcaOptions& options) {

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstddef>
-#include <limits>
-#include <numeric>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -20,13 +19,26 @@ struct Move {
   std::int64_t tokens = 0;  // rows of head and of tail each, or keys
   double load = 0;          // work that moves
   double bytes = 0;         // that moving it sends, as accounted
+  double dear_bytes = 0;    // the same, dearer from hot senders
   double priority = 0;      // smallest goes first
 };
 
-// The rows nearest the middle: the end of the head, the start of the tail.
+struct Owned {
+  Range rows;
+  Rank owner;
+};
+
+// A taker, and the work it is to get about (or at least) and at most.
+struct Wanted {
+  double least = 0;
+  double most = 0;
+  std::size_t taker = 0;
+};
+
+// The rows nearest the middle: the end of the head, the start of the tail, or of a tail alone.
 CaItem inner_rows(const CaItem& item, std::int64_t rows) {
   CaItem inner = item;
-  inner.head.queries.begin = item.head.queries.end - rows;
+  if (!item.head.empty()) inner.head.queries.begin = item.head.queries.end - rows;
   inner.tail.queries.end = item.tail.queries.begin + rows;
   inner.tail.keys.end = std::min(item.tail.keys.end, inner.tail.queries.end);
   return inner;
@@ -62,8 +74,16 @@ class Migration {
       std::int64_t& length = length_of(item.document);
       for (const CaShard& shard : {item.head, item.tail}) {
         length = std::max(length, shard.queries.end);
+        if (shard.empty()) continue;
+        owned_[static_cast<std::size_t>(item.document)].push_back({shard.queries, item.source});
+        hold(item.document, item.source, shard.queries);
       }
     }
+    for (auto& owned : owned_) {
+      std::sort(owned.begin(), owned.end(),
+                [](const Owned& a, const Owned& b) { return a.rows.begin < b.rows.begin; });
+    }
+    for (const CaItem& item : items) send(item, item.server);
     mean_ = total / static_cast<double>(num_devices);
     for (double& surplus : surplus_) surplus -= mean_;
     threshold_ = options.tolerance * mean_;
@@ -78,7 +98,10 @@ class Migration {
   [[nodiscard]] bool upstream() const { return options_.fidelity == Fidelity::kUpstream; }
   std::int64_t& length_of(std::int32_t document) {
     const auto at = static_cast<std::size_t>(document);
-    if (lengths_.size() <= at) lengths_.resize(at + 1);
+    if (lengths_.size() <= at) {
+      lengths_.resize(at + 1);
+      owned_.resize(at + 1);
+    }
     return lengths_[at];
   }
 
@@ -145,11 +168,12 @@ class Migration {
       if (!best || move->priority < best->priority) best = move;
     };
     if (loads_[i] <= most) {
-      offer(priced({i, Part::kAll, 0, loads_[i]}, items_[i]));
+      offer(priced({i, Part::kAll, 0, loads_[i]}, items_[i], taker));
       return;
     }
-    offer(upstream() ? upstream_rows(i, most) : rows(i, least, most));
-    if (options_.kv_subrange) offer(keys(i, least, most));
+    const Wanted wanted{least, most, taker};
+    offer(upstream() ? upstream_rows(i, most) : rows(i, wanted));
+    if (options_.kv_subrange) offer(keys(i, wanted));
   }
 
   // The code's form: the amount is decided by the document's length, its rounding comes later.
@@ -162,19 +186,21 @@ class Migration {
     return move;
   }
 
-  [[nodiscard]] std::optional<Move> rows(std::size_t i, double least, double most) const {
+  [[nodiscard]] std::optional<Move> rows(std::size_t i, const Wanted& wanted) const {
     const CaItem& item = items_[i];
-    const std::int64_t limit = std::min(item.head.queries.size(), item.tail.queries.size());
-    return sized(i, Part::kRows, limit, least, most,
+    const std::int64_t limit = item.head.empty()
+                                   ? item.tail.queries.size()
+                                   : std::min(item.head.queries.size(), item.tail.queries.size());
+    return sized(i, Part::kRows, limit, wanted,
                  [&](std::int64_t tokens) { return inner_rows(item, tokens); });
   }
 
   // Keys before the tail's first row, so that every row attends all of them.
-  [[nodiscard]] std::optional<Move> keys(std::size_t i, double least, double most) const {
+  [[nodiscard]] std::optional<Move> keys(std::size_t i, const Wanted& wanted) const {
     const CaItem& item = items_[i];
     const std::int64_t limit =
         std::min(item.tail.keys.end, item.tail.queries.begin) - item.tail.keys.begin;
-    return sized(i, Part::kKeys, limit, least, most,
+    return sized(i, Part::kKeys, limit, wanted,
                  [&](std::int64_t tokens) { return first_keys(item, tokens); });
   }
 
@@ -182,7 +208,7 @@ class Migration {
   // smallest that reaches `least`, where that is less.
   template <typename PartOf>
   [[nodiscard]] std::optional<Move> sized(std::size_t i, Part part, std::int64_t limit,
-                                          double least, double most, const PartOf& part_of) const {
+                                          const Wanted& wanted, const PartOf& part_of) const {
     const auto load = [&](std::int64_t units) {
       return item_cost(part_of(units * options_.granularity_tokens), options_);
     };
@@ -199,11 +225,11 @@ class Migration {
       }
       return low;
     };
-    std::int64_t units = last_within(most);
-    if (least < most) units = std::min(units, last_within(least) + 1);
+    std::int64_t units = last_within(wanted.most);
+    if (wanted.least < wanted.most) units = std::min(units, last_within(wanted.least) + 1);
     if (units == 0) return std::nullopt;
     const CaItem moved = part_of(units * options_.granularity_tokens);
-    return priced({i, part, units * options_.granularity_tokens, load(units)}, moved);
+    return priced({i, part, units * options_.granularity_tokens, load(units)}, moved, wanted.taker);
   }
 
   [[nodiscard]] std::int64_t length(std::size_t i) const {
@@ -214,25 +240,74 @@ class Migration {
     return load / per_row * options_.q_bytes_per_token + per_row * options_.kv_bytes_per_token;
   }
 
-  [[nodiscard]] std::optional<Move> priced(Move move, const CaItem& moved) const {
+  [[nodiscard]] std::optional<Move> priced(Move move, const CaItem& moved,
+                                           std::size_t taker) const {
     if (options_.kv == KvAccounting::kDocument && move.part != Part::kKeys) {
       move.bytes = document_bytes(move.item, move.load);
+      move.dear_bytes = move.bytes * (1 + heat(moved.source));
     } else {
-      const std::int64_t rows = moved.head.queries.size() + moved.tail.queries.size();
-      move.bytes = static_cast<double>(2 * rows) * options_.q_bytes_per_token +
-                   static_cast<double>(key_span(moved).size()) * options_.kv_bytes_per_token;
+      for_each_sender(moved, Rank{static_cast<std::int32_t>(taker)},
+                      [&](Rank sender, double bytes) {
+                        move.bytes += bytes;
+                        move.dear_bytes += bytes * (1 + heat(sender));
+                      });
     }
     move.priority = move.bytes / move.load;
     return move;
   }
 
+  // Who has to send what for a device to compute an item: its rows (and later their results) and
+  // the keys that are not there yet.
+  template <typename Visit>
+  void for_each_sender(const CaItem& item, Rank device, const Visit& visit) const {
+    if (device != item.source) {
+      visit(item.source, static_cast<double>(2 * num_rows(item)) * options_.q_bytes_per_token);
+    }
+    const auto held = held_.find({item.document, device});
+    const Range keys = key_span(item);
+    const std::vector<Owned>& owned = owned_[static_cast<std::size_t>(item.document)];
+    auto owner = std::partition_point(owned.begin(), owned.end(),
+                                      [&](const Owned& o) { return o.rows.end <= keys.begin; });
+    const auto lacking = [&](Range needed) {
+      std::int64_t tokens = needed.size();
+      if (held == held_.end()) return tokens;
+      for (const Range& range : held->second) tokens -= intersect(range, needed).size();
+      return tokens;
+    };
+    std::int64_t left = lacking(keys);
+    for (; left > 0 && owner != owned.end() && owner->rows.begin < keys.end; ++owner) {
+      const std::int64_t tokens = lacking(intersect(owner->rows, keys));
+      if (tokens == 0) continue;
+      visit(owner->owner, static_cast<double>(tokens) * options_.kv_bytes_per_token);
+      left -= tokens;
+    }
+    // The others are of rows in no item here, but in another nano-batch.
+    if (left > 0) visit(item.source, static_cast<double>(left) * options_.kv_bytes_per_token);
+  }
+
+  // An item goes to a device that computes it.
+  void send(const CaItem& item, Rank device) {
+    for_each_sender(item, device, [&](Rank sender, double bytes) {
+      sent_bytes_[sender.index()] += bytes;
+      total_sent_bytes_ += bytes;
+    });
+    hold(item.document, device, key_span(item));
+  }
+
+  void hold(std::int32_t document, Rank device, Range keys) {
+    if (keys.empty()) return;
+    std::vector<Range>& held = held_[{document, device}];
+    held.push_back(keys);
+    held = merged(std::move(held));
+  }
+
   // Bytes per work moved out of what exceeds the tolerance on either side, dearer from hot senders.
   [[nodiscard]] double two_sided_priority(const Move& move, std::size_t taker) const {
-    const CaItem& item = items_[move.item];
-    const double excess = std::max(0.0, surplus_[item.server.index()] - threshold_);
+    const Rank giver = items_[move.item].server;
+    const double excess = std::max(0.0, surplus_[giver.index()] - threshold_);
     const double lack = std::max(0.0, -surplus_[taker] - threshold_);
     const double useful = std::min(move.load, excess) + std::min(move.load, lack);
-    return move.bytes / useful * (1 + heat(item.source));
+    return move.dear_bytes / useful;
   }
 
   // What moves so far make a source send, over the mean of all devices.
@@ -246,19 +321,21 @@ class Migration {
     const std::size_t from = item.server.index();
     const Rank to{static_cast<std::int32_t>(server)};
     surplus_[server] += move.load;
-    sent_bytes_[item.source.index()] += move.bytes;
-    total_sent_bytes_ += move.bytes;
     if (move.part == Part::kAll) {
       surplus_[from] -= move.load;
       item.server = to;
+      send(item, to);
       return;
     }
     CaItem moved =
         move.part == Part::kRows ? inner_rows(item, move.tokens) : first_keys(item, move.tokens);
     moved.server = to;
+    send(moved, to);
     if (move.part == Part::kRows) {
-      item.head.queries.end -= move.tokens;
-      item.head.keys.end = std::min(item.head.keys.end, item.head.queries.end);
+      if (!item.head.empty()) {
+        item.head.queries.end -= move.tokens;
+        item.head.keys.end = std::min(item.head.keys.end, item.head.queries.end);
+      }
       item.tail.queries.begin += move.tokens;
     } else {
       item.tail.keys.begin += move.tokens;
@@ -273,9 +350,12 @@ class Migration {
   std::vector<CaItem>& items_;
   std::size_t num_devices_;
   const MigrationOptions& options_;
-  std::vector<double> loads_;          // one for each item
-  std::vector<std::int64_t> lengths_;  // one for each document: its last row's end
-  std::vector<double> surplus_;        // load above the mean, of every device
+  std::vector<double> loads_;              // one for each item
+  std::vector<std::int64_t> lengths_;      // one for each document: its last row's end
+  std::vector<std::vector<Owned>> owned_;  // rows of each document, ascending
+  // Keys of a document that a device owns or that came for what it was to compute.
+  std::map<std::pair<std::int32_t, Rank>, std::vector<Range>> held_;
+  std::vector<double> surplus_;  // load above the mean, of every device
   double mean_ = 0;
   double threshold_ = 0;
   std::vector<double> sent_bytes_;  // moves so far have made every source send

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "strategy/distca/tasks.h"
 
 namespace contextile {
 
@@ -31,6 +32,26 @@ std::vector<SamePhaseTick> same_phase_ticks(std::int32_t num_stages,
     add(Direction::kBackward, t);
   }
   return ticks;
+}
+
+void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
+                       std::vector<HomeRange>& home) {
+  const std::int64_t offset = home.empty() ? 0 : home.back().tokens.end;
+  const std::vector<Range> sequences = sequences_from_lengths(lengths);
+  std::vector<CaDocument> documents;
+  for (const Range& sequence : sequences) {
+    documents.push_back({static_cast<std::int32_t>(documents.size()), {0, sequence.size()}});
+  }
+  const auto begin = static_cast<std::ptrdiff_t>(home.size());
+  for (const CaItem& item : place_documents(documents, num_ranks)) {
+    const std::int64_t at = offset + sequences[static_cast<std::size_t>(item.document)].begin;
+    for (const CaShard& shard : shards_of(item)) {
+      home.push_back({{at + shard.queries.begin, at + shard.queries.end},
+                      Rank{first.value + item.source.value}});
+    }
+  }
+  std::sort(home.begin() + begin, home.end(),
+            [](const HomeRange& a, const HomeRange& b) { return a.tokens.begin < b.tokens.begin; });
 }
 
 std::int32_t peak_activations(std::span<const SamePhaseTick> ticks, std::int32_t stage) {

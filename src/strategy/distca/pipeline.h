@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "contextile/arrangement.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 
@@ -32,5 +33,11 @@ struct SamePhaseTick {
 // ticks. Under the order above min(m, 2(p - 1 - r) + 1), nearly twice what 1F1B keeps on stage 0.
 [[nodiscard]] std::int32_t peak_activations(std::span<const SamePhaseTick> ticks,
                                             std::int32_t stage);
+
+// Where a stage's documents are on its `num_ranks` ranks, from `first` on: equal tokens, documents
+// that are cut head and tail (place_documents), so that pairs of rows cost the same wherever they
+// are. Appended behind the tokens of `home`. O((documents + ranks) · log).
+void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
+                       std::vector<HomeRange>& home);
 
 }  // namespace contextile

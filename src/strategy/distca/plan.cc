@@ -18,10 +18,10 @@ std::vector<CaDocument> documents_in(std::span<const Range> sequences, Range tok
   return documents;
 }
 
-std::int64_t largest_buffer_bytes(const CaPlan& plan, std::int32_t num_devices,
-                                  const MigrationOptions& options) {
+std::int64_t largest_buffer_bytes(const std::vector<std::vector<CaItem>>& nano_batches,
+                                  std::int32_t num_devices, const MigrationOptions& options) {
   std::vector<CaItem> items;
-  for (const std::vector<CaItem>& nano_batch : plan.nano_batches) {
+  for (const std::vector<CaItem>& nano_batch : nano_batches) {
     items.insert(items.end(), nano_batch.begin(), nano_batch.end());
   }
   return forward_volume(items, num_devices, static_cast<std::int64_t>(options.q_bytes_per_token),
@@ -29,10 +29,12 @@ std::int64_t largest_buffer_bytes(const CaPlan& plan, std::int32_t num_devices,
       .largest_buffer_bytes();
 }
 
-}  // namespace
-
-std::optional<CaPlan> plan_tasks(std::span<const Range> sequences, std::int32_t num_devices,
-                                 const CaPlanOptions& options) {
+// Where rows are before anything migrates.
+std::vector<std::vector<CaItem>> resident_items(std::span<const Range> sequences,
+                                                std::span<const HomeRange> home,
+                                                std::int32_t num_devices,
+                                                const CaPlanOptions& options) {
+  if (!home.empty()) return items_at_home(sequences, home, num_devices, options.nano_batches);
   const std::int64_t total_tokens = sequences.empty() ? 0 : sequences.back().end;
   std::vector<std::vector<CaItem>> placed;
   for (std::int32_t n = 0; n < options.nano_batches; ++n) {
@@ -41,17 +43,42 @@ std::optional<CaPlan> plan_tasks(std::span<const Range> sequences, std::int32_t 
     placed.push_back(
         place_documents(documents_in(sequences, tokens), num_devices - options.attention_servers));
   }
+  return placed;
+}
+
+}  // namespace
+
+std::optional<CaPlan> plan_tasks(std::span<const Range> sequences, std::span<const HomeRange> home,
+                                 std::int32_t num_devices, const CaPlanOptions& options) {
+  const std::vector<std::vector<CaItem>> residing =
+      resident_items(sequences, home, num_devices, options);
+  const auto gathered = [&](const MigrationOptions& migration) {
+    std::vector<std::vector<CaItem>> nano_batches = residing;
+    if (!home.empty() && migration.fidelity == Fidelity::kRefined) {
+      gather_documents(nano_batches, num_devices, migration);
+    }
+    return nano_batches;
+  };
+  const auto balanced = [&](std::vector<std::vector<CaItem>> nano_batches,
+                            MigrationOptions migration, double tolerance) {
+    migration.tolerance = tolerance;
+    for (std::vector<CaItem>& items : nano_batches) migrate(items, num_devices, migration);
+    return nano_batches;
+  };
+  const std::vector<std::vector<CaItem>> start = gathered(options.migration);
   constexpr double kToleranceStep = 0.05;
-  MigrationOptions migration = options.migration;
   for (int step = 0;; ++step) {
-    migration.tolerance = options.migration.tolerance + kToleranceStep * step;
-    CaPlan plan{placed, migration.tolerance};
-    for (std::vector<CaItem>& items : plan.nano_batches) migrate(items, num_devices, migration);
+    CaPlan plan;
+    plan.tolerance = options.migration.tolerance + kToleranceStep * step;
+    plan.nano_batches = balanced(start, options.migration, plan.tolerance);
     if (options.buffer_limit_bytes == 0 ||
-        largest_buffer_bytes(plan, num_devices, migration) <= options.buffer_limit_bytes) {
+        largest_buffer_bytes(plan.nano_batches, num_devices, options.migration) <=
+            options.buffer_limit_bytes) {
+      if (options.backward)
+        plan.backward = balanced(gathered(*options.backward), *options.backward, plan.tolerance);
       return plan;
     }
-    if (plan.nano_batches == placed) return std::nullopt;
+    if (plan.nano_batches == start) return std::nullopt;
   }
 }
 

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "contextile/base.h"
+#include "contextile/workload.h"
 #include "strategy/distca/tasks.h"
 
 namespace contextile {
 
 struct CaPlanOptions {
   MigrationOptions migration;
+  std::optional<MigrationOptions> backward;  // unset: backward runs where forward does
   std::int32_t attention_servers = 0;  // the last devices, which own no rows; fewer than devices
   std::int32_t nano_batches = 2;       // parts of equal tokens, each placed and balanced on its own
   std::int64_t buffer_limit_bytes = 0;  // 0: none
@@ -20,14 +22,17 @@ struct CaPlanOptions {
 
 struct CaPlan {
   std::vector<std::vector<CaItem>> nano_batches;  // documents are sequences
+  std::vector<std::vector<CaItem>> backward;      // of the same rows; empty: as nano_batches
   double tolerance = 0;                           // that was used in the end
 };
 
-// Cuts the batch into nano-batches, a document across a cut into a front part and a later part that
-// attends it, and places and balances each. With a buffer limit the tolerance grows by 0.05 until
-// no device sends or receives more at once (forward inputs, or outputs, of the whole batch);
-// nothing when even the placement alone does. O(tries · moves · items).
+// Without a home layout the batch is cut into nano-batches of equal tokens, a document across a cut
+// into a front part and a later part that attends it, and each is placed; with one, rows stay where
+// they are (items_at_home). Each is balanced. With a buffer limit the tolerance grows by 0.05
+// until no device sends or receives more at once (forward inputs, or outputs, of the whole batch);
+// nothing when even residing alone does. O(tries · moves · items).
 [[nodiscard]] std::optional<CaPlan> plan_tasks(std::span<const Range> sequences,
+                                               std::span<const HomeRange> home,
                                                std::int32_t num_devices,
                                                const CaPlanOptions& options);
 

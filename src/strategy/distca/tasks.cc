@@ -12,6 +12,12 @@ std::int64_t num_pairs(const CaShard& shard) {
   return num_pairs(Band{shard.queries, shard.keys, -kUnbounded, 0});
 }
 
+std::int64_t num_pairs(const CaItem& item) { return num_pairs(item.head) + num_pairs(item.tail); }
+
+std::int64_t num_rows(const CaItem& item) {
+  return item.head.queries.size() + item.tail.queries.size();
+}
+
 std::vector<CaShard> shards_of(const CaItem& item) {
   if (item.head.empty()) return {item.tail};
   if (item.tail.empty()) return {item.head};
@@ -22,31 +28,18 @@ std::vector<CaShard> shards_of(const CaItem& item) {
   return {item.head, item.tail};
 }
 
-std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
-                                    std::int32_t num_devices) {
-  std::int64_t total_tokens = 0;
-  for (const CaDocument& document : documents) total_tokens += document.rows.size();
-  const auto filled_before = [&](std::int32_t rank) { return total_tokens * rank / num_devices; };
-  std::vector<CaItem> items;
-  std::int32_t rank = 0;
-  std::int64_t placed_tokens = 0;
-  for (const CaDocument& document : documents) {
-    Range left = document.rows;
-    while (!left.empty()) {
-      while (filled_before(rank + 1) == placed_tokens) ++rank;
-      const std::int64_t piece = std::min(left.size(), filled_before(rank + 1) - placed_tokens);
-      const Range head{left.begin, left.begin + piece / 2};
-      const Range tail{left.end - (piece - piece / 2), left.end};
-      items.push_back({document.document,
-                       Rank{rank},
-                       Rank{rank},
-                       {head, {0, head.end}},
-                       {tail, {0, tail.end}}});
-      left = {head.end, tail.begin};
-      placed_tokens += piece;
+std::vector<Range> merged(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  std::vector<Range> result;
+  for (const Range& range : ranges) {
+    if (range.empty()) continue;
+    if (!result.empty() && range.begin <= result.back().end) {
+      result.back().end = std::max(result.back().end, range.end);
+    } else {
+      result.push_back(range);
     }
   }
-  return items;
+  return result;
 }
 
 double shard_cost(const CaShard& shard, const MigrationOptions& options) {
@@ -78,21 +71,6 @@ struct OwnedRows {
   Range rows;
   Rank owner;
 };
-
-// Disjoint ascending ranges with the same union.
-std::vector<Range> merged(std::vector<Range> ranges) {
-  std::sort(ranges.begin(), ranges.end());
-  std::vector<Range> result;
-  for (const Range& range : ranges) {
-    if (range.empty()) continue;
-    if (!result.empty() && range.begin <= result.back().end) {
-      result.back().end = std::max(result.back().end, range.end);
-    } else {
-      result.push_back(range);
-    }
-  }
-  return result;
-}
 
 // One document's share of the volume.
 struct DocumentTasks {

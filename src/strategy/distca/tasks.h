@@ -9,6 +9,7 @@
 
 #include "contextile/base.h"
 #include "contextile/strategies.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 
@@ -36,6 +37,8 @@ struct CaItem {
 
   friend bool operator==(const CaItem&, const CaItem&) = default;
 };
+[[nodiscard]] std::int64_t num_pairs(const CaItem& item);  // attended, of both shards
+[[nodiscard]] std::int64_t num_rows(const CaItem& item);
 // What a kernel runs for an item: head and tail, or one shard where the two meet.
 [[nodiscard]] std::vector<CaShard> shards_of(const CaItem& item);
 
@@ -53,6 +56,16 @@ struct CaDocument {
 [[nodiscard]] std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
                                                   std::int32_t num_devices);
 
+// Items of rows that are on devices already, in nano-batches. A device's rows of a document are
+// paired from the outside in: its first with its last, so that head-tail homes give the items they
+// came from; what is left beside the document's middle is a tail alone. Of every device each
+// nano-batch has the same number of rows, to one, and about the same work: heaviest item first, to
+// the lightest nano-batch that has room, cut where that ends (outer rows first). O(homes · log).
+[[nodiscard]] std::vector<std::vector<CaItem>> items_at_home(std::span<const Range> sequences,
+                                                             std::span<const HomeRange> home,
+                                                             std::int32_t num_devices,
+                                                             std::int32_t nano_batches);
+
 enum class Fidelity : std::uint8_t {
   kRefined,   // a move that would round to nothing is passed over
   kUpstream,  // … ends the device's turn; items are split as if their lengths were even
@@ -62,15 +75,18 @@ struct MigrationOptions {
   double tolerance = 0.1;  // as a share of the mean load
   KvAccounting kv = KvAccounting::kActual;
   std::int64_t granularity_tokens = 128;  // rows (keys) of a split shard are multiples of this
-  TaskBalance balance = TaskBalance::kOneSided;
+  TaskBalance balance = TaskBalance::kTwoSided;
   bool kv_subrange = false;  // a move may also take all rows of a tail against a range of its keys
   Fidelity fidelity = Fidelity::kRefined;
-  double q_bytes_per_token = 1;   // Q; O has as many
-  double kv_bytes_per_token = 1;  // K and V together
+  double q_bytes_per_token = 1;   // a row's way in; out it sends as many
+  double kv_bytes_per_token = 1;  // a key's, with its value
   // Time of q rows that end at key kv, in any unit, growing with q; empty: attended pairs. A
   // sub-range of the keys costs its share of the pairs.
   std::function<double(std::int64_t q_tokens, std::int64_t kv_tokens)> cost;
 };
+
+// Disjoint ascending ranges with the same union. O(n log n).
+[[nodiscard]] std::vector<Range> merged(std::vector<Range> ranges);
 
 [[nodiscard]] double shard_cost(const CaShard& shard, const MigrationOptions& options);
 [[nodiscard]] double item_cost(const CaItem& item, const MigrationOptions& options);
@@ -78,6 +94,13 @@ struct MigrationOptions {
 [[nodiscard]] std::vector<double> server_loads(std::span<const CaItem> items,
                                                std::int32_t num_devices,
                                                const MigrationOptions& options);
+
+// Where a document lies on so many devices that the keys for all of them are more bytes than its
+// rows and keys to one: that one computes all of it, as long as it costs no more than a device's
+// mean. Costliest documents first, each to the device with least to do among those that pay.
+// Devices stay the sources. O(items · log).
+void gather_documents(std::vector<std::vector<CaItem>>& nano_batches, std::int32_t num_devices,
+                      const MigrationOptions& options);
 
 // Moves items, or parts of them, to underloaded servers: devices below the mean, emptiest first,
 // each take from items of overloaded servers the one with the fewest bytes per work moved, until

@@ -43,10 +43,12 @@ StrategyRequest random_request(Rng& rng, std::int32_t devices) {
   };
   flip("kv", "actual", "document");
   flip("balance", "one_sided", "two_sided");
+  flip("cost", "profile", "pairs");
   flip("kv_subrange", "on", "off");
   flip("resend", "on", "off");
   flip("granularity", "1", "16");
   flip("tolerance", "0", "0.1");
+  if (request.options["resend"] == "on") flip("backward", "forward", "own");
   request.options["nano_batches"] = fmt::format("{}", random_between(rng, 1, 4));
   if (devices > 1 && random_chance(rng, 0.4)) {
     request.options["pool"] = fmt::format("dedicated:{}", random_between(rng, 1, devices - 1));
@@ -56,11 +58,12 @@ StrategyRequest random_request(Rng& rng, std::int32_t devices) {
   return request;
 }
 
-void add_home(Rng& rng, std::int32_t devices, Workload& workload) {
+// On the first `owners` devices.
+void add_home(Rng& rng, std::int32_t owners, Workload& workload) {
   for (std::int64_t at = 0; at < workload.num_tokens();) {
     const std::int64_t end = std::min(workload.num_tokens(), at + random_between(rng, 1, 150));
     workload.home.push_back(
-        {{at, end}, Rank{static_cast<std::int32_t>(random_between(rng, 0, devices - 1))}});
+        {{at, end}, Rank{static_cast<std::int32_t>(random_between(rng, 0, owners - 1))}});
     at = end;
   }
 }
@@ -70,13 +73,14 @@ TEST(Distca, MakesValidPlansUnderAnyOptions) {
     Rng rng(seed);
     Workload workload = narrow_batch_of(random_lengths(rng, 8, 300));
     const auto devices = static_cast<std::int32_t>(random_between(rng, 1, 9));
-    if (random_chance(rng, 0.4)) add_home(rng, devices, workload);
     const StrategyRequest request = random_request(rng, devices);
+    if (random_chance(rng, 0.4) && !request.options.contains("pool")) {
+      add_home(rng, devices, workload);
+    }
     SCOPED_TRACE(fmt::format("seed {} devices {}", seed, devices));
     const VerifyReport report = verify(plan_of(workload, devices, request));
     EXPECT_TRUE(report.ok()) << report.violations.front();
     EXPECT_TRUE(report.grouped_launches_ok);
-    if (!workload.home.empty()) continue;
     EXPECT_EQ(report.movement[0].redundant_transfers, 0);
     EXPECT_EQ(report.movement[1].redundant_transfers, 0);
   }
@@ -128,7 +132,7 @@ TEST(Distca, BalancesOneLongDocumentAmongManyShort) {
   const Workload workload = narrow_batch_of(lengths);
   const auto overload = [&](const char* tolerance) {
     const StrategyRequest request =
-        request_with({{"tolerance", tolerance}, {"balance", "two_sided"}, {"nano_batches", "1"}});
+        request_with({{"tolerance", tolerance}, {"cost", "pairs"}, {"nano_batches", "1"}});
     return statistics(plan_of(workload, 8, request)).forward->compute_overload;
   };
   EXPECT_GT(overload("100"), 0.5);  // nothing moves
@@ -241,6 +245,7 @@ TEST(Distca, UpstreamDecidesItsOptionsAndNeedsEvenLengths) {
   const Plan plan = plan_of(narrow_batch_of({1000, 600}), 4, request);
   EXPECT_EQ(plan.options.at("balance"), "one_sided");
   EXPECT_EQ(plan.options.at("granularity"), "1");
+  EXPECT_EQ(plan.options.at("cost"), "pairs");
   EXPECT_EQ(plan.options.at("kv"), "document");
   EXPECT_TRUE(verify(plan).ok());
 }
@@ -253,8 +258,11 @@ TEST(Distca, SaysWhenNoToleranceFitsTheBuffers) {
   EXPECT_NE(reason->find("buffer_limit=1"), std::string::npos);
   const Workload movable =
       narrow_batch_of(two_uneven_halves());  // documents end where devices are full
-  const StrategyRequest enough =
-      request_with({{"buffer_limit", "700000"}, {"tolerance", "0"}, {"nano_batches", "1"}});
+  const StrategyRequest enough = request_with({{"buffer_limit", "700000"},
+                                               {"tolerance", "0"},
+                                               {"nano_batches", "1"},
+                                               {"balance", "one_sided"},
+                                               {"cost", "pairs"}});
   const Plan plan = plan_of(movable, 4, enough);
   EXPECT_GT(std::stod(plan.options.at("tolerance")), 0);
 }

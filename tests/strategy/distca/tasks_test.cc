@@ -58,6 +58,7 @@ double mean(const std::vector<double>& loads) {
 MigrationOptions plain_options() {
   MigrationOptions options;
   options.granularity_tokens = 1;
+  options.balance = TaskBalance::kOneSided;
   options.q_bytes_per_token = 8192;
   options.kv_bytes_per_token = 4096;
   return options;
@@ -229,6 +230,26 @@ TEST(DistcaMigration, ChargingForActualKeysMovesFewerBytes) {
   EXPECT_LT(actual, document);
 }
 
+TEST(DistcaMigration, ChargesOnlyKeysThatAreNotThereYet) {
+  // Half of document 0, or the inner half of document 1, would balance; device 1 reads all keys of
+  // document 1 for the rows it owns.
+  std::vector<CaItem> items = {item(0, 0, 0, {0, 8}, {8, 16}), item(1, 0, 0, {4, 8}, {8, 12}),
+                               item(1, 1, 1, {0, 4}, {12, 16})};
+  migrate(items, 2, plain_options());
+  EXPECT_EQ(items[0].server, Rank{0});
+  EXPECT_EQ(items[1].server, Rank{1});
+  EXPECT_EQ(items.size(), 3U);
+}
+
+TEST(DistcaMigration, SplitsATailAloneFromItsFirstRows) {
+  std::vector<CaItem> items = {item(0, 0, 0, {8, 8}, {8, 16}), item(0, 1, 1, {0, 0}, {0, 8})};
+  MigrationOptions options = plain_options();
+  options.tolerance = 0;
+  migrate(items, 2, options);  // 100 pairs and 36
+  EXPECT_EQ(items.front(), item(0, 0, 0, {8, 8}, {11, 16}));
+  EXPECT_EQ(items.back(), item(0, 0, 1, {8, 8}, {8, 11}));
+}
+
 TEST(DistcaMigration, BalancesWhatAProfileSaysTasksCost) {
   // Every row costs something beside its pairs.
   const auto profile = [](std::int64_t q_tokens, std::int64_t kv_tokens) {
@@ -294,24 +315,24 @@ TEST(DistcaPlan, RaisesTheToleranceUntilBuffersFit) {
   const auto buffer = [](const CaPlan& plan) {
     return forward_volume(plan.nano_batches[0], 8, 8192, 4096).largest_buffer_bytes();
   };
-  const CaPlan unlimited = plan_tasks(sequences, 8, options).value();
+  const CaPlan unlimited = plan_tasks(sequences, {}, 8, options).value();
   EXPECT_EQ(unlimited.tolerance, 0.05);
   options.buffer_limit_bytes = buffer(unlimited) * 9 / 10;
-  const CaPlan limited = plan_tasks(sequences, 8, options).value();
+  const CaPlan limited = plan_tasks(sequences, {}, 8, options).value();
   EXPECT_GT(limited.tolerance, 0.05);
   EXPECT_LE(buffer(limited), options.buffer_limit_bytes);
   options.migration.tolerance = limited.tolerance - 0.05;  // the try before did not fit
   options.buffer_limit_bytes = 0;
-  EXPECT_GT(buffer(plan_tasks(sequences, 8, options).value()), buffer(unlimited) * 9 / 10);
+  EXPECT_GT(buffer(plan_tasks(sequences, {}, 8, options).value()), buffer(unlimited) * 9 / 10);
   options.buffer_limit_bytes = 1;  // documents that are cut send keys even when nothing moves
-  EXPECT_FALSE(plan_tasks(sequences, 8, options));
+  EXPECT_FALSE(plan_tasks(sequences, {}, 8, options));
 }
 
 TEST(DistcaPlan, CutsNanoBatchesOfEqualTokensInTheirOrder) {
   CaPlanOptions options;
   options.nano_batches = 2;
   const std::vector<Range> sequences = sequences_from_lengths(std::vector<std::int64_t>{6, 20, 6});
-  const CaPlan plan = plan_tasks(sequences, 2, options).value();
+  const CaPlan plan = plan_tasks(sequences, {}, 2, options).value();
   ASSERT_EQ(plan.nano_batches.size(), 2U);
   for (std::size_t n = 0; n < 2; ++n) {
     std::int64_t tokens = 0;
@@ -325,6 +346,23 @@ TEST(DistcaPlan, CutsNanoBatchesOfEqualTokensInTheirOrder) {
       }
     }
     EXPECT_EQ(tokens, 16);
+  }
+}
+
+TEST(DistcaPlan, NanoBatchesHaveEqualTokensOfAnyLengths) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    Rng rng(seed);
+    const std::vector<Range> sequences = sequences_from_lengths(random_lengths(rng, 12, 5000));
+    CaPlanOptions options;
+    options.nano_batches = static_cast<std::int32_t>(random_between(rng, 1, 4));
+    std::vector<std::int64_t> rows;
+    const CaPlan plan = plan_tasks(sequences, {}, 6, options).value();
+    for (const auto& items : plan.nano_batches) {
+      std::int64_t& counted = rows.emplace_back();
+      for (const CaItem& planned : items) counted += num_rows(planned);
+    }
+    const auto [low, high] = std::minmax_element(rows.begin(), rows.end());
+    EXPECT_LE(*high - *low, 1);
   }
 }
 

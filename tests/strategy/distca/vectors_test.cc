@@ -56,6 +56,7 @@ class DistcaVectors : public ::testing::TestWithParam<std::string> {
     options_.tolerance = file_["tolerance"];
     options_.kv = KvAccounting::kDocument;
     options_.granularity_tokens = 1;
+    options_.balance = TaskBalance::kOneSided;
     options_.fidelity = Fidelity::kUpstream;
     options_.q_bytes_per_token = static_cast<double>(q_bytes_);
     options_.kv_bytes_per_token = static_cast<double>(kv_bytes_);
