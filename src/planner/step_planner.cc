@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
+#include "strategy/distca/pipeline.h"
 
 namespace contextile {
 namespace {
@@ -54,24 +55,18 @@ struct PooledBatch {
 };
 
 // Part j of the micro-batches of forward tick `tick`: stage r runs micro-batch tick - r, its tokens
-// spread evenly over ranks r·CP … r·CP + CP-1. `parts` are those of every micro-batch.
+// on ranks r·CP … r·CP + CP-1. `parts` are those of every micro-batch.
 PooledBatch pooled_batch(const std::vector<std::vector<BatchLengths>>& parts,
                          const ParallelSizes& sizes, std::size_t replica, std::size_t tick,
                          std::size_t j) {
   const auto dp = static_cast<std::size_t>(sizes.dp);
   PooledBatch batch;
-  std::int64_t begin = 0;
   for (std::int32_t r = 0; r < sizes.pp && static_cast<std::size_t>(r) <= tick; ++r) {
     const std::size_t k = (tick - static_cast<std::size_t>(r)) * dp + replica;
     if (k >= parts.size() || j >= parts[k].size()) continue;
     const BatchLengths& lengths = parts[k][j];
     batch.lengths.insert(batch.lengths.end(), lengths.begin(), lengths.end());
-    const std::int64_t tokens = tokens_of(lengths);
-    for (std::int32_t c = 0; c < sizes.cp; ++c) {
-      const Range range{begin + tokens * c / sizes.cp, begin + tokens * (c + 1) / sizes.cp};
-      if (!range.empty()) batch.home.push_back({range, Rank{r * sizes.cp + c}});
-    }
-    begin += tokens;
+    append_stage_home(lengths, Rank{r * sizes.cp}, sizes.cp, batch.home);
   }
   return batch;
 }
