@@ -147,11 +147,27 @@ struct MegatronPackedOptions {
 
 // ------------------------------------------------------------------ placements of their own
 
+enum class MagiDispatch : std::uint8_t {
+  kMinHeap,     // by area to the least loaded rank
+  kToppHeap,    // … to that of the less loaded ones which has most of the keys already
+  kSequential,  // equal runs in order
+};
+enum class CastLaunch : std::uint8_t {
+  kNext,  // a stage's keys under the stage before
+  kAll,   // those of all stages under the local keys
+};
+
 // magi: chunks of equal count by area, exactly the needed KV.
 struct MagiOptions {
-  std::int64_t chunk = 512;  // tokens of a dispatch chunk; where it is the default, a block size
-                             // that is asked for takes its place
-  std::int32_t stages = 4;   // portions of remote KV that overlap with compute
+  std::int64_t chunk = 0;  // tokens of a dispatch chunk, at most what gives every rank eight; 0: as
+                           // many, or the block size that is asked for
+  MagiDispatch algorithm = MagiDispatch::kMinHeap;
+  double top_p = 0;            // kToppHeap: the share of ranks that a chunk chooses from
+  std::int32_t stages = 1;     // that remote keys arrive and are computed in
+  std::int64_t element = 512;  // keys of the elements that stages are made of …
+  std::int64_t elements = 64;  // … and how many there are at most: then they are larger
+  CastLaunch launch = CastLaunch::kNext;
+  bool hierarchical = false;  // a row crosses to a node once and is passed on inside
 
   friend bool operator==(const MagiOptions&, const MagiOptions&) = default;
 };

@@ -15,7 +15,7 @@
 #include "strategy/fcp/fcp.h"
 #include "strategy/groups/bytescale.h"
 #include "strategy/groups/megatron.h"
-#include "strategy/magi.h"
+#include "strategy/magi/magi.h"
 #include "strategy/wlb.h"
 
 namespace contextile {

@@ -98,8 +98,14 @@ void randomize(Setter& setter, MegatronPackedOptions& options) {
   setter.set(options.max_num_seqs, 0, 64);
 }
 void randomize(Setter& setter, MagiOptions& options) {
-  setter.set(options.chunk, 1, 1 << 20);
+  setter.set(options.chunk, 0, 1 << 20);
+  setter.set_enum(options.algorithm, 3);
+  setter.set_real(options.top_p, 0, 1);
   setter.set(options.stages, 1, 64);
+  setter.set(options.element, 1, 1 << 20);
+  setter.set(options.elements, 1, 1 << 10);
+  setter.set_enum(options.launch, 2);
+  setter.set(options.hierarchical);
 }
 void randomize(Setter& setter, DcpOptions& options) {
   setter.set(options.divisions, 2, 64);

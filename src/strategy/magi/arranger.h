@@ -1,0 +1,20 @@
+// Chunks with their ranks as an arrangement: group-casts of keys, group-reduces of their gradients.
+#pragma once
+
+#include <span>
+
+#include "contextile/arrangement.h"
+#include "contextile/base.h"
+#include "contextile/cluster.h"
+#include "contextile/strategies.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// `workers`: the rank of every chunk. Strategy, options and wire are left open.
+[[nodiscard]] Arrangement arrange_chunks(const Workload& workload, const Cluster& cluster,
+                                         std::span<const Range> chunks,
+                                         std::span<const Rank> workers, const MagiOptions& options,
+                                         bool backward);
+
+}  // namespace contextile
