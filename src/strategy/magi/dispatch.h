@@ -23,19 +23,18 @@ struct ChunkWork {
   std::int64_t area = 0;    // attended pairs, every mask weighted by its layers
   std::vector<Range> keys;  // of every band that meets the chunk; they may overlap
 };
-// Of ascending chunks. O(bands · log + chunks that bands meet).
+// What each of ascending chunks attends. O(bands · log + chunks that bands meet).
 [[nodiscard]] std::vector<ChunkWork> chunk_work(std::span<const NamedMask> masks,
                                                 std::span<const Range> chunks);
 
 // The rank of every chunk. No rank gets more than ceil(chunks / ranks).
 //   kMinHeap     by area descending (ties: the later chunk first) to the least loaded rank (ties:
-//   the
-//                lower one) that has a place.
+//                the lower one) that has a place.
 //   kToppHeap    by area descending (ties: the earlier chunk first) to that one of the
-//                max(1, ceil(top_p · ranks)) least loaded ranks with a place whose keys so far have
-//                most in common with the chunk's (ties: the less loaded).
+//                max(1, ceil(top_p · ranks)) least loaded ranks with a place whose chunks so far
+//                have most keys in common with it (ties: the less loaded).
 //   kSequential  equal runs in order, the first ranks one more where they do not come out even.
-// O(chunks · log), kToppHeap O(chunks · ranks · keys) at top_p = 1.
+// O(chunks · log), kToppHeap O(chunks · top_p · ranks · keys of a rank).
 [[nodiscard]] std::vector<Rank> dispatch_chunks(std::span<const ChunkWork> chunks,
                                                 std::int32_t num_ranks, MagiDispatch algorithm,
                                                 double top_p);

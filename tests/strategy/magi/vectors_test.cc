@@ -1,19 +1,21 @@
 // Dispatch, chunk sizes and casts against the outputs of MagiAttention's own solvers.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "contextile/arrangement.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
-#include "contextile/registry.h"
 #include "contextile/strategies.h"
 #include "contextile/verify.h"
 #include "strategy/magi/arranger.h"
@@ -98,7 +100,8 @@ TEST_F(MagiOutputs, ChunksHaveMagiAttentionsAreasAndRanks) {
     const auto areas = c["areas"].get<std::vector<std::int64_t>>();
     ASSERT_LE(work.size(), areas.size());
     work.resize(areas.size());  // chunks of padding
-    for (std::size_t i = 0; i < work.size(); ++i) EXPECT_EQ(work[i].area, areas[i]) << "chunk " << i;
+    for (std::size_t i = 0; i < work.size(); ++i)
+      EXPECT_EQ(work[i].area, areas[i]) << "chunk " << i;
     for (const auto& [name, partition] : c["partitions"].items()) {
       const auto algorithm = algorithm_of(name);
       if (!algorithm || partition.is_null()) continue;
@@ -171,8 +174,8 @@ TEST_F(MagiOutputs, RowsMoveAsInMagiAttention) {
       Rows received = one.zeros(one.num_ranks);
       Rows received_in_stage = one.zeros(one.options.stages);
       std::vector<std::vector<std::vector<Range>>> keys(
-          received.size(), std::vector<std::vector<Range>>(
-                               static_cast<std::size_t>(one.options.stages)));
+          received.size(),
+          std::vector<std::vector<Range>>(static_cast<std::size_t>(one.options.stages)));
       for (const Transfer& t : forward.transfers) {
         const auto stage = static_cast<std::size_t>(t.need_stage - 1);
         EXPECT_EQ(t.launch_stage, launch == CastLaunch::kAll ? 0 : t.need_stage - 1);
@@ -213,6 +216,89 @@ TEST_F(MagiOutputs, PairsAreComputedInMagiAttentionsStages) {
     EXPECT_EQ(host, c["host_areas"].get<std::vector<std::int64_t>>());
     EXPECT_EQ(remote, c["stage_areas"].get<Rows>());
   }
+}
+
+// Rows of the three steps of the hierarchical group-cast: [rank][sender], senders of the second by
+// node, of the others by place in the node. What a relay passes on to itself counts.
+struct HierarchicalRows {
+  Rows pre_intra;
+  Rows inter;
+  Rows post_intra;
+};
+
+HierarchicalRows rows_of_steps(const CastCase& one, const ArrangedRound& round) {
+  const std::int32_t places = one.cluster.devices_per_node;
+  HierarchicalRows rows{one.zeros(places), one.zeros(one.cluster.nodes), one.zeros(places)};
+  const auto place = [&](Rank r) { return static_cast<std::size_t>(r.value % places); };
+  const auto node = [&](Rank r) { return static_cast<std::size_t>(r.value / places); };
+  const ArrangedDirection& forward = *round.programs[0].forward;
+  for (const Transfer& t : forward.transfers) {
+    const bool is_first = t.src == round.owners[t.block.index()];
+    const bool crosses = node(t.src) != node(t.dst);
+    Rows& step = crosses ? rows.inter : is_first ? rows.pre_intra : rows.post_intra;
+    EXPECT_TRUE(is_first || !crosses);
+    step[t.dst.index()][crosses ? node(t.src) : place(t.src)] += round.blocks.num_tokens(t.block);
+  }
+  std::set<std::pair<Rank, BlockId>> own;
+  for (const PlacedTile& tile : forward.tiles) {
+    const Rank from = round.owners[tile.kv_block.index()];
+    if (node(from) == node(tile.device) || place(from) != place(tile.device)) continue;
+    if (!own.insert({tile.device, tile.kv_block}).second) continue;
+    rows.post_intra[tile.device.index()][place(from)] += round.blocks.num_tokens(tile.kv_block);
+  }
+  return rows;
+}
+
+// What crosses to a node, by the relay: the original sends a row again for every stage in which a
+// rank of the node needs it, ours keeps it on the relay.
+Rows distinct_rows_across(const CastCase& one, const Json& stage_ranges) {
+  const std::int32_t places = one.cluster.devices_per_node;
+  std::vector<std::vector<Range>> needed(static_cast<std::size_t>(one.cluster.nodes));
+  for (std::size_t r = 0; r < stage_ranges.size(); ++r) {
+    for (const Json& ranges : stage_ranges[r]) {
+      for (const Json& range : ranges) {
+        needed[r / static_cast<std::size_t>(places)].push_back({range[0], range[1]});
+      }
+    }
+  }
+  Rows rows = one.zeros(one.cluster.nodes);
+  for (std::int32_t node = 0; node < one.cluster.nodes; ++node) {
+    const std::vector<Range> keys = merged(std::move(needed[static_cast<std::size_t>(node)]));
+    for (std::size_t c = 0; c < one.chunks.size(); ++c) {
+      const std::int32_t from = one.workers[c].value;
+      if (from / places == node) continue;
+      for (const Range& range : keys) {
+        rows[static_cast<std::size_t>(node * places + from % places)]
+            [static_cast<std::size_t>(from / places)] += intersect(range, one.chunks[c]).size();
+      }
+    }
+  }
+  return rows;
+}
+
+TEST_F(MagiOutputs, NodeRelaysMoveTheRowsOfMagiAttentionsSteps) {
+  if (!load("magi_cast.json")) GTEST_SKIP() << "magi_cast.json is missing";
+  int compared = 0;
+  int as_often = 0;
+  for (const Json& c : vectors_["cases"]) {
+    if (!c.contains("hierarchical")) continue;
+    for (const Json& shape : c["hierarchical"]) {
+      SCOPED_TRACE(c["name"].get<std::string>() + " on nodes " + shape["nodes"].dump());
+      CastCase one(c);
+      one.cluster.nodes = shape["nodes"];
+      one.cluster.devices_per_node = shape["devices_per_node"];
+      one.options.hierarchical = true;
+      one.options.launch = compared % 2 == 0 ? CastLaunch::kNext : CastLaunch::kAll;
+      const HierarchicalRows rows = rows_of_steps(one, one.arranged());
+      EXPECT_EQ(rows.pre_intra, shape["pre_intra"].get<Rows>());
+      EXPECT_EQ(rows.inter, distinct_rows_across(one, c["stage_ranges"]));
+      EXPECT_EQ(rows.post_intra, shape["post_intra"].get<Rows>());
+      if (rows.inter == shape["inter"].get<Rows>()) ++as_often;
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 28);
+  EXPECT_GE(as_often, 17);
 }
 
 }  // namespace
