@@ -62,7 +62,7 @@ TEST(Simulate, TilesOfTheSameRowsInOneCallAreOneRun) {
   for (const std::int64_t block : {512, 4096}) {
     request.block_size = block;
     const Plan plan =
-        build_plan(workload, cluster, find_strategy("magi").arrange(workload, cluster, request));
+        build_plan(workload, cluster, find_strategy("ring").arrange(workload, cluster, request));
     const double run_us =
         costs.run_us(Direction::kForward, block, 4096.0 * static_cast<double>(block), 1);
     EXPECT_NEAR(simulate(plan, cluster).forward->attention_us,
