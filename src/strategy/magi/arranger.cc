@@ -17,8 +17,12 @@
 namespace contextile {
 namespace {
 
-// What every rank fetches for one mask, ascending.
-using FetchedKeys = std::vector<std::vector<StagedKeys>>;
+// What every rank fetches for one mask, ascending, and where blocks end so that no rank needs one
+// in part.
+struct FetchedKeys {
+  std::vector<std::vector<StagedKeys>> of_rank;
+  std::vector<std::int64_t> edges;
+};
 
 // Keys that are on a rank from the start.
 std::vector<std::vector<Range>> held_keys(const Workload& workload, std::span<const Range> chunks,
@@ -33,6 +37,24 @@ std::vector<std::vector<Range>> held_keys(const Workload& workload, std::span<co
   return held;
 }
 
+// Edges where what one rank fetches begins, ends or changes its stage. Keys it holds among those it
+// needs make none: blocks never mix owners.
+void add_edges(std::span<const Range> needed, std::span<const StagedKeys> fetched,
+               std::vector<std::int64_t>& edges) {
+  auto range = needed.begin();
+  for (std::size_t i = 0; i < fetched.size(); ++i) {
+    const Range& tokens = fetched[i].tokens;
+    while (range->end <= tokens.begin) ++range;
+    if (i == 0 || fetched[i - 1].tokens.begin < range->begin ||
+        fetched[i - 1].stage != fetched[i].stage) {
+      edges.push_back(tokens.begin);
+    }
+    if (i + 1 == fetched.size() || fetched[i + 1].tokens.begin >= range->end) {
+      edges.push_back(tokens.end);
+    }
+  }
+}
+
 FetchedKeys fetched_keys(const NamedMask& mask, std::span<const Range> chunks,
                          std::span<const Rank> workers, const std::vector<std::vector<Range>>& held,
                          const StageRule& rule) {
@@ -44,25 +66,21 @@ FetchedKeys fetched_keys(const NamedMask& mask, std::span<const Range> chunks,
   }
   FetchedKeys fetched;
   for (std::size_t r = 0; r < held.size(); ++r) {
-    fetched.push_back(cut_into_stages(keys_to_fetch(merged(std::move(needed[r])), held[r]), rule));
+    needed[r] = merged(std::move(needed[r]));
+    fetched.of_rank.push_back(cut_into_stages(keys_to_fetch(needed[r], held[r]), rule));
+    add_edges(needed[r], fetched.of_rank.back(), fetched.edges);
   }
   return fetched;
 }
 
-// Blocks that no rank needs in part: chunks cut wherever the keys of some rank and stage begin or
-// end.
+// Chunks cut at the edges of every mask.
 WorkBlocks cut_blocks(const Workload& workload, std::span<const Range> chunks,
                       std::span<const Rank> workers, std::span<const FetchedKeys> fetched) {
   std::vector<std::int64_t> cuts;
   for (const FetchedKeys& of_mask : fetched) {
-    for (const std::vector<StagedKeys>& of_rank : of_mask) {
-      for (const StagedKeys& keys : of_rank) {
-        cuts.insert(cuts.end(), {keys.tokens.begin, keys.tokens.end});
-      }
-    }
+    cuts.insert(cuts.end(), of_mask.edges.begin(), of_mask.edges.end());
   }
   std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   WorkBlocks work;
   auto cut = cuts.begin();
   for (std::size_t c = 0; c < chunks.size(); ++c) {
@@ -129,7 +147,7 @@ class ChunkArranger {
       const Rank device = worker(tile.q_block);
       std::int32_t stage = first_stage_;
       if (owner(tile.kv_block) != device) {
-        stage = first_remote_stage_ + stage_of(tile.kv_block, fetched[device.index()]);
+        stage = first_remote_stage_ + stage_of(tile.kv_block, fetched.of_rank[device.index()]);
       }
       placed.push_back({tile.q_block, tile.kv_block, GroupId{0}, device, stage, tile.pairs});
     }

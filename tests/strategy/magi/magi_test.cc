@@ -281,6 +281,22 @@ TEST(Magi, CutsFewBlocksOfLongDocuments) {
   }
 }
 
+// Pages of a cache dealt to ranks in turn: a block has what one of them holds of a piece of a
+// chunk.
+TEST(Magi, CutsNoBlocksForInterleavedHomes) {
+  for (const std::int64_t page : {1, 16}) {
+    for (const char* mask : {"causal", "sliding_window:1000", "lambda:64,500"}) {
+      Workload workload = make_workload(std::vector<std::int64_t>{8192}, {}, parse_mask_use(mask));
+      for (std::int64_t at = 0; at < 8192; at += page) {
+        workload.home.push_back({{at, at + page}, Rank{static_cast<std::int32_t>(at / page % 4)}});
+      }
+      const Arrangement arrangement = arrange(workload, cluster_of(1, 4), {});
+      // Two pieces of each of 32 chunks, one more where the sink ends, by four owners.
+      EXPECT_LE(arrangement.rounds[0].blocks.num_blocks(), (2 * 32 + 1) * 4) << mask;
+    }
+  }
+}
+
 TEST(Magi, RelaysCrossEachNodeBoundaryOnce) {
   const Workload workload = make_workload(std::vector<std::int64_t>{65536}, {}, MaskUse{});
   const Cluster cluster = cluster_of(2, 8);
