@@ -238,8 +238,8 @@ TEST(ChoiceOf, PlansAsTheTextFormDoes) {
 TEST(ChoiceOf, LeavesTheBlockSizeToWhoAsksForOne) {
   const PlannedBatch planned =
       plan_and_check(small_batch(), load_cluster("dgx-h200:1x4"),
-                     choice_of(MagiOptions{.stages = 2}), {.block_size = 256});
-  EXPECT_EQ(planned.plan->options.at("chunk"), "256");
+                     choice_of(MagiOptions{.stages = 2}), {.block_size = 128});
+  EXPECT_EQ(planned.plan->options.at("chunk"), "128");
   EXPECT_EQ(planned.plan->options.at("stages"), "2");
 }
 

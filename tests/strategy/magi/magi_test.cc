@@ -313,7 +313,27 @@ TEST(Magi, RelaysCrossEachNodeBoundaryOnce) {
       rows += round.blocks.num_tokens(t.block);
     }
     EXPECT_LE(rows, workload.num_tokens());
+    std::map<BlockId, int> back;  // gradients, added up on the relay, once a stage
+    for (const Transfer& t : round.programs[0].backward->transfers) {
+      if (t.kind == Kind::kDkv && t.src.value / 8 != t.dst.value / 8) ++back[t.block];
+    }
+    EXPECT_EQ(back.size(), crossed.size());
+    for (const auto& [block, times] : back) EXPECT_LE(times, stages);
     EXPECT_GE(rows, workload.num_tokens() * 9 / 10);  // nearly every row is needed on both nodes
+  }
+}
+
+TEST(Magi, LaunchesTransfersOneStageAheadOrAllAtOnce) {
+  const Workload workload = make_workload(std::vector<std::int64_t>{65536}, {}, MaskUse{});
+  for (const CastLaunch launch : {CastLaunch::kNext, CastLaunch::kAll}) {
+    const Arrangement arrangement =
+        arrange(workload, cluster_of(1, 8), {.stages = 3, .launch = launch});
+    std::set<std::int32_t> needed;
+    for (const Transfer& t : arrangement.rounds[0].programs[0].forward->transfers) {
+      needed.insert(t.need_stage);
+      EXPECT_EQ(t.launch_stage, launch == CastLaunch::kAll ? 0 : t.need_stage - 1);
+    }
+    EXPECT_EQ(needed, (std::set<std::int32_t>{1, 2, 3}));
   }
 }
 
