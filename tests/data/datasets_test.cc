@@ -104,9 +104,11 @@ TEST(Datasets, UnknownNamesListTheKnownOnes) {
     const LengthSampler sampler("prolongg", 0);
     FAIL() << "no error";
   } catch (const InvalidArgument& error) {
-    EXPECT_THAT(error.what(),
-                AllOf(HasSubstr("longalign, longdatacollections, prolong, pretrain, lognormal512k, mixture400k"),
-                      HasSubstr("did you mean 'prolong'?")));
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr(
+                  "longalign, longdatacollections, prolong, pretrain, lognormal512k, mixture400k"),
+              HasSubstr("did you mean 'prolong'?")));
   }
 }
 

@@ -84,9 +84,9 @@ PaperResult make(const BenchOverrides& overrides) {
   }
   PaperResult result{
       .setting = {{"models", "llama-3-8b and llama-34b, 64 GPUs, TP 8, selective recomputation"},
-                  {"lengths", fmt::format("{}, documents up to 128K; {} of {} tokens",
-                                          distca_dataset(overrides), count(batches, "batch"),
-                                          tokens)},
+                  {"lengths",
+                   fmt::format("{}, documents up to 128K; {} of {} tokens",
+                               distca_dataset(overrides), count(batches, "batch"), tokens)},
                   {"cluster", distca_cluster_text(overrides)}},
       .table = std::move(table),
       .differences = {kStepsAreModelled, kLengthsAreSampled}};
