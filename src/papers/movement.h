@@ -11,9 +11,9 @@ namespace contextile {
 
 // What the plans of one strategy move in forward and backward of one layer: means over batches.
 struct MeanMovement {
-  double inter_bytes = 0;       // between nodes
-  double device_bytes = 0;      // all bytes over the number of devices
-  double max_device_bytes = 0;  // busiest device of each direction
+  double inter_bytes = 0;    // between nodes
+  double device_bytes = 0;   // all bytes over the number of devices: mean of sent, and of received
+  double busiest_bytes = 0;  // the most that a device sends and receives, both directions
   double compute_overload = 0;  // max / mean - 1 of forward FLOPs
   double token_overload = 0;    // the same of owned tokens
   double arrange_s = 0;

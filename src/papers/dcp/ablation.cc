@@ -4,10 +4,14 @@
 
 #include <utility>
 
+#include "base/check.h"
+#include "contextile/training.h"
 #include "papers/dcp/setting.h"
 
 namespace contextile {
 namespace {
+
+constexpr std::int32_t kTp = 4;
 
 const std::string kPointsDiffer =
     "The figure's points are not in the paper's text; what stands beside ours is what it says of "
@@ -17,14 +21,23 @@ const std::string kPointsDiffer =
 
 const std::string kBytesDiffer =
     "Bytes are those of the plan's transfers, forward and backward of one layer, LSE and delta "
-    "included; partial results travel as bf16 in every row.";
+    "included; partial results travel as bf16 in every row. Per device: the most that one sends "
+    "and "
+    "receives.";
 
 BenchSetting ablation_setting(const BenchOverrides& overrides) {
   BenchSetting setting = dcp_attention_setting();
   setting.datasets = {"longalign", "longdatacollections"};
   setting.batch.max_length = 131072;
   setting.batch.batches = 4;
+  setting.cluster_name = "p4de:8x8";
   apply_overrides(overrides, setting);
+  const Cluster& machine = setting.input.cluster;
+  CONTEXTILE_CHECK(machine.devices_per_node % kTp == 0,
+                   "--cluster: expected nodes of a multiple of {} devices, found {}", kTp,
+                   machine.devices_per_node);
+  setting.input.cluster = context_parallel_cluster(
+      machine, {.tp = kTp, .cp = machine.num_devices() / kTp, .dp = 1, .pp = 1});
   return setting;
 }
 
@@ -66,7 +79,7 @@ std::vector<Column> movement_columns(std::vector<Column> first) {
   for (const Column& column :
        std::vector<Column>{{"inter_bytes", "between\nnodes MB", Format::kMegabytes},
                            {"device_bytes", "MB per\ndevice", Format::kMegabytes},
-                           {"max_device_bytes", "", Format::kMegabytes},
+                           {"busiest_bytes", "busiest\nMB", Format::kMegabytes},
                            {"compute_overload", "FLOPs\nover", Format::kPercent},
                            {"token_overload", "tokens\nover", Format::kPercent}}) {
     first.push_back(column);
@@ -75,7 +88,7 @@ std::vector<Column> movement_columns(std::vector<Column> first) {
 }
 
 void add_movement(Table& table, std::vector<Cell> cells, const MeanMovement& movement) {
-  for (const double value : {movement.inter_bytes, movement.device_bytes, movement.max_device_bytes,
+  for (const double value : {movement.inter_bytes, movement.device_bytes, movement.busiest_bytes,
                              movement.compute_overload, movement.token_overload}) {
     cells.emplace_back(value);
   }

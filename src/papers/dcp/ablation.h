@@ -19,6 +19,7 @@ namespace contextile {
 inline constexpr std::int64_t kDcpBlock = 1024;  // tokens, where a figure does not vary them
 inline constexpr std::array<std::int64_t, 4> kDcpBlockSizes = {512, 1024, 2048, 4096};
 
+// §7.2: GPT-8B on eight nodes of eight A100, TP 4 x CP 16; a rank has 8 query and 2 KV heads.
 [[nodiscard]] BenchSetting ablation_setting(const BenchOverrides& overrides);
 // For figures that vary the block size: throws InvalidArgument on --block-size.
 void refuse_block_size(const BenchOverrides& overrides, std::string_view table);
@@ -32,8 +33,7 @@ void refuse_block_size(const BenchOverrides& overrides, std::string_view table);
 [[nodiscard]] std::vector<Column> case_columns(std::vector<Column> more);
 [[nodiscard]] std::vector<Cell> case_cells(const std::string& dataset, const char* mask);
 
-// `first`, then the columns that add_movement fills. Text tables leave the busiest device out, for
-// width.
+// `first`, then the columns that add_movement fills.
 [[nodiscard]] std::vector<Column> movement_columns(std::vector<Column> first);
 void add_movement(Table& table, std::vector<Cell> cells, const MeanMovement& movement);
 
@@ -43,7 +43,7 @@ struct Volume {
   double MeanMovement::*bytes;
 };
 inline constexpr std::array<Volume, 2> kVolumes = {
-    {{"inter-node", &MeanMovement::inter_bytes}, {"per-device", &MeanMovement::device_bytes}}};
+    {{"inter-node", &MeanMovement::inter_bytes}, {"per-device", &MeanMovement::busiest_bytes}}};
 
 // With two differences: lengths are sampled, the figure's points are not known.
 [[nodiscard]] PaperResult ablation_result(const BenchSetting& setting, Table table);

@@ -84,7 +84,7 @@ PaperResult make(const BenchOverrides& overrides) {
   result.setting.emplace_back("masks", dcp_masks_text(kDcpMasks));
   result.plots = {
       {.x = "eps_node", .y = {"inter_bytes"}, .series = {"mask"}, .panels = {"dataset"}},
-      {.x = "eps_node", .y = {"device_bytes"}, .series = {"mask"}, .panels = {"dataset"}}};
+      {.x = "eps_node", .y = {"busiest_bytes"}, .series = {"mask"}, .panels = {"dataset"}}};
   for (const Volume& volume : kVolumes) add_fall_finding(cases, volume, result.findings);
   result.differences.push_back(kBytesDiffer);
   result.differences.emplace_back(

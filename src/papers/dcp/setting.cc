@@ -7,8 +7,9 @@
 namespace contextile {
 
 const std::string kTransformerEngineIs =
-    "TE: the faster of a ring and of two head-parallel ranks in rings, which send every key "
-    "around whatever the mask. The preset's nodes share one uplink of 50 GB/s.";
+    "TE: the fastest of a ring, of two head-parallel ranks in rings and of gathering all keys, "
+    "which "
+    "send every key around whatever the mask. The preset's nodes share one uplink of 50 GB/s.";
 
 const std::pair<std::string, std::string> kDcpIs = {"dcp", "relays=off, as published"};
 
@@ -32,8 +33,14 @@ BenchSetting dcp_attention_setting() {
   return setting;
 }
 
+BenchSetting sample_of(BenchSetting setting, std::int32_t sample) {
+  setting.batch.seed += static_cast<std::uint64_t>(sample);
+  setting.input.options.seed = setting.batch.seed;
+  return setting;
+}
+
 std::vector<StrategyChoice> transformer_engine_choices() {
-  return parse_strategies("hybrid:A=2,zigzag");
+  return parse_strategies("hybrid:A=2,zigzag,all_gather");
 }
 
 }  // namespace contextile

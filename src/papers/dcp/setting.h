@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,7 +32,11 @@ extern const std::pair<std::string, std::string> kDcpIs;
 // before overrides.
 [[nodiscard]] BenchSetting dcp_attention_setting();
 
-// The ways to set up TransformerEngine of which tables show the faster, and what to say of it.
+// Samples of lengths, one seed after another, that speed is judged by.
+inline constexpr std::int32_t kDcpSeeds = 3;
+[[nodiscard]] BenchSetting sample_of(BenchSetting setting, std::int32_t sample);
+
+// The ways to set up TransformerEngine of which tables show the fastest, and what to say of it.
 [[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
 extern const std::string kTransformerEngineIs;
 

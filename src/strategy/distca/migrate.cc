@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/ranges.h"
 #include "strategy/distca/tasks.h"
 
 namespace contextile {

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "base/ranges.h"
 #include "contextile/mask.h"
 
 namespace contextile {
@@ -26,20 +27,6 @@ std::vector<CaShard> shards_of(const CaItem& item) {
     return {{{item.head.queries.begin, item.tail.queries.end}, item.tail.keys}};
   }
   return {item.head, item.tail};
-}
-
-std::vector<Range> merged(std::vector<Range> ranges) {
-  std::sort(ranges.begin(), ranges.end());
-  std::vector<Range> result;
-  for (const Range& range : ranges) {
-    if (range.empty()) continue;
-    if (!result.empty() && range.begin <= result.back().end) {
-      result.back().end = std::max(result.back().end, range.end);
-    } else {
-      result.push_back(range);
-    }
-  }
-  return result;
 }
 
 double shard_cost(const CaShard& shard, const MigrationOptions& options) {

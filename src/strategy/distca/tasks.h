@@ -85,9 +85,6 @@ struct MigrationOptions {
   std::function<double(std::int64_t q_tokens, std::int64_t kv_tokens)> cost;
 };
 
-// Disjoint ascending ranges with the same union. O(n log n).
-[[nodiscard]] std::vector<Range> merged(std::vector<Range> ranges);
-
 [[nodiscard]] double shard_cost(const CaShard& shard, const MigrationOptions& options);
 [[nodiscard]] double item_cost(const CaItem& item, const MigrationOptions& options);
 // Sum of the items' costs on every server.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ranges.h"
 #include "schedule/home.h"
 #include "schedule/rank_layout.h"
 #include "strategy/magi/casts.h"

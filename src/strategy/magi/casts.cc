@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/ranges.h"
+
 namespace contextile {
 namespace {
 
@@ -19,19 +21,6 @@ std::vector<std::int64_t> elements_until_stage(std::int64_t num_elements, std::i
 }
 
 }  // namespace
-
-std::vector<Range> merged(std::vector<Range> ranges) {
-  std::sort(ranges.begin(), ranges.end());
-  std::vector<Range> result;
-  for (const Range& range : ranges) {
-    if (!result.empty() && range.begin <= result.back().end) {
-      result.back().end = std::max(result.back().end, range.end);
-    } else {
-      result.push_back(range);
-    }
-  }
-  return result;
-}
 
 std::vector<Range> keys_to_fetch(std::span<const Range> needed, std::span<const Range> held) {
   std::vector<Range> result;

@@ -9,8 +9,6 @@
 
 namespace contextile {
 
-// Union of ranges: ascending, disjoint, neighbours joined. O(n log n).
-[[nodiscard]] std::vector<Range> merged(std::vector<Range> ranges);
 // What of `needed` is not in `held`, both as merged() gives them. O(n).
 [[nodiscard]] std::vector<Range> keys_to_fetch(std::span<const Range> needed,
                                                std::span<const Range> held);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ranges.h"
 #include "base/rng.h"
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ranges.h"
 #include "contextile/arrangement.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
