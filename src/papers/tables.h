@@ -7,6 +7,7 @@
 namespace contextile {
 
 [[nodiscard]] PaperTable dcp_fig1();
+[[nodiscard]] PaperTable dcp_fig5();
 [[nodiscard]] PaperTable dcp_fig7();
 [[nodiscard]] PaperTable dcp_fig13();
 [[nodiscard]] PaperTable dcp_fig14();

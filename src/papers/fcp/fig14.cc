@@ -97,26 +97,28 @@ PaperResult make(const BenchOverrides& overrides) {
                     "--head-dim", "--cluster", "--block-size"});
   std::vector<std::int32_t> all_devices(kFcpDevices.begin(), kFcpDevices.end());
   if (!overrides.cluster.empty() || overrides.tokens) all_devices = {kFcpDevices.front()};
-  const auto choices =
-      parse_strategies(fmt::format("fcp,{},magi,bytescale,zigzag", kFcpSmallBlocks));
+  const std::string methods = fmt::format("fcp,{},magi,bytescale", kFcpSmallBlocks);
   Table table({{"devices", "devices"},
                {"strategy", "strategy"},
                {"forward_s", "forward\nms", Format::kMilliseconds},
                {"share", "share of\none GPU"},
                {"fast_share", "the same,\n8x as fast"}});
-  Progress progress(overrides, static_cast<std::int64_t>(all_devices.size() * choices.size()));
+  std::size_t rows = 0;
+  for (const std::int32_t devices : all_devices) rows += with_ring(methods, devices).size();
+  Progress progress(overrides, static_cast<std::int64_t>(rows));
   ShareSummary summary;
   for (const std::int32_t of_paper : all_devices) {
     BenchSetting setting = fcp_setting(overrides, of_paper, kGpuY);
     setting.input.options.backward = false;
-    summary.take(add_shares(choices, setting, progress, table),
-                 setting.input.cluster.num_devices());
+    const std::int32_t devices = setting.input.cluster.num_devices();
+    summary.take(add_shares(with_ring(methods, devices), setting, progress, table), devices);
   }
   PaperResult result =
       timed_result(fcp_setting(overrides, all_devices.back(), kGpuY), std::move(table));
   result.setting.push_back(fcp_block_setting(overrides));
   result.plots = {{.x = "devices", .y = {"share"}, .series = {"strategy"}}};
   result.findings = summary.findings();
+  result.differences.emplace_back(kFcpRingNote);
   result.differences.push_back(
       overrides.cluster.empty()
           ? "GPU-Y is the paper's ratio of 2500 FLOPs a byte on our dgx-h100 preset: a peak of "

@@ -32,6 +32,10 @@ std::vector<std::string> fcp_lengths_compared(const BenchOverrides& overrides) {
   return {kFcpLengths, "longalign"};
 }
 
+std::vector<StrategyChoice> with_ring(const std::string& strategies, std::int32_t devices) {
+  return parse_strategies(devices <= kFcpRingDevices ? strategies + ",zigzag" : strategies);
+}
+
 std::int64_t fcp_block(const BenchOverrides& overrides) {
   return overrides.block_size.value_or(kFcpBlock);
 }
