@@ -184,7 +184,7 @@ TEST_F(BenchCommand, TimesPlanningForEveryBlockSizeAndMask) {
 
 TEST_F(BenchCommand, TimesTheMethodBesideItsBaselines) {
   const json document = small_table("dcp-fig13");
-  EXPECT_EQ(document["rows"].size(), 4U * 6);
+  EXPECT_EQ(document["rows"].size(), 4U * 7);
   for (const json& row : document["rows"]) {
     if (!row.contains("total_s")) continue;  // inner=8 needs nodes of 8 devices
     EXPECT_NEAR(row["total_s"].get<double>(),
@@ -212,13 +212,14 @@ TEST_F(BenchCommand, PadsLoongTrainsSequencesToTheLongest) {
   }
 }
 
-TEST_F(BenchCommand, NeedsEveryScaleOfEverySeedWithinTheClaim) {
+TEST_F(BenchCommand, NeedsTheMeanOfEveryScaleWithinTheClaim) {
   const json finding = small_table("dcp-fig13")["findings"][0];
   const std::string ours = finding["ours"];
   EXPECT_THAT(ours, HasSubstr("(3 seeds)"));
   bool within = true;
   int numbers = 0;
-  for (std::size_t end = ours.find('x'); end != std::string::npos; end = ours.find('x', end + 1)) {
+  for (std::size_t end = ours.find("x ("); end != std::string::npos;
+       end = ours.find("x (", end + 1)) {
     std::size_t begin = end;
     while (begin > 0 && (std::isdigit(ours[begin - 1]) != 0 || ours[begin - 1] == '.')) --begin;
     if (begin == end) continue;
@@ -226,19 +227,8 @@ TEST_F(BenchCommand, NeedsEveryScaleOfEverySeedWithinTheClaim) {
     within = within && gain >= 1.19 && gain <= 2.45;
     ++numbers;
   }
-  EXPECT_GE(numbers, 4);
+  EXPECT_EQ(numbers, 4) << ours;
   EXPECT_EQ(finding["agrees"], within) << ours;
-}
-
-TEST_F(BenchCommand, FindsNothingWithoutABaseline) {
-  const Outcome outcome =
-      contextile({"bench", "dcp-fig14", "--json", "--tokens", "4K", "--batches", "1", "--cluster",
-                  "p4de:2x4", "--heads", "1", "--kv-heads", "1"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const json document = json::parse(outcome.out);
-  EXPECT_TRUE(document["findings"].empty()) << document["findings"];
-  for (const json& row : document["rows"])
-    EXPECT_EQ(row.contains("gain"), row["strategy"] == "dcp");
 }
 
 // What tables need in place of kSmall: options that they do not follow are refused.

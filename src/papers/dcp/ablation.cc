@@ -78,8 +78,8 @@ std::vector<Cell> case_cells(const std::string& dataset, const char* mask) {
 std::vector<Column> movement_columns(std::vector<Column> first) {
   for (const Column& column :
        std::vector<Column>{{"inter_bytes", "between\nnodes MB", Format::kMegabytes},
-                           {"device_bytes", "MB per\ndevice", Format::kMegabytes},
-                           {"busiest_bytes", "busiest\nMB", Format::kMegabytes},
+                           {"device_bytes", "", Format::kMegabytes},
+                           {"busiest_bytes", "MB per\ndevice", Format::kMegabytes},
                            {"compute_overload", "FLOPs\nover", Format::kPercent},
                            {"token_overload", "tokens\nover", Format::kPercent}}) {
     first.push_back(column);

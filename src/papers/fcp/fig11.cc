@@ -26,8 +26,9 @@ PaperResult make(const BenchOverrides& overrides) {
   Table table(
       time_columns({{"lengths", "lengths"}, {"devices", "devices"}, {"strategy", "strategy"}}));
   const std::vector<std::string> datasets = fcp_lengths_compared(overrides);
-  Progress progress(
-      overrides, static_cast<std::int64_t>(datasets.size() * kFcpDevices.size() * choices.size()));
+  std::size_t rows = 0;
+  for (const std::int32_t devices : kFcpDevices) rows += with_ring(methods, devices).size();
+  Progress progress(overrides, static_cast<std::int64_t>(datasets.size() * rows));
   Extent gains;
   for (const std::string& dataset : datasets) {
     for (const std::int32_t devices : kFcpDevices) {
