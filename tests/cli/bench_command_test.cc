@@ -240,11 +240,13 @@ std::vector<std::string> small_options(const std::string& name) {
                                          "1",        "--cluster", "dgx-h100:1x8"};
   const std::map<std::string, std::vector<std::string>> other = {
       {"dcp-fig1", nodes},
+      {"dcp-fig5", {"--tokens", "4K"}},
       {"dcp-fig7", {}},
       {"dcp-fig15", nodes},
       {"dcp-fig22", nodes},
-      {"fcp-fig9", {"--batches", "1", "--block-size", "512K"}},
+      {"fcp-fig9", {"--batches", "1", "--block-size", "512K", "--dataset", "longalign"}},
       {"fcp-fig12", {"--batches", "1", "--heads", "8", "--kv-heads", "2"}},
+      {"fcp-fig13", {"--batches", "1", "--block-size", "512K", "--heads", "8", "--kv-heads", "2"}},
       {"fcp-fig14", node},
       {"fcp-lengths", node},
       {"fcp-sec35", {"--tokens", "512K", "--cluster", "p4de:2x8"}},
@@ -253,6 +255,7 @@ std::vector<std::string> small_options(const std::string& name) {
       {"distca-fig3", step},
       {"distca-fig4", {"--batches", "1"}},
       {"distca-fig5", {}},
+      {"distca-fig6", step},
       {"distca-fig11", step},
       {"distca-fig12", {"--tokens", "32K", "--batches", "1"}},
       {"distca-appa", {}},
@@ -348,9 +351,9 @@ TEST_F(BenchCommand, PrintsTheTableAloneAsCsv) {
 
 TEST_F(BenchCommand, RefusesBadInput) {
   expect_bad_input(contextile({"bench"}), {"name of a table", "--list", "found none"});
-  expect_bad_input(
-      contextile({"bench", "fcp-tabel2"}),
-      {"expected one of dcp-fig1, dcp-fig7,", "'fcp-tabel2'", "did you mean 'fcp-table2'?"});
+  expect_bad_input(contextile({"bench", "fcp-tabel2"}),
+                   {"expected one of dcp-fig1, dcp-fig5, dcp-fig7,", "'fcp-tabel2'",
+                    "did you mean 'fcp-table2'?"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--list"}), {"both"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--json", "--csv"}), {"both"});
   expect_bad_input(contextile({"bench", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});

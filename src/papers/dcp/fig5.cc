@@ -72,6 +72,7 @@ PaperResult make(const BenchOverrides& overrides) {
   PaperResult result{.setting = setting.description(), .table = std::move(table)};
   result.setting[0] = {"lengths", fmt::format("{}, {}, {}", 2 * length, length, length)};
   result.setting.push_back(kDcpIs);
+  result.plots = {{.x = "way", .y = {"device_bytes"}}};
   result.findings = findings_of(ways);
   result.differences = {
       "Keys and values of one layer's forward. The figure's blocks of the long sequence are twice "

@@ -108,11 +108,6 @@ std::vector<std::string> component_differences(const BenchSetting& setting,
     forward_limit = std::max(forward_limit, row.shares.forward.limit);
     backward_limit = std::max(backward_limit, row.shares.backward.limit);
   }
-  const double moved_bytes =
-      rows.back().shares.device_bytes - rows[kOwnLayoutRows - 1].shares.device_bytes;
-  const double gbytes_per_s = cluster.nodes > 1
-                                  ? cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node
-                                  : cluster.intra_gbytes_per_s;
   return {
       "Shares: the time of one GPU that does a device's part in whole documents, over the plan's "
       "time. Limit: the same, were all but the busiest device's attention free, which is what "
@@ -124,10 +119,11 @@ std::vector<std::string> component_differences(const BenchSetting& setting,
                   forward_limit, backward_limit, cluster.num_devices()),
       fmt::format("The first four rows own blocks where they compute; the last two move them from "
                   "and to a contiguous layout, before any compute and after all of it, or (the "
-                  "reshuffler) under it: {:.2f} GB more a device in both directions, {:.0f} ms at "
-                  "{:.0f} GB/s. The paper's layout is not in its text; presumably all its steps "
-                  "move data.",
-                  1e-9 * moved_bytes, 1e-6 * moved_bytes / gbytes_per_s, gbytes_per_s)};
+                  "reshuffler) under it: {:.2f} GB a device in both directions, {:.2f} without a "
+                  "layout. The paper's layout is not in its text; presumably all its steps move "
+                  "data.",
+                  1e-9 * rows.back().shares.device_bytes,
+                  1e-9 * rows[kOwnLayoutRows - 1].shares.device_bytes)};
 }
 
 PaperResult make(const BenchOverrides& overrides) {
