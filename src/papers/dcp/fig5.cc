@@ -24,8 +24,7 @@ struct Way {
   const char* name;
   const char* strategy;
 };
-constexpr std::array<Way, 3> kWays = {
-    {{"context parallelism", "zigzag"}, {"data parallelism", "bytescale"}, {"planned", "dcp"}}};
+constexpr std::array<Way, 3> kWays = {{{"CP", "zigzag"}, {"DP", "bytescale"}, {"planned", "dcp"}}};
 
 std::vector<Finding> findings_of(const std::array<MeanMovement, kWays.size()>& ways) {
   const auto& [cp, dp, planned] = ways;

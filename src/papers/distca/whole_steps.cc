@@ -35,6 +35,10 @@ double step_us(TrainingJob& job, const StepSetting& setting, std::vector<BatchLe
   return least_us;
 }
 
+// A setting is given up that takes so many times as long on the first batches as another.
+constexpr std::size_t kBatchesToJudge = 5;
+constexpr double kHopeless = 1.25;
+
 // The setting whose steps take least on average, of those that fit every batch.
 struct Best {
   double mean_us = kInfinity;    // infinity: none fits
@@ -50,13 +54,19 @@ struct Best {
     std::vector<double> times;
     for (const BatchLengths& documents : batches) {
       times.push_back(step_us(job, setting, pack(documents)));
-      if (times.back() == kInfinity) return;
+      if (times.back() == kInfinity || is_hopeless(times)) return;
     }
     const double mean = mean_of(times);
     if (mean >= mean_us) return;
     mean_us = mean;
     times_us = std::move(times);
     sizes = setting.sizes;
+  }
+
+  // Far slower than the best so far on the first batches.
+  [[nodiscard]] bool is_hopeless(std::span<const double> times) const {
+    return found() && times.size() == kBatchesToJudge &&
+           mean_of(times) > kHopeless * mean_of(std::span(times_us).first(kBatchesToJudge));
   }
 };
 
@@ -201,7 +211,9 @@ PaperResult distca_whole_steps(const BenchOverrides& overrides, std::string_view
       "by longest / 128K and cut there.");
   result.differences.push_back(
       "Gains are of means over batches, ± two standard errors; of every method the setting that is "
-      "fastest on average.");
+      "fastest on average. One that takes 1.25 times as long as another on the first five batches "
+      "is "
+      "given up.");
   if (!figure.losses.empty()) {
     result.differences.push_back(fmt::format("Slower than WLB in {} of {} settings: {}.",
                                              figure.losses.size(), figure.compared,
