@@ -22,6 +22,7 @@
 #include "runtime/plan_execution.h"
 #include "support/batches.h"
 #include "support/bf16_kernels.h"
+#include "support/cuda_host_kernel.h"
 
 namespace contextile {
 namespace {
@@ -32,9 +33,9 @@ constexpr std::array<const char*, 8> kMasks = {
 constexpr std::array<const char*, 4> kStrategies = {"zigzag", "dcp", "all_gather", "double_ring"};
 
 std::shared_ptr<const Plan> plan_of(const std::string& strategy, std::int64_t tokens,
-                                    const std::string& mask, Dtype dtype) {
+                                    const std::string& mask, Dtype dtype, std::int32_t dim = 32) {
   AttentionShape shape{
-      .q_heads = 4, .kv_heads = 2, .head_dim = 32, .value_dim = 32, .dtype = dtype};
+      .q_heads = 4, .kv_heads = 2, .head_dim = dim, .value_dim = dim, .dtype = dtype};
   shape.sink = tokens % 3 == 0;
   const Workload workload = batch_of({tokens}, mask, shape);
   const Cluster cluster = cluster_of(1, 2);
@@ -87,10 +88,11 @@ void expect_within(const std::vector<RunError>& errors) {
   }
 }
 
-// The emulated kernels and those of this machine.
+// The emulated kernels and those of this machine, the program of the CUDA kernels.
 std::vector<const AttentionKernel*> kernels_of_both_kinds() {
   std::vector<const AttentionKernel*> all(kernels().begin(), kernels().end());
   all.insert(all.end(), emulated_bf16_kernels().begin(), emulated_bf16_kernels().end());
+  all.push_back(&cuda_host_kernel());
   return all;
 }
 
@@ -123,6 +125,21 @@ TEST(RunError, LongerBatchesOfRoundedWeightsStayWithinTheirBound) {
     for (const char* mask : kMasks) {
       SCOPED_TRACE(std::string(kernel->name()) + ", " + mask);
       expect_within(Judged(plan_of("dcp", 300, mask, Dtype::kBf16), *kernel, 1).errors());
+    }
+  }
+}
+
+// Every mask with either head dim, each dtype with half of them.
+TEST(RunError, PlansByTheProgramOfTheCudaKernelsStayWithinTheirBound) {
+  for (const std::int32_t dim : {64, 128}) {
+    for (std::size_t mask = 0; mask < kMasks.size(); ++mask) {
+      const Dtype dtype =
+          (mask / 4 + static_cast<std::size_t>(dim / 64)) % 2 == 0 ? Dtype::kBf16 : Dtype::kF16;
+      const char* const strategy = kStrategies[mask % kStrategies.size()];
+      SCOPED_TRACE(std::string(to_string(dtype)) + ", " + std::to_string(dim) + ", " +
+                   kMasks[mask] + ", " + strategy);
+      const Judged judged(plan_of(strategy, 300, kMasks[mask], dtype, dim), cuda_host_kernel(), 1);
+      expect_within(judged.errors());
     }
   }
 }

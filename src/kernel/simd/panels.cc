@@ -53,11 +53,11 @@ bool join(PanelStep& step, const PanelStep& next) {
 
 }  // namespace
 
-PanelGrid::PanelGrid(std::int64_t num_rows, std::int32_t lanes)
+PanelGrid::PanelGrid(std::int64_t num_rows, std::int32_t lanes, std::int32_t most_vectors)
     : num_rows_(num_rows), lanes_(lanes) {
   const std::int64_t vectors = (num_rows + lanes - 1) / lanes;
-  if (vectors == 1) {
-    num_narrow_ = 1;
+  if (vectors == 1 || most_vectors == 1) {
+    num_narrow_ = vectors;
     narrow_vectors_ = 1;
     return;
   }
@@ -82,12 +82,13 @@ std::int64_t PanelGrid::panel_of(std::int64_t row) const {
 }
 
 PanelBands::PanelBands(std::span<const LocalBand> bands, std::int64_t num_rows,
-                       std::int64_t num_keys, std::int32_t heads_per_kv, std::int32_t lanes)
+                       std::int64_t num_keys, std::int32_t heads_per_kv, std::int32_t lanes,
+                       std::int32_t most_vectors)
     : heads_per_kv_(heads_per_kv), lanes_(lanes) {
   CONTEXTILE_CHECK(num_rows < kMostRows && num_keys < kMostRows,
                    "tile: expected fewer than 2^29 rows and keys, found {} and {}", num_rows,
                    num_keys);
-  const PanelGrid grid(num_rows * heads_per_kv, lanes);
+  const PanelGrid grid(num_rows * heads_per_kv, lanes, most_vectors);
   const auto num_panels = static_cast<std::size_t>(grid.num_panels());
   // Bands by panel, in listed order.
   std::vector<std::pair<std::size_t, std::size_t>> panels_of_band;

@@ -24,10 +24,11 @@ struct Panel {
 };
 
 // Cuts `num_rows` flat rows into panels: as many of three vectors as leave a rest of twos; one
-// vector only where there is no more.
+// vector only where there is no more, or where panels have one at most (`most_vectors` 1).
 class PanelGrid {
  public:
-  PanelGrid(std::int64_t num_rows, std::int32_t lanes);
+  PanelGrid(std::int64_t num_rows, std::int32_t lanes,
+            std::int32_t most_vectors = kMaxPanelVectors);
 
   [[nodiscard]] std::int64_t num_panels() const { return num_wide_ + num_narrow_; }
   [[nodiscard]] Panel panel(std::int64_t index) const;
@@ -61,13 +62,14 @@ struct LaneBand {
 };
 
 // The steps of every panel of a tile: bands that meet the panel clipped to it, those that touch or
-// overlap joined. Panels are those of `PanelGrid(rows * heads, lanes)`.
+// overlap joined. Panels are those of `PanelGrid(rows * heads, lanes, most_vectors)`.
 class PanelBands : public PreparedBands {
  public:
   // bands: disjoint, over local rows [0, num_rows) and keys [0, num_keys), both below 2^29 (else
   // InvalidArgument). O(bands + panels + steps).
   PanelBands(std::span<const LocalBand> bands, std::int64_t num_rows, std::int64_t num_keys,
-             std::int32_t heads_per_kv, std::int32_t lanes);
+             std::int32_t heads_per_kv, std::int32_t lanes,
+             std::int32_t most_vectors = kMaxPanelVectors);
 
   [[nodiscard]] CONTEXTILE_INLINE std::span<const PanelStep> steps(std::int64_t panel) const {
     const auto p = static_cast<std::size_t>(panel);

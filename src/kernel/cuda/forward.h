@@ -1,0 +1,172 @@
+// Forward: a CTA owns 64 flat query rows of one slot and meets the keys of all its tiles in one
+// pass, by online softmax in fp32.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel/cuda/tile_steps.h"
+
+namespace contextile::cuda {
+
+inline constexpr int kForwardKeys = 64;
+
+// Bytes of shared memory: Q, K, V.
+template <int kDim>
+inline constexpr std::size_t kForwardShared = std::size_t{kOwnedRows + 2 * kForwardKeys} * kDim *
+                                              sizeof(std::uint16_t);
+
+// What a warp keeps from block to block. A lane has parts of two rows, 8 apart.
+template <typename Cta, int kDim>
+struct ForwardRows {
+  struct TopAndSum {
+    float top[2] = {-INFINITY, -INFINITY};  // the largest score, in units of log2(e)
+    float sum[2] = {0, 0};                  // over the quad of lanes that share the row
+  };
+  typename Cta::template PerLane<Sums<kForwardKeys / 8>> scores;
+  typename Cta::template PerLane<Sums<kDim / 8>> out;  // not yet divided by the sum
+  typename Cta::template PerLane<TopAndSum> rows;
+};
+
+// Scores become weights; what the rows have so far is rescaled where the largest score rises.
+template <int kDim, typename Cta>
+CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kDim>& warp) {
+  constexpr int kTiles = kForwardKeys / 8;
+  CONTEXTILE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    typename Cta::template PerLane<float> top;
+    cta.each_lane([&](int lane) {
+      top[lane] = warp.rows[lane].top[half];
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const float* pair = &warp.scores[lane].x[tile][half * 2];
+        top[lane] = std::fmax(top[lane], std::fmax(pair[0], pair[1]));
+      }
+    });
+    cta.quad_max(top);
+    typename Cta::template PerLane<float> sum;
+    cta.each_lane([&](int lane) {
+      auto& row = warp.rows[lane];
+      const float base = top[lane] == -INFINITY ? 0 : top[lane];  // an empty row weighs nothing
+      const float keep = Cta::exp2(row.top[half] - base);
+      row.top[half] = top[lane];
+      row.sum[half] *= keep;
+      sum[lane] = 0;
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        float* pair = &warp.scores[lane].x[tile][half * 2];
+        pair[0] = Cta::exp2(pair[0] - base);
+        pair[1] = Cta::exp2(pair[1] - base);
+        sum[lane] += pair[0] + pair[1];
+      }
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kDim / 8; ++tile) {
+        warp.out[lane].x[tile][half * 2] *= keep;
+        warp.out[lane].x[tile][half * 2 + 1] *= keep;
+      }
+    });
+    cta.quad_sum(sum);
+    cta.each_lane([&](int lane) { warp.rows[lane].sum[half] += sum[lane]; });
+  }
+}
+
+// How a row's result joins what the slot holds: o := keep · o + weight · out, lse := lse.
+struct RowMerge {
+  float lse = -INFINITY;
+  float keep = 0;  // 0: what the slot holds is not read
+  float weight = 0;
+};
+
+CONTEXTILE_HD RowMerge merge_row(float top, float sum, float held_lse) {
+  const float lse = sum > 0 ? (top + std::log2(sum)) * kLn2 : -INFINITY;
+  if (held_lse == -INFINITY) return {lse, 0, sum > 0 ? 1 / sum : 0};
+  if (lse == -INFINITY) return {held_lse, 1, 0};
+  const float larger = std::fmax(lse, held_lse);
+  const float merged = larger + std::log1p(std::exp(-std::fabs(lse - held_lse)));
+  return {merged, std::exp(held_lse - merged), std::exp(lse - merged) / sum};
+}
+
+template <int kDim, typename Cta>
+CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
+                              int warp_row, ForwardRows<Cta, kDim>& warp) {
+  const DeviceTile& slot = launch.tiles[owned.tile];
+  // Every lane of a quad reads the LSE of its rows before one of them writes it.
+  typename Cta::template PerLane<RowMerge> merges[2];
+  cta.each_lane([&](int lane) {
+    CONTEXTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const std::int32_t row = owned.begin + warp_row + lane / 4 + half * 8;
+      if (row >= owned.end) continue;
+      const float held = owned.init ? -INFINITY : *slot.lse.at(row, launch.heads, kv_head);
+      const auto& rows = warp.rows[lane];
+      merges[half][lane] = merge_row(rows.top[half], rows.sum[half], held);
+    }
+  });
+  cta.sync_warp();
+  cta.each_lane([&](int lane) {
+    CONTEXTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const std::int32_t row = owned.begin + warp_row + lane / 4 + half * 8;
+      if (row >= owned.end) continue;
+      const RowMerge& merge = merges[half][lane];
+      float* const o = slot.o.at(row, launch.heads, kv_head);
+      if (lane % 4 == 0) *slot.lse.at(row, launch.heads, kv_head) = merge.lse;
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kDim / 8; ++tile) {
+        CONTEXTILE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const int col = tile * 8 + place_in_sum(lane, i).col;
+          if (col >= launch.value_dim) continue;
+          const float part = merge.weight * warp.out[lane].x[tile][half * 2 + i];
+          o[col] = merge.keep == 0 ? part : merge.keep * o[col] + part;
+        }
+      }
+    }
+  });
+}
+
+// Everything one CTA does. Keys of the next block are on their way while weights meet values,
+// values while scores are computed.
+template <Number kNumber, int kDim, typename Cta>
+CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
+                               std::uint16_t* shared) {
+  std::uint16_t* const q = shared;
+  std::uint16_t* const k = q + kOwnedRows * kDim;
+  std::uint16_t* const v = k + kForwardKeys * kDim;
+  const StreamedBlock* const blocks = launch.blocks + owned.first_block;
+  const auto load_keys = [&](const StreamedBlock& block) {
+    load_rows<kForwardKeys, kDim>(cta, k, launch.tiles[block.tile].k, 1, kv_head, block.begin,
+                                  block.end, launch.head_dim);
+  };
+  typename Cta::template PerWarp<ForwardRows<Cta, kDim>> warps;
+  load_rows<kOwnedRows, kDim>(cta, q, launch.tiles[owned.tile].q, launch.heads, kv_head,
+                              owned.begin, owned.end, launch.head_dim);
+  if (owned.num_blocks > 0) load_keys(blocks[0]);
+  for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
+    const StreamedBlock block = blocks[b];
+    cta.wait_for_copies();  // keys are here, nobody reads values
+    load_rows<kForwardKeys, kDim>(cta, v, launch.tiles[block.tile].v, 1, kv_head, block.begin,
+                                  block.end, launch.value_dim);
+    cta.each_warp([&](int w) {
+      auto& warp = warps[w];
+      multiply_rows<kNumber, kDim, kForwardKeys / 8>(cta, q, w * 16, k, warp.scores);
+      const std::int32_t first_row = owned.begin + w * 16;
+      if (block.num_bands == 0) {
+        finish_scores<false, false, kForwardKeys / 8>(cta, launch, block, first_row, warp.scores);
+      } else {
+        finish_scores<true, false, kForwardKeys / 8>(cta, launch, block, first_row, warp.scores);
+      }
+      weigh<kDim>(cta, warp);
+    });
+    cta.wait_for_copies();  // values are here, nobody reads keys
+    if (b + 1 < owned.num_blocks) load_keys(blocks[b + 1]);
+    cta.each_warp([&](int w) {
+      add_weighted_rows<kNumber, kDim, kForwardKeys / 8>(cta, warps[w].scores, v, warps[w].out);
+    });
+  }
+  cta.wait_for_copies();
+  cta.each_warp([&](int w) { write_rows<kDim>(cta, launch, owned, kv_head, w * 16, warps[w]); });
+}
+
+}  // namespace contextile::cuda

@@ -1,0 +1,60 @@
+// How the instructions of a warp deal elements of matrices to its lanes, and how rows lie in shared
+// memory. The same functions place elements on the device and in the loops that stand for it.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define CONTEXTILE_HD __host__ __device__ __forceinline__
+#define CONTEXTILE_UNROLL _Pragma("unroll")
+#else
+#define CONTEXTILE_HD inline
+#define CONTEXTILE_UNROLL
+#endif
+
+namespace contextile::cuda {
+
+inline constexpr int kLanes = 32;
+inline constexpr int kWarps = 4;  // of a CTA; each owns 16 of its rows
+inline constexpr int kThreads = kLanes * kWarps;
+inline constexpr int kOwnedRows = 16 * kWarps;
+
+// What inputs and weights are.
+enum class Number : std::uint8_t { kBf16, kF16 };
+
+struct Place {
+  int row = 0;
+  int col = 0;
+};
+
+// mma.sync.m16n8k16: element i (of 4) of a lane in the 16 x 8 sum.
+CONTEXTILE_HD constexpr Place place_in_sum(int lane, int i) {
+  return {lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2};
+}
+// Half `half` of register `r` (of 4) of a lane in the left 16 x 16 factor.
+CONTEXTILE_HD constexpr Place place_in_left(int lane, int r, int half) {
+  return {lane / 4 + 8 * (r % 2), lane % 4 * 2 + half + 8 * (r / 2)};
+}
+// Half `half` of register `r` (of 2) of a lane in the right 16 x 8 factor.
+CONTEXTILE_HD constexpr Place place_in_right(int lane, int r, int half) {
+  return {lane % 4 * 2 + half + 8 * r, lane / 4};
+}
+
+// ldmatrix.x4 reads four 8 x 8 matrices; lane l names row l % 8 of matrix l / 8. Where that row
+// begins, from the corner of what is read:
+// - the left factor from rows of it, and two right factors side by side from rows of depth
+//   (.trans): the matrices go down first;
+CONTEXTILE_HD constexpr Place row_of_left(int lane) { return {lane % 16, lane / 16 * 8}; }
+// - two right factors side by side from rows of width: the matrices go along the depth first.
+CONTEXTILE_HD constexpr Place row_of_right(int lane) {
+  return {lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8};
+}
+
+// Where an element of a row of kDim stands in shared memory. Eight elements (16 bytes) stay
+// together; the eight rows of a matrix spread over all banks.
+template <int kDim>
+CONTEXTILE_HD constexpr int shared_at(int row, int col) {
+  return row * kDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
+}
+
+}  // namespace contextile::cuda

@@ -1,0 +1,47 @@
+// The lists that launches read, from tiles: classified by the code of the CPU kernels (panels of 64
+// rows), cut into blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "kernel/cuda/launch.h"
+
+namespace contextile::cuda {
+
+// One launch: every slot once, all tiles of a slot in listed order, the longest work first. Tiles
+// are numbered as in the call.
+struct LaunchTable {
+  std::vector<OwnedBlock> owned;
+  std::vector<StreamedBlock> blocks;
+  std::vector<TokenBand> bands;
+};
+
+// The end of the tiles from `first` on that one launch can take: up to the first tile that starts
+// anew a slot that they write, or pairs a slot with other rows than they do.
+[[nodiscard]] std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first);
+[[nodiscard]] std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first);
+
+// Tables of tiles [first, end) of a call. `rows` counts the streamed rows of a block.
+[[nodiscard]] LaunchTable forward_table(const KernelParams& params,
+                                        std::span<const ForwardTile> tiles, std::size_t first,
+                                        std::size_t end, std::int32_t rows);
+// Query rows own dQ.
+[[nodiscard]] LaunchTable query_gradient_table(const KernelParams& params,
+                                               std::span<const BackwardTile> tiles,
+                                               std::size_t first, std::size_t end,
+                                               std::int32_t rows);
+// Keys own dK and dV.
+[[nodiscard]] LaunchTable key_gradient_table(const KernelParams& params,
+                                             std::span<const BackwardTile> tiles, std::size_t first,
+                                             std::size_t end, std::int32_t rows);
+
+// The tiles of a call with the types of the device. Throws InvalidArgument unless q, k, v and dout
+// are bf16 or f16, dims are multiples of 8 up to 128 and rows begin at multiples of 16 bytes.
+[[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const ForwardTile> tiles);
+[[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const BackwardTile> tiles);
+
+}  // namespace contextile::cuda

@@ -1,0 +1,162 @@
+// What forward and backward are made of: rows into shared memory, products of a warp, scores.
+//
+// Cta is what stands for a block of threads. PerLane<T> and PerWarp<T> are what every lane and
+// every warp has of its own, each_thread, each_lane and each_warp do their argument for all of
+// them; on the device a thread has its own part alone and does its own turn alone. Between two
+// syncs warps share nothing they write.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernel/cuda/launch.h"
+#include "kernel/cuda/layout.h"
+
+namespace contextile::cuda {
+
+inline constexpr float kLog2OfE = 1.44269504088896341F;
+inline constexpr float kLn2 = 0.693147180559945309F;
+
+// A lane's part of 16 x 8·kTiles sums.
+template <int kTiles>
+struct Sums {
+  float x[kTiles][4] = {};
+};
+
+// The four registers that a lane gives to mma or has from ldmatrix, two numbers each.
+struct Registers {
+  std::uint32_t x[4] = {};
+};
+
+// Starts copying flat rows [first, first + kRows) of one KV head; zeros for what is beyond `end`
+// or `dim`. Rows begin at multiples of 16 bytes.
+template <int kRows, int kDim, typename Cta>
+CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared,
+                             const DeviceRows<const std::uint16_t>& rows, std::int32_t heads,
+                             std::int32_t kv_head, std::int32_t first, std::int32_t end,
+                             std::int32_t dim) {
+  constexpr int kChunks = kDim / 8;
+  cta.each_thread([&](int thread) {
+    CONTEXTILE_UNROLL
+    for (int at = 0; at < kRows * kChunks; at += kThreads) {
+      const int row = (at + thread) / kChunks;
+      const int col = (at + thread) % kChunks * 8;
+      const bool present = first + row < end && col < dim;
+      const std::uint16_t* from = present ? rows.at(first + row, heads, kv_head) + col : rows.data;
+      cta.copy16(shared + shared_at<kDim>(row, col), from, present);
+    }
+  });
+}
+
+// The 16 x 16 left factor whose corner is (row, col).
+template <int kDim, typename Cta>
+CONTEXTILE_HD void read_left(Cta& cta, const std::uint16_t* shared, int row, int col,
+                             typename Cta::template PerLane<Registers>& out) {
+  typename Cta::template PerLane<const std::uint16_t*> from;
+  cta.each_lane([&](int lane) {
+    const Place place = row_of_left(lane);
+    from[lane] = shared + shared_at<kDim>(row + place.row, col + place.col);
+  });
+  cta.template load_matrices<false>(from, out);
+}
+
+// sums := left · rightᵀ, left: 16 rows from `first_row`, right: 8·kTiles rows, both of kDim.
+template <Number kNumber, int kDim, int kTiles, typename Cta>
+CONTEXTILE_HD void multiply_rows(Cta& cta, const std::uint16_t* left, int first_row,
+                                 const std::uint16_t* right,
+                                 typename Cta::template PerLane<Sums<kTiles>>& sums) {
+  cta.each_lane([&](int lane) { sums[lane] = {}; });
+  CONTEXTILE_UNROLL
+  for (int depth = 0; depth < kDim; depth += 16) {
+    typename Cta::template PerLane<Registers> a;
+    read_left<kDim>(cta, left, first_row, depth, a);
+    CONTEXTILE_UNROLL
+    for (int tile = 0; tile < kTiles; tile += 2) {
+      typename Cta::template PerLane<const std::uint16_t*> from;
+      typename Cta::template PerLane<Registers> b;
+      cta.each_lane([&](int lane) {
+        const Place place = row_of_right(lane);
+        from[lane] = right + shared_at<kDim>(tile * 8 + place.row, depth + place.col);
+      });
+      cta.template load_matrices<false>(from, b);
+      cta.template multiply<kNumber>(sums, tile, a, b, 0);
+      cta.template multiply<kNumber>(sums, tile + 1, a, b, 1);
+    }
+  }
+}
+
+// sums += weights · rows: weights 16 x 8·kDepthTiles as the sums of another product left them, rows
+// of kDim in shared memory.
+template <Number kNumber, int kDim, int kDepthTiles, typename Cta>
+CONTEXTILE_HD void add_weighted_rows(Cta& cta,
+                                     typename Cta::template PerLane<Sums<kDepthTiles>>& weights,
+                                     const std::uint16_t* rows,
+                                     typename Cta::template PerLane<Sums<kDim / 8>>& sums) {
+  CONTEXTILE_UNROLL
+  for (int depth = 0; depth < kDepthTiles; depth += 2) {
+    typename Cta::template PerLane<Registers> a;
+    cta.each_lane([&](int lane) {
+      const Sums<kDepthTiles>& w = weights[lane];
+      CONTEXTILE_UNROLL
+      for (int r = 0; r < 4; ++r) {  // a pair of sums is a register of the left factor
+        const float* pair = &w.x[depth + r / 2][r % 2 * 2];
+        a[lane].x[r] = Cta::template pack<kNumber>(pair[0], pair[1]);
+      }
+    });
+    CONTEXTILE_UNROLL
+    for (int tile = 0; tile < kDim / 8; tile += 2) {
+      typename Cta::template PerLane<const std::uint16_t*> from;
+      typename Cta::template PerLane<Registers> b;
+      cta.each_lane([&](int lane) {
+        const Place place = row_of_left(lane);
+        from[lane] = rows + shared_at<kDim>(depth * 8 + place.row, tile * 8 + place.col);
+      });
+      cta.template load_matrices<true>(from, b);
+      cta.template multiply<kNumber>(sums, tile, a, b, 0);
+      cta.template multiply<kNumber>(sums, tile + 1, a, b, 1);
+    }
+  }
+}
+
+// Whether a pair of flat rows attends. kKeysOwn: a CTA owns keys and streams query rows, otherwise
+// the other way round.
+template <bool kKeysOwn>
+CONTEXTILE_HD bool attends(const Launch& launch, const StreamedBlock& block, std::int32_t owned,
+                           std::int32_t streamed) {
+  if (streamed >= block.end) return false;
+  const std::int32_t owned_token = kKeysOwn ? owned : owned / launch.heads;
+  const std::int32_t streamed_token = kKeysOwn ? streamed / launch.heads : streamed;
+  for (std::int32_t b = 0; b < block.num_bands; ++b) {
+    if (launch.bands[block.first_band + b].holds(owned_token, streamed_token)) return true;
+  }
+  return false;
+}
+
+// Products into scores in units of log2(e), capped; -inf where a pair does not attend. A full block
+// (kMasked false) looks at no band.
+template <bool kMasked, bool kKeysOwn, int kTiles, typename Cta>
+CONTEXTILE_HD void finish_scores(Cta& cta, const Launch& launch, const StreamedBlock& block,
+                                 std::int32_t first_row,
+                                 typename Cta::template PerLane<Sums<kTiles>>& scores) {
+  cta.each_lane([&](int lane) {
+    CONTEXTILE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      CONTEXTILE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float& s = scores[lane].x[tile][i];
+        if (launch.softcap == 0) {
+          s *= launch.scale * kLog2OfE;
+        } else {
+          s = launch.softcap * kLog2OfE * std::tanh(s * launch.scale / launch.softcap);
+        }
+        if constexpr (kMasked) {
+          const Place place = place_in_sum(lane, i);
+          const std::int32_t streamed = block.begin + tile * 8 + place.col;
+          if (!attends<kKeysOwn>(launch, block, first_row + place.row, streamed)) s = -INFINITY;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace contextile::cuda

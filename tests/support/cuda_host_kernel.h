@@ -1,0 +1,12 @@
+// The tile program of the CUDA kernels on the CPU.
+#pragma once
+
+#include "contextile/kernel.h"
+
+namespace contextile {
+
+// "cuda:host": every CTA of the launches that the device would get, by HostCta. It takes what they
+// take: bf16 and f16, head dims that are multiples of 8 up to 128, rows at multiples of 16 bytes.
+[[nodiscard]] const AttentionKernel& cuda_host_kernel();
+
+}  // namespace contextile

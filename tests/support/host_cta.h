@@ -1,0 +1,151 @@
+// What a block of threads does on the device, in loops: the lanes of a warp one after another,
+// warps one after another, the instructions of a warp as the PTX manual defines them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "base/half.h"
+#include "kernel/cuda/layout.h"
+#include "kernel/cuda/tile_steps.h"
+
+namespace contextile::cuda {
+
+class HostCta {
+ public:
+  template <typename T>
+  using PerLane = std::array<T, kLanes>;
+  template <typename T>
+  using PerWarp = std::array<T, kWarps>;
+
+  template <typename Work>
+  void each_thread(const Work& work) {
+    for (int thread = 0; thread < kThreads; ++thread) work(thread);
+  }
+  template <typename Work>
+  void each_lane(const Work& work) {
+    for (int lane = 0; lane < kLanes; ++lane) work(lane);
+  }
+  template <typename Work>
+  void each_warp(const Work& work) {
+    for (int warp = 0; warp < kWarps; ++warp) work(warp);
+  }
+
+  void sync() {}
+  void sync_warp() {}
+  // Copies arrive as late as they may: where they are waited for. Until then their place holds NaN,
+  // so that whoever reads too early, or what is still needed is overwritten, is seen.
+  void copy16(std::uint16_t* to, const std::uint16_t* from, bool present) {
+    std::fill_n(to, 8, std::uint16_t{0xffff});
+    copies_.push_back({to, present ? from : nullptr});
+  }
+  void wait_for_copies() {
+    for (const Copy& copy : copies_) {
+      if (copy.from == nullptr) {
+        std::fill_n(copy.to, 8, std::uint16_t{0});
+      } else {
+        std::copy_n(copy.from, 8, copy.to);
+      }
+    }
+    copies_.clear();
+  }
+
+  // ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16
+  template <bool kTransposed>
+  void load_matrices(const PerLane<const std::uint16_t*>& rows, PerLane<Registers>& out) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        const auto element = [&](int row, int col) {
+          return static_cast<std::uint32_t>(rows[static_cast<std::size_t>(matrix * 8 + row)][col]);
+        };
+        const int major = lane / 4;
+        const int minor = lane % 4 * 2;
+        const std::uint32_t low = kTransposed ? element(minor, major) : element(major, minor);
+        const std::uint32_t high =
+            kTransposed ? element(minor + 1, major) : element(major, minor + 1);
+        out[static_cast<std::size_t>(lane)].x[matrix] = low | (high << 16);
+      }
+    }
+  }
+
+  // mma.sync.aligned.m16n8k16.row.col.f32: sums of tile `tile` += left · right, of whose registers
+  // pair `pair` counts.
+  template <Number kNumber, int kTiles>
+  void multiply(PerLane<Sums<kTiles>>& sums, int tile, const PerLane<Registers>& left,
+                const PerLane<Registers>& right, int pair) {
+    float a[16][16];
+    float b[16][8];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const auto l = static_cast<std::size_t>(lane);
+      for (int half = 0; half < 2; ++half) {
+        for (int r = 0; r < 4; ++r) {
+          const Place place = place_in_left(lane, r, half);
+          a[place.row][place.col] = number<kNumber>(left[l].x[r], half);
+        }
+        for (int r = 0; r < 2; ++r) {
+          const Place place = place_in_right(lane, r, half);
+          b[place.row][place.col] = number<kNumber>(right[l].x[pair * 2 + r], half);
+        }
+      }
+    }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        const Place place = place_in_sum(lane, i);
+        double sum = 0;
+        for (int depth = 0; depth < 16; ++depth) {
+          sum +=
+              static_cast<double>(a[place.row][depth]) * static_cast<double>(b[depth][place.col]);
+        }
+        float& held = sums[static_cast<std::size_t>(lane)].x[tile][i];
+        held = static_cast<float>(static_cast<double>(held) + sum);
+      }
+    }
+  }
+
+  template <Number kNumber>
+  static std::uint32_t pack(float low, float high) {
+    const auto bits = [](float value) -> std::uint32_t {
+      return kNumber == Number::kBf16 ? float_to_bf16(value) : float_to_f16(value);
+    };
+    return bits(low) | (bits(high) << 16);
+  }
+  static float exp2(float x) { return std::exp2(x); }
+
+  // Over the four lanes that hold parts of one row.
+  void quad_max(PerLane<float>& values) {
+    reduce(values, [](float a, float b) { return std::fmax(a, b); });
+  }
+  void quad_sum(PerLane<float>& values) {
+    reduce(values, [](float a, float b) { return a + b; });
+  }
+
+ private:
+  struct Copy {
+    std::uint16_t* to;
+    const std::uint16_t* from;  // null: zeros
+  };
+
+  template <Number kNumber>
+  static float number(std::uint32_t pair, int half) {
+    const auto bits = static_cast<std::uint16_t>(pair >> (16 * half));
+    return kNumber == Number::kBf16 ? bf16_to_float(bits) : f16_to_float(bits);
+  }
+  // shfl.sync.bfly by 1, then by 2.
+  template <typename Join>
+  static void reduce(PerLane<float>& values, const Join& join) {
+    for (const std::size_t distance : {1, 2}) {
+      const PerLane<float> before = values;
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        values[lane] = join(before[lane], before[lane ^ distance]);
+      }
+    }
+  }
+
+  std::vector<Copy> copies_;
+};
+
+}  // namespace contextile::cuda
