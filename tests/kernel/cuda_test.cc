@@ -14,6 +14,8 @@
 #include "base/rng.h"
 #include "contextile/base.h"
 #include "contextile/tensor.h"
+#include "kernel/cuda/backward.h"
+#include "kernel/cuda/forward.h"
 #include "kernel/cuda/layout.h"
 #include "kernel/cuda/tables.h"
 #include "kernel/cuda/tile_steps.h"
@@ -68,6 +70,14 @@ void expect_rows_spread_over_banks() {
 TEST(CudaLayout, TheRowsOfAMatrixSpreadOverAllBanks) {
   expect_rows_spread_over_banks<64>();
   expect_rows_spread_over_banks<128>();
+}
+
+// What docs/gpu.md says of shared memory.
+TEST(CudaLayout, SharedMemoryIsAsMuchAsDocumented) {
+  EXPECT_EQ(kForwardShared<64>, 24576U);
+  EXPECT_EQ(kForwardShared<128>, 49152U);
+  EXPECT_EQ(kBackwardShared<64>, 25088U);
+  EXPECT_EQ(kBackwardShared<128>, 49664U);
 }
 
 // A tile without numbers, slots by address.

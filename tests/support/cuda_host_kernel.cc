@@ -61,7 +61,7 @@ struct HostLaunches {
   static void pass(const KernelParams& params, const std::vector<cuda::DeviceTile>& device,
                    const LaunchTable& table) {
     const cuda::Launch launch = launch_of(params, device, table);
-    run_grid<cuda::kBackwardShared<kDim, kKeysOwn>>(
+    run_grid<cuda::kBackwardShared<kDim>>(
         params, table, [&](const cuda::OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
           HostCta cta;
           cuda::backward_cta<kNumber, kDim, kKeysOwn>(cta, launch, owned, kv_head, shared);
@@ -71,11 +71,10 @@ struct HostLaunches {
     const std::vector<cuda::DeviceTile> device = cuda::device_tiles(tiles);
     for (std::size_t first = 0; first < tiles.size();) {
       const std::size_t end = cuda::end_of_launch(tiles, first);
-      pass<false>(
-          params, device,
-          cuda::query_gradient_table(params, tiles, first, end, cuda::kBackwardRows<false>));
+      pass<false>(params, device,
+                  cuda::query_gradient_table(params, tiles, first, end, cuda::kBackwardRows));
       pass<true>(params, device,
-                 cuda::key_gradient_table(params, tiles, first, end, cuda::kBackwardRows<true>));
+                 cuda::key_gradient_table(params, tiles, first, end, cuda::kBackwardRows));
       first = end;
     }
   }

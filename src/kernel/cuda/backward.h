@@ -12,20 +12,18 @@
 
 namespace contextile::cuda {
 
-// Two gradients of 64 rows leave registers for half as many streamed rows.
-template <bool kKeysOwn>
-inline constexpr int kBackwardRows = kKeysOwn ? 32 : 64;
+// Gradients of 64 owned rows leave registers for the scores and dP of half as many streamed ones.
+inline constexpr int kBackwardRows = 32;
 
 // Bytes of shared memory: two tensors of owned and of streamed rows, LSE and delta of query rows.
-template <int kDim, bool kKeysOwn>
-inline constexpr std::size_t kBackwardShared = std::size_t{2 *
-                                                           (kOwnedRows + kBackwardRows<kKeysOwn>)} *
+template <int kDim>
+inline constexpr std::size_t kBackwardShared = std::size_t{2 * (kOwnedRows + kBackwardRows)} *
                                                    kDim * sizeof(std::uint16_t) +
                                                2 * kOwnedRows * sizeof(float);
 
-template <typename Cta, int kDim, bool kKeysOwn>
+template <typename Cta, int kDim>
 struct BackwardRows {
-  using Block = typename Cta::template PerLane<Sums<kBackwardRows<kKeysOwn> / 8>>;
+  using Block = typename Cta::template PerLane<Sums<kBackwardRows / 8>>;
   using Gradient = typename Cta::template PerLane<Sums<kDim / 8>>;
   Gradient first;   // dQ or dK
   Gradient second;  // dV
@@ -103,10 +101,10 @@ template <Number kNumber, int kDim, bool kKeysOwn, typename Cta>
 CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& owned,
                              const StreamedBlock& block, int warp_row,
                              const std::uint16_t* const (&shared)[4], const float* stats,
-                             BackwardRows<Cta, kDim, kKeysOwn>& warp) {
-  constexpr int kTiles = kBackwardRows<kKeysOwn> / 8;
-  typename BackwardRows<Cta, kDim, kKeysOwn>::Block scores;
-  typename BackwardRows<Cta, kDim, kKeysOwn>::Block dp;
+                             BackwardRows<Cta, kDim>& warp) {
+  constexpr int kTiles = kBackwardRows / 8;
+  typename BackwardRows<Cta, kDim>::Block scores;
+  typename BackwardRows<Cta, kDim>::Block dp;
   multiply_rows<kNumber, kDim, kTiles>(cta, shared[0], warp_row, shared[2], scores);
   const std::int32_t first_row = owned.begin + warp_row;
   if (block.num_bands == 0) {
@@ -125,17 +123,16 @@ CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& o
 template <Number kNumber, int kDim, bool kKeysOwn, typename Cta>
 CONTEXTILE_HD void backward_cta(Cta& cta, const Launch& launch, const OwnedBlock& owned,
                                 int kv_head, std::uint16_t* shared) {
-  constexpr int kRows = kBackwardRows<kKeysOwn>;
   std::uint16_t* const first = shared;  // Q or K
   std::uint16_t* const second = first + kOwnedRows * kDim;
   std::uint16_t* const streamed_first = second + kOwnedRows * kDim;
-  std::uint16_t* const streamed_second = streamed_first + kRows * kDim;
-  auto* const stats = reinterpret_cast<float*>(streamed_second + kRows * kDim);
+  std::uint16_t* const streamed_second = streamed_first + kBackwardRows * kDim;
+  auto* const stats = reinterpret_cast<float*>(streamed_second + kBackwardRows * kDim);
   const std::uint16_t* const all[4] = {first, second, streamed_first, streamed_second};
   const DeviceTile& slot = launch.tiles[owned.tile];
   const std::int32_t heads = kKeysOwn ? 1 : launch.heads;
   const std::int32_t streamed_heads = kKeysOwn ? launch.heads : 1;
-  typename Cta::template PerWarp<BackwardRows<Cta, kDim, kKeysOwn>> warps;
+  typename Cta::template PerWarp<BackwardRows<Cta, kDim>> warps;
   load_rows<kOwnedRows, kDim>(cta, first, kKeysOwn ? slot.k : slot.q, heads, kv_head, owned.begin,
                               owned.end, launch.head_dim);
   load_rows<kOwnedRows, kDim>(cta, second, kKeysOwn ? slot.v : slot.dout, heads, kv_head,
@@ -144,10 +141,11 @@ CONTEXTILE_HD void backward_cta(Cta& cta, const Launch& launch, const OwnedBlock
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock block = launch.blocks[owned.first_block + b];
     const DeviceTile& tile = launch.tiles[block.tile];
-    load_rows<kRows, kDim>(cta, streamed_first, kKeysOwn ? tile.q : tile.k, streamed_heads, kv_head,
-                           block.begin, block.end, launch.head_dim);
-    load_rows<kRows, kDim>(cta, streamed_second, kKeysOwn ? tile.dout : tile.v, streamed_heads,
-                           kv_head, block.begin, block.end, launch.value_dim);
+    load_rows<kBackwardRows, kDim>(cta, streamed_first, kKeysOwn ? tile.q : tile.k, streamed_heads,
+                                   kv_head, block.begin, block.end, launch.head_dim);
+    load_rows<kBackwardRows, kDim>(cta, streamed_second, kKeysOwn ? tile.dout : tile.v,
+                                   streamed_heads, kv_head, block.begin, block.end,
+                                   launch.value_dim);
     if (kKeysOwn) load_stats(cta, launch, tile, kv_head, block.begin, block.end, stats);
     cta.wait_for_copies();
     cta.each_warp([&](int w) {

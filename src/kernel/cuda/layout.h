@@ -7,9 +7,11 @@
 #if defined(__CUDACC__)
 #define CONTEXTILE_HD __host__ __device__ __forceinline__
 #define CONTEXTILE_UNROLL _Pragma("unroll")
+#define CONTEXTILE_UNROLL_TWICE _Pragma("unroll 2")
 #else
 #define CONTEXTILE_HD inline
 #define CONTEXTILE_UNROLL
+#define CONTEXTILE_UNROLL_TWICE
 #endif
 
 namespace contextile::cuda {

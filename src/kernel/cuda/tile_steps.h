@@ -66,8 +66,8 @@ CONTEXTILE_HD void multiply_rows(Cta& cta, const std::uint16_t* left, int first_
                                  const std::uint16_t* right,
                                  typename Cta::template PerLane<Sums<kTiles>>& sums) {
   cta.each_lane([&](int lane) { sums[lane] = {}; });
-  CONTEXTILE_UNROLL
-  for (int depth = 0; depth < kDim; depth += 16) {
+  CONTEXTILE_UNROLL_TWICE  // all turns at once would keep addresses where sums need the registers
+      for (int depth = 0; depth < kDim; depth += 16) {
     typename Cta::template PerLane<Registers> a;
     read_left<kDim>(cta, left, first_row, depth, a);
     CONTEXTILE_UNROLL
