@@ -31,6 +31,15 @@ LocalBand to_local(const Band& band, std::int64_t q_shift, std::int64_t k_shift)
   return local;
 }
 
+// The keys that every query of a tight band attends.
+Range whole_columns(const Band& band) {
+  const std::int64_t rows = band.q.size() - 1;
+  Range whole = band.k;
+  if (band.lo > band.k.begin - band.q.begin - rows) whole.begin = band.q.begin + rows + band.lo;
+  if (band.hi < band.k.end - 1 - band.q.begin) whole.end = band.q.begin + band.hi + 1;
+  return whole;
+}
+
 // first[b]: where block b's part begins after `counts` items were counted per block.
 std::vector<std::size_t> offsets(std::span<const std::size_t> counts) {
   std::vector<std::size_t> first(counts.size() + 1);
@@ -105,16 +114,24 @@ std::optional<std::vector<Tile>> TileIndex::tiles_up_to(std::int64_t limit) cons
   std::vector<Tile> tiles;
   std::vector<std::int64_t> pairs(num_tokens_.size());  // of each kv block with the current q block
   std::vector<BlockId> touched;
+  const auto add = [&](BlockId kv, std::int64_t more) {
+    std::int64_t& sum = pairs[kv.index()];
+    if (sum == 0) touched.push_back(kv);
+    sum += more;  // > 0: every column of a tight band holds a pair
+  };
   for (std::size_t q = 0; q < num_tokens_.size(); ++q) {
     touched.clear();
     for (std::size_t i = first_incidence_[q]; i < first_incidence_[q + 1]; ++i) {
       const Band& band = incidences_[i].band;
+      const Range whole = whole_columns(band);
       for (const RangeOfBlock& range : meeting(by_token_, band.k)) {
-        std::int64_t& sum = pairs[range.block.index()];
-        if (sum == 0) touched.push_back(range.block);
+        if (whole.begin <= range.tokens.begin && range.tokens.end <= whole.end) {
+          add(range.block, band.q.size() * range.tokens.size());
+          continue;
+        }
         Band piece = band;
         piece.k = intersect(band.k, range.tokens);
-        sum += num_pairs(piece);  // > 0: every column of the band holds a pair
+        add(range.block, num_pairs(piece));
       }
     }
     if (std::ssize(tiles) + std::ssize(touched) > limit) return std::nullopt;
@@ -157,9 +174,17 @@ void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) c
   const auto last =
       std::ranges::lower_bound(first, own.end(), ranges.back().tokens.end, {},
                                [](const Incidence& incidence) { return incidence.band.k.begin; });
+  const auto end_of = [](const RangeOfBlock& range) { return range.tokens.end; };
+  auto next = ranges.begin();  // incidences ascend, and so does the first range each meets
   for (const Incidence& incidence : std::span<const Incidence>(first, last)) {
-    for (const RangeOfBlock& range : meeting(ranges, incidence.band.k)) {
-      visit(clip(incidence.band, incidence.band.q, range.tokens), incidence, range);
+    const Range keys = incidence.band.k;
+    if (next->tokens.end <= keys.begin) ++next;
+    if (next != ranges.end() && next->tokens.end <= keys.begin) {
+      next = std::ranges::upper_bound(next, ranges.end(), keys.begin, {}, end_of);
+    }
+    if (next == ranges.end()) return;
+    for (auto range = next; range != ranges.end() && range->tokens.begin < keys.end; ++range) {
+      visit(clip(incidence.band, incidence.band.q, range->tokens), incidence, *range);
     }
   }
 }
@@ -175,6 +200,16 @@ std::int64_t TileIndex::append_bands(BlockId q_block, BlockId kv_block,
                  });
   std::sort(out.begin() + static_cast<std::ptrdiff_t>(first), out.end());
   return pairs;
+}
+
+void TileIndex::append_pieces(BlockId q_block, BlockId kv_block,
+                              std::vector<TilePiece>& out) const {
+  for_each_piece(
+      q_block, kv_block, [&](const Band& piece, const Incidence& incidence, const RangeOfBlock&) {
+        const std::int64_t shift = incidence.row_shift;
+        out.push_back(
+            {{piece.q.begin - shift, piece.q.end - shift}, piece.k.size(), num_pairs(piece)});
+      });
 }
 
 TileCover TileIndex::cover(BlockId q_block, BlockId kv_block) const {

@@ -1,6 +1,7 @@
 #include "simulate/program_costs.h"
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 #include <variant>
 
@@ -10,6 +11,7 @@ namespace contextile {
 namespace {
 
 constexpr double kUsPerSecond = 1e6;
+constexpr unsigned kKnownRunBits = 12;
 
 constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
 
@@ -45,27 +47,13 @@ ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t
       mask_(mask),
       costs_(plan.shape, cluster),
       index_(round_.masks[mask].mask, round_.blocks),
+      known_runs_(std::size_t{1} << kKnownRunBits),
       end_of_peer_(static_cast<std::size_t>(plan.num_devices()), -1) {
   const std::int32_t heads = plan.shape.q_heads / round_.head_groups;
   flops_per_pair_ = {forward_flops(1, heads, plan.shape), backward_flops(1, heads, plan.shape)};
   computed_of_run_.assign(static_cast<std::size_t>(round_.blocks.num_blocks()) *
                               static_cast<std::size_t>(round_.head_groups),
                           0);
-}
-
-const std::vector<ProgramCosts::Piece>& ProgramCosts::pieces_of(BlockId q_block, BlockId kv_block) {
-  const std::uint64_t key = (static_cast<std::uint64_t>(q_block.value) << 32U) |
-                            static_cast<std::uint32_t>(kv_block.value);
-  const auto [it, is_new] = partial_.try_emplace(key);
-  if (is_new) {
-    bands_.clear();
-    index_.append_bands(q_block, kv_block, bands_);
-    for (const LocalBand& band : bands_) {
-      it->second.push_back({band.q, cluster_.attention.computed_pairs(band.q.size(), band.k.size(),
-                                                                      num_pairs(band))});
-    }
-  }
-  return it->second;
 }
 
 // Runs of whole blocks are found by block and group; those of parts of blocks are sorted.
@@ -81,11 +69,15 @@ double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction di
       add_to_run(run, rows, static_cast<double>(tile.pairs));
       continue;
     }
-    for (const Piece& piece : pieces_of(tile.q_block, tile.kv_block)) {
+    pieces_.clear();
+    index_.append_pieces(tile.q_block, tile.kv_block, pieces_);
+    for (const TilePiece& piece : pieces_) {
+      const double computed =
+          cluster_.attention.computed_pairs(piece.q.size(), piece.keys, piece.pairs);
       if (piece.q.size() == rows) {
-        add_to_run(run, rows, piece.computed_pairs);
+        add_to_run(run, rows, computed);
       } else {
-        part_runs_.push_back({run, piece});
+        part_runs_.push_back({run, piece.q, computed});
       }
     }
   }
@@ -94,20 +86,34 @@ double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction di
     us += costs_.run_us(direction, rows, computed_of_run_[run], round_.head_groups);
     computed_of_run_[run] = 0;
   }
-  std::sort(part_runs_.begin(), part_runs_.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.first, a.second.q.begin, a.second.q.end) <
-           std::tie(b.first, b.second.q.begin, b.second.q.end);
-  });
+  const auto place = [](const PartRun& part) {
+    return std::tie(part.run, part.q.begin, part.q.end);
+  };
+  const auto before = [&](const PartRun& a, const PartRun& b) { return place(a) < place(b); };
+  if (!std::ranges::is_sorted(part_runs_, before)) std::ranges::sort(part_runs_, before);
   for (std::size_t i = 0; i < part_runs_.size();) {
-    const auto& [run, first] = part_runs_[i];
+    const PartRun& first = part_runs_[i];
     double computed = 0;
-    for (; i < part_runs_.size() && part_runs_[i].first == run && part_runs_[i].second.q == first.q;
-         ++i) {
-      computed += part_runs_[i].second.computed_pairs;
+    for (; i < part_runs_.size() && place(part_runs_[i]) == place(first); ++i) {
+      computed += part_runs_[i].computed_pairs;
     }
-    us += costs_.run_us(direction, first.q.size(), computed, round_.head_groups);
+    us += part_run_us(direction, first.q.size(), computed);
   }
   return us;
+}
+
+// Documents cut alike make the same runs in tile after tile.
+double ProgramCosts::part_run_us(Direction direction, std::int64_t rows, double computed_pairs) {
+  std::uint64_t hash = std::bit_cast<std::uint64_t>(computed_pairs) ^
+                       (static_cast<std::uint64_t>(rows) << 1U) ^ index_of(direction);
+  hash *= 0x9E3779B97F4A7C15U;
+  KnownRun& known = known_runs_[hash >> (64U - kKnownRunBits)];
+  if (known.direction != direction || known.rows != rows ||
+      known.computed_pairs != computed_pairs) {
+    known = {direction, rows, computed_pairs,
+             costs_.run_us(direction, rows, computed_pairs, round_.head_groups)};
+  }
+  return known.us;
 }
 
 void ProgramCosts::add_to_run(std::size_t run, std::int64_t rows, double computed_pairs) {

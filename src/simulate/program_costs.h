@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,7 +33,7 @@ struct TimedProgram {
   double flops = 0;
 };
 
-// Costs of one round and mask. Both directions meet the same tiles: their pieces are found once.
+// Costs of one round and mask. Memory: of the largest call's pieces, not of all tiles'.
 class ProgramCosts {
  public:
   ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask);
@@ -42,15 +41,23 @@ class ProgramCosts {
   [[nodiscard]] TimedProgram of(Rank rank, Direction direction);
 
  private:
-  // A tile's part with a band of its own.
-  struct Piece {
-    Range q;  // of the tokens of the query block
+  // A piece whose queries are a part of their block's.
+  struct PartRun {
+    std::size_t run = 0;  // of the whole block
+    Range q;              // of the tokens of the query block
     double computed_pairs = 0;
   };
+  struct KnownRun {
+    Direction direction = Direction::kForward;
+    std::int64_t rows = 0;  // 0: nothing
+    double computed_pairs = 0;
+    double us = 0;
+  };
 
-  [[nodiscard]] const std::vector<Piece>& pieces_of(BlockId q_block, BlockId kv_block);
   // What one call takes, without its overhead.
   [[nodiscard]] double attention_us(const std::vector<TileOp>& tiles, Direction direction);
+  // As TileCosts::run_us, looked up where it was asked before.
+  [[nodiscard]] double part_run_us(Direction direction, std::int64_t rows, double computed_pairs);
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
   [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
@@ -66,14 +73,14 @@ class ProgramCosts {
   std::size_t mask_;
   TileCosts costs_;
   TileIndex index_;
-  std::array<double, 2> flops_per_pair_{};                         // by Direction
-  std::unordered_map<std::uint64_t, std::vector<Piece>> partial_;  // by (q block, kv block)
+  std::array<double, 2> flops_per_pair_{};  // by Direction
   // Scratch of attention_us: runs of whole blocks with their rows, and what each computes (0
   // between calls), by q block and group; pieces of parts of blocks with their run.
   std::vector<std::pair<std::size_t, std::int64_t>> runs_;
   std::vector<double> computed_of_run_;
-  std::vector<std::pair<std::size_t, Piece>> part_runs_;
-  std::vector<LocalBand> bands_;
+  std::vector<PartRun> part_runs_;
+  std::vector<TilePiece> pieces_;
+  std::vector<KnownRun> known_runs_;       // by hash, the last one asked
   std::vector<std::int32_t> end_of_peer_;  // scratch of message_ends, -1 between calls
 };
 
