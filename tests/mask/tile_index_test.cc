@@ -1,6 +1,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
 #include "contextile/mask.h"
 #include "mask/tile_table.h"
 #include "support/mask_support.h"
@@ -116,6 +121,57 @@ TEST_P(RandomMaskAndBlocks, ABoundThatCutsNothingIsNone) {
       }
     }
   }
+}
+
+TEST_P(RandomMaskAndBlocks, PiecesAreTheBandsSizes) {
+  const auto rows_of = [](const TilePiece& piece) {
+    return std::tuple(piece.q.begin, piece.q.end, piece.keys, piece.pairs);
+  };
+  for (int s = 0; s < kSeedsPerShard; ++s) {
+    const auto seed = static_cast<std::uint64_t>(GetParam() * kSeedsPerShard + s);
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const Case random = random_case(seed);
+    const TileIndex index(random.mask, random.blocking);
+    std::int64_t num_pieces = 0;
+    for (const Tile& tile : index.tiles()) {
+      std::vector<LocalBand> bands;
+      (void)index.append_bands(tile.q_block, tile.kv_block, bands);
+      std::vector<TilePiece> expected;
+      for (const LocalBand& band : bands) {
+        expected.push_back({band.q, band.k.size(), num_pairs(band)});
+      }
+      std::vector<TilePiece> pieces;
+      index.append_pieces(tile.q_block, tile.kv_block, pieces);
+      std::ranges::sort(expected, {}, rows_of);
+      std::ranges::sort(pieces, {}, rows_of);
+      ASSERT_TRUE(std::ranges::equal(pieces, expected, {}, rows_of, rows_of));
+      num_pieces += std::ssize(pieces);
+    }
+    ASSERT_EQ(num_pieces, index.num_pieces());
+  }
+}
+
+TEST(TileTable, ComparesBlocksOfThousandsOfRanges) {
+  constexpr std::int32_t kRanks = 64;
+  constexpr std::int64_t kDocuments = 8192;  // every rank has a token of each: 17M pieces
+  std::vector<std::vector<Range>> blocks(kRanks);
+  Mask mask;
+  for (std::int64_t d = 0; d < kDocuments; ++d) {
+    const Range document{d * kRanks, (d + 1) * kRanks};
+    mask.bands.push_back({.q = document, .k = document, .hi = 0});
+    for (std::int64_t r = 0; r < kRanks; ++r) {
+      const std::int64_t token = document.begin + (d % 2 == 0 ? r : kRanks - 1 - r);
+      blocks[static_cast<std::size_t>(r)].push_back({token, token + 1});
+    }
+  }
+  Blocking blocking;
+  for (const std::vector<Range>& ranges : blocks) (void)blocking.add(ranges);
+  ASSERT_GT(TileIndex(mask, blocking).num_pieces(), std::int64_t{1} << 24);
+  const auto table = tiles_beside(mask, blocking, kRanks * kRanks);
+  ASSERT_TRUE(table.has_value());
+  std::int64_t pairs = 0;
+  for (const Tile& tile : table->tiles()) pairs += tile.pairs;
+  EXPECT_EQ(pairs, mask.num_pairs());
 }
 
 TEST_P(RandomMaskAndBlocks, ATableFindsEveryTileAndNoOther) {
