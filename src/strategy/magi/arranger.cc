@@ -189,14 +189,22 @@ class ChunkArranger {
     ArrangedDirection out;
     out.tiles = tiles;
     std::vector<bool> attends(static_cast<std::size_t>(work_.blocks.num_blocks()));
-    std::map<BlockId, Receivers> casts;
+    const auto num_devices = static_cast<std::size_t>(cluster_.num_devices());
+    std::vector<Receivers> casts(attends.size());             // of each block
+    std::vector<bool> is_cast(attends.size() * num_devices);  // a device needs a block in one stage
     for (const PlacedTile& tile : tiles) {
       attends[tile.q_block.index()] = true;
-      if (owner(tile.kv_block) != tile.device) casts[tile.kv_block][tile.device] = tile.stage;
+      if (owner(tile.kv_block) == tile.device) continue;
+      const std::size_t at = tile.kv_block.index() * num_devices + tile.device.index();
+      if (is_cast[at]) continue;
+      is_cast[at] = true;
+      casts[tile.kv_block.index()].emplace(tile.device, tile.stage);
     }
-    for (const auto& [block, receivers] : casts) {
-      cast(block, receivers, out.transfers);
-      if (direction == Direction::kBackward) reduce(block, receivers, out.transfers);
+    for (std::int32_t b = 0; b < work_.blocks.num_blocks(); ++b) {
+      const Receivers& receivers = casts[static_cast<std::size_t>(b)];
+      if (receivers.empty()) continue;
+      cast(BlockId{b}, receivers, out.transfers);
+      if (direction == Direction::kBackward) reduce(BlockId{b}, receivers, out.transfers);
     }
     move_queries(attends, direction, first_remote_stage_ + options_.stages, out.transfers);
     return out;
