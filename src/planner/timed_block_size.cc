@@ -11,6 +11,7 @@
 #include "contextile/id_vector.h"
 #include "contextile/model.h"
 #include "contextile/plan_build.h"
+#include "contextile/plan_estimate.h"
 #include "contextile/simulate.h"
 #include "contextile/training.h"
 
@@ -40,6 +41,18 @@ std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster)
   return *std::ranges::max_element(owned);
 }
 
+// The sizes worth timing: the best guess, and those whose tiles do not take too long to arrange.
+std::vector<std::int64_t> timed_sizes(const Strategy& strategy, const Workload& workload,
+                                      const StrategyRequest& request) {
+  std::vector<std::int64_t> sizes = strategy.block_sizes(request);
+  if (sizes.empty()) return sizes;
+  const std::int64_t best_guess = sizes.front();
+  std::erase_if(sizes, [&](std::int64_t size) {
+    return size != best_guess && estimated_tiles(workload, size) > kMostTimedTiles;
+  });
+  return sizes;
+}
+
 }  // namespace
 
 double layers_us(const Workload& workload, const Cluster& cluster, const Arrangement& arrangement,
@@ -53,7 +66,7 @@ double layers_us(const Workload& workload, const Cluster& cluster, const Arrange
 
 Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                           const Cluster& cluster, const StrategyRequest& request) {
-  const std::vector<std::int64_t> sizes = strategy.block_sizes(request);
+  const std::vector<std::int64_t> sizes = timed_sizes(strategy, workload, request);
   if (sizes.empty()) return strategy.arrange(workload, cluster, request);
   struct Candidate {
     Arrangement arrangement;
