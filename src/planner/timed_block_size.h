@@ -8,8 +8,8 @@
 
 namespace contextile {
 
-// Sizes other than the best guess that would make more tiles are not timed: dcp takes 4 s for 33 000
-// tiles of one document, and minutes for the 2 million of its smallest size at 1M tokens.
+// Sizes other than the best guess that would make more tiles are not timed: dcp takes 4 s for 33
+// 000 tiles of one document, and minutes for the 2 million of its smallest size at 1M tokens.
 inline constexpr double kMostTimedTiles = 2e5;
 
 // strategy.arrange; where the request leaves the block size open, at every size that
