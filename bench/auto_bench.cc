@@ -1,11 +1,13 @@
 // `auto` against every other strategy, by predicted time, over datasets, masks, clusters and sizes.
 //
 //   auto_bench [--devices 8,32] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
-//              [--clusters p4de,dgx-h200] [--rows]
+//              [--clusters p4de,dgx-h200] [--datasets prolong,single] [--seed 1] [--rows]
 //
-// Every plan that counts is verified first. Prints, by class of workload (time of the best plan: 2
-// ms and more, 0.5 to 2 ms, below), geometric means of how much faster `auto` is than each strategy
-// and than the best of dcp, fcp, distca and magi, and its distance to the lower bound. --rows
+// Every strategy counts with the fastest of its variants (Strategy::variants) and block sizes, and
+// every plan that counts is verified first. Prints, by class of workload (time of the best plan: 2
+// ms and more, 0.5 to 2 ms, below), geometric means of how much faster `auto` is than each
+// strategy, than the best of dcp, fcp, distca and magi and than the best of all, of any plans and
+// of those that own no more tokens than `auto` may; and its distance to the lower bound. --rows
 // prints every workload.
 #include <fmt/format.h>
 
@@ -18,6 +20,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +28,7 @@
 #include "contextile/data.h"
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
@@ -37,7 +41,9 @@ namespace {
 struct Options {
   std::vector<std::int32_t> devices = {8, 32};
   std::vector<std::string> clusters = {"p4de", "dgx-h200"};
+  std::vector<std::string> datasets = {};  // empty: all, and "single"
   std::int64_t tokens_per_device = 4096;
+  std::uint64_t seed = 1;
   AttentionShape shape;
   bool rows = false;
 };
@@ -48,6 +54,8 @@ using bench::GeometricMean;
 struct Summary {
   std::map<std::string, GeometricMean> gain;  // over each strategy
   GeometricMean gain_over_best;               // of dcp, fcp, distca, magi
+  GeometricMean gain_over_all;
+  GeometricMean gain_over_even;  // all that own no more tokens than `auto` may
   GeometricMean to_bound;
   GeometricMean planning_s;
 };
@@ -56,26 +64,29 @@ std::size_t class_of(double time_us) { return time_us >= 2000 ? 0 : time_us >= 5
 constexpr const char* kClasses[] = {"2 ms and more", "0.5 to 2 ms", "below 0.5 ms"};
 
 struct Predicted {
-  double time_us = 0;
+  double time_us = std::numeric_limits<double>::infinity();
+  std::string text;  // of the choice
   double planning_s = 0;
   double bound_us = 0;
   std::string binding;  // of the bound's longer direction
 };
 
-std::optional<Predicted> predict(const Strategy& strategy, const Workload& workload,
-                                 const Cluster& cluster) {
-  if (strategy.unsupported(workload, cluster, {})) return std::nullopt;
-  const auto start = std::chrono::steady_clock::now();
-  const Plan plan = build_plan(workload, cluster, strategy.arrange(workload, cluster, {}));
-  Predicted predicted;
-  predicted.planning_s =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const VerifyReport report = verify(plan);
-  if (!report.ok()) {
-    fmt::print(stderr, "{}: {}\n", strategy.name(), report.violations.front());
-    std::exit(1);
-  }
-  predicted.time_us = simulate(plan, cluster).time_us();
+// The mean and a block of 1024 tokens (docs/auto.md).
+bool is_even(const Plan& plan) {
+  constexpr double kBlock = 1024;
+  const PlanStats stats = statistics(plan);
+  const double mean = static_cast<double>(stats.tokens) / (plan.nodes * plan.devices_per_node);
+  return stats.token_overload * mean <= kBlock + 1;
+}
+
+// The fastest plan of the strategy's variants, and of those that are even.
+struct FastestPlans {
+  Predicted any;
+  Predicted even;
+};
+
+void add_bound(const Plan& plan, const Workload& workload, const Cluster& cluster,
+               Predicted& predicted) {
   const BoundOptions beside = bound_options_beside(plan, workload, cluster);
   double longest_us = 0;
   for (const Direction direction : kDirections) {
@@ -85,47 +96,92 @@ std::optional<Predicted> predict(const Strategy& strategy, const Workload& workl
     longest_us = std::max(longest_us, bound.time_us);
   }
   if (predicted.bound_us > predicted.time_us) {
-    fmt::print(stderr, "{}: {} us is below the bound of {} us\n", strategy.name(),
-               predicted.time_us, predicted.bound_us);
+    fmt::print(stderr, "{}: {} us is below the bound of {} us\n", predicted.text, predicted.time_us,
+               predicted.bound_us);
     std::exit(1);
   }
-  return predicted;
+}
+
+void predict(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
+             const StrategyRequest& request, FastestPlans& fastest) {
+  Predicted predicted;
+  predicted.text = choice_text({std::string(strategy.name()), request.options});
+  if (request.block_size) predicted.text += fmt::format(" block size {}", *request.block_size);
+  const auto start = std::chrono::steady_clock::now();
+  const Plan plan = build_plan(workload, cluster, strategy.arrange(workload, cluster, request));
+  predicted.planning_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const VerifyReport report = verify(plan);
+  if (!report.ok()) {
+    fmt::print(stderr, "{}: {}\n", predicted.text, report.violations.front());
+    std::exit(1);
+  }
+  predicted.time_us = simulate(plan, cluster).time_us();
+  add_bound(plan, workload, cluster, predicted);
+  if (predicted.time_us < fastest.any.time_us) fastest.any = predicted;
+  if (predicted.time_us < fastest.even.time_us && is_even(plan)) fastest.even = predicted;
+}
+
+FastestPlans fastest_of(const Strategy& strategy, const Workload& workload,
+                        const Cluster& cluster) {
+  FastestPlans fastest;
+  for (const auto& options : strategy.variants(workload, cluster, {})) {
+    StrategyRequest request;
+    request.options = options;
+    if (strategy.unsupported(workload, cluster, request)) continue;
+    const std::vector<std::int64_t> sizes = strategy.block_sizes(request);
+    if (sizes.empty()) predict(strategy, workload, cluster, request, fastest);
+    for (const std::int64_t size : sizes) {
+      request.block_size = size;
+      predict(strategy, workload, cluster, request, fastest);
+    }
+  }
+  return fastest;
+}
+
+void print_row(const std::string& name, const Predicted& ours, bool even, const Predicted& best,
+               const Predicted& best_even) {
+  fmt::print(
+      "  {:56} auto {:9.3f} ms{} {:.2f}x bound ({}) planned {:.2f} s; {:.3f}x faster than {}; even "
+      "{:.3f}x than {}\n",
+      name, ours.time_us / 1e3, even ? "" : " (uneven)", ours.time_us / ours.bound_us, ours.binding,
+      ours.planning_s, best.time_us / ours.time_us, best.text, best_even.time_us / ours.time_us,
+      best_even.text);
+  std::fflush(stdout);
 }
 
 void compare(const std::string& name, const Workload& workload, const Cluster& cluster, bool rows,
              std::vector<Summary>& classes) {
   std::map<std::string, double> times;
-  Predicted ours;
-  for (const Strategy* strategy : strategies()) {
-    const auto predicted = predict(*strategy, workload, cluster);
-    if (!predicted) continue;
-    times[std::string(strategy->name())] = predicted->time_us;
-    if (strategy->name() == "auto") ours = *predicted;
-  }
-  Summary& summary = classes[class_of(ours.time_us)];
+  FastestPlans ours;
+  Predicted best;
+  Predicted best_even;
   double best_planner = std::numeric_limits<double>::infinity();
-  std::string best_name;
-  for (const auto& [strategy, time_us] : times) {
-    if (strategy == "auto") continue;
-    summary.gain[strategy].add(time_us / ours.time_us);
-    const bool is_planner =
-        strategy == "dcp" || strategy == "fcp" || strategy == "distca" || strategy == "magi";
-    if (is_planner && time_us < best_planner) {
-      best_planner = time_us;
-      best_name = strategy;
+  for (const Strategy* strategy : strategies()) {
+    const FastestPlans plans = fastest_of(*strategy, workload, cluster);
+    if (strategy->name() == "auto") {
+      ours = plans;
+      continue;
+    }
+    if (plans.any.text.empty()) continue;
+    times[std::string(strategy->name())] = plans.any.time_us;
+    if (plans.any.time_us < best.time_us) best = plans.any;
+    if (plans.even.time_us < best_even.time_us) best_even = plans.even;
+    const std::string_view planner = strategy->name();
+    if (planner == "dcp" || planner == "fcp" || planner == "distca" || planner == "magi") {
+      best_planner = std::min(best_planner, plans.any.time_us);
     }
   }
-  summary.gain_over_best.add(best_planner / ours.time_us);
-  summary.planning_s.add(ours.planning_s);
-  summary.to_bound.add(ours.time_us / ours.bound_us);
-  if (rows) {
-    fmt::print(
-        "  {:56} auto {:9.3f} ms  {:.2f}x bound ({})  {:6.2f}x faster than {:6}  planned {:.1f} "
-        "s\n",
-        name, ours.time_us / 1e3, ours.time_us / ours.bound_us, ours.binding,
-        best_planner / ours.time_us, best_name, ours.planning_s);
-    std::fflush(stdout);
+  Summary& summary = classes[class_of(ours.any.time_us)];
+  for (const auto& [strategy, time_us] : times) {
+    summary.gain[strategy].add(time_us / ours.any.time_us);
   }
+  summary.gain_over_best.add(best_planner / ours.any.time_us);
+  summary.gain_over_all.add(best.time_us / ours.any.time_us);
+  summary.gain_over_even.add(best_even.time_us / ours.any.time_us);
+  summary.planning_s.add(ours.any.planning_s);
+  summary.to_bound.add(ours.any.time_us / ours.any.bound_us);
+  if (rows) print_row(name, ours.any, !ours.even.text.empty(), best, best_even);
 }
 
 void print_summary(const std::vector<Summary>& classes) {
@@ -144,6 +200,11 @@ void print_summary(const std::vector<Summary>& classes) {
         "worst {:.2f}x\n",
         summary.to_bound.value(), kBoundTargets[c],
         verdict(summary.to_bound.value() <= kBoundTargets[c]), summary.to_bound.worst());
+    fmt::print(
+        "  faster than the best variant of all {:.3f}x, least {:.3f}x; of even ones {:.3f}x, "
+        "least {:.3f}x\n",
+        summary.gain_over_all.value(), summary.gain_over_all.least(),
+        summary.gain_over_even.value(), summary.gain_over_even.least());
     fmt::print("  planning time {:.2f} s, longest {:.1f} s\n", summary.planning_s.value(),
                summary.planning_s.worst());
     for (const auto& [strategy, gain] : summary.gain) {
@@ -178,6 +239,10 @@ Options parse(const std::vector<std::string>& args) {
       for (const std::string& part : split(value)) options.devices.push_back(std::stoi(part));
     } else if (key == "--clusters") {
       options.clusters = split(value);
+    } else if (key == "--datasets") {
+      options.datasets = split(value);
+    } else if (key == "--seed") {
+      options.seed = std::stoull(value);
     } else if (key == "--tokens-per-device") {
       options.tokens_per_device = std::stoll(value);
     } else if (key == "--heads") {
@@ -203,9 +268,13 @@ int run(const Options& options) {
       for (const Dataset& dataset : datasets()) {
         batches.emplace_back(
             dataset.name,
-            batches_from_dataset(dataset.name, {.tokens = tokens, .seed = 1}).front());
+            batches_from_dataset(dataset.name, {.tokens = tokens, .seed = options.seed}).front());
       }
       batches.emplace_back("single", std::vector<std::int64_t>{tokens});
+      std::erase_if(batches, [&](const auto& batch) {
+        return !options.datasets.empty() &&
+               std::ranges::find(options.datasets, batch.first) == options.datasets.end();
+      });
       for (const auto& [name, lengths] : batches) {
         for (const char* mask :
              {"causal", "lambda:64,4096", "causal_blockwise:256,2,1", "shared_question:0.2,4"}) {

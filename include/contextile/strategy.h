@@ -66,6 +66,14 @@ class Strategy {
     return {};
   }
 
+  // Options worth trying for this workload on this cluster, best guess first; the defaults are the
+  // first of them. Of the request all but its options count. Searches take their candidates from
+  // here, at every block size that a variant leaves open; some may be unsupported().
+  [[nodiscard]] virtual std::vector<std::map<std::string, std::string>> variants(
+      const Workload&, const Cluster&, const StrategyRequest&) const {
+    return {{}};
+  }
+
   // With the first of block_sizes() where the request leaves the size open. Deterministic: same
   // arguments, same arrangement, on any number of threads. Throws InvalidArgument on bad options,
   // and with the reason when unsupported().

@@ -154,6 +154,12 @@ class DcpStrategy : public TypedStrategy<DcpOptions> {
     return {kBlockSizes.begin(), kBlockSizes.end() - (general ? 1 : 0)};
   }
 
+  [[nodiscard]] std::vector<DcpOptions> variants_with(const Workload&, const Cluster& cluster,
+                                                      const StrategyRequest&) const override {
+    if (cluster.nodes == 1) return {DcpOptions{}};
+    return {DcpOptions{}, DcpOptions{.relays = true}};
+  }
+
   [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
                                          const StrategyRequest& request,
                                          DcpOptions& options) const override {

@@ -61,6 +61,16 @@ class TypedStrategy : public Strategy {
     return block_sizes_with(request, parse(request.options));
   }
 
+  [[nodiscard]] std::vector<std::map<std::string, std::string>> variants(
+      const Workload& workload, const Cluster& cluster,
+      const StrategyRequest& request) const final {
+    std::vector<std::map<std::string, std::string>> texts;
+    for (const Options& options : variants_with(workload, cluster, request)) {
+      texts.push_back(table_.print_changed(options));
+    }
+    return texts;
+  }
+
   [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                     const StrategyRequest& request) const final {
     Options options = parse(request.options);
@@ -94,6 +104,11 @@ class TypedStrategy : public Strategy {
   [[nodiscard]] virtual std::vector<std::int64_t> block_sizes_with(const StrategyRequest&,
                                                                    const Options&) const {
     return {};
+  }
+  // Strategy::variants.
+  [[nodiscard]] virtual std::vector<Options> variants_with(const Workload&, const Cluster&,
+                                                           const StrategyRequest&) const {
+    return {Options{}};
   }
   // Rounds, and what was decided beside the options: what `options` leaves open is written there,
   // what is no option at all into the arrangement's options.

@@ -201,6 +201,20 @@ class PresetStrategy : public TypedStrategy<Options> {
     return std::nullopt;
   }
 
+  // Of strategies that split heads: over every number of ranks that can.
+  [[nodiscard]] std::vector<Options> variants_with(const Workload& workload, const Cluster& cluster,
+                                                   const StrategyRequest&) const override {
+    std::vector<Options> variants = {Options{}};
+    if constexpr (std::is_same_v<Options, HybridOptions>) {
+      const std::int32_t most = std::gcd(workload.shape.kv_heads, cluster.num_devices());
+      for (std::int32_t heads = 2; heads <= most; ++heads) {
+        if (most % heads != 0 || heads == head_parallel(workload, cluster, Options{})) continue;
+        variants.push_back({.head_parallel = heads});
+      }
+    }
+    return variants;
+  }
+
   [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
                                          const StrategyRequest& request,
                                          Options& options) const override {

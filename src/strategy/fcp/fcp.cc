@@ -1,7 +1,9 @@
 #include "strategy/fcp/fcp.h"
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -90,6 +92,22 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
       const StrategyRequest& request, const FcpOptions& options) const override {
     if (options.block != 0 || request.block_size) return {};
     return {kBlockSizes.begin(), kBlockSizes.end()};
+  }
+
+  // Half of the paper's blocks, and heads split over a node: one fetch of the keys of a part of the
+  // heads in place of one of all heads by every device.
+  [[nodiscard]] std::vector<FcpOptions> variants_with(
+      const Workload& workload, const Cluster& cluster,
+      const StrategyRequest& request) const override {
+    const std::int32_t heads = std::gcd(workload.shape.kv_heads, cluster.devices_per_node);
+    std::vector<FcpOptions> variants = {FcpOptions{}};
+    if (heads > 1) variants.push_back({.head_parallel = heads});
+    if (request.block_size) return variants;
+    for (std::size_t i = variants.size(); i > 0; --i) {
+      FcpOptions& finer = variants.emplace_back(variants[i - 1]);
+      finer.block /= 2;
+    }
+    return variants;
   }
 
   [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,

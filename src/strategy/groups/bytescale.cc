@@ -123,6 +123,11 @@ class BytescaleStrategy : public GroupStrategy<BytescaleOptions> {
     return {std::move(all)};
   }
 
+  [[nodiscard]] std::vector<BytescaleOptions> variants_with(const Workload&, const Cluster&,
+                                                            const StrategyRequest&) const override {
+    return {BytescaleOptions{}, BytescaleOptions{.balanced = true, .sync = WaveSync::kStep}};
+  }
+
  private:
   static OptionTable<BytescaleOptions> option_table() {
     OptionTable<BytescaleOptions> table;

@@ -34,6 +34,12 @@ class MagiStrategy : public TypedStrategy<MagiOptions> {
             option_table()) {}
 
  protected:
+  // Stages hide transfers that take longer than local tiles; across nodes relays move less.
+  [[nodiscard]] std::vector<MagiOptions> variants_with(const Workload&, const Cluster& cluster,
+                                                       const StrategyRequest&) const override {
+    return {MagiOptions{}, MagiOptions{.stages = 4, .hierarchical = cluster.nodes > 1}};
+  }
+
   [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
                                          const StrategyRequest& request,
                                          MagiOptions& options) const override {
