@@ -48,12 +48,12 @@ inline constexpr std::int64_t kFcpBlock = 4096;
 // For PaperResult::setting.
 [[nodiscard]] std::pair<std::string, std::string> fcp_block_setting(
     const BenchOverrides& overrides);
-// A zigzag ring cuts every document in 2N pieces: on more devices than these, too many for a plan
-// to be verified.
+// A zigzag ring cuts every document in 2N pieces: on more devices than these its plans take
+// minutes to simulate.
 inline constexpr std::int32_t kFcpRingDevices = 64;
 inline constexpr const char* kFcpRingNote =
-    "The zigzag ring is planned on up to 64 devices: it cuts every document in 2N pieces, on more "
-    "devices too many for a plan to be verified.";
+    "The zigzag ring is planned on up to 64 devices: it cuts every document in 2N pieces, and on "
+    "more devices plans of that many take minutes to simulate.";
 // "fcp,magi", or "fcp,magi,zigzag" where the ring is planned.
 [[nodiscard]] std::vector<StrategyChoice> with_ring(const std::string& strategies,
                                                     std::int32_t devices);
