@@ -201,7 +201,7 @@ class PresetStrategy : public TypedStrategy<Options> {
     return std::nullopt;
   }
 
-  // Of strategies that split heads: over every number of ranks that can.
+  // Strategies that split heads do so over every number of ranks that can.
   [[nodiscard]] std::vector<Options> variants_with(const Workload& workload, const Cluster& cluster,
                                                    const StrategyRequest&) const override {
     std::vector<Options> variants = {Options{}};
