@@ -122,7 +122,7 @@ TEST_F(Csv, PartitionHasOneRow) {
 
 TEST_F(Csv, TellsWhyARowIsEmpty) {
   const std::vector<std::string> command = {
-      "bench",     "dcp-fig14", "--tokens", "16K", "--dataset",  "longalign", "--batches", "1",
+      "bench",     "dcp-fig13", "--tokens", "16K", "--dataset",  "longalign", "--batches", "1",
       "--cluster", "p4de:1x2",  "--heads",  "1",   "--kv-heads", "1"};  // one head cannot be split
   bool noted = false;
   for (const Row& row : rows(command)) {
