@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "contextile/decoder_model.h"
+#include "transport/forwarding_transport.h"
 
 namespace contextile {
 namespace {
@@ -69,19 +70,16 @@ class LinkClock {
 };
 
 // A transport whose messages take as long as the link says.
-class LinkedTransport final : public Transport {
+class LinkedTransport final : public ForwardingTransport {
  public:
-  LinkedTransport(Transport& inner, LinkClock& clock) : inner_(inner), clock_(clock) {}
+  LinkedTransport(Transport& inner, LinkClock& clock) : ForwardingTransport(inner), clock_(clock) {}
 
-  [[nodiscard]] std::string_view name() const override { return inner_.name(); }
-  [[nodiscard]] Rank rank() const override { return inner_.rank(); }
-  [[nodiscard]] std::int32_t size() const override { return inner_.size(); }
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
-    if (!is_linked_) return inner_.launch(sends, recvs);
+    if (!is_linked_) return ForwardingTransport::launch(sends, recvs);
     for (const Message& message : sends) {
       link_s_ += clock_.send(rank(), message.peer, message.size_bytes());
     }
-    const std::int64_t ticket = inner_.launch(sends, recvs);
+    const std::int64_t ticket = ForwardingTransport::launch(sends, recvs);
     for (const Message& message : recvs) {
       expected_[ticket].emplace_back(message.peer, received_[message.peer]++);
     }
@@ -89,7 +87,7 @@ class LinkedTransport final : public Transport {
   }
   void wait(std::int64_t ticket) override {
     const double begin_s = now_s();
-    inner_.wait(ticket);
+    ForwardingTransport::wait(ticket);
     for (const auto& [peer, n] : expected_[ticket]) {
       const double left_s = clock_.arrival_s(peer, rank(), n) - now_s();
       if (left_s > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left_s));
@@ -97,13 +95,6 @@ class LinkedTransport final : public Transport {
     expected_.erase(ticket);
     waited_s_ += now_s() - begin_s;
   }
-  void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
-  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
-    return inner_.open_transfers();
-  }
-  [[nodiscard]] std::int64_t sent_bytes() const override { return inner_.sent_bytes(); }
-  [[nodiscard]] std::int64_t received_bytes() const override { return inner_.received_bytes(); }
-
   // From here on; every rank's where it has no message open.
   void set_linked(bool is_linked) { is_linked_ = is_linked; }
   // Since the last call: seconds in `wait`, and seconds of messages one after another.
@@ -112,7 +103,6 @@ class LinkedTransport final : public Transport {
   }
 
  private:
-  Transport& inner_;
   LinkClock& clock_;
   bool is_linked_ = false;
   std::map<Rank, std::size_t> received_;

@@ -22,6 +22,7 @@
 #include "kernel/host_tensor.h"
 #include "kernel_tile.h"
 #include "oracle/layer_tensors.h"
+#include "transport/forwarding_transport.h"
 
 namespace contextile {
 namespace {
@@ -69,30 +70,20 @@ class TimedKernel : public AttentionKernel {
   double& total_s_;
 };
 
-class TimedTransport : public Transport {
+class TimedTransport : public ForwardingTransport {
  public:
   TimedTransport(Transport& transport, double& total_s)
-      : transport_(transport), total_s_(total_s) {}
-  [[nodiscard]] std::string_view name() const override { return transport_.name(); }
-  [[nodiscard]] Rank rank() const override { return transport_.rank(); }
-  [[nodiscard]] std::int32_t size() const override { return transport_.size(); }
+      : ForwardingTransport(transport), total_s_(total_s) {}
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
     const CpuStopwatch stopwatch(total_s_);
-    return transport_.launch(sends, recvs);
+    return ForwardingTransport::launch(sends, recvs);
   }
   void wait(std::int64_t ticket) override {
     const CpuStopwatch stopwatch(total_s_);
-    transport_.wait(ticket);
+    ForwardingTransport::wait(ticket);
   }
-  void abort(std::string_view reason) noexcept override { transport_.abort(reason); }
-  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
-    return transport_.open_transfers();
-  }
-  [[nodiscard]] std::int64_t sent_bytes() const override { return transport_.sent_bytes(); }
-  [[nodiscard]] std::int64_t received_bytes() const override { return transport_.received_bytes(); }
 
  private:
-  Transport& transport_;
   double& total_s_;
 };
 

@@ -113,9 +113,11 @@ struct NestedBounds {
 [[nodiscard]] NestedBounds nested_bounds(const AttentionGrid& grid, const GridSpec& spec);
 
 // Moves and swaps blocks and tiles of a partition, cheapest bytes first, until it keeps the nested
-// bounds. Where that ends without keeping them, longest-first packing of what is out of bounds
-// does, so any partition becomes one that keeps them. Nothing moves where every eps is kept.
-void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition);
+// bounds, which are the grid's and the spec's. Where that ends without keeping them, longest-first
+// packing of what is out of bounds does, so any partition becomes one that keeps them. Nothing
+// moves where every eps is kept.
+void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, const NestedBounds& bounds,
+                        GridPartition& partition);
 
 // ------------------------------------------------------------------------------- relays
 

@@ -49,8 +49,9 @@ std::int64_t longest_first_twice(const AttentionGrid& grid, const GridSpec& spec
 
 class Holder {
  public:
-  Holder(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition)
-      : spec_(spec), bounds_(nested_bounds(grid, spec)), pinned_(grid, spec, partition) {}
+  Holder(const AttentionGrid& grid, const GridSpec& spec, const NestedBounds& bounds,
+         GridPartition& partition)
+      : spec_(spec), bounds_(bounds), pinned_(grid, spec, partition) {}
 
   void run() {
     hold_tokens();
@@ -109,7 +110,7 @@ class Holder {
   }
 
   const GridSpec& spec_;
-  NestedBounds bounds_;
+  const NestedBounds& bounds_;
   PinnedGrid pinned_;
 };
 
@@ -135,8 +136,9 @@ NestedBounds nested_bounds(const AttentionGrid& grid, const GridSpec& spec) {
                                     longest_first_twice(grid, spec))};
 }
 
-void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition) {
-  Holder(grid, spec, partition).run();
+void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, const NestedBounds& bounds,
+                        GridPartition& partition) {
+  Holder(grid, spec, bounds, partition).run();
 }
 
 }  // namespace contextile

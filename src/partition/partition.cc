@@ -338,10 +338,11 @@ GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
   MachineBounds bounds{.mean_work = static_cast<double>(finest.total_work) / devices,
                        .token_cap = spec.token_cap,
                        .node = {}};
+  std::optional<NestedBounds> nested;
   if (spec.bounds == GridBounds::kNested) {
-    const NestedBounds nested = nested_bounds(grid, spec);
-    bounds.token_cap = nested.device_tokens;
-    bounds.node = {nested.node_work, nested.node_tokens};
+    nested = nested_bounds(grid, spec);
+    bounds.token_cap = nested->device_tokens;
+    bounds.node = {nested->node_work, nested->node_tokens};
   } else if (spec.token_cap == 0) {
     bounds.token_cap = longest_first_max(sizes, devices) + largest(sizes);
   }
@@ -349,7 +350,7 @@ GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
                    "partition: expected blocks of at most {} tokens (the token cap), found {}",
                    bounds.token_cap, largest(sizes));
   GridPartition partition = partition_nodes(std::move(finest), spec.nodes, spec, bounds);
-  if (spec.bounds == GridBounds::kNested) hold_nested_bounds(grid, spec, partition);
+  if (nested) hold_nested_bounds(grid, spec, *nested, partition);
   return partition;
 }
 

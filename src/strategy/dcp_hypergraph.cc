@@ -109,7 +109,7 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const GridSpec&
       placed.device.push_back(device);
     }
   }
-  hold_nested_bounds(grid, spec, placed);
+  hold_nested_bounds(grid, spec, bounds, placed);
   return placed;
 }
 

@@ -150,10 +150,11 @@ TEST(NestedBounds, AnyPartitionIsMadeToKeepThemAndOneThatDoesStays) {
     GridPartition partition;
     for (std::size_t b = 0; b < grid.blocks.size(); ++b) partition.owner.push_back(any_device());
     for (std::size_t t = 0; t < grid.tiles.size(); ++t) partition.device.push_back(any_device());
-    hold_nested_bounds(grid, spec, partition);
+    const NestedBounds bounds = nested_bounds(grid, spec);
+    hold_nested_bounds(grid, spec, bounds, partition);
     expect_nested_bounds(grid, spec, partition);
     GridPartition again = partition;
-    hold_nested_bounds(grid, spec, again);
+    hold_nested_bounds(grid, spec, bounds, again);
     EXPECT_EQ(again.owner, partition.owner);
   }
 }

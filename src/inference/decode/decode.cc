@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "contextile/shard_merge.h"
+#include "inference/decode/even_runs.h"
 #include "inference/decode/shard_weights.h"
 #include "kernel/tensor.h"
 
@@ -134,28 +135,31 @@ struct RowGroup {
   std::vector<PagedRequest> requests;
 };
 
-// At most so many groups of neighbouring requests, of about as many rows each.
+// At most so many groups of neighbouring requests, of about as many rows each; at least one.
 std::vector<RowGroup> row_groups(std::span<const PagedRequest> requests, std::int64_t num_rows,
                                  std::int32_t num_groups) {
-  std::vector<RowGroup> groups(1);
+  std::vector<std::int64_t> sizes;
+  std::int64_t end = 0;
   for (const PagedRequest& request : requests) {
-    const RowGroup& last = groups.back();
-    const auto done = static_cast<std::int64_t>(groups.size());
-    const std::int64_t end = last.first_row + last.num_rows;
-    if (num_groups > 1) {
-      CONTEXTILE_CHECK(request.first_row == end,
-                       "hop_b_groups: expected requests in the order of their rows, found row {} "
-                       "behind row {}",
-                       request.first_row, end - 1);
-      if (end >= num_rows * done / num_groups && done < num_groups && last.num_rows > 0) {
-        groups.push_back({end, 0, {}});
-      }
-    }
-    RowGroup& group = groups.back();
-    group.num_rows += request.num_rows;
-    group.requests.push_back(request);
-    group.requests.back().first_row -= group.first_row;
+    CONTEXTILE_CHECK(num_groups == 1 || request.first_row == end,
+                     "hop_b_groups: expected requests in the order of their rows, found row {} "
+                     "behind row {}",
+                     request.first_row, end - 1);
+    sizes.push_back(request.num_rows);
+    end += request.num_rows;
   }
+  std::vector<RowGroup> groups;
+  end = 0;
+  for (const Range& run : even_runs(sizes, num_rows, num_groups)) {
+    RowGroup& group = groups.emplace_back(RowGroup{end, 0, {}});
+    for (std::int64_t i = run.begin; i < run.end; ++i) {
+      group.requests.push_back(requests[static_cast<std::size_t>(i)]);
+      group.requests.back().first_row -= group.first_row;
+      group.num_rows += group.requests.back().num_rows;
+    }
+    end += group.num_rows;
+  }
+  if (groups.empty()) groups.emplace_back();
   return groups;
 }
 
@@ -341,11 +345,9 @@ std::vector<Range> local_keys(const KvLayout& layout, Rank rank, std::span<const
 DecodeGroup::DecodeGroup(Transport& transport, const PagedKernel& kernel)
     : transport_(transport), kernel_(kernel) {}
 
-struct PendingAttention::State {
-  template <typename... Arguments>
-  explicit State(Arguments&&... arguments) : last(std::forward<Arguments>(arguments)...) {}
-
-  Step last;
+// The step of the last group.
+struct PendingAttention::State : Step {
+  using Step::Step;
 };
 
 PendingAttention::PendingAttention(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -354,7 +356,7 @@ PendingAttention::PendingAttention(PendingAttention&&) noexcept = default;
 PendingAttention& PendingAttention::operator=(PendingAttention&&) noexcept = default;
 
 void PendingAttention::finish() {
-  state_->last.finish();
+  state_->finish();
   state_.reset();
 }
 
@@ -390,9 +392,9 @@ PendingAttention DecodeGroup::begin(const DecodeOptions& options, const PagedKv&
                           out.lse_NH.token_stride, out.lse_NH.head_stride};
     auto next = std::make_unique<PendingAttention::State>(transport_, options, heads,
                                                           PartialOutput{o, lse});
-    next->last.start(kernel_, kv, slice(all_q, group.first_row, group.num_rows, 0, heads.all),
-                     group.requests);
-    if (last != nullptr) last->last.finish();
+    next->start(kernel_, kv, slice(all_q, group.first_row, group.num_rows, 0, heads.all),
+                group.requests);
+    if (last != nullptr) last->finish();
     last = std::move(next);
   }
   return PendingAttention(std::move(last));

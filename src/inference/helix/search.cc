@@ -154,15 +154,16 @@ HelixGain helix_gain(const HelixModel& model, const HelixHardware& hardware,
     gain.batch = std::max(
         gain.batch, static_cast<double>(most_requests(helix, us)) / most_requests(others, us));
   }
-  // Both sides change at points alone.
-  for (const auto* points : {&helix, static_cast<const std::vector<HelixPoint>*>(&others)}) {
-    for (const HelixPoint& point : *points) {
+  const auto compare_at = [&](std::span<const HelixPoint> points) {
+    for (const HelixPoint& point : points) {
       const double most = most_per_device(others, point.tokens_per_s_user());
       if (most == 0) continue;
       gain.throughput =
           std::max(gain.throughput, most_per_device(helix, point.tokens_per_s_user()) / most);
     }
-  }
+  };
+  compare_at(helix);  // both sides change at points alone
+  compare_at(others);
   if (!others.empty()) gain.interactivity = most_per_user(helix) / most_per_user(others);
   return gain;
 }

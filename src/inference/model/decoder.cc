@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "contextile/decoder_model.h"
+#include "inference/decode/even_runs.h"
 #include "inference/model/linear.h"
 #include "inference/model/metered_transport.h"
 #include "inference/model/rotary.h"
@@ -57,29 +60,16 @@ struct PendingLayer {
   PendingAttention attention;
 };
 
-std::int64_t num_tokens(std::span<const StepRequest> requests) {
-  std::int64_t count = 0;
-  for (const StepRequest& request : requests) {
-    count += static_cast<std::int64_t>(request.tokens.size());
-  }
-  return count;
-}
-
 // At most so many runs of requests, of about as many tokens each.
 std::vector<std::span<const StepRequest>> token_groups(std::span<const StepRequest> requests,
                                                        std::int32_t num_groups) {
-  const std::int64_t all = num_tokens(requests);
+  std::vector<std::int64_t> tokens;
+  for (const StepRequest& request : requests) tokens.push_back(std::ssize(request.tokens));
+  const std::int64_t all = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
   std::vector<std::span<const StepRequest>> groups;
-  std::int64_t tokens = 0;
-  std::size_t first = 0;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    tokens += static_cast<std::int64_t>(requests[i].tokens.size());
-    const auto done = static_cast<std::int64_t>(groups.size()) + 1;
-    const bool is_last = i + 1 == requests.size();
-    if (is_last || (done < num_groups && tokens >= all * done / num_groups)) {
-      groups.push_back(requests.subspan(first, i + 1 - first));
-      first = i + 1;
-    }
+  for (const Range& run : even_runs(tokens, all, num_groups)) {
+    groups.push_back(requests.subspan(static_cast<std::size_t>(run.begin),
+                                      static_cast<std::size_t>(run.size())));
   }
   return groups;
 }
@@ -126,13 +116,7 @@ class DecoderRank::State {
       groups.push_back({some, rows_of(some), {}});
       groups.back().x = embed(groups.back().rows.tokens);
     }
-    if (groups.size() < 2) {
-      for (std::int32_t i = 0; i < config_.num_layers; ++i) {
-        for (StepGroup& group : groups) finish_layer(begin_layer(i, group));
-      }
-    } else {
-      forward_in_turns(groups);
-    }
+    compute_layers(groups);
     Floats sampled;
     for (const StepGroup& group : groups) {
       const Floats some = rows_at(group.x, group.rows.sampled);
@@ -279,11 +263,15 @@ class DecoderRank::State {
   }
 
   // A group's layer is finished while the exchange of the next group's, which for a layer's last
-  // one is the first of the next layer, is on its way.
-  void forward_in_turns(std::vector<StepGroup>& groups) {
+  // one is the first of the next layer, is on its way; that of a group without others at once.
+  void compute_layers(std::vector<StepGroup>& groups) {
     std::optional<PendingLayer> before;
     for (std::int32_t i = 0; i < config_.num_layers; ++i) {
       for (StepGroup& group : groups) {
+        if (before && before->group == &group) {
+          finish_layer(std::move(*before));
+          before.reset();
+        }
         PendingLayer next = begin_layer(i, group);
         if (before) finish_layer(std::move(*before));
         before.emplace(std::move(next));

@@ -152,6 +152,15 @@ DeviceTile inputs_of(const Tile& tile) {
   return device;
 }
 
+// Owners are query rows; `slot` is what they write, `init` whether they begin it.
+template <typename Tile>
+LaunchTable query_table(const KernelParams& params, std::span<const Tile> tiles, std::size_t first,
+                        std::int32_t rows, TensorView Tile::*slot, bool Tile::*init) {
+  std::vector<OwnedSide> sides;
+  for (const Tile& tile : tiles) sides.push_back(query_side(tile, (tile.*slot).data, tile.*init));
+  return TableBuilder(params.q_heads / params.kv_heads, 1, rows).build(sides, first);
+}
+
 }  // namespace
 
 std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first) {
@@ -187,20 +196,14 @@ std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first
 
 LaunchTable forward_table(const KernelParams& params, std::span<const ForwardTile> tiles,
                           std::size_t first, std::size_t end, std::int32_t rows) {
-  std::vector<OwnedSide> sides;
-  for (const ForwardTile& tile : tiles.subspan(first, end - first)) {
-    sides.push_back(query_side(tile, tile.o_NHD.data, tile.init));
-  }
-  return TableBuilder(params.q_heads / params.kv_heads, 1, rows).build(sides, first);
+  return query_table(params, tiles.subspan(first, end - first), first, rows, &ForwardTile::o_NHD,
+                     &ForwardTile::init);
 }
 
 LaunchTable query_gradient_table(const KernelParams& params, std::span<const BackwardTile> tiles,
                                  std::size_t first, std::size_t end, std::int32_t rows) {
-  std::vector<OwnedSide> sides;
-  for (const BackwardTile& tile : tiles.subspan(first, end - first)) {
-    sides.push_back(query_side(tile, tile.dq_NHD.data, tile.init_dq));
-  }
-  return TableBuilder(params.q_heads / params.kv_heads, 1, rows).build(sides, first);
+  return query_table(params, tiles.subspan(first, end - first), first, rows, &BackwardTile::dq_NHD,
+                     &BackwardTile::init_dq);
 }
 
 LaunchTable key_gradient_table(const KernelParams& params, std::span<const BackwardTile> tiles,

@@ -14,6 +14,11 @@ namespace {
 
 constexpr std::int64_t kUnstretchedLength = 131072;  // the datasets' own longest, about
 
+std::string tokens_text(const BenchOverrides& overrides, std::int64_t small, std::int64_t large) {
+  if (overrides.tokens) return fmt::format("{} tokens", *overrides.tokens);
+  return fmt::format("{} (8B) and {} (34B) tokens", small, large);
+}
+
 }  // namespace
 
 std::int64_t distca_tokens_of_node(std::string_view model) {
@@ -21,8 +26,7 @@ std::int64_t distca_tokens_of_node(std::string_view model) {
 }
 
 std::string distca_tokens_text(const BenchOverrides& overrides) {
-  if (overrides.tokens) return fmt::format("{} tokens", *overrides.tokens);
-  return fmt::format("{} (8B) and {} (34B) tokens", distca_tokens_of_node(kDistcaModels[0]),
+  return tokens_text(overrides, distca_tokens_of_node(kDistcaModels[0]),
                      distca_tokens_of_node(kDistcaModels[1]));
 }
 
@@ -31,9 +35,7 @@ std::int64_t distca_ablation_tokens(std::string_view model, const BenchOverrides
 }
 
 std::string distca_ablation_text(const BenchOverrides& overrides) {
-  if (overrides.tokens) return fmt::format("{} tokens", *overrides.tokens);
-  return fmt::format("{} (8B) and {} (34B) tokens",
-                     distca_ablation_tokens(kDistcaModels[0], overrides),
+  return tokens_text(overrides, distca_ablation_tokens(kDistcaModels[0], overrides),
                      distca_ablation_tokens(kDistcaModels[1], overrides));
 }
 

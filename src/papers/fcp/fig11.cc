@@ -2,8 +2,8 @@
 // paper measured GPUs; here everything is simulated on a preset's constants.
 #include <fmt/format.h>
 
-#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,9 +26,7 @@ PaperResult make(const BenchOverrides& overrides) {
   Table table(
       time_columns({{"lengths", "lengths"}, {"devices", "devices"}, {"strategy", "strategy"}}));
   const std::vector<std::string> datasets = fcp_lengths_compared(overrides);
-  std::size_t rows = 0;
-  for (const std::int32_t devices : kFcpDevices) rows += with_ring(methods, devices).size();
-  Progress progress(overrides, static_cast<std::int64_t>(datasets.size() * rows));
+  Progress progress(overrides, std::ssize(datasets) * num_with_ring(methods, kFcpDevices));
   Extent gains;
   for (const std::string& dataset : datasets) {
     for (const std::int32_t devices : kFcpDevices) {

@@ -103,9 +103,7 @@ PaperResult make(const BenchOverrides& overrides) {
                {"forward_s", "forward\nms", Format::kMilliseconds},
                {"share", "share of\none GPU"},
                {"fast_share", "the same,\n8x as fast"}});
-  std::size_t rows = 0;
-  for (const std::int32_t devices : all_devices) rows += with_ring(methods, devices).size();
-  Progress progress(overrides, static_cast<std::int64_t>(rows));
+  Progress progress(overrides, num_with_ring(methods, all_devices));
   ShareSummary summary;
   for (const std::int32_t of_paper : all_devices) {
     BenchSetting setting = fcp_setting(overrides, of_paper, kGpuY);

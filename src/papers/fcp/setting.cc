@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace contextile {
 
@@ -34,6 +35,15 @@ std::vector<std::string> fcp_lengths_compared(const BenchOverrides& overrides) {
 
 std::vector<StrategyChoice> with_ring(const std::string& strategies, std::int32_t devices) {
   return parse_strategies(devices <= kFcpRingDevices ? strategies + ",zigzag" : strategies);
+}
+
+std::int64_t num_with_ring(const std::string& strategies,
+                           std::span<const std::int32_t> all_devices) {
+  std::int64_t number = 0;
+  for (const std::int32_t devices : all_devices) {
+    number += std::ssize(with_ring(strategies, devices));
+  }
+  return number;
 }
 
 std::int64_t fcp_block(const BenchOverrides& overrides) {

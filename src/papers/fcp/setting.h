@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,6 +58,9 @@ inline constexpr const char* kFcpRingNote =
 // "fcp,magi", or "fcp,magi,zigzag" where the ring is planned.
 [[nodiscard]] std::vector<StrategyChoice> with_ring(const std::string& strategies,
                                                     std::int32_t devices);
+// How many that are, on all these numbers of devices.
+[[nodiscard]] std::int64_t num_with_ring(const std::string& strategies,
+                                         std::span<const std::int32_t> all_devices);
 // FCP beside the one of the verdicts.
 inline constexpr const char* kFcpSmallBlocks = "fcp:block=1024";
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -13,22 +12,12 @@
 #include "schedule/rank_layout.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
+#include "strategy/original_outputs.h"
 
 namespace contextile {
 namespace {
 
 using Json = nlohmann::json;
-
-class OriginalOutputs : public testing::Test {
- protected:
-  [[nodiscard]] bool load(const std::string& name) {
-    std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/" + name);
-    if (file) vectors_ = Json::parse(file);
-    return !vectors_.is_null();
-  }
-
-  Json vectors_;
-};
 
 std::vector<std::int64_t> lengths_of_case(const Json& c) {
   return c["lengths"].get<std::vector<std::int64_t>>();

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -22,6 +21,7 @@
 #include "strategy/magi/arranger.h"
 #include "strategy/magi/casts.h"
 #include "strategy/magi/dispatch.h"
+#include "strategy/original_outputs.h"
 
 namespace contextile {
 namespace {
@@ -30,16 +30,7 @@ using Json = nlohmann::json;
 using Rows = std::vector<std::vector<std::int64_t>>;
 using Partition = std::vector<std::vector<std::size_t>>;
 
-class MagiOutputs : public testing::Test {
- protected:
-  [[nodiscard]] bool load(const std::string& name) {
-    std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/" + name);
-    if (file) vectors_ = Json::parse(file);
-    return !vectors_.is_null();
-  }
-
-  Json vectors_;
-};
+class MagiOutputs : public OriginalOutputs {};
 
 // One sequence: the originals' masks are of the whole batch, whatever its documents.
 Workload workload_of(const Json& c) {
