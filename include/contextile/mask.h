@@ -107,6 +107,9 @@ struct MaskSpec {
 // disjoint, tight, ordered by their first query. A few bands a sequence, one a chunk for `chunked`;
 // O(bands). The builders here throw InvalidArgument on bad parameters and bad sequences.
 [[nodiscard]] Mask build_mask(const MaskSpec& spec, std::span<const Range> sequences);
+// Whether the first `tokens` tokens of a longer sequence attend just what they would attend as a
+// sequence of their own.
+[[nodiscard]] bool stands_alone(const MaskSpec& spec, std::int64_t tokens);
 // A different rule for each sequence: specs.size() == sequences.size().
 [[nodiscard]] Mask build_document_mask(std::span<const MaskSpec> specs,
                                        std::span<const Range> sequences);

@@ -18,6 +18,7 @@
 namespace contextile {
 
 using BatchLengths = std::vector<std::int64_t>;
+struct CaDocument;  // rows of a document
 
 // What stays the same over all parallel sizes of one job.
 struct TrainingJob {
@@ -32,7 +33,9 @@ struct TrainingJob {
 
 enum class NanoBatches : std::uint8_t {
   kOne,
-  kPingPong,  // two of about equal tokens, whole documents each, run in turns
+  // Two that run in turns. With kSamePhase of equal tokens, one document cut where needed and where
+  // the masks let its first rows stand alone; else whole documents, of about equal tokens.
+  kPingPong,
 };
 
 // One way to run it.
@@ -84,9 +87,8 @@ class StepPlanner {
     std::optional<std::string> unsupported;
   };
 
-  [[nodiscard]] std::vector<BatchLengths> parts_of(const StepSetting& setting,
-                                                   const BatchLengths& lengths) const;
-  [[nodiscard]] Workload workload_of(const BatchLengths& lengths, std::int32_t tp) const;
+  [[nodiscard]] Workload workload_of(const std::vector<CaDocument>& documents,
+                                     std::int32_t tp) const;
   [[nodiscard]] const PlannedPart& planned(const StepSetting& setting, const Cluster& group,
                                            const Workload& workload, const std::string& what);
   [[nodiscard]] TrainingStep even_step(const StepSetting& setting) const;
@@ -94,7 +96,7 @@ class StepPlanner {
   std::optional<std::string> plan_micro_batches(const StepSetting& setting, TrainingStep& step);
   std::optional<std::string> plan_ticks(const StepSetting& setting, TrainingStep& step);
   [[nodiscard]] BatchPart unplanned_part(const StepSetting& setting,
-                                         const BatchLengths& lengths) const;
+                                         const std::vector<CaDocument>& documents) const;
 
   const TrainingJob& job_;
   std::vector<MaskUse> masks_;

@@ -93,6 +93,11 @@ struct MaskUse {
   return make_workload(lengths, shape, std::span(&mask, 1));
 }
 
+// Takes the queries from tokens that are cached, or that another part of the batch computes: they
+// get the role kKvOnly and every mask loses their rows. `tokens` are ascending and disjoint, the
+// workload has no roles yet; throws InvalidArgument otherwise. O(bands · log + bands that remain).
+void drop_queries(Workload& workload, std::span<const Range> tokens);
+
 // Proves every invariant above, disjointness of bands included. Throws InvalidArgument.
 void check_workload(const Workload& workload);
 

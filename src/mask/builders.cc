@@ -122,6 +122,23 @@ Mask build_mask(const MaskSpec& spec, std::span<const Range> sequences) {
   return mask;
 }
 
+bool stands_alone(const MaskSpec& spec, std::int64_t tokens) {
+  switch (spec.rule) {
+    case Rule::kCausal:
+    case Rule::kSlidingWindow:
+    case Rule::kLambda:
+    case Rule::kChunked:
+      return true;
+    case Rule::kPrefixLm:
+      return tokens >= spec.prefix;
+    case Rule::kFull:
+    case Rule::kCausalBlockwise:  // the last block attends all before it
+    case Rule::kSharedQuestion:   // parts are shares of the length
+      return false;
+  }
+  return false;
+}
+
 Mask build_document_mask(std::span<const MaskSpec> specs, std::span<const Range> sequences) {
   CONTEXTILE_CHECK(specs.size() == sequences.size(),
                    "document mask: expected a rule for each of {} sequences, found {} rules",

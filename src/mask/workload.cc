@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "base/quote.h"
@@ -264,6 +265,30 @@ Workload make_workload(std::span<const std::int64_t> lengths, const AttentionSha
   workload.positions = build_positions(*positions, workload.sequences);
   check_workload(workload);
   return workload;
+}
+
+void drop_queries(Workload& workload, std::span<const Range> tokens) {
+  CONTEXTILE_CHECK(workload.roles.empty(), "workload: expected no roles, found {}",
+                   workload.roles.size());
+  std::vector<Range> kept;
+  std::int64_t end = 0;
+  for (const Range& range : tokens) {
+    workload.roles.push_back({range, Role::kKvOnly});
+    if (end < range.begin) kept.push_back({end, range.begin});
+    end = range.end;
+  }
+  if (end < workload.num_tokens()) kept.push_back({end, workload.num_tokens()});
+  check_roles(workload);
+  for (NamedMask& named : workload.masks) {
+    const std::vector<Band> all = std::exchange(named.mask.bands, {});
+    for (const Band& band : all) {
+      auto at = std::ranges::upper_bound(kept, band.q.begin, {}, &Range::end);
+      for (; at != kept.end() && at->begin < band.q.end; ++at) {
+        const Band seen = clip(band, *at, band.k);
+        if (!seen.q.empty()) named.mask.bands.push_back(seen);
+      }
+    }
+  }
 }
 
 void check_workload(const Workload& workload) {

@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
+#include "planner/ping_pong.h"
 #include "strategy/distca/pipeline.h"
+#include "strategy/distca/tasks.h"
 
 namespace contextile {
 namespace {
@@ -21,23 +23,12 @@ std::int64_t tokens_of(const BatchLengths& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
 }
 
-// Two halves of about equal tokens, whole documents each: longest first, to the half with fewer.
-// Each keeps the order of the documents. Source: DistCA balances its nano-batches in this way.
-std::vector<BatchLengths> ping_pong_halves(const BatchLengths& lengths) {
-  if (lengths.size() < 2) return {lengths};
-  std::vector<std::size_t> order(lengths.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t i, std::size_t j) { return lengths[i] > lengths[j]; });
-  std::vector<std::size_t> half_of(lengths.size());
-  std::array<std::int64_t, 2> tokens{};
-  for (const std::size_t i : order) {
-    half_of[i] = tokens[1] < tokens[0] ? 1 : 0;
-    tokens[half_of[i]] += lengths[i];
-  }
-  std::vector<BatchLengths> halves(2);
-  for (std::size_t i = 0; i < lengths.size(); ++i) halves[half_of[i]].push_back(lengths[i]);
-  return halves;
+// What goes through the layers together.
+StageParts parts_of(const StepSetting& setting, const BatchLengths& lengths,
+                    std::span<const MaskUse> masks) {
+  return setting.nano_batches == NanoBatches::kOne
+             ? whole_documents(lengths)
+             : ping_pong_parts(lengths, setting.schedule, masks);
 }
 
 PipelineShape pipeline_of(const StepSetting& setting, std::int32_t micro_batches) {
@@ -50,23 +41,21 @@ PipelineShape pipeline_of(const StepSetting& setting, std::int32_t micro_batches
 
 // What the stages of a replica run in one tick, and where its tokens are.
 struct PooledBatch {
-  BatchLengths lengths;
+  std::vector<CaDocument> documents;
   std::vector<HomeRange> home;
 };
 
 // Part j of the micro-batches of forward tick `tick`: stage r runs micro-batch tick - r, its tokens
 // on ranks r·CP … r·CP + CP-1. `parts` are those of every micro-batch.
-PooledBatch pooled_batch(const std::vector<std::vector<BatchLengths>>& parts,
-                         const ParallelSizes& sizes, std::size_t replica, std::size_t tick,
-                         std::size_t j) {
+PooledBatch pooled_batch(const std::vector<StageParts>& parts, const ParallelSizes& sizes,
+                         std::size_t replica, std::size_t tick, std::size_t j) {
   const auto dp = static_cast<std::size_t>(sizes.dp);
   PooledBatch batch;
   for (std::int32_t r = 0; r < sizes.pp && static_cast<std::size_t>(r) <= tick; ++r) {
     const std::size_t k = (tick - static_cast<std::size_t>(r)) * dp + replica;
     if (k >= parts.size() || j >= parts[k].size()) continue;
-    const BatchLengths& lengths = parts[k][j];
-    batch.lengths.insert(batch.lengths.end(), lengths.begin(), lengths.end());
-    append_stage_home(lengths, Rank{r * sizes.cp}, sizes.cp, batch.home);
+    batch.documents.insert(batch.documents.end(), parts[k][j].begin(), parts[k][j].end());
+    append_stage_home(parts[k], j, Rank{r * sizes.cp}, sizes.cp, batch.home);
   }
   return batch;
 }
@@ -110,14 +99,19 @@ StepPlanner::StepPlanner(const TrainingJob& job, PlanNotice notice)
   if (masks_.empty()) masks_.emplace_back();
 }
 
-std::vector<BatchLengths> StepPlanner::parts_of(const StepSetting& setting,
-                                                const BatchLengths& lengths) const {
-  if (setting.nano_batches == NanoBatches::kOne) return {lengths};
-  return ping_pong_halves(lengths);
-}
-
-Workload StepPlanner::workload_of(const BatchLengths& lengths, std::int32_t tp) const {
-  return make_workload(lengths, attention_shape_of(job_.model, tp), masks_);
+Workload StepPlanner::workload_of(const std::vector<CaDocument>& documents,
+                                  std::int32_t tp) const {
+  BatchLengths lengths;
+  std::vector<Range> of_earlier_parts;
+  std::int64_t begin = 0;
+  for (const CaDocument& document : documents) {
+    lengths.push_back(document.rows.end);
+    if (document.rows.begin > 0) of_earlier_parts.push_back({begin, begin + document.rows.begin});
+    begin += document.rows.end;
+  }
+  Workload workload = make_workload(lengths, attention_shape_of(job_.model, tp), masks_);
+  drop_queries(workload, of_earlier_parts);
+  return workload;
 }
 
 const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
@@ -173,7 +167,7 @@ std::optional<std::string> StepPlanner::plan_micro_batches(const StepSetting& se
   for (std::size_t k = 0; k < job_.micro_batches.size(); ++k) {
     MicroBatchWork& micro_batch = step.replicas[k % dp][k / dp];
     micro_batch.parts.clear();
-    const std::vector<BatchLengths> parts = parts_of(setting, job_.micro_batches[k]);
+    const StageParts parts = parts_of(setting, job_.micro_batches[k], masks_);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const std::string what =
           setting.nano_batches == NanoBatches::kOne
@@ -189,9 +183,9 @@ std::optional<std::string> StepPlanner::plan_micro_batches(const StepSetting& se
 }
 
 BatchPart StepPlanner::unplanned_part(const StepSetting& setting,
-                                      const BatchLengths& lengths) const {
-  BatchPart part = even_micro_batch(tokens_of(lengths), setting.sizes.cp).parts.front();
-  const Workload workload = workload_of(lengths, 1);
+                                      const std::vector<CaDocument>& documents) const {
+  BatchPart part = even_micro_batch(computed_tokens(documents), setting.sizes.cp).parts.front();
+  const Workload workload = workload_of(documents, 1);
   double layers = 0;
   for (const NamedMask& mask : workload.masks) {
     layers += mask.layers;
@@ -205,16 +199,16 @@ BatchPart StepPlanner::unplanned_part(const StepSetting& setting,
 std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, TrainingStep& step) {
   const Cluster pool = pooled_cluster(job_.cluster, setting.sizes);
   const std::size_t dp = step.replicas.size();
-  std::vector<std::vector<BatchLengths>> parts;  // of every micro-batch
+  std::vector<StageParts> parts;  // of every micro-batch
   std::size_t num_parts = 1;
   for (const BatchLengths& lengths : job_.micro_batches) {
-    parts.push_back(parts_of(setting, lengths));
+    parts.push_back(parts_of(setting, lengths, masks_));
     num_parts = std::max(num_parts, parts.back().size());
   }
   for (std::size_t k = 0; k < parts.size(); ++k) {
     MicroBatchWork& micro_batch = step.replicas[k % dp][k / dp];
     micro_batch.parts.clear();
-    for (const BatchLengths& part : parts[k]) {
+    for (const std::vector<CaDocument>& part : parts[k]) {
       micro_batch.parts.push_back(unplanned_part(setting, part));
     }
   }
@@ -223,8 +217,8 @@ std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, T
       step.ticks[d][tick].assign(num_parts, {});
       for (std::size_t j = 0; j < num_parts; ++j) {
         PooledBatch batch = pooled_batch(parts, setting.sizes, d, tick, j);
-        if (batch.lengths.empty()) continue;
-        Workload workload = workload_of(batch.lengths, setting.sizes.tp);
+        if (batch.documents.empty()) continue;
+        Workload workload = workload_of(batch.documents, setting.sizes.tp);
         workload.home = std::move(batch.home);
         const std::string what = fmt::format("replica {} of {}, tick {} of {} stages, {} of {}",
                                              d + 1, dp, tick, setting.sizes.pp, j + 1, num_parts);

@@ -42,6 +42,27 @@ TEST_P(EveryRule, ComesOrderedByQueryOneSequenceAfterTheOther) {
   }
 }
 
+TEST_P(EveryRule, OfTokensThatStandAloneIsWhatItIsInALongerSequence) {
+  int standing = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(seed);
+    const std::int64_t length = random_between(rng, 2, 40);
+    const std::int64_t first = random_between(rng, 1, length - 1);
+    const MaskSpec spec = random_mask_spec(rng, GetParam(), length);
+    if (!stands_alone(spec, first)) continue;
+    ++standing;
+    SCOPED_TRACE(fmt::format("{} of {}: {}", first, length, to_string(spec)));
+    DenseMask longer = dense_of_rule(spec, laid_end_to_end(std::vector<std::int64_t>{length}));
+    longer.num_queries = first;
+    longer.counts.resize(static_cast<std::size_t>(first * length));
+    const Mask alone = build_mask(spec, laid_end_to_end(std::vector<std::int64_t>{first}));
+    ASSERT_EQ(dense_of_bands(alone.bands, first, length), longer);
+  }
+  const bool never = GetParam() == Rule::kFull || GetParam() == Rule::kCausalBlockwise ||
+                     GetParam() == Rule::kSharedQuestion;
+  EXPECT_EQ(standing > 50, !never);
+}
+
 TEST_P(EveryRule, NeedsFewBandsForAMillionTokens) {
   const std::vector<Range> sequences = {{0, 1 << 20}};
   MaskSpec spec{.rule = GetParam(), .prefix = 1000, .chunk = 1 << 18};

@@ -104,7 +104,7 @@ Best best_distca(TrainingJob& job, const DistcaPoint& point, std::span<const Bat
     for (const std::int32_t m : micro_batch_counts(pp)) {
       StepSetting setting;
       setting.sizes = {.tp = kDistcaTp, .cp = ranks / pp, .dp = 1, .pp = pp};
-      setting.schedule = pp == 1 ? PipelineSchedule::k1F1B : PipelineSchedule::kSamePhase;
+      setting.schedule = PipelineSchedule::kSamePhase;
       setting.nano_batches = NanoBatches::kPingPong;
       setting.strategy = {"distca", {{"nano_batches", "1"}, {"resend", "on"}}};
       best.take(job, setting, batches,

@@ -26,7 +26,10 @@ template <typename T>
 using ByDirection = std::array<T, 2>;
 constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
 
-using DocumentItems = ByDirection<std::vector<PlannedItem>>;
+struct DocumentItems {
+  ByDirection<std::vector<PlannedItem>> tasks;
+  std::vector<CaCachedRows> cached;
+};
 
 // Who computes some rows against which keys.
 struct KeyTask {
@@ -72,10 +75,13 @@ class DistcaArranger {
       const auto& nano_batches = own ? plan.backward : plan.nano_batches;
       for (std::int32_t n = 0; n < num_nano_batches_; ++n) {
         for (const CaItem& item : nano_batches[static_cast<std::size_t>(n)]) {
-          documents[static_cast<std::size_t>(item.document)][index_of(direction)].push_back(
+          documents[static_cast<std::size_t>(item.document)].tasks[index_of(direction)].push_back(
               {&item, n});
         }
       }
+    }
+    for (const CaCachedRows& rows : plan.cached) {
+      documents[static_cast<std::size_t>(rows.document)].cached.push_back(rows);
     }
     cut_blocks(documents);
     tiles_ = TileIndex(workload_.masks.front().mask, work_.blocks).tiles();
@@ -105,15 +111,15 @@ class DistcaArranger {
     std::map<std::tuple<Rank, std::int32_t, ByDirection<Rank>>, std::vector<Range>> whole;
     segments_.resize(documents.size());
     for (std::size_t d = 0; d < documents.size(); ++d) {
-      const bool is_whole = std::all_of(
-          documents[d].begin(), documents[d].end(), [](const std::vector<PlannedItem>& items) {
-            return items.size() == 1 && shards_of(*items.front().item).size() == 1;
-          });
-      if (!is_whole) {
+      const auto is_one_shard = [](const std::vector<PlannedItem>& items) {
+        return items.size() == 1 && shards_of(*items.front().item).size() == 1;
+      };
+      if (!documents[d].cached.empty() ||
+          !std::ranges::all_of(documents[d].tasks, is_one_shard)) {
         cut_document(d, documents[d]);
         continue;
       }
-      const auto& [forward, backward] = documents[d];
+      const auto& [forward, backward] = documents[d].tasks;
       const CaItem& item = *forward.front().item;
       whole[{item.source, forward.front().nano_batch, {item.server, backward.front().item->server}}]
           .push_back(workload_.sequences[d]);
@@ -143,8 +149,12 @@ class DistcaArranger {
       return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) -
                                       cuts.begin());
     };
-    for (std::size_t direction = 0; direction < items.size(); ++direction) {
-      for (const PlannedItem& planned : items[direction]) {
+    for (const CaCachedRows& rows : items.cached) {
+      const std::size_t end = segment_at(rows.rows.end);
+      for (std::size_t s = segment_at(rows.rows.begin); s < end; ++s) segments[s].owner = rows.owner;
+    }
+    for (std::size_t direction = 0; direction < items.tasks.size(); ++direction) {
+      for (const PlannedItem& planned : items.tasks[direction]) {
         for (const CaShard& shard : shards_of(*planned.item)) {
           const std::size_t end = segment_at(shard.queries.end);
           for (std::size_t s = segment_at(shard.queries.begin); s < end; ++s) {
@@ -166,7 +176,10 @@ class DistcaArranger {
   // Where rows or keys of a task begin or end.
   [[nodiscard]] static std::vector<std::int64_t> cuts_of(const DocumentItems& items) {
     std::vector<std::int64_t> cuts;
-    for (const std::vector<PlannedItem>& tasks : items) {
+    for (const CaCachedRows& rows : items.cached) {
+      cuts.insert(cuts.end(), {rows.rows.begin, rows.rows.end});
+    }
+    for (const std::vector<PlannedItem>& tasks : items.tasks) {
       for (const PlannedItem& planned : tasks) {
         for (const CaShard& shard : shards_of(*planned.item)) {
           cuts.insert(cuts.end(),

@@ -52,9 +52,19 @@ void apply_upstream(DistcaOptions& options) {
 
 // Whether a query attends exactly the keys of its sequence up to its own. The bands are disjoint,
 // so it is enough that each keeps below the diagonal of its sequences and that none is missing.
-bool is_causal(const Mask& mask, std::span<const Range> sequences) {
+bool is_causal(const Mask& mask, std::span<const Range> sequences,
+               std::span<const RoleRange> roles) {
   std::int64_t missing_pairs = 0;
-  for (const Range& s : sequences) missing_pairs += s.size() * (s.size() + 1) / 2;
+  auto role = roles.begin();
+  for (const Range& s : sequences) {
+    missing_pairs += num_pairs(CaShard{{0, s.size()}, {0, s.size()}});
+    for (; role != roles.end() && role->tokens.begin < s.end; ++role) {
+      const Range part = intersect(role->tokens, s);
+      const Range rows{part.begin - s.begin, part.end - s.begin};
+      if (role->role == Role::kKvOnly) missing_pairs -= num_pairs(CaShard{rows, {0, rows.end}});
+      if (role->tokens.end > s.end) break;
+    }
+  }
   for (const Band& band : mask.bands) {
     auto sequence = std::partition_point(sequences.begin(), sequences.end(),
                                          [&](const Range& s) { return s.end <= band.q.begin; });
@@ -93,6 +103,7 @@ std::optional<std::string> not_head_tail(const Workload& workload, std::int32_t 
 std::optional<std::string> upstream_cannot(const Workload& workload, const DistcaOptions& options,
                                            std::int32_t num_owners) {
   if (!options.upstream) return std::nullopt;
+  if (!workload.roles.empty()) return "with upstream=on needs queries and keys for every token";
   for (std::size_t s = 0; s < workload.sequences.size(); ++s) {
     if (workload.sequences[s].size() % 2 == 0) continue;
     return fmt::format("with upstream=on needs even lengths, found {} for sequence {}",
@@ -182,9 +193,13 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
       const Workload& workload, const Cluster& cluster,
       const DistcaOptions& options) const override {
     for (const NamedMask& mask : workload.masks) {
-      if (is_causal(mask.mask, workload.sequences)) continue;
+      if (is_causal(mask.mask, workload.sequences, workload.roles)) continue;
       return fmt::format("is causal only: mask '{}' is not exactly causal in every sequence",
                          mask.name);
+    }
+    if (workload.home.empty() && !workload.roles.empty()) {
+      return fmt::format("needs a home for tokens without queries, found none for [{}, {})",
+                         workload.roles.front().tokens.begin, workload.roles.front().tokens.end);
     }
     const std::int32_t num_owners = cluster.num_devices() - options.attention_servers;
     if (num_owners < 1) {
@@ -265,7 +280,7 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
                                                   DistcaOptions options) {
     apply_upstream(options);
     return plan_tasks(workload.sequences, workload.home, cluster.num_devices(),
-                      plan_options(workload, cluster, options));
+                      plan_options(workload, cluster, options), workload.roles);
   }
 
   [[nodiscard]] static std::string over_limit(const DistcaOptions& options) {

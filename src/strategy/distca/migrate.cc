@@ -62,7 +62,8 @@ Range key_span(const CaItem& item) {
 
 class Migration {
  public:
-  Migration(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options)
+  Migration(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options,
+            std::span<const CaCachedRows> cached)
       : items_(items),
         num_devices_(static_cast<std::size_t>(num_devices)),
         options_(options),
@@ -76,9 +77,12 @@ class Migration {
       for (const CaShard& shard : {item.head, item.tail}) {
         length = std::max(length, shard.queries.end);
         if (shard.empty()) continue;
-        owned_[static_cast<std::size_t>(item.document)].push_back({shard.queries, item.source});
-        hold(item.document, item.source, shard.queries);
+        own(item.document, shard.queries, item.source);
       }
+    }
+    for (const CaCachedRows& rows : cached) {
+      length_of(rows.document);  // makes room for it
+      own(rows.document, rows.rows, rows.owner);
     }
     for (auto& owned : owned_) {
       std::sort(owned.begin(), owned.end(),
@@ -104,6 +108,11 @@ class Migration {
       owned_.resize(at + 1);
     }
     return lengths_[at];
+  }
+
+  void own(std::int32_t document, Range rows, Rank owner) {
+    owned_[static_cast<std::size_t>(document)].push_back({rows, owner});
+    hold(document, owner, rows);
   }
 
   // Devices below the mean, emptiest first, each until it lacks no more than the threshold.
@@ -365,12 +374,12 @@ class Migration {
 
 }  // namespace
 
-void migrate(std::vector<CaItem>& items, std::int32_t num_devices,
-             const MigrationOptions& options) {
+void migrate(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options,
+             std::span<const CaCachedRows> cached) {
   CONTEXTILE_CHECK(num_devices > 0 && options.granularity_tokens > 0,
                    "distca: expected devices and a positive granularity, found {} and {}",
                    num_devices, options.granularity_tokens);
-  Migration(items, num_devices, options).run();
+  Migration(items, num_devices, options, cached).run();
 }
 
 }  // namespace contextile

@@ -1,9 +1,10 @@
 #include "strategy/distca/pipeline.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <map>
 
 #include "base/check.h"
-#include "strategy/distca/tasks.h"
 
 namespace contextile {
 
@@ -34,24 +35,36 @@ std::vector<SamePhaseTick> same_phase_ticks(std::int32_t num_stages,
   return ticks;
 }
 
-void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
-                       std::vector<HomeRange>& home) {
-  const std::int64_t offset = home.empty() ? 0 : home.back().tokens.end;
-  const std::vector<Range> sequences = sequences_from_lengths(lengths);
-  std::vector<CaDocument> documents;
-  for (const Range& sequence : sequences) {
-    documents.push_back({static_cast<std::int32_t>(documents.size()), {0, sequence.size()}});
+void append_stage_home(const StageParts& parts, std::size_t part, Rank first,
+                       std::int32_t num_ranks, std::vector<HomeRange>& home) {
+  std::int64_t end = home.empty() ? 0 : home.back().tokens.end;
+  std::map<std::int32_t, std::int64_t> begin_of;  // of the part's documents
+  for (const CaDocument& document : parts[part]) {
+    begin_of[document.document] = end;
+    end += document.rows.end;
   }
-  const auto begin = static_cast<std::ptrdiff_t>(home.size());
-  for (const CaItem& item : place_documents(documents, num_ranks)) {
-    const std::int64_t at = offset + sequences[static_cast<std::size_t>(item.document)].begin;
-    for (const CaShard& shard : shards_of(item)) {
-      home.push_back({{at + shard.queries.begin, at + shard.queries.end},
-                      Rank{first.value + item.source.value}});
+  const auto appended = static_cast<std::ptrdiff_t>(home.size());
+  for (std::size_t p = 0; p <= part; ++p) {
+    for (const CaItem& item : place_documents(parts[p], num_ranks)) {
+      const auto at = begin_of.find(item.document);
+      if (at == begin_of.end()) continue;
+      for (const CaShard& shard : shards_of(item)) {
+        home.push_back({{at->second + shard.queries.begin, at->second + shard.queries.end},
+                        Rank{first.value + item.source.value}});
+      }
     }
   }
-  std::sort(home.begin() + begin, home.end(),
+  std::sort(home.begin() + appended, home.end(),
             [](const HomeRange& a, const HomeRange& b) { return a.tokens.begin < b.tokens.begin; });
+}
+
+void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
+                       std::vector<HomeRange>& home) {
+  StageParts parts(1);
+  for (const std::int64_t length : lengths) {
+    parts[0].push_back({static_cast<std::int32_t>(parts[0].size()), {0, length}});
+  }
+  append_stage_home(parts, 0, first, num_ranks, home);
 }
 
 std::int32_t peak_activations(std::span<const SamePhaseTick> ticks, std::int32_t stage) {

@@ -8,6 +8,7 @@
 
 #include "contextile/arrangement.h"
 #include "contextile/workload.h"
+#include "strategy/distca/tasks.h"
 
 namespace contextile {
 
@@ -34,9 +35,17 @@ struct SamePhaseTick {
 [[nodiscard]] std::int32_t peak_activations(std::span<const SamePhaseTick> ticks,
                                             std::int32_t stage);
 
-// Where a stage's documents are on its `num_ranks` ranks, from `first` on: equal tokens, documents
-// that are cut head and tail (place_documents), so that pairs of rows cost the same wherever they
-// are. Appended behind the tokens of `home`. O((documents + ranks) · log).
+// A micro-batch in parts that run one after another, each with the rows of its documents; rows of a
+// document that come first are of an earlier part.
+using StageParts = std::vector<std::vector<CaDocument>>;
+
+// Where the documents of one part are on the stage's `num_ranks` ranks, from `first` on: its rows in
+// equal tokens, documents that are cut head and tail (place_documents), so that pairs of rows cost
+// the same wherever they are; rows before them where the part that they are of has them. Appended
+// behind the tokens of `home`. O((documents + ranks) · log).
+void append_stage_home(const StageParts& parts, std::size_t part, Rank first,
+                       std::int32_t num_ranks, std::vector<HomeRange>& home);
+// The same for whole documents.
 void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
                        std::vector<HomeRange>& home);
 

@@ -17,6 +17,39 @@ CaItem resident(std::int32_t document, Rank device, Range head, Range tail) {
 
 }  // namespace
 
+CaHome home_by_role(std::span<const Range> sequences, std::span<const HomeRange> home,
+                    std::span<const RoleRange> roles) {
+  CaHome result;
+  auto role = roles.begin();
+  std::size_t sequence = 0;
+  const auto cache = [&](Range tokens, Rank owner) {
+    while (sequences[sequence].end <= tokens.begin) ++sequence;
+    for (std::size_t d = sequence; d < sequences.size() && sequences[d].begin < tokens.end; ++d) {
+      const Range part = intersect(tokens, sequences[d]);
+      if (part.empty()) continue;
+      const std::int64_t begin = sequences[d].begin;
+      result.cached.push_back(
+          {static_cast<std::int32_t>(d), {part.begin - begin, part.end - begin}, owner});
+    }
+  };
+  for (const HomeRange& range : home) {
+    Range left = range.tokens;
+    while (!left.empty()) {
+      while (role != roles.end() &&
+             (role->role != Role::kKvOnly || role->tokens.end <= left.begin)) {
+        ++role;
+      }
+      const Range cached = role == roles.end() ? Range{left.end, left.end}
+                                               : intersect(role->tokens, left);
+      const Range before{left.begin, cached.empty() ? left.end : cached.begin};
+      if (!before.empty()) result.computed.push_back({before, range.owner});
+      if (!cached.empty()) cache(cached, range.owner);
+      left.begin = cached.empty() ? left.end : cached.end;
+    }
+  }
+  return result;
+}
+
 std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
                                     std::int32_t num_devices) {
   std::int64_t total_tokens = 0;
@@ -42,8 +75,8 @@ std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
 
 namespace {
 
-// Ascending rows on one device of a document of `length`.
-void append_pairs(std::int32_t document, std::int64_t length, Rank device, std::vector<Range> rows,
+// Ascending rows on one device of a document whose rows are `all`.
+void append_pairs(std::int32_t document, Range all, Rank device, std::vector<Range> rows,
                   std::vector<CaItem>& items) {
   std::size_t front = 0;
   std::size_t back = rows.size() - 1;
@@ -60,7 +93,7 @@ void append_pairs(std::int32_t document, std::int64_t length, Rank device, std::
   }
   if (front > back) return;
   const Range& middle = rows[front];
-  const bool symmetric = std::abs(middle.begin + middle.end - length) <= 1;
+  const bool symmetric = std::abs(middle.begin + middle.end - all.begin - all.end) <= 1;
   const std::int64_t half = middle.begin + (symmetric ? middle.size() / 2 : 0);
   items.push_back(resident(document, device, {middle.begin, half}, {half, middle.end}));
 }
@@ -73,9 +106,11 @@ std::vector<std::vector<CaItem>> residents(std::span<const Range> sequences,
   auto next = home.begin();
   for (std::size_t d = 0; d < sequences.size(); ++d) {
     std::map<Rank, std::vector<Range>> rows;
+    Range all;
     for (; next != home.end() && next->tokens.begin < sequences[d].end; ++next) {
       const Range part = intersect(next->tokens, sequences[d]);
       const Range in_document{part.begin - sequences[d].begin, part.end - sequences[d].begin};
+      all = {all.empty() ? in_document.begin : all.begin, in_document.end};
       std::vector<Range>& mine = rows[next->owner];
       if (!mine.empty() && mine.back().end == in_document.begin) {
         mine.back().end = in_document.end;
@@ -85,7 +120,7 @@ std::vector<std::vector<CaItem>> residents(std::span<const Range> sequences,
       if (next->tokens.end > sequences[d].end) break;
     }
     for (auto& [device, ranges] : rows) {
-      append_pairs(static_cast<std::int32_t>(d), sequences[d].size(), device, std::move(ranges),
+      append_pairs(static_cast<std::int32_t>(d), all, device, std::move(ranges),
                    items[device.index()]);
     }
   }
@@ -191,8 +226,9 @@ void choose_servers(const RowsOf& rows_of, const MigrationOptions& options, Gath
 }  // namespace
 
 void gather_documents(std::vector<std::vector<CaItem>>& nano_batches, std::int32_t num_devices,
-                      const MigrationOptions& options) {
+                      const MigrationOptions& options, std::span<const CaCachedRows> cached) {
   RowsOf rows_of;
+  for (const CaCachedRows& rows : cached) rows_of[{rows.document, rows.owner}] += rows.rows.size();
   for (const std::vector<CaItem>& items : nano_batches) {
     for (const CaItem& item : items) rows_of[{item.document, item.source}] += num_rows(item);
   }

@@ -23,6 +23,7 @@ struct CaPlanOptions {
 struct CaPlan {
   std::vector<std::vector<CaItem>> nano_batches;  // documents are sequences
   std::vector<std::vector<CaItem>> backward;      // of the same rows; empty: as nano_batches
+  std::vector<CaCachedRows> cached;
   double tolerance = 0;                           // that was used in the end
 };
 
@@ -30,10 +31,12 @@ struct CaPlan {
 // into a front part and a later part that attends it, and each is placed; with one, rows stay where
 // they are (items_at_home). Each is balanced. With a buffer limit the tolerance grows by 0.05
 // until no device sends or receives more at once (forward inputs, or outputs, of the whole batch);
-// nothing when even residing alone does. O(tries · moves · items).
+// nothing when even residing alone does. Tokens without queries (`roles`) need a home.
+// O(tries · moves · items).
 [[nodiscard]] std::optional<CaPlan> plan_tasks(std::span<const Range> sequences,
                                                std::span<const HomeRange> home,
                                                std::int32_t num_devices,
-                                               const CaPlanOptions& options);
+                                               const CaPlanOptions& options,
+                                               std::span<const RoleRange> roles = {});
 
 }  // namespace contextile

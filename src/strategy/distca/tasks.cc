@@ -108,8 +108,12 @@ std::int64_t CaVolume::largest_buffer_bytes() const {
 }
 
 CaVolume forward_volume(std::span<const CaItem> items, std::int32_t num_devices,
-                        std::int64_t q_bytes_per_token, std::int64_t kv_bytes_per_token) {
+                        std::int64_t q_bytes_per_token, std::int64_t kv_bytes_per_token,
+                        std::span<const CaCachedRows> cached) {
   std::map<std::int32_t, DocumentTasks> documents;
+  for (const CaCachedRows& rows : cached) {
+    documents[rows.document].owned.push_back({rows.rows, rows.owner});
+  }
   for (const CaItem& item : items) {
     DocumentTasks& tasks = documents[item.document];
     for (const CaShard& shard : {item.head, item.tail}) {

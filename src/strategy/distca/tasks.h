@@ -49,6 +49,24 @@ struct CaDocument {
   Range rows;
 };
 
+// Rows whose keys others attend and that nobody computes: tokens without queries.
+struct CaCachedRows {
+  std::int32_t document = 0;
+  Range rows;  // positions in the document
+  Rank owner;
+
+  friend bool operator==(const CaCachedRows&, const CaCachedRows&) = default;
+};
+
+// A home layout by what its rows are for.
+struct CaHome {
+  std::vector<HomeRange> computed;   // tokens with queries
+  std::vector<CaCachedRows> cached;  // tokens without; by document, ascending
+};
+// O(homes + roles + sequences).
+[[nodiscard]] CaHome home_by_role(std::span<const Range> sequences, std::span<const HomeRange> home,
+                                  std::span<const RoleRange> roles);
+
 // Documents in order fill `num_devices` devices of equal tokens (they differ by at most one). A
 // piece of x rows takes floor(x/2) after the document's previous head and the other rows before its
 // previous tail, so the extra row of an odd piece is the tail's. Source: DistCA's loader.
@@ -56,7 +74,7 @@ struct CaDocument {
 [[nodiscard]] std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
                                                   std::int32_t num_devices);
 
-// Items of rows that are on devices already, in nano-batches. A device's rows of a document are
+// Items of rows (tokens with queries) that are on devices already, in nano-batches. A device's rows of a document are
 // paired from the outside in: its first with its last, so that head-tail homes give the items they
 // came from; what is left beside the document's middle is a tail alone. Of every device each
 // nano-batch has the same number of rows, to one, and about the same work: heaviest item first, to
@@ -97,7 +115,7 @@ struct MigrationOptions {
 // mean. Costliest documents first, each to the device with least to do among those that pay.
 // Devices stay the sources. O(items · log).
 void gather_documents(std::vector<std::vector<CaItem>>& nano_batches, std::int32_t num_devices,
-                      const MigrationOptions& options);
+                      const MigrationOptions& options, std::span<const CaCachedRows> cached = {});
 
 // Moves items, or parts of them, to underloaded servers: devices below the mean, emptiest first,
 // each take from items of overloaded servers the one with the fewest bytes per work moved, until
@@ -105,10 +123,11 @@ void gather_documents(std::vector<std::vector<CaItem>>& nano_batches, std::int32
 // where head and tail face each other. Servers may own nothing (attention servers), and items may
 // come from several placements (the stages of a pipeline tick). Source: DistCA §4.2, App. B.
 // Deterministic. O(moves · items).
-void migrate(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options);
+void migrate(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options,
+             std::span<const CaCachedRows> cached = {});
 
 // Bytes of one layer's forward: Q to the server, the needed keys once to each server that lacks
-// them, O back. `items` has all rows of every document it names.
+// them, O back. `items` and `cached` have all rows of every document that items name.
 struct CaVolume {
   std::int64_t q_bytes = 0;
   std::int64_t kv_bytes = 0;
@@ -123,6 +142,7 @@ struct CaVolume {
 };
 [[nodiscard]] CaVolume forward_volume(std::span<const CaItem> items, std::int32_t num_devices,
                                       std::int64_t q_bytes_per_token,
-                                      std::int64_t kv_bytes_per_token);
+                                      std::int64_t kv_bytes_per_token,
+                                      std::span<const CaCachedRows> cached = {});
 
 }  // namespace contextile

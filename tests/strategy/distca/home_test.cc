@@ -69,6 +69,17 @@ Rank home_of(const Workload& workload, std::int64_t token) {
   return kInvalidRank;
 }
 
+// Every other document or so begins with tokens that were computed before.
+void cache_prefixes(Rng& rng, Workload& workload) {
+  std::vector<Range> cached;
+  for (const Range& sequence : workload.sequences) {
+    if (sequence.size() < 2 || random_chance(rng, 0.5)) continue;
+    cached.push_back(
+        {sequence.begin, sequence.begin + random_between(rng, 1, sequence.size() - 1)});
+  }
+  drop_queries(workload, cached);
+}
+
 Plan plan_of(const Workload& workload, const Cluster& cluster, const StrategyRequest& request) {
   return build_plan(workload, cluster, distca_strategy().arrange(workload, cluster, request));
 }
@@ -106,6 +117,7 @@ TEST(DistcaHome, NoByteMovesThatHomeAlreadyHas) {
       const auto devices = static_cast<std::int32_t>(random_between(rng, 2, 9));
       Workload workload = batch_of(random_lengths(rng, 10, 3000));
       add_home(kind, static_cast<std::int32_t>(random_between(rng, 1, devices)), rng, workload);
+      if (random_chance(rng, 0.5)) cache_prefixes(rng, workload);
       StrategyRequest request =
           request_with({{"nano_batches", fmt::format("{}", random_between(rng, 1, 3))},
                         {"kv_subrange", random_chance(rng, 0.3) ? "on" : "off"},
@@ -126,6 +138,53 @@ TEST(DistcaHome, NoByteMovesThatHomeAlreadyHas) {
       EXPECT_TRUE(verify(build_plan(workload, cluster_of(1, devices), arrangement)).ok());
     }
   }
+}
+
+// A document's last rows on device 1, their keys cached on device 0 and needed once.
+TEST(DistcaHome, CachedKeysComeFromWhereTheyAre) {
+  Workload workload = batch_of({4096, 1024});
+  workload.home = {{{0, 3072}, Rank{0}}, {{3072, 5120}, Rank{1}}};
+  drop_queries(workload, std::vector<Range>{{0, 3072}});
+  const StrategyRequest still = request_with({{"tolerance", "1000"}, {"nano_batches", "1"}});
+  const Plan plan = plan_of(workload, cluster_of(1, 2), still);
+  EXPECT_TRUE(verify(plan).ok());
+  const DirectionStats forward = *statistics(plan).forward;
+  EXPECT_EQ(bytes_of(forward, Kind::kKv),
+            unit_bytes(Kind::kKv, 3072, workload.shape, 1, workload.shape.dtype));
+  EXPECT_EQ(bytes_of(forward, Kind::kQ), 0);
+}
+
+TEST(DistcaHome, TokensWithoutQueriesNeedAHome) {
+  Workload workload = batch_of({4096});
+  drop_queries(workload, std::vector<Range>{{0, 100}});
+  const auto reason = distca_strategy().unsupported(workload, cluster_of(1, 2), {});
+  ASSERT_TRUE(reason);
+  EXPECT_NE(reason->find("[0, 100)"), std::string::npos) << *reason;
+}
+
+// The last rows of a document are where the second part is placed, those before them where the
+// first one is.
+TEST(DistcaHome, StageHomesOfALaterPartHaveTheRowsOfTheEarlierOne) {
+  const StageParts parts = {{{0, {0, 600}}, {1, {0, 400}}}, {{0, {600, 1000}}, {2, {0, 600}}}};
+  std::vector<HomeRange> home;
+  append_stage_home(parts, 1, Rank{4}, 2, home);
+  std::vector<HomeRange> first;
+  append_stage_home(parts, 0, Rank{4}, 2, first);
+  std::map<Rank, std::int64_t> computed;
+  std::int64_t end = 0;
+  for (const HomeRange& range : home) {
+    EXPECT_EQ(range.tokens.begin, end);
+    end = range.tokens.end;
+    const bool is_cached = range.tokens.end <= 600;
+    if (!is_cached) computed[range.owner] += range.tokens.size();
+    for (const HomeRange& earlier : first) {
+      if (is_cached && earlier.tokens.contains(range.tokens.begin)) {
+        EXPECT_EQ(range.owner, earlier.owner);
+      }
+    }
+  }
+  EXPECT_EQ(end, 1600);
+  EXPECT_EQ(computed, (std::map<Rank, std::int64_t>{{Rank{4}, 500}, {Rank{5}, 500}}));
 }
 
 TEST(DistcaHome, NothingButKeysMovesWhereNothingMigrates) {

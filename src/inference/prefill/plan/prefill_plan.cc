@@ -174,21 +174,17 @@ Workload prefill_workload(const PrefillBatch& batch, const AttentionShape& shape
   MaskUse use;
   use.spec = batch.mask;
   Workload workload = make_workload(lengths, shape, use);
-  const Mask all = std::exchange(workload.masks[0].mask, {});
+  std::vector<Range> cached;
   std::size_t next = 0;
   for (const std::size_t i : filled_sequences(batch)) {
     const PrefillSequence& sequence = batch.sequences[i];
     const Range tokens = workload.sequences[next++];
-    const std::int64_t first_new = tokens.begin + sequence.cached_tokens;
     append_homes(batch, sequence, tokens.begin, workload.home);
     if (sequence.cached_tokens > 0) {
-      workload.roles.push_back({{tokens.begin, first_new}, Role::kKvOnly});
-    }
-    for (const Band& band : all.bands) {
-      const Band seen = clip(band, {first_new, tokens.end}, tokens);
-      if (!seen.q.empty()) workload.masks[0].mask.bands.push_back(seen);
+      cached.push_back({tokens.begin, tokens.begin + sequence.cached_tokens});
     }
   }
+  drop_queries(workload, cached);
   return workload;
 }
 
