@@ -90,6 +90,17 @@ struct ExecutorOptions {
   std::string flight_folder;
 };
 
+// What the ranks of a plan run on when one process drives all of them, a thread each, and not by
+// its own memory: a kernel and a transport for each.
+class RankHost {
+ public:
+  virtual ~RankHost() = default;
+  // A new group of so many ranks, and what kernel a rank has from then on.
+  [[nodiscard]] virtual std::vector<std::unique_ptr<Transport>> make_group(
+      std::int32_t num_ranks) = 0;
+  [[nodiscard]] virtual const AttentionKernel& kernel(Rank rank) const = 0;
+};
+
 // The index of the mask of that name; "" is the mask of a plan that has only one. Throws
 // InvalidArgument with the names there are.
 [[nodiscard]] std::size_t find_mask(const Plan& plan, std::string_view name);

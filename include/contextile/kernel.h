@@ -3,6 +3,7 @@
 // Legend of suffixes: T tokens, H heads, D head dim, N query rows, M key rows.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -54,6 +55,53 @@ class RowOps {
   // `sink_H` is empty when the layer has none.
   virtual void finish(const PartialOutput& accumulated, std::span<const float> sink_H,
                       const TensorView& out_NHD, const RowStats& lse_NH) const = 0;
+  // Every element of every row := value.
+  virtual void fill(const TensorView& dst, float value) const;
+  // sums_H[h] -= Σ_n exp(sink - L)·delta in fp64, L the final LSE of `tokens` rows: token n in sum
+  // n modulo 32, the sums halved until one is left.
+  virtual void sink_gradient(std::span<const float> sink_H, const RowStats& lse_NH,
+                             const RowStats& delta_NH, std::int64_t tokens,
+                             std::span<double> sums_H) const;
+  // dst_H := sums_H, rounded.
+  virtual void round_sums(std::span<const double> sums_H, std::span<float> dst_H) const;
+};
+
+// Memory that a kernel's tensors lie in, where whoever runs it puts results and what it stages.
+class RowMemory {
+ public:
+  virtual ~RowMemory() = default;
+  // Aligned to 64 bytes at least. Throws std::bad_alloc.
+  [[nodiscard]] virtual std::byte* allocate(std::int64_t bytes) const = 0;
+  virtual void free(std::byte* memory) const noexcept = 0;
+  // From and to this process's memory, in the order of calls. `read` waits for what comes before.
+  virtual void write(std::byte* to, std::span<const std::byte> from) const = 0;
+  virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;
+  // All bits ones: NaN in every dtype.
+  virtual void poison(std::byte* memory, std::int64_t bytes) const = 0;
+};
+// That of this process.
+[[nodiscard]] const RowMemory& host_memory();
+
+// Owns some of it.
+class RowBuffer {
+ public:
+  RowBuffer() = default;
+  RowBuffer(const RowMemory& memory, std::int64_t bytes)
+      : data_(bytes > 0 ? memory.allocate(bytes) : nullptr, Free(&memory)), size_bytes_(bytes) {}
+
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+  [[nodiscard]] std::int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  struct Free {
+    Free() : memory(nullptr) {}
+    explicit Free(const RowMemory* of) : memory(of) {}
+    void operator()(std::byte* data) const { memory->free(data); }
+
+    const RowMemory* memory;
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::int64_t size_bytes_ = 0;
 };
 
 struct KernelParams {
@@ -127,6 +175,9 @@ class AttentionKernel {
   // What merges, sums and rounds around this kernel's tiles: those who run plans with a kernel use
   // its row operations and no others. Unless overridden, ones that run on any machine.
   [[nodiscard]] virtual const RowOps& row_ops() const;
+  // Where the tensors of calls are. Unless overridden, in this process's memory; what is elsewhere
+  // only this kernel and its row operations touch.
+  [[nodiscard]] virtual const RowMemory& memory() const;
 };
 
 // What weights of a precision may make of the error of a result, relative to the largest output,

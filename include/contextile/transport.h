@@ -61,6 +61,10 @@ class Transport {
   // timeout.
   virtual void wait(std::int64_t ticket) = 0;
 
+  // The same ranks for messages between these processes' own memories: this transport, unless its
+  // data is elsewhere, in a device's.
+  [[nodiscard]] virtual Transport& control() { return *this; }
+
   // Tells the group that this rank gives up, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;
 

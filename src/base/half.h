@@ -6,17 +6,17 @@
 
 namespace contextile {
 
-[[nodiscard]] inline float bf16_to_float(std::uint16_t bits) {
+[[nodiscard]] constexpr float bf16_to_float(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-[[nodiscard]] inline std::uint16_t float_to_bf16(float value) {
+[[nodiscard]] constexpr std::uint16_t float_to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
   return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 
-[[nodiscard]] inline float f16_to_float(std::uint16_t bits) {
+[[nodiscard]] constexpr float f16_to_float(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
   const std::uint32_t exponent = (bits >> 10) & 0x1fU;
   const std::uint32_t fraction = bits & 0x3ffU;
@@ -30,14 +30,14 @@ namespace contextile {
 
 // e4m3 without infinities: as f16 its exponent is 8 too small, and what would be its largest
 // numbers are NaN.
-[[nodiscard]] inline float fp8_to_float(std::uint8_t bits) {
+[[nodiscard]] constexpr float fp8_to_float(std::uint8_t bits) {
   if ((bits & 0x7fU) == 0x7fU) return std::bit_cast<float>(0x7fc00000U);
   const auto f16 = static_cast<std::uint16_t>(((bits & 0x80U) << 8) | ((bits & 0x7fU) << 7));
   return f16_to_float(f16) * 256.0F;
 }
 
 // Rounded to nearest even; what is too large becomes the largest number, 448.
-[[nodiscard]] inline std::uint8_t float_to_fp8(float value) {
+[[nodiscard]] constexpr std::uint8_t float_to_fp8(float value) {
   const auto sign = static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(value) >> 24) & 0x80U);
   if (value != value) return static_cast<std::uint8_t>(sign | 0x7fU);
   const float magnitude = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0x7fffffffU);
@@ -54,7 +54,7 @@ namespace contextile {
   return static_cast<std::uint8_t>(sign | (code > 0x7eU ? 0x7eU : code));
 }
 
-[[nodiscard]] inline std::uint16_t float_to_f16(float value) {
+[[nodiscard]] constexpr std::uint16_t float_to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
   const std::uint32_t magnitude = bits & 0x7fffffffU;

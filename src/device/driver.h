@@ -12,7 +12,15 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/base.h"
+
 namespace contextile::cuda {
+
+// The device failed, or has no memory left: what was called, and what the driver says.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
 
 // Names a stream or an event of one driver.
 struct Stream {
@@ -43,12 +51,12 @@ struct Grid {
   std::string_view kernel;
   std::int32_t blocks_x = 1;
   std::int32_t blocks_y = 1;
-  std::int32_t threads = 1;      // of a block
+  std::int32_t threads = 1;       // of a block
   std::int32_t shared_bytes = 0;  // dynamic
 };
 
 // Calls of several threads may run side by side, those that name one stream one after another.
-// Throws Error when the device fails.
+// Throws DeviceError.
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -87,7 +95,8 @@ class Driver {
 
 // The streams of one rank: attention and row operations on one, transfers on the other.
 struct RankStreams {
-  explicit RankStreams(Driver& of) : driver(of), compute(of.create_stream()), moves(of.create_stream()) {}
+  explicit RankStreams(Driver& of)
+      : driver(of), compute(of.create_stream()), moves(of.create_stream()) {}
 
   Driver& driver;
   Stream compute;
@@ -98,7 +107,9 @@ struct RankStreams {
 class StreamMemory {
  public:
   StreamMemory(Driver& driver, Stream stream, std::int64_t bytes)
-      : driver_(driver), stream_(stream), data_(bytes > 0 ? driver.allocate_on(stream, bytes) : nullptr) {}
+      : driver_(driver),
+        stream_(stream),
+        data_(bytes > 0 ? driver.allocate_on(stream, bytes) : nullptr) {}
   ~StreamMemory() {
     if (data_ != nullptr) driver_.free_on(stream_, data_);
   }

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,33 @@ std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
 const RowOps& AttentionKernel::row_ops() const {
   static const SimdRowOps kPortable(*row_target_portable());
   return kPortable;
+}
+
+const RowMemory& AttentionKernel::memory() const { return host_memory(); }
+
+const RowMemory& host_memory() {
+  constexpr std::size_t kAlignment = 64;
+  class HostMemory : public RowMemory {
+   public:
+    [[nodiscard]] std::byte* allocate(std::int64_t bytes) const override {
+      return static_cast<std::byte*>(
+          ::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kAlignment}));
+    }
+    void free(std::byte* memory) const noexcept override {
+      ::operator delete (memory, std::align_val_t{kAlignment});
+    }
+    void write(std::byte* to, std::span<const std::byte> from) const override {
+      std::ranges::copy(from, to);
+    }
+    void read(std::span<std::byte> to, const std::byte* from) const override {
+      std::copy_n(from, to.size(), to.data());
+    }
+    void poison(std::byte* memory, std::int64_t bytes) const override {
+      std::memset(memory, 0xff, static_cast<std::size_t>(bytes));
+    }
+  };
+  static const HostMemory kMemory;
+  return kMemory;
 }
 
 double weight_rounding(Dtype weights) { return 2 * rounding_step(weights); }

@@ -44,6 +44,14 @@ double weigh(std::span<double> sources) {
   return top + log_of(sum);
 }
 
+// The upper half of the sums added to the lower one until one is left.
+double halved(std::array<double, 32>& sums) {
+  for (std::size_t half = sums.size() / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
 class ReferenceRows : public RowOps {
  public:
   [[nodiscard]] std::string_view name() const override { return "reference"; }
@@ -87,10 +95,7 @@ class ReferenceRows : public RowOps {
       read_row(out_NHD, n, h, out);
       std::array<double, 32> sums{};
       for (std::size_t d = 0; d < dout.size(); ++d) sums[d % sums.size()] += dout[d] * out[d];
-      for (std::size_t half = sums.size() / 2; half > 0; half /= 2) {
-        for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
-      }
-      stat_at(delta_NH, n, h) = static_cast<float>(sums[0]);
+      stat_at(delta_NH, n, h) = static_cast<float>(halved(sums));
     });
   }
 
@@ -132,6 +137,28 @@ class ReferenceRows : public RowOps {
 };
 
 }  // namespace
+
+void RowOps::fill(const TensorView& dst, float value) const { fill_tensor(dst, value); }
+
+void RowOps::sink_gradient(std::span<const float> sink_H, const RowStats& lse_NH,
+                           const RowStats& delta_NH, std::int64_t tokens,
+                           std::span<double> sums_H) const {
+  for (std::size_t h = 0; h < sink_H.size(); ++h) {
+    const auto head = static_cast<std::int32_t>(h);
+    std::array<double, 32> sums{};
+    for (std::int64_t n = 0; n < tokens; ++n) {
+      const double weight = exp_of_negative(static_cast<double>(sink_H[h]) -
+                                            static_cast<double>(stat_at(lse_NH, n, head)));
+      sums[static_cast<std::size_t>(n) % sums.size()] +=
+          weight * static_cast<double>(stat_at(delta_NH, n, head));
+    }
+    sums_H[h] -= halved(sums);
+  }
+}
+
+void RowOps::round_sums(std::span<const double> sums_H, std::span<float> dst_H) const {
+  for (std::size_t h = 0; h < sums_H.size(); ++h) dst_H[h] = static_cast<float>(sums_H[h]);
+}
 
 const RowOps& reference_rows() {
   static const ReferenceRows kRows;

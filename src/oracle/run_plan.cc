@@ -341,10 +341,11 @@ void check_same_options(const RunOptions& options) {
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
                   const RunReference& reference, const std::function<void()>& complete) {
   Work work = make_work(*plan, options, reference);
-  PlanRanks ranks =
-      options.rank == nullptr
-          ? PlanRanks(std::move(plan), work.kernel, options.transport, options.executor)
-          : PlanRanks(std::move(plan), work.kernel, *options.rank, options.executor);
+  const PlanRanks::RunOn run_on{.kernel = work.kernel,
+                                .transport = options.transport,
+                                .rank = options.rank,
+                                .host = options.host};
+  PlanRanks ranks(std::move(plan), run_on, options.executor);
   if (options.rank != nullptr) check_same_options(options);
   RunReport report;
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);

@@ -8,7 +8,6 @@
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "oracle/layer_tensors.h"
-#include "runtime/epilogue.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {
@@ -40,7 +39,9 @@ void run_backward(LayerTensors& layer, const AttentionShape& shape, const Mask& 
   kernel.row_ops().convert(layer.dq.view(), dq.view());
   kernel.row_ops().convert(layer.dk.view(), dk.view());
   kernel.row_ops().convert(layer.dv.view(), dv.view());
-  add_sink_gradient(layer.sink, layer.lse.stats(), delta.stats(), rows, dsink);
+  if (!layer.sink.empty()) {
+    kernel.row_ops().sink_gradient(layer.sink, layer.lse.stats(), delta.stats(), rows, dsink);
+  }
 }
 
 }  // namespace

@@ -24,7 +24,6 @@ namespace contextile {
 // Elsewhere a strategy chooses where keys are, for each part by itself: whole documents, about
 // equal tokens. O(documents · log).
 [[nodiscard]] StageParts ping_pong_parts(std::span<const std::int64_t> lengths,
-                                         PipelineSchedule schedule,
-                                         std::span<const MaskUse> masks);
+                                         PipelineSchedule schedule, std::span<const MaskUse> masks);
 
 }  // namespace contextile

@@ -99,8 +99,7 @@ StepPlanner::StepPlanner(const TrainingJob& job, PlanNotice notice)
   if (masks_.empty()) masks_.emplace_back();
 }
 
-Workload StepPlanner::workload_of(const std::vector<CaDocument>& documents,
-                                  std::int32_t tp) const {
+Workload StepPlanner::workload_of(const std::vector<CaDocument>& documents, std::int32_t tp) const {
   BatchLengths lengths;
   std::vector<Range> of_earlier_parts;
   std::int64_t begin = 0;

@@ -3,42 +3,44 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
-#include <vector>
+#include <span>
+
+#include "contextile/kernel.h"
 
 namespace contextile {
 
 class CallBuffer {
  public:
+  // In the memory of the kernel that runs the call, which must outlive it.
+  explicit CallBuffer(const RowMemory& memory) : memory_(memory) {}
+
   // Keeps what fits; old contents are lost when it grows.
-  void reserve(std::int64_t bytes, std::size_t stats) {
-    if (bytes > size_bytes_) {
-      data_.reset();
-      const auto size = static_cast<std::size_t>(bytes);
-      data_.reset(static_cast<std::byte*>(::operator new (size, std::align_val_t{kAlignment})));
-      size_bytes_ = bytes;
-    }
-    if (stats > delta_.size()) delta_.resize(stats);
+  void reserve(std::int64_t bytes, std::int64_t stats, std::int64_t heads) {
+    grow(data_, bytes);
+    grow(delta_, stats * static_cast<std::int64_t>(sizeof(float)));
+    grow(sums_, heads * static_cast<std::int64_t>(sizeof(double)));
   }
-  [[nodiscard]] std::byte* data() { return data_.get(); }
-  [[nodiscard]] std::int64_t size_bytes() const { return size_bytes_; }
-  [[nodiscard]] float* delta() { return delta_.data(); }
-  [[nodiscard]] std::int64_t delta_bytes() const {
-    return static_cast<std::int64_t>(delta_.size() * sizeof(float));
+  [[nodiscard]] std::byte* data() { return data_.data(); }
+  [[nodiscard]] std::int64_t size_bytes() const { return data_.size_bytes(); }
+  // The deltas of all local rows and query heads, backward only.
+  [[nodiscard]] float* delta() { return reinterpret_cast<float*>(delta_.data()); }
+  [[nodiscard]] std::int64_t delta_bytes() const { return delta_.size_bytes(); }
+  // The gradient of the sinks so far.
+  [[nodiscard]] std::span<double> sums(std::size_t heads) {
+    return {reinterpret_cast<double*>(sums_.data()), heads};
   }
 
  private:
-  static constexpr std::size_t kAlignment = 64;
-  struct Free {
-    void operator()(std::byte* data) const {
-      ::operator delete (data, std::align_val_t{kAlignment});
-    }
-  };
+  void grow(RowBuffer& buffer, std::int64_t bytes) {
+    if (bytes <= buffer.size_bytes()) return;
+    buffer = {};
+    buffer = RowBuffer(memory_, bytes);
+  }
 
-  std::unique_ptr<std::byte, Free> data_;
-  std::int64_t size_bytes_ = 0;
-  std::vector<float> delta_;  // of all local rows and query heads, backward only
+  const RowMemory& memory_;
+  RowBuffer data_;
+  RowBuffer delta_;
+  RowBuffer sums_;
 };
 
 }  // namespace contextile

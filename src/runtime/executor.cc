@@ -93,12 +93,12 @@ struct Executor::State {
   }
 
   void reserve(CallBuffer& buffer) const {
-    const auto rows = static_cast<std::size_t>(plan->local_rows);
-    buffer.reserve(plan->buffer_bytes, rows * static_cast<std::size_t>(plan->plan->shape.q_heads));
+    const std::int32_t heads = plan->plan->shape.q_heads;
+    buffer.reserve(plan->buffer_bytes, plan->local_rows * heads, heads);
   }
 
   void add_buffer() {
-    idle.push_back(std::make_unique<CallBuffer>());
+    idle.push_back(std::make_unique<CallBuffer>(kernel.memory()));
     ++num_buffers;
   }
 
@@ -206,14 +206,16 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
   FlightRecorder& recorder = state.recorder;
   recorder.forget_plan();
   state.recorded(plan.get(), [&] {
-    const bool any_slice = recorder.step(
-        {"exchange"}, [&] { return check_same_plan(state.transport, identity_of(*plan)); });
+    const bool any_slice = recorder.step({"exchange"}, [&] {
+      return check_same_plan(state.transport.control(), identity_of(*plan));
+    });
     state.collectively([&] {
       PreparedPlan prepared = recorder.step(
           {"prepare"}, [&] { return prepare_plan(plan, state.transport.rank(), state.kernel); });
       if (any_slice && !prepared.rounds.empty()) {
         recorder.step({"exchange"}, [&] {
-          prepared.begin_cuts = exchange_begin_cuts(*prepared.rounds[0].round, state.transport);
+          prepared.begin_cuts =
+              exchange_begin_cuts(*prepared.rounds[0].round, state.transport.control());
         });
       }
       recorder.step({"prepare"}, [&] {

@@ -1,7 +1,6 @@
 #include "runtime/executor_call.h"
 
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -12,10 +11,11 @@
 #include "kernel/tensor.h"
 #include "runtime/begin_cut.h"
 #include "runtime/check_tensors.h"
-#include "runtime/epilogue.h"
 
 namespace contextile {
 namespace {
+
+constexpr float kEmptyLse = -std::numeric_limits<float>::infinity();
 
 constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
 
@@ -45,11 +45,11 @@ void check_saved(std::string_view where, std::size_t found, std::int64_t expecte
                    where, expected, found);
 }
 
-// Tight arrays: the bytes of a staged unit's part, and how many.
-std::byte* bytes_of(const TensorView& view) { return static_cast<std::byte*>(view.data); }
-std::size_t size_of(const TensorView& view) {
-  return static_cast<std::size_t>(view.tokens * view.heads * view.dim *
-                                  bytes_per_element(view.dtype));
+// The rows of a unit's part as a tight array in saved bytes, of which `at` moves behind it.
+TensorView saved_rows(const TensorView& part, std::byte*& at) {
+  const TensorView rows = contiguous(at, part.dtype, part.tokens, part.heads, part.dim);
+  at += part.tokens * part.heads * part.dim * bytes_per_element(part.dtype);
+  return rows;
 }
 
 }  // namespace
@@ -77,7 +77,6 @@ Executor::Handle::Call::Call(std::shared_ptr<const PreparedPlan> plan, std::size
   check_call(mask);
   check_backward(saved);
   if (saved != nullptr) restored_ = saved->rounds;
-  dsink_H_.resize(tensors.sink_H.size());
 }
 
 Executor::Handle::Call::~Call() {
@@ -157,6 +156,10 @@ RowStats Executor::Handle::Call::delta() const {
   return {buffer_->delta(), plan_->plan->shape.q_heads, 1};
 }
 
+std::span<double> Executor::Handle::Call::dsink_sums() const {
+  return buffer_->sums(backward_.sink_H.size());
+}
+
 void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
                                    const AttentionKernel& kernel, FlightRecorder& recorder,
                                    std::size_t begin_ticket, bool poison) {
@@ -169,6 +172,10 @@ void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport
   under_way_ = true;
   guarded([this] {
     const Stopwatch stopwatch(stats_.total_s);
+    if (!dsink_sums().empty()) {
+      const auto words = static_cast<std::int32_t>(2 * dsink_sums().size());
+      kernel_->row_ops().fill(contiguous(dsink_sums().data(), Dtype::kF32, words, 1, 1), 0);
+    }
     if (num_rounds() == 0) return;
     recorder_->step(step("rows"), [this] { start_round(); });
     const BeginCuts& known = plan_->begin_cuts;
@@ -197,9 +204,7 @@ void Executor::Handle::Call::run_remaining() {
     recorder_->step(step("barrier"), [this] { barrier(*transport_); });
     recorder_->step(step("rows"), [this] { start_round(); });
   }
-  for (std::size_t h = 0; h < dsink_H_.size(); ++h) {
-    backward_.dsink_H[h] = static_cast<float>(dsink_H_[h]);
-  }
+  if (!dsink_sums().empty()) kernel_->row_ops().round_sums(dsink_sums(), backward_.dsink_H);
 }
 
 std::unique_ptr<Saved::Buffers> Executor::Handle::Call::finish() {
@@ -210,9 +215,7 @@ std::unique_ptr<Saved::Buffers> Executor::Handle::Call::finish() {
   auto saved = std::make_unique<Saved::Buffers>();
   saved->digest = plan_->plan->digest;
   saved->mask = mask_;
-  for (const std::vector<std::byte>& bytes : saved_) {
-    saved->size_bytes += static_cast<std::int64_t>(bytes.size());
-  }
+  for (const RowBuffer& bytes : saved_) saved->size_bytes += bytes.size_bytes();
   saved->rounds = std::make_shared<const Saved::Buffers::Rounds>(std::move(saved_));
   return saved;
 }
@@ -247,7 +250,7 @@ void Executor::Handle::Call::start_round() {
     }
   }
   if (poison_ && program().total_bytes > 0) {
-    std::memset(buffer_->data(), 0xff, static_cast<std::size_t>(program().total_bytes));
+    kernel_->memory().poison(buffer_->data(), program().total_bytes);
   }
   run_.emplace(*plan_, round(), round().masks[mask_], direction_, inputs_, buffer_->data(),
                *transport_, *kernel_, *recorder_, step({}));
@@ -275,25 +278,24 @@ void Executor::Handle::Call::fill_unwritten() {
     const BlockId block = round().blocks[static_cast<std::size_t>(slot.value / groups)];
     const UnitView unit = run_->unit(kind, block, GroupId{slot.value % groups}, slot);
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
-      fill_tensor(unit.parts[p], is_stat(kind, p) ? -std::numeric_limits<float>::infinity() : 0.0F);
+      kernel_->row_ops().fill(unit.parts[p], is_stat(kind, p) ? kEmptyLse : 0.0F);
     }
   }
 }
 
 void Executor::Handle::Call::save_retained() {
-  const auto num_bytes = static_cast<std::size_t>(program().memory.retained_bytes);
+  const std::int64_t num_bytes = program().memory.retained_bytes;
   std::byte* bytes = forward_.saved.data() + saved_at_;
   if (forward_.saved.empty()) {
-    saved_[round_].resize(num_bytes);
+    saved_[round_] = RowBuffer(kernel_->memory(), num_bytes);
     bytes = saved_[round_].data();
   }
-  saved_at_ += static_cast<std::int64_t>(num_bytes);
+  saved_at_ += num_bytes;
   for (const RetainedSlot& retained : program().retained) {
     const UnitView unit = run_->unit(retained.kind, retained.block, retained.group, retained.slot);
     std::byte* to = bytes + retained.offset_bytes;
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
-      std::memcpy(to, bytes_of(unit.parts[p]), size_of(unit.parts[p]));
-      to += size_of(unit.parts[p]);
+      kernel_->row_ops().convert(saved_rows(unit.parts[p], to), unit.parts[p]);
     }
   }
 }
@@ -304,18 +306,32 @@ void Executor::Handle::Call::restore_retained() {
   const auto& forward =
       round().masks[mask_].programs[static_cast<std::size_t>(Direction::kForward)];
   if (!forward) return;
-  const std::byte* bytes = backward_.saved.data() + saved_at_;
+  // Views know no const; nothing writes these bytes.
+  auto* bytes = const_cast<std::byte*>(backward_.saved.data()) + saved_at_;
   if (backward_.saved.empty()) bytes = (*restored_)[round_].data();
   saved_at_ += forward->memory.retained_bytes;
   for (const RetainedSlot& retained : forward->retained) {
     const UnitView unit =
         run_->unit(retained.kind, retained.block, retained.group, retained.backward_slot);
-    const std::byte* from = bytes + retained.offset_bytes;
+    std::byte* from = bytes + retained.offset_bytes;
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
-      std::memcpy(bytes_of(unit.parts[p]), from, size_of(unit.parts[p]));
-      from += size_of(unit.parts[p]);
+      kernel_->row_ops().convert(unit.parts[p], saved_rows(unit.parts[p], from));
     }
   }
+}
+
+// What RowOps::finish makes of rows nobody attends from: O = 0, L = sink or -inf.
+void Executor::Handle::Call::write_empty_rows(const TensorView& out, const TensorView& lse) {
+  const RowOps& rows = kernel_->row_ops();
+  rows.fill(out, 0);
+  if (forward_.sink_H.empty()) {
+    rows.fill(lse, kEmptyLse);
+    return;
+  }
+  // The same row for every token. Views know no const; nothing writes the sinks.
+  const TensorView sinks = {
+      const_cast<float*>(forward_.sink_H.data()), Dtype::kF32, lse.tokens, lse.heads, 1, 0, 1};
+  rows.convert(lse, sinks);
 }
 
 void Executor::Handle::Call::finish_forward_rows() {
@@ -328,7 +344,7 @@ void Executor::Handle::Call::finish_forward_rows() {
     const TensorView out = slice(forward_.out_THD, row, tokens, 0, shape.q_heads);
     const RowStats lse = as_stats(slice(all_lse, row, tokens, 0, shape.q_heads));
     if (!role_has(round().round->blocks.role(block), Kind::kO)) {
-      write_empty_output(forward_.sink_H, out, lse);
+      write_empty_rows(out, slice(all_lse, row, tokens, 0, shape.q_heads));
       continue;
     }
     const UnitView o = run_->owned_result(Kind::kO, position);
@@ -350,19 +366,21 @@ void Executor::Handle::Call::finish_backward_rows() {
     const TensorView dv = slice(backward_.dv_THD, row, tokens, 0, shape.kv_heads);
     if (role_has(role, Kind::kDq)) {
       kernel_->row_ops().convert(dq, run_->owned_result(Kind::kDq, position).parts[0]);
-      add_sink_gradient(backward_.sink_H, as_stats(slice(all_lse, row, tokens, 0, shape.q_heads)),
-                        as_stats(slice(all_delta, row, tokens, 0, shape.q_heads)), tokens,
-                        dsink_H_);
+      if (!dsink_sums().empty()) {
+        kernel_->row_ops().sink_gradient(
+            backward_.sink_H, as_stats(slice(all_lse, row, tokens, 0, shape.q_heads)),
+            as_stats(slice(all_delta, row, tokens, 0, shape.q_heads)), tokens, dsink_sums());
+      }
     } else {
-      fill_tensor(dq, 0.0F);
+      kernel_->row_ops().fill(dq, 0);
     }
     if (role_has(role, Kind::kDkv)) {
       const UnitView dkv = run_->owned_result(Kind::kDkv, position);
       kernel_->row_ops().convert(dk, dkv.parts[0]);
       kernel_->row_ops().convert(dv, dkv.parts[1]);
     } else {
-      fill_tensor(dk, 0.0F);
-      fill_tensor(dv, 0.0F);
+      kernel_->row_ops().fill(dk, 0);
+      kernel_->row_ops().fill(dv, 0);
     }
   }
 }

@@ -17,7 +17,7 @@ namespace contextile {
 
 // What forward hands to backward: of every round the retained units, one after another.
 struct Saved::Buffers {
-  using Rounds = std::vector<std::vector<std::byte>>;
+  using Rounds = std::vector<RowBuffer>;
 
   std::uint64_t digest = 0;
   std::size_t mask = 0;
@@ -56,6 +56,8 @@ struct Executor::Handle::Call {
   // A step of this call, in the current round.
   [[nodiscard]] RecordedStep step(std::string_view op) const;
   [[nodiscard]] RowStats delta() const;
+  // The gradient of the sinks, summed over the rows of this call so far.
+  [[nodiscard]] std::span<double> dsink_sums() const;
   void check_call(std::size_t mask) const;
   void check_forward() const;
   // What forward of this call's mask keeps for backward, all rounds.
@@ -68,6 +70,7 @@ struct Executor::Handle::Call {
   void run_remaining();
   void start_round();
   void finish_round();
+  void write_empty_rows(const TensorView& out, const TensorView& lse);
   void fill_unwritten();
   void restore_retained();
   void save_retained();
@@ -93,7 +96,6 @@ struct Executor::Handle::Call {
   std::size_t round_ = 0;
   OwnedInputs inputs_{};  // of the current round
   std::optional<ProgramRun> run_;
-  std::vector<double> dsink_H_;
   ExecutionStats stats_;
 };
 

@@ -30,7 +30,8 @@ InprocAttention::InprocAttention(std::shared_ptr<const Plan> plan,
   const AttentionKernel& kernel = find_kernel(options.kernel, plan->shape.dtype);
   check_plan(*plan);
   check_machine_memory("attention", *plan, inproc_bytes(*plan, statistics(*plan)));
-  ranks_ = std::make_unique<PlanRanks>(std::move(plan), kernel, options.transport);
+  ranks_ = std::make_unique<PlanRanks>(
+      std::move(plan), PlanRanks::RunOn{.kernel = kernel, .transport = options.transport});
 }
 InprocAttention::~InprocAttention() = default;
 InprocAttention::InprocAttention(InprocAttention&&) noexcept = default;

@@ -1,5 +1,6 @@
 #include "runtime/plan_ranks.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <span>
@@ -11,6 +12,7 @@
 #include "base/quote.h"
 #include "contextile/scatter.h"
 #include "contextile/token_layout.h"
+#include "kernel/tensor.h"
 #include "runtime/check_tensors.h"
 
 namespace contextile {
@@ -18,24 +20,66 @@ namespace {
 
 constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
 
+// A tensor in the memory of a rank's kernel, and a copy here where that is elsewhere.
+class RankTensor {
+ public:
+  RankTensor(const RowMemory& memory, HostTensor tensor)
+      : host_(std::move(tensor)), memory_(memory), is_here_(&memory == &host_memory()) {
+    if (is_here_) return;
+    there_ = RowBuffer(memory, std::ssize(host_.bytes()));
+    memory.write(there_.data(), host_.bytes());
+  }
+
+  [[nodiscard]] TensorView view() {
+    TensorView view = host_.view();
+    if (!is_here_) view.data = there_.data();
+    return view;
+  }
+  [[nodiscard]] RowStats stats() { return as_stats(view()); }
+  [[nodiscard]] std::span<float> floats() {
+    return {static_cast<float*>(view().data), host_.bytes().size() / sizeof(float)};
+  }
+  // Brings here what is there.
+  HostTensor& fetched() {
+    if (!is_here_) {
+      const auto to = static_cast<std::byte*>(host_.view().data);
+      memory_.read({to, host_.bytes().size()}, there_.data());
+    }
+    return host_;
+  }
+
+ private:
+  HostTensor host_;
+  const RowMemory& memory_;
+  const bool is_here_;
+  RowBuffer there_;
+};
+
 // Makes and moves the tensors of one rank.
 class RankTensors {
  public:
-  RankTensors(const Plan& plan, Rank rank)
-      : plan_(plan), rank_(rank), tokens_(num_local_tokens(plan, rank)) {}
+  RankTensors(const Plan& plan, Rank rank, const AttentionKernel& kernel)
+      : plan_(plan), rank_(rank), memory_(kernel.memory()), tokens_(num_local_tokens(plan, rank)) {}
 
-  [[nodiscard]] HostTensor like(const TensorView& batch) const {
-    return {batch.dtype, tokens_, batch.heads, batch.dim};
+  [[nodiscard]] RankTensor like(const TensorView& batch) const {
+    return {memory_, HostTensor(batch.dtype, tokens_, batch.heads, batch.dim)};
   }
-  [[nodiscard]] HostTensor scattered(const TensorView& batch) const {
-    HostTensor local = like(batch);
+  [[nodiscard]] RankTensor scattered(const TensorView& batch) const {
+    HostTensor local(batch.dtype, tokens_, batch.heads, batch.dim);
     scatter(plan_, rank_, batch, local.view());
-    return local;
+    return {memory_, std::move(local)};
+  }
+  // The same on every rank.
+  [[nodiscard]] RankTensor copied(std::span<const float> array) const {
+    HostTensor tensor(Dtype::kF32, std::ssize(array), 1, 1);
+    std::ranges::copy(array, tensor.values<float>().begin());
+    return {memory_, std::move(tensor)};
   }
 
  private:
   const Plan& plan_;
   const Rank rank_;
+  const RowMemory& memory_;
   const std::int64_t tokens_;
 };
 
@@ -94,36 +138,35 @@ std::vector<float> sum_of(const std::vector<std::vector<float>>& shares) {
 
 }  // namespace
 
-PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-                     const InprocOptions& options, const ExecutorOptions& executor_options)
+PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const RunOn& run_on,
+                     const ExecutorOptions& executor_options)
     : plan_(std::move(plan)),
-      kernel_(kernel),
-      options_(options),
+      run_on_(run_on),
       executor_options_(executor_options),
+      mine_(run_on.rank),
       calls_(static_cast<std::size_t>(plan_->num_devices())),
       memory_(calls_.size()) {
-  start();
-}
-
-PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-                     Transport& transport, const ExecutorOptions& executor_options)
-    : plan_(std::move(plan)),
-      kernel_(kernel),
-      executor_options_(executor_options),
-      mine_(&transport),
-      calls_(static_cast<std::size_t>(plan_->num_devices())),
-      memory_(calls_.size()) {
-  CONTEXTILE_CHECK(transport.size() == plan_->num_devices(),
+  if (mine_ == nullptr) {
+    start();
+    return;
+  }
+  CONTEXTILE_CHECK(mine_->size() == plan_->num_devices(),
                    "{}: expected {} ranks, one for each device of the plan, found {}",
-                   transport.name(), plan_->num_devices(), transport.size());
-  executors_.push_back(std::make_unique<Executor>(transport, kernel_, executor_options_));
+                   mine_->name(), plan_->num_devices(), mine_->size());
+  executors_.push_back(std::make_unique<Executor>(*mine_, run_on_.kernel, executor_options_));
   prepare();
 }
 
+const AttentionKernel& PlanRanks::kernel(Rank rank) const {
+  return run_on_.host == nullptr ? run_on_.kernel : run_on_.host->kernel(rank);
+}
+
 void PlanRanks::start() {
-  group_ = make_inproc_group(plan_->num_devices(), options_);
+  group_ = run_on_.host == nullptr ? make_inproc_group(plan_->num_devices(), run_on_.transport)
+                                   : run_on_.host->make_group(plan_->num_devices());
   for (const std::unique_ptr<Transport>& transport : group_) {
-    executors_.push_back(std::make_unique<Executor>(*transport, kernel_, executor_options_));
+    executors_.push_back(
+        std::make_unique<Executor>(*transport, kernel(transport->rank()), executor_options_));
   }
   prepare();
 }
@@ -221,19 +264,20 @@ AttentionOutput PlanRanks::forward(std::size_t mask, const AttentionInputs& inpu
   const TensorView lse_TH = as_tensor_of(*plan_, output.lse_TH);
   run([&](Transport& transport, Executor& executor) {
     const Rank rank = transport.rank();
-    const RankTensors tensors(*plan_, rank);
-    const HostTensor q = tensors.scattered(inputs.q_THD);
-    const HostTensor k = tensors.scattered(inputs.k_THD);
-    const HostTensor v = tensors.scattered(inputs.v_THD);
-    HostTensor out = tensors.like(out_THD);
-    HostTensor lse = tensors.like(lse_TH);
+    const RankTensors tensors(*plan_, rank, kernel(rank));
+    RankTensor q = tensors.scattered(inputs.q_THD);
+    RankTensor k = tensors.scattered(inputs.k_THD);
+    RankTensor v = tensors.scattered(inputs.v_THD);
+    RankTensor sink = tensors.copied(inputs.sink_H);
+    RankTensor out = tensors.like(out_THD);
+    RankTensor lse = tensors.like(lse_TH);
     measure(transport, executor, [&] {
       output.saved[rank.index()] = executor.forward(
-          mask, {q.view(), k.view(), v.view(), inputs.sink_H, out.view(), lse.stats()});
+          mask, {q.view(), k.view(), v.view(), sink.floats(), out.view(), lse.stats()});
     });
     executor.record_exchange([&] {
-      deliver(transport, out_THD, out);
-      deliver(transport, lse_TH, lse);
+      deliver(transport, out_THD, out.fetched());
+      deliver(transport, lse_TH, lse.fetched());
     });
   });
   return output;
@@ -259,26 +303,29 @@ AttentionGradients PlanRanks::backward(std::size_t mask, const AttentionInputs& 
                                         std::vector<float>(inputs.sink_H.size(), kUnwritten));
   run([&](Transport& transport, Executor& executor) {
     const std::size_t r = transport.rank().index();
-    const RankTensors tensors(*plan_, transport.rank());
-    const HostTensor q = tensors.scattered(inputs.q_THD);
-    const HostTensor k = tensors.scattered(inputs.k_THD);
-    const HostTensor v = tensors.scattered(inputs.v_THD);
-    const HostTensor out = tensors.scattered(output.out_THD.view());
-    HostTensor lse = tensors.scattered(as_tensor_of(*plan_, output.lse_TH));
-    const HostTensor dout = tensors.scattered(dout_THD);
-    HostTensor dq = tensors.like(dq_THD);
-    HostTensor dk = tensors.like(dk_THD);
-    HostTensor dv = tensors.like(dv_THD);
+    const RankTensors tensors(*plan_, transport.rank(), kernel(transport.rank()));
+    RankTensor q = tensors.scattered(inputs.q_THD);
+    RankTensor k = tensors.scattered(inputs.k_THD);
+    RankTensor v = tensors.scattered(inputs.v_THD);
+    RankTensor sink = tensors.copied(inputs.sink_H);
+    RankTensor out = tensors.scattered(output.out_THD.view());
+    RankTensor lse = tensors.scattered(as_tensor_of(*plan_, output.lse_TH));
+    RankTensor dout = tensors.scattered(dout_THD);
+    RankTensor dq = tensors.like(dq_THD);
+    RankTensor dk = tensors.like(dk_THD);
+    RankTensor dv = tensors.like(dv_THD);
+    RankTensor sink_gradient = tensors.copied(dsink[r]);
     measure(transport, executor, [&] {
       executor.backward(mask,
                         {q.view(), k.view(), v.view(), out.view(), lse.stats(), dout.view(),
-                         inputs.sink_H, dq.view(), dk.view(), dv.view(), dsink[r]},
+                         sink.floats(), dq.view(), dk.view(), dv.view(), sink_gradient.floats()},
                         output.saved.empty() ? nothing : output.saved[r]);
     });
     executor.record_exchange([&] {
-      deliver(transport, dq_THD, dq);
-      deliver(transport, dk_THD, dk);
-      deliver(transport, dv_THD, dv);
+      deliver(transport, dq_THD, dq.fetched());
+      deliver(transport, dk_THD, dk.fetched());
+      deliver(transport, dv_THD, dv.fetched());
+      std::ranges::copy(sink_gradient.fetched().values<float>(), dsink[r].begin());
       share_sink(transport, dsink);
     });
   });

@@ -28,13 +28,21 @@ struct RankCall {
 // others the rows of their own rank are. Masks are indices.
 class PlanRanks {
  public:
-  // All ranks, in process. Throws InvalidPlan when the programs do not hold together.
-  PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel,
-            const InprocOptions& options, const ExecutorOptions& executor_options = {});
-  // The rank of `transport`, which must outlive the object. Collective, as are forward and
-  // backward. Throws, too, InvalidArgument when the group has another size than the plan; a failure
-  // of one rank ends the group (TransportError on the others).
-  PlanRanks(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, Transport& transport,
+  // By what they run. All that it names must outlive the object.
+  struct RunOn {
+    const AttentionKernel& kernel;
+    InprocOptions transport = {};  // of ranks in this process
+    // The one rank that this process drives; null: all of them, in process.
+    Transport* rank = nullptr;
+    // Gives all ranks their kernels and transports instead; null: nobody.
+    RankHost* host = nullptr;
+  };
+
+  // Throws InvalidPlan when the programs do not hold together. With a rank of its own it is
+  // collective, as are forward and backward, and throws, too, InvalidArgument when the group has
+  // another size than the plan; a failure of one rank ends the group (TransportError on the
+  // others).
+  PlanRanks(std::shared_ptr<const Plan> plan, const RunOn& run_on,
             const ExecutorOptions& executor_options = {});
 
   [[nodiscard]] const Plan& plan() const { return *plan_; }
@@ -65,11 +73,12 @@ class PlanRanks {
   template <typename Item>
   void share(Transport& transport, const Item& mine, std::vector<Item>& by_rank) const;
 
+  [[nodiscard]] const AttentionKernel& kernel(Rank rank) const;
+
   const std::shared_ptr<const Plan> plan_;
-  const AttentionKernel& kernel_;
-  const InprocOptions options_;
+  const RunOn run_on_;
   const ExecutorOptions executor_options_;
-  Transport* const mine_ = nullptr;                // null: all ranks are in this process
+  Transport* const mine_;                          // null: all ranks are in this process
   std::vector<std::unique_ptr<Transport>> group_;  // these; empty after a call that failed
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<RankCall> calls_;

@@ -8,8 +8,12 @@
 
 namespace contextile {
 
-InprocGroup::InprocGroup(std::int32_t num_ranks, const InprocOptions& options)
-    : options_(options), last_moved_(Clock::now()), delay_rng_(options.delay_seed) {
+InprocGroup::InprocGroup(std::int32_t num_ranks, const InprocOptions& options,
+                         std::unique_ptr<SegmentMover> mover)
+    : options_(options),
+      mover_(std::move(mover)),
+      last_moved_(Clock::now()),
+      delay_rng_(options.delay_seed) {
   CONTEXTILE_CHECK(num_ranks >= 1, "in-process group: expected at least 1 rank, found {}",
                    num_ranks);
   CONTEXTILE_CHECK(options.timeout.count() > 0,
@@ -39,6 +43,8 @@ std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
   launch->rank = rank;
   launch->ends = make_ends(rank, size(), sends, recvs);
   launch->num_open = static_cast<std::int64_t>(launch->ends.size());
+  launch->moved.resize(launch->ends.size());
+  if (mover_ != nullptr) launch->ready = mover_->ready(rank, launch->num_open);
 
   std::vector<Transfer> ready;
   {
@@ -54,9 +60,9 @@ std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
     for (const Transfer& transfer : ready) begin_copy(transfer);
   }
   for (const Transfer& transfer : ready) {
-    copy_segments(transfer.send.end().segments, transfer.recv.end().segments);
+    const std::int64_t moved = copy(transfer);
     const Lock lock(mutex_);
-    finish_copy(transfer);
+    finish_copy(transfer, moved);
   }
   return launch->ticket;
 }
@@ -104,12 +110,23 @@ void InprocGroup::begin_copy(const Transfer& transfer) {
   ++state(transfer.recv.launch->rank).num_copies;
 }
 
-void InprocGroup::finish_copy(const Transfer& transfer) {
+std::int64_t InprocGroup::copy(const Transfer& transfer) {
+  const auto& [send, recv] = transfer;
+  if (mover_ != nullptr) {
+    return mover_->move(send.end(), send.launch->ready, recv.launch->rank, recv.end(),
+                        recv.launch->ready);
+  }
+  copy_segments(send.end().segments, recv.end().segments);
+  return 0;
+}
+
+void InprocGroup::finish_copy(const Transfer& transfer, std::int64_t moved) {
   last_moved_ = Clock::now();
   state(transfer.send.launch->rank).sent_bytes += transfer.send.end().size_bytes;
   state(transfer.recv.launch->rank).received_bytes += transfer.recv.end().size_bytes;
   for (const EndOfLaunch* side : {&transfer.send, &transfer.recv}) {
     side->end().moved = true;
+    side->moved() = moved;
     --side->launch->num_open;
     --state(side->launch->rank).num_copies;
     state(side->launch->rank).changed.notify_all();
@@ -133,9 +150,9 @@ void InprocGroup::run_delayed() {
     delayed_.pop();
     begin_copy(transfer);
     lock.unlock();
-    copy_segments(transfer.send.end().segments, transfer.recv.end().segments);
+    const std::int64_t moved = copy(transfer);
     lock.lock();
-    finish_copy(transfer);
+    finish_copy(transfer, moved);
   }
 }
 
@@ -172,6 +189,9 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
     mine.changed.wait_until(lock, deadline);
   }
   mine.launches.erase(ticket);
+  lock.unlock();
+  if (mover_ == nullptr) return;
+  for (const std::int64_t moved : launch->moved) mover_->wait(rank, moved);
 }
 
 // An end that can never move because the peer is gone and has not posted its side.

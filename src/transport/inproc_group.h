@@ -28,6 +28,21 @@ class GroupFailed : public TransportError {
   using TransportError::TransportError;
 };
 
+// How bytes get from one rank's memory to another's: at once, or by work on devices that ranks
+// order among themselves. Tokens are the mover's own.
+class SegmentMover {
+ public:
+  virtual ~SegmentMover() = default;
+  // As a rank launches `num_ends` messages: what its memory is ready behind.
+  virtual std::int64_t ready(Rank rank, std::int64_t num_ends) = 0;
+  // Once both ends are posted, without the group's lock, on either end's thread or another one.
+  // Returns behind what the bytes have moved.
+  virtual std::int64_t move(const PostedEnd& send, std::int64_t send_ready, Rank receiver,
+                            const PostedEnd& recv, std::int64_t recv_ready) = 0;
+  // As a rank waits for a launch, for each of its ends: what it does next is behind `moved`.
+  virtual void wait(Rank rank, std::int64_t moved) = 0;
+};
+
 // Messages wait in one FIFO per ordered pair of ranks until both ends are posted; then whoever came
 // second copies, or the delay thread does later.
 //
@@ -35,7 +50,9 @@ class GroupFailed : public TransportError {
 // or a throwing `launch` or `wait` of that rank has returned. A rank may then free its buffers.
 class InprocGroup {
  public:
-  InprocGroup(std::int32_t num_ranks, const InprocOptions& options);
+  // Copies in this process's memory unless there is another mover.
+  InprocGroup(std::int32_t num_ranks, const InprocOptions& options,
+              std::unique_ptr<SegmentMover> mover = nullptr);
   ~InprocGroup();
   InprocGroup(const InprocGroup&) = delete;
   InprocGroup& operator=(const InprocGroup&) = delete;
@@ -58,13 +75,16 @@ class InprocGroup {
   struct Launch {
     Rank rank;
     std::int64_t ticket = 0;
+    std::int64_t ready = 0;     // by the mover
     std::int64_t num_open = 0;  // ends that have not moved
     std::vector<PostedEnd> ends;
+    std::vector<std::int64_t> moved;  // of every end, by the mover
   };
   struct EndOfLaunch {
     std::shared_ptr<Launch> launch;
     std::size_t index = 0;
     [[nodiscard]] PostedEnd& end() const { return launch->ends[index]; }
+    [[nodiscard]] std::int64_t& moved() const { return launch->moved[index]; }
   };
   struct Transfer {
     EndOfLaunch send;
@@ -99,7 +119,8 @@ class InprocGroup {
   }
   void post(const EndOfLaunch& posted, std::vector<Transfer>& ready);
   void begin_copy(const Transfer& transfer);
-  void finish_copy(const Transfer& transfer);
+  std::int64_t copy(const Transfer& transfer);
+  void finish_copy(const Transfer& transfer, std::int64_t moved);
   void run_delayed();
   void set_failure(Rank rank, std::string text);
   void drain(Lock& lock, Rank rank);
@@ -107,6 +128,7 @@ class InprocGroup {
   [[nodiscard]] const PostedEnd* abandoned_end(const Launch& launch) const;
 
   const InprocOptions options_;
+  const std::unique_ptr<SegmentMover> mover_;  // null: copies
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<Channel> channels_;  // [src][dst]

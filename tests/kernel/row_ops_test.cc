@@ -17,6 +17,7 @@
 #include "kernel/reference_rows.h"
 #include "kernel/tensor.h"
 #include "runtime/unit_view.h"
+#include "support/cuda_host_kernel.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -33,6 +34,7 @@ std::vector<const RowOps*> all_row_ops() {
     const auto has_its_name = [&](const RowOps* other) { return other->name() == rows.name(); };
     if (std::ranges::none_of(all, has_its_name)) all.push_back(&rows);
   }
+  all.push_back(&cuda_host_kernel().row_ops());
   return all;
 }
 
@@ -350,7 +352,44 @@ TEST(RowOps, EveryInstructionSetGivesTheSameBitsAndLeavesTheGaps) {
   }
 }
 
+// The order of what is added is the reference's, so are the bits.
+TEST_P(EveryRowOps, FillsRowsAndSumsTheGradientOfSinks) {
+  Rng rng(5);
+  for (int turn = 0; turn < 20; ++turn) {
+    const Shape shape = random_shape(rng);
+    Rows filled = rows_of(shape, turn % 2 == 0 ? Dtype::kF32 : Dtype::kBf16);
+    GetParam()->fill(filled.tensor(), 3);
+    EXPECT_EQ(filled.row(shape.tokens - 1, shape.heads - 1),
+              std::vector<double>(static_cast<std::size_t>(shape.dim), 3));
+    EXPECT_TRUE(filled.gaps_are_untouched());
+    Rows lse = stats_of(shape);
+    Rows delta = stats_of(shape);
+    lse.fill(rng);
+    delta.fill(rng);
+    std::vector<float> sink(static_cast<std::size_t>(shape.heads));
+    for (float& value : sink) value = static_cast<float>(rng.normal()) - 2;
+    std::vector<double> sums(sink.size(), 0.5);
+    std::vector<double> expected = sums;
+    GetParam()->sink_gradient(sink, lse.stats(), delta.stats(), shape.tokens, sums);
+    reference_rows().sink_gradient(sink, lse.stats(), delta.stats(), shape.tokens, expected);
+    EXPECT_EQ(sums, expected);
+    for (std::size_t h = 0; h < sink.size(); ++h) {
+      double share = 0.5;
+      for (std::int64_t n = 0; n < shape.tokens; ++n) {
+        const auto head = static_cast<std::int32_t>(h);
+        share -= std::exp(static_cast<double>(sink[h]) - stat_at(lse.stats(), n, head)) *
+                 stat_at(delta.stats(), n, head);
+      }
+      EXPECT_NEAR(sums[h], share, 1e-9 * std::abs(share) + 1e-9);
+    }
+    std::vector<float> rounded(sink.size());
+    GetParam()->round_sums(sums, rounded);
+    EXPECT_EQ(rounded, std::vector<float>(sums.begin(), sums.end()));
+  }
+}
+
 TEST_P(EveryRowOps, AUnitReturnsFromTheWireAtAnOddMultipleOfTwoBytes) {
+  if (GetParam()->name() == "cuda") GTEST_SKIP() << "devices read fp32 at multiples of four bytes";
   Rng rng(4);
   const Shape shape{7, 3, 20, 2};
   Partials unit(rng, shape, 1);

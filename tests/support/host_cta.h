@@ -115,6 +115,12 @@ class HostCta {
   }
   static float exp2(float x) { return std::exp2(x); }
 
+  // The upper half of the lanes' sums added to the lower one until lane 0 has all.
+  void halve_sums(PerLane<double>& sums) {
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+    }
+  }
   // Over the four lanes that hold parts of one row.
   void quad_max(PerLane<float>& values) {
     reduce(values, [](float a, float b) { return std::fmax(a, b); });

@@ -7,11 +7,14 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "contextile/transport.h"
+#include "support/host_driver.h"
+#include "transport/cuda/stream_transport.h"
 
 namespace contextile {
 namespace {
@@ -41,6 +44,37 @@ TEST_P(TransportConformance, Inproc) {
               tested.run(transport, turn);
             },
             options);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+      }
+    }
+  }
+}
+
+// Ranks that share a device, on one that does its work at once: what a case reads is there.
+TEST_P(TransportConformance, Streams) {
+  const ConformanceCase& tested = *GetParam().tested;
+  InprocOptions options;
+  options.timeout = tested.timeout;
+  options.max_delay_us = GetParam().max_delay_us;
+  options.delay_seed = 12;
+  for (const std::int32_t size : tested.sizes) {
+    for (std::int32_t turn = 0; turn < tested.num_turns; ++turn) {
+      SCOPED_TRACE("size " + std::to_string(size) + ", turn " + std::to_string(turn));
+      cuda::HostDriver driver(cuda::HostDriver::Mode::kAtOnce);
+      std::vector<std::unique_ptr<cuda::RankStreams>> streams;
+      std::vector<cuda::RankStreams*> ranks;
+      for (std::int32_t r = 0; r < size; ++r) {
+        streams.push_back(std::make_unique<cuda::RankStreams>(driver));
+        ranks.push_back(streams.back().get());
+      }
+      std::vector<std::unique_ptr<Transport>> group = cuda::make_stream_group(ranks, options);
+      try {
+        run_inproc(group, [&](Transport& transport) {
+          EXPECT_EQ(transport.size(), size);
+          tested.run(transport, turn);
+          group[transport.rank().index()].reset();  // peers still under way hear that it has left
+        });
       } catch (const std::exception& error) {
         ADD_FAILURE() << error.what();
       }

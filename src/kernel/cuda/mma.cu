@@ -2,35 +2,35 @@
 // shared memory of kForwardShared or kBackwardShared bytes.
 
 #include "kernel/cuda/backward.h"
+#include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/forward.h"
 #include "kernel/cuda/mma_cta.cuh"
 
 namespace contextile::cuda {
 
-template <Number kNumber, int kDim>
-__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const Launch launch) {
-  extern __shared__ __align__(16) std::uint16_t shared[];
-  MmaCta cta;
-  const OwnedBlock owned = launch.owned[blockIdx.x];
-  forward_cta<kNumber, kDim>(cta, launch, owned, static_cast<int>(blockIdx.y), shared);
-}
-
-template <Number kNumber, int kDim, bool kKeysOwn>
-__global__ void __launch_bounds__(kThreads, 2) backward_kernel(const Launch launch) {
-  extern __shared__ __align__(16) std::uint16_t shared[];
-  MmaCta cta;
-  const OwnedBlock owned = launch.owned[blockIdx.x];
-  backward_cta<kNumber, kDim, kKeysOwn>(cta, launch, owned, static_cast<int>(blockIdx.y), shared);
-}
-
-#define CONTEXTILE_KERNELS(number, dim)                                      \
-  template __global__ void forward_kernel<number, dim>(const Launch);         \
-  template __global__ void backward_kernel<number, dim, false>(const Launch); \
-  template __global__ void backward_kernel<number, dim, true>(const Launch)
-CONTEXTILE_KERNELS(Number::kBf16, 64);
-CONTEXTILE_KERNELS(Number::kBf16, 128);
-CONTEXTILE_KERNELS(Number::kF16, 64);
-CONTEXTILE_KERNELS(Number::kF16, 128);
+#define CONTEXTILE_KERNELS(text, number, dim)                                                     \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
+      forward_##text##_##dim(const Launch launch) {                                               \
+    extern __shared__ __align__(16) std::uint16_t shared[];                                       \
+    MmaCta cta;                                                                                   \
+    forward_cta<number, dim>(cta, launch, launch.owned[blockIdx.x],                               \
+                             static_cast<int>(blockIdx.y), shared);                               \
+  }                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
+      backward_dq_##text##_##dim(const Launch launch) {                                           \
+    extern __shared__ __align__(16) std::uint16_t shared[];                                       \
+    MmaCta cta;                                                                                   \
+    backward_cta<number, dim, false>(cta, launch, launch.owned[blockIdx.x],                       \
+                                     static_cast<int>(blockIdx.y), shared);                       \
+  }                                                                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
+      backward_dkv_##text##_##dim(const Launch launch) {                                          \
+    extern __shared__ __align__(16) std::uint16_t shared[];                                       \
+    MmaCta cta;                                                                                   \
+    backward_cta<number, dim, true>(cta, launch, launch.owned[blockIdx.x],                        \
+                                    static_cast<int>(blockIdx.y), shared);                        \
+  }
+CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_KERNELS)
 #undef CONTEXTILE_KERNELS
 
 }  // namespace contextile::cuda

@@ -107,6 +107,12 @@ class MmaCta {
     return y;
   }
 
+  // Lane 0 has the sum of all, the upper half of the lanes added to the lower one until one is left.
+  __device__ __forceinline__ void halve_sums(PerLane<double>& sums) {
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      sums.part += __shfl_down_sync(kAllLanes, sums.part, half);
+    }
+  }
   __device__ __forceinline__ void quad_max(PerLane<float>& value) {
     value.part = fmaxf(value.part, __shfl_xor_sync(kAllLanes, value.part, 1));
     value.part = fmaxf(value.part, __shfl_xor_sync(kAllLanes, value.part, 2));

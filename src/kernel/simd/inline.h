@@ -3,7 +3,11 @@
 
 // Everything a kernel's inner loops call is inlined into a function of a template over the vector
 // class: no code compiled for one instruction set can be picked for another by the linker.
+#if defined(__CUDACC__)
+#define CONTEXTILE_INLINE __host__ __device__ __forceinline__
+#else
 #define CONTEXTILE_INLINE [[gnu::always_inline]] inline
+#endif
 #define CONTEXTILE_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace contextile {

@@ -7,9 +7,9 @@ namespace contextile {
 namespace {
 
 // Owns what a RowWorkspace points to.
-class RowMemory {
+class SourceRows {
  public:
-  explicit RowMemory(std::size_t sources)
+  explicit SourceRows(std::size_t sources)
       : weights_(sources * RowWorkspace::kRows), row_weights_(sources), rows_(sources) {}
   [[nodiscard]] RowWorkspace workspace() {
     return {weights_.data(), row_weights_.data(), rows_.data()};
@@ -24,12 +24,12 @@ class RowMemory {
 }  // namespace
 
 void SimdRowOps::merge(const PartialOutput& dst, std::span<const PartialOutput> srcs) const {
-  RowMemory memory(srcs.size());
+  SourceRows memory(srcs.size());
   target_.merge(dst, srcs, memory.workspace());
 }
 
 void SimdRowOps::sum(const TensorView& dst, std::span<const TensorView> srcs) const {
-  RowMemory memory(srcs.size());
+  SourceRows memory(srcs.size());
   target_.sum(dst, srcs, memory.workspace());
 }
 

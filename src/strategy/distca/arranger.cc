@@ -114,8 +114,7 @@ class DistcaArranger {
       const auto is_one_shard = [](const std::vector<PlannedItem>& items) {
         return items.size() == 1 && shards_of(*items.front().item).size() == 1;
       };
-      if (!documents[d].cached.empty() ||
-          !std::ranges::all_of(documents[d].tasks, is_one_shard)) {
+      if (!documents[d].cached.empty() || !std::ranges::all_of(documents[d].tasks, is_one_shard)) {
         cut_document(d, documents[d]);
         continue;
       }
@@ -151,7 +150,8 @@ class DistcaArranger {
     };
     for (const CaCachedRows& rows : items.cached) {
       const std::size_t end = segment_at(rows.rows.end);
-      for (std::size_t s = segment_at(rows.rows.begin); s < end; ++s) segments[s].owner = rows.owner;
+      for (std::size_t s = segment_at(rows.rows.begin); s < end; ++s)
+        segments[s].owner = rows.owner;
     }
     for (std::size_t direction = 0; direction < items.tasks.size(); ++direction) {
       for (const PlannedItem& planned : items.tasks[direction]) {

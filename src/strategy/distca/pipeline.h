@@ -39,10 +39,10 @@ struct SamePhaseTick {
 // document that come first are of an earlier part.
 using StageParts = std::vector<std::vector<CaDocument>>;
 
-// Where the documents of one part are on the stage's `num_ranks` ranks, from `first` on: its rows in
-// equal tokens, documents that are cut head and tail (place_documents), so that pairs of rows cost
-// the same wherever they are; rows before them where the part that they are of has them. Appended
-// behind the tokens of `home`. O((documents + ranks) · log).
+// Where the documents of one part are on the stage's `num_ranks` ranks, from `first` on: its rows
+// in equal tokens, documents that are cut head and tail (place_documents), so that pairs of rows
+// cost the same wherever they are; rows before them where the part that they are of has them.
+// Appended behind the tokens of `home`. O((documents + ranks) · log).
 void append_stage_home(const StageParts& parts, std::size_t part, Rank first,
                        std::int32_t num_ranks, std::vector<HomeRange>& home);
 // The same for whole documents.

@@ -39,8 +39,8 @@ CaHome home_by_role(std::span<const Range> sequences, std::span<const HomeRange>
              (role->role != Role::kKvOnly || role->tokens.end <= left.begin)) {
         ++role;
       }
-      const Range cached = role == roles.end() ? Range{left.end, left.end}
-                                               : intersect(role->tokens, left);
+      const Range cached =
+          role == roles.end() ? Range{left.end, left.end} : intersect(role->tokens, left);
       const Range before{left.begin, cached.empty() ? left.end : cached.begin};
       if (!before.empty()) result.computed.push_back({before, range.owner});
       if (!cached.empty()) cache(cached, range.owner);

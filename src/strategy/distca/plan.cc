@@ -76,8 +76,7 @@ std::optional<CaPlan> plan_tasks(std::span<const Range> sequences, std::span<con
     plan.cached = by_role.cached;
     plan.nano_batches = balanced(start, options.migration, plan.tolerance);
     if (options.buffer_limit_bytes == 0 ||
-        largest_buffer_bytes(plan, num_devices, options.migration) <=
-            options.buffer_limit_bytes) {
+        largest_buffer_bytes(plan, num_devices, options.migration) <= options.buffer_limit_bytes) {
       if (options.backward)
         plan.backward = balanced(gathered(*options.backward), *options.backward, plan.tolerance);
       return plan;

@@ -24,7 +24,7 @@ struct CaPlan {
   std::vector<std::vector<CaItem>> nano_batches;  // documents are sequences
   std::vector<std::vector<CaItem>> backward;      // of the same rows; empty: as nano_batches
   std::vector<CaCachedRows> cached;
-  double tolerance = 0;                           // that was used in the end
+  double tolerance = 0;  // that was used in the end
 };
 
 // Without a home layout the batch is cut into nano-batches of equal tokens, a document across a cut

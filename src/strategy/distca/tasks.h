@@ -74,11 +74,12 @@ struct CaHome {
 [[nodiscard]] std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
                                                   std::int32_t num_devices);
 
-// Items of rows (tokens with queries) that are on devices already, in nano-batches. A device's rows of a document are
-// paired from the outside in: its first with its last, so that head-tail homes give the items they
-// came from; what is left beside the document's middle is a tail alone. Of every device each
-// nano-batch has the same number of rows, to one, and about the same work: heaviest item first, to
-// the lightest nano-batch that has room, cut where that ends (outer rows first). O(homes · log).
+// Items of rows (tokens with queries) that are on devices already, in nano-batches. A device's rows
+// of a document are paired from the outside in: its first with its last, so that head-tail homes
+// give the items they came from; what is left beside the document's middle is a tail alone. Of
+// every device each nano-batch has the same number of rows, to one, and about the same work:
+// heaviest item first, to the lightest nano-batch that has room, cut where that ends (outer rows
+// first). O(homes · log).
 [[nodiscard]] std::vector<std::vector<CaItem>> items_at_home(std::span<const Range> sequences,
                                                              std::span<const HomeRange> home,
                                                              std::int32_t num_devices,

@@ -1,0 +1,418 @@
+#include "device/libcuda.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <span>
+#include <type_traits>
+
+#include "base/check.h"
+#include "base/file_bytes.h"
+
+namespace contextile::cuda {
+namespace {
+
+// The driver's interface as far as it is used, from its manual (CUDA Driver API). Names carry the
+// version of the symbol.
+using Result = int;
+using DevicePointer = unsigned long long;  // NOLINT(google-runtime-int): the driver's type
+struct Copy2D {
+  std::size_t from_x = 0, from_y = 0;
+  int from_kind = kDevice;
+  const void* from_host = nullptr;
+  DevicePointer from = 0;
+  void* from_array = nullptr;
+  std::size_t from_pitch = 0;
+  std::size_t to_x = 0, to_y = 0;
+  int to_kind = kDevice;
+  void* to_host = nullptr;
+  DevicePointer to = 0;
+  void* to_array = nullptr;
+  std::size_t to_pitch = 0;
+  std::size_t width = 0, height = 0;
+
+  static constexpr int kDevice = 2;
+};
+constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;
+constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
+constexpr unsigned kNonBlocking = 1;              // a stream beside the default one
+constexpr unsigned kNoTiming = 2;                 // an event without a clock
+constexpr int kDynamicShared = 8;                 // attribute of a function
+constexpr int kReleaseThreshold = 4;              // attribute of a memory pool
+constexpr std::size_t kPinnedBytes = 256 * 1024;  // least chunk of memory for writes
+
+// Functions of the library, looked up when it is opened.
+class Library {
+ public:
+  explicit Library(const std::string& name)
+      : handle_(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    CONTEXTILE_CHECK(handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
+                     name, ::dlerror());
+    const auto find = [&](auto& function, const char* symbol) {
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
+      CONTEXTILE_CHECK(function != nullptr, "cuda: expected {} in {}, found no such function",
+                       symbol, name);
+    };
+    find(init, "cuInit");
+    find(error_text, "cuGetErrorString");
+    find(device_count, "cuDeviceGetCount");
+    find(device_get, "cuDeviceGet");
+    find(device_name, "cuDeviceGetName");
+    find(device_attribute, "cuDeviceGetAttribute");
+    find(default_pool, "cuDeviceGetDefaultMemPool");
+    find(pool_attribute, "cuMemPoolSetAttribute");
+    find(retain_context, "cuDevicePrimaryCtxRetain");
+    find(release_context, "cuDevicePrimaryCtxRelease_v2");
+    find(set_context, "cuCtxSetCurrent");
+    find(load_module, "cuModuleLoadData");
+    find(get_function, "cuModuleGetFunction");
+    find(set_function, "cuFuncSetAttribute");
+    find(allocate, "cuMemAlloc_v2");
+    find(free, "cuMemFree_v2");
+    find(allocate_async, "cuMemAllocAsync");
+    find(free_async, "cuMemFreeAsync");
+    find(allocate_host, "cuMemHostAlloc");
+    find(free_host, "cuMemFreeHost");
+    find(create_stream, "cuStreamCreate");
+    find(destroy_stream, "cuStreamDestroy_v2");
+    find(synchronize, "cuStreamSynchronize");
+    find(wait_event, "cuStreamWaitEvent");
+    find(create_event, "cuEventCreate");
+    find(destroy_event, "cuEventDestroy_v2");
+    find(record_event, "cuEventRecord");
+    find(query_event, "cuEventQuery");
+    find(to_device, "cuMemcpyHtoDAsync_v2");
+    find(to_host, "cuMemcpyDtoH_v2");
+    find(copy, "cuMemcpyDtoDAsync_v2");
+    find(copy_2d, "cuMemcpy2DAsync_v2");
+    find(fill, "cuMemsetD8Async");
+    find(launch, "cuLaunchKernel");
+  }
+  ~Library() { ::dlclose(handle_); }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  Result (*init)(unsigned) = nullptr;
+  Result (*error_text)(Result, const char**) = nullptr;
+  Result (*device_count)(int*) = nullptr;
+  Result (*device_get)(int*, int) = nullptr;
+  Result (*device_name)(char*, int, int) = nullptr;
+  Result (*device_attribute)(int*, int, int) = nullptr;
+  Result (*default_pool)(void**, int) = nullptr;
+  Result (*pool_attribute)(void*, int, void*) = nullptr;
+  Result (*retain_context)(void**, int) = nullptr;
+  Result (*release_context)(int) = nullptr;
+  Result (*set_context)(void*) = nullptr;
+  Result (*load_module)(void**, const void*) = nullptr;
+  Result (*get_function)(void**, void*, const char*) = nullptr;
+  Result (*set_function)(void*, int, int) = nullptr;
+  Result (*allocate)(DevicePointer*, std::size_t) = nullptr;
+  Result (*free)(DevicePointer) = nullptr;
+  Result (*allocate_async)(DevicePointer*, std::size_t, void*) = nullptr;
+  Result (*free_async)(DevicePointer, void*) = nullptr;
+  Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
+  Result (*free_host)(void*) = nullptr;
+  Result (*create_stream)(void**, unsigned) = nullptr;
+  Result (*destroy_stream)(void*) = nullptr;
+  Result (*synchronize)(void*) = nullptr;
+  Result (*wait_event)(void*, void*, unsigned) = nullptr;
+  Result (*create_event)(void**, unsigned) = nullptr;
+  Result (*destroy_event)(void*) = nullptr;
+  Result (*record_event)(void*, void*) = nullptr;
+  Result (*query_event)(void*) = nullptr;
+  Result (*to_device)(DevicePointer, const void*, std::size_t, void*) = nullptr;
+  Result (*to_host)(void*, DevicePointer, std::size_t) = nullptr;
+  Result (*copy)(DevicePointer, DevicePointer, std::size_t, void*) = nullptr;
+  Result (*copy_2d)(const Copy2D*, void*) = nullptr;
+  Result (*fill)(DevicePointer, unsigned char, std::size_t, void*) = nullptr;
+  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void*, void**, void**) = nullptr;
+
+ private:
+  void* handle_;
+};
+
+DevicePointer pointer_to(const std::byte* memory) {
+  return reinterpret_cast<DevicePointer>(memory);
+}
+std::byte* memory_at(DevicePointer pointer) { return reinterpret_cast<std::byte*>(pointer); }
+
+class GpuDriver : public Driver {
+ public:
+  explicit GpuDriver(const DeviceOptions& options) : cuda_(options.library) {
+    check("cuInit", cuda_.init(0));
+    int count = 0;
+    check("cuDeviceGetCount", cuda_.device_count(&count));
+    CONTEXTILE_CHECK(0 <= options.ordinal && options.ordinal < count,
+                     "cuda: expected a device below {}, found {}", count, options.ordinal);
+    check("cuDeviceGet", cuda_.device_get(&device_, options.ordinal));
+    std::array<char, 256> name{};
+    check("cuDeviceGetName",
+          cuda_.device_name(name.data(), static_cast<int>(name.size()) - 1, device_));
+    name_ = name.data();
+    std::int32_t major = 0;
+    std::int32_t minor = 0;
+    check("cuDeviceGetAttribute", cuda_.device_attribute(&major, kMajor, device_));
+    check("cuDeviceGetAttribute", cuda_.device_attribute(&minor, kMinor, device_));
+    const std::string_view architecture = compiled_architecture(major, minor);
+    check("cuDevicePrimaryCtxRetain", cuda_.retain_context(&context_, device_));
+    try {
+      enter();
+      keep_memory();
+      for (const std::string& module : options.modules) {
+        load(fmt::format("{}/{}.{}.cubin", options.folder, module, architecture));
+      }
+    } catch (...) {
+      cuda_.release_context(device_);
+      throw;
+    }
+  }
+
+  ~GpuDriver() override {
+    if (cuda_.set_context(context_) == kSuccess) {
+      for (void* stream : streams_) {
+        cuda_.synchronize(stream);
+        cuda_.destroy_stream(stream);
+      }
+      for (void* event : events_) cuda_.destroy_event(event);
+      for (const Chunk& chunk : chunks_) {
+        cuda_.destroy_event(chunk.free);
+        cuda_.free_host(chunk.memory);
+      }
+    }
+    cuda_.release_context(device_);  // modules go with it
+  }
+  GpuDriver(const GpuDriver&) = delete;
+  GpuDriver& operator=(const GpuDriver&) = delete;
+
+  [[nodiscard]] std::string_view device_name() const override { return name_; }
+
+  [[nodiscard]] std::byte* allocate(std::int64_t bytes) override {
+    enter();
+    DevicePointer pointer = 0;
+    check("cuMemAlloc", cuda_.allocate(&pointer, static_cast<std::size_t>(bytes)));
+    return memory_at(pointer);
+  }
+  void free(std::byte* memory) noexcept override {
+    if (cuda_.set_context(context_) == kSuccess) cuda_.free(pointer_to(memory));
+  }
+  [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override {
+    enter();
+    DevicePointer pointer = 0;
+    check("cuMemAllocAsync",
+          cuda_.allocate_async(&pointer, static_cast<std::size_t>(bytes), handle(stream)));
+    return memory_at(pointer);
+  }
+  void free_on(Stream stream, std::byte* memory) override {
+    if (cuda_.set_context(context_) == kSuccess)
+      cuda_.free_async(pointer_to(memory), handle(stream));
+  }
+
+  [[nodiscard]] Stream create_stream() override {
+    enter();
+    void* stream = nullptr;
+    check("cuStreamCreate", cuda_.create_stream(&stream, kNonBlocking));
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+    return {static_cast<std::int32_t>(streams_.size() - 1)};
+  }
+  [[nodiscard]] Event create_event() override {
+    void* event = new_event();
+    const std::lock_guard lock(mutex_);
+    events_.push_back(event);
+    return {static_cast<std::int32_t>(events_.size() - 1)};
+  }
+  void record(Event event, Stream stream) override {
+    enter();
+    check("cuEventRecord", cuda_.record_event(handle(event), handle(stream)));
+  }
+  void wait(Stream stream, Event event) override {
+    enter();
+    check("cuStreamWaitEvent", cuda_.wait_event(handle(stream), handle(event), 0));
+  }
+
+  void write(Stream stream, std::byte* to, std::span<const std::byte> from) override {
+    if (from.empty()) return;
+    enter();
+    Chunk chunk = take_chunk(from.size());
+    std::memcpy(chunk.memory, from.data(), from.size());
+    check("cuMemcpyHtoDAsync",
+          cuda_.to_device(pointer_to(to), chunk.memory, from.size(), handle(stream)));
+    check("cuEventRecord", cuda_.record_event(chunk.free, handle(stream)));
+    const std::lock_guard lock(mutex_);
+    chunks_.push_back(chunk);
+  }
+  void copy(Stream stream, const Rows& to, const Rows& from) override {
+    enter();
+    const auto width = static_cast<std::size_t>(to.row_bytes);
+    if (to.num_rows == 1 ||
+        (to.stride_bytes == to.row_bytes && from.stride_bytes == to.row_bytes)) {
+      check("cuMemcpyDtoDAsync",
+            cuda_.copy(pointer_to(to.data), pointer_to(from.data),
+                       width * static_cast<std::size_t>(to.num_rows), handle(stream)));
+      return;
+    }
+    Copy2D copy;
+    copy.from = pointer_to(from.data);
+    copy.from_pitch = static_cast<std::size_t>(from.stride_bytes);
+    copy.to = pointer_to(to.data);
+    copy.to_pitch = static_cast<std::size_t>(to.stride_bytes);
+    copy.width = width;
+    copy.height = static_cast<std::size_t>(to.num_rows);
+    check("cuMemcpy2DAsync", cuda_.copy_2d(&copy, handle(stream)));
+  }
+  void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override {
+    enter();
+    check("cuMemsetD8Async",
+          cuda_.fill(pointer_to(to), value, static_cast<std::size_t>(bytes), handle(stream)));
+  }
+  void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
+              const std::function<Access()>& /*access*/) override {
+    enter();
+    void* argument = const_cast<std::byte*>(arguments.data());  // read alone
+    const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
+    check(grid.kernel, cuda_.launch(function(grid), size(grid.blocks_x), size(grid.blocks_y), 1,
+                                    size(grid.threads), 1, 1, size(grid.shared_bytes),
+                                    handle(stream), &argument, nullptr));
+  }
+
+  void synchronize(Stream stream) override {
+    enter();
+    check("cuStreamSynchronize", cuda_.synchronize(handle(stream)));
+  }
+  void read(Stream stream, std::span<std::byte> to, const std::byte* from) override {
+    synchronize(stream);
+    if (to.empty()) return;
+    check("cuMemcpyDtoH", cuda_.to_host(to.data(), pointer_to(from), to.size()));
+  }
+
+ private:
+  // Page-locked memory from which a write goes to the device, and when that is done.
+  struct Chunk {
+    void* memory = nullptr;
+    std::size_t bytes = 0;
+    void* free = nullptr;  // an event
+  };
+  struct Function {
+    void* handle = nullptr;
+    std::int32_t shared_bytes = 0;  // that it is set up for
+  };
+
+  void check(std::string_view call, Result result) const {
+    if (result == kSuccess) return;
+    const char* text = nullptr;
+    if (cuda_.error_text(result, &text) != kSuccess || text == nullptr) text = "unknown error";
+    throw DeviceError(fmt::format("{}: {}: {} (CUDA error {})", name_.empty() ? "cuda" : name_,
+                                  call, text, result));
+  }
+  // Each thread names the device before it uses it.
+  void enter() const { check("cuCtxSetCurrent", cuda_.set_context(context_)); }
+
+  // Memory that streams give back stays for the next that ask.
+  void keep_memory() {
+    void* pool = nullptr;
+    check("cuDeviceGetDefaultMemPool", cuda_.default_pool(&pool, device_));
+    std::uint64_t everything = UINT64_MAX;
+    check("cuMemPoolSetAttribute", cuda_.pool_attribute(pool, kReleaseThreshold, &everything));
+  }
+
+  void load(const std::string& file) {
+    const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view name) {
+      constexpr std::array<std::uint8_t, 4> kElf = {0x7f, 'E', 'L', 'F'};
+      CONTEXTILE_CHECK(std::ranges::equal(first.first(std::min(first.size(), kElf.size())), kElf),
+                       "{}: expected a compiled CUDA module (ELF), found something else", name);
+      return kMaxTextBytes;
+    });
+    void* module = nullptr;
+    check(file, cuda_.load_module(&module, image.bytes().data()));
+    modules_.push_back(module);
+  }
+
+  void* function(const Grid& grid) {
+    const std::lock_guard lock(mutex_);
+    const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
+    Function& found = at->second;
+    for (std::size_t m = 0; found.handle == nullptr && m < modules_.size(); ++m) {
+      if (cuda_.get_function(&found.handle, modules_[m], at->first.c_str()) != kSuccess) {
+        found.handle = nullptr;
+      }
+    }
+    CONTEXTILE_CHECK(found.handle != nullptr,
+                     "cuda: expected a kernel {} in the modules, found none", grid.kernel);
+    if (grid.shared_bytes > found.shared_bytes) {
+      check("cuFuncSetAttribute",
+            cuda_.set_function(found.handle, kDynamicShared, grid.shared_bytes));
+      found.shared_bytes = grid.shared_bytes;
+    }
+    return found.handle;
+  }
+
+  [[nodiscard]] void* new_event() const {
+    enter();
+    void* event = nullptr;
+    check("cuEventCreate", cuda_.create_event(&event, kNoTiming));
+    return event;
+  }
+
+  Chunk take_chunk(std::size_t bytes) {
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto at = chunks_.begin(); at != chunks_.end(); ++at) {
+        if (at->bytes < bytes) continue;
+        const Result state = cuda_.query_event(at->free);
+        if (state == kNotReady) continue;
+        check("cuEventQuery", state);
+        const Chunk chunk = *at;
+        chunks_.erase(at);
+        return chunk;
+      }
+    }
+    Chunk chunk{nullptr, std::max(bytes, kPinnedBytes), new_event()};
+    check("cuMemHostAlloc", cuda_.allocate_host(&chunk.memory, chunk.bytes, 0));
+    return chunk;
+  }
+
+  [[nodiscard]] void* handle(Stream stream) {
+    const std::lock_guard lock(mutex_);
+    return streams_.at(static_cast<std::size_t>(stream.id));
+  }
+  [[nodiscard]] void* handle(Event event) {
+    const std::lock_guard lock(mutex_);
+    return events_.at(static_cast<std::size_t>(event.id));
+  }
+
+  Library cuda_;
+  std::string name_;
+  int device_ = 0;
+  void* context_ = nullptr;
+  std::mutex mutex_;
+  std::vector<void*> modules_;
+  std::map<std::string, Function> functions_;
+  std::vector<void*> streams_;
+  std::vector<void*> events_;
+  std::vector<Chunk> chunks_;  // that nobody writes to
+};
+
+}  // namespace
+
+std::string_view compiled_architecture(std::int32_t major, std::int32_t minor) {
+  if (major == 8) return "sm_80";
+  if (major == 9 && minor == 0) return "sm_90a";
+  if (major == 10 && minor == 0) return "sm_100";
+  fail_argument("cuda: expected a device of compute capability 8.x, 9.0 or 10.0, found {}.{}",
+                major, minor);
+}
+
+std::unique_ptr<Driver> open_device(const DeviceOptions& options) {
+  return std::make_unique<GpuDriver>(options);
+}
+
+}  // namespace contextile::cuda

@@ -1,0 +1,50 @@
+// Attention on a rank's compute stream: the kernel that an executor on a GPU runs.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "contextile/kernel.h"
+#include "device/driver.h"
+#include "kernel/cuda/row_ops.h"
+
+namespace contextile::cuda {
+
+// Memory for work on the compute stream: nothing waits when it is taken or given back.
+class DeviceRowMemory : public RowMemory {
+ public:
+  explicit DeviceRowMemory(const RankStreams& streams) : streams_(streams) {}
+
+  [[nodiscard]] std::byte* allocate(std::int64_t bytes) const override;
+  void free(std::byte* memory) const noexcept override;
+  void write(std::byte* to, std::span<const std::byte> from) const override;
+  void read(std::span<std::byte> to, const std::byte* from) const override;
+  void poison(std::byte* memory, std::int64_t bytes) const override;
+
+ private:
+  const RankStreams& streams_;
+};
+
+// cuda:mma. Calls put launches on the stream and return; tensors are in device memory. bf16 and
+// f16, head dims that are multiples of 8 up to 128 (else InvalidArgument).
+class DeviceKernel : public AttentionKernel {
+ public:
+  // `streams` must outlive it.
+  explicit DeviceKernel(const RankStreams& streams)
+      : streams_(streams), rows_(streams), memory_(streams) {}
+
+  [[nodiscard]] std::string_view name() const override { return "cuda:mma"; }
+  [[nodiscard]] Dtype weight_dtype(Dtype inputs) const override { return inputs; }
+  void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const override;
+  void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const override;
+  [[nodiscard]] const RowOps& row_ops() const override { return rows_; }
+  [[nodiscard]] const RowMemory& memory() const override { return memory_; }
+
+ private:
+  const RankStreams& streams_;
+  DeviceRowOps rows_;
+  DeviceRowMemory memory_;
+};
+
+}  // namespace contextile::cuda

@@ -1,0 +1,22 @@
+// Row operations: a warp for each row. Compiled with -fmad=false, so that they give the bits that
+// CPUs give.
+
+#include "kernel/cuda/entry_points.h"
+#include "kernel/cuda/mma_cta.cuh"
+#include "kernel/cuda/row_calls.h"
+
+namespace contextile::cuda {
+
+template <typename Call>
+__device__ __forceinline__ void run_row(const Call& call) {
+  MmaCta cta;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
+  if (row < call.shape.num_rows()) call.run(cta, row);
+}
+
+#define CONTEXTILE_KERNEL(name, Call) \
+  extern "C" __global__ void __launch_bounds__(kThreads) name(const Call call) { run_row(call); }
+CONTEXTILE_ROW_KERNELS(CONTEXTILE_KERNEL)
+#undef CONTEXTILE_KERNEL
+
+}  // namespace contextile::cuda

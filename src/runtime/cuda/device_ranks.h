@@ -1,0 +1,39 @@
+// Ranks of a plan on one device: streams of their own, one memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "device/driver.h"
+#include "kernel/cuda/device_kernel.h"
+
+namespace contextile::cuda {
+
+// Whole plans on a single GPU: N logical ranks, transfers as copies. Groups are over when the next
+// one is made.
+class DeviceRanks : public RankHost {
+ public:
+  // `driver` must outlive it.
+  explicit DeviceRanks(Driver& driver, const InprocOptions& options = {})
+      : driver_(driver), options_(options) {}
+
+  [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(std::int32_t num_ranks) override;
+  [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
+    return ranks_.at(rank.index())->kernel;
+  }
+
+ private:
+  struct OneRank {
+    explicit OneRank(Driver& driver) : streams(driver), kernel(streams) {}
+    RankStreams streams;
+    DeviceKernel kernel;
+  };
+
+  Driver& driver_;
+  const InprocOptions options_;
+  std::vector<std::unique_ptr<OneRank>> ranks_;
+};
+
+}  // namespace contextile::cuda

@@ -1,0 +1,21 @@
+// Ranks that share one device: every rank has streams of its own, messages are copies in device
+// memory. Nothing waits for the device.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "contextile/transport.h"
+#include "device/driver.h"
+
+namespace contextile::cuda {
+
+// A transport for each of `ranks`, which share a driver and must outlive the group. A launch begins
+// behind what its rank's compute stream has been given so far, and `wait` makes that stream wait:
+// the thread itself waits for its peers' threads to launch, not for bytes. `control()` is an
+// ordinary in-process group. A group that fails waits until the device has done all moves.
+[[nodiscard]] std::vector<std::unique_ptr<Transport>> make_stream_group(
+    std::span<RankStreams* const> ranks, const InprocOptions& options = {});
+
+}  // namespace contextile::cuda

@@ -1,0 +1,45 @@
+// One rank's end of an in-process group.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "contextile/transport.h"
+#include "transport/inproc_group.h"
+
+namespace contextile {
+
+class InprocTransport : public Transport {
+ public:
+  InprocTransport(std::shared_ptr<InprocGroup> group, Rank rank)
+      : group_(std::move(group)), rank_(rank) {}
+  ~InprocTransport() override { group_->leave(rank_); }
+  InprocTransport(const InprocTransport&) = delete;
+  InprocTransport& operator=(const InprocTransport&) = delete;
+
+  [[nodiscard]] std::string_view name() const override { return "inproc"; }
+  [[nodiscard]] Rank rank() const override { return rank_; }
+  [[nodiscard]] std::int32_t size() const override { return group_->size(); }
+  std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
+    return group_->launch(rank_, sends, recvs);
+  }
+  void wait(std::int64_t ticket) override { group_->wait(rank_, ticket); }
+  void abort(std::string_view reason) noexcept override { group_->fail(rank_, reason); }
+  [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
+    return group_->open_transfers(rank_);
+  }
+  [[nodiscard]] std::int64_t sent_bytes() const override { return group_->sent_bytes(rank_); }
+  [[nodiscard]] std::int64_t received_bytes() const override {
+    return group_->received_bytes(rank_);
+  }
+
+ private:
+  std::shared_ptr<InprocGroup> group_;
+  Rank rank_;
+};
+
+}  // namespace contextile

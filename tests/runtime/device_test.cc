@@ -1,0 +1,128 @@
+// Plans on a device: the executor, its kernels and transfers over streams, recorded, checked for
+// races and run late by the CPU (support/host_driver.h).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/oracle.h"
+#include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "runtime/cuda/device_ranks.h"
+#include "support/batches.h"
+#include "support/host_driver.h"
+
+namespace contextile {
+namespace {
+
+using cuda::DeviceRanks;
+using cuda::HostDriver;
+using ::testing::IsEmpty;
+
+AttentionShape small_shape(Dtype dtype) {
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  shape.dtype = dtype;
+  return shape;
+}
+
+std::shared_ptr<const Plan> plan_of(const std::string& strategy, const std::string& mask,
+                                    const AttentionShape& shape) {
+  const Workload workload = batch_of({300, 37, 190}, mask, shape);
+  return plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
+}
+
+struct Case {
+  std::string strategy;
+  std::string mask;
+};
+
+class PlansOnADevice : public ::testing::TestWithParam<Case> {};
+
+// Work whose order is left to streams and events alone gives the bits that ranks of the CPU give
+// one after another, and no thread waits for the device inside a call.
+TEST_P(PlansOnADevice, RunWithoutRacesAndGiveTheBitsOfTheHost) {
+  const auto& [strategy, mask] = GetParam();
+  AttentionShape shape = small_shape(Dtype::kBf16);
+  shape.sink = mask == "lambda:16,100";
+  const std::shared_ptr<const Plan> plan = plan_of(strategy, mask, shape);
+  RunOptions options;
+  options.compare = false;
+  const InprocOptions transport;
+  HostDriver at_once(HostDriver::Mode::kAtOnce);
+  DeviceRanks on_host(at_once, transport);
+  options.host = &on_host;
+  const std::uint64_t expected = run_plan(plan, options).masks.at(0).result_bits;
+  for (std::uint64_t seed = 0; seed < 2; ++seed) {
+    HostDriver driver(HostDriver::Mode::kRecorded, seed);
+    DeviceRanks ranks(driver, transport);
+    options.host = &ranks;
+    EXPECT_EQ(run_plan(plan, options).masks.at(0).result_bits, expected) << "seed " << seed;
+    EXPECT_THAT(driver.races(), IsEmpty());
+    // Six results of four ranks are read; nothing else waits.
+    EXPECT_EQ(driver.num_synchronizations(), 6 * 4);
+    EXPECT_GT(driver.count("forward_bf16_64"), 0);
+    EXPECT_GT(driver.count("copy"), 0);
+  }
+}
+
+TEST_P(PlansOnADevice, StayWithinTheBoundOfTheirDtype) {
+  const auto& [strategy, mask] = GetParam();
+  const auto plan = plan_of(strategy, mask, small_shape(Dtype::kF16));
+  HostDriver driver(HostDriver::Mode::kRecorded);
+  DeviceRanks ranks(driver);
+  RunOptions options;
+  options.host = &ranks;
+  const RunReport report = run_plan(plan, options);
+  EXPECT_TRUE(report.ok());
+  for (const RunError& error : report.masks.at(0).errors) {
+    EXPECT_LE(error.error, error.bound) << error.array;
+  }
+}
+
+// The check sees what it is there for: without one of the waits for a transfer, two operations
+// touch the same memory in no order.
+TEST(RecordedDevice, AForgottenWaitIsARace) {
+  const auto plan = plan_of("ring", "causal", small_shape(Dtype::kBf16));
+  RunOptions options;
+  options.compare = false;
+  std::int64_t num_waits = 0;
+  {
+    HostDriver driver(HostDriver::Mode::kRecorded);
+    DeviceRanks ranks(driver);
+    options.host = &ranks;
+    static_cast<void>(run_plan(plan, options));
+    num_waits = driver.num_waits();
+    EXPECT_THAT(driver.races(), IsEmpty());
+  }
+  std::int64_t found = 0;
+  constexpr std::int64_t kTried = 24;
+  for (std::int64_t i = 0; i < kTried; ++i) {
+    HostDriver driver(HostDriver::Mode::kRecorded);
+    driver.forget_wait(num_waits * i / kTried);
+    DeviceRanks ranks(driver);
+    options.host = &ranks;
+    static_cast<void>(run_plan(plan, options));
+    found += driver.races().empty() ? 0 : 1;
+  }
+  // Some are implied by others: a rank's own launch by the one before it.
+  EXPECT_GE(found, kTried / 3) << "of " << num_waits << " waits";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, PlansOnADevice,
+    ::testing::Values(Case{"ring", "causal"}, Case{"zigzag", "full"}, Case{"double_ring", "causal"},
+                      Case{"hybrid", "lambda:16,100"}, Case{"dcp:relays=on", "causal"},
+                      Case{"fcp:block=64", "shared_question"},
+                      Case{"magi:chunk=64", "causal_blockwise:32,2,1"},
+                      Case{"distca:granularity=16", "causal"}, Case{"auto:steps=2000", "causal"}));
+
+}  // namespace
+}  // namespace contextile

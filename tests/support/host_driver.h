@@ -1,0 +1,108 @@
+// A device that is this machine's CPU: kernels run in loops (host_cta.h). Work either happens at
+// once, or is recorded, checked for races, and run late in an order that streams and events allow
+// and no other order forbids.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+#include "device/driver.h"
+
+namespace contextile::cuda {
+
+class HostDriver : public Driver {
+ public:
+  enum class Mode : std::uint8_t { kAtOnce, kRecorded };
+
+  explicit HostDriver(Mode mode, std::uint64_t seed = 0) : mode_(mode), rng_(seed) {}
+  ~HostDriver() override;
+  HostDriver(const HostDriver&) = delete;
+  HostDriver& operator=(const HostDriver&) = delete;
+
+  [[nodiscard]] std::string_view device_name() const override { return "host"; }
+  [[nodiscard]] std::byte* allocate(std::int64_t bytes) override;
+  void free(std::byte* memory) noexcept override;
+  [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override;
+  void free_on(Stream stream, std::byte* memory) override;
+  [[nodiscard]] Stream create_stream() override;
+  [[nodiscard]] Event create_event() override;
+  void record(Event event, Stream stream) override;
+  void wait(Stream stream, Event event) override;
+  void write(Stream stream, std::byte* to, std::span<const std::byte> from) override;
+  void copy(Stream stream, const Rows& to, const Rows& from) override;
+  void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override;
+  void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
+              const std::function<Access()>& access) override;
+  void synchronize(Stream stream) override;
+  void read(Stream stream, std::span<std::byte> to, const std::byte* from) override;
+
+  // What is wrong with the work so far, in words; empty: nothing. Of every pair of operations that
+  // nothing orders, no one writes what the other touches, and nobody touches memory before it is
+  // taken or behind its end.
+  [[nodiscard]] std::vector<std::string> races() const;
+  // How often a thread has waited for the device.
+  [[nodiscard]] std::int64_t num_synchronizations() const { return num_synchronizations_; }
+  [[nodiscard]] std::int64_t num_operations() const {
+    return static_cast<std::int64_t>(ops_.size());
+  }
+  // Operations whose name begins so.
+  [[nodiscard]] std::int64_t count(std::string_view name) const;
+  // Testing the test: this `wait` of all, and none else, is forgotten. -1: none.
+  void forget_wait(std::int64_t number) { forgotten_wait_ = number; }
+  [[nodiscard]] std::int64_t num_waits() const { return num_waits_; }
+
+ private:
+  using Intervals = std::vector<std::pair<std::uintptr_t, std::uintptr_t>>;  // disjoint, ascending
+
+  struct Op {
+    std::string name;
+    Stream stream;
+    std::vector<std::size_t> after;   // operations that come first
+    std::vector<std::int64_t> clock;  // by stream: how many of its operations come before this one
+    Intervals reads;
+    Intervals writes;
+    std::function<void()> run;  // null once it has
+  };
+  struct StreamState {
+    std::int64_t length = 0;
+    std::size_t last = kNone;
+    std::vector<std::int64_t> clock;
+  };
+  struct Block {
+    std::int64_t bytes = 0;
+    bool is_free = false;
+  };
+  static constexpr std::size_t kNone = SIZE_MAX;
+
+  // Needs the lock.
+  std::size_t add(std::string name, Stream stream, const Access& access, std::function<void()> run,
+                  std::size_t also_after = kNone);
+  void run_all();
+  std::byte* take(std::int64_t bytes);
+  void check_memory(const Op& op);
+  [[nodiscard]] bool comes_before(const Op& first, const Op& second) const;
+
+  const Mode mode_;
+  mutable std::mutex mutex_;
+  Rng rng_;
+  std::vector<StreamState> streams_;
+  std::vector<std::size_t> events_;  // the operation that was recorded last
+  std::vector<Op> ops_;
+  std::vector<std::size_t> waiting_;  // operations that have not run
+  std::map<std::uintptr_t, Block> blocks_;
+  std::vector<std::string> faults_;
+  std::int64_t num_synchronizations_ = 0;
+  std::int64_t num_waits_ = 0;
+  std::int64_t forgotten_wait_ = -1;
+};
+
+}  // namespace contextile::cuda

@@ -1,0 +1,95 @@
+#include "support/host_grid.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+
+#include "base/check.h"
+#include "base/parallel_for.h"
+#include "kernel/cuda/backward.h"
+#include "kernel/cuda/entry_points.h"
+#include "kernel/cuda/forward.h"
+#include "kernel/cuda/row_calls.h"
+#include "support/host_cta.h"
+
+namespace contextile::cuda {
+namespace {
+
+template <typename T>
+T argument_of(const Grid& grid, std::span<const std::byte> bytes) {
+  CONTEXTILE_CHECK(bytes.size() == sizeof(T), "{}: expected an argument of {} bytes, found {}",
+                   grid.kernel, sizeof(T), bytes.size());
+  T argument;
+  std::memcpy(&argument, bytes.data(), sizeof(T));
+  return argument;
+}
+
+// run(owned block, KV head, shared memory) for every block of threads.
+template <std::size_t kSharedBytes, typename Run>
+void run_blocks(const Grid& grid, const Launch& launch, const Run& run) {
+  CONTEXTILE_CHECK(
+      grid.shared_bytes == static_cast<std::int32_t>(kSharedBytes) && grid.threads == kThreads,
+      "{}: expected {} bytes of shared memory, found {}", grid.kernel, kSharedBytes,
+      grid.shared_bytes);
+  const auto width = static_cast<std::size_t>(grid.blocks_x);
+  parallel_for(std::size_t{0}, width * static_cast<std::size_t>(grid.blocks_y), [&](std::size_t i) {
+    alignas(16) static thread_local std::uint16_t shared[kSharedBytes / sizeof(std::uint16_t)];
+    std::fill(std::begin(shared), std::end(shared), std::uint16_t{0xffff});
+    run(launch.owned[i % width], static_cast<int>(i / width), shared);
+  });
+}
+
+template <Number kNumber, int kDim>
+void run_forward(const Grid& grid, const Launch& launch) {
+  run_blocks<kForwardShared<kDim>>(
+      grid, launch, [&](const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
+        HostCta cta;
+        forward_cta<kNumber, kDim>(cta, launch, owned, kv_head, shared);
+      });
+}
+
+template <Number kNumber, int kDim, bool kKeysOwn>
+void run_backward(const Grid& grid, const Launch& launch) {
+  run_blocks<kBackwardShared<kDim>>(
+      grid, launch, [&](const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
+        HostCta cta;
+        backward_cta<kNumber, kDim, kKeysOwn>(cta, launch, owned, kv_head, shared);
+      });
+}
+
+template <typename Call>
+void run_rows(const Grid& grid, const Call& call) {
+  const std::int64_t warps = std::int64_t{grid.blocks_x} * kWarps;
+  CONTEXTILE_CHECK(warps >= call.shape.num_rows() && warps - call.shape.num_rows() < kWarps,
+                   "{}: expected {} rows, found {} warps", grid.kernel, call.shape.num_rows(),
+                   warps);
+  for (std::int64_t row = 0; row < call.shape.num_rows(); ++row) {
+    HostCta cta;
+    call.run(cta, row);
+  }
+}
+
+}  // namespace
+
+void run_on_host(const Grid& grid, std::span<const std::byte> arguments) {
+#define CONTEXTILE_RUN(text, number, dim)                                                \
+  if (grid.kernel == "forward_" #text "_" #dim) {                                        \
+    return run_forward<number, dim>(grid, argument_of<Launch>(grid, arguments));         \
+  }                                                                                      \
+  if (grid.kernel == "backward_dq_" #text "_" #dim) {                                    \
+    return run_backward<number, dim, false>(grid, argument_of<Launch>(grid, arguments)); \
+  }                                                                                      \
+  if (grid.kernel == "backward_dkv_" #text "_" #dim) {                                   \
+    return run_backward<number, dim, true>(grid, argument_of<Launch>(grid, arguments));  \
+  }
+  CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_RUN)
+#undef CONTEXTILE_RUN
+#define CONTEXTILE_RUN(name, Call) \
+  if (grid.kernel == #name) return run_rows(grid, argument_of<Call>(grid, arguments));
+  CONTEXTILE_ROW_KERNELS(CONTEXTILE_RUN)
+#undef CONTEXTILE_RUN
+  fail_argument("expected a kernel of the module, found '{}'", grid.kernel);
+}
+
+}  // namespace contextile::cuda

@@ -1,0 +1,15 @@
+// Launches of the device's kernels, on this machine's CPU.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "device/driver.h"
+
+namespace contextile::cuda {
+
+// Runs a kernel by the name of its entry point. Throws InvalidArgument where there is none of that
+// name, or its argument has another size.
+void run_on_host(const Grid& grid, std::span<const std::byte> arguments);
+
+}  // namespace contextile::cuda
