@@ -82,6 +82,11 @@ class TransportError : public Error {
  public:
   using Error::Error;
 };
+// A GPU failed or has no memory left: what was called, and what its driver says.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
 
 }  // namespace contextile
 

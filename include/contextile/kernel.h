@@ -76,6 +76,8 @@ class RowMemory {
   // From and to this process's memory, in the order of calls. `read` waits for what comes before.
   virtual void write(std::byte* to, std::span<const std::byte> from) const = 0;
   virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;
+  // Until everything that was asked of the kernel so far is done.
+  virtual void wait() const = 0;
   // All bits ones: NaN in every dtype.
   virtual void poison(std::byte* memory, std::int64_t bytes) const = 0;
 };

@@ -108,6 +108,8 @@ int run_program(int argc, char** argv) {
     return kExitBadInput;
   } catch (const TransportError& error) {
     return fail(kExitEnvironment, error.what());
+  } catch (const DeviceError& error) {
+    return fail(kExitEnvironment, error.what());
   } catch (const OutputError& error) {
     return fail(kExitEnvironment, error.what());
   } catch (const InvalidArgument& error) {

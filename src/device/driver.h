@@ -12,15 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/base.h"
-
 namespace contextile::cuda {
-
-// The device failed, or has no memory left: what was called, and what the driver says.
-class DeviceError : public Error {
- public:
-  using Error::Error;
-};
 
 // Names a stream or an event of one driver.
 struct Stream {

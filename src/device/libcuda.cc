@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "contextile/base.h"
 
 namespace contextile::cuda {
 namespace {

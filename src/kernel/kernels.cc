@@ -47,6 +47,7 @@ const RowMemory& host_memory() {
     void read(std::span<std::byte> to, const std::byte* from) const override {
       std::copy_n(from, to.size(), to.data());
     }
+    void wait() const override {}
     void poison(std::byte* memory, std::int64_t bytes) const override {
       std::memset(memory, 0xff, static_cast<std::size_t>(bytes));
     }

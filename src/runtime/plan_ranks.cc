@@ -1,6 +1,7 @@
 #include "runtime/plan_ranks.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <span>
@@ -209,10 +210,16 @@ template <typename Call>
 void PlanRanks::measure(Transport& transport, Executor& executor, const Call& call) {
   executor.record_exchange([&] { barrier(transport); });
   const std::int64_t before = transport.sent_bytes();
+  const RowMemory& memory = kernel(transport.rank()).memory();
+  memory.wait();
+  const auto start = std::chrono::steady_clock::now();
   call();
-  executor.record_exchange([&] {
-    share(transport, RankCall{executor.last_stats(), transport.sent_bytes() - before}, calls_);
-  });
+  memory.wait();
+  RankCall measured{executor.last_stats(), transport.sent_bytes() - before};
+  // The executor's own clock ends where the last of the work is under way.
+  measured.stats.total_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  executor.record_exchange([&] { share(transport, measured, calls_); });
 }
 
 template <typename Item>

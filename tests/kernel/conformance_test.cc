@@ -20,6 +20,7 @@
 #include "oracle/run_error.h"
 #include "support/bf16_kernels.h"
 #include "support/cuda_host_kernel.h"
+#include "support/device_under_test.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -457,6 +458,10 @@ INSTANTIATE_TEST_SUITE_P(OfRoundedWeights, KernelConformance,
 
 INSTANTIATE_TEST_SUITE_P(OfCuda, KernelConformance, ::testing::Values(&cuda_host_kernel()),
                          name_of);
+
+// The same on a device that has its own memory: what the driver's library gives, a GPU's where
+// CONTEXTILE_TEST_GPU names one, else the CPU's once more.
+INSTANTIATE_TEST_SUITE_P(OfDevice, KernelConformance, ::testing::Values(&staged_kernel()), name_of);
 
 TEST(Kernels, AreFoundByName) {
   for (const AttentionKernel* kernel : kernels()) EXPECT_EQ(&find_kernel(kernel->name()), kernel);

@@ -17,7 +17,7 @@
 #include "kernel/reference_rows.h"
 #include "kernel/tensor.h"
 #include "runtime/unit_view.h"
-#include "support/cuda_host_kernel.h"
+#include "support/device_under_test.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -34,7 +34,7 @@ std::vector<const RowOps*> all_row_ops() {
     const auto has_its_name = [&](const RowOps* other) { return other->name() == rows.name(); };
     if (std::ranges::none_of(all, has_its_name)) all.push_back(&rows);
   }
-  all.push_back(&cuda_host_kernel().row_ops());
+  all.push_back(&staged_kernel().row_ops());
   return all;
 }
 

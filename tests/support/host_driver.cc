@@ -154,7 +154,7 @@ void HostDriver::wait(Stream stream, Event event) {
   if (recorded == kNone && mode_ == Mode::kRecorded) {
     faults_.push_back("a wait for an event that nobody has recorded");
   }
-  if (num_waits_++ == forgotten_wait_) return;
+  if (forgotten_ && forgotten_(stream)) return;
   add(
       "wait", stream, {}, [] {}, recorded);
 }

@@ -56,9 +56,8 @@ class HostDriver : public Driver {
   }
   // Operations whose name begins so.
   [[nodiscard]] std::int64_t count(std::string_view name) const;
-  // Testing the test: this `wait` of all, and none else, is forgotten. -1: none.
-  void forget_wait(std::int64_t number) { forgotten_wait_ = number; }
-  [[nodiscard]] std::int64_t num_waits() const { return num_waits_; }
+  // Testing the test: waits of such streams are forgotten.
+  void forget_waits_of(std::function<bool(Stream)> forgotten) { forgotten_ = std::move(forgotten); }
 
  private:
   using Intervals = std::vector<std::pair<std::uintptr_t, std::uintptr_t>>;  // disjoint, ascending
@@ -101,8 +100,7 @@ class HostDriver : public Driver {
   std::map<std::uintptr_t, Block> blocks_;
   std::vector<std::string> faults_;
   std::int64_t num_synchronizations_ = 0;
-  std::int64_t num_waits_ = 0;
-  std::int64_t forgotten_wait_ = -1;
+  std::function<bool(Stream)> forgotten_;
 };
 
 }  // namespace contextile::cuda

@@ -92,4 +92,13 @@ void run_on_host(const Grid& grid, std::span<const std::byte> arguments) {
   fail_argument("expected a kernel of the module, found '{}'", grid.kernel);
 }
 
+std::size_t argument_bytes(std::string_view kernel) {
+#define CONTEXTILE_SIZE(name, Call) \
+  if (kernel == #name) return sizeof(Call);
+  CONTEXTILE_ROW_KERNELS(CONTEXTILE_SIZE)
+#undef CONTEXTILE_SIZE
+  const bool is_attention = kernel.starts_with("forward_") || kernel.starts_with("backward_");
+  return is_attention ? sizeof(Launch) : 0;
+}
+
 }  // namespace contextile::cuda

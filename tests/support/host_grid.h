@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "device/driver.h"
 
@@ -11,5 +12,7 @@ namespace contextile::cuda {
 // Runs a kernel by the name of its entry point. Throws InvalidArgument where there is none of that
 // name, or its argument has another size.
 void run_on_host(const Grid& grid, std::span<const std::byte> arguments);
+// What its argument takes; 0 where there is none of that name.
+[[nodiscard]] std::size_t argument_bytes(std::string_view kernel);
 
 }  // namespace contextile::cuda

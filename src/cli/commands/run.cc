@@ -26,6 +26,7 @@
 #include "contextile/cluster.h"
 #include "contextile/executor.h"
 #include "contextile/flight_record.h"
+#include "contextile/gpu.h"
 #include "contextile/kernel.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
@@ -51,6 +52,7 @@ struct RunCommandOptions {
   bool predict = false;
   TransportOptions transport;
   std::string kernel;  // empty: the preferred one for the dtype
+  std::optional<std::int32_t> gpu;
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
@@ -75,7 +77,8 @@ std::uint64_t shared_seed(Transport* rank, const std::optional<std::uint64_t>& g
   return given.value_or(seed);
 }
 
-RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Transport* rank) {
+RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Transport* rank,
+                       RankHost* host) {
   RunOptions run;
   run.kernel = options.kernel;
   run.seed = shared_seed(rank, options.seed);
@@ -83,6 +86,7 @@ RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Trans
   run.repeats = options.repeats;
   run.transport = inproc_options(options.transport);
   run.rank = rank;
+  run.host = host;
   run.executor.flight_folder = flight_folder(options);
   return run;
 }
@@ -91,6 +95,12 @@ void check_options(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_transport_options(options.transport);
   static_cast<void>(find_kernel(options.kernel));
+  if (options.gpu && options.transport.name != "inproc") {
+    fail_argument("--gpu: expected --transport inproc, found {}", options.transport.name);
+  }
+  if (options.gpu && options.predict && options.cluster.empty()) {
+    fail_argument("--predict: expected --cluster with --gpu; only CPUs are measured on the way");
+  }
   if (options.predict && options.cluster.empty() && options.transport.name != "inproc") {
     fail_argument(
         "--predict: expected --cluster, the machines of these ranks, with --transport {}; only "
@@ -152,6 +162,11 @@ void print_finished(const RunCommandOptions& options, const FinishedRun& run) {
   }
 }
 
+std::string kernel_name(const RunOptions& settings, const Plan& plan, const Gpu* gpu) {
+  if (gpu != nullptr) return fmt::format("cuda:mma on {}", gpu->name());
+  return std::string(find_kernel(settings.kernel, plan.shape.dtype).name());
+}
+
 // With `rank` this process's part, which rank 0 prints for all; null: everything in this process.
 int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& plan,
            Transport* rank) {
@@ -164,13 +179,17 @@ int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& 
     return kExitCheckFailed;
   }
   check_run_memory(*plan, statistics(*plan));
-  const RunOptions settings = run_options(options, *plan, rank);
-  const std::string_view kernel = find_kernel(settings.kernel, plan->shape.dtype).name();
+  std::unique_ptr<Gpu> gpu;
+  if (options.gpu) {
+    gpu = open_gpu({.ordinal = *options.gpu, .kernels = {}, .library = {}},
+                   inproc_options(options.transport));
+  }
+  const RunOptions settings = run_options(options, *plan, rank, gpu.get());
+  const std::string kernel = kernel_name(settings, *plan, gpu.get());
   std::optional<Simulation> predicted;
   if (options.predict && prints) {
     if (!cluster) {
-      cluster =
-          measured_machine(plan->nodes, plan->devices_per_node, plan->shape, std::string(kernel));
+      cluster = measured_machine(plan->nodes, plan->devices_per_node, plan->shape, kernel);
     }
     predicted = simulate(*plan, *cluster);
   }
@@ -238,6 +257,11 @@ Action add_run_command(CLI::App& app) {
   add_plan_argument(app, options->plan_path);
   add_transport_options(app, options->transport);
   add_kernel_option(app, options->kernel, "attention kernel");
+  add_size_as<std::int32_t>(app, "--gpu", options->gpu, 0,
+                            {"N",
+                             "all ranks run on GPU N of this machine; --kernel is then what one "
+                             "device is compared with",
+                             "on its CPU"});
   add_toggle(app, "compare", "check against the fp64 oracle and one device",
              "when the oracle costs less than 1e11 FLOPs",
              [options](bool compare) { options->compare = compare; });

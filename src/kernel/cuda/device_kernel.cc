@@ -144,6 +144,7 @@ void DeviceRowMemory::write(std::byte* to, std::span<const std::byte> from) cons
 void DeviceRowMemory::read(std::span<std::byte> to, const std::byte* from) const {
   streams_.driver.read(streams_.compute, to, from);
 }
+void DeviceRowMemory::wait() const { streams_.driver.synchronize(streams_.compute); }
 void DeviceRowMemory::poison(std::byte* memory, std::int64_t bytes) const {
   streams_.driver.fill(streams_.compute, memory, 0xff, bytes);
 }

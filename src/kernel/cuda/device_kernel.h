@@ -20,6 +20,7 @@ class DeviceRowMemory : public RowMemory {
   void free(std::byte* memory) const noexcept override;
   void write(std::byte* to, std::span<const std::byte> from) const override;
   void read(std::span<std::byte> to, const std::byte* from) const override;
+  void wait() const override;
   void poison(std::byte* memory, std::int64_t bytes) const override;
 
  private:

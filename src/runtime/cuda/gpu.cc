@@ -1,0 +1,80 @@
+#include "contextile/gpu.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "device/libcuda.h"
+#include "runtime/cuda/device_ranks.h"
+#include "runtime/cuda/gpu_driver.h"
+
+namespace contextile::cuda {
+namespace {
+
+// Where kernels may be, the likeliest place first.
+std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) {
+  if (!options.kernels.empty()) return {options.kernels};
+  if (const char* named = std::getenv("CONTEXTILE_CUDA_KERNELS")) return {named};
+  std::error_code error;
+  const std::filesystem::path folder =
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  return {folder / "cuda", folder.parent_path() / "lib/contextile/cuda"};
+}
+
+}  // namespace
+
+std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
+  const std::vector<std::filesystem::path> places = places_of_kernels(options);
+  DeviceOptions device{.ordinal = options.ordinal, .folder = {}, .modules = {"mma", "rows"}};
+  if (!options.library.empty()) device.library = options.library;
+  for (const std::filesystem::path& place : places) {
+    std::error_code error;
+    if (std::filesystem::is_directory(place, error)) device.folder = place;
+    if (!device.folder.empty()) break;
+  }
+  std::vector<std::string> looked;
+  for (const std::filesystem::path& place : places) looked.push_back(place);
+  CONTEXTILE_CHECK(!device.folder.empty(),
+                   "cuda: expected compiled kernels in {} (cmake --build … --target "
+                   "contextile_cuda makes them), found no such folder",
+                   fmt::join(looked, " or "));
+  return open_device(device);
+}
+
+}  // namespace contextile::cuda
+
+namespace contextile {
+namespace {
+
+class OpenGpu : public Gpu {
+ public:
+  OpenGpu(std::unique_ptr<cuda::Driver> driver, const InprocOptions& transport)
+      : driver_(std::move(driver)), ranks_(*driver_, transport) {}
+
+  [[nodiscard]] std::string_view name() const override { return driver_->device_name(); }
+  [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
+      std::int32_t num_ranks) override {
+    return ranks_.make_group(num_ranks);
+  }
+  [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
+    return ranks_.kernel(rank);
+  }
+
+ private:
+  const std::unique_ptr<cuda::Driver> driver_;
+  cuda::DeviceRanks ranks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Gpu> open_gpu(const GpuOptions& options, const InprocOptions& transport) {
+  return std::make_unique<OpenGpu>(cuda::open_gpu_driver(options), transport);
+}
+
+}  // namespace contextile

@@ -1,0 +1,133 @@
+// The driver's library, by one that is a CPU (support/fake_libcuda.cc): whether every function is
+// found and called as its manual says. CONTEXTILE_FAKE_LIBCUDA is its file.
+#include "device/libcuda.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "contextile/oracle.h"
+#include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "runtime/cuda/device_ranks.h"
+#include "support/batches.h"
+#include "support/host_driver.h"
+#include "support/message_of.h"
+
+namespace contextile::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+class FakeGpu : public ::testing::Test {
+ protected:
+  FakeGpu() {
+    std::filesystem::create_directories(folder_);
+    for (const char* module : {"mma", "rows"})
+      put(module,
+          "\x7f"
+          "ELF and code");
+  }
+  ~FakeGpu() override { std::filesystem::remove_all(folder_); }
+
+  void put(const std::string& module, const std::string& text) const {
+    std::ofstream(folder_ + "/" + module + ".sm_90a.cubin") << text;
+  }
+  [[nodiscard]] DeviceOptions options() const {
+    return {.ordinal = 0,
+            .folder = folder_,
+            .modules = {"mma", "rows"},
+            .library = CONTEXTILE_FAKE_LIBCUDA};
+  }
+
+  std::string folder_ =
+      ::testing::TempDir() + "/" + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+TEST_F(FakeGpu, RunsPlansWithTheBitsOfTheHost) {
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 128;
+  shape.sink = true;
+  const Workload workload = batch_of({300, 37, 190}, "causal", shape);
+  RunOptions run;
+  run.compare = false;
+  for (const char* strategy : {"zigzag", "dcp", "hybrid"}) {
+    SCOPED_TRACE(strategy);
+    const auto plan =
+        plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
+    HostDriver at_once(HostDriver::Mode::kAtOnce);
+    DeviceRanks on_host(at_once);
+    run.host = &on_host;
+    const std::uint64_t expected = run_plan(plan, run).masks.at(0).result_bits;
+    const std::unique_ptr<Driver> gpu = open_device(options());
+    EXPECT_EQ(gpu->device_name(), "a CPU");
+    DeviceRanks ranks(*gpu);
+    run.host = &ranks;
+    EXPECT_EQ(run_plan(plan, run).masks.at(0).result_bits, expected);
+  }
+}
+
+TEST_F(FakeGpu, CopiesRowsAndKeepsWhatIsBetweenThem) {
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  const Stream stream = gpu->create_stream();
+  std::byte* memory = gpu->allocate(64);
+  gpu->fill(stream, memory, 0, 64);
+  std::array<std::byte, 12> rows;
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::byte>(i + 1);
+  gpu->write(stream, memory, rows);
+  gpu->copy(stream, {memory + 16, 4, 3, 8}, {memory, 4, 3, 4});
+  std::array<std::byte, 24> found;
+  gpu->read(stream, found, memory + 16);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const std::size_t expected = i % 8 < 4 ? i / 8 * 4 + i % 4 + 1 : 0;
+    EXPECT_EQ(static_cast<std::size_t>(found[i]), expected) << i;
+  }
+  gpu->free(memory);
+}
+
+TEST_F(FakeGpu, FailuresOfTheDeviceAreNamed) {
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  EXPECT_THAT(
+      message_of<DeviceError>([&] { static_cast<void>(gpu->allocate(std::int64_t{1} << 40)); }),
+      HasSubstr("a CPU: cuMemAlloc: out of memory (CUDA error 2)"));
+}
+
+TEST_F(FakeGpu, WhatIsMissingIsNamed) {
+  DeviceOptions wrong = options();
+  wrong.library = "libnothing.so";
+  EXPECT_THAT(message_of<InvalidArgument>([&] { static_cast<void>(open_device(wrong)); }),
+              HasSubstr("expected the driver's library libnothing.so"));
+  wrong = options();
+  wrong.ordinal = 1;
+  EXPECT_THAT(message_of<InvalidArgument>([&] { static_cast<void>(open_device(wrong)); }),
+              HasSubstr("expected a device below 1, found 1"));
+  wrong = options();
+  wrong.modules.emplace_back("other");
+  EXPECT_THAT(message_of<IoError>([&] { static_cast<void>(open_device(wrong)); }),
+              HasSubstr("other.sm_90a.cubin"));
+  put("rows", "text");
+  EXPECT_THAT(message_of<InvalidArgument>([&] { static_cast<void>(open_device(options())); }),
+              HasSubstr("expected a compiled CUDA module (ELF)"));
+}
+
+TEST(CompiledArchitecture, IsOneThatRunsThere) {
+  EXPECT_EQ(compiled_architecture(8, 0), "sm_80");
+  EXPECT_EQ(compiled_architecture(8, 9), "sm_80");
+  EXPECT_EQ(compiled_architecture(9, 0), "sm_90a");
+  EXPECT_EQ(compiled_architecture(10, 0), "sm_100");
+  EXPECT_THAT(message_of<InvalidArgument>([] { static_cast<void>(compiled_architecture(7, 5)); }),
+              HasSubstr("found 7.5"));
+}
+
+}  // namespace
+}  // namespace contextile::cuda

@@ -1,0 +1,305 @@
+// A driver library as libcuda.so.1 is, on a device that is this machine's CPU: what the manual says
+// of the functions that src/device/libcuda.cc calls, with its checks of arguments. Work is done
+// where it is asked for. Modules are files that begin as ELF; kernels run in loops.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "support/host_grid.h"
+
+namespace {
+
+using Result = int;
+using DevicePointer = unsigned long long;
+constexpr Result kSuccess = 0;
+constexpr Result kInvalidValue = 1;
+constexpr Result kOutOfMemory = 2;
+constexpr Result kNotInitialized = 3;
+constexpr Result kNoContext = 201;
+constexpr Result kInvalidImage = 200;
+constexpr Result kInvalidHandle = 400;
+constexpr Result kNotFound = 500;
+constexpr Result kLaunchFailed = 719;
+constexpr std::size_t kLargestAllocation = std::size_t{1} << 30;
+constexpr int kSharedWithoutAsking = 49152;
+
+struct State {
+  std::mutex mutex;
+  bool initialized = false;
+  int context = 0;                               // its address is the context
+  std::map<std::uintptr_t, std::size_t> device;  // allocations
+  std::set<void*> streams, events, pinned, modules;
+  std::map<std::string, int> shared;  // dynamic bytes that a function is set up for
+};
+State& state() {
+  static State all;
+  return all;
+}
+thread_local void* current = nullptr;
+
+bool is_device(DevicePointer pointer, std::size_t bytes) {
+  auto at = state().device.upper_bound(static_cast<std::uintptr_t>(pointer));
+  if (at == state().device.begin()) return false;
+  --at;
+  return pointer + bytes <= at->first + at->second;
+}
+
+// Runs work with the lock and a context.
+template <typename Work>
+Result guarded(const Work& work) {
+  const std::lock_guard lock(state().mutex);
+  if (!state().initialized) return kNotInitialized;
+  if (current == nullptr) return kNoContext;
+  return work();
+}
+
+Result allocate(DevicePointer* pointer, std::size_t bytes) {
+  if (bytes == 0) return kInvalidValue;
+  if (bytes > kLargestAllocation) return kOutOfMemory;
+  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(memory, 0xff, bytes);
+  *pointer = reinterpret_cast<DevicePointer>(memory);
+  state().device[reinterpret_cast<std::uintptr_t>(memory)] = bytes;
+  return kSuccess;
+}
+
+Result release(DevicePointer pointer) {
+  if (state().device.erase(static_cast<std::uintptr_t>(pointer)) == 0) return kInvalidValue;
+  std::free(reinterpret_cast<void*>(pointer));
+  return kSuccess;
+}
+
+Result make_handle(void** handle, std::set<void*>& all) {
+  *handle = std::malloc(1);
+  all.insert(*handle);
+  return kSuccess;
+}
+Result drop_handle(void* handle, std::set<void*>& all) {
+  if (all.erase(handle) == 0) return kInvalidHandle;
+  std::free(handle);
+  return kSuccess;
+}
+
+}  // namespace
+
+extern "C" Result cuInit(unsigned flags) {
+  const std::lock_guard lock(state().mutex);
+  state().initialized = flags == 0;
+  return flags == 0 ? kSuccess : kInvalidValue;
+}
+extern "C" Result cuGetErrorString(Result error, const char** text) {
+  *text = error == kOutOfMemory ? "out of memory" : "invalid argument";
+  return kSuccess;
+}
+extern "C" Result cuDeviceGetCount(int* count) {
+  *count = 1;
+  return kSuccess;
+}
+extern "C" Result cuDeviceGet(int* device, int ordinal) {
+  *device = 7;
+  return ordinal == 0 ? kSuccess : kInvalidValue;
+}
+extern "C" Result cuDeviceGetName(char* name, int size, int device) {
+  if (device != 7) return kInvalidValue;
+  std::strncpy(name, "a CPU", static_cast<std::size_t>(size));
+  return kSuccess;
+}
+extern "C" Result cuDeviceGetAttribute(int* value, int attribute, int device) {
+  if (device != 7 || (attribute != 75 && attribute != 76)) return kInvalidValue;
+  *value = attribute == 75 ? 9 : 0;
+  return kSuccess;
+}
+extern "C" Result cuDeviceGetDefaultMemPool(void** pool, int device) {
+  *pool = &state().context;
+  return device == 7 ? kSuccess : kInvalidValue;
+}
+extern "C" Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
+  return pool == &state().context && attribute == 4 && value != nullptr ? kSuccess : kInvalidValue;
+}
+extern "C" Result cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = &state().context;
+  return device == 7 ? kSuccess : kInvalidValue;
+}
+// Everything has to be given back.
+extern "C" Result cuDevicePrimaryCtxRelease_v2(int device) {
+  const std::lock_guard lock(state().mutex);
+  if (!state().streams.empty() || !state().events.empty() || !state().pinned.empty()) std::abort();
+  return device == 7 ? kSuccess : kInvalidValue;
+}
+extern "C" Result cuCtxSetCurrent(void* context) {
+  if (context != &state().context) return kInvalidValue;
+  current = context;
+  return kSuccess;
+}
+extern "C" Result cuModuleLoadData(void** module, const void* image) {
+  return guarded([&] {
+    if (std::memcmp(image,
+                    "\x7f"
+                    "ELF",
+                    4) != 0)
+      return kInvalidImage;
+    return make_handle(module, state().modules);
+  });
+}
+// A function is its name.
+extern "C" Result cuModuleGetFunction(void** function, void* module, const char* name) {
+  return guarded([&] {
+    if (!state().modules.contains(module)) return kInvalidHandle;
+    const auto [at, is_new] = state().shared.try_emplace(name, kSharedWithoutAsking);
+    *function = const_cast<char*>(at->first.c_str());
+    return is_new || std::strlen(name) > 0 ? kSuccess : kNotFound;
+  });
+}
+extern "C" Result cuFuncSetAttribute(void* function, int attribute, int value) {
+  return guarded([&] {
+    if (attribute != 8) return kInvalidValue;
+    state().shared.at(static_cast<const char*>(function)) = value;
+    return kSuccess;
+  });
+}
+extern "C" Result cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
+  return guarded([&] { return allocate(pointer, bytes); });
+}
+extern "C" Result cuMemFree_v2(DevicePointer pointer) {
+  return guarded([&] { return release(pointer); });
+}
+extern "C" Result cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, void* stream) {
+  return guarded(
+      [&] { return state().streams.contains(stream) ? allocate(pointer, bytes) : kInvalidHandle; });
+}
+extern "C" Result cuMemFreeAsync(DevicePointer pointer, void* stream) {
+  return guarded(
+      [&] { return state().streams.contains(stream) ? release(pointer) : kInvalidHandle; });
+}
+extern "C" Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  return guarded([&] {
+    *memory = std::malloc(bytes);
+    state().pinned.insert(*memory);
+    return kSuccess;
+  });
+}
+extern "C" Result cuMemFreeHost(void* memory) {
+  return guarded([&] { return drop_handle(memory, state().pinned); });
+}
+extern "C" Result cuStreamCreate(void** stream, unsigned flags) {
+  return guarded([&] { return flags <= 1 ? make_handle(stream, state().streams) : kInvalidValue; });
+}
+extern "C" Result cuStreamDestroy_v2(void* stream) {
+  return guarded([&] { return drop_handle(stream, state().streams); });
+}
+extern "C" Result cuStreamSynchronize(void* stream) {
+  return guarded([&] { return state().streams.contains(stream) ? kSuccess : kInvalidHandle; });
+}
+extern "C" Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  return guarded([&] {
+    const bool known = state().streams.contains(stream) && state().events.contains(event);
+    return known && flags == 0 ? kSuccess : kInvalidHandle;
+  });
+}
+extern "C" Result cuEventCreate(void** event, unsigned flags) {
+  return guarded([&] { return flags == 2 ? make_handle(event, state().events) : kInvalidValue; });
+}
+extern "C" Result cuEventDestroy_v2(void* event) {
+  return guarded([&] { return drop_handle(event, state().events); });
+}
+extern "C" Result cuEventRecord(void* event, void* stream) {
+  return cuStreamWaitEvent(stream, event, 0);
+}
+extern "C" Result cuEventQuery(void* event) {
+  return guarded([&] { return state().events.contains(event) ? kSuccess : kInvalidHandle; });
+}
+extern "C" Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes,
+                                       void* stream) {
+  return guarded([&] {
+    if (!state().streams.contains(stream) || !is_device(to, bytes)) return kInvalidValue;
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return kSuccess;
+  });
+}
+extern "C" Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
+  return guarded([&] {
+    if (!is_device(from, bytes)) return kInvalidValue;
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return kSuccess;
+  });
+}
+extern "C" Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes,
+                                       void* stream) {
+  return guarded([&] {
+    if (!state().streams.contains(stream) || !is_device(to, bytes) || !is_device(from, bytes)) {
+      return kInvalidValue;
+    }
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return kSuccess;
+  });
+}
+// As cuda.h lays it out (CUDA_MEMCPY2D_v2).
+struct Copy2D {
+  std::size_t from_x, from_y;
+  int from_kind;
+  const void* from_host;
+  DevicePointer from;
+  void* from_array;
+  std::size_t from_pitch;
+  std::size_t to_x, to_y;
+  int to_kind;
+  void* to_host;
+  DevicePointer to;
+  void* to_array;
+  std::size_t to_pitch;
+  std::size_t width, height;
+};
+static_assert(sizeof(Copy2D) == 128);
+extern "C" Result cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
+  return guarded([&] {
+    if (!state().streams.contains(stream) || copy->from_kind != 2 || copy->to_kind != 2 ||
+        copy->from_x != 0 || copy->from_y != 0 || copy->to_x != 0 || copy->to_y != 0 ||
+        copy->width > copy->from_pitch || copy->width > copy->to_pitch) {
+      return kInvalidValue;
+    }
+    for (std::size_t row = 0; row < copy->height; ++row) {
+      const DevicePointer to = copy->to + row * copy->to_pitch;
+      const DevicePointer from = copy->from + row * copy->from_pitch;
+      if (!is_device(to, copy->width) || !is_device(from, copy->width)) return kInvalidValue;
+      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), copy->width);
+    }
+    return kSuccess;
+  });
+}
+extern "C" Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes,
+                                  void* stream) {
+  return guarded([&] {
+    if (!state().streams.contains(stream) || !is_device(to, bytes)) return kInvalidValue;
+    std::memset(reinterpret_cast<void*>(to), value, bytes);
+    return kSuccess;
+  });
+}
+// The only parameter is a struct; its size is the kernel's to know.
+extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z,
+                                 unsigned threads, unsigned threads_y, unsigned threads_z,
+                                 unsigned shared, void* stream, void** arguments, void** extra) {
+  return guarded([&] {
+    const std::string name = static_cast<const char*>(function);
+    if (!state().streams.contains(stream) || x == 0 || y == 0 || z != 1 || threads == 0 ||
+        threads_y != 1 || threads_z != 1 || extra != nullptr ||
+        static_cast<int>(shared) > state().shared.at(name)) {
+      return kInvalidValue;
+    }
+    const auto size = [](unsigned count) { return static_cast<std::int32_t>(count); };
+    const contextile::cuda::Grid grid = {name, size(x), size(y), size(threads), size(shared)};
+    try {
+      contextile::cuda::run_on_host(grid, {static_cast<const std::byte*>(arguments[0]),
+                                           contextile::cuda::argument_bytes(name)});
+    } catch (const std::exception&) {
+      return kLaunchFailed;
+    }
+    return kSuccess;
+  });
+}
