@@ -109,6 +109,14 @@ void count(const Program& program, Calls& calls) {
   }
 }
 
+// Parts that forward keeps for backward: two copies each, out of its slot and back.
+std::int64_t num_kept(const ProgramPair& pair) {
+  if (!pair.forward) return 0;
+  std::int64_t parts = 0;
+  for (const Retain& retain : pair.forward->retain) parts += retain.kind == Kind::kKv ? 2 : 1;
+  return pair.backward ? 2 * parts : parts;
+}
+
 // And around the programs: one delta and one finished output a block of queries, and one rounding
 // of every gradient.
 Calls expected_calls(const Plan& plan, std::size_t mask) {
@@ -120,6 +128,7 @@ Calls expected_calls(const Plan& plan, std::size_t mask) {
       const ProgramPair& pair = device.programs[mask];
       if (pair.forward) count(*pair.forward, calls);
       if (pair.backward) count(*pair.backward, calls);
+      calls.converts += num_kept(pair);
     }
     for (std::size_t b = 0; b < static_cast<std::size_t>(round.blocks.num_blocks()); ++b) {
       const Role role = round.blocks.role(BlockId{static_cast<std::int32_t>(b)});

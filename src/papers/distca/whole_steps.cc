@@ -135,7 +135,7 @@ struct DistcaFigure {
                {"distca_s", "DistCA\nms", Format::kMilliseconds},
                {"distca_placement", "DistCA's\nCPxDPxPP"},
                {"gain", "gain"},
-               {"gain_noise", "±"}}};
+               {"gain_noise", "±", Format::kPercent}}};
   std::vector<Extent> gains;  // of every claim
   std::vector<std::string> losses;
   std::int64_t compared = 0;
