@@ -1,0 +1,49 @@
+// contextile run --gpu, by a driver's library whose device is the CPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "cli/shell.h"
+
+namespace contextile {
+namespace {
+
+using testing::HasSubstr;
+
+class RunGpu : public ShellTest {
+ protected:
+  RunGpu() {
+    std::filesystem::copy_file(CONTEXTILE_FAKE_LIBCUDA, path("libcuda.so.1"));
+    for (const char* module : {"mma", "rows"}) {
+      file(std::string(module) + ".sm_90a.cubin",
+           "\x7f"
+           "ELF");
+    }
+  }
+  // `more` are options of the run, `environment` NAME=VALUE words before it.
+  [[nodiscard]] Outcome run(const std::string& more, const std::string& environment) const {
+    return bash(
+        "contextile plan -o p --lengths <(printf '300\\n20\\n') --heads 4 --kv-heads 2 "
+        "--head-dim 64 --cluster local:1x3 --strategy zigzag >/dev/null\n" +
+        environment + " '" + CONTEXTILE_PROGRAM + "' run p --gpu 0 --seed 1 " + more);
+  }
+};
+
+TEST_F(RunGpu, ExecutesThePlanThereAndChecksIt) {
+  const Outcome outcome = run("", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=.");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("kernel cuda:mma on a CPU"));
+  EXPECT_THAT(outcome.out, HasSubstr("dv"));
+}
+
+TEST_F(RunGpu, SaysWhatIsMissing) {
+  expect_bad_input(run("", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=/nowhere"),
+                   {"expected compiled kernels in /nowhere", "contextile_cuda"});
+  expect_bad_input(run("--transport mpi", ""), {"--gpu: expected --transport inproc, found mpi"});
+  expect_bad_input(run("--predict", ""), {"--predict: expected --cluster with --gpu"});
+}
+
+}  // namespace
+}  // namespace contextile
