@@ -80,6 +80,13 @@ class Driver {
   virtual void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
                       const std::function<Access()>& access) = 0;
 
+  // Whether everything that the event stands for is done.
+  [[nodiscard]] virtual bool is_done(Event event) = 0;
+  // Makes the device the calling thread's, for other libraries.
+  virtual void enter() = 0;
+  // The stream as other libraries of the device know it (CUstream).
+  [[nodiscard]] virtual void* native(Stream stream) = 0;
+
   // Waits for the stream. `read` does, and then copies.
   virtual void synchronize(Stream stream) = 0;
   virtual void read(Stream stream, std::span<std::byte> to, const std::byte* from) = 0;

@@ -166,7 +166,7 @@ class GpuDriver : public Driver {
     const std::string_view architecture = compiled_architecture(major, minor);
     check("cuDevicePrimaryCtxRetain", cuda_.retain_context(&context_, device_));
     try {
-      enter();
+      select();
       keep_memory();
       for (const std::string& module : options.modules) {
         load(fmt::format("{}/{}.{}.cubin", options.folder, module, architecture));
@@ -197,7 +197,7 @@ class GpuDriver : public Driver {
   [[nodiscard]] std::string_view device_name() const override { return name_; }
 
   [[nodiscard]] std::byte* allocate(std::int64_t bytes) override {
-    enter();
+    select();
     DevicePointer pointer = 0;
     check("cuMemAlloc", cuda_.allocate(&pointer, static_cast<std::size_t>(bytes)));
     return memory_at(pointer);
@@ -206,7 +206,7 @@ class GpuDriver : public Driver {
     if (cuda_.set_context(context_) == kSuccess) cuda_.free(pointer_to(memory));
   }
   [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override {
-    enter();
+    select();
     DevicePointer pointer = 0;
     check("cuMemAllocAsync",
           cuda_.allocate_async(&pointer, static_cast<std::size_t>(bytes), handle(stream)));
@@ -218,7 +218,7 @@ class GpuDriver : public Driver {
   }
 
   [[nodiscard]] Stream create_stream() override {
-    enter();
+    select();
     void* stream = nullptr;
     check("cuStreamCreate", cuda_.create_stream(&stream, kNonBlocking));
     const std::lock_guard lock(mutex_);
@@ -232,17 +232,17 @@ class GpuDriver : public Driver {
     return {static_cast<std::int32_t>(events_.size() - 1)};
   }
   void record(Event event, Stream stream) override {
-    enter();
+    select();
     check("cuEventRecord", cuda_.record_event(handle(event), handle(stream)));
   }
   void wait(Stream stream, Event event) override {
-    enter();
+    select();
     check("cuStreamWaitEvent", cuda_.wait_event(handle(stream), handle(event), 0));
   }
 
   void write(Stream stream, std::byte* to, std::span<const std::byte> from) override {
     if (from.empty()) return;
-    enter();
+    select();
     Chunk chunk = take_chunk(from.size());
     std::memcpy(chunk.memory, from.data(), from.size());
     check("cuMemcpyHtoDAsync",
@@ -252,7 +252,7 @@ class GpuDriver : public Driver {
     chunks_.push_back(chunk);
   }
   void copy(Stream stream, const Rows& to, const Rows& from) override {
-    enter();
+    select();
     const auto width = static_cast<std::size_t>(to.row_bytes);
     if (to.num_rows == 1 ||
         (to.stride_bytes == to.row_bytes && from.stride_bytes == to.row_bytes)) {
@@ -271,13 +271,13 @@ class GpuDriver : public Driver {
     check("cuMemcpy2DAsync", cuda_.copy_2d(&copy, handle(stream)));
   }
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override {
-    enter();
+    select();
     check("cuMemsetD8Async",
           cuda_.fill(pointer_to(to), value, static_cast<std::size_t>(bytes), handle(stream)));
   }
   void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
               const std::function<Access()>& /*access*/) override {
-    enter();
+    select();
     void* argument = const_cast<std::byte*>(arguments.data());  // read alone
     const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
     check(grid.kernel, cuda_.launch(function(grid), size(grid.blocks_x), size(grid.blocks_y), 1,
@@ -285,8 +285,17 @@ class GpuDriver : public Driver {
                                     handle(stream), &argument, nullptr));
   }
 
+  [[nodiscard]] bool is_done(Event event) override {
+    select();
+    const Result state = cuda_.query_event(handle(event));
+    if (state != kNotReady) check("cuEventQuery", state);
+    return state == kSuccess;
+  }
+  void enter() override { select(); }
+  [[nodiscard]] void* native(Stream stream) override { return handle(stream); }
+
   void synchronize(Stream stream) override {
-    enter();
+    select();
     check("cuStreamSynchronize", cuda_.synchronize(handle(stream)));
   }
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override {
@@ -315,7 +324,7 @@ class GpuDriver : public Driver {
                                   call, text, result));
   }
   // Each thread names the device before it uses it.
-  void enter() const { check("cuCtxSetCurrent", cuda_.set_context(context_)); }
+  void select() const { check("cuCtxSetCurrent", cuda_.set_context(context_)); }
 
   // Memory that streams give back stays for the next that ask.
   void keep_memory() {
@@ -357,7 +366,7 @@ class GpuDriver : public Driver {
   }
 
   [[nodiscard]] void* new_event() const {
-    enter();
+    select();
     void* event = nullptr;
     check("cuEventCreate", cuda_.create_event(&event, kNoTiming));
     return event;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -78,7 +79,7 @@ std::byte* HostDriver::take(std::int64_t bytes) {
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   auto* memory = static_cast<std::byte*>(::operator new (size, std::align_val_t{kAlignment}));
   std::memset(memory, 0xff, size);
-  blocks_[address(memory)] = {bytes, false};
+  blocks_[address(memory)] = {bytes, kNone};
   return memory;
 }
 
@@ -89,7 +90,7 @@ std::byte* HostDriver::allocate(std::int64_t bytes) {
 
 void HostDriver::free(std::byte* memory) noexcept {
   const std::lock_guard lock(mutex_);
-  blocks_.at(address(memory)).is_free = true;
+  blocks_.at(address(memory)).end = ops_.empty() ? kNone : ops_.size() - 1;
 }
 
 std::byte* HostDriver::allocate_on(Stream stream, std::int64_t bytes) {
@@ -108,22 +109,24 @@ void HostDriver::free_on(Stream stream, std::byte* memory) {
   }
   Block& block = blocks_.at(address(memory));
   // What was here is gone for whoever comes later.
-  add("free", stream, {.reads = {}, .writes = {{memory, block.bytes, 1, block.bytes}}},
-      [memory, bytes = block.bytes] {
-        std::memset(memory, 0xff, static_cast<std::size_t>(bytes));
-      });
-  block.is_free = true;
+  block.end = add("free", stream, {.reads = {}, .writes = {{memory, block.bytes, 1, block.bytes}}},
+                  [memory, bytes = block.bytes] {
+                    std::memset(memory, 0xff, static_cast<std::size_t>(bytes));
+                  });
 }
 
-void HostDriver::check_memory(const Op& op) {
-  for (const Intervals* touched : {&op.reads, &op.writes}) {
+void HostDriver::check_memory(std::size_t op, const std::vector<bool>& before,
+                              std::vector<std::string>& faults) const {
+  for (const Intervals* touched : {&ops_[op].reads, &ops_[op].writes}) {
     for (const auto& [begin, end] : *touched) {
       auto at = blocks_.upper_bound(begin);
       const bool is_inside = at != blocks_.begin() &&
                              end <= (--at)->first + static_cast<std::uintptr_t>(at->second.bytes);
-      if (!is_inside || at->second.is_free) {
-        faults_.push_back(fmt::format("{} touches {} bytes that are {}", op.name, end - begin,
-                                      is_inside ? "free" : "no memory of the device"));
+      const bool is_over =
+          is_inside && at->second.end != kNone && before[at->second.end * ops_.size() + op];
+      if (!is_inside || is_over) {
+        faults.push_back(fmt::format("{} touches {} bytes that are {}", ops_[op].name, end - begin,
+                                     is_inside ? "free" : "no memory of the device"));
       }
     }
   }
@@ -133,7 +136,7 @@ void HostDriver::check_memory(const Op& op) {
 
 Stream HostDriver::create_stream() {
   const std::lock_guard lock(mutex_);
-  streams_.emplace_back();
+  streams_.push_back(kNone);
   return {static_cast<std::int32_t>(streams_.size() - 1)};
 }
 
@@ -165,52 +168,67 @@ std::size_t HostDriver::add(std::string name, Stream stream, const Access& acces
     run();
     return kNone;
   }
-  StreamState& state = streams_.at(static_cast<std::size_t>(stream.id));
-  Op op{std::move(name), stream, {}, {}, intervals_of(access.reads), intervals_of(access.writes),
+  std::size_t* const last =
+      stream.id < 0 ? nullptr : &streams_.at(static_cast<std::size_t>(stream.id));
+  Op op{std::move(name), stream, {}, 0, intervals_of(access.reads), intervals_of(access.writes),
         std::move(run)};
-  if (state.last != kNone) op.after.push_back(state.last);
+  if (last != nullptr && *last != kNone) op.after.push_back(*last);
   if (also_after != kNone) op.after.push_back(also_after);
-  op.clock = state.clock;
-  op.clock.resize(streams_.size());
-  if (also_after != kNone) {
-    const std::vector<std::int64_t>& other = ops_[also_after].clock;
-    for (std::size_t s = 0; s < other.size(); ++s) op.clock[s] = std::max(op.clock[s], other[s]);
-  }
-  op.clock[static_cast<std::size_t>(stream.id)] = ++state.length;
-  state.clock = op.clock;
-  state.last = ops_.size();
-  check_memory(op);
+  const std::size_t index = ops_.size();
   ops_.push_back(std::move(op));
-  waiting_.push_back(state.last);
-  return state.last;
+  waiting_.push_back(index);
+  if (last != nullptr) *last = index;
+  added_.notify_all();
+  return index;
 }
 
-// In any order that streams and events allow.
-void HostDriver::run_all() {
-  while (!waiting_.empty()) {
+std::size_t HostDriver::add_group(Stream stream, std::int64_t num_transfers) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t begin = add("group", stream, {}, [] {});
+  const std::size_t end = add("group end", stream, {}, [] {});
+  ops_[end].num_open = num_transfers;
+  return begin;
+}
+
+void HostDriver::add_transfer(std::size_t group, std::size_t other, const Rows& to,
+                              const Rows& from) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t transfer = add(
+      "transfer", Stream{}, {.reads = {from}, .writes = {to}}, [to, from] { copy_rows(to, from); },
+      group);
+  ops_[transfer].after.push_back(other);
+  for (const std::size_t begin : {group, other}) {
+    ops_[begin + 1].after.push_back(transfer);
+    --ops_[begin + 1].num_open;
+  }
+  added_.notify_all();
+}
+
+bool HostDriver::is_ready(const Op& op) const {
+  return op.num_open == 0 && std::ranges::all_of(op.after, [&](std::size_t before) {
+           return ops_[before].run == nullptr;
+         });
+}
+
+// In any order that streams and events allow: one stream runs as far as it can while the others
+// stand still.
+void HostDriver::run_ready() {
+  for (;;) {
     std::vector<std::size_t> ready;
-    for (std::size_t i = 0; i < waiting_.size(); ++i) {
-      const std::vector<std::size_t>& after = ops_[waiting_[i]].after;
-      if (std::ranges::all_of(after, [&](std::size_t op) { return ops_[op].run == nullptr; })) {
-        ready.push_back(i);
-      }
+    for (const std::size_t op : waiting_) {
+      if (is_ready(ops_[op])) ready.push_back(op);
     }
-    const std::size_t chosen = ready[rng_.next() % ready.size()];
-    // One stream runs as far as it can while the others stand still.
-    std::size_t next = waiting_[chosen];
+    if (ready.empty()) return;
+    std::size_t next = ready[rng_.next() % ready.size()];
     const Stream stream = ops_[next].stream;
     for (;;) {
-      Op& op = ops_[next];
-      op.run();
-      op.run = nullptr;
+      ops_[next].run();
+      ops_[next].run = nullptr;
       waiting_.erase(std::ranges::find(waiting_, next));
-      const auto follows =
-          std::ranges::find_if(waiting_, [&](std::size_t w) { return ops_[w].stream == stream; });
-      if (follows == waiting_.end()) break;
+      const auto follows = std::ranges::find_if(
+          waiting_, [&](std::size_t op) { return stream.id >= 0 && ops_[op].stream == stream; });
+      if (follows == waiting_.end() || !is_ready(ops_[*follows]) || rng_.next() % 8 == 0) break;
       next = *follows;
-      const bool is_ready = std::ranges::all_of(
-          ops_[next].after, [&](std::size_t before) { return ops_[before].run == nullptr; });
-      if (!is_ready || rng_.next() % 8 == 0) break;
     }
   }
 }
@@ -253,10 +271,27 @@ void HostDriver::launch(Stream stream, const Grid& grid, std::span<const std::by
       });
 }
 
-void HostDriver::synchronize(Stream /*stream*/) {
+bool HostDriver::is_done(Event event) {
   const std::lock_guard lock(mutex_);
+  run_ready();
+  const std::size_t recorded = events_.at(static_cast<std::size_t>(event.id));
+  return recorded == kNone || ops_[recorded].run == nullptr;
+}
+
+// Other threads may still add what the stream waits for.
+void HostDriver::synchronize(Stream stream) {
+  std::unique_lock lock(mutex_);
   ++num_synchronizations_;
-  run_all();
+  constexpr std::chrono::seconds kPatience{10};
+  for (;;) {
+    run_ready();
+    const std::size_t last = streams_.at(static_cast<std::size_t>(stream.id));
+    if (last == kNone || ops_[last].run == nullptr) return;
+    if (added_.wait_for(lock, kPatience) == std::cv_status::timeout) {
+      faults_.push_back(fmt::format("stream {} stands still at {}", stream.id, ops_[last].name));
+      return;
+    }
+  }
 }
 
 void HostDriver::read(Stream stream, std::span<std::byte> to, const std::byte* from) {
@@ -266,23 +301,49 @@ void HostDriver::read(Stream stream, std::span<std::byte> to, const std::byte* f
 
 // ----------------------------------------------------------------------------------- races
 
-bool HostDriver::comes_before(const Op& first, const Op& second) const {
-  const auto stream = static_cast<std::size_t>(first.stream.id);
-  return stream < second.clock.size() && first.clock[stream] <= second.clock[stream];
+std::vector<bool> HostDriver::orders() const {
+  const std::size_t count = ops_.size();
+  std::vector<std::size_t> num_before(count);
+  std::vector<std::vector<std::size_t>> next(count);
+  for (std::size_t op = 0; op < count; ++op) {
+    num_before[op] = ops_[op].after.size();
+    for (const std::size_t before : ops_[op].after) next[before].push_back(op);
+  }
+  std::vector<std::size_t> ready;
+  for (std::size_t op = 0; op < count; ++op) {
+    if (num_before[op] == 0) ready.push_back(op);
+  }
+  std::vector<bool> before(count * count);
+  while (!ready.empty()) {
+    const std::size_t op = ready.back();
+    ready.pop_back();
+    for (const std::size_t after : next[op]) {
+      before[op * count + after] = true;
+      for (std::size_t i = 0; i < count; ++i) {
+        if (before[i * count + op]) before[i * count + after] = true;
+      }
+      if (--num_before[after] == 0) ready.push_back(after);
+    }
+  }
+  return before;
 }
 
 std::vector<std::string> HostDriver::races() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> all = faults_;
-  std::vector<const Op*> touching;
-  for (const Op& op : ops_) {
-    if (!op.reads.empty() || !op.writes.empty()) touching.push_back(&op);
+  const std::vector<bool> before = orders();
+  std::vector<std::size_t> touching;
+  for (std::size_t op = 0; op < ops_.size(); ++op) {
+    if (ops_[op].reads.empty() && ops_[op].writes.empty()) continue;
+    touching.push_back(op);
+    check_memory(op, before, all);
   }
   for (std::size_t i = 0; i < touching.size(); ++i) {
-    const Op& a = *touching[i];
+    const Op& a = ops_[touching[i]];
     for (std::size_t j = i + 1; j < touching.size(); ++j) {
-      const Op& b = *touching[j];
-      if (a.stream == b.stream || comes_before(a, b) || comes_before(b, a)) continue;
+      const Op& b = ops_[touching[j]];
+      if (before[touching[i] * ops_.size() + touching[j]]) continue;
+      if (before[touching[j] * ops_.size() + touching[i]]) continue;
       if (meet(a.writes, b.writes) || meet(a.writes, b.reads) || meet(a.reads, b.writes)) {
         all.push_back(fmt::format("{} on stream {} and {} on stream {}", a.name, a.stream.id,
                                   b.name, b.stream.id));

@@ -3,6 +3,7 @@
 // and no other order forbids.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -42,6 +43,10 @@ class HostDriver : public Driver {
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override;
   void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
               const std::function<Access()>& access) override;
+  // Runs what can run.
+  [[nodiscard]] bool is_done(Event event) override;
+  void enter() override {}
+  [[nodiscard]] void* native(Stream) override { return nullptr; }
   void synchronize(Stream stream) override;
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override;
 
@@ -56,45 +61,50 @@ class HostDriver : public Driver {
   }
   // Operations whose name begins so.
   [[nodiscard]] std::int64_t count(std::string_view name) const;
+  // For messages between streams, recorded: a group of so many transfers as one operation of the
+  // stream, which is done when they are; and a transfer of two groups, which both have begun.
+  std::size_t add_group(Stream stream, std::int64_t num_transfers);
+  void add_transfer(std::size_t group, std::size_t other, const Rows& to, const Rows& from);
+
   // Testing the test: waits of such streams are forgotten.
   void forget_waits_of(std::function<bool(Stream)> forgotten) { forgotten_ = std::move(forgotten); }
 
  private:
   using Intervals = std::vector<std::pair<std::uintptr_t, std::uintptr_t>>;  // disjoint, ascending
 
+  static constexpr std::size_t kNone = SIZE_MAX;
+
   struct Op {
     std::string name;
-    Stream stream;
-    std::vector<std::size_t> after;   // operations that come first
-    std::vector<std::int64_t> clock;  // by stream: how many of its operations come before this one
+    Stream stream;                   // none: a transfer between groups
+    std::vector<std::size_t> after;  // operations that come first
+    std::int64_t num_open = 0;       // more of them that are not known yet
     Intervals reads;
     Intervals writes;
     std::function<void()> run;  // null once it has
   };
-  struct StreamState {
-    std::int64_t length = 0;
-    std::size_t last = kNone;
-    std::vector<std::int64_t> clock;
-  };
   struct Block {
     std::int64_t bytes = 0;
-    bool is_free = false;
+    std::size_t end = kNone;  // the operation that ends it
   };
-  static constexpr std::size_t kNone = SIZE_MAX;
-
   // Needs the lock.
   std::size_t add(std::string name, Stream stream, const Access& access, std::function<void()> run,
                   std::size_t also_after = kNone);
-  void run_all();
+  void run_ready();
   std::byte* take(std::int64_t bytes);
-  void check_memory(const Op& op);
-  [[nodiscard]] bool comes_before(const Op& first, const Op& second) const;
+  // What of an operation is not where memory is at that time, in words, appended.
+  void check_memory(std::size_t op, const std::vector<bool>& before,
+                    std::vector<std::string>& faults) const;
+  [[nodiscard]] bool is_ready(const Op& op) const;
+  // Whether i comes before j, [i * operations + j].
+  [[nodiscard]] std::vector<bool> orders() const;
 
   const Mode mode_;
   mutable std::mutex mutex_;
+  std::condition_variable added_;
   Rng rng_;
-  std::vector<StreamState> streams_;
-  std::vector<std::size_t> events_;  // the operation that was recorded last
+  std::vector<std::size_t> streams_;  // the last operation of each
+  std::vector<std::size_t> events_;   // the operation that was recorded last
   std::vector<Op> ops_;
   std::vector<std::size_t> waiting_;  // operations that have not run
   std::map<std::uintptr_t, Block> blocks_;

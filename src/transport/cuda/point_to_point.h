@@ -1,0 +1,37 @@
+// Messages between the devices of a group as work on their streams: what NCCL is used for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "contextile/base.h"
+#include "device/driver.h"
+
+namespace contextile::cuda {
+
+// Bytes in one piece of device memory, from or to a peer.
+struct PeerBytes {
+  Rank peer;
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;  // > 0
+};
+
+// One rank's end of a communicator. The n-th message to a peer meets the n-th that the peer
+// expects.
+class PointToPoint {
+ public:
+  virtual ~PointToPoint() = default;
+
+  // A group: messages that move side by side. It begins in the order of the stream, and is over
+  // when all of them have moved, for which the peers' groups have to begin. Throws DeviceError.
+  virtual void exchange(Stream stream, std::span<const PeerBytes> sends,
+                        std::span<const PeerBytes> recvs) = 0;
+  // What has gone wrong with groups under way; empty: nothing.
+  [[nodiscard]] virtual std::string failure() = 0;
+  // Ends groups under way, so that streams go on. Nothing may be exchanged any more.
+  virtual void abort() noexcept = 0;
+};
+
+}  // namespace contextile::cuda

@@ -1,0 +1,15 @@
+// Copies between lists of strided segments in device memory.
+#pragma once
+
+#include <span>
+
+#include "contextile/transport.h"
+#include "device/driver.h"
+
+namespace contextile::cuda {
+
+// Copies the bytes of `from`, in order, into `to`, of the same total size, however they are cut.
+void copy_on_stream(Driver& driver, Stream stream, std::span<const Segment> from,
+                    std::span<const Segment> to);
+
+}  // namespace contextile::cuda

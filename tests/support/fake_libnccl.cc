@@ -1,0 +1,130 @@
+// A library as libnccl.so.2 is, for ranks that are threads of one process and devices that are this
+// machine's CPU (fake_libcuda.cc): what the manual says of the functions that
+// src/transport/cuda/nccl.cc calls. A group is over when it returns.
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Result = int;
+constexpr Result kSuccess = 0;
+constexpr Result kInvalidArgument = 4;
+constexpr Result kInvalidUsage = 5;
+
+struct Group {
+  int size = 0;
+  int joined = 0;
+  std::map<std::pair<int, int>, std::deque<std::vector<char>>> mail;  // from, to
+};
+struct Communicator {
+  std::string id;
+  int rank = 0;
+  bool is_over = false;
+};
+struct Call {
+  Communicator* communicator = nullptr;
+  int peer = 0;
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::size_t bytes = 0;
+};
+
+std::mutex g_mutex;
+std::condition_variable g_changed;
+std::map<std::string, Group> g_groups;
+thread_local bool t_in_group = false;
+thread_local std::vector<Call> t_calls;
+
+Result add(const Call& call, std::size_t count, int type, void* stream) {
+  const std::lock_guard lock(g_mutex);
+  if (!t_in_group || stream == nullptr) return kInvalidUsage;
+  const bool known = g_groups.contains(call.communicator->id);
+  if (!known || type != 0 || count == 0 || call.peer < 0 ||
+      call.peer >= g_groups[call.communicator->id].size) {
+    return kInvalidArgument;
+  }
+  t_calls.push_back(call);
+  return kSuccess;
+}
+
+}  // namespace
+
+struct UniqueId {
+  char bytes[128];
+};
+
+extern "C" Result ncclGetUniqueId(UniqueId* id) {
+  static int number = 0;
+  const std::lock_guard lock(g_mutex);
+  std::memset(id->bytes, 'n', sizeof(id->bytes));
+  std::memcpy(id->bytes, &++number, sizeof(number));
+  return kSuccess;
+}
+// Returns once all ranks have come.
+extern "C" Result ncclCommInitRank(void** communicator, int size, UniqueId id, int rank) {
+  std::unique_lock lock(g_mutex);
+  if (rank < 0 || rank >= size || id.bytes[127] != 'n') return kInvalidArgument;
+  const std::string name(id.bytes, sizeof(id.bytes));
+  Group& group = g_groups[name];
+  group.size = size;
+  ++group.joined;
+  g_changed.notify_all();
+  g_changed.wait(lock, [&] { return group.joined == size; });
+  *communicator = new Communicator{name, rank, false};
+  return kSuccess;
+}
+extern "C" Result ncclCommDestroy(void* communicator) {
+  delete static_cast<Communicator*>(communicator);
+  return kSuccess;
+}
+extern "C" Result ncclCommAbort(void* communicator) { return ncclCommDestroy(communicator); }
+extern "C" Result ncclCommGetAsyncError(void* communicator, Result* error) {
+  *error = communicator == nullptr ? kInvalidArgument : kSuccess;
+  return kSuccess;
+}
+extern "C" const char* ncclGetErrorString(Result error) {
+  return error == kInvalidUsage ? "invalid usage" : "invalid argument";
+}
+extern "C" Result ncclGroupStart() {
+  t_in_group = true;
+  return kSuccess;
+}
+extern "C" Result ncclSend(const void* from, std::size_t count, int type, int peer,
+                           void* communicator, void* stream) {
+  return add({static_cast<Communicator*>(communicator), peer, from, nullptr, count}, count, type,
+             stream);
+}
+extern "C" Result ncclRecv(void* to, std::size_t count, int type, int peer, void* communicator,
+                           void* stream) {
+  return add({static_cast<Communicator*>(communicator), peer, nullptr, to, count}, count, type,
+             stream);
+}
+extern "C" Result ncclGroupEnd() {
+  std::unique_lock lock(g_mutex);
+  const std::vector<Call> calls = std::exchange(t_calls, {});
+  t_in_group = false;
+  for (const Call& call : calls) {
+    if (call.from == nullptr) continue;
+    const auto* bytes = static_cast<const char*>(call.from);
+    g_groups[call.communicator->id].mail[{call.communicator->rank, call.peer}].emplace_back(
+        bytes, bytes + call.bytes);
+  }
+  g_changed.notify_all();
+  for (const Call& call : calls) {
+    if (call.to == nullptr) continue;
+    auto& mail = g_groups[call.communicator->id].mail[{call.peer, call.communicator->rank}];
+    g_changed.wait(lock, [&] { return !mail.empty(); });
+    if (mail.front().size() != call.bytes) return kInvalidUsage;
+    std::memcpy(call.to, mail.front().data(), call.bytes);
+    mail.pop_front();
+  }
+  return kSuccess;
+}

@@ -1,0 +1,264 @@
+// One rank a device, by communicators that wait for each other as NCCL's do, on a recorded device.
+#include "transport/cuda/device_group.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "contextile/oracle.h"
+#include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "device/libcuda.h"
+#include "kernel/cuda/device_kernel.h"
+#include "runtime/cuda/device_ranks.h"
+#include "support/batches.h"
+#include "support/host_communicator.h"
+#include "support/host_driver.h"
+#include "support/message_of.h"
+#include "transport/conformance_support.h"
+#include "transport/cuda/nccl.h"
+#include "transport/forwarding_transport.h"
+
+namespace contextile::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A rank's end with what it stands on.
+class WholeRank : public ForwardingTransport {
+ public:
+  WholeRank(std::unique_ptr<Transport> control, std::unique_ptr<Transport> data)
+      : ForwardingTransport(*data), control_(std::move(control)), data_(std::move(data)) {}
+  [[nodiscard]] Transport& control() override { return *control_; }
+
+ private:
+  std::unique_ptr<Transport> control_;
+  std::unique_ptr<Transport> data_;
+};
+
+// Ranks with a device each, all of them the recorded one.
+class CommunicatorRanks : public RankHost {
+ public:
+  explicit CommunicatorRanks(HostDriver& driver, std::chrono::milliseconds timeout = {})
+      : driver_(driver), communicators_(driver) {
+    if (timeout.count() > 0) options_.timeout = timeout;
+  }
+
+  [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
+      std::int32_t num_ranks) override {
+    std::vector<std::unique_ptr<Transport>> group;
+    for (std::unique_ptr<Transport>& control : make_inproc_group(num_ranks)) {
+      const Rank rank = control->rank();
+      streams_.push_back(std::make_unique<RankStreams>(driver_));
+      kernels_.push_back(std::make_unique<DeviceKernel>(*streams_.back()));
+      std::unique_ptr<Transport> data =
+          make_device_group(*streams_.back(), communicators_.end_of(rank), *control, options_);
+      group.push_back(std::make_unique<WholeRank>(std::move(control), std::move(data)));
+    }
+    return group;
+  }
+  [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
+    return *kernels_.at(rank.index());
+  }
+  HostCommunicators& communicators() { return communicators_; }
+
+ private:
+  HostDriver& driver_;
+  HostCommunicators communicators_;
+  DeviceGroupOptions options_;
+  std::vector<std::unique_ptr<RankStreams>> streams_;
+  std::vector<std::unique_ptr<DeviceKernel>> kernels_;
+};
+
+class PlansOfDevices : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PlansOfDevices, GiveTheBitsOfOneDeviceWithoutRacesOrDeadlocks) {
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  const Workload workload = batch_of({300, 37, 190}, "causal", shape);
+  const auto plan =
+      plan_and_check(workload, cluster_of(2, 2), parse_strategies(GetParam()).at(0), {}).plan;
+  RunOptions options;
+  options.compare = false;
+  HostDriver at_once(HostDriver::Mode::kAtOnce);
+  DeviceRanks one(at_once);
+  options.host = &one;
+  const MaskRun expected = run_plan(plan, options).masks.at(0);
+  HostDriver driver(HostDriver::Mode::kRecorded, 3);
+  CommunicatorRanks ranks(driver);
+  options.host = &ranks;
+  const MaskRun found = run_plan(plan, options).masks.at(0);
+  EXPECT_EQ(found.result_bits, expected.result_bits);
+  EXPECT_EQ(found.sent_bytes_forward, expected.predicted_bytes_forward);
+  EXPECT_EQ(found.sent_bytes_backward, expected.predicted_bytes_backward);
+  EXPECT_THAT(driver.races(), IsEmpty());
+  EXPECT_GT(driver.count("transfer"), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, PlansOfDevices,
+                         ::testing::Values("ring", "zigzag", "hybrid", "double_ring", "dcp",
+                                           "dcp:relays=on", "fcp:block=64", "magi:chunk=64",
+                                           "distca:granularity=16", "auto:steps=2000"));
+
+// What a case reads is there once the device has stood still.
+class Patient : public ForwardingTransport {
+ public:
+  Patient(Transport& inner, const AttentionKernel& kernel)
+      : ForwardingTransport(inner), kernel_(kernel) {}
+  void wait(std::int64_t ticket) override {
+    ForwardingTransport::wait(ticket);
+    kernel_.memory().wait();
+  }
+
+ private:
+  const AttentionKernel& kernel_;
+};
+
+TEST(DeviceGroup, MovesWhatEveryTransportMoves) {
+  for (const ConformanceCase& tested : traffic_cases()) {
+    for (const std::int32_t size : tested.sizes) {
+      SCOPED_TRACE(fmt::format("{}, {} ranks", tested.name, size));
+      HostDriver driver(HostDriver::Mode::kRecorded, 5);
+      CommunicatorRanks ranks(driver);
+      const auto group = ranks.make_group(size);
+      try {
+        run_inproc(group, [&](Transport& transport) {
+          Patient patient(transport, ranks.kernel(transport.rank()));
+          tested.run(patient, 0);
+        });
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << error.what();
+      }
+    }
+  }
+}
+
+// Runs rank 0 alone with a launch to rank 1 that nobody meets; returns what the next wait says.
+std::string lonely_launch(CommunicatorRanks& ranks) {
+  const auto group = ranks.make_group(2);
+  std::array<std::byte, 8> bytes{};
+  const Message message{Rank{1}, {{bytes.data(), 8, 1, 8}}};
+  group[0]->launch({&message, 1}, {});
+  for (int i = 0; i < 200; ++i) {
+    const std::string error = message_of<TransportError>([&] { return group[0]->launch({}, {}); });
+    if (error != "no error") return error;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return "no error";
+}
+
+TEST(DeviceGroup, AStallEndsInATimeoutThatNamesThePeer) {
+  HostDriver driver(HostDriver::Mode::kRecorded);
+  CommunicatorRanks ranks(driver, std::chrono::milliseconds(200));
+  const std::string error = lonely_launch(ranks);
+  EXPECT_THAT(error, HasSubstr("rank 0, launch"));
+  EXPECT_THAT(error, HasSubstr("nothing moved for 200 ms; open: send to rank 1 (8 bytes)"));
+  EXPECT_EQ(ranks.communicators().num_aborts(), 1);
+}
+
+TEST(DeviceGroup, AFailureOfTheCommunicatorIsTold) {
+  HostDriver driver(HostDriver::Mode::kRecorded);
+  CommunicatorRanks ranks(driver);
+  ranks.communicators().fail("remote process exited");
+  EXPECT_THAT(lonely_launch(ranks), HasSubstr("remote process exited; open: send to rank 1"));
+  EXPECT_EQ(ranks.communicators().num_aborts(), 1);
+}
+
+TEST(DeviceGroup, GivingUpEndsWhatIsUnderWay) {
+  HostDriver driver(HostDriver::Mode::kRecorded);
+  CommunicatorRanks ranks(driver);
+  const auto group = ranks.make_group(2);
+  group[0]->abort("enough");
+  EXPECT_EQ(ranks.communicators().num_aborts(), 1);
+  EXPECT_THAT(message_of<TransportError>([&] { return group[0]->launch({}, {}); }),
+              HasSubstr("rank 0 gave up: enough"));
+  EXPECT_THAT(message_of<TransportError>([&] { barrier(group[1]->control()); }),
+              HasSubstr("enough"));
+}
+
+// Ranks with a driver each, by libraries of the driver and of NCCL that are this CPU.
+class NcclRanks : public RankHost {
+ public:
+  explicit NcclRanks(const std::string& folder) : folder_(folder) {}
+
+  [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
+      std::int32_t num_ranks) override {
+    controls_ = make_inproc_group(num_ranks);
+    std::vector<std::unique_ptr<Transport>> group(static_cast<std::size_t>(num_ranks));
+    for (std::int32_t r = 0; r < num_ranks; ++r) {
+      drivers_.push_back(open_device({.ordinal = 0,
+                                      .folder = folder_,
+                                      .modules = {"mma", "rows"},
+                                      .library = CONTEXTILE_FAKE_LIBCUDA}));
+      streams_.push_back(std::make_unique<RankStreams>(*drivers_.back()));
+      kernels_.push_back(std::make_unique<DeviceKernel>(*streams_.back()));
+    }
+    run_inproc(controls_, [&](Transport& control) {
+      const std::size_t r = control.rank().index();
+      group[r] = make_nccl_group(*streams_[r], control, {}, CONTEXTILE_FAKE_LIBNCCL);
+    });
+    return group;
+  }
+  [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
+    return *kernels_.at(rank.index());
+  }
+
+ private:
+  const std::string folder_;
+  std::vector<std::unique_ptr<Driver>> drivers_;
+  std::vector<std::unique_ptr<RankStreams>> streams_;
+  std::vector<std::unique_ptr<DeviceKernel>> kernels_;
+  std::vector<std::unique_ptr<Transport>> controls_;
+};
+
+TEST(Nccl, RunsPlansWithTheBitsOfOneDevice) {
+  const std::string folder = ::testing::TempDir() + "/nccl_kernels";
+  std::filesystem::create_directories(folder);
+  for (const char* module : {"mma", "rows"}) {
+    std::ofstream(fmt::format("{}/{}.sm_90a.cubin", folder, module)) << "\x7f"
+                                                                        "ELF";
+  }
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  const Workload workload = batch_of({300, 37, 190}, "lambda:16,100", shape);
+  RunOptions options;
+  options.compare = false;
+  for (const char* strategy : {"zigzag", "dcp", "hybrid"}) {
+    SCOPED_TRACE(strategy);
+    const auto plan =
+        plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
+    HostDriver at_once(HostDriver::Mode::kAtOnce);
+    DeviceRanks one(at_once);
+    options.host = &one;
+    const std::uint64_t expected = run_plan(plan, options).masks.at(0).result_bits;
+    NcclRanks ranks(folder);
+    options.host = &ranks;
+    EXPECT_EQ(run_plan(plan, options).masks.at(0).result_bits, expected);
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Nccl, ThatIsMissingIsNamed) {
+  EXPECT_THAT(message_of<InvalidArgument>([] { return make_nccl_id("libnothing.so"); }),
+              HasSubstr("expected the library libnothing.so"));
+}
+
+}  // namespace
+}  // namespace contextile::cuda
