@@ -1,12 +1,18 @@
-// Plans on a GPU of this machine, every rank of them: streams of their own, transfers as copies in
-// device memory.
+// Plans on GPUs: all ranks of one on a GPU of this machine, with streams of their own and copies in
+// device memory as transfers; or one rank, whose transfers go by NCCL.
 //
 //   const std::unique_ptr<Gpu> gpu = open_gpu();
 //   RunOptions options;
 //   options.host = gpu.get();
 //   const RunReport report = run_plan(plan, options);
+//
+// As one rank of a group of processes that has a transport already, for words (gloo, MPI):
+//
+//   const std::unique_ptr<Transport> rank = gpu->join(*group);
+//   options.rank = rank.get();
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,9 +28,10 @@ struct GpuOptions {
   // Where `cmake --build BUILD --target contextile_cuda` has left the compiled kernels. Empty:
   // $CONTEXTILE_CUDA_KERNELS, else the folder cuda beside the program, or lib/contextile/cuda
   // beside its folder.
-  std::string kernels;
-  // The driver's library; empty: libcuda.so.1 of the system.
-  std::string library;
+  std::string kernels = {};
+  // The driver's library and NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the system.
+  std::string library = {};
+  std::string nccl_library = {};
 };
 
 // What plans run on. Must outlive them and what their forwards have saved.
@@ -32,7 +39,14 @@ class Gpu : public RankHost {
  public:
   // "NVIDIA H200".
   [[nodiscard]] virtual std::string_view name() const = 0;
+  // Rank control.rank() of a group of as many processes, each with a GPU of its own. Plans whose
+  // grouped launches do not deadlock (verify) do not there. Collective; once. `control` and the GPU
+  // must outlive it. Throws InvalidArgument where there is no NCCL, DeviceError where it fails.
+  [[nodiscard]] virtual std::unique_ptr<Transport> join(
+      Transport& control, std::chrono::milliseconds timeout = std::chrono::minutes(1)) = 0;
 };
+// How many this machine has. Throws InvalidArgument where there is no driver.
+[[nodiscard]] std::int32_t num_gpus(const GpuOptions& options = {});
 
 // bf16 and f16, head dims that are multiples of 8 up to 128 (docs/gpu.md). Throws InvalidArgument
 // where there is no driver, no such device or no kernels, saying where they were looked for;

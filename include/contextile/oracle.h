@@ -43,8 +43,8 @@ struct RunOptions {
   bool compare = true;       // against the oracle and against one device with the same kernel
   std::int32_t repeats = 1;  // timed repetitions
   InprocOptions transport;
-  // All ranks run on it, each with its own kernel; `kernel` is what one device is compared with.
-  // Null: by `kernel` in this process's memory.
+  // The ranks of this process run on it, each with its own kernel; `kernel` is what one device is
+  // compared with. Null: by `kernel` in this process's memory.
   RankHost* host = nullptr;
   // One rank of a group of processes, all of which make the same call with the same plan, kernel,
   // seed and repeats (InvalidArgument naming the rank, on all); the report of rank 0 is whole,

@@ -146,9 +146,13 @@ DevicePointer pointer_to(const std::byte* memory) {
 }
 std::byte* memory_at(DevicePointer pointer) { return reinterpret_cast<std::byte*>(pointer); }
 
+std::string library_name(const std::string& given) {
+  return given.empty() ? "libcuda.so.1" : given;
+}
+
 class GpuDriver : public Driver {
  public:
-  explicit GpuDriver(const DeviceOptions& options) : cuda_(options.library) {
+  explicit GpuDriver(const DeviceOptions& options) : cuda_(library_name(options.library)) {
     check("cuInit", cuda_.init(0));
     int count = 0;
     check("cuDeviceGetCount", cuda_.device_count(&count));
@@ -419,6 +423,13 @@ std::string_view compiled_architecture(std::int32_t major, std::int32_t minor) {
   if (major == 10 && minor == 0) return "sm_100";
   fail_argument("cuda: expected a device of compute capability 8.x, 9.0 or 10.0, found {}.{}",
                 major, minor);
+}
+
+std::int32_t count_devices(const std::string& library) {
+  const Library cuda(library_name(library));
+  int count = 0;
+  if (cuda.init(0) != kSuccess || cuda.device_count(&count) != kSuccess) return 0;
+  return count;
 }
 
 std::unique_ptr<Driver> open_device(const DeviceOptions& options) {

@@ -17,9 +17,11 @@ struct DeviceOptions {
   // Kernels are in FOLDER/MODULE.ARCHITECTURE.cubin, as scripts/cuda-kernels leaves them.
   std::string folder;
   std::vector<std::string> modules;
-  // The driver's library; another in tests.
-  std::string library = "libcuda.so.1";
+  // The driver's library; empty: that of the system.
+  std::string library;
 };
+// How many this machine has. Throws as open_device does.
+[[nodiscard]] std::int32_t count_devices(const std::string& library);
 
 // "sm_80", "sm_90a" or "sm_100": what is compiled and runs on a device of that compute capability.
 // Throws InvalidArgument naming the capability where nothing does.

@@ -333,7 +333,7 @@ void check_same_options(const RunOptions& options) {
       {"kernel", options.kernel.empty() ? "the preferred one" : options.kernel},
       {"repeats", fmt::format("{}", options.repeats)},
       {"seed", fmt::format("{}", options.seed)}};
-  check_same_settings(*options.rank, "run", settings);
+  check_same_settings(options.rank->control(), "run", settings);
 }
 
 // `complete` makes what results are compared with behind the runs: it takes rank 0 of a group of

@@ -154,7 +154,8 @@ PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const RunOn& run_on,
   CONTEXTILE_CHECK(mine_->size() == plan_->num_devices(),
                    "{}: expected {} ranks, one for each device of the plan, found {}",
                    mine_->name(), plan_->num_devices(), mine_->size());
-  executors_.push_back(std::make_unique<Executor>(*mine_, run_on_.kernel, executor_options_));
+  executors_.push_back(
+      std::make_unique<Executor>(*mine_, kernel(mine_->rank()), executor_options_));
   prepare();
 }
 
@@ -175,7 +176,7 @@ void PlanRanks::start() {
 void PlanRanks::prepare() {
   run([&](Transport& transport, Executor& executor) {
     executor.prepare(plan_);
-    executor.record_exchange([&] { share(transport, executor.memory(), memory_); });
+    executor.record_exchange([&] { share(transport.control(), executor.memory(), memory_); });
   });
 }
 
@@ -208,10 +209,10 @@ void PlanRanks::run(const Body& body) {
 
 template <typename Call>
 void PlanRanks::measure(Transport& transport, Executor& executor, const Call& call) {
-  executor.record_exchange([&] { barrier(transport); });
-  const std::int64_t before = transport.sent_bytes();
   const RowMemory& memory = kernel(transport.rank()).memory();
   memory.wait();
+  executor.record_exchange([&] { barrier(transport.control()); });
+  const std::int64_t before = transport.sent_bytes();
   const auto start = std::chrono::steady_clock::now();
   call();
   memory.wait();
@@ -219,7 +220,7 @@ void PlanRanks::measure(Transport& transport, Executor& executor, const Call& ca
   // The executor's own clock ends where the last of the work is under way.
   measured.stats.total_s =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  executor.record_exchange([&] { share(transport, measured, calls_); });
+  executor.record_exchange([&] { share(transport.control(), measured, calls_); });
 }
 
 template <typename Item>
@@ -283,8 +284,8 @@ AttentionOutput PlanRanks::forward(std::size_t mask, const AttentionInputs& inpu
           mask, {q.view(), k.view(), v.view(), sink.floats(), out.view(), lse.stats()});
     });
     executor.record_exchange([&] {
-      deliver(transport, out_THD, out.fetched());
-      deliver(transport, lse_TH, lse.fetched());
+      deliver(transport.control(), out_THD, out.fetched());
+      deliver(transport.control(), lse_TH, lse.fetched());
     });
   });
   return output;
@@ -329,11 +330,11 @@ AttentionGradients PlanRanks::backward(std::size_t mask, const AttentionInputs& 
                         output.saved.empty() ? nothing : output.saved[r]);
     });
     executor.record_exchange([&] {
-      deliver(transport, dq_THD, dq.fetched());
-      deliver(transport, dk_THD, dk.fetched());
-      deliver(transport, dv_THD, dv.fetched());
+      deliver(transport.control(), dq_THD, dq.fetched());
+      deliver(transport.control(), dk_THD, dk.fetched());
+      deliver(transport.control(), dv_THD, dv.fetched());
       std::ranges::copy(sink_gradient.fetched().values<float>(), dsink[r].begin());
-      share_sink(transport, dsink);
+      share_sink(transport.control(), dsink);
     });
   });
   gradients.dsink_H = sum_of(dsink);

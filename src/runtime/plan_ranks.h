@@ -34,7 +34,7 @@ class PlanRanks {
     InprocOptions transport = {};  // of ranks in this process
     // The one rank that this process drives; null: all of them, in process.
     Transport* rank = nullptr;
-    // Gives all ranks their kernels and transports instead; null: nobody.
+    // Gives ranks of this process their kernels, and transports where it drives all; null: nobody.
     RankHost* host = nullptr;
   };
 

@@ -41,7 +41,6 @@ TEST_F(RunGpu, ExecutesThePlanThereAndChecksIt) {
 TEST_F(RunGpu, SaysWhatIsMissing) {
   expect_bad_input(run("", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=/nowhere"),
                    {"expected compiled kernels in /nowhere", "contextile_cuda"});
-  expect_bad_input(run("--transport mpi", ""), {"--gpu: expected --transport inproc, found mpi"});
   expect_bad_input(run("--predict", ""), {"--predict: expected --cluster with --gpu"});
 }
 

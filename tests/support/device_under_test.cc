@@ -12,8 +12,7 @@ namespace contextile {
 cuda::Driver& device_under_test() {
   static const std::unique_ptr<cuda::Driver> kDriver = []() -> std::unique_ptr<cuda::Driver> {
     const char* const gpu = std::getenv("CONTEXTILE_TEST_GPU");
-    if (gpu != nullptr)
-      return cuda::open_gpu_driver({.ordinal = std::atoi(gpu), .kernels = {}, .library = {}});
+    if (gpu != nullptr) return cuda::open_gpu_driver({.ordinal = std::atoi(gpu)});
     return std::make_unique<cuda::HostDriver>(cuda::HostDriver::Mode::kAtOnce);
   }();
   return *kDriver;

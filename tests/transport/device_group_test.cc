@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/gpu.h"
 #include "contextile/oracle.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
-#include "device/libcuda.h"
 #include "kernel/cuda/device_kernel.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"
@@ -191,42 +191,9 @@ TEST(DeviceGroup, GivingUpEndsWhatIsUnderWay) {
               HasSubstr("enough"));
 }
 
-// Ranks with a driver each, by libraries of the driver and of NCCL that are this CPU.
-class NcclRanks : public RankHost {
- public:
-  explicit NcclRanks(const std::string& folder) : folder_(folder) {}
-
-  [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
-      std::int32_t num_ranks) override {
-    controls_ = make_inproc_group(num_ranks);
-    std::vector<std::unique_ptr<Transport>> group(static_cast<std::size_t>(num_ranks));
-    for (std::int32_t r = 0; r < num_ranks; ++r) {
-      drivers_.push_back(open_device({.ordinal = 0,
-                                      .folder = folder_,
-                                      .modules = {"mma", "rows"},
-                                      .library = CONTEXTILE_FAKE_LIBCUDA}));
-      streams_.push_back(std::make_unique<RankStreams>(*drivers_.back()));
-      kernels_.push_back(std::make_unique<DeviceKernel>(*streams_.back()));
-    }
-    run_inproc(controls_, [&](Transport& control) {
-      const std::size_t r = control.rank().index();
-      group[r] = make_nccl_group(*streams_[r], control, {}, CONTEXTILE_FAKE_LIBNCCL);
-    });
-    return group;
-  }
-  [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
-    return *kernels_.at(rank.index());
-  }
-
- private:
-  const std::string folder_;
-  std::vector<std::unique_ptr<Driver>> drivers_;
-  std::vector<std::unique_ptr<RankStreams>> streams_;
-  std::vector<std::unique_ptr<DeviceKernel>> kernels_;
-  std::vector<std::unique_ptr<Transport>> controls_;
-};
-
-TEST(Nccl, RunsPlansWithTheBitsOfOneDevice) {
+// Ranks as users have them: a process each with a GPU and a group for words, here a thread each
+// with libraries of the driver and of NCCL that are this CPU.
+TEST(Nccl, RanksOfAGroupRunPlansWithTheBitsOfOneDevice) {
   const std::string folder = ::testing::TempDir() + "/nccl_kernels";
   std::filesystem::create_directories(folder);
   for (const char* module : {"mma", "rows"}) {
@@ -237,20 +204,36 @@ TEST(Nccl, RunsPlansWithTheBitsOfOneDevice) {
   shape.q_heads = 4;
   shape.kv_heads = 2;
   shape.head_dim = shape.value_dim = 64;
+  shape.sink = true;
   const Workload workload = batch_of({300, 37, 190}, "lambda:16,100", shape);
-  RunOptions options;
-  options.compare = false;
   for (const char* strategy : {"zigzag", "dcp", "hybrid"}) {
     SCOPED_TRACE(strategy);
     const auto plan =
         plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
     HostDriver at_once(HostDriver::Mode::kAtOnce);
     DeviceRanks one(at_once);
+    RunOptions options;
+    options.compare = false;
     options.host = &one;
     const std::uint64_t expected = run_plan(plan, options).masks.at(0).result_bits;
-    NcclRanks ranks(folder);
-    options.host = &ranks;
-    EXPECT_EQ(run_plan(plan, options).masks.at(0).result_bits, expected);
+    RunReport found;
+    run_inproc(4, [&](Transport& control) {
+      GpuOptions gpu_options;
+      gpu_options.kernels = folder;
+      gpu_options.library = CONTEXTILE_FAKE_LIBCUDA;
+      gpu_options.nccl_library = CONTEXTILE_FAKE_LIBNCCL;
+      EXPECT_EQ(num_gpus(gpu_options), 1);
+      const std::unique_ptr<Gpu> gpu = open_gpu(gpu_options);
+      const std::unique_ptr<Transport> rank = gpu->join(control);
+      RunOptions mine;
+      mine.host = gpu.get();
+      mine.rank = rank.get();
+      const RunReport report = run_plan(plan, mine);
+      if (control.rank() == Rank{0}) found = report;
+    });
+    EXPECT_TRUE(found.ok());
+    EXPECT_EQ(found.masks.at(0).errors.size(), 6U);
+    EXPECT_EQ(found.masks.at(0).result_bits, expected);
   }
   std::filesystem::remove_all(folder);
 }

@@ -1,6 +1,7 @@
 // contextile run: executes a plan on real ranks and checks the result.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -72,7 +73,7 @@ std::string flight_folder(const RunCommandOptions& options) {
 std::uint64_t shared_seed(Transport* rank, const std::optional<std::uint64_t>& given) {
   std::uint64_t seed = given_or_random(given);
   if (rank == nullptr) return seed;
-  const auto seeds = all_gather(*rank, std::as_bytes(std::span(&seed, 1)));
+  const auto seeds = all_gather(rank->control(), std::as_bytes(std::span(&seed, 1)));
   std::memcpy(&seed, seeds.front().data(), sizeof seed);
   return given.value_or(seed);
 }
@@ -95,9 +96,6 @@ void check_options(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_transport_options(options.transport);
   static_cast<void>(find_kernel(options.kernel));
-  if (options.gpu && options.transport.name != "inproc") {
-    fail_argument("--gpu: expected --transport inproc, found {}", options.transport.name);
-  }
   if (options.gpu && options.predict && options.cluster.empty()) {
     fail_argument("--predict: expected --cluster with --gpu; only CPUs are measured on the way");
   }
@@ -167,6 +165,17 @@ std::string kernel_name(const RunOptions& settings, const Plan& plan, const Gpu*
   return std::string(find_kernel(settings.kernel, plan.shape.dtype).name());
 }
 
+// The GPU of this process; null: it has none.
+std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* rank) {
+  if (!options.gpu) return nullptr;
+  GpuOptions gpu;
+  gpu.ordinal = *options.gpu;
+  if (rank != nullptr) {
+    gpu.ordinal = (gpu.ordinal + rank->rank().value) % std::max(1, num_gpus(gpu));
+  }
+  return open_gpu(gpu, inproc_options(options.transport));
+}
+
 // With `rank` this process's part, which rank 0 prints for all; null: everything in this process.
 int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& plan,
            Transport* rank) {
@@ -179,12 +188,13 @@ int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& 
     return kExitCheckFailed;
   }
   check_run_memory(*plan, statistics(*plan));
-  std::unique_ptr<Gpu> gpu;
-  if (options.gpu) {
-    gpu = open_gpu({.ordinal = *options.gpu, .kernels = {}, .library = {}},
-                   inproc_options(options.transport));
-  }
-  const RunOptions settings = run_options(options, *plan, rank, gpu.get());
+  const std::unique_ptr<Gpu> gpu = gpu_of(options, rank);
+  const std::unique_ptr<Transport> joined =
+      gpu == nullptr || rank == nullptr
+          ? nullptr
+          : gpu->join(*rank, inproc_options(options.transport).timeout);
+  const RunOptions settings =
+      run_options(options, *plan, joined == nullptr ? rank : joined.get(), gpu.get());
   const std::string kernel = kernel_name(settings, *plan, gpu.get());
   std::optional<Simulation> predicted;
   if (options.predict && prints) {
@@ -259,8 +269,9 @@ Action add_run_command(CLI::App& app) {
   add_kernel_option(app, options->kernel, "attention kernel");
   add_size_as<std::int32_t>(app, "--gpu", options->gpu, 0,
                             {"N",
-                             "all ranks run on GPU N of this machine; --kernel is then what one "
-                             "device is compared with",
+                             "all ranks run on GPU N of this machine, or with --transport gloo "
+                             "or mpi rank R on GPU N + R modulo their number, data by NCCL; "
+                             "--kernel is then what one device is compared with",
                              "on its CPU"});
   add_toggle(app, "compare", "check against the fp64 oracle and one device",
              "when the oracle costs less than 1e11 FLOPs",

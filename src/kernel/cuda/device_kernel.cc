@@ -149,6 +149,12 @@ void DeviceRowMemory::poison(std::byte* memory, std::int64_t bytes) const {
   streams_.driver.fill(streams_.compute, memory, 0xff, bytes);
 }
 
+std::unique_ptr<const PreparedBands> DeviceKernel::prepare_bands(
+    const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
+    std::span<const LocalBand> bands) const {
+  return std::make_unique<DeviceBands>(params, bands, num_rows, num_keys);
+}
+
 void DeviceKernel::forward(const KernelParams& params, std::span<const ForwardTile> tiles) const {
   if (tiles.empty()) return;
   const std::vector<DeviceTile> device = device_tiles(tiles);

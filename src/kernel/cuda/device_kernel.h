@@ -39,6 +39,9 @@ class DeviceKernel : public AttentionKernel {
   [[nodiscard]] Dtype weight_dtype(Dtype inputs) const override { return inputs; }
   void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const override;
   void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const override;
+  [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
+      const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
+      std::span<const LocalBand> bands) const override;
   [[nodiscard]] const RowOps& row_ops() const override { return rows_; }
   [[nodiscard]] const RowMemory& memory() const override { return memory_; }
 

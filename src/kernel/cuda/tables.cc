@@ -19,10 +19,21 @@ struct OwnedSide {
   bool init = false;
   std::int64_t owned_tokens = 0;
   std::int64_t streamed_tokens = 0;
-  std::vector<LocalBand> bands;  // owned tokens as q, streamed ones as k
+  std::vector<LocalBand> bands;            // owned tokens as q, streamed ones as k
+  const PanelBands* classified = nullptr;  // them, where that was done before
 };
 
 LocalBand transposed(const LocalBand& band) { return {band.k, band.q, -band.hi, -band.lo}; }
+std::vector<LocalBand> transposed(std::span<const LocalBand> bands) {
+  std::vector<LocalBand> result;
+  result.reserve(bands.size());
+  for (const LocalBand& band : bands) result.push_back(transposed(band));
+  return result;
+}
+
+const DeviceBands* prepared_of(const PreparedBands* prepared) {
+  return static_cast<const DeviceBands*>(prepared);
+}
 
 class TableBuilder {
  public:
@@ -48,14 +59,19 @@ class TableBuilder {
                  std::size_t first_tile) {
     const OwnedSide& slot = sides[group.front()];
     const std::int64_t rows = slot.owned_tokens * owned_heads_;
-    std::vector<PanelBands> classified;
+    std::vector<PanelBands> made;
+    made.reserve(group.size());
+    std::vector<const PanelBands*> classified;
     for (const std::size_t i : group) {
       const OwnedSide& side = sides[i];
       const std::int64_t most = std::max(rows, side.streamed_tokens * streamed_heads_);
       CONTEXTILE_CHECK(most < std::numeric_limits<std::int32_t>::max() - kOwnedRows,
                        "tile: expected fewer than 2^31 rows of heads, found {}", most);
-      classified.emplace_back(side.bands, side.owned_tokens, side.streamed_tokens, owned_heads_,
-                              kOwnedRows, 1);
+      classified.push_back(side.classified);
+      if (side.classified != nullptr) continue;
+      made.emplace_back(side.bands, side.owned_tokens, side.streamed_tokens, owned_heads_,
+                        kOwnedRows, 1);
+      classified.back() = &made.back();
     }
     const auto num_rows = static_cast<std::int32_t>(rows);
     for (std::int32_t begin = 0; begin < num_rows; begin += kOwnedRows) {
@@ -67,8 +83,8 @@ class TableBuilder {
       owned.init = slot.init;
       for (std::size_t i = 0; i < group.size(); ++i) {
         const auto tile = static_cast<std::int32_t>(first_tile + group[i]);
-        for (const PanelStep& step : classified[i].steps(begin / kOwnedRows)) {
-          add_step(tile, step, classified[i]);
+        for (const PanelStep& step : classified[i]->steps(begin / kOwnedRows)) {
+          add_step(tile, step, *classified[i]);
         }
       }
       owned.num_blocks = static_cast<std::int32_t>(table_.blocks.size()) - owned.first_block;
@@ -117,8 +133,13 @@ bool joins(FirstOfSlot<Tile>& first_of_slot, const void* slot, bool init, const 
 
 template <typename Tile>
 OwnedSide query_side(const Tile& tile, const void* slot, bool init) {
-  return {slot, init, tile.q_NHD.tokens, tile.k_MHD.tokens,
-          std::vector<LocalBand>(tile.bands.begin(), tile.bands.end())};
+  OwnedSide side{slot, init, tile.q_NHD.tokens, tile.k_MHD.tokens, {}, nullptr};
+  if (tile.prepared != nullptr) {
+    side.classified = &prepared_of(tile.prepared)->queries();
+  } else {
+    side.bands.assign(tile.bands.begin(), tile.bands.end());
+  }
+  return side;
 }
 
 template <typename T>
@@ -162,6 +183,11 @@ LaunchTable query_table(const KernelParams& params, std::span<const Tile> tiles,
 }
 
 }  // namespace
+
+DeviceBands::DeviceBands(const KernelParams& params, std::span<const LocalBand> bands,
+                         std::int64_t num_rows, std::int64_t num_keys)
+    : queries_(bands, num_rows, num_keys, params.q_heads / params.kv_heads, kOwnedRows, 1),
+      keys_(transposed(bands), num_keys, num_rows, 1, kOwnedRows, 1) {}
 
 std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first) {
   FirstOfSlot<ForwardTile> first_of_slot;
@@ -210,8 +236,13 @@ LaunchTable key_gradient_table(const KernelParams& params, std::span<const Backw
                                std::size_t first, std::size_t end, std::int32_t rows) {
   std::vector<OwnedSide> sides;
   for (const BackwardTile& tile : tiles.subspan(first, end - first)) {
-    OwnedSide side{tile.dk_MHD.data, tile.init_dkv, tile.k_MHD.tokens, tile.q_NHD.tokens, {}};
-    for (const LocalBand& band : tile.bands) side.bands.push_back(transposed(band));
+    OwnedSide side{tile.dk_MHD.data, tile.init_dkv, tile.k_MHD.tokens, tile.q_NHD.tokens, {},
+                   nullptr};
+    if (tile.prepared != nullptr) {
+      side.classified = &prepared_of(tile.prepared)->keys();
+    } else {
+      side.bands = transposed(tile.bands);
+    }
     sides.push_back(std::move(side));
   }
   return TableBuilder(1, params.q_heads / params.kv_heads, rows).build(sides, first);

@@ -9,6 +9,7 @@
 
 #include "contextile/kernel.h"
 #include "kernel/cuda/launch.h"
+#include "kernel/simd/panels.h"
 
 namespace contextile::cuda {
 
@@ -20,12 +21,30 @@ struct LaunchTable {
   std::vector<TokenBand> bands;
 };
 
+// The bands of a tile as both kinds of owners meet them, worked out once for all calls.
+class DeviceBands : public PreparedBands {
+ public:
+  DeviceBands(const KernelParams& params, std::span<const LocalBand> bands, std::int64_t num_rows,
+              std::int64_t num_keys);
+
+  [[nodiscard]] const PanelBands& queries() const { return queries_; }
+  [[nodiscard]] const PanelBands& keys() const { return keys_; }
+  [[nodiscard]] std::int64_t size_bytes() const override {
+    return queries_.size_bytes() + keys_.size_bytes();
+  }
+
+ private:
+  PanelBands queries_;
+  PanelBands keys_;
+};
+
 // The end of the tiles from `first` on that one launch can take: up to the first tile that starts
 // anew a slot that they write, or pairs a slot with other rows than they do.
 [[nodiscard]] std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first);
 [[nodiscard]] std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first);
 
-// Tables of tiles [first, end) of a call. `rows` counts the streamed rows of a block.
+// Tables of tiles [first, end) of a call; what a tile has prepared is DeviceBands. `rows` counts
+// the streamed rows of a block.
 [[nodiscard]] LaunchTable forward_table(const KernelParams& params,
                                         std::span<const ForwardTile> tiles, std::size_t first,
                                         std::size_t end, std::int32_t rows);

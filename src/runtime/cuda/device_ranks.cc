@@ -4,14 +4,15 @@
 
 namespace contextile::cuda {
 
+RankStreams& DeviceRanks::streams_of(Rank rank) {
+  std::unique_ptr<OneRank>& one = ranks_[rank];
+  if (one == nullptr) one = std::make_unique<OneRank>(driver_);
+  return one->streams;
+}
+
 std::vector<std::unique_ptr<Transport>> DeviceRanks::make_group(std::int32_t num_ranks) {
-  while (static_cast<std::int32_t>(ranks_.size()) < num_ranks) {
-    ranks_.push_back(std::make_unique<OneRank>(driver_));
-  }
   std::vector<RankStreams*> streams;
-  for (std::int32_t r = 0; r < num_ranks; ++r) {
-    streams.push_back(&ranks_[static_cast<std::size_t>(r)]->streams);
-  }
+  for (std::int32_t r = 0; r < num_ranks; ++r) streams.push_back(&streams_of(Rank{r}));
   return make_stream_group(streams, options_);
 }
 

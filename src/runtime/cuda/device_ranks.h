@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,8 +22,10 @@ class DeviceRanks : public RankHost {
 
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(std::int32_t num_ranks) override;
   [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
-    return ranks_.at(rank.index())->kernel;
+    return ranks_.at(rank)->kernel;
   }
+  // Those of a rank, made where it has none.
+  [[nodiscard]] RankStreams& streams_of(Rank rank);
 
  private:
   struct OneRank {
@@ -33,7 +36,7 @@ class DeviceRanks : public RankHost {
 
   Driver& driver_;
   const InprocOptions options_;
-  std::vector<std::unique_ptr<OneRank>> ranks_;
+  std::map<Rank, std::unique_ptr<OneRank>> ranks_;
 };
 
 }  // namespace contextile::cuda

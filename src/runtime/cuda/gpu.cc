@@ -13,6 +13,7 @@
 #include "device/libcuda.h"
 #include "runtime/cuda/device_ranks.h"
 #include "runtime/cuda/gpu_driver.h"
+#include "transport/cuda/device_group.h"
 
 namespace contextile::cuda {
 namespace {
@@ -31,8 +32,10 @@ std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) 
 
 std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
   const std::vector<std::filesystem::path> places = places_of_kernels(options);
-  DeviceOptions device{.ordinal = options.ordinal, .folder = {}, .modules = {"mma", "rows"}};
-  if (!options.library.empty()) device.library = options.library;
+  DeviceOptions device;
+  device.ordinal = options.ordinal;
+  device.modules = {"mma", "rows"};
+  device.library = options.library;
   for (const std::filesystem::path& place : places) {
     std::error_code error;
     if (std::filesystem::is_directory(place, error)) device.folder = place;
@@ -54,8 +57,10 @@ namespace {
 
 class OpenGpu : public Gpu {
  public:
-  OpenGpu(std::unique_ptr<cuda::Driver> driver, const InprocOptions& transport)
-      : driver_(std::move(driver)), ranks_(*driver_, transport) {}
+  OpenGpu(const GpuOptions& options, const InprocOptions& transport)
+      : nccl_library_(options.nccl_library),
+        driver_(cuda::open_gpu_driver(options)),
+        ranks_(*driver_, transport) {}
 
   [[nodiscard]] std::string_view name() const override { return driver_->device_name(); }
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
@@ -65,16 +70,24 @@ class OpenGpu : public Gpu {
   [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
     return ranks_.kernel(rank);
   }
+  [[nodiscard]] std::unique_ptr<Transport> join(Transport& control,
+                                                std::chrono::milliseconds timeout) override {
+    return cuda::make_nccl_group(ranks_.streams_of(control.rank()), control,
+                                 {.timeout = timeout, .name = "nccl"}, nccl_library_);
+  }
 
  private:
+  const std::string nccl_library_;
   const std::unique_ptr<cuda::Driver> driver_;
   cuda::DeviceRanks ranks_;
 };
 
 }  // namespace
 
+std::int32_t num_gpus(const GpuOptions& options) { return cuda::count_devices(options.library); }
+
 std::unique_ptr<Gpu> open_gpu(const GpuOptions& options, const InprocOptions& transport) {
-  return std::make_unique<OpenGpu>(cuda::open_gpu_driver(options), transport);
+  return std::make_unique<OpenGpu>(options, transport);
 }
 
 }  // namespace contextile
