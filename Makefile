@@ -17,7 +17,7 @@ TORCH ?= on
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
 SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test hypergraph_test schedule_test \
-  store_test strategy_test simulate_test bounds_test data_test data_ahead_test plan_test transport_test kernel_test runtime_test \
+  store_test strategy_test simulate_test bounds_test data_test data_ahead_test plan_test transport_test kernel_test runtime_test device_test \
   inference_cache_test inference_decode_test inference_prefill_test inference_prefill_plan_test \
   inference_model_test inference_engine_test inference_serve_test inference_helix_test inference_simulate_test paged_attention_test
 # Tests of what threads share; tests/CMakeLists.txt says which cases of them. transport_ranks is what the tests of gloo

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -19,12 +20,10 @@
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
-#include "contextile/strategies.h"
 #include "planner/auto_strategy.h"
 #include "planner/placement.h"
 #include "planner/search_budget.h"
 #include "planner/timed_block_size.h"
-#include "strategy/dcp.h"
 
 namespace contextile {
 namespace {
@@ -34,6 +33,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // What a limited search has taken when each part has had its share.
 constexpr double kShareOfPlacing = 0.4;
 constexpr double kShareOfSchedules = 0.65;
+constexpr double kShareOfOptions = 0.85;  // of other strategies with other than their defaults
 constexpr double kShareOfPublished = 0.9;
 
 // What candidates cost, in steps (docs/auto.md has the measurements). `tiles` and `units`, which
@@ -127,22 +127,28 @@ class Search {
     }
   }
 
-  // All of them with their defaults, dcp also with relays, or from the newest to the oldest what
-  // the budget allows.
+  // All of them with every option they find worth trying; with a budget what it allows, defaults
+  // first, from the newest strategy to the oldest.
   [[nodiscard]] std::vector<StrategyChoice> published() {
     std::vector<StrategyChoice> others;
+    std::vector<StrategyChoice> with_options;
     for (const Strategy* strategy : strategies()) {
       if (strategy == &auto_strategy()) continue;
-      others.push_back({std::string(strategy->name())});
-      if (strategy == &dcp_strategy()) others.push_back(choice_of(DcpOptions{.relays = true}));
+      for (auto& options : strategy->variants(workload_, cluster_, request_)) {
+        StrategyChoice choice{std::string(strategy->name()), std::move(options)};
+        (choice.options.empty() ? others : with_options).push_back(std::move(choice));
+      }
     }
-    if (!budget_.limited()) return others;
     std::ranges::reverse(others);
+    std::ranges::reverse(with_options);
+    std::ranges::move(with_options, std::back_inserter(others));
+    if (!budget_.limited()) return others;
     const std::int64_t steps = steps_of_other_strategy(num_devices(), workload_.num_tokens(),
                                                        std::ssize(workload_.sequences));
     std::erase_if(others, [&](const StrategyChoice& choice) {
       const auto sizes = std::ssize(find_strategy(choice.name).block_sizes(request_of(choice)));
-      return !budget_.take(std::max<std::int64_t>(1, sizes) * steps, kShareOfPublished);
+      return !budget_.take(std::max<std::int64_t>(1, sizes) * steps,
+                           choice.options.empty() ? kShareOfPublished : kShareOfOptions);
     });
     return others;
   }
