@@ -69,7 +69,7 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
                  "a search of about that many microseconds of one core, counted, not timed: the "
                  "same plan on any machine; 0: no limit")
         .integer("budget_ms", &AutoOptions::budget_ms, 0, std::int64_t{1} << 40,
-                 "milliseconds after which no candidate is started; plans then depend on the "
+                 "milliseconds by which candidates are expected to end; plans then depend on the "
                  "machine; 0: no limit");
   }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <iterator>
@@ -17,10 +18,12 @@
 #include "base/parallel_for.h"
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
+#include "contextile/plan_estimate.h"
 #include "contextile/plan_stats.h"
 #include "contextile/registry.h"
 #include "contextile/simulate.h"
 #include "planner/auto_strategy.h"
+#include "planner/binding.h"
 #include "planner/placement.h"
 #include "planner/search_budget.h"
 #include "planner/timed_block_size.h"
@@ -35,20 +38,10 @@ constexpr double kShareOfPlacing = 0.4;
 constexpr double kShareOfSchedules = 0.65;
 constexpr double kShareOfOptions = 0.85;  // of other strategies with other than their defaults
 constexpr double kShareOfPublished = 0.9;
-
-// What candidates cost, in steps (docs/auto.md has the measurements). `tiles` and `units`, which
-// are blocks, are those of all head groups.
-constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
-                                        std::int64_t tiles) {
-  return 1300 * devices + 60 * units + tiles;
-}
-constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
-  return 150 * devices + 2 * tiles;
-}
-constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
-                                               std::int64_t sequences) {
-  return 2000 + 12 * devices * tokens / 1024 + 200 * sequences;
-}
+// Where time is limited, others go first, many of which are made in a millisecond, and on when
+// placements have had their turn.
+constexpr double kShareOfTimeForQuick = 0.25;
+constexpr double kShareOfTimeForOthers = 0.8;
 
 // Candidates of each part at effort 1, until it is known how many there are.
 constexpr std::int64_t kMostScheduled = 30;
@@ -61,6 +54,13 @@ struct Candidate {
   std::string chosen;
   Arrangement arrangement;
 };
+
+template <typename T>
+void atomic_max(std::atomic<T>& most, T value) {
+  T held = most;
+  while (held < value && !most.compare_exchange_weak(held, value)) {
+  }
+}
 
 std::string schedule_text(const Schedule& schedule) {
   if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
@@ -83,9 +83,15 @@ class Search {
         start_(std::chrono::steady_clock::now()) {}
 
   SearchResult run() {
+    const bool has_others = options_.candidates == Candidates::kAll;
+    if (has_others && options_.budget_ms > 0) {
+      others_ = published();
+      try_others(kShareOfTimeForQuick);
+    }
     place_all();
     try_placements();
-    if (options_.candidates == Candidates::kAll) try_published();
+    if (has_others && options_.budget_ms == 0) others_ = published();
+    try_others(kShareOfTimeForOthers);
     improve();
     CONTEXTILE_CHECK(best_.time_us < kNever,
                      "auto: expected a plan that fits {} bytes of device memory, found none in {} "
@@ -96,58 +102,52 @@ class Search {
                         .predicted_us = best_.time_us,
                         .binding = {},
                         .candidates = tried_};
-    result.binding = binding_of(result.arrangement);
+    result.binding = binding_of(build_plan(workload_, cluster_, result.arrangement), cluster_);
     return result;
   }
 
  private:
-  [[nodiscard]] bool out_of_time() const {
-    if (options_.budget_ms == 0) return false;
-    return std::chrono::steady_clock::now() - start_ >=
-           std::chrono::milliseconds(options_.budget_ms);
+  [[nodiscard]] double elapsed_us() const {
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start_)
+        .count();
+  }
+  [[nodiscard]] bool out_of_time() const { return !has_time_for(0); }
+  // Whether so many steps, which are about microseconds, end in that share of the time.
+  [[nodiscard]] bool has_time_for(std::int64_t steps, double share = 1) const {
+    if (options_.budget_ms == 0) return true;
+    const double limit_us = share * 1e3 * static_cast<double>(options_.budget_ms);
+    return elapsed_us() + static_cast<double>(steps) < limit_us;
   }
 
-  // Makes and times `count` candidates in parallel and keeps the best of them and so far.
-  template <typename Make>
-  void try_candidates(std::size_t count, const Make& make) {
-    std::vector<Candidate> candidates(count);
-    parallel_for(std::size_t{0}, count, [&](std::size_t i) {
-      if (out_of_time() && (i > 0 || best_.time_us < kNever)) return;
-      candidates[i] = make(i);
-      if (!candidates[i].chosen.empty()) {
-        const Times times = times_of(build_plan(workload_, cluster_, candidates[i].arrangement));
-        candidates[i].time_us = times.forward_us + times.backward_us;
-      }
-      progress_.one_done("simulating other strategies");
-    });
-    for (Candidate& candidate : candidates) {
-      if (candidate.chosen.empty()) continue;
-      ++tried_;
-      if (candidate.time_us < best_.time_us) best_ = std::move(candidate);
-    }
-  }
-
-  // All of them with every option they find worth trying; with a budget what it allows, defaults
-  // first, from the newest strategy to the oldest.
+  // All of them with every option they find worth trying, from the newest strategy to the oldest;
+  // with a limit on steps what it allows, defaults first; with one on time those first that try one
+  // block size, and of the others none that would not end in time.
   [[nodiscard]] std::vector<StrategyChoice> published() {
     std::vector<StrategyChoice> others;
-    std::vector<StrategyChoice> with_options;
     for (const Strategy* strategy : strategies()) {
       if (strategy == &auto_strategy()) continue;
       for (auto& options : strategy->variants(workload_, cluster_, request_)) {
-        StrategyChoice choice{std::string(strategy->name()), std::move(options)};
-        (choice.options.empty() ? others : with_options).push_back(std::move(choice));
+        others.push_back({std::string(strategy->name()), std::move(options)});
       }
     }
     std::ranges::reverse(others);
-    std::ranges::reverse(with_options);
-    std::ranges::move(with_options, std::back_inserter(others));
-    if (!budget_.limited()) return others;
+    const auto num_sizes = [&](const StrategyChoice& choice) {
+      const auto sizes = std::ssize(find_strategy(choice.name).block_sizes(request_of(choice)));
+      return std::max<std::int64_t>(1, sizes);
+    };
     const std::int64_t steps = steps_of_other_strategy(num_devices(), workload_.num_tokens(),
                                                        std::ssize(workload_.sequences));
+    if (options_.budget_ms > 0) {
+      std::ranges::stable_sort(others, {}, num_sizes);
+      std::erase_if(others, [&](const StrategyChoice& choice) {
+        return num_sizes(choice) > 1 && !has_time_for(num_sizes(choice) * steps);
+      });
+    }
+    if (!budget_.limited()) return others;
+    std::ranges::stable_partition(
+        others, [](const StrategyChoice& choice) { return choice.options.empty(); });
     std::erase_if(others, [&](const StrategyChoice& choice) {
-      const auto sizes = std::ssize(find_strategy(choice.name).block_sizes(request_of(choice)));
-      return !budget_.take(std::max<std::int64_t>(1, sizes) * steps,
+      return !budget_.take(num_sizes(choice) * steps,
                            choice.options.empty() ? kShareOfPublished : kShareOfOptions);
     });
     return others;
@@ -160,18 +160,42 @@ class Search {
     return request;
   }
 
-  void try_published() {
-    const std::vector<StrategyChoice> others = published();
-    progress_.expect(std::ssize(others) - kMostPublished);
-    try_candidates(others.size(), [&](std::size_t i) {
-      Candidate candidate;
-      const Strategy& strategy = find_strategy(others[i].name);
-      const StrategyRequest request = request_of(others[i]);
-      if (strategy.unsupported(workload_, cluster_, request)) return candidate;
-      candidate.arrangement = arrange_timed(strategy, workload_, cluster_, request);
-      candidate.chosen = strategy.name();
-      return candidate;
+  // Makes and times the others in parallel, as many as end in that share of the time, which leave
+  // the list, and keeps the best of them and so far. Without any plan the first one in any case.
+  void try_others(double share) {
+    std::vector<Candidate> candidates(others_.size());
+    std::atomic<std::int64_t> longest_us = 0;  // of a candidate so far
+    std::atomic<std::size_t> next = 0;         // in order, whatever the threads' turns
+    std::atomic<std::size_t> num_made = 0;
+    progress_.expect(std::ssize(others_) - kMostPublished);
+    parallel_for(std::size_t{0}, others_.size(), [&](std::size_t) {
+      const std::size_t i = next++;
+      if (!has_time_for(longest_us, share) && (i > 0 || best_.time_us < kNever)) return;
+      const double began_us = elapsed_us();
+      candidates[i] = candidate_of(others_[i]);
+      atomic_max(num_made, i + 1);
+      atomic_max(longest_us, static_cast<std::int64_t>(elapsed_us() - began_us));
+      progress_.one_done("simulating other strategies");
     });
+    others_.erase(others_.begin(), others_.begin() + static_cast<std::ptrdiff_t>(num_made.load()));
+    for (Candidate& candidate : candidates) {
+      if (candidate.chosen.empty()) continue;
+      ++tried_;
+      if (candidate.time_us < best_.time_us) best_ = std::move(candidate);
+    }
+  }
+
+  // Without a name where the strategy cannot do it.
+  [[nodiscard]] Candidate candidate_of(const StrategyChoice& choice) const {
+    Candidate candidate;
+    const Strategy& strategy = find_strategy(choice.name);
+    const StrategyRequest request = request_of(choice);
+    if (strategy.unsupported(workload_, cluster_, request)) return candidate;
+    candidate.arrangement = arrange_timed(strategy, workload_, cluster_, request);
+    candidate.chosen = strategy.name();
+    const Times times = times_of(build_plan(workload_, cluster_, candidate.arrangement));
+    candidate.time_us = times.forward_us + times.backward_us;
+    return candidate;
   }
 
   // -------------------------------------------------------------------------- our placements
@@ -208,8 +232,15 @@ class Search {
 
   void place_all() {
     retain_ = decide_retain();
+    const bool has_plan = best_.time_us < kNever;
     std::vector<std::shared_ptr<const PricedTiles>> priced;
     for (const std::int64_t size : block_sizes()) {
+      const std::int64_t blocks = workload_.num_tokens() / size;
+      const auto tiles = static_cast<std::int64_t>(estimated_tiles(workload_, size));
+      if ((has_plan || !priced.empty()) &&
+          !has_time_for(steps_of_placing(num_devices(), blocks, tiles))) {
+        continue;
+      }
       priced.push_back(std::make_shared<const PricedTiles>(
           price_tiles(workload_, cluster_, size, request_.backward)));
     }
@@ -230,7 +261,7 @@ class Search {
         }
       }
     }
-    std::erase_if(choices, [&, first = true](const auto& choice) mutable {
+    std::erase_if(choices, [&, first = !has_plan](const auto& choice) mutable {
       const std::int64_t steps =
           steps_of_placing(num_devices(), num_units(*choice.first, choice.second),
                            choice.second.head_groups * std::ssize(choice.first->tiles.all_tiles));
@@ -243,7 +274,11 @@ class Search {
     placements_.resize(choices.size());
     progress_.expect(std::ssize(choices) + kMostScheduled + kMostPublished + kMostImproved);
     parallel_for(std::size_t{0}, choices.size(), [&](std::size_t i) {
-      if (i > 0 && out_of_time()) return;
+      const auto& [tiles, choice] = choices[i];
+      const std::int64_t steps =
+          steps_of_placing(num_devices(), num_units(*tiles, choice),
+                           choice.head_groups * std::ssize(tiles->tiles.all_tiles));
+      if ((i > 0 || has_plan) && !has_time_for(steps)) return;
       placements_[i] =
           place(workload_, cluster_, choices[i].first, choices[i].second, request_, retain_);
       progress_.one_done("placing tiles");
@@ -297,7 +332,7 @@ class Search {
                                     std::span<const Schedule> schedules) {
     std::vector<Times> times(placements.size() * schedules.size());
     parallel_for(std::size_t{0}, times.size(), [&](std::size_t i) {
-      if (i > 0 && out_of_time()) return;
+      if ((i > 0 || best_.time_us < kNever) && out_of_time()) return;
       const Schedule& schedule = schedules[i % schedules.size()];
       times[i] = times_of(
           build_plan(workload_, cluster_,
@@ -423,32 +458,6 @@ class Search {
     try_schedules(better, kSchedules);
   }
 
-  // What would help most were it free.
-  [[nodiscard]] std::string binding_of(const Arrangement& arrangement) const {
-    constexpr double kFree = 1e6;
-    const Plan plan = build_plan(workload_, cluster_, arrangement);
-    struct Relief {
-      const char* name;
-      Cluster cluster;
-    };
-    std::vector<Relief> reliefs(4, {"", cluster_});
-    reliefs[0].name = "compute";
-    reliefs[0].cluster.attention_tflops *= kFree;
-    reliefs[1].name = "inter-node";
-    reliefs[1].cluster.inter_gbytes_per_s_per_node *= kFree;
-    reliefs[2].name = "intra-node";
-    reliefs[2].cluster.intra_gbytes_per_s *= kFree;
-    reliefs[3].name = "latency";
-    reliefs[3].cluster.attention.call_us = reliefs[3].cluster.launch_us = 0;
-    reliefs[3].cluster.intra_latency_us = reliefs[3].cluster.inter_latency_us = 0;
-    std::vector<double> times_us(reliefs.size());
-    parallel_for(std::size_t{0}, reliefs.size(), [&](std::size_t i) {
-      times_us[i] = simulate(plan, reliefs[i].cluster).time_us();
-    });
-    const auto least = std::min_element(times_us.begin(), times_us.end()) - times_us.begin();
-    return reliefs[static_cast<std::size_t>(least)].name;
-  }
-
   const Workload& workload_;
   const Cluster& cluster_;
   const StrategyRequest& request_;
@@ -457,7 +466,8 @@ class Search {
   SearchProgress progress_;
   std::chrono::steady_clock::time_point start_;
   bool retain_ = false;
-  std::vector<Placement> placements_;  // by estimate
+  std::vector<Placement> placements_;   // by estimate
+  std::vector<StrategyChoice> others_;  // that nobody has tried
   Candidate best_;
   std::int32_t tried_ = 0;
 };

@@ -54,4 +54,18 @@ class SearchProgress {
   std::int64_t total_ = 0;
 };
 
+// What candidates cost, in steps (docs/auto.md has the measurements). `tiles` and `units`, which
+// are blocks, are those of all head groups.
+constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
+                                        std::int64_t tiles) {
+  return 1300 * devices + 60 * units + tiles;
+}
+constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
+  return 150 * devices + 2 * tiles;
+}
+constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
+                                               std::int64_t sequences) {
+  return 2000 + 12 * devices * tokens / 1024 + 200 * sequences;
+}
+
 }  // namespace contextile

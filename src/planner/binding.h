@@ -1,0 +1,15 @@
+// What binds a plan on a cluster.
+#pragma once
+
+#include <string>
+
+#include "contextile/cluster.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+
+// The one of "compute", "inter-node", "intra-node" and "latency" that would shorten the plan most
+// were it free. Four simulations.
+[[nodiscard]] std::string binding_of(const Plan& plan, const Cluster& cluster);
+
+}  // namespace contextile
