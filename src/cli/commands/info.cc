@@ -20,6 +20,7 @@
 #include "cli/output.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
+#include "contextile/gpu.h"
 #include "contextile/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/registry.h"
@@ -47,6 +48,17 @@ std::string preferred_text(const AttentionKernel& kernel) {
   return fmt::format(" (preferred for {})", fmt::join(names, ", "));
 }
 
+// Loaded when it is asked for.
+BuildPart gpu_part() {
+  try {
+    const std::int32_t gpus = num_gpus();
+    return {"cuda:mma", fmt::format("bf16 and f16 on GPUs, by run --gpu; {} here", gpus),
+            gpus > 0 ? "" : "this machine has no GPU (run --gpu)"};
+  } catch (const InvalidArgument&) {
+    return {"cuda:mma", "", "this machine has no NVIDIA driver (run --gpu)"};
+  }
+}
+
 // In the order of kernels(), behind them those that cannot run here.
 std::vector<BuildPart> kernel_parts() {
   const std::string no_instructions =
@@ -60,8 +72,7 @@ std::vector<BuildPart> kernel_parts() {
       {"simd:avx2", "AVX2 and FMA; fp32 arithmetic for every dtype", no_instructions},
       {"simd:portable", "vectors of four floats in the compiler's own terms",
        "this build has none"},
-      {"reference", "plain loops in fp64: obviously right, slow", "this build has none"},
-      {"cuda", "GPU", "this version has no CUDA kernel"}};
+      {"reference", "plain loops in fp64: obviously right, slow", "this build has none"}};
   std::vector<BuildPart> parts;
   for (const AttentionKernel* kernel : kernels()) {
     const auto same_name = [kernel](const BuildPart& part) { return part.name == kernel->name(); };
@@ -73,6 +84,7 @@ std::vector<BuildPart> kernel_parts() {
     const auto same_name = [&part](const BuildPart& other) { return part.name == other.name; };
     if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
   }
+  parts.push_back(gpu_part());
   return parts;
 }
 
