@@ -134,7 +134,11 @@ extern "C" Result cuDevicePrimaryCtxRetain(void** context, int device) {
 extern "C" Result cuDevicePrimaryCtxRelease_v2(int device) {
   const std::lock_guard lock(state().mutex);
   const bool is_empty = state().streams.empty() && state().events.empty() && state().pinned.empty();
-  if (--state().num_holders == 0 && !is_empty) std::abort();
+  if (--state().num_holders == 0) {
+    if (!is_empty) std::abort();
+    for (void* module : state().modules) std::free(module);  // they go with the context
+    state().modules.clear();
+  }
   return device == 7 ? kSuccess : kInvalidValue;
 }
 extern "C" Result cuCtxSetCurrent(void* context) {
