@@ -19,7 +19,6 @@
 #include "kernel/tensor.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
-#include "runtime/epilogue.h"
 #include "runtime/unit_view.h"
 #include "transport/strided_copy.h"
 
