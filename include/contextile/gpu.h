@@ -10,6 +10,15 @@
 //
 //   const std::unique_ptr<Transport> rank = gpu->join(*group);
 //   options.rank = rank.get();
+//
+// For tensors that another library's stream writes and reads (PyTorch's current one), without a
+// thread that waits for the device:
+//
+//   Executor executor(*rank, gpu->kernel(rank->rank()));
+//   executor.prepare(plan);
+//   gpu->begin_behind(rank->rank(), stream);
+//   executor.forward(mask, tensors);
+//   gpu->end_before(rank->rank(), stream);
 #pragma once
 
 #include <chrono>
@@ -39,6 +48,14 @@ class Gpu : public RankHost {
  public:
   // "NVIDIA H200".
   [[nodiscard]] virtual std::string_view name() const = 0;
+  // Its number on this machine.
+  [[nodiscard]] virtual std::int32_t ordinal() const = 0;
+  // What the rank is given from here on begins behind all that a stream of the caller holds
+  // (CUstream or cudaStream_t of this device; null: the default one). The rank has joined a group.
+  virtual void begin_behind(Rank rank, void* stream) = 0;
+  // What the stream is given from here on begins behind all that the rank was given: tensors of
+  // calls before may then be read, written or freed in the order of that stream.
+  virtual void end_before(Rank rank, void* stream) = 0;
   // Rank control.rank() of a group of as many processes, each with a GPU of its own. Plans whose
   // grouped launches do not deadlock (verify) do not there. Collective; once. `control` and the GPU
   // must outlive it. Throws InvalidArgument where there is no NCCL, DeviceError where it fails.

@@ -174,6 +174,8 @@ class AttentionKernel {
   [[nodiscard]] virtual std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const;
+  // Throws InvalidArgument where it can not attend tensors of that shape. Unless overridden it can.
+  virtual void check_shape(const AttentionShape& shape) const;
   // What merges, sums and rounds around this kernel's tiles: those who run plans with a kernel use
   // its row operations and no others. Unless overridden, ones that run on any machine.
   [[nodiscard]] virtual const RowOps& row_ops() const;

@@ -64,6 +64,9 @@ class Driver {
   virtual void free_on(Stream stream, std::byte* memory) = 0;
 
   [[nodiscard]] virtual Stream create_stream() = 0;
+  // A stream of another library of this device by its handle (CUstream; null: the default one). It
+  // stays theirs; the same one has the same name every time.
+  [[nodiscard]] virtual Stream adopt_stream(void* native) = 0;
   [[nodiscard]] virtual Event create_event() = 0;
   // The event stands for all work on the stream up to here; work on a stream after `wait` begins
   // when that is done. An event may be recorded again: waits are for what was recorded last.

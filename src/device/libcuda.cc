@@ -183,9 +183,10 @@ class GpuDriver : public Driver {
 
   ~GpuDriver() override {
     if (cuda_.set_context(context_) == kSuccess) {
-      for (void* stream : streams_) {
-        cuda_.synchronize(stream);
-        cuda_.destroy_stream(stream);
+      for (const OpenStream& stream : streams_) {
+        if (!stream.is_ours) continue;
+        cuda_.synchronize(stream.handle);
+        cuda_.destroy_stream(stream.handle);
       }
       for (void* event : events_) cuda_.destroy_event(event);
       for (const Chunk& chunk : chunks_) {
@@ -226,8 +227,14 @@ class GpuDriver : public Driver {
     void* stream = nullptr;
     check("cuStreamCreate", cuda_.create_stream(&stream, kNonBlocking));
     const std::lock_guard lock(mutex_);
-    streams_.push_back(stream);
-    return {static_cast<std::int32_t>(streams_.size() - 1)};
+    return add_stream({stream, true});
+  }
+  [[nodiscard]] Stream adopt_stream(void* native) override {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      if (streams_[s].handle == native) return {static_cast<std::int32_t>(s)};
+    }
+    return add_stream({native, false});
   }
   [[nodiscard]] Event create_event() override {
     void* event = new_event();
@@ -315,6 +322,10 @@ class GpuDriver : public Driver {
     std::size_t bytes = 0;
     void* free = nullptr;  // an event
   };
+  struct OpenStream {
+    void* handle = nullptr;
+    bool is_ours = true;
+  };
   struct Function {
     void* handle = nullptr;
     std::int32_t shared_bytes = 0;  // that it is set up for
@@ -369,6 +380,12 @@ class GpuDriver : public Driver {
     return found.handle;
   }
 
+  // Needs the lock.
+  Stream add_stream(OpenStream stream) {
+    streams_.push_back(stream);
+    return {static_cast<std::int32_t>(streams_.size() - 1)};
+  }
+
   [[nodiscard]] void* new_event() const {
     select();
     void* event = nullptr;
@@ -396,7 +413,7 @@ class GpuDriver : public Driver {
 
   [[nodiscard]] void* handle(Stream stream) {
     const std::lock_guard lock(mutex_);
-    return streams_.at(static_cast<std::size_t>(stream.id));
+    return streams_.at(static_cast<std::size_t>(stream.id)).handle;
   }
   [[nodiscard]] void* handle(Event event) {
     const std::lock_guard lock(mutex_);
@@ -410,7 +427,7 @@ class GpuDriver : public Driver {
   std::mutex mutex_;
   std::vector<void*> modules_;
   std::map<std::string, Function> functions_;
-  std::vector<void*> streams_;
+  std::vector<OpenStream> streams_;
   std::vector<void*> events_;
   std::vector<Chunk> chunks_;  // that nobody writes to
 };

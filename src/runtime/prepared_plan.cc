@@ -223,6 +223,7 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
 PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
                           const AttentionKernel& kernel) {
   check_structure(*plan);
+  kernel.check_shape(plan->shape);
   PreparedPlan prepared;
   prepared.rank = rank;
   for (std::size_t r = 0; r < plan->rounds.size(); ++r) {

@@ -85,9 +85,9 @@ struct PreparedPlan {
 };
 
 // Throws InvalidPlan naming round, mask, direction and instruction when this rank's programs do not
-// hold together (docs/runtime.md lists what is checked; `verify` proves the rest). O(bands + this
-// rank's tiles and instructions), and what the kernel's prepare_bands costs. The plan is for calls
-// of that kernel.
+// hold together (docs/runtime.md lists what is checked; `verify` proves the rest), InvalidArgument
+// where the kernel has no such heads. O(bands + this rank's tiles and instructions), and what the
+// kernel's prepare_bands costs. The plan is for calls of that kernel.
 [[nodiscard]] PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
                                         const AttentionKernel& kernel);
 

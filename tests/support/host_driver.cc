@@ -140,6 +140,18 @@ Stream HostDriver::create_stream() {
   return {static_cast<std::int32_t>(streams_.size() - 1)};
 }
 
+Stream HostDriver::adopt_stream(void* native) {
+  if (native != nullptr) {
+    return {static_cast<std::int32_t>(reinterpret_cast<std::intptr_t>(native) - 1)};
+  }
+  if (default_stream_ == Stream{}) default_stream_ = create_stream();
+  return default_stream_;
+}
+
+void* HostDriver::native(Stream stream) {
+  return reinterpret_cast<void*>(static_cast<std::intptr_t>(stream.id) + 1);
+}
+
 Event HostDriver::create_event() {
   const std::lock_guard lock(mutex_);
   events_.push_back(kNone);

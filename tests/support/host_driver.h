@@ -35,6 +35,7 @@ class HostDriver : public Driver {
   [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override;
   void free_on(Stream stream, std::byte* memory) override;
   [[nodiscard]] Stream create_stream() override;
+  [[nodiscard]] Stream adopt_stream(void* native) override;
   [[nodiscard]] Event create_event() override;
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
@@ -46,7 +47,7 @@ class HostDriver : public Driver {
   // Runs what can run.
   [[nodiscard]] bool is_done(Event event) override;
   void enter() override {}
-  [[nodiscard]] void* native(Stream) override { return nullptr; }
+  [[nodiscard]] void* native(Stream stream) override;
   void synchronize(Stream stream) override;
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override;
 
@@ -104,6 +105,7 @@ class HostDriver : public Driver {
   std::condition_variable added_;
   Rng rng_;
   std::vector<std::size_t> streams_;  // the last operation of each
+  Stream default_stream_;             // none: nobody has used it
   std::vector<std::size_t> events_;   // the operation that was recorded last
   std::vector<Op> ops_;
   std::vector<std::size_t> waiting_;  // operations that have not run

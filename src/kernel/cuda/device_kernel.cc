@@ -149,6 +149,10 @@ void DeviceRowMemory::poison(std::byte* memory, std::int64_t bytes) const {
   streams_.driver.fill(streams_.compute, memory, 0xff, bytes);
 }
 
+void DeviceKernel::check_shape(const AttentionShape& shape) const {
+  for (const std::int32_t dim : {shape.head_dim, shape.value_dim}) check_inputs(shape.dtype, dim);
+}
+
 std::unique_ptr<const PreparedBands> DeviceKernel::prepare_bands(
     const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
     std::span<const LocalBand> bands) const {

@@ -42,6 +42,7 @@ class DeviceKernel : public AttentionKernel {
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override;
+  void check_shape(const AttentionShape& shape) const override;
   [[nodiscard]] const RowOps& row_ops() const override { return rows_; }
   [[nodiscard]] const RowMemory& memory() const override { return memory_; }
 

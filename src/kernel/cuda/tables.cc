@@ -153,10 +153,7 @@ DeviceRows<float> rows_of(const RowStats& stats) {
 
 DeviceRows<const std::uint16_t> input_rows(const TensorView& view) {
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
-  CONTEXTILE_CHECK(view.dtype != Dtype::kF32, "cuda kernels: expected bf16 or f16, found f32");
-  CONTEXTILE_CHECK(view.dim % 8 == 0 && view.dim <= kLargestDim,
-                   "cuda kernels: expected a head dim that is a multiple of 8 up to {}, found {}",
-                   kLargestDim, view.dim);
+  check_inputs(view.dtype, view.dim);
   CONTEXTILE_CHECK(address % 16 == 0 && view.token_stride % 8 == 0 && view.head_stride % 8 == 0,
                    "cuda kernels: expected rows at multiples of 16 bytes, found strides of {}, {}",
                    view.token_stride, view.head_stride);
@@ -183,6 +180,13 @@ LaunchTable query_table(const KernelParams& params, std::span<const Tile> tiles,
 }
 
 }  // namespace
+
+void check_inputs(Dtype dtype, std::int32_t dim) {
+  CONTEXTILE_CHECK(dtype != Dtype::kF32, "cuda kernels: expected bf16 or f16, found f32");
+  CONTEXTILE_CHECK(dim % 8 == 0 && dim <= kLargestDim,
+                   "cuda kernels: expected a head dim that is a multiple of 8 up to {}, found {}",
+                   kLargestDim, dim);
+}
 
 DeviceBands::DeviceBands(const KernelParams& params, std::span<const LocalBand> bands,
                          std::int64_t num_rows, std::int64_t num_keys)

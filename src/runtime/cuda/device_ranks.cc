@@ -10,6 +10,21 @@ RankStreams& DeviceRanks::streams_of(Rank rank) {
   return one->streams;
 }
 
+void DeviceRanks::begin_behind(Rank rank, void* stream) {
+  OneRank& one = *ranks_.at(rank);
+  driver_.record(one.given, driver_.adopt_stream(stream));
+  driver_.wait(one.streams.compute, one.given);
+}
+
+void DeviceRanks::end_before(Rank rank, void* stream) {
+  OneRank& one = *ranks_.at(rank);
+  const Stream callers = driver_.adopt_stream(stream);
+  driver_.record(one.computed, one.streams.compute);
+  driver_.record(one.moved, one.streams.moves);
+  driver_.wait(callers, one.computed);
+  driver_.wait(callers, one.moved);
+}
+
 std::vector<std::unique_ptr<Transport>> DeviceRanks::make_group(std::int32_t num_ranks) {
   std::vector<RankStreams*> streams;
   for (std::int32_t r = 0; r < num_ranks; ++r) streams.push_back(&streams_of(Rank{r}));

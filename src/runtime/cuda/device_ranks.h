@@ -26,12 +26,23 @@ class DeviceRanks : public RankHost {
   }
   // Those of a rank, made where it has none.
   [[nodiscard]] RankStreams& streams_of(Rank rank);
+  // As Gpu (contextile/gpu.h).
+  void begin_behind(Rank rank, void* stream);
+  void end_before(Rank rank, void* stream);
 
  private:
   struct OneRank {
-    explicit OneRank(Driver& driver) : streams(driver), kernel(streams) {}
+    explicit OneRank(Driver& driver)
+        : streams(driver),
+          kernel(streams),
+          given(driver.create_event()),
+          computed(driver.create_event()),
+          moved(driver.create_event()) {}
     RankStreams streams;
     DeviceKernel kernel;
+    Event given;     // what a caller's stream held
+    Event computed;  // what the rank was given
+    Event moved;
   };
 
   Driver& driver_;

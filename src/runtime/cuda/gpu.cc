@@ -58,11 +58,15 @@ namespace {
 class OpenGpu : public Gpu {
  public:
   OpenGpu(const GpuOptions& options, const InprocOptions& transport)
-      : nccl_library_(options.nccl_library),
+      : ordinal_(options.ordinal),
+        nccl_library_(options.nccl_library),
         driver_(cuda::open_gpu_driver(options)),
         ranks_(*driver_, transport) {}
 
   [[nodiscard]] std::string_view name() const override { return driver_->device_name(); }
+  [[nodiscard]] std::int32_t ordinal() const override { return ordinal_; }
+  void begin_behind(Rank rank, void* stream) override { ranks_.begin_behind(rank, stream); }
+  void end_before(Rank rank, void* stream) override { ranks_.end_before(rank, stream); }
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
       std::int32_t num_ranks) override {
     return ranks_.make_group(num_ranks);
@@ -77,6 +81,7 @@ class OpenGpu : public Gpu {
   }
 
  private:
+  const std::int32_t ordinal_;
   const std::string nccl_library_;
   const std::unique_ptr<cuda::Driver> driver_;
   cuda::DeviceRanks ranks_;
