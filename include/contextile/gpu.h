@@ -35,8 +35,8 @@ namespace contextile {
 struct GpuOptions {
   std::int32_t ordinal = 0;
   // Where `cmake --build BUILD --target contextile_cuda` has left the compiled kernels. Empty:
-  // $CONTEXTILE_CUDA_KERNELS, else the folder cuda beside the program, or lib/contextile/cuda
-  // beside its folder.
+  // $CONTEXTILE_CUDA_KERNELS, else the folder cuda beside the program (or beside the shared library
+  // that this is part of), or lib/contextile/cuda beside its folder.
   std::string kernels = {};
   // The driver's library and NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the system.
   std::string library = {};

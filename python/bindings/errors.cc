@@ -15,6 +15,7 @@ PyObject* g_invalid_argument = nullptr;
 PyObject* g_invalid_plan = nullptr;
 PyObject* g_io_error = nullptr;
 PyObject* g_transport_error = nullptr;
+PyObject* g_device_error = nullptr;
 PyObject* g_check_failed = nullptr;
 PyObject* g_planning_failed = nullptr;
 
@@ -38,6 +39,8 @@ void translate(const std::exception_ptr& thrown, void*) {
     PyErr_SetString(g_io_error, error.what());
   } catch (const TransportError& error) {
     PyErr_SetString(g_transport_error, error.what());
+  } catch (const DeviceError& error) {
+    PyErr_SetString(g_device_error, error.what());
   } catch (const CheckFailed& error) {
     PyErr_SetString(g_check_failed, error.what());
   } catch (const PlanningFailed& error) {
@@ -67,6 +70,8 @@ void bind_errors(nb::module_& module) {
       add_error(module, "TransportError",
                 "A peer died, stalled past the timeout, or sent something else than agreed.",
                 nb::make_tuple(error, nb::handle(PyExc_ConnectionError)));
+  g_device_error =
+      add_error(module, "DeviceError", "A GPU's driver, or NCCL, reported an error.", error);
   g_check_failed =
       add_error(module, "CheckFailed", "A plan does not verify: none of its numbers count.", error);
   g_planning_failed =

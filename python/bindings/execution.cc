@@ -5,6 +5,7 @@
 #include "bind.h"
 #include "contextile/executor.h"
 #include "contextile/gloo_transport.h"
+#include "contextile/gpu.h"
 #include "contextile/inproc_attention.h"
 #include "contextile/kernel.h"
 #include "contextile/plan_file.h"
@@ -31,15 +32,45 @@ std::shared_ptr<Transport> gloo_transport(std::int32_t rank, std::int32_t size,
        .timeout = milliseconds_of(timeout, "timeout")});
 }
 
+void check_num_ranks(std::int32_t num_ranks) {
+  if (num_ranks >= 1 && num_ranks <= 4096) return;
+  fail("num_ranks: expected 1 to 4096, found " + std::to_string(num_ranks));
+}
+
 std::vector<std::shared_ptr<Transport>> inproc_group(std::int32_t num_ranks, double timeout) {
-  if (num_ranks < 1 || num_ranks > 4096) {
-    fail("num_ranks: expected 1 to 4096, found " + std::to_string(num_ranks));
-  }
+  check_num_ranks(num_ranks);
   std::vector<std::shared_ptr<Transport>> group;
   for (auto& end : make_inproc_group(num_ranks, {.timeout = milliseconds_of(timeout, "timeout")})) {
     group.push_back(std::move(end));
   }
   return group;
+}
+
+std::shared_ptr<Gpu> open_gpu_of(std::int32_t ordinal, const std::string& kernels,
+                                 const std::string& library, const std::string& nccl_library,
+                                 double timeout) {
+  return open_gpu(
+      {.ordinal = ordinal, .kernels = kernels, .library = library, .nccl_library = nccl_library},
+      {.timeout = milliseconds_of(timeout, "timeout")});
+}
+
+// Ends of transports keep what they run on alive.
+template <typename... Kept>
+std::shared_ptr<Transport> keeping(std::unique_ptr<Transport> transport, Kept... kept) {
+  return {transport.release(), [kept...](Transport* end) { delete end; }};
+}
+
+std::vector<std::shared_ptr<Transport>> group_on(const std::shared_ptr<Gpu>& gpu,
+                                                 std::int32_t num_ranks) {
+  check_num_ranks(num_ranks);
+  std::vector<std::shared_ptr<Transport>> group;
+  for (auto& end : gpu->make_group(num_ranks)) group.push_back(keeping(std::move(end), gpu));
+  return group;
+}
+
+std::shared_ptr<Transport> join(const std::shared_ptr<Gpu>& gpu,
+                                const std::shared_ptr<Transport>& control, double timeout) {
+  return keeping(gpu->join(*control, milliseconds_of(timeout, "timeout")), gpu, control);
 }
 
 // Which call a rank is in.
@@ -69,15 +100,32 @@ std::string text_of(const CallTag& tag) {
 // another.
 class RankExecutor {
  public:
-  RankExecutor(std::shared_ptr<Transport> transport, std::string kernel, std::string flight_folder)
+  RankExecutor(std::shared_ptr<Transport> transport, std::string kernel, std::string flight_folder,
+               std::shared_ptr<Gpu> gpu)
       : transport_(std::move(transport)),
+        gpu_(std::move(gpu)),
         kernel_name_(std::move(kernel)),
         flight_folder_(std::move(flight_folder)) {
-    static_cast<void>(find_kernel(kernel_name_));
+    const bool is_on_gpu = moves_device_memory(*transport_);
+    if (gpu_ == nullptr) {
+      static_cast<void>(find_kernel(kernel_name_));
+      if (is_on_gpu) fail("gpu: expected that of the transport, found none");
+      return;
+    }
+    if (!is_on_gpu) {
+      fail("transport: expected one of the GPU's (group, join), found '" +
+           std::string(transport_->name()) + "'");
+    }
+    static_cast<void>(gpu_->kernel(transport_->rank()));
+    if (!kernel_name_.empty()) {
+      fail("kernel: expected none beside a GPU, which has one, found '" + kernel_name_ + "'");
+    }
   }
 
   void prepare(const PlanObject& plan) {
-    const AttentionKernel& kernel = find_kernel(kernel_name_, plan.plan->shape.dtype);
+    const AttentionKernel& kernel = gpu_ != nullptr
+                                        ? gpu_->kernel(transport_->rank())
+                                        : find_kernel(kernel_name_, plan.plan->shape.dtype);
     if (!executor_ || &kernel != kernel_) {
       executor_.reset();
       executor_ = std::make_unique<Executor>(*transport_, kernel, ExecutorOptions{flight_folder_});
@@ -95,7 +143,18 @@ class RankExecutor {
     static_cast<void>(executor());
     return *plan_;
   }
-  [[nodiscard]] Transport& transport() const { return *transport_; }
+  // Where the tensors of calls are.
+  [[nodiscard]] ArrayPlace place() const {
+    return {gpu_ == nullptr ? std::nullopt : std::optional(gpu_->ordinal())};
+  }
+  // Runs a call, on a GPU between what a stream (cudaStream_t) holds and what it is given later.
+  template <typename Call>
+  void on_stream(std::uintptr_t stream, const Call& call) const {
+    auto* const callers = reinterpret_cast<void*>(stream);
+    if (gpu_ != nullptr) gpu_->begin_behind(transport_->rank(), callers);
+    call();
+    if (gpu_ != nullptr) gpu_->end_before(transport_->rank(), callers);
+  }
 
   // Throws InvalidArgument, and ends the group, unless the neighbour on the ring of ranks is in the
   // same call: of that direction, plan and mask, backward of the same forward. If all neighbours
@@ -113,7 +172,8 @@ class RankExecutor {
     const Rank me = transport_->rank();
     const Message send = {Rank((me.value + 1) % size), bytes(mine)};
     const Message receive = {Rank((me.value + size - 1) % size), bytes(theirs)};
-    transport_->wait(transport_->launch({&send, 1}, {&receive, 1}));
+    Transport& words = transport_->control();
+    words.wait(words.launch({&send, 1}, {&receive, 1}));
     if (agree(mine, theirs)) return;
     const std::string text = "call: expected all ranks in the same one, found rank " +
                              std::to_string(me.value) + " in " + text_of(mine) + " and rank " +
@@ -127,6 +187,7 @@ class RankExecutor {
 
  private:
   std::shared_ptr<Transport> transport_;
+  std::shared_ptr<Gpu> gpu_;  // null: the CPU
   std::string kernel_name_;
   std::string flight_folder_;
   const AttentionKernel* kernel_ = nullptr;
@@ -136,41 +197,44 @@ class RankExecutor {
 
 void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
              const InArray& k, const InArray& v, const std::optional<InStats>& sink,
-             const OutArray& out, const OutStats& lse, const std::optional<OutBytes>& saved) {
+             const OutArray& out, const OutStats& lse, const std::optional<OutBytes>& saved,
+             std::uintptr_t stream) {
+  const ArrayPlace place = self.place();
   ForwardTensors tensors;
-  tensors.q_THD = view_of_array(q, "q");
-  tensors.k_THD = view_of_array(k, "k");
-  tensors.v_THD = view_of_array(v, "v");
-  tensors.sink_H = numbers_of(sink, "sink");
-  tensors.out_THD = view_of_array(out, "out");
-  tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse");
-  tensors.saved = bytes_of(saved);
+  tensors.q_THD = view_of_array(q, "q", place);
+  tensors.k_THD = view_of_array(k, "k", place);
+  tensors.v_THD = view_of_array(v, "v", place);
+  tensors.sink_H = numbers_of(sink, "sink", place);
+  tensors.out_THD = view_of_array(out, "out", place);
+  tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse", place);
+  tensors.saved = bytes_of(saved, "saved", place);
   const nb::gil_scoped_release release;
   self.check_same_call(Direction::kForward, mask, call);
-  static_cast<void>(self.executor().forward(mask, tensors));
+  self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
 }
 
 void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
               const InArray& k, const InArray& v, const std::optional<InStats>& sink,
               const InArray& out, const InStats& lse, const InArray& dout, const OutArray& dq,
               const OutArray& dk, const OutArray& dv, const std::optional<OutStats>& dsink,
-              const std::optional<InBytes>& saved) {
+              const std::optional<InBytes>& saved, std::uintptr_t stream) {
+  const ArrayPlace place = self.place();
   BackwardTensors tensors;
-  tensors.q_THD = view_of_array(q, "q");
-  tensors.k_THD = view_of_array(k, "k");
-  tensors.v_THD = view_of_array(v, "v");
-  tensors.out_THD = view_of_array(out, "out");
-  tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse");
-  tensors.dout_THD = view_of_array(dout, "dout");
-  tensors.sink_H = numbers_of(sink, "sink");
-  tensors.dq_THD = view_of_array(dq, "dq");
-  tensors.dk_THD = view_of_array(dk, "dk");
-  tensors.dv_THD = view_of_array(dv, "dv");
-  tensors.dsink_H = numbers_of(dsink, "dsink");
-  tensors.saved = bytes_of(saved);
+  tensors.q_THD = view_of_array(q, "q", place);
+  tensors.k_THD = view_of_array(k, "k", place);
+  tensors.v_THD = view_of_array(v, "v", place);
+  tensors.out_THD = view_of_array(out, "out", place);
+  tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse", place);
+  tensors.dout_THD = view_of_array(dout, "dout", place);
+  tensors.sink_H = numbers_of(sink, "sink", place);
+  tensors.dq_THD = view_of_array(dq, "dq", place);
+  tensors.dk_THD = view_of_array(dk, "dk", place);
+  tensors.dv_THD = view_of_array(dv, "dv", place);
+  tensors.dsink_H = numbers_of(dsink, "dsink", place);
+  tensors.saved = bytes_of(saved, "saved", place);
   const nb::gil_scoped_release release;
   self.check_same_call(Direction::kBackward, mask, call);
-  self.executor().backward(mask, tensors, Saved());
+  self.on_stream(stream, [&] { self.executor().backward(mask, tensors, Saved()); });
 }
 
 void bind_transports(nb::module_& module) {
@@ -182,8 +246,10 @@ void bind_transports(nb::module_& module) {
       .def_prop_ro("size", &Transport::size)
       .def_prop_ro("sent_bytes", &Transport::sent_bytes)
       .def_prop_ro("received_bytes", &Transport::received_bytes)
-      .def("barrier", &barrier, nb::call_guard<nb::gil_scoped_release>(),
-           "Returns when every rank has called it.")
+      .def_prop_ro("on_gpu", &moves_device_memory, "What it moves is in the memory of a GPU.")
+      .def(
+          "barrier", [](Transport& self) { barrier(self.control()); },
+          nb::call_guard<nb::gil_scoped_release>(), "Returns when every rank has called it.")
       .def(
           "abort", [](Transport& self, const std::string& reason) { self.abort(reason); },
           "reason"_a, "Tells the group that this rank gives up, so that no peer waits for it.")
@@ -203,10 +269,43 @@ void bind_transports(nb::module_& module) {
              "A transport for each of num_ranks threads of this process.");
 }
 
+void bind_gpus(nb::module_& module) {
+  nb::class_<Gpu>(module, "Gpu", "A GPU of this machine with the library's kernels.")
+      .def_prop_ro("name", [](const Gpu& self) { return std::string(self.name()); })
+      .def_prop_ro("ordinal", &Gpu::ordinal, "Its number on this machine.")
+      .def("group", &group_on, "num_ranks"_a,
+           "A transport for each of num_ranks threads of this process, which share the GPU. One "
+           "group at a time.")
+      .def("join", &join, "control"_a, nb::kw_only(), "timeout"_a = 60.0,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "This rank's end of a group of processes with a GPU each, by NCCL; words go over "
+           "control, an ordinary transport between them. Collective. timeout is seconds without "
+           "a transfer ending. Raises InvalidArgument where there is no NCCL, DeviceError, "
+           "TransportError.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "Gpu", {"name", "ordinal"});
+      });
+  module.def(
+      "num_gpus", [](const std::string& library) { return num_gpus({.library = library}); },
+      "library"_a = "",
+      "How many GPUs this machine has. library is the driver's (libcuda.so.1). Raises "
+      "InvalidArgument where there is no driver.");
+  module.def("open_gpu", &open_gpu_of, "ordinal"_a = 0, nb::kw_only(), "kernels"_a = "",
+             "library"_a = "", "nccl_library"_a = "", "timeout"_a = 60.0,
+             nb::call_guard<nb::gil_scoped_release>(),
+             "A GPU of this machine with the library's kernels: bf16 and f16, head dims that are "
+             "multiples of 8 up to 128. kernels is the folder of the compiled ones (empty: "
+             "$CONTEXTILE_CUDA_KERNELS, else where they were installed), library and nccl_library "
+             "the driver's and NCCL's (empty: the system's). timeout is seconds that ranks of "
+             "group() wait for each other. Raises InvalidArgument where there is no driver, no "
+             "such GPU or no kernels, saying where they were looked for; DeviceError.");
+}
+
 }  // namespace
 
 void bind_execution(nb::module_& module) {
   bind_transports(module);
+  bind_gpus(module);
   nb::class_<ExecutionStats>(module, "ExecutionStats", "How one call went on this rank.")
       .def_ro("sent_bytes", &ExecutionStats::sent_bytes)
       .def_ro("received_bytes", &ExecutionStats::received_bytes)
@@ -229,8 +328,9 @@ void bind_execution(nb::module_& module) {
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<RankExecutor>(module, "RankExecutor",
                            "Runs one rank's programs of a plan. Holds buffers, no activations.")
-      .def(nb::init<std::shared_ptr<Transport>, std::string, std::string>(), "transport"_a,
-           nb::kw_only(), "kernel"_a = "", "flight_folder"_a = "")
+      .def(nb::init<std::shared_ptr<Transport>, std::string, std::string, std::shared_ptr<Gpu>>(),
+           "transport"_a, nb::kw_only(), "kernel"_a = "", "flight_folder"_a = "",
+           "gpu"_a.none() = nb::none())
       .def("prepare", &RankExecutor::prepare, "plan"_a, release)
       .def(
           "saved_bytes",
@@ -245,10 +345,10 @@ void bind_execution(nb::module_& module) {
           },
           "name"_a)
       .def("forward", &forward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
-           "sink"_a.none(), "out"_a, "lse"_a, "saved"_a.none())
+           "sink"_a.none(), "out"_a, "lse"_a, "saved"_a.none(), "stream"_a = 0)
       .def("backward", &backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
            "sink"_a.none(), "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
-           "saved"_a.none())
+           "saved"_a.none(), "stream"_a = 0)
       .def_prop_ro("last_stats",
                    [](const RankExecutor& self) { return self.executor().last_stats(); })
       .def_prop_ro("memory_bytes",

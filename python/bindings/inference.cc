@@ -184,6 +184,7 @@ void bind_cache(nb::module_& module) {
 
 // Pages [pages, page_size, heads, dim] as the view of all their tokens, of which a page is so many.
 PagedTensor paged(const InArray& array, std::string_view name, PagedKv& kv) {
+  check_place(array.device_type(), array.device_id(), {}, name);
   if (array.ndim() != 4 || (array.size() > 0 && array.shape(3) > 1 && array.stride(3) != 1)) {
     fail(std::string(name) + ": expected [pages, page_size, kv_heads, dim], elements side by side");
   }
@@ -213,6 +214,7 @@ void attend(Transport& transport, const KvLayout& layout, const InArray& q, cons
             const InArray& v, const std::vector<Asked>& asked, const OutArray& out,
             const OutStats& lse, const std::string& mode, float scale, float softcap,
             std::int32_t hop_b_groups) {
+  if (moves_device_memory(transport)) fail("transport: expected one of the CPU's, found a GPU's");
   if (layout.num_ranks != transport.size()) {
     fail("layout: expected the group's " + std::to_string(transport.size()) + " ranks, found " +
          std::to_string(layout.num_ranks));

@@ -26,6 +26,18 @@ Dtype dtype_of_array(nb::dlpack::dtype dtype, std::string_view name) {
        std::to_string(dtype.bits) + " bits of DLPack type " + std::to_string(dtype.code));
 }
 
+std::string place_text(std::int32_t device_type, std::int32_t device_id) {
+  if (device_type == nb::device::cpu::value) return "the CPU";
+  const std::string number = std::to_string(device_id);
+  if (device_type == nb::device::cuda::value) return "cuda:" + number;
+  return "device " + number + " of DLPack type " + std::to_string(device_type);
+}
+
+template <typename Array>
+void check_place_of(const Array& array, const ArrayPlace& place, std::string_view name) {
+  check_place(array.device_type(), array.device_id(), place, name);
+}
+
 template <typename Array>
 std::int32_t extent(const Array& array, std::size_t d, std::string_view name) {
   if (array.shape(d) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
@@ -37,7 +49,8 @@ std::int32_t extent(const Array& array, std::size_t d, std::string_view name) {
 
 // A view of what is only read is not written through.
 template <typename Array>
-TensorView view_of(const Array& array, std::string_view name) {
+TensorView view_of(const Array& array, std::string_view name, const ArrayPlace& place) {
+  check_place_of(array, place, name);
   if (array.ndim() != 3) {
     fail(std::string(name) + ": expected [tokens, heads, dim], found " + shape_text(array));
   }
@@ -57,7 +70,9 @@ TensorView view_of(const Array& array, std::string_view name) {
 }
 
 template <typename Array>
-RowStats stats_of(const Array& array, const TensorView& beside, std::string_view name) {
+RowStats stats_of(const Array& array, const TensorView& beside, std::string_view name,
+                  const ArrayPlace& place) {
+  check_place_of(array, place, name);
   if (array.ndim() != 2 || array.shape(0) != static_cast<std::size_t>(beside.tokens) ||
       array.shape(1) != static_cast<std::size_t>(beside.heads)) {
     fail(std::string(name) + ": expected [" + std::to_string(beside.tokens) + ", " +
@@ -67,7 +82,8 @@ RowStats stats_of(const Array& array, const TensorView& beside, std::string_view
 }
 
 template <typename Array>
-auto span_of_numbers(const Array& array, std::string_view name) {
+auto span_of_numbers(const Array& array, std::string_view name, const ArrayPlace& place) {
+  check_place_of(array, place, name);
   if (array.ndim() != 1 || (array.shape(0) > 1 && array.stride(0) != 1)) {
     fail(std::string(name) + ": expected [heads] without gaps, found " + shape_text(array));
   }
@@ -76,35 +92,52 @@ auto span_of_numbers(const Array& array, std::string_view name) {
 
 }  // namespace
 
-TensorView view_of_array(const InArray& array, std::string_view name) {
-  return view_of(array, name);
-}
-TensorView view_of_array(const OutArray& array, std::string_view name) {
-  return view_of(array, name);
-}
-
-RowStats stats_of_array(const InStats& array, const TensorView& beside, std::string_view name) {
-  return stats_of(array, beside, name);
-}
-RowStats stats_of_array(const OutStats& array, const TensorView& beside, std::string_view name) {
-  return stats_of(array, beside, name);
+void check_place(std::int32_t device_type, std::int32_t device_id, const ArrayPlace& place,
+                 std::string_view name) {
+  const std::int32_t expected_type = place.gpu ? nb::device::cuda::value : nb::device::cpu::value;
+  const std::int32_t expected_id = place.gpu.value_or(device_id);
+  if (device_type == expected_type && device_id == expected_id) return;
+  fail(std::string(name) + ": expected a tensor on " + place_text(expected_type, expected_id) +
+       ", found one on " + place_text(device_type, device_id));
 }
 
-std::span<const float> numbers_of(const std::optional<InStats>& array, std::string_view name) {
-  if (!array) return {};
-  return span_of_numbers(*array, name);
+TensorView view_of_array(const InArray& array, std::string_view name, const ArrayPlace& place) {
+  return view_of(array, name, place);
 }
-std::span<float> numbers_of(const std::optional<OutStats>& array, std::string_view name) {
-  if (!array) return {};
-  return span_of_numbers(*array, name);
+TensorView view_of_array(const OutArray& array, std::string_view name, const ArrayPlace& place) {
+  return view_of(array, name, place);
 }
 
-std::span<const std::byte> bytes_of(const std::optional<InBytes>& array) {
+RowStats stats_of_array(const InStats& array, const TensorView& beside, std::string_view name,
+                        const ArrayPlace& place) {
+  return stats_of(array, beside, name, place);
+}
+RowStats stats_of_array(const OutStats& array, const TensorView& beside, std::string_view name,
+                        const ArrayPlace& place) {
+  return stats_of(array, beside, name, place);
+}
+
+std::span<const float> numbers_of(const std::optional<InStats>& array, std::string_view name,
+                                  const ArrayPlace& place) {
   if (!array) return {};
+  return span_of_numbers(*array, name, place);
+}
+std::span<float> numbers_of(const std::optional<OutStats>& array, std::string_view name,
+                            const ArrayPlace& place) {
+  if (!array) return {};
+  return span_of_numbers(*array, name, place);
+}
+
+std::span<const std::byte> bytes_of(const std::optional<InBytes>& array, std::string_view name,
+                                    const ArrayPlace& place) {
+  if (!array) return {};
+  check_place_of(*array, place, name);
   return std::as_bytes(std::span(array->data(), array->size()));
 }
-std::span<std::byte> bytes_of(const std::optional<OutBytes>& array) {
+std::span<std::byte> bytes_of(const std::optional<OutBytes>& array, std::string_view name,
+                              const ArrayPlace& place) {
   if (!array) return {};
+  check_place_of(*array, place, name);
   return std::as_writable_bytes(std::span(array->data(), array->size()));
 }
 

@@ -44,12 +44,14 @@ def inputs(num_tokens: int, heads: tuple[int, int], dim: int, *, seed: int = 0, 
     return random(heads[0]), random(heads[1]), random(heads[1]), random(heads[0])
 
 
-def run_plan(plan: ct.Plan, tensors: Any, *, mask: str = "", sink: torch.Tensor | None = None) -> Any:
-    """out, dq, dk, dv (and dsink) of the whole batch by a thread for every rank."""
+def run_plan(
+    plan: ct.Plan, tensors: Any, *, mask: str = "", sink: torch.Tensor | None = None, make: Any = Executor
+) -> Any:
+    """out, dq, dk, dv (and dsink) of the whole batch by a thread for every rank, with the executor that ``make`` gives it."""
     q, k, v, dout = tensors
 
     def body(transport: ct.Transport) -> Any:
-        executor = Executor(transport)
+        executor = make(transport)
         executor.prepare(plan)
         rank = transport.rank
         local = [dispatch(x, plan=plan, rank=rank).requires_grad_() for x in (q, k, v)]

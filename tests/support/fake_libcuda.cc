@@ -186,12 +186,10 @@ extern "C" Result cuMemFree_v2(DevicePointer pointer) {
   return guarded([&] { return release(pointer); });
 }
 extern "C" Result cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, void* stream) {
-  return guarded(
-      [&] { return is_stream(stream) ? allocate(pointer, bytes) : kInvalidHandle; });
+  return guarded([&] { return is_stream(stream) ? allocate(pointer, bytes) : kInvalidHandle; });
 }
 extern "C" Result cuMemFreeAsync(DevicePointer pointer, void* stream) {
-  return guarded(
-      [&] { return is_stream(stream) ? release(pointer) : kInvalidHandle; });
+  return guarded([&] { return is_stream(stream) ? release(pointer) : kInvalidHandle; });
 }
 extern "C" Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
   return guarded([&] {
@@ -274,9 +272,9 @@ struct Copy2D {
 static_assert(sizeof(Copy2D) == 128);
 extern "C" Result cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
   return guarded([&] {
-    if (!is_stream(stream) || copy->from_kind != 2 || copy->to_kind != 2 ||
-        copy->from_x != 0 || copy->from_y != 0 || copy->to_x != 0 || copy->to_y != 0 ||
-        copy->width > copy->from_pitch || copy->width > copy->to_pitch) {
+    if (!is_stream(stream) || copy->from_kind != 2 || copy->to_kind != 2 || copy->from_x != 0 ||
+        copy->from_y != 0 || copy->to_x != 0 || copy->to_y != 0 || copy->width > copy->from_pitch ||
+        copy->width > copy->to_pitch) {
       return kInvalidValue;
     }
     for (std::size_t row = 0; row < copy->height; ++row) {
@@ -302,9 +300,8 @@ extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigne
                                  unsigned shared, void* stream, void** arguments, void** extra) {
   return guarded([&] {
     const std::string name = static_cast<const char*>(function);
-    if (!is_stream(stream) || x == 0 || y == 0 || z != 1 || threads == 0 ||
-        threads_y != 1 || threads_z != 1 || extra != nullptr ||
-        static_cast<int>(shared) > state().shared.at(name)) {
+    if (!is_stream(stream) || x == 0 || y == 0 || z != 1 || threads == 0 || threads_y != 1 ||
+        threads_z != 1 || extra != nullptr || static_cast<int>(shared) > state().shared.at(name)) {
       return kInvalidValue;
     }
     const auto size = [](unsigned count) { return static_cast<std::int32_t>(count); };

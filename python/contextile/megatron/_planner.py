@@ -59,8 +59,8 @@ class Planner:
     Parameters
     ----------
     executor
-        Of the context-parallel group; None: one for ``parallel_state.get_context_parallel_group()``. Its ``plans_kept``
-        is at least the number of micro-batches of other lengths that are under way at a time.
+        Of the context-parallel group; None: one for ``parallel_state.get_context_parallel_group()``, on the GPU where PyTorch
+        has one. Its ``plans_kept`` is at least the number of micro-batches of other lengths that are under way at a time.
     strategy
         As of ``contextile.plan``; without a time budget, for all ranks must find the same plan.
     cluster
@@ -86,7 +86,9 @@ class Planner:
         wire: str | None = None,
         plans_cached: int = 64,
     ) -> None:
-        self._executor = executor or Executor(parallel_state.get_context_parallel_group())
+        self._executor = executor or Executor(
+            parallel_state.get_context_parallel_group(), device="cuda" if torch.cuda.is_available() else "cpu"
+        )
         self._cluster = _core.Cluster.from_torch(self._executor.group) if cluster is None else cluster_of(cluster)
         if self._cluster.num_devices != self._executor.size:
             raise _core.InvalidArgument(

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from contextile import _core
-from contextile.torch._executor import Executor, Prepared, check_tensor, executor_of, rank_executor_of
+from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
 
 
 def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -19,7 +19,7 @@ def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor,
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
         q.new_empty(q.shape[:2], dtype=torch.float32),
         q.new_empty((saved_bytes,), dtype=torch.uint8),
-        q.new_empty((1,), dtype=torch.int64),
+        torch.empty((1,), dtype=torch.int64),  # on the CPU: reading it waits for no device
     )
 
 
@@ -34,24 +34,28 @@ def _new_gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tupl
     )
 
 
-@torch.library.custom_op("contextile::attention", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("contextile::attention", mutates_args=(), device_types=("cpu", "cuda"))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, plan: int, mask: int, saved_bytes: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out, lse, saved, made_by = _new_output(q, v, saved_bytes)
+    executor = executor_of(plan)
     rank = rank_executor_of(plan)
     made_by.fill_(plan)
-    rank.forward(
-        mask=mask,
-        call=executor_of(plan).begin_call(lse),
-        q=check_tensor("q", q),
-        k=check_tensor("k", k),
-        v=check_tensor("v", v),
-        sink=None if sink is None else check_tensor("sink", sink),
-        out=out,
-        lse=lse,
-        saved=saved,
-    )
+    check = executor.check_tensor
+    with executor.on_device() as stream:
+        rank.forward(
+            mask=mask,
+            call=executor.begin_call(lse),
+            q=check("q", q),
+            k=check("k", k),
+            v=check("v", v),
+            sink=None if sink is None else check("sink", sink),
+            out=check("out", out),
+            lse=lse,
+            saved=saved,
+            stream=stream,
+        )
     return out, lse, saved, made_by
 
 
@@ -60,7 +64,7 @@ def _(q, k, v, sink, plan, mask, saved_bytes):
     return _new_output(q, v, saved_bytes)
 
 
-@torch.library.custom_op("contextile::attention_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("contextile::attention_backward", mutates_args=(), device_types=("cpu", "cuda"))
 def _backward(
     dout: Tensor,
     q: Tensor,
@@ -80,22 +84,27 @@ def _backward(
             "another; give plan= what prepare returned for the batch, or context_fn (checkpoint_contexts)"
         )
     dq, dk, dv, dsink = _new_gradients(q, k, v, sink)
-    rank_executor_of(plan).backward(
-        mask=mask,
-        call=executor_of(plan).call_that_made(lse),
-        q=check_tensor("q", q),
-        k=check_tensor("k", k),
-        v=check_tensor("v", v),
-        sink=None if sink is None else check_tensor("sink", sink),
-        out=check_tensor("out", out),
-        lse=check_tensor("lse", lse),
-        dout=check_tensor("dout", dout),
-        dq=dq,
-        dk=dk,
-        dv=dv,
-        dsink=None if sink is None else dsink,
-        saved=saved.detach(),
-    )
+    executor = executor_of(plan)
+    rank = rank_executor_of(plan)
+    check = executor.check_tensor
+    with executor.on_device() as stream:
+        rank.backward(
+            mask=mask,
+            call=executor.call_that_made(lse),
+            q=check("q", q),
+            k=check("k", k),
+            v=check("v", v),
+            sink=None if sink is None else check("sink", sink),
+            out=check("out", out),
+            lse=check("lse", lse),
+            dout=check("dout", dout),
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            dsink=None if sink is None else dsink,
+            saved=saved.detach(),
+            stream=stream,
+        )
     return dq, dk, dv, dsink
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -55,6 +57,7 @@ class Prepared:
         self.rank = rank
         self.dtype = _DTYPES[shape.dtype]
         self.mask_names = plan.mask_names
+        self.positions_checked: weakref.ref[torch.Tensor] | None = None  # the last that were found right
         self.rules = {
             name: Rules(
                 plan.num_local_tokens(rank),
@@ -96,6 +99,33 @@ class Prepared:
         return shape[0], shape[1], shape[2]
 
 
+def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
+    """The device by its number, and its GPU."""
+    wanted = torch.device(device)
+    if gpu is not None:
+        if wanted not in (torch.device("cpu"), torch.device("cuda"), torch.device("cuda", gpu.ordinal)):
+            raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}")
+        return torch.device("cuda", gpu.ordinal), gpu
+    if wanted.type == "cpu":
+        return torch.device("cpu"), None
+    if wanted.type != "cuda":
+        raise _core.InvalidArgument(f"device: expected cpu or cuda, found {wanted}")
+    if not torch.cuda.is_available():
+        raise _core.InvalidArgument(f"device: expected cpu, for this PyTorch has no GPU, found {wanted}")
+    if wanted.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    with torch.cuda.device(wanted):
+        return wanted, _core.open_gpu(wanted.index, timeout=timeout)
+
+
+def _transport_of(group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu | None, timeout: float) -> _core.Transport:
+    """This rank's end of the group, on a GPU that of its streams."""
+    transport = group if isinstance(group, _core.Transport) else make_transport(group, timeout=timeout)
+    if gpu is None or transport.on_gpu:
+        return transport
+    return gpu.group(1)[0] if transport.size == 1 else gpu.join(transport, timeout=timeout)
+
+
 class Executor:
     """One rank's executor. Prepared for every batch, it serves all layers, masks and micro-batches of it. Collective.
 
@@ -108,7 +138,12 @@ class Executor:
         A ``torch.distributed`` group (None: the whole job), whose ranks then find each other by gloo, or this rank's end
         of a built-in transport (``contextile.inproc_group``, ``contextile.gloo_transport``).
     kernel
-        By name (``contextile.kernels()``); empty: the preferred one for the plan's dtype.
+        By name (``contextile.kernels()``); empty: the preferred one for the plan's dtype, or the GPU's.
+    device
+        Of the tensors of all calls: ``"cpu"``, or ``"cuda"`` (the current one), ``"cuda:1"``, a ``torch.device``. On a GPU
+        ranks move keys by NCCL, and calls take their turn on PyTorch's current stream: nothing is copied, no thread waits.
+    gpu
+        One that is open already (``contextile.open_gpu``), with a transport that ``Gpu.group`` or ``Gpu.join`` made.
     plans_kept
         How many of the last plans may still be used.
     plans_prepared
@@ -121,9 +156,11 @@ class Executor:
     Raises
     ------
     InvalidArgument
-        There is no such kernel, or this build has no gloo.
+        There is no such kernel or GPU, or this build has no gloo.
     TransportError
         Ranks did not come.
+    DeviceError
+        The GPU's driver, or NCCL, failed.
     """
 
     def __init__(
@@ -131,6 +168,8 @@ class Executor:
         group: ProcessGroup | _core.Transport | None = None,
         *,
         kernel: str = "",
+        device: str | torch.device = "cpu",
+        gpu: _core.Gpu | None = None,
         plans_kept: int = 16,
         plans_prepared: int = 2,
         timeout: float = 60.0,
@@ -141,9 +180,9 @@ class Executor:
                 f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
             )
         self._group = None if isinstance(group, _core.Transport) else group
-        self._transport = (
-            group if isinstance(group, _core.Transport) else make_transport(group, timeout=timeout)
-        )
+        self._device, self._gpu = _open(device, gpu, timeout)
+        with self._guard():
+            self._transport = _transport_of(group, self._gpu, timeout)
         self._kernel = kernel
         self._flight_folder = flight_folder
         self._plans_kept = plans_kept
@@ -175,6 +214,11 @@ class Executor:
     def size(self) -> int:
         """Ranks of the group."""
         return self._transport.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of calls are."""
+        return self._device
 
     @property
     def plan(self) -> _core.Plan | None:
@@ -245,6 +289,10 @@ class Executor:
         for table in (self._plans, self._ranks, self._prepared, _executors):
             table.pop(number, None)
 
+    def _guard(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, the GPU is PyTorch's current one, and the one that was is so again behind it."""
+        return contextlib.nullcontext() if self._gpu is None else torch.cuda.device(self._device)
+
     def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
         ranks = self._ranks
         rank = ranks.pop(number, None)
@@ -252,8 +300,11 @@ class Executor:
             # A new plan takes over the buffers of the one that was used least recently.
             rank = ranks.popitem(last=False)[1] if len(ranks) >= self._plans_prepared else None
         if rank is None:
-            rank = _core.RankExecutor(self._transport, kernel=self._kernel, flight_folder=self._flight_folder)
-        rank.prepare(plan)
+            rank = _core.RankExecutor(
+                self._transport, kernel=self._kernel, flight_folder=self._flight_folder, gpu=self._gpu
+            )
+        with self._guard():
+            rank.prepare(plan)
         ranks[number] = rank
         if number not in self._prepared:
             self._prepared[number] = Prepared(number, plan, rank, self.rank, self._number)
@@ -270,6 +321,32 @@ class Executor:
             return self._ranks[number]
         return self._prepare(number, self._plans[number])
 
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[int]:
+        """Around a call: the handle of PyTorch's current stream of the device; 0 on the CPU."""
+        if self._gpu is None:
+            yield 0
+            return
+        with self._guard():
+            if torch.cuda.is_current_stream_capturing():
+                raise _core.InvalidArgument(
+                    "attention: expected a stream that runs, found one whose work is being captured (torch.cuda.graph); "
+                    "capture what is around attention"
+                )
+            yield torch.cuda.current_stream(self._device).cuda_stream
+
+    def check_tensor(self, name: str, tensor: torch.Tensor) -> Any:
+        """A tensor the library can read: here, elements of a head side by side, on a GPU at 16 bytes; no gradient asked for."""
+        if tensor.device != self._device:
+            raise _core.InvalidArgument(
+                f"{name}: expected a tensor on {self._device}, as the executor's (device=), found one on {tensor.device}"
+            )
+        tensor = tensor.detach()
+        has_gaps = tensor.stride(-1) != 1 and tensor.shape[-1] > 1
+        if self._gpu is not None and tensor.dim() == 3:
+            at = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
+            has_gaps = has_gaps or any(bytes_ % 16 != 0 for bytes_ in at)
+        return tensor.clone(memory_format=torch.contiguous_format) if has_gaps else tensor
 
     def __deepcopy__(self, memo: Any) -> Executor:
         """A copy of a model attends with the same executor."""
@@ -306,10 +383,3 @@ def rank_executor_of(number: int) -> _core.RankExecutor:
     """It, ready for a call of that plan; prepares it anew (a collective) where others took its place."""
     return executor_of(number)._rank_of(number)
 
-
-def check_tensor(name: str, tensor: torch.Tensor) -> Any:
-    """A tensor that the library can read: on the CPU, elements of a head side by side, no gradient asked for."""
-    if tensor.device.type != "cpu":
-        raise _core.InvalidArgument(f"{name}: expected a tensor on the CPU, found one on {tensor.device}")
-    tensor = tensor.detach()
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,14 +189,18 @@ def _check_positions(prepared: Prepared, position_ids: Any) -> None:
     """Models that are told no positions count their own tokens from 0, which says nothing of where those are."""
     if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
         return
-    counted = torch.arange(position_ids.shape[1], device=position_ids.device)
-    if not torch.equal(position_ids[0], counted):
+    # All layers are given the same ones, and a look at those of a GPU waits for it.
+    is_on_gpu = position_ids.device.type != "cpu"
+    if is_on_gpu and prepared.positions_checked is not None and prepared.positions_checked() is position_ids:
         return
-    if not torch.equal(prepared.positions.to(counted.device), counted):
+    counted = torch.arange(position_ids.shape[1], device=position_ids.device)
+    if torch.equal(position_ids[0], counted) and not torch.equal(prepared.positions.to(counted.device), counted):
         raise _core.InvalidArgument(
             "position_ids: expected those of this rank's tokens (local_batch(…).positions[None]), found 0, 1, 2, …, which "
             "models take where none are given"
         )
+    if is_on_gpu:
+        prepared.positions_checked = weakref.ref(position_ids)
 
 
 def _attend(

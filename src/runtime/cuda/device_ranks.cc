@@ -1,5 +1,6 @@
 #include "runtime/cuda/device_ranks.h"
 
+#include "base/check.h"
 #include "transport/cuda/stream_transport.h"
 
 namespace contextile::cuda {
@@ -10,14 +11,21 @@ RankStreams& DeviceRanks::streams_of(Rank rank) {
   return one->streams;
 }
 
+const DeviceRanks::OneRank& DeviceRanks::one_of(Rank rank) const {
+  const auto found = ranks_.find(rank);
+  CONTEXTILE_CHECK(found != ranks_.end(),
+                   "gpu: expected a rank that has joined a group of it, found rank {}", rank.value);
+  return *found->second;
+}
+
 void DeviceRanks::begin_behind(Rank rank, void* stream) {
-  OneRank& one = *ranks_.at(rank);
+  const OneRank& one = one_of(rank);
   driver_.record(one.given, driver_.adopt_stream(stream));
   driver_.wait(one.streams.compute, one.given);
 }
 
 void DeviceRanks::end_before(Rank rank, void* stream) {
-  OneRank& one = *ranks_.at(rank);
+  const OneRank& one = one_of(rank);
   const Stream callers = driver_.adopt_stream(stream);
   driver_.record(one.computed, one.streams.compute);
   driver_.record(one.moved, one.streams.moves);

@@ -21,8 +21,9 @@ class DeviceRanks : public RankHost {
       : driver_(driver), options_(options) {}
 
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(std::int32_t num_ranks) override;
+  // Throws InvalidArgument for a rank that is in no group.
   [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
-    return ranks_.at(rank)->kernel;
+    return one_of(rank).kernel;
   }
   // Those of a rank, made where it has none.
   [[nodiscard]] RankStreams& streams_of(Rank rank);
@@ -44,6 +45,8 @@ class DeviceRanks : public RankHost {
     Event computed;  // what the rank was given
     Event moved;
   };
+
+  [[nodiscard]] const OneRank& one_of(Rank rank) const;
 
   Driver& driver_;
   const InprocOptions options_;

@@ -1,5 +1,6 @@
 #include "contextile/gpu.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -25,7 +26,17 @@ std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) 
   std::error_code error;
   const std::filesystem::path folder =
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  return {folder / "cuda", folder.parent_path() / "lib/contextile/cuda"};
+  std::vector<std::filesystem::path> places = {folder / "cuda",
+                                               folder.parent_path() / "lib/contextile/cuda"};
+  // Beside the shared library that this is part of, such as a Python module.
+  static constexpr char kHere = 0;
+  Dl_info found = {};
+  if (dladdr(&kHere, &found) != 0 && found.dli_fname != nullptr && *found.dli_fname == '/') {
+    const std::filesystem::path beside =
+        std::filesystem::path(found.dli_fname).parent_path() / "cuda";
+    if (beside != places.front()) places.insert(places.begin(), beside);
+  }
+  return places;
 }
 
 }  // namespace
