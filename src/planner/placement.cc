@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
 #include "contextile/partition.h"
+#include "planner/row_placement.h"
 #include "schedule/home.h"
 #include "schedule/overlap.h"
 
@@ -31,19 +33,21 @@ std::int64_t inter_weight(const Cluster& cluster) {
 }
 
 // Times of the tiles of one mask. A call computes the pieces of the same rows as one run, whose
-// length depends on the placement: a tile counts as its share of a run of the row's keys, but of no
-// more of them than a device's share of the work has if it is about square.
+// length depends on the placement: a tile counts as its share of a run of the row's keys, but,
+// unless rows are placed whole, of no more of them than a device's share of the work has if it is
+// about square.
 class TilePricer {
  public:
   TilePricer(const NamedMask& named, const Blocking& blocks, const std::vector<Tile>& tiles,
-             const Cluster& cluster, const TileCosts& costs)
+             const Cluster& cluster, const TileCosts& costs, bool whole_rows)
       : blocks_(blocks),
         profile_(cluster.attention),
         costs_(costs),
         index_(named.mask, blocks),
         row_pairs_(static_cast<std::size_t>(blocks.num_blocks()), 0),
-        square_keys_(
-            std::sqrt(static_cast<double>(named.mask.num_pairs()) / cluster.num_devices())) {
+        square_keys_(whole_rows ? std::numeric_limits<double>::infinity()
+                                : std::sqrt(static_cast<double>(named.mask.num_pairs()) /
+                                            cluster.num_devices())) {
     for (const Tile& tile : tiles) {
       row_pairs_[tile.q_block.index()] += static_cast<double>(tile.pairs);
     }
@@ -116,6 +120,9 @@ ArrangedDirection schedule_tiles(ScheduleProblem problem, const std::vector<doub
   if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
     return schedule_timeline(problem, tile_us, cluster, *slots);
   }
+  if (const auto* in_order = std::get_if<InOrderOptions>(&schedule)) {
+    return schedule_in_order(problem, tile_us, *in_order);
+  }
   return schedule_overlapped(problem,
                              {.tile_us = tile_us,
                               .intra_us_per_byte = intra_us_per_byte(cluster),
@@ -126,8 +133,9 @@ ArrangedDirection schedule_tiles(ScheduleProblem problem, const std::vector<doub
 }  // namespace
 
 PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::int64_t block_size,
-                        bool backward) {
+                        bool backward, bool whole_rows) {
   PricedTiles priced;
+  priced.whole_rows = whole_rows;
   priced.block_size = block_size;
   priced.tiles = cut_into_tiles(workload, block_size, BandCuts::kEdges);
   const TileCosts costs(workload.shape, cluster);
@@ -135,7 +143,7 @@ PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::i
   for (std::size_t m = 0; m < workload.masks.size(); ++m) {
     const NamedMask& named = workload.masks[m];
     TilePricer pricer(named, priced.tiles.work.blocks, priced.tiles.tiles_of_mask[m], cluster,
-                      costs);
+                      costs, whole_rows);
     std::vector<double>& forward = priced.forward_us.emplace_back();
     std::vector<double>& back = priced.backward_us.emplace_back();
     std::size_t in_union = 0;
@@ -158,7 +166,7 @@ PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::i
 
 Placement place(const Workload& workload, const Cluster& cluster,
                 std::shared_ptr<const PricedTiles> priced, const PlacementChoice& choice,
-                const StrategyRequest& request, bool retain) {
+                const StrategyRequest& request, bool retain, const RowStart* warm) {
   Placement placement;
   placement.choice = choice;
   std::vector<std::int64_t> work = priced->work_ns;
@@ -175,7 +183,13 @@ Placement place(const Workload& workload, const Cluster& cluster,
   spec.node_weight = spec.inter_weight = inter_weight(cluster);
   spec.effort = choice.effort;
   spec.seed = choice.seed;
-  placement.partition = partition_grid(grid, spec);
+  if (choice.unit == PlacedUnit::kTiles) {
+    placement.partition = partition_grid(grid, spec);
+  } else {
+    PlacedRows placed = place_whole_rows(workload, cluster, *priced, choice, bytes, warm);
+    placement.partition = std::move(placed.partition);
+    placement.places = std::move(placed.places);
+  }
   const GridQuality quality = evaluate(grid, spec, placement.partition);
   double total_us = 0;
   for (const std::int64_t w : priced->work_ns) total_us += 1e-3 * static_cast<double>(w);

@@ -13,24 +13,32 @@
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
+#include "partition/rows.h"
+#include "schedule/in_order.h"
 #include "schedule/overlap.h"
 #include "schedule/timeline.h"
 #include "strategy/grid_placement.h"
 
 namespace contextile {
 
+// What a placement places: tiles on a grid, or rows whole (partition/rows.h), on devices alone or
+// also spread by their heads over the devices of a node.
+enum class PlacedUnit : std::uint8_t { kTiles, kRows, kSpreadRows };
+
 // How one placement is made.
 struct PlacementChoice {
+  PlacedUnit unit = PlacedUnit::kTiles;
   std::int64_t block_size = 1024;
-  std::int32_t head_groups = 1;
-  double eps = 0.05;  // compute above the mean that a device may have
-  double effort = 1;  // of the partitioner
+  std::int32_t head_groups = 1;  // of rows spread over a node: its devices
+  double eps = 0.05;             // compute above the mean that a device may have; of tiles alone
+  double effort = 1;             // of the partitioner
   std::uint64_t seed = 1;
 };
 
 // One blocking of the workload with what its tiles cost; shared by placements on it.
 struct PricedTiles {
   TileGrid tiles;
+  bool whole_rows = false;  // a tile is its share of its row in one run
   std::int64_t block_size = 0;
   // Times of all heads together, µs: [mask][tile].
   std::vector<std::vector<double>> forward_us;
@@ -38,20 +46,28 @@ struct PricedTiles {
   std::vector<std::int64_t> work_ns;  // of tiles.all_tiles: forward + backward, layers counted
 };
 [[nodiscard]] PricedTiles price_tiles(const Workload& workload, const Cluster& cluster,
-                                      std::int64_t block_size, bool backward);
+                                      std::int64_t block_size, bool backward,
+                                      bool whole_rows = false);
 
 struct Placement {
-  std::shared_ptr<const PricedTiles> priced;
+  std::shared_ptr<const PricedTiles> priced;  // as the choice's unit has it
   PlacementChoice choice;
   GridPartition partition;
+  std::vector<RowPlace> places;  // of rows, where they are placed whole
   double estimate_us = 0;  // what binds: compute, device ports or NICs, and part of the others
 };
+// Rows placed before, to go on from, and what every device is to be taken to have besides, µs.
+struct RowStart {
+  std::vector<RowPlace> places;
+  std::vector<double> handicap_us;
+};
+
 [[nodiscard]] Placement place(const Workload& workload, const Cluster& cluster,
                               std::shared_ptr<const PricedTiles> priced,
                               const PlacementChoice& choice, const StrategyRequest& request,
-                              bool retain);
+                              bool retain, const RowStart* warm = nullptr);
 
-using Schedule = std::variant<OverlapOptions, TimelineOptions>;
+using Schedule = std::variant<OverlapOptions, TimelineOptions, InOrderOptions>;
 struct SchedulePair {
   Schedule forward;
   Schedule backward;

@@ -1,0 +1,25 @@
+// Placements of whole rows (partition/rows.h) on what the cluster's ports and NICs take.
+#pragma once
+
+#include <vector>
+
+#include "contextile/cluster.h"
+#include "contextile/partition.h"
+#include "contextile/workload.h"
+#include "partition/rows.h"
+#include "planner/placement.h"
+#include "strategy/grid_placement.h"
+
+namespace contextile {
+
+struct PlacedRows {
+  std::vector<RowPlace> places;
+  // Of the tiles of every row in every head group: the row's device, or its node's for that group.
+  GridPartition partition;
+};
+// From sequences as they are, or on from `warm`. `bytes` are those of one head group.
+[[nodiscard]] PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
+                                          const PricedTiles& priced, const PlacementChoice& choice,
+                                          GridBytes bytes, const RowStart* warm);
+
+}  // namespace contextile
