@@ -33,7 +33,8 @@ class RowAnnealer {
         devices_(static_cast<std::size_t>(num_devices_)),
         users_(rows.size() * static_cast<std::size_t>(num_places_)),
         users_of_node_(rows.size() * static_cast<std::size_t>(spec.nodes)),
-        nodes_(static_cast<std::size_t>(spec.nodes)) {
+        nodes_(static_cast<std::size_t>(spec.nodes)),
+        nics_(static_cast<std::size_t>(spec.nodes * spec.nics_per_node)) {
     for (const WholeRow& row : rows) mean_us_ += row.us;
     mean_us_ /= num_devices_;
     for (std::size_t d = 0; d < spec.handicap_us.size(); ++d) devices_[d].us = spec.handicap_us[d];
@@ -68,9 +69,9 @@ class RowAnnealer {
  private:
   struct Device {
     double us = 0;
-    double tokens = 0;      // of its rows
-    double keys = 0;        // tokens whose keys it has
-    double sending_us = 0;  // what it owns, to others
+    double tokens = 0;  // of its rows
+    double keys = 0;    // tokens whose keys it has
+    double sent = 0;    // to others of its node, of what it owns
   };
   struct Node {
     double received = 0;
@@ -148,34 +149,48 @@ class RowAnnealer {
   void count_sends(std::size_t j, double sign) {
     const RowPlace owner = place_[j];
     const double tokens = sign * static_cast<double>(rows_[j].tokens);
-    double us = -spec_.port_us;  // not to itself
+    double sends = -1;  // not to itself
+    double crossing = 0;
     for (std::int32_t n = 0; n < spec_.nodes; ++n) {
       const std::uint16_t users = users_of_node_[at(n, j)];
       if (users == 0) continue;
       if (n == node_of(owner)) {
-        us += spec_.port_us * users;
+        sends += users;
       } else {
-        us += spec_.nic_us * spec_.devices_per_node;
+        ++crossing;
         nodes_[index(n)].passed_on += tokens * (users - 1);
         nodes_[index(n)].received += tokens;
       }
     }
-    for_each_device(owner,
-                    [&](std::size_t d) { devices_[d].sending_us += tokens * us * part_of(owner); });
+    for_each_device(owner, [&](std::size_t d) {
+      devices_[d].sent += tokens * sends * part_of(owner);
+      nics_[nic_of(static_cast<std::int32_t>(d))] += tokens * crossing * part_of(owner);
+    });
+  }
+  [[nodiscard]] std::size_t nic_of(std::int32_t d) const {
+    const std::int32_t width = spec_.devices_per_node;
+    return index(d / width * spec_.nics_per_node + d % width * spec_.nics_per_node / width);
   }
 
+  // The fine for what moves: of every NIC for the devices it serves, and of every device for its
+  // port and its part of the NIC together.
   [[nodiscard]] double traffic() const {
     const std::int32_t width = spec_.devices_per_node;
+    const double nics = spec_.nics_per_node;
     double sum = 0;
     for (std::int32_t n = 0; n < spec_.nodes; ++n) {
       const Node& node = nodes_[index(n)];
-      const double passing_us = spec_.port_us * node.passed_on / width;
-      const double receiving_us = spec_.nic_us * node.received;
+      const auto nic_us = [&](std::size_t nic) {
+        return spec_.nic_us * nics * std::max(nics_[nic], node.received / nics);
+      };
+      for (std::int32_t nic = n * spec_.nics_per_node; nic < (n + 1) * spec_.nics_per_node; ++nic) {
+        sum += width / nics * over(nic_us(index(nic)), kHidden);
+      }
       for (std::int32_t d = n * width; d < (n + 1) * width; ++d) {
         const Device& device = devices_[index(d)];
-        sum += over(std::max(receiving_us + spec_.port_us * (device.keys - device.tokens),
-                             device.sending_us + passing_us),
-                    kHidden);
+        const double tokens =
+            std::max(device.keys - device.tokens, device.sent + node.passed_on / width);
+        sum += over(spec_.port_us * tokens + nics / width * nic_us(nic_of(d)), kHidden);
       }
     }
     return sum;
@@ -370,6 +385,7 @@ class RowAnnealer {
   std::vector<std::uint16_t> users_;          // [place][row]: rows there that attend its keys
   std::vector<std::uint16_t> users_of_node_;  // [node][row]: places of it
   std::vector<Node> nodes_;
+  std::vector<double> nics_;  // tokens sent to other nodes
   double device_tokens_ = 0;  // keys on all places
   double node_tokens_ = 0;    // keys on all nodes
   double traffic_ = 0;        // the fine for it

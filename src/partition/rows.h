@@ -23,6 +23,7 @@ struct WholeRow {
 struct RowSpec {
   std::int32_t nodes = 1;
   std::int32_t devices_per_node = 1;
+  std::int32_t nics_per_node = 1;
   bool spread_heads = false;   // rows may run on a node
   std::int64_t token_cap = 0;  // that a device may own
   // What a token costs, in µs of the mean device: each further device, and each further node, that

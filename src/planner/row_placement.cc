@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/us
 // Ports and NICs are never all busy: a byte counts for more than its share of all.
-constexpr double kWeightOfBytes = 2;
+constexpr double kWeightOfBytes = 4;
 constexpr std::int64_t kSteps = 200'000;
 constexpr std::int64_t kWarmSteps = 40'000;
 constexpr double kWarmHeat = 0.3;
@@ -40,6 +40,7 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
   RowSpec spec;
   spec.nodes = cluster.nodes;
   spec.devices_per_node = cluster.devices_per_node;
+  spec.nics_per_node = cluster.nics_per_node;
   spec.spread_heads = choice.unit == PlacedUnit::kSpreadRows;
   const std::int32_t devices = cluster.num_devices();
   spec.token_cap = (workload.num_tokens() + devices - 1) / devices + choice.block_size;
