@@ -87,14 +87,12 @@ class InOrderScheduler {
       });
     }
     const std::vector<const Run*> order = sorted(rows);
-    double local_us = 0;
     double remote_us = 0;
-    for (const Run* row : order) (row->turn == 0 ? local_us : remote_us) += row->us;
-    const bool waits_at_once = remote_us > 0 && local_us < options_.least_call_us;
+    for (const Run* row : order) remote_us += row->turn == 0 ? 0 : row->us;
     double before_us = 0;
     for (const Run* row : order) {
       if (row->turn == 0) {
-        set_stage(*row, waits_at_once ? 1 : 0);
+        set_stage(*row, 0);
         continue;
       }
       set_stage(*row, std::max(1 + part_of(before_us, row->us, remote_us), row->arrival));
@@ -119,13 +117,11 @@ class InOrderScheduler {
       });
     }
     const std::vector<const Run*> order = sorted(columns);
-    double local_us = 0;
     double remote_us = 0;
-    for (const Run* column : order) (column->turn == 2 ? local_us : remote_us) += column->us;
-    const bool none_last = remote_us > 0 && local_us < options_.least_call_us;
+    for (const Run* column : order) remote_us += column->turn == 2 ? 0 : column->us;
     double before_us = 0;
     for (const Run* column : order) {
-      std::int32_t stage = remote_us > 0 ? options_.stages - (none_last ? 1 : 0) : 0;
+      std::int32_t stage = remote_us > 0 ? options_.stages : 0;
       if (column->turn < 2) {
         stage = part_of(before_us, column->us, remote_us);
         before_us += column->us;
