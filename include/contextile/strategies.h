@@ -272,10 +272,18 @@ enum class Candidates : std::uint8_t {
 };
 
 // auto: the least predicted time.
+// What tokens on a device count for when plans are compared.
+enum class TokenWeight : std::uint8_t {
+  kAuto,    // kPriced where StrategyRequest::linear_us_per_token is set, else kEven
+  kEven,    // a device owns at most the mean and a block of 1024 tokens
+  kPriced,  // linear layers of the device that owns most add to the time
+  kFree,    // nothing
+};
 struct AutoOptions {
   double effort = 1;  // placements tried and partitioning steps, in multiples of the default
   RetainInputs retain = RetainInputs::kAuto;  // received q and kv stay for backward
   Candidates candidates = Candidates::kAll;
+  TokenWeight tokens = TokenWeight::kAuto;
   std::int64_t steps = 0;      // of the search, each about a microsecond of one core; 0: no limit
   std::int64_t budget_ms = 0;  // no candidate is started after that; plans then depend on the
                                // machine; 0: no limit

@@ -166,13 +166,13 @@ PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::i
 
 Placement place(const Workload& workload, const Cluster& cluster,
                 std::shared_ptr<const PricedTiles> priced, const PlacementChoice& choice,
-                const StrategyRequest& request, bool retain, const RowStart* warm) {
+                const PlacingRules& rules, const RowStart* warm) {
   Placement placement;
   placement.choice = choice;
   std::vector<std::int64_t> work = priced->work_ns;
   for (std::int64_t& w : work) w = std::max<std::int64_t>(1, w / choice.head_groups);
-  const GridBytes bytes = bytes_of(workload.shape, choice.head_groups,
-                                   request.wire.value_or(Dtype::kF32), request.backward, retain);
+  const GridBytes bytes =
+      bytes_of(workload.shape, choice.head_groups, rules.wire, rules.backward, rules.retain);
   const AttentionGrid grid =
       attention_grid(workload, priced->tiles, choice.head_groups, bytes, work);
   GridSpec spec;
@@ -180,13 +180,14 @@ Placement place(const Workload& workload, const Cluster& cluster,
   spec.devices_per_node = cluster.devices_per_node;
   spec.eps_compute = choice.eps;
   spec.eps_node = 0.7 * choice.eps;
+  spec.token_cap = rules.token_cap;
   spec.node_weight = spec.inter_weight = inter_weight(cluster);
   spec.effort = choice.effort;
   spec.seed = choice.seed;
   if (choice.unit == PlacedUnit::kTiles) {
     placement.partition = partition_grid(grid, spec);
   } else {
-    PlacedRows placed = place_whole_rows(workload, cluster, *priced, choice, bytes, warm);
+    PlacedRows placed = place_whole_rows(workload, cluster, *priced, choice, bytes, rules, warm);
     placement.partition = std::move(placed.partition);
     placement.places = std::move(placed.places);
   }

@@ -56,16 +56,25 @@ struct Placement {
   std::vector<RowPlace> places;  // of rows, where they are placed whole
   double estimate_us = 0;  // what binds: compute, device ports or NICs, and part of the others
 };
+// Steps to go on from there, as a choice's effort.
+inline constexpr double kWarmEffort = 0.2;
 // Rows placed before, to go on from, and what every device is to be taken to have besides, µs.
 struct RowStart {
   std::vector<RowPlace> places;
   std::vector<double> handicap_us;
 };
 
+// What every placement of a search keeps to.
+struct PlacingRules {
+  Dtype wire = Dtype::kF32;  // of partial results
+  bool backward = true;
+  bool retain = false;         // forward keeps received q and kv
+  std::int64_t token_cap = 0;  // that a device may own; 0: as blocks need, and one more
+};
 [[nodiscard]] Placement place(const Workload& workload, const Cluster& cluster,
                               std::shared_ptr<const PricedTiles> priced,
-                              const PlacementChoice& choice, const StrategyRequest& request,
-                              bool retain, const RowStart* warm = nullptr);
+                              const PlacementChoice& choice, const PlacingRules& rules,
+                              const RowStart* warm = nullptr);
 
 using Schedule = std::variant<OverlapOptions, TimelineOptions, InOrderOptions>;
 struct SchedulePair {

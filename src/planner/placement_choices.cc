@@ -12,6 +12,7 @@ namespace contextile {
 namespace {
 
 constexpr double kMostPlacedTiles = 150'000;  // of all head groups; of one as many as there are
+constexpr double kMostRowTiles = 150'000;     // likewise
 
 std::vector<std::int64_t> grid_block_sizes(const Workload& workload, const Cluster& cluster,
                                            const StrategyRequest& request) {
@@ -43,44 +44,83 @@ std::vector<std::int32_t> grid_head_groups(const Workload& workload) {
   return groups;
 }
 
-// Powers of two, of about eight and four blocks a device.
+constexpr std::int64_t kSmallestRow = 128;
+
+// Powers of two, of about four, eight and two blocks a device; the largest last.
 std::vector<std::int64_t> row_block_sizes(const Workload& workload, const Cluster& cluster,
                                           const StrategyRequest& request) {
   if (request.block_size) return {*request.block_size};
-  constexpr std::uint64_t kLeast = 128;
   constexpr std::uint64_t kMost = 4096;
-  const auto of_device = static_cast<std::uint64_t>(workload.num_tokens() / cluster.num_devices());
-  const auto near = static_cast<std::int64_t>(
-      std::clamp(std::bit_floor(std::max<std::uint64_t>(1, of_device / 4)), kLeast, kMost));
-  return {near, std::max<std::int64_t>(kLeast, near / 2)};
+  const std::int64_t of_device = workload.num_tokens() / cluster.num_devices();
+  const auto near = static_cast<std::int64_t>(std::clamp(
+      std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(1, of_device / 4))),
+      static_cast<std::uint64_t>(kSmallestRow), kMost));
+  std::vector<std::int64_t> sizes = {near};
+  if (near / 2 >= kSmallestRow) sizes.push_back(near / 2);
+  if (2 * near <= of_device) sizes.push_back(2 * near);
+  return sizes;
+}
+
+// Both kinds at a size, as far as they have no more than so many tiles of all head groups.
+void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice choice,
+              double most_tiles, std::vector<PlacementChoice>& choices) {
+  constexpr std::int64_t kMostRows = 16'384;
+  if (workload.num_tokens() / choice.block_size > kMostRows) return;
+  const std::int32_t width = cluster.devices_per_node;
+  const double tiles = estimated_tiles(workload, choice.block_size);
+  choice.unit = PlacedUnit::kRows;
+  if (tiles <= most_tiles) choices.push_back(choice);
+  if (width == 1 || workload.shape.kv_heads % width != 0 || tiles * width > most_tiles) return;
+  choice.unit = PlacedUnit::kSpreadRows;
+  choice.head_groups = width;
+  choices.push_back(choice);
 }
 
 }  // namespace
 
-std::vector<PlacementChoice> placement_choices(const Workload& workload, const Cluster& cluster,
+std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const Cluster& cluster,
                                                const StrategyRequest& request) {
+  constexpr double kEffort = 0.1;
+  constexpr double kTilesOfDevice = 750;  // of all head groups
   std::vector<PlacementChoice> choices;
-  const auto add = [&](PlacementChoice choice) {
-    choice.seed = request.seed + 1;
-    const double tiles = estimated_tiles(workload, choice.block_size);
-    if (choice.head_groups == 1 || tiles * choice.head_groups <= kMostPlacedTiles) {
-      choices.push_back(choice);
-    }
-  };
-  const std::int32_t width = cluster.devices_per_node;
-  for (const std::int64_t size : row_block_sizes(workload, cluster, request)) {
-    constexpr std::int64_t kMostRows = 16'384;
-    if (workload.num_tokens() / size > kMostRows) continue;
-    add({.unit = PlacedUnit::kRows, .block_size = size});
-    if (width > 1 && workload.shape.kv_heads % width == 0) {
-      add({.unit = PlacedUnit::kSpreadRows, .block_size = size, .head_groups = width});
+  const std::vector<std::int64_t> sizes = row_block_sizes(workload, cluster, request);
+  for (std::size_t s = 0; s < sizes.size(); ++s) {
+    const PlacementChoice choice{
+        .block_size = sizes[s], .effort = kEffort, .seed = request.seed + 1 + s};
+    add_rows(workload, cluster, choice, kTilesOfDevice * cluster.num_devices(), choices);
+  }
+  if (choices.empty()) {
+    add_rows(workload, cluster, {.block_size = sizes.back(), .effort = kEffort}, kMostRowTiles,
+             choices);
+  }
+  return choices;
+}
+
+std::vector<PlacementChoice> row_choices(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request, double effort) {
+  constexpr double kEffort = 0.4;
+  constexpr std::uint64_t kSeeds = 2;
+  const std::vector<std::int64_t> sizes = row_block_sizes(workload, cluster, request);
+  std::vector<PlacementChoice> choices;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    for (const std::int64_t size : sizes) {
+      add_rows(workload, cluster,
+               {.block_size = size, .effort = kEffort * effort, .seed = request.seed + 1 + seed},
+               kMostRowTiles, choices);
     }
   }
-  for (const double eps : {0.12, 0.05, 0.25}) {
-    for (const std::int64_t size : grid_block_sizes(workload, cluster, request)) {
-      for (const std::int32_t groups : grid_head_groups(workload)) {
-        add({.block_size = size, .head_groups = groups, .eps = eps});
-      }
+  return choices;
+}
+
+std::vector<PlacementChoice> tile_choices(const Workload& workload, const Cluster& cluster,
+                                          const StrategyRequest& request, double eps) {
+  std::vector<PlacementChoice> choices;
+  for (const std::int64_t size : grid_block_sizes(workload, cluster, request)) {
+    for (const std::int32_t groups : grid_head_groups(workload)) {
+      const double tiles = estimated_tiles(workload, size);
+      if (groups > 1 && tiles * groups > kMostPlacedTiles) continue;
+      choices.push_back(
+          {.block_size = size, .head_groups = groups, .eps = eps, .seed = request.seed + 1});
     }
   }
   return choices;

@@ -11,11 +11,20 @@
 
 namespace contextile {
 
-// The likeliest first: whole rows, on devices and spread by their heads over nodes, of about four
-// and eight blocks a device; then tiles, with several block sizes, head groups and imbalances.
-[[nodiscard]] std::vector<PlacementChoice> placement_choices(const Workload& workload,
+// Whole rows, on devices and spread by their heads over nodes, likeliest first. Quick ones are one
+// of each kind with few steps.
+[[nodiscard]] std::vector<PlacementChoice> quick_row_choices(const Workload& workload,
                                                              const Cluster& cluster,
                                                              const StrategyRequest& request);
+// Several block sizes and seeds.
+[[nodiscard]] std::vector<PlacementChoice> row_choices(const Workload& workload,
+                                                       const Cluster& cluster,
+                                                       const StrategyRequest& request,
+                                                       double effort);
+// Tiles, with several block sizes and head groups, devices within `eps` of the mean work.
+[[nodiscard]] std::vector<PlacementChoice> tile_choices(const Workload& workload,
+                                                        const Cluster& cluster,
+                                                        const StrategyRequest& request, double eps);
 
 // Whether what forward receives is to stay for backward: as asked for, or where that takes little
 // of a known memory.

@@ -13,7 +13,6 @@ constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/us
 // Ports and NICs are never all busy: a byte counts for more than its share of all.
 constexpr double kWeightOfBytes = 4;
 constexpr std::int64_t kSteps = 200'000;
-constexpr std::int64_t kWarmSteps = 40'000;
 constexpr double kWarmHeat = 0.3;
 
 std::vector<WholeRow> whole_rows(const Workload& workload, const PricedTiles& priced) {
@@ -36,14 +35,16 @@ std::vector<WholeRow> whole_rows(const Workload& workload, const PricedTiles& pr
 }
 
 RowSpec spec_of(const Workload& workload, const Cluster& cluster, const PlacementChoice& choice,
-                GridBytes bytes) {
+                GridBytes bytes, const PlacingRules& rules) {
   RowSpec spec;
   spec.nodes = cluster.nodes;
   spec.devices_per_node = cluster.devices_per_node;
   spec.nics_per_node = cluster.nics_per_node;
   spec.spread_heads = choice.unit == PlacedUnit::kSpreadRows;
   const std::int32_t devices = cluster.num_devices();
-  spec.token_cap = (workload.num_tokens() + devices - 1) / devices + choice.block_size;
+  spec.token_cap = rules.token_cap > 0
+                       ? rules.token_cap
+                       : (workload.num_tokens() + devices - 1) / devices + choice.block_size;
   double layers = 0;
   for (const NamedMask& mask : workload.masks) layers += mask.layers;
   const double keys = layers * static_cast<double>(bytes.column * choice.head_groups);
@@ -65,11 +66,11 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
 
 PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
                             const PricedTiles& priced, const PlacementChoice& choice,
-                            GridBytes bytes, const RowStart* warm) {
+                            GridBytes bytes, const PlacingRules& rules, const RowStart* warm) {
   const std::vector<WholeRow> rows = whole_rows(workload, priced);
-  RowSpec spec = spec_of(workload, cluster, choice, bytes);
+  RowSpec spec = spec_of(workload, cluster, choice, bytes, rules);
   if (warm != nullptr) {
-    spec.steps = kWarmSteps;
+    spec.steps = static_cast<std::int64_t>(kSteps * kWarmEffort);
     spec.heat = kWarmHeat;
     spec.handicap_us = warm->handicap_us;
   }

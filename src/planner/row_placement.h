@@ -20,6 +20,7 @@ struct PlacedRows {
 // From sequences as they are, or on from `warm`. `bytes` are those of one head group.
 [[nodiscard]] PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
                                           const PricedTiles& priced, const PlacementChoice& choice,
-                                          GridBytes bytes, const RowStart* warm);
+                                          GridBytes bytes, const PlacingRules& rules,
+                                          const RowStart* warm);
 
 }  // namespace contextile

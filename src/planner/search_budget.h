@@ -1,6 +1,7 @@
 // What a search may spend, and how far it has come.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <string_view>
@@ -23,49 +24,72 @@ class StepBudget {
     force(steps);
     return true;
   }
-  // Takes them whatever the limit: without a first candidate there is no plan.
   void force(std::int64_t steps) { taken_ += steps; }
-
-  [[nodiscard]] bool limited() const { return limit_ > 0; }
 
  private:
   std::int64_t limit_;
   std::int64_t taken_ = 0;
 };
 
-// Counts candidates for a hook, from any thread.
+// Tells a hook how far a search has come, from any thread. It goes through phases, whose shares of
+// the whole are guesses; how many candidates a phase has is known as it goes.
 class SearchProgress {
  public:
   explicit SearchProgress(const ProgressHook& hook) : hook_(hook) {}
 
-  // More candidates are known to come.
-  void expect(std::int64_t candidates) { total_ += candidates; }
+  // The phase that ends when that share of the search is done.
+  void begin_phase(double end_share) {
+    begin_share_ = end_share_;
+    end_share_ = end_share;
+    expected_ = done_ = 0;
+  }
+  // More candidates of this phase are known to come.
+  void expect(std::int64_t candidates) { expected_ += candidates; }
   void one_done(std::string_view what) {
     if (!hook_) return;
     const std::scoped_lock lock(mutex_);
     ++done_;
-    hook_(what, done_, total_);
+    const double part =
+        std::min(1.0, static_cast<double>(done_) / static_cast<double>(std::max(expected_, done_)));
+    tell(what, begin_share_ + part * (end_share_ - begin_share_));
+  }
+  void all_done(std::string_view what) {
+    if (hook_) tell(what, 1);
   }
 
  private:
+  static constexpr std::int64_t kParts = 1000;
+
+  void tell(std::string_view what, double share) {
+    told_ = std::max(told_, static_cast<std::int64_t>(share * kParts));
+    hook_(what, told_, kParts);
+  }
+
   const ProgressHook& hook_;
   std::mutex mutex_;
+  double begin_share_ = 0;
+  double end_share_ = 0;
+  std::int64_t expected_ = 0;
   std::int64_t done_ = 0;
-  std::int64_t total_ = 0;
+  std::int64_t told_ = 0;
 };
 
 // What candidates cost, in steps (docs/auto.md has the measurements). `tiles` and `units`, which
-// are blocks, are those of all head groups.
+// are blocks, are those of all head groups; of rows, which are placed with all heads, of one.
 constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
                                         std::int64_t tiles) {
   return 1300 * devices + 60 * units + tiles;
 }
+constexpr std::int64_t steps_of_placing_rows(double effort, std::int64_t rows, std::int64_t tiles) {
+  const double keys_of_row = static_cast<double>(tiles) / static_cast<double>(rows);
+  return static_cast<std::int64_t>(effort * (14'000 + 250 * keys_of_row)) + 2 * rows + tiles / 10;
+}
 constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
-  return 150 * devices + 2 * tiles;
+  return 50 * devices + 2 * tiles / 3;
 }
 constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
                                                std::int64_t sequences) {
-  return 2000 + 12 * devices * tokens / 1024 + 200 * sequences;
+  return 500 + devices * tokens / 1024 + 50 * sequences;
 }
 
 }  // namespace contextile

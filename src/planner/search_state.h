@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
@@ -13,25 +15,16 @@
 #include "contextile/strategies.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
+#include "planner/placement.h"
 #include "planner/search_budget.h"
 
 namespace contextile {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// What a limited search has taken when each part has had its share.
-inline constexpr double kShareOfPlacing = 0.4;
-inline constexpr double kShareOfSchedules = 0.65;
-inline constexpr double kShareOfOptions = 0.85;  // of other strategies with other than defaults
-inline constexpr double kShareOfPublished = 0.9;
-
-// Candidates of each part at effort 1, until it is known how many there are.
-inline constexpr std::int64_t kMostScheduled = 62;
-inline constexpr std::int64_t kMostPublished = 15;
-inline constexpr std::int64_t kMostImproved = 120;
-
 // An arrangement with its predicted time.
 struct Candidate {
+  double cost_us = kNever;  // SearchState::cost_us
   double time_us = kNever;  // infinity: not tried, or does not fit the device
   std::string chosen;
   Arrangement arrangement;
@@ -41,9 +34,20 @@ struct Candidate {
 struct PlanTimes {
   double forward_us = kNever;
   double backward_us = kNever;
+
+  [[nodiscard]] double sum_us() const { return forward_us + backward_us; }
+  [[nodiscard]] bool was_tried() const { return forward_us < kNever || backward_us < kNever; }
 };
 [[nodiscard]] PlanTimes times_of(const Plan& plan, const Cluster& cluster,
                                  const Simulation& simulation);
+
+// What tokens on a device count for (AutoOptions::tokens).
+struct TokenRule {
+  std::int64_t cap = 0;  // that a device may own; 0: none
+  double us = 0;         // of a token of the fullest device, all passes
+};
+[[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
+                                   const StrategyRequest& request, const AutoOptions& options);
 
 struct SearchState {
   SearchState(const Workload& the_workload, const Cluster& the_cluster,
@@ -54,7 +58,23 @@ struct SearchState {
         options(the_options),
         budget(the_options.steps),
         progress(the_request.progress),
-        start(std::chrono::steady_clock::now()) {}
+        start(std::chrono::steady_clock::now()),
+        tokens(token_rule(the_workload, the_cluster, the_request, the_options)) {}
+
+  // What candidates are compared by: the time of a plan whose fullest device owns so many tokens,
+  // with that of its linear layers where tokens have a price. Plans of more tokens than the cap are
+  // taken only where there is no other.
+  [[nodiscard]] double cost_us(double time_us, std::int64_t most_tokens) const {
+    constexpr double kOverTheCap = 1e3;
+    if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= kOverTheCap;
+    return time_us + tokens.us * static_cast<double>(most_tokens);
+  }
+  [[nodiscard]] PlacingRules placing(bool retain) const {
+    return {.wire = request.wire.value_or(Dtype::kF32),
+            .backward = request.backward,
+            .retain = retain,
+            .token_cap = tokens.cap};
+  }
 
   [[nodiscard]] double elapsed_us() const {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
@@ -67,7 +87,25 @@ struct SearchState {
     const double limit_us = share * 1e3 * static_cast<double>(options.budget_ms);
     return elapsed_us() + static_cast<double>(steps) < limit_us;
   }
-  [[nodiscard]] bool has_plan() const { return best.time_us < kNever; }
+  // Takes the steps of what is about to be done if they fit into that share of all limits.
+  [[nodiscard]] bool take(std::int64_t steps, double share) {
+    return has_time_for(steps, share) && budget.take(steps, share);
+  }
+  // Those of the choices whose steps fit, which are taken; where there is no plan yet the first in
+  // any case.
+  template <typename Choice, typename Steps>
+  [[nodiscard]] std::vector<Choice> affordable(std::vector<Choice> choices, double share,
+                                               const Steps& steps_of) {
+    bool needs_one = !has_plan();
+    std::erase_if(choices, [&](const Choice& choice) {
+      const std::int64_t steps = steps_of(choice);
+      const bool fits = take(steps, share);
+      if (!fits && needs_one) budget.force(steps);
+      return !std::exchange(needs_one, false) && !fits;
+    });
+    return choices;
+  }
+  [[nodiscard]] bool has_plan() const { return best.cost_us < kNever; }
   [[nodiscard]] std::int64_t num_devices() const { return cluster.num_devices(); }
 
   const Workload& workload;
@@ -77,6 +115,7 @@ struct SearchState {
   StepBudget budget;
   SearchProgress progress;
   std::chrono::steady_clock::time_point start;
+  TokenRule tokens;
   Candidate best;
   std::int32_t tried = 0;  // plans simulated
 };

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "base/parallel_for.h"
-#include "contextile/id_vector.h"
 #include "contextile/model.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_estimate.h"
 #include "contextile/simulate.h"
 #include "contextile/training.h"
+#include "planner/arrangement_load.h"
 
 namespace contextile {
 
@@ -31,17 +31,8 @@ double guessed_linear_us(const AttentionShape& shape, const Cluster& cluster) {
   return linear_us_per_token(model, cluster, {});
 }
 
-std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster) {
-  IdVector<Rank, std::int64_t> owned(IdRange<Rank>(cluster.num_devices()));
-  for (const ArrangedRound& round : arrangement.rounds) {
-    for (const BlockId b : IdRange<BlockId>(round.blocks.num_blocks())) {
-      owned[round.owners[b.index()]] += round.blocks.num_tokens(b);
-    }
-  }
-  return *std::ranges::max_element(owned);
-}
+}  // namespace
 
-// The sizes worth timing: the best guess, and those whose tiles do not take too long to arrange.
 std::vector<std::int64_t> timed_sizes(const Strategy& strategy, const Workload& workload,
                                       const StrategyRequest& request) {
   std::vector<std::int64_t> sizes = strategy.block_sizes(request);
@@ -53,15 +44,18 @@ std::vector<std::int64_t> timed_sizes(const Strategy& strategy, const Workload& 
   return sizes;
 }
 
-}  // namespace
+double linear_layers_us(const Workload& workload, const Cluster& cluster,
+                        const StrategyRequest& request) {
+  const double token_us =
+      request.linear_us_per_token.value_or(guessed_linear_us(workload.shape, cluster));
+  return token_us * static_cast<double>(workload.masks.size()) * (request.backward ? 3 : 1);
+}
 
 double layers_us(const Workload& workload, const Cluster& cluster, const Arrangement& arrangement,
                  const StrategyRequest& request) {
-  const double token_us =
-      request.linear_us_per_token.value_or(guessed_linear_us(workload.shape, cluster));
-  const auto passes = static_cast<double>(workload.masks.size()) * (request.backward ? 3 : 1);
   return simulate(build_plan(workload, cluster, arrangement), cluster).time_us() +
-         passes * token_us * static_cast<double>(most_tokens(arrangement, cluster));
+         linear_layers_us(workload, cluster, request) *
+             static_cast<double>(most_tokens(arrangement, cluster));
 }
 
 Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,

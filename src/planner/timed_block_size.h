@@ -1,6 +1,9 @@
 // Block sizes chosen by predicted time.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
 #include "contextile/strategy.h"
@@ -12,15 +15,25 @@ namespace contextile {
 // 000 tiles of one document, and minutes for the 2 million of its smallest size at 1M tokens.
 inline constexpr double kMostTimedTiles = 2e5;
 
+// The sizes of Strategy::block_sizes worth timing: the best guess, and those whose tiles do not
+// take too long to arrange. Empty: the strategy leaves none open.
+[[nodiscard]] std::vector<std::int64_t> timed_sizes(const Strategy& strategy,
+                                                    const Workload& workload,
+                                                    const StrategyRequest& request);
+
 // strategy.arrange; where the request leaves the block size open, at every size that
 // Strategy::block_sizes names and kMostTimedTiles allows, in parallel, of which the one with the
 // least layers_us is returned, ties to the earlier. Throws as Strategy::arrange and build_plan do.
 [[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                                         const Cluster& cluster, const StrategyRequest& request);
 
+// Of a token, outside attention, in one layer of every mask, both directions, µs. Backward takes
+// twice as long as forward.
+[[nodiscard]] double linear_layers_us(const Workload& workload, const Cluster& cluster,
+                                      const StrategyRequest& request);
+
 // What one layer of every mask takes, µs: attention as simulated, and the linear layers of the
-// device that owns most tokens, which the others wait for at the next attention. Backward, if there
-// is any, takes them twice as long.
+// device that owns most tokens, which the others wait for at the next attention.
 [[nodiscard]] double layers_us(const Workload& workload, const Cluster& cluster,
                                const Arrangement& arrangement, const StrategyRequest& request);
 

@@ -109,17 +109,19 @@ TEST(PlaceRows, EveryRowHasAPlaceAndOnlySpreadOnesANode) {
   }
 }
 
-TEST(PlaceRows, ShortSequencesStayWholeAndWorkIsEven) {
+TEST(PlaceRows, NearlyAllShortSequencesStayWholeAndWorkIsEven) {
   const std::vector<WholeRow> rows = causal_rows(std::vector<std::int32_t>(64, 3));
-  const RowSpec spec = spec_of(rows, 2, 4);
-  const std::vector<RowPlace> places = place_rows(rows, spec);
-  for (std::size_t i = 0; i < rows.size(); i += 3) {
-    EXPECT_EQ(std::set(places.begin() + static_cast<std::ptrdiff_t>(i),
-                       places.begin() + static_cast<std::ptrdiff_t>(i) + 3)
-                  .size(),
-              1U);
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    RowSpec spec = spec_of(rows, 2, 4);
+    spec.seed = seed;
+    const std::vector<RowPlace> places = place_rows(rows, spec);
+    int whole = 0;
+    for (std::size_t i = 0; i < rows.size(); i += 3) {
+      whole += static_cast<int>(places[i] == places[i + 1] && places[i] == places[i + 2]);
+    }
+    EXPECT_GE(whole, 56);
+    EXPECT_LT(overload(loads(rows, spec, places)), 0.01);
   }
-  EXPECT_LT(overload(loads(rows, spec, places)), 0.01);
 }
 
 TEST(PlaceRows, ALongSequenceIsSharedOut) {

@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
+#include "planner/arrangement_load.h"
 #include "planner/search.h"
 #include "planner/timed_block_size.h"
 #include "support/batches.h"
@@ -27,28 +30,110 @@ Plan auto_plan(const Workload& workload, const Cluster& cluster, const StrategyR
   return build_plan(workload, cluster, find_strategy("auto").arrange(workload, cluster, request));
 }
 
-TEST(Auto, IsNeverSlowerThanAnotherStrategyByPrediction) {
+struct RandomBatch {
+  Cluster cluster;
+  Workload workload;
+};
+RandomBatch random_batch(std::uint64_t seed) {
   constexpr const char* kMasks[] = {"causal", "full", "lambda:16,200", "shared_question:0.2,3",
                                     "causal_blockwise:64,2,1"};
-  for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    Rng rng(seed);
-    const Cluster cluster = cluster_of(random_chance(rng, 0.5) ? "p4de" : "dgx-h200",
-                                       static_cast<std::int32_t>(random_between(rng, 1, 3)),
-                                       static_cast<std::int32_t>(random_between(rng, 1, 5)));
-    const Workload workload =
-        batch_of(random_lengths(rng, 8, 6000), kMasks[random_between(rng, 0, 4)]);
-    const double ours = simulate(auto_plan(workload, cluster, {}), cluster).time_us();
-    for (const Strategy* strategy : strategies()) {
-      SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
-      if (strategy->name() == "auto") continue;
-      for (const auto& options : strategy->variants(workload, cluster, {})) {
-        StrategyRequest request;
-        request.options = options;
-        if (strategy->unsupported(workload, cluster, request)) continue;
-        const Plan plan =
-            build_plan(workload, cluster, arrange_timed(*strategy, workload, cluster, request));
-        EXPECT_LE(ours, simulate(plan, cluster).time_us()) << choice_text({"", options});
+  Rng rng(seed);
+  const Cluster cluster = cluster_of(random_chance(rng, 0.5) ? "p4de" : "dgx-h200",
+                                     static_cast<std::int32_t>(random_between(rng, 1, 3)),
+                                     static_cast<std::int32_t>(random_between(rng, 1, 5)));
+  return {cluster, batch_of(random_lengths(rng, 8, 6000), kMasks[random_between(rng, 0, 4)])};
+}
+
+// Every plan of every other strategy at every variant and block size.
+template <typename Visit>
+void for_each_other(const RandomBatch& batch, StrategyRequest request, const Visit& visit) {
+  for (const Strategy* strategy : strategies()) {
+    SCOPED_TRACE(strategy->name());
+    if (strategy->name() == "auto") continue;
+    for (const auto& options : strategy->variants(batch.workload, batch.cluster, request)) {
+      request.options = options;
+      request.block_size.reset();
+      if (strategy->unsupported(batch.workload, batch.cluster, request)) continue;
+      SCOPED_TRACE(choice_text({"", options}));
+      const auto sizes = timed_sizes(*strategy, batch.workload, request);
+      for (std::size_t s = 0; s < std::max<std::size_t>(1, sizes.size()); ++s) {
+        if (!sizes.empty()) request.block_size = sizes[s];
+        visit(build_plan(batch.workload, batch.cluster,
+                         strategy->arrange(batch.workload, batch.cluster, request)));
       }
+    }
+  }
+}
+
+std::int64_t most_tokens_of(const Plan& plan) {
+  const PlanStats stats = statistics(plan);
+  return std::llround((1 + stats.token_overload) * static_cast<double>(stats.tokens) /
+                      (plan.nodes * plan.devices_per_node));
+}
+
+TEST(Auto, IsNeverSlowerThanAnotherStrategyByPrediction) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomBatch batch = random_batch(seed);
+    StrategyRequest request;
+    request.options["tokens"] = "free";
+    const double ours =
+        simulate(auto_plan(batch.workload, batch.cluster, request), batch.cluster).time_us();
+    for_each_other(batch, {}, [&](const Plan& plan) {
+      EXPECT_LE(ours, simulate(plan, batch.cluster).time_us());
+    });
+  }
+}
+
+TEST(Auto, IsNeverSlowerThanAPlanThatOwnsNoMoreTokensThanItMay) {
+  for (std::uint64_t seed = 20; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomBatch batch = random_batch(seed);
+    const std::int64_t devices = batch.cluster.num_devices();
+    const std::int64_t cap = (batch.workload.num_tokens() + devices - 1) / devices + 1024;
+    const Plan plan = auto_plan(batch.workload, batch.cluster, {});
+    EXPECT_LE(most_tokens_of(plan), cap);
+    const double ours = simulate(plan, batch.cluster).time_us();
+    for_each_other(batch, {}, [&](const Plan& other) {
+      if (most_tokens_of(other) > cap) return;
+      EXPECT_LE(ours, simulate(other, batch.cluster).time_us());
+    });
+  }
+}
+
+TEST(Auto, PaysForTokensWhatLinearLayersCost) {
+  for (std::uint64_t seed = 40; seed < 46; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomBatch batch = random_batch(seed);
+    StrategyRequest request;
+    request.linear_us_per_token = seed % 2 == 0 ? 0.3 : 3;
+    const auto layer_us = [&](const Plan& plan) {
+      return simulate(plan, batch.cluster).time_us() +
+             3 * *request.linear_us_per_token * static_cast<double>(most_tokens_of(plan));
+    };
+    const double ours = layer_us(auto_plan(batch.workload, batch.cluster, request));
+    for_each_other(batch, request,
+                   [&](const Plan& plan) { EXPECT_LE(ours, layer_us(plan) * (1 + 1e-9)); });
+  }
+}
+
+TEST(ArrangementLoad, LeastTimeIsNeverUndercut) {
+  for (std::uint64_t seed = 60; seed < 80; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomBatch batch = random_batch(seed);
+    for (const Strategy* strategy : strategies()) {
+      SCOPED_TRACE(strategy->name());
+      if (strategy->name() == "auto" || strategy->unsupported(batch.workload, batch.cluster, {})) {
+        continue;
+      }
+      const Arrangement arrangement = strategy->arrange(batch.workload, batch.cluster, {});
+      const Plan plan = build_plan(batch.workload, batch.cluster, arrangement);
+      const double least_us = least_time_us(batch.workload, batch.cluster, arrangement);
+      const double time_us = simulate(plan, batch.cluster).time_us();
+      EXPECT_LE(least_us, time_us * (1 + 1e-9));
+      constexpr double kLatencies = 200;  // which shorter plans are made of
+      if (time_us > kLatencies) EXPECT_GT(least_us, 0.01 * time_us);
+      EXPECT_EQ(most_tokens(arrangement, batch.cluster), most_tokens_of(plan));
     }
   }
 }

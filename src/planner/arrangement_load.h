@@ -1,0 +1,21 @@
+// What an arrangement asks of devices and links, without building its plan.
+#pragma once
+
+#include <cstdint>
+
+#include "contextile/arrangement.h"
+#include "contextile/cluster.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// Of the device that owns most.
+[[nodiscard]] std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster);
+
+// A time that simulate() does not undercut for the arrangement's plan, both directions, µs: for
+// every round and mask the busiest device's pairs at the kernel's best share of the peak, or the
+// bytes of the busiest port or NIC at its rate. O(tiles + transfers).
+[[nodiscard]] double least_time_us(const Workload& workload, const Cluster& cluster,
+                                   const Arrangement& arrangement);
+
+}  // namespace contextile

@@ -1,0 +1,97 @@
+#include "planner/other_strategies.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "base/parallel_for.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_estimate.h"
+#include "contextile/registry.h"
+#include "planner/arrangement_load.h"
+#include "planner/auto_strategy.h"
+#include "planner/timed_block_size.h"
+
+namespace contextile {
+namespace {
+
+// The simulator shares rates out anew now and then where there are many devices.
+constexpr double kMargin = 0.99;
+
+StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,
+                           std::optional<std::int64_t> block_size) {
+  StrategyRequest request = state.request;
+  request.options = choice.options;
+  request.progress = {};
+  if (block_size) request.block_size = block_size;
+  return request;
+}
+
+}  // namespace
+
+OtherStrategies::OtherStrategies(SearchState& state, Candidates which) : state_(state) {
+  if (which == Candidates::kOwn) return;
+  const std::int64_t tokens = state.workload.num_tokens();
+  const std::int64_t quick_steps =
+      steps_of_other_strategy(state.num_devices(), tokens, std::ssize(state.workload.sequences));
+  for (const Strategy* strategy : strategies()) {
+    if (strategy == &auto_strategy()) continue;
+    for (auto& options : strategy->variants(state.workload, state.cluster, state.request)) {
+      const StrategyChoice choice{std::string(strategy->name()), std::move(options)};
+      const std::vector<std::int64_t> sizes =
+          timed_sizes(*strategy, state.workload, request_of(state, choice, {}));
+      if (sizes.empty()) quick_.push_back({choice, {}, quick_steps});
+      for (const std::int64_t size : sizes) {
+        const auto tiles = static_cast<std::int64_t>(estimated_tiles(state.workload, size));
+        partitioning_.push_back(
+            {choice, size, steps_of_placing(state.num_devices(), tokens / size, tiles)});
+      }
+    }
+  }
+  for (std::vector<Other>* others : {&quick_, &partitioning_}) {
+    std::ranges::reverse(*others);
+    std::ranges::stable_partition(*others,
+                                  [](const Other& other) { return other.choice.options.empty(); });
+  }
+}
+
+void OtherStrategies::try_all(std::vector<Other>& others, double share) {
+  const std::vector<Other> taken =
+      state_.affordable(std::move(others), share, [](const Other& other) { return other.steps; });
+  others.clear();
+  std::vector<Candidate> candidates(taken.size());
+  const bool has_plan = state_.has_plan();
+  state_.progress.expect(std::ssize(taken));
+  parallel_for(std::size_t{0}, taken.size(), [&](std::size_t i) {
+    if ((i > 0 || has_plan) && !state_.has_time_for(taken[i].steps, share)) return;
+    candidates[i] = candidate_of(taken[i]);
+    state_.progress.one_done("simulating other strategies");
+  });
+  for (Candidate& candidate : candidates) {
+    if (candidate.chosen.empty()) continue;
+    ++state_.tried;
+    if (candidate.cost_us < state_.best.cost_us) state_.best = std::move(candidate);
+  }
+}
+
+// Without a name where the strategy cannot do it, or no simulation is needed to know that it is
+// slower than the best so far.
+Candidate OtherStrategies::candidate_of(const Other& other) const {
+  Candidate candidate;
+  const Strategy& strategy = find_strategy(other.choice.name);
+  const StrategyRequest request = request_of(state_, other.choice, other.block_size);
+  if (strategy.unsupported(state_.workload, state_.cluster, request)) return candidate;
+  Arrangement arrangement = strategy.arrange(state_.workload, state_.cluster, request);
+  const std::int64_t tokens = most_tokens(arrangement, state_.cluster);
+  const double least_us = kMargin * least_time_us(state_.workload, state_.cluster, arrangement);
+  if (state_.cost_us(least_us, tokens) >= state_.best.cost_us) return candidate;
+  candidate.chosen = strategy.name();
+  const Plan plan = build_plan(state_.workload, state_.cluster, arrangement);
+  candidate.time_us = times_of(plan, state_.cluster, simulate(plan, state_.cluster)).sum_us();
+  candidate.cost_us = state_.cost_us(candidate.time_us, tokens);
+  candidate.arrangement = std::move(arrangement);
+  return candidate;
+}
+
+}  // namespace contextile

@@ -1,0 +1,42 @@
+// Every other strategy as a candidate of a search.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "contextile/strategies.h"
+#include "contextile/strategy.h"
+#include "planner/search_state.h"
+
+namespace contextile {
+
+class OtherStrategies {
+ public:
+  // All of them with every option they find worth trying (Strategy::variants), from the newest
+  // strategy to the oldest, defaults first, at every block size that one leaves open. None where
+  // candidates are our own.
+  OtherStrategies(SearchState& state, Candidates which);
+
+  // Those that leave no block size open: most are made in a millisecond.
+  void try_quick(double share) { try_all(quick_, share); }
+  // The others, which partition.
+  void try_partitioning(double share) { try_all(partitioning_, share); }
+
+ private:
+  struct Other {
+    StrategyChoice choice;
+    std::optional<std::int64_t> block_size;
+    std::int64_t steps = 0;  // that it takes, about
+  };
+
+  // In parallel, as many as end in that share of the limits; empties the list.
+  void try_all(std::vector<Other>& others, double share);
+  [[nodiscard]] Candidate candidate_of(const Other& other) const;
+
+  SearchState& state_;
+  std::vector<Other> quick_;
+  std::vector<Other> partitioning_;
+};
+
+}  // namespace contextile

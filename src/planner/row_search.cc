@@ -1,0 +1,116 @@
+#include "planner/row_search.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "base/parallel_for.h"
+#include "contextile/plan_estimate.h"
+#include "planner/placement_choices.h"
+#include "planner/schedule_rules.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kShareOfPlacing = 0.7;  // of a quick search
+constexpr double kMostSteps = 300'000;   // of rebalancing several at effort 1
+constexpr double kNear = 1.1;            // times the best: others do not catch up
+
+}  // namespace
+
+std::int64_t RowSearch::steps_of(const PlacementChoice& choice) const {
+  const auto blocks = std::max<std::int64_t>(1, state_.workload.num_tokens() / choice.block_size);
+  const auto tiles = static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size));
+  return steps_of_placing_rows(choice.effort, blocks, tiles) +
+         steps_of_simulating(state_.num_devices(), tiles * choice.head_groups);
+}
+
+void RowSearch::place_and_try(std::vector<PlacementChoice> choices, double share) {
+  choices = state_.affordable(std::move(choices), share,
+                              [&](const PlacementChoice& choice) { return steps_of(choice); });
+  if (choices.empty()) return;
+  const std::vector<Placement> placements = trials_.place(choices);
+  for (const Placement& placement : placements) {
+    const auto pairs = likely_schedules(placement.choice.unit, placement.estimate_us).first(1);
+    for (Tried& tried : trials_.try_pairs({&placement, 1}, pairs)) {
+      tried_.push_back(std::move(tried));
+    }
+  }
+  std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
+}
+
+void RowSearch::try_schedules(std::size_t most, std::size_t first, std::size_t end, double share) {
+  for (std::size_t t = 0; t < std::min(most, tried_.size()); ++t) {
+    Tried& tried = tried_[t];
+    if (tried.cost_us > kNear * state_.best.cost_us) break;
+    auto pairs = likely_schedules(tried.placement.choice.unit, tried.placement.estimate_us);
+    pairs = pairs.subspan(std::min(first, pairs.size()));
+    pairs = pairs.first(std::min(end - first, pairs.size()));
+    const std::int64_t steps =
+        steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));
+    while (!pairs.empty() && !state_.take(std::ssize(pairs) * steps, share)) {
+      pairs = pairs.first(pairs.size() - 1);
+    }
+    trials_.try_pairs_again({&tried, 1}, pairs);
+  }
+  std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
+}
+
+void RowSearch::rebalance(std::size_t most, int rounds, double share) {
+  std::vector<Tried> best;
+  // Each takes what it is expected to; of those that take long there are fewer.
+  std::int64_t left = static_cast<std::int64_t>(kMostSteps * state_.options.effort);
+  for (const Tried& tried : tried_) {
+    if (best.size() == most || tried.cost_us > kNear * state_.best.cost_us) break;
+    PlacementChoice warm = tried.placement.choice;
+    warm.effort = kWarmEffort;
+    const std::int64_t steps = rounds * steps_of(warm);
+    if ((steps > left && !best.empty()) || !state_.take(steps, share)) break;
+    left -= steps;
+    best.push_back(tried);
+  }
+  parallel_for(std::size_t{0}, best.size(),
+               [&](std::size_t i) { best[i] = trials_.rebalanced(best[i], rounds); });
+  state_.tried += static_cast<std::int32_t>(best.size()) * rounds;
+  for (std::size_t i = 0; i < best.size(); ++i) {
+    trials_.take_if_best(best[i]);
+    tried_[i] = std::move(best[i]);
+  }
+  std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
+}
+
+void RowSearch::quick(double share) {
+  place_and_try(quick_row_choices(state_.workload, state_.cluster, state_.request),
+                kShareOfPlacing * share);
+  rebalance(1, 2, share);
+  try_schedules(1, 1, 3, share);
+  rebalance(1, 2, share);
+}
+
+bool RowSearch::leaves_much() const {
+  constexpr double kMuch = 1.6;
+  if (tried_.empty()) return true;
+  double work_us = 0;
+  for (const std::int64_t work_ns : tried_.front().placement.priced->work_ns) {
+    work_us += 1e-3 * static_cast<double>(work_ns);
+  }
+  return tried_.front().times.sum_us() >
+         kMuch * work_us / static_cast<double>(state_.num_devices());
+}
+
+void RowSearch::widen(double share) {
+  constexpr std::size_t kTried = 4;
+  place_and_try(row_choices(state_.workload, state_.cluster, state_.request, state_.options.effort),
+                share);
+  try_schedules(kTried, 1, 5, share);
+}
+
+void RowSearch::improve() {
+  constexpr std::size_t kRebalanced = 4;
+  constexpr int kRounds = 5;
+  rebalance(kRebalanced, kRounds, 1);
+  try_schedules(kRebalanced / 2, 0, 5, 1);
+  rebalance(kRebalanced / 2, kRounds, 1);
+}
+
+}  // namespace contextile

@@ -1,0 +1,37 @@
+// Placements of whole rows as candidates of a search.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/placement_trials.h"
+
+namespace contextile {
+
+class RowSearch {
+ public:
+  RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
+
+  // One placement of each kind under its likeliest schedules, the better of them rebalanced.
+  void quick(double share);
+  // Whether the best takes much longer than its attention spread evenly: tiles may be better then.
+  [[nodiscard]] bool leaves_much() const;
+  // More block sizes, seeds and steps, the best under more schedules.
+  void widen(double share);
+  // The best rebalanced for longer.
+  void improve();
+
+ private:
+  // Those that limits allow.
+  void place_and_try(std::vector<PlacementChoice> choices, double share);
+  // The best of those near the best so far.
+  void try_schedules(std::size_t most, std::size_t first, std::size_t end, double share);
+  void rebalance(std::size_t most, int rounds, double share);
+  [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice) const;
+
+  SearchState& state_;
+  PlacementTrials trials_;
+  std::vector<Tried> tried_;  // by cost
+};
+
+}  // namespace contextile
