@@ -132,7 +132,9 @@ TEST(ArrangementLoad, LeastTimeIsNeverUndercut) {
       const double time_us = simulate(plan, batch.cluster).time_us();
       EXPECT_LE(least_us, time_us * (1 + 1e-9));
       constexpr double kLatencies = 200;  // which shorter plans are made of
-      if (time_us > kLatencies) EXPECT_GT(least_us, 0.01 * time_us);
+      if (time_us > kLatencies) {
+        EXPECT_GT(least_us, 0.01 * time_us);
+      }
       EXPECT_EQ(most_tokens(arrangement, batch.cluster), most_tokens_of(plan));
     }
   }
