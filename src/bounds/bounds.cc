@@ -181,7 +181,8 @@ class Bounds {
     double cost = 0;
     double of_last = 0;
     for (std::size_t i = 0; i < sorted.size(); ++i) {
-      if (i == 0 || key(sorted[i]) != key(sorted[i - 1])) of_last = price_.least_cost(sorted[i]);
+      if (i == 0 || key(sorted[i]) != key(sorted[i - 1]))
+        of_last = price_.least_cost(sorted[i]).of(sorted[i]);
       cost += of_last;
     }
     const double work_us = cost * rates_.head_groups / rates_.pairs_per_us;

@@ -48,6 +48,9 @@ class Simplex {
     return y;
   }
 
+  // Columns of the basis, those that were added here included.
+  [[nodiscard]] const std::array<std::size_t, 3>& basis() const { return basis_; }
+
  private:
   static constexpr double kStandIn = 1e6;
   static constexpr int kMostSteps = 400;
@@ -111,15 +114,20 @@ class Simplex {
 
 }  // namespace
 
-double configuration_lp_bound(std::span<const Configuration> configurations, double parts,
-                              double work, double tokens) {
+ConfigurationBound configuration_lp_bound(std::span<const Configuration> configurations,
+                                          double parts, double work, double tokens) {
   // Scaled so that all rows are about 1.
   std::vector<Column> columns;
   columns.reserve(configurations.size() + 4);
   for (const Configuration& one : configurations) {
     columns.push_back({{parts * one.work / work, -parts * one.owned / tokens, -1}, one.bytes});
   }
-  const Vector y = Simplex(std::move(columns), {1, -1, -1}).prices();
+  Simplex simplex(std::move(columns), {1, -1, -1});
+  const Vector y = simplex.prices();
+  ConfigurationBound bound;
+  for (const std::size_t column : simplex.basis()) {
+    if (column < configurations.size()) bound.used.push_back(column);
+  }
   // Whatever the rounding: with these μ and ν the largest λ makes a bound.
   const double mu = std::max(0.0, y[1]) * parts / tokens;
   const double nu = std::max(0.0, y[2]);
@@ -128,8 +136,11 @@ double configuration_lp_bound(std::span<const Configuration> configurations, dou
     if (one.work <= 0) continue;
     lambda = std::min(lambda, (one.bytes + mu * one.owned + nu) / one.work);
   }
-  if (lambda == std::numeric_limits<double>::infinity()) return lambda;  // nobody can do anything
-  return std::max(0.0, lambda * work - mu * tokens - nu * parts);
+  bound.bytes = lambda;  // infinite: nobody can do anything
+  if (std::isfinite(lambda)) {
+    bound.bytes = std::max(0.0, lambda * work - mu * tokens - nu * parts);
+  }
+  return bound;
 }
 
 }  // namespace contextile

@@ -2,7 +2,9 @@
 // program.
 #pragma once
 
+#include <cstddef>
 #include <span>
+#include <vector>
 
 namespace contextile {
 
@@ -13,12 +15,18 @@ struct Configuration {
   double bytes = 0;  // moved
 };
 
+struct ConfigurationBound {
+  double bytes = 0;
+  // Configurations that the program's own solution uses: what refining others cannot raise.
+  std::vector<std::size_t> used;
+};
+
 // The least Σ bytes over at most `parts` parts, each in one of the configurations or none (or in a
 // mixture of them), that do at least `work` together and own at most `tokens`. A lower bound of it,
 // that is: λ·work - μ·tokens - ν·parts with λ·work - μ·owned - ν <= bytes for every configuration,
 // for λ, μ, ν >= 0 that the simplex method found; optimal up to rounding. Very large when the parts
 // cannot do the work.
-[[nodiscard]] double configuration_lp_bound(std::span<const Configuration> configurations,
-                                            double parts, double work, double tokens);
+[[nodiscard]] ConfigurationBound configuration_lp_bound(
+    std::span<const Configuration> configurations, double parts, double work, double tokens);
 
 }  // namespace contextile

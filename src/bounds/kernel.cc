@@ -28,12 +28,18 @@ std::vector<double> points_up_to(const std::vector<std::int64_t>& grid, double e
   return points;
 }
 
-// What is left of `epsilon` after γ was bought with it, and γ's part of the bound.
-double diagonal_gain(double alpha, double epsilon, double half_tile, double diagonal) {
-  const double most = std::sqrt(2 * epsilon / alpha) - 0.5;
+// Buys the γ that is worth most with a part of `epsilon`, if there is one.
+void add_diagonal(double half_tile, const MaskComponent& component, double epsilon,
+                  KernelCost& cost) {
+  cost.piece = epsilon;
+  const auto diagonal = static_cast<double>(component.diagonal);
+  const double most = std::sqrt(2 * epsilon / cost.pair) - 0.5;
   const double u = std::min({half_tile, most, diagonal - 0.5});
-  if (!(u > 0)) return 0;
-  return std::max(0.0, alpha * (u * diagonal - 0.5 * (u + 0.5) * (u + 0.5)));
+  if (!(u > 0)) return;
+  const double paid = 0.5 * cost.pair * (u + 0.5) * (u + 0.5);
+  if (cost.pair * u * diagonal <= paid) return;
+  cost.diagonal = cost.pair * u;
+  cost.piece -= paid;
 }
 
 }  // namespace
@@ -86,8 +92,8 @@ KernelPrice::Corners KernelPrice::corners_of(const MaskComponent& component) con
 
 // The best bound of one α. What is left for β + ε / r at row length r is the least of k / share -
 // α·k; candidates for ε use it up at the longest rows and at one other length.
-double KernelPrice::least_cost(const MaskComponent& component, const Corners& corners,
-                               double alpha) const {
+KernelCost KernelPrice::least_cost(const MaskComponent& component, const Corners& corners,
+                                   double alpha) const {
   const std::size_t num_keys = corners.keys.size();
   std::vector<double> left;  // by row length
   for (std::size_t i = 0; i < corners.rows.size(); ++i) {
@@ -103,34 +109,32 @@ double KernelPrice::least_cost(const MaskComponent& component, const Corners& co
     const double gap = 1 / corners.rows[i] - 1 / corners.rows.back();
     epsilons.push_back(std::max(0.0, (left[i] - left.back()) / gap));
   }
-  double best = 0;
+  KernelCost dearest;
   for (const double epsilon : epsilons) {
-    double beta = std::numeric_limits<double>::infinity();
+    KernelCost cost{.pair = alpha, .row = std::numeric_limits<double>::infinity()};
     for (std::size_t i = 0; i < left.size(); ++i) {
-      beta = std::min(beta, left[i] - epsilon / corners.rows[i]);
+      cost.row = std::min(cost.row, left[i] - epsilon / corners.rows[i]);
     }
-    if (beta < 0) continue;
-    const double diagonal =
-        diagonal_gain(alpha, epsilon, half_tile, static_cast<double>(component.diagonal));
-    best = std::max(best, alpha * static_cast<double>(component.pairs) +
-                              beta * static_cast<double>(component.rows) + epsilon + diagonal);
+    if (cost.row < 0) continue;
+    add_diagonal(half_tile, component, epsilon, cost);
+    if (cost.of(component) > dearest.of(component)) dearest = cost;
   }
-  return best;
+  return dearest;
 }
 
-double KernelPrice::least_cost(const MaskComponent& component) const {
+KernelCost KernelPrice::least_cost(const MaskComponent& component) const {
   const Corners corners = corners_of(component);
   // Candidates for α: the pure price of a pair, and of one more key in pieces of all rows.
-  double best = least_cost(component, corners, corners.most_alpha);
+  KernelCost dearest = least_cost(component, corners, corners.most_alpha);
   const std::size_t num_keys = corners.keys.size();
   const double* longest = corners.keys_per_share.data() + (corners.rows.size() - 1) * num_keys;
   for (std::size_t j = 1; j < num_keys; ++j) {
     const double slope = (longest[j] - longest[j - 1]) / (corners.keys[j] - corners.keys[j - 1]);
-    if (slope > 0 && slope < corners.most_alpha) {
-      best = std::max(best, least_cost(component, corners, slope));
-    }
+    if (slope <= 0 || slope >= corners.most_alpha) continue;
+    const KernelCost cost = least_cost(component, corners, slope);
+    if (cost.of(component) > dearest.of(component)) dearest = cost;
   }
-  return best;
+  return dearest;
 }
 
 }  // namespace contextile

@@ -11,9 +11,12 @@ namespace contextile {
 
 // Costs are in pairs at the device's peak (Cluster::attention_tflops).
 //
-// What TileCosts charges: a tile is computed piece by piece; a piece of r rows that computes c
-// pairs costs g(r, c) = c / share(r, c / r); the c are its attended pairs p and those wasted along
-// edges. Every piece lies inside one component.
+// What TileCosts charges: the pieces of a call that have the same query rows are a run; a run of r
+// rows that computes c pairs costs g(r, c) = c / share(r, c / r); the c are its attended pairs p
+// and those wasted along edges. Every piece lies inside one component, and so does every run. Of a
+// run's pieces one alone has tokens on the diagonal: if two had, t in one and t' > t in the other,
+// the other's band would hold t too, as it has t' and a key of row t, none of them after t. "Piece"
+// below is a run.
 //
 // The bound: if α, β, γ, δ >= 0 are such that every possible piece costs at least
 // α·p + β·r + γ·m + δ, m its tokens on the diagonal, then a component costs at least
@@ -34,12 +37,25 @@ namespace contextile {
 // is the rectangle and c - p >= m(m - 1)/2. With γ = α·u, u <= h: in the first case α·p + γ·m <=
 // α·c; in the second α·p + γ·m <= α·c + α·(u·m - m(m - 1)/2) <= α·c + α·(u + 1/2)²/2. So δ = ε -
 // α·(u + 1/2)²/2 will do.
+struct KernelCost {
+  double pair = 0;      // α
+  double row = 0;       // β
+  double diagonal = 0;  // γ, of a token on the diagonal
+  double piece = 0;     // δ
+
+  [[nodiscard]] double of(const MaskComponent& component) const {
+    return pair * static_cast<double>(component.pairs) + row * static_cast<double>(component.rows) +
+           diagonal * static_cast<double>(component.diagonal) + piece;
+  }
+};
+
 class KernelPrice {
  public:
   KernelPrice(const AttentionProfile& profile, Direction direction);
 
-  // The least that computing all pairs of the component costs.
-  [[nodiscard]] double least_cost(const MaskComponent& component) const;
+  // The prices that make the component dearest; its pieces cost at least these, and the component
+  // at least what it costs by them.
+  [[nodiscard]] KernelCost least_cost(const MaskComponent& component) const;
   // No piece of the component computes more pairs in the time of one at peak.
   [[nodiscard]] double best_share(const MaskComponent& component) const;
 
@@ -53,8 +69,8 @@ class KernelPrice {
   };
 
   [[nodiscard]] Corners corners_of(const MaskComponent& component) const;
-  [[nodiscard]] double least_cost(const MaskComponent& component, const Corners& corners,
-                                  double alpha) const;
+  [[nodiscard]] KernelCost least_cost(const MaskComponent& component, const Corners& corners,
+                                      double alpha) const;
   [[nodiscard]] double share(double rows, double keys) const;
   [[nodiscard]] double most_keys(const MaskComponent& component) const;
 

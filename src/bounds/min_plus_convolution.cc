@@ -86,9 +86,8 @@ std::vector<double> convex_power(std::span<const double> values, double copies) 
   return sums;
 }
 
-void append_configurations(std::span<const double> sums, double free_work, double step,
-                           double owned, double most_work, double most_bytes,
-                           std::vector<Configuration>& configurations) {
+void append_points(std::span<const double> sums, double free_work, double step, double owned,
+                   double most_work, double most_bytes, std::vector<Configuration>& points) {
   Configuration last;
   for (std::size_t k = 0; k < sums.size(); ++k) {
     const Configuration next{free_work + static_cast<double>(k) * step, owned, sums[k]};
@@ -101,11 +100,11 @@ void append_configurations(std::span<const double> sums, double free_work, doubl
         part = std::min(part, (most_bytes - last.bytes) / (next.bytes - last.bytes));
       }
       if (k == 0 || part <= 0) return;
-      configurations.push_back({last.work + part * (next.work - last.work), owned,
-                                last.bytes + part * (next.bytes - last.bytes)});
+      points.push_back({last.work + part * (next.work - last.work), owned,
+                        last.bytes + part * (next.bytes - last.bytes)});
       return;
     }
-    configurations.push_back(next);
+    points.push_back(next);
     last = next;
   }
 }

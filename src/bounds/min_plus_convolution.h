@@ -32,10 +32,9 @@ struct Polyline {
 // of copies, interpolated or not, lies below its interpolation (Jensen). O(values).
 [[nodiscard]] std::vector<double> convex_power(std::span<const double> values, double copies);
 
-// Appends configurations up to `most_work` pairs of a part: (free + k · step, owned, sums[k]), as
-// far as bytes stay within `most_bytes`; the last one is interpolated.
-void append_configurations(std::span<const double> sums, double free_work, double step,
-                           double owned, double most_work, double most_bytes,
-                           std::vector<Configuration>& configurations);
+// Appends what a part may do, up to `most_work` pairs: (free + k · step, owned, sums[k]), as far as
+// bytes stay within `most_bytes`; the last one is interpolated.
+void append_points(std::span<const double> sums, double free_work, double step, double owned,
+                   double most_work, double most_bytes, std::vector<Configuration>& points);
 
 }  // namespace contextile

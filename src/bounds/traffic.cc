@@ -8,21 +8,20 @@
 #include <utility>
 
 #include "bounds/configuration_lp.h"
-#include "bounds/min_plus_convolution.h"
 
 namespace contextile {
 namespace {
 
-// Owned tokens are told apart at these shares of the most a part can own: finer near the end, where
-// equal parts are.
-constexpr double kOwnedShares[] = {0, 0.25, 0.5, 0.7, 0.82, 0.9, 0.95, 0.98, 1};
-constexpr int kCurvePoints = 120;
-constexpr double kCurveRatio = 1.06;  // of the pairs of two points
-constexpr std::int64_t kShareSteps = 96;
-// With more head groups in one part sums are bounded, not found.
-constexpr std::int64_t kMostGroups = 2 * kShareSteps;
+// Cells at first, and the width of those that are not split any more, as a part of the most tokens
+// that a part can own. Where degrees matter curves are dear and cells wider.
+constexpr int kFirstCells = 4;
+constexpr double kNarrowCell = 1.0 / 128;
+constexpr double kNarrowCellOfDegrees = 1.0 / 64;
+constexpr std::size_t kMostCells = 40;
+constexpr std::size_t kMostCellsOfDegrees = 20;
+constexpr double kCurveReach = 1.5;  // times the work asked for, where curves were too short
 // More kinds of documents than this are joined with similar ones.
-constexpr std::size_t kMostKinds = 64;
+constexpr std::size_t kMostKinds = 32;
 constexpr double kRounding = 1e-6;
 
 std::span<const DegreeRun> runs_of(const std::vector<DegreeRun>& runs, std::size_t first,
@@ -127,74 +126,80 @@ double TrafficBound::pairs_of_part(double best_share, double time_us) const {
          best_share;
 }
 
-// Points are in growing distances from the free pairs. Each has the bytes of the point before it:
-// between two points the line stays below those of the first.
-void TrafficBound::make_curves(Kind& kind, double most_pairs) const {
-  const Isoperimetry isoperimetry(kind.document, bytes_.row, bytes_.key);
-  const double most_owned = std::min(level_.owned_tokens, kind.document.tokens);
-  kind.curves_to_pairs = most_pairs;
-  kind.curves.clear();
-  double least_owned = 0;
-  for (const double share : kOwnedShares) {
-    TrafficCurve& curve = kind.curves.emplace_back();
-    curve.owned = share * most_owned;
-    curve.least_owned = least_owned;
-    least_owned = curve.owned;
-    const double free = std::min(isoperimetry.free_pairs(curve.owned), kind.document.pairs);
-    curve.pairs.push_back(free);
-    curve.bytes.push_back(0);
-    double before = 0;
-    for (int i = kCurvePoints; i >= 0 && free < most_pairs; --i) {
-      const double pairs = free + (most_pairs - free) * std::pow(kCurveRatio, -i);
-      curve.pairs.push_back(pairs);
-      curve.bytes.push_back(before);
-      const double bytes = isoperimetry.least_bytes(pairs, curve.owned);
-      if (std::isfinite(bytes)) before = std::max(before, bytes);
+WorkCurve TrafficBound::curve_of(const Kind& kind, double owned, double most_pairs) const {
+  return {Isoperimetry(kind.document, bytes_.row, bytes_.key), owned, rates_.head_groups,
+          most_pairs};
+}
+
+void TrafficBound::extend_curves(Kind& kind, double most_pairs) const {
+  if (kind.cells.empty()) {
+    const double most_owned = std::min(level_.owned_tokens, kind.document.tokens);
+    kind.cells.push_back({0, 0, curve_of(kind, 0, most_pairs)});
+    for (int i = 0; i < kFirstCells; ++i) {
+      const double owned = most_owned * (i + 1) / kFirstCells;
+      kind.cells.push_back(
+          {most_owned * i / kFirstCells, owned, curve_of(kind, owned, most_pairs)});
+    }
+    return;
+  }
+  for (OwnedCell& cell : kind.cells) cell.curve = curve_of(kind, cell.owned, most_pairs);
+}
+
+double TrafficBound::refined_bytes(Kind& kind, double most_work, double most_bytes) const {
+  const double work = rates_.head_groups * kind.document.pairs;
+  const bool degrees = kind.document.degrees_matter;
+  const double narrow = (degrees ? kNarrowCellOfDegrees : kNarrowCell) *
+                        std::min(level_.owned_tokens, kind.document.tokens);
+  const std::size_t most_cells = degrees ? kMostCellsOfDegrees : kMostCells;
+  std::vector<Configuration> configurations;
+  std::vector<std::size_t> cell_of;  // configuration
+  while (true) {
+    configurations.clear();
+    cell_of.clear();
+    for (std::size_t c = 0; c < kind.cells.size(); ++c) {
+      const OwnedCell& cell = kind.cells[c];
+      cell.curve.append_configurations(most_work, most_bytes, cell.least_owned, configurations);
+      cell_of.resize(configurations.size(), c);
+    }
+    const ConfigurationBound bound =
+        configuration_lp_bound(configurations, level_.parts, work, kind.document.tokens);
+    std::vector<std::size_t> wide;
+    for (const std::size_t used : bound.used) {
+      const OwnedCell& cell = kind.cells[cell_of[used]];
+      if (cell.owned - cell.least_owned > narrow) wide.push_back(cell_of[used]);
+    }
+    if (wide.empty() || kind.cells.size() >= most_cells) {
+      double excess_bytes = 0;
+      for (const OwnedCell& cell : kind.cells) {
+        excess_bytes = std::max(excess_bytes, cell.curve.excess_bytes());
+      }
+      return std::max(0.0, bound.bytes - level_.parts * excess_bytes);
+    }
+    std::ranges::sort(wide);
+    const auto repeated = std::ranges::unique(wide);
+    wide.erase(repeated.begin(), repeated.end());
+    for (const std::size_t c : wide) {
+      const double middle = 0.5 * (kind.cells[c].least_owned + kind.cells[c].owned);
+      kind.cells.push_back({kind.cells[c].least_owned, middle,
+                            curve_of(kind, middle, kind.cells[c].curve.most_pairs())});
+      kind.cells[c].least_owned = middle;
     }
   }
 }
 
 double TrafficBound::least_bytes(Kind& kind, double time_us) const {
-  const double groups = rates_.head_groups;
   const double most_work = pairs_of_part(kind.document.best_share, time_us);
-  const double work = groups * kind.document.pairs;
+  const double work = rates_.head_groups * kind.document.pairs;
   if (kind.document.tokens <= level_.owned_tokens && work <= most_work) return 0;
-  if (std::min(most_work, kind.document.pairs) > kind.curves_to_pairs) {
-    make_curves(kind, std::min(2 * most_work, kind.document.pairs));
+  const double asked = std::min(most_work, work);
+  if (kind.cells.empty()) {
+    extend_curves(kind, asked);
+  } else if (kind.cells.front().curve.most_pairs() < asked) {
+    extend_curves(kind, std::min(kCurveReach * asked, work));
   }
   // A part moves at most this, in and out together.
   const double most_bytes = 2 * level_.part_bytes_per_us * std::max(0.0, time_us - level_.setup_us);
-  std::vector<Configuration> configurations;
-  for (const TrafficCurve& curve : kind.curves) {
-    const double free = curve.pairs.front();
-    const double beyond = std::min(most_work, work) - groups * free;
-    if (beyond <= 0) {
-      configurations.push_back({std::min(most_work, groups * free), curve.least_owned, 0});
-      continue;
-    }
-    // Steps end where a head group does, if a part can do a whole one.
-    const double of_group = kind.document.pairs - free;
-    const bool are_many = of_group * static_cast<double>(kMostGroups) < beyond;
-    double step = are_many ? of_group / static_cast<double>(kShareSteps)
-                           : beyond / static_cast<double>(kShareSteps);
-    std::int64_t group_steps = kShareSteps;
-    if (of_group <= beyond && !are_many) {
-      group_steps = std::max<std::int64_t>(1, std::llround(of_group / step));
-      step = of_group / static_cast<double>(group_steps);
-    }
-    std::vector<double> distance;
-    for (const double pairs : curve.pairs) distance.push_back(pairs - free);
-    const std::vector<double> values =
-        sample_below({.x = distance, .y = curve.bytes}, step, group_steps);
-    const std::vector<double> sums =
-        are_many ? convex_power(values, groups)
-                 : min_plus_power(values, static_cast<std::int32_t>(groups),
-                                  static_cast<std::int64_t>(beyond / step) + 1);
-    append_configurations(sums, groups * free, are_many ? groups * step : step, curve.least_owned,
-                          most_work, most_bytes, configurations);
-  }
-  return kind.document.count *
-         configuration_lp_bound(configurations, level_.parts, work, kind.document.tokens);
+  return kind.document.count * refined_bytes(kind, asked, most_bytes);
 }
 
 double TrafficBound::least_bytes(double time_us) {

@@ -7,6 +7,7 @@
 #include "bounds/components.h"
 #include "bounds/isoperimetry.h"
 #include "bounds/kernel.h"
+#include "bounds/work_curve.h"
 
 namespace contextile {
 
@@ -39,12 +40,15 @@ struct TokenBytes {
 // Different documents may well be in each other's way; V forgets that. What moves for one document
 // moves for no other, every byte leaves one part, by one port: a plan that takes T has
 // Σ V(T) <= bytes_per_us · (T - setup_us). V falls with T.
+//
+// Owned tokens are told apart in cells. Few at first; those that the solution of the configuration
+// LP uses are split until they are narrow. Any cells make a bound, narrower ones a higher one.
 class TrafficBound {
  public:
   TrafficBound(const MaskComponents& components, const KernelPrice& price, const PartLevel& level,
                const WorkRates& rates, const TokenBytes& bytes, double least_us);
 
-  // Σ V(time), rounded down. time_us >= least_us of the constructor. At most a few milliseconds.
+  // Σ V(time), rounded down. time_us >= least_us of the constructor.
   [[nodiscard]] double least_bytes(double time_us);
 
   // A time below which no plan is done, at most 1% too low; 0 if nothing has to move. No plan is
@@ -52,22 +56,25 @@ class TrafficBound {
   [[nodiscard]] double least_us();
 
  private:
-  // A piecewise linear function of a head group's pairs below its least bytes.
-  struct TrafficCurve {
-    double owned = 0;           // largest number of owned tokens it speaks of
-    double least_owned = 0;     // fewest
-    std::vector<double> pairs;  // ascending, from the free ones on
-    std::vector<double> bytes;  // non-decreasing
+  // Parts that own more than `least_owned` and at most `owned` tokens of a document: they own as
+  // few and move as little as any of them might.
+  struct OwnedCell {
+    double least_owned = 0;
+    double owned = 0;
+    WorkCurve curve;
   };
   struct Kind {
     DocumentKind document;
-    double curves_to_pairs = 0;  // largest pairs of the curves
-    std::vector<TrafficCurve> curves;
+    std::vector<OwnedCell> cells;
   };
 
   void add_kinds(const MaskComponents& components, const KernelPrice& price);
   [[nodiscard]] double pairs_of_part(double best_share, double time_us) const;
-  void make_curves(Kind& kind, double most_pairs) const;
+  [[nodiscard]] WorkCurve curve_of(const Kind& kind, double owned, double most_pairs) const;
+  // Makes curves reach to the work of that time.
+  void extend_curves(Kind& kind, double most_pairs) const;
+  // The configuration LP over the kind's cells, which splits cells that its solution uses.
+  [[nodiscard]] double refined_bytes(Kind& kind, double most_work, double most_bytes) const;
   [[nodiscard]] double least_bytes(Kind& kind, double time_us) const;
 
   PartLevel level_;

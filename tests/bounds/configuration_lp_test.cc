@@ -19,24 +19,25 @@ TEST(ConfigurationLp, IsExactByHand) {
   // A free configuration of 2 pairs with 5 tokens, and one of 6 pairs for 10 bytes more.
   const std::vector<Configuration> configurations = {{.work = 2, .owned = 5, .bytes = 0},
                                                      {.work = 6, .owned = 5, .bytes = 10}};
-  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 4, 10), 0, 1e-6);
-  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 8, 10), 10, 1e-6);
-  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 6, 10), 5, 1e-6);  // half a configuration
-  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 12, 10), 20, 1e-6);
+  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 4, 10).bytes, 0, 1e-6);
+  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 8, 10).bytes, 10, 1e-6);
+  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 6, 10).bytes, 5,
+              1e-6);  // half a configuration
+  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 12, 10).bytes, 20, 1e-6);
 }
 
 TEST(ConfigurationLp, CountsTokensOnce) {
   // Only one part can own enough for the free configuration; another one has to move for its pairs.
   const std::vector<Configuration> configurations = {{.work = 4, .owned = 8, .bytes = 0},
                                                      {.work = 4, .owned = 2, .bytes = 7}};
-  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 8, 16), 0, 1e-6);
-  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 8, 10), 7, 1e-6);
+  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 8, 16).bytes, 0, 1e-6);
+  EXPECT_NEAR(configuration_lp_bound(configurations, 2, 8, 10).bytes, 7, 1e-6);
 }
 
 TEST(ConfigurationLp, IsVeryLargeWhenThePartsCannotDoTheWork) {
   const std::vector<Configuration> configurations = {{.work = 1, .owned = 1, .bytes = 3}};
-  EXPECT_GT(configuration_lp_bound(configurations, 2, 100, 10), 1e4);
-  EXPECT_EQ(configuration_lp_bound({}, 2, 100, 10), std::numeric_limits<double>::infinity());
+  EXPECT_GT(configuration_lp_bound(configurations, 2, 100, 10).bytes, 1e4);
+  EXPECT_EQ(configuration_lp_bound({}, 2, 100, 10).bytes, std::numeric_limits<double>::infinity());
 }
 
 // The cheapest whole choice of a configuration, or none, for each of `parts` parts.
@@ -66,7 +67,7 @@ TEST(ConfigurationLp, IsNeverAboveAnyChoiceOfConfigurations) {
     const auto parts = static_cast<int>(random_between(rng, 1, 4));
     const auto work = static_cast<double>(random_between(rng, 1, 50));
     const auto tokens = static_cast<double>(random_between(rng, 1, 30));
-    const double least = configuration_lp_bound(configurations, parts, work, tokens);
+    const double least = configuration_lp_bound(configurations, parts, work, tokens).bytes;
     const double whole = cheapest(configurations, parts, work, tokens);
     EXPECT_LE(least, whole + 1e-6 * std::max(1.0, whole));
     bounded += whole > 0 && whole < 1e9 && least > 0.5 * whole ? 1 : 0;
