@@ -27,13 +27,21 @@ struct BoundOptions {
   std::optional<Dtype> partial_wire = std::nullopt;
 };
 
-// What every plan takes at least, µs; one direction, one layer of every mask.
+// What every plan takes at least, µs; one direction, one layer of every mask. Every part is a bound
+// by itself; sums over masks.
 struct TimeBound {
-  double compute_us = 0;            // total kernel time at its cheapest, spread over all devices
-  double communication_us = 0;      // moving what must be moved through all ports; 0: nothing must
-  double latency_us = 0;            // one call and one message if anything must be moved, else 0
-  double time_us = 0;               // the largest of the three; sums over masks
-  std::string binding = "compute";  // "compute", "device ports", "node uplinks" or "latency"
+  double compute_us = 0;        // total kernel time at its cheapest, spread over all devices
+  double device_ports_us = 0;   // moving what must be moved between devices; 0: nothing must
+  double node_uplinks_us = 0;   // the same between nodes
+  double communication_us = 0;  // the larger of these two, mask by mask
+  double latency_us = 0;        // one call and one message if anything must be moved, else 0
+  // Computing and moving together: compute, and what devices that take part in transfers lose to
+  // launches and to another call or to waiting for the first input or the last result.
+  double joint_us = 0;
+  double separate_us = 0;  // the largest of compute, communication and latency, mask by mask
+  double time_us = 0;      // the largest of all, mask by mask
+  // "compute", "device ports", "node uplinks", "latency" or "compute and latency", the joint part.
+  std::string binding = "compute";
 };
 
 // A time that simulate() never undercuts with any plan of the workload that keeps to the options,
@@ -41,8 +49,8 @@ struct TimeBound {
 // each document. Communication: the isoperimetry of attention, of devices at all their ports and of
 // nodes at their NICs (docs/simulator.md, "Bounds"); backward may have kept Q, K and V from
 // forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
-// O(bands · log + kinds of documents): milliseconds, at 512 devices and 1M tokens a tenth of a
-// second.
+// O(bands · log + kinds of documents): some ten milliseconds at 131072 tokens on 32 devices
+// (docs/simulator.md has a table).
 [[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
                                     Direction direction, const BoundOptions& options = {});
 

@@ -93,8 +93,12 @@ void bind_times(nb::module_& module) {
       });
   nb::class_<TimeBound>(module, "TimeBound", "A time that no plan undercuts, µs.")
       .def_ro("compute_us", &TimeBound::compute_us)
-      .def_ro("communication_us", &TimeBound::communication_us)
+      .def_ro("device_ports_us", &TimeBound::device_ports_us)
+      .def_ro("node_uplinks_us", &TimeBound::node_uplinks_us)
+      .def_ro("communication_us", &TimeBound::communication_us, "The larger of these two.")
       .def_ro("latency_us", &TimeBound::latency_us)
+      .def_ro("joint_us", &TimeBound::joint_us, "Compute, launches and latency together.")
+      .def_ro("separate_us", &TimeBound::separate_us, "The largest without joint_us.")
       .def_ro("time_us", &TimeBound::time_us)
       .def_ro("binding", &TimeBound::binding)
       .def("__repr__", [](nb::handle self) {

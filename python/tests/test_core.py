@@ -173,6 +173,8 @@ def test_bounds_are_not_undercut():
     workload = ct.make_workload([900, 100], **SMALL)
     bound = ct.lower_bound(workload, cluster="local:1x4", direction="backward")
     assert bound.time_us <= ct.plan(workload, cluster="local:1x4").simulate().backward.time_us
+    assert bound.time_us == max(bound.separate_us, bound.joint_us)
+    assert bound.communication_us == max(bound.device_ports_us, bound.node_uplinks_us)
     with pytest.raises(ct.InvalidArgument, match="direction: expected forward or backward"):
         ct.lower_bound(workload, cluster="local:1x4", direction="up")
 

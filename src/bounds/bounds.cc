@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "bounds/components.h"
 #include "bounds/kernel.h"
+#include "bounds/participation.h"
 #include "bounds/traffic.h"
 
 namespace contextile {
@@ -20,9 +21,8 @@ constexpr double kBytesPerUsOfGbytes = 1e3;  // 1 GB/s = 1000 bytes/µs
 constexpr double kRounding = 1e-9;           // of sums of doubles, here and in the simulation
 constexpr std::int64_t kSlackTokens = 1024;  // documented at BoundOptions::max_owned_tokens
 
-enum class Cause : std::uint8_t { kCompute, kDevices, kNodes, kLatency };
-constexpr std::array<std::string_view, 4> kCauseNames = {"compute", "device ports", "node uplinks",
-                                                         "latency"};
+constexpr std::array<std::string_view, 5> kCauseNames = {"compute", "device ports", "node uplinks",
+                                                         "latency", "compute and latency"};
 
 struct OwnedTokens {
   std::int64_t device = 0;
@@ -91,26 +91,29 @@ TokenBytes token_bytes(const AttentionShape& shape, Direction direction, std::in
   return {bytes(Kind::kDo, dtype) + bytes(Kind::kDq, result), bytes(Kind::kDkv, result)};
 }
 
+// The least that any message waits before it flows.
+double least_latency_of_messages_us(const Cluster& cluster) {
+  if (cluster.nodes == 1) return cluster.intra_latency_us;
+  if (cluster.devices_per_node == 1) return cluster.inter_latency_us;
+  return std::min(cluster.intra_latency_us, cluster.inter_latency_us);
+}
+
 // Bytes leave a device for its node by its own port, for others by its NIC.
 PartLevel device_level(const Cluster& cluster, const OwnedTokens& owned) {
   PartLevel level;
   level.parts = cluster.num_devices();
   level.devices_per_part = 1;
   level.owned_tokens = static_cast<double>(owned.device);
-  level.setup_us = cluster.launch_us;
-  double latency_us = std::max(cluster.intra_latency_us, cluster.inter_latency_us);
+  level.setup_us = cluster.launch_us + least_latency_of_messages_us(cluster);
   if (cluster.devices_per_node > 1) {
     level.bytes_per_us += level.parts * cluster.intra_gbytes_per_s * kBytesPerUsOfGbytes;
     level.part_bytes_per_us += cluster.intra_gbytes_per_s * kBytesPerUsOfGbytes;
-    latency_us = std::min(latency_us, cluster.intra_latency_us);
   }
   if (cluster.nodes > 1) {
     const double node = cluster.inter_gbytes_per_s_per_node * kBytesPerUsOfGbytes;
     level.bytes_per_us += cluster.nodes * node;
     level.part_bytes_per_us += node / cluster.nics_per_node;
-    latency_us = std::min(latency_us, cluster.inter_latency_us);
   }
-  level.setup_us += latency_us;
   return level;
 }
 
@@ -129,9 +132,15 @@ struct MaskBound {
   double devices_us = 0;
   double nodes_us = 0;
   double latency_us = 0;
+  double joint_us = 0;
 
-  [[nodiscard]] std::array<double, 4> by_cause() const {
-    return {compute_us, devices_us, nodes_us, latency_us};
+  // In the order of kCauseNames: of equal ones the first counts.
+  [[nodiscard]] std::array<double, 5> by_cause() const {
+    return {compute_us, devices_us, nodes_us, latency_us, joint_us};
+  }
+  [[nodiscard]] double communication_us() const { return std::max(devices_us, nodes_us); }
+  [[nodiscard]] double separate_us() const {
+    return std::max({compute_us, communication_us(), latency_us});
   }
 };
 
@@ -160,9 +169,19 @@ class Bounds {
     const MaskComponents components = components_of(mask);
     MaskBound bound;
     if (components.components.empty()) return bound;
-    bound.compute_us = compute_us(components.components);
+    const std::vector<ComponentLoad> loads = loads_of(components.components);
+    bound.compute_us = compute_us(loads);
+    bound.joint_us = bound.compute_us;
     if (cluster_.num_devices() > 1) {
       bound.devices_us = traffic_us(components, device_level(cluster_, owned_), bound);
+      bound.joint_us = participation_us(loads,
+                                        {.devices = static_cast<double>(cluster_.num_devices()),
+                                         .owned_tokens = static_cast<double>(owned_.device),
+                                         .us_per_cost = rates_.head_groups / rates_.pairs_per_us,
+                                         .call_us = rates_.call_us,
+                                         .launch_us = cluster_.launch_us,
+                                         .latency_us = least_latency_of_messages_us(cluster_)},
+                                        bound.compute_us);
     }
     if (cluster_.nodes > 1) {
       bound.nodes_us = traffic_us(components, node_level(cluster_, owned_), bound);
@@ -171,20 +190,30 @@ class Bounds {
   }
 
  private:
-  // What the device with the most work takes, at least the mean and not 0, or all slots together.
-  [[nodiscard]] double compute_us(const std::vector<MaskComponent>& components) const {
+  // Components that agree in all that their cost depends on are one load.
+  [[nodiscard]] std::vector<ComponentLoad> loads_of(
+      const std::vector<MaskComponent>& components) const {
     std::vector<MaskComponent> sorted = components;
     const auto key = [](const MaskComponent& c) {
-      return std::array{c.tokens.size(), c.pairs, c.rows, c.diagonal, c.max_degree};
+      return std::array{c.tokens.size(), c.pairs,           c.rows, c.diagonal, c.max_degree,
+                        c.future_pairs,  c.connected_tokens};
     };
     std::ranges::sort(sorted, {}, key);
-    double cost = 0;
-    double of_last = 0;
-    for (std::size_t i = 0; i < sorted.size(); ++i) {
-      if (i == 0 || key(sorted[i]) != key(sorted[i - 1]))
-        of_last = price_.least_cost(sorted[i]).of(sorted[i]);
-      cost += of_last;
+    std::vector<ComponentLoad> loads;
+    for (const MaskComponent& component : sorted) {
+      if (!loads.empty() && key(loads.back().component) == key(component)) {
+        ++loads.back().count;
+      } else {
+        loads.push_back({component, price_.least_cost(component)});
+      }
     }
+    return loads;
+  }
+
+  // What the device with the most work takes, at least the mean and not 0, or all slots together.
+  [[nodiscard]] double compute_us(const std::vector<ComponentLoad>& loads) const {
+    double cost = 0;
+    for (const ComponentLoad& load : loads) cost += load.count * load.cost.of(load.component);
     const double work_us = cost * rates_.head_groups / rates_.pairs_per_us;
     return std::max(rates_.call_us + work_us / cluster_.num_devices(),
                     work_us / cluster_.compute_slots());
@@ -237,15 +266,19 @@ TimeBound lower_bound(const Workload& workload, const Cluster& cluster, Directio
   check_cluster(cluster);
   const Bounds bounds(workload, cluster, direction, options);
   TimeBound total;
-  std::array<double, 4> time_of_cause{};
+  std::array<double, kCauseNames.size()> time_of_cause{};
   for (const NamedMask& named : workload.masks) {
     const MaskBound bound = bounds.of(named.mask);
-    const std::array<double, 4> causes = bound.by_cause();
+    const auto causes = bound.by_cause();
     const auto largest = std::ranges::max_element(causes);
     time_of_cause[static_cast<std::size_t>(largest - causes.begin())] += *largest;
     total.compute_us += bound.compute_us * (1 - kRounding);
-    total.communication_us += std::max(bound.devices_us, bound.nodes_us) * (1 - kRounding);
+    total.device_ports_us += bound.devices_us * (1 - kRounding);
+    total.node_uplinks_us += bound.nodes_us * (1 - kRounding);
+    total.communication_us += bound.communication_us() * (1 - kRounding);
     total.latency_us += bound.latency_us * (1 - kRounding);
+    total.joint_us += bound.joint_us * (1 - kRounding);
+    total.separate_us += bound.separate_us() * (1 - kRounding);
     total.time_us += *largest * (1 - kRounding);
   }
   const auto cause = std::ranges::max_element(time_of_cause) - time_of_cause.begin();

@@ -13,15 +13,13 @@ namespace contextile {
 namespace {
 
 // Cells at first, and the width of those that are not split any more, as a part of the most tokens
-// that a part can own. Where degrees matter curves are dear and cells wider.
+// that a part can own.
 constexpr int kFirstCells = 4;
 constexpr double kNarrowCell = 1.0 / 128;
-constexpr double kNarrowCellOfDegrees = 1.0 / 64;
-constexpr std::size_t kMostCells = 40;
-constexpr std::size_t kMostCellsOfDegrees = 20;
+constexpr std::size_t kMostCells = 30;
 constexpr double kCurveReach = 1.5;  // times the work asked for, where curves were too short
 // More kinds of documents than this are joined with similar ones.
-constexpr std::size_t kMostKinds = 32;
+constexpr std::size_t kMostKinds = 64;
 constexpr double kRounding = 1e-6;
 
 std::span<const DegreeRun> runs_of(const std::vector<DegreeRun>& runs, std::size_t first,
@@ -147,10 +145,7 @@ void TrafficBound::extend_curves(Kind& kind, double most_pairs) const {
 
 double TrafficBound::refined_bytes(Kind& kind, double most_work, double most_bytes) const {
   const double work = rates_.head_groups * kind.document.pairs;
-  const bool degrees = kind.document.degrees_matter;
-  const double narrow = (degrees ? kNarrowCellOfDegrees : kNarrowCell) *
-                        std::min(level_.owned_tokens, kind.document.tokens);
-  const std::size_t most_cells = degrees ? kMostCellsOfDegrees : kMostCells;
+  const double narrow = kNarrowCell * std::min(level_.owned_tokens, kind.document.tokens);
   std::vector<Configuration> configurations;
   std::vector<std::size_t> cell_of;  // configuration
   while (true) {
@@ -168,7 +163,7 @@ double TrafficBound::refined_bytes(Kind& kind, double most_work, double most_byt
       const OwnedCell& cell = kind.cells[cell_of[used]];
       if (cell.owned - cell.least_owned > narrow) wide.push_back(cell_of[used]);
     }
-    if (wide.empty() || kind.cells.size() >= most_cells) {
+    if (wide.empty() || kind.cells.size() >= kMostCells) {
       double excess_bytes = 0;
       for (const OwnedCell& cell : kind.cells) {
         excess_bytes = std::max(excess_bytes, cell.curve.excess_bytes());

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -92,58 +93,79 @@ void expect_below(const Plan& plan, const Workload& workload, const Cluster& clu
     EXPECT_LE(bound.compute_us, bound.time_us * (1 + 1e-12));
     EXPECT_LE(bound.communication_us, bound.time_us * (1 + 1e-12));
     EXPECT_LE(bound.latency_us, bound.time_us * (1 + 1e-12));
+    EXPECT_LE(bound.separate_us, bound.time_us * (1 + 1e-12));
+    EXPECT_LE(bound.joint_us, bound.time_us * (1 + 1e-12));
+    EXPECT_GE(bound.joint_us, bound.compute_us);
+    EXPECT_LE(std::max(bound.device_ports_us, bound.node_uplinks_us), bound.communication_us);
     ASSERT_LE(bound.time_us, simulated->time_us)
-        << "compute " << bound.compute_us << ", communication " << bound.communication_us
-        << ", latency " << bound.latency_us << ", " << bound.binding;
+        << "compute " << bound.compute_us << ", device ports " << bound.device_ports_us
+        << ", node uplinks " << bound.node_uplinks_us << ", latency " << bound.latency_us
+        << ", joint " << bound.joint_us;
     ++counts.bindings[bound.binding];
     ++counts.plans;
     counts.closest = std::min(counts.closest, simulated->time_us / bound.time_us);
   }
 }
 
+// From documents of a few tokens, of which a plan is calls and latency, to long ones.
+std::int64_t random_longest(Rng& rng) {
+  constexpr std::int64_t kLongest[] = {40, 700, 6000};
+  return kLongest[random_between(rng, 0, std::ssize(kLongest) - 1)];
+}
+
+Workload random_workload(Rng& rng) {
+  const auto kv_heads = static_cast<std::int32_t>(1 << random_between(rng, 0, 3));
+  AttentionShape shape =
+      shape_of(kv_heads * static_cast<std::int32_t>(random_between(rng, 1, 4)), kv_heads);
+  shape.head_dim = shape.value_dim = 64;
+  shape.dtype = random_chance(rng, 0.3) ? Dtype::kF32 : Dtype::kBf16;
+  const std::int64_t longest = random_longest(rng);
+  std::vector<MaskUse> masks = {{.name = "first", .spec = random_mask_spec(rng, longest)}};
+  if (random_chance(rng, 0.2)) {
+    masks.push_back({.name = "second", .spec = random_mask_spec(rng, longest)});
+  }
+  return make_workload(random_lengths(rng, 6, longest), shape, masks);
+}
+
+// A strategy of the registry with one of the options that it finds worth trying, or none where that
+// is not possible. Searches that simulate are limited to few of the seeds.
+std::optional<Plan> random_plan(Rng& rng, const Workload& workload, const Cluster& cluster) {
+  const auto all = strategies();
+  const Strategy& strategy = *all[static_cast<std::size_t>(
+      random_between(rng, 0, static_cast<std::int64_t>(all.size()) - 1))];
+  StrategyRequest request;
+  if (strategy.name() == "auto") {
+    request.options = {{"budget_ms", "1"}};
+  } else {
+    const auto variants = strategy.variants(workload, cluster, request);
+    request.options = variants[static_cast<std::size_t>(
+        random_between(rng, 0, static_cast<std::int64_t>(variants.size()) - 1))];
+    request.block_size = random_between(rng, 1, 8) * (random_chance(rng, 0.5) ? 64 : 8);
+  }
+  if (random_chance(rng, 0.5)) request.wire = Dtype::kBf16;
+  if (strategy.unsupported(workload, cluster, request)) return std::nullopt;
+  return build_plan(workload, cluster, strategy.arrange(workload, cluster, request));
+}
+
 TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfAnyStrategysPlan) {
-  const std::pair<const char*, std::map<std::string, std::string>> kStrategies[] = {
-      {"ring", {}},
-      {"zigzag", {}},
-      {"hybrid", {}},
-      {"all_gather", {}},
-      {"ulysses", {}},
-      {"magi", {}},
-      {"fcp", {}},
-      {"distca", {}},
-      {"dcp", {}},
-      {"dcp", {{"eps_device", "0.01"}, {"eps_node", "0.01"}}},
-      {"dcp", {{"eps_device", "1"}, {"eps_node", "2"}}}};
   Counts counts;
-  for (std::uint64_t seed = 0; seed < 160; ++seed) {
+  std::map<std::string, int> plans;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
     Rng rng(seed);
     const Cluster cluster = random_cluster(rng);
-    const auto kv_heads = static_cast<std::int32_t>(1 << random_between(rng, 0, 3));
-    AttentionShape shape =
-        shape_of(kv_heads * static_cast<std::int32_t>(random_between(rng, 1, 4)), kv_heads);
-    shape.head_dim = shape.value_dim = 64;
-    shape.dtype = random_chance(rng, 0.3) ? Dtype::kF32 : Dtype::kBf16;
-    const std::int64_t longest = random_chance(rng, 0.5) ? 6000 : 700;
-    const std::vector<std::int64_t> lengths = random_lengths(rng, 6, longest);
-    std::vector<MaskUse> masks = {{.name = "first", .spec = random_mask_spec(rng, longest)}};
-    if (random_chance(rng, 0.2)) {
-      masks.push_back({.name = "second", .spec = random_mask_spec(rng, longest)});
-    }
-    const Workload workload = make_workload(lengths, shape, masks);
-    const auto& [name, options] = kStrategies[random_between(rng, 0, std::ssize(kStrategies) - 1)];
-    StrategyRequest request;
-    request.options = options;
-    request.block_size = random_between(rng, 1, 8) * 64;
-    if (random_chance(rng, 0.5)) request.wire = Dtype::kBf16;
-    const Strategy& strategy = find_strategy(name);
-    SCOPED_TRACE(fmt::format("seed {}, {}, {}", seed, name, to_string(masks[0].spec)));
-    if (strategy.unsupported(workload, cluster, request)) continue;
-    const Plan plan = build_plan(workload, cluster, strategy.arrange(workload, cluster, request));
-    ASSERT_NO_FATAL_FAILURE(expect_below(plan, workload, cluster, counts));
+    const Workload workload = random_workload(rng);
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const std::optional<Plan> plan = random_plan(rng, workload, cluster);
+    if (!plan) continue;
+    SCOPED_TRACE(plan->strategy);
+    ++plans[plan->strategy];
+    ASSERT_NO_FATAL_FAILURE(expect_below(*plan, workload, cluster, counts));
   }
-  EXPECT_GT(counts.plans, 150);
+  EXPECT_GT(counts.plans, 300);
+  EXPECT_GE(plans.size(), 12U);
   EXPECT_LT(counts.closest, 1.02);
-  for (const char* cause : {"compute", "device ports", "node uplinks", "latency"}) {
+  for (const char* cause :
+       {"compute", "device ports", "node uplinks", "latency", "compute and latency"}) {
     EXPECT_GE(counts.bindings[cause], 3) << cause;
   }
 }
@@ -155,7 +177,8 @@ Arrangement random_arrangement(Rng& rng, const Workload& workload, const Cluster
   arrangement.strategy = "random";
   arrangement.partial_wire = Dtype::kBf16;
   ArrangedRound& round = arrangement.rounds.emplace_back();
-  round.blocks = cut_sequences(workload, random_between(rng, 1, 8) * 50);
+  round.blocks =
+      cut_sequences(workload, random_between(rng, 1, 8) * (workload.num_tokens() < 300 ? 4 : 50));
   round.head_groups = random_chance(rng, 0.5) ? workload.shape.kv_heads : 1;
   const std::int64_t devices = cluster.num_devices();
   const std::int64_t blocks = round.blocks.num_blocks();
@@ -212,7 +235,7 @@ TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfRandomArrangements) {
     const auto kv_heads = static_cast<std::int32_t>(1 << random_between(rng, 0, 2));
     AttentionShape shape = shape_of(2 * kv_heads, kv_heads);
     shape.head_dim = shape.value_dim = 64;
-    const std::int64_t longest = random_chance(rng, 0.5) ? 3000 : 500;
+    const std::int64_t longest = std::min<std::int64_t>(3000, random_longest(rng));
     const MaskUse mask{.name = "mask", .spec = random_mask_spec(rng, longest)};
     const Workload workload = make_workload(random_lengths(rng, 4, longest), shape, {&mask, 1});
     SCOPED_TRACE(fmt::format("seed {}, {}", seed, to_string(mask.spec)));
@@ -286,6 +309,38 @@ TEST(LowerBound, OfADocumentThatNoDeviceMayOwnIsAMessageAtLeast) {
   const TimeBound whole =
       lower_bound(workload, cluster, Direction::kForward, {.max_owned_tokens = 32});
   EXPECT_LT(whole.latency_us, 1.02 * whole.compute_us);
+}
+
+// Each of two devices owns half of the document, a quarter of its pairs, and has to compute half of
+// them: it launches, and waits for what the other one owns or calls twice.
+TEST(LowerBound, OfALongDocumentThatDevicesShareHasALaunchAndALatencyBesideCompute) {
+  Cluster cluster = cluster_of("dgx-h100", 1, 2);
+  const Workload workload = batch_of({20000}, "causal");
+  for (const Direction direction : kDirections) {
+    const auto lost_us = [&](std::int64_t owned) {
+      const TimeBound bound =
+          lower_bound(workload, cluster, direction, {.max_owned_tokens = owned});
+      EXPECT_EQ(bound.separate_us, bound.compute_us);
+      EXPECT_EQ(bound.time_us, bound.joint_us);
+      return bound.joint_us - bound.compute_us;
+    };
+    const double both_us = cluster.launch_us + cluster.intra_latency_us;
+    EXPECT_NEAR(lost_us(10000), both_us, 0.2);
+    cluster.intra_latency_us = 100;  // longer than another call
+    EXPECT_NEAR(lost_us(10000), cluster.launch_us + cluster.attention.call_us, 0.2);
+    cluster.intra_latency_us = 7;
+    // With 17500 tokens one device computes half of the work alone, but takes part.
+    EXPECT_NEAR(lost_us(17500), 0.5 * (cluster.launch_us + both_us), 0.2);
+    EXPECT_EQ(lost_us(20000), 0);  // one device may own it all
+  }
+}
+
+TEST(LowerBound, OfDocumentsThatDevicesOwnWholeHasNothingBesideCompute) {
+  const Cluster cluster = cluster_of("dgx-h100", 1, 4);
+  const TimeBound bound =
+      lower_bound(batch_of({4000, 4000, 4000, 4000}, "causal"), cluster, Direction::kForward);
+  EXPECT_EQ(bound.joint_us, bound.compute_us);
+  EXPECT_EQ(bound.binding, "compute");
 }
 
 // Two devices, each owns half of a full document. Each computes a quarter of the pairs with what it

@@ -217,7 +217,8 @@ TEST_F(Prediction, CompareHasPredictedTimesThatNoBoundExceeds) {
     const json& predicted = row.at("batches").at(0).at("predicted");
     for (const std::string direction : {"forward", "backward"}) {
       EXPECT_LE(predicted.at(direction + "_bound_s"), predicted.at(direction + "_s"));
-      EXPECT_THAT((std::vector<std::string>{"compute", "device ports", "node uplinks", "latency"}),
+      EXPECT_THAT((std::vector<std::string>{"compute", "device ports", "node uplinks", "latency",
+                                            "compute and latency"}),
                   testing::Contains(predicted.at(direction + "_bound_binding")));
     }
   }

@@ -396,8 +396,10 @@ std::string bounds_html(ReportSubjects subjects) {
   table.row("what binds",
             [](const ReportSubject& s, Direction d) { return in_words(s.bound_of(d)->binding); });
   table.row("compute at least", part(&TimeBound::compute_us));
-  table.row("communication at least", part(&TimeBound::communication_us));
+  table.row("through device ports at least", part(&TimeBound::device_ports_us));
+  table.row("through node uplinks at least", part(&TimeBound::node_uplinks_us));
   table.row("latency at least", part(&TimeBound::latency_us));
+  table.row("compute and latency at least", part(&TimeBound::joint_us));
   return table.finish();
 }
 
