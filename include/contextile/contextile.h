@@ -17,6 +17,7 @@
 #include "contextile/plan_file.h"      // files, digests, JSON
 #include "contextile/plan_stats.h"     // bytes, balance, memory
 #include "contextile/report.h"         // the HTML page, traces
+#include "contextile/sensitivity.h"    // which constants of a cluster a comparison hangs on
 #include "contextile/simulate.h"       // time on any cluster
 #include "contextile/token_layout.h"   // which rank holds which tokens
 #include "contextile/verify.h"         // proof

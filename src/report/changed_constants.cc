@@ -1,0 +1,222 @@
+// Clusters that differ from another in one constant.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "contextile/sensitivity.h"
+
+namespace contextile {
+namespace {
+
+constexpr double kFactors[] = {0.5, 2};
+constexpr double kSomeSms = 0.15;  // of a device, where no transfer took any
+constexpr double kSameShare = 1e-9;
+constexpr double kOverheadDigits = 1e6;  // grids carry rounding errors of a billionth
+
+std::string number_text(double value) { return fmt::format("{:.4g}", value); }
+std::string factor_text(double factor) { return fmt::format("x {}", factor); }
+std::string_view name_of(LaunchOrder order) {
+  return order == LaunchOrder::kGrouped ? "grouped" : "concurrent";
+}
+
+// What AttentionProfile::from_overheads was given.
+struct Overheads {
+  double row_keys = 0;
+  double call_pairs = 0;
+  double backward_share = 0;
+  std::int64_t kernel_tile_rows = 0;
+
+  [[nodiscard]] AttentionProfile profile(double call_us) const {
+    AttentionProfile profile =
+        AttentionProfile::from_overheads(row_keys, call_pairs, backward_share, kernel_tile_rows);
+    profile.call_us = call_us;
+    return profile;
+  }
+};
+
+bool same_shares(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::ranges::equal(a, b,
+                            [](double x, double y) { return std::abs(x - y) <= kSameShare * x; });
+}
+
+// Solves two points of the grid for what a row and a call cost, and looks whether that makes the
+// whole grid. Both points are of so many rows and keys that whole kernel tiles do not decide.
+std::optional<Overheads> overheads_of(const AttentionProfile& profile) {
+  const std::size_t last = profile.q_rows.size() - 1;
+  const auto few = static_cast<std::size_t>(
+      std::ranges::lower_bound(profile.q_rows, profile.kernel_tile_rows) - profile.q_rows.begin());
+  if (few >= last) return std::nullopt;
+  const auto keys = static_cast<double>(profile.kv_rows.back());
+  const auto beyond_pairs = [&](std::size_t i) {
+    const double pairs = static_cast<double>(profile.q_rows[i]) * keys;
+    return pairs / profile.forward[(i + 1) * profile.kv_rows.size() - 1] - pairs;
+  };
+  const auto rounded = [](double value) {
+    return std::round(value * kOverheadDigits) / kOverheadDigits;
+  };
+  const auto few_rows = static_cast<double>(profile.q_rows[few]);
+  const auto most_rows = static_cast<double>(profile.q_rows[last]);
+  Overheads found;
+  found.row_keys = rounded((beyond_pairs(last) - beyond_pairs(few)) / (most_rows - few_rows));
+  found.call_pairs = rounded(beyond_pairs(few) - found.row_keys * few_rows);
+  found.backward_share = profile.backward.back() / profile.forward.back();
+  found.kernel_tile_rows = profile.kernel_tile_rows;
+  if (found.row_keys < 0 || found.call_pairs < 0) return std::nullopt;
+  const AttentionProfile made = found.profile(profile.call_us);
+  const bool same = made.q_rows == profile.q_rows && made.kv_rows == profile.kv_rows &&
+                    same_shares(made.forward, profile.forward) &&
+                    same_shares(made.backward, profile.backward);
+  return same ? std::optional(found) : std::nullopt;
+}
+
+// Shares when all that is lost against the best of them is so many times as long.
+std::vector<double> with_losses(const std::vector<double>& shares, double factor) {
+  const double least = 1 / *std::ranges::max_element(shares);
+  std::vector<double> changed;
+  changed.reserve(shares.size());
+  for (const double share : shares) changed.push_back(1 / (least + factor * (1 / share - least)));
+  return changed;
+}
+
+class Changes {
+ public:
+  explicit Changes(const Cluster& cluster) : cluster_(cluster), changed_{{{}, {}, {}, cluster}} {}
+
+  std::vector<ChangedConstant> all() {
+    add_attention();
+    scale("call_us", cluster_.attention.call_us,
+          [](Cluster& changed, double value) { changed.attention.call_us = value; });
+    scale("attention_tflops", &Cluster::attention_tflops);
+    scale("memory_gbytes_per_s", &Cluster::memory_gbytes_per_s);
+    scale("launch_us", &Cluster::launch_us);
+    add_latencies();
+    scale("intra_gbytes_per_s", &Cluster::intra_gbytes_per_s);
+    if (cluster_.nodes > 1) {
+      scale("inter_gbytes_per_s_per_node", &Cluster::inter_gbytes_per_s_per_node);
+      add_nics();
+    }
+    add_launch_order();
+    add_stolen_compute();
+    scale("compute_slots_per_node", &Cluster::compute_slots_per_node);
+    return std::move(changed_);
+  }
+
+ private:
+  void add(std::string_view constant, std::string was, std::string is, Cluster changed) {
+    try {
+      check_cluster(changed);
+    } catch (const InvalidArgument&) {
+      return;  // no cluster has such a value: a share beyond 2, more NICs than devices
+    }
+    changed_.push_back({std::string(constant), std::move(was), std::move(is), std::move(changed)});
+  }
+
+  template <typename Set>
+  void scale(std::string_view constant, double value, const Set& set) {
+    if (value == 0) return;
+    for (const double factor : kFactors) {
+      Cluster changed = cluster_;
+      set(changed, factor * value);
+      add(constant, number_text(value), number_text(factor * value), std::move(changed));
+    }
+  }
+  void scale(std::string_view constant, double Cluster::*member) {
+    scale(constant, cluster_.*member,
+          [member](Cluster& changed, double value) { changed.*member = value; });
+  }
+
+  void add_attention() {
+    const AttentionProfile& profile = cluster_.attention;
+    if (const std::optional<Overheads> found = overheads_of(profile)) {
+      const auto scale_overhead = [&](std::string_view constant, double Overheads::*member) {
+        scale(constant, (*found).*member, [&](Cluster& changed, double value) {
+          Overheads overheads = *found;
+          overheads.*member = value;
+          changed.attention = overheads.profile(profile.call_us);
+        });
+      };
+      scale_overhead("row_keys", &Overheads::row_keys);
+      scale_overhead("call_pairs", &Overheads::call_pairs);
+      scale("kernel_tile_rows", static_cast<double>(found->kernel_tile_rows),
+            [&](Cluster& changed, double value) {
+              Overheads overheads = *found;
+              overheads.kernel_tile_rows = static_cast<std::int64_t>(value);
+              changed.attention = overheads.profile(profile.call_us);
+            });
+      scale_overhead("backward_share", &Overheads::backward_share);
+      return;
+    }
+    for (const double factor : kFactors) {
+      Cluster changed = cluster_;
+      changed.attention.forward = with_losses(profile.forward, factor);
+      changed.attention.backward = with_losses(profile.backward, factor);
+      add("kernel_overheads", "", factor_text(factor), std::move(changed));
+    }
+    for (const double factor : kFactors) {
+      Cluster changed = cluster_;
+      for (double& share : changed.attention.backward) share *= factor;
+      add("backward_share", "", factor_text(factor), std::move(changed));
+    }
+  }
+
+  void add_latencies() {
+    const auto text = [](const Cluster& cluster) {
+      return fmt::format("{}, {}", number_text(cluster.intra_latency_us),
+                         number_text(cluster.inter_latency_us));
+    };
+    if (cluster_.intra_latency_us == 0 && cluster_.inter_latency_us == 0) return;
+    for (const double factor : kFactors) {
+      Cluster changed = cluster_;
+      changed.intra_latency_us *= factor;
+      changed.inter_latency_us *= factor;
+      add("latencies_us", text(cluster_), text(changed), changed);
+    }
+  }
+
+  void add_nics() {
+    if (cluster_.nics_per_node % 2 == 0) add_nics(cluster_.nics_per_node / 2);
+    add_nics(cluster_.nics_per_node * 2);
+  }
+  void add_nics(std::int32_t nics) {
+    Cluster changed = cluster_;
+    changed.nics_per_node = nics;
+    add("nics_per_node", fmt::format("{}", cluster_.nics_per_node), fmt::format("{}", nics),
+        changed);
+  }
+
+  void add_launch_order() {
+    Cluster changed = cluster_;
+    changed.launches = cluster_.launches == LaunchOrder::kGrouped ? LaunchOrder::kConcurrent
+                                                                  : LaunchOrder::kGrouped;
+    add("launches", std::string(name_of(cluster_.launches)), std::string(name_of(changed.launches)),
+        changed);
+  }
+
+  void add_stolen_compute() {
+    if (cluster_.sm_fraction == 0) {
+      Cluster changed = cluster_;
+      changed.sm_fraction = kSomeSms;
+      add("sm_fraction", "0", number_text(kSomeSms), changed);
+    }
+    scale("sm_fraction", &Cluster::sm_fraction);
+    scale("transfer_compute_us_per_mb", &Cluster::transfer_compute_us_per_mb);
+  }
+
+  const Cluster& cluster_;
+  std::vector<ChangedConstant> changed_;
+};
+
+}  // namespace
+
+std::vector<ChangedConstant> changed_constants(const Cluster& cluster) {
+  check_cluster(cluster);
+  return Changes(cluster).all();
+}
+
+}  // namespace contextile
