@@ -9,6 +9,7 @@
 
 #include "contextile/planner.h"
 #include "contextile/registry.h"
+#include "contextile/sensitivity.h"
 #include "report/comparison_tables.h"
 
 namespace contextile {
@@ -24,13 +25,16 @@ struct Execution {
 struct ComparisonResult {
   std::vector<ComparedStrategy> compared;
   std::vector<StrategyRuns> runs;  // of every strategy; empty without execution
+  std::optional<Sensitivity> sensitivity;
 };
 
-// compare_strategies with a line of progress; with `execution` also runs every plan that verifies.
-// Throws InvalidArgument, too, when a batch is too large to execute.
-[[nodiscard]] ComparisonResult compare_at_terminal(const PlanInput& input,
-                                                   std::span<const StrategyChoice> choices,
-                                                   const std::optional<Execution>& execution);
+// compare_strategies with a line of progress; with `execution` also runs every plan that verifies,
+// with `sensitivity` also tries clusters with one constant changed. Throws InvalidArgument, too,
+// when a batch is too large to execute.
+[[nodiscard]] ComparisonResult compare_at_terminal(
+    const PlanInput& input, std::span<const StrategyChoice> choices,
+    const std::optional<Execution>& execution,
+    const std::optional<SensitivityPlans>& sensitivity = std::nullopt);
 // Every failure on stderr; whether there was none.
 [[nodiscard]] bool report_failures(const ComparisonResult& result);
 

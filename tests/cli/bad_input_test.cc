@@ -276,6 +276,8 @@ TEST_F(BadInput, CompareSettings) {
   expect_bad_input(contextile({"compare", "--lengths", lengths, "--strategy", "zigzag,mgi"}),
                    {"mgi", "did you mean 'magi'?"});
   expect_bad_input(contextile({"compare"}), {"found neither"});
+  expect_bad_input(contextile({"compare", "--lengths", lengths, "--sensitivity", "all"}),
+                   {"sensitivity: expected kept or replan, found 'all'"});
   expect_bad_input(contextile({"compare", "--dataset", "prolong", "--tokens", "128K", "--run"}),
                    {"--run", "FLOPs", "131072 tokens"});
 }

@@ -21,6 +21,7 @@
 #include "report/fidelity.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
+#include "report/sensitivity_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -32,6 +33,7 @@ struct CompareOptions {
   bool execute = false;
   std::int32_t repeats = 1;
   std::string kernel;  // empty: the preferred one for the dtype
+  std::optional<SensitivityPlans> sensitivity;
   bool json = false;
   bool csv = false;
 };
@@ -51,7 +53,8 @@ int run(const CompareOptions& options) {
         .kernel = options.kernel,
         .machine = machine_of_runs(input.cluster, input.batches.front().shape, options.kernel)};
   }
-  const ComparisonResult result = compare_at_terminal(input, options.strategies, execution);
+  const ComparisonResult result =
+      compare_at_terminal(input, options.strategies, execution, options.sensitivity);
   if (options.json) {
     Json document = {{"command", "compare"},
                      {"seed", options.input.seed},
@@ -64,12 +67,18 @@ int run(const CompareOptions& options) {
       document["pairs_apart"] = agreed.pairs.differing;
       document["pairs_in_predicted_order"] = agreed.pairs.alike;
     }
+    if (result.sensitivity) document["sensitivity"] = sensitivity_json(*result.sensitivity);
     print_json(document);
   } else if (options.csv) {
-    print(planning_table(result.compared).csv());
+    print((result.sensitivity ? sensitivity_table(*result.sensitivity)
+                              : planning_table(result.compared))
+              .csv());
   } else {
     print(comparison_text(input, result.compared, result.runs, options.input.seed,
                           stdout_shows_colour()));
+    if (result.sensitivity) {
+      print('\n' + sensitivity_text(*result.sensitivity, stdout_shows_colour()));
+    }
   }
   return report_failures(result) ? kExitOk : kExitCheckFailed;
 }
@@ -84,12 +93,21 @@ Action add_compare_command(CLI::App& app) {
   add_size<std::int32_t>(app, "--repeats", options->repeats, 1,
                          {"N", "with --run: timed repetitions, the fastest counts", ""});
   add_kernel_option(app, options->kernel, "with --run: attention kernel");
+  add_value_or(app, "--sensitivity", "kept",
+               {"kept|replan",
+                "which strategy is fastest when each constant of the cluster is halved or doubled: "
+                "by the same plans (kept, also without a value), or with plans made anew for each",
+                ""},
+               [options = options.get()](const std::string& text) {
+                 options->sensitivity = parse_sensitivity_plans(text);
+               });
   add_input_options(app, options->input);
   add_json_option(app, options->json);
-  add_csv_option(app, options->csv, "the table");
+  add_csv_option(app, options->csv, "the table, with --sensitivity that of changed constants,");
   add_examples(
       app, {"contextile compare --dataset prolong --tokens 64K --strategy zigzag,hybrid,magi,dcp",
-            "contextile compare --lengths lengths.txt --cluster local:1x4 --run"});
+            "contextile compare --lengths lengths.txt --cluster local:1x4 --run",
+            "contextile compare --lengths lengths.txt --strategy zigzag,magi,dcp --sensitivity"});
   return [options] { return run(*options); };
 }
 

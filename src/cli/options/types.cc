@@ -83,6 +83,15 @@ void add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
   add_described(app, name, help, std::move(take));
 }
 
+void add_value_or(CLI::App& app, const std::string& name, const std::string& implied,
+                  const OptionHelp& help, std::function<void(const std::string&)> take) {
+  CLI::Option* option = app.add_option_function<std::string>(
+      name, [implied, take = std::move(take)](const std::string& text) {
+        take(text.empty() ? implied : text);
+      });
+  describe(option->expected(0, 1), help);
+}
+
 void add_required(CLI::App& app, const std::string& name, const OptionHelp& help,
                   std::function<void(const std::string&)> take) {
   add_described(app, name, help, std::move(take))->required();

@@ -41,6 +41,9 @@ struct ValueHints {
 // `take` gets the value when the option is given; it throws InvalidArgument on a bad one.
 void add_value(CLI::App& app, const std::string& name, const OptionHelp& help,
                std::function<void(const std::string&)> take);
+// add_value for an option whose value may be left out: `take` then gets `implied`.
+void add_value_or(CLI::App& app, const std::string& name, const std::string& implied,
+                  const OptionHelp& help, std::function<void(const std::string&)> take);
 // add_value for an option or argument that must be given.
 void add_required(CLI::App& app, const std::string& name, const OptionHelp& help,
                   std::function<void(const std::string&)> take);
