@@ -65,40 +65,56 @@ class Holder {
   [[nodiscard]] DeviceParts devices_of(std::int32_t node) const {
     return {Rank{node * spec_.devices_per_node}, spec_.devices_per_node, 1};
   }
-  // Blocks, or tiles, on these devices.
-  [[nodiscard]] std::vector<GridVertexId> vertices_on(const DeviceParts& parts, bool tiles) const {
-    std::vector<GridVertexId> on;
-    const std::int32_t first = tiles ? pinned_.num_blocks() : 0;
-    const std::int32_t last = tiles ? pinned_.num_vertices() : pinned_.num_blocks();
-    for (std::int32_t v = first; v < last; ++v) {
-      if (parts.holds(pinned_.device(GridVertexId{v}))) on.push_back(GridVertexId{v});
+  enum class Vertices : std::uint8_t { kBlocks, kTiles };
+  // Blocks, or tiles, by the node they are on, ascending.
+  using OnNodes = std::vector<std::vector<GridVertexId>>;
+
+  [[nodiscard]] std::pair<std::int32_t, std::int32_t> range_of(Vertices which) const {
+    return which == Vertices::kBlocks ? std::pair(0, pinned_.num_blocks())
+                                      : std::pair(pinned_.num_blocks(), pinned_.num_vertices());
+  }
+  [[nodiscard]] std::vector<GridVertexId> all(Vertices which) const {
+    const auto [first, last] = range_of(which);
+    std::vector<GridVertexId> vertices;
+    for (std::int32_t v = first; v < last; ++v) vertices.emplace_back(v);
+    return vertices;
+  }
+  [[nodiscard]] OnNodes by_node(Vertices which) const {
+    OnNodes on(static_cast<std::size_t>(spec_.nodes));
+    for (const GridVertexId v : all(which)) {
+      const std::int32_t node = pinned_.device(v).value / spec_.devices_per_node;
+      on[static_cast<std::size_t>(node)].push_back(v);
     }
     return on;
   }
 
   void hold_tokens() {
-    const auto of_nodes = [&] {
-      return Rebalance(pinned_, vertices_on(all_nodes(), false), all_nodes());
-    };
-    const auto of_devices = [&](std::int32_t node) {
-      const DeviceParts parts = devices_of(node);
-      return Rebalance(pinned_, vertices_on(parts, false), parts);
-    };
-    bool held = of_nodes().bring_below(bounds_.node_tokens);
-    for (std::int32_t n = 0; n < spec_.nodes && held; ++n)
-      held = of_devices(n).bring_below(bounds_.device_tokens);
+    bool held =
+        Rebalance(pinned_, all(Vertices::kBlocks), all_nodes()).bring_below(bounds_.node_tokens);
+    // Within a node nothing moves to another.
+    const OnNodes blocks = by_node(Vertices::kBlocks);
+    for (std::int32_t n = 0; n < spec_.nodes && held; ++n) {
+      held = Rebalance(pinned_, blocks[static_cast<std::size_t>(n)], devices_of(n))
+                 .bring_below(bounds_.device_tokens);
+    }
     if (held) return;
-    of_nodes().pack_longest_first();
-    for (std::int32_t n = 0; n < spec_.nodes; ++n) of_devices(n).pack_longest_first();
+    Rebalance(pinned_, all(Vertices::kBlocks), all_nodes()).pack_longest_first();
+    OnNodes packed = by_node(Vertices::kBlocks);
+    for (std::int32_t n = 0; n < spec_.nodes; ++n) {
+      Rebalance(pinned_, std::move(packed[static_cast<std::size_t>(n)]), devices_of(n))
+          .pack_longest_first();
+    }
   }
 
   void hold_work() {
-    hold_work_of(all_nodes(), spec_.eps_node);
-    for (std::int32_t n = 0; n < spec_.nodes; ++n) hold_work_of(devices_of(n), spec_.eps_compute);
+    hold_work_of(all(Vertices::kTiles), all_nodes(), spec_.eps_node);
+    OnNodes tiles = by_node(Vertices::kTiles);
+    for (std::int32_t n = 0; n < spec_.nodes; ++n) {
+      hold_work_of(std::move(tiles[static_cast<std::size_t>(n)]), devices_of(n), spec_.eps_compute);
+    }
   }
 
-  void hold_work_of(const DeviceParts& parts, double eps) {
-    std::vector<GridVertexId> tiles = vertices_on(parts, true);
+  void hold_work_of(std::vector<GridVertexId> tiles, const DeviceParts& parts, double eps) {
     std::vector<std::int64_t> work;
     work.reserve(tiles.size());
     for (const GridVertexId t : tiles) work.push_back(pinned_.weight(t));

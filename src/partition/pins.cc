@@ -48,7 +48,6 @@ std::int64_t PinnedGrid::delta(GridVertexId v, Rank to) const {
 }
 
 std::int64_t PinnedGrid::delta_of(const Net& net, Rank from, Rank to) const {
-  const auto node = [this](Rank device) { return device.value / spec_.devices_per_node; };
   bool leaves = false;
   bool joins = true;
   bool leaves_node = true;
@@ -97,6 +96,47 @@ void PinnedGrid::remove_pin(Net& net, Rank device) {
   if (--at->count > 0) return;
   *at = net.pins.back();
   net.pins.pop_back();
+}
+
+// ------------------------------------------------------------------------------------- prices
+
+MovePrices::MovePrices(const PinnedGrid& grid)
+    : grid_(grid),
+      on_(IdRange<Rank>(grid.spec_.nodes * grid.spec_.devices_per_node)),
+      on_node_(static_cast<std::size_t>(grid.spec_.nodes)) {}
+
+std::span<const std::int64_t> MovePrices::of(GridVertexId v, std::span<const Rank> to) {
+  prices_.assign(to.size(), 0);
+  const Rank from = grid_.device(v);
+  grid_.for_each_net(v, [&](PinnedGrid::UnitId net) { add_net(grid_.nets_[net], from, to); });
+  return prices_;
+}
+
+// As delta_of: the device the vertex leaves counts as one without pins.
+void MovePrices::add_net(const PinnedGrid::Net& net, Rank from, std::span<const Rank> to) {
+  ++net_;
+  const auto last_on_node = [this](Rank device) -> std::int64_t& {
+    return on_node_[static_cast<std::size_t>(grid_.node(device))];
+  };
+  bool leaves = false;
+  for (const PinnedGrid::Pins& pins : net.pins) {
+    if (pins.device == from) {
+      leaves = pins.count == 1;
+      continue;
+    }
+    on_[pins.device] = net_;
+    last_on_node(pins.device) = net_;
+  }
+  const std::int64_t left = leaves ? 1 : 0;
+  const std::int64_t left_nodes = leaves && last_on_node(from) != net_ ? 1 : 0;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    std::int64_t units = (on_[to[i]] == net_ ? 0 : 1) - left;
+    if (grid_.node(to[i]) != grid_.node(from)) {
+      const std::int64_t joined_nodes = last_on_node(to[i]) == net_ ? 0 : 1;
+      units += grid_.spec_.node_weight * (joined_nodes - left_nodes);
+    }
+    prices_[i] += net.bytes * units;
+  }
 }
 
 }  // namespace contextile

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "contextile/partition.h"
@@ -28,7 +29,7 @@ class PinnedGrid {
   // Tokens of a block, work of a tile.
   [[nodiscard]] std::int64_t weight(GridVertexId v) const;
   [[nodiscard]] Rank device(GridVertexId v) const;
-  // Change of cost, weighted bytes, if the vertex moved to another device.
+  // Change of cost, weighted bytes, if the vertex moved to another device. O(pins of its nets).
   [[nodiscard]] std::int64_t delta(GridVertexId v, Rank to) const;
   void move(GridVertexId v, Rank to);
   // Appends the devices that have pins of the vertex's nets, with repetitions.
@@ -49,6 +50,11 @@ class PinnedGrid {
   [[nodiscard]] const GridTile& tile(GridVertexId v) const {
     return grid_.tiles[TileId{v.value - num_blocks()}];
   }
+  friend class MovePrices;
+
+  [[nodiscard]] std::int32_t node(Rank device) const {
+    return device.value / spec_.devices_per_node;
+  }
   template <typename Visit>
   void for_each_net(GridVertexId v, const Visit& visit) const;
   [[nodiscard]] std::int64_t delta_of(const Net& net, Rank from, Rank to) const;
@@ -59,6 +65,26 @@ class PinnedGrid {
   const GridSpec& spec_;
   GridPartition& partition_;
   IdVector<UnitId, Net> nets_;  // rows of group 0, 1, …, then columns, each in the order of blocks
+};
+
+// PinnedGrid::delta to many devices at once: nets of hundreds of pins are gone through once.
+class MovePrices {
+ public:
+  // The grid must outlive this.
+  explicit MovePrices(const PinnedGrid& grid);
+
+  // delta(v, to) for each of `to`, in their order, until the next call.
+  // O(pins of the vertex's nets + nets · devices asked for).
+  [[nodiscard]] std::span<const std::int64_t> of(GridVertexId v, std::span<const Rank> to);
+
+ private:
+  void add_net(const PinnedGrid::Net& net, Rank from, std::span<const Rank> to);
+
+  const PinnedGrid& grid_;
+  std::int64_t net_ = 0;               // counts the nets that were gone through
+  IdVector<Rank, std::int64_t> on_;    // of every device: the last net with pins there
+  std::vector<std::int64_t> on_node_;  // likewise, of every node
+  std::vector<std::int64_t> prices_;
 };
 
 }  // namespace contextile

@@ -1,7 +1,7 @@
 #include "partition/rebalance.h"
 
 #include <algorithm>
-#include <numeric>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -24,6 +24,7 @@ double price_of(std::int64_t cost, std::int64_t removed) {
 
 Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts)
     : grid_(grid),
+      prices_(grid),
       vertices_(std::move(vertices)),
       parts_(parts),
       load_(parts.ids()),
@@ -76,49 +77,59 @@ void Rebalance::move(GridVertexId v, Rank to) {
   device_load_[Rank{from.value - first}] -= weight;
   device_load_[Rank{to.value - first}] += weight;
   grid_.move(v, to);
+  emptiest_.clear();
   changed_ = true;
 }
 
 // ------------------------------------------------------------------------------------- moves
 
+void Rebalance::find_emptiest() {
+  if (!emptiest_.empty()) return;
+  emptiest_.assign(parts_.ids().begin(), parts_.ids().end());
+  const std::size_t wanted = std::min(kEmptiestParts, emptiest_.size());
+  std::ranges::partial_sort(emptiest_, emptiest_.begin() + static_cast<std::ptrdiff_t>(wanted), {},
+                            [this](GridPartId p) { return std::pair(load_[p], p); });
+  emptiest_.resize(wanted);
+}
+
 // Devices of other parts that have room.
-std::vector<Rank> Rebalance::targets(GridVertexId v, GridPartId from) const {
-  std::vector<Rank> devices;
+void Rebalance::find_targets(GridVertexId v, GridPartId from) {
+  targets_.clear();
   const auto append_part = [&](GridPartId part) {
     for (std::int32_t d = 0; d < parts_.devices; ++d) {
-      devices.push_back(Rank{parts_.first_device.value + part.value * parts_.devices + d});
+      targets_.push_back(Rank{parts_.first_device.value + part.value * parts_.devices + d});
     }
   };
   if (parts_.count * parts_.devices <= kFewDevices) {
     for (const GridPartId p : parts_.ids()) append_part(p);
   } else {
-    grid_.append_devices(v, devices);
-    std::vector<GridPartId> emptiest(parts_.ids().begin(), parts_.ids().end());
-    const auto last = emptiest.begin() + std::min(kEmptiestParts, emptiest.size());
-    std::ranges::partial_sort(emptiest, last, {},
-                              [this](GridPartId p) { return std::pair(load_[p], p); });
-    for (auto part = emptiest.begin(); part != last; ++part) append_part(*part);
+    grid_.append_devices(v, targets_);
+    find_emptiest();
+    for (const GridPartId p : emptiest_) append_part(p);
   }
-  std::erase_if(devices, [&](Rank d) {
-    return !parts_.holds(d) || parts_.of(d) == from ||
-           load_[parts_.of(d)] + grid_.weight(v) > limit_;
+  const std::int64_t most = limit_ - grid_.weight(v);
+  std::erase_if(targets_, [&](Rank d) {
+    return !parts_.holds(d) || parts_.of(d) == from || load_[parts_.of(d)] > most;
   });
-  return devices;
 }
 
-Rebalance::Move Rebalance::best_move(GridVertexId v) const {
+Rebalance::Move Rebalance::best_move(GridVertexId v) {
   const GridPartId from = parts_.of(grid_.device(v));
   Move best{.vertex = v};
+  find_targets(v, from);
+  const std::span<const std::int64_t> costs = prices_.of(v, targets_);
   std::tuple<std::int64_t, std::int64_t, std::int64_t, Rank> least;
-  for (const Rank to : targets(v, from)) {
-    const std::tuple candidate(grid_.delta(v, to), load_[parts_.of(to)],
+  for (std::size_t i = 0; i < targets_.size(); ++i) {
+    const Rank to = targets_[i];
+    const std::tuple candidate(costs[i], load_[parts_.of(to)],
                                device_load_[Rank{to.value - parts_.first_device.value}], to);
     if (best.to.valid() && candidate >= least) continue;
     least = candidate;
     best.to = to;
   }
   if (!best.to.valid()) return best;
-  best.price = price_of(std::get<0>(least), std::min(grid_.weight(v), over(from)));
+  best.cost = std::get<0>(least);
+  best.price = price_of(best.cost, std::min(grid_.weight(v), over(from)));
   return best;
 }
 
@@ -183,10 +194,21 @@ bool Rebalance::swap_out(GridPartId part, PartLists& lists) {
     const Rank to = grid_.device(swap.in);
     move(swap.out, to);
     move(swap.in, from);
-    lists = by_part();
+    relist(swap.out, part, lists);
+    relist(swap.in, parts_.of(to), lists);
     progress = true;
   }
   return progress;
+}
+
+// Brings the lists up to date: the vertex has moved out of a part. As by_part, while vertices
+// ascend.
+void Rebalance::relist(GridVertexId v, GridPartId from, PartLists& lists) const {
+  const auto order = [this](GridVertexId u) { return std::pair(grid_.weight(u), u); };
+  std::vector<GridVertexId>& left = lists[from];
+  left.erase(std::ranges::lower_bound(left, order(v), {}, order));
+  std::vector<GridVertexId>& joined = lists[parts_.of(grid_.device(v))];
+  joined.insert(std::ranges::lower_bound(joined, order(v), {}, order), v);
 }
 
 // ------------------------------------------------------------------------------------- polish
@@ -204,7 +226,7 @@ void Rebalance::lower_cost() {
 
 bool Rebalance::move_if_cheaper(GridVertexId v) {
   const Move best = best_move(v);
-  if (!best.to.valid() || grid_.delta(v, best.to) >= 0) return false;
+  if (!best.to.valid() || best.cost >= 0) return false;
   move(v, best.to);
   return true;
 }
@@ -212,10 +234,15 @@ bool Rebalance::move_if_cheaper(GridVertexId v) {
 // With a vertex of a part that it is cheaper in.
 bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
   const Rank from = grid_.device(v);
+  targets_.clear();
   for (const GridPartId p : parts_.ids()) {
-    const Rank to{parts_.first_device.value + p.value * parts_.devices};
-    const std::int64_t gain = to == from ? 0 : grid_.delta(v, to);
-    if (gain >= 0) continue;
+    targets_.push_back(Rank{parts_.first_device.value + p.value * parts_.devices});
+  }
+  const std::span<const std::int64_t> gains = prices_.of(v, targets_);
+  for (const GridPartId p : parts_.ids()) {
+    const Rank to = targets_[p.index()];
+    const std::int64_t gain = gains[p.index()];
+    if (to == from || gain >= 0) continue;
     for (const GridVertexId other : lists[p]) {
       const std::int64_t more = grid_.weight(v) - grid_.weight(other);
       if (grid_.device(other) != to || load_[p] + more > limit_ ||

@@ -47,6 +47,7 @@ class Rebalance {
  private:
   struct Move {
     double price = 0;
+    std::int64_t cost = 0;
     GridVertexId vertex;
     Rank to{};  // invalid: none
   };
@@ -61,25 +62,30 @@ class Rebalance {
   [[nodiscard]] std::int64_t over(GridPartId part) const { return load_[part] - limit_; }
   [[nodiscard]] std::vector<GridPartId> above_limit() const;
   [[nodiscard]] PartLists by_part() const;  // lightest first
-  [[nodiscard]] std::vector<Rank> targets(GridVertexId v, GridPartId from) const;
-  [[nodiscard]] Move best_move(GridVertexId v) const;
+  void find_emptiest();
+  void find_targets(GridVertexId v, GridPartId from);
+  [[nodiscard]] Move best_move(GridVertexId v);
   template <typename Visit>
   void for_each_swap(GridPartId from, const PartLists& lists, const Visit& visit) const;
   [[nodiscard]] Swap best_swap(GridPartId from, const PartLists& lists) const;
   bool shed(GridPartId part, const std::vector<GridVertexId>& vertices);
   bool swap_out(GridPartId part, PartLists& lists);
+  void relist(GridVertexId v, GridPartId from, PartLists& lists) const;
   bool move_if_cheaper(GridVertexId v);
   bool swap_if_cheaper(GridVertexId v, const PartLists& lists);
   void move(GridVertexId v, Rank to);
   [[nodiscard]] Rank cheapest_device(GridVertexId v, GridPartId part) const;
 
   PinnedGrid& grid_;
+  MovePrices prices_;
   std::vector<GridVertexId> vertices_;
   DeviceParts parts_;
   std::int64_t limit_ = 0;
   bool changed_ = false;
   IdVector<GridPartId, std::int64_t> load_;
   IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
+  std::vector<GridPartId> emptiest_;          // parts with least; empty: loads have changed since
+  std::vector<Rank> targets_;                 // scratch: where a vertex may go
 };
 
 }  // namespace contextile
