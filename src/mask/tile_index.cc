@@ -183,8 +183,15 @@ void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) c
       next = std::ranges::upper_bound(next, ranges.end(), keys.begin, {}, end_of);
     }
     if (next == ranges.end()) return;
+    const Range whole = whole_columns(incidence.band);
     for (auto range = next; range != ranges.end() && range->tokens.begin < keys.end; ++range) {
-      visit(clip(incidence.band, incidence.band.q, range->tokens), incidence, *range);
+      if (whole.begin <= range->tokens.begin && range->tokens.end <= whole.end) {
+        Band piece = incidence.band;  // most are rectangles
+        piece.k = range->tokens;
+        visit(piece, incidence, *range);
+      } else {
+        visit(clip(incidence.band, incidence.band.q, range->tokens), incidence, *range);
+      }
     }
   }
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <tuple>
+#include <optional>
 #include <variant>
 
 #include "base/check.h"
@@ -14,6 +14,24 @@ constexpr double kUsPerSecond = 1e6;
 constexpr unsigned kKnownRunBits = 12;
 
 constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
+
+// Of the direction with more.
+std::size_t num_calls(const PlanRound& round, std::size_t mask) {
+  std::size_t most = 0;
+  for (const Direction direction : kDirections) {
+    std::size_t calls = 0;
+    for (const DeviceProgram& device : round.devices) {
+      const std::optional<Program>& program = device.programs[mask].of(direction);
+      if (!program) continue;
+      calls += static_cast<std::size_t>(
+          std::ranges::count_if(program->instructions, [](const Instruction& instruction) {
+            return std::holds_alternative<AttentionOp>(instruction);
+          }));
+    }
+    most = std::max(most, calls);
+  }
+  return most;
+}
 
 }  // namespace
 
@@ -47,6 +65,7 @@ ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t
       mask_(mask),
       costs_(plan.shape, cluster),
       index_(round_.masks[mask].mask, round_.blocks),
+      known_calls_(num_calls(round_, mask)),
       known_runs_(std::size_t{1} << kKnownRunBits),
       end_of_peer_(static_cast<std::size_t>(plan.num_devices()), -1) {
   const std::int32_t heads = plan.shape.q_heads / round_.head_groups;
@@ -56,10 +75,31 @@ ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t
                           0);
 }
 
-// Runs of whole blocks are found by block and group; those of parts of blocks are sorted.
+bool ProgramCosts::has_cut_tile(const std::vector<TileOp>& tiles) const {
+  return std::ranges::any_of(tiles, [&](const TileOp& tile) {
+    return tile.pairs !=
+           round_.blocks.num_tokens(tile.q_block) * round_.blocks.num_tokens(tile.kv_block);
+  });
+}
+
+// Going through the pieces of composite blocks is most of what simulating their plans takes.
 double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction direction) {
-  runs_.clear();
-  part_runs_.clear();
+  const bool cut = has_cut_tile(tiles);
+  if (cut) {
+    if (const CallTimes* known = known_calls_.find(tiles)) return (*known)[index_of(direction)];
+  }
+  add_runs(tiles);
+  CallTimes times{};
+  for (const Direction each : kDirections) {
+    if (cut || each == direction) times[index_of(each)] = runs_us(each);
+  }
+  clear_runs();
+  if (cut) known_calls_.keep(tiles, times);
+  return times[index_of(direction)];
+}
+
+// Runs of whole blocks are found by block and group; those of parts of blocks by their queries.
+void ProgramCosts::add_runs(const std::vector<TileOp>& tiles) {
   for (const TileOp& tile : tiles) {
     const std::int64_t rows = round_.blocks.num_tokens(tile.q_block);
     const std::int64_t keys = round_.blocks.num_tokens(tile.kv_block);
@@ -77,29 +117,27 @@ double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction di
       if (piece.q.size() == rows) {
         add_to_run(run, rows, computed);
       } else {
-        part_runs_.push_back({run, piece.q, computed});
+        part_runs_.add(run, piece.q, computed);
       }
     }
   }
+}
+
+double ProgramCosts::runs_us(Direction direction) {
   double us = 0;
   for (const auto& [run, rows] : runs_) {
     us += costs_.run_us(direction, rows, computed_of_run_[run], round_.head_groups);
-    computed_of_run_[run] = 0;
   }
-  const auto place = [](const PartRun& part) {
-    return std::tie(part.run, part.q.begin, part.q.end);
-  };
-  const auto before = [&](const PartRun& a, const PartRun& b) { return place(a) < place(b); };
-  if (!std::ranges::is_sorted(part_runs_, before)) std::ranges::sort(part_runs_, before);
-  for (std::size_t i = 0; i < part_runs_.size();) {
-    const PartRun& first = part_runs_[i];
-    double computed = 0;
-    for (; i < part_runs_.size() && place(part_runs_[i]) == place(first); ++i) {
-      computed += part_runs_[i].computed_pairs;
-    }
-    us += part_run_us(direction, first.q.size(), computed);
+  for (const PartRun& part : part_runs_.sorted()) {
+    us += part_run_us(direction, part.q.size(), part.computed_pairs);
   }
   return us;
+}
+
+void ProgramCosts::clear_runs() {
+  for (const auto& [run, rows] : runs_) computed_of_run_[run] = 0;
+  runs_.clear();
+  part_runs_.clear();
 }
 
 // Documents cut alike make the same runs in tile after tile.

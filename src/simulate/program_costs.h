@@ -8,6 +8,8 @@
 
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
+#include "simulate/known_calls.h"
+#include "simulate/part_runs.h"
 
 namespace contextile {
 
@@ -41,12 +43,6 @@ class ProgramCosts {
   [[nodiscard]] TimedProgram of(Rank rank, Direction direction);
 
  private:
-  // A piece whose queries are a part of their block's.
-  struct PartRun {
-    std::size_t run = 0;  // of the whole block
-    Range q;              // of the tokens of the query block
-    double computed_pairs = 0;
-  };
   struct KnownRun {
     Direction direction = Direction::kForward;
     std::int64_t rows = 0;  // 0: nothing
@@ -56,6 +52,12 @@ class ProgramCosts {
 
   // What one call takes, without its overhead.
   [[nodiscard]] double attention_us(const std::vector<TileOp>& tiles, Direction direction);
+  // Whether a tile is less than its two blocks.
+  [[nodiscard]] bool has_cut_tile(const std::vector<TileOp>& tiles) const;
+  void add_runs(const std::vector<TileOp>& tiles);
+  // What the runs that were added take.
+  [[nodiscard]] double runs_us(Direction direction);
+  void clear_runs();
   // As TileCosts::run_us, looked up where it was asked before.
   [[nodiscard]] double part_run_us(Direction direction, std::int64_t rows, double computed_pairs);
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
@@ -74,11 +76,12 @@ class ProgramCosts {
   TileCosts costs_;
   TileIndex index_;
   std::array<double, 2> flops_per_pair_{};  // by Direction
+  KnownCalls known_calls_;                  // those with a cut tile
   // Scratch of attention_us: runs of whole blocks with their rows, and what each computes (0
-  // between calls), by q block and group; pieces of parts of blocks with their run.
+  // between calls), by q block and group; those of parts of blocks.
   std::vector<std::pair<std::size_t, std::int64_t>> runs_;
   std::vector<double> computed_of_run_;
-  std::vector<PartRun> part_runs_;
+  PartRuns part_runs_;
   std::vector<TilePiece> pieces_;
   std::vector<KnownRun> known_runs_;       // by hash, the last one asked
   std::vector<std::int32_t> end_of_peer_;  // scratch of message_ends, -1 between calls

@@ -1,0 +1,44 @@
+// Runs of parts of query blocks: what the pieces of one attention call with the same queries
+// compute together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/base.h"
+
+namespace contextile {
+
+// Pieces whose queries are a part of their block's.
+struct PartRun {
+  std::size_t run = 0;  // of the whole block
+  Range q;              // of the tokens of the query block
+  double computed_pairs = 0;
+};
+
+// Adds pieces up as they come: a call of composite blocks has far more pieces than runs.
+class PartRuns {
+ public:
+  // O(1) in the mean. Not between `sorted` and `clear`.
+  void add(std::size_t run, Range q, double computed_pairs);
+  // What was added since `clear`, by run and queries, each once.
+  [[nodiscard]] std::span<const PartRun> sorted();
+  void clear();
+
+ private:
+  struct Slot {
+    std::uint32_t call = 0;  // it is empty in all others
+    std::uint32_t index = 0;
+  };
+
+  [[nodiscard]] Slot& slot_of(std::size_t run, Range q);
+  void grow();
+
+  std::vector<PartRun> runs_;
+  std::vector<Slot> slots_;  // a hash table of indices into runs_
+  std::uint32_t call_ = 1;
+};
+
+}  // namespace contextile
