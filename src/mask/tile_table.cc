@@ -16,26 +16,27 @@ constexpr std::int64_t kPiecesOfTile = 64;
 }  // namespace
 
 TileTable::TileTable(std::vector<Tile> tiles, std::int32_t num_blocks)
-    : tiles_(std::move(tiles)), first_of_q_block_(static_cast<std::size_t>(num_blocks) + 1) {
+    : tiles_(std::move(tiles)), rows_(static_cast<std::size_t>(num_blocks)) {
   std::size_t next = 0;
-  for (std::size_t block = 0; block < first_of_q_block_.size(); ++block) {
+  for (std::size_t block = 0; block < rows_.size(); ++block) {
     while (next < tiles_.size() && tiles_[next].q_block.index() < block) ++next;
-    first_of_q_block_[block] = next;
+    Row& row = rows_[block];
+    row.first = static_cast<std::int64_t>(next);
+    const std::size_t first = next;
+    while (next < tiles_.size() && tiles_[next].q_block.index() == block) ++next;
+    if (next == first) continue;
+    row.count = static_cast<std::int32_t>(next - first);
+    row.first_kv = tiles_[first].kv_block.value;
+    row.has_gaps = tiles_[next - 1].kv_block.value - row.first_kv + 1 != row.count;
   }
 }
 
 std::int64_t TileTable::find(BlockId q_block, BlockId kv_block) const {
-  const auto at_block = [&](std::size_t block) {
-    return tiles_.begin() + static_cast<std::ptrdiff_t>(first_of_q_block_[block]);
-  };
-  const auto begin = at_block(q_block.index());
-  const auto end = at_block(q_block.index() + 1);
-  if (begin == end) return -1;
-  // Where all blocks from the row's first to this one have a tile, as under a causal mask.
-  const std::int64_t beside = std::int64_t{kv_block.value} - begin->kv_block.value;
-  if (beside >= 0 && beside < end - begin && begin[beside].kv_block == kv_block) {
-    return begin + beside - tiles_.begin();
-  }
+  const Row& row = rows_[q_block.index()];
+  const std::int64_t beside = std::int64_t{kv_block.value} - row.first_kv;
+  if (!row.has_gaps) return beside >= 0 && beside < row.count ? row.first + beside : -1;
+  const auto begin = tiles_.begin() + row.first;
+  const auto end = begin + row.count;
   const auto at = std::ranges::lower_bound(begin, end, kv_block, {}, &Tile::kv_block);
   return at != end && at->kv_block == kv_block ? at - tiles_.begin() : -1;
 }

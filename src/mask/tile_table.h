@@ -17,12 +17,21 @@ class TileTable {
   TileTable(std::vector<Tile> tiles, std::int32_t num_blocks);
 
   [[nodiscard]] std::span<const Tile> tiles() const { return tiles_; }
-  // Index into tiles(), or -1: no pair of the mask is there.
+  // Index into tiles(), or -1: no pair of the mask is there. O(1) where a row's tiles stand side by
+  // side, as under a causal mask; else O(log).
   [[nodiscard]] std::int64_t find(BlockId q_block, BlockId kv_block) const;
 
  private:
+  // The tiles of a query block. Few, so that what is asked all over a large table is in the cache.
+  struct Row {
+    std::int64_t first = 0;  // into tiles_
+    std::int32_t count = 0;
+    std::int32_t first_kv = 0;
+    bool has_gaps = false;  // key blocks between its first and its last have no tile
+  };
+
   std::vector<Tile> tiles_;
-  std::vector<std::size_t> first_of_q_block_;
+  std::vector<Row> rows_;  // by query block
 };
 
 // The tiles of `mask` over `blocks`, for comparison with the `num_listed` tiles that a plan lists;

@@ -112,7 +112,7 @@ void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64
   }
 }
 
-void check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
+bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
                  const PlanPlace& place, Findings& findings) {
   const auto groups = static_cast<std::size_t>(facts.round.head_groups);
   const std::size_t num_wanted = mask.tiles().size() * groups;
@@ -120,12 +120,14 @@ void check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
       facts.round.num_tiles(static_cast<std::size_t>(place.mask), *place.direction));
   if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {
     findings.cause(place, "{} tiles are computed, the mask has {}", num_listed, num_wanted);
-    return;  // naming each would take too much
+    return false;  // naming each would take too much
   }
+  bool once = true;
   std::vector<std::int32_t> times(num_wanted);
   const auto check_tile = [&](const TileOp& tile, const PlanPlace& at) {
     const std::int64_t found = mask.table().find(tile.q_block, tile.kv_block);
     if (found < 0) {
+      once = false;
       findings.violation(at, "tile ({}, {}) of group {} has no pair of the mask",
                          tile.q_block.value, tile.kv_block.value, tile.group.value);
       return;
@@ -151,6 +153,7 @@ void check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
   }
   for (std::size_t n = 0; n < times.size(); ++n) {
     if (times[n] == 1) continue;
+    once = false;
     const Tile& tile = mask.tiles()[n / groups];
     if (times[n] == 0) {
       findings.cause(place, "tile ({}, {}) of group {} is computed by nobody", tile.q_block.value,
@@ -160,6 +163,7 @@ void check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
                      tile.kv_block.value, n % groups, times[n]);
     }
   }
+  return once;
 }
 
 }  // namespace contextile

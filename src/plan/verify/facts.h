@@ -99,8 +99,10 @@ void check_ownership(const RoundFacts& facts, Findings& findings);
 // Roles of every tile's blocks, pairs outside the round's tokens.
 void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64_t mask_pairs,
                       const PlanPlace& place, Findings& findings);
-// Every tile of every group computed exactly once, with the pairs the mask has.
-void check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
-                 const PlanPlace& place, Findings& findings);
+// Every tile of every group computed exactly once, with the pairs the mask has. Whether each is,
+// and nothing else.
+[[nodiscard]] bool check_cover(const RoundFacts& facts, const MaskFacts& mask,
+                               const DirectionPrograms& programs, const PlanPlace& place,
+                               Findings& findings);
 
 }  // namespace contextile

@@ -31,6 +31,10 @@ PlanMachine::PlanMachine(const RoundFacts& facts, const MaskFacts& mask,
       missing_sides_(messages.launches.size()),
       in_flight_(messages.units.size()),
       seen_at_(static_cast<std::size_t>(facts.round.blocks.num_blocks()), -1) {
+  const auto tiles = static_cast<std::size_t>(
+      facts.round.num_tiles(static_cast<std::size_t>(place.mask), direction));
+  tiles_.reserve(direction == Direction::kForward ? tiles : 2 * tiles);
+  movements_.reserve(movements_.size() + messages.units.size() / 2);  // two ends each
   for (std::size_t n = 0; n < messages.launches.size(); ++n) {
     missing_sides_[n] = messages.launches[n].last_side - messages.launches[n].first_side;
   }
@@ -272,7 +276,10 @@ void PlanMachine::end_receive(const MessageSide& side) {
     if (!slots.contains(end.slot)) continue;
     SlotPool::Slot& slot = slots.at(end.slot);
     slot.receiving = false;
-    if (n >= from.count || !same_transfer(*messages_.units[from.first + n], end)) continue;
+    if (!message.agreed &&
+        (n >= from.count || !same_transfer(*messages_.units[from.first + n], end))) {
+      continue;
+    }
     SlotContent content = in_flight_[from.first + n];
     // An input is never written where its owner keeps it; that was reported when the receive began.
     if (!content.unit.valid() || (slots.is_owned(end.slot) && !is_result(end.kind))) continue;
@@ -461,6 +468,7 @@ void PlanMachine::check_results() {
 
 void PlanMachine::check_owned_result(Kind kind, UnitId unit, const SlotContent& content) {
   const std::int32_t wanted = mask_.num_tiles_of(kind, facts_.block_of(unit));
+  if (covered_ && content.num_tiles == wanted) return;
   std::int32_t distinct = 0;
   for (std::int32_t n = content.first_tile; n >= 0; n = tiles_[static_cast<std::size_t>(n)].next) {
     const BlockId other = tiles_[static_cast<std::size_t>(n)].other;

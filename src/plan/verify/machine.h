@@ -48,6 +48,10 @@ class PlanMachine {
 
   // Fills backward's staging slots before the run.
   void place_retained(std::span<const RetainedInput> inputs);
+  // Every tile of the mask is computed once and no other is (check_cover). Then a result is right
+  // when it holds as many tiles as it must: what it holds are tiles of its own unit, and no tile is
+  // in two results, since who reads a partial takes it away.
+  void trust_cover() { covered_ = true; }
   // False on a deadlock. Checks the owners' results at the end.
   bool run();
   // What the retain lists keep, after the run.
@@ -115,6 +119,7 @@ class PlanMachine {
   std::vector<std::int32_t> missing_sides_;  // of each launch: messages not launched by both
   std::vector<SlotContent> in_flight_;       // beside MessagePlan::units
   std::vector<Tile> tiles_;
+  bool covered_ = false;
   std::vector<std::int32_t> seen_at_;  // scratch of check_owned_result, by block
   std::vector<SlotId> pushed_out_;     // scratch of write
   std::vector<Rank> awake_;

@@ -135,7 +135,7 @@ void pair_sides(MessagePlan& plan) {
     }
     for (std::size_t n = 0; n < std::max(middle - begin, end - middle); ++n) {
       const auto message = static_cast<std::int32_t>(plan.messages.size());
-      plan.messages.push_back({src, dst, static_cast<std::int64_t>(n), -1, -1});
+      plan.messages.push_back({.src = src, .dst = dst, .number = static_cast<std::int64_t>(n)});
       if (begin + n < middle) {
         plan.messages.back().sent = order[begin + n];
         side(order[begin + n]).message = message;
@@ -156,7 +156,7 @@ std::string text_of(std::span<const TransferEnd* const> units, std::size_t n) {
                      unit.group.value, to_string(unit.wire));
 }
 
-void compare_sides(const MessagePlan& plan, const PlannedMessage& message, const PlanPlace& place,
+void compare_sides(const MessagePlan& plan, PlannedMessage& message, const PlanPlace& place,
                    Findings& findings) {
   if (message.sent < 0 || message.expected < 0) {
     const MessageSide& side =
@@ -172,7 +172,8 @@ void compare_sides(const MessagePlan& plan, const PlannedMessage& message, const
   const auto expected = plan.units_of(to);
   std::size_t n = 0;
   while (n < sent.size() && n < expected.size() && same_transfer(*sent[n], *expected[n])) ++n;
-  if (n == sent.size() && n == expected.size()) return;
+  message.agreed = n == sent.size() && n == expected.size();
+  if (message.agreed) return;
   const PlannedLaunch& launch = plan.launches[static_cast<std::size_t>(to.launch)];
   findings.cause(place.at_rank(to.rank.value).at_instruction(launch.instruction, "launch"),
                  "message {} from {}: unit {} of {} is sent as {}, expected as {} of {}",
@@ -278,7 +279,7 @@ MessagePlan match_messages(const RoundFacts& facts, const DirectionPrograms& pro
     collector.collect(Rank{static_cast<std::int32_t>(r)}, *programs[r]);
   }
   pair_sides(plan);
-  for (const PlannedMessage& message : plan.messages) {
+  for (PlannedMessage& message : plan.messages) {
     compare_sides(plan, message, place, findings);
   }
   return plan;

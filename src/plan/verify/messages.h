@@ -30,6 +30,7 @@ struct PlannedMessage {
   std::int64_t number = 0;  // n-th from src to dst
   std::int32_t sent = -1;   // sides; -1: there is none
   std::int32_t expected = -1;
+  bool agreed = false;  // both sides list the same transfers
 };
 
 struct PlannedLaunch {

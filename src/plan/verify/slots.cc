@@ -38,14 +38,17 @@ bool SlotPool::overlap(SlotId a, SlotId b) const {
 }
 
 void SlotPool::occupy(SlotId slot, std::vector<SlotId>& pushed_out) {
+  if (slots_[slot.index()].in_use) return;
   const Range mine = range(slot);
   auto at = in_use_.lower_bound(mine.begin);
   if (at != in_use_.begin() && range(std::prev(at)->second).end > mine.begin) --at;
   while (at != in_use_.end() && range(at->second).begin < mine.end) {
-    if (at->second != slot) pushed_out.push_back(at->second);
+    pushed_out.push_back(at->second);
+    slots_[at->second.index()].in_use = false;
     at = in_use_.erase(at);
   }
-  in_use_.emplace(mine.begin, slot);
+  in_use_.emplace_hint(at, mine.begin, slot);
+  slots_[slot.index()].in_use = true;
 }
 
 }  // namespace contextile

@@ -33,6 +33,8 @@ class SlotPool {
     SlotContent content;
     std::int32_t num_sending = 0;  // transfers under way that read it
     bool receiving = false;        // a transfer under way writes it
+    bool in_use = false;           // its range is its own: since it was written no other slot was
+                                   // that overlaps it
     Gone gone = Gone::kNever;
     std::int32_t gone_at = 0;  // instruction
 
@@ -55,7 +57,7 @@ class SlotPool {
   [[nodiscard]] bool overlap(SlotId a, SlotId b) const;
 
   // Puts a staging slot's range in use; appends the other slots that were in use on a part of it
-  // and no longer are. O(log + pushed out).
+  // and no longer are. O(1) where the slot's own was, else O(log + pushed out).
   void occupy(SlotId slot, std::vector<SlotId>& pushed_out);
 
  private:

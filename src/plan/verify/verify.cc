@@ -75,11 +75,12 @@ class MaskVerifier {
   void verify_direction(Direction direction, const PlanPlace& place) {
     const std::optional<DirectionPrograms> programs = programs_of(direction, place);
     if (!programs || (direction == Direction::kBackward && lost_retained_)) return;
-    check_cover(facts_, mask_, *programs, place, findings_);
+    const bool covered = check_cover(facts_, mask_, *programs, place, findings_);
     const MessagePlan messages = match_messages(facts_, *programs, place, findings_);
     PlanMachine machine(facts_, mask_, messages, *programs, direction, place, movements_,
                         findings_);
     if (direction == Direction::kBackward) machine.place_retained(retained_);
+    if (covered) machine.trust_cover();
     if (machine.run()) {
       check_grouped(messages, place);
     } else {
