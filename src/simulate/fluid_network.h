@@ -36,9 +36,11 @@ class FluidNetwork {
   void add(std::int32_t stream, double bytes, std::int32_t tag);
 
   // Gives every flow its share of now on: the least rate first, all flows of a port that is full
-  // get the same. Bertsekas and Gallager, Data Networks, 6.5.2. O(streams with flows · ports of a
-  // stream + ports · log). The first flows to end, and all that end by `horizon_us`, end by
-  // themselves; for what ends later there must be another share-out.
+  // get the same. Bertsekas and Gallager, Data Networks, 6.5.2. Streams that no change reaches,
+  // over streams that cross a port together, keep their rates to the bit. O(streams with flows),
+  // and of those reached O(streams · ports of a stream + ports · log). The first flows to end, and
+  // all that end by `horizon_us`, end by themselves; for what ends later there must be another
+  // share-out.
   void share_out(double now_us, double horizon_us);
 
   // When the next flow ends at today's rates; infinity if none does before the next share-out.
@@ -71,6 +73,7 @@ class FluidNetwork {
     PortTimes bound_us{};
     std::int32_t bound_by = -1;
     std::array<std::int32_t, kMaxPortsOfFlow> place{};  // of the stream in its ports' lists
+    std::int32_t active_place = 0;                      // in active_
     std::vector<FlowEnd> flows;                         // a heap, the first to end on top
   };
   struct Joining {
@@ -91,11 +94,17 @@ class FluidNetwork {
   void list(std::int32_t stream);
   void unlist(std::int32_t stream);
   void count(std::int32_t stream, std::int32_t flows);
-  void fill(double now_us);
-  void fix(std::size_t port, double share, double now_us);
-  void collect(const End& end);
+  void advance(double now_us);
+  void find_reached();
+  void reach(std::int32_t port);
+  void order_reached();
+  void find_alike();
+  [[nodiscard]] std::int32_t& alike_of(std::size_t port);
+  void fill();
+  void fix(std::size_t port, double share);
+  void collect_ends();
   [[nodiscard]] PortTimes bound_us(std::int32_t stream, double now_us) const;
-  void note_port(std::int32_t stream, std::int32_t port, double now_us);
+  void note_port(std::int32_t stream, std::int32_t port);
   void note_end(std::int32_t stream, std::int32_t tag, double now_us);
   [[nodiscard]] double end_us(const Stream& stream) const;
 
@@ -103,14 +112,34 @@ class FluidNetwork {
   std::vector<Stream> streams_;
   std::vector<Members> members_;                   // by stream
   std::vector<std::int64_t> shared_in_;            // by stream: the last share-out that fixed it
+  std::vector<std::int64_t> reached_in_;           // by stream: the last share-out that reached it
   std::vector<std::vector<std::int32_t>> listed_;  // streams with flows, by port
+  std::vector<std::int32_t> active_;               // streams with flows
+  std::vector<std::int32_t> changed_;              // ports whose flows came or went since then
+  std::vector<std::int32_t> reached_;              // ports whose rates a share-out sets
+  std::vector<std::int64_t> port_reached_in_;      // by port, as reached_in_
+  std::int64_t next_search_ = 0;                   // share-outs before that one reach all ports
   std::vector<std::int32_t> flows_of_port_;
-  std::vector<Joining> joining_;       // flows that move from the next share-out on
-  std::vector<double> left_;           // capacity not given away yet, by port
-  std::vector<std::int32_t> waiting_;  // flows without a rate yet, by port
-  std::vector<std::pair<double, std::size_t>> tightest_;  // a heap: (share of a waiting flow, port)
-  std::vector<End> ends_;       // a heap of streams' first ends up to `limit_us_`, earliest on top
-  double earliest_end_us_ = 0;  // of all streams
+  std::vector<Joining> joining_;                     // flows that move from the next share-out on
+  std::vector<double> left_;                         // capacity not given away yet, by port
+  std::vector<std::int32_t> waiting_;                // flows without a rate yet, by port
+  using PortShare = std::pair<double, std::size_t>;  // (share of a waiting flow, port)
+  std::vector<PortShare> in_order_;                  // of the reached ports at first, ascending
+  std::vector<PortShare> tightest_;                  // a heap: those that have more by now
+  // Scratch of order_reached: ports are alike that have equal capacities and as many flows.
+  struct Alike {
+    double share = 0;
+    std::size_t first = 0;  // of the ports
+    std::size_t num_ports = 0;
+    std::size_t slot = 0;  // into next_place_: one for all of the same share
+  };
+  std::vector<std::int32_t> capacity_class_;               // by port, from 0
+  std::vector<std::vector<std::int32_t>> alike_of_flows_;  // by class and flows; -1 between calls
+  std::vector<Alike> alike_;
+  std::vector<std::int32_t> alike_of_port_;
+  std::vector<std::size_t> by_share_;    // of alike_, ascending
+  std::vector<std::size_t> next_place_;  // in in_order_
+  std::vector<End> ends_;  // a heap of streams' first ends up to `limit_us_`, earliest on top
   double limit_us_ = 0;
   double since_us_ = 0;
   bool tracks_ports_ = false;

@@ -32,15 +32,18 @@ struct Traffic {
 
 Traffic random_traffic(Rng& rng) {
   Traffic traffic;
-  const std::int64_t ports = random_between(rng, 2, 9);
+  // Of many ports, each crossed by few streams, a change reaches some.
+  const bool sparse = random_chance(rng, 0.5);
+  const std::int64_t ports = sparse ? random_between(rng, 20, 40) : random_between(rng, 2, 9);
   for (std::int64_t p = 0; p < ports; ++p) {
     traffic.capacity.push_back(static_cast<double>(random_between(rng, 1, 8)));
   }
-  const std::int64_t streams = random_between(rng, 1, 12);
+  const std::int64_t streams = random_between(rng, 1, sparse ? 30 : 12);
   for (std::int64_t s = 0; s < streams; ++s) {
     FlowPath path;
     for (std::int64_t p = 0; p < ports && path.num_ports < kMaxPortsOfFlow; ++p) {
-      if (random_between(rng, 0, 2) == 0) path.cross(static_cast<std::int32_t>(p));
+      if (random_between(rng, 0, sparse ? ports / 2 : 2) == 0)
+        path.cross(static_cast<std::int32_t>(p));
     }
     if (path.num_ports == 0) path.cross(0);
     traffic.streams.push_back(path);
