@@ -98,6 +98,11 @@ class CheckFailed : public Error {
                                           const StrategyChoice& choice,
                                           const PlanOptions& options = {});
 
+// What one layer of every mask takes, both directions, µs: attention as simulated, and the linear
+// layers of the device that owns most tokens, `linear_us_per_token` each, backward twice as long.
+[[nodiscard]] double layer_us(const PlannedBatch& planned, const Simulation& simulation,
+                              double linear_us_per_token);
+
 // ------------------------------------------------------------------------------- comparison
 
 // Batches to plan for one machine, with the same options.
@@ -124,6 +129,8 @@ struct ComparedStrategy {
   std::vector<PlannedBatch> batches;    // plans without bands and programs: many would not fit
   std::vector<Simulation> simulations;  // one for each batch whose plan verifies
   std::vector<BatchBound> bounds;       // likewise
+  // A layer with its linear layers (layer_us), likewise; empty where nobody said what tokens cost.
+  std::vector<double> layers_us;
 
   // Applied and every plan verifies, or did not apply.
   [[nodiscard]] bool ok() const;

@@ -89,6 +89,18 @@ std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster)
   return *std::ranges::max_element(owned);
 }
 
+std::int64_t tiles_of_a_direction(const Arrangement& arrangement) {
+  std::int64_t forward = 0;
+  std::int64_t backward = 0;
+  for (const ArrangedRound& round : arrangement.rounds) {
+    for (const ArrangedMask& mask : round.programs) {
+      if (mask.forward) forward += std::ssize(mask.forward->tiles);
+      if (mask.backward) backward += std::ssize(mask.backward->tiles);
+    }
+  }
+  return std::max(forward, backward);
+}
+
 double least_time_us(const Workload& workload, const Cluster& cluster,
                      const Arrangement& arrangement) {
   const Loads loads(workload, cluster, arrangement.partial_wire);

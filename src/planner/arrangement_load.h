@@ -12,6 +12,9 @@ namespace contextile {
 // Of the device that owns most.
 [[nodiscard]] std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster);
 
+// Of all rounds and masks, of the direction that has more.
+[[nodiscard]] std::int64_t tiles_of_a_direction(const Arrangement& arrangement);
+
 // A time that simulate() does not undercut for the arrangement's plan, both directions, µs: for
 // every round and mask the busiest device's pairs at the kernel's best share of the peak, or the
 // bytes of the busiest port or NIC at its rate. O(tiles + transfers).

@@ -46,6 +46,17 @@ std::shared_ptr<const Plan> description_of(const Plan& plan) {
 
 }  // namespace
 
+double layer_us(const PlannedBatch& planned, const Simulation& simulation,
+                double linear_us_per_token) {
+  const Plan& plan = *planned.plan;
+  const PlanStats& stats = planned.statistics;
+  const double most_tokens = (1 + stats.token_overload) * static_cast<double>(stats.tokens) /
+                             (plan.nodes * plan.devices_per_node);
+  const auto layers = static_cast<double>(plan.rounds.front().masks.size());
+  const double passes = layers * (simulation.backward ? 3 : 1);
+  return simulation.time_us() + passes * linear_us_per_token * most_tokens;
+}
+
 BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
                         const Simulation& simulation) {
   const BoundOptions options = bound_options_beside(plan, workload, cluster);
@@ -75,7 +86,8 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
                         .failed = {},
                         .batches = {},
                         .simulations = {},
-                        .bounds = {}});
+                        .bounds = {},
+                        .layers_us = {}});
   }
   for (std::size_t i = 0; i < compared.size(); ++i) {
     ComparedStrategy& row = compared[i];
@@ -89,6 +101,10 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
           row.simulations.push_back(simulate(*planned.plan, input.cluster));
           row.bounds.push_back(
               bound_beside(*planned.plan, workload, input.cluster, row.simulations.back()));
+          if (input.options.linear_us_per_token) {
+            row.layers_us.push_back(
+                layer_us(planned, row.simulations.back(), *input.options.linear_us_per_token));
+          }
           if (hooks.planned) hooks.planned(i, b, planned);
         }
         planned.plan = description_of(*planned.plan);

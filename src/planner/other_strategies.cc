@@ -71,7 +71,7 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   for (Candidate& candidate : candidates) {
     if (candidate.chosen.empty()) continue;
     ++state_.tried;
-    if (candidate.cost_us < state_.best.cost_us) state_.best = std::move(candidate);
+    state_.keep_if_best(std::move(candidate));
   }
 }
 

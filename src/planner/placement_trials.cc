@@ -212,19 +212,21 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
 void PlacementTrials::take_if_best(const Tried& tried) {
   if (tried.cost_us >= state_.best.cost_us) return;
   const PlacementChoice& choice = tried.placement.choice;
-  state_.best.cost_us = tried.cost_us;
-  state_.best.time_us = tried.times.sum_us();
-  state_.best.chosen = "placement";
-  state_.best.arrangement = arrange(tried.placement, tried.schedules);
-  std::map<std::string, std::string>& options = state_.best.arrangement.options;
+  Candidate candidate{.cost_us = tried.cost_us,
+                      .time_us = tried.times.sum_us(),
+                      .chosen = "placement",
+                      .arrangement = arrange(tried.placement, tried.schedules)};
+  std::map<std::string, std::string>& options = candidate.arrangement.options;
   options = {{"of", unit_text(choice.unit)},
              {"block_size", fmt::format("{}", choice.block_size)},
              {"head_groups", fmt::format("{}", choice.head_groups)},
              {"forward", schedule_text(tried.schedules.forward)}};
   if (choice.unit == PlacedUnit::kTiles) options["eps"] = fmt::format("{}", choice.eps);
-  if (!state_.request.backward) return;
-  options["backward"] = schedule_text(tried.schedules.backward);
-  options["retained"] = retain_ ? "on" : "off";
+  if (state_.request.backward) {
+    options["backward"] = schedule_text(tried.schedules.backward);
+    options["retained"] = retain_ ? "on" : "off";
+  }
+  state_.keep_if_best(std::move(candidate));
 }
 
 }  // namespace contextile

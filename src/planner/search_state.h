@@ -15,6 +15,7 @@
 #include "contextile/strategies.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
+#include "planner/arrangement_load.h"
 #include "planner/placement.h"
 #include "planner/search_budget.h"
 
@@ -84,8 +85,17 @@ struct SearchState {
   // Whether so many steps, which are about microseconds, end in that share of the time.
   [[nodiscard]] bool has_time_for(std::int64_t steps, double share = 1) const {
     if (options.budget_ms == 0) return true;
-    const double limit_us = share * 1e3 * static_cast<double>(options.budget_ms);
-    return elapsed_us() + static_cast<double>(steps) < limit_us;
+    const double limit_us = 1e3 * static_cast<double>(options.budget_ms) - reserve_us;
+    return elapsed_us() + static_cast<double>(steps) < share * limit_us;
+  }
+  // Makes the candidate the best if it is better. The rest of the time has to do for arranging,
+  // building and judging its plan.
+  void keep_if_best(Candidate candidate) {
+    if (candidate.cost_us >= best.cost_us) return;
+    best = std::move(candidate);
+    constexpr std::int64_t kPlans = 2;
+    reserve_us = static_cast<double>(
+        kPlans * steps_of_simulating(num_devices(), tiles_of_a_direction(best.arrangement)));
   }
   // Takes the steps of what is about to be done if they fit into that share of all limits.
   [[nodiscard]] bool take(std::int64_t steps, double share) {
@@ -116,6 +126,7 @@ struct SearchState {
   SearchProgress progress;
   std::chrono::steady_clock::time_point start;
   TokenRule tokens;
+  double reserve_us = 0;  // of a limited time, for the end
   Candidate best;
   std::int32_t tried = 0;  // plans simulated
 };

@@ -137,7 +137,8 @@ Table planning_table(std::span<const ComparedStrategy> comparisons) {
       {"predicted_total_s", ""},
       {"predicted_of_bound", ""},
       {"predicted_exposed", ""},
-      {"predicted_mfu", ""}};
+      {"predicted_mfu", ""},
+      {"predicted_layer_s", ""}};
   Table table(columns);
   const auto inter = [](const DirectionStats& s) { return s.inter_bytes; };
   const auto intra = [](const DirectionStats& s) { return s.intra_bytes; };
@@ -164,7 +165,8 @@ Table planning_table(std::span<const ComparedStrategy> comparisons) {
          predicted.total_s,
          predicted.of_bound,
          predicted.exposed,
-         predicted.mfu});
+         predicted.mfu,
+         predicted.layer_s});
   }
   return table;
 }
@@ -217,8 +219,11 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
     text += fmt::format(
                 "\npredicted on {}\n"
                 "x bound: over what no plan undercuts; exposed: waiting for transfers, mean over\n"
-                "devices; plan: arranging and building\n\n",
-                printable(input.cluster.name)) +
+                "devices; plan: arranging and building{}\n\n",
+                printable(input.cluster.name),
+                input.options.linear_us_per_token
+                    ? "; layer: with linear layers of the device\nthat owns most tokens"
+                    : "") +
             prediction_table(comparisons).text(colour);
   }
   if (!runs.empty()) {

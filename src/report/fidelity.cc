@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "contextile/oracle.h"
@@ -75,6 +78,11 @@ PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   if (bound_us > 0) predicted.of_bound = total_us / bound_us;
   predicted.exposed = total_us > 0 ? exposed_us / total_us : 0;
   predicted.mfu = total_us > 0 ? peak_us / total_us : 0;
+  if (!comparison.layers_us.empty()) {
+    predicted.layer_s =
+        1e-6 * std::accumulate(comparison.layers_us.begin(), comparison.layers_us.end(), 0.0) /
+        batches;
+  }
   return predicted;
 }
 
@@ -94,20 +102,33 @@ Json prediction_json(const Simulation& simulation, const BatchBound& bound) {
 }
 
 Table prediction_table(std::span<const ComparedStrategy> comparisons) {
-  Table table({{"strategy", "strategy"},
-               {"predicted_forward_s", "forward\nms", Format::kMilliseconds},
-               {"predicted_backward_s", "backward\nms", Format::kMilliseconds},
-               {"predicted_total_s", "total\nms", Format::kMilliseconds},
-               {"predicted_of_bound", "x\nbound"},
-               {"predicted_exposed", "exposed", Format::kPercent},
-               {"predicted_mfu", "MFU", Format::kPercent},
-               {"planning_s", "plan\nms", Format::kMilliseconds}});
+  const bool has_layers = std::ranges::any_of(
+      comparisons, [](const ComparedStrategy& c) { return !c.layers_us.empty(); });
+  std::vector<Column> columns = {{"strategy", "strategy"},
+                                 {"predicted_forward_s", "forward\nms", Format::kMilliseconds},
+                                 {"predicted_backward_s", "backward\nms", Format::kMilliseconds},
+                                 {"predicted_total_s", "total\nms", Format::kMilliseconds},
+                                 {"predicted_of_bound", "x\nbound"},
+                                 {"predicted_exposed", "exposed", Format::kPercent},
+                                 {"predicted_mfu", "MFU", Format::kPercent},
+                                 {"planning_s", "plan\nms", Format::kMilliseconds}};
+  if (has_layers) {
+    columns.push_back({"predicted_layer_s", "layer\nms", Format::kMilliseconds});
+  }
+  Table table(columns);
   for (const ComparedStrategy& comparison : comparisons) {
     if (comparison.simulations.empty()) continue;
     const PredictedTimes predicted = predicted_times(comparison);
-    table.add_row({choice_text(comparison.choice), predicted.forward_s, predicted.backward_s,
-                   predicted.total_s, predicted.of_bound, predicted.exposed, predicted.mfu,
-                   mean_planning_s(comparison)});
+    std::vector<Cell> cells = {choice_text(comparison.choice),
+                               predicted.forward_s,
+                               predicted.backward_s,
+                               predicted.total_s,
+                               predicted.of_bound,
+                               predicted.exposed,
+                               predicted.mfu,
+                               mean_planning_s(comparison)};
+    if (has_layers) cells.push_back(predicted.layer_s);
+    table.add_row(std::move(cells));
   }
   return table;
 }

@@ -21,6 +21,7 @@ struct PredictedTimes {
   Cell of_bound;  // total over the bounds' total: 1 or more
   Cell exposed;   // share of the total that devices wait for transfers
   Cell mfu;
+  Cell layer_s;  // with linear layers; none where nobody said what tokens cost
 };
 [[nodiscard]] PredictedTimes predicted_times(const ComparedStrategy& comparison);
 [[nodiscard]] double mean_planning_s(const ComparedStrategy& comparison);

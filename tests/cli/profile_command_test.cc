@@ -229,8 +229,40 @@ TEST_F(Prediction, CompareAsCsvHasThePredictedColumns) {
   const Outcome outcome = contextile(joined({"compare", "--csv", "--strategy", "zigzag"},
                                             small_batch(file("lengths.txt", "100\n37\n119\n"))));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr(",predicted_forward_s,predicted_backward_s,predicted_total_s,"
-                                     "predicted_of_bound,predicted_exposed,predicted_mfu\n"));
+  EXPECT_THAT(outcome.out,
+              HasSubstr(",predicted_forward_s,predicted_backward_s,predicted_total_s,"
+                        "predicted_of_bound,predicted_exposed,predicted_mfu,predicted_layer_s\n"));
+}
+
+TEST_F(Prediction, CompareShowsLayersWhereTokensHaveACost) {
+  const auto compare = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"compare",   "--json",      "--strategy", "zigzag,dcp,auto",
+                                      "--dataset", "prolong",     "--tokens",   "32K",
+                                      "--cluster", "dgx-h200:1x4"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = contextile(words);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out).at("strategies");
+  };
+  for (const auto& row : compare({})) EXPECT_TRUE(row.at("predicted_layer_s").is_null());
+  double longest_auto = 0;
+  for (const auto& row : compare({"--linear-layers", "2"})) {
+    const auto& statistics = row.at("batches")[0].at("statistics");
+    const double most_tokens = 32768.0 / 4 * (1 + statistics.at("token_overload").get<double>());
+    const double layer = row.at("predicted_layer_s");
+    EXPECT_NEAR(layer, row.at("predicted_total_s").get<double>() + 3 * 2e-6 * most_tokens, 1e-9);
+    if (row.at("strategy") == "auto") longest_auto = layer;
+  }
+  for (const auto& row : compare({"--linear-layers", "2"})) {
+    EXPECT_LE(longest_auto, row.at("predicted_layer_s"));
+  }
+  for (const auto& row : compare({"--linear-layers", "llama-8b"})) {
+    EXPECT_GT(row.at("predicted_layer_s"), row.at("predicted_total_s"));
+  }
+  const Outcome bad =
+      contextile({"compare", "--dataset", "prolong", "--tokens", "32K", "--linear-layers", "-1"});
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_THAT(bad.err, HasSubstr("--linear-layers: expected at least 0 us, found '-1'"));
 }
 
 TEST_F(Prediction, CompareWithRunPutsMeasuredTimesBesidePredictedOnes) {

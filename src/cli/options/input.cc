@@ -8,8 +8,10 @@
 #include "cli/options/types.h"
 #include "contextile/cluster.h"
 #include "contextile/mask.h"
+#include "contextile/model.h"
 #include "contextile/plan_estimate.h"
 #include "contextile/registry.h"
+#include "contextile/training.h"
 
 namespace contextile {
 namespace {
@@ -78,6 +80,14 @@ void add_planning_options(CLI::App& app, InputOptions& options) {
   add_size_as<std::int64_t>(
       app, "--memory-limit", options.limits.memory_limit_bytes, 1,
       {"BYTES", "the plan's memory on a device, per direction; checked by verification", "none"});
+  std::vector<std::string> models;
+  for (const ModelPreset& preset : model_presets()) models.push_back(preset.model.name);
+  add_text(app, "--linear-layers", options.linear_layers,
+           {"MODEL|US",
+            "what a token costs outside attention in a layer, forward, on its device: as in a "
+            "model ({}, or a .json file), or so many microseconds; choices of block sizes and of "
+            "auto weigh it, compare shows the layer's time",
+            "a guess decides block sizes", std::move(models)});
   add_switch(app, "--force", options.force,
              "plan also what has more than 2e8 tiles or pairs of devices");
   add_switch(app, "--forward-only", options.forward_only, "no backward pass (prefill)");
@@ -110,6 +120,18 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
                 fail_argument("--scale: expected a number above 0, found {}", quote(text));
               }
             });
+}
+
+// Of a token, forward, on a device of the group.
+std::optional<double> linear_us(const InputOptions& options, const Cluster& group) {
+  const std::string& text = options.linear_layers;
+  if (text.empty()) return std::nullopt;
+  if (text.find_first_not_of("0123456789.eE+-") == std::string::npos) {
+    const double us = parse_number("--linear-layers", text);
+    if (us < 0) fail_argument("--linear-layers: expected at least 0 us, found {}", quote(text));
+    return us;
+  }
+  return linear_us_per_token(load_model(text), group, {}) / options.workload.tp;
 }
 
 void check_size(const Workload& workload, const Cluster& cluster, const InputOptions& options) {
@@ -198,7 +220,8 @@ PlanInput load_input(const InputOptions& options) {
                    .backward = !options.forward_only,
                    .seed = options.seed,
                    .token_limit = options.limits.token_limit,
-                   .memory_limit_bytes = options.limits.memory_limit_bytes};
+                   .memory_limit_bytes = options.limits.memory_limit_bytes,
+                   .linear_us_per_token = linear_us(options, input.cluster)};
   return input;
 }
 

@@ -34,6 +34,7 @@ struct InputOptions {
   std::optional<std::int64_t> block_size;
   std::optional<Dtype> wire;
   BuildOptions limits;
+  std::string linear_layers;  // a model, or µs of a token; empty: not said
   std::uint64_t seed = 0;
   bool forward_only = false;
   bool force = false;  // plan more than a machine is meant to
