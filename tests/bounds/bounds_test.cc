@@ -124,7 +124,13 @@ Workload random_workload(Rng& rng) {
   if (random_chance(rng, 0.2)) {
     masks.push_back({.name = "second", .spec = random_mask_spec(rng, longest)});
   }
-  return make_workload(random_lengths(rng, 6, longest), shape, masks);
+  Workload workload = make_workload(random_lengths(rng, 6, longest), shape, masks);
+  const std::int64_t tokens = workload.num_tokens();
+  if (random_chance(rng, 0.15) && tokens > 1) {  // a prefix that is cached
+    const Range cached = {0, random_between(rng, 1, tokens - 1)};
+    drop_queries(workload, {&cached, 1});
+  }
+  return workload;
 }
 
 // A strategy of the registry with one of the options that it finds worth trying, or none where that
@@ -153,7 +159,15 @@ TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfAnyStrategysPlan) {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     Rng rng(seed);
     const Cluster cluster = random_cluster(rng);
-    const Workload workload = random_workload(rng);
+    Workload workload = random_workload(rng);
+    if (random_chance(rng, 0.1)) {  // each device holds an equal share already
+      const std::int64_t devices = cluster.num_devices();
+      for (std::int64_t d = 0; d < devices; ++d) {
+        const Range held = {workload.num_tokens() * d / devices,
+                            workload.num_tokens() * (d + 1) / devices};
+        if (!held.empty()) workload.home.push_back({held, Rank(static_cast<std::int32_t>(d))});
+      }
+    }
     SCOPED_TRACE(fmt::format("seed {}", seed));
     const std::optional<Plan> plan = random_plan(rng, workload, cluster);
     if (!plan) continue;
