@@ -171,8 +171,7 @@ double TrafficBound::refined_bytes(Kind& kind, double most_work, double most_byt
       return std::max(0.0, bound.bytes - level_.parts * excess_bytes);
     }
     std::ranges::sort(wide);
-    const auto repeated = std::ranges::unique(wide);
-    wide.erase(repeated.begin(), repeated.end());
+    wide.erase(std::unique(wide.begin(), wide.end()), wide.end());
     for (const std::size_t c : wide) {
       const double middle = 0.5 * (kind.cells[c].least_owned + kind.cells[c].owned);
       kind.cells.push_back({kind.cells[c].least_owned, middle,
