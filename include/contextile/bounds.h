@@ -49,8 +49,8 @@ struct TimeBound {
 // each document. Communication: the isoperimetry of attention, of devices at all their ports and of
 // nodes at their NICs (docs/simulator.md, "Bounds"); backward may have kept Q, K and V from
 // forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
-// O(bands · log + kinds of documents): some ten milliseconds at 131072 tokens on 32 devices
-// (docs/simulator.md has a table).
+// O(bands · log + kinds of documents): 5 to 20 ms at 131072 tokens on 32 devices, a tenth of a
+// second at 2M on 512 (docs/simulator.md has a table).
 [[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
                                     Direction direction, const BoundOptions& options = {});
 

@@ -64,7 +64,8 @@ double KernelPrice::share(double rows, double keys) const {
 }
 
 // A piece computes at most the rectangle, and per row at most its longest row and half a kernel
-// tile.
+// tile. A run of several pieces may compute more; it costs no less than one that computes so much,
+// and its pairs and tokens on the diagonal are no more than that one may have.
 double KernelPrice::most_keys(const MaskComponent& component) const {
   return std::min(static_cast<double>(component.tokens.size()),
                   static_cast<double>(component.max_degree) +
