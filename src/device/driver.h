@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "device/box_map.h"
+
 namespace contextile::cuda {
 
 // Names a stream or an event of one driver.
@@ -82,6 +84,10 @@ class Driver {
   // only by drivers that check the order of work.
   virtual void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
                       const std::function<Access()>& access) = 0;
+
+  // Whether kernels of a module can be launched.
+  [[nodiscard]] virtual bool has_module(std::string_view module) const = 0;
+  [[nodiscard]] virtual BoxMap map_boxes(const BoxSource& source) = 0;
 
   // Whether everything that the event stands for is done.
   [[nodiscard]] virtual bool is_done(Event event) = 0;

@@ -7,14 +7,17 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <span>
+#include <system_error>
 #include <type_traits>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "contextile/base.h"
+#include "device/encode_map.h"
 
 namespace contextile::cuda {
 namespace {
@@ -96,6 +99,7 @@ class Library {
     find(copy_2d, "cuMemcpy2DAsync_v2");
     find(fill, "cuMemsetD8Async");
     find(launch, "cuLaunchKernel");
+    find(encode_map, "cuTensorMapEncodeTiled");
   }
   ~Library() { ::dlclose(handle_); }
   Library(const Library&) = delete;
@@ -136,6 +140,7 @@ class Library {
   Result (*fill)(DevicePointer, unsigned char, std::size_t, void*) = nullptr;
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**) = nullptr;
+  EncodeMap encode_map = nullptr;
 
  private:
   void* handle_;
@@ -172,8 +177,13 @@ class GpuDriver : public Driver {
     try {
       select();
       keep_memory();
-      for (const std::string& module : options.modules) {
-        load(fmt::format("{}/{}.{}.cubin", options.folder, module, architecture));
+      const auto file_of = [&](const std::string& module) {
+        return fmt::format("{}/{}.{}.cubin", options.folder, module, architecture);
+      };
+      for (const std::string& module : options.modules) load(module, file_of(module));
+      for (const std::string& module : options.optional_modules) {
+        std::error_code error;
+        if (std::filesystem::exists(file_of(module), error)) load(module, file_of(module));
       }
     } catch (...) {
       cuda_.release_context(device_);
@@ -296,6 +306,16 @@ class GpuDriver : public Driver {
                                     handle(stream), &argument, nullptr));
   }
 
+  [[nodiscard]] bool has_module(std::string_view module) const override {
+    return std::ranges::find(names_, module) != names_.end();
+  }
+  [[nodiscard]] BoxMap map_boxes(const BoxSource& source) override {
+    BoxMap map;
+    select();
+    check("cuTensorMapEncodeTiled", encode_map(cuda_.encode_map, source, map));
+    return map;
+  }
+
   [[nodiscard]] bool is_done(Event event) override {
     select();
     const Result state = cuda_.query_event(handle(event));
@@ -349,7 +369,7 @@ class GpuDriver : public Driver {
     check("cuMemPoolSetAttribute", cuda_.pool_attribute(pool, kReleaseThreshold, &everything));
   }
 
-  void load(const std::string& file) {
+  void load(const std::string& module_name, const std::string& file) {
     const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view name) {
       constexpr std::array<std::uint8_t, 4> kElf = {0x7f, 'E', 'L', 'F'};
       CONTEXTILE_CHECK(std::ranges::equal(first.first(std::min(first.size(), kElf.size())), kElf),
@@ -359,6 +379,7 @@ class GpuDriver : public Driver {
     void* module = nullptr;
     check(file, cuda_.load_module(&module, image.bytes().data()));
     modules_.push_back(module);
+    names_.push_back(module_name);
   }
 
   void* function(const Grid& grid) {
@@ -426,6 +447,7 @@ class GpuDriver : public Driver {
   void* context_ = nullptr;
   std::mutex mutex_;
   std::vector<void*> modules_;
+  std::vector<std::string> names_;  // of them
   std::map<std::string, Function> functions_;
   std::vector<OpenStream> streams_;
   std::vector<void*> events_;

@@ -17,6 +17,8 @@ struct DeviceOptions {
   // Kernels are in FOLDER/MODULE.ARCHITECTURE.cubin, as scripts/cuda-kernels leaves them.
   std::string folder;
   std::vector<std::string> modules;
+  // Modules that are loaded where they are compiled for the device.
+  std::vector<std::string> optional_modules = {};
   // The driver's library; empty: that of the system.
   std::string library;
 };

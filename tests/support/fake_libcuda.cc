@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 
+#include "support/host_box_map.h"
 #include "support/host_grid.h"
 
 namespace {
@@ -291,6 +292,36 @@ extern "C" Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::si
   return guarded([&] {
     if (!is_stream(stream) || !is_device(to, bytes)) return kInvalidValue;
     std::memset(reinterpret_cast<void*>(to), value, bytes);
+    return kSuccess;
+  });
+}
+// Tensors of 16-bit elements and three dimensions; of a map's kinds the one that kernels read.
+extern "C" Result cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* data,
+                                         const std::uint64_t* sizes, const std::uint64_t* strides,
+                                         const std::uint32_t* box, const std::uint32_t* every,
+                                         int interleave, int swizzle, int promotion, int fill) {
+  return guarded([&] {
+    const auto is_multiple = [](const void* place, std::uintptr_t of) {
+      return reinterpret_cast<std::uintptr_t>(place) % of == 0;
+    };
+    if (!is_multiple(map, 64) || !is_multiple(data, 16) || type != 1 || rank != 3 ||
+        interleave != 0 || swizzle != 3 || promotion != 3 || fill != 0 || box[0] * 2 > 128) {
+      return kInvalidValue;
+    }
+    for (std::uint32_t d = 0; d < rank; ++d) {
+      if (sizes[d] == 0 || sizes[d] > (std::uint64_t{1} << 32) || box[d] == 0 || box[d] > 256 ||
+          every[d] != 1) {
+        return kInvalidValue;
+      }
+      if (d > 0 && (strides[d - 1] % 16 != 0 || strides[d - 1] >= (std::uint64_t{1} << 40))) {
+        return kInvalidValue;
+      }
+    }
+    const auto count = [](auto size) { return static_cast<std::int32_t>(size); };
+    const auto bytes = [](std::uint64_t stride) { return static_cast<std::int64_t>(stride); };
+    *static_cast<contextile::cuda::BoxMap*>(map) = contextile::cuda::packed_map(
+        {data, count(sizes[0]), count(sizes[1]), static_cast<std::int64_t>(sizes[2]),
+         bytes(strides[0]), bytes(strides[1]), count(box[0]), count(box[1]), count(box[2])});
     return kSuccess;
   });
 }

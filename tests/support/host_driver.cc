@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/check.h"
+#include "support/host_box_map.h"
 #include "support/host_grid.h"
 
 namespace contextile::cuda {
@@ -131,6 +132,8 @@ void HostDriver::check_memory(std::size_t op, const std::vector<bool>& before,
     }
   }
 }
+
+BoxMap HostDriver::map_boxes(const BoxSource& source) { return packed_map(source); }
 
 // ------------------------------------------------------------------------- streams and events
 

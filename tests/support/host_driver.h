@@ -44,6 +44,8 @@ class HostDriver : public Driver {
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override;
   void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
               const std::function<Access()>& access) override;
+  [[nodiscard]] bool has_module(std::string_view /*module*/) const override { return true; }
+  [[nodiscard]] BoxMap map_boxes(const BoxSource& source) override;
   // Runs what can run.
   [[nodiscard]] bool is_done(Event event) override;
   void enter() override {}

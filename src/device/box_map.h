@@ -1,0 +1,29 @@
+// Boxes of rows that a device copies into shared memory by itself (TMA).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace contextile::cuda {
+
+// Elements of 16 bits in rows of tokens and heads, and the box of them that one copy brings:
+// columns innermost, then heads, then tokens, 16 bytes of a row changing places as the 128-byte
+// swizzle has it. What a box has beyond the rows is zeros.
+struct BoxSource {
+  const void* data = nullptr;  // at a multiple of 16 bytes, as are the strides
+  std::int32_t cols = 0;
+  std::int32_t heads = 0;
+  std::int64_t tokens = 0;
+  std::int64_t head_stride_bytes = 0;
+  std::int64_t token_stride_bytes = 0;
+  std::int32_t box_cols = 0;  // at most 64: 128 bytes
+  std::int32_t box_heads = 0;
+  std::int32_t box_tokens = 0;
+};
+
+// The same as the device reads it (CUtensorMap); only its driver knows how.
+struct alignas(64) BoxMap {
+  std::byte opaque[128] = {};
+};
+
+}  // namespace contextile::cuda
