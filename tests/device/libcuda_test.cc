@@ -45,6 +45,7 @@ class FakeGpu : public ::testing::Test {
     return {.ordinal = 0,
             .folder = folder_,
             .modules = {"mma", "rows"},
+            .optional_modules = {},
             .library = CONTEXTILE_FAKE_LIBCUDA};
   }
 
@@ -75,6 +76,35 @@ TEST_F(FakeGpu, RunsPlansWithTheBitsOfTheHost) {
     run.host = &ranks;
     EXPECT_EQ(run_plan(plan, run).masks.at(0).result_bits, expected);
   }
+}
+
+// By maps that the driver makes, from the same launches as those of mma.
+TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
+  put("wgmma",
+      "\x7f"
+      "ELF");
+  DeviceOptions with_wgmma = options();
+  with_wgmma.optional_modules = {"wgmma", "absent"};
+  AttentionShape shape;
+  shape.q_heads = 6;
+  shape.kv_heads = 2;
+  shape.head_dim = 64;
+  shape.value_dim = 32;
+  const Workload workload = batch_of({300, 37, 190}, "lambda:16,100", shape);
+  const auto plan =
+      plan_and_check(workload, cluster_of(1, 4), parse_strategies("zigzag").at(0), {}).plan;
+  RunOptions run;
+  HostDriver at_once(HostDriver::Mode::kAtOnce);
+  DeviceRanks on_host(at_once, {}, Program::kWgmma);
+  run.host = &on_host;
+  const RunReport expected = run_plan(plan, run);
+  EXPECT_TRUE(expected.ok());
+  const std::unique_ptr<Driver> gpu = open_device(with_wgmma);
+  EXPECT_TRUE(gpu->has_module("wgmma"));
+  EXPECT_FALSE(gpu->has_module("absent"));
+  DeviceRanks ranks(*gpu, {}, Program::kWgmma);
+  run.host = &ranks;
+  EXPECT_EQ(run_plan(plan, run).masks.at(0).result_bits, expected.masks.at(0).result_bits);
 }
 
 TEST_F(FakeGpu, CopiesRowsAndKeepsWhatIsBetweenThem) {

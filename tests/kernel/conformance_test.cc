@@ -456,12 +456,14 @@ INSTANTIATE_TEST_SUITE_P(OfRoundedWeights, KernelConformance,
                                              emulated_bf16_kernels().end()),
                          name_of);
 
-INSTANTIATE_TEST_SUITE_P(OfCuda, KernelConformance, ::testing::Values(&cuda_host_kernel()),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(OfCuda, KernelConformance,
+                         ::testing::Values(&cuda_host_kernel(), &wgmma_host_kernel()), name_of);
 
 // The same on a device that has its own memory: what the driver's library gives, a GPU's where
 // CONTEXTILE_TEST_GPU names one, else the CPU's once more.
-INSTANTIATE_TEST_SUITE_P(OfDevice, KernelConformance, ::testing::Values(&staged_kernel()), name_of);
+INSTANTIATE_TEST_SUITE_P(OfDevice, KernelConformance,
+                         ::testing::ValuesIn(staged_kernels().begin(), staged_kernels().end()),
+                         name_of);
 
 TEST(Kernels, AreFoundByName) {
   for (const AttentionKernel* kernel : kernels()) EXPECT_EQ(&find_kernel(kernel->name()), kernel);

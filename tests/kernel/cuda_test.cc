@@ -159,10 +159,10 @@ TEST(CudaTables, MeetEveryPairOnceWhoeverOwns) {
     const std::vector<BackwardTile> tiles = {backward_tile(tile, slots, true)};
     const KernelParams params{2 * heads, 2, 64, 64, 1, 0};
     const std::int64_t rows = tile.rows * heads;
-    const Met by_query =
-        met_by<false>(query_gradient_table(params, tiles, 0, 1, 64), heads, tile.keys, rows, 64);
-    const Met by_key =
-        met_by<true>(key_gradient_table(params, tiles, 0, 1, 32), heads, rows, tile.keys, 32);
+    const Met by_query = met_by<false>(query_gradient_table(params, tiles, 0, 1, {.streamed = 64}),
+                                       heads, tile.keys, rows, 64);
+    const Met by_key = met_by<true>(key_gradient_table(params, tiles, 0, 1, {.streamed = 32}),
+                                    heads, rows, tile.keys, 32);
     const DenseMask mask = dense_of_bands(tile.bands, tile.rows, tile.keys);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t m = 0; m < tile.keys; ++m) {
@@ -181,14 +181,15 @@ TEST(CudaTables, OfACausalTileOnlyTheDiagonalIsMasked) {
   int slots[2];
   const std::vector<BackwardTile> tiles = {backward_tile(causal, slots, true)};
   const KernelParams params{1, 1, 64, 64, 1, 0};
-  const LaunchTable table = query_gradient_table(params, tiles, 0, 1, 64);
+  const LaunchTable table = query_gradient_table(params, tiles, 0, 1, {.streamed = 64});
   const Met met = met_by<false>(table, 1, 512, 512, 64);
   EXPECT_EQ(met.full_blocks, 28);
   EXPECT_EQ(met.masked_blocks, 8);
   for (std::size_t i = 1; i < table.owned.size(); ++i) {  // the longest first
     EXPECT_GE(table.owned[i - 1].num_blocks, table.owned[i].num_blocks);
   }
-  const Met by_key = met_by<true>(key_gradient_table(params, tiles, 0, 1, 32), 1, 512, 512, 32);
+  const Met by_key =
+      met_by<true>(key_gradient_table(params, tiles, 0, 1, {.streamed = 32}), 1, 512, 512, 32);
   EXPECT_EQ(by_key.full_blocks, 56);
   EXPECT_EQ(by_key.masked_blocks, 16);
 }
@@ -201,7 +202,7 @@ TEST(CudaTables, TilesOfOneSlotAreOnePassInListedOrder) {
                                            backward_tile(tile, slots, false)};
   ASSERT_EQ(end_of_launch(tiles, 0), 3U);
   const KernelParams params{1, 1, 64, 64, 1, 0};
-  const LaunchTable table = query_gradient_table(params, tiles, 0, 3, 64);
+  const LaunchTable table = query_gradient_table(params, tiles, 0, 3, {.streamed = 64});
   ASSERT_EQ(table.owned.size(), 1U);
   EXPECT_TRUE(table.owned[0].init);
   ASSERT_EQ(table.blocks.size(), 3U);

@@ -34,7 +34,7 @@ std::vector<const RowOps*> all_row_ops() {
     const auto has_its_name = [&](const RowOps* other) { return other->name() == rows.name(); };
     if (std::ranges::none_of(all, has_its_name)) all.push_back(&rows);
   }
-  all.push_back(&staged_kernel().row_ops());
+  all.push_back(&staged_kernels().front()->row_ops());
   return all;
 }
 

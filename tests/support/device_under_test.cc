@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "runtime/cuda/gpu_driver.h"
 #include "support/host_driver.h"
@@ -18,9 +19,16 @@ cuda::Driver& device_under_test() {
   return *kDriver;
 }
 
-const AttentionKernel& staged_kernel() {
-  static const StagedKernel kKernel(device_under_test());
-  return kKernel;
+std::span<const AttentionKernel* const> staged_kernels() {
+  using cuda::Program;
+  static const StagedKernel kMma(device_under_test(), Program::kMma);
+  static const StagedKernel kWgmma(device_under_test(), Program::kWgmma);
+  static const std::vector<const AttentionKernel*> kAll = [] {
+    std::vector<const AttentionKernel*> all = {&kMma};
+    if (device_under_test().has_module(module_of(Program::kWgmma))) all.push_back(&kWgmma);
+    return all;
+  }();
+  return kAll;
 }
 
 }  // namespace contextile

@@ -2,6 +2,8 @@
 // that open_gpu finds, or a CPU that works in an order of its own (host_driver.h).
 #pragma once
 
+#include <span>
+
 #include "contextile/kernel.h"
 #include "device/driver.h"
 
@@ -9,7 +11,7 @@ namespace contextile {
 
 // Throws what open_gpu does.
 [[nodiscard]] cuda::Driver& device_under_test();
-// Its kernel, on tensors of this process.
-[[nodiscard]] const AttentionKernel& staged_kernel();
+// Its kernels, on tensors of this process: cuda:mma first, and cuda:wgmma where the device has it.
+[[nodiscard]] std::span<const AttentionKernel* const> staged_kernels();
 
 }  // namespace contextile

@@ -11,7 +11,11 @@
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/forward.h"
 #include "kernel/cuda/row_calls.h"
+#include "kernel/cuda/wgmma_backward.h"
+#include "kernel/cuda/wgmma_forward.h"
+#include "kernel/cuda/wgmma_kernels.h"
 #include "support/host_cta.h"
+#include "support/host_group.h"
 
 namespace contextile::cuda {
 namespace {
@@ -58,6 +62,42 @@ void run_backward(const Grid& grid, const Launch& launch) {
       });
 }
 
+// run(group, owned block, KV head, shared memory) for every warpgroup of every block of threads.
+template <std::size_t kSharedBytes, typename Run>
+void run_groups(const Grid& grid, const Launch& launch, const Run& run) {
+  CONTEXTILE_CHECK(
+      grid.shared_bytes == static_cast<std::int32_t>(kSharedBytes) && grid.threads == kWgmmaThreads,
+      "{}: expected {} bytes of shared memory, found {}", grid.kernel, kSharedBytes,
+      grid.shared_bytes);
+  const auto width = static_cast<std::size_t>(grid.blocks_x);
+  parallel_for(std::size_t{0}, width * static_cast<std::size_t>(grid.blocks_y), [&](std::size_t i) {
+    HostGroups cta(kSharedBytes, i);
+    cta.turns().run([&](int part) {
+      HostGroup group(cta, part);
+      run(group, launch.owned[i % width], static_cast<int>(i / width), cta.shared());
+      group.expect_over();
+    });
+  });
+}
+
+template <Number kNumber, int kDim>
+void run_wgmma_forward(const Grid& grid, const Launch& launch) {
+  run_groups<kWgmmaForwardShared<kDim>>(
+      grid, launch,
+      [&](HostGroup& group, const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
+        wgmma_forward<kNumber, kDim>(group, launch, owned, kv_head, shared);
+      });
+}
+
+template <Number kNumber, int kDim, bool kKeysOwn>
+void run_wgmma_backward(const Grid& grid, const Launch& launch) {
+  run_groups<kWgmmaBackwardShared<kDim, kKeysOwn>>(
+      grid, launch,
+      [&](HostGroup& group, const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
+        wgmma_backward<kNumber, kDim, kKeysOwn>(group, launch, owned, kv_head, shared);
+      });
+}
+
 template <typename Call>
 void run_rows(const Grid& grid, const Call& call) {
   const std::int64_t warps = std::int64_t{grid.blocks_x} * kWarps;
@@ -85,6 +125,18 @@ void run_on_host(const Grid& grid, std::span<const std::byte> arguments) {
   }
   CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_RUN)
 #undef CONTEXTILE_RUN
+#define CONTEXTILE_RUN(text, number, dim)                                                      \
+  if (grid.kernel == "wgmma_forward_" #text "_" #dim) {                                        \
+    return run_wgmma_forward<number, dim>(grid, argument_of<Launch>(grid, arguments));         \
+  }                                                                                            \
+  if (grid.kernel == "wgmma_backward_dq_" #text "_" #dim) {                                    \
+    return run_wgmma_backward<number, dim, false>(grid, argument_of<Launch>(grid, arguments)); \
+  }                                                                                            \
+  if (grid.kernel == "wgmma_backward_dkv_" #text "_" #dim) {                                   \
+    return run_wgmma_backward<number, dim, true>(grid, argument_of<Launch>(grid, arguments));  \
+  }
+  CONTEXTILE_WGMMA_KERNELS(CONTEXTILE_RUN)
+#undef CONTEXTILE_RUN
 #define CONTEXTILE_RUN(name, Call) \
   if (grid.kernel == #name) return run_rows(grid, argument_of<Call>(grid, arguments));
   CONTEXTILE_ROW_KERNELS(CONTEXTILE_RUN)
@@ -97,6 +149,7 @@ std::size_t argument_bytes(std::string_view kernel) {
   if (kernel == #name) return sizeof(Call);
   CONTEXTILE_ROW_KERNELS(CONTEXTILE_SIZE)
 #undef CONTEXTILE_SIZE
+  if (kernel.starts_with("wgmma_")) kernel.remove_prefix(std::string_view("wgmma_").size());
   const bool is_attention = kernel.starts_with("forward_") || kernel.starts_with("backward_");
   return is_attention ? sizeof(Launch) : 0;
 }

@@ -38,9 +38,9 @@ class StagedRows : public RowOps {
 
 class StagedKernel : public AttentionKernel {
  public:
-  // The driver must outlive it. Calls come one after another.
-  explicit StagedKernel(cuda::Driver& driver)
-      : streams_(driver), inner_(streams_), rows_(streams_, inner_.row_ops()) {}
+  // The driver, which has the program's module, must outlive it. Calls come one after another.
+  StagedKernel(cuda::Driver& driver, cuda::Program program)
+      : streams_(driver), inner_(streams_, program), rows_(streams_, inner_.row_ops()) {}
 
   [[nodiscard]] std::string_view name() const override { return inner_.name(); }
   [[nodiscard]] Dtype weight_dtype(Dtype inputs) const override {

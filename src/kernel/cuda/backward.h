@@ -29,18 +29,21 @@ struct BackwardRows {
   Gradient second;  // dV
 };
 
-// LSE (in units of log2(e)) and delta of query rows. A row that attends nothing has weights
-// exp2(s - inf) = 0.
+// LSE (in units of log2(e)) and delta of query row `begin + at`. A row that attends nothing, or is
+// none, has weights exp2(s - inf) = 0.
+CONTEXTILE_HD void load_row_stats(const Launch& launch, const DeviceTile& tile, int kv_head,
+                                  std::int32_t begin, std::int32_t end, int at, float* stats) {
+  const std::int32_t row = begin + at;
+  const float lse = row < end ? *tile.lse.at(row, launch.heads, kv_head) : -INFINITY;
+  stats[at] = lse == -INFINITY ? INFINITY : lse * kLog2OfE;
+  stats[kOwnedRows + at] = lse == -INFINITY ? 0 : *tile.delta.at(row, launch.heads, kv_head);
+}
+
 template <typename Cta>
 CONTEXTILE_HD void load_stats(Cta& cta, const Launch& launch, const DeviceTile& tile, int kv_head,
                               std::int32_t begin, std::int32_t end, float* stats) {
   cta.each_thread([&](int thread) {
-    const std::int32_t row = begin + thread;
-    if (thread >= kOwnedRows) return;
-    const bool present = row < end;
-    const float lse = present ? *tile.lse.at(row, launch.heads, kv_head) : -INFINITY;
-    stats[thread] = lse == -INFINITY ? INFINITY : lse * kLog2OfE;
-    stats[kOwnedRows + thread] = lse == -INFINITY ? 0 : *tile.delta.at(row, launch.heads, kv_head);
+    if (thread < kOwnedRows) load_row_stats(launch, tile, kv_head, begin, end, thread, stats);
   });
 }
 

@@ -8,21 +8,25 @@
 #include <vector>
 
 #include "kernel/cuda/access.h"
-#include "kernel/cuda/backward.h"
-#include "kernel/cuda/entry_points.h"
-#include "kernel/cuda/forward.h"
+#include "kernel/cuda/passes.h"
 #include "kernel/cuda/tables.h"
+#include "kernel/cuda/tile_maps.h"
 
 namespace contextile::cuda {
 namespace {
 
-constexpr std::int64_t kTableAlignment = 16;
+constexpr std::int64_t kTableAlignment = alignof(TileMaps);
+
+// The tiles of a call, and their maps for kernels that read by them.
+struct CallTiles {
+  std::vector<DeviceTile> tiles;
+  std::vector<TileMaps> maps;
+};
 
 // The arrays of a launch, one after another in device memory.
 class UploadedTable {
  public:
-  UploadedTable(const RankStreams& streams, const std::vector<DeviceTile>& tiles,
-                const LaunchTable& table)
+  UploadedTable(const RankStreams& streams, const CallTiles& tiles, const LaunchTable& table)
       : memory_(streams.driver, streams.compute, total_bytes(tiles, table)) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(total_bytes(tiles, table)));
     std::int64_t end = 0;
@@ -34,7 +38,8 @@ class UploadedTable {
       end += padded(array);
       return at;
     };
-    tiles_ = put(tiles);
+    maps_ = put(tiles.maps);
+    tiles_ = put(tiles.tiles);
     owned_ = put(table.owned);
     blocks_ = put(table.blocks);
     bands_ = put(table.bands);
@@ -43,15 +48,11 @@ class UploadedTable {
   }
 
   [[nodiscard]] Launch launch(const KernelParams& params) const {
-    return {tiles_,
-            owned_,
-            blocks_,
-            bands_,
-            params.q_heads / params.kv_heads,
-            params.head_dim,
-            params.value_dim,
-            params.scale,
-            params.softcap};
+    return {tiles_,          owned_,
+            blocks_,         bands_,
+            maps_,           params.q_heads / params.kv_heads,
+            params.head_dim, params.value_dim,
+            params.scale,    params.softcap};
   }
   [[nodiscard]] const Rows& rows() const { return rows_; }
 
@@ -61,8 +62,9 @@ class UploadedTable {
     const auto bytes = static_cast<std::int64_t>(array.size() * sizeof(T));
     return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment;
   }
-  static std::int64_t total_bytes(const std::vector<DeviceTile>& tiles, const LaunchTable& table) {
-    return padded(tiles) + padded(table.owned) + padded(table.blocks) + padded(table.bands);
+  static std::int64_t total_bytes(const CallTiles& tiles, const LaunchTable& table) {
+    return padded(tiles.maps) + padded(tiles.tiles) + padded(table.owned) + padded(table.blocks) +
+           padded(table.bands);
   }
 
   StreamMemory memory_;
@@ -70,6 +72,7 @@ class UploadedTable {
   const OwnedBlock* owned_;
   const StreamedBlock* blocks_;
   const TokenBand* bands_;
+  const TileMaps* maps_;
   Rows rows_;
 };
 
@@ -111,18 +114,18 @@ Access access_of(std::span<const BackwardTile> tiles, bool keys_own) {
 }
 
 // One launch of a table: a block of threads for every owned block and KV head.
-void launch_table(const RankStreams& streams, const KernelParams& params, const EntryPoint& entry,
-                  const std::vector<DeviceTile>& tiles, const LaunchTable& table,
+void launch_table(const RankStreams& streams, const KernelParams& params, const Pass& pass,
+                  const CallTiles& tiles, const LaunchTable& table,
                   const std::function<Access()>& access) {
   if (table.owned.empty()) return;
   const UploadedTable uploaded(streams, tiles, table);
   const Launch launch = uploaded.launch(params);
   streams.driver.launch(streams.compute,
-                        {.kernel = entry.name,
+                        {.kernel = pass.entry.name,
                          .blocks_x = static_cast<std::int32_t>(table.owned.size()),
                          .blocks_y = params.kv_heads,
-                         .threads = kThreads,
-                         .shared_bytes = entry.shared_bytes},
+                         .threads = pass.threads,
+                         .shared_bytes = pass.entry.shared_bytes},
                         std::as_bytes(std::span(&launch, 1)), [&] {
                           Access all = access();
                           all.reads.push_back(uploaded.rows());
@@ -156,17 +159,19 @@ void DeviceKernel::check_shape(const AttentionShape& shape) const {
 std::unique_ptr<const PreparedBands> DeviceKernel::prepare_bands(
     const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
     std::span<const LocalBand> bands) const {
-  return std::make_unique<DeviceBands>(params, bands, num_rows, num_keys);
+  return std::make_unique<DeviceBands>(params, bands, num_rows, num_keys,
+                                       owned_rows(taken_program(params, program_)));
 }
 
 void DeviceKernel::forward(const KernelParams& params, std::span<const ForwardTile> tiles) const {
   if (tiles.empty()) return;
-  const std::vector<DeviceTile> device = device_tiles(tiles);
-  const EntryPoint entry = forward_entry(params, tiles[0].q_NHD.dtype);
+  const Program program = taken_program(params, program_);
+  const CallTiles device{device_tiles(tiles), tile_maps(streams_.driver, program, tiles)};
+  const Pass pass = forward_pass(program, params, tiles[0].q_NHD.dtype);
   for (std::size_t first = 0; first < tiles.size();) {
     const std::size_t end = end_of_launch(tiles, first);
-    launch_table(streams_, params, entry, device,
-                 forward_table(params, tiles, first, end, kForwardKeys),
+    launch_table(streams_, params, pass, device,
+                 forward_table(params, tiles, first, end, pass.rows),
                  [&] { return access_of(tiles.subspan(first, end - first)); });
     first = end;
   }
@@ -174,13 +179,15 @@ void DeviceKernel::forward(const KernelParams& params, std::span<const ForwardTi
 
 void DeviceKernel::backward(const KernelParams& params, std::span<const BackwardTile> tiles) const {
   if (tiles.empty()) return;
-  const std::vector<DeviceTile> device = device_tiles(tiles);
+  const Program program = taken_program(params, program_);
+  const CallTiles device{device_tiles(tiles), tile_maps(streams_.driver, program, params, tiles)};
   for (std::size_t first = 0; first < tiles.size();) {
     const std::size_t end = end_of_launch(tiles, first);
     for (const bool keys_own : {false, true}) {
       const auto table_of = keys_own ? key_gradient_table : query_gradient_table;
-      launch_table(streams_, params, backward_entry(params, tiles[0].q_NHD.dtype, keys_own), device,
-                   table_of(params, tiles, first, end, kBackwardRows),
+      const Pass pass = keys_own ? key_gradient_pass(program, params, tiles[0].q_NHD.dtype)
+                                 : query_gradient_pass(program, params, tiles[0].q_NHD.dtype);
+      launch_table(streams_, params, pass, device, table_of(params, tiles, first, end, pass.rows),
                    [&] { return access_of(tiles.subspan(first, end - first), keys_own); });
     }
     first = end;

@@ -7,6 +7,7 @@
 
 #include "contextile/kernel.h"
 #include "device/driver.h"
+#include "kernel/cuda/passes.h"
 #include "kernel/cuda/row_ops.h"
 
 namespace contextile::cuda {
@@ -27,15 +28,16 @@ class DeviceRowMemory : public RowMemory {
   const RankStreams& streams_;
 };
 
-// cuda:mma. Calls put launches on the stream and return; tensors are in device memory. bf16 and
-// f16, head dims that are multiples of 8 up to 128 (else InvalidArgument).
+// cuda:mma or cuda:wgmma. Calls put launches on the stream and return; tensors are in device
+// memory. bf16 and f16, head dims that are multiples of 8 up to 128 (else InvalidArgument). Where a
+// KV head has more query heads than cuda:wgmma takes, its calls are those of cuda:mma.
 class DeviceKernel : public AttentionKernel {
  public:
-  // `streams` must outlive it.
-  explicit DeviceKernel(const RankStreams& streams)
-      : streams_(streams), rows_(streams), memory_(streams) {}
+  // `streams` must outlive it; its driver has the program's module.
+  explicit DeviceKernel(const RankStreams& streams, Program program = Program::kMma)
+      : streams_(streams), program_(program), rows_(streams), memory_(streams) {}
 
-  [[nodiscard]] std::string_view name() const override { return "cuda:mma"; }
+  [[nodiscard]] std::string_view name() const override { return name_of(program_); }
   [[nodiscard]] Dtype weight_dtype(Dtype inputs) const override { return inputs; }
   void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const override;
   void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const override;
@@ -48,6 +50,7 @@ class DeviceKernel : public AttentionKernel {
 
  private:
   const RankStreams& streams_;
+  const Program program_;
   DeviceRowOps rows_;
   DeviceRowMemory memory_;
 };

@@ -87,9 +87,11 @@ CONTEXTILE_HD RowMerge merge_row(float top, float sum, float held_lse) {
   return {merged, std::exp(held_lse - merged), std::exp(lse - merged) / sum};
 }
 
-template <int kDim, typename Cta>
+// Merges a warp's rows into their slot: their top (in units of log2(e)) and sum, their output.
+template <int kDim, typename Cta, typename Rows>
 CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
-                              int warp_row, ForwardRows<Cta, kDim>& warp) {
+                              int warp_row, const Rows& rows,
+                              const typename Cta::template PerLane<Sums<kDim / 8>>& out) {
   const DeviceTile& slot = launch.tiles[owned.tile];
   // Every lane of a quad reads the LSE of its rows before one of them writes it.
   typename Cta::template PerLane<RowMerge> merges[2];
@@ -99,8 +101,7 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
       const std::int32_t row = owned.begin + warp_row + lane / 4 + half * 8;
       if (row >= owned.end) continue;
       const float held = owned.init ? -INFINITY : *slot.lse.at(row, launch.heads, kv_head);
-      const auto& rows = warp.rows[lane];
-      merges[half][lane] = merge_row(rows.top[half], rows.sum[half], held);
+      merges[half][lane] = merge_row(rows[lane].top[half], rows[lane].sum[half], held);
     }
   });
   cta.sync_warp();
@@ -118,7 +119,7 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
         for (int i = 0; i < 2; ++i) {
           const int col = tile * 8 + place_in_sum(lane, i).col;
           if (col >= launch.value_dim) continue;
-          const float part = merge.weight * warp.out[lane].x[tile][half * 2 + i];
+          const float part = merge.weight * out[lane].x[tile][half * 2 + i];
           o[col] = merge.keep == 0 ? part : merge.keep * o[col] + part;
         }
       }
@@ -166,7 +167,9 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
     });
   }
   cta.wait_for_copies();
-  cta.each_warp([&](int w) { write_rows<kDim>(cta, launch, owned, kv_head, w * 16, warps[w]); });
+  cta.each_warp([&](int w) {
+    write_rows<kDim>(cta, launch, owned, kv_head, w * 16, warps[w].rows, warps[w].out);
+  });
 }
 
 }  // namespace contextile::cuda

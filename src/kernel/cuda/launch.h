@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "device/box_map.h"
 #include "kernel/cuda/layout.h"
 
 namespace contextile::cuda {
@@ -61,12 +62,19 @@ struct DeviceTile {
   DeviceRows<float> o, lse, delta, dq, dk, dv;
 };
 
+// A tile's tensors as boxes of rows: 64 columns of one KV head, of keys as many as a block has, of
+// query rows those of as many whole tokens as a block holds.
+struct TileMaps {
+  BoxMap k, v, q, dout;
+};
+
 struct Launch {
   const DeviceTile* tiles = nullptr;
   const OwnedBlock* owned = nullptr;
   const StreamedBlock* blocks = nullptr;
   const TokenBand* bands = nullptr;
-  std::int32_t heads = 1;  // query heads of a KV head
+  const TileMaps* maps = nullptr;  // of every tile, for kernels by wgmma; else null
+  std::int32_t heads = 1;          // query heads of a KV head
   std::int32_t head_dim = 0;
   std::int32_t value_dim = 0;
   float scale = 1;

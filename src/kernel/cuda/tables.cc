@@ -37,8 +37,11 @@ const DeviceBands* prepared_of(const PreparedBands* prepared) {
 
 class TableBuilder {
  public:
-  TableBuilder(std::int32_t owned_heads, std::int32_t streamed_heads, std::int32_t rows)
-      : owned_heads_(owned_heads), streamed_heads_(streamed_heads), rows_(rows) {}
+  TableBuilder(std::int32_t owned_heads, std::int32_t streamed_heads, const BlockRows& rows)
+      : owned_heads_(owned_heads),
+        streamed_heads_(streamed_heads),
+        owned_rows_(rows.owned),
+        rows_(rows.streamed) {}
 
   LaunchTable build(std::span<const OwnedSide> sides, std::size_t first_tile) {
     std::map<const void*, std::size_t> group_of_slot;
@@ -65,25 +68,25 @@ class TableBuilder {
     for (const std::size_t i : group) {
       const OwnedSide& side = sides[i];
       const std::int64_t most = std::max(rows, side.streamed_tokens * streamed_heads_);
-      CONTEXTILE_CHECK(most < std::numeric_limits<std::int32_t>::max() - kOwnedRows,
+      CONTEXTILE_CHECK(most < std::numeric_limits<std::int32_t>::max() - owned_rows_,
                        "tile: expected fewer than 2^31 rows of heads, found {}", most);
       classified.push_back(side.classified);
       if (side.classified != nullptr) continue;
       made.emplace_back(side.bands, side.owned_tokens, side.streamed_tokens, owned_heads_,
-                        kOwnedRows, 1);
+                        owned_rows_, 1);
       classified.back() = &made.back();
     }
     const auto num_rows = static_cast<std::int32_t>(rows);
-    for (std::int32_t begin = 0; begin < num_rows; begin += kOwnedRows) {
+    for (std::int32_t begin = 0; begin < num_rows; begin += owned_rows_) {
       OwnedBlock owned;
       owned.tile = static_cast<std::int32_t>(first_tile + group.front());
       owned.begin = begin;
-      owned.end = std::min(begin + kOwnedRows, num_rows);
+      owned.end = std::min(begin + owned_rows_, num_rows);
       owned.first_block = static_cast<std::int32_t>(table_.blocks.size());
       owned.init = slot.init;
       for (std::size_t i = 0; i < group.size(); ++i) {
         const auto tile = static_cast<std::int32_t>(first_tile + group[i]);
-        for (const PanelStep& step : classified[i]->steps(begin / kOwnedRows)) {
+        for (const PanelStep& step : classified[i]->steps(begin / owned_rows_)) {
           add_step(tile, step, *classified[i]);
         }
       }
@@ -115,6 +118,7 @@ class TableBuilder {
 
   const std::int32_t owned_heads_;
   const std::int32_t streamed_heads_;
+  const std::int32_t owned_rows_;
   const std::int32_t rows_;
   LaunchTable table_;
 };
@@ -173,7 +177,7 @@ DeviceTile inputs_of(const Tile& tile) {
 // Owners are query rows; `slot` is what they write, `init` whether they begin it.
 template <typename Tile>
 LaunchTable query_table(const KernelParams& params, std::span<const Tile> tiles, std::size_t first,
-                        std::int32_t rows, TensorView Tile::*slot, bool Tile::*init) {
+                        const BlockRows& rows, TensorView Tile::*slot, bool Tile::*init) {
   std::vector<OwnedSide> sides;
   for (const Tile& tile : tiles) sides.push_back(query_side(tile, (tile.*slot).data, tile.*init));
   return TableBuilder(params.q_heads / params.kv_heads, 1, rows).build(sides, first);
@@ -189,9 +193,9 @@ void check_inputs(Dtype dtype, std::int32_t dim) {
 }
 
 DeviceBands::DeviceBands(const KernelParams& params, std::span<const LocalBand> bands,
-                         std::int64_t num_rows, std::int64_t num_keys)
-    : queries_(bands, num_rows, num_keys, params.q_heads / params.kv_heads, kOwnedRows, 1),
-      keys_(transposed(bands), num_keys, num_rows, 1, kOwnedRows, 1) {}
+                         std::int64_t num_rows, std::int64_t num_keys, std::int32_t owned_rows)
+    : queries_(bands, num_rows, num_keys, params.q_heads / params.kv_heads, owned_rows, 1),
+      keys_(transposed(bands), num_keys, num_rows, 1, owned_rows, 1) {}
 
 std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first) {
   FirstOfSlot<ForwardTile> first_of_slot;
@@ -225,19 +229,19 @@ std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first
 }
 
 LaunchTable forward_table(const KernelParams& params, std::span<const ForwardTile> tiles,
-                          std::size_t first, std::size_t end, std::int32_t rows) {
+                          std::size_t first, std::size_t end, const BlockRows& rows) {
   return query_table(params, tiles.subspan(first, end - first), first, rows, &ForwardTile::o_NHD,
                      &ForwardTile::init);
 }
 
 LaunchTable query_gradient_table(const KernelParams& params, std::span<const BackwardTile> tiles,
-                                 std::size_t first, std::size_t end, std::int32_t rows) {
+                                 std::size_t first, std::size_t end, const BlockRows& rows) {
   return query_table(params, tiles.subspan(first, end - first), first, rows, &BackwardTile::dq_NHD,
                      &BackwardTile::init_dq);
 }
 
 LaunchTable key_gradient_table(const KernelParams& params, std::span<const BackwardTile> tiles,
-                               std::size_t first, std::size_t end, std::int32_t rows) {
+                               std::size_t first, std::size_t end, const BlockRows& rows) {
   std::vector<OwnedSide> sides;
   for (const BackwardTile& tile : tiles.subspan(first, end - first)) {
     OwnedSide side{tile.dk_MHD.data, tile.init_dkv, tile.k_MHD.tokens, tile.q_NHD.tokens, {},

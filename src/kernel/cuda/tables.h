@@ -1,5 +1,5 @@
-// The lists that launches read, from tiles: classified by the code of the CPU kernels (panels of 64
-// rows), cut into blocks.
+// The lists that launches read, from tiles: classified by the code of the CPU kernels (panels of as
+// many rows as a CTA owns), cut into blocks.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,17 @@ struct LaunchTable {
   std::vector<TokenBand> bands;
 };
 
+// Rows that a CTA owns, and most that a block of the other side has.
+struct BlockRows {
+  std::int32_t owned = kOwnedRows;
+  std::int32_t streamed = 0;
+};
+
 // The bands of a tile as both kinds of owners meet them, worked out once for all calls.
 class DeviceBands : public PreparedBands {
  public:
   DeviceBands(const KernelParams& params, std::span<const LocalBand> bands, std::int64_t num_rows,
-              std::int64_t num_keys);
+              std::int64_t num_keys, std::int32_t owned_rows = kOwnedRows);
 
   [[nodiscard]] const PanelBands& queries() const { return queries_; }
   [[nodiscard]] const PanelBands& keys() const { return keys_; }
@@ -43,20 +49,20 @@ class DeviceBands : public PreparedBands {
 [[nodiscard]] std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first);
 [[nodiscard]] std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first);
 
-// Tables of tiles [first, end) of a call; what a tile has prepared is DeviceBands. `rows` counts
-// the streamed rows of a block.
+// Tables of tiles [first, end) of a call; what a tile has prepared is DeviceBands of as many
+// owned rows.
 [[nodiscard]] LaunchTable forward_table(const KernelParams& params,
                                         std::span<const ForwardTile> tiles, std::size_t first,
-                                        std::size_t end, std::int32_t rows);
+                                        std::size_t end, const BlockRows& rows);
 // Query rows own dQ.
 [[nodiscard]] LaunchTable query_gradient_table(const KernelParams& params,
                                                std::span<const BackwardTile> tiles,
                                                std::size_t first, std::size_t end,
-                                               std::int32_t rows);
+                                               const BlockRows& rows);
 // Keys own dK and dV.
 [[nodiscard]] LaunchTable key_gradient_table(const KernelParams& params,
                                              std::span<const BackwardTile> tiles, std::size_t first,
-                                             std::size_t end, std::int32_t rows);
+                                             std::size_t end, const BlockRows& rows);
 
 // Throws InvalidArgument unless tensors are bf16 or f16 and dims multiples of 8 up to 128.
 void check_inputs(Dtype dtype, std::int32_t dim);

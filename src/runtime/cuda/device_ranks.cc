@@ -7,7 +7,7 @@ namespace contextile::cuda {
 
 RankStreams& DeviceRanks::streams_of(Rank rank) {
   std::unique_ptr<OneRank>& one = ranks_[rank];
-  if (one == nullptr) one = std::make_unique<OneRank>(driver_);
+  if (one == nullptr) one = std::make_unique<OneRank>(driver_, program_);
   return one->streams;
 }
 

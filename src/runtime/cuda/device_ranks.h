@@ -16,9 +16,10 @@ namespace contextile::cuda {
 // one is made.
 class DeviceRanks : public RankHost {
  public:
-  // `driver` must outlive it.
-  explicit DeviceRanks(Driver& driver, const InprocOptions& options = {})
-      : driver_(driver), options_(options) {}
+  // `driver`, which has the program's module, must outlive it.
+  explicit DeviceRanks(Driver& driver, const InprocOptions& options = {},
+                       Program program = Program::kMma)
+      : driver_(driver), options_(options), program_(program) {}
 
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(std::int32_t num_ranks) override;
   // Throws InvalidArgument for a rank that is in no group.
@@ -33,9 +34,9 @@ class DeviceRanks : public RankHost {
 
  private:
   struct OneRank {
-    explicit OneRank(Driver& driver)
+    OneRank(Driver& driver, Program program)
         : streams(driver),
-          kernel(streams),
+          kernel(streams, program),
           given(driver.create_event()),
           computed(driver.create_event()),
           moved(driver.create_event()) {}
@@ -50,6 +51,7 @@ class DeviceRanks : public RankHost {
 
   Driver& driver_;
   const InprocOptions options_;
+  const Program program_;
   std::map<Rank, std::unique_ptr<OneRank>> ranks_;
 };
 

@@ -1,0 +1,70 @@
+#include "kernel/cuda/passes.h"
+
+#include "kernel/cuda/wgmma_backward.h"
+#include "kernel/cuda/wgmma_forward.h"
+#include "kernel/cuda/wgmma_kernels.h"
+
+namespace contextile::cuda {
+namespace {
+
+// The entry points of one head dim and number of cuda:wgmma.
+struct WgmmaEntries {
+  EntryPoint forward, query_gradient, key_gradient;
+};
+
+WgmmaEntries wgmma_entries(const KernelParams& params, Dtype dtype) {
+#define CONTEXTILE_ENTRIES(text, number, dim)                                                   \
+  if (runs(params, dtype, number, dim)) {                                                       \
+    return {                                                                                    \
+        {"wgmma_forward_" #text "_" #dim, static_cast<std::int32_t>(kWgmmaForwardShared<dim>)}, \
+        {"wgmma_backward_dq_" #text "_" #dim,                                                   \
+         static_cast<std::int32_t>(kWgmmaBackwardShared<dim, false>)},                          \
+        {"wgmma_backward_dkv_" #text "_" #dim,                                                  \
+         static_cast<std::int32_t>(kWgmmaBackwardShared<dim, true>)}};                          \
+  }
+  CONTEXTILE_WGMMA_KERNELS(CONTEXTILE_ENTRIES)
+#undef CONTEXTILE_ENTRIES
+  return {};
+}
+
+}  // namespace
+
+std::string_view module_of(Program program) { return program == Program::kMma ? "mma" : "wgmma"; }
+std::string_view name_of(Program program) {
+  return program == Program::kMma ? "cuda:mma" : "cuda:wgmma";
+}
+
+Program taken_program(const KernelParams& params, Program program) {
+  return params.q_heads / params.kv_heads > kWgmmaStreamed<true> ? Program::kMma : program;
+}
+
+std::int32_t owned_rows(Program program) {
+  return program == Program::kMma ? kOwnedRows : kWgmmaOwned;
+}
+
+Pass forward_pass(Program program, const KernelParams& params, Dtype dtype) {
+  if (program == Program::kMma) {
+    return {forward_entry(params, dtype), {kOwnedRows, kForwardKeys}, kThreads};
+  }
+  return {wgmma_entries(params, dtype).forward, {kWgmmaOwned, kWgmmaKeys}, kWgmmaThreads};
+}
+
+Pass query_gradient_pass(Program program, const KernelParams& params, Dtype dtype) {
+  if (program == Program::kMma) {
+    return {backward_entry(params, dtype, false), {kOwnedRows, kBackwardRows}, kThreads};
+  }
+  return {wgmma_entries(params, dtype).query_gradient,
+          {kWgmmaOwned, kWgmmaStreamed<false>},
+          kWgmmaThreads};
+}
+
+Pass key_gradient_pass(Program program, const KernelParams& params, Dtype dtype) {
+  if (program == Program::kMma) {
+    return {backward_entry(params, dtype, true), {kOwnedRows, kBackwardRows}, kThreads};
+  }
+  return {wgmma_entries(params, dtype).key_gradient,
+          {kWgmmaOwned, whole_rows(params.q_heads / params.kv_heads)},
+          kWgmmaThreads};
+}
+
+}  // namespace contextile::cuda

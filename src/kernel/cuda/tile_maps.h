@@ -1,0 +1,22 @@
+// Maps of the tensors of tiles, by which kernels of sm_90a copy boxes of rows.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "device/driver.h"
+#include "kernel/cuda/launch.h"
+#include "kernel/cuda/passes.h"
+
+namespace contextile::cuda {
+
+// Maps of what `program` streams of every tile of a call, in boxes of its blocks; empty where it
+// reads without maps.
+[[nodiscard]] std::vector<TileMaps> tile_maps(Driver& driver, Program program,
+                                              std::span<const ForwardTile> tiles);
+[[nodiscard]] std::vector<TileMaps> tile_maps(Driver& driver, Program program,
+                                              const KernelParams& params,
+                                              std::span<const BackwardTile> tiles);
+
+}  // namespace contextile::cuda

@@ -1,0 +1,257 @@
+// Backward by wgmma, in the two passes of backward.h: 128 query rows own dQ and stream keys, 128
+// keys own dK and dV and stream query rows. Each of two consumers has 64 of the owned rows. While
+// slopes are made, dP or the other consumer's products are being multiplied.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel/cuda/backward.h"
+#include "kernel/cuda/wgmma_steps.h"
+
+namespace contextile::cuda {
+
+// Streamed rows of a block: gradients of two tensors leave registers for half as many scores.
+template <bool kKeysOwn>
+inline constexpr int kWgmmaStreamed = kKeysOwn ? 64 : 128;
+
+// Query rows of a block where `heads` of them are a token: whole tokens.
+CONTEXTILE_HD constexpr std::int32_t whole_rows(std::int32_t heads) {
+  return kWgmmaStreamed<true> / heads * heads;
+}
+
+// Places in shared memory, in elements of 16 bits.
+template <int kDim, bool kKeysOwn>
+struct WgmmaBackwardPlaces {
+  static constexpr int kOwned = kGroupRows * kDim;  // of one tensor and one consumer
+  static constexpr int kBlock = kWgmmaStreamed<kKeysOwn> * kDim;
+  static constexpr int kStats = 2 * 2 * kGroupRows;  // LSE and delta of 64 query rows
+  static constexpr int kFirstAt = 2 * kConsumers * kOwned;
+  static constexpr int kSecondAt = kFirstAt + kStages * kBlock;
+  // One for each consumer's rows, or for each stage's.
+  static constexpr int kStatsAt = kSecondAt + kStages * kBlock;
+  static constexpr int kRingsAt = kStatsAt + kStats * (kKeysOwn ? kStages : kConsumers);
+
+  static_assert(kGroupRows == kOwnedRows && kWgmmaStreamed<true> == kOwnedRows,
+                "load_row_stats and slopes keep as many rows");
+};
+template <int kDim, bool kKeysOwn>
+inline constexpr std::size_t kWgmmaBackwardShared = WgmmaBackwardPlaces<kDim, kKeysOwn>::kRingsAt *
+                                                        sizeof(std::uint16_t) +
+                                                    2 * sizeof(Ring);
+
+// Brings what is streamed into the rings: K and V, or Q and dO.
+template <int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void bring_rows(Group& group, const Launch& launch, const OwnedBlock& owned,
+                              int kv_head, std::uint16_t* shared) {
+  using Places = WgmmaBackwardPlaces<kDim, kKeysOwn>;
+  constexpr int kRows = kWgmmaStreamed<kKeysOwn>;
+  auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  const std::int32_t heads = kKeysOwn ? launch.heads : 1;
+  const int num_rows = kKeysOwn ? whole_rows(heads) : kRows;
+  std::int32_t seen = -1;
+  for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
+    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    const TileMaps& maps = launch.maps[block.tile];
+    const BoxMap& first = kKeysOwn ? maps.q : maps.k;
+    const BoxMap& second = kKeysOwn ? maps.dout : maps.v;
+    const auto [stage, parity] = turn_of(b);
+    if (block.tile != seen) group.one_lane([&] { group.read_maps(first, second); });
+    seen = block.tile;
+    for (int r = 0; r < 2; ++r) {
+      Barrier& full = rings[r].full[stage];
+      group.wait(rings[r].empty[stage], parity ^ 1U);
+      group.one_lane([&] {
+        group.expect(full, static_cast<std::uint32_t>(num_rows * kDim) * sizeof(std::uint16_t));
+        const int place = (r == 0 ? Places::kFirstAt : Places::kSecondAt) + stage * Places::kBlock;
+        copy_rows<kRows, kDim>(group, shared + place, r == 0 ? first : second, kv_head * heads,
+                               block.begin / heads, full);
+        group.arrive(full);
+      });
+    }
+  }
+}
+
+// Brings LSE and delta of streamed query rows, which fill a place together with Q.
+template <int kDim, typename Group>
+CONTEXTILE_HD void bring_stats(Group& group, const Launch& launch, const OwnedBlock& owned,
+                               int kv_head, std::uint16_t* shared) {
+  using Places = WgmmaBackwardPlaces<kDim, true>;
+  Ring& ring = *reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
+    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    const auto [stage, parity] = turn_of(b);
+    auto* const stats =
+        reinterpret_cast<float*>(shared + Places::kStatsAt + stage * Places::kStats);
+    group.wait(ring.empty[stage], parity ^ 1U);
+    group.each_lane([&](int lane) {
+      for (int row = lane; row < kGroupRows; row += kLanes) {
+        load_row_stats(launch, launch.tiles[block.tile], kv_head, block.begin, block.end, row,
+                       stats);
+      }
+    });
+    group.sync_warp();
+    group.one_lane([&] { group.arrive(ring.full[stage]); });
+  }
+}
+
+template <int kDim, bool kKeysOwn, typename Group>
+struct WgmmaBackwardRows {
+  static constexpr int kTiles = kWgmmaStreamed<kKeysOwn> / 8;
+  GroupSums<Group, kTiles> scores;
+  GroupSums<Group, kTiles> dp;
+  GroupWeights<Group, kTiles> weights;
+  GroupWeights<Group, kTiles> slopes;
+  GroupSums<Group, kDim / 8> first;   // dQ or dK
+  GroupSums<Group, kDim / 8> second;  // dV
+};
+
+// Starts copying a consumer's own rows; comes back when they are there.
+template <int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void load_owned(Group& group, const Launch& launch, const OwnedBlock& owned,
+                              int kv_head, std::int32_t first_row, std::uint16_t* place,
+                              float* stats) {
+  constexpr int kTensor = WgmmaBackwardPlaces<kDim, kKeysOwn>::kOwned;
+  const DeviceTile& slot = launch.tiles[owned.tile];
+  const std::int32_t heads = kKeysOwn ? 1 : launch.heads;
+  load_group_rows<kDim>(group, place, kKeysOwn ? slot.k : slot.q, heads, kv_head, first_row,
+                        owned.end, launch.head_dim);
+  load_group_rows<kDim>(group, place + kTensor, kKeysOwn ? slot.v : slot.dout, heads, kv_head,
+                        first_row, owned.end, launch.value_dim);
+  if (!kKeysOwn) load_stats(group, launch, slot, kv_head, first_row, owned.end, stats);
+  group.wait_for_copies();
+}
+
+// Scores and dP of a block become weights and slopes, rounded, while dP is still on its way.
+template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void make_slopes(Group& group, const Launch& launch, const StreamedBlock& block,
+                               std::int32_t first_row, const float* stats,
+                               WgmmaBackwardRows<kDim, kKeysOwn, Group>& state) {
+  constexpr int kTiles = kWgmmaStreamed<kKeysOwn> / 8;
+  group.template wait_products<1>();
+  group.pin(state.scores);
+  group.each_warp([&](int warp) {
+    auto& scores = state.scores[warp];
+    const std::int32_t row = first_row + warp * 16;
+    finish_scores<false, kKeysOwn, kTiles>(group, launch, block, row, scores);
+    if (block.num_bands > 0) mask_scores<kKeysOwn, kTiles>(group, launch, block, row, scores);
+  });
+  group.template wait_products<0>();
+  group.pin(state.dp);
+  group.each_warp([&](int warp) {
+    slopes<kKeysOwn, kTiles>(group, launch, stats, warp * 16, state.scores[warp], state.dp[warp]);
+  });
+  round_weights<kNumber, kTiles>(group, state.dp, state.slopes);
+  group.pin(state.slopes);
+  if constexpr (kKeysOwn) {
+    round_weights<kNumber, kTiles>(group, state.scores, state.weights);
+    group.pin(state.weights);
+  }
+}
+
+template <int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void write_gradients(Group& group, const Launch& launch, const OwnedBlock& owned,
+                                   int kv_head, WgmmaBackwardRows<kDim, kKeysOwn, Group>& state) {
+  const DeviceTile& slot = launch.tiles[owned.tile];
+  const std::int32_t heads = kKeysOwn ? 1 : launch.heads;
+  group.each_warp([&](int warp) {
+    const int row = (group.index() - 1) * kGroupRows + warp * 16;
+    write_gradient<kDim>(group, owned, row, kKeysOwn ? slot.dk : slot.dq, heads, kv_head,
+                         launch.head_dim, launch.scale, state.first[warp]);
+    if constexpr (kKeysOwn) {
+      write_gradient<kDim>(group, owned, row, slot.dv, heads, kv_head, launch.value_dim, 1,
+                           state.second[warp]);
+    }
+  });
+}
+
+template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const OwnedBlock& owned,
+                                 int kv_head, std::uint16_t* shared) {
+  using Places = WgmmaBackwardPlaces<kDim, kKeysOwn>;
+  constexpr int kRows = kWgmmaStreamed<kKeysOwn>;
+  const int consumer = group.index() - 1;
+  const std::int32_t first_row = owned.begin + consumer * kGroupRows;
+  std::uint16_t* const own = shared + consumer * 2 * Places::kOwned;
+  auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  const auto stats_at = [&](int index) {
+    return reinterpret_cast<float*>(shared + Places::kStatsAt + index * Places::kStats);
+  };
+  WgmmaBackwardRows<kDim, kKeysOwn, Group> state;
+  load_owned<kDim, kKeysOwn>(group, launch, owned, kv_head, first_row, own, stats_at(consumer));
+  for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
+    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    const auto [stage, parity] = turn_of(b);
+    std::uint16_t* const first = shared + Places::kFirstAt + stage * Places::kBlock;
+    std::uint16_t* const second = shared + Places::kSecondAt + stage * Places::kBlock;
+    group.wait(rings[0].full[stage], parity);
+    group.pin(state.scores);
+    group.begin_products();
+    start_scores<kNumber, kDim, kRows>(group, own, first, state.scores);
+    group.commit_products();
+    group.wait(rings[1].full[stage], parity);
+    group.pin(state.dp);
+    group.begin_products();
+    start_scores<kNumber, kDim, kRows>(group, own + Places::kOwned, second, state.dp);
+    group.commit_products();
+    make_slopes<kNumber>(group, launch, block, first_row, stats_at(kKeysOwn ? stage : consumer),
+                         state);
+    if constexpr (!kKeysOwn) group.arrive_warps(rings[1].empty[stage]);
+    group.pin(state.first);
+    if constexpr (kKeysOwn) group.pin(state.second);
+    group.begin_products();
+    if constexpr (kKeysOwn) {
+      start_weighted<kNumber, kDim, kRows>(group, state.weights, second, state.second);
+    }
+    start_weighted<kNumber, kDim, kRows>(group, state.slopes, first, state.first);
+    group.commit_products();
+    group.template wait_products<0>();
+    group.pin(state.first);
+    if constexpr (kKeysOwn) group.pin(state.second);
+    group.arrive_warps(rings[0].empty[stage]);
+    if constexpr (kKeysOwn) group.arrive_warps(rings[1].empty[stage]);
+  }
+  write_gradients<kDim, kKeysOwn>(group, launch, owned, kv_head, state);
+}
+
+// Rows that no copy brings, because blocks hold whole tokens, are zeros.
+template <int kDim, typename Group>
+CONTEXTILE_HD void clear_rest(Group& group, std::int32_t heads, std::uint16_t* shared) {
+  using Places = WgmmaBackwardPlaces<kDim, true>;
+  constexpr int kRows = kWgmmaStreamed<true>;
+  const int begin = whole_rows(heads);
+  if (begin == kRows || group.index() == kProducer) return;
+  std::uint16_t* const blocks =
+      shared + (group.index() == 1 ? Places::kFirstAt : Places::kSecondAt);
+  group.each_thread([&](int thread) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (int at = begin * kDim + thread; at < kRows * kDim; at += kGroupThreads) {
+        blocks[stage * Places::kBlock + swizzled_at<kRows>(at / kDim, at % kDim)] = 0;
+      }
+    }
+  });
+  group.publish_writes();
+}
+
+// Everything one group of a CTA does.
+template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void wgmma_backward(Group& group, const Launch& launch, const OwnedBlock& owned,
+                                  int kv_head, std::uint16_t* shared) {
+  using Places = WgmmaBackwardPlaces<kDim, kKeysOwn>;
+  using Shares = RegisterShares<24>;
+  if constexpr (kKeysOwn) clear_rest<kDim>(group, launch.heads, shared);
+  open_rings(group, reinterpret_cast<Ring*>(shared + Places::kRingsAt), kKeysOwn ? 2 : 1);
+  if (group.index() == kProducer) {
+    group.template give_registers<Shares::kProducer>();
+    if (group.producer_warp() == 0) {
+      bring_rows<kDim, kKeysOwn>(group, launch, owned, kv_head, shared);
+    } else if (kKeysOwn && group.producer_warp() == 1) {
+      bring_stats<kDim>(group, launch, owned, kv_head, shared);
+    }
+  } else {
+    group.template take_registers<Shares::kConsumer>();
+    add_gradients<kNumber, kDim, kKeysOwn>(group, launch, owned, kv_head, shared);
+  }
+}
+
+}  // namespace contextile::cuda

@@ -1,0 +1,250 @@
+// Forward by wgmma: a CTA owns 128 flat query rows of one slot, 64 for each of two consumers, and
+// meets the keys of all its tiles in one pass. While weights of a block are made, the scores of the
+// next one, or the values of the one before, are being multiplied.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel/cuda/forward.h"
+#include "kernel/cuda/wgmma_steps.h"
+
+namespace contextile::cuda {
+
+inline constexpr int kWgmmaKeys = 128;  // of a block
+
+// Places in shared memory, in elements of 16 bits.
+template <int kDim>
+struct WgmmaForwardPlaces {
+  static constexpr int kQuery = kGroupRows * kDim;  // of one consumer
+  static constexpr int kBlock = kWgmmaKeys * kDim;
+  static constexpr int kKeysAt = kConsumers * kQuery;
+  static constexpr int kValuesAt = kKeysAt + kStages * kBlock;
+  static constexpr int kRingsAt = kValuesAt + kStages * kBlock;
+};
+template <int kDim>
+inline constexpr std::size_t kWgmmaForwardShared = WgmmaForwardPlaces<kDim>::kRingsAt *
+                                                       sizeof(std::uint16_t) +
+                                                   2 * sizeof(Ring);
+
+// Brings keys and values into the rings.
+template <int kDim, typename Group>
+CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
+                              int kv_head, std::uint16_t* shared) {
+  using Places = WgmmaForwardPlaces<kDim>;
+  auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  std::int32_t seen = -1;
+  for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
+    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    const TileMaps& maps = launch.maps[block.tile];
+    const auto [stage, parity] = turn_of(b);
+    if (block.tile != seen) group.one_lane([&] { group.read_maps(maps.k, maps.v); });
+    seen = block.tile;
+    for (int r = 0; r < 2; ++r) {
+      group.wait(rings[r].empty[stage], parity ^ 1U);
+      group.one_lane([&] {
+        Barrier& full = rings[r].full[stage];
+        group.expect(full, Places::kBlock * sizeof(std::uint16_t));
+        const int place = (r == 0 ? Places::kKeysAt : Places::kValuesAt) + stage * Places::kBlock;
+        copy_rows<kWgmmaKeys, kDim>(group, shared + place, r == 0 ? maps.k : maps.v, kv_head,
+                                    block.begin, full);
+        group.arrive(full);
+      });
+    }
+  }
+}
+
+// What a lane has of two rows, 8 apart.
+struct TopAndSum {
+  float top[2] = {-INFINITY, -INFINITY};  // the largest score
+  float sum[2] = {0, 0};                  // over the lane's own columns
+};
+
+// The online softmax of a consumer's 64 rows.
+template <int kDim, typename Group>
+struct WgmmaForwardRows {
+  static constexpr int kTiles = kWgmmaKeys / 8;
+  struct Keep {
+    float x[2] = {1, 1};
+  };
+  GroupSums<Group, kTiles> scores;
+  GroupWeights<Group, kTiles> weights;
+  GroupSums<Group, kDim / 8> out;  // not yet divided by the sum
+  typename Group::template PerWarp<typename Group::template PerLane<TopAndSum>> rows;
+  typename Group::template PerWarp<typename Group::template PerLane<Keep>> keep;
+};
+
+// Scores times this are exponents of 2. Without a cap products are the scores; with one, or where
+// the scale would not keep their order, they are finished before.
+CONTEXTILE_HD bool scores_are_products(const Launch& launch) {
+  return launch.softcap == 0 && launch.scale > 0;
+}
+CONTEXTILE_HD float exponent_factor(const Launch& launch) {
+  return scores_are_products(launch) ? launch.scale * kLog2OfE : 1;
+}
+
+// Scores of a warp become weights; `keep` is what its sums so far count for from here on.
+template <int kTiles, typename Group, typename Keep>
+CONTEXTILE_HD void weigh_rows(Group& group, float factor,
+                              typename Group::template PerLane<Sums<kTiles>>& scores,
+                              typename Group::template PerLane<TopAndSum>& rows, Keep& keep) {
+  CONTEXTILE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    typename Group::template PerLane<float> top;
+    group.each_lane([&](int lane) {
+      top[lane] = rows[lane].top[half];
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const float* pair = &scores[lane].x[tile][half * 2];
+        top[lane] = std::fmax(top[lane], std::fmax(pair[0], pair[1]));
+      }
+    });
+    group.quad_max(top);
+    group.each_lane([&](int lane) {
+      TopAndSum& row = rows[lane];
+      const float base = top[lane] == -INFINITY ? 0 : top[lane];  // an empty row weighs nothing
+      keep[lane].x[half] = Group::exp2((row.top[half] - base) * factor);
+      row.top[half] = top[lane];
+      float sum = 0;
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        float* pair = &scores[lane].x[tile][half * 2];
+        // The difference first: the largest weight is 1 to the bit, which rounding keeps.
+        pair[0] = Group::exp2((pair[0] - base) * factor);
+        pair[1] = Group::exp2((pair[1] - base) * factor);
+        sum += pair[0] + pair[1];
+      }
+      row.sum[half] = row.sum[half] * keep[lane].x[half] + sum;
+    });
+  }
+}
+
+// Products of a block become weights, in place.
+template <int kDim, typename Group>
+CONTEXTILE_HD void weigh_block(Group& group, const Launch& launch, const StreamedBlock& block,
+                               std::int32_t first_row, WgmmaForwardRows<kDim, Group>& state) {
+  constexpr int kTiles = kWgmmaKeys / 8;
+  group.each_warp([&](int warp) {
+    auto& scores = state.scores[warp];
+    const std::int32_t row = first_row + warp * 16;
+    if (!scores_are_products(launch)) {
+      finish_scores<false, false, kTiles>(group, launch, block, row, scores);
+    }
+    if (block.num_bands > 0) mask_scores<false, kTiles>(group, launch, block, row, scores);
+    weigh_rows<kTiles>(group, exponent_factor(launch), scores, state.rows[warp], state.keep[warp]);
+  });
+}
+
+template <int kDim, typename Group>
+CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kDim, Group>& state) {
+  group.each_warp([&](int warp) {
+    group.each_lane([&](int lane) {
+      CONTEXTILE_UNROLL
+      for (int tile = 0; tile < kDim / 8; ++tile) {
+        CONTEXTILE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          state.out[warp][lane].x[tile][i] *= state.keep[warp][lane].x[i / 2];
+        }
+      }
+    });
+  });
+}
+
+// Merges what the rows have into their slot.
+template <int kDim, typename Group>
+CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const OwnedBlock& owned,
+                                    int kv_head, int group_row,
+                                    WgmmaForwardRows<kDim, Group>& state) {
+  group.each_warp([&](int warp) {
+    auto& rows = state.rows[warp];
+    CONTEXTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      typename Group::template PerLane<float> sum;
+      group.each_lane([&](int lane) { sum[lane] = rows[lane].sum[half]; });
+      group.quad_sum(sum);
+      group.each_lane([&](int lane) {
+        rows[lane].sum[half] = sum[lane];
+        rows[lane].top[half] *= exponent_factor(launch);
+      });
+    }
+    write_rows<kDim>(group, launch, owned, kv_head, group_row + warp * 16, rows, state.out[warp]);
+  });
+}
+
+template <Number kNumber, int kDim, typename Group>
+CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
+                               int kv_head, std::uint16_t* shared) {
+  using Places = WgmmaForwardPlaces<kDim>;
+  const int group_row = (group.index() - 1) * kGroupRows;
+  const std::int32_t first_row = owned.begin + group_row;
+  std::uint16_t* const q = shared + (group.index() - 1) * Places::kQuery;
+  auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  Ring& keys = rings[0];
+  Ring& values = rings[1];
+  const StreamedBlock* const blocks = launch.blocks + owned.first_block;
+  WgmmaForwardRows<kDim, Group> state;
+  load_group_rows<kDim>(group, q, launch.tiles[owned.tile].q, launch.heads, kv_head, first_row,
+                        owned.end, launch.head_dim);
+  group.wait_for_copies();
+  const auto start_keys = [&](std::int32_t b) {
+    const auto [stage, parity] = turn_of(b);
+    group.wait(keys.full[stage], parity);
+    group.pin(state.scores);
+    group.begin_products();
+    start_scores<kNumber, kDim, kWgmmaKeys>(
+        group, q, shared + Places::kKeysAt + stage * Places::kBlock, state.scores);
+    group.commit_products();
+  };
+  const auto start_values = [&](std::int32_t b) {
+    const auto [stage, parity] = turn_of(b);
+    group.wait(values.full[stage], parity);
+    group.pin(state.weights);
+    group.pin(state.out);
+    group.begin_products();
+    start_weighted<kNumber, kDim, kWgmmaKeys>(
+        group, state.weights, shared + Places::kValuesAt + stage * Places::kBlock, state.out);
+    group.commit_products();
+  };
+  if (owned.num_blocks > 0) {
+    start_keys(0);
+    group.template wait_products<0>();
+    group.pin(state.scores);
+    group.arrive_warps(keys.empty[0]);
+    weigh_block<kDim>(group, launch, blocks[0], first_row, state);
+    round_weights<kNumber, kWgmmaKeys / 8>(group, state.scores, state.weights);
+    for (std::int32_t b = 1; b < owned.num_blocks; ++b) {
+      start_keys(b);
+      start_values(b - 1);
+      group.template wait_products<1>();
+      group.pin(state.scores);
+      group.arrive_warps(keys.empty[turn_of(b).stage]);
+      weigh_block<kDim>(group, launch, blocks[b], first_row, state);
+      group.template wait_products<0>();
+      group.pin(state.out);
+      group.arrive_warps(values.empty[turn_of(b - 1).stage]);
+      rescale_out<kDim>(group, state);
+      round_weights<kNumber, kWgmmaKeys / 8>(group, state.scores, state.weights);
+    }
+    start_values(owned.num_blocks - 1);
+    group.template wait_products<0>();
+    group.pin(state.out);
+  }
+  write_group_rows<kDim>(group, launch, owned, kv_head, group_row, state);
+}
+
+// Everything one group of a CTA does.
+template <Number kNumber, int kDim, typename Group>
+CONTEXTILE_HD void wgmma_forward(Group& group, const Launch& launch, const OwnedBlock& owned,
+                                 int kv_head, std::uint16_t* shared) {
+  open_rings(group, reinterpret_cast<Ring*>(shared + WgmmaForwardPlaces<kDim>::kRingsAt), 1);
+  if (group.index() == kProducer) {
+    group.template give_registers<RegisterShares<24>::kProducer>();
+    if (group.producer_warp() == 0) bring_keys<kDim>(group, launch, owned, kv_head, shared);
+  } else {
+    group.template take_registers<RegisterShares<24>::kConsumer>();
+    attend_keys<kNumber, kDim>(group, launch, owned, kv_head, shared);
+  }
+}
+
+}  // namespace contextile::cuda

@@ -1,0 +1,66 @@
+// How warpgroups of sm_90a find the factors of wgmma: rows in shared memory under the 128-byte
+// swizzle, and the descriptors that name them (PTX manual, "Asynchronous warpgroup level matrix
+// instructions").
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/cuda/layout.h"
+
+namespace contextile::cuda {
+
+inline constexpr int kGroupWarps = 4;
+inline constexpr int kGroupThreads = kLanes * kGroupWarps;
+inline constexpr int kGroupRows = 16 * kGroupWarps;  // of a sum: m64
+
+inline constexpr int kSwizzleCols = 64;               // elements of 16 bits in 128 bytes
+inline constexpr std::uint32_t kSwizzleBytes = 1024;  // after which it repeats; aligns operands
+inline constexpr int kDepth = 16;                     // of one product: k16
+
+// Where an element of kRows rows stands, counted in elements: columns in panels of 64, in a panel
+// 128 bytes for each row, whose eight chunks change places with the row. Copies of boxes
+// (BoxSource) leave rows like this.
+template <int kRows>
+CONTEXTILE_HD constexpr int swizzled_at(int row, int col) {
+  return col / kSwizzleCols * kRows * kSwizzleCols + row * kSwizzleCols +
+         (col % kSwizzleCols / 8 ^ row % 8) * 8 + col % 8;
+}
+
+// What a descriptor says, in bytes. Eight rows of 128 bytes are a group.
+struct Operand {
+  std::uint32_t start = 0;    // in shared memory
+  std::uint32_t leading = 0;  // to the next 64 elements, where those along the width are contiguous
+  std::uint32_t stride = 0;   // to the next group
+  std::uint32_t swizzle = 0;  // 1: 128 bytes
+};
+
+// Bits 0–13 start, 16–29 leading, 32–45 stride, each divided by 16; 49–51 where in the swizzle's
+// pattern it starts (0 at multiples of 1024 bytes); 62–63 the swizzle.
+CONTEXTILE_HD constexpr std::uint64_t encode(const Operand& operand) {
+  const auto field = [](std::uint32_t bytes) { return std::uint64_t{(bytes & 0x3ffffU) >> 4}; };
+  return field(operand.start) | field(operand.leading) << 16 | field(operand.stride) << 32 |
+         std::uint64_t{operand.swizzle} << 62;
+}
+CONTEXTILE_HD constexpr Operand decode(std::uint64_t descriptor) {
+  const auto field = [&](int bit) {
+    return static_cast<std::uint32_t>(descriptor >> bit & 0x3fffU) << 4;
+  };
+  return {field(0), field(16), field(32), static_cast<std::uint32_t>(descriptor >> 62)};
+}
+
+// A factor whose rows are those of the product, 16 columns of them from `depth` on: Q, K of scores.
+// `rows` is where a tensor of kRows rows begins in shared memory.
+template <int kRows>
+CONTEXTILE_HD constexpr std::uint64_t rows_operand(std::uint32_t rows, int depth) {
+  const auto at = static_cast<std::uint32_t>(depth / kSwizzleCols * kRows * kSwizzleCols +
+                                             depth % kSwizzleCols);
+  return encode({rows + at * 2, 16, kSwizzleBytes, 1});
+}
+// A right factor whose rows are the depth, 16 of them from `depth` on: V of outputs.
+template <int kRows>
+CONTEXTILE_HD constexpr std::uint64_t depth_operand(std::uint32_t rows, int depth) {
+  return encode({rows + static_cast<std::uint32_t>(depth) * kSwizzleCols * 2,
+                 kRows * kSwizzleCols * 2, kSwizzleBytes, 1});
+}
+
+}  // namespace contextile::cuda

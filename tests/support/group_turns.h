@@ -1,0 +1,43 @@
+// Warpgroups of a CTA that take turns: threads of which one runs at a time, until it waits for what
+// another one does. Who is next is drawn at random, the same for the same seed.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace contextile::cuda {
+
+class GroupTurns {
+ public:
+  GroupTurns(int num_groups, std::uint64_t seed);
+
+  // work(group) for all groups; comes back when all have ended. Throws what a group throws, and
+  // InvalidArgument where all of those that are left wait.
+  void run(const std::function<void(int group)>& work);
+  // For the group whose turn it is: comes back in a later turn of it, when `ready` says so. What
+  // `ready` looks at is changed by groups in their turns alone.
+  void wait_until(int group, std::function<bool()> ready);
+
+ private:
+  struct Stopped {};  // another group has thrown
+
+  // Needs the lock: whose turn it is from here on.
+  void pass_on();
+  void stop(std::exception_ptr error);
+
+  const int num_groups_;
+  Rng rng_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::function<bool()>> ready_;  // null: it has ended
+  int current_ = -1;
+  std::exception_ptr error_;
+};
+
+}  // namespace contextile::cuda
