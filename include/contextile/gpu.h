@@ -38,6 +38,9 @@ struct GpuOptions {
   // $CONTEXTILE_CUDA_KERNELS, else the folder cuda beside the program (or beside the shared library
   // that this is part of), or lib/contextile/cuda beside its folder.
   std::string kernels = {};
+  // "cuda:wgmma" (compute capability 9.0), "cuda:mma", or empty: the former where the device and
+  // the compiled kernels have it.
+  std::string kernel = {};
   // The driver's library and NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the system.
   std::string library = {};
   std::string nccl_library = {};
@@ -50,6 +53,8 @@ class Gpu : public RankHost {
   [[nodiscard]] virtual std::string_view name() const = 0;
   // Its number on this machine.
   [[nodiscard]] virtual std::int32_t ordinal() const = 0;
+  // "cuda:wgmma" or "cuda:mma".
+  [[nodiscard]] virtual std::string_view kernel_name() const = 0;
   // What the rank is given from here on begins behind all that a stream of the caller holds
   // (CUstream or cudaStream_t of this device; null: the default one). The rank has joined a group.
   virtual void begin_behind(Rank rank, void* stream) = 0;
@@ -66,8 +71,8 @@ class Gpu : public RankHost {
 [[nodiscard]] std::int32_t num_gpus(const GpuOptions& options = {});
 
 // bf16 and f16, head dims that are multiples of 8 up to 128 (docs/gpu.md). Throws InvalidArgument
-// where there is no driver, no such device or no kernels, saying where they were looked for;
-// DeviceError where the driver reports an error.
+// where there is no driver, no such device, no kernels (saying where they were looked for) or not
+// the one that is named; DeviceError where the driver reports an error.
 [[nodiscard]] std::unique_ptr<Gpu> open_gpu(const GpuOptions& options = {},
                                             const InprocOptions& transport = {});
 

@@ -38,10 +38,30 @@ TEST_F(RunGpu, ExecutesThePlanThereAndChecksIt) {
   EXPECT_THAT(outcome.out, HasSubstr("dv"));
 }
 
+TEST_F(RunGpu, TakesTheKernelForTheGpuWhereItIsCompiled) {
+  const std::string here = "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=.";
+  expect_bad_input(run("--gpu-kernel cuda:wgmma", here),
+                   {"expected a device of compute capability 9.0 and wgmma.sm_90a.cubin",
+                    "found a CPU without"});
+  file("wgmma.sm_90a.cubin",
+       "\x7f"
+       "ELF");
+  for (const char* asked : {"", "--gpu-kernel cuda:wgmma"}) {
+    const Outcome outcome = run(asked, here);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("kernel cuda:wgmma on a CPU"));
+  }
+  EXPECT_THAT(run("--gpu-kernel cuda:mma", here).out, HasSubstr("kernel cuda:mma on a CPU"));
+  expect_bad_input(run("--gpu-kernel wgmma", here),
+                   {"gpu kernel: expected cuda:wgmma or cuda:mma, found 'wgmma'"});
+}
+
 TEST_F(RunGpu, SaysWhatIsMissing) {
   expect_bad_input(run("", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=/nowhere"),
                    {"expected compiled kernels in /nowhere", "contextile_cuda"});
   expect_bad_input(run("--predict", ""), {"--predict: expected --cluster with --gpu"});
+  expect_bad_input(bash("'" CONTEXTILE_PROGRAM "' run p --gpu-kernel cuda:mma"),
+                   {"--gpu-kernel cuda:mma: expected --gpu"});
 }
 
 }  // namespace

@@ -48,15 +48,19 @@ std::string preferred_text(const AttentionKernel& kernel) {
   return fmt::format(" (preferred for {})", fmt::join(names, ", "));
 }
 
-// Loaded when it is asked for.
-BuildPart gpu_part() {
+// Loaded when they are asked for.
+std::vector<BuildPart> gpu_parts() {
+  std::string what;
+  std::string missing;
   try {
     const std::int32_t gpus = num_gpus();
-    return {"cuda:mma", fmt::format("bf16 and f16 on GPUs, by run --gpu; {} here", gpus),
-            gpus > 0 ? "" : "this machine has no GPU (run --gpu)"};
+    what = fmt::format("bf16 and f16 on GPUs, by run --gpu; {} here", gpus);
+    if (gpus == 0) missing = "this machine has no GPU (run --gpu)";
   } catch (const InvalidArgument&) {
-    return {"cuda:mma", "", "this machine has no NVIDIA driver (run --gpu)"};
+    missing = "this machine has no NVIDIA driver (run --gpu)";
   }
+  return {{"cuda:wgmma", what + "; those of compute capability 9.0", missing},
+          {"cuda:mma", what, missing}};
 }
 
 // In the order of kernels(), behind them those that cannot run here.
@@ -84,7 +88,7 @@ std::vector<BuildPart> kernel_parts() {
     const auto same_name = [&part](const BuildPart& other) { return part.name == other.name; };
     if (std::none_of(parts.begin(), parts.end(), same_name)) parts.push_back(part);
   }
-  parts.push_back(gpu_part());
+  for (BuildPart& part : gpu_parts()) parts.push_back(std::move(part));
   return parts;
 }
 

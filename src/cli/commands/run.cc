@@ -54,6 +54,7 @@ struct RunCommandOptions {
   TransportOptions transport;
   std::string kernel;  // empty: the preferred one for the dtype
   std::optional<std::int32_t> gpu;
+  std::string gpu_kernel;  // empty: the fastest that the GPU has
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
@@ -96,6 +97,9 @@ void check_options(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_transport_options(options.transport);
   static_cast<void>(find_kernel(options.kernel));
+  if (!options.gpu_kernel.empty() && !options.gpu) {
+    fail_argument("--gpu-kernel {}: expected --gpu, found none", options.gpu_kernel);
+  }
   if (options.gpu && options.predict && options.cluster.empty()) {
     fail_argument("--predict: expected --cluster with --gpu; only CPUs are measured on the way");
   }
@@ -161,7 +165,7 @@ void print_finished(const RunCommandOptions& options, const FinishedRun& run) {
 }
 
 std::string kernel_name(const RunOptions& settings, const Plan& plan, const Gpu* gpu) {
-  if (gpu != nullptr) return fmt::format("cuda:mma on {}", gpu->name());
+  if (gpu != nullptr) return fmt::format("{} on {}", gpu->kernel_name(), gpu->name());
   return std::string(find_kernel(settings.kernel, plan.shape.dtype).name());
 }
 
@@ -170,6 +174,7 @@ std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* r
   if (!options.gpu) return nullptr;
   GpuOptions gpu;
   gpu.ordinal = *options.gpu;
+  gpu.kernel = options.gpu_kernel;
   if (rank != nullptr) {
     gpu.ordinal = (gpu.ordinal + rank->rank().value) % std::max(1, num_gpus(gpu));
   }
@@ -273,6 +278,9 @@ Action add_run_command(CLI::App& app) {
                              "or mpi rank R on GPU N + R modulo their number, data by NCCL; "
                              "--kernel is then what one device is compared with",
                              "on its CPU"});
+  add_text(app, "--gpu-kernel", options->gpu_kernel,
+           {"NAME", "attention on the GPU: cuda:wgmma (compute capability 9.0) or cuda:mma",
+            "cuda:wgmma where the GPU and the compiled kernels have it"});
   add_toggle(app, "compare", "check against the fp64 oracle and one device",
              "when the oracle costs less than 1e11 FLOPs",
              [options](bool compare) { options->compare = compare; });

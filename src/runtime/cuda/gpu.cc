@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "device/libcuda.h"
 #include "runtime/cuda/device_ranks.h"
 #include "runtime/cuda/gpu_driver.h"
@@ -45,7 +46,8 @@ std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
   const std::vector<std::filesystem::path> places = places_of_kernels(options);
   DeviceOptions device;
   device.ordinal = options.ordinal;
-  device.modules = {"mma", "rows"};
+  device.modules = {std::string(module_of(Program::kMma)), "rows"};
+  device.optional_modules = {std::string(module_of(Program::kWgmma))};
   device.library = options.library;
   for (const std::filesystem::path& place : places) {
     std::error_code error;
@@ -61,6 +63,20 @@ std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
   return open_device(device);
 }
 
+Program program_of(const GpuOptions& options, const Driver& driver) {
+  const bool has_wgmma = driver.has_module(module_of(Program::kWgmma));
+  if (options.kernel.empty()) return has_wgmma ? Program::kWgmma : Program::kMma;
+  if (options.kernel == name_of(Program::kMma)) return Program::kMma;
+  CONTEXTILE_CHECK(options.kernel == name_of(Program::kWgmma),
+                   "gpu kernel: expected {} or {}, found {}", name_of(Program::kWgmma),
+                   name_of(Program::kMma), quote(options.kernel));
+  CONTEXTILE_CHECK(has_wgmma,
+                   "gpu kernel: expected a device of compute capability 9.0 and "
+                   "wgmma.sm_90a.cubin among its kernels for {}, found {} without",
+                   options.kernel, driver.device_name());
+  return Program::kWgmma;
+}
+
 }  // namespace contextile::cuda
 
 namespace contextile {
@@ -72,10 +88,12 @@ class OpenGpu : public Gpu {
       : ordinal_(options.ordinal),
         nccl_library_(options.nccl_library),
         driver_(cuda::open_gpu_driver(options)),
-        ranks_(*driver_, transport) {}
+        program_(cuda::program_of(options, *driver_)),
+        ranks_(*driver_, transport, program_) {}
 
   [[nodiscard]] std::string_view name() const override { return driver_->device_name(); }
   [[nodiscard]] std::int32_t ordinal() const override { return ordinal_; }
+  [[nodiscard]] std::string_view kernel_name() const override { return cuda::name_of(program_); }
   void begin_behind(Rank rank, void* stream) override { ranks_.begin_behind(rank, stream); }
   void end_before(Rank rank, void* stream) override { ranks_.end_before(rank, stream); }
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
@@ -95,6 +113,7 @@ class OpenGpu : public Gpu {
   const std::int32_t ordinal_;
   const std::string nccl_library_;
   const std::unique_ptr<cuda::Driver> driver_;
+  const cuda::Program program_;
   cuda::DeviceRanks ranks_;
 };
 

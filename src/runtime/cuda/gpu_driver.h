@@ -5,10 +5,14 @@
 
 #include "contextile/gpu.h"
 #include "device/driver.h"
+#include "kernel/cuda/passes.h"
 
 namespace contextile::cuda {
 
 // Throws as open_gpu does.
 [[nodiscard]] std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options);
+// The program of the kernel that the options name, or the fastest that the driver has. Throws
+// InvalidArgument where there is no such kernel, or the driver has not its module.
+[[nodiscard]] Program program_of(const GpuOptions& options, const Driver& driver);
 
 }  // namespace contextile::cuda
