@@ -1,12 +1,12 @@
 // What a GPU does with the kernels and plans of the library. docs/gpu.md says how to read it.
 //
-//   gpu_bench [--gpu 0] [--kernels FOLDER] [--library FILE] [--longest 16384] [--heads 32]
-//             [--kv-heads 8] [--seconds 0.05] [--json FILE]
+//   gpu_bench [--gpu 0] [--gpu-kernel NAME] [--kernels FOLDER] [--library FILE] [--longest 16384]
+//             [--heads 32] [--kv-heads 8] [--seconds 0.05] [--json FILE]
 //
 // First every kind of mask is compared with the reference (exit 1 beyond the bound of the dtype).
-// Then, bf16, calls as the executor issues them, tables and uploads
-// included:
-//   attention  TFLOP/s by mask, head dim and length
+// Then, bf16, calls as the executor issues them, tables and uploads included, by the kernel that is
+// named or else the one that runs by default:
+//   attention  TFLOP/s by mask, head dim and length; without a name by every kernel of the device
 //   rows       TFLOP/s of one full tile by query rows and keys
 //   overheads  microseconds of a launch, GB/s of merging, summing, rounding and zeroing
 //   plans      time of whole plans on 4 and 8 logical ranks over that of one call of the batch
@@ -137,13 +137,19 @@ class Bench {
       : options_(options),
         driver_(cuda::open_gpu_driver(options.gpu)),
         streams_(*driver_),
-        kernel_(streams_) {}
+        kernel_(streams_, cuda::program_of(options.gpu, *driver_)) {}
 
   int run() {
     fmt::print("device {}\n", driver_->device_name());
-    Json all = {{"device", std::string(driver_->device_name())}};
-    if (!verify()) return 1;
-    all["attention"] = attention();
+    Json all = {{"device", std::string(driver_->device_name())},
+                {"kernel", std::string(kernel_.name())}};
+    const std::vector<cuda::Program> programs = this->programs();
+    if (!std::ranges::all_of(programs, [&](cuda::Program program) { return verify(program); })) {
+      return 1;
+    }
+    all["attention"] = Json::array();
+    for (const cuda::Program program : programs) attention(program, all["attention"]);
+    fmt::print("\nfrom here on {}\n", kernel_.name());
     all["rows"] = rows();
     all["overheads"] = overheads();
     all["plans"] = plans();
@@ -152,6 +158,13 @@ class Bench {
   }
 
  private:
+  // The one that is asked for; all that the device has where none is.
+  [[nodiscard]] std::vector<cuda::Program> programs() const {
+    const cuda::Program best = cuda::program_of(options_.gpu, *driver_);
+    if (!options_.gpu.kernel.empty() || best == cuda::Program::kMma) return {best};
+    return {best, cuda::Program::kMma};
+  }
+
   // Seconds of one turn: as many as fill the time asked for, three times, the fastest.
   double seconds_of(const std::function<void()>& work) {
     const auto timed = [&](int turns) {
@@ -183,8 +196,8 @@ class Bench {
   }
 
   // Plans over two ranks against fp64, every mask, both dtypes.
-  bool verify() {
-    cuda::DeviceRanks ranks(*driver_);
+  bool verify(cuda::Program program) {
+    cuda::DeviceRanks ranks(*driver_, {}, program);
     bool ok = true;
     for (const char* name : kMasks) {
       const std::string mask = std::string(name) == "varlen" ? "causal" : name;
@@ -211,24 +224,26 @@ class Bench {
         }
       }
     }
-    fmt::print("{}\n", ok ? "verified against fp64" : "results are wrong: nothing is timed");
+    fmt::print("{} {}\n", cuda::name_of(program),
+               ok ? "verified against fp64" : "is wrong: nothing is timed");
     return ok;
   }
 
-  Json attention() {
-    Json table = Json::array();
-    fmt::print("\nattention, TFLOP/s{:>34}{:>10}\n", "forward", "backward");
+  void attention(cuda::Program program, Json& table) {
+    const cuda::DeviceKernel kernel(streams_, program);
+    fmt::print("\nattention by {:10}, TFLOP/s{:>20}{:>10}\n", kernel.name(), "forward", "backward");
     for (const std::int32_t dim : {64, 128}) {
       for (std::int64_t tokens = std::min<std::int64_t>(1024, options_.longest);
            tokens <= options_.longest; tokens *= 2) {
-        const Layer layer(kernel_, shape_of(options_, dim), tokens, tokens);
+        const Layer layer(kernel, shape_of(options_, dim), tokens, tokens);
         for (const char* name : kMasks) {
           const Mask mask = mask_of(name, tokens);
           const double pairs = static_cast<double>(mask.num_pairs());
-          const double forward = seconds_of([&] { layer.forward(kernel_, mask.bands); });
-          const double backward = seconds_of([&] { layer.backward(kernel_, mask.bands); });
+          const double forward = seconds_of([&] { layer.forward(kernel, mask.bands); });
+          const double backward = seconds_of([&] { layer.backward(kernel, mask.bands); });
           const double flops = 4 * pairs * layer.shape.q_heads * dim;
-          table.push_back({{"mask", name},
+          table.push_back({{"kernel", std::string(kernel.name())},
+                           {"mask", name},
                            {"head_dim", dim},
                            {"tokens", tokens},
                            {"forward_tflops", 1e-12 * flops / forward},
@@ -238,7 +253,6 @@ class Bench {
         }
       }
     }
-    return table;
   }
 
   Json rows() {
@@ -312,7 +326,7 @@ class Bench {
   // Ranks share the device: a plan cannot be faster than one call of all its tiles.
   Json plans() {
     Json table = Json::array();
-    cuda::DeviceRanks ranks(*driver_);
+    cuda::DeviceRanks ranks(*driver_, {}, cuda::program_of(options_.gpu, *driver_));
     const std::int64_t tokens = options_.longest;
     fmt::print("\nwhole plans of {} tokens, time over one call{:>13}{:>10}\n", tokens, "forward",
                "backward");
@@ -365,6 +379,7 @@ int main_of(int argc, char** argv) {
     const std::string word = argv[i];
     if (word == "--gpu") options.gpu.ordinal = std::atoi(argv[i + 1]);
     if (word == "--kernels") options.gpu.kernels = argv[i + 1];
+    if (word == "--gpu-kernel") options.gpu.kernel = argv[i + 1];
     if (word == "--library") options.gpu.library = argv[i + 1];
     if (word == "--longest") options.longest = std::atoll(argv[i + 1]);
     if (word == "--heads") options.q_heads = std::atoi(argv[i + 1]);
