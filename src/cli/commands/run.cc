@@ -278,9 +278,10 @@ Action add_run_command(CLI::App& app) {
                              "or mpi rank R on GPU N + R modulo their number, data by NCCL; "
                              "--kernel is then what one device is compared with",
                              "on its CPU"});
-  add_text(app, "--gpu-kernel", options->gpu_kernel,
-           {"NAME", "attention on the GPU: cuda:wgmma (compute capability 9.0) or cuda:mma",
-            "cuda:wgmma where the GPU and the compiled kernels have it"});
+  add_value(app, "--gpu-kernel",
+            {"NAME", "attention on the GPU: cuda:wgmma (compute capability 9.0) or cuda:mma",
+             "cuda:wgmma where the GPU and the compiled kernels have it"},
+            [options](const std::string& name) { options->gpu_kernel = name; });
   add_toggle(app, "compare", "check against the fp64 oracle and one device",
              "when the oracle costs less than 1e11 FLOPs",
              [options](bool compare) { options->compare = compare; });
