@@ -47,11 +47,14 @@ std::vector<std::shared_ptr<Transport>> inproc_group(std::int32_t num_ranks, dou
 }
 
 std::shared_ptr<Gpu> open_gpu_of(std::int32_t ordinal, const std::string& kernels,
-                                 const std::string& library, const std::string& nccl_library,
-                                 double timeout) {
-  return open_gpu(
-      {.ordinal = ordinal, .kernels = kernels, .library = library, .nccl_library = nccl_library},
-      {.timeout = milliseconds_of(timeout, "timeout")});
+                                 const std::string& kernel, const std::string& library,
+                                 const std::string& nccl_library, double timeout) {
+  return open_gpu({.ordinal = ordinal,
+                   .kernels = kernels,
+                   .kernel = kernel,
+                   .library = library,
+                   .nccl_library = nccl_library},
+                  {.timeout = milliseconds_of(timeout, "timeout")});
 }
 
 // Ends of transports keep what they run on alive.
@@ -273,6 +276,9 @@ void bind_gpus(nb::module_& module) {
   nb::class_<Gpu>(module, "Gpu", "A GPU of this machine with the library's kernels.")
       .def_prop_ro("name", [](const Gpu& self) { return std::string(self.name()); })
       .def_prop_ro("ordinal", &Gpu::ordinal, "Its number on this machine.")
+      .def_prop_ro(
+          "kernel", [](const Gpu& self) { return std::string(self.kernel_name()); },
+          "What attends: \"cuda:wgmma\" or \"cuda:mma\".")
       .def("group", &group_on, "num_ranks"_a,
            "A transport for each of num_ranks threads of this process, which share the GPU. One "
            "group at a time.")
@@ -291,14 +297,16 @@ void bind_gpus(nb::module_& module) {
       "How many GPUs this machine has. library is the driver's (libcuda.so.1). Raises "
       "InvalidArgument where there is no driver.");
   module.def("open_gpu", &open_gpu_of, "ordinal"_a = 0, nb::kw_only(), "kernels"_a = "",
-             "library"_a = "", "nccl_library"_a = "", "timeout"_a = 60.0,
+             "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "timeout"_a = 60.0,
              nb::call_guard<nb::gil_scoped_release>(),
              "A GPU of this machine with the library's kernels: bf16 and f16, head dims that are "
              "multiples of 8 up to 128. kernels is the folder of the compiled ones (empty: "
-             "$CONTEXTILE_CUDA_KERNELS, else where they were installed), library and nccl_library "
-             "the driver's and NCCL's (empty: the system's). timeout is seconds that ranks of "
-             "group() wait for each other. Raises InvalidArgument where there is no driver, no "
-             "such GPU or no kernels, saying where they were looked for; DeviceError.");
+             "$CONTEXTILE_CUDA_KERNELS, else where they were installed), kernel the one for "
+             "attention (\"cuda:wgmma\" or \"cuda:mma\"; empty: the former where the GPU has it), "
+             "library and nccl_library the driver's and NCCL's (empty: the system's). timeout is "
+             "seconds that ranks of group() wait for each other. Raises InvalidArgument where "
+             "there is no driver, no such GPU, no kernels (saying where they were looked for) or "
+             "not the one that is named; DeviceError.");
 }
 
 }  // namespace

@@ -210,6 +210,9 @@ def test_what_is_missing_is_said(kernels, tmp_path):
 @needs_fake
 def test_gpus_that_there_are(gpu, kernels):
     assert (ct.num_gpus(library=str(FAKE_DRIVER)), gpu.name, gpu.ordinal) == (1, "a CPU", 0)
+    assert gpu.kernel == "cuda:mma"  # no other is compiled
+    with pytest.raises(ct.InvalidArgument, match="wgmma.sm_90a.cubin among its kernels"):
+        ct.open_gpu(library=str(FAKE_DRIVER), kernels=kernels, kernel="cuda:wgmma")
     with pytest.raises(ct.InvalidArgument, match="found 3"):
         ct.open_gpu(3, library=str(FAKE_DRIVER), kernels=kernels)
     assert issubclass(ct.DeviceError, ct.Error)
