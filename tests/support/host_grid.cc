@@ -77,6 +77,7 @@ void run_groups(const Grid& grid, const Launch& launch, const Run& run) {
       run(group, launch.owned[i % width], static_cast<int>(i / width), cta.shared());
       group.expect_over();
     });
+    cta.expect_no_turn();
   });
 }
 

@@ -131,6 +131,18 @@ void HostGroups::sync(int part) {
   turns_.wait_until(part, [this, all] { return num_synced_ >= all; });
 }
 
+void HostGroups::await_turn(int part, int consumer) {
+  int& passed = turns_passed_.at(static_cast<std::size_t>(consumer));
+  turns_.wait_until(part, [&] { return passed > 0; });
+  --passed;
+}
+
+void HostGroups::expect_no_turn() const {
+  for (const int passed : turns_passed_) {
+    CONTEXTILE_CHECK(passed == 0, "turns: expected all to be taken, found {} left", passed);
+  }
+}
+
 // ------------------------------------------------------------------------------------ products
 
 void HostProducts::start(Product product) {

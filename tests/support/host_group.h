@@ -44,6 +44,10 @@ class HostGroups {
                 Barrier& full);
   void wait(int part, Barrier& barrier, std::uint32_t parity);
   void sync(int part);
+  void await_turn(int part, int consumer);
+  void pass_turn(int consumer) { ++turns_passed_[static_cast<std::size_t>(consumer)]; }
+  // At the end: no turn was passed that nobody took.
+  void expect_no_turn() const;
 
  private:
   struct Copy {
@@ -79,6 +83,7 @@ class HostGroups {
   GroupTurns turns_;
   std::map<const Barrier*, State> barriers_;
   int num_synced_ = 0;
+  std::array<int, 1 + kConsumers> turns_passed_ = {};  // to each and not taken
 };
 
 // Products of one group, in the order in which they were started.
@@ -139,6 +144,8 @@ class HostGroup : public HostCta {
   }
   void sync_cta() { cta_.sync(part_); }
   [[nodiscard]] int producer_warp() const { return producer_warp_; }
+  void await_turn() { cta_.await_turn(part_, index_); }
+  void pass_turn() { cta_.pass_turn(1 + kConsumers - index_); }
   template <int kRegisters>
   void give_registers() {}
   template <int kRegisters>

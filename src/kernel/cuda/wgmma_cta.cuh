@@ -80,6 +80,17 @@ class WgmmaGroup : public MmaCta {
     publish_writes();
     asm volatile("bar.sync %0, %1;" ::"r"(index()), "n"(kGroupThreads) : "memory");
   }
+  // A barrier for each consumer's turns, behind those of wait_for_copies: it and the other meet
+  // there.
+  __device__ __forceinline__ void await_turn() {
+    asm volatile("bar.sync %0, %1;" ::"r"(kConsumers + index()), "n"(kConsumers * kGroupThreads)
+                 : "memory");
+  }
+  __device__ __forceinline__ void pass_turn() {
+    const int other = 1 + kConsumers - index();
+    asm volatile("bar.arrive %0, %1;" ::"r"(kConsumers + other), "n"(kConsumers * kGroupThreads)
+                 : "memory");
+  }
   template <int kRegisters>
   __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -113,6 +124,7 @@ class WgmmaGroup : public MmaCta {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(&barrier)) : "memory");
   }
   __device__ __forceinline__ void arrive_warps(Barrier& barrier) {
+    __syncwarp();
     if (threadIdx.x % kLanes == 0) arrive(barrier);
   }
   __device__ __forceinline__ void expect(Barrier& barrier, std::uint32_t bytes) {

@@ -172,61 +172,74 @@ CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const Ow
   });
 }
 
+// Start the scores of a block when its keys are there, and what its weights add to the output when
+// its values are.
+template <Number kNumber, int kDim, typename Group>
+CONTEXTILE_HD void start_keys(Group& group, std::uint16_t* shared, std::int32_t b,
+                              WgmmaForwardRows<kDim, Group>& state) {
+  using Places = WgmmaForwardPlaces<kDim>;
+  const auto [stage, parity] = turn_of(b);
+  group.wait(reinterpret_cast<Ring*>(shared + Places::kRingsAt)[0].full[stage], parity);
+  group.pin(state.scores);
+  group.begin_products();
+  start_scores<kNumber, kDim, kWgmmaKeys>(group, shared + (group.index() - 1) * Places::kQuery,
+                                          shared + Places::kKeysAt + stage * Places::kBlock,
+                                          state.scores);
+  group.commit_products();
+}
+template <Number kNumber, int kDim, typename Group>
+CONTEXTILE_HD void start_values(Group& group, std::uint16_t* shared, std::int32_t b,
+                                WgmmaForwardRows<kDim, Group>& state) {
+  using Places = WgmmaForwardPlaces<kDim>;
+  const auto [stage, parity] = turn_of(b);
+  group.wait(reinterpret_cast<Ring*>(shared + Places::kRingsAt)[1].full[stage], parity);
+  group.pin(state.weights);
+  group.pin(state.out);
+  group.begin_products();
+  start_weighted<kNumber, kDim, kWgmmaKeys>(
+      group, state.weights, shared + Places::kValuesAt + stage * Places::kBlock, state.out);
+  group.commit_products();
+}
+
 template <Number kNumber, int kDim, typename Group>
 CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
                                int kv_head, std::uint16_t* shared) {
   using Places = WgmmaForwardPlaces<kDim>;
+  constexpr int kTiles = kWgmmaKeys / 8;
+  const bool is_second = group.index() == kConsumers;
   const int group_row = (group.index() - 1) * kGroupRows;
   const std::int32_t first_row = owned.begin + group_row;
-  std::uint16_t* const q = shared + (group.index() - 1) * Places::kQuery;
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
-  Ring& keys = rings[0];
-  Ring& values = rings[1];
   const StreamedBlock* const blocks = launch.blocks + owned.first_block;
   WgmmaForwardRows<kDim, Group> state;
-  load_group_rows<kDim>(group, q, launch.tiles[owned.tile].q, launch.heads, kv_head, first_row,
-                        owned.end, launch.head_dim);
+  load_group_rows<kDim>(group, shared + (group.index() - 1) * Places::kQuery,
+                        launch.tiles[owned.tile].q, launch.heads, kv_head, first_row, owned.end,
+                        launch.head_dim);
   group.wait_for_copies();
-  const auto start_keys = [&](std::int32_t b) {
-    const auto [stage, parity] = turn_of(b);
-    group.wait(keys.full[stage], parity);
-    group.pin(state.scores);
-    group.begin_products();
-    start_scores<kNumber, kDim, kWgmmaKeys>(
-        group, q, shared + Places::kKeysAt + stage * Places::kBlock, state.scores);
-    group.commit_products();
-  };
-  const auto start_values = [&](std::int32_t b) {
-    const auto [stage, parity] = turn_of(b);
-    group.wait(values.full[stage], parity);
-    group.pin(state.weights);
-    group.pin(state.out);
-    group.begin_products();
-    start_weighted<kNumber, kDim, kWgmmaKeys>(
-        group, state.weights, shared + Places::kValuesAt + stage * Places::kBlock, state.out);
-    group.commit_products();
-  };
   if (owned.num_blocks > 0) {
-    start_keys(0);
+    start_keys<kNumber, kDim>(group, shared, 0, state);
     group.template wait_products<0>();
     group.pin(state.scores);
-    group.arrive_warps(keys.empty[0]);
+    group.arrive_warps(rings[0].empty[0]);
     weigh_block<kDim>(group, launch, blocks[0], first_row, state);
-    round_weights<kNumber, kWgmmaKeys / 8>(group, state.scores, state.weights);
+    round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     for (std::int32_t b = 1; b < owned.num_blocks; ++b) {
-      start_keys(b);
-      start_values(b - 1);
+      // The first consumer begins; the last turn is passed to nobody.
+      if (is_second || b > 1) group.await_turn();
+      start_keys<kNumber, kDim>(group, shared, b, state);
+      start_values<kNumber, kDim>(group, shared, b - 1, state);
+      if (!is_second || b + 1 < owned.num_blocks) group.pass_turn();
       group.template wait_products<1>();
       group.pin(state.scores);
-      group.arrive_warps(keys.empty[turn_of(b).stage]);
+      group.arrive_warps(rings[0].empty[turn_of(b).stage]);
       weigh_block<kDim>(group, launch, blocks[b], first_row, state);
       group.template wait_products<0>();
       group.pin(state.out);
-      group.arrive_warps(values.empty[turn_of(b - 1).stage]);
+      group.arrive_warps(rings[1].empty[turn_of(b - 1).stage]);
       rescale_out<kDim>(group, state);
-      round_weights<kNumber, kWgmmaKeys / 8>(group, state.scores, state.weights);
+      round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     }
-    start_values(owned.num_blocks - 1);
+    start_values<kNumber, kDim>(group, shared, owned.num_blocks - 1, state);
     group.template wait_products<0>();
     group.pin(state.out);
   }

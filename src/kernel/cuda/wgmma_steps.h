@@ -5,6 +5,9 @@
 // streamed into shared memory, groups 1 and 2 own 64 rows each. It is also the Cta of tile_steps.h
 // for the warps of the group. What it does beside:
 //   wait(barrier, parity)  until the phase of that parity is over;
+//   await_turn, pass_turn  consumers start products in turns: while those of one are multiplied,
+//   the
+//                          other makes weights (FlashAttention-3, section 3.1);
 //   producer_warp          which warp of group 0 this is: those have work of their own;
 //   copy_box               a copy that ends at a barrier, as bytes that were expected there;
 //   multiply_…             starts a product; its sums, its weights and its rows in shared memory
