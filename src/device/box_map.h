@@ -21,8 +21,9 @@ struct BoxSource {
   std::int32_t box_tokens = 0;
 };
 
-// The same as the device reads it (CUtensorMap); only its driver knows how.
-struct alignas(64) BoxMap {
+// The same as the device reads it (CUtensorMap); only its driver knows how. What orders reading it
+// behind writing it works on 128 bytes.
+struct alignas(128) BoxMap {
   std::byte opaque[128] = {};
 };
 

@@ -294,6 +294,26 @@ TEST_F(WgmmaGroups, ProductsBehindNoFenceAreRefused) {
               HasSubstr("expected a fence"));
 }
 
+TEST_F(WgmmaGroups, MapsThatWereNotReadAreRefused) {
+  const auto bring_unread = [this](HostGroup& group) {
+    group.copy_box(right(), map_, 0, 0, 0, full());
+  };
+  EXPECT_THAT(message_of<InvalidArgument>([&] { run(bring_unread, [](HostGroup&) {}); }),
+              HasSubstr("expected a map that was read"));
+}
+
+TEST_F(WgmmaGroups, ArrivalsTooManyAreRefused) {
+  const auto arrive_as_a_group = [this](HostGroup& group) { group.arrive_warps(full()); };
+  EXPECT_THAT(message_of<InvalidArgument>([&] { run(arrive_as_a_group, [](HostGroup&) {}); }),
+              HasSubstr("expected at most 1 arrivals, found 4"));
+}
+
+TEST_F(WgmmaGroups, TurnsThatNobodyTakesAreRefused) {
+  run([](HostGroup&) {}, [](HostGroup& group) { group.pass_turn(); });
+  EXPECT_THAT(message_of<InvalidArgument>([&] { cta_.expect_no_turn(); }),
+              HasSubstr("expected all to be taken, found 1 left"));
+}
+
 TEST_F(WgmmaGroups, ProductsThatNobodyWaitedForAreRefused) {
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 run(bringing(kBytes), [&](HostGroup& group) {

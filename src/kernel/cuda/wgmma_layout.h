@@ -48,19 +48,25 @@ CONTEXTILE_HD constexpr Operand decode(std::uint64_t descriptor) {
   return {field(0), field(16), field(32), static_cast<std::uint32_t>(descriptor >> 62)};
 }
 
+// The same operand some bytes further on. Shared memory ends before the field does, so that the
+// lower word alone changes: between products there is time for little more.
+CONTEXTILE_HD constexpr std::uint64_t advance(std::uint64_t descriptor, int bytes) {
+  const auto low = static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes / 16);
+  return (descriptor >> 32 << 32) | low;
+}
+
 // A factor whose rows are those of the product, 16 columns of them from `depth` on: Q, K of scores.
 // `rows` is where a tensor of kRows rows begins in shared memory.
 template <int kRows>
 CONTEXTILE_HD constexpr std::uint64_t rows_operand(std::uint32_t rows, int depth) {
-  const auto at = static_cast<std::uint32_t>(depth / kSwizzleCols * kRows * kSwizzleCols +
-                                             depth % kSwizzleCols);
-  return encode({rows + at * 2, 16, kSwizzleBytes, 1});
+  const int at = depth / kSwizzleCols * kRows * kSwizzleCols + depth % kSwizzleCols;
+  return advance(encode({rows, 16, kSwizzleBytes, 1}), at * 2);
 }
 // A right factor whose rows are the depth, 16 of them from `depth` on: V of outputs.
 template <int kRows>
 CONTEXTILE_HD constexpr std::uint64_t depth_operand(std::uint32_t rows, int depth) {
-  return encode({rows + static_cast<std::uint32_t>(depth) * kSwizzleCols * 2,
-                 kRows * kSwizzleCols * 2, kSwizzleBytes, 1});
+  return advance(encode({rows, kRows * kSwizzleCols * 2, kSwizzleBytes, 1}),
+                 depth * kSwizzleCols * 2);
 }
 
 }  // namespace contextile::cuda
