@@ -23,6 +23,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -56,11 +57,18 @@ struct Options {
 constexpr std::array kMasks = {"full", "causal", "lambda:64,4096", "causal_blockwise:256,2,1",
                                "varlen"};
 
-AttentionShape shape_of(const Options& options, std::int32_t dim) {
+struct Dims {
+  std::int32_t head = 128;
+  std::int32_t value = 128;
+};
+constexpr Dims kDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+
+AttentionShape shape_of(const Options& options, Dims dims) {
   AttentionShape shape;
   shape.q_heads = options.q_heads;
   shape.kv_heads = options.kv_heads;
-  shape.head_dim = shape.value_dim = dim;
+  shape.head_dim = dims.head;
+  shape.value_dim = dims.value;
   return shape;
 }
 
@@ -195,14 +203,15 @@ class Bench {
     return make_workload(lengths, {}, use).masks.front().mask;
   }
 
-  // Plans over two ranks against fp64, every mask, both dtypes.
+  // Plans over two ranks against fp64, every mask, both dtypes, all dims by turns.
   bool verify(cuda::Program program) {
     cuda::DeviceRanks ranks(*driver_, {}, program);
     bool ok = true;
+    std::size_t turn = 0;
     for (const char* name : kMasks) {
       const std::string mask = std::string(name) == "varlen" ? "causal" : name;
       for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-        AttentionShape shape = shape_of(options_, dtype == Dtype::kBf16 ? 128 : 64);
+        AttentionShape shape = shape_of(options_, kDims[turn++ % std::size(kDims)]);
         shape.q_heads = 4;
         shape.kv_heads = 2;
         shape.dtype = dtype;
@@ -232,24 +241,29 @@ class Bench {
   void attention(cuda::Program program, Json& table) {
     const cuda::DeviceKernel kernel(streams_, program);
     fmt::print("\nattention by {:10}, TFLOP/s{:>20}{:>10}\n", kernel.name(), "forward", "backward");
-    for (const std::int32_t dim : {64, 128}) {
+    for (const Dims dims : kDims) {
       for (std::int64_t tokens = std::min<std::int64_t>(1024, options_.longest);
            tokens <= options_.longest; tokens *= 2) {
-        const Layer layer(kernel, shape_of(options_, dim), tokens, tokens);
+        const Layer layer(kernel, shape_of(options_, dims), tokens, tokens);
         for (const char* name : kMasks) {
           const Mask mask = mask_of(name, tokens);
           const double pairs = static_cast<double>(mask.num_pairs());
           const double forward = seconds_of([&] { layer.forward(kernel, mask.bands); });
           const double backward = seconds_of([&] { layer.backward(kernel, mask.bands); });
-          const double flops = 4 * pairs * layer.shape.q_heads * dim;
+          // Two products forward, five backward, of which three are of the head dim.
+          const double flops = 2 * pairs * layer.shape.q_heads;
+          const double forward_tflops = 1e-12 * flops * (dims.head + dims.value) / forward;
+          const double backward_tflops =
+              1e-12 * flops * (3 * dims.head + 2 * dims.value) / backward;
           table.push_back({{"kernel", std::string(kernel.name())},
                            {"mask", name},
-                           {"head_dim", dim},
+                           {"head_dim", dims.head},
+                           {"value_dim", dims.value},
                            {"tokens", tokens},
-                           {"forward_tflops", 1e-12 * flops / forward},
-                           {"backward_tflops", 2.5e-12 * flops / backward}});
-          fmt::print("D {:3} {:6} tokens {:26}{:9.1f}{:10.1f}\n", dim, tokens, name,
-                     1e-12 * flops / forward, 2.5e-12 * flops / backward);
+                           {"forward_tflops", forward_tflops},
+                           {"backward_tflops", backward_tflops}});
+          fmt::print("D {:3}/{:3} {:6} tokens {:22}{:9.1f}{:10.1f}\n", dims.head, dims.value,
+                     tokens, name, forward_tflops, backward_tflops);
         }
       }
     }
@@ -267,7 +281,7 @@ class Bench {
     for (const std::int64_t q : sizes) {
       fmt::print("{:8}", q);
       for (const std::int64_t k : sizes) {
-        const Layer layer(kernel_, shape_of(options_, 128), q, k);
+        const Layer layer(kernel_, shape_of(options_, {128, 128}), q, k);
         const Band all{{0, q}, {0, k}};
         const double forward = seconds_of([&] { layer.forward(kernel_, {&all, 1}); });
         const double backward = seconds_of([&] { layer.backward(kernel_, {&all, 1}); });
@@ -287,7 +301,7 @@ class Bench {
 
   Json overheads() {
     const std::int64_t tokens = std::min<std::int64_t>(options_.longest, 8192);
-    const AttentionShape shape = shape_of(options_, 128);
+    const AttentionShape shape = shape_of(options_, {128, 128});
     const RowOps& ops = kernel_.row_ops();
     const auto partial = [&](std::uint64_t seed) {
       return std::pair(
@@ -330,7 +344,7 @@ class Bench {
     const std::int64_t tokens = options_.longest;
     fmt::print("\nwhole plans of {} tokens, time over one call{:>13}{:>10}\n", tokens, "forward",
                "backward");
-    const AttentionShape shape = shape_of(options_, 128);
+    const AttentionShape shape = shape_of(options_, {128, 128});
     for (const char* name : {"causal", "lambda:64,4096"}) {
       const MaskUse use = parse_mask_use(name);
       const Workload workload = make_workload(std::vector<std::int64_t>{tokens}, shape, use);

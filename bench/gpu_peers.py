@@ -3,7 +3,7 @@
 
   bench/gpu_peers.py [--longest 16384] [--seconds 0.05] [--json FILE]
 
-bf16, 32 query and 8 KV heads, head dims 64 and 128, lengths of 1024 and up. TFLOP/s of attended pairs, backward at 2.5
+bf16, 32 query and 8 KV heads, head dims 64, 96, 128 and 256, lengths of 1024 and up. TFLOP/s of attended pairs, backward at 2.5
 times forward's FLOPs; every figure the fastest of three times at least --seconds. A peer that cannot do a mask, or is
 not installed, has no figure, with the reason. Backward is the libraries' own mode, which need not be deterministic.
 """
@@ -121,7 +121,7 @@ def attention_of(torch, peer, mask, tokens, q, k, v):
 
 
 def rows_of(torch, clock, longest):
-    for dim in (64, 128):
+    for dim in (64, 96, 128, 256):
         tokens = 1024
         while tokens <= longest:
             q, k, v = (

@@ -70,7 +70,7 @@ class Gpu : public RankHost {
 // How many this machine has. Throws InvalidArgument where there is no driver.
 [[nodiscard]] std::int32_t num_gpus(const GpuOptions& options = {});
 
-// bf16 and f16, head dims that are multiples of 8 up to 128 (docs/gpu.md). Throws InvalidArgument
+// bf16 and f16, head dims that are multiples of 8 up to 256 (docs/gpu.md). Throws InvalidArgument
 // where there is no driver, no such device, no kernels (saying where they were looked for) or not
 // the one that is named; DeviceError where the driver reports an error.
 [[nodiscard]] std::unique_ptr<Gpu> open_gpu(const GpuOptions& options = {},

@@ -300,7 +300,7 @@ void bind_gpus(nb::module_& module) {
              "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "timeout"_a = 60.0,
              nb::call_guard<nb::gil_scoped_release>(),
              "A GPU of this machine with the library's kernels: bf16 and f16, head dims that are "
-             "multiples of 8 up to 128. kernels is the folder of the compiled ones (empty: "
+             "multiples of 8 up to 256. kernels is the folder of the compiled ones (empty: "
              "$CONTEXTILE_CUDA_KERNELS, else where they were installed), kernel the one for "
              "attention (\"cuda:wgmma\" or \"cuda:mma\"; empty: the former where the GPU has it), "
              "library and nccl_library the driver's and NCCL's (empty: the system's). timeout is "

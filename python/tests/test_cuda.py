@@ -147,7 +147,7 @@ def test_a_stream_that_is_captured_is_refused(gpu, executors_of, monkeypatch):
 @needs_fake
 @pytest.mark.parametrize(
     ("shape", "error"),
-    [({"dtype": "f32"}, "expected bf16 or f16, found f32"), ({"head_dim": 192}, "a multiple of 8 up to 128, found 192")],
+    [({"dtype": "f32"}, "expected bf16 or f16, found f32"), ({"head_dim": 264}, "a multiple of 8 up to 256, found 264")],
 )
 def test_what_no_kernel_attends_is_refused_when_a_plan_is_prepared(gpu, shape, error):
     executor = _core.RankExecutor(gpu.group(1)[0], gpu=gpu)

@@ -226,9 +226,9 @@ std::vector<LocalBand> random_bands(Rng& rng, std::int64_t rows, std::int64_t ke
 Case random_case(Rng& rng, std::uint64_t seed) {
   Case c;
   c.seed = seed;
-  constexpr std::int32_t kDims[][2] = {{8, 8},     {32, 32}, {64, 64}, {96, 96}, {128, 128},
-                                       {192, 128}, {7, 3},   {4, 1},   {1, 5}};
-  const auto& dims = kDims[random_between(rng, 0, 8)];
+  constexpr std::int32_t kDims[][2] = {{8, 8},     {32, 32},   {64, 64}, {96, 96}, {128, 128},
+                                       {192, 128}, {256, 256}, {7, 3},   {4, 1},   {1, 5}};
+  const auto& dims = kDims[random_between(rng, 0, 9)];
   c.params.head_dim = dims[0];
   c.params.value_dim = dims[1];
   c.params.kv_heads = static_cast<std::int32_t>(random_between(rng, 1, 3));
@@ -247,7 +247,7 @@ Case random_case(Rng& rng, std::uint64_t seed) {
 Case cuda_case(Case c) {
   if (c.dtype == Dtype::kF32) c.dtype = Dtype::kF16;
   for (std::int32_t* dim : {&c.params.head_dim, &c.params.value_dim}) {
-    *dim = std::min((*dim + 7) / 8 * 8, 128);
+    *dim = (*dim + 7) / 8 * 8;
   }
   c.gap *= 8;
   return c;

@@ -15,6 +15,7 @@
 #include "contextile/base.h"
 #include "contextile/tensor.h"
 #include "kernel/cuda/backward.h"
+#include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/forward.h"
 #include "kernel/cuda/layout.h"
 #include "kernel/cuda/tables.h"
@@ -69,15 +70,75 @@ void expect_rows_spread_over_banks() {
 
 TEST(CudaLayout, TheRowsOfAMatrixSpreadOverAllBanks) {
   expect_rows_spread_over_banks<64>();
+  expect_rows_spread_over_banks<96>();
   expect_rows_spread_over_banks<128>();
+  expect_rows_spread_over_banks<192>();
+  expect_rows_spread_over_banks<256>();
 }
 
 // What docs/gpu.md says of shared memory.
 TEST(CudaLayout, SharedMemoryIsAsMuchAsDocumented) {
-  EXPECT_EQ(kForwardShared<64>, 24576U);
-  EXPECT_EQ(kForwardShared<128>, 49152U);
-  EXPECT_EQ(kBackwardShared<64>, 25088U);
-  EXPECT_EQ(kBackwardShared<128>, 49664U);
+  EXPECT_EQ((kForwardShared<64, 64>), 24576U);
+  EXPECT_EQ((kForwardShared<96, 96>), 36864U);
+  EXPECT_EQ((kForwardShared<128, 128>), 49152U);
+  EXPECT_EQ((kForwardShared<192, 128>), 65536U);
+  EXPECT_EQ((kForwardShared<256, 256>), 65536U);
+  EXPECT_EQ((kBackwardShared<Gradient::kQ, 64, 64>), 25088U);
+  EXPECT_EQ((kBackwardShared<Gradient::kKAndV, 64, 64>), 25088U);
+  EXPECT_EQ((kBackwardShared<Gradient::kKAndV, 96, 96>), 37376U);
+  EXPECT_EQ((kBackwardShared<Gradient::kKAndV, 128, 128>), 49664U);
+  EXPECT_EQ((kBackwardShared<Gradient::kQ, 192, 128>), 61952U);
+  EXPECT_EQ((kBackwardShared<Gradient::kKAndV, 192, 128>), 51712U);
+  EXPECT_EQ((kBackwardShared<Gradient::kQ, 256, 256>), 82432U);
+  EXPECT_EQ((kBackwardShared<Gradient::kK, 256, 256>), 82432U);
+  EXPECT_EQ((kBackwardShared<Gradient::kV, 256, 256>), 66048U);
+}
+
+TEST(CudaLayout, TwoBlocksOfThreadsFitTheSharedMemoryOfSm80) {
+  // 164 KiB, of which the system takes one for every CTA (the architecture's tuning guide).
+  constexpr std::int32_t kMost = (164 / 2 - 1) * 1024;
+  for (const std::int32_t dim : {64, 96, 128, 192, 256}) {
+    const KernelParams params{1, 1, dim, dim == 192 ? 128 : dim, 1, 0};
+    EXPECT_LE(forward_entry(params, Dtype::kBf16).shared_bytes, kMost);
+    for (const Gradient gradient : kGradients) {
+      EXPECT_LE(backward_entry(params, Dtype::kBf16, gradient).shared_bytes, kMost);
+    }
+  }
+}
+
+TEST(CudaEntryPoints, ACallTakesTheSmallestKernelThatHoldsItsDims) {
+  const auto name = [](std::int32_t dim, std::int32_t value_dim) {
+    return forward_entry({1, 1, dim, value_dim, 1, 0}, Dtype::kF16).name;
+  };
+  EXPECT_EQ(name(8, 64), "forward_f16_64");
+  EXPECT_EQ(name(64, 72), "forward_f16_96");
+  EXPECT_EQ(name(128, 104), "forward_f16_128");
+  EXPECT_EQ(name(136, 128), "forward_f16_192_128");
+  EXPECT_EQ(name(192, 128), "forward_f16_192_128");
+  EXPECT_EQ(name(128, 192), "forward_f16_256");
+  EXPECT_EQ(name(200, 8), "forward_f16_256");
+}
+
+TEST(CudaEntryPoints, EveryGradientIsWrittenByOnePass) {
+  for (std::int32_t dim = 8; dim <= 256; dim += 8) {
+    for (std::int32_t value_dim = 8; value_dim <= 256; value_dim += 8) {
+      int of_q = 0;
+      int of_k = 0;
+      int of_v = 0;
+      for (const Gradient gradient : kGradients) {
+        const EntryPoint entry =
+            backward_entry({1, 1, dim, value_dim, 1, 0}, Dtype::kBf16, gradient);
+        if (entry.name.empty()) continue;
+        EXPECT_GT(entry.rows, 0);
+        of_q += keys_own(gradient) ? 0 : 1;
+        of_k += keys_own(gradient) && has_first(gradient) ? 1 : 0;
+        of_v += has_second(gradient) ? 1 : 0;
+      }
+      ASSERT_EQ(of_q, 1) << dim << "/" << value_dim;
+      ASSERT_EQ(of_k, 1) << dim << "/" << value_dim;
+      ASSERT_EQ(of_v, 1) << dim << "/" << value_dim;
+    }
+  }
 }
 
 // A tile without numbers, slots by address.
@@ -244,7 +305,8 @@ TEST(CudaTables, TakeWhatTheDeviceCanLoad) {
   EXPECT_EQ(found(Dtype::kF16, 128, 136), "taken");
   EXPECT_NE(found(Dtype::kF32, 64, 64).find("found f32"), std::string::npos);
   EXPECT_NE(found(Dtype::kBf16, 60, 64).find("found 60"), std::string::npos);
-  EXPECT_NE(found(Dtype::kBf16, 192, 192).find("found 192"), std::string::npos);
+  EXPECT_EQ(found(Dtype::kBf16, 256, 256), "taken");
+  EXPECT_NE(found(Dtype::kBf16, 264, 264).find("found 264"), std::string::npos);
   EXPECT_NE(found(Dtype::kBf16, 64, 65).find("16 bytes"), std::string::npos);
 }
 

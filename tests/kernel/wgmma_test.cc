@@ -142,9 +142,11 @@ TEST(WgmmaMask, OfWholeRowsIsThatOfPairs) {
 TEST(WgmmaPasses, GroupsOfMoreHeadsThanABlockHasRowsAreMma) {
   KernelParams params{64, 1, 64, 64, 1, 0};
   EXPECT_EQ(taken_program(params, Program::kWgmma), Program::kWgmma);
-  EXPECT_EQ(key_gradient_pass(Program::kWgmma, params, Dtype::kBf16).rows.streamed, 64);
+  EXPECT_EQ(gradient_pass(Program::kWgmma, params, Dtype::kBf16, Gradient::kKAndV).rows.streamed,
+            64);
   params.q_heads = 5;
-  EXPECT_EQ(key_gradient_pass(Program::kWgmma, params, Dtype::kBf16).rows.streamed, 60);
+  EXPECT_EQ(gradient_pass(Program::kWgmma, params, Dtype::kBf16, Gradient::kKAndV).rows.streamed,
+            60);
   params.q_heads = 65;
   EXPECT_EQ(taken_program(params, Program::kWgmma), Program::kMma);
 }

@@ -44,21 +44,21 @@ void run_blocks(const Grid& grid, const Launch& launch, const Run& run) {
   });
 }
 
-template <Number kNumber, int kDim>
+template <Number kNumber, int kDim, int kValueDim>
 void run_forward(const Grid& grid, const Launch& launch) {
-  run_blocks<kForwardShared<kDim>>(
+  run_blocks<kForwardShared<kDim, kValueDim>>(
       grid, launch, [&](const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
         HostCta cta;
-        forward_cta<kNumber, kDim>(cta, launch, owned, kv_head, shared);
+        forward_cta<kNumber, kDim, kValueDim>(cta, launch, owned, kv_head, shared);
       });
 }
 
-template <Number kNumber, int kDim, bool kKeysOwn>
+template <Number kNumber, Gradient kGradient, int kDim, int kValueDim>
 void run_backward(const Grid& grid, const Launch& launch) {
-  run_blocks<kBackwardShared<kDim>>(
+  run_blocks<kBackwardShared<kGradient, kDim, kValueDim>>(
       grid, launch, [&](const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
         HostCta cta;
-        backward_cta<kNumber, kDim, kKeysOwn>(cta, launch, owned, kv_head, shared);
+        backward_cta<kNumber, kGradient, kDim, kValueDim>(cta, launch, owned, kv_head, shared);
       });
 }
 
@@ -114,17 +114,22 @@ void run_rows(const Grid& grid, const Call& call) {
 }  // namespace
 
 void run_on_host(const Grid& grid, std::span<const std::byte> arguments) {
-#define CONTEXTILE_RUN(text, number, dim)                                                \
-  if (grid.kernel == "forward_" #text "_" #dim) {                                        \
-    return run_forward<number, dim>(grid, argument_of<Launch>(grid, arguments));         \
-  }                                                                                      \
-  if (grid.kernel == "backward_dq_" #text "_" #dim) {                                    \
-    return run_backward<number, dim, false>(grid, argument_of<Launch>(grid, arguments)); \
-  }                                                                                      \
-  if (grid.kernel == "backward_dkv_" #text "_" #dim) {                                   \
-    return run_backward<number, dim, true>(grid, argument_of<Launch>(grid, arguments));  \
+#define CONTEXTILE_RUN(text, number, name, dim, value_dim)                                  \
+  if (grid.kernel == "forward_" #text "_" #name) {                                          \
+    return run_forward<number, dim, value_dim>(grid, argument_of<Launch>(grid, arguments)); \
   }
+#define CONTEXTILE_PASS(pass, of, text, number, name, dim, value_dim)                            \
+  if (grid.kernel == "backward_" #pass "_" #text "_" #name) {                                    \
+    return run_backward<number, of, dim, value_dim>(grid, argument_of<Launch>(grid, arguments)); \
+  }
+#define CONTEXTILE_ONE_PASS(...) CONTEXTILE_ONE_PASS_GRADIENTS(CONTEXTILE_PASS, __VA_ARGS__)
+#define CONTEXTILE_TWO_PASSES(...) CONTEXTILE_TWO_PASS_GRADIENTS(CONTEXTILE_PASS, __VA_ARGS__)
   CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_RUN)
+  CONTEXTILE_ONE_PASS_KERNELS(CONTEXTILE_ONE_PASS)
+  CONTEXTILE_TWO_PASS_KERNELS(CONTEXTILE_TWO_PASSES)
+#undef CONTEXTILE_TWO_PASSES
+#undef CONTEXTILE_ONE_PASS
+#undef CONTEXTILE_PASS
 #undef CONTEXTILE_RUN
 #define CONTEXTILE_RUN(text, number, dim)                                                      \
   if (grid.kernel == "wgmma_forward_" #text "_" #dim) {                                        \

@@ -2,31 +2,22 @@
 // query rows own dQ and stream keys, keys own dK and dV and stream query rows. Either way
 //   S = owned · streamedᵀ (Q and K),  dP = owned · streamedᵀ (dO and V),  dS = P ∘ (dP - delta),
 //   gradient of the owned += dS · streamed, and with keys that own: dV += P · dO.
+// Where the registers do not hold dK and dV together, each is a pass, that of dV without dP.
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 
+#include "kernel/cuda/tile_shapes.h"
 #include "kernel/cuda/tile_steps.h"
 
 namespace contextile::cuda {
 
-// Gradients of 64 owned rows leave registers for the scores and dP of half as many streamed ones.
-inline constexpr int kBackwardRows = 32;
-
-// Bytes of shared memory: two tensors of owned and of streamed rows, LSE and delta of query rows.
-template <int kDim>
-inline constexpr std::size_t kBackwardShared = std::size_t{2 * (kOwnedRows + kBackwardRows)} *
-                                                   kDim * sizeof(std::uint16_t) +
-                                               2 * kOwnedRows * sizeof(float);
-
-template <typename Cta, int kDim>
+template <typename Cta, Gradient kGradient, int kDim, int kValueDim>
 struct BackwardRows {
-  using Block = typename Cta::template PerLane<Sums<kBackwardRows / 8>>;
-  using Gradient = typename Cta::template PerLane<Sums<kDim / 8>>;
-  Gradient first;   // dQ or dK
-  Gradient second;  // dV
+  static constexpr int kTiles = kBackwardRows<kGradient, kDim, kValueDim> / 8;
+  typename Cta::template PerLane<Sums<has_first(kGradient) ? kDim / 8 : 1>> first;  // dQ or dK
+  typename Cta::template PerLane<Sums<has_second(kGradient) ? kValueDim / 8 : 1>> second;  // dV
 };
 
 // LSE (in units of log2(e)) and delta of query row `begin + at`. A row that attends nothing, or is
@@ -99,70 +90,114 @@ CONTEXTILE_HD void write_gradient(Cta& cta, const OwnedBlock& owned, int warp_ro
   });
 }
 
+// Scores become weights.
+template <int kTiles, typename Cta>
+CONTEXTILE_HD void weights_of_keys(Cta& cta, const float* stats,
+                                   typename Cta::template PerLane<Sums<kTiles>>& scores) {
+  cta.each_lane([&](int lane) {
+    CONTEXTILE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      CONTEXTILE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float& s = scores[lane].x[tile][i];
+        s = Cta::exp2(s - stats[tile * 8 + place_in_sum(lane, i).col]);
+      }
+    }
+  });
+}
+
+// Where a CTA's rows stand in shared memory.
+struct BackwardShared {
+  std::uint16_t* first = nullptr;   // Q or K
+  std::uint16_t* second = nullptr;  // dO or V
+  std::uint16_t* streamed_first = nullptr;
+  std::uint16_t* streamed_second = nullptr;
+  float* stats = nullptr;
+};
+
 // What one warp does with a streamed block.
-template <Number kNumber, int kDim, bool kKeysOwn, typename Cta>
+template <Number kNumber, Gradient kGradient, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& owned,
-                             const StreamedBlock& block, int warp_row,
-                             const std::uint16_t* const (&shared)[4], const float* stats,
-                             BackwardRows<Cta, kDim>& warp) {
-  constexpr int kTiles = kBackwardRows / 8;
-  typename BackwardRows<Cta, kDim>::Block scores;
-  typename BackwardRows<Cta, kDim>::Block dp;
-  multiply_rows<kNumber, kDim, kTiles>(cta, shared[0], warp_row, shared[2], scores);
+                             const StreamedBlock& block, int warp_row, const BackwardShared& shared,
+                             BackwardRows<Cta, kGradient, kDim, kValueDim>& warp) {
+  constexpr bool kKeysOwn = keys_own(kGradient);
+  constexpr int kTiles = BackwardRows<Cta, kGradient, kDim, kValueDim>::kTiles;
+  typename Cta::template PerLane<Sums<kTiles>> scores;
+  multiply_rows<kNumber, kDim, kTiles>(cta, shared.first, warp_row, shared.streamed_first, scores);
   const std::int32_t first_row = owned.begin + warp_row;
   if (block.num_bands == 0) {
     finish_scores<false, kKeysOwn, kTiles>(cta, launch, block, first_row, scores);
   } else {
     finish_scores<true, kKeysOwn, kTiles>(cta, launch, block, first_row, scores);
   }
-  multiply_rows<kNumber, kDim, kTiles>(cta, shared[1], warp_row, shared[3], dp);
-  slopes<kKeysOwn, kTiles>(cta, launch, stats, warp_row, scores, dp);
-  add_weighted_rows<kNumber, kDim, kTiles>(cta, dp, shared[2], warp.first);
-  if constexpr (kKeysOwn) {
-    add_weighted_rows<kNumber, kDim, kTiles>(cta, scores, shared[3], warp.second);
+  if constexpr (has_first(kGradient)) {
+    typename Cta::template PerLane<Sums<kTiles>> dp;
+    multiply_rows<kNumber, kValueDim, kTiles>(cta, shared.second, warp_row, shared.streamed_second,
+                                              dp);
+    slopes<kKeysOwn, kTiles>(cta, launch, shared.stats, warp_row, scores, dp);
+    add_weighted_rows<kNumber, kDim, kTiles>(cta, dp, shared.streamed_first, warp.first);
+  } else {
+    weights_of_keys<kTiles>(cta, shared.stats, scores);
+  }
+  if constexpr (has_second(kGradient)) {
+    add_weighted_rows<kNumber, kValueDim, kTiles>(cta, scores, shared.streamed_second, warp.second);
   }
 }
 
-template <Number kNumber, int kDim, bool kKeysOwn, typename Cta>
+template <Gradient kGradient, int kDim, int kValueDim>
+CONTEXTILE_HD BackwardShared backward_shared(std::uint16_t* shared) {
+  constexpr int kRows = kBackwardRows<kGradient, kDim, kValueDim>;
+  BackwardShared places;
+  places.first = shared;
+  places.second = places.first + kOwnedRows * kDim;
+  places.streamed_first = places.second + (has_first(kGradient) ? kOwnedRows * kValueDim : 0);
+  places.streamed_second = places.streamed_first + kRows * kDim;
+  places.stats = reinterpret_cast<float*>(places.streamed_second + kRows * kValueDim);
+  return places;
+}
+
+template <Number kNumber, Gradient kGradient, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void backward_cta(Cta& cta, const Launch& launch, const OwnedBlock& owned,
                                 int kv_head, std::uint16_t* shared) {
-  std::uint16_t* const first = shared;  // Q or K
-  std::uint16_t* const second = first + kOwnedRows * kDim;
-  std::uint16_t* const streamed_first = second + kOwnedRows * kDim;
-  std::uint16_t* const streamed_second = streamed_first + kBackwardRows * kDim;
-  auto* const stats = reinterpret_cast<float*>(streamed_second + kBackwardRows * kDim);
-  const std::uint16_t* const all[4] = {first, second, streamed_first, streamed_second};
+  static_assert(kHasPass<kGradient, kDim, kValueDim>);
+  constexpr bool kKeysOwn = keys_own(kGradient);
+  constexpr int kRows = kBackwardRows<kGradient, kDim, kValueDim>;
+  const BackwardShared places = backward_shared<kGradient, kDim, kValueDim>(shared);
   const DeviceTile& slot = launch.tiles[owned.tile];
   const std::int32_t heads = kKeysOwn ? 1 : launch.heads;
   const std::int32_t streamed_heads = kKeysOwn ? launch.heads : 1;
-  typename Cta::template PerWarp<BackwardRows<Cta, kDim>> warps;
-  load_rows<kOwnedRows, kDim>(cta, first, kKeysOwn ? slot.k : slot.q, heads, kv_head, owned.begin,
-                              owned.end, launch.head_dim);
-  load_rows<kOwnedRows, kDim>(cta, second, kKeysOwn ? slot.v : slot.dout, heads, kv_head,
-                              owned.begin, owned.end, launch.value_dim);
-  if (!kKeysOwn) load_stats(cta, launch, slot, kv_head, owned.begin, owned.end, stats);
+  typename Cta::template PerWarp<BackwardRows<Cta, kGradient, kDim, kValueDim>> warps;
+  load_rows<kOwnedRows, kDim>(cta, places.first, kKeysOwn ? slot.k : slot.q, heads, kv_head,
+                              owned.begin, owned.end, launch.head_dim);
+  if constexpr (has_first(kGradient)) {
+    load_rows<kOwnedRows, kValueDim>(cta, places.second, kKeysOwn ? slot.v : slot.dout, heads,
+                                     kv_head, owned.begin, owned.end, launch.value_dim);
+  }
+  if (!kKeysOwn) load_stats(cta, launch, slot, kv_head, owned.begin, owned.end, places.stats);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock block = launch.blocks[owned.first_block + b];
     const DeviceTile& tile = launch.tiles[block.tile];
-    load_rows<kBackwardRows, kDim>(cta, streamed_first, kKeysOwn ? tile.q : tile.k, streamed_heads,
-                                   kv_head, block.begin, block.end, launch.head_dim);
-    load_rows<kBackwardRows, kDim>(cta, streamed_second, kKeysOwn ? tile.dout : tile.v,
-                                   streamed_heads, kv_head, block.begin, block.end,
-                                   launch.value_dim);
-    if (kKeysOwn) load_stats(cta, launch, tile, kv_head, block.begin, block.end, stats);
+    load_rows<kRows, kDim>(cta, places.streamed_first, kKeysOwn ? tile.q : tile.k, streamed_heads,
+                           kv_head, block.begin, block.end, launch.head_dim);
+    load_rows<kRows, kValueDim>(cta, places.streamed_second, kKeysOwn ? tile.dout : tile.v,
+                                streamed_heads, kv_head, block.begin, block.end, launch.value_dim);
+    if (kKeysOwn) load_stats(cta, launch, tile, kv_head, block.begin, block.end, places.stats);
     cta.wait_for_copies();
     cta.each_warp([&](int w) {
-      add_block<kNumber, kDim, kKeysOwn>(cta, launch, owned, block, w * 16, all, stats, warps[w]);
+      add_block<kNumber, kGradient, kDim, kValueDim>(cta, launch, owned, block, w * 16, places,
+                                                     warps[w]);
     });
     cta.sync();  // the next block takes the place of this one
   }
   cta.wait_for_copies();
   cta.each_warp([&](int w) {
-    write_gradient<kDim>(cta, owned, w * 16, kKeysOwn ? slot.dk : slot.dq, heads, kv_head,
-                         launch.head_dim, launch.scale, warps[w].first);
-    if constexpr (kKeysOwn) {
-      write_gradient<kDim>(cta, owned, w * 16, slot.dv, heads, kv_head, launch.value_dim, 1,
-                           warps[w].second);
+    if constexpr (has_first(kGradient)) {
+      write_gradient<kDim>(cta, owned, w * 16, kKeysOwn ? slot.dk : slot.dq, heads, kv_head,
+                           launch.head_dim, launch.scale, warps[w].first);
+    }
+    if constexpr (has_second(kGradient)) {
+      write_gradient<kValueDim>(cta, owned, w * 16, slot.dv, heads, kv_head, launch.value_dim, 1,
+                                warps[w].second);
     }
   });
 }

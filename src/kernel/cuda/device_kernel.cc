@@ -91,7 +91,7 @@ Access access_of(std::span<const ForwardTile> tiles) {
   return access;
 }
 
-Access access_of(std::span<const BackwardTile> tiles, bool keys_own) {
+Access access_of(std::span<const BackwardTile> tiles, Gradient gradient) {
   Access access;
   const auto adds = [&](const TensorView& view, bool init) {
     if (!init) append_rows(access.reads, view);
@@ -103,12 +103,12 @@ Access access_of(std::span<const BackwardTile> tiles, bool keys_own) {
     }
     append_stats(access.reads, tile.lse_NH, tile.q_NHD);
     append_stats(access.reads, tile.delta_NH, tile.q_NHD);
-    if (keys_own) {
-      adds(tile.dk_MHD, tile.init_dkv);
-      adds(tile.dv_MHD, tile.init_dkv);
-    } else {
+    if (!keys_own(gradient)) {
       adds(tile.dq_NHD, tile.init_dq);
+      continue;
     }
+    if (has_first(gradient)) adds(tile.dk_MHD, tile.init_dkv);
+    if (has_second(gradient)) adds(tile.dv_MHD, tile.init_dkv);
   }
   return access;
 }
@@ -183,12 +183,12 @@ void DeviceKernel::backward(const KernelParams& params, std::span<const Backward
   const CallTiles device{device_tiles(tiles), tile_maps(streams_.driver, program, params, tiles)};
   for (std::size_t first = 0; first < tiles.size();) {
     const std::size_t end = end_of_launch(tiles, first);
-    for (const bool keys_own : {false, true}) {
-      const auto table_of = keys_own ? key_gradient_table : query_gradient_table;
-      const Pass pass = keys_own ? key_gradient_pass(program, params, tiles[0].q_NHD.dtype)
-                                 : query_gradient_pass(program, params, tiles[0].q_NHD.dtype);
+    for (const Gradient gradient : kGradients) {
+      const Pass pass = gradient_pass(program, params, tiles[0].q_NHD.dtype, gradient);
+      if (pass.entry.name.empty()) continue;
+      const auto table_of = keys_own(gradient) ? key_gradient_table : query_gradient_table;
       launch_table(streams_, params, pass, device, table_of(params, tiles, first, end, pass.rows),
-                   [&] { return access_of(tiles.subspan(first, end - first), keys_own); });
+                   [&] { return access_of(tiles.subspan(first, end - first), gradient); });
     }
     first = end;
   }

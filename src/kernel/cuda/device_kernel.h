@@ -29,8 +29,8 @@ class DeviceRowMemory : public RowMemory {
 };
 
 // cuda:mma or cuda:wgmma. Calls put launches on the stream and return; tensors are in device
-// memory. bf16 and f16, head dims that are multiples of 8 up to 128 (else InvalidArgument). Where a
-// KV head has more query heads than cuda:wgmma takes, its calls are those of cuda:mma.
+// memory. bf16 and f16, head dims that are multiples of 8 up to 256 (else InvalidArgument). Calls
+// that cuda:wgmma does not take, by their dims or query heads of a KV head, are those of cuda:mma.
 class DeviceKernel : public AttentionKernel {
  public:
   // `streams` must outlive it; its driver has the program's module.

@@ -1,7 +1,6 @@
 // The names of the kernels in the compiled module, and which of them a call takes.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -9,13 +8,29 @@
 #include "kernel/cuda/backward.h"
 #include "kernel/cuda/forward.h"
 
-// Visits every compiled attention kernel: X(name of the number, Number, head dim). Smaller head
-// dims run in the next larger one.
+// Visits every compiled attention kernel: X(name of the number, Number, name of the dims, head dim,
+// value dim), smaller dims first: a call takes the first that holds its own. Keys own dK and dV in
+// one pass, or in two.
+#define CONTEXTILE_ONE_PASS_KERNELS(X)      \
+  X(bf16, Number::kBf16, 64, 64, 64)        \
+  X(bf16, Number::kBf16, 96, 96, 96)        \
+  X(bf16, Number::kBf16, 128, 128, 128)     \
+  X(bf16, Number::kBf16, 192_128, 192, 128) \
+  X(f16, Number::kF16, 64, 64, 64)          \
+  X(f16, Number::kF16, 96, 96, 96)          \
+  X(f16, Number::kF16, 128, 128, 128)       \
+  X(f16, Number::kF16, 192_128, 192, 128)
+#define CONTEXTILE_TWO_PASS_KERNELS(X)  \
+  X(bf16, Number::kBf16, 256, 256, 256) \
+  X(f16, Number::kF16, 256, 256, 256)
 #define CONTEXTILE_ATTENTION_KERNELS(X) \
-  X(bf16, Number::kBf16, 64)            \
-  X(bf16, Number::kBf16, 128)           \
-  X(f16, Number::kF16, 64)              \
-  X(f16, Number::kF16, 128)
+  CONTEXTILE_ONE_PASS_KERNELS(X) CONTEXTILE_TWO_PASS_KERNELS(X)
+
+// Visits every pass of backward of given dims: X(what it writes, Gradient, the rest as above).
+#define CONTEXTILE_ONE_PASS_GRADIENTS(X, ...) \
+  X(dq, Gradient::kQ, __VA_ARGS__) X(dkv, Gradient::kKAndV, __VA_ARGS__)
+#define CONTEXTILE_TWO_PASS_GRADIENTS(X, ...) \
+  X(dq, Gradient::kQ, __VA_ARGS__) X(dk, Gradient::kK, __VA_ARGS__) X(dv, Gradient::kV, __VA_ARGS__)
 
 // Visits every row kernel: X(name, type of its argument).
 #define CONTEXTILE_ROW_KERNELS(X) \
@@ -31,33 +46,50 @@
 namespace contextile::cuda {
 
 struct EntryPoint {
-  std::string_view name;
+  std::string_view name = {};  // empty: there is none
   std::int32_t shared_bytes = 0;
+  std::int32_t rows = 0;  // streamed at a time
 };
 
-[[nodiscard]] inline bool runs(const KernelParams& params, Dtype dtype, Number number, int dim) {
-  const std::int32_t needed = std::max(params.head_dim, params.value_dim);
-  return (dtype == Dtype::kBf16) == (number == Number::kBf16) && (needed <= 64 ? 64 : 128) == dim;
+[[nodiscard]] inline bool runs(const KernelParams& params, Dtype dtype, Number number, int dim,
+                               int value_dim) {
+  return (dtype == Dtype::kBf16) == (number == Number::kBf16) && params.head_dim <= dim &&
+         params.value_dim <= value_dim;
 }
 
 [[nodiscard]] inline EntryPoint forward_entry(const KernelParams& params, Dtype dtype) {
-#define CONTEXTILE_ENTRY(text, number, dim) \
-  if (runs(params, dtype, number, dim))     \
-    return {"forward_" #text "_" #dim, static_cast<std::int32_t>(kForwardShared<dim>)};
+#define CONTEXTILE_ENTRY(text, number, name, dim, value_dim)                                       \
+  if (runs(params, dtype, number, dim, value_dim)) {                                               \
+    return {"forward_" #text "_" #name, static_cast<std::int32_t>(kForwardShared<dim, value_dim>), \
+            kForwardKeys<dim, value_dim>};                                                         \
+  }
   CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_ENTRY)
 #undef CONTEXTILE_ENTRY
   return {};
 }
 
+// None where other passes write the gradient.
 [[nodiscard]] inline EntryPoint backward_entry(const KernelParams& params, Dtype dtype,
-                                               bool keys_own) {
-#define CONTEXTILE_ENTRY(text, number, dim)                                            \
-  if (runs(params, dtype, number, dim)) {                                              \
-    return {keys_own ? "backward_dkv_" #text "_" #dim : "backward_dq_" #text "_" #dim, \
-            static_cast<std::int32_t>(kBackwardShared<dim>)};                          \
+                                               Gradient gradient) {
+#define CONTEXTILE_PASS(pass, of, text, number, name, dim, value_dim)       \
+  if (gradient == of) {                                                     \
+    return {"backward_" #pass "_" #text "_" #name,                          \
+            static_cast<std::int32_t>(kBackwardShared<of, dim, value_dim>), \
+            kBackwardRows<of, dim, value_dim>};                             \
   }
-  CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_ENTRY)
-#undef CONTEXTILE_ENTRY
+#define CONTEXTILE_ONE_PASS(text, number, name, dim, value_dim)                                   \
+  if (runs(params, dtype, number, dim, value_dim)) {                                              \
+    CONTEXTILE_ONE_PASS_GRADIENTS(CONTEXTILE_PASS, text, number, name, dim, value_dim) return {}; \
+  }
+#define CONTEXTILE_TWO_PASSES(text, number, name, dim, value_dim)                                 \
+  if (runs(params, dtype, number, dim, value_dim)) {                                              \
+    CONTEXTILE_TWO_PASS_GRADIENTS(CONTEXTILE_PASS, text, number, name, dim, value_dim) return {}; \
+  }
+  CONTEXTILE_ONE_PASS_KERNELS(CONTEXTILE_ONE_PASS)
+  CONTEXTILE_TWO_PASS_KERNELS(CONTEXTILE_TWO_PASSES)
+#undef CONTEXTILE_TWO_PASSES
+#undef CONTEXTILE_ONE_PASS
+#undef CONTEXTILE_PASS
   return {};
 }
 

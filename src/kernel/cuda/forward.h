@@ -3,36 +3,29 @@
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 
+#include "kernel/cuda/tile_shapes.h"
 #include "kernel/cuda/tile_steps.h"
 
 namespace contextile::cuda {
 
-inline constexpr int kForwardKeys = 64;
-
-// Bytes of shared memory: Q, K, V.
-template <int kDim>
-inline constexpr std::size_t kForwardShared = std::size_t{kOwnedRows + 2 * kForwardKeys} * kDim *
-                                              sizeof(std::uint16_t);
-
 // What a warp keeps from block to block. A lane has parts of two rows, 8 apart.
-template <typename Cta, int kDim>
+template <typename Cta, int kKeys, int kValueDim>
 struct ForwardRows {
   struct TopAndSum {
     float top[2] = {-INFINITY, -INFINITY};  // the largest score, in units of log2(e)
     float sum[2] = {0, 0};                  // over the quad of lanes that share the row
   };
-  typename Cta::template PerLane<Sums<kForwardKeys / 8>> scores;
-  typename Cta::template PerLane<Sums<kDim / 8>> out;  // not yet divided by the sum
+  typename Cta::template PerLane<Sums<kKeys / 8>> scores;
+  typename Cta::template PerLane<Sums<kValueDim / 8>> out;  // not yet divided by the sum
   typename Cta::template PerLane<TopAndSum> rows;
 };
 
 // Scores become weights; what the rows have so far is rescaled where the largest score rises.
-template <int kDim, typename Cta>
-CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kDim>& warp) {
-  constexpr int kTiles = kForwardKeys / 8;
+template <int kKeys, int kValueDim, typename Cta>
+CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kKeys, kValueDim>& warp) {
+  constexpr int kTiles = kKeys / 8;
   CONTEXTILE_UNROLL
   for (int half = 0; half < 2; ++half) {
     typename Cta::template PerLane<float> top;
@@ -61,7 +54,7 @@ CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kDim>& warp) {
         sum[lane] += pair[0] + pair[1];
       }
       CONTEXTILE_UNROLL
-      for (int tile = 0; tile < kDim / 8; ++tile) {
+      for (int tile = 0; tile < kValueDim / 8; ++tile) {
         warp.out[lane].x[tile][half * 2] *= keep;
         warp.out[lane].x[tile][half * 2 + 1] *= keep;
       }
@@ -88,10 +81,10 @@ CONTEXTILE_HD RowMerge merge_row(float top, float sum, float held_lse) {
 }
 
 // Merges a warp's rows into their slot: their top (in units of log2(e)) and sum, their output.
-template <int kDim, typename Cta, typename Rows>
+template <int kValueDim, typename Cta, typename Rows>
 CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
                               int warp_row, const Rows& rows,
-                              const typename Cta::template PerLane<Sums<kDim / 8>>& out) {
+                              const typename Cta::template PerLane<Sums<kValueDim / 8>>& out) {
   const DeviceTile& slot = launch.tiles[owned.tile];
   // Every lane of a quad reads the LSE of its rows before one of them writes it.
   typename Cta::template PerLane<RowMerge> merges[2];
@@ -114,7 +107,7 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
       float* const o = slot.o.at(row, launch.heads, kv_head);
       if (lane % 4 == 0) *slot.lse.at(row, launch.heads, kv_head) = merge.lse;
       CONTEXTILE_UNROLL
-      for (int tile = 0; tile < kDim / 8; ++tile) {
+      for (int tile = 0; tile < kValueDim / 8; ++tile) {
         CONTEXTILE_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int col = tile * 8 + place_in_sum(lane, i).col;
@@ -129,46 +122,47 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
 
 // Everything one CTA does. Keys of the next block are on their way while weights meet values,
 // values while scores are computed.
-template <Number kNumber, int kDim, typename Cta>
+template <Number kNumber, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
                                std::uint16_t* shared) {
+  constexpr int kKeys = kForwardKeys<kDim, kValueDim>;
   std::uint16_t* const q = shared;
   std::uint16_t* const k = q + kOwnedRows * kDim;
-  std::uint16_t* const v = k + kForwardKeys * kDim;
+  std::uint16_t* const v = k + kKeys * kDim;
   const StreamedBlock* const blocks = launch.blocks + owned.first_block;
   const auto load_keys = [&](const StreamedBlock& block) {
-    load_rows<kForwardKeys, kDim>(cta, k, launch.tiles[block.tile].k, 1, kv_head, block.begin,
-                                  block.end, launch.head_dim);
+    load_rows<kKeys, kDim>(cta, k, launch.tiles[block.tile].k, 1, kv_head, block.begin, block.end,
+                           launch.head_dim);
   };
-  typename Cta::template PerWarp<ForwardRows<Cta, kDim>> warps;
+  typename Cta::template PerWarp<ForwardRows<Cta, kKeys, kValueDim>> warps;
   load_rows<kOwnedRows, kDim>(cta, q, launch.tiles[owned.tile].q, launch.heads, kv_head,
                               owned.begin, owned.end, launch.head_dim);
   if (owned.num_blocks > 0) load_keys(blocks[0]);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock block = blocks[b];
     cta.wait_for_copies();  // keys are here, nobody reads values
-    load_rows<kForwardKeys, kDim>(cta, v, launch.tiles[block.tile].v, 1, kv_head, block.begin,
-                                  block.end, launch.value_dim);
+    load_rows<kKeys, kValueDim>(cta, v, launch.tiles[block.tile].v, 1, kv_head, block.begin,
+                                block.end, launch.value_dim);
     cta.each_warp([&](int w) {
       auto& warp = warps[w];
-      multiply_rows<kNumber, kDim, kForwardKeys / 8>(cta, q, w * 16, k, warp.scores);
+      multiply_rows<kNumber, kDim, kKeys / 8>(cta, q, w * 16, k, warp.scores);
       const std::int32_t first_row = owned.begin + w * 16;
       if (block.num_bands == 0) {
-        finish_scores<false, false, kForwardKeys / 8>(cta, launch, block, first_row, warp.scores);
+        finish_scores<false, false, kKeys / 8>(cta, launch, block, first_row, warp.scores);
       } else {
-        finish_scores<true, false, kForwardKeys / 8>(cta, launch, block, first_row, warp.scores);
+        finish_scores<true, false, kKeys / 8>(cta, launch, block, first_row, warp.scores);
       }
-      weigh<kDim>(cta, warp);
+      weigh<kKeys, kValueDim>(cta, warp);
     });
     cta.wait_for_copies();  // values are here, nobody reads keys
     if (b + 1 < owned.num_blocks) load_keys(blocks[b + 1]);
     cta.each_warp([&](int w) {
-      add_weighted_rows<kNumber, kDim, kForwardKeys / 8>(cta, warps[w].scores, v, warps[w].out);
+      add_weighted_rows<kNumber, kValueDim, kKeys / 8>(cta, warps[w].scores, v, warps[w].out);
     });
   }
   cta.wait_for_copies();
   cta.each_warp([&](int w) {
-    write_rows<kDim>(cta, launch, owned, kv_head, w * 16, warps[w].rows, warps[w].out);
+    write_rows<kValueDim>(cta, launch, owned, kv_head, w * 16, warps[w].rows, warps[w].out);
   });
 }
 

@@ -8,10 +8,12 @@
 #define CONTEXTILE_HD __host__ __device__ __forceinline__
 #define CONTEXTILE_UNROLL _Pragma("unroll")
 #define CONTEXTILE_UNROLL_TWICE _Pragma("unroll 2")
+#define CONTEXTILE_UNROLL_FOUR _Pragma("unroll 4")
 #else
 #define CONTEXTILE_HD inline
 #define CONTEXTILE_UNROLL
 #define CONTEXTILE_UNROLL_TWICE
+#define CONTEXTILE_UNROLL_FOUR
 #endif
 
 namespace contextile::cuda {
@@ -53,10 +55,13 @@ CONTEXTILE_HD constexpr Place row_of_right(int lane) {
 }
 
 // Where an element of a row of kDim stands in shared memory. Eight elements (16 bytes) stay
-// together; the eight rows of a matrix spread over all banks.
+// together; the eight rows of a matrix spread over all banks. Rows of an odd multiple of 32 begin
+// by turns in either half of the banks, so that four places in each are enough.
 template <int kDim>
 CONTEXTILE_HD constexpr int shared_at(int row, int col) {
-  return row * kDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
+  static_assert(kDim % 32 == 0);
+  const int turn = kDim % 64 == 0 ? row % 8 : row / 2 % 4;
+  return row * kDim + ((col / 8) ^ turn) * 8 + col % 8;
 }
 
 }  // namespace contextile::cuda

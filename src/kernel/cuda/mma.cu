@@ -8,29 +8,30 @@
 
 namespace contextile::cuda {
 
-#define CONTEXTILE_KERNELS(text, number, dim)                                                     \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
-      forward_##text##_##dim(const Launch launch) {                                               \
-    extern __shared__ __align__(16) std::uint16_t shared[];                                       \
-    MmaCta cta;                                                                                   \
-    forward_cta<number, dim>(cta, launch, launch.owned[blockIdx.x],                               \
-                             static_cast<int>(blockIdx.y), shared);                               \
-  }                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
-      backward_dq_##text##_##dim(const Launch launch) {                                           \
-    extern __shared__ __align__(16) std::uint16_t shared[];                                       \
-    MmaCta cta;                                                                                   \
-    backward_cta<number, dim, false>(cta, launch, launch.owned[blockIdx.x],                       \
-                                     static_cast<int>(blockIdx.y), shared);                       \
-  }                                                                                               \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                       \
-      backward_dkv_##text##_##dim(const Launch launch) {                                          \
-    extern __shared__ __align__(16) std::uint16_t shared[];                                       \
-    MmaCta cta;                                                                                   \
-    backward_cta<number, dim, true>(cta, launch, launch.owned[blockIdx.x],                        \
-                                    static_cast<int>(blockIdx.y), shared);                        \
+#define CONTEXTILE_FORWARD(text, number, name, dim, value_dim)                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                    \
+      forward_##text##_##name(const Launch launch) {                           \
+    extern __shared__ __align__(16) std::uint16_t shared[];                    \
+    MmaCta cta;                                                                \
+    forward_cta<number, dim, value_dim>(cta, launch, launch.owned[blockIdx.x], \
+                                        static_cast<int>(blockIdx.y), shared); \
   }
-CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_KERNELS)
-#undef CONTEXTILE_KERNELS
+#define CONTEXTILE_BACKWARD(pass, of, text, number, name, dim, value_dim)           \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                         \
+      backward_##pass##_##text##_##name(const Launch launch) {                      \
+    extern __shared__ __align__(16) std::uint16_t shared[];                         \
+    MmaCta cta;                                                                     \
+    backward_cta<number, of, dim, value_dim>(cta, launch, launch.owned[blockIdx.x], \
+                                             static_cast<int>(blockIdx.y), shared); \
+  }
+#define CONTEXTILE_ONE_PASS(...) CONTEXTILE_ONE_PASS_GRADIENTS(CONTEXTILE_BACKWARD, __VA_ARGS__)
+#define CONTEXTILE_TWO_PASSES(...) CONTEXTILE_TWO_PASS_GRADIENTS(CONTEXTILE_BACKWARD, __VA_ARGS__)
+CONTEXTILE_ATTENTION_KERNELS(CONTEXTILE_FORWARD)
+CONTEXTILE_ONE_PASS_KERNELS(CONTEXTILE_ONE_PASS)
+CONTEXTILE_TWO_PASS_KERNELS(CONTEXTILE_TWO_PASSES)
+#undef CONTEXTILE_TWO_PASSES
+#undef CONTEXTILE_ONE_PASS
+#undef CONTEXTILE_BACKWARD
+#undef CONTEXTILE_FORWARD
 
 }  // namespace contextile::cuda

@@ -7,6 +7,8 @@
 namespace contextile::cuda {
 namespace {
 
+constexpr std::int32_t kWgmmaMostDim = 128;
+
 // The entry points of one head dim and number of cuda:wgmma.
 struct WgmmaEntries {
   EntryPoint forward, query_gradient, key_gradient;
@@ -14,7 +16,7 @@ struct WgmmaEntries {
 
 WgmmaEntries wgmma_entries(const KernelParams& params, Dtype dtype) {
 #define CONTEXTILE_ENTRIES(text, number, dim)                                                   \
-  if (runs(params, dtype, number, dim)) {                                                       \
+  if (runs(params, dtype, number, dim, dim)) {                                                  \
     return {                                                                                    \
         {"wgmma_forward_" #text "_" #dim, static_cast<std::int32_t>(kWgmmaForwardShared<dim>)}, \
         {"wgmma_backward_dq_" #text "_" #dim,                                                   \
@@ -35,7 +37,9 @@ std::string_view name_of(Program program) {
 }
 
 Program taken_program(const KernelParams& params, Program program) {
-  return params.q_heads / params.kv_heads > kWgmmaStreamed<true> ? Program::kMma : program;
+  const bool fits = params.head_dim <= kWgmmaMostDim && params.value_dim <= kWgmmaMostDim &&
+                    params.q_heads / params.kv_heads <= kWgmmaStreamed<true>;
+  return fits ? program : Program::kMma;
 }
 
 std::int32_t owned_rows(Program program) {
@@ -44,27 +48,31 @@ std::int32_t owned_rows(Program program) {
 
 Pass forward_pass(Program program, const KernelParams& params, Dtype dtype) {
   if (program == Program::kMma) {
-    return {forward_entry(params, dtype), {kOwnedRows, kForwardKeys}, kThreads};
+    const EntryPoint entry = forward_entry(params, dtype);
+    return {entry, {kOwnedRows, entry.rows}, kThreads};
   }
   return {wgmma_entries(params, dtype).forward, {kWgmmaOwned, kWgmmaKeys}, kWgmmaThreads};
 }
 
-Pass query_gradient_pass(Program program, const KernelParams& params, Dtype dtype) {
+Pass gradient_pass(Program program, const KernelParams& params, Dtype dtype, Gradient gradient) {
   if (program == Program::kMma) {
-    return {backward_entry(params, dtype, false), {kOwnedRows, kBackwardRows}, kThreads};
+    const EntryPoint entry = backward_entry(params, dtype, gradient);
+    return {entry, {kOwnedRows, entry.rows}, kThreads};
   }
-  return {wgmma_entries(params, dtype).query_gradient,
-          {kWgmmaOwned, kWgmmaStreamed<false>},
-          kWgmmaThreads};
-}
-
-Pass key_gradient_pass(Program program, const KernelParams& params, Dtype dtype) {
-  if (program == Program::kMma) {
-    return {backward_entry(params, dtype, true), {kOwnedRows, kBackwardRows}, kThreads};
+  switch (gradient) {
+    case Gradient::kQ:
+      return {wgmma_entries(params, dtype).query_gradient,
+              {kWgmmaOwned, kWgmmaStreamed<false>},
+              kWgmmaThreads};
+    case Gradient::kKAndV:
+      return {wgmma_entries(params, dtype).key_gradient,
+              {kWgmmaOwned, whole_rows(params.q_heads / params.kv_heads)},
+              kWgmmaThreads};
+    case Gradient::kK:
+    case Gradient::kV:
+      break;
   }
-  return {wgmma_entries(params, dtype).key_gradient,
-          {kWgmmaOwned, whole_rows(params.q_heads / params.kv_heads)},
-          kWgmmaThreads};
+  return {};
 }
 
 }  // namespace contextile::cuda

@@ -20,7 +20,7 @@ enum class Program : std::uint8_t {
 [[nodiscard]] std::string_view name_of(Program program);
 
 // `program`, or where it does not take such calls one that does: wgmma streams query rows as whole
-// tokens of up to 64 heads.
+// tokens of up to 64 heads, of dims up to 128.
 [[nodiscard]] Program taken_program(const KernelParams& params, Program program);
 // That a CTA owns.
 [[nodiscard]] std::int32_t owned_rows(Program program);
@@ -32,7 +32,8 @@ struct Pass {
 };
 // `program` takes the call.
 [[nodiscard]] Pass forward_pass(Program program, const KernelParams& params, Dtype dtype);
-[[nodiscard]] Pass query_gradient_pass(Program program, const KernelParams& params, Dtype dtype);
-[[nodiscard]] Pass key_gradient_pass(Program program, const KernelParams& params, Dtype dtype);
+// Without an entry where other passes write the gradient.
+[[nodiscard]] Pass gradient_pass(Program program, const KernelParams& params, Dtype dtype,
+                                 Gradient gradient);
 
 }  // namespace contextile::cuda

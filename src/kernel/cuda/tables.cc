@@ -11,7 +11,7 @@
 namespace contextile::cuda {
 namespace {
 
-constexpr std::int32_t kLargestDim = 128;
+constexpr std::int32_t kLargestDim = 256;
 
 // The side of a tile whose rows own what is written.
 struct OwnedSide {

@@ -64,10 +64,10 @@ class DeviceBands : public PreparedBands {
                                              std::span<const BackwardTile> tiles, std::size_t first,
                                              std::size_t end, const BlockRows& rows);
 
-// Throws InvalidArgument unless tensors are bf16 or f16 and dims multiples of 8 up to 128.
+// Throws InvalidArgument unless tensors are bf16 or f16 and dims multiples of 8 up to 256.
 void check_inputs(Dtype dtype, std::int32_t dim);
 // The tiles of a call with the types of the device. Throws InvalidArgument unless q, k, v and dout
-// are bf16 or f16, dims are multiples of 8 up to 128 and rows begin at multiples of 16 bytes.
+// are bf16 or f16, dims are multiples of 8 up to 256 and rows begin at multiples of 16 bytes.
 [[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const ForwardTile> tiles);
 [[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const BackwardTile> tiles);
 

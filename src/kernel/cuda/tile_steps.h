@@ -36,9 +36,10 @@ CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared,
                              std::int32_t kv_head, std::int32_t first, std::int32_t end,
                              std::int32_t dim) {
   constexpr int kChunks = kDim / 8;
+  static_assert(kRows * kChunks % kThreads == 0);
   cta.each_thread([&](int thread) {
-    CONTEXTILE_UNROLL
-    for (int at = 0; at < kRows * kChunks; at += kThreads) {
+    CONTEXTILE_UNROLL_FOUR  // all turns at once keep addresses, too: spills from head dim 192 on
+        for (int at = 0; at < kRows * kChunks; at += kThreads) {
       const int row = (at + thread) / kChunks;
       const int col = (at + thread) % kChunks * 8;
       const bool present = first + row < end && col < dim;
