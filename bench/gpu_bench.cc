@@ -240,7 +240,7 @@ class Bench {
 
   void attention(cuda::Program program, Json& table) {
     const cuda::DeviceKernel kernel(streams_, program);
-    fmt::print("\nattention by {:10}, TFLOP/s{:>20}{:>10}\n", kernel.name(), "forward", "backward");
+    fmt::print("\nattention by {:10}, TFLOP/s{:>24}{:>10}\n", kernel.name(), "forward", "backward");
     for (const Dims dims : kDims) {
       for (std::int64_t tokens = std::min<std::int64_t>(1024, options_.longest);
            tokens <= options_.longest; tokens *= 2) {
@@ -262,7 +262,7 @@ class Bench {
                            {"tokens", tokens},
                            {"forward_tflops", forward_tflops},
                            {"backward_tflops", backward_tflops}});
-          fmt::print("D {:3}/{:3} {:6} tokens {:22}{:9.1f}{:10.1f}\n", dims.head, dims.value,
+          fmt::print("D {:3}/{:3} {:6} tokens {:26}{:9.1f}{:10.1f}\n", dims.head, dims.value,
                      tokens, name, forward_tflops, backward_tflops);
         }
       }

@@ -195,6 +195,14 @@ double fastest(const std::vector<std::vector<Measured>>& measured, const Seconds
   return best;
 }
 
+// What weights were rounded to: by the host's kernels where it gives ranks theirs.
+Dtype weight_dtype_of(const Work& work) {
+  const RunOptions& options = work.options;
+  const Rank rank = options.rank == nullptr ? Rank(0) : options.rank->rank();
+  const AttentionKernel& ran = options.host == nullptr ? work.kernel : options.host->kernel(rank);
+  return ran.weight_dtype(work.plan.shape.dtype);
+}
+
 MaskRun report_mask(Work& work, std::size_t m) {
   MaskWork& mask = work.masks[m];
   MaskRun run;
@@ -218,11 +226,9 @@ MaskRun report_mask(Work& work, std::size_t m) {
   if (stats.forward) run.predicted_bytes_forward = stats.forward->total_bytes();
   if (stats.backward) run.predicted_bytes_backward = stats.backward->total_bytes();
   if (!work.options.compare) return run;
-  const Dtype dtype = work.plan.shape.dtype;
-  run.errors =
-      compare_results({work.batch, work.plan.shape, mask.reference->truth, mask.found,
-                       mask.reference->single_device, wire_rounding(work.plan, m),
-                       work.kernel.weight_dtype(dtype), mask.has_forward, mask.has_backward});
+  run.errors = compare_results({work.batch, work.plan.shape, mask.reference->truth, mask.found,
+                                mask.reference->single_device, wire_rounding(work.plan, m),
+                                weight_dtype_of(work), mask.has_forward, mask.has_backward});
   return run;
 }
 
