@@ -8,6 +8,7 @@
 // named or else the one that runs by default:
 //   attention  TFLOP/s by mask, head dim and length; without a name by every kernel of the device
 //   rows       TFLOP/s of one full tile by query rows and keys
+//   decode     microseconds and GB/s of decoding steps by cache, requests and length
 //   overheads  microseconds of a launch, GB/s of merging, summing, rounding and zeroing
 //   plans      time of whole plans on 4 and 8 logical ranks over that of one call of the batch
 // Every figure is the fastest of three times at least --seconds. --library is the driver's; one
@@ -35,6 +36,7 @@
 #include "contextile/oracle.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"
+#include "gpu_decode.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/tensor.h"
 #include "runtime/cuda/device_ranks.h"
@@ -151,8 +153,12 @@ class Bench {
     fmt::print("device {}\n", driver_->device_name());
     Json all = {{"device", std::string(driver_->device_name())},
                 {"kernel", std::string(kernel_.name())}};
+    const DecodeBench decode{*driver_,          streams_,
+                             options_.longest,  options_.q_heads,
+                             options_.kv_heads, [&](const auto& work) { return seconds_of(work); }};
     const std::vector<cuda::Program> programs = this->programs();
-    if (!std::ranges::all_of(programs, [&](cuda::Program program) { return verify(program); })) {
+    if (!std::ranges::all_of(programs, [&](cuda::Program program) { return verify(program); }) ||
+        !verify_decode(decode)) {
       return 1;
     }
     all["attention"] = Json::array();
@@ -160,6 +166,7 @@ class Bench {
     fmt::print("\nfrom here on {}\n", kernel_.name());
     all["rows"] = rows();
     all["overheads"] = overheads();
+    all["decode"] = measure_decode(decode);
     all["plans"] = plans();
     if (!options_.json.empty()) std::ofstream(options_.json) << all.dump(1) << '\n';
     return 0;

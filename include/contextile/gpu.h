@@ -28,6 +28,7 @@
 #include <string_view>
 
 #include "contextile/executor.h"
+#include "contextile/paged_attention.h"
 #include "contextile/transport.h"
 
 namespace contextile {
@@ -55,6 +56,8 @@ class Gpu : public RankHost {
   [[nodiscard]] virtual std::int32_t ordinal() const = 0;
   // "cuda:wgmma" or "cuda:mma".
   [[nodiscard]] virtual std::string_view kernel_name() const = 0;
+  // Attention to keys in pages on the rank's stream (docs/gpu.md). The rank has joined a group.
+  [[nodiscard]] virtual const PagedKernel& paged_kernel(Rank rank) const = 0;
   // What the rank is given from here on begins behind all that a stream of the caller holds
   // (CUstream or cudaStream_t of this device; null: the default one). The rank has joined a group.
   virtual void begin_behind(Rank rank, void* stream) = 0;

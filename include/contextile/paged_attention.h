@@ -68,11 +68,14 @@ class PagedKernel {
   virtual ~PagedKernel() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;  // "avx512"
+  // What it rounds weights to, before they meet values, for queries of a dtype.
+  [[nodiscard]] virtual Dtype weight_dtype(Dtype /*queries*/) const { return Dtype::kF32; }
   // O and LSE (natural log) of every row of every request, on oneTBB's threads: what these keys
   // alone give; a row that sees none has O = 0, LSE = -inf. The same call gives the same bits on
   // any number of threads: a request's keys are cut in runs of kKeysOfTask, whose results are
-  // merged in order. Throws InvalidArgument where shapes do not fit, a range leaves the table, or a
-  // row is nobody's or two requests'.
+  // merged in order. One for a device (docs/gpu.md) takes tensors in its memory, returns before
+  // they are computed, and cuts its own way. Throws InvalidArgument where shapes do not fit, a
+  // range leaves the table, or a row is nobody's or two requests'.
   //
   // q [rows, q_heads, head_dim] of f32, bf16 or f16, q_heads a multiple of kv_heads; out fp32
   // [rows, q_heads, value_dim].
@@ -82,9 +85,9 @@ class PagedKernel {
   static constexpr std::int64_t kKeysOfTask = 2048;
 
  protected:
-  virtual void run_tasks(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
-                         std::span<const PagedRequest> requests,
-                         const PartialOutput& out) const = 0;
+  // `run` of what fits.
+  virtual void attend(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
+                      std::span<const PagedRequest> requests, const PartialOutput& out) const = 0;
 };
 
 // Those that this CPU can run, the fastest first.

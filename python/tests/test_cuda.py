@@ -32,7 +32,7 @@ needs_fake = pytest.mark.skipif(not FAKE_DRIVER.exists(), reason=f"{FAKE_DRIVER}
 def kernels(tmp_path, monkeypatch):
     """Where kernels of the driver in libcuda's place are, which takes any file for one."""
     monkeypatch.setenv("CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY", "1")
-    for name in ("mma", "rows"):
+    for name in ("mma", "paged", "rows"):
         (tmp_path / f"{name}.sm_90a.cubin").write_bytes(b"\x7fELF")
     return str(tmp_path)
 

@@ -16,7 +16,7 @@ class RunGpu : public ShellTest {
  protected:
   RunGpu() {
     std::filesystem::copy_file(CONTEXTILE_FAKE_LIBCUDA, path("libcuda.so.1"));
-    for (const char* module : {"mma", "rows"}) {
+    for (const char* module : {"mma", "paged", "rows"}) {
       file(std::string(module) + ".sm_90a.cubin",
            "\x7f"
            "ELF");

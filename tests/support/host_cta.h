@@ -106,6 +106,19 @@ class HostCta {
     }
   }
 
+  // 16 bytes of shared memory, and a pair of 16 bits into it.
+  static Registers read16(const std::uint16_t* from) {
+    Registers words;
+    std::memcpy(words.x, from, sizeof(words.x));
+    return words;
+  }
+  static void write16(std::uint16_t* to, const Registers& words) {
+    std::memcpy(to, words.x, sizeof(words.x));
+  }
+  static void write_pair(std::uint16_t* to, std::uint32_t pair) {
+    std::memcpy(to, &pair, sizeof(pair));
+  }
+
   template <Number kNumber>
   static std::uint32_t pack(float low, float high) {
     const auto bits = [](float value) -> std::uint32_t {

@@ -10,12 +10,14 @@
 #include "kernel/cuda/backward.h"
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/forward.h"
+#include "kernel/cuda/paged_launch.h"
 #include "kernel/cuda/row_calls.h"
 #include "kernel/cuda/wgmma_backward.h"
 #include "kernel/cuda/wgmma_forward.h"
 #include "kernel/cuda/wgmma_kernels.h"
 #include "support/host_cta.h"
 #include "support/host_group.h"
+#include "support/host_paged_grid.h"
 
 namespace contextile::cuda {
 namespace {
@@ -147,6 +149,7 @@ void run_on_host(const Grid& grid, std::span<const std::byte> arguments) {
   if (grid.kernel == #name) return run_rows(grid, argument_of<Call>(grid, arguments));
   CONTEXTILE_ROW_KERNELS(CONTEXTILE_RUN)
 #undef CONTEXTILE_RUN
+  if (run_paged_on_host(grid, arguments)) return;
   fail_argument("expected a kernel of the module, found '{}'", grid.kernel);
 }
 
@@ -157,6 +160,7 @@ std::size_t argument_bytes(std::string_view kernel) {
 #undef CONTEXTILE_SIZE
   if (kernel.starts_with("wgmma_")) kernel.remove_prefix(std::string_view("wgmma_").size());
   const bool is_attention = kernel.starts_with("forward_") || kernel.starts_with("backward_");
+  if (kernel.starts_with("paged_")) return sizeof(PagedLaunch);
   return is_attention ? sizeof(Launch) : 0;
 }
 

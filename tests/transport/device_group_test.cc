@@ -196,7 +196,7 @@ TEST(DeviceGroup, GivingUpEndsWhatIsUnderWay) {
 TEST(Nccl, RanksOfAGroupRunPlansWithTheBitsOfOneDevice) {
   const std::string folder = ::testing::TempDir() + "/nccl_kernels";
   std::filesystem::create_directories(folder);
-  for (const char* module : {"mma", "rows"}) {
+  for (const char* module : {"mma", "paged", "rows"}) {
     std::ofstream(fmt::format("{}/{}.sm_90a.cubin", folder, module)) << "\x7f"
                                                                         "ELF";
   }

@@ -90,6 +90,18 @@ class MmaCta {
     }
   }
 
+  // 16 bytes of shared memory, and a pair of 16 bits into it.
+  static __device__ __forceinline__ Registers read16(const std::uint16_t* from) {
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
+    return {{words.x, words.y, words.z, words.w}};
+  }
+  static __device__ __forceinline__ void write16(std::uint16_t* to, const Registers& words) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+  }
+  static __device__ __forceinline__ void write_pair(std::uint16_t* to, std::uint32_t pair) {
+    *reinterpret_cast<std::uint32_t*>(to) = pair;
+  }
+
   // The instructions take the upper half first.
   template <Number kNumber>
   static __device__ __forceinline__ std::uint32_t pack(float low, float high) {

@@ -178,8 +178,22 @@ class SimdPagedKernel final : public PagedKernel {
   [[nodiscard]] std::string_view name() const override { return target_.name; }
 
  protected:
+  void attend(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
+              std::span<const PagedRequest> requests, const PartialOutput& out) const override {
+    std::vector<PagedRequest> few;
+    for (const PagedRequest& request : requests) {
+      if (goes_by_tiles(request)) {
+        run_by_tiles(preferred_kernel(Dtype::kF32), params, kv, q_NHD, request, out);
+      } else {
+        few.push_back(request);
+      }
+    }
+    run_tasks(params, kv, q_NHD, few, out);
+  }
+
+ private:
   void run_tasks(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
-                 std::span<const PagedRequest> requests, const PartialOutput& out) const override {
+                 std::span<const PagedRequest> requests, const PartialOutput& out) const {
     const std::vector<PagedTask> tasks = paged_tasks(requests);
     // Where the results of tasks that share rows wait to be merged.
     std::vector<HostTensor> parts(tasks.size());
@@ -200,7 +214,6 @@ class SimdPagedKernel final : public PagedKernel {
     merge_parts(tasks, requests, parts, lse, out);
   }
 
- private:
   static void merge_parts(const std::vector<PagedTask>& tasks,
                           std::span<const PagedRequest> requests, std::vector<HostTensor>& parts,
                           std::vector<HostTensor>& lse, const PartialOutput& out) {
@@ -248,15 +261,7 @@ KvDtype parse_kv_dtype(std::string_view text) {
 void PagedKernel::run(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
                       std::span<const PagedRequest> requests, const PartialOutput& out) const {
   check_paged(kv, q_NHD, requests, out);
-  std::vector<PagedRequest> few;
-  for (const PagedRequest& request : requests) {
-    if (goes_by_tiles(request)) {
-      run_by_tiles(preferred_kernel(Dtype::kF32), params, kv, q_NHD, request, out);
-    } else {
-      few.push_back(request);
-    }
-  }
-  run_tasks(params, kv, q_NHD, few, out);
+  attend(params, kv, q_NHD, requests, out);
 }
 
 std::span<const PagedKernel* const> paged_kernels() {

@@ -9,6 +9,7 @@
 #include "contextile/executor.h"
 #include "device/driver.h"
 #include "kernel/cuda/device_kernel.h"
+#include "kernel/cuda/paged_kernel.h"
 
 namespace contextile::cuda {
 
@@ -26,6 +27,7 @@ class DeviceRanks : public RankHost {
   [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
     return one_of(rank).kernel;
   }
+  [[nodiscard]] const PagedKernel& paged_kernel(Rank rank) const { return one_of(rank).paged; }
   // Those of a rank, made where it has none.
   [[nodiscard]] RankStreams& streams_of(Rank rank);
   // As Gpu (contextile/gpu.h).
@@ -37,11 +39,13 @@ class DeviceRanks : public RankHost {
     OneRank(Driver& driver, Program program)
         : streams(driver),
           kernel(streams, program),
+          paged(streams),
           given(driver.create_event()),
           computed(driver.create_event()),
           moved(driver.create_event()) {}
     RankStreams streams;
     DeviceKernel kernel;
+    DevicePagedKernel paged;
     Event given;     // what a caller's stream held
     Event computed;  // what the rank was given
     Event moved;

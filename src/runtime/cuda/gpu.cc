@@ -46,7 +46,7 @@ std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
   const std::vector<std::filesystem::path> places = places_of_kernels(options);
   DeviceOptions device;
   device.ordinal = options.ordinal;
-  device.modules = {std::string(module_of(Program::kMma)), "rows"};
+  device.modules = {std::string(module_of(Program::kMma)), "paged", "rows"};
   device.optional_modules = {std::string(module_of(Program::kWgmma))};
   device.library = options.library;
   for (const std::filesystem::path& place : places) {
@@ -102,6 +102,9 @@ class OpenGpu : public Gpu {
   }
   [[nodiscard]] const AttentionKernel& kernel(Rank rank) const override {
     return ranks_.kernel(rank);
+  }
+  [[nodiscard]] const PagedKernel& paged_kernel(Rank rank) const override {
+    return ranks_.paged_kernel(rank);
   }
   [[nodiscard]] std::unique_ptr<Transport> join(Transport& control,
                                                 std::chrono::milliseconds timeout) override {

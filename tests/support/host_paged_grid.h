@@ -1,0 +1,14 @@
+// Launches of the device's kernels for keys in pages, on this machine's CPU.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "device/driver.h"
+
+namespace contextile::cuda {
+
+// Whether the kernel is one of them; then it has run. Throws as run_on_host does.
+[[nodiscard]] bool run_paged_on_host(const Grid& grid, std::span<const std::byte> arguments);
+
+}  // namespace contextile::cuda
