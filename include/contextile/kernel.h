@@ -155,6 +155,23 @@ struct BackwardTile {
   const PreparedBands* prepared = nullptr;  // as in ForwardTile
 };
 
+// What a kernel has made of all calls of forward, or of backward, in a program of a plan, once for
+// all times that the program runs: the lists of tiles stay, the arrays that tiles are rows of may
+// be elsewhere every time.
+class PreparedProgram {
+ public:
+  virtual ~PreparedProgram() = default;
+  // What it holds, wherever that lies.
+  [[nodiscard]] virtual std::int64_t size_bytes() const = 0;
+  // What each run under way takes of the kernel's memory.
+  [[nodiscard]] virtual std::int64_t call_bytes() const = 0;
+  // Begins a run. `arrays` are those that it was prepared with, where they are now, with strides of
+  // their own; `call` holds call_bytes().
+  virtual void begin(std::span<const TensorView> arrays, std::byte* call) const = 0;
+  // What forward or backward does with the tiles of a list. Arrays and memory are those of `begin`.
+  virtual void run(std::size_t list, std::span<const TensorView> arrays, std::byte* call) const = 0;
+};
+
 class AttentionKernel {
  public:
   virtual ~AttentionKernel() = default;
@@ -174,6 +191,17 @@ class AttentionKernel {
   [[nodiscard]] virtual std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const;
+  // Whether it prepares programs. Unless overridden it does not: tiles come with every call.
+  [[nodiscard]] virtual bool makes_lists() const;
+  // Every list is the tiles of one call. `arrays` and the tiles' tensors are at addresses where
+  // nothing is; arrays are contiguous, and every tensor is tokens and heads of one of them. Bands
+  // and what was prepared of them are needed no longer. Throws where makes_lists is false.
+  [[nodiscard]] virtual std::unique_ptr<const PreparedProgram> prepare_forward(
+      const KernelParams& params, std::span<const TensorView> arrays,
+      std::span<const std::vector<ForwardTile>> lists) const;
+  [[nodiscard]] virtual std::unique_ptr<const PreparedProgram> prepare_backward(
+      const KernelParams& params, std::span<const TensorView> arrays,
+      std::span<const std::vector<BackwardTile>> lists) const;
   // Throws InvalidArgument where it can not attend tensors of that shape. Unless overridden it can.
   virtual void check_shape(const AttentionShape& shape) const;
   // What merges, sums and rounds around this kernel's tiles: those who run plans with a kernel use

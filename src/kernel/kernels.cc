@@ -25,6 +25,20 @@ std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
   return nullptr;
 }
 
+bool AttentionKernel::makes_lists() const { return false; }
+
+std::unique_ptr<const PreparedProgram> AttentionKernel::prepare_forward(
+    const KernelParams& /*params*/, std::span<const TensorView> /*arrays*/,
+    std::span<const std::vector<ForwardTile>> /*lists*/) const {
+  fail_argument("{}: expected a kernel that prepares programs, found one that does not", name());
+}
+
+std::unique_ptr<const PreparedProgram> AttentionKernel::prepare_backward(
+    const KernelParams& /*params*/, std::span<const TensorView> /*arrays*/,
+    std::span<const std::vector<BackwardTile>> /*lists*/) const {
+  fail_argument("{}: expected a kernel that prepares programs, found one that does not", name());
+}
+
 const RowOps& AttentionKernel::row_ops() const {
   static const SimdRowOps kPortable(*row_target_portable());
   return kPortable;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "contextile/plan_stats.h"
 #include "runtime/check_program.h"
+#include "runtime/program_views.h"
 
 namespace contextile {
 namespace {
@@ -18,6 +19,8 @@ constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind
 // Places arrays one after another.
 class Placement {
  public:
+  explicit Placement(std::int64_t begin = 0) : end_(begin) {}
+
   std::int64_t add(std::int64_t bytes) {
     const std::int64_t offset = end_;
     end_ += (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
@@ -26,7 +29,7 @@ class Placement {
   [[nodiscard]] std::int64_t end() const { return end_; }
 
  private:
-  std::int64_t end_ = 0;
+  std::int64_t end_;
 };
 
 LocalRound local_round(const PlanRound& round, Rank rank, std::int64_t first_row) {
@@ -185,6 +188,43 @@ class BandTable {
   std::map<std::pair<BlockId, BlockId>, std::pair<BandSpan, std::int64_t>> spans_;
 };
 
+// Gives the kernel all attention of a program at once. Bands that it has classified before have
+// done their work where it makes lists of them.
+void prepare_lists(const Plan& plan, const LocalRound& round, const LocalMask& mask,
+                   Direction direction, const AttentionKernel& kernel, LocalProgram& local) {
+  const StandIns there = stand_ins(plan.shape, round, direction);
+  const ProgramViews views(plan.shape, round, local, direction, there.inputs, there.buffer);
+  const KernelParams params = kernel_params(plan.shape, round.round->head_groups);
+  std::vector<std::vector<ForwardTile>> forward;
+  std::vector<std::vector<BackwardTile>> backward;
+  std::size_t first_tile = 0;
+  for (const Instruction& instruction : local.program->instructions) {
+    const auto* attention = std::get_if<AttentionOp>(&instruction);
+    if (attention == nullptr) continue;
+    if (direction == Direction::kForward) {
+      forward.push_back(views.forward_tiles(*attention, mask, first_tile));
+    } else {
+      backward.push_back(views.backward_tiles(*attention, mask, first_tile));
+    }
+    first_tile += attention->tiles.size();
+  }
+  local.lists = direction == Direction::kForward
+                    ? kernel.prepare_forward(params, views.arrays(), forward)
+                    : kernel.prepare_backward(params, views.arrays(), backward);
+  if (local.lists == nullptr) return;
+  Placement placement(local.total_bytes);
+  local.lists_offset = placement.add(local.lists->call_bytes());
+  local.total_bytes = placement.end();
+}
+
+void forget_bands(LocalMask& mask) {
+  mask.prepared.clear();
+  mask.bands.clear();
+  for (std::optional<LocalProgram>& program : mask.programs) {
+    if (program) program->tile_bands.clear();
+  }
+}
+
 LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t round_index,
                      std::size_t mask, Rank rank, const AttentionKernel& kernel) {
   LocalMask local;
@@ -215,6 +255,13 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
       }
     }
   }
+  bool has_lists = kernel.makes_lists();
+  for (const Direction direction : kDirections) {
+    std::optional<LocalProgram>& mine = local.programs[static_cast<std::size_t>(direction)];
+    if (!mine || !has_lists) continue;
+    prepare_lists(plan, round, local, direction, kernel, *mine);
+  }
+  if (has_lists) forget_bands(local);
   return local;
 }
 
@@ -237,6 +284,7 @@ PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
       }
       for (const std::optional<LocalProgram>& program : round.masks.back().programs) {
         if (!program) continue;
+        if (program->lists != nullptr) prepared.band_bytes += program->lists->size_bytes();
         prepared.buffer_bytes = std::max(prepared.buffer_bytes, program->total_bytes);
         if (program->memory.total_bytes() > prepared.largest.total_bytes()) {
           prepared.largest = program->memory;

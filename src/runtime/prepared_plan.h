@@ -51,6 +51,10 @@ struct LocalProgram {
   std::vector<BandSpan> tile_bands;                // of all tiles in program order
   std::vector<std::pair<Kind, SlotId>> unwritten;  // owned results no instruction writes
   std::vector<RetainedSlot> retained;              // forward only
+  // What the kernel made of all attention instructions (may be null), and where a call has its
+  // share.
+  std::unique_ptr<const PreparedProgram> lists;
+  std::int64_t lists_offset = 0;
 };
 
 struct LocalMask {
@@ -80,7 +84,7 @@ struct PreparedPlan {
   std::int64_t local_rows = 0;
   std::int64_t buffer_bytes = 0;  // the largest program's, padding included
   DeviceMemory largest;           // of the program with the most bytes
-  std::int64_t band_bytes = 0;    // of the bands of tiles, classified or not
+  std::int64_t band_bytes = 0;    // of the bands of tiles, classified or not, and of lists
   BeginCuts begin_cuts;           // of the first round, where a rank has only a slice; else empty
 };
 

@@ -7,14 +7,8 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-TensorView array_view(std::byte* data, const PartShape& part, std::int64_t rows) {
-  return contiguous(data, part.dtype, rows, part.heads, part.dim);
 }
 
 PartialOutput as_partial(const UnitView& unit) { return {unit.parts[0], as_stats(unit.parts[1])}; }
@@ -30,28 +24,17 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
       mask_(mask),
       program_(*mask.programs[static_cast<std::size_t>(direction)]),
       direction_(direction),
-      inputs_(inputs),
       transport_(transport),
       kernel_(kernel),
       recorder_(recorder),
       step_(step),
       rows_(kernel.row_ops()),
-      conversion_(buffer + program_.conversion_offset) {
-  const std::int32_t groups = round.round->head_groups;
-  for (std::size_t k = 0; k < kNumKinds; ++k) {
-    const auto kind = static_cast<Kind>(k);
-    if (!occurs_in(kind, direction)) continue;
-    const UnitShape staged = unit_shape(kind, shape_, groups);
-    const UnitShape owned = unit_shape(kind, shape_, 1);
-    for (std::size_t p = 0; p < staged.num_parts; ++p) {
-      arenas_[k][p] = array_view(buffer + program_.staging_offset[k][p], staged.parts[p],
-                                 program_.program->arena_tokens(kind));
-      if (!is_result(kind)) continue;
-      accumulators_[k][p] = array_view(buffer + program_.accumulator_offset[k][p], owned.parts[p],
-                                       round.accumulator_rows[k]);
-    }
-  }
-  params_ = kernel_params(shape_, groups);
+      views_(shape_, round, program_, direction, inputs, buffer),
+      arrays_(program_.lists == nullptr ? std::vector<TensorView>{} : views_.arrays()),
+      conversion_(buffer + program_.conversion_offset),
+      lists_(buffer + program_.lists_offset),
+      params_(kernel_params(shape_, round.round->head_groups)) {
+  if (program_.lists != nullptr) program_.lists->begin(arrays_, lists_);
 }
 
 void ProgramRun::run_until(std::size_t end) {
@@ -65,88 +48,25 @@ void ProgramRun::run_until(std::size_t end) {
   }
 }
 
-UnitView ProgramRun::unit(Kind kind, BlockId block, GroupId group, SlotId slot) const {
-  const std::size_t k = index_of(kind);
-  const std::int32_t groups = round_.round->head_groups;
-  const UnitShape shape = unit_shape(kind, shape_, groups);
-  const std::int64_t tokens = round_.round->blocks.num_tokens(block);
-  const std::size_t owned = round_.blocks.size() * static_cast<std::size_t>(groups);
-  UnitView view{kind, shape.num_parts, {}};
-  for (std::size_t p = 0; p < shape.num_parts; ++p) {
-    const std::int32_t heads = shape.parts[p].heads;
-    if (slot.index() >= owned) {
-      const StagingSlot& staged = program_.program->staging[k][slot.index() - owned];
-      view.parts[p] = slice(arenas_[k][p], staged.offset_tokens, tokens, 0, heads);
-      continue;
-    }
-    const auto position = static_cast<std::size_t>(slot.value / groups);
-    const std::int64_t row =
-        is_result(kind) ? round_.accumulator_row[k][position] : round_.row[position];
-    const TensorView& base = is_result(kind) ? accumulators_[k][p] : inputs_[k][p];
-    view.parts[p] = slice(base, row, tokens, group.value * heads, heads);
-  }
-  return view;
-}
-
-UnitView ProgramRun::owned_result(Kind kind, std::size_t position) const {
-  const std::size_t k = index_of(kind);
-  const UnitShape shape = unit_shape(kind, shape_, 1);
-  const std::int64_t tokens = round_.round->blocks.num_tokens(round_.blocks[position]);
-  UnitView view{kind, shape.num_parts, {}};
-  for (std::size_t p = 0; p < shape.num_parts; ++p) {
-    view.parts[p] = slice(accumulators_[k][p], round_.accumulator_row[k][position], tokens, 0,
-                          shape.parts[p].heads);
-  }
-  return view;
-}
-
 // ------------------------------------------------------------------------------- attention
 
-std::span<const LocalBand> ProgramRun::bands_of(const BandSpan& span) const {
-  return std::span<const LocalBand>(mask_.bands).subspan(span.first, span.count);
-}
-
 void ProgramRun::execute(const AttentionOp& op) {
-  if (direction_ == Direction::kForward) {
-    run_forward(op);
+  const auto start = std::chrono::steady_clock::now();
+  if (program_.lists != nullptr) {
+    program_.lists->run(next_attention_++, arrays_, lists_);
   } else {
-    run_backward(op);
+    attend(op);
   }
-}
-
-void ProgramRun::run_forward(const AttentionOp& op) {
-  std::vector<ForwardTile> tiles;
-  tiles.reserve(op.tiles.size());
-  for (const TileOp& tile : op.tiles) {
-    const UnitView q = unit(Kind::kQ, tile.q_block, tile.group, tile.q);
-    const UnitView kv = unit(Kind::kKv, tile.kv_block, tile.group, tile.kv);
-    const UnitView o = unit(Kind::kO, tile.q_block, tile.group, tile.result);
-    const BandSpan& bands = program_.tile_bands[next_tile_++];
-    tiles.push_back({q.parts[0], kv.parts[0], kv.parts[1], o.parts[0], as_stats(o.parts[1]),
-                     bands_of(bands), tile.init_result, bands.prepared});
-  }
-  const auto start = std::chrono::steady_clock::now();
-  kernel_.forward(params_, tiles);
   stats_.attention_s += seconds_since(start);
 }
 
-void ProgramRun::run_backward(const AttentionOp& op) {
-  std::vector<BackwardTile> tiles;
-  tiles.reserve(op.tiles.size());
-  for (const TileOp& tile : op.tiles) {
-    const UnitView q = unit(Kind::kQ, tile.q_block, tile.group, tile.q);
-    const UnitView kv = unit(Kind::kKv, tile.kv_block, tile.group, tile.kv);
-    const UnitView d_o = unit(Kind::kDo, tile.q_block, tile.group, tile.d_o);
-    const UnitView dq = unit(Kind::kDq, tile.q_block, tile.group, tile.result);
-    const UnitView dkv = unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv);
-    const BandSpan& bands = program_.tile_bands[next_tile_++];
-    tiles.push_back({q.parts[0], kv.parts[0], kv.parts[1], d_o.parts[0], as_stats(d_o.parts[1]),
-                     as_stats(d_o.parts[2]), dq.parts[0], dkv.parts[0], dkv.parts[1],
-                     bands_of(bands), tile.init_result, tile.init_dkv, bands.prepared});
+void ProgramRun::attend(const AttentionOp& op) {
+  if (direction_ == Direction::kForward) {
+    kernel_.forward(params_, views_.forward_tiles(op, mask_, next_tile_));
+  } else {
+    kernel_.backward(params_, views_.backward_tiles(op, mask_, next_tile_));
   }
-  const auto start = std::chrono::steady_clock::now();
-  kernel_.backward(params_, tiles);
-  stats_.attention_s += seconds_since(start);
+  next_tile_ += op.tiles.size();
 }
 
 // -------------------------------------------------------------------------- reduce and copy

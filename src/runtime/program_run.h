@@ -12,13 +12,10 @@
 #include "contextile/transport.h"
 #include "runtime/flight_recorder.h"
 #include "runtime/prepared_plan.h"
+#include "runtime/program_views.h"
 #include "runtime/unit_view.h"
 
 namespace contextile {
-
-// The caller's tensors of a round's rows, all heads, by kind and part: the owned q and kv, and in
-// backward do (dO, final LSE, delta).
-using OwnedInputs = ByKindAndPart<TensorView>;
 
 class ProgramRun {
  public:
@@ -34,9 +31,13 @@ class ProgramRun {
   void run_to_end() { run_until(program_.program->instructions.size()); }
 
   // The unit's parts where it stands: in the caller's tensors, an accumulator or an arena.
-  [[nodiscard]] UnitView unit(Kind kind, BlockId block, GroupId group, SlotId slot) const;
+  [[nodiscard]] UnitView unit(Kind kind, BlockId block, GroupId group, SlotId slot) const {
+    return views_.unit(kind, block, group, slot);
+  }
   // All heads of an owned result.
-  [[nodiscard]] UnitView owned_result(Kind kind, std::size_t position) const;
+  [[nodiscard]] UnitView owned_result(Kind kind, std::size_t position) const {
+    return views_.owned_result(kind, position);
+  }
 
   [[nodiscard]] const ExecutionStats& stats() const { return stats_; }
 
@@ -46,9 +47,7 @@ class ProgramRun {
   void execute(const CopyOp& op);
   void execute(const LaunchOp& op);
   void execute(const WaitOp& op);
-  void run_forward(const AttentionOp& op);
-  void run_backward(const AttentionOp& op);
-  [[nodiscard]] std::span<const LocalBand> bands_of(const BandSpan& span) const;
+  void attend(const AttentionOp& op);
   [[nodiscard]] std::vector<Message> messages(const std::vector<TransferEnd>& ends,
                                               const std::vector<std::int64_t>& packed_at) const;
   [[nodiscard]] UnitView unit_of(const TransferEnd& end) const {
@@ -65,19 +64,19 @@ class ProgramRun {
   const LocalMask& mask_;
   const LocalProgram& program_;
   const Direction direction_;
-  const OwnedInputs& inputs_;
   Transport& transport_;
   const AttentionKernel& kernel_;
   FlightRecorder& recorder_;
   const RecordedStep step_;
   const RowOps& rows_;  // the kernel's
+  const ProgramViews views_;
+  const std::vector<TensorView> arrays_;  // of the views, where the kernel has lists
   std::byte* const conversion_;
-  ByKindAndPart<TensorView>
-      accumulators_{};                  // all heads, the rows of blocks whose role has the kind
-  ByKindAndPart<TensorView> arenas_{};  // the heads of one group
-  KernelParams params_;
+  std::byte* const lists_;  // memory of this call for the kernel's lists
+  const KernelParams params_;
   std::size_t next_instruction_ = 0;
-  std::size_t next_tile_ = 0;  // in program order
+  std::size_t next_attention_ = 0;  // in program order
+  std::size_t next_tile_ = 0;       // in program order
   std::map<std::int32_t, LaunchedOp> launched_;
   ExecutionStats stats_;
 };

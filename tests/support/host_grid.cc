@@ -11,6 +11,7 @@
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/forward.h"
 #include "kernel/cuda/paged_launch.h"
+#include "kernel/cuda/place_call.h"
 #include "kernel/cuda/row_calls.h"
 #include "kernel/cuda/wgmma_backward.h"
 #include "kernel/cuda/wgmma_forward.h"

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "contextile/kernel.h"
 #include "device/driver.h"
@@ -44,6 +45,13 @@ class DeviceKernel : public AttentionKernel {
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override;
+  [[nodiscard]] bool makes_lists() const override { return true; }
+  [[nodiscard]] std::unique_ptr<const PreparedProgram> prepare_forward(
+      const KernelParams& params, std::span<const TensorView> arrays,
+      std::span<const std::vector<ForwardTile>> lists) const override;
+  [[nodiscard]] std::unique_ptr<const PreparedProgram> prepare_backward(
+      const KernelParams& params, std::span<const TensorView> arrays,
+      std::span<const std::vector<BackwardTile>> lists) const override;
   void check_shape(const AttentionShape& shape) const override;
   [[nodiscard]] const RowOps& row_ops() const override { return rows_; }
   [[nodiscard]] const RowMemory& memory() const override { return memory_; }

@@ -41,7 +41,8 @@
   X(rows_finish, FinishCall)      \
   X(rows_fill, FillCall)          \
   X(rows_sink, SinkCall)          \
-  X(rows_round, RoundCall)
+  X(rows_round, RoundCall)        \
+  X(rows_place, PlaceCall)
 
 namespace contextile::cuda {
 

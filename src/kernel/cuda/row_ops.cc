@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "kernel/cuda/access.h"
 #include "kernel/cuda/row_calls.h"
+#include "kernel/cuda/row_launch.h"
 
 namespace contextile::cuda {
 namespace {
@@ -52,24 +53,6 @@ void append_partial(std::vector<Rows>& rows, const PartialOutput& partial) {
   append_rows(rows, partial.o_NHD);
   append_stats(rows, partial.lse_NH, partial.o_NHD);
 }
-// A launch of a warp for every row.
-template <typename Call, typename AccessOf>
-void launch_rows(const RankStreams& streams, std::string_view kernel, const Call& call,
-                 const AccessOf& access) {
-  const std::int64_t rows = call.shape.num_rows();
-  if (rows == 0) return;
-  const std::int64_t blocks = (rows + kWarps - 1) / kWarps;
-  CONTEXTILE_CHECK(blocks < (std::int64_t{1} << 31),
-                   "cuda rows: expected fewer than 2^33 rows, found {}", rows);
-  streams.driver.launch(streams.compute,
-                        {.kernel = kernel,
-                         .blocks_x = static_cast<std::int32_t>(blocks),
-                         .blocks_y = 1,
-                         .threads = kThreads,
-                         .shared_bytes = 0},
-                        std::as_bytes(std::span(&call, 1)), access);
-}
-
 // Puts views of the sources into the call, and launches it while those that are far exist.
 template <typename Call, typename Source, typename View, typename Launch>
 void with_sources(const RankStreams& streams, Call& call, std::span<const Source> srcs,

@@ -3,6 +3,7 @@
 
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/mma_cta.cuh"
+#include "kernel/cuda/place_call.h"
 #include "kernel/cuda/row_calls.h"
 
 namespace contextile::cuda {

@@ -156,11 +156,7 @@ DeviceRows<float> rows_of(const RowStats& stats) {
 }
 
 DeviceRows<const std::uint16_t> input_rows(const TensorView& view) {
-  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
-  check_inputs(view.dtype, view.dim);
-  CONTEXTILE_CHECK(address % 16 == 0 && view.token_stride % 8 == 0 && view.head_stride % 8 == 0,
-                   "cuda kernels: expected rows at multiples of 16 bytes, found strides of {}, {}",
-                   view.token_stride, view.head_stride);
+  check_rows(view);
   return rows_of<const std::uint16_t>(view);
 }
 
@@ -190,6 +186,14 @@ void check_inputs(Dtype dtype, std::int32_t dim) {
   CONTEXTILE_CHECK(dim % 8 == 0 && dim <= kLargestDim,
                    "cuda kernels: expected a head dim that is a multiple of 8 up to {}, found {}",
                    kLargestDim, dim);
+}
+
+void check_rows(const TensorView& view) {
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  check_inputs(view.dtype, view.dim);
+  CONTEXTILE_CHECK(address % 16 == 0 && view.token_stride % 8 == 0 && view.head_stride % 8 == 0,
+                   "cuda kernels: expected rows at multiples of 16 bytes, found strides of {}, {}",
+                   view.token_stride, view.head_stride);
 }
 
 DeviceBands::DeviceBands(const KernelParams& params, std::span<const LocalBand> bands,

@@ -66,6 +66,8 @@ class DeviceBands : public PreparedBands {
 
 // Throws InvalidArgument unless tensors are bf16 or f16 and dims multiples of 8 up to 256.
 void check_inputs(Dtype dtype, std::int32_t dim);
+// The same for a tensor, and unless its rows begin at multiples of 16 bytes.
+void check_rows(const TensorView& view);
 // The tiles of a call with the types of the device. Throws InvalidArgument unless q, k, v and dout
 // are bf16 or f16, dims are multiples of 8 up to 256 and rows begin at multiples of 16 bytes.
 [[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const ForwardTile> tiles);

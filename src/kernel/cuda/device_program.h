@@ -1,0 +1,93 @@
+// All attention of a program on a rank's compute stream: lists that are uploaded once, and one
+// launch a run that says where tensors are.
+//
+// Arrays of the caller's may be elsewhere in every call. Lists of addresses would have to go to the
+// device again with each; lists of places in arrays stay, and the arrays themselves, at most 18,
+// are arguments of the launch that turns places into addresses. The attention kernels read
+// addresses as ever.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "device/driver.h"
+#include "kernel/cuda/launch_lists.h"
+#include "kernel/cuda/place_call.h"
+
+namespace contextile::cuda {
+
+// Finds the array that a tensor is rows of, by address.
+class PartFinder {
+ public:
+  explicit PartFinder(std::span<const TensorView> arrays);
+  [[nodiscard]] TilePart part_of(const void* data) const;
+
+ private:
+  struct Place {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    std::int32_t array = 0;
+  };
+  std::span<const TensorView> arrays_;
+  std::vector<Place> places_;  // of those that are not empty, ascending
+};
+
+// Of cuda:mma.
+template <typename Tile>
+class DeviceProgram : public PreparedProgram {
+ public:
+  // As AttentionKernel::prepare_forward and prepare_backward. `streams` must outlive it.
+  DeviceProgram(const RankStreams& streams, const KernelParams& params,
+                std::span<const TensorView> arrays, std::span<const std::vector<Tile>> lists);
+
+  [[nodiscard]] std::int64_t size_bytes() const override {
+    return memory_bytes_ + std::ssize(tiles_) * static_cast<std::int64_t>(sizeof(KnownTile)) +
+           std::ssize(launches_) * static_cast<std::int64_t>(sizeof(ListedLaunch));
+  }
+  [[nodiscard]] std::int64_t call_bytes() const override {
+    return std::ssize(tiles_) * static_cast<std::int64_t>(sizeof(DeviceTile));
+  }
+  void begin(std::span<const TensorView> arrays, std::byte* call) const override;
+  void run(std::size_t list, std::span<const TensorView> arrays, std::byte* call) const override;
+
+ private:
+  // What a tile has beside the places of its tensors.
+  struct KnownTile {
+    TileParts parts;
+    std::int64_t num_rows = 0;
+    std::int64_t num_keys = 0;
+    bool init = false;      // of o, or dq
+    bool init_dkv = false;  // backward
+  };
+  struct List {
+    std::size_t first_tile = 0;
+    std::size_t end_tile = 0;
+    std::size_t first_launch = 0;
+    std::size_t end_launch = 0;
+  };
+
+  void add_tiles(const PartFinder& find, std::span<const Tile> tiles);
+  void upload(const ByteList& lists);
+  // The tiles of a list as they are in these arrays, for whoever checks the order of work.
+  [[nodiscard]] std::vector<Tile> tiles_of(const List& list,
+                                           std::span<const TensorView> arrays) const;
+
+  const RankStreams& streams_;
+  const KernelParams params_;
+  std::vector<KnownTile> tiles_;
+  std::vector<bool> is_loaded_;  // by array: its rows are copied 16 bytes at a time
+  std::vector<List> lists_;
+  std::vector<ListedLaunch> launches_;
+  std::int64_t parts_ = 0;  // where the places of tiles are in the memory
+  std::int64_t memory_bytes_ = 0;
+  std::unique_ptr<const StreamMemory> memory_;
+};
+
+extern template class DeviceProgram<ForwardTile>;
+extern template class DeviceProgram<BackwardTile>;
+
+}  // namespace contextile::cuda

@@ -1,0 +1,76 @@
+// The launches of a call of the attention kernels, and their lists in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "device/driver.h"
+#include "kernel/cuda/launch.h"
+#include "kernel/cuda/passes.h"
+#include "kernel/cuda/tables.h"
+
+namespace contextile::cuda {
+
+// Arrays one after another, to be written to the device in one piece.
+class ByteList {
+ public:
+  // Where it begins, bytes; a multiple of what any array of lists needs.
+  template <typename T>
+  std::int64_t add(const std::vector<T>& array) {
+    const std::size_t begin = bytes_.size();
+    const std::size_t size = array.size() * sizeof(T);
+    bytes_.resize(begin + (size + kAlignment - 1) / kAlignment * kAlignment);
+    if (size > 0) std::memcpy(bytes_.data() + begin, array.data(), size);
+    return static_cast<std::int64_t>(begin);
+  }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  static constexpr std::size_t kAlignment = alignof(TileMaps);
+  std::vector<std::byte> bytes_;
+};
+
+// One launch: tiles [first, end) of a call, its lists at offsets of a piece of device memory.
+struct ListedLaunch {
+  Pass pass;
+  Gradient gradient = Gradient::kQ;  // backward
+  std::size_t first = 0;
+  std::size_t end = 0;
+  std::int32_t num_owned = 0;
+  std::int64_t owned = 0;
+  std::int64_t blocks = 0;
+  std::int64_t bands = 0;
+  std::int64_t end_bytes = 0;  // of the lists
+};
+
+// The launches of one call in order, without those that have nothing to do; their lists are added
+// to `lists`.
+[[nodiscard]] std::vector<ListedLaunch> list_launches(Program program, const KernelParams& params,
+                                                      std::span<const ForwardTile> tiles,
+                                                      ByteList& lists);
+[[nodiscard]] std::vector<ListedLaunch> list_launches(Program program, const KernelParams& params,
+                                                      std::span<const BackwardTile> tiles,
+                                                      ByteList& lists);
+
+// What a launch does to the tensors of its tiles.
+[[nodiscard]] Access access_of(std::span<const ForwardTile> tiles, const ListedLaunch& launch);
+[[nodiscard]] Access access_of(std::span<const BackwardTile> tiles, const ListedLaunch& launch);
+
+// What a call has in device memory.
+struct CallTables {
+  const DeviceTile* tiles = nullptr;
+  const TileMaps* maps = nullptr;  // of programs that read by them
+  std::byte* lists = nullptr;
+};
+// Puts it on the compute stream: a block of threads for every owned block and KV head. `tensors` as
+// Driver::launch asks.
+void launch_listed(const RankStreams& streams, const KernelParams& params,
+                   const ListedLaunch& launch, const CallTables& tables,
+                   const std::function<Access()>& tensors);
+
+}  // namespace contextile::cuda

@@ -1,0 +1,46 @@
+// A plan on a device whose tensors stay where they are: the same call, again and again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+
+// Every rank is a thread with tensors of its own in its kernel's memory.
+class DeviceCalls {
+ public:
+  // Prepares the plan, which has one mask. `host` must outlive it.
+  DeviceCalls(RankHost& host, std::shared_ptr<const Plan> plan);
+  ~DeviceCalls();
+  DeviceCalls(const DeviceCalls&) = delete;
+  DeviceCalls& operator=(const DeviceCalls&) = delete;
+
+  // Inputs of another seed into the same tensors, and NaN into all results.
+  void set_inputs(std::uint64_t seed);
+  // The same tensors somewhere else; what they hold is lost. A token of an input is `more_heads`
+  // heads away from what it would be.
+  void move_tensors(std::int32_t more_heads = 0);
+  void prepare(std::shared_ptr<const Plan> plan);
+  void forward();
+  void backward();
+  // The bits of all results, rank by rank.
+  [[nodiscard]] std::vector<std::byte> results();
+  // How the last call went, by rank.
+  [[nodiscard]] std::vector<ExecutionStats> stats() const;
+
+ private:
+  struct OneRank;
+  template <typename Body>
+  void on_all_ranks(const Body& body);
+
+  std::vector<std::unique_ptr<Transport>> group_;
+  std::vector<std::unique_ptr<OneRank>> ranks_;
+};
+
+}  // namespace contextile
