@@ -64,6 +64,49 @@ class RowOps {
                              std::span<double> sums_H) const;
   // dst_H := sums_H, rounded.
   virtual void round_sums(std::span<const double> sums_H, std::span<float> dst_H) const;
+
+  // Lists of such calls, in which no call touches what another writes, whatever their shapes: the
+  // bits of the calls one after another. Unless overridden they are made so.
+  struct Merge {
+    PartialOutput dst;
+    std::vector<PartialOutput> srcs;
+  };
+  struct Sum {
+    TensorView dst;
+    std::vector<TensorView> srcs;
+  };
+  struct Delta {
+    TensorView dout_NHD;
+    TensorView out_NHD;
+    RowStats delta_NH;
+  };
+  struct Convert {
+    TensorView dst;
+    TensorView src;
+  };
+  struct Finish {
+    PartialOutput accumulated;
+    TensorView out_NHD;
+    RowStats lse_NH;
+  };
+  struct Fill {
+    TensorView dst;
+    float value = 0;
+  };
+  struct SinkRows {
+    RowStats lse_NH;
+    RowStats delta_NH;
+    std::int64_t tokens = 0;
+  };
+  virtual void merge_all(std::span<const Merge> list) const;
+  virtual void sum_all(std::span<const Sum> list) const;
+  virtual void delta_all(std::span<const Delta> list) const;
+  virtual void convert_all(std::span<const Convert> list) const;
+  virtual void finish_all(std::span<const Finish> list, std::span<const float> sink_H) const;
+  virtual void fill_all(std::span<const Fill> list) const;
+  // sums_H takes the shares in listed order.
+  virtual void sink_gradient_all(std::span<const float> sink_H, std::span<const SinkRows> list,
+                                 std::span<double> sums_H) const;
 };
 
 // Memory that a kernel's tensors lie in, where whoever runs it puts results and what it stages.

@@ -160,6 +160,37 @@ void RowOps::round_sums(std::span<const double> sums_H, std::span<float> dst_H) 
   for (std::size_t h = 0; h < sums_H.size(); ++h) dst_H[h] = static_cast<float>(sums_H[h]);
 }
 
+void RowOps::merge_all(std::span<const Merge> list) const {
+  for (const Merge& call : list) merge(call.dst, call.srcs);
+}
+
+void RowOps::sum_all(std::span<const Sum> list) const {
+  for (const Sum& call : list) sum(call.dst, call.srcs);
+}
+
+void RowOps::delta_all(std::span<const Delta> list) const {
+  for (const Delta& call : list) delta(call.dout_NHD, call.out_NHD, call.delta_NH);
+}
+
+void RowOps::convert_all(std::span<const Convert> list) const {
+  for (const Convert& call : list) convert(call.dst, call.src);
+}
+
+void RowOps::finish_all(std::span<const Finish> list, std::span<const float> sink_H) const {
+  for (const Finish& call : list) finish(call.accumulated, sink_H, call.out_NHD, call.lse_NH);
+}
+
+void RowOps::fill_all(std::span<const Fill> list) const {
+  for (const Fill& call : list) fill(call.dst, call.value);
+}
+
+void RowOps::sink_gradient_all(std::span<const float> sink_H, std::span<const SinkRows> list,
+                               std::span<double> sums_H) const {
+  for (const SinkRows& rows : list) {
+    sink_gradient(sink_H, rows.lse_NH, rows.delta_NH, rows.tokens, sums_H);
+  }
+}
+
 const RowOps& reference_rows() {
   static const ReferenceRows kRows;
   return kRows;

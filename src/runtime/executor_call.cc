@@ -239,15 +239,17 @@ void Executor::Handle::Call::start_round() {
     inputs_[index_of(Kind::kDo)] = {slice(backward_.dout_THD, first, rows, 0, shape.q_heads),
                                     slice(lse, first, rows, 0, shape.q_heads),
                                     slice(deltas, first, rows, 0, shape.q_heads)};
+    std::vector<RowOps::Delta> list;
     for (std::size_t position = 0; position < round().blocks.size(); ++position) {
       const BlockId block = round().blocks[position];
       if (!role_has(round().round->blocks.role(block), Kind::kDo)) continue;
       const std::int64_t row = first + round().row[position];
       const std::int64_t tokens = round().round->blocks.num_tokens(block);
-      kernel_->row_ops().delta(slice(backward_.dout_THD, row, tokens, 0, shape.q_heads),
-                               slice(backward_.out_THD, row, tokens, 0, shape.q_heads),
-                               as_stats(slice(deltas, row, tokens, 0, shape.q_heads)));
+      list.push_back({slice(backward_.dout_THD, row, tokens, 0, shape.q_heads),
+                      slice(backward_.out_THD, row, tokens, 0, shape.q_heads),
+                      as_stats(slice(deltas, row, tokens, 0, shape.q_heads))});
     }
+    kernel_->row_ops().delta_all(list);
   }
   if (poison_ && program().total_bytes > 0) {
     kernel_->memory().poison(buffer_->data(), program().total_bytes);
@@ -274,13 +276,15 @@ void Executor::Handle::Call::finish_round() {
 
 void Executor::Handle::Call::fill_unwritten() {
   const std::int32_t groups = round().round->head_groups;
+  std::vector<RowOps::Fill> list;
   for (const auto& [kind, slot] : program().unwritten) {
     const BlockId block = round().blocks[static_cast<std::size_t>(slot.value / groups)];
     const UnitView unit = run_->unit(kind, block, GroupId{slot.value % groups}, slot);
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
-      kernel_->row_ops().fill(unit.parts[p], is_stat(kind, p) ? kEmptyLse : 0.0F);
+      list.push_back({unit.parts[p], is_stat(kind, p) ? kEmptyLse : 0.0F});
     }
   }
+  kernel_->row_ops().fill_all(list);
 }
 
 void Executor::Handle::Call::save_retained() {
@@ -291,13 +295,15 @@ void Executor::Handle::Call::save_retained() {
     bytes = saved_[round_].data();
   }
   saved_at_ += num_bytes;
+  std::vector<RowOps::Convert> list;
   for (const RetainedSlot& retained : program().retained) {
     const UnitView unit = run_->unit(retained.kind, retained.block, retained.group, retained.slot);
     std::byte* to = bytes + retained.offset_bytes;
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
-      kernel_->row_ops().convert(saved_rows(unit.parts[p], to), unit.parts[p]);
+      list.push_back({saved_rows(unit.parts[p], to), unit.parts[p]});
     }
   }
+  kernel_->row_ops().convert_all(list);
 }
 
 void Executor::Handle::Call::restore_retained() {
@@ -310,52 +316,65 @@ void Executor::Handle::Call::restore_retained() {
   auto* bytes = const_cast<std::byte*>(backward_.saved.data()) + saved_at_;
   if (backward_.saved.empty()) bytes = (*restored_)[round_].data();
   saved_at_ += forward->memory.retained_bytes;
+  std::vector<RowOps::Convert> list;
   for (const RetainedSlot& retained : forward->retained) {
     const UnitView unit =
         run_->unit(retained.kind, retained.block, retained.group, retained.backward_slot);
     std::byte* from = bytes + retained.offset_bytes;
     for (std::size_t p = 0; p < unit.num_parts; ++p) {
-      kernel_->row_ops().convert(unit.parts[p], saved_rows(unit.parts[p], from));
+      list.push_back({unit.parts[p], saved_rows(unit.parts[p], from)});
     }
   }
+  kernel_->row_ops().convert_all(list);
 }
 
 // What RowOps::finish makes of rows nobody attends from: O = 0, L = sink or -inf.
-void Executor::Handle::Call::write_empty_rows(const TensorView& out, const TensorView& lse) {
-  const RowOps& rows = kernel_->row_ops();
-  rows.fill(out, 0);
+void Executor::Handle::Call::add_empty_rows(const TensorView& out, const TensorView& lse,
+                                            std::vector<RowOps::Fill>& fills,
+                                            std::vector<RowOps::Convert>& copies) const {
+  fills.push_back({out, 0});
   if (forward_.sink_H.empty()) {
-    rows.fill(lse, kEmptyLse);
+    fills.push_back({lse, kEmptyLse});
     return;
   }
   // The same row for every token. Views know no const; nothing writes the sinks.
   const TensorView sinks = {
       const_cast<float*>(forward_.sink_H.data()), Dtype::kF32, lse.tokens, lse.heads, 1, 0, 1};
-  rows.convert(lse, sinks);
+  copies.push_back({lse, sinks});
 }
 
 void Executor::Handle::Call::finish_forward_rows() {
   const AttentionShape& shape = plan_->plan->shape;
   const TensorView all_lse = as_tensor(forward_.lse_TH, plan_->local_rows, shape.q_heads);
+  std::vector<RowOps::Finish> finished;
+  std::vector<RowOps::Fill> fills;
+  std::vector<RowOps::Convert> copies;
   for (std::size_t position = 0; position < round().blocks.size(); ++position) {
     const BlockId block = round().blocks[position];
     const std::int64_t row = round().first_row + round().row[position];
     const std::int64_t tokens = round().round->blocks.num_tokens(block);
     const TensorView out = slice(forward_.out_THD, row, tokens, 0, shape.q_heads);
-    const RowStats lse = as_stats(slice(all_lse, row, tokens, 0, shape.q_heads));
+    const TensorView lse = slice(all_lse, row, tokens, 0, shape.q_heads);
     if (!role_has(round().round->blocks.role(block), Kind::kO)) {
-      write_empty_rows(out, slice(all_lse, row, tokens, 0, shape.q_heads));
+      add_empty_rows(out, lse, fills, copies);
       continue;
     }
     const UnitView o = run_->owned_result(Kind::kO, position);
-    kernel_->row_ops().finish({o.parts[0], as_stats(o.parts[1])}, forward_.sink_H, out, lse);
+    finished.push_back({{o.parts[0], as_stats(o.parts[1])}, out, as_stats(lse)});
   }
+  const RowOps& rows = kernel_->row_ops();
+  rows.finish_all(finished, forward_.sink_H);
+  rows.fill_all(fills);
+  rows.convert_all(copies);
 }
 
 void Executor::Handle::Call::finish_backward_rows() {
   const AttentionShape& shape = plan_->plan->shape;
   const TensorView all_lse = as_tensor(backward_.lse_TH, plan_->local_rows, shape.q_heads);
   const TensorView all_delta = as_tensor(delta(), plan_->local_rows, shape.q_heads);
+  std::vector<RowOps::Convert> rounded;
+  std::vector<RowOps::Fill> fills;
+  std::vector<RowOps::SinkRows> sinks;
   for (std::size_t position = 0; position < round().blocks.size(); ++position) {
     const BlockId block = round().blocks[position];
     const Role role = round().round->blocks.role(block);
@@ -365,24 +384,25 @@ void Executor::Handle::Call::finish_backward_rows() {
     const TensorView dk = slice(backward_.dk_THD, row, tokens, 0, shape.kv_heads);
     const TensorView dv = slice(backward_.dv_THD, row, tokens, 0, shape.kv_heads);
     if (role_has(role, Kind::kDq)) {
-      kernel_->row_ops().convert(dq, run_->owned_result(Kind::kDq, position).parts[0]);
-      if (!dsink_sums().empty()) {
-        kernel_->row_ops().sink_gradient(
-            backward_.sink_H, as_stats(slice(all_lse, row, tokens, 0, shape.q_heads)),
-            as_stats(slice(all_delta, row, tokens, 0, shape.q_heads)), tokens, dsink_sums());
-      }
+      rounded.push_back({dq, run_->owned_result(Kind::kDq, position).parts[0]});
+      sinks.push_back({as_stats(slice(all_lse, row, tokens, 0, shape.q_heads)),
+                       as_stats(slice(all_delta, row, tokens, 0, shape.q_heads)), tokens});
     } else {
-      kernel_->row_ops().fill(dq, 0);
+      fills.push_back({dq, 0});
     }
     if (role_has(role, Kind::kDkv)) {
       const UnitView dkv = run_->owned_result(Kind::kDkv, position);
-      kernel_->row_ops().convert(dk, dkv.parts[0]);
-      kernel_->row_ops().convert(dv, dkv.parts[1]);
+      rounded.push_back({dk, dkv.parts[0]});
+      rounded.push_back({dv, dkv.parts[1]});
     } else {
-      kernel_->row_ops().fill(dk, 0);
-      kernel_->row_ops().fill(dv, 0);
+      fills.push_back({dk, 0});
+      fills.push_back({dv, 0});
     }
   }
+  const RowOps& rows = kernel_->row_ops();
+  rows.convert_all(rounded);
+  rows.fill_all(fills);
+  if (!dsink_sums().empty()) rows.sink_gradient_all(backward_.sink_H, sinks, dsink_sums());
 }
 
 }  // namespace contextile

@@ -70,7 +70,8 @@ struct Executor::Handle::Call {
   void run_remaining();
   void start_round();
   void finish_round();
-  void write_empty_rows(const TensorView& out, const TensorView& lse);
+  void add_empty_rows(const TensorView& out, const TensorView& lse,
+                      std::vector<RowOps::Fill>& fills, std::vector<RowOps::Convert>& copies) const;
   void fill_unwritten();
   void restore_retained();
   void save_retained();

@@ -8,6 +8,7 @@
 #include "contextile/plan_stats.h"
 #include "runtime/check_program.h"
 #include "runtime/program_views.h"
+#include "runtime/reduce_batches.h"
 
 namespace contextile {
 namespace {
@@ -243,6 +244,7 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
     mine.conversion = conversion_layout(plan, *round.round, *program);
     place_buffers(plan, round, direction, mine);
     mine.unwritten = unwritten_slots(round, direction, *program);
+    mine.batch_end = reduce_batches(round, *program);
     if (direction == Direction::kForward) {
       mine.retained = retained_slots(plan, round, *program, where, mine.memory.retained_bytes);
       check_retained(plan, *round.round, mine.retained, pair.backward, rank, where);

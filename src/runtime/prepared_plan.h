@@ -51,6 +51,7 @@ struct LocalProgram {
   std::vector<BandSpan> tile_bands;                // of all tiles in program order
   std::vector<std::pair<Kind, SlotId>> unwritten;  // owned results no instruction writes
   std::vector<RetainedSlot> retained;              // forward only
+  std::vector<std::size_t> batch_end;              // reduce_batches
   // What the kernel made of all attention instructions (may be null), and where a call has its
   // share.
   std::unique_ptr<const PreparedProgram> lists;

@@ -1,6 +1,8 @@
 #include "runtime/program_run.h"
 
+#include <algorithm>
 #include <chrono>
+#include <variant>
 
 #include "kernel/tensor.h"
 
@@ -9,6 +11,10 @@ namespace {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void append(std::vector<RowOps::Convert>& list, const std::vector<RowOps::Convert>& more) {
+  list.insert(list.end(), more.begin(), more.end());
 }
 
 PartialOutput as_partial(const UnitView& unit) { return {unit.parts[0], as_stats(unit.parts[1])}; }
@@ -38,6 +44,7 @@ ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const 
 }
 
 void ProgramRun::run_until(std::size_t end) {
+  end_ = end;
   for (; next_instruction_ < end; ++next_instruction_) {
     const Instruction& instruction = program_.program->instructions[next_instruction_];
     RecordedStep step = step_;
@@ -71,29 +78,41 @@ void ProgramRun::attend(const AttentionOp& op) {
 
 // -------------------------------------------------------------------------- reduce and copy
 
-void ProgramRun::execute(const ReduceOp& op) {
+// Reductions that do not depend on each other run with the first of them.
+void ProgramRun::execute(const ReduceOp& /*op*/) {
+  if (next_instruction_ < end_of_batch_) return;
+  end_of_batch_ = std::min(program_.batch_end[next_instruction_], end_);
+  std::vector<RowOps::Merge> merges;
+  std::vector<RowOps::Sum> sums;
+  for (std::size_t i = next_instruction_; i < end_of_batch_; ++i) {
+    add_reduction(std::get<ReduceOp>(program_.program->instructions[i]), merges, sums);
+  }
+  rows_.merge_all(merges);
+  rows_.sum_all(sums);
+}
+
+void ProgramRun::add_reduction(const ReduceOp& op, std::vector<RowOps::Merge>& merges,
+                               std::vector<RowOps::Sum>& sums) const {
   const UnitView dst = unit(op.kind, op.block, op.group, op.dst);
   std::vector<UnitView> srcs;
   for (const SlotId src : op.srcs) srcs.push_back(unit(op.kind, op.block, op.group, src));
   if (op.kind == Kind::kO) {
-    std::vector<PartialOutput> partials;
-    partials.reserve(srcs.size());
-    for (const UnitView& src : srcs) partials.push_back(as_partial(src));
-    rows_.merge(as_partial(dst), partials);
+    RowOps::Merge& merge = merges.emplace_back(RowOps::Merge{as_partial(dst), {}});
+    for (const UnitView& src : srcs) merge.srcs.push_back(as_partial(src));
     return;
   }
   for (std::size_t p = 0; p < dst.num_parts; ++p) {
-    std::vector<TensorView> parts;
-    parts.reserve(srcs.size());
-    for (const UnitView& src : srcs) parts.push_back(src.parts[p]);
-    rows_.sum(dst.parts[p], parts);
+    RowOps::Sum& sum = sums.emplace_back(RowOps::Sum{dst.parts[p], {}});
+    for (const UnitView& src : srcs) sum.srcs.push_back(src.parts[p]);
   }
 }
 
 void ProgramRun::execute(const CopyOp& op) {
   const UnitView dst = unit(op.kind, op.block, op.group, op.dst);
   const UnitView src = unit(op.kind, op.block, op.group, op.src);
-  for (std::size_t p = 0; p < dst.num_parts; ++p) rows_.convert(dst.parts[p], src.parts[p]);
+  std::vector<RowOps::Convert> list;
+  for (std::size_t p = 0; p < dst.num_parts; ++p) list.push_back({dst.parts[p], src.parts[p]});
+  rows_.convert_all(list);
 }
 
 // -------------------------------------------------------------------------- launch and wait
@@ -122,10 +141,12 @@ std::vector<Message> ProgramRun::messages(const std::vector<TransferEnd>& ends,
 void ProgramRun::execute(const LaunchOp& op) {
   const std::vector<std::int64_t>& send_at = program_.conversion.send_offset_bytes.at(op.id);
   const std::vector<std::int64_t>& recv_at = program_.conversion.recv_offset_bytes.at(op.id);
+  std::vector<RowOps::Convert> list;
   for (std::size_t i = 0; i < op.sends.size(); ++i) {
     if (send_at[i] < 0) continue;
-    pack_unit(rows_, unit_of(op.sends[i]), op.sends[i].wire, conversion_ + send_at[i]);
+    append(list, packing(unit_of(op.sends[i]), op.sends[i].wire, conversion_ + send_at[i]));
   }
+  rows_.convert_all(list);
   const std::vector<Message> sends = messages(op.sends, send_at);
   const std::vector<Message> recvs = messages(op.recvs, recv_at);
   const std::int64_t ticket = transport_.launch(sends, recvs);
@@ -142,11 +163,13 @@ void ProgramRun::execute(const WaitOp& op) {
   transport_.wait(launched.ticket);
   stats_.exposed_s += seconds_since(start);
   const std::vector<std::int64_t>& recv_at = program_.conversion.recv_offset_bytes.at(op.id);
+  std::vector<RowOps::Convert> list;
   for (std::size_t i = 0; i < launched.op->recvs.size(); ++i) {
     if (recv_at[i] < 0) continue;
     const TransferEnd& recv = launched.op->recvs[i];
-    unpack_unit(rows_, unit_of(recv), recv.wire, conversion_ + recv_at[i]);
+    append(list, unpacking(unit_of(recv), recv.wire, conversion_ + recv_at[i]));
   }
+  rows_.convert_all(list);
   launched_.erase(op.id);
 }
 

@@ -48,6 +48,9 @@ class ProgramRun {
   void execute(const LaunchOp& op);
   void execute(const WaitOp& op);
   void attend(const AttentionOp& op);
+  // Adds a reduction to the lists of a batch.
+  void add_reduction(const ReduceOp& op, std::vector<RowOps::Merge>& merges,
+                     std::vector<RowOps::Sum>& sums) const;
   [[nodiscard]] std::vector<Message> messages(const std::vector<TransferEnd>& ends,
                                               const std::vector<std::int64_t>& packed_at) const;
   [[nodiscard]] UnitView unit_of(const TransferEnd& end) const {
@@ -75,6 +78,8 @@ class ProgramRun {
   std::byte* const lists_;  // memory of this call for the kernel's lists
   const KernelParams params_;
   std::size_t next_instruction_ = 0;
+  std::size_t end_ = 0;             // of the instructions that may run now
+  std::size_t end_of_batch_ = 0;    // up to which reductions have run
   std::size_t next_attention_ = 0;  // in program order
   std::size_t next_tile_ = 0;       // in program order
   std::map<std::int32_t, LaunchedOp> launched_;

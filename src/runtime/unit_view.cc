@@ -73,16 +73,29 @@ void for_each_wire_part(const UnitView& unit, Dtype wire, std::byte* bytes, cons
 
 }  // namespace
 
-void pack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, std::byte* bytes) {
+std::vector<RowOps::Convert> packing(const UnitView& unit, Dtype wire, std::byte* bytes) {
+  std::vector<RowOps::Convert> list;
   for_each_wire_part(unit, wire, bytes, [&](const TensorView& part, const TensorView& on_wire) {
-    rows.convert(on_wire, part);
+    list.push_back({on_wire, part});
   });
+  return list;
+}
+
+std::vector<RowOps::Convert> unpacking(const UnitView& unit, Dtype wire, const std::byte* bytes) {
+  std::vector<RowOps::Convert> list;
+  for_each_wire_part(unit, wire, const_cast<std::byte*>(bytes),  // only read
+                     [&](const TensorView& part, const TensorView& on_wire) {
+                       list.push_back({part, on_wire});
+                     });
+  return list;
+}
+
+void pack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, std::byte* bytes) {
+  rows.convert_all(packing(unit, wire, bytes));
 }
 
 void unpack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, const std::byte* bytes) {
-  for_each_wire_part(
-      unit, wire, const_cast<std::byte*>(bytes),  // only read
-      [&](const TensorView& part, const TensorView& on_wire) { rows.convert(part, on_wire); });
+  rows.convert_all(unpacking(unit, wire, bytes));
 }
 
 }  // namespace contextile

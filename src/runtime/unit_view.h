@@ -58,6 +58,10 @@ void append_segments(const UnitView& unit, std::vector<Segment>& segments);
 
 // Converts a result to and from its wire form: rows as `wire`, LSE as fp32, nothing between.
 // `bytes` holds unit_bytes(kind, tokens, shape, groups, wire) bytes at any alignment of two.
+[[nodiscard]] std::vector<RowOps::Convert> packing(const UnitView& unit, Dtype wire,
+                                                   std::byte* bytes);
+[[nodiscard]] std::vector<RowOps::Convert> unpacking(const UnitView& unit, Dtype wire,
+                                                     const std::byte* bytes);
 void pack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, std::byte* bytes);
 void unpack_unit(const RowOps& rows, const UnitView& unit, Dtype wire, const std::byte* bytes);
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "kernel/reference_rows.h"
 #include "kernel/tensor.h"
 #include "runtime/unit_view.h"
+#include "support/cuda_host_kernel.h"
 #include "support/device_under_test.h"
 #include "support/mask_support.h"
 
@@ -385,6 +387,85 @@ TEST_P(EveryRowOps, FillsRowsAndSumsTheGradientOfSinks) {
     std::vector<float> rounded(sink.size());
     GetParam()->round_sums(sums, rounded);
     EXPECT_EQ(rounded, std::vector<float>(sums.begin(), sums.end()));
+  }
+}
+
+// Everything that a list of random calls of every kind needs, and what they leave.
+struct Lists {
+  explicit Lists(std::uint64_t seed) {
+    Rng rng(seed);
+    const std::int64_t count = random_between(rng, 1, 70);
+    for (std::int64_t i = 0; i < count; ++i) {
+      Shape shape = random_shape(rng);
+      shape.heads = 3;
+      const std::int64_t num_sources = i % 16 == 7 ? 50 : random_between(rng, 1, 4);
+      partials.emplace_back(rng, shape, static_cast<std::size_t>(num_sources));
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+        rows.push_back(rows_of(shape, dtype));
+        rows.back().fill(rng);
+        stats.push_back(stats_of(shape));
+        stats.back().fill(rng);
+      }
+    }
+  }
+
+  // Runs the lists, those that need others behind them.
+  std::vector<std::byte> run(const RowOps& lists) {
+    std::vector<RowOps::Merge> merges;
+    std::vector<RowOps::Sum> sums;
+    std::vector<RowOps::Delta> deltas;
+    std::vector<RowOps::Convert> conversions;
+    std::vector<RowOps::Finish> finishes;
+    std::vector<RowOps::Fill> fills;
+    std::vector<RowOps::SinkRows> sinks;
+    for (std::size_t i = 0; i < partials.size(); ++i) {
+      const std::vector<PartialOutput> parts = partials[i].views();
+      Rows* const mine = &rows[4 * i];
+      Rows* const mine_stats = &stats[4 * i];
+      merges.push_back({parts[0], parts});
+      finishes.push_back({parts[0], mine[2].tensor(), mine_stats[0].stats()});
+      sums.push_back({mine[0].tensor(), {mine[0].tensor(), mine[1].tensor()}});
+      deltas.push_back({mine[0].tensor(), mine[1].tensor(), mine_stats[1].stats()});
+      conversions.push_back({mine[3].tensor(), mine[0].tensor()});
+      fills.push_back({mine[1].tensor(), static_cast<float>(i)});
+      sinks.push_back({mine_stats[2].stats(), mine_stats[3].stats(), mine[0].view.tokens});
+    }
+    const std::vector<float> sink = {0.5F, -1, 2};
+    std::vector<double> sink_sums(3);
+    lists.merge_all(merges);
+    lists.finish_all(finishes, sink);
+    lists.sum_all(sums);
+    lists.delta_all(deltas);
+    lists.convert_all(conversions);
+    lists.fill_all(fills);
+    lists.sink_gradient_all(sink, sinks, sink_sums);
+    std::vector<std::byte> all;
+    const auto append = [&](std::span<const std::byte> bytes) {
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    };
+    for (Partials& partial : partials) {
+      append(partial.o[0].bytes);
+      append(partial.lse[0].bytes);
+    }
+    for (const Rows& some : rows) append(some.bytes);
+    for (const Rows& some : stats) append(some.bytes);
+    append(std::as_bytes(std::span(sink_sums)));
+    return all;
+  }
+
+  std::vector<Partials> partials;
+  std::vector<Rows> rows, stats;  // four of each call
+};
+
+// More calls than a launch takes, more sources than go with one.
+TEST(RowOps, ListsGiveTheBitsOfCallsOneAfterAnother) {
+  std::vector<const RowOps*> all = all_row_ops();
+  all.push_back(&cuda_host_kernel().row_ops());
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const std::vector<std::byte> expected = Lists(seed).run(reference_rows());
+    for (const RowOps* ops : all) {
+      EXPECT_TRUE(Lists(seed).run(*ops) == expected) << ops->name() << ", seed " << seed;
+    }
   }
 }
 

@@ -108,7 +108,8 @@ void run_rows(const Grid& grid, const Call& call) {
   CONTEXTILE_CHECK(warps >= call.shape.num_rows() && warps - call.shape.num_rows() < kWarps,
                    "{}: expected {} rows, found {} warps", grid.kernel, call.shape.num_rows(),
                    warps);
-  for (std::int64_t row = 0; row < call.shape.num_rows(); ++row) {
+  // From the last one on: rows of one launch are in no order.
+  for (std::int64_t row = call.shape.num_rows(); row-- > 0;) {
     HostCta cta;
     call.run(cta, row);
   }

@@ -34,12 +34,12 @@
 
 // Visits every row kernel: X(name, type of its argument).
 #define CONTEXTILE_ROW_KERNELS(X) \
-  X(rows_merge, MergeCall)        \
-  X(rows_sum, SumCall)            \
-  X(rows_delta, DeltaCall)        \
-  X(rows_convert, ConvertCall)    \
-  X(rows_finish, FinishCall)      \
-  X(rows_fill, FillCall)          \
+  X(rows_merge, MergeList)        \
+  X(rows_sum, SumList)            \
+  X(rows_delta, DeltaList)        \
+  X(rows_convert, ConvertList)    \
+  X(rows_finish, FinishList)      \
+  X(rows_fill, FillList)          \
   X(rows_sink, SinkCall)          \
   X(rows_round, RoundCall)        \
   X(rows_place, PlaceCall)

@@ -1,5 +1,5 @@
-// The row operations of a device: a warp for each row, element d in lane d modulo 32. Compiled
-// without fusing multiply and add: the same bits as on the CPU.
+// The row operations of a device: a warp for each row, element d in lane d modulo 32, several calls
+// a launch. Compiled without fusing multiply and add: the same bits as on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace contextile::cuda {
 
 inline constexpr int kMaxRowDim = 256;
 inline constexpr int kRowParts = kMaxRowDim / kLanes;  // elements of a row in one lane
-inline constexpr int kNearSources = 12;                // that go with a call itself
+inline constexpr int kParameterBytes = 4096;           // of a launch
 inline constexpr float kEmptyLse = -INFINITY;
 
 enum class RowType : std::uint8_t { kF32, kBf16, kF16 };
@@ -70,15 +70,16 @@ struct RowShape {
   }
 };
 
-// Sources of a call: beside it, or, where they are many, in device memory.
+// The sources of a call among those that go with its list, or, where they are many, in device
+// memory.
 template <typename Source>
 struct Sources {
-  std::int32_t count = 0;
   const Source* far = nullptr;
-  Source near[kNearSources];
+  std::int32_t first = 0;
+  std::int32_t count = 0;
 
-  [[nodiscard]] CONTEXTILE_HD const Source& operator[](std::int32_t s) const {
-    return far == nullptr ? near[s] : far[s];
+  [[nodiscard]] CONTEXTILE_HD const Source& at(std::int32_t s, const Source* near) const {
+    return far == nullptr ? near[first + s] : far[s];
   }
 };
 
@@ -105,18 +106,18 @@ struct MergeCall {
   Sources<PartialView> sources;
 
   template <typename Cta>
-  CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
+  CONTEXTILE_HD void run(Cta& cta, std::int64_t row, const PartialView* near) const {
     const std::int64_t n = shape.token(row);
     const std::int32_t h = shape.head(row);
-    double top = static_cast<double>(sources[0].lse.at(n, h));
+    double top = static_cast<double>(sources.at(0, near).lse.at(n, h));
     for (std::int32_t s = 1; s < sources.count; ++s) {
-      const auto lse = static_cast<double>(sources[s].lse.at(n, h));
+      const auto lse = static_cast<double>(sources.at(s, near).lse.at(n, h));
       top = lse > top ? lse : top;
     }
     if (top < -1e300) top = 0;
     double sum = 0;
     for (std::int32_t s = 0; s < sources.count; ++s) {
-      sum += exp_of_negative(static_cast<double>(sources[s].lse.at(n, h)) - top);
+      sum += exp_of_negative(static_cast<double>(sources.at(s, near).lse.at(n, h)) - top);
     }
     const double scale = sum == 0 ? 0.0 : 1 / sum;
     typename Cta::template PerLane<LaneSums> merged;
@@ -125,9 +126,9 @@ struct MergeCall {
       for (int part = 0; part < kRowParts; ++part) sums.x[part] = sum == 0 ? 0.0 : -0.0;
       for (std::int32_t s = 0; s < sources.count; ++s) {
         const double weight =
-            exp_of_negative(static_cast<double>(sources[s].lse.at(n, h)) - top) * scale;
+            exp_of_negative(static_cast<double>(sources.at(s, near).lse.at(n, h)) - top) * scale;
         if (weight == 0) continue;  // what stands there is never read
-        const RowsView& o = sources[s].o;
+        const RowsView& o = sources.at(s, near).o;
         each_element(lane, shape.dim, [&](int part, int d) {
           sums.x[part] += weight * static_cast<double>(o.load(o.at(n, h) + d));
         });
@@ -151,14 +152,15 @@ struct SumCall {
   Sources<RowsView> sources;
 
   template <typename Cta>
-  CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
+  CONTEXTILE_HD void run(Cta& cta, std::int64_t row, const RowsView* near) const {
     const std::int64_t n = shape.token(row);
     const std::int32_t h = shape.head(row);
     cta.each_lane([&](int lane) {
       each_element(lane, shape.dim, [&](int, int d) {
         double sum = -0.0;  // so that a sum of negative zeros is one
         for (std::int32_t s = 0; s < sources.count; ++s) {
-          sum += static_cast<double>(sources[s].load(sources[s].at(n, h) + d));
+          const RowsView& source = sources.at(s, near);
+          sum += static_cast<double>(source.load(source.at(n, h) + d));
         }
         dst.store(dst.at(n, h) + d, static_cast<float>(sum));
       });
@@ -270,33 +272,44 @@ struct FillCall {
   }
 };
 
-// sums_H -= the sinks' share of the gradient over tokens: a row for each head. Token n in sum n
-// modulo 32, the sums halved until one is left. shape.tokens is 1.
+// Rows whose share of the gradient of sinks a call takes.
+struct SinkPart {
+  StatsView lse, delta;
+  std::int64_t num_tokens = 0;
+};
+inline constexpr int kSinkParts = 64;
+
+// sums_H -= the sinks' share of the gradient over the tokens of each part, part by part: a row for
+// each head. Token n in sum n modulo 32, the sums halved until one is left. shape.tokens is 1.
 struct SinkCall {
   RowShape shape;
   const float* sink_H = nullptr;
-  StatsView lse, delta;
-  std::int64_t num_tokens = 0;
   double* sums_H = nullptr;
+  std::int32_t num_parts = 0;
+  SinkPart parts[kSinkParts];
 
   template <typename Cta>
   CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
     const std::int32_t h = shape.head(row);
     const auto sink = static_cast<double>(sink_H[h]);
-    typename Cta::template PerLane<double> sums;
-    cta.each_lane([&](int lane) {
-      sums[lane] = 0;
-      for (std::int64_t n = lane; n < num_tokens; n += kLanes) {
-        sums[lane] += exp_of_negative(sink - static_cast<double>(lse.at(n, h))) *
-                      static_cast<double>(delta.at(n, h));
-      }
-    });
-    cta.halve_sums(sums);
-    cta.each_lane([&](int lane) {
-      if (lane == 0) sums_H[h] -= sums[lane];
-    });
+    for (std::int32_t p = 0; p < num_parts; ++p) {
+      const SinkPart& part = parts[p];
+      typename Cta::template PerLane<double> sums;
+      cta.each_lane([&](int lane) {
+        sums[lane] = 0;
+        for (std::int64_t n = lane; n < part.num_tokens; n += kLanes) {
+          sums[lane] += exp_of_negative(sink - static_cast<double>(part.lse.at(n, h))) *
+                        static_cast<double>(part.delta.at(n, h));
+        }
+      });
+      cta.halve_sums(sums);
+      cta.each_lane([&](int lane) {
+        if (lane == 0) sums_H[h] -= sums[lane];
+      });
+    }
   }
 };
+static_assert(sizeof(SinkCall) <= kParameterBytes);
 
 // dst_H := sums_H as fp32. shape: one row of as many elements.
 struct RoundCall {
@@ -311,5 +324,73 @@ struct RoundCall {
     });
   }
 };
+
+// ------------------------------------------------------------------------------------- lists
+
+// How many calls of a kind one launch takes.
+template <typename Call>
+inline constexpr int kCallsOfList = (kParameterBytes - 64) /
+                                    static_cast<int>(sizeof(Call) + sizeof(std::int64_t));
+
+// Calls of one kind as one launch, in which none touches what another writes: the rows of the
+// first, then those of the second, and so on.
+template <typename Call, int kMostCalls>
+struct CallRows {
+  RowShape shape = {0, 1, 1};  // as many tokens as there are rows
+  std::int32_t num_calls = 0;
+  std::int64_t end_row[kMostCalls];
+  Call calls[kMostCalls];
+
+  [[nodiscard]] CONTEXTILE_HD std::int32_t call_of(std::int64_t row) const {
+    std::int32_t first = 0;
+    std::int32_t last = num_calls - 1;
+    while (first < last) {
+      const std::int32_t middle = (first + last) / 2;
+      if (row < end_row[middle]) {
+        last = middle;
+      } else {
+        first = middle + 1;
+      }
+    }
+    return first;
+  }
+  [[nodiscard]] CONTEXTILE_HD std::int64_t row_in(std::int32_t call, std::int64_t row) const {
+    return call == 0 ? row : row - end_row[call - 1];
+  }
+};
+
+template <typename Call>
+struct RowList : CallRows<Call, kCallsOfList<Call>> {
+  template <typename Cta>
+  CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
+    const std::int32_t call = this->call_of(row);
+    this->calls[call].run(cta, this->row_in(call, row));
+  }
+};
+
+// The same of calls with sources.
+template <typename Call, typename Source, int kMostCalls>
+struct SourcedList : CallRows<Call, kMostCalls> {
+  static constexpr int kMostSources =
+      (kParameterBytes - 32 - static_cast<int>(sizeof(CallRows<Call, kMostCalls>))) /
+      static_cast<int>(sizeof(Source));
+  Source near[kMostSources];
+
+  template <typename Cta>
+  CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
+    const std::int32_t call = this->call_of(row);
+    this->calls[call].run(cta, this->row_in(call, row), near);
+  }
+};
+
+using MergeList = SourcedList<MergeCall, PartialView, 16>;
+using SumList = SourcedList<SumCall, RowsView, 20>;
+using DeltaList = RowList<DeltaCall>;
+using ConvertList = RowList<ConvertCall>;
+using FinishList = RowList<FinishCall>;
+using FillList = RowList<FillCall>;
+static_assert(sizeof(MergeList) <= kParameterBytes && sizeof(SumList) <= kParameterBytes);
+static_assert(sizeof(DeltaList) <= kParameterBytes && sizeof(ConvertList) <= kParameterBytes);
+static_assert(sizeof(FinishList) <= kParameterBytes && sizeof(FillList) <= kParameterBytes);
 
 }  // namespace contextile::cuda

@@ -10,7 +10,8 @@
 
 namespace contextile::cuda {
 
-// Every operation is one launch; nothing waits. Tensors, sinks and sums are in device memory,
+// A list is one launch for about as many calls as fit into 4 KB of parameters (docs/gpu.md), a call
+// is a list of one; nothing waits. Tensors, sinks and sums are in device memory,
 // elements at multiples of their size, rows to merge and to sum of up to kMaxRowDim elements (else
 // InvalidArgument).
 class DeviceRowOps : public RowOps {
@@ -30,6 +31,14 @@ class DeviceRowOps : public RowOps {
                      const RowStats& delta_NH, std::int64_t tokens,
                      std::span<double> sums_H) const override;
   void round_sums(std::span<const double> sums_H, std::span<float> dst_H) const override;
+  void merge_all(std::span<const Merge> list) const override;
+  void sum_all(std::span<const Sum> list) const override;
+  void delta_all(std::span<const Delta> list) const override;
+  void convert_all(std::span<const Convert> list) const override;
+  void finish_all(std::span<const Finish> list, std::span<const float> sink_H) const override;
+  void fill_all(std::span<const Fill> list) const override;
+  void sink_gradient_all(std::span<const float> sink_H, std::span<const SinkRows> list,
+                         std::span<double> sums_H) const override;
 
  private:
   const RankStreams& streams_;

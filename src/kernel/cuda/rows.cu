@@ -15,8 +15,16 @@ __device__ __forceinline__ void run_row(const Call& call) {
   if (row < call.shape.num_rows()) call.run(cta, row);
 }
 
-#define CONTEXTILE_KERNEL(name, Call) \
-  extern "C" __global__ void __launch_bounds__(kThreads) name(const Call call) { run_row(call); }
+// At least so many blocks share a processor: what fp64 arithmetic and calls in lists need does not
+// spill then on any architecture.
+inline constexpr int kRowBlocks = 6;
+
+// Calls are read where they are, by an index of their own for each row.
+#define CONTEXTILE_KERNEL(name, Call)                                                          \
+  extern "C" __global__ void __launch_bounds__(kThreads, kRowBlocks)                           \
+      name(const __grid_constant__ Call call) {                                                \
+    run_row(call);                                                                             \
+  }
 CONTEXTILE_ROW_KERNELS(CONTEXTILE_KERNEL)
 #undef CONTEXTILE_KERNEL
 
