@@ -1,5 +1,7 @@
 // What a block of threads does on the device, in loops: the lanes of a warp one after another,
-// warps one after another, the instructions of a warp as the PTX manual defines them.
+// warps one after another, the instructions of a warp as the PTX manual defines them. Every other
+// block goes backwards, so that what leans on the order of warps or lanes between two syncs is
+// seen.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +24,21 @@ class HostCta {
   template <typename T>
   using PerWarp = std::array<T, kWarps>;
 
+  HostCta() = default;
+  // The block of that number.
+  explicit HostCta(std::int64_t block) : goes_backwards_(block % 2 != 0) {}
+
   template <typename Work>
   void each_thread(const Work& work) {
-    for (int thread = 0; thread < kThreads; ++thread) work(thread);
+    each(kThreads, work);
   }
   template <typename Work>
   void each_lane(const Work& work) {
-    for (int lane = 0; lane < kLanes; ++lane) work(lane);
+    each(kLanes, work);
   }
   template <typename Work>
   void each_warp(const Work& work) {
-    for (int warp = 0; warp < kWarps; ++warp) work(warp);
+    each(kWarps, work);
   }
 
   void sync() {}
@@ -148,6 +154,10 @@ class HostCta {
     const std::uint16_t* from;  // null: zeros
   };
 
+  template <typename Work>
+  void each(int count, const Work& work) const {
+    for (int i = 0; i < count; ++i) work(goes_backwards_ ? count - 1 - i : i);
+  }
   template <Number kNumber>
   static float number(std::uint32_t pair, int half) {
     const auto bits = static_cast<std::uint16_t>(pair >> (16 * half));
@@ -164,6 +174,7 @@ class HostCta {
     }
   }
 
+  bool goes_backwards_ = false;
   std::vector<Copy> copies_;
 };
 

@@ -51,7 +51,7 @@ template <Number kNumber, int kDim, int kValueDim>
 void run_forward(const Grid& grid, const Launch& launch) {
   run_blocks<kForwardShared<kDim, kValueDim>>(
       grid, launch, [&](const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
-        HostCta cta;
+        HostCta cta(owned.begin / kOwnedRows + kv_head);
         forward_cta<kNumber, kDim, kValueDim>(cta, launch, owned, kv_head, shared);
       });
 }
@@ -60,7 +60,7 @@ template <Number kNumber, Gradient kGradient, int kDim, int kValueDim>
 void run_backward(const Grid& grid, const Launch& launch) {
   run_blocks<kBackwardShared<kGradient, kDim, kValueDim>>(
       grid, launch, [&](const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
-        HostCta cta;
+        HostCta cta(owned.begin / kOwnedRows + kv_head);
         backward_cta<kNumber, kGradient, kDim, kValueDim>(cta, launch, owned, kv_head, shared);
       });
 }
@@ -110,7 +110,7 @@ void run_rows(const Grid& grid, const Call& call) {
                    warps);
   // From the last one on: rows of one launch are in no order.
   for (std::int64_t row = call.shape.num_rows(); row-- > 0;) {
-    HostCta cta;
+    HostCta cta(row);
     call.run(cta, row);
   }
 }

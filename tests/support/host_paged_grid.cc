@@ -34,7 +34,7 @@ template <Number kNumber, bool kBytes, int kDim, int kValueDim>
 void run_works(const Grid& grid, const PagedLaunch& launch) {
   run_blocks<PagedShape<kBytes, kDim, kValueDim>::kShared>(
       grid, launch, [&](const PagedWork& work, int kv_head, std::uint16_t* shared) {
-        HostCta cta;
+        HostCta cta(work.first_piece + kv_head);
         paged_cta<kNumber, kBytes, kDim, kValueDim>(cta, launch, work, kv_head, shared);
       });
 }
@@ -58,7 +58,7 @@ bool run_paged_on_host(const Grid& grid, std::span<const std::byte> arguments) {
   if (grid.kernel != "paged_merge") return false;
   for (std::int32_t x = 0; x < grid.blocks_x; ++x) {
     for (std::int32_t y = 0; y < grid.blocks_y; ++y) {
-      HostCta cta;
+      HostCta cta(y);
       paged_merge_cta(cta, launch, launch.merges[x], y);
     }
   }
