@@ -31,6 +31,13 @@ LocalBand to_local(const Band& band, std::int64_t q_shift, std::int64_t k_shift)
   return local;
 }
 
+// Whether every query of the tight band attends all of the keys: most pieces are rectangles, and
+// need no cut.
+bool is_rectangle(const Band& band, Range keys) {
+  return band.k.begin <= keys.begin && keys.end <= band.k.end &&
+         keys.end - 1 - band.q.begin <= band.hi && keys.begin - (band.q.end - 1) >= band.lo;
+}
+
 // The keys that every query of a tight band attends.
 Range whole_columns(const Band& band) {
   const std::int64_t rows = band.q.size() - 1;
@@ -183,14 +190,14 @@ void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) c
       next = std::ranges::upper_bound(next, ranges.end(), keys.begin, {}, end_of);
     }
     if (next == ranges.end()) return;
-    const Range whole = whole_columns(incidence.band);
     for (auto range = next; range != ranges.end() && range->tokens.begin < keys.end; ++range) {
-      if (whole.begin <= range->tokens.begin && range->tokens.end <= whole.end) {
-        Band piece = incidence.band;  // most are rectangles
+      const bool whole = is_rectangle(incidence.band, range->tokens);
+      if (whole) {
+        Band piece = incidence.band;
         piece.k = range->tokens;
-        visit(piece, incidence, *range);
+        visit(piece, incidence, *range, whole);
       } else {
-        visit(clip(incidence.band, incidence.band.q, range->tokens), incidence, *range);
+        visit(clip(incidence.band, incidence.band.q, range->tokens), incidence, *range, whole);
       }
     }
   }
@@ -200,11 +207,12 @@ std::int64_t TileIndex::append_bands(BlockId q_block, BlockId kv_block,
                                      std::vector<LocalBand>& out) const {
   const std::size_t first = out.size();
   std::int64_t pairs = 0;
-  for_each_piece(q_block, kv_block,
-                 [&](const Band& piece, const Incidence& incidence, const RangeOfBlock& range) {
-                   pairs += num_pairs(piece);
-                   out.push_back(to_local(piece, incidence.row_shift, shift_of(range)));
-                 });
+  for_each_piece(
+      q_block, kv_block,
+      [&](const Band& piece, const Incidence& incidence, const RangeOfBlock& range, bool) {
+        pairs += num_pairs(piece);
+        out.push_back(to_local(piece, incidence.row_shift, shift_of(range)));
+      });
   std::sort(out.begin() + static_cast<std::ptrdiff_t>(first), out.end());
   return pairs;
 }
@@ -212,18 +220,22 @@ std::int64_t TileIndex::append_bands(BlockId q_block, BlockId kv_block,
 void TileIndex::append_pieces(BlockId q_block, BlockId kv_block,
                               std::vector<TilePiece>& out) const {
   for_each_piece(
-      q_block, kv_block, [&](const Band& piece, const Incidence& incidence, const RangeOfBlock&) {
+      q_block, kv_block,
+      [&](const Band& piece, const Incidence& incidence, const RangeOfBlock&, bool whole) {
         const std::int64_t shift = incidence.row_shift;
-        out.push_back(
-            {{piece.q.begin - shift, piece.q.end - shift}, piece.k.size(), num_pairs(piece)});
+        const std::int64_t keys = piece.k.size();
+        out.push_back({{piece.q.begin - shift, piece.q.end - shift},
+                       keys,
+                       whole ? piece.q.size() * keys : num_pairs(piece)});
       });
 }
 
 TileCover TileIndex::cover(BlockId q_block, BlockId kv_block) const {
   std::int64_t pairs = 0;
-  for_each_piece(q_block, kv_block, [&](const Band& piece, const Incidence&, const RangeOfBlock&) {
-    pairs += num_pairs(piece);
-  });
+  for_each_piece(q_block, kv_block,
+                 [&](const Band& piece, const Incidence&, const RangeOfBlock&, bool) {
+                   pairs += num_pairs(piece);
+                 });
   if (pairs == 0) return TileCover::kEmpty;
   const bool full = pairs == num_tokens_[q_block.index()] * num_tokens_[kv_block.index()];
   return full ? TileCover::kFull : TileCover::kPartial;

@@ -11,7 +11,7 @@ constexpr std::int64_t kTilesListedByNobody = std::int64_t{1} << 20;
 // Tiles of blocks with many ranges have many pieces, a band of the kernel's each: a right plan may
 // list few tiles and have many. Nobody keeps them, they are added up in 2 to 25 ns each.
 constexpr std::int64_t kPiecesListedByNobody = std::int64_t{1} << 30;
-constexpr std::int64_t kPiecesOfTile = 64;
+constexpr std::int64_t kPiecesOfTile = 4096;
 
 }  // namespace
 

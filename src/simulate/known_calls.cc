@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kMostSlots = std::size_t{1} << 20;
+constexpr std::size_t kMostSlots = std::size_t{1} << 20;  // 64 MB
 
 bool alike(const std::vector<TileOp>& a, const std::vector<TileOp>& b) {
   if (a.size() != b.size()) return false;
@@ -22,7 +22,7 @@ bool alike(const std::vector<TileOp>& a, const std::vector<TileOp>& b) {
 }  // namespace
 
 KnownCalls::KnownCalls(std::size_t num_calls)
-    : known_(std::bit_ceil(std::clamp<std::size_t>(2 * num_calls, 1, kMostSlots))) {}
+    : known_(std::bit_ceil(std::clamp<std::size_t>(num_calls, 1, kMostSlots))) {}
 
 std::size_t KnownCalls::slot_of(const std::vector<TileOp>& tiles) const {
   std::uint64_t hash = tiles.size();
@@ -37,12 +37,15 @@ std::size_t KnownCalls::slot_of(const std::vector<TileOp>& tiles) const {
 }
 
 const CallTimes* KnownCalls::find(const std::vector<TileOp>& tiles) const {
-  const Known& known = known_[slot_of(tiles)];
-  return known.tiles != nullptr && alike(*known.tiles, tiles) ? &known.times : nullptr;
+  for (const Known& known : known_[slot_of(tiles)]) {
+    if (known.tiles != nullptr && alike(*known.tiles, tiles)) return &known.times;
+  }
+  return nullptr;
 }
 
 void KnownCalls::keep(const std::vector<TileOp>& tiles, const CallTimes& times) {
-  known_[slot_of(tiles)] = {&tiles, times};
+  std::array<Known, 2>& slot = known_[slot_of(tiles)];
+  slot = {Known{&tiles, times}, slot.front()};
 }
 
 }  // namespace contextile

@@ -15,7 +15,7 @@ namespace contextile {
 using CallTimes = std::array<double, 2>;
 
 // Calls are alike when they list the same blocks in the same order, head groups counted from that
-// of their first tile: a group costs what any other costs. Keeps the last one of each hash.
+// of their first tile: a group costs what any other costs. Keeps the last two of each hash.
 class KnownCalls {
  public:
   // Room for about that many; what is kept must outlive this.
@@ -33,7 +33,7 @@ class KnownCalls {
 
   [[nodiscard]] std::size_t slot_of(const std::vector<TileOp>& tiles) const;
 
-  std::vector<Known> known_;  // a power of two
+  std::vector<std::array<Known, 2>> known_;  // a power of two, the later one first
 };
 
 }  // namespace contextile

@@ -1,6 +1,7 @@
 #include "simulate/part_runs.h"
 
 #include <algorithm>
+#include <bit>
 #include <tuple>
 
 namespace contextile {
@@ -27,31 +28,48 @@ PartRuns::Slot& PartRuns::slot_of(std::size_t run, Range q) {
   return slots_[at];
 }
 
-void PartRuns::grow() {
-  slots_.assign(std::max(kFewestSlots, 2 * slots_.size()), {});
+void PartRuns::fill_slots(std::size_t num_slots) {
+  slots_.assign(num_slots, {});
   for (std::size_t i = 0; i < runs_.size(); ++i) {
     slot_of(runs_[i].run, runs_[i].q) = {call_, static_cast<std::uint32_t>(i)};
   }
 }
 
 void PartRuns::add(std::size_t run, Range q, double computed_pairs) {
-  if (2 * runs_.size() >= slots_.size()) grow();
-  Slot& slot = slot_of(run, q);
-  if (slot.call != call_) {
-    slot = {call_, static_cast<std::uint32_t>(runs_.size())};
-    runs_.push_back({run, q, 0});
+  const PartRun part{run, q, computed_pairs};
+  if (!ascending_) {
+    add_in_any_order(part);
+  } else if (runs_.empty() || place(runs_.back()) < place(part)) {
+    runs_.push_back(part);
+  } else if (place(runs_.back()) == place(part)) {
+    runs_.back().computed_pairs += computed_pairs;
+  } else {
+    ascending_ = false;
+    fill_slots(std::max(slots_.size(), std::bit_ceil(std::max(kFewestSlots, 2 * runs_.size()))));
+    add_in_any_order(part);
   }
-  runs_[slot.index].computed_pairs += computed_pairs;
+}
+
+void PartRuns::add_in_any_order(const PartRun& part) {
+  if (2 * runs_.size() >= slots_.size()) fill_slots(2 * slots_.size());
+  Slot& slot = slot_of(part.run, part.q);
+  if (slot.call == call_) {
+    runs_[slot.index].computed_pairs += part.computed_pairs;
+    return;
+  }
+  slot = {call_, static_cast<std::uint32_t>(runs_.size())};
+  runs_.push_back(part);
 }
 
 std::span<const PartRun> PartRuns::sorted() {
-  const auto before = [](const PartRun& a, const PartRun& b) { return place(a) < place(b); };
-  if (!std::ranges::is_sorted(runs_, before)) std::ranges::sort(runs_, before);
+  if (ascending_) return runs_;
+  std::ranges::sort(runs_, [](const PartRun& a, const PartRun& b) { return place(a) < place(b); });
   return runs_;
 }
 
 void PartRuns::clear() {
   runs_.clear();
+  ascending_ = true;
   if (++call_ != 0) return;
   slots_.clear();  // calls are numbered anew
   call_ = 1;

@@ -33,10 +33,12 @@ class PartRuns {
     std::uint32_t index = 0;
   };
 
+  void add_in_any_order(const PartRun& part);
   [[nodiscard]] Slot& slot_of(std::size_t run, Range q);
-  void grow();
+  void fill_slots(std::size_t num_slots);
 
   std::vector<PartRun> runs_;
+  bool ascending_ = true;    // runs came in their order: slots_ has none of them
   std::vector<Slot> slots_;  // a hash table of indices into runs_
   std::uint32_t call_ = 1;
 };

@@ -89,10 +89,7 @@ double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction di
     if (const CallTimes* known = known_calls_.find(tiles)) return (*known)[index_of(direction)];
   }
   add_runs(tiles);
-  CallTimes times{};
-  for (const Direction each : kDirections) {
-    if (cut || each == direction) times[index_of(each)] = runs_us(each);
-  }
+  const CallTimes times = runs_us();
   clear_runs();
   if (cut) known_calls_.keep(tiles, times);
   return times[index_of(direction)];
@@ -123,13 +120,17 @@ void ProgramCosts::add_runs(const std::vector<TileOp>& tiles) {
   }
 }
 
-double ProgramCosts::runs_us(Direction direction) {
-  double us = 0;
+CallTimes ProgramCosts::runs_us() {
+  CallTimes us{};
   for (const auto& [run, rows] : runs_) {
-    us += costs_.run_us(direction, rows, computed_of_run_[run], round_.head_groups);
+    for (const Direction direction : kDirections) {
+      us[index_of(direction)] +=
+          costs_.run_us(direction, rows, computed_of_run_[run], round_.head_groups);
+    }
   }
   for (const PartRun& part : part_runs_.sorted()) {
-    us += part_run_us(direction, part.q.size(), part.computed_pairs);
+    const CallTimes& run = part_run_us(part.q.size(), part.computed_pairs);
+    for (std::size_t d = 0; d < us.size(); ++d) us[d] += run[d];
   }
   return us;
 }
@@ -141,15 +142,17 @@ void ProgramCosts::clear_runs() {
 }
 
 // Documents cut alike make the same runs in tile after tile.
-double ProgramCosts::part_run_us(Direction direction, std::int64_t rows, double computed_pairs) {
-  std::uint64_t hash = std::bit_cast<std::uint64_t>(computed_pairs) ^
-                       (static_cast<std::uint64_t>(rows) << 1U) ^ index_of(direction);
+const CallTimes& ProgramCosts::part_run_us(std::int64_t rows, double computed_pairs) {
+  std::uint64_t hash =
+      std::bit_cast<std::uint64_t>(computed_pairs) ^ (static_cast<std::uint64_t>(rows) << 1U);
   hash *= 0x9E3779B97F4A7C15U;
   KnownRun& known = known_runs_[hash >> (64U - kKnownRunBits)];
-  if (known.direction != direction || known.rows != rows ||
-      known.computed_pairs != computed_pairs) {
-    known = {direction, rows, computed_pairs,
-             costs_.run_us(direction, rows, computed_pairs, round_.head_groups)};
+  if (known.rows != rows || known.computed_pairs != computed_pairs) {
+    known = {rows, computed_pairs, {}};
+    for (const Direction direction : kDirections) {
+      known.us[index_of(direction)] =
+          costs_.run_us(direction, rows, computed_pairs, round_.head_groups);
+    }
   }
   return known.us;
 }

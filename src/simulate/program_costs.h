@@ -44,10 +44,9 @@ class ProgramCosts {
 
  private:
   struct KnownRun {
-    Direction direction = Direction::kForward;
     std::int64_t rows = 0;  // 0: nothing
     double computed_pairs = 0;
-    double us = 0;
+    CallTimes us{};
   };
 
   // What one call takes, without its overhead.
@@ -56,10 +55,10 @@ class ProgramCosts {
   [[nodiscard]] bool has_cut_tile(const std::vector<TileOp>& tiles) const;
   void add_runs(const std::vector<TileOp>& tiles);
   // What the runs that were added take.
-  [[nodiscard]] double runs_us(Direction direction);
+  [[nodiscard]] CallTimes runs_us();
   void clear_runs();
   // As TileCosts::run_us, looked up where it was asked before.
-  [[nodiscard]] double part_run_us(Direction direction, std::int64_t rows, double computed_pairs);
+  [[nodiscard]] const CallTimes& part_run_us(std::int64_t rows, double computed_pairs);
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
   [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
