@@ -39,7 +39,8 @@ inline constexpr const char* kFcpLengthsAre =
     "lies between is ours. longalign is beside it for comparison, without a verdict.";
 
 // The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is our dgx-h100, 50
-// GB/s of network a device, with a peak as the ratio says and as large a share of it in attention.
+// GB/s of network a device, with a peak as the ratio says and a kernel that loses as much on short
+// pieces as the paper says.
 [[nodiscard]] BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
 

@@ -65,9 +65,11 @@ std::vector<Finding> shard_findings(const Table& table) {
                    whole_percent(shortest), whole_percent(*share(0, 1))),
        std::abs(shortest - kPieceShare) <= kPieceSlack,
        "read as a causal document of 512 tokens, within 5 percentage points; the other reading is "
-       "not within them"}};
+       "not within them; the kernel of these tables is set to this, so it is no evidence"}};
   if (std::abs(*share(0, 1) - kPieceShare) <= kPieceSlack) {
-    findings.front().criterion = "either reading, within 5 percentage points";
+    findings.front().criterion =
+        "either reading, within 5 percentage points; the kernel of these tables is set to this, so "
+        "it is no evidence";
   }
   if (const auto short_bytes = share(3, 3)) {
     findings.push_back(
