@@ -20,6 +20,8 @@ AttentionProfile fa3_class() { return AttentionProfile::from_overheads(218, 9600
 AttentionProfile uncalibrated() { return AttentionProfile::from_overheads(16, 1000, 0.8, 64); }
 
 // Constants and their sources stand in the descriptions, so that a table of presets shows them.
+// Presets of GPUs launch one group of transfers after another: their transport is NCCL, which runs
+// a stream's groups in order.
 
 ClusterPreset p4de() {
   return {
@@ -40,7 +42,8 @@ ClusterPreset p4de() {
        .memory_gbytes_per_s = 2000,
        // One uplink: with a NIC of its own for every two devices, rings would be four times slower
        // between nodes than the DCP paper measured.
-       .nics_per_node = 1}};
+       .nics_per_node = 1,
+       .launches = LaunchOrder::kGrouped}};
 }
 
 ClusterPreset dgx_h100() {
@@ -63,7 +66,8 @@ ClusterPreset dgx_h100() {
        .peak_tflops = 989,
        .attention = fa3_class(),
        .memory_gbytes_per_s = 3350,
-       .nics_per_node = 8}};
+       .nics_per_node = 8,
+       .launches = LaunchOrder::kGrouped}};
 }
 
 ClusterPreset dgx_h200() {
@@ -81,7 +85,8 @@ ClusterPreset dgx_h200() {
        .peak_tflops = 989,
        .attention = fa3_class(),
        .memory_gbytes_per_s = 4800,
-       .nics_per_node = 8}};
+       .nics_per_node = 8,
+       .launches = LaunchOrder::kGrouped}};
 }
 
 ClusterPreset local() {

@@ -442,8 +442,13 @@ void Machine::fail_stuck() const {
   for (std::size_t d = 0; d < devices_.size(); ++d) {
     const auto device = static_cast<std::int32_t>(d);
     if (finished(device)) continue;
-    throw InvalidPlan(fmt::format("{}: rank {} waits forever for launch {} (instruction {})",
-                                  where_, d, step_of(device).launch_id, devices_[d].step));
+    const bool grouped = cluster_.launches == LaunchOrder::kGrouped;
+    throw InvalidPlan(fmt::format(
+        "{}: rank {} waits forever for launch {} (instruction {}){}", where_, d,
+        step_of(device).launch_id, devices_[d].step,
+        grouped ? "; launches of this cluster move one after another (launches: grouped), which "
+                  "verify proves possible"
+                : ""));
   }
   throw InvalidPlan(fmt::format("{}: the programs do not end", where_));
 }

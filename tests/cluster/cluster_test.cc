@@ -67,6 +67,10 @@ TEST(ClusterPresets, HoldThePublishedLinkSpeeds) {
   EXPECT_EQ(h200.peak_tflops, 989);
   EXPECT_EQ(load_cluster("dgx-h100").memory_bytes, 80'000'000'000);
   EXPECT_EQ(load_cluster("local").num_devices(), 4);
+  EXPECT_EQ(load_cluster("local").launches, LaunchOrder::kConcurrent);
+  for (const char* gpus : {"p4de", "dgx-h100", "dgx-h200"}) {
+    EXPECT_EQ(load_cluster(gpus).launches, LaunchOrder::kGrouped) << gpus;
+  }
 }
 
 TEST(LoadCluster, TakesASizeAfterTheColon) {

@@ -162,7 +162,7 @@ TEST(ChangedConstants, LeavesOutWhatWouldBeTheSameOrCannotBe) {
   EXPECT_EQ(find(clusters, "sm_fraction", "0.3").cluster.sm_fraction, 0.3);
   EXPECT_EQ(std::ranges::count(names, "nics_per_node"), 1);  // 16 NICs would be more than devices
   EXPECT_THAT(names, IsSupersetOf({"inter_gbytes_per_s_per_node", "launches"}));
-  EXPECT_EQ(find(clusters, "launches", "grouped").cluster.launches, LaunchOrder::kGrouped);
+  EXPECT_EQ(find(clusters, "launches", "concurrent").cluster.launches, LaunchOrder::kConcurrent);
 }
 
 class SensitivityTest : public testing::Test {

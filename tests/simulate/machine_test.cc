@@ -1,12 +1,14 @@
 // The clockwork against times computed by hand.
 #include "simulate/machine.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "simulate/programs.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {
@@ -115,6 +117,26 @@ TEST(Machine, GroupedLaunchesMoveOneAfterAnother) {
     programs.launch(2, 0, {{Rank{0}, 1000}}, {});
     programs.wait(0, 1).attention(0, 20).wait(0, 0);
     EXPECT_DOUBLE_EQ(programs.time_us(), order == LaunchOrder::kConcurrent ? 21 : 12 + 20);
+  }
+}
+
+TEST(Machine, SaysThatLaunchesInACircleWaitForeverOneAfterAnother) {
+  for (const LaunchOrder order : {LaunchOrder::kConcurrent, LaunchOrder::kGrouped}) {
+    Cluster cluster = plain(1, 2);
+    cluster.launches = order;
+    Programs programs(cluster);
+    // Both receive before they send.
+    for (const std::int32_t d : {0, 1}) {
+      programs.launch(d, 0, {}, {{Rank{1 - d}, 1000}}).launch(d, 1, {{Rank{1 - d}, 1000}}, {});
+      programs.wait(d, 0).wait(d, 1);
+    }
+    if (order == LaunchOrder::kConcurrent) {
+      EXPECT_DOUBLE_EQ(programs.time_us(), 1);
+    } else {
+      EXPECT_THAT(message_of<InvalidPlan>([&] { return programs.time_us(); }),
+                  testing::HasSubstr("rank 0 waits forever for launch 0 (instruction 2); launches "
+                                     "of this cluster move one after another"));
+    }
   }
 }
 
