@@ -1,8 +1,11 @@
 // contextile/planner.h: from a batch to a verified plan, and strategies side by side.
+#include <map>
 #include <string>
+#include <utility>
 
 #include "bind.h"
 #include "contextile/planner.h"
+#include "contextile/sensitivity.h"
 #include "plan_object.h"
 
 namespace contextile::python {
@@ -43,12 +46,50 @@ struct Comparison {
   double planning_s = 0;
 };
 
-std::vector<Comparison> compare(const Workload& workload, const Cluster& cluster,
-                                const std::vector<StrategyChoice>& choices,
-                                const PlanOptions& options) {
+// The strategies on one cluster with a changed constant.
+struct ChangedStanding {
+  ChangedConstant changed;
+  Standing standing;
+  std::vector<std::string> fastest;
+  std::optional<std::string> second;
+  std::map<std::string, std::optional<double>> times_us;  // by strategy
+};
+
+std::vector<ChangedStanding> standings_of(const Sensitivity& sensitivity) {
+  const auto text = [&](std::size_t i) { return choice_text(sensitivity.choices[i]); };
+  std::vector<ChangedStanding> rows;
+  for (std::size_t c = 0; c < sensitivity.clusters.size(); ++c) {
+    ChangedStanding& row = rows.emplace_back();
+    row.changed = sensitivity.clusters[c];
+    row.standing = standing(sensitivity, c);
+    for (const std::size_t i : row.standing.fastest) row.fastest.push_back(text(i));
+    if (row.standing.second) row.second = text(*row.standing.second);
+    for (std::size_t i = 0; i < sensitivity.choices.size(); ++i) {
+      row.times_us[text(i)] = sensitivity.times_us[c][i];
+    }
+  }
+  return rows;
+}
+
+std::vector<ChangedStanding> replan_standings(const Workload& workload, const Cluster& cluster,
+                                              const std::vector<StrategyChoice>& choices,
+                                              const PlanOptions& options) {
+  return standings_of(replan_sensitivity({cluster, {workload}, options}, choices));
+}
+
+// With the standings of the same plans on changed clusters; none unless `kept_standings`.
+std::pair<std::vector<Comparison>, std::vector<ChangedStanding>> compare(
+    const Workload& workload, const Cluster& cluster, const std::vector<StrategyChoice>& choices,
+    const PlanOptions& options, bool kept_standings) {
   const PlanInput input = {cluster, {workload}, options};
+  std::optional<SensitivityOfPlans> kept;
+  if (kept_standings) kept.emplace(cluster, choices, 1);
+  ComparisonHooks hooks;
+  hooks.planned = [&](std::size_t strategy, std::size_t batch, const PlannedBatch& planned) {
+    if (kept) kept->add(strategy, batch, *planned.plan);
+  };
   std::vector<Comparison> rows;
-  for (const ComparedStrategy& compared : compare_strategies(input, choices)) {
+  for (const ComparedStrategy& compared : compare_strategies(input, choices, hooks)) {
     Comparison row;
     row.strategy = choice_text(compared.choice);
     row.skipped = compared.skipped;
@@ -64,7 +105,34 @@ std::vector<Comparison> compare(const Workload& workload, const Cluster& cluster
     if (!compared.bounds.empty()) row.bound = compared.bounds.front();
     rows.push_back(std::move(row));
   }
-  return rows;
+  return {std::move(rows), kept ? standings_of(kept->result()) : std::vector<ChangedStanding>()};
+}
+
+void bind_standings(nb::module_& module) {
+  using Row = ChangedStanding;
+  nb::class_<Row>(module, "ChangedStanding",
+                  "Strategies on a cluster with one constant changed (docs/simulator.md).")
+      .def_prop_ro(
+          "constant", [](const Row& row) { return row.changed.constant; },
+          "Its name; empty: nothing is changed.")
+      .def_prop_ro("was", [](const Row& row) { return row.changed.was; })
+      // `is` in C++, which is no name in Python.
+      .def_prop_ro("value", [](const Row& row) { return row.changed.is; })
+      .def_prop_ro("cluster", [](const Row& row) { return row.changed.cluster; })
+      .def_ro("fastest", &Row::fastest, "Strategies; several take the same time.")
+      .def_prop_ro("time_us", [](const Row& row) { return row.standing.time_us; })
+      .def_ro("second", &Row::second)
+      .def_prop_ro("second_slower_by", [](const Row& row) { return row.standing.second_slower_by; })
+      .def_prop_ro("auto_slower_by", [](const Row& row) { return row.standing.auto_slower_by; })
+      .def_prop_ro("same_fastest", [](const Row& row) { return row.standing.same_fastest; })
+      .def_prop_ro("turned_pairs", [](const Row& row) { return row.standing.turned_pairs; })
+      .def_prop_ro("pairs", [](const Row& row) { return row.standing.pairs; })
+      .def_ro("times_us", &Row::times_us,
+              "By strategy; None: it has no plan, or one that never ends.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "ChangedStanding",
+                       {"constant", "was", "value", "fastest", "time_us", "second_slower_by"});
+      });
 }
 
 void bind_comparison(nb::module_& module) {
@@ -137,7 +205,11 @@ void bind_planning(nb::module_& module) {
              "options"_a, release, "Why the strategy cannot plan this batch, or None.");
 
   bind_comparison(module);
-  module.def("compare", &compare, "workload"_a, "cluster"_a, "choices"_a, "options"_a, release);
+  bind_standings(module);
+  module.def("compare", &compare, "workload"_a, "cluster"_a, "choices"_a, "options"_a,
+             "kept_standings"_a, release);
+  module.def("replan_standings", &replan_standings, "workload"_a, "cluster"_a, "choices"_a,
+             "options"_a, release);
 }
 
 }  // namespace contextile::python

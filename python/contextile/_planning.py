@@ -11,6 +11,7 @@ from contextile import _core
 from contextile._core import (
     Arrangement,
     AttentionShape,
+    ChangedStanding,
     Cluster,
     Comparison,
     Mask,
@@ -323,10 +324,14 @@ def plan(
 
 
 class Comparisons(Sequence[Comparison]):
-    """Strategies side by side, fastest first; prints as a table."""
+    """Strategies side by side, fastest first; prints as a table.
 
-    def __init__(self, rows: list[Comparison]) -> None:
+    ``sensitivity``: the strategies on the cluster as it is and with each constant changed, if that was asked for.
+    """
+
+    def __init__(self, rows: list[Comparison], sensitivity: list[ChangedStanding] | None = None) -> None:
         self._rows = sorted(rows, key=lambda row: (not row.ok, row.time_us or 0.0))
+        self.sensitivity = sensitivity
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -363,6 +368,7 @@ def compare(
     wire: str | None = None,
     backward: bool = True,
     seed: int = 0,
+    sensitivity: str | None = None,
     **batch: Any,
 ) -> Comparisons:
     """Plans a batch by several strategies and predicts their times.
@@ -373,6 +379,9 @@ def compare(
         As of ``plan``.
     strategies
         Choices and texts, or one text with several; ``"all"``.
+    sensitivity
+        ``"kept"``: also simulate the plans on clusters with one constant halved or doubled; ``"replan"``: make every plan
+        anew for each, which takes as long as that many comparisons; None: neither.
     **batch
         ``mask``, ``heads`` and the rest, as of ``make_workload``.
 
@@ -386,6 +395,8 @@ def compare(
     InvalidArgument
         An unknown strategy, bad options, a bad batch.
     """
+    if sensitivity not in (None, "kept", "replan"):
+        raise _core.InvalidArgument(f"sensitivity: expected 'kept', 'replan' or None, found {sensitivity!r:.80}")
     the_cluster = cluster_of(cluster)
     if isinstance(lengths, Workload):
         workload = lengths
@@ -396,7 +407,10 @@ def compare(
     else:
         choices = [_choice_of(strategy) for strategy in strategies]
     options = _options_of({"block_size": block_size, "wire": wire, "backward": backward, "seed": seed})
-    return Comparisons(_core.compare(workload, the_cluster, choices, options))
+    rows, standings = _core.compare(workload, the_cluster, choices, options, sensitivity == "kept")
+    if sensitivity == "replan":
+        standings = _core.replan_standings(workload, the_cluster, choices, options)
+    return Comparisons(rows, standings if sensitivity else None)
 
 
 def lower_bound(workload: Workload, *, cluster: Cluster | str, direction: str = "forward") -> TimeBound:

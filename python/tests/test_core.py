@@ -169,6 +169,24 @@ def test_comparisons():
         ct.compare([64], cluster="local:1x2", strategies=["nope"], **SMALL)
 
 
+def test_comparisons_say_what_they_hang_on():
+    given = {"cluster": "local:1x4", "strategies": "zigzag,dcp", **SMALL}
+    rows = ct.compare([900, 100], sensitivity="kept", **given)
+    as_is, *changed = rows.sensitivity
+    assert as_is.constant == "" and as_is.fastest == [rows.best().strategy]
+    assert as_is.times_us == {row.strategy: row.time_us for row in rows}
+    slower = next(row for row in changed if row.constant == "attention_tflops" and row.value == "0.05")
+    assert slower.was == "0.1" and slower.cluster.attention_tflops == 0.05
+    plan = ct.plan([900, 100], cluster="local:1x4", strategy="dcp", **SMALL)
+    assert slower.times_us["dcp"] == plan.simulate(slower.cluster).time_us
+    replan = ct.compare([900, 100], sensitivity="replan", **given).sensitivity
+    assert [row.constant for row in replan] == [row.constant for row in rows.sensitivity]
+    assert replan[0].times_us == as_is.times_us
+    assert ct.compare([900, 100], **given).sensitivity is None
+    with pytest.raises(ct.InvalidArgument, match="expected 'kept', 'replan' or None"):
+        ct.compare([900, 100], sensitivity="yes", **given)
+
+
 def test_bounds_are_not_undercut():
     workload = ct.make_workload([900, 100], **SMALL)
     bound = ct.lower_bound(workload, cluster="local:1x4", direction="backward")
