@@ -13,7 +13,7 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kWidestConstant = 27;  // inter_gbytes_per_s_per_node
+constexpr std::size_t kWidestConstant = 19;  // memory_gbytes_per_s; longer ones break there
 
 std::string name_of_fastest(const Sensitivity& sensitivity, const Standing& standing) {
   if (standing.fastest.empty()) return "";
@@ -46,7 +46,7 @@ std::string heading_text(const Sensitivity& sensitivity) {
       sensitivity.plans == SensitivityPlans::kKept
           ? "what the ranking hangs on: the plans above, made for the cluster as it is, on\n"
             "clusters with one constant changed\n"
-          : "what the ranking hangs on: on clusters with one constant changed, every plan made\n"
+          : "what the ranking hangs on: clusters with one constant changed, every plan made\n"
             "anew for each\n";
   text +=
       "behind: how much longer the next time takes, and the best of auto; +N: so many\n"

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <variant>
@@ -329,6 +330,16 @@ TEST(SensitivityTables, SayWhereAnotherIsFastest) {
   EXPECT_FALSE(rows[2].at("strategies")[0].contains("predicted_s"));
   EXPECT_DOUBLE_EQ(rows[2].at("strategies")[1].at("predicted_s").get<double>(), 200e-6);
   EXPECT_EQ(rows[3].at("fastest"), Json::array());
+}
+
+TEST(SensitivityTables, FitTheScreenWithTheLongestNames) {
+  Sensitivity sensitivity{.plans = SensitivityPlans::kReplan,
+                          .choices = parse_strategies("megatron_dynamic,megatron_packed,auto"),
+                          .clusters = changed_constants(load_cluster("dgx-h100:4x8")),
+                          .times_us = {}};
+  sensitivity.times_us.assign(sensitivity.clusters.size(), {{99999.0, 99999.0, 123456.0}});
+  std::istringstream lines(sensitivity_text(sensitivity, false));
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
 }
 
 TEST(SensitivityTables, NamesOfPlansAreReadBack) {
