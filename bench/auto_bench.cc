@@ -79,7 +79,7 @@ struct Predicted {
 
 constexpr int kQuickMs = 50;
 
-// Of one thread.
+// What one thread finds.
 struct Quick {
   double time_us = 0;
   double planning_ms = 0;

@@ -13,12 +13,12 @@
 namespace contextile {
 namespace {
 
-// Of a device's work above the mean, as a part of the mean, squared.
+// The fine for a device's work above the mean: this times the square of that part of the mean.
 constexpr double kOverloadFine = 20;
 constexpr double kFirstTemperature = 0.01;  // of the mean device's work, for one row a device
 constexpr double kLastTemperature = 0.002;  // of the first
 constexpr double kHopeless = 30;            // times the temperature
-// Of the mean device's work: transfers that take no longer are hidden by it.
+// Transfers that take no longer than this part of the mean device's work are hidden by it.
 constexpr double kHidden = 0.4;
 
 class RowAnnealer {
@@ -124,7 +124,7 @@ class RowAnnealer {
     for_each_device(place, [&](std::size_t d) { sum += fine(static_cast<std::int32_t>(d)); });
     return sum;
   }
-  // Of everything that changes when work goes from one place to the other.
+  // The fines of everything that changes when work goes from one place to the other.
   [[nodiscard]] double fine_of(RowPlace a, RowPlace b) const {
     const bool overlap = node_of(a) == node_of(b) && (is_node(a) || is_node(b));
     return overlap ? fine_of(num_devices_ + node_of(a)) : fine_of(a) + fine_of(b);
@@ -242,7 +242,7 @@ class RowAnnealer {
     }
   }
 
-  // Of a row near it, of a row whose keys it attends, of its node, or any.
+  // The place of a row near it, of a row whose keys it attends, one of its node, or any.
   [[nodiscard]] RowPlace another_place(std::int32_t i) {
     const double kind = rng_.uniform();
     const std::vector<std::int32_t>& keys = rows_[index(i)].keys;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/µs
 
-// Of devices, or of the NICs of all nodes.
+// What goes out of and into devices, or the NICs of all nodes, bytes.
 struct Ports {
   std::vector<double> out;
   std::vector<double> in;

@@ -9,10 +9,10 @@
 
 namespace contextile {
 
-// Of the device that owns most.
+// What the device owns that owns most.
 [[nodiscard]] std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster);
 
-// Of all rounds and masks, of the direction that has more.
+// How many all rounds and masks have, in the direction that has more.
 [[nodiscard]] std::int64_t tiles_of_a_direction(const Arrangement& arrangement);
 
 // A time that simulate() does not undercut for the arrangement's plan, both directions, µs: for

@@ -60,7 +60,7 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   const std::vector<Other> taken =
       state_.affordable(std::move(others), share, [](const Other& other) { return other.steps; });
   others.clear();
-  std::vector<Candidate> candidates(taken.size());
+  std::vector<PlanCandidate> candidates(taken.size());
   const bool has_plan = state_.has_plan();
   state_.progress.expect(std::ssize(taken));
   parallel_for(std::size_t{0}, taken.size(), [&](std::size_t i) {
@@ -68,7 +68,7 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
     candidates[i] = candidate_of(taken[i]);
     state_.progress.one_done("simulating other strategies");
   });
-  for (Candidate& candidate : candidates) {
+  for (PlanCandidate& candidate : candidates) {
     if (candidate.chosen.empty()) continue;
     ++state_.tried;
     state_.keep_if_best(std::move(candidate));
@@ -77,8 +77,8 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
 
 // Without a name where the strategy cannot do it, or no simulation is needed to know that it is
 // slower than the best so far.
-Candidate OtherStrategies::candidate_of(const Other& other) const {
-  Candidate candidate;
+PlanCandidate OtherStrategies::candidate_of(const Other& other) const {
+  PlanCandidate candidate;
   const Strategy& strategy = find_strategy(other.choice.name);
   const StrategyRequest request = request_of(state_, other.choice, other.block_size);
   if (strategy.unsupported(state_.workload, state_.cluster, request)) return candidate;

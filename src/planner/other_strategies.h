@@ -32,7 +32,7 @@ class OtherStrategies {
 
   // In parallel, as many as end in that share of the limits; empties the list.
   void try_all(std::vector<Other>& others, double share);
-  [[nodiscard]] Candidate candidate_of(const Other& other) const;
+  [[nodiscard]] PlanCandidate candidate_of(const Other& other) const;
 
   SearchState& state_;
   std::vector<Other> quick_;

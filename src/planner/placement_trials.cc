@@ -212,10 +212,10 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
 void PlacementTrials::take_if_best(const Tried& tried) {
   if (tried.cost_us >= state_.best.cost_us) return;
   const PlacementChoice& choice = tried.placement.choice;
-  Candidate candidate{.cost_us = tried.cost_us,
-                      .time_us = tried.times.sum_us(),
-                      .chosen = "placement",
-                      .arrangement = arrange(tried.placement, tried.schedules)};
+  PlanCandidate candidate{.cost_us = tried.cost_us,
+                          .time_us = tried.times.sum_us(),
+                          .chosen = "placement",
+                          .arrangement = arrange(tried.placement, tried.schedules)};
   std::map<std::string, std::string>& options = candidate.arrangement.options;
   options = {{"of", unit_text(choice.unit)},
              {"block_size", fmt::format("{}", choice.block_size)},

@@ -42,7 +42,7 @@ class PlacementTrials {
   void take_if_best(const Tried& tried);
 
  private:
-  // Of one placement under some pairs.
+  // The best of one placement under some pairs.
   struct Best {
     PlanTimes times;
     SchedulePair schedules;

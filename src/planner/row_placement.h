@@ -14,7 +14,7 @@ namespace contextile {
 
 struct PlacedRows {
   std::vector<RowPlace> places;
-  // Of the tiles of every row in every head group: the row's device, or its node's for that group.
+  // Tiles of a row are on the row's device, or on its node's for their head group.
   GridPartition partition;
 };
 // From sequences as they are, or on from `warm`. `bytes` are those of one head group.

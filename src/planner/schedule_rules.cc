@@ -9,7 +9,7 @@ using InOrder = InOrderOptions;
 using Slots = TimelineOptions;
 using Stages = OverlapOptions;
 
-// Of placements that take longer than so much.
+// What suits placements that take longer than so much.
 struct Rule {
   double longer_than_us = 0;
   std::vector<SchedulePair> pairs;

@@ -24,7 +24,7 @@ namespace contextile {
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // An arrangement with its predicted time.
-struct Candidate {
+struct PlanCandidate {
   double cost_us = kNever;  // SearchState::cost_us
   double time_us = kNever;  // infinity: not tried, or does not fit the device
   std::string chosen;
@@ -90,7 +90,7 @@ struct SearchState {
   }
   // Makes the candidate the best if it is better. The rest of the time has to do for arranging,
   // building and judging its plan.
-  void keep_if_best(Candidate candidate) {
+  void keep_if_best(PlanCandidate candidate) {
     if (candidate.cost_us >= best.cost_us) return;
     best = std::move(candidate);
     constexpr std::int64_t kPlans = 2;
@@ -127,7 +127,7 @@ struct SearchState {
   std::chrono::steady_clock::time_point start;
   TokenRule tokens;
   double reserve_us = 0;  // of a limited time, for the end
-  Candidate best;
+  PlanCandidate best;
   std::int32_t tried = 0;  // plans simulated
 };
 

@@ -27,8 +27,8 @@ inline constexpr double kMostTimedTiles = 2e5;
 [[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                                         const Cluster& cluster, const StrategyRequest& request);
 
-// Of a token, outside attention, in one layer of every mask, both directions, µs. Backward takes
-// twice as long as forward.
+// What a token costs outside attention, in one layer of every mask, both directions, µs. Backward
+// takes twice as long as forward.
 [[nodiscard]] double linear_layers_us(const Workload& workload, const Cluster& cluster,
                                       const StrategyRequest& request);
 

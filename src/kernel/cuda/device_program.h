@@ -36,7 +36,7 @@ class PartFinder {
   std::vector<Place> places_;  // of those that are not empty, ascending
 };
 
-// Of cuda:mma.
+// A program by cuda:mma.
 template <typename Tile>
 class DeviceProgram : public PreparedProgram {
  public:
