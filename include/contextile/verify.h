@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "contextile/plan.h"
+#include "contextile/progress.h"
 
 namespace contextile {
 
@@ -33,11 +34,13 @@ struct VerifyOptions {
   // Report a deadlock of grouped launches as a violation (transports such as NCCL need its
   // absence).
   bool require_grouped_launches = true;
+  ProgressHook progress = {};  // told how many instructions have been examined
 };
 
 // Proves a plan: exactly once, data flow, linear partials, matching messages, no race, no deadlock,
-// memory, ownership (docs/plan-format.md). Never throws on a broken plan; every violation is
-// counted. Uses plan and mask types only. O(tiles + instructions · log).
+// memory, ownership (docs/plan-format.md). Never throws on a broken plan, only what the progress
+// hook throws; every violation is counted. Uses plan and mask types only. O(tiles + instructions ·
+// log).
 [[nodiscard]] VerifyReport verify(const Plan& plan, const VerifyOptions& options = {});
 
 }  // namespace contextile

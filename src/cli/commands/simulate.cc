@@ -66,7 +66,9 @@ int run(const SimulateCommandOptions& options) {
   if (!options.trace_path.empty()) trace.emplace(options.trace_path);
   const Plan plan = load_plan(options.plan_path);
   const Cluster cluster = cluster_of(options, plan);
-  const VerifyReport verified = verify(plan);
+  ProgressBar progress(options.why ? 3 : 2);
+  progress.step(quote(options.plan_path));
+  const VerifyReport verified = verify(plan, {.progress = progress.within_step()});
   if (!verified.ok()) {
     if (options.json) {
       print_json({{"command", "simulate"},
@@ -79,7 +81,6 @@ int run(const SimulateCommandOptions& options) {
     return kExitCheckFailed;
   }
   const PlanStats stats = statistics(plan);
-  ProgressBar progress(options.why ? 2 : 1);
   progress.step(quote(options.plan_path));
   const Simulation simulation =
       simulate(plan, cluster,

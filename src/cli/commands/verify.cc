@@ -13,6 +13,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "report/json.h"
@@ -54,7 +55,11 @@ Table violation_table(const VerifyReport& report) {
 int run(const VerifyCommandOptions& options) {
   check_formats(options.json, options.csv);
   const Plan plan = load_plan(options.plan_path);
-  const VerifyReport report = verify(plan, {.max_shown = options.max_shown});
+  const VerifyReport report = [&] {
+    ProgressBar progress(1);
+    progress.step(quote(options.plan_path));
+    return verify(plan, {.max_shown = options.max_shown, .progress = progress.within_step()});
+  }();
   if (options.json) {
     Json document = {{"command", "verify"}, {"file", options.plan_path}};
     document.update(verify_json(report));

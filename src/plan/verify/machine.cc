@@ -84,6 +84,7 @@ void PlanMachine::run_rank(Rank rank) {
       cursor.blocked = true;
       return;
     }
+    if (progress_ != nullptr) progress_->add_instruction();
   }
 }
 

@@ -13,6 +13,7 @@
 #include "plan/verify/facts.h"
 #include "plan/verify/findings.h"
 #include "plan/verify/messages.h"
+#include "plan/verify/progress.h"
 #include "plan/verify/slots.h"
 
 namespace contextile {
@@ -52,6 +53,8 @@ class PlanMachine {
   // when it holds as many tiles as it must: what it holds are tiles of its own unit, and no tile is
   // in two results, since who reads a partial takes it away.
   void trust_cover() { covered_ = true; }
+  // Told of instructions that have been run.
+  void tell(VerifyProgress& progress) { progress_ = &progress; }
   // False on a deadlock. Checks the owners' results at the end.
   bool run();
   // What the retain lists keep, after the run.
@@ -120,6 +123,7 @@ class PlanMachine {
   std::vector<SlotContent> in_flight_;       // beside MessagePlan::units
   std::vector<Tile> tiles_;
   bool covered_ = false;
+  VerifyProgress* progress_ = nullptr;
   std::vector<std::int32_t> seen_at_;  // scratch of check_owned_result, by block
   std::vector<SlotId> pushed_out_;     // scratch of write
   std::vector<Rank> awake_;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "plan/verify/findings.h"
 #include "plan/verify/machine.h"
 #include "plan/verify/messages.h"
+#include "plan/verify/progress.h"
 
 namespace contextile {
 namespace {
@@ -20,10 +22,12 @@ namespace {
 class MaskVerifier {
  public:
   MaskVerifier(const RoundFacts& facts, std::size_t mask, MaskFacts mask_facts, PlanPlace place,
-               const VerifyOptions& options, VerifyReport& report, Findings& findings)
+               const VerifyOptions& options, VerifyProgress& progress, VerifyReport& report,
+               Findings& findings)
       : facts_(facts),
         mask_index_(mask),
         options_(options),
+        progress_(progress),
         report_(report),
         findings_(findings),
         mask_(std::move(mask_facts)),
@@ -81,6 +85,7 @@ class MaskVerifier {
                         findings_);
     if (direction == Direction::kBackward) machine.place_retained(retained_);
     if (covered) machine.trust_cover();
+    machine.tell(progress_);
     if (machine.run()) {
       check_grouped(messages, place);
     } else {
@@ -173,6 +178,7 @@ class MaskVerifier {
   const RoundFacts& facts_;
   const std::size_t mask_index_;
   const VerifyOptions& options_;
+  VerifyProgress& progress_;
   VerifyReport& report_;
   Findings& findings_;
   const MaskFacts mask_;
@@ -185,6 +191,7 @@ class MaskVerifier {
 
 void verify_rounds(const Plan& plan, const VerifyOptions& options, VerifyReport& report,
                    Findings& findings) {
+  VerifyProgress progress(plan, options.progress);
   if (!check_plan_structure(plan, findings)) return;
   for (std::size_t n = 0; n < plan.rounds.size(); ++n) {
     const RoundFacts facts{plan, plan.rounds[n], {.round = static_cast<std::int64_t>(n)}};
@@ -196,7 +203,7 @@ void verify_rounds(const Plan& plan, const VerifyOptions& options, VerifyReport&
       place.mask_name = facts.round.masks[m].name;
       std::optional<MaskFacts> mask = facts_of_mask(facts, m, place, findings);
       if (!mask) continue;
-      MaskVerifier(facts, m, std::move(*mask), place, options, report, findings).verify();
+      MaskVerifier(facts, m, std::move(*mask), place, options, progress, report, findings).verify();
     }
   }
 }
@@ -208,6 +215,8 @@ VerifyReport verify(const Plan& plan, const VerifyOptions& options) {
   Findings findings(options.max_shown);
   try {
     verify_rounds(plan, options, report, findings);
+  } catch (const VerifyProgress::Stopped& stopped) {
+    std::rethrow_exception(stopped.reason);
   } catch (const Error& error) {
     // Structure checks come before anything that throws; this is for what they overlooked.
     findings.cause({}, "examination ends here: {}", error.what());

@@ -9,6 +9,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -69,6 +70,27 @@ TEST(Verify, APlanWithoutBackwardIsClean) {
   const VerifyReport report = verify(plan);
   EXPECT_TRUE(report.ok()) << violations_text(report);
   EXPECT_EQ(report.movement[1].transfers, 0);
+}
+
+TEST(Verify, TellsHowManyInstructionsItHasExaminedAndThrowsWhatItsHookThrows) {
+  const std::vector<std::int64_t> lengths = {4096};
+  const MaskUse causal = parse_mask_use("causal");
+  const Workload workload = make_workload(lengths, AttentionShape{}, {&causal, 1});
+  const Cluster cluster = load_cluster("dgx-h200:4x8");
+  const Plan plan =
+      build_plan(workload, cluster, find_strategy("ring").arrange(workload, cluster, {}));
+  std::int64_t last = 0;
+  const ProgressHook ascending = [&](std::string_view, std::int64_t done, std::int64_t total) {
+    EXPECT_GT(done, last);
+    EXPECT_LE(done, total);
+    last = done;
+  };
+  EXPECT_TRUE(verify(plan, {.progress = ascending}).ok());
+  EXPECT_GT(last, 0);
+  const ProgressHook angry = [](std::string_view, std::int64_t, std::int64_t) {
+    throw IoError("nobody listens");
+  };
+  EXPECT_THROW(static_cast<void>(verify(plan, {.progress = angry})), IoError);
 }
 
 // ----------------------------------------------------------------------------------- deadlocks

@@ -1,0 +1,55 @@
+// How far verification has come.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+#include "contextile/plan.h"
+#include "contextile/progress.h"
+
+namespace contextile {
+
+// Tells a hook now and then how many of a plan's instructions have been run.
+class VerifyProgress {
+ public:
+  // What the hook threw: no Error, which verification would take for the plan's.
+  struct Stopped {
+    std::exception_ptr reason;
+  };
+
+  // Nothing is told through an empty hook.
+  VerifyProgress(const Plan& plan, ProgressHook hook) : hook_(std::move(hook)) {
+    if (!hook_) return;
+    for (const PlanRound& round : plan.rounds) {
+      for (const DeviceProgram& device : round.devices) {
+        for (const ProgramPair& pair : device.programs) {
+          for (const auto* program : {&pair.forward, &pair.backward}) {
+            if (*program) total_ += std::ssize((*program)->instructions);
+          }
+        }
+      }
+    }
+  }
+
+  void add_instruction() {
+    constexpr std::int64_t kBetween = 1024;
+    if (++done_ % kBetween == 0) tell();
+  }
+
+ private:
+  void tell() const {
+    if (!hook_) return;
+    try {
+      hook_("verifying", done_, total_);
+    } catch (...) {
+      throw Stopped{std::current_exception()};
+    }
+  }
+
+  ProgressHook hook_;
+  std::int64_t done_ = 0;
+  std::int64_t total_ = 0;
+};
+
+}  // namespace contextile
