@@ -46,7 +46,8 @@ struct PlanOptions {
   std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
   std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
   std::optional<double> linear_us_per_token = {};       // as of StrategyRequest
-  ProgressHook progress = {};                           // told how far a batch has come
+  bool force = false;          // plan also in blocks that check_plan_size refuses (plan_estimate.h)
+  ProgressHook progress = {};  // told how far a batch has come
 };
 // What a choice of a strategy and its own options asks of that strategy.
 [[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);
@@ -67,8 +68,9 @@ struct PlannedBatch {
 // block_sizes) is arranged at each of its sizes, and the plan that is predicted fastest on the
 // cluster, linear layers on the device with most tokens included, is the one. Deterministic, on any
 // number of threads, unless the strategy is given a time budget. Throws InvalidArgument on an
-// unknown strategy, bad options, or with the reason when the strategy does not support the
-// workload; a plan that does not verify is returned, not thrown.
+// unknown strategy, bad options, blocks so small that check_plan_size refuses them (at once, with
+// the tiles they would make and a size that fits; unless `force`), or with the reason when the
+// strategy does not support the workload; a plan that does not verify is returned, not thrown.
 [[nodiscard]] PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                                       const StrategyChoice& choice,
                                       const PlanOptions& options = {});

@@ -15,7 +15,8 @@ namespace {
 PlanOptions options_of(std::optional<std::int64_t> block_size,
                        const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
                        std::optional<std::int64_t> token_limit,
-                       std::optional<std::int64_t> memory_limit_bytes, nb::object progress) {
+                       std::optional<std::int64_t> memory_limit_bytes, bool force,
+                       nb::object progress) {
   PlanOptions options;
   options.block_size = block_size;
   if (wire) options.wire = parse_dtype(*wire);
@@ -23,6 +24,7 @@ PlanOptions options_of(std::optional<std::int64_t> block_size,
   options.seed = seed;
   options.token_limit = token_limit;
   options.memory_limit_bytes = memory_limit_bytes;
+  options.force = force;
   options.progress = progress_hook(std::move(progress));
   return options;
 }
@@ -166,13 +168,13 @@ void bind_planning(nb::module_& module) {
           [](PlanOptions* self, std::optional<std::int64_t> block_size,
              const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
              std::optional<std::int64_t> token_limit,
-             std::optional<std::int64_t> memory_limit_bytes, nb::object progress) {
+             std::optional<std::int64_t> memory_limit_bytes, bool force, nb::object progress) {
             new (self) PlanOptions(options_of(block_size, wire, backward, seed, token_limit,
-                                              memory_limit_bytes, std::move(progress)));
+                                              memory_limit_bytes, force, std::move(progress)));
           },
           nb::kw_only(), "block_size"_a = nb::none(), "wire"_a = nb::none(), "backward"_a = true,
           "seed"_a = 0, "token_limit"_a = nb::none(), "memory_limit_bytes"_a = nb::none(),
-          "progress"_a = nb::none())
+          "force"_a = false, "progress"_a = nb::none())
       .def_ro("block_size", &PlanOptions::block_size)
       .def_prop_ro("wire",
                    [](const PlanOptions& options) -> std::optional<std::string> {

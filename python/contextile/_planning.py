@@ -237,6 +237,7 @@ def plan(
     seed: int = 0,
     token_limit: int | None = None,
     memory_limit_bytes: int | None = None,
+    force: bool = False,
     progress: Progress = False,
 ) -> Plan:
     """Plans a batch: arranges, builds and proves.
@@ -267,6 +268,8 @@ def plan(
         Tokens a device may own; proved.
     memory_limit_bytes
         Of a device and direction; proved.
+    force
+        True: plan also in blocks so small that their tiles would be too many (more than 2e8).
     progress
         True: a bar of tqdm; a function: called with (what, done, total).
 
@@ -306,6 +309,7 @@ def plan(
             "seed": seed,
             "token_limit": token_limit,
             "memory_limit_bytes": memory_limit_bytes,
+            "force": force,
         },
         hook,
     )

@@ -34,9 +34,18 @@ void check_fits(const Workload& workload, const Cluster& cluster) {
   }
 }
 
+constexpr std::int64_t kSteps = 3;
+
 void begin_step(const PlanOptions& options, std::string_view what, std::int64_t step) {
-  constexpr std::int64_t kSteps = 3;
   if (options.progress) options.progress(what, step, kSteps);
+}
+
+// Tells of a part of one step as that part of all of them.
+ProgressHook within_step(const PlanOptions& options, std::int64_t step) {
+  if (!options.progress) return {};
+  return [&options, step](std::string_view what, std::int64_t done, std::int64_t total) {
+    options.progress(what, step * total + done, kSteps * total);
+  };
 }
 
 std::string size_text(const Workload& workload, const Cluster& cluster,
@@ -83,6 +92,10 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                         const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
   check_fits(workload, cluster);
+  // A strategy's own sizes do not explode.
+  if (options.block_size && !options.force) {
+    check_plan_size(workload, cluster, *options.block_size);
+  }
   begin_step(options, "arranging", 0);
   const Clock::time_point started = Clock::now();
   const Arrangement arrangement = with_memory_for(
@@ -108,7 +121,7 @@ PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                     planned.build_s = seconds_since(arranged);
                     begin_step(options, "verifying", 2);
                     const Clock::time_point built = Clock::now();
-                    planned.verified = verify(*planned.plan);
+                    planned.verified = verify(*planned.plan, {.progress = within_step(options, 2)});
                     planned.verify_s = seconds_since(built);
                     planned.statistics = statistics(*planned.plan);
                   });

@@ -45,6 +45,22 @@ TEST(PlanBatch, RefusesHomesAndClustersThatCannotBe) {
   EXPECT_THROW(static_cast<void>(plan_batch(workload, cluster, {"dcp"})), InvalidArgument);
 }
 
+TEST(PlanBatch, RefusesBlocksThatMakeTooManyTilesBeforeItBeginsUnlessForced) {
+  struct Begun {};
+  PlanOptions options{.block_size = 1};
+  options.progress = [](std::string_view, std::int64_t, std::int64_t) { throw Begun{}; };
+  const auto plan = [&] {
+    return plan_batch(batch_of({1 << 20}), load_cluster("dgx-h200:1x4"), {"zigzag"}, options);
+  };
+  EXPECT_THAT(message_of(plan),
+              HasSubstr("found about 5.5e+11 (1048576 tokens in blocks of 1); blocks of 64"));
+  options.force = true;
+  EXPECT_THROW(static_cast<void>(plan()), Begun);
+  options.force = false;
+  options.block_size.reset();
+  EXPECT_THROW(static_cast<void>(plan()), Begun);
+}
+
 TEST(PlanBatch, TellsHowFarItHasCome) {
   struct Told {
     std::string what;

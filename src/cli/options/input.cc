@@ -221,7 +221,8 @@ PlanInput load_input(const InputOptions& options) {
                    .seed = options.seed,
                    .token_limit = options.limits.token_limit,
                    .memory_limit_bytes = options.limits.memory_limit_bytes,
-                   .linear_us_per_token = linear_us(options, input.cluster)};
+                   .linear_us_per_token = linear_us(options, input.cluster),
+                   .force = options.force};
   return input;
 }
 
