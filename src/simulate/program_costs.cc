@@ -15,7 +15,7 @@ constexpr unsigned kKnownRunBits = 12;
 
 constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
 
-// Attention calls of the direction that has more.
+// Attention calls of the direction that has more of them.
 std::size_t num_calls(const PlanRound& round, std::size_t mask) {
   std::size_t most = 0;
   for (const Direction direction : kDirections) {
