@@ -88,7 +88,7 @@ void RowSearch::quick(double share) {
 }
 
 bool RowSearch::leaves_much() const {
-  constexpr double kMuch = 1.6;
+  constexpr double kMuch = 2;
   if (tried_.empty()) return true;
   double work_us = 0;
   for (const std::int64_t work_ns : tried_.front().placement.priced->work_ns) {

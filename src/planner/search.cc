@@ -1,5 +1,7 @@
 #include "planner/search.h"
 
+#include <tbb/global_control.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -40,6 +42,15 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
   const std::int64_t devices = cluster.num_devices();
   return {.cap = (workload.num_tokens() + devices - 1) / devices +
                  std::max(kBlock, request.block_size.value_or(0))};
+}
+
+std::int64_t step_limit(const AutoOptions& options) {
+  if (options.budget_ms == 0) return options.steps;
+  constexpr std::int64_t kMostMs = 1'000'000'000;
+  const auto threads = static_cast<std::int64_t>(
+      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+  const std::int64_t by_time = 1000 * std::min(options.budget_ms, kMostMs) * threads;
+  return options.steps == 0 ? by_time : std::min(options.steps, by_time);
 }
 
 PlanTimes times_of(const Plan& plan, const Cluster& cluster, const Simulation& simulation) {

@@ -50,6 +50,9 @@ struct TokenRule {
 [[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                                    const StrategyRequest& request, const AutoOptions& options);
 
+// The steps that a search may take: as asked for, or what its threads have time for. 0: no limit.
+[[nodiscard]] std::int64_t step_limit(const AutoOptions& options);
+
 struct SearchState {
   SearchState(const Workload& the_workload, const Cluster& the_cluster,
               const StrategyRequest& the_request, const AutoOptions& the_options)
@@ -57,7 +60,7 @@ struct SearchState {
         cluster(the_cluster),
         request(the_request),
         options(the_options),
-        budget(the_options.steps),
+        budget(step_limit(the_options)),
         progress(the_request.progress),
         start(std::chrono::steady_clock::now()),
         tokens(token_rule(the_workload, the_cluster, the_request, the_options)) {}
