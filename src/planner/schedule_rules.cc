@@ -15,7 +15,7 @@ struct Rule {
   std::vector<SchedulePair> pairs;
 };
 
-const std::vector<Rule>& rules_of(PlacedUnit unit) {
+const std::vector<Rule>& rules_of_rows() {
   static const std::vector<Rule> kRows = {{4000,
                                            {{Slots{4, 1}, InOrder{4, 2}},
                                             {Slots{2, 1}, Stages{6, 1}},
@@ -39,6 +39,10 @@ const std::vector<Rule>& rules_of(PlacedUnit unit) {
                                             {Stages{2, 1}, InOrder{2, 1}},
                                             {InOrder{2, 2}, Slots{2, 1}},
                                             {Slots{3, 2}, Stages{3, 2}}}}};
+  return kRows;
+}
+
+const std::vector<Rule>& rules_of_spread_rows() {
   static const std::vector<Rule> kSpreadRows = {{4000,
                                                  {{Slots{4, 2}, InOrder{4, 2}},
                                                   {Slots{3, 2}, Slots{8, 1}},
@@ -62,21 +66,29 @@ const std::vector<Rule>& rules_of(PlacedUnit unit) {
                                                   {Stages{4, 2}, Slots{2, 1}},
                                                   {Slots{4, 2}, Slots{4, 2}},
                                                   {Slots{2, 1}, InOrder{2, 1}}}}};
+  return kSpreadRows;
+}
+
+const std::vector<Rule>& rules_of_tiles() {
   static const std::vector<Rule> kTiles = {{0,
                                             {{Stages{8, 2}, Stages{8, 2}},
                                              {Slots{4, 1}, Slots{4, 1}},
                                              {Slots{8, 1}, Slots{8, 1}},
                                              {Slots{16, 2}, Slots{16, 2}},
                                              {Stages{2, 1}, Stages{2, 1}}}}};
+  return kTiles;
+}
+
+const std::vector<Rule>& rules_of(PlacedUnit unit) {
   switch (unit) {
     case PlacedUnit::kRows:
-      return kRows;
+      return rules_of_rows();
     case PlacedUnit::kSpreadRows:
-      return kSpreadRows;
+      return rules_of_spread_rows();
     case PlacedUnit::kTiles:
       break;
   }
-  return kTiles;
+  return rules_of_tiles();
 }
 
 }  // namespace
