@@ -83,22 +83,17 @@ void DeviceKernel::backward(const KernelParams& params, std::span<const Backward
   run_tiles(streams_, taken_program(params, program_), params, tiles);
 }
 
-// Maps of cuda:wgmma hold addresses, which every call has anew.
 std::unique_ptr<const PreparedProgram> DeviceKernel::prepare_forward(
     const KernelParams& params, std::span<const TensorView> arrays,
     std::span<const std::vector<ForwardTile>> lists) const {
-  if (taken_program(params, program_) != Program::kMma) {
-    return AttentionKernel::prepare_forward(params, arrays, lists);
-  }
+  if (!makes_lists()) return AttentionKernel::prepare_forward(params, arrays, lists);
   return std::make_unique<DeviceProgram<ForwardTile>>(streams_, params, arrays, lists);
 }
 
 std::unique_ptr<const PreparedProgram> DeviceKernel::prepare_backward(
     const KernelParams& params, std::span<const TensorView> arrays,
     std::span<const std::vector<BackwardTile>> lists) const {
-  if (taken_program(params, program_) != Program::kMma) {
-    return AttentionKernel::prepare_backward(params, arrays, lists);
-  }
+  if (!makes_lists()) return AttentionKernel::prepare_backward(params, arrays, lists);
   return std::make_unique<DeviceProgram<BackwardTile>>(streams_, params, arrays, lists);
 }
 
