@@ -33,6 +33,13 @@
 
 namespace contextile {
 
+// Whether calls of an executor are captured as CUDA graphs and replayed: those that come again with
+// the same tensors, from the second time on; all, from the first time on; none.
+enum class Graphs : std::uint8_t { kAuto, kOn, kOff };
+
+// By name: auto, on, off. Throws InvalidArgument.
+[[nodiscard]] Graphs parse_graphs(std::string_view name);
+
 struct GpuOptions {
   std::int32_t ordinal = 0;
   // Where `cmake --build BUILD --target contextile_cuda` has left the compiled kernels. Empty:
@@ -45,6 +52,8 @@ struct GpuOptions {
   // The driver's library and NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the system.
   std::string library = {};
   std::string nccl_library = {};
+  // For ranks that share the GPU (make_group); those of a group by NCCL are not captured.
+  Graphs graphs = Graphs::kAuto;
 };
 
 // What plans run on. Must outlive them and what their forwards have saved.

@@ -42,6 +42,25 @@ struct OpenTransfer {
   std::int64_t size_bytes = 0;
 };
 
+// Calls whose work is on devices, kept and given to them again as a whole (docs/gpu.md). All ranks
+// of a group do the same at the same time.
+class CallGraphs {
+ public:
+  virtual ~CallGraphs() = default;
+  // Whether calls are kept as soon as they come, or only when they come again.
+  [[nodiscard]] virtual bool keeps_first_calls() const = 0;
+  // Collective. What ranks give to their devices between the two is kept under a number > 0, which
+  // all of them get, and then done. Nothing in between may wait for a device, or take memory for
+  // longer.
+  virtual void begin_capture() = 0;
+  [[nodiscard]] virtual std::int64_t end_capture() = 0;
+  // Collective. Does again what is kept under that number, behind what all ranks' devices were
+  // given so far.
+  virtual void replay(std::int64_t number) = 0;
+  // A rank will not replay it any more; it goes when no rank will.
+  virtual void forget(std::int64_t number) noexcept = 0;
+};
+
 // One rank's end of a group. The n-th message sent from a to b meets the n-th that b expects of a.
 // One thread drives a transport; data moves while it computes.
 class Transport {
@@ -64,6 +83,9 @@ class Transport {
   // The same ranks for messages between these processes' own memories: this transport, unless its
   // data is elsewhere, in a device's.
   [[nodiscard]] virtual Transport& control() { return *this; }
+
+  // Those of the group; null: calls of its ranks are not kept.
+  [[nodiscard]] virtual CallGraphs* graphs() { return nullptr; }
 
   // Tells the group that this rank gives up, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;

@@ -48,12 +48,14 @@ std::vector<std::shared_ptr<Transport>> inproc_group(std::int32_t num_ranks, dou
 
 std::shared_ptr<Gpu> open_gpu_of(std::int32_t ordinal, const std::string& kernels,
                                  const std::string& kernel, const std::string& library,
-                                 const std::string& nccl_library, double timeout) {
+                                 const std::string& nccl_library, const std::string& graphs,
+                                 double timeout) {
   return open_gpu({.ordinal = ordinal,
                    .kernels = kernels,
                    .kernel = kernel,
                    .library = library,
-                   .nccl_library = nccl_library},
+                   .nccl_library = nccl_library,
+                   .graphs = parse_graphs(graphs)},
                   {.timeout = milliseconds_of(timeout, "timeout")});
 }
 
@@ -297,13 +299,15 @@ void bind_gpus(nb::module_& module) {
       "How many GPUs this machine has. library is the driver's (libcuda.so.1). Raises "
       "InvalidArgument where there is no driver.");
   module.def("open_gpu", &open_gpu_of, "ordinal"_a = 0, nb::kw_only(), "kernels"_a = "",
-             "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "timeout"_a = 60.0,
-             nb::call_guard<nb::gil_scoped_release>(),
+             "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "graphs"_a = "auto",
+             "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
              "A GPU of this machine with the library's kernels: bf16 and f16, head dims that are "
              "multiples of 8 up to 256. kernels is the folder of the compiled ones (empty: "
              "$CONTEXTILE_CUDA_KERNELS, else where they were installed), kernel the one for "
              "attention (\"cuda:wgmma\" or \"cuda:mma\"; empty: the former where the GPU has it), "
-             "library and nccl_library the driver's and NCCL's (empty: the system's). timeout is "
+             "library and nccl_library the driver's and NCCL's (empty: the system's). graphs says "
+             "which calls of ranks of group() are CUDA graphs: those that come again with the same "
+             "tensors (auto), all (on), none (off). timeout is "
              "seconds that ranks of group() wait for each other. Raises InvalidArgument where "
              "there is no driver, no such GPU, no kernels (saying where they were looked for) or "
              "not the one that is named; DeviceError.");

@@ -26,6 +26,11 @@ struct Event {
   friend bool operator==(Event, Event) = default;
 };
 
+// Names work that was captured.
+struct Graph {
+  std::int32_t id = -1;
+};
+
 // Rows of equal length at equal distance in device memory.
 struct Rows {
   std::byte* data = nullptr;
@@ -88,6 +93,21 @@ class Driver {
   // Whether kernels of a module can be launched.
   [[nodiscard]] virtual bool has_module(std::string_view module) const = 0;
   [[nodiscard]] virtual BoxMap map_boxes(const BoxSource& source) = 0;
+
+  // From here on the stream's work is kept instead of done, as is that of every stream that waits
+  // for an event of it. One capture at a time. Until it ends, nothing may wait for such a stream or
+  // event, nor may a stream that takes part wait for work before the capture. What is allocated on
+  // a captured stream belongs to the graph and stays until that is freed; what is written to it is
+  // kept with it.
+  virtual void begin_capture(Stream stream) = 0;
+  // The stream has waited for what the others that take part hold.
+  [[nodiscard]] virtual Graph end_capture(Stream stream) = 0;
+  // Ends a capture that is of no use, whatever state it is in; nothing where there is none.
+  virtual void drop_capture(Stream stream) noexcept = 0;
+  // All that was captured, as one piece of work of the stream.
+  virtual void launch_graph(Stream stream, Graph graph) = 0;
+  // Its work that was given to streams is done, or ordered before what these are given now.
+  virtual void free_graph(Graph graph) noexcept = 0;
 
   // Whether everything that the event stands for is done.
   [[nodiscard]] virtual bool is_done(Event event) = 0;

@@ -1,150 +1,27 @@
 #include "device/libcuda.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <system_error>
-#include <type_traits>
+#include <utility>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "contextile/base.h"
-#include "device/encode_map.h"
+#include "device/driver_library.h"
 
 namespace contextile::cuda {
 namespace {
-
-// The driver's interface as far as it is used, from its manual (CUDA Driver API). Names carry the
-// version of the symbol.
-using Result = int;
-using DevicePointer = unsigned long long;  // NOLINT(google-runtime-int): the driver's type
-struct Copy2D {
-  std::size_t from_x = 0, from_y = 0;
-  int from_kind = kDevice;
-  const void* from_host = nullptr;
-  DevicePointer from = 0;
-  void* from_array = nullptr;
-  std::size_t from_pitch = 0;
-  std::size_t to_x = 0, to_y = 0;
-  int to_kind = kDevice;
-  void* to_host = nullptr;
-  DevicePointer to = 0;
-  void* to_array = nullptr;
-  std::size_t to_pitch = 0;
-  std::size_t width = 0, height = 0;
-
-  static constexpr int kDevice = 2;
-};
-constexpr Result kSuccess = 0;
-constexpr Result kNotReady = 600;
-constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
-constexpr unsigned kNonBlocking = 1;              // a stream beside the default one
-constexpr unsigned kNoTiming = 2;                 // an event without a clock
-constexpr int kDynamicShared = 8;                 // attribute of a function
-constexpr int kReleaseThreshold = 4;              // attribute of a memory pool
-constexpr std::size_t kPinnedBytes = 256 * 1024;  // least chunk of memory for writes
-
-// Functions of the library, looked up when it is opened.
-class Library {
- public:
-  explicit Library(const std::string& name)
-      : handle_(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-    CONTEXTILE_CHECK(handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
-                     name, ::dlerror());
-    const auto find = [&](auto& function, const char* symbol) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
-      CONTEXTILE_CHECK(function != nullptr, "cuda: expected {} in {}, found no such function",
-                       symbol, name);
-    };
-    find(init, "cuInit");
-    find(error_text, "cuGetErrorString");
-    find(device_count, "cuDeviceGetCount");
-    find(device_get, "cuDeviceGet");
-    find(device_name, "cuDeviceGetName");
-    find(device_attribute, "cuDeviceGetAttribute");
-    find(default_pool, "cuDeviceGetDefaultMemPool");
-    find(pool_attribute, "cuMemPoolSetAttribute");
-    find(retain_context, "cuDevicePrimaryCtxRetain");
-    find(release_context, "cuDevicePrimaryCtxRelease_v2");
-    find(set_context, "cuCtxSetCurrent");
-    find(load_module, "cuModuleLoadData");
-    find(get_function, "cuModuleGetFunction");
-    find(set_function, "cuFuncSetAttribute");
-    find(allocate, "cuMemAlloc_v2");
-    find(free, "cuMemFree_v2");
-    find(allocate_async, "cuMemAllocAsync");
-    find(free_async, "cuMemFreeAsync");
-    find(allocate_host, "cuMemHostAlloc");
-    find(free_host, "cuMemFreeHost");
-    find(create_stream, "cuStreamCreate");
-    find(destroy_stream, "cuStreamDestroy_v2");
-    find(synchronize, "cuStreamSynchronize");
-    find(wait_event, "cuStreamWaitEvent");
-    find(create_event, "cuEventCreate");
-    find(destroy_event, "cuEventDestroy_v2");
-    find(record_event, "cuEventRecord");
-    find(query_event, "cuEventQuery");
-    find(to_device, "cuMemcpyHtoDAsync_v2");
-    find(to_host, "cuMemcpyDtoH_v2");
-    find(copy, "cuMemcpyDtoDAsync_v2");
-    find(copy_2d, "cuMemcpy2DAsync_v2");
-    find(fill, "cuMemsetD8Async");
-    find(launch, "cuLaunchKernel");
-    find(encode_map, "cuTensorMapEncodeTiled");
-  }
-  ~Library() { ::dlclose(handle_); }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
-
-  Result (*init)(unsigned) = nullptr;
-  Result (*error_text)(Result, const char**) = nullptr;
-  Result (*device_count)(int*) = nullptr;
-  Result (*device_get)(int*, int) = nullptr;
-  Result (*device_name)(char*, int, int) = nullptr;
-  Result (*device_attribute)(int*, int, int) = nullptr;
-  Result (*default_pool)(void**, int) = nullptr;
-  Result (*pool_attribute)(void*, int, void*) = nullptr;
-  Result (*retain_context)(void**, int) = nullptr;
-  Result (*release_context)(int) = nullptr;
-  Result (*set_context)(void*) = nullptr;
-  Result (*load_module)(void**, const void*) = nullptr;
-  Result (*get_function)(void**, void*, const char*) = nullptr;
-  Result (*set_function)(void*, int, int) = nullptr;
-  Result (*allocate)(DevicePointer*, std::size_t) = nullptr;
-  Result (*free)(DevicePointer) = nullptr;
-  Result (*allocate_async)(DevicePointer*, std::size_t, void*) = nullptr;
-  Result (*free_async)(DevicePointer, void*) = nullptr;
-  Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
-  Result (*free_host)(void*) = nullptr;
-  Result (*create_stream)(void**, unsigned) = nullptr;
-  Result (*destroy_stream)(void*) = nullptr;
-  Result (*synchronize)(void*) = nullptr;
-  Result (*wait_event)(void*, void*, unsigned) = nullptr;
-  Result (*create_event)(void**, unsigned) = nullptr;
-  Result (*destroy_event)(void*) = nullptr;
-  Result (*record_event)(void*, void*) = nullptr;
-  Result (*query_event)(void*) = nullptr;
-  Result (*to_device)(DevicePointer, const void*, std::size_t, void*) = nullptr;
-  Result (*to_host)(void*, DevicePointer, std::size_t) = nullptr;
-  Result (*copy)(DevicePointer, DevicePointer, std::size_t, void*) = nullptr;
-  Result (*copy_2d)(const Copy2D*, void*) = nullptr;
-  Result (*fill)(DevicePointer, unsigned char, std::size_t, void*) = nullptr;
-  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                   void*, void**, void**) = nullptr;
-  EncodeMap encode_map = nullptr;
-
- private:
-  void* handle_;
-};
 
 DevicePointer pointer_to(const std::byte* memory) {
   return reinterpret_cast<DevicePointer>(memory);
@@ -199,6 +76,7 @@ class GpuDriver : public Driver {
         cuda_.destroy_stream(stream.handle);
       }
       for (void* event : events_) cuda_.destroy_event(event);
+      for (KeptGraph& graph : graphs_) give_back(graph);
       for (const Chunk& chunk : chunks_) {
         cuda_.destroy_event(chunk.free);
         cuda_.free_host(chunk.memory);
@@ -222,12 +100,14 @@ class GpuDriver : public Driver {
   }
   [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override {
     select();
+    if (is_captured(stream)) return allocate_in_capture(bytes);
     DevicePointer pointer = 0;
     check("cuMemAllocAsync",
           cuda_.allocate_async(&pointer, static_cast<std::size_t>(bytes), handle(stream)));
     return memory_at(pointer);
   }
   void free_on(Stream stream, std::byte* memory) override {
+    if (is_of_a_graph(memory)) return;
     if (cuda_.set_context(context_) == kSuccess)
       cuda_.free_async(pointer_to(memory), handle(stream));
   }
@@ -254,26 +134,33 @@ class GpuDriver : public Driver {
   }
   void record(Event event, Stream stream) override {
     select();
+    const auto mine = turn();
     check("cuEventRecord", cuda_.record_event(handle(event), handle(stream)));
   }
   void wait(Stream stream, Event event) override {
     select();
+    const auto mine = turn();
     check("cuStreamWaitEvent", cuda_.wait_event(handle(stream), handle(event), 0));
   }
 
   void write(Stream stream, std::byte* to, std::span<const std::byte> from) override {
     if (from.empty()) return;
     select();
-    Chunk chunk = take_chunk(from.size());
+    const bool is_kept = is_captured(stream);
+    Chunk chunk = is_kept ? new_chunk(from.size()) : take_chunk(from.size());
     std::memcpy(chunk.memory, from.data(), from.size());
-    check("cuMemcpyHtoDAsync",
-          cuda_.to_device(pointer_to(to), chunk.memory, from.size(), handle(stream)));
-    check("cuEventRecord", cuda_.record_event(chunk.free, handle(stream)));
+    {
+      const auto mine = turn();
+      check("cuMemcpyHtoDAsync",
+            cuda_.to_device(pointer_to(to), chunk.memory, from.size(), handle(stream)));
+      if (!is_kept) check("cuEventRecord", cuda_.record_event(chunk.free, handle(stream)));
+    }
     const std::lock_guard lock(mutex_);
-    chunks_.push_back(chunk);
+    (is_kept ? capture_.chunks : chunks_).push_back(chunk);
   }
   void copy(Stream stream, const Rows& to, const Rows& from) override {
     select();
+    const auto mine = turn();
     const auto width = static_cast<std::size_t>(to.row_bytes);
     if (to.num_rows == 1 ||
         (to.stride_bytes == to.row_bytes && from.stride_bytes == to.row_bytes)) {
@@ -293,12 +180,14 @@ class GpuDriver : public Driver {
   }
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override {
     select();
+    const auto mine = turn();
     check("cuMemsetD8Async",
           cuda_.fill(pointer_to(to), value, static_cast<std::size_t>(bytes), handle(stream)));
   }
   void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
               const std::function<Access()>& /*access*/) override {
     select();
+    const auto mine = turn();
     void* argument = const_cast<std::byte*>(arguments.data());  // read alone
     const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
     check(grid.kernel, cuda_.launch(function(grid), size(grid.blocks_x), size(grid.blocks_y), 1,
@@ -314,6 +203,52 @@ class GpuDriver : public Driver {
     select();
     check("cuTensorMapEncodeTiled", encode_map(cuda_.encode_map, source, map));
     return map;
+  }
+
+  void begin_capture(Stream stream) override {
+    select();
+    const std::lock_guard lock(mutex_);
+    CONTEXTILE_CHECK(!is_capturing_, "cuda: expected no capture under way, found one");
+    check("cuStreamBeginCapture", cuda_.begin_capture(handle_of(stream), kRelaxed));
+    is_capturing_ = true;
+  }
+  [[nodiscard]] Graph end_capture(Stream stream) override {
+    select();
+    const std::lock_guard lock(mutex_);
+    is_capturing_ = false;
+    void* captured = nullptr;
+    KeptGraph kept = std::exchange(capture_, {});
+    try {
+      check("cuStreamEndCapture", cuda_.end_capture(handle_of(stream), &captured));
+      check("cuGraphInstantiate", cuda_.instantiate(&kept.executable, captured, 0));
+    } catch (...) {
+      if (captured != nullptr) cuda_.destroy_graph(captured);
+      give_back(kept);
+      throw;
+    }
+    cuda_.destroy_graph(captured);
+    graphs_.push_back(std::move(kept));
+    return {static_cast<std::int32_t>(graphs_.size() - 1)};
+  }
+  void drop_capture(Stream stream) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (!is_capturing_.exchange(false) || cuda_.set_context(context_) != kSuccess) return;
+    void* captured = nullptr;
+    cuda_.end_capture(handle_of(stream), &captured);
+    if (captured != nullptr) cuda_.destroy_graph(captured);
+    give_back(capture_);
+  }
+  void launch_graph(Stream stream, Graph graph) override {
+    select();
+    const std::lock_guard lock(mutex_);
+    check("cuGraphLaunch",
+          cuda_.launch_graph(graphs_.at(static_cast<std::size_t>(graph.id)).executable,
+                             handle_of(stream)));
+  }
+  void free_graph(Graph graph) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (cuda_.set_context(context_) == kSuccess)
+      give_back(graphs_[static_cast<std::size_t>(graph.id)]);
   }
 
   [[nodiscard]] bool is_done(Event event) override {
@@ -342,6 +277,12 @@ class GpuDriver : public Driver {
     std::size_t bytes = 0;
     void* free = nullptr;  // an event
   };
+  // What was captured, and what it reads and writes that is nobody else's.
+  struct KeptGraph {
+    void* executable = nullptr;
+    std::vector<std::byte*> memory = {};
+    std::vector<Chunk> chunks = {};
+  };
   struct OpenStream {
     void* handle = nullptr;
     bool is_ours = true;
@@ -357,6 +298,44 @@ class GpuDriver : public Driver {
     if (cuda_.error_text(result, &text) != kSuccess || text == nullptr) text = "unknown error";
     throw DeviceError(fmt::format("{}: {}: {} (CUDA error {})", name_.empty() ? "cuda" : name_,
                                   call, text, result));
+  }
+  // Calls of several threads into one capture come one after another: a graph that is made is not
+  // the driver's to keep consistent. Nobody waits for anybody where there is none.
+  [[nodiscard]] std::unique_lock<std::mutex> turn() {
+    std::unique_lock lock(capture_mutex_, std::defer_lock);
+    if (is_capturing_) lock.lock();
+    return lock;
+  }
+  [[nodiscard]] bool is_captured(Stream stream) {
+    if (!is_capturing_) return false;
+    int status = kNotCaptured;
+    check("cuStreamIsCapturing", cuda_.is_capturing(handle(stream), &status));
+    return status != kNotCaptured;
+  }
+  // Streams give no memory in a capture; what it needs lives as long as its graph.
+  [[nodiscard]] std::byte* allocate_in_capture(std::int64_t bytes) {
+    std::byte* const memory = allocate(bytes);
+    const std::lock_guard lock(mutex_);
+    capture_.memory.push_back(memory);
+    graph_memory_.insert(memory);
+    return memory;
+  }
+  [[nodiscard]] bool is_of_a_graph(const std::byte* memory) {
+    const std::lock_guard lock(mutex_);
+    return graph_memory_.contains(memory);
+  }
+  // Needs the lock and the device. Freeing memory waits for work that uses it.
+  void give_back(KeptGraph& kept) noexcept {
+    if (kept.executable != nullptr) cuda_.destroy_executable(kept.executable);
+    for (std::byte* memory : kept.memory) {
+      cuda_.free(pointer_to(memory));
+      graph_memory_.erase(memory);
+    }
+    for (const Chunk& chunk : kept.chunks) {
+      cuda_.destroy_event(chunk.free);
+      cuda_.free_host(chunk.memory);
+    }
+    kept = {};
   }
   // Each thread names the device before it uses it.
   void select() const { check("cuCtxSetCurrent", cuda_.set_context(context_)); }
@@ -427,13 +406,21 @@ class GpuDriver : public Driver {
         return chunk;
       }
     }
-    Chunk chunk{nullptr, std::max(bytes, kPinnedBytes), new_event()};
+    return new_chunk(std::max(bytes, kPinnedBytes));
+  }
+  // A graph keeps its chunks, so they are no larger than what it uploads.
+  [[nodiscard]] Chunk new_chunk(std::size_t bytes) const {
+    Chunk chunk{nullptr, bytes, new_event()};
     check("cuMemHostAlloc", cuda_.allocate_host(&chunk.memory, chunk.bytes, 0));
     return chunk;
   }
 
   [[nodiscard]] void* handle(Stream stream) {
     const std::lock_guard lock(mutex_);
+    return handle_of(stream);
+  }
+  // Needs the lock.
+  [[nodiscard]] void* handle_of(Stream stream) const {
     return streams_.at(static_cast<std::size_t>(stream.id)).handle;
   }
   [[nodiscard]] void* handle(Event event) {
@@ -452,6 +439,11 @@ class GpuDriver : public Driver {
   std::vector<OpenStream> streams_;
   std::vector<void*> events_;
   std::vector<Chunk> chunks_;  // that nobody writes to
+  std::mutex capture_mutex_;
+  std::atomic<bool> is_capturing_ = false;
+  KeptGraph capture_;  // what the capture under way needs
+  std::vector<KeptGraph> graphs_;
+  std::set<const std::byte*> graph_memory_;
 };
 
 }  // namespace

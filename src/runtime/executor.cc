@@ -14,6 +14,7 @@
 #include "base/suggest.h"
 #include "contextile/plan_file.h"
 #include "contextile/version.h"
+#include "runtime/call_replay.h"
 #include "runtime/executor_call.h"
 #include "runtime/executor_testing.h"
 #include "runtime/flight_recorder.h"
@@ -65,6 +66,7 @@ struct Executor::State {
   bool poison = false;
   ExecutionStats last_stats;
   FlightRecorder recorder;
+  CallReplay replay;
 
   [[nodiscard]] const Plan* current_plan() const {
     return plan == nullptr ? nullptr : plan->plan.get();
@@ -120,6 +122,33 @@ struct Executor::State {
     call.begin(std::move(buffer), transport, kernel, recorder, next_begin, poison);
     ++next_begin;
   }
+
+  // Runs a whole call, or has it done again by those who kept it; returns whether it was run.
+  template <typename Tensors, typename Run>
+  bool run_or_replay(std::size_t mask, const Tensors& tensors, const Run& run) {
+    if (plan == nullptr || !replay.is_possible()) {
+      run();
+      return true;
+    }
+    return collectively([&] {
+      CallKey key = key_of(mask, tensors);
+      key.add(std::uint64_t{poison ? 1U : 0U});
+      for (const auto& buffer : idle) key.add(static_cast<const void*>(buffer->data()));
+      // What forward keeps lies in memory of the caller's, or there is none.
+      const bool keeps_memory = tensors.saved.empty() && has_retained(mask);
+      const CallReplay::Outcome outcome = replay.call(
+          key, keeps_memory ? CallReplay::Keep::kNever : CallReplay::Keep::kIfAllDo, recorder, [&] {
+            run();
+            return last_stats;
+          });
+      last_stats = outcome.stats;
+      return outcome.was_run;
+    });
+  }
+  [[nodiscard]] bool has_retained(std::size_t mask) const {
+    if (plan->rounds.empty() || mask >= plan->rounds[0].masks.size()) return true;
+    return forward_retained_bytes(*plan, mask) > 0;
+  }
 };
 
 Executor::Executor(Transport& transport, const AttentionKernel& kernel,
@@ -129,7 +158,8 @@ Executor::Executor(Transport& transport, const AttentionKernel& kernel,
                        .plan = nullptr,
                        .idle = {},
                        .last_stats = {},
-                       .recorder = {transport, options.flight_folder}}) {}
+                       .recorder = {transport, options.flight_folder},
+                       .replay = CallReplay(transport)}) {}
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 Executor& Executor::operator=(Executor&&) noexcept = default;
@@ -219,6 +249,7 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
         });
       }
       recorder.step({"prepare"}, [&] {
+        state.replay.forget_all();
         state.plan = std::make_shared<const PreparedPlan>(std::move(prepared));
         if (state.num_buffers == 0) state.add_buffer();
         for (const auto& buffer : state.idle) state.reserve(*buffer);
@@ -265,7 +296,11 @@ Saved Executor::finish(Handle handle) {
 }
 
 Saved Executor::forward(std::size_t mask, const ForwardTensors& tensors) {
-  return finish(begin_forward(mask, tensors));
+  Saved saved;
+  const bool was_run =
+      state_->run_or_replay(mask, tensors, [&] { saved = finish(begin_forward(mask, tensors)); });
+  if (!was_run) saved.buffers_ = nothing_saved(*state_->plan, mask);
+  return saved;
 }
 
 std::int64_t Executor::saved_bytes(std::size_t mask) const {
@@ -278,7 +313,8 @@ std::int64_t Executor::saved_bytes(std::size_t mask) const {
 }
 
 void Executor::backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved) {
-  static_cast<void>(finish(begin_backward(mask, tensors, saved)));
+  state_->run_or_replay(mask, tensors,
+                        [&] { static_cast<void>(finish(begin_backward(mask, tensors, saved))); });
 }
 
 ExecutionStats Executor::last_stats() const { return state_->last_stats; }

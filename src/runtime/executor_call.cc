@@ -63,6 +63,14 @@ std::int64_t forward_retained_bytes(const PreparedPlan& plan, std::size_t mask) 
   return bytes;
 }
 
+std::unique_ptr<Saved::Buffers> nothing_saved(const PreparedPlan& plan, std::size_t mask) {
+  auto saved = std::make_unique<Saved::Buffers>();
+  saved->digest = plan.plan->digest;
+  saved->mask = mask;
+  saved->rounds = std::make_shared<const Saved::Buffers::Rounds>(plan.rounds.size());
+  return saved;
+}
+
 Executor::Handle::Call::Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask,
                              const ForwardTensors& tensors)
     : plan_(std::move(plan)), mask_(mask), direction_(Direction::kForward), forward_(tensors) {

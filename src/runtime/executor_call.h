@@ -28,6 +28,10 @@ struct Saved::Buffers {
 // What forward of a mask keeps for backward, all rounds of this rank.
 [[nodiscard]] std::int64_t forward_retained_bytes(const PreparedPlan& plan, std::size_t mask);
 
+// What forward returns that put all it keeps into memory of the caller's.
+[[nodiscard]] std::unique_ptr<Saved::Buffers> nothing_saved(const PreparedPlan& plan,
+                                                            std::size_t mask);
+
 struct Executor::Handle::Call {
  public:
   Call(std::shared_ptr<const PreparedPlan> plan, std::size_t mask, const ForwardTensors& tensors);

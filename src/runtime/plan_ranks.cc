@@ -24,16 +24,20 @@ constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
 // A tensor in the memory of a rank's kernel, and a copy here where that is elsewhere.
 class RankTensor {
  public:
-  RankTensor(const RowMemory& memory, HostTensor tensor)
-      : host_(std::move(tensor)), memory_(memory), is_here_(&memory == &host_memory()) {
+  // Elsewhere it lies in `place`, which grows where it has to.
+  RankTensor(const RowMemory& memory, HostTensor tensor, RowBuffer* place)
+      : host_(std::move(tensor)), memory_(memory), is_here_(place == nullptr) {
     if (is_here_) return;
-    there_ = RowBuffer(memory, std::ssize(host_.bytes()));
-    memory.write(there_.data(), host_.bytes());
+    if (place->size_bytes() < std::ssize(host_.bytes())) {
+      *place = RowBuffer(memory, std::ssize(host_.bytes()));
+    }
+    there_ = place->data();
+    memory.write(there_, host_.bytes());
   }
 
   [[nodiscard]] TensorView view() {
     TensorView view = host_.view();
-    if (!is_here_) view.data = there_.data();
+    if (!is_here_) view.data = there_;
     return view;
   }
   [[nodiscard]] RowStats stats() { return as_stats(view()); }
@@ -44,7 +48,7 @@ class RankTensor {
   HostTensor& fetched() {
     if (!is_here_) {
       const auto to = static_cast<std::byte*>(host_.view().data);
-      memory_.read({to, host_.bytes().size()}, there_.data());
+      memory_.read({to, host_.bytes().size()}, there_);
     }
     return host_;
   }
@@ -53,35 +57,49 @@ class RankTensor {
   HostTensor host_;
   const RowMemory& memory_;
   const bool is_here_;
-  RowBuffer there_;
+  std::byte* there_ = nullptr;
 };
 
-// Makes and moves the tensors of one rank.
+// Makes and moves the tensors of one rank for a call. Those of the same call lie where they lay the
+// last time, so that devices may know it again.
 class RankTensors {
  public:
-  RankTensors(const Plan& plan, Rank rank, const AttentionKernel& kernel)
-      : plan_(plan), rank_(rank), memory_(kernel.memory()), tokens_(num_local_tokens(plan, rank)) {}
+  RankTensors(const Plan& plan, Rank rank, const AttentionKernel& kernel,
+              std::deque<RowBuffer>& places)
+      : plan_(plan),
+        rank_(rank),
+        memory_(kernel.memory()),
+        tokens_(num_local_tokens(plan, rank)),
+        places_(places) {}
 
-  [[nodiscard]] RankTensor like(const TensorView& batch) const {
-    return {memory_, HostTensor(batch.dtype, tokens_, batch.heads, batch.dim)};
+  [[nodiscard]] RankTensor like(const TensorView& batch) {
+    return placed(HostTensor(batch.dtype, tokens_, batch.heads, batch.dim));
   }
-  [[nodiscard]] RankTensor scattered(const TensorView& batch) const {
+  [[nodiscard]] RankTensor scattered(const TensorView& batch) {
     HostTensor local(batch.dtype, tokens_, batch.heads, batch.dim);
     scatter(plan_, rank_, batch, local.view());
-    return {memory_, std::move(local)};
+    return placed(std::move(local));
   }
   // The same on every rank.
-  [[nodiscard]] RankTensor copied(std::span<const float> array) const {
+  [[nodiscard]] RankTensor copied(std::span<const float> array) {
     HostTensor tensor(Dtype::kF32, std::ssize(array), 1, 1);
     std::ranges::copy(array, tensor.values<float>().begin());
-    return {memory_, std::move(tensor)};
+    return placed(std::move(tensor));
   }
 
  private:
+  RankTensor placed(HostTensor tensor) {
+    if (&memory_ == &host_memory()) return {memory_, std::move(tensor), nullptr};
+    if (num_placed_ == places_.size()) places_.emplace_back();
+    return {memory_, std::move(tensor), &places_[num_placed_++]};
+  }
+
   const Plan& plan_;
   const Rank rank_;
   const RowMemory& memory_;
   const std::int64_t tokens_;
+  std::deque<RowBuffer>& places_;
+  std::size_t num_placed_ = 0;
 };
 
 TensorView as_tensor_of(const Plan& plan, const std::vector<float>& lse_TH) {
@@ -146,7 +164,8 @@ PlanRanks::PlanRanks(std::shared_ptr<const Plan> plan, const RunOn& run_on,
       executor_options_(executor_options),
       mine_(run_on.rank),
       calls_(static_cast<std::size_t>(plan_->num_devices())),
-      memory_(calls_.size()) {
+      memory_(calls_.size()),
+      places_(calls_.size()) {
   if (mine_ == nullptr) {
     start();
     return;
@@ -181,6 +200,7 @@ void PlanRanks::prepare() {
 }
 
 void PlanRanks::stop() noexcept {
+  for (TensorPlaces& places : places_) places = {};
   executors_.clear();
   group_.clear();
 }
@@ -272,7 +292,7 @@ AttentionOutput PlanRanks::forward(std::size_t mask, const AttentionInputs& inpu
   const TensorView lse_TH = as_tensor_of(*plan_, output.lse_TH);
   run([&](Transport& transport, Executor& executor) {
     const Rank rank = transport.rank();
-    const RankTensors tensors(*plan_, rank, kernel(rank));
+    RankTensors tensors(*plan_, rank, kernel(rank), places_[rank.index()].forward);
     RankTensor q = tensors.scattered(inputs.q_THD);
     RankTensor k = tensors.scattered(inputs.k_THD);
     RankTensor v = tensors.scattered(inputs.v_THD);
@@ -311,7 +331,7 @@ AttentionGradients PlanRanks::backward(std::size_t mask, const AttentionInputs& 
                                         std::vector<float>(inputs.sink_H.size(), kUnwritten));
   run([&](Transport& transport, Executor& executor) {
     const std::size_t r = transport.rank().index();
-    const RankTensors tensors(*plan_, transport.rank(), kernel(transport.rank()));
+    RankTensors tensors(*plan_, transport.rank(), kernel(transport.rank()), places_[r].backward);
     RankTensor q = tensors.scattered(inputs.q_THD);
     RankTensor k = tensors.scattered(inputs.k_THD);
     RankTensor v = tensors.scattered(inputs.v_THD);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -83,6 +84,12 @@ class PlanRanks {
   std::vector<std::unique_ptr<Executor>> executors_;
   std::vector<RankCall> calls_;
   std::vector<ExecutorMemory> memory_;
+  // Where tensors of calls lie, by rank, where that is not this process's memory.
+  struct TensorPlaces {
+    std::deque<RowBuffer> forward;
+    std::deque<RowBuffer> backward;
+  };
+  std::vector<TensorPlaces> places_;
 };
 
 }  // namespace contextile

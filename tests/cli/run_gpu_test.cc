@@ -56,6 +56,17 @@ TEST_F(RunGpu, TakesTheKernelForTheGpuWhereItIsCompiled) {
                    {"gpu kernel: expected cuda:wgmma or cuda:mma, found 'wgmma'"});
 }
 
+// Repetitions are the same call, whose results are checked as ever.
+TEST_F(RunGpu, ReplaysRepetitionsAsGraphsUnlessToldNotTo) {
+  for (const std::string graphs : {"auto", "on", "off"}) {
+    const Outcome outcome =
+        run("--repeats 3 --graphs " + graphs, "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=.");
+    EXPECT_EQ(outcome.exit_code, 0) << graphs << outcome.err;
+  }
+  expect_bad_input(run("--graphs some", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=."),
+                   {"graphs: expected auto, on or off, found", "some"});
+}
+
 TEST_F(RunGpu, SaysWhatIsMissing) {
   expect_bad_input(run("", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=/nowhere"),
                    {"expected compiled kernels in /nowhere", "contextile_cuda"});

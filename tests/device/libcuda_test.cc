@@ -19,6 +19,7 @@
 #include "contextile/registry.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"
+#include "support/device_calls.h"
 #include "support/host_driver.h"
 #include "support/message_of.h"
 
@@ -105,6 +106,85 @@ TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
   DeviceRanks ranks(*gpu, {}, Program::kWgmma);
   run.host = &ranks;
   EXPECT_EQ(run_plan(plan, run).masks.at(0).result_bits, expected.masks.at(0).result_bits);
+}
+
+// Calls of both directions, the first of each captured and the others replayed, inputs written
+// between them. By wgmma every call makes lists and maps, which its graph keeps.
+TEST_F(FakeGpu, ReplaysCallsWithTheBitsOfTheHost) {
+  put("wgmma",
+      "\x7f"
+      "ELF");
+  DeviceOptions with_wgmma = options();
+  with_wgmma.optional_modules = {"wgmma"};
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  const Workload workload = batch_of({300, 37, 190}, "causal", shape);
+  const auto plan =
+      plan_and_check(workload, cluster_of(1, 4), parse_strategies("hybrid").at(0), {}).plan;
+  for (const Program program : {Program::kMma, Program::kWgmma}) {
+    HostDriver at_once(HostDriver::Mode::kAtOnce);
+    DeviceRanks run_ranks(at_once, {}, program, Graphs::kOff);
+    DeviceCalls run(run_ranks, plan);
+    const std::unique_ptr<Driver> gpu = open_device(with_wgmma);
+    DeviceRanks ranks(*gpu, {}, program, Graphs::kOn);
+    DeviceCalls calls(ranks, plan);
+    for (std::uint64_t seed = 0; seed < 2; ++seed) {
+      for (DeviceCalls* some : {&run, &calls}) {
+        some->set_inputs(seed);
+        some->forward();
+        some->backward();
+      }
+      EXPECT_TRUE(calls.results() == run.results()) << name_of(program) << seed;
+    }
+  }
+}
+
+// Memory and uploads of a capture live as long as its graph; what it forbids is an error, behind
+// which the device goes on.
+TEST_F(FakeGpu, CapturesKeepWhatTheyNeed) {
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  const Stream stream = gpu->create_stream();
+  const Event event = gpu->create_event();
+  std::byte* const memory = gpu->allocate(4);
+  const auto read = [&] {
+    std::array<std::byte, 4> bytes;
+    gpu->read(stream, bytes, memory);
+    return bytes;
+  };
+  const std::array<std::byte, 4> ones = {std::byte{1}, std::byte{1}, std::byte{1}, std::byte{1}};
+  gpu->fill(stream, memory, 0, 4);
+  gpu->begin_capture(stream);
+  {
+    const StreamMemory near(*gpu, stream, 4);
+    gpu->write(stream, near.data(), ones);
+    gpu->copy(stream, {memory, 4, 1, 4}, {near.data(), 4, 1, 4});
+  }
+  EXPECT_THAT(message_of<DeviceError>([&] { gpu->synchronize(stream); }), HasSubstr("error 900"));
+  gpu->record(event, stream);
+  EXPECT_THAT(message_of<DeviceError>([&] { static_cast<void>(gpu->is_done(event)); }),
+              HasSubstr("error 907"));
+  const Graph graph = gpu->end_capture(stream);
+  EXPECT_EQ(read(), (std::array<std::byte, 4>{}));
+  for (int turn = 0; turn < 2; ++turn) {
+    gpu->write(stream, memory, std::array<std::byte, 4>{});  // not from what the graph reads
+    gpu->launch_graph(stream, graph);
+    EXPECT_EQ(read(), ones);
+  }
+  gpu->free_graph(graph);
+  const Stream other = gpu->create_stream();
+  gpu->begin_capture(stream);
+  gpu->record(event, stream);
+  gpu->wait(other, event);
+  EXPECT_THAT(message_of<DeviceError>([&] { static_cast<void>(gpu->end_capture(stream)); }),
+              HasSubstr("error 904"));
+  gpu->begin_capture(stream);
+  static_cast<void>(gpu->allocate_on(stream, 8));
+  gpu->drop_capture(stream);
+  gpu->drop_capture(stream);
+  EXPECT_EQ(read(), ones);
+  gpu->free(memory);
 }
 
 TEST_F(FakeGpu, CopiesRowsAndKeepsWhatIsBetweenThem) {

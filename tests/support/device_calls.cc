@@ -1,5 +1,6 @@
 #include "support/device_calls.h"
 
+#include <stdexcept>
 #include <utility>
 
 #include "base/rng.h"
@@ -7,6 +8,7 @@
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
+#include "runtime/executor_testing.h"
 
 namespace contextile {
 
@@ -152,6 +154,12 @@ std::vector<std::byte> DeviceCalls::results() {
     }
   }
   return bits;
+}
+
+void DeviceCalls::fail_at_step(std::size_t rank, const std::string& op) {
+  ExecutorTesting::before_step(ranks_.at(rank)->executor, [op](const RecordedStep& step) {
+    if (step.op == op) throw std::runtime_error("given up");
+  });
 }
 
 std::vector<ExecutionStats> DeviceCalls::stats() const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "contextile/executor.h"
@@ -31,6 +32,8 @@ class DeviceCalls {
   void backward();
   // The bits of all results, rank by rank.
   [[nodiscard]] std::vector<std::byte> results();
+  // The rank throws "given up" (std::runtime_error) before the next step of that name.
+  void fail_at_step(std::size_t rank, const std::string& op);
   // How the last call went, by rank.
   [[nodiscard]] std::vector<ExecutionStats> stats() const;
 

@@ -1,17 +1,23 @@
 // A driver library as libcuda.so.1 is, on a device that is this machine's CPU: what the manual says
 // of the functions that src/device/libcuda.cc calls, with its checks of arguments. Work is done
-// where it is asked for. Modules are files that begin as ELF; kernels run in loops.
+// where it is asked for, or kept where its stream is captured. Modules are files that begin as ELF;
+// kernels run in loops.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "support/captured_work.h"
 #include "support/host_box_map.h"
 #include "support/host_grid.h"
 
@@ -28,8 +34,19 @@ constexpr Result kInvalidImage = 200;
 constexpr Result kInvalidHandle = 400;
 constexpr Result kNotFound = 500;
 constexpr Result kLaunchFailed = 719;
+constexpr Result kNotSupported = 801;
+constexpr Result kCaptureUnsupported = 900;
+constexpr Result kCaptureUnmatched = 903;
+constexpr Result kCaptureUnjoined = 904;
+constexpr Result kCaptureIsolation = 905;
+constexpr Result kCapturedEvent = 907;
 constexpr std::size_t kLargestAllocation = std::size_t{1} << 30;
 constexpr int kSharedWithoutAsking = 49152;
+
+using Capture = contextile::cuda::CapturedWork<void*, std::function<Result()>>;
+struct Graph {
+  std::vector<Capture::Node> nodes;
+};
 
 struct State {
   std::mutex mutex;
@@ -39,6 +56,10 @@ struct State {
   std::map<std::uintptr_t, std::size_t> device;  // allocations
   std::set<void*> streams, events, pinned, modules;
   std::map<std::string, int> shared;  // dynamic bytes that a function is set up for
+  std::optional<Capture> capture;     // under way; one at a time
+  int num_captures = 0;
+  std::map<void*, std::pair<int, std::size_t>> captured_events;  // a node of which capture
+  std::set<Graph*> graphs;                                       // and executable ones
 };
 State& state() {
   static State all;
@@ -67,6 +88,15 @@ Result guarded(const Work& work) {
   if (!state().initialized) return kNotInitialized;
   if (current == nullptr) return kNoContext;
   return work();
+}
+
+bool is_captured(void* stream) { return state().capture && state().capture->has(stream); }
+
+// Does it, or keeps it. Needs the lock.
+Result on_stream(void* stream, std::function<Result()> work) {
+  if (!is_captured(stream)) return work();
+  state().capture->add(stream, std::move(work));
+  return kSuccess;
 }
 
 Result allocate(DevicePointer* pointer, std::size_t bytes) {
@@ -141,7 +171,8 @@ extern "C" Result cuDevicePrimaryCtxRetain(void** context, int device) {
 // Everything has to be given back before the last one goes.
 extern "C" Result cuDevicePrimaryCtxRelease_v2(int device) {
   const std::lock_guard lock(state().mutex);
-  const bool is_empty = state().streams.empty() && state().events.empty() && state().pinned.empty();
+  const bool is_empty = state().streams.empty() && state().events.empty() &&
+                        state().pinned.empty() && state().graphs.empty() && !state().capture;
   if (--state().num_holders == 0) {
     if (!is_empty) std::abort();
     for (void* module : state().modules) std::free(module);  // they go with the context
@@ -187,10 +218,17 @@ extern "C" Result cuMemFree_v2(DevicePointer pointer) {
   return guarded([&] { return release(pointer); });
 }
 extern "C" Result cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, void* stream) {
-  return guarded([&] { return is_stream(stream) ? allocate(pointer, bytes) : kInvalidHandle; });
+  return guarded([&] {
+    if (is_captured(stream))
+      return kNotSupported;  // what a graph takes is not what the driver asks for
+    return is_stream(stream) ? allocate(pointer, bytes) : kInvalidHandle;
+  });
 }
 extern "C" Result cuMemFreeAsync(DevicePointer pointer, void* stream) {
-  return guarded([&] { return is_stream(stream) ? release(pointer) : kInvalidHandle; });
+  return guarded([&] {
+    if (is_captured(stream)) return kNotSupported;
+    return is_stream(stream) ? release(pointer) : kInvalidHandle;
+  });
 }
 extern "C" Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
   return guarded([&] {
@@ -209,32 +247,59 @@ extern "C" Result cuStreamDestroy_v2(void* stream) {
   return guarded([&] { return drop_handle(stream, state().streams); });
 }
 extern "C" Result cuStreamSynchronize(void* stream) {
-  return guarded([&] { return is_stream(stream) ? kSuccess : kInvalidHandle; });
+  return guarded([&] {
+    if (is_captured(stream)) return kCaptureUnsupported;
+    return is_stream(stream) ? kSuccess : kInvalidHandle;
+  });
 }
 extern "C" Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   return guarded([&] {
     const bool known = is_stream(stream) && state().events.contains(event);
-    return known && flags == 0 ? kSuccess : kInvalidHandle;
+    if (!known || flags != 0) return kInvalidHandle;
+    const auto captured = state().captured_events.find(event);
+    if (captured == state().captured_events.end()) {
+      return is_captured(stream) ? kCaptureIsolation : kSuccess;
+    }
+    const auto [capture, node] = captured->second;
+    if (!state().capture || capture != state().num_captures) return kCapturedEvent;
+    state().capture->add(
+        stream, [] { return kSuccess; }, node);
+    return kSuccess;
   });
 }
 extern "C" Result cuEventCreate(void** event, unsigned flags) {
   return guarded([&] { return flags == 2 ? make_handle(event, state().events) : kInvalidValue; });
 }
 extern "C" Result cuEventDestroy_v2(void* event) {
-  return guarded([&] { return drop_handle(event, state().events); });
+  return guarded([&] {
+    state().captured_events.erase(event);
+    return drop_handle(event, state().events);
+  });
 }
 extern "C" Result cuEventRecord(void* event, void* stream) {
-  return cuStreamWaitEvent(stream, event, 0);
+  return guarded([&] {
+    if (!is_stream(stream) || !state().events.contains(event)) return kInvalidHandle;
+    state().captured_events.erase(event);
+    if (!is_captured(stream)) return kSuccess;
+    const std::size_t node = state().capture->add(stream, [] { return kSuccess; });
+    state().captured_events[event] = {state().num_captures, node};
+    return kSuccess;
+  });
 }
 extern "C" Result cuEventQuery(void* event) {
-  return guarded([&] { return state().events.contains(event) ? kSuccess : kInvalidHandle; });
+  return guarded([&] {
+    if (state().captured_events.contains(event)) return kCapturedEvent;
+    return state().events.contains(event) ? kSuccess : kInvalidHandle;
+  });
 }
 extern "C" Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes,
                                        void* stream) {
   return guarded([&] {
     if (!is_stream(stream) || !is_device(to, bytes)) return kInvalidValue;
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    return kSuccess;
+    return on_stream(stream, [=] {  // from memory that must be there whenever the graph runs
+      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+      return kSuccess;
+    });
   });
 }
 extern "C" Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
@@ -250,8 +315,10 @@ extern "C" Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std
     if (!is_stream(stream) || !is_device(to, bytes) || !is_device(from, bytes)) {
       return kInvalidValue;
     }
-    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-    return kSuccess;
+    return on_stream(stream, [=] {
+      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+      return kSuccess;
+    });
   });
 }
 // As cuda.h lays it out (CUDA_MEMCPY2D_v2).
@@ -278,21 +345,25 @@ extern "C" Result cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
         copy->width > copy->to_pitch) {
       return kInvalidValue;
     }
-    for (std::size_t row = 0; row < copy->height; ++row) {
-      const DevicePointer to = copy->to + row * copy->to_pitch;
-      const DevicePointer from = copy->from + row * copy->from_pitch;
-      if (!is_device(to, copy->width) || !is_device(from, copy->width)) return kInvalidValue;
-      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), copy->width);
-    }
-    return kSuccess;
+    return on_stream(stream, [all = *copy] {
+      for (std::size_t row = 0; row < all.height; ++row) {
+        const DevicePointer to = all.to + row * all.to_pitch;
+        const DevicePointer from = all.from + row * all.from_pitch;
+        if (!is_device(to, all.width) || !is_device(from, all.width)) return kInvalidValue;
+        std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), all.width);
+      }
+      return kSuccess;
+    });
   });
 }
 extern "C" Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes,
                                   void* stream) {
   return guarded([&] {
     if (!is_stream(stream) || !is_device(to, bytes)) return kInvalidValue;
-    std::memset(reinterpret_cast<void*>(to), value, bytes);
-    return kSuccess;
+    return on_stream(stream, [=] {
+      std::memset(reinterpret_cast<void*>(to), value, bytes);
+      return kSuccess;
+    });
   });
 }
 // Tensors of 16-bit elements and three dimensions; of a map's kinds the one that kernels read.
@@ -336,13 +407,70 @@ extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigne
       return kInvalidValue;
     }
     const auto size = [](unsigned count) { return static_cast<std::int32_t>(count); };
-    const contextile::cuda::Grid grid = {name, size(x), size(y), size(threads), size(shared)};
-    try {
-      contextile::cuda::run_on_host(grid, {static_cast<const std::byte*>(arguments[0]),
-                                           contextile::cuda::argument_bytes(name)});
-    } catch (const std::exception&) {
-      return kLaunchFailed;
+    const auto* const argument = static_cast<const std::byte*>(arguments[0]);
+    const std::vector<std::byte> bytes(argument, argument + contextile::cuda::argument_bytes(name));
+    return on_stream(stream, [=] {
+      try {
+        contextile::cuda::run_on_host({name, size(x), size(y), size(threads), size(shared)}, bytes);
+      } catch (const std::exception&) {
+        return kLaunchFailed;
+      }
+      return kSuccess;
+    });
+  });
+}
+
+extern "C" Result cuStreamBeginCapture_v2(void* stream, int mode) {
+  return guarded([&] {
+    // The default stream is not captured; only the relaxed mode lets other threads allocate.
+    if (stream == nullptr || !is_stream(stream) || mode != 2) return kInvalidValue;
+    if (state().capture) return kCaptureUnsupported;
+    ++state().num_captures;
+    state().capture.emplace(stream);
+    return kSuccess;
+  });
+}
+extern "C" Result cuStreamEndCapture(void* stream, void** graph) {
+  return guarded([&] {
+    *graph = nullptr;
+    if (!state().capture || state().capture->origin() != stream) return kCaptureUnmatched;
+    const Capture ended = *std::exchange(state().capture, std::nullopt);
+    if (!ended.is_joined()) return kCaptureUnjoined;
+    *graph = *state().graphs.insert(new Graph{ended.nodes()}).first;
+    return kSuccess;
+  });
+}
+extern "C" Result cuStreamIsCapturing(void* stream, int* status) {
+  return guarded([&] {
+    *status = is_captured(stream) ? 1 : 0;
+    return is_stream(stream) ? kSuccess : kInvalidHandle;
+  });
+}
+extern "C" Result cuGraphInstantiateWithFlags(void** executable, void* graph,
+                                              unsigned long long flags) {
+  return guarded([&] {
+    auto* const from = static_cast<Graph*>(graph);
+    if (!state().graphs.contains(from) || flags != 0) return kInvalidValue;
+    *executable = *state().graphs.insert(new Graph(*from)).first;
+    return kSuccess;
+  });
+}
+extern "C" Result cuGraphLaunch(void* executable, void* stream) {
+  return guarded([&] {
+    auto* const graph = static_cast<Graph*>(executable);
+    if (!state().graphs.contains(graph) || !is_stream(stream)) return kInvalidHandle;
+    if (is_captured(stream)) return kNotSupported;
+    for (const Capture::Node& node : graph->nodes) {
+      if (const Result result = node.work(); result != kSuccess) return result;
     }
     return kSuccess;
   });
 }
+extern "C" Result cuGraphDestroy(void* graph) {
+  return guarded([&] {
+    if (state().graphs.erase(static_cast<Graph*>(graph)) == 0) return kInvalidHandle;
+    delete static_cast<Graph*>(graph);
+    return kSuccess;
+  });
+}
+extern "C" Result cuGraphExecDestroy(void* executable) { return cuGraphDestroy(executable); }

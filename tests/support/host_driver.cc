@@ -97,12 +97,19 @@ void HostDriver::free(std::byte* memory) noexcept {
 std::byte* HostDriver::allocate_on(Stream stream, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   std::byte* memory = take(bytes);
+  if (is_captured(stream)) {
+    captured_memory_.push_back(memory);
+    graph_memory_.insert(memory);
+    return memory;
+  }
   add("allocate", stream, {.reads = {}, .writes = {{memory, bytes, 1, bytes}}}, [] {});
   return memory;
 }
 
 void HostDriver::free_on(Stream stream, std::byte* memory) {
   const std::lock_guard lock(mutex_);
+  if (graph_memory_.contains(memory)) return;
+  refuse_in_capture("free", stream);
   if (mode_ == Mode::kAtOnce) {
     blocks_.erase(address(memory));
     ::operator delete (memory, std::align_val_t{kAlignment});
@@ -157,18 +164,25 @@ void* HostDriver::native(Stream stream) {
 
 Event HostDriver::create_event() {
   const std::lock_guard lock(mutex_);
-  events_.push_back(kNone);
+  events_.emplace_back();
   return {static_cast<std::int32_t>(events_.size() - 1)};
 }
 
 void HostDriver::record(Event event, Stream stream) {
   const std::lock_guard lock(mutex_);
-  events_.at(static_cast<std::size_t>(event.id)) = add("record", stream, {}, [] {});
+  Recorded& recorded = events_.at(static_cast<std::size_t>(event.id));
+  if (is_captured(stream)) {
+    recorded = {kNone, num_captures_, capture_->add(stream.id, {"record", {}, {}, [] {}})};
+    return;
+  }
+  recorded = {add("record", stream, {}, [] {}), kNone, kNone};
 }
 
 void HostDriver::wait(Stream stream, Event event) {
   const std::lock_guard lock(mutex_);
-  const std::size_t recorded = events_.at(static_cast<std::size_t>(event.id));
+  const Recorded& found = events_.at(static_cast<std::size_t>(event.id));
+  if (is_captured(stream) || found.capture != kNone) return wait_in_capture(stream, found);
+  const std::size_t recorded = found.op;
   if (recorded == kNone && mode_ == Mode::kRecorded) {
     faults_.push_back("a wait for an event that nobody has recorded");
   }
@@ -179,6 +193,11 @@ void HostDriver::wait(Stream stream, Event event) {
 
 std::size_t HostDriver::add(std::string name, Stream stream, const Access& access,
                             std::function<void()> run, std::size_t also_after) {
+  if (is_captured(stream)) {
+    capture_->add(stream.id, {std::move(name), intervals_of(access.reads),
+                              intervals_of(access.writes), std::move(run)});
+    return kNone;
+  }
   if (mode_ == Mode::kAtOnce) {
     run();
     return kNone;
@@ -199,6 +218,7 @@ std::size_t HostDriver::add(std::string name, Stream stream, const Access& acces
 
 std::size_t HostDriver::add_group(Stream stream, std::int64_t num_transfers) {
   const std::lock_guard lock(mutex_);
+  refuse_in_capture("a group of messages", stream);
   const std::size_t begin = add("group", stream, {}, [] {});
   const std::size_t end = add("group end", stream, {}, [] {});
   ops_[end].num_open = num_transfers;
@@ -275,8 +295,11 @@ void HostDriver::fill(Stream stream, std::byte* to, std::uint8_t value, std::int
 
 void HostDriver::launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
                         const std::function<Access()>& access) {
-  if (mode_ == Mode::kAtOnce) return run_on_host(grid, arguments);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (mode_ == Mode::kAtOnce && !is_captured(stream)) {
+    lock.unlock();
+    return run_on_host(grid, arguments);
+  }
   add(std::string(grid.kernel), stream, access(),
       [kernel = std::string(grid.kernel), shape = grid,
        bytes = std::vector<std::byte>(arguments.begin(), arguments.end())] {
@@ -289,13 +312,16 @@ void HostDriver::launch(Stream stream, const Grid& grid, std::span<const std::by
 bool HostDriver::is_done(Event event) {
   const std::lock_guard lock(mutex_);
   run_ready();
-  const std::size_t recorded = events_.at(static_cast<std::size_t>(event.id));
+  const Recorded& found = events_.at(static_cast<std::size_t>(event.id));
+  if (found.capture != kNone) throw DeviceError("host: an event of a capture is never done");
+  const std::size_t recorded = found.op;
   return recorded == kNone || ops_[recorded].run == nullptr;
 }
 
 // Other threads may still add what the stream waits for.
 void HostDriver::synchronize(Stream stream) {
   std::unique_lock lock(mutex_);
+  refuse_in_capture("synchronize", stream);
   ++num_synchronizations_;
   constexpr std::chrono::seconds kPatience{10};
   for (;;) {

@@ -9,6 +9,8 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +19,7 @@
 
 #include "base/rng.h"
 #include "device/driver.h"
+#include "support/captured_work.h"
 
 namespace contextile::cuda {
 
@@ -46,6 +49,13 @@ class HostDriver : public Driver {
               const std::function<Access()>& access) override;
   [[nodiscard]] bool has_module(std::string_view /*module*/) const override { return true; }
   [[nodiscard]] BoxMap map_boxes(const BoxSource& source) override;
+  // Captures are kept as they are recorded; every launch of a graph adds its operations anew, so
+  // that races between them and with others are seen. What a capture forbids is a DeviceError.
+  void begin_capture(Stream stream) override;
+  [[nodiscard]] Graph end_capture(Stream stream) override;
+  void drop_capture(Stream stream) noexcept override;
+  void launch_graph(Stream stream, Graph graph) override;
+  void free_graph(Graph graph) noexcept override;
   // Runs what can run.
   [[nodiscard]] bool is_done(Event event) override;
   void enter() override {}
@@ -62,6 +72,9 @@ class HostDriver : public Driver {
   [[nodiscard]] std::int64_t num_operations() const {
     return static_cast<std::int64_t>(ops_.size());
   }
+  [[nodiscard]] std::int64_t num_graph_launches() const { return num_graph_launches_; }
+  // Recorded: how often streams were given something to do, a graph counting once.
+  [[nodiscard]] std::int64_t num_calls() const { return num_operations() - num_replayed_; }
   // Operations whose name begins so.
   [[nodiscard]] std::int64_t count(std::string_view name) const;
   // For messages between streams, recorded: a group of so many transfers as one operation of the
@@ -86,6 +99,24 @@ class HostDriver : public Driver {
     Intervals writes;
     std::function<void()> run;  // null once it has
   };
+  // What an operation will do when its graph is launched.
+  struct Kept {
+    std::string name;
+    Intervals reads;
+    Intervals writes;
+    std::function<void()> run;
+  };
+  using Capture = CapturedWork<std::int32_t, Kept>;
+  struct KeptGraph {
+    std::vector<Capture::Node> nodes;
+    std::vector<std::byte*> memory;
+  };
+  // What was recorded last: an operation, or a node of a capture.
+  struct Recorded {
+    std::size_t op = kNone;
+    std::size_t capture = kNone;  // its number
+    std::size_t node = kNone;
+  };
   struct Block {
     std::int64_t bytes = 0;
     std::size_t end = kNone;  // the operation that ends it
@@ -95,6 +126,11 @@ class HostDriver : public Driver {
                   std::size_t also_after = kNone);
   void run_ready();
   std::byte* take(std::int64_t bytes);
+  [[nodiscard]] bool is_captured(Stream stream) const {
+    return capture_ && capture_->has(stream.id);
+  }
+  void wait_in_capture(Stream stream, const Recorded& recorded);
+  void refuse_in_capture(std::string_view what, Stream stream) const;
   // What of an operation is not where memory is at that time, in words, appended.
   void check_memory(std::size_t op, const std::vector<bool>& before,
                     std::vector<std::string>& faults) const;
@@ -108,12 +144,19 @@ class HostDriver : public Driver {
   Rng rng_;
   std::vector<std::size_t> streams_;  // the last operation of each
   Stream default_stream_;             // none: nobody has used it
-  std::vector<std::size_t> events_;   // the operation that was recorded last
+  std::vector<Recorded> events_;
+  std::optional<Capture> capture_;  // under way
+  std::vector<std::byte*> captured_memory_;
+  std::vector<KeptGraph> graphs_;
+  std::size_t num_captures_ = 0;
+  std::set<std::byte*> graph_memory_;
   std::vector<Op> ops_;
   std::vector<std::size_t> waiting_;  // operations that have not run
   std::map<std::uintptr_t, Block> blocks_;
   std::vector<std::string> faults_;
   std::int64_t num_synchronizations_ = 0;
+  std::int64_t num_graph_launches_ = 0;
+  std::int64_t num_replayed_ = 0;  // operations that graphs have added, but for one of each
   std::function<bool(Stream)> forgotten_;
 };
 

@@ -55,6 +55,7 @@ struct RunCommandOptions {
   std::string kernel;  // empty: the preferred one for the dtype
   std::optional<std::int32_t> gpu;
   std::string gpu_kernel;  // empty: the fastest that the GPU has
+  Graphs graphs = Graphs::kAuto;
   std::optional<bool> compare;
   std::optional<std::uint64_t> seed;
   std::int32_t repeats = 1;
@@ -175,6 +176,7 @@ std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* r
   GpuOptions gpu;
   gpu.ordinal = *options.gpu;
   gpu.kernel = options.gpu_kernel;
+  gpu.graphs = options.graphs;
   if (rank != nullptr) {
     gpu.ordinal = (gpu.ordinal + rank->rank().value) % std::max(1, num_gpus(gpu));
   }
@@ -282,6 +284,13 @@ Action add_run_command(CLI::App& app) {
             {"NAME", "attention on the GPU: cuda:wgmma (compute capability 9.0) or cuda:mma",
              "cuda:wgmma where the GPU and the compiled kernels have it"},
             [options](const std::string& name) { options->gpu_kernel = name; });
+  add_value(
+      app, "--graphs",
+      {"auto|on|off",
+       "with --gpu: a call that comes again (--repeats) is one CUDA graph; on: from the first "
+       "time on. Not where data go by NCCL",
+       "auto"},
+      [options](const std::string& name) { options->graphs = parse_graphs(name); });
   add_toggle(app, "compare", "check against the fp64 oracle and one device",
              "when the oracle costs less than 1e11 FLOPs",
              [options](bool compare) { options->compare = compare; });

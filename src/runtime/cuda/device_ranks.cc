@@ -36,7 +36,10 @@ void DeviceRanks::end_before(Rank rank, void* stream) {
 std::vector<std::unique_ptr<Transport>> DeviceRanks::make_group(std::int32_t num_ranks) {
   std::vector<RankStreams*> streams;
   for (std::int32_t r = 0; r < num_ranks; ++r) streams.push_back(&streams_of(Rank{r}));
-  return make_stream_group(streams, options_);
+  const KeptCalls kept = graphs_ == Graphs::kOff  ? KeptCalls::kNever
+                         : graphs_ == Graphs::kOn ? KeptCalls::kFirst
+                                                  : KeptCalls::kSecond;
+  return make_stream_group(streams, options_, kept);
 }
 
 }  // namespace contextile::cuda

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "contextile/executor.h"
+#include "contextile/gpu.h"
 #include "device/driver.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/cuda/paged_kernel.h"
@@ -19,8 +20,8 @@ class DeviceRanks : public RankHost {
  public:
   // `driver`, which has the program's module, must outlive it.
   explicit DeviceRanks(Driver& driver, const InprocOptions& options = {},
-                       Program program = Program::kMma)
-      : driver_(driver), options_(options), program_(program) {}
+                       Program program = Program::kMma, Graphs graphs = Graphs::kAuto)
+      : driver_(driver), options_(options), program_(program), graphs_(graphs) {}
 
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(std::int32_t num_ranks) override;
   // Throws InvalidArgument for a rank that is in no group.
@@ -56,6 +57,7 @@ class DeviceRanks : public RankHost {
   Driver& driver_;
   const InprocOptions options_;
   const Program program_;
+  const Graphs graphs_;
   std::map<Rank, std::unique_ptr<OneRank>> ranks_;
 };
 

@@ -89,7 +89,7 @@ class OpenGpu : public Gpu {
         nccl_library_(options.nccl_library),
         driver_(cuda::open_gpu_driver(options)),
         program_(cuda::program_of(options, *driver_)),
-        ranks_(*driver_, transport, program_) {}
+        ranks_(*driver_, transport, program_, options.graphs) {}
 
   [[nodiscard]] std::string_view name() const override { return driver_->device_name(); }
   [[nodiscard]] std::int32_t ordinal() const override { return ordinal_; }
@@ -121,6 +121,13 @@ class OpenGpu : public Gpu {
 };
 
 }  // namespace
+
+Graphs parse_graphs(std::string_view name) {
+  if (name == "auto") return Graphs::kAuto;
+  if (name == "on") return Graphs::kOn;
+  if (name == "off") return Graphs::kOff;
+  fail_argument("graphs: expected auto, on or off, found {}", quote(name));
+}
 
 std::int32_t num_gpus(const GpuOptions& options) { return cuda::count_devices(options.library); }
 

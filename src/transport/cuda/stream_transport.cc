@@ -1,6 +1,8 @@
 #include "transport/cuda/stream_transport.h"
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -69,41 +71,94 @@ class StreamMover : public SegmentMover {
 
 class StreamTransport : public ForwardingTransport {
  public:
+  // `graphs` may be null.
   StreamTransport(std::unique_ptr<Transport> data, std::unique_ptr<Transport> control,
-                  StreamMover& mover)
+                  StreamMover& mover, const std::shared_ptr<GroupGraphs>& graphs, KeptCalls kept)
       : ForwardingTransport(*data),
         data_(std::move(data)),
         control_(std::move(control)),
-        mover_(mover) {}
+        mover_(mover),
+        group_graphs_(graphs) {
+    if (graphs != nullptr) graphs_ = std::make_unique<CountedGraphs>(graphs, *this, kept);
+  }
 
   [[nodiscard]] std::string_view name() const override { return "cuda"; }
   [[nodiscard]] Transport& control() override { return *control_; }
+  [[nodiscard]] CallGraphs* graphs() override { return graphs_.get(); }
   void abort(std::string_view reason) noexcept override {
     data_->abort(reason);
     control_->abort(reason);
+    if (group_graphs_ != nullptr) group_graphs_->drop();
     mover_.synchronize();
+  }
+  [[nodiscard]] std::int64_t sent_bytes() const override {
+    return ForwardingTransport::sent_bytes() + replayed_.sent;
+  }
+  [[nodiscard]] std::int64_t received_bytes() const override {
+    return ForwardingTransport::received_bytes() + replayed_.received;
   }
 
  private:
+  struct Bytes {
+    std::int64_t sent = 0;
+    std::int64_t received = 0;
+  };
+  // Counts the bytes of calls that are done again.
+  class CountedGraphs : public RankGraphs {
+   public:
+    CountedGraphs(std::shared_ptr<GroupGraphs> group, StreamTransport& transport, KeptCalls kept)
+        : RankGraphs(std::move(group), *transport.control_, kept), transport_(transport) {}
+    void begin_capture() override {
+      RankGraphs::begin_capture();
+      before_ = {transport_.sent_bytes(), transport_.received_bytes()};
+    }
+    [[nodiscard]] std::int64_t end_capture() override {
+      const std::int64_t number = RankGraphs::end_capture();
+      bytes_[number] = {transport_.sent_bytes() - before_.sent,
+                        transport_.received_bytes() - before_.received};
+      return number;
+    }
+    void replay(std::int64_t number) override {
+      RankGraphs::replay(number);
+      transport_.replayed_.sent += bytes_.at(number).sent;
+      transport_.replayed_.received += bytes_.at(number).received;
+    }
+    void forget(std::int64_t number) noexcept override {
+      RankGraphs::forget(number);
+      bytes_.erase(number);
+    }
+
+   private:
+    StreamTransport& transport_;
+    Bytes before_;
+    std::map<std::int64_t, Bytes> bytes_;  // by number
+  };
+
   std::unique_ptr<Transport> data_;
   std::unique_ptr<Transport> control_;
   StreamMover& mover_;
+  const std::shared_ptr<GroupGraphs> group_graphs_;
+  std::unique_ptr<CountedGraphs> graphs_;
+  Bytes replayed_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> make_stream_group(std::span<RankStreams* const> ranks,
-                                                          const InprocOptions& options) {
+                                                          const InprocOptions& options,
+                                                          KeptCalls kept) {
   const auto size = static_cast<std::int32_t>(ranks.size());
   auto mover = ranks.empty() ? nullptr : std::make_unique<StreamMover>(ranks);
   StreamMover* const moves = mover.get();
   const auto data = std::make_shared<InprocGroup>(size, options, std::move(mover));
   const auto control = std::make_shared<InprocGroup>(size, options);
+  const bool keeps = kept != KeptCalls::kNever && !ranks.empty();
+  const auto graphs = keeps ? std::make_shared<GroupGraphs>(ranks) : nullptr;
   std::vector<std::unique_ptr<Transport>> transports;
   for (std::int32_t r = 0; r < size; ++r) {
     transports.push_back(std::make_unique<StreamTransport>(
         std::make_unique<InprocTransport>(data, Rank{r}),
-        std::make_unique<InprocTransport>(control, Rank{r}), *moves));
+        std::make_unique<InprocTransport>(control, Rank{r}), *moves, graphs, kept));
   }
   return transports;
 }

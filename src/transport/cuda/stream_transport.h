@@ -8,14 +8,17 @@
 
 #include "contextile/transport.h"
 #include "device/driver.h"
+#include "transport/cuda/stream_graphs.h"
 
 namespace contextile::cuda {
 
 // A transport for each of `ranks`, which share a driver and must outlive the group. A launch begins
 // behind what its rank's compute stream has been given so far, and `wait` makes that stream wait:
 // the thread itself waits for its peers' threads to launch, not for bytes. `control()` is an
-// ordinary in-process group. A group that fails waits until the device has done all moves.
+// ordinary in-process group. A group that fails waits until the device has done all moves. Calls
+// are kept as graphs of the whole group.
 [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_stream_group(
-    std::span<RankStreams* const> ranks, const InprocOptions& options = {});
+    std::span<RankStreams* const> ranks, const InprocOptions& options = {},
+    KeptCalls kept = KeptCalls::kNever);
 
 }  // namespace contextile::cuda

@@ -1,0 +1,155 @@
+// The functions of CUDA's driver, by its library.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <string>
+#include <type_traits>
+
+#include "base/check.h"
+#include "device/encode_map.h"
+
+namespace contextile::cuda {
+
+// The driver's interface as far as it is used, from its manual (CUDA Driver API). Names carry the
+// version of the symbol.
+using Result = int;
+using DevicePointer = unsigned long long;  // NOLINT(google-runtime-int): the driver's type
+struct Copy2D {
+  std::size_t from_x = 0, from_y = 0;
+  int from_kind = kDevice;
+  const void* from_host = nullptr;
+  DevicePointer from = 0;
+  void* from_array = nullptr;
+  std::size_t from_pitch = 0;
+  std::size_t to_x = 0, to_y = 0;
+  int to_kind = kDevice;
+  void* to_host = nullptr;
+  DevicePointer to = 0;
+  void* to_array = nullptr;
+  std::size_t to_pitch = 0;
+  std::size_t width = 0, height = 0;
+
+  static constexpr int kDevice = 2;
+};
+constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;
+constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
+constexpr unsigned kNonBlocking = 1;              // a stream beside the default one
+constexpr unsigned kNoTiming = 2;                 // an event without a clock
+constexpr int kRelaxed = 2;                       // a capture that forbids other calls nothing
+constexpr int kNotCaptured = 0;                   // status of a stream
+constexpr int kDynamicShared = 8;                 // attribute of a function
+constexpr int kReleaseThreshold = 4;              // attribute of a memory pool
+constexpr std::size_t kPinnedBytes = 256 * 1024;  // least chunk of memory for writes
+
+// Functions of the library, looked up when it is opened.
+class Library {
+ public:
+  explicit Library(const std::string& name)
+      : handle_(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    CONTEXTILE_CHECK(handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
+                     name, ::dlerror());
+    const auto find = [&](auto& function, const char* symbol) {
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
+      CONTEXTILE_CHECK(function != nullptr, "cuda: expected {} in {}, found no such function",
+                       symbol, name);
+    };
+    find(init, "cuInit");
+    find(error_text, "cuGetErrorString");
+    find(device_count, "cuDeviceGetCount");
+    find(device_get, "cuDeviceGet");
+    find(device_name, "cuDeviceGetName");
+    find(device_attribute, "cuDeviceGetAttribute");
+    find(default_pool, "cuDeviceGetDefaultMemPool");
+    find(pool_attribute, "cuMemPoolSetAttribute");
+    find(retain_context, "cuDevicePrimaryCtxRetain");
+    find(release_context, "cuDevicePrimaryCtxRelease_v2");
+    find(set_context, "cuCtxSetCurrent");
+    find(load_module, "cuModuleLoadData");
+    find(get_function, "cuModuleGetFunction");
+    find(set_function, "cuFuncSetAttribute");
+    find(allocate, "cuMemAlloc_v2");
+    find(free, "cuMemFree_v2");
+    find(allocate_async, "cuMemAllocAsync");
+    find(free_async, "cuMemFreeAsync");
+    find(allocate_host, "cuMemHostAlloc");
+    find(free_host, "cuMemFreeHost");
+    find(create_stream, "cuStreamCreate");
+    find(destroy_stream, "cuStreamDestroy_v2");
+    find(synchronize, "cuStreamSynchronize");
+    find(wait_event, "cuStreamWaitEvent");
+    find(create_event, "cuEventCreate");
+    find(destroy_event, "cuEventDestroy_v2");
+    find(record_event, "cuEventRecord");
+    find(query_event, "cuEventQuery");
+    find(to_device, "cuMemcpyHtoDAsync_v2");
+    find(to_host, "cuMemcpyDtoH_v2");
+    find(copy, "cuMemcpyDtoDAsync_v2");
+    find(copy_2d, "cuMemcpy2DAsync_v2");
+    find(fill, "cuMemsetD8Async");
+    find(launch, "cuLaunchKernel");
+    find(encode_map, "cuTensorMapEncodeTiled");
+    find(begin_capture, "cuStreamBeginCapture_v2");
+    find(end_capture, "cuStreamEndCapture");
+    find(is_capturing, "cuStreamIsCapturing");
+    find(instantiate, "cuGraphInstantiateWithFlags");
+    find(launch_graph, "cuGraphLaunch");
+    find(destroy_graph, "cuGraphDestroy");
+    find(destroy_executable, "cuGraphExecDestroy");
+  }
+  ~Library() { ::dlclose(handle_); }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  Result (*init)(unsigned) = nullptr;
+  Result (*error_text)(Result, const char**) = nullptr;
+  Result (*device_count)(int*) = nullptr;
+  Result (*device_get)(int*, int) = nullptr;
+  Result (*device_name)(char*, int, int) = nullptr;
+  Result (*device_attribute)(int*, int, int) = nullptr;
+  Result (*default_pool)(void**, int) = nullptr;
+  Result (*pool_attribute)(void*, int, void*) = nullptr;
+  Result (*retain_context)(void**, int) = nullptr;
+  Result (*release_context)(int) = nullptr;
+  Result (*set_context)(void*) = nullptr;
+  Result (*load_module)(void**, const void*) = nullptr;
+  Result (*get_function)(void**, void*, const char*) = nullptr;
+  Result (*set_function)(void*, int, int) = nullptr;
+  Result (*allocate)(DevicePointer*, std::size_t) = nullptr;
+  Result (*free)(DevicePointer) = nullptr;
+  Result (*allocate_async)(DevicePointer*, std::size_t, void*) = nullptr;
+  Result (*free_async)(DevicePointer, void*) = nullptr;
+  Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
+  Result (*free_host)(void*) = nullptr;
+  Result (*create_stream)(void**, unsigned) = nullptr;
+  Result (*destroy_stream)(void*) = nullptr;
+  Result (*synchronize)(void*) = nullptr;
+  Result (*wait_event)(void*, void*, unsigned) = nullptr;
+  Result (*create_event)(void**, unsigned) = nullptr;
+  Result (*destroy_event)(void*) = nullptr;
+  Result (*record_event)(void*, void*) = nullptr;
+  Result (*query_event)(void*) = nullptr;
+  Result (*to_device)(DevicePointer, const void*, std::size_t, void*) = nullptr;
+  Result (*to_host)(void*, DevicePointer, std::size_t) = nullptr;
+  Result (*copy)(DevicePointer, DevicePointer, std::size_t, void*) = nullptr;
+  Result (*copy_2d)(const Copy2D*, void*) = nullptr;
+  Result (*fill)(DevicePointer, unsigned char, std::size_t, void*) = nullptr;
+  Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void*, void**, void**) = nullptr;
+  EncodeMap encode_map = nullptr;
+  Result (*begin_capture)(void*, int) = nullptr;
+  Result (*end_capture)(void*, void**) = nullptr;
+  Result (*is_capturing)(void*, int*) = nullptr;
+  Result (*instantiate)(void**, void*, unsigned long long) = nullptr;  // NOLINT: the driver's type
+  Result (*launch_graph)(void*, void*) = nullptr;
+  Result (*destroy_graph)(void*) = nullptr;
+  Result (*destroy_executable)(void*) = nullptr;
+
+ private:
+  void* handle_;
+};
+
+}  // namespace contextile::cuda

@@ -1,0 +1,88 @@
+// Calls of a rank that its group keeps and does again: the same plan, mask, direction and tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/transport.h"
+#include "runtime/flight_recorder.h"
+
+namespace contextile {
+
+// What tells one call from another: everything that its work was made of.
+class CallKey {
+ public:
+  explicit CallKey(std::size_t mask) { add(mask); }
+
+  void add(const TensorView& view);
+  void add(const RowStats& stats);
+  void add(const void* data) { add(reinterpret_cast<std::uint64_t>(data)); }
+  void add(std::uint64_t word) { words_.push_back(word); }
+  template <typename T>
+  void add(std::span<T> array) {
+    add(static_cast<const void*>(array.data()));
+    add(std::uint64_t{array.size()});
+  }
+  friend bool operator==(const CallKey&, const CallKey&) = default;
+
+ private:
+  std::vector<std::uint64_t> words_;
+};
+
+[[nodiscard]] CallKey key_of(std::size_t mask, const ForwardTensors& tensors);
+[[nodiscard]] CallKey key_of(std::size_t mask, const BackwardTensors& tensors);
+
+class CallReplay {
+ public:
+  // The transport must outlive it.
+  explicit CallReplay(Transport& transport)
+      : graphs_(transport.graphs()), control_(transport.control()) {}
+  ~CallReplay() { forget_all(); }
+  CallReplay(const CallReplay&) = delete;
+  CallReplay& operator=(const CallReplay&) = delete;
+
+  // Whether there is anybody to keep calls; all ranks of a group say the same.
+  [[nodiscard]] bool is_possible() const { return graphs_ != nullptr; }
+  // Collective. Does the call again where all ranks know it by one number; else runs it, and keeps
+  // it where all ranks are willing: by then all have seen theirs before, unless first calls are
+  // kept. A call that takes memory that outlives it is never kept. Returns its stats, and whether
+  // it was run. What ranks tell each other are exchanges in the recorder.
+  struct Outcome {
+    ExecutionStats stats;
+    bool was_run = false;
+  };
+  enum class Keep : std::uint8_t { kNever, kIfAllDo };
+  Outcome call(const CallKey& key, Keep keep, FlightRecorder& recorder,
+               const std::function<ExecutionStats()>& run);
+  // The plan, or memory, is about to go.
+  void forget_all();
+
+ private:
+  // The calls that were used last; layers of a model have tensors of their own.
+  static constexpr std::size_t kMostCalls = 256;
+  struct Known {
+    CallKey key;
+    std::int64_t number = 0;  // 0: not kept
+    ExecutionStats stats;     // of the run that was kept
+  };
+  // What a rank tells the others about a call.
+  struct Said {
+    std::int64_t number = 0;
+    std::int64_t is_willing = 0;
+  };
+  // Puts the call's entry in front of all others; whether it is new.
+  bool find(const CallKey& key);
+  void forget(Known& known);
+
+  CallGraphs* const graphs_;
+  Transport& control_;
+  std::list<Known> calls_;  // the one that was used last first
+};
+
+}  // namespace contextile
