@@ -46,7 +46,7 @@ void TileSearch::place_and_try(std::vector<PlacementChoice> choices, std::size_t
 }
 
 void TileSearch::quick(double share) {
-  constexpr double kEffort = 0.3;
+  constexpr double kEffort = 0.15;
   constexpr std::size_t kQuick = 2;
   std::vector<PlacementChoice> choices =
       tile_choices(state_.workload, state_.cluster, state_.request, kEps);

@@ -365,6 +365,11 @@ def generate(
         )
     if arguments.get("max_time", config.max_time) is not None:
         raise _core.InvalidArgument("max_time: expected none, for clocks of ranks differ; found one")
+    for name in ("assistant_model", "prompt_lookup_num_tokens"):
+        if arguments.get(name, getattr(config, name, None)) is not None:
+            raise _core.InvalidArgument(
+                f"{name}: expected tokens that stay, found a way of generating that takes some back"
+            )
     cache = arguments.pop("past_key_values", None)
     if cache is None:
         cache = ShardedCache(model, group=group, interleave=1 if interleave is None else interleave)
