@@ -21,6 +21,6 @@ int main() {
   const AttentionGradients gradients =
       attention.backward(inputs, output, view_of(dout, 1024, 8, 128));
   // All scores are 0: a row is the mean of v so far, lse the log of how many tokens that are.
-  std::printf("out %.1f, lse %.4f, dv %.4f\n", output.out_THD.values<float>()[699 * 8 * 128],
+  std::printf("out %.0f, lse %.4f, dv %.4f\n", output.out_THD.values<float>()[699 * 8 * 128],
               output.lse_TH[699 * 8], gradients.dv_THD.values<float>()[699 * 2 * 128]);
 }
