@@ -12,9 +12,8 @@
 namespace contextile {
 namespace {
 
-constexpr double kShareOfPlacing = 0.7;  // of a quick search
-constexpr double kMostSteps = 300'000;   // of rebalancing several at effort 1
-constexpr double kNear = 1.1;            // times the best: others do not catch up
+constexpr double kMostSteps = 300'000;  // of rebalancing several at effort 1
+constexpr double kNear = 1.1;           // times the best: others do not catch up
 
 }  // namespace
 
@@ -79,9 +78,18 @@ void RowSearch::rebalance(std::size_t most, int rounds, double share) {
   std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
 }
 
-void RowSearch::quick(double share) {
-  place_and_try(quick_row_choices(state_.workload, state_.cluster, state_.request),
-                kShareOfPlacing * share);
+void RowSearch::place_quickly(double share) {
+  std::vector<PlacementChoice> choices =
+      quick_row_choices(state_.workload, state_.cluster, state_.request);
+  if (choices.empty()) return;
+  const std::int64_t size = choices.front().block_size;
+  const auto others = std::ranges::find_if(
+      choices, [&](const PlacementChoice& choice) { return choice.block_size != size; });
+  place_and_try({choices.begin(), others}, share);
+  if (!leaves_much()) place_and_try({others, choices.end()}, share);
+}
+
+void RowSearch::refine(double share) {
   rebalance(1, 2, share);
   try_schedules(1, 1, 3, share);
   rebalance(1, 2, share);

@@ -12,10 +12,12 @@ class RowSearch {
  public:
   RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
-  // One placement of each kind under its likeliest schedules, the better of them rebalanced.
-  void quick(double share);
+  // Placements of each kind with few steps, each under its likeliest schedule.
+  void place_quickly(double share);
   // Whether the best takes much longer than its attention spread evenly: tiles may be better then.
   [[nodiscard]] bool leaves_much() const;
+  // The best of them rebalanced, under more schedules.
+  void refine(double share);
   // More block sizes, seeds and steps, the best under more schedules.
   void widen(double share);
   // The best rebalanced for longer.

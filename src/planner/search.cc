@@ -21,9 +21,10 @@ namespace contextile {
 namespace {
 
 // What has been spent of a limit when each part has had its turn. The rest is for improving.
-constexpr double kShareOfQuick = 0.55;
-constexpr double kShareOfOthers = 0.8;
-constexpr double kShareOfRows = 0.85;
+constexpr double kShareOfPlacing = 0.4;
+constexpr double kShareOfQuick = 0.7;
+constexpr double kShareOfOthers = 0.85;
+constexpr double kShareOfRows = 0.9;
 constexpr double kShareOfTiles = 0.95;
 
 }  // namespace
@@ -75,8 +76,9 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   OtherStrategies others(state, options.candidates);
   const auto phase = [&](double end_share) { state.progress.begin_phase(end_share); };
   phase(0.1);
-  rows.quick(kShareOfQuick);
-  if (rows.leaves_much()) tiles.quick(kShareOfTiles);
+  rows.place_quickly(kShareOfPlacing);
+  if (rows.leaves_much()) tiles.quick(kShareOfQuick);
+  rows.refine(kShareOfQuick);
   phase(0.2);
   others.try_quick(kShareOfOthers);
   phase(0.4);
