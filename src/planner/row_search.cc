@@ -97,7 +97,7 @@ void RowSearch::refine(double share) {
 
 bool RowSearch::leaves_much() const {
   constexpr double kMuch = 2;
-  if (tried_.empty()) return true;
+  if (tried_.empty()) return false;  // others first
   double work_us = 0;
   for (const std::int64_t work_ns : tried_.front().placement.priced->work_ns) {
     work_us += 1e-3 * static_cast<double>(work_ns);

@@ -41,8 +41,9 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
   }
   constexpr std::int64_t kBlock = 1024;
   const std::int64_t devices = cluster.num_devices();
-  return {.cap = (workload.num_tokens() + devices - 1) / devices +
-                 std::max(kBlock, request.block_size.value_or(0))};
+  const std::int64_t tokens = workload.num_tokens();
+  const std::int64_t block = std::min(tokens, request.block_size.value_or(0));
+  return {.cap = (tokens + devices - 1) / devices + std::max(kBlock, block)};
 }
 
 std::int64_t step_limit(const AutoOptions& options) {

@@ -89,7 +89,7 @@ constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t ti
 }
 constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
                                                std::int64_t sequences) {
-  return 500 + devices * tokens / 2048 + 20 * sequences;
+  return 500 + devices * tokens / 2048 + 200 * sequences;
 }
 
 }  // namespace contextile

@@ -128,7 +128,10 @@ std::optional<double> linear_us(const InputOptions& options, const Cluster& grou
   if (text.empty()) return std::nullopt;
   if (text.find_first_not_of("0123456789.eE+-") == std::string::npos) {
     const double us = parse_number("--linear-layers", text);
-    if (us < 0) fail_argument("--linear-layers: expected at least 0 us, found {}", quote(text));
+    constexpr double kMostUs = 1e6;
+    if (us < 0 || us > kMostUs) {
+      fail_argument("--linear-layers: expected 0 to {} us, found {}", kMostUs, quote(text));
+    }
     return us;
   }
   return linear_us_per_token(load_model(text), group, {}) / options.workload.tp;
