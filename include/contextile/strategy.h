@@ -43,6 +43,7 @@ struct StrategyRequest {
   // decides between block sizes. Unset: of a Llama 3 layer as wide as the query heads, at half of
   // the device's peak.
   std::optional<double> linear_us_per_token = {};
+  std::optional<std::int64_t> token_limit = {};  // tokens a device may own; searches keep to it
 };
 
 class Strategy {

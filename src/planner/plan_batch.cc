@@ -78,7 +78,8 @@ StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& opti
           .backward = options.backward,
           .seed = options.seed,
           .progress = options.progress,
-          .linear_us_per_token = options.linear_us_per_token};
+          .linear_us_per_token = options.linear_us_per_token,
+          .token_limit = options.token_limit};
 }
 
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,

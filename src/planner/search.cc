@@ -31,19 +31,24 @@ constexpr double kShareOfTiles = 0.95;
 
 TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                      const StrategyRequest& request, const AutoOptions& options) {
+  const std::int64_t devices = cluster.num_devices();
+  const std::int64_t tokens = workload.num_tokens();
+  const std::int64_t mean = (tokens + devices - 1) / devices;
   TokenWeight weight = options.tokens;
   if (weight == TokenWeight::kAuto) {
     weight = request.linear_us_per_token ? TokenWeight::kPriced : TokenWeight::kEven;
   }
-  if (weight == TokenWeight::kFree) return {};
-  if (weight == TokenWeight::kPriced) {
-    return {.us = linear_layers_us(workload, cluster, request)};
+  TokenRule rule;
+  if (weight == TokenWeight::kPriced) rule.us = linear_layers_us(workload, cluster, request);
+  if (weight == TokenWeight::kEven) {
+    constexpr std::int64_t kBlock = 1024;
+    rule.cap = mean + std::max(kBlock, std::min(tokens, request.block_size.value_or(0)));
   }
-  constexpr std::int64_t kBlock = 1024;
-  const std::int64_t devices = cluster.num_devices();
-  const std::int64_t tokens = workload.num_tokens();
-  const std::int64_t block = std::min(tokens, request.block_size.value_or(0));
-  return {.cap = (tokens + devices - 1) / devices + std::max(kBlock, block)};
+  if (request.token_limit) {
+    const std::int64_t limit = std::max(mean, *request.token_limit);
+    rule.cap = rule.cap == 0 ? limit : std::min(rule.cap, limit);
+  }
+  return rule;
 }
 
 std::int64_t step_limit(const AutoOptions& options) {

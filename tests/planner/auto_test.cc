@@ -117,6 +117,22 @@ TEST(Auto, PaysForTokensWhatLinearLayersCost) {
   }
 }
 
+TEST(Auto, KeepsToATokenLimit) {
+  for (std::uint64_t seed = 100; seed < 106; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomBatch batch = random_batch(seed);
+    const std::int64_t devices = batch.cluster.num_devices();
+    const std::int64_t mean = (batch.workload.num_tokens() + devices - 1) / devices;
+    StrategyRequest request;
+    request.token_limit = mean + 1 + mean / 8;
+    for (const char* tokens : {"even", "free"}) {
+      request.options["tokens"] = tokens;
+      EXPECT_LE(most_tokens_of(auto_plan(batch.workload, batch.cluster, request)),
+                *request.token_limit);
+    }
+  }
+}
+
 TEST(ArrangementLoad, LeastTimeIsNeverUndercut) {
   for (std::uint64_t seed = 60; seed < 80; ++seed) {
     SCOPED_TRACE(seed);

@@ -289,6 +289,7 @@ void HostDriver::copy(Stream stream, const Rows& to, const Rows& from) {
 
 void HostDriver::fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
+  CONTEXTILE_CHECK(bytes > 0, "fill: expected bytes, found none");
   add("fill", stream, {.reads = {}, .writes = {{to, bytes, 1, bytes}}},
       [=] { std::memset(to, value, static_cast<std::size_t>(bytes)); });
 }

@@ -61,7 +61,7 @@ void DeviceRowMemory::read(std::span<std::byte> to, const std::byte* from) const
 }
 void DeviceRowMemory::wait() const { streams_.driver.synchronize(streams_.compute); }
 void DeviceRowMemory::poison(std::byte* memory, std::int64_t bytes) const {
-  streams_.driver.fill(streams_.compute, memory, 0xff, bytes);
+  if (bytes > 0) streams_.driver.fill(streams_.compute, memory, 0xff, bytes);
 }
 
 void DeviceKernel::check_shape(const AttentionShape& shape) const {
