@@ -164,6 +164,14 @@ PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::i
   return priced;
 }
 
+double mean_work_us(const PricedTiles& priced, std::int64_t devices) {
+  double total_us = 0;
+  for (const std::int64_t work_ns : priced.work_ns) {
+    total_us += 1e-3 * static_cast<double>(work_ns);
+  }
+  return total_us / static_cast<double>(devices);
+}
+
 Placement place(const Workload& workload, const Cluster& cluster,
                 std::shared_ptr<const PricedTiles> priced, const PlacementChoice& choice,
                 const PlacingRules& rules, const RowStart* warm) {
@@ -192,9 +200,8 @@ Placement place(const Workload& workload, const Cluster& cluster,
     placement.places = std::move(placed.places);
   }
   const GridQuality quality = evaluate(grid, spec, placement.partition);
-  double total_us = 0;
-  for (const std::int64_t w : priced->work_ns) total_us += 1e-3 * static_cast<double>(w);
-  const double compute_us = total_us / cluster.num_devices() * (1 + quality.compute_overload);
+  const double compute_us =
+      mean_work_us(*priced, cluster.num_devices()) * (1 + quality.compute_overload);
   const double port_us = static_cast<double>(quality.max_device_bytes) * intra_us_per_byte(cluster);
   const double nic_us =
       static_cast<double>(quality.inter_bytes) / cluster.num_devices() * inter_us_per_byte(cluster);

@@ -49,6 +49,9 @@ struct PricedTiles {
                                       std::int64_t block_size, bool backward,
                                       bool whole_rows = false);
 
+// All layers' work spread evenly over so many devices, µs.
+[[nodiscard]] double mean_work_us(const PricedTiles& priced, std::int64_t devices);
+
 struct Placement {
   std::shared_ptr<const PricedTiles> priced;  // as the choice's unit has it
   PlacementChoice choice;

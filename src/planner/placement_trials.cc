@@ -183,11 +183,7 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
   Placement placement = tried.placement;
   RowStart warm;
   warm.handicap_us.assign(static_cast<std::size_t>(state_.num_devices()), 0);
-  double total_us = 0;
-  for (const std::int64_t work_ns : placement.priced->work_ns) {
-    total_us += 1e-3 * static_cast<double>(work_ns);
-  }
-  const double mean_us = total_us / static_cast<double>(state_.num_devices());
+  const double mean_us = mean_work_us(*placement.priced, state_.num_devices());
   for (int round = 0; round <= rounds && state_.has_time_for(steps); ++round) {
     PlanTimes times;
     const Simulation simulation = simulated(placement, tried.schedules, times);

@@ -98,12 +98,8 @@ void RowSearch::refine(double share) {
 bool RowSearch::leaves_much() const {
   constexpr double kMuch = 2;
   if (tried_.empty()) return false;  // others first
-  double work_us = 0;
-  for (const std::int64_t work_ns : tried_.front().placement.priced->work_ns) {
-    work_us += 1e-3 * static_cast<double>(work_ns);
-  }
-  return tried_.front().times.sum_us() >
-         kMuch * work_us / static_cast<double>(state_.num_devices());
+  const Tried& best = tried_.front();
+  return best.times.sum_us() > kMuch * mean_work_us(*best.placement.priced, state_.num_devices());
 }
 
 void RowSearch::widen(double share) {
