@@ -55,15 +55,16 @@ CONTEXTILE_HD void bring_rows(Group& group, const Launch& launch, const OwnedBlo
     const TileMaps& maps = launch.maps[block.tile];
     const BoxMap& first = kKeysOwn ? maps.q : maps.k;
     const BoxMap& second = kKeysOwn ? maps.dout : maps.v;
-    const auto [stage, parity] = turn_of(b);
+    const Turn turn = turn_of(b);
     if (block.tile != seen) group.one_lane([&] { group.read_maps(first, second); });
     seen = block.tile;
     for (int r = 0; r < 2; ++r) {
-      Barrier& full = rings[r].full[stage];
-      group.wait(rings[r].empty[stage], parity ^ 1U);
+      Barrier& full = rings[r].full[turn.stage];
+      group.wait(rings[r].empty[turn.stage], turn.parity ^ 1U);
       group.one_lane([&] {
         group.expect(full, static_cast<std::uint32_t>(num_rows * kDim) * sizeof(std::uint16_t));
-        const int place = (r == 0 ? Places::kFirstAt : Places::kSecondAt) + stage * Places::kBlock;
+        const int place =
+            (r == 0 ? Places::kFirstAt : Places::kSecondAt) + turn.stage * Places::kBlock;
         copy_rows<kRows, kDim>(group, shared + place, r == 0 ? first : second, kv_head * heads,
                                block.begin / heads, full);
         group.arrive(full);
@@ -80,10 +81,10 @@ CONTEXTILE_HD void bring_stats(Group& group, const Launch& launch, const OwnedBl
   Ring& ring = *reinterpret_cast<Ring*>(shared + Places::kRingsAt);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock& block = launch.blocks[owned.first_block + b];
-    const auto [stage, parity] = turn_of(b);
+    const Turn turn = turn_of(b);
     auto* const stats =
-        reinterpret_cast<float*>(shared + Places::kStatsAt + stage * Places::kStats);
-    group.wait(ring.empty[stage], parity ^ 1U);
+        reinterpret_cast<float*>(shared + Places::kStatsAt + turn.stage * Places::kStats);
+    group.wait(ring.empty[turn.stage], turn.parity ^ 1U);
     group.each_lane([&](int lane) {
       for (int row = lane; row < kGroupRows; row += kLanes) {
         load_row_stats(launch, launch.tiles[block.tile], kv_head, block.begin, block.end, row,
@@ -91,7 +92,7 @@ CONTEXTILE_HD void bring_stats(Group& group, const Launch& launch, const OwnedBl
       }
     });
     group.sync_warp();
-    group.one_lane([&] { group.arrive(ring.full[stage]); });
+    group.one_lane([&] { group.arrive(ring.full[turn.stage]); });
   }
 }
 

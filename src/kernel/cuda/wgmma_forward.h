@@ -38,15 +38,16 @@ CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlo
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock& block = launch.blocks[owned.first_block + b];
     const TileMaps& maps = launch.maps[block.tile];
-    const auto [stage, parity] = turn_of(b);
+    const Turn turn = turn_of(b);
     if (block.tile != seen) group.one_lane([&] { group.read_maps(maps.k, maps.v); });
     seen = block.tile;
     for (int r = 0; r < 2; ++r) {
-      group.wait(rings[r].empty[stage], parity ^ 1U);
+      group.wait(rings[r].empty[turn.stage], turn.parity ^ 1U);
       group.one_lane([&] {
-        Barrier& full = rings[r].full[stage];
+        Barrier& full = rings[r].full[turn.stage];
         group.expect(full, Places::kBlock * sizeof(std::uint16_t));
-        const int place = (r == 0 ? Places::kKeysAt : Places::kValuesAt) + stage * Places::kBlock;
+        const int place =
+            (r == 0 ? Places::kKeysAt : Places::kValuesAt) + turn.stage * Places::kBlock;
         copy_rows<kWgmmaKeys, kDim>(group, shared + place, r == 0 ? maps.k : maps.v, kv_head,
                                     block.begin, full);
         group.arrive(full);
