@@ -1,5 +1,7 @@
 #include "transport/cuda/stream_graphs.h"
 
+#include <algorithm>
+
 namespace contextile::cuda {
 
 GroupGraphs::GroupGraphs(std::span<RankStreams* const> ranks)
@@ -34,6 +36,7 @@ void GroupGraphs::begin() {
   const std::lock_guard lock(mutex_);
   driver_.begin_capture(stream_);
   is_open_ = true;
+  takes_part_.assign(streams_.size() / 2, true);
   spread();
 }
 
@@ -41,6 +44,7 @@ std::int64_t GroupGraphs::end() {
   const std::lock_guard lock(mutex_);
   gather();
   is_open_ = false;
+  capture_is_over_.notify_all();
   kept_[++last_number_] = {driver_.end_capture(stream_), streams_.size() / 2};
   return last_number_;
 }
@@ -60,10 +64,16 @@ void GroupGraphs::forget(std::int64_t number) noexcept {
   kept_.erase(at);
 }
 
-void GroupGraphs::drop() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (is_open_) driver_.drop_capture(stream_);
-  is_open_ = false;
+void GroupGraphs::leave(Rank rank) noexcept {
+  std::unique_lock lock(mutex_);
+  if (!is_open_) return;
+  takes_part_[rank.index()] = false;
+  if (std::ranges::find(takes_part_, true) == takes_part_.end()) {
+    driver_.drop_capture(stream_);
+    is_open_ = false;
+    capture_is_over_.notify_all();
+  }
+  capture_is_over_.wait(lock, [this] { return !is_open_; });
 }
 
 template <typename Work>

@@ -1,6 +1,7 @@
 // Calls of ranks that share a device, captured as one graph.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -33,8 +34,9 @@ class GroupGraphs {
   void launch(std::int64_t number);
   // The graph goes when every rank has forgotten it.
   void forget(std::int64_t number) noexcept;
-  // Ends a capture that is under way, whichever rank calls.
-  void drop() noexcept;
+  // By a rank that gives up in a capture, which all will do. The last one ends it and the others
+  // wait for that: work given to streams behind its end would be done, on memory that never was.
+  void leave(Rank rank) noexcept;
   [[nodiscard]] std::int64_t last_number() const { return last_number_; }
 
  private:
@@ -52,7 +54,9 @@ class GroupGraphs {
   const Event begun_;
   std::vector<Event> ended_;  // of every stream
   std::mutex mutex_;
-  bool is_open_ = false;  // a capture is under way
+  std::condition_variable capture_is_over_;
+  bool is_open_ = false;          // a capture is under way
+  std::vector<bool> takes_part_;  // by rank: in it, and has not left
   std::map<std::int64_t, Kept> kept_;
   std::int64_t last_number_ = 0;
 };

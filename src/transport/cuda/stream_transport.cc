@@ -88,7 +88,7 @@ class StreamTransport : public ForwardingTransport {
   void abort(std::string_view reason) noexcept override {
     data_->abort(reason);
     control_->abort(reason);
-    if (group_graphs_ != nullptr) group_graphs_->drop();
+    if (group_graphs_ != nullptr) group_graphs_->leave(rank());
     mover_.synchronize();
   }
   [[nodiscard]] std::int64_t sent_bytes() const override {
