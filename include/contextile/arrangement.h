@@ -54,7 +54,16 @@ inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Di
 [[nodiscard]] std::int64_t unit_bytes(Kind kind, std::int64_t tokens, const AttentionShape& shape,
                                       std::int32_t head_groups, Dtype wire);
 
-// A tile on its device. A stage is one attention instruction; stages count from 0 on every device.
+// Into how many groups of heads a block is split: as `of_block` says, or as all blocks are where
+// that is empty.
+[[nodiscard]] inline std::int32_t head_groups_of(std::int32_t head_groups,
+                                                 const std::vector<std::int32_t>& of_block,
+                                                 BlockId block) {
+  return block.index() < of_block.size() ? of_block[block.index()] : head_groups;
+}
+
+// A tile on its device. Its blocks have equally many head groups. A stage is one attention
+// instruction; stages count from 0 on every device.
 struct PlacedTile {
   BlockId q_block;
   BlockId kv_block;
@@ -107,9 +116,15 @@ struct ArrangedMask {
 struct ArrangedRound {
   Blocking blocks;
   std::vector<Rank> owners;      // of every block
-  std::int32_t head_groups = 1;  // divides the KV heads
+  std::int32_t head_groups = 1;  // of every block; divides the KV heads
   std::vector<Mask> masks;  // of the workload, in its order, each restricted to this round's tokens
   std::vector<ArrangedMask> programs;  // one for each mask
+  // Where blocks differ: of every block, each a divisor of head_groups.
+  std::vector<std::int32_t> block_head_groups;
+
+  [[nodiscard]] std::int32_t groups_of(BlockId block) const {
+    return head_groups_of(head_groups, block_head_groups, block);
+  }
 };
 
 struct Arrangement {

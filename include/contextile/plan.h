@@ -97,7 +97,8 @@ using Instruction = std::variant<AttentionOp, ReduceOp, CopyOp, LaunchOp, WaitOp
 
 // ---------------------------------------------------------------------------------- programs
 
-// A place in the staging arena of one kind. Slot number = owned slots + index.
+// A place in the staging arena of one kind, whose rows are a token's heads of one of
+// PlanRound::head_groups. Slot number = owned slots + index.
 struct StagingSlot {
   std::int64_t offset_tokens = 0;
   std::int64_t capacity_tokens = 0;
@@ -133,7 +134,7 @@ struct ProgramPair {
 
 struct DeviceProgram {
   // Owned blocks in local order. Owned slot of a unit: position · head_groups + group, for every
-  // kind.
+  // kind; there are no others where a block has fewer groups.
   std::vector<BlockId> local_blocks;
   std::vector<ProgramPair> programs;  // one for each mask
   friend bool operator==(const DeviceProgram&, const DeviceProgram&) = default;
@@ -142,12 +143,21 @@ struct DeviceProgram {
 struct PlanRound {
   std::int32_t head_groups = 1;
   Blocking blocks;
-  std::vector<Rank> owners;                        // of every block
+  std::vector<Rank> owners;  // of every block
+  // Of every block where they differ, each a divisor of head_groups; empty: all have head_groups.
+  std::vector<std::int32_t> block_head_groups;
   std::vector<NamedMask> masks;                    // bands on this round's tokens only
   std::optional<std::int64_t> token_limit;         // tokens a device may own
   std::optional<std::int64_t> memory_limit_bytes;  // of a device and direction
   std::vector<DeviceProgram> devices;              // by rank
 
+  [[nodiscard]] std::int32_t groups_of(BlockId block) const {
+    return head_groups_of(head_groups, block_head_groups, block);
+  }
+  // What a unit of the block takes in a staging arena.
+  [[nodiscard]] std::int64_t staged_tokens(BlockId block) const {
+    return blocks.num_tokens(block) * (head_groups / groups_of(block));
+  }
   [[nodiscard]] std::int64_t owned_tokens(Rank rank) const;
   // Whether any device has a program of that mask and direction.
   [[nodiscard]] bool has_direction(std::size_t mask, Direction direction) const;
@@ -184,6 +194,13 @@ struct Plan {
   // Whether any device has a program of that direction.
   [[nodiscard]] bool has_direction(Direction direction) const;
 };
+
+// Whether blocks of a round differ in their head groups.
+[[nodiscard]] bool has_block_head_groups(const Plan& plan);
+// The same plan with all units as those of the rounds' head groups: what a unit of several is read,
+// computed, merged and sent as, part by part; of a slice what it has. Throws InvalidPlan where
+// slots or groups are none of the round's. O(size).
+[[nodiscard]] Plan with_even_head_groups(Plan plan);
 
 // Throws InvalidPlan when the plan is a slice: "simulate: expected a whole plan, found …".
 void check_whole(const Plan& plan, std::string_view operation);

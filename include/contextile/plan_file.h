@@ -42,14 +42,18 @@ namespace contextile {
 void save_plan(const Plan& plan, const std::string& path);
 [[nodiscard]] Plan load_plan(const std::string& path);
 
+// The plan that a document is of where blocks have head groups of their own: its even form, as
+// readers of documents without such groups need it, or itself.
+enum class ExportedHeadGroups : std::uint8_t { kEven, kOfBlocks };
 // The stable JSON contract (docs/plan-format.md), streamed. With `only`, `devices` holds that rank
-// alone.
-void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only = std::nullopt);
+// alone. Throws InvalidPlan where units do not exist that an even form is to be made of.
+void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only = std::nullopt,
+                 ExportedHeadGroups head_groups = ExportedHeadGroups::kEven);
 // The plan in such a document, whoever wrote it: its own export is the same document, and a plan
-// that was exported comes back with the same digest. Its programs may be wrong, which `verify`
-// says. `where` names the source in messages. Throws InvalidPlan naming the path in the document:
-// what is no JSON, a key that is missing or unknown, an id that names nothing, pairs that are not
-// those of the bands, a digest of another plan, an export of one rank. Memory: the plan.
+// that was exported as it is comes back with the same digest. Its programs may be wrong, which
+// `verify` says. `where` names the source in messages. Throws InvalidPlan naming the path in the
+// document: what is no JSON, a key that is missing or unknown, an id that names nothing, pairs that
+// are not those of the bands, a digest of another plan, an export of one rank. Memory: the plan.
 [[nodiscard]] Plan import_json(std::string_view json, std::string_view where);
 
 }  // namespace contextile

@@ -95,16 +95,20 @@ void bind_arrangements(nb::module_& module) {
           "__init__",
           [](ArrangedRound* self, Blocking blocks, std::vector<Rank> owners,
              const std::vector<MaskObject>& objects, std::vector<ArrangedMask> programs,
-             std::int32_t head_groups) {
+             std::int32_t head_groups, std::vector<std::int32_t> block_head_groups) {
             std::vector<Mask> masks;
             for (const MaskObject& object : objects) masks.push_back(object.mask);
-            new (self) ArrangedRound{std::move(blocks), std::move(owners), head_groups,
-                                     std::move(masks), std::move(programs)};
+            new (self)
+                ArrangedRound{std::move(blocks), std::move(owners),   head_groups,
+                              std::move(masks),  std::move(programs), std::move(block_head_groups)};
           },
-          nb::kw_only(), "blocks"_a, "owners"_a, "masks"_a, "programs"_a, "head_groups"_a = 1)
+          nb::kw_only(), "blocks"_a, "owners"_a, "masks"_a, "programs"_a, "head_groups"_a = 1,
+          "block_head_groups"_a = std::vector<std::int32_t>{})
       .def_ro("blocks", &ArrangedRound::blocks)
       .def_ro("owners", &ArrangedRound::owners, "Rank of every block.")
       .def_ro("head_groups", &ArrangedRound::head_groups, "Divides the KV heads.")
+      .def_ro("block_head_groups", &ArrangedRound::block_head_groups,
+              "Of every block, each a divisor of head_groups; empty: all have head_groups.")
       .def_prop_ro(
           "masks",
           [](const ArrangedRound& round) {

@@ -44,9 +44,10 @@ nb::object positions_array(const PlanObject& self, Rank rank, std::int64_t Token
   return nb::cast(numpy_array(std::move(values)));
 }
 
-std::string json_of(const Plan& plan) {
+std::string json_of(const Plan& plan, bool block_head_groups) {
   std::ostringstream out;
-  export_json(plan, out);
+  export_json(plan, out, std::nullopt,
+              block_head_groups ? ExportedHeadGroups::kOfBlocks : ExportedHeadGroups::kEven);
   return std::move(out).str();
 }
 
@@ -265,8 +266,13 @@ void bind_files(nb::class_<PlanObject>& plan) {
           },
           "data"_a)
       .def(
-          "to_json", [](const PlanObject& self) { return json_of(*self.plan); }, release,
-          "The plan as a JSON text (docs/plan-format.md).")
+          "to_json",
+          [](const PlanObject& self, bool block_head_groups) {
+            return json_of(*self.plan, block_head_groups);
+          },
+          nb::kw_only(), "block_head_groups"_a = false, release,
+          "The plan as a JSON text (docs/plan-format.md): with block_head_groups as it is where "
+          "blocks have head groups of their own, else with all blocks split as the most are.")
       .def_static(
           "from_json", [](std::string_view text) { return object_of(import_json(text, "JSON")); },
           "text"_a, release,

@@ -174,6 +174,7 @@ PlanStats statistics_of_mask(const Plan& plan, std::size_t m) {
     part.head_groups = round.head_groups;
     part.blocks = round.blocks;
     part.owners = round.owners;
+    part.block_head_groups = round.block_head_groups;
     part.masks = {round.masks[m]};
     for (const DeviceProgram& device : round.devices) {
       part.devices.push_back({device.local_blocks, {device.programs[m]}});

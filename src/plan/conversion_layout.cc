@@ -56,8 +56,9 @@ class ConversionWalk {
         offsets.push_back(-1);
         continue;
       }
-      const std::int64_t size = aligned(unit_bytes(end.kind, round_.blocks.num_tokens(end.block),
-                                                   plan_.shape, round_.head_groups, end.wire));
+      const std::int64_t size =
+          aligned(unit_bytes(end.kind, round_.blocks.num_tokens(end.block), plan_.shape,
+                             round_.groups_of(end.block), end.wire));
       const std::int64_t offset = arena_.allocate(size);
       places.push_back({offset, size});
       offsets.push_back(offset);

@@ -46,8 +46,8 @@ std::int64_t retained_bytes(const Plan& plan, const PlanRound& round, const Prog
   for (const Retain& retain : program.retain) {
     const auto found = last_written.find({retain.kind, retain.slot});
     if (found == last_written.end()) continue;  // nothing there; verify reports it
-    bytes += unit_bytes(retain.kind, tokens_of(round, found->second), plan.shape, round.head_groups,
-                        storage_dtype(retain.kind, plan.shape));
+    bytes += unit_bytes(retain.kind, tokens_of(round, found->second), plan.shape,
+                        round.groups_of(found->second), storage_dtype(retain.kind, plan.shape));
   }
   return bytes;
 }
@@ -66,7 +66,7 @@ std::int64_t stashed_bytes(const Plan& plan, const PlanRound& round, const Progr
   }
   std::int64_t bytes = 0;
   for (const auto& [group, block] : queries) {
-    bytes += unit_bytes(Kind::kO, tokens_of(round, block), plan.shape, round.head_groups,
+    bytes += unit_bytes(Kind::kO, tokens_of(round, block), plan.shape, round.groups_of(block),
                         plan.shape.dtype);
   }
   constexpr double kMost = 0x1p61;  // plans of files may claim any number of devices
@@ -157,9 +157,9 @@ class DirectionCount {
  private:
   // Returns the FLOPs of the tiles.
   double add_tiles(const PlanRound& round, const AttentionOp& op) {
-    const std::int32_t q_heads = plan_.shape.q_heads / round.head_groups;
     double flops = 0;
     for (const TileOp& tile : op.tiles) {
+      const std::int32_t q_heads = plan_.shape.q_heads / round.groups_of(tile.q_block);
       ++stats_.tiles;
       if (tile.group.value == 0) stats_.pairs += tile.pairs;
       flops += direction_ == Direction::kForward ? forward_flops(tile.pairs, q_heads, plan_.shape)
@@ -173,7 +173,7 @@ class DirectionCount {
     peers_.clear();
     for (const TransferEnd& send : op.sends) {
       const std::int64_t bytes = unit_bytes(send.kind, tokens_of(round, send.block), plan_.shape,
-                                            round.head_groups, send.wire);
+                                            round.groups_of(send.block), send.wire);
       const bool inter = plan_.node_of(rank) != plan_.node_of(send.peer);
       DeviceStats& sender = stats_.devices[rank.index()];
       DeviceStats& receiver = stats_.devices[send.peer.index()];

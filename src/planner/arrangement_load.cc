@@ -42,7 +42,10 @@ class Loads {
   [[nodiscard]] double compute_us(const ArrangedRound& round, const ArrangedDirection& arranged,
                                   Direction direction) const {
     std::vector<std::int64_t> pairs(static_cast<std::size_t>(cluster_.num_devices()), 0);
-    for (const PlacedTile& tile : arranged.tiles) pairs[tile.device.index()] += tile.pairs;
+    for (const PlacedTile& tile : arranged.tiles) {
+      pairs[tile.device.index()] +=
+          tile.pairs * (round.head_groups / round.groups_of(tile.q_block));
+    }
     const std::int64_t most = *std::ranges::max_element(pairs);
     const std::int32_t heads = shape_.q_heads / round.head_groups;
     return direction == Direction::kForward ? forward_flops(most, heads, shape_) / forward_rate_
@@ -54,9 +57,10 @@ class Loads {
     Ports devices(static_cast<std::size_t>(cluster_.num_devices()));
     Ports nics(static_cast<std::size_t>(cluster_.nodes * cluster_.nics_per_node));
     for (const Transfer& transfer : arranged.transfers) {
-      const auto bytes = static_cast<double>(
-          unit_bytes(transfer.kind, round.blocks.num_tokens(transfer.block), shape_,
-                     round.head_groups, is_result(transfer.kind) ? partial_wire_ : shape_.dtype));
+      const auto bytes =
+          static_cast<double>(unit_bytes(transfer.kind, round.blocks.num_tokens(transfer.block),
+                                         shape_, round.groups_of(transfer.block),
+                                         is_result(transfer.kind) ? partial_wire_ : shape_.dtype));
       const bool inside = cluster_.same_node(transfer.src, transfer.dst);
       (inside ? devices.out : nics.out)[inside ? transfer.src.index() : nic(transfer.src)] += bytes;
       (inside ? devices.in : nics.in)[inside ? transfer.dst.index() : nic(transfer.dst)] += bytes;

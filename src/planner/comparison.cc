@@ -35,6 +35,7 @@ std::shared_ptr<const Plan> description_of(const Plan& plan) {
     PlanRound& described = description->rounds.emplace_back();
     described.head_groups = round.head_groups;
     described.blocks = round.blocks;
+    described.block_head_groups = round.block_head_groups;
     described.token_limit = round.token_limit;
     described.memory_limit_bytes = round.memory_limit_bytes;
     for (const NamedMask& mask : round.masks) {

@@ -113,8 +113,8 @@ ArrangedDirection schedule_tiles(ScheduleProblem problem, const std::vector<doub
   std::vector<double> tile_us;
   tile_us.reserve(problem.tiles.size());
   for (const double of_all_heads : us) {
-    tile_us.insert(tile_us.end(), static_cast<std::size_t>(problem.head_groups),
-                   of_all_heads / problem.head_groups);
+    const std::int32_t groups = problem.groups_of(problem.tiles[tile_us.size()].q_block);
+    tile_us.insert(tile_us.end(), static_cast<std::size_t>(groups), of_all_heads / groups);
   }
   relay_across_nodes(problem, inter_weight(cluster));
   if (const auto* slots = std::get_if<TimelineOptions>(&schedule)) {
@@ -198,6 +198,7 @@ Placement place(const Workload& workload, const Cluster& cluster,
     PlacedRows placed = place_whole_rows(workload, cluster, *priced, choice, bytes, rules, warm);
     placement.partition = std::move(placed.partition);
     placement.places = std::move(placed.places);
+    placement.block_head_groups = std::move(placed.block_head_groups);
   }
   const GridQuality quality = evaluate(grid, spec, placement.partition);
   const double compute_us =
@@ -223,10 +224,11 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
   arrangement.partial_wire = request.wire.value_or(Dtype::kF32);
   ArrangedRound& round = arrangement.rounds.emplace_back();
   round.head_groups = groups;
+  round.block_head_groups = placement.block_head_groups;
   for (std::size_t m = 0; m < workload.masks.size(); ++m) {
     round.masks.push_back(workload.masks[m].mask);
     const std::vector<PlacedTile> tiles =
-        placed_tiles(priced.tiles, m, groups, placement.partition);
+        placed_tiles(priced.tiles, m, groups, placement.partition, placement.block_head_groups);
     ArrangedMask& programs = round.programs.emplace_back();
     for (const Direction direction : kDirections) {
       if (direction == Direction::kBackward && !request.backward) break;
@@ -239,7 +241,8 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
                .owners = owners,
                .tiles = tiles,
                .head_groups = groups,
-               .forward_inputs = retain ? ForwardInputs::kRetained : ForwardInputs::kDropped},
+               .forward_inputs = retain ? ForwardInputs::kRetained : ForwardInputs::kDropped,
+               .block_head_groups = placement.block_head_groups},
               direction),
           us, cluster, forward ? schedules.forward : schedules.backward);
       if (forward && retain && request.backward) {

@@ -56,7 +56,8 @@ struct Placement {
   std::shared_ptr<const PricedTiles> priced;  // as the choice's unit has it
   PlacementChoice choice;
   GridPartition partition;
-  std::vector<RowPlace> places;  // of rows, where they are placed whole
+  std::vector<RowPlace> places;                 // of rows, where they are placed whole
+  std::vector<std::int32_t> block_head_groups;  // as in a round
   double estimate_us = 0;  // what binds: compute, device ports or NICs, and part of the others
 };
 // Steps to go on from there, as a choice's effort.

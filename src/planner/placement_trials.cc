@@ -66,7 +66,12 @@ std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices) {
 }  // namespace
 
 std::int64_t num_tiles(const Placement& placement) {
-  return std::ssize(placement.priced->tiles.all_tiles) * placement.choice.head_groups;
+  const std::vector<Tile>& tiles = placement.priced->tiles.all_tiles;
+  std::int64_t all = 0;
+  for (const Tile& tile : tiles) {
+    all += head_groups_of(placement.choice.head_groups, placement.block_head_groups, tile.q_block);
+  }
+  return all;
 }
 
 std::vector<Placement> PlacementTrials::place(std::span<const PlacementChoice> choices) {

@@ -1,6 +1,8 @@
 #include "planner/row_placement.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -62,6 +64,29 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
   return spec;
 }
 
+// Rows that attend keys of one another, a document's, have equally many head groups: one, unless
+// some of them are spread over a node.
+std::vector<std::int32_t> head_groups_of_rows(const PricedTiles& priced,
+                                              const std::vector<RowPlace>& places,
+                                              std::int32_t num_devices, std::int32_t spread) {
+  std::vector<std::size_t> joined(places.size());
+  std::iota(joined.begin(), joined.end(), std::size_t{0});
+  const auto root = [&](std::size_t row) {
+    while (joined[row] != row) row = joined[row] = joined[joined[row]];
+    return row;
+  };
+  for (const Tile& tile : priced.tiles.all_tiles) {
+    joined[root(tile.q_block.index())] = root(tile.kv_block.index());
+  }
+  std::vector<std::int32_t> groups(places.size(), 1);
+  for (std::size_t row = 0; row < places.size(); ++row) {
+    if (places[row] >= num_devices) groups[root(row)] = spread;
+  }
+  for (std::size_t row = 0; row < places.size(); ++row) groups[row] = groups[root(row)];
+  if (std::ranges::find(groups, 1) == groups.end()) groups.clear();
+  return groups;
+}
+
 }  // namespace
 
 PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
@@ -79,6 +104,10 @@ PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
       place_rows(rows, spec, warm == nullptr ? std::span<const RowPlace>() : warm->places);
   GridPartition& partition = placed.partition;
   for (const Rank owner : own_rows(rows, spec, placed.places)) partition.owner.push_back(owner);
+  if (choice.head_groups > 1) {
+    placed.block_head_groups =
+        head_groups_of_rows(priced, placed.places, cluster.num_devices(), choice.head_groups);
+  }
   for (const Tile& tile : priced.tiles.all_tiles) {
     const RowPlace place = placed.places[tile.q_block.index()];
     const std::int32_t node = place - cluster.num_devices();

@@ -14,6 +14,7 @@ namespace contextile {
 
 struct PlacedRows {
   std::vector<RowPlace> places;
+  std::vector<std::int32_t> block_head_groups;  // as in a round
   // Tiles of a row are on the row's device, or on its node's for their head group.
   GridPartition partition;
 };

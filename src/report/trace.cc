@@ -192,7 +192,7 @@ class TraceWriter {
       if (activity.activity == Activity::kExposed)
         more += waits_for(texts.of(reasons[next_wait++]));
       write_activity(program_of(direction, simulated, activity.device), activity, direction,
-                     round_of(simulated).head_groups, more);
+                     round_of(simulated), more);
     }
     write_messages(direction, simulated);
   }
@@ -249,7 +249,7 @@ class TraceWriter {
   [[nodiscard]] std::int32_t path_process() const { return plan_.num_devices() + 1; }
 
   void write_activity(const Program& program, const ActivitySpan& activity, Direction direction,
-                      std::int32_t head_groups, std::string_view more_args) {
+                      const PlanRound& round, std::string_view more_args) {
     const Instruction& instruction =
         program.instructions[static_cast<std::size_t>(activity.instruction)];
     std::string name(op_name(instruction));
@@ -257,10 +257,12 @@ class TraceWriter {
     const double seconds = (activity.end_us - activity.start_us) * 1e-6;
     if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
       const std::int64_t pairs = num_pairs(*attention);
-      const std::int32_t heads = plan_.shape.q_heads / head_groups;
-      const double flops = direction == Direction::kForward
-                               ? forward_flops(pairs, heads, plan_.shape)
-                               : backward_flops(pairs, heads, plan_.shape);
+      double flops = 0;
+      for (const TileOp& tile : attention->tiles) {
+        const std::int32_t heads = plan_.shape.q_heads / round.groups_of(tile.q_block);
+        flops += direction == Direction::kForward ? forward_flops(tile.pairs, heads, plan_.shape)
+                                                  : backward_flops(tile.pairs, heads, plan_.shape);
+      }
       args += fmt::format(R"(, "tiles": {}, "pairs": {}, "gflops": {:.6g}, "tflops_per_s": {:.6g})",
                           attention->tiles.size(), pairs, flops * 1e-9, flops / seconds * 1e-12);
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {

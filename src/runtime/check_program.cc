@@ -42,8 +42,9 @@ class ProgramCheck {
       fail_plan("{}: expected a block among 0 … {}, found {}", here(),
                 round_.blocks.num_blocks() - 1, block.value);
     }
-    if (!group.valid() || group.value >= round_.head_groups) {
-      fail_plan("{}: expected a head group among 0 … {}, found {}", here(), round_.head_groups - 1,
+    const std::int32_t groups = round_.groups_of(block);
+    if (!group.valid() || group.value >= groups) {
+      fail_plan("{}: expected a head group among 0 … {}, found {}", here(), groups - 1,
                 group.value);
     }
     if (!role_has(round_.blocks.role(block), kind)) {
@@ -85,10 +86,10 @@ class ProgramCheck {
     }
     if (slot.index() >= owned) {
       const std::int64_t capacity = staging[slot.index() - owned].capacity_tokens;
-      if (round_.blocks.num_tokens(block) > capacity) {
+      if (round_.staged_tokens(block) > capacity) {
         fail_plan("{}: expected a unit of at most {} tokens in {}[{}], found block {} of {} tokens",
                   here(), capacity, to_string(kind), slot.value, block.value,
-                  round_.blocks.num_tokens(block));
+                  round_.staged_tokens(block));
       }
       return;
     }
@@ -107,6 +108,7 @@ class ProgramCheck {
 
   void check(const AttentionOp& op) const {
     for (const TileOp& tile : op.tiles) {
+      check_groups(tile);
       check_unit(Kind::kQ, tile.q_block, tile.group, tile.q, Access::kRead);
       check_unit(Kind::kKv, tile.kv_block, tile.group, tile.kv, Access::kRead);
       if (direction_ == Direction::kForward) {
@@ -117,6 +119,16 @@ class ProgramCheck {
       check_unit(Kind::kDq, tile.q_block, tile.group, tile.result, Access::kWrite);
       check_unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv, Access::kWrite);
     }
+  }
+
+  // Blocks that are none are named by what checks units.
+  void check_groups(const TileOp& tile) const {
+    if (!tile.q_block.valid() || !tile.kv_block.valid()) return;
+    const std::int32_t of_queries = round_.groups_of(tile.q_block);
+    const std::int32_t of_keys = round_.groups_of(tile.kv_block);
+    if (of_queries == of_keys) return;
+    fail_plan("{}: expected blocks of equally many head groups in a tile, found {} and {}", here(),
+              of_queries, of_keys);
   }
 
   void check(const ReduceOp& op) const {
@@ -180,6 +192,16 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
   if (round.head_groups < 1 || plan.shape.kv_heads % round.head_groups != 0) {
     fail_plan("{}: expected head groups that divide {} kv heads, found {}", where,
               plan.shape.kv_heads, round.head_groups);
+  }
+  const std::vector<std::int32_t>& groups = round.block_head_groups;
+  if (!groups.empty() && std::ssize(groups) != num_blocks) {
+    fail_plan("{}: expected head groups of all or none of {} blocks, found {}", where, num_blocks,
+              groups.size());
+  }
+  for (std::size_t b = 0; b < groups.size(); ++b) {
+    if (groups[b] >= 1 && round.head_groups % groups[b] == 0) continue;
+    fail_plan("{} block {}: expected head groups that divide {}, found {}", where, b,
+              round.head_groups, groups[b]);
   }
   if (round.devices.size() != num_devices) {
     fail_plan("{}: expected {} devices, found {}", where, num_devices, round.devices.size());

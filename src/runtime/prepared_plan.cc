@@ -110,7 +110,7 @@ std::vector<std::pair<Kind, SlotId>> unwritten_slots(const LocalRound& round, Di
     if (!occurs_in(kind, direction)) continue;
     for (std::size_t position = 0; position < round.blocks.size(); ++position) {
       if (!role_has(round.round->blocks.role(round.blocks[position]), kind)) continue;
-      for (std::int32_t g = 0; g < groups; ++g) {
+      for (std::int32_t g = 0; g < round.round->groups_of(round.blocks[position]); ++g) {
         const SlotId slot{static_cast<std::int32_t>(position) * groups + g};
         if (!written.contains({kind, slot})) unwritten.emplace_back(kind, slot);
       }
@@ -143,7 +143,7 @@ std::vector<RetainedSlot> retained_slots(const Plan& plan, const LocalRound& rou
     const auto [block, group] = found->second;
     retained.push_back({retain.kind, block, group, retain.slot, retain.backward_slot, saved_bytes});
     saved_bytes += unit_bytes(retain.kind, round.round->blocks.num_tokens(block), plan.shape,
-                              round.round->head_groups, plan.shape.dtype);
+                              round.round->groups_of(block), plan.shape.dtype);
   }
   return retained;
 }

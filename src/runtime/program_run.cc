@@ -132,7 +132,7 @@ std::vector<Message> ProgramRun::messages(const std::vector<TransferEnd>& ends,
       continue;
     }
     const std::int64_t bytes = unit_bytes(end.kind, round_.round->blocks.num_tokens(end.block),
-                                          shape_, round_.round->head_groups, end.wire);
+                                          shape_, round_.round->groups_of(end.block), end.wire);
     segments.push_back({conversion_ + packed_at[i], bytes, 1, bytes});
   }
   return messages;

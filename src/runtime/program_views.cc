@@ -19,6 +19,12 @@ std::span<const LocalBand> bands_of(const LocalMask& mask, const BandSpan& span)
   return std::span<const LocalBand>(mask.bands).subspan(span.first, span.count);
 }
 
+// Part g of n of the heads.
+TensorView heads_of(const TensorView& view, std::int32_t g, std::int32_t n) {
+  const std::int32_t heads = view.heads / n;
+  return slice(view, 0, view.tokens, g * heads, heads);
+}
+
 }  // namespace
 
 ProgramViews::ProgramViews(const AttentionShape& shape, const LocalRound& round,
@@ -43,7 +49,7 @@ ProgramViews::ProgramViews(const AttentionShape& shape, const LocalRound& round,
 UnitView ProgramViews::unit(Kind kind, BlockId block, GroupId group, SlotId slot) const {
   const std::size_t k = index_of(kind);
   const std::int32_t groups = round_.round->head_groups;
-  const UnitShape shape = unit_shape(kind, shape_, groups);
+  const UnitShape shape = unit_shape(kind, shape_, round_.round->groups_of(block));
   const std::int64_t tokens = round_.round->blocks.num_tokens(block);
   const std::size_t owned = round_.blocks.size() * static_cast<std::size_t>(groups);
   UnitView view{kind, shape.num_parts, {}};
@@ -51,7 +57,8 @@ UnitView ProgramViews::unit(Kind kind, BlockId block, GroupId group, SlotId slot
     const std::int32_t heads = shape.parts[p].heads;
     if (slot.index() >= owned) {
       const StagingSlot& staged = program_.program->staging[k][slot.index() - owned];
-      view.parts[p] = slice(arenas_[k][p], staged.offset_tokens, tokens, 0, heads);
+      const TensorView place = slice(arenas_[k][p], staged.offset_tokens, 0, 0, 0);
+      view.parts[p] = array_view(static_cast<std::byte*>(place.data), shape.parts[p], tokens);
       continue;
     }
     const auto position = static_cast<std::size_t>(slot.value / groups);
@@ -87,6 +94,10 @@ std::vector<TensorView> ProgramViews::arrays() const {
   return all;
 }
 
+std::int32_t ProgramViews::groups_in(const TileOp& tile) const {
+  return round_.round->head_groups / round_.round->groups_of(tile.q_block);
+}
+
 std::vector<ForwardTile> ProgramViews::forward_tiles(const AttentionOp& op, const LocalMask& mask,
                                                      std::size_t first_tile) const {
   std::vector<ForwardTile> tiles;
@@ -96,8 +107,13 @@ std::vector<ForwardTile> ProgramViews::forward_tiles(const AttentionOp& op, cons
     const UnitView kv = unit(Kind::kKv, tile.kv_block, tile.group, tile.kv);
     const UnitView o = unit(Kind::kO, tile.q_block, tile.group, tile.result);
     const BandSpan& bands = program_.tile_bands[first_tile++];
-    tiles.push_back({q.parts[0], kv.parts[0], kv.parts[1], o.parts[0], as_stats(o.parts[1]),
-                     bands_of(mask, bands), tile.init_result, bands.prepared});
+    const std::int32_t n = groups_in(tile);
+    for (std::int32_t g = 0; g < n; ++g) {
+      tiles.push_back({heads_of(q.parts[0], g, n), heads_of(kv.parts[0], g, n),
+                       heads_of(kv.parts[1], g, n), heads_of(o.parts[0], g, n),
+                       as_stats(heads_of(o.parts[1], g, n)), bands_of(mask, bands),
+                       tile.init_result, bands.prepared});
+    }
   }
   return tiles;
 }
@@ -113,9 +129,15 @@ std::vector<BackwardTile> ProgramViews::backward_tiles(const AttentionOp& op, co
     const UnitView dq = unit(Kind::kDq, tile.q_block, tile.group, tile.result);
     const UnitView dkv = unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv);
     const BandSpan& bands = program_.tile_bands[first_tile++];
-    tiles.push_back({q.parts[0], kv.parts[0], kv.parts[1], d_o.parts[0], as_stats(d_o.parts[1]),
-                     as_stats(d_o.parts[2]), dq.parts[0], dkv.parts[0], dkv.parts[1],
-                     bands_of(mask, bands), tile.init_result, tile.init_dkv, bands.prepared});
+    const std::int32_t n = groups_in(tile);
+    for (std::int32_t g = 0; g < n; ++g) {
+      tiles.push_back({heads_of(q.parts[0], g, n), heads_of(kv.parts[0], g, n),
+                       heads_of(kv.parts[1], g, n), heads_of(d_o.parts[0], g, n),
+                       as_stats(heads_of(d_o.parts[1], g, n)),
+                       as_stats(heads_of(d_o.parts[2], g, n)), heads_of(dq.parts[0], g, n),
+                       heads_of(dkv.parts[0], g, n), heads_of(dkv.parts[1], g, n),
+                       bands_of(mask, bands), tile.init_result, tile.init_dkv, bands.prepared});
+    }
   }
   return tiles;
 }

@@ -32,7 +32,8 @@ class ProgramViews {
   // Everything that units are rows of, in one order for all calls of the program.
   [[nodiscard]] std::vector<TensorView> arrays() const;
 
-  // The tiles of an instruction, whose first is number `first_tile` of the program.
+  // The tiles of an instruction, whose first is number `first_tile` of the program: one for each
+  // of the round's head groups, of which a tile may have several.
   [[nodiscard]] std::vector<ForwardTile> forward_tiles(const AttentionOp& op, const LocalMask& mask,
                                                        std::size_t first_tile) const;
   [[nodiscard]] std::vector<BackwardTile> backward_tiles(const AttentionOp& op,
@@ -40,13 +41,16 @@ class ProgramViews {
                                                          std::size_t first_tile) const;
 
  private:
+  // How many of the round's head groups the tile has.
+  [[nodiscard]] std::int32_t groups_in(const TileOp& tile) const;
+
   const AttentionShape& shape_;
   const LocalRound& round_;
   const LocalProgram& program_;
   const OwnedInputs inputs_;
   ByKindAndPart<TensorView>
       accumulators_{};                  // all heads, the rows of blocks whose role has the kind
-  ByKindAndPart<TensorView> arenas_{};  // the heads of one group
+  ByKindAndPart<TensorView> arenas_{};  // the heads of one of the round's groups
 };
 
 // Tensors of a program's calls at addresses where nothing is, each alone in a part of the address

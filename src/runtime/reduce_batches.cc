@@ -55,10 +55,13 @@ class Batch {
     const std::int32_t groups = round_.round->head_groups;
     const std::size_t owned = round_.blocks.size() * static_cast<std::size_t>(groups);
     const bool is_staged = slot.index() >= owned;
+    if (is_staged) {
+      const std::int64_t begin = program_.staging[k][slot.index() - owned].offset_tokens;
+      return {op.kind, true, op.group, begin, begin + round_.round->staged_tokens(op.block)};
+    }
     const std::int64_t begin =
-        is_staged ? program_.staging[k][slot.index() - owned].offset_tokens
-                  : round_.accumulator_row[k][static_cast<std::size_t>(slot.value / groups)];
-    return {op.kind, is_staged, op.group, begin, begin + round_.round->blocks.num_tokens(op.block)};
+        round_.accumulator_row[k][static_cast<std::size_t>(slot.value / groups)];
+    return {op.kind, false, op.group, begin, begin + round_.round->blocks.num_tokens(op.block)};
   }
 
   const LocalRound& round_;

@@ -54,8 +54,7 @@ class DivisionScheduler {
     return std::int64_t{route.via.value} * problem_.num_devices + route.device.value;
   }
   [[nodiscard]] std::int64_t bytes(const UnitRoute& route) const {
-    return unit_bytes(route.kind, problem_.blocks->num_tokens(route.block), problem_.shape,
-                      problem_.head_groups, problem_.shape.dtype);
+    return problem_.bytes_of(route.kind, route.block, problem_.shape.dtype);
   }
   void order_tiles() {
     waiting_.resize(static_cast<std::size_t>(problem_.num_devices));

@@ -62,9 +62,7 @@ class OverlapScheduler {
 
   [[nodiscard]] double route_us(std::size_t r) const {
     const UnitRoute& hop = problem_.routes[r];
-    const std::int64_t bytes =
-        unit_bytes(hop.kind, problem_.blocks->num_tokens(hop.block), problem_.shape,
-                   problem_.head_groups, problem_.shape.dtype);
+    const std::int64_t bytes = problem_.bytes_of(hop.kind, hop.block, problem_.shape.dtype);
     const bool local =
         hop.via.value / problem_.devices_per_node == hop.device.value / problem_.devices_per_node;
     return static_cast<double>(bytes) *

@@ -40,7 +40,8 @@ ScheduleProblem schedule_problem(const Workload& workload, const Cluster& cluste
                              .direction = direction,
                              .shape = workload.shape,
                              .tiles = placed.tiles,
-                             .routes = {}};
+                             .routes = {},
+                             .block_head_groups = placed.block_head_groups};
   const bool has_inputs =
       direction == Direction::kBackward && placed.forward_inputs == ForwardInputs::kRetained;
   for (int k = 0; k < kNumKinds; ++k) {

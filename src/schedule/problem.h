@@ -35,6 +35,15 @@ struct ScheduleProblem {
   std::span<const PlacedTile> tiles;  // stages are what a scheduler decides
   // One for each (unit, device) that is not the owner, by kind, block, group and device.
   std::vector<UnitRoute> routes;
+  std::span<const std::int32_t> block_head_groups;  // as in a round
+
+  [[nodiscard]] std::int32_t groups_of(BlockId block) const {
+    return block_head_groups.empty() ? head_groups : block_head_groups[block.index()];
+  }
+  // Of one head group of the block.
+  [[nodiscard]] std::int64_t bytes_of(Kind kind, BlockId block, Dtype wire) const {
+    return unit_bytes(kind, blocks->num_tokens(block), shape, groups_of(block), wire);
+  }
 };
 
 // Whether backward finds what forward received of q and kv, or has to fetch it again.
@@ -46,6 +55,7 @@ struct PlacedBlocks {
   std::span<const PlacedTile> tiles;
   std::int32_t head_groups = 1;
   ForwardInputs forward_inputs = ForwardInputs::kDropped;
+  std::span<const std::int32_t> block_head_groups = {};  // as in a round
 };
 // The problem of one direction, with a route from its owner for every unit that a device reads, and
 // to its owner for every unit it adds to; relays are for the caller to choose. O(tiles · log).

@@ -98,9 +98,8 @@ class Timeline {
       if (hop.feed != kNoRoute) fed_[hop.feed].push_back(r);
       const Rank src = is_result(at.kind) ? at.device : at.via;
       const Rank dst = is_result(at.kind) ? at.via : at.device;
-      const auto bytes = static_cast<double>(unit_bytes(
-          at.kind, problem_.blocks->num_tokens(at.block), problem_.shape, problem_.head_groups,
-          is_result(at.kind) ? options_.partial_wire : problem_.shape.dtype));
+      const auto bytes = static_cast<double>(problem_.bytes_of(
+          at.kind, at.block, is_result(at.kind) ? options_.partial_wire : problem_.shape.dtype));
       if (cluster_.node_of(src) == cluster_.node_of(dst)) {
         hop.us = bytes / (cluster_.intra_gbytes_per_s * kBytesPerUsOfGbytes);
         hop.out = src.index();

@@ -125,11 +125,11 @@ CallTimes ProgramCosts::runs_us() {
   for (const auto& [run, rows] : runs_) {
     for (const Direction direction : kDirections) {
       us[index_of(direction)] +=
-          costs_.run_us(direction, rows, computed_of_run_[run], round_.head_groups);
+          costs_.run_us(direction, rows, computed_of_run_[run], groups_of_run(run));
     }
   }
   for (const PartRun& part : part_runs_.sorted()) {
-    const CallTimes& run = part_run_us(part.q.size(), part.computed_pairs);
+    const CallTimes& run = part_run_us(part.q.size(), part.computed_pairs, groups_of_run(part.run));
     for (std::size_t d = 0; d < us.size(); ++d) us[d] += run[d];
   }
   return us;
@@ -142,19 +142,26 @@ void ProgramCosts::clear_runs() {
 }
 
 // Documents cut alike make the same runs in tile after tile.
-const CallTimes& ProgramCosts::part_run_us(std::int64_t rows, double computed_pairs) {
-  std::uint64_t hash =
-      std::bit_cast<std::uint64_t>(computed_pairs) ^ (static_cast<std::uint64_t>(rows) << 1U);
+const CallTimes& ProgramCosts::part_run_us(std::int64_t rows, double computed_pairs,
+                                           std::int32_t head_groups) {
+  std::uint64_t hash = std::bit_cast<std::uint64_t>(computed_pairs) ^
+                       (static_cast<std::uint64_t>(rows) << 1U) ^
+                       (static_cast<std::uint64_t>(head_groups) << 32U);
   hash *= 0x9E3779B97F4A7C15U;
   KnownRun& known = known_runs_[hash >> (64U - kKnownRunBits)];
-  if (known.rows != rows || known.computed_pairs != computed_pairs) {
-    known = {rows, computed_pairs, {}};
+  if (known.rows != rows || known.computed_pairs != computed_pairs ||
+      known.head_groups != head_groups) {
+    known = {rows, head_groups, computed_pairs, {}};
     for (const Direction direction : kDirections) {
-      known.us[index_of(direction)] =
-          costs_.run_us(direction, rows, computed_pairs, round_.head_groups);
+      known.us[index_of(direction)] = costs_.run_us(direction, rows, computed_pairs, head_groups);
     }
   }
   return known.us;
+}
+
+std::int32_t ProgramCosts::groups_of_run(std::size_t run) const {
+  const auto groups = static_cast<std::size_t>(round_.head_groups);
+  return round_.groups_of(BlockId{static_cast<std::int32_t>(run / groups)});
 }
 
 void ProgramCosts::add_to_run(std::size_t run, std::int64_t rows, double computed_pairs) {
@@ -168,7 +175,7 @@ double ProgramCosts::memory_us(double bytes) const {
 
 double ProgramCosts::accumulator_bytes(Kind kind, BlockId block) const {
   return static_cast<double>(unit_bytes(kind, round_.blocks.num_tokens(block), plan_.shape,
-                                        round_.head_groups, Dtype::kF32));
+                                        round_.groups_of(block), Dtype::kF32));
 }
 
 TimedStep ProgramCosts::merge_step(Kind kind, BlockId block, std::size_t sources) const {
@@ -196,7 +203,7 @@ std::vector<MessageEnd> ProgramCosts::message_ends(const std::vector<TransferEnd
 
 std::int64_t ProgramCosts::transfer_bytes(const TransferEnd& transfer) const {
   return unit_bytes(transfer.kind, round_.blocks.num_tokens(transfer.block), plan_.shape,
-                    round_.head_groups, transfer.wire);
+                    round_.groups_of(transfer.block), transfer.wire);
 }
 
 TimedStep ProgramCosts::launch_step(const LaunchOp& launch) {
@@ -227,7 +234,9 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
       TimedStep& step = timed.steps.emplace_back();
       const double work_us = attention_us(attention->tiles, direction);
       for (const TileOp& tile : attention->tiles) {
-        timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)];
+        const std::int32_t heads = round_.head_groups / round_.groups_of(tile.q_block);
+        timed.flops +=
+            static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)] * heads;
       }
       step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor;
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {

@@ -45,6 +45,7 @@ class ProgramCosts {
  private:
   struct KnownRun {
     std::int64_t rows = 0;  // 0: nothing
+    std::int32_t head_groups = 1;
     double computed_pairs = 0;
     CallTimes us{};
   };
@@ -58,7 +59,10 @@ class ProgramCosts {
   [[nodiscard]] CallTimes runs_us();
   void clear_runs();
   // As TileCosts::run_us, looked up where it was asked before.
-  [[nodiscard]] const CallTimes& part_run_us(std::int64_t rows, double computed_pairs);
+  [[nodiscard]] const CallTimes& part_run_us(std::int64_t rows, double computed_pairs,
+                                             std::int32_t head_groups);
+  // Head groups of the query block of a run.
+  [[nodiscard]] std::int32_t groups_of_run(std::size_t run) const;
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
   [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
@@ -74,7 +78,7 @@ class ProgramCosts {
   std::size_t mask_;
   TileCosts costs_;
   TileIndex index_;
-  std::array<double, 2> flops_per_pair_{};  // by Direction
+  std::array<double, 2> flops_per_pair_{};  // of one of the round's head groups, by Direction
   KnownCalls known_calls_;                  // those with a cut tile
   // Scratch of attention_us: runs of whole blocks with their rows, and what each computes (0
   // between calls), by q block and group; those of parts of blocks.

@@ -51,10 +51,10 @@ AttentionGrid attention_grid(const Workload& workload, const TileGrid& tiles,
 }
 
 std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m, std::int32_t head_groups,
-                                     const GridPartition& partition) {
+                                     const GridPartition& partition,
+                                     std::span<const std::int32_t> block_head_groups) {
   std::vector<PlacedTile> placed;
-  const IdRange<GroupId> groups(head_groups);
-  placed.reserve(tiles.tiles_of_mask[m].size() * groups.size());
+  placed.reserve(tiles.tiles_of_mask[m].size());
   std::size_t in_union = 0;
   TileId on_grid{0};  // of the union's tile, group 0
   for (const Tile& tile : tiles.tiles_of_mask[m]) {
@@ -63,8 +63,11 @@ std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m, std::
       ++in_union;
       on_grid.value += head_groups;
     }
-    for (const GroupId g : groups) {
-      const Rank device = partition.device[TileId{on_grid.value + g.value}];
+    const std::int32_t groups =
+        block_head_groups.empty() ? head_groups : block_head_groups[tile.q_block.index()];
+    for (const GroupId g : IdRange<GroupId>(groups)) {
+      const TileId first{on_grid.value + g.value * (head_groups / groups)};
+      const Rank device = partition.device[first];
       placed.push_back({tile.q_block, tile.kv_block, g, device, 0, tile.pairs});
     }
   }
@@ -78,8 +81,7 @@ void relay_across_nodes(ScheduleProblem& problem, std::int64_t inter_weight) {
     const bool is_of_last = last != nullptr && last->kind == route.kind &&
                             last->block == route.block && last->group == route.group;
     if (!is_of_last) {
-      units.push_back({unit_bytes(route.kind, problem.blocks->num_tokens(route.block),
-                                  problem.shape, problem.head_groups, problem.shape.dtype),
+      units.push_back({problem.bytes_of(route.kind, route.block, problem.shape.dtype),
                        problem.owners[route.block.index()],
                        is_result(route.kind),
                        {}});

@@ -34,10 +34,11 @@ struct GridBytes {
                                            std::int32_t head_groups, GridBytes bytes,
                                            std::span<const std::int64_t> work);
 
-// The tiles of mask m where the union's tile went.
-[[nodiscard]] std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m,
-                                                   std::int32_t head_groups,
-                                                   const GridPartition& partition);
+// The tiles of mask m where the union's tile went. Of blocks with head groups of their own
+// (`block_head_groups`, as in a round) group g goes where the first of its part of all groups went.
+[[nodiscard]] std::vector<PlacedTile> placed_tiles(
+    const TileGrid& tiles, std::size_t m, std::int32_t head_groups, const GridPartition& partition,
+    std::span<const std::int32_t> block_head_groups = {});
 
 // Lets one device of a node fetch a unit from another node and pass it on to those beside it (and
 // gather a result before it crosses): choose_relays on the problem's routes, a byte across nodes

@@ -214,8 +214,9 @@ void expect_sound_conversions(const Plan& plan, const PlanRound& round, const Pr
       ASSERT_EQ(offsets[i] >= 0, packed);
       if (!packed) continue;
       const PackedRange place{
-          offsets[i], offsets[i] + unit_bytes(ends[i].kind, round.blocks.num_tokens(ends[i].block),
-                                              plan.shape, round.head_groups, ends[i].wire)};
+          offsets[i],
+          offsets[i] + unit_bytes(ends[i].kind, round.blocks.num_tokens(ends[i].block), plan.shape,
+                                  round.groups_of(ends[i].block), ends[i].wire)};
       EXPECT_EQ(place.begin % kAlignmentBytes, 0);
       for (const auto& [id, places] : in_flight) {
         for (const PackedRange& other : places) {

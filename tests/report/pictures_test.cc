@@ -142,7 +142,9 @@ std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::int64_t> dev
         const auto* attention = std::get_if<AttentionOp>(&instruction);
         if (attention == nullptr) continue;
         for (const TileOp& tile : attention->tiles) {
-          if (tile.group.value != group) continue;
+          const PlanRound& of = plan.rounds[round];
+          const std::int32_t parts = of.head_groups / of.groups_of(tile.q_block);
+          if (tile.group.value != group / parts) continue;
           devices[{round, tile.q_block.value, tile.kv_block.value}] = static_cast<std::int64_t>(r);
         }
       }

@@ -86,10 +86,10 @@ class Run {
         memory.arena.assign(
             static_cast<std::size_t>(program(r).arena_tokens(kind) * layout_.width(kind)), kNan);
         for (const BlockId block : round.devices[r].local_blocks) {
-          const auto size =
-              static_cast<std::size_t>(round.blocks.num_tokens(block) * layout_.width(kind));
-          memory.owned.insert(memory.owned.end(), static_cast<std::size_t>(round.head_groups),
-                              std::vector<double>(size, kNan));
+          for (std::int32_t g = 0; g < round.head_groups; ++g) {
+            const std::size_t values = g < groups_of(block) ? size(kind, block) : 0;
+            memory.owned.emplace_back(values, kNan);
+          }
         }
         memory.written.assign(memory.owned.size(), false);
       }
@@ -114,10 +114,14 @@ class Run {
       for (std::size_t s = 0; s < memory.owned.size(); ++s) {
         const auto group = static_cast<std::int32_t>(s) % round_.head_groups;
         double* data = memory.owned[s].data();
-        for (const std::int64_t token :
-             tokens(local[s / static_cast<std::size_t>(round_.head_groups)])) {
-          visit(token, group * layout_.heads(kind), data, memory.written[s]);
-          data += layout_.width(kind);
+        const BlockId block = local[s / static_cast<std::size_t>(round_.head_groups)];
+        const std::int32_t parts = round_.head_groups / groups_of(block);
+        if (group >= groups_of(block)) continue;
+        for (const std::int64_t token : tokens(block)) {
+          for (std::int32_t part = 0; part < parts; ++part) {
+            visit(token, (group * parts + part) * layout_.heads(kind), data, memory.written[s]);
+            data += layout_.width(kind);
+          }
         }
       }
     }
@@ -154,6 +158,7 @@ class Run {
     }
   }
 
+  // Of one of the round's head groups.
   [[nodiscard]] const RowLayout& layout() const { return layout_; }
 
  private:
@@ -170,6 +175,16 @@ class Run {
     std::vector<Sent> sends;
     std::vector<Expected> recvs;
   };
+
+  [[nodiscard]] std::int32_t groups_of(BlockId block) const {
+    return round_.block_head_groups.empty() ? round_.head_groups
+                                            : round_.block_head_groups.at(block.index());
+  }
+  [[nodiscard]] RowLayout layout_of(BlockId block) const {
+    const std::int32_t groups = groups_of(block);
+    return {plan_.shape.q_heads / groups, plan_.shape.kv_heads / groups, plan_.shape.head_dim,
+            plan_.shape.value_dim};
+  }
 
   [[nodiscard]] const Program& program(std::size_t r) const {
     return round_.devices[r].programs.at(mask_).of(direction_).value();
@@ -191,7 +206,9 @@ class Run {
   // The rows of a unit in a slot, which must hold them.
   double* unit(std::size_t r, Kind kind, SlotId id, BlockId block) {
     const auto [data, capacity] = slot(r, kind, id);
-    if (capacity < round_.blocks.num_tokens(block)) throw std::runtime_error("slot too small");
+    if (static_cast<std::size_t>(capacity * layout_.width(kind)) < size(kind, block)) {
+      throw std::runtime_error("slot too small");
+    }
     return data;
   }
   double* result(std::size_t r, Kind kind, SlotId id, BlockId block) {
@@ -200,7 +217,7 @@ class Run {
     return unit(r, kind, id, block);
   }
   std::size_t size(Kind kind, BlockId block) const {
-    return static_cast<std::size_t>(round_.blocks.num_tokens(block) * layout_.width(kind));
+    return static_cast<std::size_t>(round_.blocks.num_tokens(block) * layout_of(block).width(kind));
   }
   std::vector<double> load(std::size_t r, Kind kind, SlotId id, BlockId block) {
     const double* data = unit(r, kind, id, block);
@@ -320,14 +337,15 @@ class Run {
   }
 
   void forward_tile(std::size_t r, const TileOp& tile) {
-    const std::int32_t hq = layout_.q_heads, hk = layout_.kv_heads;
-    const std::int32_t d = layout_.head_dim, dv = layout_.value_dim;
+    const RowLayout layout = layout_of(tile.q_block);
+    const std::int32_t hq = layout.q_heads, hk = layout.kv_heads;
+    const std::int32_t d = layout.head_dim, dv = layout.value_dim;
     const std::vector<double> q = load(r, Kind::kQ, tile.q, tile.q_block);
     const std::vector<double> kv = load(r, Kind::kKv, tile.kv, tile.kv_block);
     std::vector<double> o(size(Kind::kO, tile.q_block));
     for (std::int32_t h = 0; h < hq; ++h) {
       const std::int32_t g = h / (hq / hk);
-      std::vector<double> sums(o.size() / static_cast<std::size_t>(layout_.width(Kind::kO)));
+      std::vector<double> sums(tokens(tile.q_block).size());
       each_pair(tile, [&](std::int64_t n, std::int64_t m) {
         const double* key = row(kv, m, hk, g, d + dv);
         const double e = std::exp(plan_.shape.effective_scale() * dot(row(q, n, hq, h, d), key, d));
@@ -344,8 +362,9 @@ class Run {
   }
 
   void backward_tile(std::size_t r, const TileOp& tile) {
-    const std::int32_t hq = layout_.q_heads, hk = layout_.kv_heads;
-    const std::int32_t d = layout_.head_dim, dv = layout_.value_dim;
+    const RowLayout layout = layout_of(tile.q_block);
+    const std::int32_t hq = layout.q_heads, hk = layout.kv_heads;
+    const std::int32_t d = layout.head_dim, dv = layout.value_dim;
     const double scale = plan_.shape.effective_scale();
     const std::vector<double> q = load(r, Kind::kQ, tile.q, tile.q_block);
     const std::vector<double> kv = load(r, Kind::kKv, tile.kv, tile.kv_block);

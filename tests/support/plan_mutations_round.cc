@@ -277,6 +277,23 @@ bool change_head_groups(Plan& plan, Chance& chance) {
   round.head_groups = chance.one_in(2) ? round.head_groups * 2 : round.head_groups + step(chance);
   return true;
 }
+bool change_block_head_groups(Plan& plan, Chance& chance) {
+  PlanRound& round = chance.pick(plan.rounds);
+  std::vector<std::int32_t>& groups = round.block_head_groups;
+  if (groups.empty()) groups.assign(round.owners.size(), round.head_groups);
+  if (chance.one_in(4)) {
+    groups.pop_back();
+  } else {
+    chance.pick(groups) += step(chance);
+  }
+  return true;
+}
+bool drop_block_head_groups(Plan& plan, Chance& chance) {
+  std::vector<std::int32_t>& groups = chance.pick(plan.rounds).block_head_groups;
+  if (groups.empty()) return false;
+  groups.clear();
+  return true;
+}
 bool change_cluster(Plan& plan, Chance& chance) {
   (chance.one_in(2) ? plan.nodes : plan.devices_per_node) += step(chance);
   return true;
@@ -328,6 +345,8 @@ constexpr PlanMutation kMutations[] = {
     {"lower_token_limit", lower_token_limit},
     {"lower_memory_limit", lower_memory_limit},
     {"change_head_groups", change_head_groups},
+    {"change_block_head_groups", change_block_head_groups},
+    {"drop_block_head_groups", drop_block_head_groups},
     {"change_cluster", change_cluster},
     {"break_shape", break_shape},
     {"change_dtype", change_dtype},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -58,7 +59,7 @@ class RandomDirection {
                   Direction direction, std::int32_t num_ranks)
       : chance_(chance), round_(round), direction_(direction) {
     for (const Tile& tile : tiles) {
-      for (std::int32_t g = 0; g < round.head_groups; ++g) {
+      for (std::int32_t g = 0; g < round.groups_of(tile.q_block); ++g) {
         const Rank q_owner = round.owners[tile.q_block.index()];
         const Rank device = chance.one_in(2) ? q_owner : random_rank(num_ranks);
         arranged_.tiles.push_back({tile.q_block, tile.kv_block, GroupId{g}, device, 0, tile.pairs});
@@ -171,6 +172,28 @@ Blocking random_blocks(Chance& chance, const std::vector<Range>& tokens) {
   return blocking;
 }
 
+// Divisors of the round's, equal for blocks that attend one another under any mask.
+std::vector<std::int32_t> random_block_head_groups(Chance& chance, const ArrangedRound& round) {
+  std::vector<std::size_t> joined(static_cast<std::size_t>(round.blocks.num_blocks()));
+  std::iota(joined.begin(), joined.end(), std::size_t{0});
+  for (const Mask& mask : round.masks) {
+    for (const Tile& tile : TileIndex(mask, round.blocks).tiles()) {
+      const std::size_t from = joined[tile.kv_block.index()];
+      std::ranges::replace(joined, from, joined[tile.q_block.index()]);
+    }
+  }
+  std::map<std::size_t, std::int32_t> groups_of;
+  std::vector<std::int32_t> groups;
+  for (const std::size_t root : joined) {
+    std::int32_t& of_root = groups_of[root];
+    while (of_root == 0 || round.head_groups % of_root != 0) {
+      of_root = static_cast<std::int32_t>(chance.between(1, round.head_groups));
+    }
+    groups.push_back(of_root);
+  }
+  return groups;
+}
+
 ArrangedMask random_programs(Chance& chance, const ArrangedRound& round, const Mask& mask,
                              std::int32_t num_ranks, bool with_backward) {
   const std::vector<Tile> tiles = TileIndex(mask, round.blocks).tiles();
@@ -243,6 +266,7 @@ Arrangement random_arrangement(Chance& chance, const RandomBatch& batch) {
     for (const NamedMask& named : workload.masks) {
       round.masks.push_back(restrict(named.mask, share));
     }
+    if (chance.one_in(2)) round.block_head_groups = random_block_head_groups(chance, round);
     for (const Mask& mask : round.masks) {
       round.programs.push_back(random_programs(chance, round, mask, num_ranks, with_backward));
     }

@@ -24,6 +24,7 @@ struct ExportOptions {
   std::string plan_path;
   std::string output_path = std::string(kStandardStream);
   std::optional<std::int32_t> rank;
+  bool block_head_groups = false;
   bool json = false;  // the one format there is
 };
 
@@ -37,7 +38,9 @@ int run(const ExportOptions& options) {
     only = Rank{*options.rank};
   }
   ReplacedFile file(options.output_path);
-  export_json(plan, file.stream(), only);
+  export_json(
+      plan, file.stream(), only,
+      options.block_head_groups ? ExportedHeadGroups::kOfBlocks : ExportedHeadGroups::kEven);
   file.commit();
   return kExitOk;
 }
@@ -50,6 +53,9 @@ Action add_export_command(CLI::App& app) {
   add_switch(app, "--json", options->json, "the JSON document of docs/plan-format.md (always)");
   add_size_as<std::int32_t>(app, "--rank", options->rank, 0,
                             {"R", "only that device's programs", "all devices"});
+  add_switch(app, "--block-head-groups", options->block_head_groups,
+             "the plan as it is where blocks have head groups of their own, not with all of them "
+             "split as the most are");
   add_output(app, "-o,--output", {"FILE", "where the export goes", "stdout"},
              [options](const std::string& path) { options->output_path = path; });
   add_examples(app, {"contextile export batch.plan --rank 0 -o rank0.json"});

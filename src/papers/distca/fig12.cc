@@ -37,7 +37,7 @@ std::int64_t largest_buffer_bytes(const Plan& plan) {
           for (const TransferEnd& end : ends) {
             bytes[way + (is_result(end.kind) ? 2 : 0)] +=
                 unit_bytes(end.kind, round.blocks.num_tokens(end.block), plan.shape,
-                           round.head_groups, end.wire);
+                           round.groups_of(end.block), end.wire);
           }
         };
         add(launch->sends, 0);

@@ -36,6 +36,18 @@ void check_round(const Workload& workload, const Cluster& cluster, const Arrange
       round.masks.size(), round.programs.size());
 }
 
+void check_block_head_groups(const ArrangedRound& round, const std::string& where) {
+  const std::vector<std::int32_t>& groups = round.block_head_groups;
+  CONTEXTILE_CHECK(groups.empty() || std::ssize(groups) == round.blocks.num_blocks(),
+                   "{}: expected head groups of all or none of {} blocks, found {}", where,
+                   round.blocks.num_blocks(), groups.size());
+  for (std::size_t b = 0; b < groups.size(); ++b) {
+    CONTEXTILE_CHECK(groups[b] >= 1 && round.head_groups % groups[b] == 0,
+                     "{} block {}: expected head groups that divide the {} of the round, found {}",
+                     where, b, round.head_groups, groups[b]);
+  }
+}
+
 // The blocks of all rounds partition the tokens.
 void check_partition(const Workload& workload, const Arrangement& arrangement) {
   std::vector<Range> ranges;
@@ -65,16 +77,23 @@ void check_direction(const RoundLayout& layout, const ArrangedDirection& arrange
   const ArrangedRound& round = *layout.round;
   const std::int32_t num_blocks = round.blocks.num_blocks();
   const auto block_ok = [&](BlockId b) { return b.valid() && b.value < num_blocks; };
-  const auto group_ok = [&](GroupId g) { return g.valid() && g.value < round.head_groups; };
+  const auto group_ok = [&](BlockId b, GroupId g) {
+    return g.valid() && g.value < round.groups_of(b);
+  };
   const auto rank_ok = [&](Rank r) { return r.valid() && r.value < layout.num_devices(); };
   for (const PlacedTile& tile : arranged.tiles) {
     CONTEXTILE_CHECK(
-        block_ok(tile.q_block) && block_ok(tile.kv_block) && group_ok(tile.group) &&
+        block_ok(tile.q_block) && block_ok(tile.kv_block) && group_ok(tile.q_block, tile.group) &&
             rank_ok(tile.device) && tile.stage >= 0 && tile.pairs > 0,
         "{}: expected a tile of known blocks, group and device with pairs, found ({}, {}, "
         "{}) on device {} at stage {} with {} pairs",
         where, tile.q_block.value, tile.kv_block.value, tile.group.value, tile.device.value,
         tile.stage, tile.pairs);
+    CONTEXTILE_CHECK(
+        round.groups_of(tile.q_block) == round.groups_of(tile.kv_block),
+        "{}: tile ({}, {}): expected blocks of equally many head groups, found {} and {}", where,
+        tile.q_block.value, tile.kv_block.value, round.groups_of(tile.q_block),
+        round.groups_of(tile.kv_block));
     CONTEXTILE_CHECK(role_has(round.blocks.role(tile.q_block), Kind::kQ) &&
                          role_has(round.blocks.role(tile.kv_block), Kind::kKv),
                      "{}: tile ({}, {}): expected a block with queries and one with keys", where,
@@ -82,7 +101,7 @@ void check_direction(const RoundLayout& layout, const ArrangedDirection& arrange
   }
   for (const Transfer& t : arranged.transfers) {
     CONTEXTILE_CHECK(
-        block_ok(t.block) && group_ok(t.group) && rank_ok(t.src) && rank_ok(t.dst) &&
+        block_ok(t.block) && group_ok(t.block, t.group) && rank_ok(t.src) && rank_ok(t.dst) &&
             t.src != t.dst && t.launch_stage >= 0 && t.need_stage > t.launch_stage &&
             occurs_in(t.kind, direction) && role_has(round.blocks.role(t.block), t.kind),
         "{}: expected a transfer of a known unit between two devices, needed after its "
@@ -130,7 +149,7 @@ void check_retain(const RoundLayout& layout, const ArrangedMask& mask, const std
     CONTEXTILE_CHECK(
         (kept.kind == Kind::kQ || kept.kind == Kind::kKv) && kept.block.valid() &&
             kept.block.value < layout.round->blocks.num_blocks() && kept.group.valid() &&
-            kept.group.value < layout.round->head_groups && kept.device.valid() &&
+            kept.group.value < layout.round->groups_of(kept.block) && kept.device.valid() &&
             kept.device.value < layout.num_devices(),
         "{}: expected q or kv of a known unit to be retained, found {} of block {} on {}", where,
         to_string(kept.kind), kept.block.value, kept.device.value);
@@ -171,11 +190,13 @@ PlanRound build_round(const Workload& workload, const Cluster& cluster,
   const ArrangedRound& round = arrangement.rounds[index];
   const std::string where = fmt::format("strategy {} round {}", arrangement.strategy, index);
   check_round(workload, cluster, round, where);
+  check_block_head_groups(round, where);
   const RoundLayout layout = layout_of(round, cluster.num_devices());
   PlanRound out;
   out.head_groups = round.head_groups;
   out.blocks = round.blocks;
   out.owners = round.owners;
+  out.block_head_groups = round.block_head_groups;
   out.token_limit = options.token_limit;
   out.memory_limit_bytes = options.memory_limit_bytes;
   out.devices.resize(static_cast<std::size_t>(cluster.num_devices()));

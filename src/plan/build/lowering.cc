@@ -113,8 +113,11 @@ class DeviceLowering {
     return layout_.unit(t.block, t.group);
   }
   [[nodiscard]] bool owns(std::size_t unit) const { return layout_.owner_of(unit) == rank_; }
+  // What the unit takes in an arena.
   [[nodiscard]] std::int64_t tokens_of(std::size_t unit) const {
-    return layout_.round->blocks.num_tokens(layout_.block_of(unit));
+    const ArrangedRound& round = *layout_.round;
+    const BlockId block = layout_.block_of(unit);
+    return round.blocks.num_tokens(block) * (round.head_groups / round.groups_of(block));
   }
   [[nodiscard]] std::string name(Kind kind, std::size_t unit) const {
     return fmt::format("{} of block {} group {}", to_string(kind), layout_.block_of(unit).value,

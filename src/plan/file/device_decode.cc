@@ -310,7 +310,7 @@ class DeviceDecoder {
       tile = tiles_.take(direction_, place_);
       block(tile.q_block.value);
       block(tile.kv_block.value);
-      group(tile.group.value);
+      group(tile.group.value, tile.q_block);
       place_.in_range(tile.pairs, 0, kMaxTilePairs, "pairs of a tile");
       for (const SlotId used : {tile.q, tile.kv, tile.result}) slot(used.value);
       if (direction_ == Direction::kForward) continue;
@@ -321,7 +321,8 @@ class DeviceDecoder {
   }
 
   ReduceOp read_reduce(const fbs::Instruction& in) {
-    ReduceOp op{kind(in.kind()), block(in.block()), group(in.group()), slot(in.slot()), {}};
+    const BlockId of = block(in.block());
+    ReduceOp op{kind(in.kind()), of, group(in.group(), of), slot(in.slot()), {}};
     const std::size_t count = sources_.expect(in.count(), place_);
     op.srcs.reserve(count);
     for (std::size_t i = 0; i < count; ++i) op.srcs.push_back(slot(sources_.take()));
@@ -329,7 +330,8 @@ class DeviceDecoder {
   }
 
   CopyOp read_copy(const fbs::Instruction& in) {
-    CopyOp op{kind(in.kind()), block(in.block()), group(in.group()), slot(in.slot()), {}};
+    const BlockId of = block(in.block());
+    CopyOp op{kind(in.kind()), of, group(in.group(), of), slot(in.slot()), {}};
     place_.in_range(in.count(), 1, 2, "a copy's number of sources");
     sources_.expect(in.count(), place_);
     op.src = slot(sources_.take());
@@ -349,7 +351,7 @@ class DeviceDecoder {
     for (TransferEnd& end : ends) {
       end.kind = kind(transfers_.kind.take());
       end.block = block(transfers_.block.take());
-      end.group = group(transfers_.group.take());
+      end.group = group(transfers_.group.take(), end.block);
       end.slot = slot(transfers_.slot.take());
       end.peer =
           Rank{place_.in_range(transfers_.peer.take(), 0, manifest_.plan.num_devices(), "a peer")};
@@ -361,8 +363,8 @@ class DeviceDecoder {
   BlockId block(std::int32_t id) const {
     return BlockId{place_.in_range(id, 0, round_->blocks.num_blocks(), "a block")};
   }
-  GroupId group(std::int32_t id) const {
-    return GroupId{place_.in_range(id, 0, round_->head_groups, "a head group")};
+  GroupId group(std::int32_t id, BlockId of) const {
+    return GroupId{place_.in_range(id, 0, round_->groups_of(of), "a head group")};
   }
   SlotId slot(std::int32_t id) const {
     return SlotId{place_.in_range(id, 0, kEndOfInt32, "a slot")};

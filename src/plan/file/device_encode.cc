@@ -170,7 +170,7 @@ class DeviceEncoder {
 
   void check_unit(BlockId block, GroupId group) const {
     if (!block.valid() || block.value >= round_->blocks.num_blocks() || !group.valid() ||
-        group.value >= round_->head_groups) {
+        group.value >= round_->groups_of(block)) {
       fail_plan("plan to write: expected units of {} blocks and {} head groups, found ({}, {})",
                 round_->blocks.num_blocks(), round_->head_groups, block.value, group.value);
     }

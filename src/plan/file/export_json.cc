@@ -181,8 +181,12 @@ class PlanExport {
     for (BlockId block{0}; block.value < round.blocks.num_blocks(); ++block.value) {
       json_.print("{}{{\"ranges\": ", block.value == 0 ? "" : ",\n              ");
       json_.list(round.blocks.ranges(block), "", [this](Range range) { write_range(range); });
-      json_.print(", \"owner\": {}, \"role\": \"{}\"}}", round.owners[block.index()].value,
+      json_.print(", \"owner\": {}, \"role\": \"{}\"", round.owners[block.index()].value,
                   to_string(round.blocks.role(block)));
+      if (!round.block_head_groups.empty()) {
+        json_.print(", \"head_groups\": {}", round.groups_of(block));
+      }
+      json_.print("}}");
     }
     json_.print("],\n   \"masks\": ");
     json_.list(round.masks, "", [this](const NamedMask& mask) { write_mask(mask); });
@@ -335,7 +339,8 @@ class PlanExport {
 
 }  // namespace
 
-void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only) {
+void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only,
+                 ExportedHeadGroups head_groups) {
   check_whole(plan, "plan export");
   CONTEXTILE_CHECK(!only || (only->valid() && only->value < plan.num_devices()),
                    "expected a rank in [0, {}), found {}", plan.num_devices(), only->value);
@@ -346,7 +351,11 @@ void export_json(const Plan& plan, std::ostream& out, std::optional<Rank> only) 
                 round.blocks.num_blocks(), round.owners.size());
     }
   }
-  PlanExport(plan, out, only).write();
+  if (head_groups == ExportedHeadGroups::kEven && has_block_head_groups(plan)) {
+    PlanExport(with_even_head_groups(plan), out, only).write();
+  } else {
+    PlanExport(plan, out, only).write();
+  }
 }
 
 }  // namespace contextile

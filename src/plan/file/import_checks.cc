@@ -105,6 +105,7 @@ class ImportCheck {
       fail(round_path() + ".head_groups", "expected a divisor of the {} KV heads, found {}",
            kv_heads, round.head_groups);
     }
+    check_block_head_groups(round);
     check_blocks(round);
     check_masks(round);
     if (std::cmp_not_equal(round.devices.size(), plan_.num_devices())) {
@@ -116,6 +117,16 @@ class ImportCheck {
       check_device(round, round.devices[device_]);
     }
     for (mask_ = 0; mask_ < round.masks.size(); ++mask_) check_pairs(round);
+  }
+
+  void check_block_head_groups(PlanRound& round) const {
+    for (std::size_t b = 0; b < round.block_head_groups.size(); ++b) {
+      std::int32_t& groups = round.block_head_groups[b];
+      if (groups == 0) groups = round.head_groups;
+      if (round.head_groups % groups == 0) continue;
+      fail(fmt::format("{}.blocks[{}].head_groups", round_path(), b),
+           "expected a divisor of the {} of the round, found {}", round.head_groups, groups);
+    }
   }
 
   void check_blocks(const PlanRound& round) const {
@@ -204,7 +215,7 @@ class ImportCheck {
   template <typename Path>
   void check_unit(const PlanRound& round, BlockId block, GroupId group, const Path& path) const {
     below(block.value, round.blocks.num_blocks(), "a block", [&] { return path() + ".block"; });
-    below(group.value, round.head_groups, "a head group", [&] { return path() + ".group"; });
+    below(group.value, round.groups_of(block), "a head group", [&] { return path() + ".group"; });
   }
 
   void check_op(const PlanRound& round, const AttentionOp& op) const {
@@ -217,7 +228,7 @@ class ImportCheck {
       };
       below(tile.q_block.value, round.blocks.num_blocks(), "a block", path("q_block"));
       below(tile.kv_block.value, round.blocks.num_blocks(), "a block", path("kv_block"));
-      below(tile.group.value, round.head_groups, "a head group", path("group"));
+      below(tile.group.value, round.groups_of(tile.q_block), "a head group", path("group"));
     }
   }
   void check_op(const PlanRound& round, const ReduceOp& op) const {

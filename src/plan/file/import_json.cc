@@ -170,9 +170,12 @@ class DocumentReader {
     std::vector<Range> ranges;
     Role role = Role::kBoth;
     Rank owner;
-    in_.object({{"ranges", [&] { read_ranges(ranges); }},
-                {"owner", [&] { owner = rank(); }},
-                {"role", [&] { role = static_cast<Role>(in_.one_of(kRoleNames)); }}});
+    std::int32_t groups = 0;
+    in_.object(
+        {{"ranges", [&] { read_ranges(ranges); }},
+         {"owner", [&] { owner = rank(); }},
+         {"role", [&] { role = static_cast<Role>(in_.one_of(kRoleNames)); }},
+         {"head_groups", [&] { groups = shape_number("head groups"); }, Presence::kOptional}});
     if (ranges.empty()) in_.fail("expected a block of at least one range, found none");
     for (const Range& range : ranges) {
       if (range.empty() || range.end > kMaxTokens) {
@@ -182,6 +185,9 @@ class DocumentReader {
     }
     round.blocks.add(ranges, role);
     round.owners.push_back(owner);
+    if (groups == 0 && round.block_head_groups.empty()) return;
+    round.block_head_groups.resize(round.owners.size());  // 0: those of the round
+    round.block_head_groups.back() = groups;
   }
 
   void read_mask(NamedMask& mask) {

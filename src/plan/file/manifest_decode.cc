@@ -189,6 +189,7 @@ class ManifestDecoder {
     round.token_limit = read_limit(in.token_limit(), "token limit");
     round.memory_limit_bytes = read_limit(in.memory_limit_bytes(), "memory limit");
     read_blocks(*in.blocks(), round);
+    if (in.block_head_groups() != nullptr) read_block_head_groups(in.block_head_groups(), round);
     out_.directions.emplace_back();
     for (const fbs::Mask* mask : *in.masks()) {
       budget_.visit_table();
@@ -248,6 +249,20 @@ class ManifestDecoder {
     leave_list();
     if (next != begins.size()) {
       fail("expected {} ranges of blocks, found {}", next, begins.size());
+    }
+  }
+
+  void read_block_head_groups(const flatbuffers::Vector<std::int32_t>* in, PlanRound& round) {
+    const auto& groups = budget_.list(in);
+    if (groups.size() != round.owners.size() || groups.size() == 0) {
+      fail("expected head groups of {} blocks, found {}", round.owners.size(), groups.size());
+    }
+    for (const std::int32_t of_block : groups) {
+      if (of_block < 1 || round.head_groups % of_block != 0) {
+        fail("expected head groups of block {} to divide the {} of the round, found {}",
+             round.block_head_groups.size(), round.head_groups, of_block);
+      }
+      round.block_head_groups.push_back(of_block);
     }
   }
 

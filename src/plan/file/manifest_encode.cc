@@ -64,12 +64,16 @@ Offset<fbs::Round> encode_round(FlatBufferBuilder& builder, const PlanRound& rou
   }
   const auto mask_vector = builder.CreateVector(masks);
   const auto blocks = encode_blocks(builder, round);
+  const std::vector<std::int32_t>& groups = round.block_head_groups;
+  Offset<flatbuffers::Vector<std::int32_t>> group_vector;
+  if (!groups.empty()) group_vector = builder.CreateVector(groups);
   fbs::RoundBuilder out(builder);
   out.add_head_groups(round.head_groups);
   out.add_blocks(blocks);
   out.add_masks(mask_vector);
   if (round.token_limit) out.add_token_limit(*round.token_limit);
   if (round.memory_limit_bytes) out.add_memory_limit_bytes(*round.memory_limit_bytes);
+  if (!groups.empty()) out.add_block_head_groups(group_vector);
   return out.Finish();
 }
 

@@ -43,6 +43,13 @@ void check_home(const RoundFacts& facts, Findings& findings) {
   }
 }
 
+// The tiles of all head groups that block pairs demand.
+std::size_t num_tiles_of_groups(const PlanRound& round, std::span<const Tile> tiles) {
+  std::size_t all = 0;
+  for (const Tile& tile : tiles) all += static_cast<std::size_t>(round.groups_of(tile.q_block));
+  return all;
+}
+
 }  // namespace
 
 MaskFacts::MaskFacts(TileTable tiles, std::int32_t num_blocks)
@@ -101,6 +108,12 @@ void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64
                        mask_pairs - mask.num_pairs(), mask_pairs);
   }
   for (const Tile& tile : mask.tiles()) {
+    const PlanRound& round = facts.round;
+    if (round.groups_of(tile.q_block) != round.groups_of(tile.kv_block)) {
+      findings.violation(place, "tile ({}, {}): its blocks have {} and {} head groups",
+                         tile.q_block.value, tile.kv_block.value, round.groups_of(tile.q_block),
+                         round.groups_of(tile.kv_block));
+    }
     if (blocks.role(tile.q_block) == Role::kKvOnly) {
       findings.violation(place, "tile ({}, {}): block {} has no queries", tile.q_block.value,
                          tile.kv_block.value, tile.q_block.value);
@@ -115,7 +128,7 @@ void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64
 bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
                  const PlanPlace& place, Findings& findings) {
   const auto groups = static_cast<std::size_t>(facts.round.head_groups);
-  const std::size_t num_wanted = mask.tiles().size() * groups;
+  const std::size_t num_wanted = num_tiles_of_groups(facts.round, mask.tiles());
   const auto num_listed = static_cast<std::size_t>(
       facts.round.num_tiles(static_cast<std::size_t>(place.mask), *place.direction));
   if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {
@@ -123,7 +136,7 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
     return false;  // naming each would take too much
   }
   bool once = true;
-  std::vector<std::int32_t> times(num_wanted);
+  std::vector<std::int32_t> times(mask.tiles().size() * groups);
   const auto check_tile = [&](const TileOp& tile, const PlanPlace& at) {
     const std::int64_t found = mask.table().find(tile.q_block, tile.kv_block);
     if (found < 0) {
@@ -152,9 +165,11 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
     }
   }
   for (std::size_t n = 0; n < times.size(); ++n) {
-    if (times[n] == 1) continue;
-    once = false;
     const Tile& tile = mask.tiles()[n / groups];
+    if (times[n] == 1 || std::cmp_greater_equal(n % groups, facts.round.groups_of(tile.q_block))) {
+      continue;
+    }
+    once = false;
     if (times[n] == 0) {
       findings.cause(place, "tile ({}, {}) of group {} is computed by nobody", tile.q_block.value,
                      tile.kv_block.value, n % groups);

@@ -27,7 +27,7 @@ struct RoundFacts {
   }
   [[nodiscard]] bool has_unit(BlockId block, GroupId group) const {
     return block.valid() && block.value < round.blocks.num_blocks() && group.valid() &&
-           group.value < round.head_groups;
+           group.value < round.groups_of(block);
   }
   [[nodiscard]] UnitId unit(BlockId block, GroupId group) const {
     return UnitId{block.value * round.head_groups + group.value};
@@ -41,15 +41,19 @@ struct RoundFacts {
   [[nodiscard]] std::int64_t tokens_of(UnitId unit) const {
     return round.blocks.num_tokens(block_of(unit));
   }
+  [[nodiscard]] std::int32_t groups_of(UnitId unit) const {
+    return round.groups_of(block_of(unit));
+  }
   [[nodiscard]] std::int64_t num_owned_slots(Rank rank) const {
     return static_cast<std::int64_t>(round.devices[rank.index()].local_blocks.size()) *
            round.head_groups;
   }
-  // The unit that an owned slot holds.
+  // The unit that an owned slot holds; none where its block has fewer groups.
   [[nodiscard]] UnitId owned_unit(Rank rank, SlotId slot) const {
     const auto& local = round.devices[rank.index()].local_blocks;
-    return unit(local[slot.index() / static_cast<std::size_t>(round.head_groups)],
-                GroupId{slot.value % round.head_groups});
+    const BlockId block = local[slot.index() / static_cast<std::size_t>(round.head_groups)];
+    const GroupId group{slot.value % round.head_groups};
+    return has_unit(block, group) ? unit(block, group) : UnitId{};
   }
 };
 

@@ -48,7 +48,7 @@ PlanMachine::PlanMachine(const RoundFacts& facts, const MaskFacts& mask,
       for (std::size_t s = 0; s < slots.num_owned(); ++s) {
         const SlotId slot{static_cast<std::int32_t>(s)};
         const UnitId unit = facts.owned_unit(rank_, slot);
-        if (role_has(facts.round.blocks.role(facts.block_of(unit)), kind)) {
+        if (unit.valid() && role_has(facts.round.blocks.role(facts.block_of(unit)), kind)) {
           slots.at(slot).content.unit = unit;
         }
       }
@@ -355,9 +355,10 @@ void PlanMachine::write(Kind kind, SlotId slot, UnitId unit, const SlotContent& 
     }
   } else {
     const std::int64_t capacity = slots.range(slot).size();
-    if (capacity < facts_.tokens_of(unit)) {
+    const std::int64_t needed = facts_.round.staged_tokens(facts_.block_of(unit));
+    if (capacity < needed) {
       flag("{}[{}] has {} tokens, {} needs {}", to_string(kind), slot.value, capacity,
-           unit_text(unit), facts_.tokens_of(unit));
+           unit_text(unit), needed);
     }
     slots.occupy(slot, pushed_out_);
   }
@@ -399,6 +400,7 @@ SlotContent PlanMachine::join(const SlotContent& a, const SlotContent& b) {
 }
 
 std::string PlanMachine::unit_text(UnitId unit) const {
+  if (!unit.valid()) return "no unit";
   return fmt::format("block {} group {}", facts_.block_of(unit).value, facts_.group_of(unit).value);
 }
 
@@ -457,7 +459,8 @@ void PlanMachine::check_results() {
       for (std::size_t s = 0; s < slots.size(); ++s) {
         const SlotId slot{static_cast<std::int32_t>(s)};
         if (s < pool(kind).num_owned()) {
-          check_owned_result(kind, facts_.owned_unit(rank_, slot), slots[s].content);
+          const UnitId unit = facts_.owned_unit(rank_, slot);
+          if (unit.valid()) check_owned_result(kind, unit, slots[s].content);
         } else if (slots[s].content.unit.valid()) {
           flag("partial of {} in {}[{}] is never used", unit_text(slots[s].content.unit),
                to_string(kind), s);

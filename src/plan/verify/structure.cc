@@ -305,6 +305,22 @@ class UnitCheck {
   PlanPlace place_;
 };
 
+bool check_block_head_groups(const RoundFacts& facts, Findings& findings) {
+  const std::vector<std::int32_t>& groups = facts.round.block_head_groups;
+  if (!groups.empty() && std::ssize(groups) != facts.round.blocks.num_blocks()) {
+    findings.violation(facts.place, "head groups of {} blocks, the round has {}", groups.size(),
+                       facts.round.blocks.num_blocks());
+    return false;
+  }
+  const std::int64_t before = findings.num_violations();
+  for (std::size_t b = 0; b < groups.size(); ++b) {
+    if (groups[b] >= 1 && facts.round.head_groups % groups[b] == 0) continue;
+    findings.violation(facts.place, "block {}: {} head groups do not divide the {} of the round", b,
+                       groups[b], facts.round.head_groups);
+  }
+  return findings.num_violations() == before;
+}
+
 }  // namespace
 
 bool check_plan_structure(const Plan& plan, Findings& findings) {
@@ -358,6 +374,7 @@ bool check_round_structure(const RoundFacts& facts, Findings& findings) {
                        round.blocks.num_blocks(), round.head_groups, kMaxUnits);
     return false;
   }
+  if (!check_block_head_groups(facts, findings)) return false;
   const bool blocks_ok = check_blocks(facts, findings);
   const bool bands_ok = check_mask_bands(facts, findings);
   const bool devices_ok = check_devices(facts, findings);

@@ -152,8 +152,9 @@ class MaskVerifier {
       ++count.all;
       count.unread += !move.needed;
       if (move.retained) continue;
-      const std::int64_t bytes = unit_bytes(move.kind, facts_.tokens_of(move.unit),
-                                            facts_.plan.shape, facts_.round.head_groups, move.wire);
+      const std::int64_t bytes =
+          unit_bytes(move.kind, facts_.tokens_of(move.unit), facts_.plan.shape,
+                     facts_.groups_of(move.unit), move.wire);
       DataMovement& total = report_.movement[direction];
       ++total.transfers;
       total.redundant_transfers += !move.needed;

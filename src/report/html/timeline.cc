@@ -24,15 +24,17 @@ struct SpanFacts {
 };
 
 SpanFacts facts_of(const Instruction& instruction, Direction direction, const AttentionShape& shape,
-                   std::int32_t head_groups) {
+                   const PlanRound& round) {
   SpanFacts facts{static_cast<std::int64_t>(instruction.index()), {}};
   if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
     facts.numbers[0] = static_cast<std::int64_t>(attention->tiles.size());
-    for (const TileOp& tile : attention->tiles) facts.numbers[1] += tile.pairs;
-    const std::int32_t heads = shape.q_heads / head_groups;
-    const double flops = direction == Direction::kForward
-                             ? forward_flops(facts.numbers[1], heads, shape)
-                             : backward_flops(facts.numbers[1], heads, shape);
+    double flops = 0;
+    for (const TileOp& tile : attention->tiles) {
+      const std::int32_t heads = shape.q_heads / round.groups_of(tile.q_block);
+      facts.numbers[1] += tile.pairs;
+      flops += direction == Direction::kForward ? forward_flops(tile.pairs, heads, shape)
+                                                : backward_flops(tile.pairs, heads, shape);
+    }
     facts.numbers[2] = std::llround(flops * 1e-6);
   } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {
     facts.numbers = {reduce->block.value, reduce->group.value, static_cast<int>(reduce->kind)};
@@ -128,7 +130,7 @@ class DirectionTimeline {
         const std::int64_t start_ns = timeline_ns(placed.offset_us + placed.span->start_us);
         const std::int64_t end_ns = timeline_ns(placed.offset_us + placed.span->end_us);
         const SpanFacts facts =
-            facts_of(instruction_of(placed), direction_, plan_.shape, round_of(placed).head_groups);
+            facts_of(instruction_of(placed), direction_, plan_.shape, round_of(placed));
         packed.add_signed(start_ns - last_ns);
         packed.add(end_ns - start_ns);
         packed.add(facts.what);

@@ -60,7 +60,7 @@ TrafficMatrix::TrafficMatrix(const Plan& plan, Direction direction, std::int32_t
           for (const TransferEnd& send : launch->sends) {
             bytes_[row + static_cast<std::size_t>(send.peer.value / merged)] +=
                 unit_bytes(send.kind, round.blocks.num_tokens(send.block), plan.shape,
-                           round.head_groups, send.wire);
+                           round.groups_of(send.block), send.wire);
           }
         }
       }

@@ -12,7 +12,7 @@ namespace contextile {
 
 inline std::string exported(const Plan& plan, std::optional<Rank> only = std::nullopt) {
   std::ostringstream out;
-  export_json(plan, out, only);
+  export_json(plan, out, only, ExportedHeadGroups::kOfBlocks);
   return out.str();
 }
 

@@ -85,6 +85,7 @@ void expect_same(const Plan& a, const Plan& b) {
     EXPECT_EQ(x.head_groups, y.head_groups);
     EXPECT_EQ(x.blocks, y.blocks);
     EXPECT_EQ(x.owners, y.owners);
+    EXPECT_EQ(x.block_head_groups, y.block_head_groups);
     EXPECT_EQ(x.token_limit, y.token_limit);
     EXPECT_EQ(x.memory_limit_bytes, y.memory_limit_bytes);
     EXPECT_EQ(x.devices, y.devices);
