@@ -35,7 +35,7 @@ struct ScheduleProblem {
   std::span<const PlacedTile> tiles;  // stages are what a scheduler decides
   // One for each (unit, device) that is not the owner, by kind, block, group and device.
   std::vector<UnitRoute> routes;
-  std::span<const std::int32_t> block_head_groups;  // as in a round
+  std::span<const std::int32_t> block_head_groups = {};  // as in a round
 
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return block_head_groups.empty() ? head_groups : block_head_groups[block.index()];
