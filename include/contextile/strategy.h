@@ -43,7 +43,9 @@ struct StrategyRequest {
   // decides between block sizes. Unset: of a Llama 3 layer as wide as the query heads, at half of
   // the device's peak.
   std::optional<double> linear_us_per_token = {};
-  std::optional<std::int64_t> token_limit = {};  // tokens a device may own; searches keep to it
+  // Tokens a device may own, and bytes that it may need in a direction; searches keep to them.
+  std::optional<std::int64_t> token_limit = {};
+  std::optional<std::int64_t> memory_limit_bytes = {};
 };
 
 class Strategy {

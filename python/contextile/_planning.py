@@ -265,9 +265,9 @@ def plan(
     seed
         Of strategies that draw.
     token_limit
-        Tokens a device may own; proved.
+        Tokens a device may own; ``auto`` keeps to it; proved.
     memory_limit_bytes
-        Of a device and direction; proved.
+        Of a device and direction; ``auto`` keeps to it; proved.
     force
         True: plan also in blocks so small that their tiles would be too many (more than 2e8).
     progress

@@ -215,6 +215,7 @@ def test_bounds_are_not_undercut():
         ({"home": [(0, 10, 0)]}, "home"),
         ({"home": "zagzig"}, "zagzig"),
         ({"token_limit": 3, "strategy": "zigzag"}, "violations"),
+        ({"memory_limit_bytes": 3, "strategy": "auto:steps=1000"}, "at most 3 bytes of a device"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, message):

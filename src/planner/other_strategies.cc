@@ -70,7 +70,7 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   });
   for (PlanCandidate& candidate : candidates) {
     if (candidate.chosen.empty()) continue;
-    ++state_.tried;
+    state_.count_tried(candidate.memory_bytes);
     state_.keep_if_best(std::move(candidate));
   }
 }
@@ -88,7 +88,9 @@ PlanCandidate OtherStrategies::candidate_of(const Other& other) const {
   if (state_.cost_us(least_us, tokens) >= state_.best.cost_us) return candidate;
   candidate.chosen = strategy.name();
   const Plan plan = build_plan(state_.workload, state_.cluster, arrangement);
-  candidate.time_us = times_of(plan, state_.cluster, simulate(plan, state_.cluster)).sum_us();
+  const PlanTimes times = times_of(plan, simulate(plan, state_.cluster), state_.memory_limit_bytes);
+  candidate.time_us = times.sum_us();
+  candidate.memory_bytes = times.memory_bytes;
   candidate.cost_us = state_.cost_us(candidate.time_us, tokens);
   candidate.arrangement = std::move(arrangement);
   return candidate;

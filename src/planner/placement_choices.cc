@@ -131,6 +131,8 @@ bool decide_retain(const Workload& workload, const Cluster& cluster, const Strat
   if (!request.backward) return false;
   if (asked != RetainInputs::kAuto) return asked == RetainInputs::kOn;
   if (cluster.memory_bytes == 0) return false;
+  const std::int64_t memory_bytes =
+      std::min(cluster.memory_bytes, request.memory_limit_bytes.value_or(cluster.memory_bytes));
   std::int64_t layers = 0;
   for (const NamedMask& mask : workload.masks) layers += mask.layers;
   const AttentionShape& shape = workload.shape;
@@ -140,7 +142,7 @@ bool decide_retain(const Workload& workload, const Cluster& cluster, const Strat
   const std::int64_t owned = workload.num_tokens() / cluster.num_devices() + 1;
   constexpr std::int64_t kTimesOwned = 4;
   constexpr std::int64_t kShareOfMemory = 20;
-  return kTimesOwned * owned * token_bytes * layers <= cluster.memory_bytes / kShareOfMemory;
+  return kTimesOwned * owned * token_bytes * layers <= memory_bytes / kShareOfMemory;
 }
 
 }  // namespace contextile

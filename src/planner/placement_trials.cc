@@ -107,7 +107,7 @@ Simulation PlacementTrials::simulated(const Placement& placement, const Schedule
                                       PlanTimes& times) const {
   const Plan plan = build_plan(state_.workload, state_.cluster, arrange(placement, schedules));
   Simulation simulation = simulate(plan, state_.cluster);
-  times = times_of(plan, state_.cluster, simulation);
+  times = times_of(plan, simulation, state_.memory_limit_bytes);
   return simulation;
 }
 
@@ -135,7 +135,7 @@ std::vector<PlacementTrials::Best> PlacementTrials::simulate_all(
   for (std::size_t i = 0; i < times.size(); ++i) {
     const SchedulePair& pair = pairs[i / placements.size()];
     Best& of_placement = best[i % placements.size()];
-    if (times[i].was_tried()) ++state_.tried;
+    if (times[i].was_tried()) state_.count_tried(times[i].memory_bytes);
     if (times[i].forward_us < of_placement.times.forward_us) {
       of_placement.times.forward_us = times[i].forward_us;
       of_placement.schedules.forward = pair.forward;

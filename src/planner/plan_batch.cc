@@ -79,7 +79,8 @@ StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& opti
           .seed = options.seed,
           .progress = options.progress,
           .linear_us_per_token = options.linear_us_per_token,
-          .token_limit = options.token_limit};
+          .token_limit = options.token_limit,
+          .memory_limit_bytes = options.memory_limit_bytes};
 }
 
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,

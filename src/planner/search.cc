@@ -60,16 +60,24 @@ std::int64_t step_limit(const AutoOptions& options) {
   return options.steps == 0 ? by_time : std::min(options.steps, by_time);
 }
 
-PlanTimes times_of(const Plan& plan, const Cluster& cluster, const Simulation& simulation) {
-  PlanTimes times{simulation.forward ? simulation.forward->time_us : 0,
-                  simulation.backward ? simulation.backward->time_us : 0};
-  if (cluster.memory_bytes == 0) return times;
+std::optional<std::int64_t> memory_limit(const Cluster& cluster, const StrategyRequest& request) {
+  if (cluster.memory_bytes == 0) return request.memory_limit_bytes;
+  return std::min(cluster.memory_bytes, request.memory_limit_bytes.value_or(cluster.memory_bytes));
+}
+
+PlanTimes times_of(const Plan& plan, const Simulation& simulation,
+                   std::optional<std::int64_t> memory_limit_bytes) {
+  PlanTimes times{.forward_us = simulation.forward ? simulation.forward->time_us : 0,
+                  .backward_us = simulation.backward ? simulation.backward->time_us : 0};
+  if (!memory_limit_bytes) return times;
   const PlanStats stats = statistics(plan);
-  const auto fits = [&](const std::optional<DirectionStats>& direction) {
-    return !direction || direction->peak_memory_bytes <= cluster.memory_bytes;
+  const auto limit = [&](const std::optional<DirectionStats>& direction, double& time_us) {
+    if (!direction) return;
+    times.memory_bytes = std::max(times.memory_bytes, direction->peak_memory_bytes);
+    if (direction->peak_memory_bytes > *memory_limit_bytes) time_us = kNever;
   };
-  if (!fits(stats.forward)) times.forward_us = kNever;
-  if (!fits(stats.backward)) times.backward_us = kNever;
+  limit(stats.forward, times.forward_us);
+  limit(stats.backward, times.backward_us);
   return times;
 }
 
@@ -97,10 +105,13 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   rows.improve();
   phase(1);
   tiles.improve();
-  CONTEXTILE_CHECK(state.has_plan(),
-                   "auto: expected a plan that fits {} bytes of device memory, found none in {} "
-                   "candidates",
-                   cluster.memory_bytes, state.tried);
+  CONTEXTILE_CHECK(
+      state.has_plan(),
+      "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in "
+      "the leanest of {} candidates",
+      *state.memory_limit_bytes,
+      state.memory_limit_bytes == request.memory_limit_bytes ? "the memory limit" : "its memory",
+      state.least_memory_bytes, state.tried);
   SearchResult result{.arrangement = std::move(state.best.arrangement),
                       .chosen = std::move(state.best.chosen),
                       .predicted_us = state.best.time_us,

@@ -24,7 +24,8 @@ struct SearchResult {
 // placements of our own over block sizes, head groups and imbalances; the best placements (by their
 // estimate) under several schedules; the best of those again with more steps and other seeds. The
 // least predicted time wins, ties to the earlier candidate: so never slower, by prediction, than
-// any other strategy with its defaults. Deterministic unless budget_ms is set.
+// any other strategy with its defaults. Deterministic unless budget_ms is set. Throws
+// InvalidArgument where every candidate needs more memory than a device has or than was asked for.
 [[nodiscard]] SearchResult search(const Workload& workload, const Cluster& cluster,
                                   const StrategyRequest& request, const AutoOptions& options);
 

@@ -1,9 +1,11 @@
 // What the parts of a search share: its limits, how far it has come, the best candidate so far.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,22 +27,31 @@ inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // An arrangement with its predicted time.
 struct PlanCandidate {
-  double cost_us = kNever;  // SearchState::cost_us
-  double time_us = kNever;  // infinity: not tried, or does not fit the device
+  double cost_us = kNever;        // SearchState::cost_us
+  double time_us = kNever;        // infinity: not tried, or does not fit the device
+  std::int64_t memory_bytes = 0;  // PlanTimes::memory_bytes
   std::string chosen;
   Arrangement arrangement;
 };
 
-// A plan's times on a cluster; kNever for a direction that exceeds the devices' memory.
+// Bytes that a device may need in a direction: of its memory, as far as that is known, and no more
+// than was asked for. Empty: no limit.
+[[nodiscard]] std::optional<std::int64_t> memory_limit(const Cluster& cluster,
+                                                       const StrategyRequest& request);
+
+// A plan's times on a cluster; kNever for a direction that exceeds the memory limit.
 struct PlanTimes {
   double forward_us = kNever;
   double backward_us = kNever;
+  std::int64_t memory_bytes = 0;  // of the device that needs most; 0: there is no limit
 
   [[nodiscard]] double sum_us() const { return forward_us + backward_us; }
-  [[nodiscard]] bool was_tried() const { return forward_us < kNever || backward_us < kNever; }
+  [[nodiscard]] bool was_tried() const {
+    return memory_bytes > 0 || forward_us < kNever || backward_us < kNever;
+  }
 };
-[[nodiscard]] PlanTimes times_of(const Plan& plan, const Cluster& cluster,
-                                 const Simulation& simulation);
+[[nodiscard]] PlanTimes times_of(const Plan& plan, const Simulation& simulation,
+                                 std::optional<std::int64_t> memory_limit_bytes);
 
 // What tokens on a device count for (AutoOptions::tokens).
 struct TokenRule {
@@ -63,7 +74,8 @@ struct SearchState {
         budget(step_limit(the_options)),
         progress(the_request.progress),
         start(std::chrono::steady_clock::now()),
-        tokens(token_rule(the_workload, the_cluster, the_request, the_options)) {}
+        tokens(token_rule(the_workload, the_cluster, the_request, the_options)),
+        memory_limit_bytes(memory_limit(the_cluster, the_request)) {}
 
   // What candidates are compared by: the time of a plan whose fullest device owns so many tokens,
   // with that of its linear layers where tokens have a price. Plans of more tokens than the cap are
@@ -100,6 +112,11 @@ struct SearchState {
     reserve_us = static_cast<double>(
         kPlans * steps_of_simulating(num_devices(), tiles_of_a_direction(best.arrangement)));
   }
+  // Counts a plan that was simulated and needs so much memory.
+  void count_tried(std::int64_t memory_bytes) {
+    ++tried;
+    least_memory_bytes = std::min(least_memory_bytes, memory_bytes);
+  }
   // Takes the steps of what is about to be done if they fit into that share of all limits.
   [[nodiscard]] bool take(std::int64_t steps, double share) {
     return has_time_for(steps, share) && budget.take(steps, share);
@@ -129,9 +146,11 @@ struct SearchState {
   SearchProgress progress;
   std::chrono::steady_clock::time_point start;
   TokenRule tokens;
+  std::optional<std::int64_t> memory_limit_bytes;
   double reserve_us = 0;  // of a limited time, for the end
   PlanCandidate best;
-  std::int32_t tried = 0;  // plans simulated
+  std::int32_t tried = 0;                                                      // plans simulated
+  std::int64_t least_memory_bytes = std::numeric_limits<std::int64_t>::max();  // of those
 };
 
 }  // namespace contextile

@@ -267,6 +267,22 @@ TEST_F(Commands, LimitsAreProvedByVerification) {
   EXPECT_FALSE(std::filesystem::exists(path("limit.plan")));
 }
 
+TEST_F(Commands, AutoKeepsToTheMemoryLimitThatItSaysCanBeKept) {
+  const auto with_limit = [&](const std::string& bytes) {
+    return contextile(joined(
+        {"plan", "-o", path("p.plan"), "--strategy", "auto:steps=100000", "--memory-limit", bytes},
+        small()));
+  };
+  const Outcome refused = with_limit("1000");
+  EXPECT_EQ(refused.exit_code, 2);
+  const std::string text = "at most 1000 bytes of a device (the memory limit), found ";
+  ASSERT_THAT(refused.err, HasSubstr(text));
+  const std::string least = refused.err.substr(refused.err.find(text) + text.size());
+  const Outcome kept = with_limit(least.substr(0, least.find(' ')));
+  EXPECT_EQ(kept.exit_code, 0) << kept.err;
+  EXPECT_THAT(kept.out, HasSubstr("verified: ok"));
+}
+
 TEST_F(Commands, BrokenPlansFailVerificationAndAreNotRun) {
   Plan plan = load_plan(small_plan("broken.plan"));
   std::size_t dropped = 0;

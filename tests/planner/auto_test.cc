@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,57 @@ TEST(Auto, KeepsToATokenLimit) {
                 *request.token_limit);
     }
   }
+}
+
+std::int64_t peak_memory_of(const Plan& plan) {
+  const PlanStats stats = statistics(plan);
+  return std::max(stats.forward->peak_memory_bytes, stats.backward->peak_memory_bytes);
+}
+
+// Where the fastest plan needs more than the leanest of the others, a limit between them refuses
+// it.
+TEST(Auto, KeepsToAMemoryLimitThatAnotherStrategyKeeps) {
+  int tightened = 0;
+  for (std::uint64_t seed = 100; seed < 108; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomBatch batch = random_batch(seed);
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for_each_other(batch, {},
+                   [&](const Plan& plan) { least = std::min(least, peak_memory_of(plan)); });
+    StrategyRequest request;
+    request.options["tokens"] = "free";
+    if (peak_memory_of(auto_plan(batch.workload, batch.cluster, request)) > least) ++tightened;
+    request.memory_limit_bytes = least;
+    const Plan plan = auto_plan(batch.workload, batch.cluster, request);
+    EXPECT_LE(peak_memory_of(plan), least);
+    const double ours = simulate(plan, batch.cluster).time_us();
+    for_each_other(batch, {}, [&](const Plan& other) {
+      if (peak_memory_of(other) > least) return;
+      EXPECT_LE(ours, simulate(other, batch.cluster).time_us());
+    });
+  }
+  EXPECT_GT(tightened, 0);
+}
+
+TEST(Auto, SaysWhatTheLeanestCandidateNeedsWhereNoneFitsTheMemoryLimit) {
+  const RandomBatch batch = random_batch(100);
+  StrategyRequest request;
+  request.memory_limit_bytes = 1000;
+  std::string error;
+  try {
+    (void)auto_plan(batch.workload, batch.cluster, request);
+  } catch (const InvalidArgument& refused) {
+    error = refused.what();
+  }
+  EXPECT_NE(error.find("expected a plan that needs at most 1000 bytes of a device (the memory "
+                       "limit), found "),
+            std::string::npos)
+      << error;
+  // What it says is needed is enough, and a byte less is not.
+  request.memory_limit_bytes = std::stoll(error.substr(error.find("found ") + 6));
+  EXPECT_GT(*request.memory_limit_bytes, 1000);
+  EXPECT_LE(peak_memory_of(auto_plan(batch.workload, batch.cluster, request)),
+            *request.memory_limit_bytes);
 }
 
 TEST(ArrangementLoad, LeastTimeIsNeverUndercut) {

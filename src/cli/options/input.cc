@@ -75,11 +75,14 @@ void add_machine_options(CLI::App& app, InputOptions& options) {
 
 void add_planning_options(CLI::App& app, InputOptions& options) {
   add_blocking_options(app, options);
-  add_size_as<std::int64_t>(app, "--token-limit", options.limits.token_limit, 1,
-                            {"N", "tokens a device may own; checked by verification", "none"});
+  add_size_as<std::int64_t>(
+      app, "--token-limit", options.limits.token_limit, 1,
+      {"N", "tokens a device may own; auto keeps to it, verification checks it", "none"});
   add_size_as<std::int64_t>(
       app, "--memory-limit", options.limits.memory_limit_bytes, 1,
-      {"BYTES", "the plan's memory on a device, per direction; checked by verification", "none"});
+      {"BYTES",
+       "the plan's memory on a device, per direction; auto keeps to it, verification checks it",
+       "none"});
   std::vector<std::string> models;
   for (const ModelPreset& preset : model_presets()) models.push_back(preset.model.name);
   add_text(app, "--linear-layers", options.linear_layers,
