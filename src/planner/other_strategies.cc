@@ -1,8 +1,10 @@
 #include "planner/other_strategies.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/parallel_for.h"
@@ -11,6 +13,7 @@
 #include "contextile/registry.h"
 #include "planner/arrangement_load.h"
 #include "planner/auto_strategy.h"
+#include "planner/placement_choices.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
@@ -18,6 +21,9 @@ namespace {
 
 // The simulator shares rates out anew now and then where there are many devices.
 constexpr double kMargin = 0.99;
+
+// They search for what a device computes, where others follow a rule.
+constexpr std::array<std::string_view, 3> kSolving = {"distca", "fcp", "magi"};
 
 StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,
                            std::optional<std::int64_t> block_size) {
@@ -32,21 +38,10 @@ StrategyRequest request_of(const SearchState& state, const StrategyChoice& choic
 
 OtherStrategies::OtherStrategies(SearchState& state, Candidates which) : state_(state) {
   if (which == Candidates::kOwn) return;
-  const std::int64_t tokens = state.workload.num_tokens();
-  const std::int64_t quick_steps =
-      steps_of_other_strategy(state.num_devices(), tokens, std::ssize(state.workload.sequences));
   for (const Strategy* strategy : strategies()) {
     if (strategy == &auto_strategy()) continue;
     for (auto& options : strategy->variants(state.workload, state.cluster, state.request)) {
-      const StrategyChoice choice{std::string(strategy->name()), std::move(options)};
-      const std::vector<std::int64_t> sizes =
-          timed_sizes(*strategy, state.workload, request_of(state, choice, {}));
-      if (sizes.empty()) quick_.push_back({choice, {}, quick_steps});
-      for (const std::int64_t size : sizes) {
-        const auto tiles = static_cast<std::int64_t>(estimated_tiles(state.workload, size));
-        partitioning_.push_back(
-            {choice, size, steps_of_placing(state.num_devices(), tokens / size, tiles)});
-      }
+      add(*strategy, {std::string(strategy->name()), std::move(options)});
     }
   }
   for (std::vector<Other>* others : {&quick_, &partitioning_}) {
@@ -56,9 +51,39 @@ OtherStrategies::OtherStrategies(SearchState& state, Candidates which) : state_(
   }
 }
 
+void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice) {
+  const StrategyRequest request = request_of(state_, choice, {});
+  if (strategy.unsupported(state_.workload, state_.cluster, request)) return;
+  // Strategies that leave a size open partition also where one is asked for.
+  StrategyRequest open = request;
+  open.block_size.reset();
+  std::vector<std::int64_t> sizes = timed_sizes(strategy, state_.workload, open);
+  const std::int64_t devices = state_.num_devices();
+  const std::int64_t tokens = state_.workload.num_tokens();
+  const auto tiles_at = [&](std::int64_t size) {
+    return static_cast<std::int64_t>(estimated_tiles(state_.workload, size));
+  };
+  if (sizes.empty()) {
+    const std::int64_t sequences = std::ssize(state_.workload.sequences);
+    const bool solves = std::ranges::find(kSolving, strategy.name()) != kSolving.end();
+    std::int64_t steps = solves ? steps_of_solving_strategy(devices, tokens, sequences)
+                                : steps_of_other_strategy(devices, tokens, sequences);
+    if (request.block_size) steps += steps_of_simulating(devices, tiles_at(*request.block_size));
+    quick_.push_back({choice, {}, steps});
+    return;
+  }
+  if (request.block_size) sizes = {*request.block_size};
+  for (const std::int64_t size : sizes) {
+    const std::int64_t steps =
+        steps_of_partitioning(devices, num_blocks(state_.workload, size), tiles_at(size));
+    partitioning_.push_back({choice, size, steps});
+  }
+}
+
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   const std::vector<Other> taken =
-      state_.affordable(std::move(others), share, [](const Other& other) { return other.steps; });
+      state_.affordable(others, share, [](const Other& other) { return other.steps; });
+  if (taken.empty()) return;
   others.clear();
   std::vector<PlanCandidate> candidates(taken.size());
   const bool has_plan = state_.has_plan();
@@ -75,14 +100,12 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   }
 }
 
-// Without a name where the strategy cannot do it, or no simulation is needed to know that it is
-// slower than the best so far.
+// Without a name where no simulation is needed to know that it is slower than the best so far.
 PlanCandidate OtherStrategies::candidate_of(const Other& other) const {
   PlanCandidate candidate;
   const Strategy& strategy = find_strategy(other.choice.name);
-  const StrategyRequest request = request_of(state_, other.choice, other.block_size);
-  if (strategy.unsupported(state_.workload, state_.cluster, request)) return candidate;
-  Arrangement arrangement = strategy.arrange(state_.workload, state_.cluster, request);
+  Arrangement arrangement = strategy.arrange(state_.workload, state_.cluster,
+                                             request_of(state_, other.choice, other.block_size));
   const std::int64_t tokens = most_tokens(arrangement, state_.cluster);
   const double least_us = kMargin * least_time_us(state_.workload, state_.cluster, arrangement);
   if (state_.cost_us(least_us, tokens) >= state_.best.cost_us) return candidate;

@@ -30,7 +30,9 @@ class OtherStrategies {
     std::int64_t steps = 0;  // that it takes, about
   };
 
-  // In parallel, as many as end in that share of the limits; empties the list.
+  // At every block size that it leaves open, where the strategy can do it.
+  void add(const Strategy& strategy, const StrategyChoice& choice);
+  // In parallel, as many as end in that share of the limits; empties the list if any do.
   void try_all(std::vector<Other>& others, double share);
   [[nodiscard]] PlanCandidate candidate_of(const Other& other) const;
 

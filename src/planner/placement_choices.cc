@@ -11,8 +11,9 @@
 namespace contextile {
 namespace {
 
-constexpr double kMostPlacedTiles = 150'000;  // of all head groups; of one as many as there are
-constexpr double kMostRowTiles = 150'000;     // likewise
+constexpr double kMostPlacedTiles = 150'000;      // of all head groups; of one as many as there are
+constexpr double kMostRowTiles = 150'000;         // likewise
+constexpr std::int64_t kMostPlacedRows = 65'535;  // that RowPartitioner numbers
 
 std::vector<std::int64_t> grid_block_sizes(const Workload& workload, const Cluster& cluster,
                                            const StrategyRequest& request) {
@@ -66,6 +67,7 @@ void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice 
               double most_tiles, std::vector<PlacementChoice>& choices) {
   constexpr std::int64_t kMostRows = 16'384;
   if (workload.num_tokens() / choice.block_size > kMostRows) return;
+  if (num_blocks(workload, choice.block_size) > kMostPlacedRows) return;
   const std::int32_t width = cluster.devices_per_node;
   const double tiles = estimated_tiles(workload, choice.block_size);
   choice.unit = PlacedUnit::kRows;
@@ -77,6 +79,14 @@ void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice 
 }
 
 }  // namespace
+
+std::int64_t num_blocks(const Workload& workload, std::int64_t block_size) {
+  std::int64_t blocks = 0;
+  for (const Range& sequence : workload.sequences) {
+    blocks += (sequence.size() + block_size - 1) / block_size;
+  }
+  return blocks;
+}
 
 std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const Cluster& cluster,
                                                const StrategyRequest& request) {

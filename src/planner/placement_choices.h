@@ -1,6 +1,7 @@
 // Which placements are worth making for a workload.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "contextile/cluster.h"
@@ -10,6 +11,9 @@
 #include "planner/placement.h"
 
 namespace contextile {
+
+// That documents are cut into, each of which begins one.
+[[nodiscard]] std::int64_t num_blocks(const Workload& workload, std::int64_t block_size);
 
 // Whole rows, on devices and spread by their heads over nodes, likeliest first. Quick ones are one
 // of each kind with few steps.

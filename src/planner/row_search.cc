@@ -18,14 +18,14 @@ constexpr double kNear = 1.1;           // times the best: others do not catch u
 }  // namespace
 
 std::int64_t RowSearch::steps_of(const PlacementChoice& choice) const {
-  const auto blocks = std::max<std::int64_t>(1, state_.workload.num_tokens() / choice.block_size);
+  const std::int64_t blocks = num_blocks(state_.workload, choice.block_size);
   const auto tiles = static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size));
   return steps_of_placing_rows(choice.effort, blocks, tiles) +
          steps_of_simulating(state_.num_devices(), tiles * choice.head_groups);
 }
 
 void RowSearch::place_and_try(std::vector<PlacementChoice> choices, double share) {
-  choices = state_.affordable(std::move(choices), share,
+  choices = state_.affordable(choices, share,
                               [&](const PlacementChoice& choice) { return steps_of(choice); });
   if (choices.empty()) return;
   const std::vector<Placement> placements = trials_.place(choices);

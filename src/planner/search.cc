@@ -105,6 +105,10 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   rows.improve();
   phase(1);
   tiles.improve();
+  state.any_will_do = true;
+  if (!state.has_plan()) others.try_quick(1);
+  if (!state.has_plan()) rows.place_quickly(1);
+  if (!state.has_plan()) tiles.try_sizes(1);
   CONTEXTILE_CHECK(
       state.has_plan(),
       "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in "

@@ -87,9 +87,18 @@ constexpr std::int64_t steps_of_placing_rows(double effort, std::int64_t rows, s
 constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
   return 50 * devices + 2 * tiles / 3;
 }
+// What dcp takes, and simulating its plan.
+constexpr std::int64_t steps_of_partitioning(std::int64_t devices, std::int64_t units,
+                                             std::int64_t tiles) {
+  return 3 * steps_of_placing(devices, units, tiles) + steps_of_simulating(devices, tiles);
+}
 constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
                                                std::int64_t sequences) {
-  return 500 + devices * tokens / 2048 + 200 * sequences;
+  return 500 + devices * tokens / 2048 + 200 * sequences + devices * devices * devices / 80;
+}
+constexpr std::int64_t steps_of_solving_strategy(std::int64_t devices, std::int64_t tokens,
+                                                 std::int64_t sequences) {
+  return steps_of_other_strategy(devices, tokens, sequences) + devices * devices * devices / 14;
 }
 
 }  // namespace contextile

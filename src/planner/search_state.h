@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -121,19 +122,18 @@ struct SearchState {
   [[nodiscard]] bool take(std::int64_t steps, double share) {
     return has_time_for(steps, share) && budget.take(steps, share);
   }
-  // Those of the choices whose steps fit, which are taken; where there is no plan yet the first in
-  // any case.
+  // Those of the choices whose steps fit, which are taken. Where there is no plan yet and none fits
+  // the cheapest, if it fits into the whole limits, or any has to do.
   template <typename Choice, typename Steps>
-  [[nodiscard]] std::vector<Choice> affordable(std::vector<Choice> choices, double share,
+  [[nodiscard]] std::vector<Choice> affordable(const std::vector<Choice>& choices, double share,
                                                const Steps& steps_of) {
-    bool needs_one = !has_plan();
-    std::erase_if(choices, [&](const Choice& choice) {
-      const std::int64_t steps = steps_of(choice);
-      const bool fits = take(steps, share);
-      if (!fits && needs_one) budget.force(steps);
-      return !std::exchange(needs_one, false) && !fits;
-    });
-    return choices;
+    std::vector<Choice> taken;
+    std::ranges::copy_if(choices, std::back_inserter(taken),
+                         [&](const Choice& choice) { return take(steps_of(choice), share); });
+    if (!taken.empty() || choices.empty() || has_plan()) return taken;
+    const auto cheapest = std::ranges::min_element(choices, {}, steps_of);
+    if (take(steps_of(*cheapest), 1) || any_will_do) taken.push_back(*cheapest);
+    return taken;
   }
   [[nodiscard]] bool has_plan() const { return best.cost_us < kNever; }
   [[nodiscard]] std::int64_t num_devices() const { return cluster.num_devices(); }
@@ -147,7 +147,8 @@ struct SearchState {
   std::chrono::steady_clock::time_point start;
   TokenRule tokens;
   std::optional<std::int64_t> memory_limit_bytes;
-  double reserve_us = 0;  // of a limited time, for the end
+  bool any_will_do = false;  // nothing fitted the limits
+  double reserve_us = 0;     // of a limited time, for the end
   PlanCandidate best;
   std::int32_t tried = 0;                                                      // plans simulated
   std::int64_t least_memory_bytes = std::numeric_limits<std::int64_t>::max();  // of those

@@ -26,7 +26,7 @@ bool TileSearch::is_near() const {
 std::int64_t TileSearch::steps_of(const PlacementChoice& choice, std::int64_t simulations) const {
   const std::int64_t tiles = choice.head_groups * static_cast<std::int64_t>(estimated_tiles(
                                                       state_.workload, choice.block_size));
-  const std::int64_t units = choice.head_groups * state_.workload.num_tokens() / choice.block_size;
+  const std::int64_t units = choice.head_groups * num_blocks(state_.workload, choice.block_size);
   const auto placing = static_cast<double>(steps_of_placing(state_.num_devices(), units, tiles));
   return static_cast<std::int64_t>(choice.effort * placing) +
          simulations * steps_of_simulating(state_.num_devices(), tiles);
@@ -36,9 +36,10 @@ void TileSearch::place_and_try(std::vector<PlacementChoice> choices, std::size_t
                                std::span<const SchedulePair> pairs, double share) {
   // Every second choice is simulated, or more of few.
   const std::int64_t simulations = std::ssize(pairs) / 2;
-  std::vector<Placement> placements = trials_.place(state_.affordable(
-      std::move(choices), share,
-      [&](const PlacementChoice& choice) { return steps_of(choice, simulations); }));
+  std::vector<Placement> placements =
+      trials_.place(state_.affordable(choices, share, [&](const PlacementChoice& choice) {
+        return steps_of(choice, simulations);
+      }));
   std::ranges::stable_sort(placements, {}, &Placement::estimate_us);
   if (placements.size() > most) placements.resize(most);
   for (Tried& tried : trials_.try_pairs(placements, pairs)) tried_.push_back(std::move(tried));

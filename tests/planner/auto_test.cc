@@ -324,6 +324,35 @@ TEST(Auto, AStepLimitGivesTheSameValidPlanEveryTime) {
   }
 }
 
+// If tiles did not count, every other strategy would fit.
+TEST(Auto, StepsCountTheTilesOfTheBlocksThatWereAskedFor) {
+  StrategyRequest request;
+  request.block_size = 16;
+  request.options["steps"] = "300000";
+  const Plan plan = auto_plan(batch_of({8192}, "causal"), cluster_of("dgx-h200", 2, 4), request);
+  EXPECT_LE(std::stoll(plan.options.at("tried")), 3);
+}
+
+TEST(Auto, TriesOnePlanWhereNoneFitsItsSteps) {
+  StrategyRequest request;
+  request.options["steps"] = "1";
+  for (const char* candidates : {"all", "own"}) {
+    request.options["candidates"] = candidates;
+    const Plan plan =
+        auto_plan(batch_of({9000, 300}, "causal"), cluster_of("dgx-h200", 2, 4), request);
+    EXPECT_EQ(plan.options.at("tried"), "1") << candidates;
+  }
+}
+
+// Rows are numbered with 16 bits.
+TEST(Auto, PlansMoreDocumentsThanRowsCanBePlaced) {
+  StrategyRequest request;
+  request.options["steps"] = "1";
+  const std::vector<std::int64_t> lengths(70'000, 1);
+  const Plan plan = auto_plan(batch_of(lengths, "causal"), cluster_of("dgx-h200", 1, 4), request);
+  EXPECT_TRUE(verify(plan).ok());
+}
+
 TEST(Auto, RefusesMemoryThatNothingFits) {
   Cluster cluster = cluster_of("dgx-h200", 1, 2);
   cluster.memory_bytes = 1000;
