@@ -23,21 +23,8 @@ using testing::HasSubstr;
 
 class Commands : public ProgramTest {
  protected:
-  // Runs, expects exit code 0 and returns stdout.
-  [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const {
-    const Outcome outcome = contextile(arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-    EXPECT_EQ(outcome.err, "");
-    return outcome.out;
-  }
-  [[nodiscard]] json document(const std::vector<std::string>& arguments) const {
-    return json::parse(output(joined(arguments, {"--json"})));
-  }
   [[nodiscard]] json plan_document(const std::vector<std::string>& arguments) const {
     return document(joined({"plan", "-o", path("p.plan")}, arguments)).at("plans").at(0);
-  }
-  [[nodiscard]] std::vector<std::string> small() const {
-    return small_batch(file("lengths.txt", "100\n37\n119\n"));
   }
 };
 
@@ -251,36 +238,6 @@ TEST_F(Commands, HomeLayoutsDecideTheOwners) {
   EXPECT_EQ(owned_tokens({"--layout", "zigzag"}), (std::vector<std::int64_t>{58, 66, 66, 66}));
   const std::string home = file("home.json", R"({"home": [[0, 16, 3], [16, 256, 1]]})");
   EXPECT_EQ(owned_tokens({"--layout", home}), (std::vector<std::int64_t>{0, 240, 0, 16}));
-}
-
-TEST_F(Commands, LimitsAreProvedByVerification) {
-  EXPECT_EQ(plan_document(joined(small(), {"--token-limit", "256", "--memory-limit", "1G"}))
-                .at("verify")
-                .at("ok"),
-            true);
-  const Outcome outcome =
-      contextile(joined({"plan", "-o", path("limit.plan"), "--token-limit", "3"}, small()));
-  EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("(broken, not written)"));
-  EXPECT_THAT(outcome.out, HasSubstr("violation:"));
-  EXPECT_THAT(outcome.out, HasSubstr("verified: BROKEN"));
-  EXPECT_FALSE(std::filesystem::exists(path("limit.plan")));
-}
-
-TEST_F(Commands, AutoKeepsToTheMemoryLimitThatItSaysCanBeKept) {
-  const auto with_limit = [&](const std::string& bytes) {
-    return contextile(joined(
-        {"plan", "-o", path("p.plan"), "--strategy", "auto:steps=100000", "--memory-limit", bytes},
-        small()));
-  };
-  const Outcome refused = with_limit("1000");
-  EXPECT_EQ(refused.exit_code, 2);
-  const std::string text = "at most 1000 bytes of a device (the memory limit), found ";
-  ASSERT_THAT(refused.err, HasSubstr(text));
-  const std::string least = refused.err.substr(refused.err.find(text) + text.size());
-  const Outcome kept = with_limit(least.substr(0, least.find(' ')));
-  EXPECT_EQ(kept.exit_code, 0) << kept.err;
-  EXPECT_THAT(kept.out, HasSubstr("verified: ok"));
 }
 
 TEST_F(Commands, BrokenPlansFailVerificationAndAreNotRun) {

@@ -17,21 +17,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-class CompareSensitivity : public ProgramTest {
- protected:
-  [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const {
-    const Outcome outcome = contextile(arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-    EXPECT_EQ(outcome.err, "");
-    return outcome.out;
-  }
-  [[nodiscard]] json document(const std::vector<std::string>& arguments) const {
-    return json::parse(output(joined(arguments, {"--json"})));
-  }
-  [[nodiscard]] std::vector<std::string> small() const {
-    return small_batch(file("lengths.txt", "100\n37\n119\n"));
-  }
-};
+class CompareSensitivity : public ProgramTest {};
 
 TEST_F(CompareSensitivity, IsOneInTextJsonAndCsv) {
   const std::vector<std::string> arguments =

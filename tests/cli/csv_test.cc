@@ -54,16 +54,8 @@ std::vector<Row> rows_of(const std::string& csv) {
 
 class Csv : public ProgramTest {
  protected:
-  [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const {
-    const Outcome outcome = contextile(arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-    return outcome.out;
-  }
   [[nodiscard]] std::vector<Row> rows(const std::vector<std::string>& arguments) const {
     return rows_of(output(joined(arguments, {"--csv"})));
-  }
-  [[nodiscard]] json document(const std::vector<std::string>& arguments) const {
-    return json::parse(output(joined(arguments, {"--json"})));
   }
 };
 

@@ -53,6 +53,21 @@ Outcome ProgramTest::contextile(const std::vector<std::string>& arguments) const
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("stdout")), read(path("stderr"))};
 }
 
+std::string ProgramTest::output(const std::vector<std::string>& arguments) const {
+  const Outcome outcome = contextile(arguments);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  return outcome.out;
+}
+
+nlohmann::json ProgramTest::document(const std::vector<std::string>& arguments) const {
+  return nlohmann::json::parse(output(joined(arguments, {"--json"})));
+}
+
+std::vector<std::string> ProgramTest::small() const {
+  return small_batch(file("lengths.txt", "100\n37\n119\n"));
+}
+
 std::string ProgramTest::small_plan(std::string_view name,
                                     const std::vector<std::string>& more) const {
   const std::string lengths = file("lengths.txt", "100\n37\n119\n");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,11 @@ class ProgramTest : public testing::Test {
 
   // `contextile ARGUMENTS…`, stdout and stderr being files.
   [[nodiscard]] Outcome contextile(const std::vector<std::string>& arguments) const;
+  // Runs, expects exit code 0 and nothing on stderr, and returns stdout, or what it holds as JSON.
+  [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const;
+  [[nodiscard]] nlohmann::json document(const std::vector<std::string>& arguments) const;
+  // Options of small_batch with three documents.
+  [[nodiscard]] std::vector<std::string> small() const;
   // `contextile plan` of a small batch on two nodes of two devices; returns the plan's path.
   [[nodiscard]] std::string small_plan(std::string_view name,
                                        const std::vector<std::string>& more = {}) const;
