@@ -5,11 +5,10 @@
 #include <vector>
 
 #include "contextile/id_vector.h"
+#include "planner/link_rates.h"
 
 namespace contextile {
 namespace {
-
-constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/µs
 
 // What goes out of and into devices, or the NICs of all nodes, bytes.
 struct Ports {

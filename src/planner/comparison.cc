@@ -3,6 +3,7 @@
 
 #include "contextile/planner.h"
 #include "contextile/registry.h"
+#include "planner/timed_block_size.h"
 
 namespace contextile {
 namespace {
@@ -54,7 +55,7 @@ double layer_us(const PlannedBatch& planned, const Simulation& simulation,
   const double most_tokens = (1 + stats.token_overload) * static_cast<double>(stats.tokens) /
                              (plan.nodes * plan.devices_per_node);
   const auto layers = static_cast<double>(plan.rounds.front().masks.size());
-  const double passes = layers * (simulation.backward ? 3 : 1);
+  const double passes = layers * (simulation.backward ? kPassesWithBackward : 1);
   return simulation.time_us() + passes * linear_us_per_token * most_tokens;
 }
 

@@ -8,14 +8,13 @@
 
 #include "base/check.h"
 #include "contextile/partition.h"
+#include "planner/link_rates.h"
 #include "planner/row_placement.h"
 #include "schedule/home.h"
 #include "schedule/overlap.h"
 
 namespace contextile {
 namespace {
-
-constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/µs
 
 double intra_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "partition/rows.h"
+#include "planner/link_rates.h"
 
 namespace contextile {
 namespace {
 
-constexpr double kUsPerByteOfGbytes = 1e-3;  // 1 GB/s = 1000 bytes/us
 // Ports and NICs are never all busy: a byte counts for more than its share of all.
 constexpr double kWeightOfBytes = 4;
 constexpr std::int64_t kSteps = 200'000;

@@ -48,7 +48,8 @@ double linear_layers_us(const Workload& workload, const Cluster& cluster,
                         const StrategyRequest& request) {
   const double token_us =
       request.linear_us_per_token.value_or(guessed_linear_us(workload.shape, cluster));
-  return token_us * static_cast<double>(workload.masks.size()) * (request.backward ? 3 : 1);
+  return token_us * static_cast<double>(workload.masks.size()) *
+         (request.backward ? kPassesWithBackward : 1);
 }
 
 double layers_us(const Workload& workload, const Cluster& cluster, const Arrangement& arrangement,

@@ -27,8 +27,10 @@ inline constexpr double kMostTimedTiles = 2e5;
 [[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                                         const Cluster& cluster, const StrategyRequest& request);
 
-// What a token costs outside attention, in one layer of every mask, both directions, µs. Backward
-// takes twice as long as forward.
+// Of linear layers, in times of a forward pass: backward takes two.
+inline constexpr double kPassesWithBackward = 3;
+
+// What a token costs outside attention, in one layer of every mask, both directions, µs.
 [[nodiscard]] double linear_layers_us(const Workload& workload, const Cluster& cluster,
                                       const StrategyRequest& request);
 
