@@ -27,7 +27,7 @@ inline constexpr double kMostTimedTiles = 2e5;
 [[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                                         const Cluster& cluster, const StrategyRequest& request);
 
-// Of linear layers, in times of a forward pass: backward takes two.
+// What linear layers take in forward passes, with backward, which takes two.
 inline constexpr double kPassesWithBackward = 3;
 
 // What a token costs outside attention, in one layer of every mask, both directions, µs.

@@ -263,6 +263,11 @@ TEST_F(Prediction, CompareShowsLayersWhereTokensHaveACost) {
       contextile({"compare", "--dataset", "prolong", "--tokens", "32K", "--linear-layers", "-1"});
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_THAT(bad.err, HasSubstr("--linear-layers: expected 0 to 1000000 us, found '-1'"));
+  for (const char* text : {"nan", "inf", "5us"}) {
+    expect_bad_input(
+        contextile({"compare", "--dataset", "prolong", "--tokens", "32K", "--linear-layers", text}),
+        {"--linear-layers: expected microseconds or a model", text});
+  }
 }
 
 TEST_F(Prediction, CompareWithRunPutsMeasuredTimesBesidePredictedOnes) {

@@ -137,7 +137,12 @@ std::optional<double> linear_us(const InputOptions& options, const Cluster& grou
     }
     return us;
   }
-  return linear_us_per_token(load_model(text), group, {}) / options.workload.tp;
+  try {
+    return linear_us_per_token(load_model(text), group, {}) / options.workload.tp;
+  } catch (const InvalidArgument& error) {
+    if (text.ends_with(".json")) throw;  // it says where in the file
+    fail_argument("--linear-layers: expected microseconds or a model; {}", error.what());
+  }
 }
 
 void check_size(const Workload& workload, const Cluster& cluster, const InputOptions& options) {
