@@ -233,20 +233,24 @@ class TileIndex {
   // returns their pairs.
   std::int64_t append_bands(BlockId q_block, BlockId kv_block, std::vector<LocalBand>& out) const;
 
-  // Appends what the same bands are made of, in no order: cheaper than the bands.
+  // Appends what the same bands are made of, in no order: cheaper than the bands. Rectangles of the
+  // same queries may be one piece of all their keys.
   void append_pieces(BlockId q_block, BlockId kv_block, std::vector<TilePiece>& out) const;
 
   // kFull iff every query of q_block attends every key of kv_block. Costs what append_bands does.
   [[nodiscard]] TileCover cover(BlockId q_block, BlockId kv_block) const;
 
  private:
-  struct Incidence {             // a band that meets a range of a query block
-    Band band;                   // restricted to the range's queries
-    std::int64_t row_shift = 0;  // local row = token - row_shift
-    std::int64_t reach = 0;      // largest band.k.end of this and the block's earlier incidences
+  struct Incidence {                // a band that meets a range of a query block
+    Band band;                      // restricted to the range's queries
+    std::int64_t row_shift = 0;     // local row = token - row_shift
+    std::uint32_t first_range = 0;  // of by_token_: those that meet band.k
+    std::uint32_t last_range = 0;   // exclusive
   };
 
   void add_incidences(std::span<const Band> bands);
+  void add_incidences_of(const Band& tight, std::vector<std::size_t>& next);
+  void order_incidences();
   void group_ranges_by_block();
   void check_block(BlockId block) const;
   // Calls visit(piece, incidence, range of kv_block) for every non-empty band ∩ range.
@@ -256,7 +260,11 @@ class TileIndex {
   std::vector<RangeOfBlock> by_token_;             // sorted by first token
   std::vector<RangeOfBlock> ranges_of_block_;      // grouped by block, ascending tokens
   std::vector<std::size_t> first_range_of_block_;  // into ranges_of_block_
+  std::vector<std::uint32_t> tokens_of_range_;     // beside by_token_, as the next: what tiles()
+  std::vector<BlockId> block_of_range_;            // reads of every piece; kMaxTokens fit
   std::vector<Incidence> incidences_;              // grouped by q block, ascending band.k.begin
+  std::vector<std::int64_t> reach_;                // beside incidences_: the largest band.k.end of
+                                                   // this and the block's earlier ones
   std::vector<std::size_t> first_incidence_;       // of each q block
   std::vector<std::int64_t> num_tokens_;           // of each block
 };

@@ -17,6 +17,29 @@ std::span<const RangeOfBlock> meeting(std::span<const RangeOfBlock> ranges, Rang
   return {first, last};
 }
 
+// The first of the ranges from `from` on that ends after the token. Who goes through ranges in
+// their order finds it within a few.
+template <typename Iterator>
+Iterator first_ending_after(Iterator from, Iterator end, std::int64_t token) {
+  constexpr int kNear = 8;
+  for (int i = 0; i < kNear; ++i, ++from) {
+    if (from == end || from->tokens.end > token) return from;
+  }
+  const auto end_of = [](const RangeOfBlock& range) { return range.tokens.end; };
+  return std::ranges::upper_bound(from, end, token, {}, end_of);
+}
+
+// The same of the ranges that begin at the token or after it.
+template <typename Iterator>
+Iterator first_beginning_at(Iterator from, Iterator end, std::int64_t token) {
+  constexpr int kNear = 8;
+  for (int i = 0; i < kNear; ++i, ++from) {
+    if (from == end || from->tokens.begin >= token) return from;
+  }
+  const auto begin_of = [](const RangeOfBlock& range) { return range.tokens.begin; };
+  return std::ranges::lower_bound(from, end, token, {}, begin_of);
+}
+
 constexpr std::size_t kMaxIncidences = std::size_t{1} << 26;
 
 std::int64_t shift_of(const RangeOfBlock& range) { return range.tokens.begin - range.first_row; }
@@ -59,8 +82,12 @@ std::vector<std::size_t> offsets(std::span<const std::size_t> counts) {
 TileIndex::TileIndex(const Mask& mask, const Blocking& blocking)
     : by_token_(sorted_ranges(blocking)),
       num_tokens_(static_cast<std::size_t>(blocking.num_blocks())) {
+  tokens_of_range_.reserve(by_token_.size());
+  block_of_range_.reserve(by_token_.size());
   for (const RangeOfBlock& range : by_token_) {
     num_tokens_[range.block.index()] += range.tokens.size();
+    tokens_of_range_.push_back(static_cast<std::uint32_t>(range.tokens.size()));
+    block_of_range_.push_back(range.block);
   }
   group_ranges_by_block();
   add_incidences(mask.bands);
@@ -94,21 +121,39 @@ void TileIndex::add_incidences(std::span<const Band> bands) {
   first_incidence_ = offsets(counts);
   std::vector<std::size_t> next = first_incidence_;
   incidences_.resize(num_incidences);
-  for (const Band& band : bands) {
-    const Band tight = clip(band, band.q, band.k);
-    for (const RangeOfBlock& range : meeting(by_token_, tight.q)) {
-      incidences_[next[range.block.index()]++] = {clip(tight, range.tokens, tight.k),
-                                                  shift_of(range), 0};
-    }
+  for (const Band& band : bands) add_incidences_of(clip(band, band.q, band.k), next);
+  order_incidences();
+}
+
+// Keys ascend with the queries, and so do the ranges they meet.
+void TileIndex::add_incidences_of(const Band& tight, std::vector<std::size_t>& next) {
+  const std::span<const RangeOfBlock> all(by_token_);
+  auto first = meeting(all, tight.k).begin();
+  auto last = first;
+  for (const RangeOfBlock& range : meeting(all, tight.q)) {
+    Incidence& incidence = incidences_[next[range.block.index()]++];
+    incidence.band = clip(tight, range.tokens, tight.k);
+    incidence.row_shift = shift_of(range);
+    const Range keys = incidence.band.k;
+    if (keys.empty()) continue;
+    first = first_ending_after(first, all.end(), keys.begin);
+    last = first_beginning_at(std::max(first, last), all.end(), keys.end);
+    incidence.first_range = static_cast<std::uint32_t>(first - all.begin());
+    incidence.last_range = static_cast<std::uint32_t>(last - all.begin());
   }
+}
+
+void TileIndex::order_incidences() {
+  const auto first_key = [](const Incidence& incidence) { return incidence.band.k.begin; };
+  reach_.resize(incidences_.size());
   for (std::size_t block = 0; block < num_tokens_.size(); ++block) {
     const std::span<Incidence> own(incidences_.data() + first_incidence_[block],
                                    first_incidence_[block + 1] - first_incidence_[block]);
-    std::ranges::stable_sort(own, {}, [](const Incidence& i) { return i.band.k.begin; });
+    if (!std::ranges::is_sorted(own, {}, first_key)) std::ranges::stable_sort(own, {}, first_key);
     std::int64_t reach = 0;
-    for (Incidence& incidence : own) {
-      reach = std::max(reach, incidence.band.k.end);
-      incidence.reach = reach;
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      reach = std::max(reach, own[i].band.k.end);
+      reach_[first_incidence_[block] + i] = reach;
     }
   }
 }
@@ -130,16 +175,19 @@ std::optional<std::vector<Tile>> TileIndex::tiles_up_to(std::int64_t limit) cons
     touched.clear();
     for (std::size_t i = first_incidence_[q]; i < first_incidence_[q + 1]; ++i) {
       const Band& band = incidences_[i].band;
-      const Range whole = whole_columns(band);
-      for (const RangeOfBlock& range : meeting(by_token_, band.k)) {
-        if (whole.begin <= range.tokens.begin && range.tokens.end <= whole.end) {
-          add(range.block, band.q.size() * range.tokens.size());
-          continue;
-        }
+      const auto add_cut = [&](std::size_t r) {
         Band piece = band;
-        piece.k = intersect(band.k, range.tokens);
-        add(range.block, num_pairs(piece));
-      }
+        piece.k = intersect(band.k, by_token_[r].tokens);
+        add(block_of_range_[r], num_pairs(piece));
+      };
+      const Range whole = whole_columns(band);
+      std::size_t first = incidences_[i].first_range;
+      std::size_t last = incidences_[i].last_range;
+      for (; first < last && by_token_[first].tokens.begin < whole.begin; ++first) add_cut(first);
+      for (; last > first && by_token_[last - 1].tokens.end > whole.end; --last) add_cut(last - 1);
+      const std::int64_t rows = band.q.size();
+      for (std::size_t r = first; r < last; ++r)
+        add(block_of_range_[r], rows * tokens_of_range_[r]);
     }
     if (std::ssize(tiles) + std::ssize(touched) > limit) return std::nullopt;
     std::ranges::sort(touched);
@@ -154,7 +202,7 @@ std::optional<std::vector<Tile>> TileIndex::tiles_up_to(std::int64_t limit) cons
 std::int64_t TileIndex::num_pieces() const {
   std::int64_t pieces = 0;
   for (const Incidence& incidence : incidences_) {
-    pieces += std::ssize(meeting(by_token_, incidence.band.k));
+    pieces += incidence.last_range - incidence.first_range;
   }
   return pieces;
 }
@@ -172,24 +220,23 @@ void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) c
   const std::span<const RangeOfBlock> ranges(
       ranges_of_block_.data() + first_range_of_block_[kv],
       first_range_of_block_[kv + 1] - first_range_of_block_[kv]);
-  const std::span<const Incidence> own(
-      incidences_.data() + first_incidence_[q_block.index()],
-      first_incidence_[q_block.index() + 1] - first_incidence_[q_block.index()]);
+  const std::size_t begin = first_incidence_[q_block.index()];
+  const std::size_t end = first_incidence_[q_block.index() + 1];
+  const std::span<const std::int64_t> reach(reach_.data() + begin, end - begin);
+  const std::span<const Incidence> own(incidences_.data() + begin, end - begin);
   // Only incidences whose keys can reach the block's tokens.
   const auto first =
-      std::ranges::upper_bound(own, ranges.front().tokens.begin, {}, &Incidence::reach);
+      own.begin() + (std::ranges::upper_bound(reach, ranges.front().tokens.begin) - reach.begin());
   const auto last =
       std::ranges::lower_bound(first, own.end(), ranges.back().tokens.end, {},
                                [](const Incidence& incidence) { return incidence.band.k.begin; });
-  const auto end_of = [](const RangeOfBlock& range) { return range.tokens.end; };
   auto next = ranges.begin();  // incidences ascend, and so does the first range each meets
   for (const Incidence& incidence : std::span<const Incidence>(first, last)) {
     const Range keys = incidence.band.k;
-    if (next->tokens.end <= keys.begin) ++next;
-    if (next != ranges.end() && next->tokens.end <= keys.begin) {
-      next = std::ranges::upper_bound(next, ranges.end(), keys.begin, {}, end_of);
+    if (next->tokens.end <= keys.begin) {
+      next = first_ending_after(next + 1, ranges.end(), keys.begin);
+      if (next == ranges.end()) return;
     }
-    if (next == ranges.end()) return;
     for (auto range = next; range != ranges.end() && range->tokens.begin < keys.end; ++range) {
       const bool whole = is_rectangle(incidence.band, range->tokens);
       if (whole) {
@@ -219,14 +266,22 @@ std::int64_t TileIndex::append_bands(BlockId q_block, BlockId kv_block,
 
 void TileIndex::append_pieces(BlockId q_block, BlockId kv_block,
                               std::vector<TilePiece>& out) const {
+  const Incidence* rectangle_of = nullptr;  // the last piece is this one's, and can take more keys
   for_each_piece(
       q_block, kv_block,
       [&](const Band& piece, const Incidence& incidence, const RangeOfBlock&, bool whole) {
-        const std::int64_t shift = incidence.row_shift;
         const std::int64_t keys = piece.k.size();
-        out.push_back({{piece.q.begin - shift, piece.q.end - shift},
-                       keys,
-                       whole ? piece.q.size() * keys : num_pairs(piece)});
+        const std::int64_t pairs = whole ? piece.q.size() * keys : num_pairs(piece);
+        if (whole && rectangle_of == &incidence) {
+          out.back().keys += keys;
+          out.back().pairs += pairs;
+          return;
+        }
+        rectangle_of = whole ? &incidence : nullptr;
+        TilePiece& added = out.emplace_back();  // in place: copies of what was just written stall
+        added.q = {piece.q.begin - incidence.row_shift, piece.q.end - incidence.row_shift};
+        added.keys = keys;
+        added.pairs = pairs;
       });
 }
 

@@ -35,30 +35,27 @@ void PartRuns::fill_slots(std::size_t num_slots) {
   }
 }
 
-void PartRuns::add(std::size_t run, Range q, double computed_pairs) {
-  const PartRun part{run, q, computed_pairs};
+void PartRuns::add_elsewhere(std::size_t run, Range q, double computed_pairs) {
   if (!ascending_) {
-    add_in_any_order(part);
-  } else if (runs_.empty() || place(runs_.back()) < place(part)) {
-    runs_.push_back(part);
-  } else if (place(runs_.back()) == place(part)) {
-    runs_.back().computed_pairs += computed_pairs;
+    add_in_any_order(run, q, computed_pairs);
+  } else if (runs_.empty() || runs_.back().run < run) {
+    append(run, q, computed_pairs);
   } else {
     ascending_ = false;
     fill_slots(std::max(slots_.size(), std::bit_ceil(std::max(kFewestSlots, 2 * runs_.size()))));
-    add_in_any_order(part);
+    add_in_any_order(run, q, computed_pairs);
   }
 }
 
-void PartRuns::add_in_any_order(const PartRun& part) {
+void PartRuns::add_in_any_order(std::size_t run, Range q, double computed_pairs) {
   if (2 * runs_.size() >= slots_.size()) fill_slots(2 * slots_.size());
-  Slot& slot = slot_of(part.run, part.q);
+  Slot& slot = slot_of(run, q);
   if (slot.call == call_) {
-    runs_[slot.index].computed_pairs += part.computed_pairs;
+    runs_[slot.index].computed_pairs += computed_pairs;
     return;
   }
   slot = {call_, static_cast<std::uint32_t>(runs_.size())};
-  runs_.push_back(part);
+  append(run, q, computed_pairs);
 }
 
 std::span<const PartRun> PartRuns::sorted() {

@@ -22,7 +22,20 @@ struct PartRun {
 class PartRuns {
  public:
   // O(1) in the mean. Not between `sorted` and `clear`.
-  void add(std::size_t run, Range q, double computed_pairs);
+  void add(std::size_t run, Range q, double computed_pairs) {
+    if (ascending_ && !runs_.empty()) {
+      PartRun& last = runs_.back();
+      if (last.run == run && last.q == q) {
+        last.computed_pairs += computed_pairs;
+        return;
+      }
+      if (last.run == run && last.q < q) {
+        append(run, q, computed_pairs);
+        return;
+      }
+    }
+    add_elsewhere(run, q, computed_pairs);
+  }
   // What was added since `clear`, by run and queries, each once.
   [[nodiscard]] std::span<const PartRun> sorted();
   void clear();
@@ -33,7 +46,15 @@ class PartRuns {
     std::uint32_t index = 0;
   };
 
-  void add_in_any_order(const PartRun& part);
+  // In place: copies of what was just written stall.
+  void append(std::size_t run, Range q, double computed_pairs) {
+    PartRun& added = runs_.emplace_back();
+    added.run = run;
+    added.q = q;
+    added.computed_pairs = computed_pairs;
+  }
+  void add_elsewhere(std::size_t run, Range q, double computed_pairs);  // than at the last one
+  void add_in_any_order(std::size_t run, Range q, double computed_pairs);
   [[nodiscard]] Slot& slot_of(std::size_t run, Range q);
   void fill_slots(std::size_t num_slots);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
+#include <span>
 #include <variant>
 
 #include "base/check.h"
@@ -16,11 +17,11 @@ constexpr unsigned kKnownRunBits = 12;
 constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
 
 // Attention calls of the direction that has more of them.
-std::size_t num_calls(const PlanRound& round, std::size_t mask) {
+std::size_t num_calls(std::span<const DeviceProgram> devices, std::size_t mask) {
   std::size_t most = 0;
   for (const Direction direction : kDirections) {
     std::size_t calls = 0;
-    for (const DeviceProgram& device : round.devices) {
+    for (const DeviceProgram& device : devices) {
       const std::optional<Program>& program = device.programs[mask].of(direction);
       if (!program) continue;
       calls += static_cast<std::size_t>(
@@ -58,14 +59,17 @@ double TileCosts::run_us(Direction direction, std::int64_t rows, double computed
 }
 
 ProgramCosts::ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round,
-                           std::size_t mask)
+                           std::size_t mask, const TileIndex& index, Rank first,
+                           std::int32_t num_devices)
     : plan_(plan),
       cluster_(cluster),
       round_(plan.rounds[round]),
       mask_(mask),
       costs_(plan.shape, cluster),
-      index_(round_.masks[mask].mask, round_.blocks),
-      known_calls_(num_calls(round_, mask)),
+      index_(index),
+      known_calls_(num_calls(
+          std::span(round_.devices).subspan(first.index(), static_cast<std::size_t>(num_devices)),
+          mask)),
       known_runs_(std::size_t{1} << kKnownRunBits),
       end_of_peer_(static_cast<std::size_t>(plan.num_devices()), -1) {
   const std::int32_t heads = plan.shape.q_heads / round_.head_groups;

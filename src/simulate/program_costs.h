@@ -35,10 +35,14 @@ struct TimedProgram {
   double flops = 0;
 };
 
-// Costs of one round and mask. Memory: of the largest call's pieces, not of all tiles'.
+// Costs of one round and mask on the devices that are asked for. Memory: of the largest call's
+// pieces, not of all tiles'.
 class ProgramCosts {
  public:
-  ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask);
+  // `index` is of the round's mask and blocks, and outlives this; what it takes to make is shared.
+  // Has room for the calls of `num_devices` devices from `first` on, and is fastest with these.
+  ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask,
+               const TileIndex& index, Rank first, std::int32_t num_devices);
 
   [[nodiscard]] TimedProgram of(Rank rank, Direction direction);
 
@@ -77,7 +81,7 @@ class ProgramCosts {
   const PlanRound& round_;
   std::size_t mask_;
   TileCosts costs_;
-  TileIndex index_;
+  const TileIndex& index_;
   std::array<double, 2> flops_per_pair_{};  // of one of the round's head groups, by Direction
   KnownCalls known_calls_;                  // those with a cut tile
   // Scratch of attention_us: runs of whole blocks with their rows, and what each computes (0

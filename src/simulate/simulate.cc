@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/out_of_memory.h"
+#include "base/parallel_for.h"
 #include "plan/size_text.h"
 #include "simulate/machine.h"
 #include "simulate/program_costs.h"
@@ -79,6 +81,40 @@ void append(TimedProgram&& later, TimedProgram& program) {
   program.flops += later.flops;
 }
 
+// Costs of one round and mask, several devices at a time. Neighbours, which may split the heads of
+// one call, stay together.
+class RoundCosts {
+ public:
+  RoundCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask)
+      : num_devices_(plan.num_devices()),
+        index_(plan.rounds[round].masks[mask].mask, plan.rounds[round].blocks) {
+    for (std::int32_t first = 0; first < num_devices_; first += kDevicesOfShare) {
+      shares_.push_back(
+          std::make_unique<ProgramCosts>(plan, cluster, round, mask, index_, Rank{first},
+                                         std::min(kDevicesOfShare, num_devices_ - first)));
+    }
+  }
+
+  [[nodiscard]] std::vector<TimedProgram> of(Direction direction) {
+    std::vector<TimedProgram> programs(static_cast<std::size_t>(num_devices_));
+    parallel_for(std::size_t{0}, shares_.size(), [&](std::size_t share) {
+      const std::int32_t first = static_cast<std::int32_t>(share) * kDevicesOfShare;
+      const std::int32_t last = std::min(num_devices_, first + kDevicesOfShare);
+      for (std::int32_t d = first; d < last; ++d) {
+        programs[static_cast<std::size_t>(d)] = shares_[share]->of(Rank{d}, direction);
+      }
+    });
+    return programs;
+  }
+
+ private:
+  static constexpr std::int32_t kDevicesOfShare = 64;
+
+  std::int32_t num_devices_;
+  TileIndex index_;
+  std::vector<std::unique_ptr<ProgramCosts>> shares_;  // of so many devices each, by rank
+};
+
 class Simulator {
  public:
   Simulator(const Plan& plan, const Cluster& cluster, const SimulateOptions& options,
@@ -88,7 +124,7 @@ class Simulator {
   Simulation run() {
     for (std::size_t r = 0; r < plan_.rounds.size(); ++r) {
       for (std::size_t m = 0; m < plan_.rounds[r].masks.size(); ++m) {
-        ProgramCosts costs(plan_, cluster_, r, m);
+        RoundCosts costs(plan_, cluster_, r, m);
         for (const Direction direction : kDirections) {
           if (plan_.rounds[r].has_direction(m, direction)) {
             add_programs(timed_programs(costs, direction), r, m, direction);
@@ -114,13 +150,9 @@ class Simulator {
     return *result;
   }
 
-  [[nodiscard]] std::vector<TimedProgram> timed_programs(ProgramCosts& costs,
+  [[nodiscard]] std::vector<TimedProgram> timed_programs(RoundCosts& costs,
                                                          Direction direction) const {
-    std::vector<TimedProgram> programs;
-    programs.reserve(static_cast<std::size_t>(plan_.num_devices()));
-    for (std::int32_t d = 0; d < plan_.num_devices(); ++d) {
-      programs.push_back(costs.of(Rank{d}, direction));
-    }
+    std::vector<TimedProgram> programs = costs.of(direction);
     if (what_if_.even_attention) even_out_attention(programs);
     return programs;
   }
