@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/parallel_for.h"
 #include "plan/build/staging_buffers.h"
 
 namespace contextile {
@@ -438,6 +439,14 @@ std::vector<std::vector<std::int32_t>> by_rank(std::size_t count, std::int32_t n
   return buckets;
 }
 
+// Devices that are lowered one after another share a table of all units. Small rounds are not worth
+// a second thread.
+std::int32_t devices_of_share(std::int32_t num_devices) {
+  constexpr std::int32_t kFew = 64;
+  constexpr std::int32_t kShares = 8;
+  return num_devices <= kFew ? std::max(num_devices, 1) : (num_devices + kShares - 1) / kShares;
+}
+
 }  // namespace
 
 LoweredDirection lower_direction(const LoweringRequest& request) {
@@ -453,16 +462,17 @@ LoweredDirection lower_direction(const LoweringRequest& request) {
                                 [&](std::size_t i) { return request.retain[i].device; });
   LoweredDirection lowered;
   lowered.retained_slots.resize(request.retain.size());
-  UnitTable table(static_cast<std::size_t>(request.layout->num_units()));
-  for (std::int32_t r = 0; r < num_devices; ++r) {
-    auto& mine = tiles[static_cast<std::size_t>(r)];
-    std::stable_sort(mine.begin(), mine.end(),
-                     [](const PlacedTile* a, const PlacedTile* b) { return a->stage < b->stage; });
-    const auto at = static_cast<std::size_t>(r);
-    DeviceLowering device(request, Rank{r}, mine, table);
-    lowered.programs.push_back(
-        device.run(sends[at], recvs[at], retained[at], lowered.retained_slots));
-  }
+  lowered.programs.resize(tiles.size());
+  const std::int32_t share = devices_of_share(num_devices);
+  parallel_for(0, (num_devices + share - 1) / share, [&](std::int32_t s) {
+    UnitTable table(static_cast<std::size_t>(request.layout->num_units()));
+    for (std::int32_t r = s * share; r < std::min(num_devices, (s + 1) * share); ++r) {
+      const auto at = static_cast<std::size_t>(r);
+      std::ranges::stable_sort(tiles[at], {}, &PlacedTile::stage);
+      DeviceLowering device(request, Rank{r}, tiles[at], table);
+      lowered.programs[at] = device.run(sends[at], recvs[at], retained[at], lowered.retained_slots);
+    }
+  });
   return lowered;
 }
 
