@@ -284,7 +284,7 @@ struct AutoOptions {
   RetainInputs retain = RetainInputs::kAuto;  // received q and kv stay for backward
   Candidates candidates = Candidates::kAll;
   TokenWeight tokens = TokenWeight::kAuto;
-  std::int64_t steps = 0;      // of the search, each about a microsecond of one core; 0: no limit
+  std::int64_t steps = 0;      // of the search, each about a microsecond of one core; 0: 1.2e8
   std::int64_t budget_ms = 0;  // no candidate is started after that; plans then depend on the
                                // machine; 0: no limit
 

@@ -27,6 +27,10 @@ constexpr double kShareOfOthers = 0.85;
 constexpr double kShareOfRows = 0.9;
 constexpr double kShareOfTiles = 0.95;
 
+// Who sets no limit waits a few minutes at most: candidates of very large batches take seconds
+// each.
+constexpr std::int64_t kMostSteps = 120'000'000;
+
 }  // namespace
 
 TokenRule token_rule(const Workload& workload, const Cluster& cluster,
@@ -52,7 +56,7 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
 }
 
 std::int64_t step_limit(const AutoOptions& options) {
-  if (options.budget_ms == 0) return options.steps;
+  if (options.budget_ms == 0) return options.steps == 0 ? kMostSteps : options.steps;
   constexpr std::int64_t kMostMs = 1'000'000'000;
   const auto threads = static_cast<std::int64_t>(
       tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));

@@ -62,7 +62,8 @@ struct TokenRule {
 [[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                                    const StrategyRequest& request, const AutoOptions& options);
 
-// The steps that a search may take: as asked for, or what its threads have time for. 0: no limit.
+// The steps that a search may take: as asked for, what its threads have time for, or more than any
+// but the largest batches need.
 [[nodiscard]] std::int64_t step_limit(const AutoOptions& options);
 
 struct SearchState {

@@ -20,6 +20,7 @@
 #include "contextile/verify.h"
 #include "planner/arrangement_load.h"
 #include "planner/search.h"
+#include "planner/search_state.h"
 #include "planner/timed_block_size.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
@@ -70,6 +71,13 @@ std::int64_t most_tokens_of(const Plan& plan) {
   const PlanStats stats = statistics(plan);
   return std::llround((1 + stats.token_overload) * static_cast<double>(stats.tokens) /
                       (plan.nodes * plan.devices_per_node));
+}
+
+TEST(Auto, WithoutALimitTakesStepsThatEndInMinutes) {
+  EXPECT_EQ(step_limit({}), 120'000'000);
+  EXPECT_EQ(step_limit({.steps = 7}), 7);
+  EXPECT_EQ(step_limit({.steps = 7, .budget_ms = 1'000}), 7);
+  EXPECT_EQ(step_limit({.steps = std::int64_t{1} << 50U}), std::int64_t{1} << 50U);
 }
 
 TEST(Auto, IsNeverSlowerThanAnotherStrategyByPrediction) {
