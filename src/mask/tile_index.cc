@@ -164,6 +164,8 @@ std::vector<Tile> TileIndex::tiles() const {
 
 std::optional<std::vector<Tile>> TileIndex::tiles_up_to(std::int64_t limit) const {
   std::vector<Tile> tiles;
+  const auto blocks = std::ssize(num_tokens_);
+  tiles.reserve(static_cast<std::size_t>(std::min({num_pieces(), blocks * blocks, limit})));
   std::vector<std::int64_t> pairs(num_tokens_.size());  // of each kv block with the current q block
   std::vector<BlockId> touched;
   const auto add = [&](BlockId kv, std::int64_t more) {

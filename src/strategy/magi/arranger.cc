@@ -122,11 +122,13 @@ class ChunkArranger {
     for (std::size_t m = 0; m < workload_.masks.size(); ++m) {
       const Mask& mask = workload_.masks[m].mask;
       round.masks.push_back(mask);
-      const std::vector<PlacedTile> tiles =
-          place(TileIndex(mask, work_.blocks).tiles(), fetched_[m]);
+      std::vector<PlacedTile> tiles = place(TileIndex(mask, work_.blocks).tiles(), fetched_[m]);
+      const Casts casts = casts_of(tiles);
       ArrangedMask& programs = round.programs.emplace_back();
-      programs.forward = arrange(tiles, Direction::kForward);
-      if (backward) programs.backward = arrange(tiles, Direction::kBackward);
+      if (backward) {
+        programs.backward = ArrangedDirection{tiles, transfers(casts, Direction::kBackward)};
+      }
+      programs.forward = ArrangedDirection{std::move(tiles), transfers(casts, Direction::kForward)};
     }
     round.blocks = std::move(work_.blocks);
     round.owners = std::move(owners_);
@@ -135,6 +137,12 @@ class ChunkArranger {
 
  private:
   using Receivers = std::map<Rank, std::int32_t>;  // → the stage that needs the block
+  // What a mask's tiles ask for, in both directions.
+  struct Casts {
+    std::vector<bool> attends;         // of each block: its queries have a tile
+    std::vector<Receivers> receivers;  // of each block's keys
+    std::size_t num_receivers = 0;
+  };
 
   [[nodiscard]] Rank worker(BlockId b) const { return work_.workers[b.index()]; }
   [[nodiscard]] Rank owner(BlockId b) const { return owners_[b.index()]; }
@@ -184,29 +192,33 @@ class ChunkArranger {
     }
   }
 
-  [[nodiscard]] ArrangedDirection arrange(const std::vector<PlacedTile>& tiles,
-                                          Direction direction) const {
-    ArrangedDirection out;
-    out.tiles = tiles;
-    std::vector<bool> attends(static_cast<std::size_t>(work_.blocks.num_blocks()));
+  [[nodiscard]] Casts casts_of(const std::vector<PlacedTile>& tiles) const {
+    const auto num_blocks = static_cast<std::size_t>(work_.blocks.num_blocks());
     const auto num_devices = static_cast<std::size_t>(cluster_.num_devices());
-    std::vector<Receivers> casts(attends.size());             // of each block
-    std::vector<bool> is_cast(attends.size() * num_devices);  // a device needs a block in one stage
+    Casts casts{std::vector<bool>(num_blocks), std::vector<Receivers>(num_blocks)};
+    std::vector<bool> is_cast(num_blocks * num_devices);  // a device needs a block in one stage
     for (const PlacedTile& tile : tiles) {
-      attends[tile.q_block.index()] = true;
+      casts.attends[tile.q_block.index()] = true;
       if (owner(tile.kv_block) == tile.device) continue;
       const std::size_t at = tile.kv_block.index() * num_devices + tile.device.index();
       if (is_cast[at]) continue;
       is_cast[at] = true;
-      casts[tile.kv_block.index()].emplace(tile.device, tile.stage);
+      casts.receivers[tile.kv_block.index()].emplace(tile.device, tile.stage);
+      ++casts.num_receivers;
     }
+    return casts;
+  }
+
+  [[nodiscard]] std::vector<Transfer> transfers(const Casts& casts, Direction direction) const {
+    std::vector<Transfer> out;
+    out.reserve(casts.num_receivers * (direction == Direction::kBackward ? 2 : 1));
     for (std::int32_t b = 0; b < work_.blocks.num_blocks(); ++b) {
-      const Receivers& receivers = casts[static_cast<std::size_t>(b)];
+      const Receivers& receivers = casts.receivers[static_cast<std::size_t>(b)];
       if (receivers.empty()) continue;
-      cast(BlockId{b}, receivers, out.transfers);
-      if (direction == Direction::kBackward) reduce(BlockId{b}, receivers, out.transfers);
+      cast(BlockId{b}, receivers, out);
+      if (direction == Direction::kBackward) reduce(BlockId{b}, receivers, out);
     }
-    move_queries(attends, direction, first_remote_stage_ + options_.stages, out.transfers);
+    move_queries(casts.attends, direction, first_remote_stage_ + options_.stages, out);
     return out;
   }
 
