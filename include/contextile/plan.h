@@ -144,7 +144,8 @@ struct PlanRound {
   std::int32_t head_groups = 1;
   Blocking blocks;
   std::vector<Rank> owners;  // of every block
-  // Of every block where they differ, each a divisor of head_groups; empty: all have head_groups.
+  // The head groups of every block where they differ, divisors of head_groups; empty: all have
+  // those.
   std::vector<std::int32_t> block_head_groups;
   std::vector<NamedMask> masks;                    // bands on this round's tokens only
   std::optional<std::int64_t> token_limit;         // tokens a device may own
@@ -197,10 +198,6 @@ struct Plan {
 
 // Whether blocks of a round differ in their head groups.
 [[nodiscard]] bool has_block_head_groups(const Plan& plan);
-// The same plan with all units as those of the rounds' head groups: what a unit of several is read,
-// computed, merged and sent as, part by part; of a slice what it has. Throws InvalidPlan where
-// slots or groups are none of the round's. O(size).
-[[nodiscard]] Plan with_even_head_groups(Plan plan);
 
 // Throws InvalidPlan when the plan is a slice: "simulate: expected a whole plan, found …".
 void check_whole(const Plan& plan, std::string_view operation);

@@ -42,6 +42,11 @@ namespace contextile {
 void save_plan(const Plan& plan, const std::string& path);
 [[nodiscard]] Plan load_plan(const std::string& path);
 
+// The same plan with all units as those of the rounds' head groups: what a unit of several is read,
+// computed, merged and sent as, part by part; of a slice what it has. Throws InvalidPlan where
+// slots or groups are none of the round's. O(size).
+[[nodiscard]] Plan with_even_head_groups(Plan plan);
+
 // The plan that a document is of where blocks have head groups of their own: its even form, as
 // readers of documents without such groups need it, or itself.
 enum class ExportedHeadGroups : std::uint8_t { kEven, kOfBlocks };

@@ -75,20 +75,7 @@ void bind_directions(nb::module_& module) {
       .def_ro("transfers", &ArrangedDirection::transfers);
 }
 
-}  // namespace
-
-void bind_arrangements(nb::module_& module) {
-  bind_directions(module);
-  nb::class_<ArrangedMask>(module, "ArrangedMask", "What one mask computes in one round.")
-      .def(
-          "__init__",
-          [](ArrangedMask* self, std::optional<ArrangedDirection> forward,
-             std::optional<ArrangedDirection> backward) {
-            new (self) ArrangedMask{std::move(forward), std::move(backward), {}};
-          },
-          nb::kw_only(), "forward"_a = nb::none(), "backward"_a = nb::none())
-      .def_ro("forward", &ArrangedMask::forward)
-      .def_ro("backward", &ArrangedMask::backward);
+void bind_rounds(nb::module_& module) {
   nb::class_<ArrangedRound>(module, "ArrangedRound",
                             "A part of the batch with blocks and owners of its own.")
       .def(
@@ -118,6 +105,23 @@ void bind_arrangements(nb::module_& module) {
           },
           "Of the workload, in its order, on this round's tokens.")
       .def_ro("programs", &ArrangedRound::programs, "One for each mask.");
+}
+
+}  // namespace
+
+void bind_arrangements(nb::module_& module) {
+  bind_directions(module);
+  nb::class_<ArrangedMask>(module, "ArrangedMask", "What one mask computes in one round.")
+      .def(
+          "__init__",
+          [](ArrangedMask* self, std::optional<ArrangedDirection> forward,
+             std::optional<ArrangedDirection> backward) {
+            new (self) ArrangedMask{std::move(forward), std::move(backward), {}};
+          },
+          nb::kw_only(), "forward"_a = nb::none(), "backward"_a = nb::none())
+      .def_ro("forward", &ArrangedMask::forward)
+      .def_ro("backward", &ArrangedMask::backward);
+  bind_rounds(module);
   nb::class_<Arrangement>(
       module, "Arrangement",
       "What a strategy returns: who owns which token blocks, who computes which tiles "

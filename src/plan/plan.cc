@@ -54,6 +54,11 @@ std::int64_t PlanRound::most_tiles(std::size_t mask) const {
   return std::max(num_tiles(mask, Direction::kForward), num_tiles(mask, Direction::kBackward));
 }
 
+bool has_block_head_groups(const Plan& plan) {
+  return std::ranges::any_of(
+      plan.rounds, [](const PlanRound& round) { return !round.block_head_groups.empty(); });
+}
+
 std::string size_text(const Plan& plan) {
   std::int64_t tiles = 0;
   for (const PlanRound& round : plan.rounds) {

@@ -54,6 +54,8 @@ std::vector<double> ends_of(const Simulation& simulation) {
   return ends;
 }
 
+}  // namespace
+
 std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices) {
   IdVector<Rank, std::int64_t> owned(IdRange<Rank>{num_devices});
   const Blocking& blocks = placement.priced->tiles.work.blocks;
@@ -62,8 +64,6 @@ std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices) {
   }
   return *std::ranges::max_element(owned);
 }
-
-}  // namespace
 
 std::int64_t num_tiles(const Placement& placement) {
   const std::vector<Tile>& tiles = placement.priced->tiles.all_tiles;

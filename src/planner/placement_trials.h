@@ -61,5 +61,7 @@ class PlacementTrials {
 
 // The number of tiles that a plan of the placement has.
 [[nodiscard]] std::int64_t num_tiles(const Placement& placement);
+// Tokens of the device that owns most.
+[[nodiscard]] std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices);
 
 }  // namespace contextile

@@ -17,11 +17,28 @@ constexpr double kNear = 1.1;           // times the best: others do not catch u
 
 }  // namespace
 
+std::int64_t RowSearch::steps_of_placing_one(const PlacementChoice& choice) const {
+  return steps_of_placing_rows(
+      choice.effort, num_blocks(state_.workload, choice.block_size),
+      static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size)));
+}
+
+std::int64_t RowSearch::likely_tiles(const PlacementChoice& choice) const {
+  const double of_a_group = estimated_tiles(state_.workload, choice.block_size);
+  double groups = choice.head_groups;
+  for (const Tried& tried : tried_) {
+    const Placement& placement = tried.placement;
+    if (placement.choice.unit != choice.unit) continue;
+    groups = static_cast<double>(num_tiles(placement)) /
+             static_cast<double>(placement.priced->tiles.all_tiles.size());
+    break;
+  }
+  return static_cast<std::int64_t>(of_a_group * groups);
+}
+
 std::int64_t RowSearch::steps_of(const PlacementChoice& choice) const {
-  const std::int64_t blocks = num_blocks(state_.workload, choice.block_size);
-  const auto tiles = static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size));
-  return steps_of_placing_rows(choice.effort, blocks, tiles) +
-         steps_of_simulating(state_.num_devices(), tiles * choice.head_groups);
+  return steps_of_placing_one(choice) +
+         steps_of_simulating(state_.num_devices(), likely_tiles(choice));
 }
 
 void RowSearch::place_and_try(std::vector<PlacementChoice> choices, double share) {
@@ -63,7 +80,9 @@ void RowSearch::rebalance(std::size_t most, int rounds, double share) {
     if (best.size() == most || tried.cost_us > kNear * state_.best.cost_us) break;
     PlacementChoice warm = tried.placement.choice;
     warm.effort = kWarmEffort;
-    const std::int64_t steps = rounds * steps_of(warm);
+    const std::int64_t steps =
+        rounds * (steps_of_placing_one(warm) +
+                  steps_of_simulating(state_.num_devices(), num_tiles(tried.placement)));
     if ((steps > left && !best.empty()) || !state_.take(steps, share)) break;
     left -= steps;
     best.push_back(tried);
@@ -78,28 +97,15 @@ void RowSearch::rebalance(std::size_t most, int rounds, double share) {
   std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
 }
 
-void RowSearch::place_quickly(double share) {
-  std::vector<PlacementChoice> choices =
-      quick_row_choices(state_.workload, state_.cluster, state_.request);
-  if (choices.empty()) return;
-  const std::int64_t size = choices.front().block_size;
-  const auto others = std::ranges::find_if(
-      choices, [&](const PlacementChoice& choice) { return choice.block_size != size; });
-  place_and_try({choices.begin(), others}, share);
-  if (!leaves_much()) place_and_try({others, choices.end()}, share);
+void RowSearch::take(Tried tried) {
+  tried_.push_back(std::move(tried));
+  std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
 }
 
 void RowSearch::refine(double share) {
   rebalance(1, 2, share);
   try_schedules(1, 1, 3, share);
   rebalance(1, 2, share);
-}
-
-bool RowSearch::leaves_much() const {
-  constexpr double kMuch = 2;
-  if (tried_.empty()) return false;  // others first
-  const Tried& best = tried_.front();
-  return best.times.sum_us() > kMuch * mean_work_us(*best.placement.priced, state_.num_devices());
 }
 
 void RowSearch::widen(double share) {

@@ -12,10 +12,8 @@ class RowSearch {
  public:
   RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
-  // Placements of each kind with few steps, each under its likeliest schedule.
-  void place_quickly(double share);
-  // Whether the best takes much longer than its attention spread evenly: tiles may be better then.
-  [[nodiscard]] bool leaves_much() const;
+  // One that has been tried.
+  void take(Tried tried);
   // The best of them rebalanced, under more schedules.
   void refine(double share);
   // More block sizes, seeds and steps, the best under more schedules.
@@ -30,6 +28,9 @@ class RowSearch {
   void try_schedules(std::size_t most, std::size_t first, std::size_t end, double share);
   void rebalance(std::size_t most, int rounds, double share);
   [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice) const;
+  [[nodiscard]] std::int64_t steps_of_placing_one(const PlacementChoice& choice) const;
+  // The tiles of a placement at the choice, as those of its kind had them that were tried.
+  [[nodiscard]] std::int64_t likely_tiles(const PlacementChoice& choice) const;
 
   SearchState& state_;
   PlacementTrials trials_;

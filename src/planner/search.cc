@@ -12,6 +12,7 @@
 #include "planner/binding.h"
 #include "planner/other_strategies.h"
 #include "planner/placement_choices.h"
+#include "planner/quick_search.h"
 #include "planner/row_search.h"
 #include "planner/search_state.h"
 #include "planner/tile_search.h"
@@ -94,9 +95,15 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   OtherStrategies others(state, options.candidates);
   const auto phase = [&](double end_share) { state.progress.begin_phase(end_share); };
   phase(0.1);
-  rows.place_quickly(kShareOfPlacing);
-  if (rows.leaves_much()) tiles.quick(kShareOfQuick);
+  const auto try_quickly = [&](double share_of_placing, double share) {
+    for (Tried& tried : QuickSearch(state, retain).run(share_of_placing, share)) {
+      const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
+      is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
+    }
+  };
+  try_quickly(kShareOfPlacing, kShareOfQuick);
   rows.refine(kShareOfQuick);
+  tiles.refine(kShareOfQuick);
   phase(0.2);
   others.try_quick(kShareOfOthers);
   phase(0.4);
@@ -111,7 +118,7 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   tiles.improve();
   state.any_will_do = true;
   if (!state.has_plan()) others.try_quick(1);
-  if (!state.has_plan()) rows.place_quickly(1);
+  if (!state.has_plan()) try_quickly(1, 1);
   if (!state.has_plan()) tiles.try_sizes(1);
   CONTEXTILE_CHECK(
       state.has_plan(),

@@ -16,11 +16,14 @@ class StepBudget {
  public:
   explicit StepBudget(std::int64_t limit) : limit_(limit) {}  // 0: none
 
-  // Takes the steps if no more than that share of the limit is taken with them.
+  // Whether no more than that share of the limit is taken with the steps.
+  [[nodiscard]] bool fits(std::int64_t steps, double share) const {
+    return limit_ == 0 ||
+           static_cast<double>(taken_ + steps) <= share * static_cast<double>(limit_);
+  }
+  // Takes the steps if they fit.
   [[nodiscard]] bool take(std::int64_t steps, double share) {
-    if (limit_ > 0 && static_cast<double>(taken_ + steps) > share * static_cast<double>(limit_)) {
-      return false;
-    }
+    if (!fits(steps, share)) return false;
     force(steps);
     return true;
   }

@@ -119,6 +119,10 @@ struct SearchState {
     ++tried;
     least_memory_bytes = std::min(least_memory_bytes, memory_bytes);
   }
+  // Whether the steps fit into that share of all limits.
+  [[nodiscard]] bool fits(std::int64_t steps, double share) const {
+    return has_time_for(steps, share) && budget.fits(steps, share);
+  }
   // Takes the steps of what is about to be done if they fit into that share of all limits.
   [[nodiscard]] bool take(std::int64_t steps, double share) {
     return has_time_for(steps, share) && budget.take(steps, share);

@@ -46,15 +46,20 @@ void TileSearch::place_and_try(std::vector<PlacementChoice> choices, std::size_t
   std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
 }
 
-void TileSearch::quick(double share) {
-  constexpr double kEffort = 0.15;
-  constexpr std::size_t kQuick = 2;
-  std::vector<PlacementChoice> choices =
-      tile_choices(state_.workload, state_.cluster, state_.request, kEps);
-  if (choices.size() > kQuick) choices.resize(kQuick);
-  for (PlacementChoice& choice : choices) choice.effort = kEffort;
-  place_and_try(std::move(choices), kQuick, likely_schedules(PlacedUnit::kTiles, 0).first(kQuick),
-                share);
+void TileSearch::take(Tried tried) {
+  tried_.push_back(std::move(tried));
+  std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
+}
+
+void TileSearch::refine(double share) {
+  if (!is_near()) return;
+  Tried& best = tried_.front();
+  std::span<const SchedulePair> pairs = likely_schedules(PlacedUnit::kTiles, 0);
+  const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(best.placement));
+  while (!pairs.empty() && !state_.take(std::ssize(pairs) * steps, share)) {
+    pairs = pairs.first(pairs.size() - 1);
+  }
+  trials_.try_pairs_again({&best, 1}, pairs);
 }
 
 void TileSearch::try_sizes(double share) {

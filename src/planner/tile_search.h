@@ -14,8 +14,10 @@ class TileSearch {
  public:
   TileSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
-  // A few with few steps.
-  void quick(double share);
+  // One that has been tried.
+  void take(Tried tried);
+  // The best of them near the best so far under more schedules.
+  void refine(double share);
   // Several block sizes and head groups, the most promising under several schedules.
   void try_sizes(double share);
   // Where the best of them is near the best so far: other balances, then more steps and other

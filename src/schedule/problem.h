@@ -40,7 +40,7 @@ struct ScheduleProblem {
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return block_head_groups.empty() ? head_groups : block_head_groups[block.index()];
   }
-  // Of one head group of the block.
+  // Bytes of one head group of the block.
   [[nodiscard]] std::int64_t bytes_of(Kind kind, BlockId block, Dtype wire) const {
     return unit_bytes(kind, blocks->num_tokens(block), shape, groups_of(block), wire);
   }

@@ -1,5 +1,4 @@
 // Plans whose blocks have head groups of their own, as plans whose blocks all have the round's.
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -156,11 +155,6 @@ ProgramPair even_pair(const PlanRound& round, const DeviceProgram& device,
 }
 
 }  // namespace
-
-bool has_block_head_groups(const Plan& plan) {
-  return std::ranges::any_of(
-      plan.rounds, [](const PlanRound& round) { return !round.block_head_groups.empty(); });
-}
 
 Plan with_even_head_groups(Plan plan) {
   if (!has_block_head_groups(plan)) return plan;
