@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <variant>
@@ -18,6 +20,7 @@
 #include "contextile/verify.h"
 #include "support/message_of.h"
 #include "support/plan_interpreter.h"
+#include "support/plan_mutations.h"
 #include "support/plan_support.h"
 
 namespace contextile {
@@ -108,6 +111,102 @@ TEST(BlockHeadGroups, AreEvenInExportsUnlessAskedFor) {
   });
 }
 
+// What is wrong with a plan is wrong with its even form, or it has none. An even form has the
+// staging slots that instructions use.
+TEST(BlockHeadGroups, EvenFormsOfBrokenPlansAreNoValidPlans) {
+  std::int64_t broken = 0;
+  for_random_plans(60, [&](const Plan& plan, const RandomBatch&) {
+    Chance chance(plan.digest);
+    for (const PlanMutation& mutation : all_mutations()) {
+      SCOPED_TRACE(mutation.name);
+      Plan mutant = plan;
+      try {
+        if (!mutation.apply(mutant, chance)) continue;
+      } catch (const std::out_of_range&) {
+        continue;
+      }
+      const VerifyReport report = verify(mutant);
+      if (report.ok() || !has_block_head_groups(mutant)) continue;
+      ++broken;
+      try {
+        EXPECT_FALSE(verify(with_even_head_groups(mutant)).ok()) << violations_text(report);
+      } catch (const InvalidPlan&) {
+        continue;
+      }
+    }
+  });
+  EXPECT_GT(broken, 1000);
+}
+
+// A unit of the wrong block in a slot of few groups would read on into what the next block owns.
+TEST(BlockHeadGroups, OwnedSlotsWithoutAUnitHaveNoEvenForm) {
+  for_random_plans(20, [](Plan plan, const RandomBatch&) {
+    for (std::size_t r = 0; r < plan.rounds.size(); ++r) {
+      PlanRound& round = plan.rounds[r];
+      for (DeviceProgram& device : round.devices) {
+        for (std::size_t i = 0; i < device.local_blocks.size(); ++i) {
+          const BlockId block = device.local_blocks[i];
+          if (round.groups_of(block) == round.head_groups) continue;
+          const SlotId hole{static_cast<std::int32_t>(i + 1) * round.head_groups - 1};
+          CopyOp copy{Kind::kO, block, GroupId{0}, hole, hole};
+          for (ProgramPair& pair : device.programs) {
+            if (pair.forward)
+              pair.forward->instructions.insert(pair.forward->instructions.begin(), copy);
+          }
+          EXPECT_THAT(
+              message_of<InvalidPlan>([&] { static_cast<void>(with_even_head_groups(plan)); }),
+              HasSubstr("instruction 0: expected an owned slot of a head group of block"));
+          return;
+        }
+      }
+    }
+  });
+}
+
+// Few bytes could ask for an even form of any size.
+TEST(BlockHeadGroups, OfVeryManyHaveNoEvenForm) {
+  Plan plan;
+  plan.shape = {.q_heads = 512, .kv_heads = 512, .head_dim = 4, .value_dim = 4};
+  PlanRound& round = plan.rounds.emplace_back();
+  round.head_groups = 512;
+  const Range tokens{0, 4};
+  round.blocks.add({&tokens, 1});
+  round.block_head_groups = {1};
+  EXPECT_EQ(
+      message_of<InvalidPlan>([&] { static_cast<void>(with_even_head_groups(plan)); }),
+      "even head groups: round 0, block 0: expected at most 256 of the round's head groups in "
+      "one, found 512");
+  round.block_head_groups = {1, 1};
+  EXPECT_EQ(message_of<InvalidPlan>([&] { static_cast<void>(with_even_head_groups(plan)); }),
+            "even head groups: round 0: expected head groups of 1 blocks, found 2");
+}
+
+// The mask has about 2^20 tiles; with room for all of the round's groups each, verify would need
+// 12 GB to say that they are missing.
+TEST(BlockHeadGroups, VerifyHasNoRoomForGroupsThatBlocksLack) {
+  constexpr std::int64_t kTokens = 1447;
+  Plan plan;
+  plan.nodes = plan.devices_per_node = 1;
+  plan.shape = {.q_heads = 2048, .kv_heads = 2048, .head_dim = 4, .value_dim = 4};
+  plan.sequences = {{0, kTokens}};
+  PlanRound& round = plan.rounds.emplace_back();
+  round.head_groups = 2048;
+  round.masks = {
+      {"causal", 1,
+       make_workload(std::vector{kTokens}, plan.shape, std::vector{parse_mask_use("causal")})
+           .masks[0]
+           .mask}};
+  DeviceProgram& device = round.devices.emplace_back();
+  for (std::int64_t token = 0; token < kTokens; ++token) {
+    const Range one{token, token + 1};
+    device.local_blocks.push_back(round.blocks.add({&one, 1}));
+  }
+  round.owners.assign(kTokens, Rank{0});
+  round.block_head_groups.assign(kTokens, 1);
+  device.programs.emplace_back().forward.emplace();
+  EXPECT_THAT(violations_text(verify(plan)), HasSubstr("of group 0 is computed by nobody"));
+}
+
 TEST(BlockHeadGroups, OfATileAreEqual) {
   const AttentionShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 4, .value_dim = 4};
   const MaskUse causal = parse_mask_use("causal");
@@ -145,7 +244,7 @@ TEST(BlockHeadGroups, OfATileAreEqual) {
   plan.rounds[0].block_head_groups = {1, 3};
   EXPECT_THAT(violations_text(verify(plan)), HasSubstr("3 head groups do not divide the 2"));
   EXPECT_THAT(message_of<InvalidPlan>([&] { static_cast<void>(with_even_head_groups(plan)); }),
-              HasSubstr("expected divisors of 2 head groups, found 3"));
+              HasSubstr("block 1: expected a divisor of 2 head groups, found 3"));
   plan.rounds[0].block_head_groups = {1, 1};
   SlotId& slot =
       std::get<AttentionOp>(plan.rounds[0].devices[0].programs[0].forward->instructions[0])

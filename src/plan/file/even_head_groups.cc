@@ -2,8 +2,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -15,22 +18,37 @@
 namespace contextile {
 namespace {
 
+// So many of the round's groups a block's may have: an even form has that many times as much at
+// most, whatever a plan from outside says.
+constexpr std::int32_t kMaxParts = 256;
+
 // A unit's slot becomes one for each of the round's head groups in the unit, side by side where the
 // unit was.
 class EvenProgram {
  public:
-  EvenProgram(const PlanRound& round, const DeviceProgram& device, const Program& program)
+  // `where` names the program in messages.
+  EvenProgram(const PlanRound& round, const DeviceProgram& device, const Program& program,
+              std::string where)
       : round_(round),
-        num_owned_(static_cast<std::int32_t>(device.local_blocks.size()) * round.head_groups),
-        program_(program) {
+        num_owned_(std::ssize(device.local_blocks) * round.head_groups),
+        program_(program),
+        where_(std::move(where)) {
+    if (num_owned_ > std::numeric_limits<std::int32_t>::max()) {
+      fail("expected fewer than 2^31 owned slots, found {} blocks of {} head groups",
+           device.local_blocks.size(), round.head_groups);
+    }
     for (const Instruction& instruction : program.instructions) {
       std::visit([this](const auto& op) { add(op); }, instruction);
+      ++instruction_;
     }
   }
 
   void retain(const Retain& kept, EvenProgram& backward) {
     const auto at = last_block_.find({kept.kind, kept.slot});
-    if (at == last_block_.end()) return;  // a broken plan
+    if (at == last_block_.end()) {
+      fail_plan("even head groups: {}: expected to retain what forward received, found {}[{}]",
+                where_, to_string(kept.kind), kept.slot.value);
+    }
     for (std::int32_t i = 0; i < parts(at->second); ++i) {
       out_.retain.push_back({kept.kind, slot(kept.kind, at->second, kept.slot, i),
                              backward.slot(kept.kind, at->second, kept.backward_slot, i)});
@@ -39,40 +57,53 @@ class EvenProgram {
   [[nodiscard]] Program take() { return std::move(out_); }
 
  private:
+  template <typename... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+    fail_plan("even head groups: {}, instruction {}: {}", where_, instruction_,
+              fmt::format(format, std::forward<Args>(args)...));
+  }
+
   // How many of the round's groups one of the block's has.
   [[nodiscard]] std::int32_t parts(BlockId block) const {
     return round_.head_groups / round_.groups_of(block);
   }
   [[nodiscard]] GroupId group(BlockId block, GroupId whole, std::int32_t part) const {
+    check_group(block, whole.value, "a head group");
     return GroupId{whole.value * parts(block) + part};
   }
 
   [[nodiscard]] SlotId slot(Kind kind, BlockId block, SlotId whole, std::int32_t part) {
     const std::int32_t n = parts(block);
     if (whole.value < num_owned_) {
-      const std::int32_t position = whole.value / round_.head_groups;
       const std::int32_t of_block = whole.value % round_.head_groups;
-      return SlotId{position * round_.head_groups + of_block * n + part};
+      check_group(block, of_block, "an owned slot of a head group");
+      return SlotId{whole.value + of_block * (n - 1) + part};
     }
     const auto k = static_cast<std::size_t>(kind);
     check_staged(kind, whole);
     StagingSlot place = program_.staging[k][static_cast<std::size_t>(whole.value - num_owned_)];
     if (n > 1) {
+      // What a slot has too little or too much for the unit, its last parts have.
       const std::int64_t tokens = round_.blocks.num_tokens(block);
-      place = {place.offset_tokens + part * tokens, tokens};
+      const std::int64_t left = std::max<std::int64_t>(place.capacity_tokens - part * tokens, 0);
+      place = {place.offset_tokens + part * tokens, part + 1 < n ? std::min(left, tokens) : left};
     }
     std::vector<StagingSlot>& slots = out_.staging[k];
     const auto [at, is_new] = number_of_[k].try_emplace(
         {place.offset_tokens, place.capacity_tokens}, static_cast<std::int32_t>(slots.size()));
     if (is_new) slots.push_back(place);
-    return SlotId{num_owned_ + at->second};
+    return SlotId{static_cast<std::int32_t>(num_owned_) + at->second};
   }
 
+  void check_group(BlockId block, std::int32_t group, std::string_view what) const {
+    const std::int32_t groups = round_.groups_of(block);
+    if (group >= 0 && group < groups) return;
+    fail("expected {} of block {} among 0 … {}, found {}", what, block.value, groups - 1, group);
+  }
   void check_staged(Kind kind, SlotId slot) const {
     const auto end = num_owned_ + std::ssize(program_.staging[static_cast<std::size_t>(kind)]);
     if (slot.value >= end) {
-      fail_plan("even head groups: expected a slot of {} among 0 … {}, found {}", to_string(kind),
-                end - 1, slot.value);
+      fail("expected a slot of {} among 0 … {}, found {}", to_string(kind), end - 1, slot.value);
     }
   }
 
@@ -80,6 +111,10 @@ class EvenProgram {
     AttentionOp even;
     for (const TileOp& tile : op.tiles) {
       const std::int32_t n = parts(tile.q_block);
+      if (parts(tile.kv_block) != n) {
+        fail("expected blocks of equally many head groups in a tile, found {} and {}",
+             round_.groups_of(tile.q_block), round_.groups_of(tile.kv_block));
+      }
       for (std::int32_t i = 0; i < n; ++i) {
         TileOp& part = even.tiles.emplace_back(tile);
         part.group = group(tile.q_block, tile.group, i);
@@ -132,20 +167,29 @@ class EvenProgram {
   }
 
   const PlanRound& round_;
-  const std::int32_t num_owned_;
+  const std::int64_t num_owned_;
   const Program& program_;
+  const std::string where_;
+  std::size_t instruction_ = 0;
   Program out_;
   std::array<std::map<std::pair<std::int64_t, std::int64_t>, std::int32_t>, kNumKinds> number_of_;
   std::map<std::pair<Kind, SlotId>, BlockId> last_block_;  // of what came into a slot
 };
 
-ProgramPair even_pair(const PlanRound& round, const DeviceProgram& device,
-                      const ProgramPair& pair) {
+ProgramPair even_pair(const PlanRound& round, const DeviceProgram& device, const ProgramPair& pair,
+                      const std::string& where) {
   std::optional<EvenProgram> forward;
   std::optional<EvenProgram> backward;
-  if (pair.forward) forward.emplace(round, device, *pair.forward);
-  if (pair.backward) backward.emplace(round, device, *pair.backward);
-  if (forward && backward) {
+  if (pair.forward) forward.emplace(round, device, *pair.forward, where + ", forward");
+  if (pair.backward) backward.emplace(round, device, *pair.backward, where + ", backward");
+  const bool may_retain = forward && backward && pair.backward->retain.empty();
+  for (const std::optional<Program>* program : {&pair.forward, &pair.backward}) {
+    if (may_retain || !*program || (*program)->retain.empty()) continue;
+    fail_plan(
+        "even head groups: {}: expected slots retained by a forward before a backward, found {}",
+        where, (*program)->retain.size());
+  }
+  if (may_retain) {
     for (const Retain& kept : pair.forward->retain) forward->retain(kept, *backward);
   }
   ProgramPair even;
@@ -154,21 +198,42 @@ ProgramPair even_pair(const PlanRound& round, const DeviceProgram& device,
   return even;
 }
 
+void check_block_head_groups(const PlanRound& round, std::size_t number) {
+  const std::vector<std::int32_t>& all = round.block_head_groups;
+  if (!all.empty() && std::ssize(all) != round.blocks.num_blocks()) {
+    fail_plan("even head groups: round {}: expected head groups of {} blocks, found {}", number,
+              round.blocks.num_blocks(), all.size());
+  }
+  for (std::size_t b = 0; b < all.size(); ++b) {
+    const std::int32_t groups = all[b];
+    if (groups < 1 || round.head_groups % groups != 0) {
+      fail_plan(
+          "even head groups: round {}, block {}: expected a divisor of {} head groups, found {}",
+          number, b, round.head_groups, groups);
+    }
+    if (round.head_groups / groups > kMaxParts) {
+      fail_plan(
+          "even head groups: round {}, block {}: expected at most {} of the round's head "
+          "groups in one, found {}",
+          number, b, kMaxParts, round.head_groups / groups);
+    }
+  }
+}
+
 }  // namespace
 
 Plan with_even_head_groups(Plan plan) {
   if (!has_block_head_groups(plan)) return plan;
-  for (const PlanRound& round : plan.rounds) {
-    for (const std::int32_t groups : round.block_head_groups) {
-      if (groups >= 1 && round.head_groups % groups == 0) continue;
-      fail_plan("even head groups: expected divisors of {} head groups, found {}",
-                round.head_groups, groups);
-    }
-  }
-  for (PlanRound& round : plan.rounds) {
+  for (std::size_t r = 0; r < plan.rounds.size(); ++r) check_block_head_groups(plan.rounds[r], r);
+  for (std::size_t r = 0; r < plan.rounds.size(); ++r) {
+    PlanRound& round = plan.rounds[r];
     if (round.block_head_groups.empty()) continue;
-    for (DeviceProgram& device : round.devices) {
-      for (ProgramPair& pair : device.programs) pair = even_pair(round, device, pair);
+    for (std::size_t rank = 0; rank < round.devices.size(); ++rank) {
+      DeviceProgram& device = round.devices[rank];
+      for (std::size_t m = 0; m < device.programs.size(); ++m) {
+        const std::string where = fmt::format("round {}, rank {}, mask {}", r, rank, m);
+        device.programs[m] = even_pair(round, device, device.programs[m], where);
+      }
     }
     round.block_head_groups.clear();
   }

@@ -43,11 +43,14 @@ void check_home(const RoundFacts& facts, Findings& findings) {
   }
 }
 
-// The tiles of all head groups that block pairs demand.
-std::size_t num_tiles_of_groups(const PlanRound& round, std::span<const Tile> tiles) {
-  std::size_t all = 0;
-  for (const Tile& tile : tiles) all += static_cast<std::size_t>(round.groups_of(tile.q_block));
-  return all;
+// Where in a list of the tiles of all head groups those of each block pair begin, and its end.
+std::vector<std::size_t> first_tiles(const PlanRound& round, std::span<const Tile> tiles) {
+  std::vector<std::size_t> first{0};
+  first.reserve(tiles.size() + 1);
+  for (const Tile& tile : tiles) {
+    first.push_back(first.back() + static_cast<std::size_t>(round.groups_of(tile.q_block)));
+  }
+  return first;
 }
 
 }  // namespace
@@ -127,8 +130,8 @@ void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64
 
 bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
                  const PlanPlace& place, Findings& findings) {
-  const auto groups = static_cast<std::size_t>(facts.round.head_groups);
-  const std::size_t num_wanted = num_tiles_of_groups(facts.round, mask.tiles());
+  const std::vector<std::size_t> first = first_tiles(facts.round, mask.tiles());
+  const std::size_t num_wanted = first.back();
   const auto num_listed = static_cast<std::size_t>(
       facts.round.num_tiles(static_cast<std::size_t>(place.mask), *place.direction));
   if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {
@@ -136,7 +139,7 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
     return false;  // naming each would take too much
   }
   bool once = true;
-  std::vector<std::int32_t> times(mask.tiles().size() * groups);
+  std::vector<std::int32_t> times(num_wanted);
   const auto check_tile = [&](const TileOp& tile, const PlanPlace& at) {
     const std::int64_t found = mask.table().find(tile.q_block, tile.kv_block);
     if (found < 0) {
@@ -151,7 +154,7 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
                          tile.q_block.value, tile.kv_block.value, tile.group.value, tile.pairs,
                          mask.tiles()[n].pairs);
     }
-    ++times[n * groups + tile.group.index()];
+    ++times[first[n] + tile.group.index()];
   };
   for (std::size_t r = 0; r < programs.size(); ++r) {
     const std::vector<Instruction>& instructions = programs[r]->instructions;
@@ -164,18 +167,18 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
       for (const TileOp& tile : attention->tiles) check_tile(tile, at);
     }
   }
-  for (std::size_t n = 0; n < times.size(); ++n) {
-    const Tile& tile = mask.tiles()[n / groups];
-    if (times[n] == 1 || std::cmp_greater_equal(n % groups, facts.round.groups_of(tile.q_block))) {
-      continue;
-    }
-    once = false;
-    if (times[n] == 0) {
-      findings.cause(place, "tile ({}, {}) of group {} is computed by nobody", tile.q_block.value,
-                     tile.kv_block.value, n % groups);
-    } else {
-      findings.cause(place, "tile ({}, {}) of group {} is computed {} times", tile.q_block.value,
-                     tile.kv_block.value, n % groups, times[n]);
+  for (std::size_t n = 0; n < mask.tiles().size(); ++n) {
+    const Tile& tile = mask.tiles()[n];
+    for (std::size_t i = first[n]; i < first[n + 1]; ++i) {
+      if (times[i] == 1) continue;
+      once = false;
+      if (times[i] == 0) {
+        findings.cause(place, "tile ({}, {}) of group {} is computed by nobody", tile.q_block.value,
+                       tile.kv_block.value, i - first[n]);
+      } else {
+        findings.cause(place, "tile ({}, {}) of group {} is computed {} times", tile.q_block.value,
+                       tile.kv_block.value, i - first[n], times[i]);
+      }
     }
   }
   return once;
