@@ -2,6 +2,7 @@
 // knows more and is faster, but knows 64 devices at most.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,62 +30,56 @@ class PinnedGrid {
   // Tokens of a block, work of a tile.
   [[nodiscard]] std::int64_t weight(GridVertexId v) const;
   [[nodiscard]] Rank device(GridVertexId v) const;
-  // Change of cost, weighted bytes, if the vertex moved to another device. O(pins of its nets).
+  // Change of cost, weighted bytes, if the vertex moved to another device. O(its nets).
   [[nodiscard]] std::int64_t delta(GridVertexId v, Rank to) const;
+  // The same for each of `to`, in their order.
+  void find_deltas(GridVertexId v, std::span<const Rank> to,
+                   std::vector<std::int64_t>& deltas) const;
   void move(GridVertexId v, Rank to);
   // Appends the devices that have pins of the vertex's nets, with repetitions.
+  // O(nodes + devices of those that have pins), of each net.
   void append_devices(GridVertexId v, std::vector<Rank>& devices) const;
 
  private:
-  struct Pins {
-    Rank device;
-    std::int32_t count = 0;  // > 0
-  };
-  using UnitId = Id<struct PinnedUnitTag>;
-  struct Net {
-    std::int64_t bytes = 0;
-    std::vector<Pins> pins;
-  };
+  using NetId = Id<struct PinnedNetTag>;
 
   [[nodiscard]] bool is_block(GridVertexId v) const { return v.value < num_blocks(); }
   [[nodiscard]] const GridTile& tile(GridVertexId v) const {
     return grid_.tiles[TileId{v.value - num_blocks()}];
   }
-  friend class MovePrices;
-
   [[nodiscard]] std::int32_t node(Rank device) const {
     return device.value / spec_.devices_per_node;
   }
+  [[nodiscard]] std::int32_t& pins(NetId net, Rank device) {
+    return pins_[net.index() * num_devices_ + device.index()];
+  }
+  [[nodiscard]] std::int32_t pins(NetId net, Rank device) const {
+    return pins_[net.index() * num_devices_ + device.index()];
+  }
+  [[nodiscard]] std::int32_t& reached(NetId net, std::int32_t node) {
+    return reached_[net.index() * num_nodes_ + static_cast<std::size_t>(node)];
+  }
+  [[nodiscard]] std::int32_t reached(NetId net, std::int32_t node) const {
+    return reached_[net.index() * num_nodes_ + static_cast<std::size_t>(node)];
+  }
   template <typename Visit>
   void for_each_net(GridVertexId v, const Visit& visit) const;
-  [[nodiscard]] std::int64_t delta_of(const Net& net, Rank from, Rank to) const;
-  static void add_pin(Net& net, Rank device);
-  static void remove_pin(Net& net, Rank device);
+  template <typename Visit>
+  void for_each_delta(NetId net, Rank from, std::span<const Rank> to, const Visit& visit) const;
+  void add_pin(NetId net, Rank device);
+  void remove_pin(NetId net, Rank device);
 
   const AttentionGrid& grid_;
   const GridSpec& spec_;
   GridPartition& partition_;
-  IdVector<UnitId, Net> nets_;  // rows of group 0, 1, …, then columns, each in the order of blocks
-};
-
-// PinnedGrid::delta to many devices at once: nets of hundreds of pins are gone through once.
-class MovePrices {
- public:
-  // The grid must outlive this.
-  explicit MovePrices(const PinnedGrid& grid);
-
-  // delta(v, to) for each of `to`, in their order, until the next call.
-  // O(pins of the vertex's nets + nets · devices asked for).
-  [[nodiscard]] std::span<const std::int64_t> of(GridVertexId v, std::span<const Rank> to);
-
- private:
-  void add_net(const PinnedGrid::Net& net, Rank from, std::span<const Rank> to);
-
-  const PinnedGrid& grid_;
-  std::int64_t net_ = 0;               // counts the nets that were gone through
-  IdVector<Rank, std::int64_t> on_;    // of every device: the last net with pins there
-  std::vector<std::int64_t> on_node_;  // likewise, of every node
-  std::vector<std::int64_t> prices_;
+  std::size_t num_nodes_;
+  std::size_t num_devices_;
+  IdVector<NetId, std::int64_t> bytes_;  // rows of group 0, 1, …, then columns, each in the order
+                                         // of blocks
+  // Dense, so that what a move costs is a look at few places: of each net, how many pins each
+  // device has, and how many devices of each node have any.
+  std::vector<std::int32_t> pins_;
+  std::vector<std::int32_t> reached_;
 };
 
 }  // namespace contextile

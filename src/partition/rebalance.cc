@@ -1,7 +1,6 @@
 #include "partition/rebalance.h"
 
 #include <algorithm>
-#include <span>
 #include <tuple>
 #include <utility>
 
@@ -24,7 +23,6 @@ double price_of(std::int64_t cost, std::int64_t removed) {
 
 Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts)
     : grid_(grid),
-      prices_(grid),
       vertices_(std::move(vertices)),
       parts_(parts),
       load_(parts.ids()),
@@ -117,11 +115,11 @@ Rebalance::Move Rebalance::best_move(GridVertexId v) {
   const GridPartId from = parts_.of(grid_.device(v));
   Move best{.vertex = v};
   find_targets(v, from);
-  const std::span<const std::int64_t> costs = prices_.of(v, targets_);
+  grid_.find_deltas(v, targets_, deltas_);
   std::tuple<std::int64_t, std::int64_t, std::int64_t, Rank> least;
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     const Rank to = targets_[i];
-    const std::tuple candidate(costs[i], load_[parts_.of(to)],
+    const std::tuple candidate(deltas_[i], load_[parts_.of(to)],
                                device_load_[Rank{to.value - parts_.first_device.value}], to);
     if (best.to.valid() && candidate >= least) continue;
     least = candidate;
@@ -238,10 +236,10 @@ bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
   for (const GridPartId p : parts_.ids()) {
     targets_.push_back(Rank{parts_.first_device.value + p.value * parts_.devices});
   }
-  const std::span<const std::int64_t> gains = prices_.of(v, targets_);
+  grid_.find_deltas(v, targets_, deltas_);
   for (const GridPartId p : parts_.ids()) {
     const Rank to = targets_[p.index()];
-    const std::int64_t gain = gains[p.index()];
+    const std::int64_t gain = deltas_[p.index()];
     if (to == from || gain >= 0) continue;
     for (const GridVertexId other : lists[p]) {
       const std::int64_t more = grid_.weight(v) - grid_.weight(other);

@@ -77,7 +77,6 @@ class Rebalance {
   [[nodiscard]] Rank cheapest_device(GridVertexId v, GridPartId part) const;
 
   PinnedGrid& grid_;
-  MovePrices prices_;
   std::vector<GridVertexId> vertices_;
   DeviceParts parts_;
   std::int64_t limit_ = 0;
@@ -86,6 +85,7 @@ class Rebalance {
   IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
   std::vector<GridPartId> emptiest_;          // parts with least; empty: loads have changed since
   std::vector<Rank> targets_;                 // scratch: where a vertex may go
+  std::vector<std::int64_t> deltas_;          // scratch: what it costs there
 };
 
 }  // namespace contextile

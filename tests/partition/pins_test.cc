@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <span>
 #include <tuple>
 #include <vector>
 
@@ -42,7 +41,7 @@ std::int64_t cost_of(const AttentionGrid& grid, const GridSpec& spec,
   return cost;
 }
 
-TEST(MovePrices, AreWhatTheCostChangesByWhileVerticesMove) {
+TEST(PinnedGrid, DeltasAreWhatTheCostChangesByWhileVerticesMove) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
@@ -60,12 +59,12 @@ TEST(MovePrices, AreWhatTheCostChangesByWhileVerticesMove) {
     for (std::size_t b = 0; b < grid.blocks.size(); ++b) partition.owner.push_back(any_device());
     for (std::size_t t = 0; t < grid.tiles.size(); ++t) partition.device.push_back(any_device());
     PinnedGrid pinned(grid, spec, partition);
-    MovePrices prices(pinned);
+    std::vector<std::int64_t> found;
     for (int step = 0; step < 20; ++step) {
       const GridVertexId v{
           static_cast<std::int32_t>(random_between(rng, 0, pinned.num_vertices() - 1))};
       const std::int64_t before = cost_of(grid, spec, partition);
-      const std::span<const std::int64_t> found = prices.of(v, all);
+      pinned.find_deltas(v, all, found);
       ASSERT_EQ(found.size(), all.size());
       const Rank from = pinned.device(v);
       for (std::size_t d = 0; d < all.size(); ++d) {
