@@ -17,27 +17,25 @@ std::span<const RangeOfBlock> meeting(std::span<const RangeOfBlock> ranges, Rang
   return {first, last};
 }
 
-// The first of the ranges from `from` on that ends after the token. Who goes through ranges in
-// their order finds it within a few.
-template <typename Iterator>
-Iterator first_ending_after(Iterator from, Iterator end, std::int64_t token) {
+// The first of the ranges from `from` on that is not `before`, which none is that follows one that
+// is not. Who goes through ranges in their order finds it within a few.
+template <typename Iterator, typename Before>
+Iterator first_not(Iterator from, Iterator end, const Before& before) {
   constexpr int kNear = 8;
   for (int i = 0; i < kNear; ++i, ++from) {
-    if (from == end || from->tokens.end > token) return from;
+    if (from == end || !before(*from)) return from;
   }
-  const auto end_of = [](const RangeOfBlock& range) { return range.tokens.end; };
-  return std::ranges::upper_bound(from, end, token, {}, end_of);
+  return std::partition_point(from, end, before);
 }
 
-// The same of the ranges that begin at the token or after it.
+template <typename Iterator>
+Iterator first_ending_after(Iterator from, Iterator end, std::int64_t token) {
+  return first_not(from, end, [=](const RangeOfBlock& range) { return range.tokens.end <= token; });
+}
 template <typename Iterator>
 Iterator first_beginning_at(Iterator from, Iterator end, std::int64_t token) {
-  constexpr int kNear = 8;
-  for (int i = 0; i < kNear; ++i, ++from) {
-    if (from == end || from->tokens.begin >= token) return from;
-  }
-  const auto begin_of = [](const RangeOfBlock& range) { return range.tokens.begin; };
-  return std::ranges::lower_bound(from, end, token, {}, begin_of);
+  return first_not(from, end,
+                   [=](const RangeOfBlock& range) { return range.tokens.begin < token; });
 }
 
 constexpr std::size_t kMaxIncidences = std::size_t{1} << 26;
