@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,7 +58,7 @@ inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Di
 // Into how many groups of heads a block is split: as `of_block` says, or as all blocks are where
 // that is empty.
 [[nodiscard]] inline std::int32_t head_groups_of(std::int32_t head_groups,
-                                                 const std::vector<std::int32_t>& of_block,
+                                                 std::span<const std::int32_t> of_block,
                                                  BlockId block) {
   return block.index() < of_block.size() ? of_block[block.index()] : head_groups;
 }
@@ -124,6 +125,10 @@ struct ArrangedRound {
 
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return head_groups_of(head_groups, block_head_groups, block);
+  }
+  // How many of the round's head groups one of the block's has.
+  [[nodiscard]] std::int32_t parts_of(BlockId block) const {
+    return head_groups / groups_of(block);
   }
 };
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -119,6 +120,8 @@ struct Program {
   std::vector<Instruction> instructions;
 
   [[nodiscard]] std::int64_t arena_tokens(Kind kind) const;  // largest offset + capacity
+  // The unit that was last received or copied into each slot.
+  [[nodiscard]] std::map<std::pair<Kind, SlotId>, std::pair<BlockId, GroupId>> last_brought() const;
   friend bool operator==(const Program&, const Program&) = default;
 };
 
@@ -155,9 +158,13 @@ struct PlanRound {
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return head_groups_of(head_groups, block_head_groups, block);
   }
+  // How many of the round's head groups one of the block's has.
+  [[nodiscard]] std::int32_t parts_of(BlockId block) const {
+    return head_groups / groups_of(block);
+  }
   // What a unit of the block takes in a staging arena.
   [[nodiscard]] std::int64_t staged_tokens(BlockId block) const {
-    return blocks.num_tokens(block) * (head_groups / groups_of(block));
+    return blocks.num_tokens(block) * parts_of(block);
   }
   [[nodiscard]] std::int64_t owned_tokens(Rank rank) const;
   // Whether any device has a program of that mask and direction.

@@ -80,4 +80,8 @@ struct PlanStats {
 };
 [[nodiscard]] PlanStats statistics(const Plan& plan);
 
+// FLOPs of one attention instruction of the round.
+[[nodiscard]] double attention_flops(const AttentionOp& op, Direction direction,
+                                     const AttentionShape& shape, const PlanRound& round);
+
 }  // namespace contextile

@@ -22,6 +22,20 @@ std::int64_t Program::arena_tokens(Kind kind) const {
   return end;
 }
 
+std::map<std::pair<Kind, SlotId>, std::pair<BlockId, GroupId>> Program::last_brought() const {
+  std::map<std::pair<Kind, SlotId>, std::pair<BlockId, GroupId>> last;
+  for (const Instruction& instruction : instructions) {
+    if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
+      for (const TransferEnd& recv : launch->recvs) {
+        last[{recv.kind, recv.slot}] = {recv.block, recv.group};
+      }
+    } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
+      last[{copy->kind, copy->dst}] = {copy->block, copy->group};
+    }
+  }
+  return last;
+}
+
 std::int64_t PlanRound::owned_tokens(Rank rank) const {
   std::int64_t tokens = 0;
   for (std::int32_t b = 0; b < blocks.num_blocks(); ++b) {

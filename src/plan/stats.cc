@@ -34,20 +34,14 @@ Dtype storage_dtype(Kind kind, const AttentionShape& shape) {
 // Bytes of the units that stand in the retained slots when the program ends.
 std::int64_t retained_bytes(const Plan& plan, const PlanRound& round, const Program& program) {
   if (program.retain.empty()) return 0;
-  std::map<std::pair<Kind, SlotId>, BlockId> last_written;
-  for (const Instruction& instruction : program.instructions) {
-    if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
-      for (const TransferEnd& end : launch->recvs) last_written[{end.kind, end.slot}] = end.block;
-    } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
-      last_written[{copy->kind, copy->dst}] = copy->block;
-    }
-  }
+  const auto last_written = program.last_brought();
   std::int64_t bytes = 0;
   for (const Retain& retain : program.retain) {
     const auto found = last_written.find({retain.kind, retain.slot});
     if (found == last_written.end()) continue;  // nothing there; verify reports it
-    bytes += unit_bytes(retain.kind, tokens_of(round, found->second), plan.shape,
-                        round.groups_of(found->second), storage_dtype(retain.kind, plan.shape));
+    const BlockId block = found->second.first;
+    bytes += unit_bytes(retain.kind, tokens_of(round, block), plan.shape, round.groups_of(block),
+                        storage_dtype(retain.kind, plan.shape));
   }
   return bytes;
 }
@@ -157,15 +151,11 @@ class DirectionCount {
  private:
   // Returns the FLOPs of the tiles.
   double add_tiles(const PlanRound& round, const AttentionOp& op) {
-    double flops = 0;
     for (const TileOp& tile : op.tiles) {
-      const std::int32_t q_heads = plan_.shape.q_heads / round.groups_of(tile.q_block);
       ++stats_.tiles;
       if (tile.group.value == 0) stats_.pairs += tile.pairs;
-      flops += direction_ == Direction::kForward ? forward_flops(tile.pairs, q_heads, plan_.shape)
-                                                 : backward_flops(tile.pairs, q_heads, plan_.shape);
     }
-    return flops;
+    return attention_flops(op, direction_, plan_.shape, round);
   }
 
   void add_launch(const PlanRound& round, Rank rank, const LaunchOp& op) {
@@ -230,6 +220,17 @@ std::optional<DirectionStats> count_direction(const Plan& plan, Direction direct
 }
 
 }  // namespace
+
+double attention_flops(const AttentionOp& op, Direction direction, const AttentionShape& shape,
+                       const PlanRound& round) {
+  double flops = 0;
+  for (const TileOp& tile : op.tiles) {
+    const std::int32_t q_heads = shape.q_heads / round.groups_of(tile.q_block);
+    flops += direction == Direction::kForward ? forward_flops(tile.pairs, q_heads, shape)
+                                              : backward_flops(tile.pairs, q_heads, shape);
+  }
+  return flops;
+}
 
 DeviceMemory device_memory(const Plan& plan, std::size_t round_index, std::size_t mask,
                            Direction direction, Rank rank) {

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "contextile/critical_path.h"
+#include "contextile/plan_stats.h"
 #include "contextile/report.h"
 #include "report/wait_text.h"
 
@@ -257,12 +258,7 @@ class TraceWriter {
     const double seconds = (activity.end_us - activity.start_us) * 1e-6;
     if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
       const std::int64_t pairs = num_pairs(*attention);
-      double flops = 0;
-      for (const TileOp& tile : attention->tiles) {
-        const std::int32_t heads = plan_.shape.q_heads / round.groups_of(tile.q_block);
-        flops += direction == Direction::kForward ? forward_flops(tile.pairs, heads, plan_.shape)
-                                                  : backward_flops(tile.pairs, heads, plan_.shape);
-      }
+      const double flops = attention_flops(*attention, direction, plan_.shape, round);
       args += fmt::format(R"(, "tiles": {}, "pairs": {}, "gflops": {:.6g}, "tflops_per_s": {:.6g})",
                           attention->tiles.size(), pairs, flops * 1e-9, flops / seconds * 1e-12);
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {

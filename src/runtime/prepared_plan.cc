@@ -123,16 +123,7 @@ std::vector<std::pair<Kind, SlotId>> unwritten_slots(const LocalRound& round, Di
 std::vector<RetainedSlot> retained_slots(const Plan& plan, const LocalRound& round,
                                          const Program& program, std::string_view where,
                                          std::int64_t& saved_bytes) {
-  std::map<std::pair<Kind, SlotId>, std::pair<BlockId, GroupId>> last;
-  for (const Instruction& instruction : program.instructions) {
-    if (const auto* launch = std::get_if<LaunchOp>(&instruction)) {
-      for (const TransferEnd& recv : launch->recvs) {
-        last[{recv.kind, recv.slot}] = {recv.block, recv.group};
-      }
-    } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
-      last[{copy->kind, copy->dst}] = {copy->block, copy->group};
-    }
-  }
+  const auto last = program.last_brought();
   std::vector<RetainedSlot> retained;
   for (const Retain& retain : program.retain) {
     const auto found = last.find({retain.kind, retain.slot});

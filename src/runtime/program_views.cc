@@ -94,10 +94,6 @@ std::vector<TensorView> ProgramViews::arrays() const {
   return all;
 }
 
-std::int32_t ProgramViews::groups_in(const TileOp& tile) const {
-  return round_.round->head_groups / round_.round->groups_of(tile.q_block);
-}
-
 std::vector<ForwardTile> ProgramViews::forward_tiles(const AttentionOp& op, const LocalMask& mask,
                                                      std::size_t first_tile) const {
   std::vector<ForwardTile> tiles;
@@ -107,7 +103,7 @@ std::vector<ForwardTile> ProgramViews::forward_tiles(const AttentionOp& op, cons
     const UnitView kv = unit(Kind::kKv, tile.kv_block, tile.group, tile.kv);
     const UnitView o = unit(Kind::kO, tile.q_block, tile.group, tile.result);
     const BandSpan& bands = program_.tile_bands[first_tile++];
-    const std::int32_t n = groups_in(tile);
+    const std::int32_t n = round_.round->parts_of(tile.q_block);
     for (std::int32_t g = 0; g < n; ++g) {
       tiles.push_back({heads_of(q.parts[0], g, n), heads_of(kv.parts[0], g, n),
                        heads_of(kv.parts[1], g, n), heads_of(o.parts[0], g, n),
@@ -129,7 +125,7 @@ std::vector<BackwardTile> ProgramViews::backward_tiles(const AttentionOp& op, co
     const UnitView dq = unit(Kind::kDq, tile.q_block, tile.group, tile.result);
     const UnitView dkv = unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv);
     const BandSpan& bands = program_.tile_bands[first_tile++];
-    const std::int32_t n = groups_in(tile);
+    const std::int32_t n = round_.round->parts_of(tile.q_block);
     for (std::int32_t g = 0; g < n; ++g) {
       tiles.push_back({heads_of(q.parts[0], g, n), heads_of(kv.parts[0], g, n),
                        heads_of(kv.parts[1], g, n), heads_of(d_o.parts[0], g, n),

@@ -41,9 +41,6 @@ class ProgramViews {
                                                          std::size_t first_tile) const;
 
  private:
-  // How many of the round's head groups the tile has.
-  [[nodiscard]] std::int32_t groups_in(const TileOp& tile) const;
-
   const AttentionShape& shape_;
   const LocalRound& round_;
   const LocalProgram& program_;

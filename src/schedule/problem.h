@@ -38,7 +38,7 @@ struct ScheduleProblem {
   std::span<const std::int32_t> block_head_groups = {};  // as in a round
 
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
-    return block_head_groups.empty() ? head_groups : block_head_groups[block.index()];
+    return head_groups_of(head_groups, block_head_groups, block);
   }
   // Bytes of one head group of the block.
   [[nodiscard]] std::int64_t bytes_of(Kind kind, BlockId block, Dtype wire) const {

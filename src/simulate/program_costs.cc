@@ -238,9 +238,8 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
       TimedStep& step = timed.steps.emplace_back();
       const double work_us = attention_us(attention->tiles, direction);
       for (const TileOp& tile : attention->tiles) {
-        const std::int32_t heads = round_.head_groups / round_.groups_of(tile.q_block);
-        timed.flops +=
-            static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)] * heads;
+        timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)] *
+                       round_.parts_of(tile.q_block);
       }
       step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor;
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {

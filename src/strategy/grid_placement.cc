@@ -54,7 +54,7 @@ std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m, std::
                                      const GridPartition& partition,
                                      std::span<const std::int32_t> block_head_groups) {
   std::vector<PlacedTile> placed;
-  placed.reserve(tiles.tiles_of_mask[m].size());
+  placed.reserve(tiles.tiles_of_mask[m].size() * static_cast<std::size_t>(head_groups));
   std::size_t in_union = 0;
   TileId on_grid{0};  // of the union's tile, group 0
   for (const Tile& tile : tiles.tiles_of_mask[m]) {
@@ -63,8 +63,7 @@ std::vector<PlacedTile> placed_tiles(const TileGrid& tiles, std::size_t m, std::
       ++in_union;
       on_grid.value += head_groups;
     }
-    const std::int32_t groups =
-        block_head_groups.empty() ? head_groups : block_head_groups[tile.q_block.index()];
+    const std::int32_t groups = head_groups_of(head_groups, block_head_groups, tile.q_block);
     for (const GroupId g : IdRange<GroupId>(groups)) {
       const TileId first{on_grid.value + g.value * (head_groups / groups)};
       const Rank device = partition.device[first];

@@ -143,7 +143,7 @@ std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::int64_t> dev
         if (attention == nullptr) continue;
         for (const TileOp& tile : attention->tiles) {
           const PlanRound& of = plan.rounds[round];
-          const std::int32_t parts = of.head_groups / of.groups_of(tile.q_block);
+          const std::int32_t parts = of.parts_of(tile.q_block);
           if (tile.group.value != group / parts) continue;
           devices[{round, tile.q_block.value, tile.kv_block.value}] = static_cast<std::int64_t>(r);
         }

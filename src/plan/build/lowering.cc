@@ -118,7 +118,7 @@ class DeviceLowering {
   [[nodiscard]] std::int64_t tokens_of(std::size_t unit) const {
     const ArrangedRound& round = *layout_.round;
     const BlockId block = layout_.block_of(unit);
-    return round.blocks.num_tokens(block) * (round.head_groups / round.groups_of(block));
+    return round.blocks.num_tokens(block) * round.parts_of(block);
   }
   [[nodiscard]] std::string name(Kind kind, std::size_t unit) const {
     return fmt::format("{} of block {} group {}", to_string(kind), layout_.block_of(unit).value,

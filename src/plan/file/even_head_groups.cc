@@ -43,15 +43,20 @@ class EvenProgram {
     }
   }
 
-  void retain(const Retain& kept, EvenProgram& backward) {
-    const auto at = last_block_.find({kept.kind, kept.slot});
-    if (at == last_block_.end()) {
-      fail_plan("even head groups: {}: expected to retain what forward received, found {}[{}]",
-                where_, to_string(kept.kind), kept.slot.value);
-    }
-    for (std::int32_t i = 0; i < parts(at->second); ++i) {
-      out_.retain.push_back({kept.kind, slot(kept.kind, at->second, kept.slot, i),
-                             backward.slot(kept.kind, at->second, kept.backward_slot, i)});
+  void retain(EvenProgram& backward) {
+    if (program_.retain.empty()) return;
+    const auto last = program_.last_brought();
+    for (const Retain& kept : program_.retain) {
+      const auto at = last.find({kept.kind, kept.slot});
+      if (at == last.end()) {
+        fail_plan("even head groups: {}: expected to retain what forward received, found {}[{}]",
+                  where_, to_string(kept.kind), kept.slot.value);
+      }
+      const BlockId block = at->second.first;
+      for (std::int32_t i = 0; i < round_.parts_of(block); ++i) {
+        out_.retain.push_back({kept.kind, slot(kept.kind, block, kept.slot, i),
+                               backward.slot(kept.kind, block, kept.backward_slot, i)});
+      }
     }
   }
   [[nodiscard]] Program take() { return std::move(out_); }
@@ -63,17 +68,13 @@ class EvenProgram {
               fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // How many of the round's groups one of the block's has.
-  [[nodiscard]] std::int32_t parts(BlockId block) const {
-    return round_.head_groups / round_.groups_of(block);
-  }
   [[nodiscard]] GroupId group(BlockId block, GroupId whole, std::int32_t part) const {
     check_group(block, whole.value, "a head group");
-    return GroupId{whole.value * parts(block) + part};
+    return GroupId{whole.value * round_.parts_of(block) + part};
   }
 
   [[nodiscard]] SlotId slot(Kind kind, BlockId block, SlotId whole, std::int32_t part) {
-    const std::int32_t n = parts(block);
+    const std::int32_t n = round_.parts_of(block);
     if (whole.value < num_owned_) {
       const std::int32_t of_block = whole.value % round_.head_groups;
       check_group(block, of_block, "an owned slot of a head group");
@@ -110,8 +111,8 @@ class EvenProgram {
   void add(const AttentionOp& op) {
     AttentionOp even;
     for (const TileOp& tile : op.tiles) {
-      const std::int32_t n = parts(tile.q_block);
-      if (parts(tile.kv_block) != n) {
+      const std::int32_t n = round_.parts_of(tile.q_block);
+      if (round_.parts_of(tile.kv_block) != n) {
         fail("expected blocks of equally many head groups in a tile, found {} and {}",
              round_.groups_of(tile.q_block), round_.groups_of(tile.kv_block));
       }
@@ -131,7 +132,7 @@ class EvenProgram {
   }
 
   void add(const ReduceOp& op) {
-    for (std::int32_t i = 0; i < parts(op.block); ++i) {
+    for (std::int32_t i = 0; i < round_.parts_of(op.block); ++i) {
       ReduceOp part{
           op.kind, op.block, group(op.block, op.group, i), slot(op.kind, op.block, op.dst, i), {}};
       for (const SlotId src : op.srcs) part.srcs.push_back(slot(op.kind, op.block, src, i));
@@ -140,8 +141,7 @@ class EvenProgram {
   }
 
   void add(const CopyOp& op) {
-    last_block_[{op.kind, op.dst}] = op.block;
-    for (std::int32_t i = 0; i < parts(op.block); ++i) {
+    for (std::int32_t i = 0; i < round_.parts_of(op.block); ++i) {
       out_.instructions.emplace_back(CopyOp{op.kind, op.block, group(op.block, op.group, i),
                                             slot(op.kind, op.block, op.dst, i),
                                             slot(op.kind, op.block, op.src, i)});
@@ -149,7 +149,6 @@ class EvenProgram {
   }
 
   void add(const LaunchOp& op) {
-    for (const TransferEnd& recv : op.recvs) last_block_[{recv.kind, recv.slot}] = recv.block;
     out_.instructions.emplace_back(LaunchOp{op.id, even(op.sends), even(op.recvs)});
   }
   void add(const WaitOp& op) { out_.instructions.emplace_back(op); }
@@ -157,7 +156,7 @@ class EvenProgram {
   [[nodiscard]] std::vector<TransferEnd> even(const std::vector<TransferEnd>& ends) {
     std::vector<TransferEnd> all;
     for (const TransferEnd& end : ends) {
-      for (std::int32_t i = 0; i < parts(end.block); ++i) {
+      for (std::int32_t i = 0; i < round_.parts_of(end.block); ++i) {
         TransferEnd& part = all.emplace_back(end);
         part.group = group(end.block, end.group, i);
         part.slot = slot(end.kind, end.block, end.slot, i);
@@ -173,7 +172,6 @@ class EvenProgram {
   std::size_t instruction_ = 0;
   Program out_;
   std::array<std::map<std::pair<std::int64_t, std::int64_t>, std::int32_t>, kNumKinds> number_of_;
-  std::map<std::pair<Kind, SlotId>, BlockId> last_block_;  // of what came into a slot
 };
 
 ProgramPair even_pair(const PlanRound& round, const DeviceProgram& device, const ProgramPair& pair,
@@ -189,9 +187,7 @@ ProgramPair even_pair(const PlanRound& round, const DeviceProgram& device, const
         "even head groups: {}: expected slots retained by a forward before a backward, found {}",
         where, (*program)->retain.size());
   }
-  if (may_retain) {
-    for (const Retain& kept : pair.forward->retain) forward->retain(kept, *backward);
-  }
+  if (may_retain) forward->retain(*backward);
   ProgramPair even;
   if (forward) even.forward = forward->take();
   if (backward) even.backward = backward->take();

@@ -101,8 +101,9 @@ TileDevices::TileDevices(const PlanRound& round, std::size_t mask, Direction dir
         const auto* attention = std::get_if<AttentionOp>(&instruction);
         if (attention == nullptr) continue;
         for (const TileOp& tile : attention->tiles) {
-          const std::int32_t of_tile = round.head_groups / round.groups_of(tile.q_block);
-          if (tile.group.value == group.value / of_tile) visit(tile, static_cast<std::int32_t>(r));
+          if (tile.group.value == group.value / round.parts_of(tile.q_block)) {
+            visit(tile, static_cast<std::int32_t>(r));
+          }
         }
       }
     }

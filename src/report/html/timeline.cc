@@ -11,6 +11,7 @@
 #include <utility>
 #include <variant>
 
+#include "contextile/plan_stats.h"
 #include "report/html/timeline_why.h"
 #include "report/html/varint_text.h"
 
@@ -28,14 +29,8 @@ SpanFacts facts_of(const Instruction& instruction, Direction direction, const At
   SpanFacts facts{static_cast<std::int64_t>(instruction.index()), {}};
   if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
     facts.numbers[0] = static_cast<std::int64_t>(attention->tiles.size());
-    double flops = 0;
-    for (const TileOp& tile : attention->tiles) {
-      const std::int32_t heads = shape.q_heads / round.groups_of(tile.q_block);
-      facts.numbers[1] += tile.pairs;
-      flops += direction == Direction::kForward ? forward_flops(tile.pairs, heads, shape)
-                                                : backward_flops(tile.pairs, heads, shape);
-    }
-    facts.numbers[2] = std::llround(flops * 1e-6);
+    for (const TileOp& tile : attention->tiles) facts.numbers[1] += tile.pairs;
+    facts.numbers[2] = std::llround(attention_flops(*attention, direction, shape, round) * 1e-6);
   } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {
     facts.numbers = {reduce->block.value, reduce->group.value, static_cast<int>(reduce->kind)};
   } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
