@@ -48,6 +48,9 @@ struct StrategyRequest {
   std::optional<std::int64_t> memory_limit_bytes = {};
 };
 
+// How a strategy that leaves no block size open decides what a device computes.
+enum class Deciding : std::uint8_t { kByRule, kBySearch };
+
 class Strategy {
  public:
   virtual ~Strategy() = default;
@@ -56,6 +59,9 @@ class Strategy {
   // Source (paper, section) and what it does, one line.
   [[nodiscard]] virtual std::string_view summary() const = 0;
   [[nodiscard]] virtual std::vector<OptionSpec> options() const = 0;
+
+  // What `auto` expects it to take goes by it: a search takes longer where devices are many.
+  [[nodiscard]] virtual Deciding deciding() const { return Deciding::kByRule; }
 
   // Why this strategy cannot do that, or nothing. Throws InvalidArgument on bad options.
   [[nodiscard]] virtual std::optional<std::string> unsupported(

@@ -42,8 +42,7 @@ class Loads {
                                   Direction direction) const {
     std::vector<std::int64_t> pairs(static_cast<std::size_t>(cluster_.num_devices()), 0);
     for (const PlacedTile& tile : arranged.tiles) {
-      pairs[tile.device.index()] +=
-          tile.pairs * (round.head_groups / round.groups_of(tile.q_block));
+      pairs[tile.device.index()] += tile.pairs * round.parts_of(tile.q_block);
     }
     const std::int64_t most = *std::ranges::max_element(pairs);
     const std::int32_t heads = shape_.q_heads / round.head_groups;

@@ -1,10 +1,8 @@
 #include "planner/other_strategies.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "base/parallel_for.h"
@@ -21,9 +19,6 @@ namespace {
 
 // The simulator shares rates out anew now and then where there are many devices.
 constexpr double kMargin = 0.99;
-
-// They search for what a device computes, where others follow a rule.
-constexpr std::array<std::string_view, 3> kSolving = {"distca", "fcp", "magi"};
 
 StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,
                            std::optional<std::int64_t> block_size) {
@@ -65,9 +60,9 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
   };
   if (sizes.empty()) {
     const std::int64_t sequences = std::ssize(state_.workload.sequences);
-    const bool solves = std::ranges::find(kSolving, strategy.name()) != kSolving.end();
-    std::int64_t steps = solves ? steps_of_solving_strategy(devices, tokens, sequences)
-                                : steps_of_other_strategy(devices, tokens, sequences);
+    std::int64_t steps = strategy.deciding() == Deciding::kBySearch
+                             ? steps_of_searching_strategy(devices, tokens, sequences)
+                             : steps_of_other_strategy(devices, tokens, sequences);
     if (request.block_size) steps += steps_of_simulating(devices, tiles_at(*request.block_size));
     quick_.push_back({choice, {}, steps});
     return;

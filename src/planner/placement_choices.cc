@@ -7,6 +7,7 @@
 
 #include "contextile/plan.h"
 #include "contextile/plan_estimate.h"
+#include "planner/search_budget.h"
 
 namespace contextile {
 namespace {
@@ -86,6 +87,24 @@ std::int64_t num_blocks(const Workload& workload, std::int64_t block_size) {
     blocks += (sequence.size() + block_size - 1) / block_size;
   }
   return blocks;
+}
+
+std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choice) {
+  return steps_of_placing_rows(
+      choice.effort, num_blocks(workload, choice.block_size),
+      static_cast<std::int64_t>(estimated_tiles(workload, choice.block_size)));
+}
+
+std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
+                            const PlacementChoice& choice) {
+  return steps_of_placing(cluster.num_devices(),
+                          choice.head_groups * num_blocks(workload, choice.block_size),
+                          most_tiles(workload, choice));
+}
+
+std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice) {
+  return choice.head_groups *
+         static_cast<std::int64_t>(estimated_tiles(workload, choice.block_size));
 }
 
 std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const Cluster& cluster,

@@ -15,6 +15,13 @@ namespace contextile {
 // That documents are cut into, each of which begins one.
 [[nodiscard]] std::int64_t num_blocks(const Workload& workload, std::int64_t block_size);
 
+// Steps of placing (search_budget.h): rows with the choice's effort, tiles with all that there is.
+[[nodiscard]] std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choice);
+[[nodiscard]] std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
+                                          const PlacementChoice& choice);
+// The tiles of all head groups where every document is split into those of the choice.
+[[nodiscard]] std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice);
+
 // Whole rows, on devices and spread by their heads over nodes, likeliest first. Quick ones are one
 // of each kind with few steps.
 [[nodiscard]] std::vector<PlacementChoice> quick_row_choices(const Workload& workload,

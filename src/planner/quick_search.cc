@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "contextile/plan_estimate.h"
 #include "planner/placement_choices.h"
 #include "planner/schedule_rules.h"
 
@@ -52,18 +51,9 @@ std::vector<PlacementChoice> QuickSearch::choices() const {
 }
 
 std::int64_t QuickSearch::steps_of_placing_one(const PlacementChoice& choice) const {
-  const std::int64_t blocks = num_blocks(state_.workload, choice.block_size);
-  const auto tiles = static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size));
-  if (choice.unit != PlacedUnit::kTiles) return steps_of_placing_rows(choice.effort, blocks, tiles);
-  const std::int64_t all = steps_of_placing(state_.num_devices(), choice.head_groups * blocks,
-                                            choice.head_groups * tiles);
+  if (choice.unit != PlacedUnit::kTiles) return steps_of_rows(state_.workload, choice);
+  const std::int64_t all = steps_of_tiles(state_.workload, state_.cluster, choice);
   return static_cast<std::int64_t>(kStepsOfEffort * choice.effort * static_cast<double>(all));
-}
-
-// Where all documents are spread.
-std::int64_t QuickSearch::steps_of_simulating_one(const PlacementChoice& choice) const {
-  const auto tiles = static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size));
-  return steps_of_simulating(state_.num_devices(), choice.head_groups * tiles);
 }
 
 double QuickSearch::expected_us(const Placement& placement) const {
@@ -75,7 +65,9 @@ std::vector<Tried> QuickSearch::run(double share_of_placing, double share) {
   std::vector<PlacementChoice> all = choices();
   if (!state_.any_will_do) {
     std::erase_if(all, [&](const PlacementChoice& choice) {
-      return !state_.fits(steps_of_placing_one(choice) + steps_of_simulating_one(choice), share);
+      const std::int64_t simulating =
+          steps_of_simulating(state_.num_devices(), most_tiles(state_.workload, choice));
+      return !state_.fits(steps_of_placing_one(choice) + simulating, share);
     });
   }
   std::vector<Placement> placements =

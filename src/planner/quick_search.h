@@ -19,7 +19,6 @@ class QuickSearch {
  private:
   [[nodiscard]] std::vector<PlacementChoice> choices() const;
   [[nodiscard]] std::int64_t steps_of_placing_one(const PlacementChoice& choice) const;
-  [[nodiscard]] std::int64_t steps_of_simulating_one(const PlacementChoice& choice) const;
   // What the placement's plan takes, as far as its estimate says.
   [[nodiscard]] double expected_us(const Placement& placement) const;
 

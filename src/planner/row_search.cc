@@ -17,12 +17,6 @@ constexpr double kNear = 1.1;           // times the best: others do not catch u
 
 }  // namespace
 
-std::int64_t RowSearch::steps_of_placing_one(const PlacementChoice& choice) const {
-  return steps_of_placing_rows(
-      choice.effort, num_blocks(state_.workload, choice.block_size),
-      static_cast<std::int64_t>(estimated_tiles(state_.workload, choice.block_size)));
-}
-
 std::int64_t RowSearch::likely_tiles(const PlacementChoice& choice) const {
   const double of_a_group = estimated_tiles(state_.workload, choice.block_size);
   double groups = choice.head_groups;
@@ -37,7 +31,7 @@ std::int64_t RowSearch::likely_tiles(const PlacementChoice& choice) const {
 }
 
 std::int64_t RowSearch::steps_of(const PlacementChoice& choice) const {
-  return steps_of_placing_one(choice) +
+  return steps_of_rows(state_.workload, choice) +
          steps_of_simulating(state_.num_devices(), likely_tiles(choice));
 }
 
@@ -81,7 +75,7 @@ void RowSearch::rebalance(std::size_t most, int rounds, double share) {
     PlacementChoice warm = tried.placement.choice;
     warm.effort = kWarmEffort;
     const std::int64_t steps =
-        rounds * (steps_of_placing_one(warm) +
+        rounds * (steps_of_rows(state_.workload, warm) +
                   steps_of_simulating(state_.num_devices(), num_tiles(tried.placement)));
     if ((steps > left && !best.empty()) || !state_.take(steps, share)) break;
     left -= steps;

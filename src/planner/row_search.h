@@ -28,7 +28,6 @@ class RowSearch {
   void try_schedules(std::size_t most, std::size_t first, std::size_t end, double share);
   void rebalance(std::size_t most, int rounds, double share);
   [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice) const;
-  [[nodiscard]] std::int64_t steps_of_placing_one(const PlacementChoice& choice) const;
   // The tiles of a placement at the choice, as those of its kind had them that were tried.
   [[nodiscard]] std::int64_t likely_tiles(const PlacementChoice& choice) const;
 

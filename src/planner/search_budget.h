@@ -14,20 +14,18 @@ namespace contextile {
 // machine (docs/auto.md): unlike time it is the same on every machine, and so is what is found.
 class StepBudget {
  public:
-  explicit StepBudget(std::int64_t limit) : limit_(limit) {}  // 0: none
+  explicit StepBudget(std::int64_t limit) : limit_(limit) {}
 
   // Whether no more than that share of the limit is taken with the steps.
   [[nodiscard]] bool fits(std::int64_t steps, double share) const {
-    return limit_ == 0 ||
-           static_cast<double>(taken_ + steps) <= share * static_cast<double>(limit_);
+    return static_cast<double>(taken_ + steps) <= share * static_cast<double>(limit_);
   }
   // Takes the steps if they fit.
   [[nodiscard]] bool take(std::int64_t steps, double share) {
     if (!fits(steps, share)) return false;
-    force(steps);
+    taken_ += steps;
     return true;
   }
-  void force(std::int64_t steps) { taken_ += steps; }
 
  private:
   std::int64_t limit_;
@@ -99,8 +97,8 @@ constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_
                                                std::int64_t sequences) {
   return 500 + devices * tokens / 2048 + 200 * sequences + devices * devices * devices / 80;
 }
-constexpr std::int64_t steps_of_solving_strategy(std::int64_t devices, std::int64_t tokens,
-                                                 std::int64_t sequences) {
+constexpr std::int64_t steps_of_searching_strategy(std::int64_t devices, std::int64_t tokens,
+                                                   std::int64_t sequences) {
   return steps_of_other_strategy(devices, tokens, sequences) + devices * devices * devices / 14;
 }
 

@@ -6,7 +6,6 @@
 #include <span>
 #include <utility>
 
-#include "contextile/plan_estimate.h"
 #include "planner/placement_choices.h"
 #include "planner/schedule_rules.h"
 
@@ -24,12 +23,10 @@ bool TileSearch::is_near() const {
 }
 
 std::int64_t TileSearch::steps_of(const PlacementChoice& choice, std::int64_t simulations) const {
-  const std::int64_t tiles = choice.head_groups * static_cast<std::int64_t>(estimated_tiles(
-                                                      state_.workload, choice.block_size));
-  const std::int64_t units = choice.head_groups * num_blocks(state_.workload, choice.block_size);
-  const auto placing = static_cast<double>(steps_of_placing(state_.num_devices(), units, tiles));
+  const auto placing = static_cast<double>(steps_of_tiles(state_.workload, state_.cluster, choice));
   return static_cast<std::int64_t>(choice.effort * placing) +
-         simulations * steps_of_simulating(state_.num_devices(), tiles);
+         simulations *
+             steps_of_simulating(state_.num_devices(), most_tiles(state_.workload, choice));
 }
 
 void TileSearch::place_and_try(std::vector<PlacementChoice> choices, std::size_t most,

@@ -30,6 +30,7 @@ struct StrategyCard {
   std::string_view name;
   std::string_view summary;  // source and what it does, one line
   PartialWire wire = PartialWire::kF32;
+  Deciding deciding = Deciding::kByRule;
 };
 
 // A strategy whose options are the aggregate `Options` (contextile/strategies.h). A subclass says
@@ -39,6 +40,7 @@ class TypedStrategy : public Strategy {
  public:
   [[nodiscard]] std::string_view name() const final { return card_.name; }
   [[nodiscard]] std::string_view summary() const final { return card_.summary; }
+  [[nodiscard]] Deciding deciding() const final { return card_.deciding; }
   [[nodiscard]] std::vector<OptionSpec> options() const final { return table_.specs(); }
 
   // Text into options and back; the table's errors.

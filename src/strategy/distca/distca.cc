@@ -185,7 +185,7 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
       : TypedStrategy({"distca",
                        "DistCA: sequential fill, attention tasks migrated to underloaded devices, "
                        "ping-pong",
-                       PartialWire::kActivations},
+                       PartialWire::kActivations, Deciding::kBySearch},
                       option_table()) {}
 
  protected:

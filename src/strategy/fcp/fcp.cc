@@ -65,7 +65,7 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
       : TypedStrategy({"fcp",
                        "FCP: blocks balanced in pairs, congestion-free rounds of KV, block-level "
                        "pipeline",
-                       PartialWire::kF32},
+                       PartialWire::kF32, Deciding::kBySearch},
                       option_table()) {}
 
  protected:

@@ -30,7 +30,7 @@ class MagiStrategy : public TypedStrategy<MagiOptions> {
             {"magi",
              "MagiAttention: equally many chunks per rank balanced by area, group-cast of "
              "the rows of KV each needs, group-reduce of their gradients",
-             PartialWire::kActivations},
+             PartialWire::kActivations, Deciding::kBySearch},
             option_table()) {}
 
  protected:
