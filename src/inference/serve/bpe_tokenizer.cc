@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -94,6 +96,16 @@ class WordPattern {
   };
   std::unique_ptr<pcre2_code, Free> code_;
 };
+
+// The byte that a token such as <0x0A> stands for where characters fall back to bytes.
+std::optional<char> byte_of(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
+  const char* end = token.data() + 5;
+  std::uint8_t byte = 0;
+  const auto [stop, error] = std::from_chars(token.data() + 3, end, byte, 16);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return static_cast<char>(byte);
+}
 
 struct AddedToken {
   std::string text;
@@ -390,11 +402,8 @@ class BpeTokenizer final : public Tokenizer {
 
   // The bytes that a token's text stands for.
   [[nodiscard]] std::string text_of(const std::string& token) const {
+    if (const auto byte = byte_of(token); byte && !description_.on_bytes) return {*byte};
     std::string text;
-    if (!description_.on_bytes && token.size() == 6 && token.starts_with("<0x") &&
-        token.back() == '>') {
-      return {static_cast<char>(std::stoi(token.substr(3, 2), nullptr, 16))};
-    }
     for (std::size_t at = 0; at < token.size();) {
       const std::size_t size =
           std::max<std::size_t>(utf8_bytes(std::string_view(token).substr(at)), 1);

@@ -282,6 +282,17 @@ TEST_F(BpeTokenizer, JoinsCharactersAndFallsBackToBytes) {
   EXPECT_THROW(static_cast<void>(tokenizer->encode("\xc3")), InvalidArgument);
 }
 
+TEST_F(BpeTokenizer, TakesTokensThatOnlyLookLikeBytesAsTexts) {
+  const auto tokenizer = load(R"j({"model":{"type":"BPE","byte_fallback":true,"merges":[],"vocab":
+    {"<0x:3>":0,"<0x3:>":1,"<0x-1>":2,"<0xzz>":3,"<0xfF>":4,"<0x41)":5}}})j");
+  EXPECT_EQ(tokenizer->bytes(0), "<0x:3>");
+  EXPECT_EQ(tokenizer->bytes(1), "<0x3:>");
+  EXPECT_EQ(tokenizer->bytes(2), "<0x-1>");
+  EXPECT_EQ(tokenizer->bytes(3), "<0xzz>");
+  EXPECT_EQ(tokenizer->bytes(4), "\xff");
+  EXPECT_EQ(tokenizer->bytes(5), "<0x41)");
+}
+
 TEST_F(BpeTokenizer, PutsASpaceBeforeTextOrEveryPieceUnlessOneIsThere) {
   const auto encode = [](const std::string& scheme, const std::string& text) {
     return load(fmt::format(R"j({{"added_tokens":[{{"id":9,"content":"<s>"}}],"pre_tokenizer":
