@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -56,7 +55,6 @@ class InOrderScheduler {
     double us = 0;
     std::vector<std::size_t> tiles;
   };
-  using RunKey = std::pair<BlockId, GroupId>;
 
   // The least stage of a tile that uses what the route brings.
   [[nodiscard]] std::int32_t arrival_of(std::size_t r) const {
@@ -73,78 +71,89 @@ class InOrderScheduler {
     for (const std::size_t t : run.tiles) stage_[t] = stage;
   }
 
-  void order_rows(std::span<const std::size_t> mine) {
-    std::map<RunKey, Run> rows;
-    for (const std::size_t t : mine) {
-      const PlacedTile& tile = problem_.tiles[t];
-      Run& row = rows[{tile.q_block, tile.group}];
-      row.us += tile_us_[t];
-      row.tiles.push_back(t);
-      index_.for_each(tile, false, [&](std::size_t r) {
-        row.turn = 1;
-        row.tokens += problem_.blocks->num_tokens(problem_.routes[r].block);
-        row.arrival = std::max(row.arrival, arrival_of(r));
-      });
+  // The device's tiles by row, or by column, each with its group.
+  template <typename KeyOf>
+  [[nodiscard]] std::vector<Run> runs_of(std::span<const std::size_t> mine,
+                                         const KeyOf& key_of) const {
+    std::vector<std::size_t> order(mine.begin(), mine.end());
+    if (!std::ranges::is_sorted(order, {}, key_of)) std::ranges::stable_sort(order, {}, key_of);
+    std::vector<Run> runs;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (i == 0 || key_of(order[i]) != key_of(order[i - 1])) runs.emplace_back();
+      runs.back().us += tile_us_[order[i]];
+      runs.back().tiles.push_back(order[i]);
     }
-    const std::vector<const Run*> order = sorted(rows);
+    return runs;
+  }
+
+  void order_rows(std::span<const std::size_t> mine) {
+    std::vector<Run> rows = runs_of(mine, [&](std::size_t t) {
+      return std::pair(problem_.tiles[t].q_block, problem_.tiles[t].group);
+    });
     double remote_us = 0;
-    for (const Run* row : order) remote_us += row->turn == 0 ? 0 : row->us;
+    for (Run& row : rows) {
+      for (const std::size_t t : row.tiles) {
+        index_.for_each(t, false, [&](std::size_t r) {
+          row.turn = 1;
+          row.tokens += problem_.blocks->num_tokens(problem_.routes[r].block);
+          row.arrival = std::max(row.arrival, arrival_of(r));
+        });
+      }
+    }
+    sort(rows);
+    for (const Run& row : rows) remote_us += row.turn == 0 ? 0 : row.us;
     double before_us = 0;
-    for (const Run* row : order) {
-      if (row->turn == 0) {
-        set_stage(*row, 0);
+    for (const Run& row : rows) {
+      if (row.turn == 0) {
+        set_stage(row, 0);
         continue;
       }
-      set_stage(*row, std::max(1 + part_of(before_us, row->us, remote_us), row->arrival));
-      before_us += row->us;
+      set_stage(row, std::max(1 + part_of(before_us, row.us, remote_us), row.arrival));
+      before_us += row.us;
     }
   }
 
   void order_columns(std::span<const std::size_t> mine) {
-    std::map<RunKey, Run> columns;
-    for (const std::size_t t : mine) {
-      const PlacedTile& tile = problem_.tiles[t];
-      Run& column = columns[{tile.kv_block, tile.group}];
-      column.us += tile_us_[t];
-      column.tiles.push_back(t);
+    std::vector<Run> columns = runs_of(mine, [&](std::size_t t) {
+      return std::pair(problem_.tiles[t].kv_block, problem_.tiles[t].group);
+    });
+    for (Run& column : columns) {
+      const PlacedTile& tile = problem_.tiles[column.tiles.front()];
       const Rank owner = problem_.owners[tile.kv_block.index()];
       const std::int32_t width = problem_.devices_per_node;
       column.turn = owner == tile.device                               ? 2
                     : owner.value / width == tile.device.value / width ? 1
                                                                        : 0;
-      index_.for_each(tile, false, [&](std::size_t r) {
-        column.arrival = std::max(column.arrival, arrival_of(r));
-      });
-    }
-    const std::vector<const Run*> order = sorted(columns);
-    double remote_us = 0;
-    for (const Run* column : order) remote_us += column->turn == 2 ? 0 : column->us;
-    double before_us = 0;
-    for (const Run* column : order) {
-      std::int32_t stage = remote_us > 0 ? options_.stages : 0;
-      if (column->turn < 2) {
-        stage = part_of(before_us, column->us, remote_us);
-        before_us += column->us;
+      for (const std::size_t t : column.tiles) {
+        index_.for_each(t, false, [&](std::size_t r) {
+          column.arrival = std::max(column.arrival, arrival_of(r));
+        });
       }
-      set_stage(*column, std::max(stage, column->arrival));
+    }
+    sort(columns);
+    double remote_us = 0;
+    for (const Run& column : columns) remote_us += column.turn == 2 ? 0 : column.us;
+    double before_us = 0;
+    for (const Run& column : columns) {
+      std::int32_t stage = remote_us > 0 ? options_.stages : 0;
+      if (column.turn < 2) {
+        stage = part_of(before_us, column.us, remote_us);
+        before_us += column.us;
+      }
+      set_stage(column, std::max(stage, column.arrival));
     }
   }
 
-  [[nodiscard]] static std::vector<const Run*> sorted(const std::map<RunKey, Run>& runs) {
-    std::vector<const Run*> order;
-    for (const auto& [key, run] : runs) order.push_back(&run);
-    std::ranges::stable_sort(order, {},
-                             [](const Run* run) { return std::pair(run->turn, run->tokens); });
-    return order;
+  static void sort(std::vector<Run>& runs) {
+    std::ranges::stable_sort(runs, {},
+                             [](const Run& run) { return std::pair(run.turn, run.tokens); });
   }
 
   void time_routes() {
     for (std::size_t t = 0; t < problem_.tiles.size(); ++t) {
-      const PlacedTile& tile = problem_.tiles[t];
       last_ = std::max(last_, stage_[t]);
-      index_.for_each(tile, false,
-                      [&](std::size_t r) { need_[r] = std::min(need_[r], stage_[t]); });
-      index_.for_each(tile, true,
+      index_.for_each(t, false, [&](std::size_t r) { need_[r] = std::min(need_[r], stage_[t]); });
+      index_.for_each(t, true,
                       [&](std::size_t r) { leave_[r] = std::max(leave_[r], stage_[t] + 1); });
     }
     for (std::size_t r = 0; r < need_.size(); ++r) {

@@ -12,6 +12,8 @@ namespace contextile {
 struct InOrderOptions {
   std::int32_t stages = 1;  // that what waits for others, or others wait for, is cut into
   std::int32_t ahead = 1;   // stages before its need that a transfer may start, at least 1
+
+  friend bool operator==(const InOrderOptions&, const InOrderOptions&) = default;
 };
 
 // Forward takes rows in order: those that need nothing from elsewhere, then in `stages` parts of

@@ -57,7 +57,7 @@ class OverlapScheduler {
  private:
   template <typename Visit>
   void for_each_route(std::size_t t, bool results, const Visit& visit) const {
-    index_.for_each(problem_.tiles[t], results, visit);
+    index_.for_each(t, results, visit);
   }
 
   [[nodiscard]] double route_us(std::size_t r) const {
@@ -73,20 +73,13 @@ class OverlapScheduler {
   // device sends another is spread evenly over the stages, every pair beginning elsewhere, so that
   // neither port is hot in any stage.
   void order_inputs(std::vector<std::size_t>& mine) {
-    const auto rank_of = [&](std::size_t t) {
+    order_by_rank(problem_, mine, [&](std::size_t t) {
       bool forwards = false;
       bool returns = false;
       for_each_route(t, false, [&](std::size_t r) { forwards = forwards || passes_on_[r]; });
       for_each_route(t, true, [&](std::size_t) { returns = true; });
       return forwards ? 0 : returns ? 1 : 2;
-    };
-    std::vector<std::tuple<int, BlockId, BlockId, GroupId, std::size_t>> order;
-    order.reserve(mine.size());
-    for (const std::size_t t : mine) {
-      const PlacedTile& tile = problem_.tiles[t];
-      order.emplace_back(rank_of(t), tile.q_block, tile.kv_block, tile.group, t);
-    }
-    std::sort(order.begin(), order.end());
+    });
     struct Pair {
       double total_us = 0;
       double so_far_us = 0;
@@ -96,7 +89,6 @@ class OverlapScheduler {
     double compute_us = 0;
     std::vector<std::size_t> arriving;  // in the order of first use
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      mine[i] = std::get<4>(order[i]);
       compute_us += costs_.tile_us[mine[i]];
       for_each_route(mine[i], false, [&](std::size_t r) {
         if (need_[r] != kNoStage) return;

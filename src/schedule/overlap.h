@@ -20,6 +20,8 @@ struct OverlapOptions {
   // Stages before its need that a transfer may start, at least 1: more hide uneven ports and keep
   // more buffers.
   std::int32_t ahead = 1;
+
+  friend bool operator==(const OverlapOptions&, const OverlapOptions&) = default;
 };
 
 // Inputs of a device arrive in `stages` equal parts of the time they take it: first those of tiles

@@ -120,7 +120,7 @@ class Timeline {
 
   template <typename Visit>
   void for_each_route(std::size_t t, bool results, const Visit& visit) const {
-    index_.for_each(problem_.tiles[t], results, visit);
+    index_.for_each(t, results, visit);
   }
 
   void index_tiles() {
@@ -172,19 +172,15 @@ class Timeline {
   // wait for, then those whose results must travel.
   void set_deadlines() {
     for (std::vector<std::size_t>& mine : mine_) {
-      std::vector<std::tuple<int, BlockId, BlockId, GroupId, std::size_t>> order;
-      order.reserve(mine.size());
-      double ready_us = 0;
-      for (const std::size_t t : mine) {
+      order_by_rank(problem_, mine, [&](std::size_t t) {
         bool forwards = false;
         for_each_route(t, false, [&](std::size_t r) { forwards = forwards || !fed_[r].empty(); });
-        const PlacedTile& tile = problem_.tiles[t];
-        const int rank = forwards ? 0 : result_[t] != kNoRoute ? 1 : 2;
-        order.emplace_back(rank, tile.q_block, tile.kv_block, tile.group, t);
+        return forwards ? 0 : result_[t] != kNoRoute ? 1 : 2;
+      });
+      double ready_us = 0;
+      for (const std::size_t t : mine) {
         if (waits_[t] == 0) ready_us += tile_us_[t];
       }
-      std::sort(order.begin(), order.end());
-      for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = std::get<4>(order[i]);
       for (const std::size_t t : mine) {
         if (waits_[t] == 0) continue;
         for_each_route(t, false, [&](std::size_t r) {

@@ -16,6 +16,8 @@ struct TimelineOptions {
   // more buffers.
   std::int32_t ahead = 1;
   Dtype partial_wire = Dtype::kF32;  // of results, as far as ports are concerned
+
+  friend bool operator==(const TimelineOptions&, const TimelineOptions&) = default;
 };
 
 // A list schedule. Time is cut into slots; a device's stage s is slot s. In every slot ports and

@@ -1,38 +1,32 @@
 #include "plan/build/wires.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
-#include <unordered_map>
+#include <span>
 #include <utility>
 
 namespace contextile {
 namespace {
-
-struct Key {
-  Kind kind;
-  std::size_t unit;
-  Rank device;
-  friend bool operator==(const Key&, const Key&) = default;
-};
-
-struct KeyHash {
-  std::size_t operator()(const Key& key) const noexcept {
-    std::size_t h = key.unit * 0x9e3779b97f4a7c15ULL;
-    h ^= (static_cast<std::size_t>(key.device.value) << 3) + static_cast<std::size_t>(key.kind);
-    return h * 0xff51afd7ed558ccdULL;
-  }
-};
 
 // What one sender gathers of one unit over time: (stage from which it counts, tiles).
 struct Account {
   std::vector<std::pair<std::int32_t, std::int64_t>> deposits;
   std::size_t next = 0;
 
+  void deposit(std::int32_t stage, std::int64_t tiles) {
+    if (deposits.size() > next && deposits.back().first == stage) {
+      deposits.back().second += tiles;
+    } else {
+      deposits.emplace_back(stage, tiles);
+    }
+  }
   // Everything deposited for boundaries up to `stage` and not withdrawn yet.
   std::int64_t withdraw(std::int32_t stage) {
-    std::stable_sort(deposits.begin() + static_cast<std::ptrdiff_t>(next), deposits.end());
+    const auto rest = deposits.begin() + static_cast<std::ptrdiff_t>(next);
+    if (!std::is_sorted(rest, deposits.end())) std::stable_sort(rest, deposits.end());
     std::int64_t sum = 0;
     for (; next < deposits.size() && deposits[next].first <= stage; ++next) {
       sum += deposits[next].second;
@@ -41,44 +35,87 @@ struct Account {
   }
 };
 
+// The accounts of all senders of results.
+class Accounts {
+ public:
+  Accounts(const RoundLayout& layout, const std::vector<Transfer>& transfers)
+      : layout_(layout), first_(static_cast<std::size_t>(layout.num_units()) * kNumKinds + 1, 0) {
+    std::vector<std::pair<std::size_t, Rank>> senders;
+    for (const Transfer& t : transfers) {
+      if (is_result(t.kind)) senders.emplace_back(key(t.kind, layout.unit(t.block, t.group)), t.src);
+    }
+    if (!std::ranges::is_sorted(senders)) std::ranges::sort(senders);
+    senders.erase(std::unique(senders.begin(), senders.end()), senders.end());
+    for (const auto& [k, device] : senders) {
+      ++first_[k + 1];
+      devices_.push_back(device);
+    }
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
+    accounts_.resize(devices_.size());
+  }
+
+  [[nodiscard]] bool empty() const { return accounts_.empty(); }
+  // That of a sender, nullptr if it sends nothing of the unit.
+  [[nodiscard]] Account* find(Kind kind, std::size_t unit, Rank device) {
+    const std::size_t k = key(kind, unit);
+    const auto first = devices_.begin() + static_cast<std::ptrdiff_t>(first_[k]);
+    const auto end = devices_.begin() + static_cast<std::ptrdiff_t>(first_[k + 1]);
+    const auto at = std::lower_bound(first, end, device);
+    if (at == end || *at != device) return nullptr;
+    return &accounts_[static_cast<std::size_t>(at - devices_.begin())];
+  }
+
+ private:
+  [[nodiscard]] std::size_t key(Kind kind, std::size_t unit) const {
+    return static_cast<std::size_t>(kind) * static_cast<std::size_t>(layout_.num_units()) + unit;
+  }
+
+  const RoundLayout& layout_;
+  std::vector<std::size_t> first_;  // account of every kind and unit
+  std::vector<Rank> devices_;       // of every account
+  std::vector<Account> accounts_;
+};
+
 }  // namespace
 
 std::vector<Dtype> transfer_wires(const RoundLayout& layout, const ArrangedDirection& arranged,
-                                  Dtype dtype, Dtype partial_wire) {
+                                  Direction direction, Dtype dtype, Dtype partial_wire) {
   std::vector<Dtype> wires(arranged.transfers.size(), dtype);
   if (partial_wire == dtype) return wires;
-  std::unordered_map<Key, Account, KeyHash> accounts;  // of every sender of a result
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < arranged.transfers.size(); ++i) {
-    const Transfer& t = arranged.transfers[i];
-    if (!is_result(t.kind)) continue;
-    accounts.try_emplace(Key{t.kind, layout.unit(t.block, t.group), t.src});
-    order.push_back(i);
-  }
-  if (order.empty()) return wires;
+  constexpr std::array kForwardResults = {Kind::kO};
+  constexpr std::array kBackwardResults = {Kind::kDq, Kind::kDkv};
+  const std::span<const Kind> results = direction == Direction::kForward
+                                            ? std::span<const Kind>(kForwardResults)
+                                            : std::span<const Kind>(kBackwardResults);
+  Accounts accounts(layout, arranged.transfers);
+  if (accounts.empty()) return wires;
   const auto units = static_cast<std::size_t>(layout.num_units());
   std::vector<std::int64_t> q_tiles(units);   // tiles of every unit as a query block's
   std::vector<std::int64_t> kv_tiles(units);  // as a key block's
   for (const PlacedTile& tile : arranged.tiles) {
-    for (const Kind kind : {Kind::kO, Kind::kDq, Kind::kDkv}) {
-      const std::size_t unit =
-          layout.unit(is_of_kv(kind) ? tile.kv_block : tile.q_block, tile.group);
-      if (kind != Kind::kDq) ++(is_of_kv(kind) ? kv_tiles : q_tiles)[unit];
-      const auto it = accounts.find(Key{kind, unit, tile.device});
-      if (it != accounts.end()) it->second.deposits.emplace_back(tile.stage + 1, 1);
+    const std::size_t q_unit = layout.unit(tile.q_block, tile.group);
+    const std::size_t kv_unit = layout.unit(tile.kv_block, tile.group);
+    ++q_tiles[q_unit];
+    ++kv_tiles[kv_unit];
+    for (const Kind kind : results) {
+      Account* of_device = accounts.find(kind, is_of_kv(kind) ? kv_unit : q_unit, tile.device);
+      if (of_device != nullptr) of_device->deposit(tile.stage + 1, 1);
     }
   }
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < arranged.transfers.size(); ++i) {
+    if (is_result(arranged.transfers[i].kind)) order.push_back(i);
+  }
   // By launch stage: what a sender has received was launched earlier.
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return arranged.transfers[a].launch_stage < arranged.transfers[b].launch_stage;
-  });
+  std::ranges::stable_sort(order, {},
+                           [&](std::size_t i) { return arranged.transfers[i].launch_stage; });
   for (const std::size_t i : order) {
     const Transfer& t = arranged.transfers[i];
     const std::size_t unit = layout.unit(t.block, t.group);
-    const std::int64_t tiles = accounts.at(Key{t.kind, unit, t.src}).withdraw(t.launch_stage);
+    const std::int64_t tiles = accounts.find(t.kind, unit, t.src)->withdraw(t.launch_stage);
     if (tiles != (is_of_kv(t.kind) ? kv_tiles : q_tiles)[unit]) wires[i] = partial_wire;
-    const auto next = accounts.find(Key{t.kind, unit, t.dst});
-    if (next != accounts.end()) next->second.deposits.emplace_back(t.need_stage, tiles);
+    Account* next = accounts.find(t.kind, unit, t.dst);
+    if (next != nullptr) next->deposit(t.need_stage, tiles);
   }
   return wires;
 }

@@ -11,7 +11,8 @@ namespace contextile {
 // Inputs travel in the activation dtype; a result that holds all tiles of its unit (finished) too;
 // a partial one in `partial_wire`. O(tiles + transfers · log).
 [[nodiscard]] std::vector<Dtype> transfer_wires(const RoundLayout& layout,
-                                                const ArrangedDirection& arranged, Dtype dtype,
+                                                const ArrangedDirection& arranged,
+                                                Direction direction, Dtype dtype,
                                                 Dtype partial_wire);
 
 }  // namespace contextile
