@@ -54,6 +54,7 @@ enum class GridBounds : std::uint8_t {
 struct GridSpec {
   std::int32_t nodes = 1;
   std::int32_t devices_per_node = 1;
+  std::int32_t nics_per_node = 0;  // of which devices have equal shares; 0: one for each
   GridBounds bounds = GridBounds::kDevices;
   double eps_compute = 0.1;       // a device's work <= (1 + eps) · mean
   double eps_node = 0.04;         // a node's work <= (1 + eps) · mean
@@ -81,7 +82,10 @@ struct GridQuality {
   std::int64_t max_device_bytes = 0;         // largest max(sent, received), relays included; bytes
                                              // across nodes count GridSpec::inter_weight times
   std::int64_t max_device_direct_bytes = 0;  // the same without relays
-  double compute_overload = 0;               // max / mean - 1
+  std::int64_t max_port_bytes = 0;  // largest max(sent, received) of a device inside nodes,
+                                    // relays included
+  std::int64_t max_nic_bytes = 0;   // of a NIC
+  double compute_overload = 0;      // max / mean - 1
   double token_overload = 0;
 };
 

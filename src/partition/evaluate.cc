@@ -37,6 +37,30 @@ class Evaluator {
     return most;
   }
 
+  [[nodiscard]] std::int32_t nics_per_node() const {
+    return spec_.nics_per_node == 0 ? spec_.devices_per_node : spec_.nics_per_node;
+  }
+  [[nodiscard]] std::size_t nic(Rank device) const {
+    const std::int32_t in_node = device.value % spec_.devices_per_node;
+    return static_cast<std::size_t>(node(device) * nics_per_node() +
+                                    in_node * nics_per_node() / spec_.devices_per_node);
+  }
+
+  // What goes out of ports and into them.
+  struct Traffic {
+    std::vector<std::int64_t> sent;
+    std::vector<std::int64_t> received;
+
+    explicit Traffic(std::size_t ports) : sent(ports, 0), received(ports, 0) {}
+    void move(std::size_t from, std::size_t to, std::int64_t bytes) {
+      sent[from] += bytes;
+      received[to] += bytes;
+    }
+    [[nodiscard]] std::int64_t busiest() const {
+      return std::max(*std::ranges::max_element(sent), *std::ranges::max_element(received));
+    }
+  };
+
   using UnitDevices = IdVector<GroupId, std::vector<Rank>>;
 
   void gather_units() {
@@ -97,14 +121,26 @@ class Evaluator {
 
   void count_relayed() {
     clear_traffic();
+    Traffic ports(static_cast<std::size_t>(num_devices()));
+    Traffic nics(static_cast<std::size_t>(spec_.nodes * nics_per_node()));
     const auto via =
         choose_relays(units_, num_devices(), spec_.devices_per_node, spec_.inter_weight);
     for (std::size_t u = 0; u < units_.size(); ++u) {
       for (std::size_t i = 0; i < units_[u].devices.size(); ++i) {
         move(units_[u], via[u][i], units_[u].devices[i]);
+        Rank from = via[u][i];
+        Rank to = units_[u].devices[i];
+        if (units_[u].towards_owner) std::swap(from, to);
+        if (node(from) == node(to)) {
+          ports.move(from.index(), to.index(), units_[u].bytes);
+        } else {
+          nics.move(nic(from), nic(to), units_[u].bytes);
+        }
       }
     }
     quality_.max_device_bytes = busiest();
+    quality_.max_port_bytes = ports.busiest();
+    quality_.max_nic_bytes = nics.busiest();
   }
 
   void count_loads() {

@@ -270,6 +270,23 @@ TEST(Evaluate, CountsByHandWhatASmallPartitionMoves) {
   EXPECT_DOUBLE_EQ(quality.compute_overload, 3.0 / 1.5 - 1);
   EXPECT_DOUBLE_EQ(quality.token_overload, 2.0 / 0.75 - 1);
   EXPECT_EQ(quality.max_device_bytes, 7 + 10);  // device 2 receives keys and queries
+  EXPECT_EQ(quality.max_port_bytes, 10);
+  EXPECT_EQ(quality.max_nic_bytes, 7);
+}
+
+// Devices 0 and 1 of a node each fetch the keys of one on the other.
+TEST(Evaluate, CountsWhatDevicesThatShareANicMoveThroughIt) {
+  AttentionGrid grid;
+  grid.column_bytes_per_token = 7;
+  const GroupId group{0};
+  grid.blocks = {{1, kOnly}, {1, kOnly}, {1, kOnly}, {1, kOnly}};
+  grid.tiles = {{BlockId{0}, BlockId{2}, group, 1}, {BlockId{1}, BlockId{3}, group, 1}};
+  const GridPartition partition = {{Rank{0}, Rank{1}, Rank{2}, Rank{3}}, {Rank{0}, Rank{1}}};
+  GridSpec spec = spec_of(2, 2);
+  EXPECT_EQ(evaluate(grid, spec, partition).max_nic_bytes, 7);
+  spec.nics_per_node = 1;
+  EXPECT_EQ(evaluate(grid, spec, partition).max_nic_bytes, 2 * 7);
+  EXPECT_EQ(evaluate(grid, spec, partition).max_port_bytes, 0);
 }
 
 TEST(Relays, CrossANodeBoundaryOncePerNode) {
