@@ -47,7 +47,7 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
     std::map<std::string, std::string> found;
     for (const auto& [key, value] : arrangement.options) found["chosen." + key] = value;
     found["chosen"] = result.chosen;
-    found["binding"] = result.binding;
+    if (!result.binding.empty()) found["binding"] = result.binding;
     found["predicted_us"] = fmt::format("{:.1f}", result.predicted_us);
     found["tried"] = fmt::format("{}", result.candidates);
     arrangement.options = std::move(found);

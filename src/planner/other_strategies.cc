@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,7 @@ namespace {
 
 // The simulator shares rates out anew now and then where there are many devices.
 constexpr double kMargin = 0.99;
+constexpr std::size_t kLikely = 2;
 
 StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,
                            std::optional<std::int64_t> block_size) {
@@ -64,7 +66,7 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
                              ? steps_of_searching_strategy(devices, tokens, sequences)
                              : steps_of_other_strategy(devices, tokens, sequences);
     if (request.block_size) steps += steps_of_simulating(devices, tiles_at(*request.block_size));
-    quick_.push_back({choice, {}, steps});
+    quick_.push_back({choice, {}, steps, strategy.deciding() == Deciding::kByRule});
     return;
   }
   if (request.block_size) sizes = {*request.block_size};
@@ -73,6 +75,55 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
         steps_of_partitioning(devices, num_blocks(state_.workload, size), tiles_at(size));
     partitioning_.push_back({choice, size, steps});
   }
+}
+
+void OtherStrategies::try_likely(double share_of_arranging, double share) {
+  constexpr std::int64_t kPartOfArranging = 8;  // of what a strategy takes, one of so many
+  std::vector<std::size_t> by_rule;
+  state_.settle();
+  for (std::size_t i = 0; i < quick_.size(); ++i) {
+    const std::int64_t steps = quick_[i].steps / kPartOfArranging;
+    if (quick_[i].by_rule && state_.take(steps, share_of_arranging)) by_rule.push_back(i);
+  }
+  struct Likely {
+    double least_cost_us = kNever;
+    std::size_t index = 0;
+    Arrangement arrangement;
+  };
+  std::vector<Likely> best;
+  std::mutex mutex;
+  state_.progress.expect(std::ssize(by_rule));
+  parallel_for(std::size_t{0}, by_rule.size(), [&](std::size_t i) {
+    const Other& other = quick_[by_rule[i]];
+    Likely likely;
+    likely.index = by_rule[i];
+    likely.arrangement = find_strategy(other.choice.name)
+                             .arrange(state_.workload, state_.cluster,
+                                      request_of(state_, other.choice, other.block_size));
+    likely.least_cost_us = least_cost_us(likely.arrangement);
+    state_.progress.one_done("arranging other strategies");
+    const std::scoped_lock lock(mutex);
+    best.push_back(std::move(likely));
+    std::ranges::sort(best, {},
+                      [](const Likely& l) { return std::pair(l.least_cost_us, l.index); });
+    if (best.size() > kLikely) best.pop_back();
+  });
+  std::vector<std::size_t> done;
+  for (Likely& likely : best) {
+    const std::int64_t tiles = tiles_of_a_direction(likely.arrangement);
+    const std::int64_t steps = steps_of_simulating(state_.num_devices(), tiles) -
+                               steps_of_arranging(state_.num_devices(), tiles);
+    state_.settle();
+    if (!state_.take(steps, share)) continue;
+    PlanCandidate candidate =
+        candidate_of(quick_[likely.index], std::move(likely.arrangement), likely.least_cost_us);
+    done.push_back(likely.index);
+    if (candidate.chosen.empty()) break;
+    state_.count_tried(candidate.memory_bytes);
+    state_.keep_if_best(std::move(candidate));
+  }
+  std::ranges::sort(done, std::ranges::greater{});
+  for (const std::size_t i : done) quick_.erase(quick_.begin() + static_cast<std::ptrdiff_t>(i));
 }
 
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
@@ -95,22 +146,31 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   }
 }
 
-// Without a name where no simulation is needed to know that it is slower than the best so far.
+double OtherStrategies::least_cost_us(const Arrangement& arrangement) const {
+  const double least_us = kMargin * least_time_us(state_.workload, state_.cluster, arrangement);
+  return state_.cost_us(least_us, most_tokens(arrangement, state_.cluster));
+}
+
 PlanCandidate OtherStrategies::candidate_of(const Other& other) const {
-  PlanCandidate candidate;
   const Strategy& strategy = find_strategy(other.choice.name);
   Arrangement arrangement = strategy.arrange(state_.workload, state_.cluster,
                                              request_of(state_, other.choice, other.block_size));
-  const std::int64_t tokens = most_tokens(arrangement, state_.cluster);
-  const double least_us = kMargin * least_time_us(state_.workload, state_.cluster, arrangement);
-  if (state_.cost_us(least_us, tokens) >= state_.best.cost_us) return candidate;
-  candidate.chosen = strategy.name();
-  const Plan plan = build_plan(state_.workload, state_.cluster, arrangement);
+  const double least_us = least_cost_us(arrangement);
+  return candidate_of(other, std::move(arrangement), least_us);
+}
+
+PlanCandidate OtherStrategies::candidate_of(const Other& other, Arrangement arrangement,
+                                            double least_cost_us) const {
+  PlanCandidate candidate;
+  if (least_cost_us >= state_.best.cost_us) return candidate;
+  candidate.chosen = other.choice.name;
+  const Plan plan = build_plan(state_.workload, state_.cluster, arrangement, {.digest = false});
   const PlanTimes times = times_of(plan, simulate(plan, state_.cluster), state_.memory_limit_bytes);
   candidate.time_us = times.sum_us();
   candidate.memory_bytes = times.memory_bytes;
-  candidate.cost_us = state_.cost_us(candidate.time_us, tokens);
-  candidate.arrangement = std::move(arrangement);
+  candidate.cost_us = state_.cost_us(candidate.time_us, most_tokens(arrangement, state_.cluster));
+  candidate.tiles = tiles_of_a_direction(arrangement);
+  candidate.arrange = [arrangement = std::move(arrangement)] { return arrangement; };
   return candidate;
 }
 

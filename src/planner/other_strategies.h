@@ -18,6 +18,9 @@ class OtherStrategies {
   // candidates are our own.
   OtherStrategies(SearchState& state, Candidates which);
 
+  // The best by what their arrangements take at least, of those that decide by rule: arranging
+  // takes no more than the first share of the limits.
+  void try_likely(double share_of_arranging, double share);
   // Those that leave no block size open: most are made in a millisecond.
   void try_quick(double share) { try_all(quick_, share); }
   // The others, which partition.
@@ -28,6 +31,7 @@ class OtherStrategies {
     StrategyChoice choice;
     std::optional<std::int64_t> block_size;
     std::int64_t steps = 0;  // that it takes, about
+    bool by_rule = false;    // and leaves no block size open
   };
 
   // At every block size that it leaves open, where the strategy can do it.
@@ -35,6 +39,11 @@ class OtherStrategies {
   // In parallel, as many as end in that share of the limits; empties the list if any do.
   void try_all(std::vector<Other>& others, double share);
   [[nodiscard]] PlanCandidate candidate_of(const Other& other) const;
+  // Without a name where no simulation is needed to know that it is slower than the best so far.
+  [[nodiscard]] PlanCandidate candidate_of(const Other& other, Arrangement arrangement,
+                                           double least_cost_us) const;
+  // No plan of the arrangement costs less.
+  [[nodiscard]] double least_cost_us(const Arrangement& arrangement) const;
 
   SearchState& state_;
   std::vector<Other> quick_;

@@ -185,6 +185,7 @@ Placement place(const Workload& workload, const Cluster& cluster,
   GridSpec spec;
   spec.nodes = cluster.nodes;
   spec.devices_per_node = cluster.devices_per_node;
+  spec.nics_per_node = cluster.nics_per_node;
   spec.eps_compute = choice.eps;
   spec.eps_node = 0.7 * choice.eps;
   spec.token_cap = rules.token_cap;
@@ -202,11 +203,11 @@ Placement place(const Workload& workload, const Cluster& cluster,
   const GridQuality quality = evaluate(grid, spec, placement.partition);
   const double compute_us =
       mean_work_us(*priced, cluster.num_devices()) * (1 + quality.compute_overload);
-  const double port_us = static_cast<double>(quality.max_device_bytes) * intra_us_per_byte(cluster);
-  const double nic_us =
-      static_cast<double>(quality.inter_bytes) / cluster.num_devices() * inter_us_per_byte(cluster);
+  const double port_us = static_cast<double>(quality.max_port_bytes) * intra_us_per_byte(cluster);
+  const double nic_us = static_cast<double>(quality.max_nic_bytes) * kUsPerByteOfGbytes *
+                        cluster.nics_per_node / cluster.inter_gbytes_per_s_per_node;
   const double binding = std::max({compute_us, port_us, nic_us});
-  placement.estimate_us = binding + 0.15 * (compute_us + port_us + nic_us - binding);
+  placement.estimate_us = binding + 0.35 * (compute_us + port_us + nic_us - binding);
   placement.priced = std::move(priced);
   return placement;
 }

@@ -84,6 +84,8 @@ using Schedule = std::variant<OverlapOptions, TimelineOptions, InOrderOptions>;
 struct SchedulePair {
   Schedule forward;
   Schedule backward;
+
+  friend bool operator==(const SchedulePair&, const SchedulePair&) = default;
 };
 
 // The placement under the schedules; with `retain`, forward keeps received q and

@@ -1,6 +1,7 @@
 #include "planner/placement_choices.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +15,9 @@ namespace {
 
 constexpr double kMostPlacedTiles = 150'000;      // of all head groups; of one as many as there are
 constexpr double kMostRowTiles = 150'000;         // likewise
-constexpr std::int64_t kMostPlacedRows = 65'535;  // that RowPartitioner numbers
+constexpr double kTilesOfDevice = 750;            // of all head groups, placed quickly
+// That RowPartitioner numbers; many more blocks of tiles take long, however little is done to them.
+constexpr std::int64_t kMostPlacedRows = 65'535;
 
 std::vector<std::int64_t> grid_block_sizes(const Workload& workload, const Cluster& cluster,
                                            const StrategyRequest& request) {
@@ -109,8 +112,7 @@ std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice)
 
 std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const Cluster& cluster,
                                                const StrategyRequest& request) {
-  constexpr double kEffort = 0.1;
-  constexpr double kTilesOfDevice = 750;  // of all head groups
+  constexpr double kEffort = 0.05;
   std::vector<PlacementChoice> choices;
   const std::vector<std::int64_t> sizes = row_block_sizes(workload, cluster, request);
   for (std::size_t s = 0; s < sizes.size(); ++s) {
@@ -121,6 +123,36 @@ std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const C
   if (choices.empty()) {
     add_rows(workload, cluster, {.block_size = sizes.back(), .effort = kEffort}, kMostRowTiles,
              choices);
+  }
+  return choices;
+}
+
+std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const Cluster& cluster,
+                                                const StrategyRequest& request, int turns) {
+  constexpr double kEffort = 0.1;
+  constexpr double kTilesOfGroup = 100;      // of a device
+  constexpr std::array kEps = {0.12, 0.25};  // in turns
+  const std::vector<std::int64_t> sizes = grid_block_sizes(workload, cluster, request);
+  std::int64_t size = sizes.front();
+  for (const std::int64_t other : sizes) {
+    const bool fits = estimated_tiles(workload, other) <= kTilesOfGroup * cluster.num_devices();
+    const bool fits_now = estimated_tiles(workload, size) <= kTilesOfGroup * cluster.num_devices();
+    if (fits ? !fits_now || other < size : !fits_now && other > size) size = other;
+  }
+  if (num_blocks(workload, size) > kMostPlacedRows) return {};
+  std::vector<std::int32_t> head_groups = grid_head_groups(workload);
+  std::ranges::sort(head_groups, std::ranges::greater{});
+  std::vector<PlacementChoice> choices;
+  for (std::size_t turn = 0; turn < static_cast<std::size_t>(turns); ++turn) {
+    for (const std::int32_t groups : head_groups) {
+      const double tiles = estimated_tiles(workload, size) * groups;
+      if (groups > 1 && tiles > kTilesOfDevice * cluster.num_devices()) continue;
+      choices.push_back({.block_size = size,
+                         .head_groups = groups,
+                         .eps = kEps[turn % kEps.size()],
+                         .effort = kEffort,
+                         .seed = request.seed + 1 + turn});
+    }
   }
   return choices;
 }

@@ -37,6 +37,13 @@ namespace contextile {
                                                         const Cluster& cluster,
                                                         const StrategyRequest& request, double eps);
 
+// Tiles in blocks as small and head groups as many as few steps do for, so many times over: how
+// good such a placement becomes is much a matter of luck.
+[[nodiscard]] std::vector<PlacementChoice> quick_tile_choices(const Workload& workload,
+                                                              const Cluster& cluster,
+                                                              const StrategyRequest& request,
+                                                              int turns);
+
 // Whether what forward receives is to stay for backward: as asked for, or where that takes little
 // of a known memory.
 [[nodiscard]] bool decide_retain(const Workload& workload, const Cluster& cluster,

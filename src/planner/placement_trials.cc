@@ -41,17 +41,28 @@ std::string unit_text(PlacedUnit unit) {
   return "spread rows";
 }
 
-// When every device is done with both directions.
-std::vector<double> ends_of(const Simulation& simulation) {
+std::vector<double> ends_of(const std::optional<SimulatedDirection>& direction) {
   std::vector<double> ends;
-  for (const auto* direction : {&simulation.forward, &simulation.backward}) {
-    if (!*direction) continue;
-    ends.resize((*direction)->devices.size());
-    for (std::size_t d = 0; d < ends.size(); ++d) {
-      ends[d] += (*direction)->time_us - (*direction)->devices[d].idle_us;
-    }
+  if (!direction) return ends;
+  for (const DeviceTimes& device : direction->devices) {
+    ends.push_back(direction->time_us - device.idle_us);
   }
   return ends;
+}
+
+// Each direction for itself.
+void take_better(const PlanTimes& times, const DeviceEnds& ends, const SchedulePair& pair,
+                 PlanTimes& best, DeviceEnds& best_ends, SchedulePair& best_pair) {
+  if (times.forward_us < best.forward_us) {
+    best.forward_us = times.forward_us;
+    best_ends.forward = ends.forward;
+    best_pair.forward = pair.forward;
+  }
+  if (times.backward_us < best.backward_us) {
+    best.backward_us = times.backward_us;
+    best_ends.backward = ends.backward;
+    best_pair.backward = pair.backward;
+  }
 }
 
 }  // namespace
@@ -74,22 +85,25 @@ std::int64_t num_tiles(const Placement& placement) {
   return all;
 }
 
-std::vector<Placement> PlacementTrials::place(std::span<const PlacementChoice> choices) {
-  std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const PricedTiles>> priced;
-  for (const PlacementChoice& choice : choices) {
-    const bool whole_rows = choice.unit != PlacedUnit::kTiles;
-    std::shared_ptr<const PricedTiles>& tiles = priced[{choice.block_size, whole_rows}];
-    if (tiles != nullptr) continue;
-    tiles = std::make_shared<const PricedTiles>(price_tiles(
+const std::shared_ptr<const PricedTiles>& PlacementTrials::priced(const PlacementChoice& choice) {
+  const bool whole_rows = choice.unit != PlacedUnit::kTiles;
+  std::shared_ptr<const PricedTiles>& priced = state_.priced[{choice.block_size, whole_rows}];
+  if (priced == nullptr) {
+    priced = std::make_shared<const PricedTiles>(price_tiles(
         state_.workload, state_.cluster, choice.block_size, state_.request.backward, whole_rows));
   }
+  return priced;
+}
+
+std::vector<Placement> PlacementTrials::place(std::span<const PlacementChoice> choices) {
+  std::vector<std::shared_ptr<const PricedTiles>> tiles;
+  for (const PlacementChoice& choice : choices) tiles.push_back(priced(choice));
   const bool has_plan = state_.has_plan();
   std::vector<Placement> placements(choices.size());
   state_.progress.expect(std::ssize(choices));
   parallel_for(std::size_t{0}, choices.size(), [&](std::size_t i) {
     if ((i > 0 || has_plan) && state_.out_of_time()) return;
-    const auto& tiles = priced.at({choices[i].block_size, choices[i].unit != PlacedUnit::kTiles});
-    placements[i] = contextile::place(state_.workload, state_.cluster, tiles, choices[i],
+    placements[i] = contextile::place(state_.workload, state_.cluster, tiles[i], choices[i],
                                       state_.placing(retain_));
     state_.progress.one_done("placing tiles");
   });
@@ -97,18 +111,14 @@ std::vector<Placement> PlacementTrials::place(std::span<const PlacementChoice> c
   return placements;
 }
 
-Arrangement PlacementTrials::arrange(const Placement& placement,
-                                     const SchedulePair& schedules) const {
-  return arrange_placement(state_.workload, state_.cluster, placement, state_.request, schedules,
-                           retain_);
-}
-
-Simulation PlacementTrials::simulated(const Placement& placement, const SchedulePair& schedules,
-                                      PlanTimes& times) const {
-  const Plan plan = build_plan(state_.workload, state_.cluster, arrange(placement, schedules));
-  Simulation simulation = simulate(plan, state_.cluster);
-  times = times_of(plan, simulation, state_.memory_limit_bytes);
-  return simulation;
+PlacementTrials::Outcome PlacementTrials::simulated(const Placement& placement,
+                                                    const SchedulePair& schedules) const {
+  const Arrangement arrangement = arrange_placement(state_.workload, state_.cluster, placement,
+                                                    state_.request, schedules, retain_);
+  const Plan plan = build_plan(state_.workload, state_.cluster, arrangement, {.digest = false});
+  const Simulation simulation = simulate(plan, state_.cluster);
+  return {times_of(plan, simulation, state_.memory_limit_bytes),
+          {ends_of(simulation.forward), ends_of(simulation.backward)}};
 }
 
 double PlacementTrials::cost_us(const Placement& placement, const PlanTimes& times) const {
@@ -118,32 +128,26 @@ double PlacementTrials::cost_us(const Placement& placement, const PlanTimes& tim
 
 std::vector<PlacementTrials::Best> PlacementTrials::simulate_all(
     std::span<const Placement* const> placements, std::span<const SchedulePair> pairs) {
-  std::vector<PlanTimes> times(placements.size() * pairs.size());
+  std::vector<Outcome> outcomes(placements.size() * pairs.size());
   const bool has_plan = state_.has_plan();
-  state_.progress.expect(std::ssize(times));
-  parallel_for(std::size_t{0}, times.size(), [&](std::size_t i) {
+  state_.progress.expect(std::ssize(outcomes));
+  parallel_for(std::size_t{0}, outcomes.size(), [&](std::size_t i) {
     const Placement& placement = *placements[i % placements.size()];
     const bool is_first = i == 0 && !has_plan;
     if (!is_first &&
         !state_.has_time_for(steps_of_simulating(state_.num_devices(), num_tiles(placement)))) {
       return;
     }
-    (void)simulated(placement, pairs[i / placements.size()], times[i]);
+    outcomes[i] = simulated(placement, pairs[i / placements.size()]);
     state_.progress.one_done("simulating placements");
   });
   std::vector<Best> best(placements.size());
-  for (std::size_t i = 0; i < times.size(); ++i) {
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    if (outcomes[i].times.was_tried()) state_.count_tried(outcomes[i].times.memory_bytes);
     const SchedulePair& pair = pairs[i / placements.size()];
     Best& of_placement = best[i % placements.size()];
-    if (times[i].was_tried()) state_.count_tried(times[i].memory_bytes);
-    if (times[i].forward_us < of_placement.times.forward_us) {
-      of_placement.times.forward_us = times[i].forward_us;
-      of_placement.schedules.forward = pair.forward;
-    }
-    if (times[i].backward_us < of_placement.times.backward_us) {
-      of_placement.times.backward_us = times[i].backward_us;
-      of_placement.schedules.backward = pair.backward;
-    }
+    take_better(outcomes[i].times, outcomes[i].ends, pair, of_placement.outcome.times,
+                of_placement.outcome.ends, of_placement.schedules);
   }
   return best;
 }
@@ -155,9 +159,10 @@ std::vector<Tried> PlacementTrials::try_pairs(std::span<const Placement> placeme
   const std::vector<Best> best = simulate_all(all, pairs);
   std::vector<Tried> tried;
   for (std::size_t p = 0; p < placements.size(); ++p) {
-    if (best[p].times.sum_us() == kNever) continue;
-    tried.push_back(
-        {placements[p], best[p].schedules, best[p].times, cost_us(placements[p], best[p].times)});
+    const Outcome& outcome = best[p].outcome;
+    if (outcome.times.sum_us() == kNever) continue;
+    tried.push_back({placements[p], best[p].schedules, outcome.times, outcome.ends,
+                     cost_us(placements[p], outcome.times)});
     take_if_best(tried.back());
   }
   return tried;
@@ -168,14 +173,8 @@ void PlacementTrials::try_pairs_again(std::span<Tried> tried, std::span<const Sc
   for (const Tried& one : tried) all.push_back(&one.placement);
   const std::vector<Best> best = simulate_all(all, pairs);
   for (std::size_t p = 0; p < tried.size(); ++p) {
-    if (best[p].times.forward_us < tried[p].times.forward_us) {
-      tried[p].times.forward_us = best[p].times.forward_us;
-      tried[p].schedules.forward = best[p].schedules.forward;
-    }
-    if (best[p].times.backward_us < tried[p].times.backward_us) {
-      tried[p].times.backward_us = best[p].times.backward_us;
-      tried[p].schedules.backward = best[p].schedules.backward;
-    }
+    take_better(best[p].outcome.times, best[p].outcome.ends, best[p].schedules, tried[p].times,
+                tried[p].ends, tried[p].schedules);
     tried[p].cost_us = cost_us(tried[p].placement, tried[p].times);
     take_if_best(tried[p]);
   }
@@ -185,27 +184,29 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
   constexpr double kGain = 0.7;
   const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));
   Tried best = tried;
-  Placement placement = tried.placement;
+  Tried last = tried;
   RowStart warm;
   warm.handicap_us.assign(static_cast<std::size_t>(state_.num_devices()), 0);
-  const double mean_us = mean_work_us(*placement.priced, state_.num_devices());
-  for (int round = 0; round <= rounds && state_.has_time_for(steps); ++round) {
-    PlanTimes times;
-    const Simulation simulation = simulated(placement, tried.schedules, times);
-    const double cost = cost_us(placement, times);
-    if (cost < best.cost_us) best = {placement, tried.schedules, times, cost};
-    if (round == rounds) break;
-    const std::vector<double> ends = ends_of(simulation);
+  const double mean_us = mean_work_us(*tried.placement.priced, state_.num_devices());
+  for (int round = 0; round < rounds && state_.has_time_for(steps); ++round) {
+    std::vector<double> ends = last.ends.forward;
+    ends.resize(warm.handicap_us.size(), 0);
+    for (std::size_t d = 0; d < last.ends.backward.size(); ++d) ends[d] += last.ends.backward[d];
     const double mean_end =
         std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
     for (std::size_t d = 0; d < ends.size(); ++d) {
       warm.handicap_us[d] += kGain * (ends[d] / mean_end - 1) * mean_us;
     }
-    warm.places = placement.places;
-    PlacementChoice choice = placement.choice;
+    warm.places = last.placement.places;
+    PlacementChoice choice = last.placement.choice;
     ++choice.seed;
-    placement = contextile::place(state_.workload, state_.cluster, placement.priced, choice,
-                                  state_.placing(retain_), &warm);
+    last.placement = contextile::place(state_.workload, state_.cluster, tried.placement.priced,
+                                       choice, state_.placing(retain_), &warm);
+    Outcome outcome = simulated(last.placement, tried.schedules);
+    last.times = outcome.times;
+    last.ends = std::move(outcome.ends);
+    last.cost_us = cost_us(last.placement, last.times);
+    if (last.cost_us < best.cost_us) best = last;
   }
   return best;
 }
@@ -213,20 +214,30 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
 void PlacementTrials::take_if_best(const Tried& tried) {
   if (tried.cost_us >= state_.best.cost_us) return;
   const PlacementChoice& choice = tried.placement.choice;
-  PlanCandidate candidate{.cost_us = tried.cost_us,
-                          .time_us = tried.times.sum_us(),
-                          .chosen = "placement",
-                          .arrangement = arrange(tried.placement, tried.schedules)};
-  std::map<std::string, std::string>& options = candidate.arrangement.options;
-  options = {{"of", unit_text(choice.unit)},
-             {"block_size", fmt::format("{}", choice.block_size)},
-             {"head_groups", fmt::format("{}", choice.head_groups)},
-             {"forward", schedule_text(tried.schedules.forward)}};
+  std::map<std::string, std::string> options = {
+      {"of", unit_text(choice.unit)},
+      {"block_size", fmt::format("{}", choice.block_size)},
+      {"head_groups", fmt::format("{}", choice.head_groups)},
+      {"forward", schedule_text(tried.schedules.forward)}};
   if (choice.unit == PlacedUnit::kTiles) options["eps"] = fmt::format("{}", choice.eps);
   if (state_.request.backward) {
     options["backward"] = schedule_text(tried.schedules.backward);
     options["retained"] = retain_ ? "on" : "off";
   }
+  PlanCandidate candidate{
+      .cost_us = tried.cost_us,
+      .time_us = tried.times.sum_us(),
+      .chosen = "placement",
+      .tiles = num_tiles(tried.placement),
+      .arranging_steps = steps_of_arranging(state_.num_devices(), num_tiles(tried.placement)),
+      .arrange = {}};
+  candidate.arrange = [&state = state_, retain = retain_, placement = tried.placement,
+                       schedules = tried.schedules, options = std::move(options)] {
+    Arrangement arrangement = arrange_placement(state.workload, state.cluster, placement,
+                                                state.request, schedules, retain);
+    arrangement.options = options;
+    return arrangement;
+  };
   state_.keep_if_best(std::move(candidate));
 }
 

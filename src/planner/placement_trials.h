@@ -11,11 +11,18 @@
 
 namespace contextile {
 
+// When every device is done with a direction, µs.
+struct DeviceEnds {
+  std::vector<double> forward;
+  std::vector<double> backward;
+};
+
 // A placement with the schedules that suit it best, each direction for itself.
 struct Tried {
   Placement placement;
   SchedulePair schedules;
   PlanTimes times;
+  DeviceEnds ends;
   double cost_us = kNever;  // SearchState::cost_us
 };
 
@@ -23,6 +30,9 @@ class PlacementTrials {
  public:
   PlacementTrials(SearchState& state, bool retain) : state_(state), retain_(retain) {}
 
+  // The tiles that a choice places, cut and priced once for all that place them. Not at once by
+  // several threads.
+  [[nodiscard]] const std::shared_ptr<const PricedTiles>& priced(const PlacementChoice& choice);
   // In parallel, without those that would not end in time, but for the first where there is no plan
   // yet. `starts` is empty or has one for every choice.
   [[nodiscard]] std::vector<Placement> place(std::span<const PlacementChoice> choices);
@@ -42,17 +52,18 @@ class PlacementTrials {
   void take_if_best(const Tried& tried);
 
  private:
+  struct Outcome {
+    PlanTimes times;
+    DeviceEnds ends;
+  };
   // The best of one placement under some pairs.
   struct Best {
-    PlanTimes times;
+    Outcome outcome;
     SchedulePair schedules;
   };
   [[nodiscard]] std::vector<Best> simulate_all(std::span<const Placement* const> placements,
                                                std::span<const SchedulePair> pairs);
-  [[nodiscard]] Arrangement arrange(const Placement& placement,
-                                    const SchedulePair& schedules) const;
-  [[nodiscard]] Simulation simulated(const Placement& placement, const SchedulePair& schedules,
-                                     PlanTimes& times) const;
+  [[nodiscard]] Outcome simulated(const Placement& placement, const SchedulePair& schedules) const;
   [[nodiscard]] double cost_us(const Placement& placement, const PlanTimes& times) const;
 
   SearchState& state_;

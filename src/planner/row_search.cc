@@ -53,13 +53,16 @@ void RowSearch::try_schedules(std::size_t most, std::size_t first, std::size_t e
   for (std::size_t t = 0; t < std::min(most, tried_.size()); ++t) {
     Tried& tried = tried_[t];
     if (tried.cost_us > kNear * state_.best.cost_us) break;
-    auto pairs = likely_schedules(tried.placement.choice.unit, tried.placement.estimate_us);
-    pairs = pairs.subspan(std::min(first, pairs.size()));
-    pairs = pairs.first(std::min(end - first, pairs.size()));
+    const auto all = likely_schedules(tried.placement.choice.unit, tried.placement.estimate_us);
+    std::vector<SchedulePair> pairs;
+    for (std::size_t p = first; p < std::min(end, all.size()); ++p) {
+      if (all[p] != tried.schedules) pairs.push_back(all[p]);
+    }
     const std::int64_t steps =
         steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));
+    state_.settle();
     while (!pairs.empty() && !state_.take(std::ssize(pairs) * steps, share)) {
-      pairs = pairs.first(pairs.size() - 1);
+      pairs.pop_back();
     }
     trials_.try_pairs_again({&tried, 1}, pairs);
   }
@@ -68,15 +71,18 @@ void RowSearch::try_schedules(std::size_t most, std::size_t first, std::size_t e
 
 void RowSearch::rebalance(std::size_t most, int rounds, double share) {
   std::vector<Tried> best;
+  state_.settle();
   // Each takes what it is expected to; of those that take long there are fewer.
   std::int64_t left = static_cast<std::int64_t>(kMostSteps * state_.options.effort);
   for (const Tried& tried : tried_) {
     if (best.size() == most || tried.cost_us > kNear * state_.best.cost_us) break;
     PlacementChoice warm = tried.placement.choice;
     warm.effort = kWarmEffort;
-    const std::int64_t steps =
-        rounds * (steps_of_rows(state_.workload, warm) +
-                  steps_of_simulating(state_.num_devices(), num_tiles(tried.placement)));
+    const std::int64_t of_round =
+        steps_of_rows(state_.workload, warm) +
+        steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));
+    while (best.empty() && rounds > 1 && !state_.fits(rounds * of_round, share)) --rounds;
+    const std::int64_t steps = rounds * of_round;
     if ((steps > left && !best.empty()) || !state_.take(steps, share)) break;
     left -= steps;
     best.push_back(tried);

@@ -22,10 +22,14 @@ namespace contextile {
 namespace {
 
 // What has been spent of a limit when each part has had its turn. The rest is for improving.
-constexpr double kShareOfPlacing = 0.4;
-constexpr double kShareOfQuick = 0.7;
-constexpr double kShareOfOthers = 0.85;
-constexpr double kShareOfRows = 0.9;
+constexpr double kShareOfArranging = 0.2;
+constexpr double kShareOfRules = 0.4;
+constexpr double kShareOfPlacing = 0.5;
+constexpr double kShareOfLikely = 0.8;
+constexpr double kShareOfPlacingTiles = 0.8;
+constexpr double kShareOfQuick = 0.85;
+constexpr double kShareOfOthers = 0.9;
+constexpr double kShareOfRows = 0.93;
 constexpr double kShareOfTiles = 0.95;
 
 // Who sets no limit waits a few minutes at most: candidates of very large batches take seconds
@@ -56,12 +60,15 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
   return rule;
 }
 
+std::int64_t num_threads() {
+  return static_cast<std::int64_t>(
+      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+}
+
 std::int64_t step_limit(const AutoOptions& options) {
   if (options.budget_ms == 0) return options.steps == 0 ? kMostSteps : options.steps;
   constexpr std::int64_t kMostMs = 1'000'000'000;
-  const auto threads = static_cast<std::int64_t>(
-      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
-  const std::int64_t by_time = 1000 * std::min(options.budget_ms, kMostMs) * threads;
+  const std::int64_t by_time = 1000 * std::min(options.budget_ms, kMostMs) * num_threads();
   return options.steps == 0 ? by_time : std::min(options.steps, by_time);
 }
 
@@ -95,15 +102,18 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   OtherStrategies others(state, options.candidates);
   const auto phase = [&](double end_share) { state.progress.begin_phase(end_share); };
   phase(0.1);
-  const auto try_quickly = [&](double share_of_placing, double share) {
-    for (Tried& tried : QuickSearch(state, retain).run(share_of_placing, share)) {
+  QuickSearch quick(state, retain);
+  const auto take = [&](std::vector<Tried> all) {
+    for (Tried& tried : all) {
       const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
       is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
     }
   };
-  try_quickly(kShareOfPlacing, kShareOfQuick);
-  rows.refine(kShareOfQuick);
-  tiles.refine(kShareOfQuick);
+  if (!quick.is_lopsided()) others.try_likely(kShareOfArranging, kShareOfRules);
+  take(quick.try_likely(kShareOfPlacing, kShareOfLikely));
+  rows.refine(kShareOfLikely);
+  tiles.refine(kShareOfLikely);
+  take(quick.try_tiles(kShareOfPlacingTiles, kShareOfQuick));
   phase(0.2);
   others.try_quick(kShareOfOthers);
   phase(0.4);
@@ -118,7 +128,7 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   tiles.improve();
   state.any_will_do = true;
   if (!state.has_plan()) others.try_quick(1);
-  if (!state.has_plan()) try_quickly(1, 1);
+  if (!state.has_plan()) take(quick.try_likely(1, 1));
   if (!state.has_plan()) tiles.try_sizes(1);
   CONTEXTILE_CHECK(
       state.has_plan(),
@@ -127,13 +137,19 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
       *state.memory_limit_bytes,
       state.memory_limit_bytes == request.memory_limit_bytes ? "the memory limit" : "its memory",
       state.least_memory_bytes, state.tried);
-  SearchResult result{.arrangement = std::move(state.best.arrangement),
+  SearchResult result{.arrangement = state.best.arrange(),
                       .chosen = std::move(state.best.chosen),
                       .predicted_us = state.best.time_us,
                       .binding = {},
                       .candidates = state.tried};
-  state.progress.all_done("finding what binds");
-  result.binding = binding_of(build_plan(workload, cluster, result.arrangement), cluster);
+  constexpr std::int64_t kPlansOfBinding = 2;  // what building it and simulating it freed takes
+  state.reserve_us = 0;
+  if (state.has_time_for(kPlansOfBinding *
+                         steps_of_simulating(cluster.num_devices(), state.best.tiles))) {
+    state.progress.all_done("finding what binds");
+    result.binding =
+        binding_of(build_plan(workload, cluster, result.arrangement, {.digest = false}), cluster);
+  }
   return result;
 }
 

@@ -14,9 +14,11 @@ namespace contextile {
 
 struct SearchResult {
   Arrangement arrangement;
-  std::string chosen;           // "placement" or the name of another strategy
-  double predicted_us = 0;      // forward + backward, one layer of every mask
-  std::string binding;          // what costs most: "compute", "inter-node", "intra-node", "latency"
+  std::string chosen;       // "placement" or the name of another strategy
+  double predicted_us = 0;  // forward + backward, one layer of every mask
+  // What costs most: "compute", "inter-node", "intra-node", "latency"; empty where there was no
+  // time to find out.
+  std::string binding;
   std::int32_t candidates = 0;  // plans simulated
 };
 

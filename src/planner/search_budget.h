@@ -26,6 +26,8 @@ class StepBudget {
     taken_ += steps;
     return true;
   }
+  // What has been taken so far turned out to be so many.
+  void correct(std::int64_t taken) { taken_ = taken; }
 
  private:
   std::int64_t limit_;
@@ -86,7 +88,11 @@ constexpr std::int64_t steps_of_placing_rows(double effort, std::int64_t rows, s
   return static_cast<std::int64_t>(effort * (14'000 + 250 * keys_of_row)) + 2 * rows + tiles / 10;
 }
 constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
-  return 50 * devices + 2 * tiles / 3;
+  return 80 * devices + 2 * tiles / 5;
+}
+// Its first half.
+constexpr std::int64_t steps_of_arranging(std::int64_t devices, std::int64_t tiles) {
+  return steps_of_simulating(devices, tiles) / 2;
 }
 // What dcp takes, and simulating its plan.
 constexpr std::int64_t steps_of_partitioning(std::int64_t devices, std::int64_t units,

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,13 +29,15 @@ namespace contextile {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// An arrangement with its predicted time.
+// An arrangement, made when it is asked for, with its predicted time.
 struct PlanCandidate {
   double cost_us = kNever;        // SearchState::cost_us
   double time_us = kNever;        // infinity: not tried, or does not fit the device
   std::int64_t memory_bytes = 0;  // PlanTimes::memory_bytes
   std::string chosen;
-  Arrangement arrangement;
+  std::int64_t tiles = 0;  // of a direction
+  std::int64_t arranging_steps = 0;
+  std::function<Arrangement()> arrange;
 };
 
 // Bytes that a device may need in a direction: of its memory, as far as that is known, and no more
@@ -61,6 +66,9 @@ struct TokenRule {
 };
 [[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                                    const StrategyRequest& request, const AutoOptions& options);
+
+// That work on a search.
+[[nodiscard]] std::int64_t num_threads();
 
 // The steps that a search may take: as asked for, what its threads have time for, or more than any
 // but the largest batches need.
@@ -105,19 +113,21 @@ struct SearchState {
     const double limit_us = 1e3 * static_cast<double>(options.budget_ms) - reserve_us;
     return elapsed_us() + static_cast<double>(steps) < share * limit_us;
   }
-  // Makes the candidate the best if it is better. The rest of the time has to do for arranging,
-  // building and judging its plan.
+  // Makes the candidate the best if it is better. The rest of the time has to do for arranging it.
   void keep_if_best(PlanCandidate candidate) {
     if (candidate.cost_us >= best.cost_us) return;
     best = std::move(candidate);
-    constexpr std::int64_t kPlans = 2;
-    reserve_us = static_cast<double>(
-        kPlans * steps_of_simulating(num_devices(), tiles_of_a_direction(best.arrangement)));
+    reserve_us = static_cast<double>(best.arranging_steps);
   }
   // Counts a plan that was simulated and needs so much memory.
   void count_tried(std::int64_t memory_bytes) {
     ++tried;
     least_memory_bytes = std::min(least_memory_bytes, memory_bytes);
+  }
+  // All that was taken is done. Of a limit in time what it took counts, not what was expected.
+  void settle() {
+    if (options.budget_ms == 0 || options.steps > 0) return;
+    budget.correct(static_cast<std::int64_t>(elapsed_us()) * num_threads());
   }
   // Whether the steps fit into that share of all limits.
   [[nodiscard]] bool fits(std::int64_t steps, double share) const {
@@ -132,6 +142,7 @@ struct SearchState {
   template <typename Choice, typename Steps>
   [[nodiscard]] std::vector<Choice> affordable(const std::vector<Choice>& choices, double share,
                                                const Steps& steps_of) {
+    settle();
     std::vector<Choice> taken;
     std::ranges::copy_if(choices, std::back_inserter(taken),
                          [&](const Choice& choice) { return take(steps_of(choice), share); });
@@ -152,6 +163,8 @@ struct SearchState {
   std::chrono::steady_clock::time_point start;
   TokenRule tokens;
   std::optional<std::int64_t> memory_limit_bytes;
+  // Tiles by block size and whether rows are whole.
+  std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const PricedTiles>> priced;
   bool any_will_do = false;  // nothing fitted the limits
   double reserve_us = 0;     // of a limited time, for the end
   PlanCandidate best;

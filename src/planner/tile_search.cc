@@ -51,6 +51,7 @@ void TileSearch::take(Tried tried) {
 void TileSearch::refine(double share) {
   if (!is_near()) return;
   Tried& best = tried_.front();
+  state_.settle();
   std::span<const SchedulePair> pairs = likely_schedules(PlacedUnit::kTiles, 0);
   const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(best.placement));
   while (!pairs.empty() && !state_.take(std::ssize(pairs) * steps, share)) {

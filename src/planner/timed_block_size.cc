@@ -54,7 +54,8 @@ double linear_layers_us(const Workload& workload, const Cluster& cluster,
 
 double layers_us(const Workload& workload, const Cluster& cluster, const Arrangement& arrangement,
                  const StrategyRequest& request) {
-  return simulate(build_plan(workload, cluster, arrangement), cluster).time_us() +
+  return simulate(build_plan(workload, cluster, arrangement, {.digest = false}), cluster)
+             .time_us() +
          linear_layers_us(workload, cluster, request) *
              static_cast<double>(most_tokens(arrangement, cluster));
 }

@@ -333,10 +333,54 @@ TEST(Auto, AStepLimitGivesTheSameValidPlanEveryTime) {
 }
 
 // If tiles did not count, every other strategy would fit.
+// The last 256 rows attend all keys, the others about 640: one device, or node, that had them whole
+// would fetch everything.
+TEST(Auto, FewStepsGoIntoTilesWhereAFewRowsAttendFarMoreThanOthers) {
+  const Cluster cluster = cluster_of("dgx-h200", 4, 8);
+  const Workload workload = batch_of({131'072}, "causal_blockwise:256,2,1");
+  StrategyRequest request;
+  request.options["steps"] = "50000";
+  const Plan few = auto_plan(workload, cluster, request);
+  EXPECT_EQ(few.options.at("chosen.of"), "tiles");
+  EXPECT_TRUE(verify(few).ok());
+  request.options["steps"] = "1000000";
+  EXPECT_LE(simulate(few, cluster).time_us(),
+            1.5 * simulate(auto_plan(workload, cluster, request), cluster).time_us());
+}
+
+TEST(Auto, FewStepsComeNearTheBestStrategyThatDecidesByRule) {
+  const Cluster cluster = cluster_of("dgx-h200", 4, 8);
+  Workload workload = batch_of({131'072}, "causal");
+  workload.shape.q_heads = workload.shape.kv_heads = 32;
+  StrategyRequest request;
+  request.options["steps"] = "50000";
+  const double ours = simulate(auto_plan(workload, cluster, request), cluster).time_us();
+  double best = std::numeric_limits<double>::infinity();
+  for (const Strategy* strategy : strategies()) {
+    if (strategy->deciding() != Deciding::kByRule) continue;
+    StrategyRequest other;
+    if (strategy->unsupported(workload, cluster, other)) continue;
+    best = std::min(
+        best, simulate(build_plan(workload, cluster, strategy->arrange(workload, cluster, other)),
+                       cluster)
+                  .time_us());
+  }
+  EXPECT_LE(ours, 1.05 * best);
+}
+
+TEST(BuildPlan, LeavesOutTheDigestWhereThatIsAskedFor) {
+  const Cluster cluster = cluster_of("local", 1, 4);
+  const Workload workload = batch_of({900, 300}, "causal");
+  const Arrangement arrangement = find_strategy("zigzag").arrange(workload, cluster, {});
+  Plan plan = build_plan(workload, cluster, arrangement, {.digest = false});
+  EXPECT_EQ(plan.digest, 0U);
+  EXPECT_NE(build_plan(workload, cluster, arrangement).digest, 0U);
+}
+
 TEST(Auto, StepsCountTheTilesOfTheBlocksThatWereAskedFor) {
   StrategyRequest request;
   request.block_size = 16;
-  request.options["steps"] = "300000";
+  request.options["steps"] = "200000";
   const Plan plan = auto_plan(batch_of({8192}, "causal"), cluster_of("dgx-h200", 2, 4), request);
   EXPECT_LE(std::stoll(plan.options.at("tried")), 3);
 }

@@ -201,14 +201,17 @@ class PresetStrategy : public TypedStrategy<Options> {
     return std::nullopt;
   }
 
-  // Strategies that split heads do so over every number of ranks that can.
+  // Strategies that split heads do so over every number of ranks that can; over all of them they
+  // are ulysses.
   [[nodiscard]] std::vector<Options> variants_with(const Workload& workload, const Cluster& cluster,
                                                    const StrategyRequest&) const override {
     std::vector<Options> variants = {Options{}};
     if constexpr (std::is_same_v<Options, HybridOptions>) {
       const std::int32_t most = std::gcd(workload.shape.kv_heads, cluster.num_devices());
       for (std::int32_t heads = 2; heads <= most; ++heads) {
-        if (most % heads != 0 || heads == head_parallel(workload, cluster, Options{})) continue;
+        const bool is_ulysses = heads == cluster.num_devices();
+        const bool is_default = heads == head_parallel(workload, cluster, Options{});
+        if (most % heads != 0 || is_ulysses || is_default) continue;
         variants.push_back({.head_parallel = heads});
       }
     }

@@ -156,6 +156,19 @@ TEST(Hybrid, SplitsHeadsInsideANodeByDefault) {
   EXPECT_EQ(planned.plan.rounds[0].head_groups, 4);
 }
 
+// Over all ranks it would be ulysses again.
+TEST(Hybrid, TriesEveryNumberOfRanksBetweenOneAndAll) {
+  AttentionShape shape;
+  shape.kv_heads = 8;
+  const MaskUse use = causal();
+  const Workload workload = make_workload(std::vector<std::int64_t>{kTokens}, shape, {&use, 1});
+  std::vector<std::string> tried;
+  for (const auto& options : find_strategy("hybrid").variants(workload, cluster_of(2, 4), {})) {
+    tried.push_back(options.contains("head_parallel") ? options.at("head_parallel") : "default");
+  }
+  EXPECT_EQ(tried, (std::vector<std::string>{"default", "2"}));
+}
+
 TEST(AllGather, RingCrossesANodeBoundaryOncePerNode) {
   const AttentionShape shape;
   StrategyRequest direct;
