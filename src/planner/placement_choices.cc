@@ -13,9 +13,9 @@
 namespace contextile {
 namespace {
 
-constexpr double kMostPlacedTiles = 150'000;      // of all head groups; of one as many as there are
-constexpr double kMostRowTiles = 150'000;         // likewise
-constexpr double kTilesOfDevice = 750;            // of all head groups, placed quickly
+constexpr double kMostPlacedTiles = 150'000;  // of all head groups; of one as many as there are
+constexpr double kMostRowTiles = 150'000;     // likewise
+constexpr double kTilesOfDevice = 750;        // of all head groups, placed quickly
 // That RowPartitioner numbers; many more blocks of tiles take long, however little is done to them.
 constexpr std::int64_t kMostPlacedRows = 65'535;
 
