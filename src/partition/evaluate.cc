@@ -31,12 +31,6 @@ class Evaluator {
   [[nodiscard]] std::int32_t node(Rank device) const {
     return device.value / spec_.devices_per_node;
   }
-  [[nodiscard]] std::int64_t busiest() const {
-    std::int64_t most = 0;
-    for (const Rank d : devices()) most = std::max({most, sent_[d], received_[d]});
-    return most;
-  }
-
   [[nodiscard]] std::int32_t nics_per_node() const {
     return spec_.nics_per_node == 0 ? spec_.devices_per_node : spec_.nics_per_node;
   }
@@ -92,53 +86,47 @@ class Evaluator {
     if (!devices.empty()) units_.push_back({bytes, owner, towards_owner, std::move(devices)});
   }
 
-  void move(const MovingUnit& unit, Rank from, Rank to) {
-    if (unit.towards_owner) std::swap(from, to);
-    const std::int64_t bytes = unit.bytes * (node(from) == node(to) ? 1 : spec_.inter_weight);
-    sent_[from] += bytes;
-    received_[to] += bytes;
-  }
-
-  void clear_traffic() {
-    sent_.assign(devices(), 0);
-    received_.assign(devices(), 0);
+  [[nodiscard]] std::int64_t weighted(const MovingUnit& unit, Rank from, Rank to) const {
+    return unit.bytes * (node(from) == node(to) ? 1 : spec_.inter_weight);
   }
 
   void count_direct() {
-    clear_traffic();
+    Traffic devices(static_cast<std::size_t>(num_devices()));
     for (const MovingUnit& unit : units_) {
       std::int32_t last_node = node(unit.owner);
       for (const Rank device : unit.devices) {
-        move(unit, unit.owner, device);
+        const Rank from = unit.towards_owner ? device : unit.owner;
+        const Rank to = unit.towards_owner ? unit.owner : device;
+        devices.move(from.index(), to.index(), weighted(unit, from, to));
         quality_.total_bytes += unit.bytes;
         if (node(device) == node(unit.owner) || node(device) == last_node) continue;
         last_node = node(device);
         quality_.inter_bytes += unit.bytes;
       }
     }
-    quality_.max_device_direct_bytes = busiest();
+    quality_.max_device_direct_bytes = devices.busiest();
   }
 
   void count_relayed() {
-    clear_traffic();
+    Traffic devices(static_cast<std::size_t>(num_devices()));
     Traffic ports(static_cast<std::size_t>(num_devices()));
     Traffic nics(static_cast<std::size_t>(spec_.nodes * nics_per_node()));
     const auto via =
         choose_relays(units_, num_devices(), spec_.devices_per_node, spec_.inter_weight);
     for (std::size_t u = 0; u < units_.size(); ++u) {
-      for (std::size_t i = 0; i < units_[u].devices.size(); ++i) {
-        move(units_[u], via[u][i], units_[u].devices[i]);
-        Rank from = via[u][i];
-        Rank to = units_[u].devices[i];
-        if (units_[u].towards_owner) std::swap(from, to);
+      const MovingUnit& unit = units_[u];
+      for (std::size_t i = 0; i < unit.devices.size(); ++i) {
+        const Rank from = unit.towards_owner ? unit.devices[i] : via[u][i];
+        const Rank to = unit.towards_owner ? via[u][i] : unit.devices[i];
+        devices.move(from.index(), to.index(), weighted(unit, from, to));
         if (node(from) == node(to)) {
-          ports.move(from.index(), to.index(), units_[u].bytes);
+          ports.move(from.index(), to.index(), unit.bytes);
         } else {
-          nics.move(nic(from), nic(to), units_[u].bytes);
+          nics.move(nic(from), nic(to), unit.bytes);
         }
       }
     }
-    quality_.max_device_bytes = busiest();
+    quality_.max_device_bytes = devices.busiest();
     quality_.max_port_bytes = ports.busiest();
     quality_.max_nic_bytes = nics.busiest();
   }
@@ -166,8 +154,6 @@ class Evaluator {
   const GridSpec& spec_;
   const GridPartition& partition_;
   std::vector<MovingUnit> units_;
-  IdVector<Rank, std::int64_t> sent_;
-  IdVector<Rank, std::int64_t> received_;
   GridQuality quality_;
 };
 

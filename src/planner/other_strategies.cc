@@ -66,7 +66,7 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
                              ? steps_of_searching_strategy(devices, tokens, sequences)
                              : steps_of_other_strategy(devices, tokens, sequences);
     if (request.block_size) steps += steps_of_simulating(devices, tiles_at(*request.block_size));
-    quick_.push_back({choice, {}, steps, strategy.deciding() == Deciding::kByRule});
+    quick_.push_back({choice, {}, steps});
     return;
   }
   if (request.block_size) sizes = {*request.block_size};
@@ -83,7 +83,9 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
   state_.settle();
   for (std::size_t i = 0; i < quick_.size(); ++i) {
     const std::int64_t steps = quick_[i].steps / kPartOfArranging;
-    if (quick_[i].by_rule && state_.take(steps, share_of_arranging)) by_rule.push_back(i);
+    const Strategy& strategy = find_strategy(quick_[i].choice.name);
+    if (strategy.deciding() != Deciding::kByRule) continue;
+    if (state_.take(steps, share_of_arranging)) by_rule.push_back(i);
   }
   struct Likely {
     double least_cost_us = kNever;
@@ -94,12 +96,9 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
   std::mutex mutex;
   state_.progress.expect(std::ssize(by_rule));
   parallel_for(std::size_t{0}, by_rule.size(), [&](std::size_t i) {
-    const Other& other = quick_[by_rule[i]];
     Likely likely;
     likely.index = by_rule[i];
-    likely.arrangement = find_strategy(other.choice.name)
-                             .arrange(state_.workload, state_.cluster,
-                                      request_of(state_, other.choice, other.block_size));
+    likely.arrangement = arranged(quick_[by_rule[i]]);
     likely.least_cost_us = least_cost_us(likely.arrangement);
     state_.progress.one_done("arranging other strategies");
     const std::scoped_lock lock(mutex);
@@ -108,22 +107,21 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
                       [](const Likely& l) { return std::pair(l.least_cost_us, l.index); });
     if (best.size() > kLikely) best.pop_back();
   });
-  std::vector<std::size_t> done;
   for (Likely& likely : best) {
     const std::int64_t tiles = tiles_of_a_direction(likely.arrangement);
     const std::int64_t steps = steps_of_simulating(state_.num_devices(), tiles) -
                                steps_of_arranging(state_.num_devices(), tiles);
     state_.settle();
     if (!state_.take(steps, share)) continue;
+    Other& other = quick_[likely.index];
     PlanCandidate candidate =
-        candidate_of(quick_[likely.index], std::move(likely.arrangement), likely.least_cost_us);
-    done.push_back(likely.index);
+        candidate_of(other, std::move(likely.arrangement), likely.least_cost_us);
+    other.is_done = true;
     if (candidate.chosen.empty()) break;
     state_.count_tried(candidate.memory_bytes);
     state_.keep_if_best(std::move(candidate));
   }
-  std::ranges::sort(done, std::ranges::greater{});
-  for (const std::size_t i : done) quick_.erase(quick_.begin() + static_cast<std::ptrdiff_t>(i));
+  std::erase_if(quick_, [](const Other& other) { return other.is_done; });
 }
 
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
@@ -136,7 +134,9 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   state_.progress.expect(std::ssize(taken));
   parallel_for(std::size_t{0}, taken.size(), [&](std::size_t i) {
     if ((i > 0 || has_plan) && !state_.has_time_for(taken[i].steps, share)) return;
-    candidates[i] = candidate_of(taken[i]);
+    Arrangement arrangement = arranged(taken[i]);
+    const double least_us = least_cost_us(arrangement);
+    candidates[i] = candidate_of(taken[i], std::move(arrangement), least_us);
     state_.progress.one_done("simulating other strategies");
   });
   for (PlanCandidate& candidate : candidates) {
@@ -151,12 +151,9 @@ double OtherStrategies::least_cost_us(const Arrangement& arrangement) const {
   return state_.cost_us(least_us, most_tokens(arrangement, state_.cluster));
 }
 
-PlanCandidate OtherStrategies::candidate_of(const Other& other) const {
-  const Strategy& strategy = find_strategy(other.choice.name);
-  Arrangement arrangement = strategy.arrange(state_.workload, state_.cluster,
-                                             request_of(state_, other.choice, other.block_size));
-  const double least_us = least_cost_us(arrangement);
-  return candidate_of(other, std::move(arrangement), least_us);
+Arrangement OtherStrategies::arranged(const Other& other) const {
+  return find_strategy(other.choice.name)
+      .arrange(state_.workload, state_.cluster, request_of(state_, other.choice, other.block_size));
 }
 
 PlanCandidate OtherStrategies::candidate_of(const Other& other, Arrangement arrangement,

@@ -31,14 +31,14 @@ class OtherStrategies {
     StrategyChoice choice;
     std::optional<std::int64_t> block_size;
     std::int64_t steps = 0;  // that it takes, about
-    bool by_rule = false;    // and leaves no block size open
+    bool is_done = false;
   };
 
   // At every block size that it leaves open, where the strategy can do it.
   void add(const Strategy& strategy, const StrategyChoice& choice);
   // In parallel, as many as end in that share of the limits; empties the list if any do.
   void try_all(std::vector<Other>& others, double share);
-  [[nodiscard]] PlanCandidate candidate_of(const Other& other) const;
+  [[nodiscard]] Arrangement arranged(const Other& other) const;
   // Without a name where no simulation is needed to know that it is slower than the best so far.
   [[nodiscard]] PlanCandidate candidate_of(const Other& other, Arrangement arrangement,
                                            double least_cost_us) const;

@@ -132,13 +132,12 @@ std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const 
   constexpr double kEffort = 0.1;
   constexpr double kTilesOfGroup = 100;      // of a device
   constexpr std::array kEps = {0.12, 0.25};  // in turns
-  const std::vector<std::int64_t> sizes = grid_block_sizes(workload, cluster, request);
-  std::int64_t size = sizes.front();
-  for (const std::int64_t other : sizes) {
-    const bool fits = estimated_tiles(workload, other) <= kTilesOfGroup * cluster.num_devices();
-    const bool fits_now = estimated_tiles(workload, size) <= kTilesOfGroup * cluster.num_devices();
-    if (fits ? !fits_now || other < size : !fits_now && other > size) size = other;
-  }
+  std::vector<std::int64_t> sizes = grid_block_sizes(workload, cluster, request);
+  std::ranges::sort(sizes);
+  const auto fitting = std::ranges::find_if(sizes, [&](std::int64_t size) {
+    return estimated_tiles(workload, size) <= kTilesOfGroup * cluster.num_devices();
+  });
+  const std::int64_t size = fitting == sizes.end() ? sizes.back() : *fitting;
   if (num_blocks(workload, size) > kMostPlacedRows) return {};
   std::vector<std::int32_t> head_groups = grid_head_groups(workload);
   std::ranges::sort(head_groups, std::ranges::greater{});

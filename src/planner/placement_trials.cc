@@ -50,22 +50,20 @@ std::vector<double> ends_of(const std::optional<SimulatedDirection>& direction) 
   return ends;
 }
 
-// Each direction for itself.
-void take_better(const PlanTimes& times, const DeviceEnds& ends, const SchedulePair& pair,
-                 PlanTimes& best, DeviceEnds& best_ends, SchedulePair& best_pair) {
-  if (times.forward_us < best.forward_us) {
-    best.forward_us = times.forward_us;
-    best_ends.forward = ends.forward;
-    best_pair.forward = pair.forward;
+}  // namespace
+
+void TrialOutcome::take_better(const TrialOutcome& other) {
+  if (other.times.forward_us < times.forward_us) {
+    times.forward_us = other.times.forward_us;
+    ends.forward = other.ends.forward;
+    schedules.forward = other.schedules.forward;
   }
-  if (times.backward_us < best.backward_us) {
-    best.backward_us = times.backward_us;
-    best_ends.backward = ends.backward;
-    best_pair.backward = pair.backward;
+  if (other.times.backward_us < times.backward_us) {
+    times.backward_us = other.times.backward_us;
+    ends.backward = other.ends.backward;
+    schedules.backward = other.schedules.backward;
   }
 }
-
-}  // namespace
 
 std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices) {
   IdVector<Rank, std::int64_t> owned(IdRange<Rank>{num_devices});
@@ -111,13 +109,14 @@ std::vector<Placement> PlacementTrials::place(std::span<const PlacementChoice> c
   return placements;
 }
 
-PlacementTrials::Outcome PlacementTrials::simulated(const Placement& placement,
-                                                    const SchedulePair& schedules) const {
+TrialOutcome PlacementTrials::simulated(const Placement& placement,
+                                        const SchedulePair& schedules) const {
   const Arrangement arrangement = arrange_placement(state_.workload, state_.cluster, placement,
                                                     state_.request, schedules, retain_);
   const Plan plan = build_plan(state_.workload, state_.cluster, arrangement, {.digest = false});
   const Simulation simulation = simulate(plan, state_.cluster);
-  return {times_of(plan, simulation, state_.memory_limit_bytes),
+  return {schedules,
+          times_of(plan, simulation, state_.memory_limit_bytes),
           {ends_of(simulation.forward), ends_of(simulation.backward)}};
 }
 
@@ -126,9 +125,9 @@ double PlacementTrials::cost_us(const Placement& placement, const PlanTimes& tim
                         most_tokens(placement, state_.cluster.num_devices()));
 }
 
-std::vector<PlacementTrials::Best> PlacementTrials::simulate_all(
+std::vector<TrialOutcome> PlacementTrials::simulate_all(
     std::span<const Placement* const> placements, std::span<const SchedulePair> pairs) {
-  std::vector<Outcome> outcomes(placements.size() * pairs.size());
+  std::vector<TrialOutcome> outcomes(placements.size() * pairs.size());
   const bool has_plan = state_.has_plan();
   state_.progress.expect(std::ssize(outcomes));
   parallel_for(std::size_t{0}, outcomes.size(), [&](std::size_t i) {
@@ -141,13 +140,10 @@ std::vector<PlacementTrials::Best> PlacementTrials::simulate_all(
     outcomes[i] = simulated(placement, pairs[i / placements.size()]);
     state_.progress.one_done("simulating placements");
   });
-  std::vector<Best> best(placements.size());
+  std::vector<TrialOutcome> best(placements.size());
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     if (outcomes[i].times.was_tried()) state_.count_tried(outcomes[i].times.memory_bytes);
-    const SchedulePair& pair = pairs[i / placements.size()];
-    Best& of_placement = best[i % placements.size()];
-    take_better(outcomes[i].times, outcomes[i].ends, pair, of_placement.outcome.times,
-                of_placement.outcome.ends, of_placement.schedules);
+    best[i % placements.size()].take_better(outcomes[i]);
   }
   return best;
 }
@@ -156,13 +152,11 @@ std::vector<Tried> PlacementTrials::try_pairs(std::span<const Placement> placeme
                                               std::span<const SchedulePair> pairs) {
   std::vector<const Placement*> all;
   for (const Placement& placement : placements) all.push_back(&placement);
-  const std::vector<Best> best = simulate_all(all, pairs);
+  const std::vector<TrialOutcome> best = simulate_all(all, pairs);
   std::vector<Tried> tried;
   for (std::size_t p = 0; p < placements.size(); ++p) {
-    const Outcome& outcome = best[p].outcome;
-    if (outcome.times.sum_us() == kNever) continue;
-    tried.push_back({placements[p], best[p].schedules, outcome.times, outcome.ends,
-                     cost_us(placements[p], outcome.times)});
+    if (best[p].times.sum_us() == kNever) continue;
+    tried.push_back({placements[p], best[p], cost_us(placements[p], best[p].times)});
     take_if_best(tried.back());
   }
   return tried;
@@ -171,11 +165,10 @@ std::vector<Tried> PlacementTrials::try_pairs(std::span<const Placement> placeme
 void PlacementTrials::try_pairs_again(std::span<Tried> tried, std::span<const SchedulePair> pairs) {
   std::vector<const Placement*> all;
   for (const Tried& one : tried) all.push_back(&one.placement);
-  const std::vector<Best> best = simulate_all(all, pairs);
+  const std::vector<TrialOutcome> best = simulate_all(all, pairs);
   for (std::size_t p = 0; p < tried.size(); ++p) {
-    take_better(best[p].outcome.times, best[p].outcome.ends, best[p].schedules, tried[p].times,
-                tried[p].ends, tried[p].schedules);
-    tried[p].cost_us = cost_us(tried[p].placement, tried[p].times);
+    tried[p].outcome.take_better(best[p]);
+    tried[p].cost_us = cost_us(tried[p].placement, tried[p].outcome.times);
     take_if_best(tried[p]);
   }
 }
@@ -189,9 +182,10 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
   warm.handicap_us.assign(static_cast<std::size_t>(state_.num_devices()), 0);
   const double mean_us = mean_work_us(*tried.placement.priced, state_.num_devices());
   for (int round = 0; round < rounds && state_.has_time_for(steps); ++round) {
-    std::vector<double> ends = last.ends.forward;
+    std::vector<double> ends = last.outcome.ends.forward;
     ends.resize(warm.handicap_us.size(), 0);
-    for (std::size_t d = 0; d < last.ends.backward.size(); ++d) ends[d] += last.ends.backward[d];
+    const std::vector<double>& backward = last.outcome.ends.backward;
+    for (std::size_t d = 0; d < backward.size(); ++d) ends[d] += backward[d];
     const double mean_end =
         std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
     for (std::size_t d = 0; d < ends.size(); ++d) {
@@ -202,10 +196,8 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
     ++choice.seed;
     last.placement = contextile::place(state_.workload, state_.cluster, tried.placement.priced,
                                        choice, state_.placing(retain_), &warm);
-    Outcome outcome = simulated(last.placement, tried.schedules);
-    last.times = outcome.times;
-    last.ends = std::move(outcome.ends);
-    last.cost_us = cost_us(last.placement, last.times);
+    last.outcome = simulated(last.placement, tried.outcome.schedules);
+    last.cost_us = cost_us(last.placement, last.outcome.times);
     if (last.cost_us < best.cost_us) best = last;
   }
   return best;
@@ -218,21 +210,21 @@ void PlacementTrials::take_if_best(const Tried& tried) {
       {"of", unit_text(choice.unit)},
       {"block_size", fmt::format("{}", choice.block_size)},
       {"head_groups", fmt::format("{}", choice.head_groups)},
-      {"forward", schedule_text(tried.schedules.forward)}};
+      {"forward", schedule_text(tried.outcome.schedules.forward)}};
   if (choice.unit == PlacedUnit::kTiles) options["eps"] = fmt::format("{}", choice.eps);
   if (state_.request.backward) {
-    options["backward"] = schedule_text(tried.schedules.backward);
+    options["backward"] = schedule_text(tried.outcome.schedules.backward);
     options["retained"] = retain_ ? "on" : "off";
   }
   PlanCandidate candidate{
       .cost_us = tried.cost_us,
-      .time_us = tried.times.sum_us(),
+      .time_us = tried.outcome.times.sum_us(),
       .chosen = "placement",
       .tiles = num_tiles(tried.placement),
       .arranging_steps = steps_of_arranging(state_.num_devices(), num_tiles(tried.placement)),
       .arrange = {}};
   candidate.arrange = [&state = state_, retain = retain_, placement = tried.placement,
-                       schedules = tried.schedules, options = std::move(options)] {
+                       schedules = tried.outcome.schedules, options = std::move(options)] {
     Arrangement arrangement = arrange_placement(state.workload, state.cluster, placement,
                                                 state.request, schedules, retain);
     arrangement.options = options;

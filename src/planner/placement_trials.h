@@ -17,12 +17,20 @@ struct DeviceEnds {
   std::vector<double> backward;
 };
 
-// A placement with the schedules that suit it best, each direction for itself.
-struct Tried {
-  Placement placement;
+// What a placement takes under schedules.
+struct TrialOutcome {
   SchedulePair schedules;
   PlanTimes times;
   DeviceEnds ends;
+
+  // Takes over a direction that is faster under the other's schedules.
+  void take_better(const TrialOutcome& other);
+};
+
+// A placement under the schedules that suit it best, each direction for itself.
+struct Tried {
+  Placement placement;
+  TrialOutcome outcome;
   double cost_us = kNever;  // SearchState::cost_us
 };
 
@@ -52,18 +60,11 @@ class PlacementTrials {
   void take_if_best(const Tried& tried);
 
  private:
-  struct Outcome {
-    PlanTimes times;
-    DeviceEnds ends;
-  };
-  // The best of one placement under some pairs.
-  struct Best {
-    Outcome outcome;
-    SchedulePair schedules;
-  };
-  [[nodiscard]] std::vector<Best> simulate_all(std::span<const Placement* const> placements,
-                                               std::span<const SchedulePair> pairs);
-  [[nodiscard]] Outcome simulated(const Placement& placement, const SchedulePair& schedules) const;
+  // The best of each placement.
+  [[nodiscard]] std::vector<TrialOutcome> simulate_all(std::span<const Placement* const> placements,
+                                                       std::span<const SchedulePair> pairs);
+  [[nodiscard]] TrialOutcome simulated(const Placement& placement,
+                                       const SchedulePair& schedules) const;
   [[nodiscard]] double cost_us(const Placement& placement, const PlanTimes& times) const;
 
   SearchState& state_;

@@ -56,7 +56,7 @@ void RowSearch::try_schedules(std::size_t most, std::size_t first, std::size_t e
     const auto all = likely_schedules(tried.placement.choice.unit, tried.placement.estimate_us);
     std::vector<SchedulePair> pairs;
     for (std::size_t p = first; p < std::min(end, all.size()); ++p) {
-      if (all[p] != tried.schedules) pairs.push_back(all[p]);
+      if (all[p] != tried.outcome.schedules) pairs.push_back(all[p]);
     }
     const std::int64_t steps =
         steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));

@@ -49,8 +49,8 @@ UnitDevices devices_of_units(const ScheduleProblem& problem, bool of_columns) {
 
 void append_routes(const ScheduleProblem& problem, Kind kind, const UnitDevices& away,
                    std::vector<UnitRoute>& routes) {
+  const auto groups = static_cast<std::size_t>(problem.head_groups);
   for (std::size_t u = 0; u + 1 < away.first.size(); ++u) {
-    const auto groups = static_cast<std::size_t>(problem.head_groups);
     const BlockId block{static_cast<std::int32_t>(u / groups)};
     const GroupId group{static_cast<std::int32_t>(u % groups)};
     for (std::size_t i = away.first[u]; i < away.first[u + 1]; ++i) {
