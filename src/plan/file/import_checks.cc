@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "mask/tile_table.h"
+#include "batch/mask/tile_table.h"
 #include "plan/file/import_json.h"
 #include "plan/file/manifest.h"
 

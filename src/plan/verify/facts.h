@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/plan.h"
-#include "mask/tile_table.h"
+#include "batch/mask/tile_table.h"
 #include "plan/verify/findings.h"
 
 namespace contextile {

@@ -9,7 +9,7 @@
 
 #include "base/quote.h"
 #include "contextile/data.h"
-#include "data/length_formats.h"
+#include "batch/input/length_formats.h"
 
 // NumPy's format (NEP 1): magic, major and minor version, the header's size (2 bytes in
 // version 1.0, 4 in 2.0 and 3.0, little endian), the header (a Python dict as text), the elements.

@@ -6,8 +6,8 @@
 #include "base/check.h"
 #include "base/rng.h"
 #include "contextile/mask.h"
-#include "data/datasets.h"
-#include "data/length_formats.h"
+#include "batch/input/datasets.h"
+#include "batch/input/length_formats.h"
 
 namespace contextile {
 namespace {

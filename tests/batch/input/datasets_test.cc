@@ -1,4 +1,4 @@
-#include "data/datasets.h"
+#include "batch/input/datasets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/mask.h"
-#include "mask/tile_table.h"
+#include "batch/mask/tile_table.h"
 #include "support/mask_support.h"
 
 namespace contextile {

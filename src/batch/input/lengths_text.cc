@@ -4,7 +4,7 @@
 
 #include "base/quote.h"
 #include "contextile/data.h"
-#include "data/length_formats.h"
+#include "batch/input/length_formats.h"
 
 namespace contextile {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "base/file_bytes.h"
 #include "contextile/data.h"
-#include "data/length_formats.h"
+#include "batch/input/length_formats.h"
 
 namespace contextile {
 namespace {

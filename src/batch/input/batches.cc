@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "contextile/data.h"
-#include "data/datasets.h"
-#include "data/length_formats.h"
+#include "batch/input/datasets.h"
+#include "batch/input/length_formats.h"
 
 namespace contextile {
 namespace {

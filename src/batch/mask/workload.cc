@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "mask/mask_spec.h"
+#include "batch/mask/mask_text.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,4 @@
-#include "mask/tile_table.h"
+#include "batch/mask/tile_table.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "mask/mask_spec.h"
+#include "batch/mask/mask_text.h"
 
 #include <array>
 #include <charconv>

@@ -2,7 +2,7 @@
 
 #include "base/parse_json.h"
 #include "base/quote.h"
-#include "data/length_formats.h"
+#include "batch/input/length_formats.h"
 
 namespace contextile {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 #include "contextile/mask.h"
-#include "mask/mask_spec.h"
+#include "batch/mask/mask_text.h"
 
 namespace contextile {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "base/quote.h"
 #include "contextile/data.h"
-#include "data/length_formats.h"
+#include "batch/input/length_formats.h"
 
 // Megatron-LM's index (megatron/core/datasets/indexed_dataset.py), little endian, no padding:
 //   0  magic        9 bytes
