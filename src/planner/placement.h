@@ -13,7 +13,7 @@
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
-#include "partition/rows.h"
+#include "partition/grid/rows.h"
 #include "schedule/in_order.h"
 #include "schedule/overlap.h"
 #include "schedule/timeline.h"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "partition/rows.h"
+#include "partition/grid/rows.h"
 #include "planner/link_rates.h"
 
 namespace contextile {

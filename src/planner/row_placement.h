@@ -6,7 +6,7 @@
 #include "contextile/cluster.h"
 #include "contextile/partition.h"
 #include "contextile/workload.h"
-#include "partition/rows.h"
+#include "partition/grid/rows.h"
 #include "planner/placement.h"
 #include "strategy/grid_placement.h"
 

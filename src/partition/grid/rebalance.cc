@@ -1,0 +1,287 @@
+#include "partition/grid/rebalance.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+// With more devices than that a vertex looks at those its nets reach and at the emptiest parts.
+constexpr std::int32_t kFewDevices = 64;
+constexpr std::size_t kEmptiestParts = 16;
+// Vertices of a part that are compared to swap one vertex with.
+constexpr int kSwapsOfPart = 8;
+
+// Gains come first, then the cheapest cost per weight removed from what is above the limit.
+double price_of(std::int64_t cost, std::int64_t removed) {
+  const auto bytes = static_cast<double>(cost);
+  return cost > 0 ? bytes / static_cast<double>(removed) : bytes;
+}
+
+}  // namespace
+
+Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts)
+    : grid_(grid),
+      vertices_(std::move(vertices)),
+      parts_(parts),
+      load_(parts.ids()),
+      device_load_(IdRange<Rank>(parts.count * parts.devices)) {
+  for (const GridVertexId v : vertices_) {
+    const Rank device = grid_.device(v);
+    load_[parts_.of(device)] += grid_.weight(v);
+    device_load_[Rank{device.value - parts_.first_device.value}] += grid_.weight(v);
+  }
+}
+
+bool Rebalance::bring_below(std::int64_t limit) {
+  limit_ = limit;
+  while (true) {
+    const std::vector<GridPartId> above = above_limit();
+    if (above.empty()) return true;
+    PartLists lists = by_part();
+    bool progress = false;
+    for (const GridPartId part : above) progress = shed(part, lists[part]) || progress;
+    if (progress) continue;
+    for (const GridPartId part : above) progress = swap_out(part, lists) || progress;
+    if (!progress) return false;
+  }
+}
+
+std::vector<GridPartId> Rebalance::above_limit() const {
+  std::vector<GridPartId> above;
+  for (const GridPartId p : parts_.ids()) {
+    if (over(p) > 0) above.push_back(p);
+  }
+  std::ranges::stable_sort(above, std::ranges::greater{}, [this](GridPartId p) { return over(p); });
+  return above;
+}
+
+Rebalance::PartLists Rebalance::by_part() const {
+  PartLists lists(parts_.ids());
+  for (const GridVertexId v : vertices_) lists[parts_.of(grid_.device(v))].push_back(v);
+  for (std::vector<GridVertexId>& list : lists) {
+    std::ranges::stable_sort(list, {}, [this](GridVertexId v) { return grid_.weight(v); });
+  }
+  return lists;
+}
+
+void Rebalance::move(GridVertexId v, Rank to) {
+  const std::int64_t weight = grid_.weight(v);
+  const std::int32_t first = parts_.first_device.value;
+  const Rank from = grid_.device(v);
+  load_[parts_.of(from)] -= weight;
+  load_[parts_.of(to)] += weight;
+  device_load_[Rank{from.value - first}] -= weight;
+  device_load_[Rank{to.value - first}] += weight;
+  grid_.move(v, to);
+  emptiest_.clear();
+  changed_ = true;
+}
+
+// ------------------------------------------------------------------------------------- moves
+
+void Rebalance::find_emptiest() {
+  if (!emptiest_.empty()) return;
+  emptiest_.assign(parts_.ids().begin(), parts_.ids().end());
+  const std::size_t wanted = std::min(kEmptiestParts, emptiest_.size());
+  std::ranges::partial_sort(emptiest_, emptiest_.begin() + static_cast<std::ptrdiff_t>(wanted), {},
+                            [this](GridPartId p) { return std::pair(load_[p], p); });
+  emptiest_.resize(wanted);
+}
+
+// Devices of other parts that have room.
+void Rebalance::find_targets(GridVertexId v, GridPartId from) {
+  targets_.clear();
+  const auto append_part = [&](GridPartId part) {
+    for (std::int32_t d = 0; d < parts_.devices; ++d) {
+      targets_.push_back(Rank{parts_.first_device.value + part.value * parts_.devices + d});
+    }
+  };
+  if (parts_.count * parts_.devices <= kFewDevices) {
+    for (const GridPartId p : parts_.ids()) append_part(p);
+  } else {
+    grid_.append_devices(v, targets_);
+    find_emptiest();
+    for (const GridPartId p : emptiest_) append_part(p);
+  }
+  const std::int64_t most = limit_ - grid_.weight(v);
+  std::erase_if(targets_, [&](Rank d) {
+    return !parts_.holds(d) || parts_.of(d) == from || load_[parts_.of(d)] > most;
+  });
+}
+
+Rebalance::Move Rebalance::best_move(GridVertexId v) {
+  const GridPartId from = parts_.of(grid_.device(v));
+  Move best{.vertex = v};
+  find_targets(v, from);
+  grid_.find_deltas(v, targets_, deltas_);
+  std::tuple<std::int64_t, std::int64_t, std::int64_t, Rank> least;
+  for (std::size_t i = 0; i < targets_.size(); ++i) {
+    const Rank to = targets_[i];
+    const std::tuple candidate(deltas_[i], load_[parts_.of(to)],
+                               device_load_[Rank{to.value - parts_.first_device.value}], to);
+    if (best.to.valid() && candidate >= least) continue;
+    least = candidate;
+    best.to = to;
+  }
+  if (!best.to.valid()) return best;
+  best.cost = std::get<0>(least);
+  best.price = price_of(best.cost, std::min(grid_.weight(v), over(from)));
+  return best;
+}
+
+bool Rebalance::shed(GridPartId part, const std::vector<GridVertexId>& vertices) {
+  std::vector<Move> moves;
+  for (const GridVertexId v : vertices) {
+    const Move move = grid_.weight(v) > 0 ? best_move(v) : Move{};
+    if (move.to.valid()) moves.push_back(move);
+  }
+  std::ranges::sort(moves, {}, [](const Move& m) { return std::pair(m.price, m.vertex); });
+  bool progress = false;
+  for (const Move& planned : moves) {
+    if (over(part) <= 0) break;
+    const Move now = best_move(planned.vertex);  // earlier moves may have filled the target
+    if (!now.to.valid()) continue;
+    move(now.vertex, now.to);
+    progress = true;
+  }
+  return progress;
+}
+
+// ------------------------------------------------------------------------------------- swaps
+
+// Calls visit for swaps with a lighter vertex of another part that has room for the difference.
+template <typename Visit>
+void Rebalance::for_each_swap(GridPartId from, const PartLists& lists, const Visit& visit) const {
+  const auto weight = [this](GridVertexId v) { return grid_.weight(v); };
+  for (const GridVertexId out : lists[from]) {
+    for (const GridPartId p : parts_.ids()) {
+      const std::int64_t room = limit_ - load_[p];
+      if (p == from || room <= 0) continue;
+      auto in = std::ranges::lower_bound(lists[p], weight(out) - room, {}, weight);
+      for (int i = 0; i < kSwapsOfPart && in != lists[p].end(); ++i, ++in) {
+        if (weight(*in) >= weight(out)) break;
+        visit(Swap{std::min(weight(out) - weight(*in), over(from)), 0, out, *in});
+      }
+    }
+  }
+}
+
+// The cheapest of the swaps that take about as much off what is above the limit as any.
+Rebalance::Swap Rebalance::best_swap(GridPartId from, const PartLists& lists) const {
+  std::int64_t most = 0;
+  for_each_swap(from, lists, [&](const Swap& swap) { most = std::max(most, swap.removed); });
+  Swap best;
+  for_each_swap(from, lists, [&](Swap swap) {
+    if (2 * swap.removed < most) return;
+    swap.price = price_of(
+        grid_.delta(swap.out, grid_.device(swap.in)) + grid_.delta(swap.in, grid_.device(swap.out)),
+        swap.removed);
+    if (best.removed == 0 || swap.price < best.price) best = swap;
+  });
+  return best;
+}
+
+bool Rebalance::swap_out(GridPartId part, PartLists& lists) {
+  bool progress = false;
+  while (over(part) > 0) {
+    const Swap swap = best_swap(part, lists);
+    if (swap.removed == 0) break;
+    const Rank from = grid_.device(swap.out);
+    const Rank to = grid_.device(swap.in);
+    move(swap.out, to);
+    move(swap.in, from);
+    relist(swap.out, part, lists);
+    relist(swap.in, parts_.of(to), lists);
+    progress = true;
+  }
+  return progress;
+}
+
+// Brings the lists up to date: the vertex has moved out of a part. As by_part, while vertices
+// ascend.
+void Rebalance::relist(GridVertexId v, GridPartId from, PartLists& lists) const {
+  const auto order = [this](GridVertexId u) { return std::pair(grid_.weight(u), u); };
+  std::vector<GridVertexId>& left = lists[from];
+  left.erase(std::ranges::lower_bound(left, order(v), {}, order));
+  std::vector<GridVertexId>& joined = lists[parts_.of(grid_.device(v))];
+  joined.insert(std::ranges::lower_bound(joined, order(v), {}, order), v);
+}
+
+// ------------------------------------------------------------------------------------- polish
+
+void Rebalance::lower_cost() {
+  constexpr int kPasses = 6;
+  bool progress = true;
+  for (int pass = 0; pass < kPasses && progress; ++pass) {
+    progress = false;
+    for (const GridVertexId v : vertices_) progress = move_if_cheaper(v) || progress;
+    const PartLists lists = by_part();
+    for (const GridVertexId v : vertices_) progress = swap_if_cheaper(v, lists) || progress;
+  }
+}
+
+bool Rebalance::move_if_cheaper(GridVertexId v) {
+  const Move best = best_move(v);
+  if (!best.to.valid() || best.cost >= 0) return false;
+  move(v, best.to);
+  return true;
+}
+
+// With a vertex of a part that it is cheaper in.
+bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
+  const Rank from = grid_.device(v);
+  targets_.clear();
+  for (const GridPartId p : parts_.ids()) {
+    targets_.push_back(Rank{parts_.first_device.value + p.value * parts_.devices});
+  }
+  grid_.find_deltas(v, targets_, deltas_);
+  for (const GridPartId p : parts_.ids()) {
+    const Rank to = targets_[p.index()];
+    const std::int64_t gain = deltas_[p.index()];
+    if (to == from || gain >= 0) continue;
+    for (const GridVertexId other : lists[p]) {
+      const std::int64_t more = grid_.weight(v) - grid_.weight(other);
+      if (grid_.device(other) != to || load_[p] + more > limit_ ||
+          load_[parts_.of(from)] - more > limit_ || gain + grid_.delta(other, from) >= 0) {
+        continue;
+      }
+      move(v, to);
+      move(other, from);
+      return true;
+    }
+  }
+  return false;
+}
+
+// ------------------------------------------------------------------------------------- packing
+
+Rank Rebalance::cheapest_device(GridVertexId v, GridPartId part) const {
+  const std::int32_t first = parts_.first_device.value + part.value * parts_.devices;
+  Rank best{first};
+  for (const Rank in_part : IdRange<Rank>(parts_.devices)) {
+    const Rank device{first + in_part.value};
+    if (grid_.delta(v, device) < grid_.delta(v, best)) best = device;
+  }
+  return best;
+}
+
+void Rebalance::pack_longest_first() {
+  std::ranges::stable_sort(vertices_, std::ranges::greater{},
+                           [this](GridVertexId v) { return grid_.weight(v); });
+  IdVector<GridPartId, std::int64_t> packed(parts_.ids());
+  for (const GridVertexId v : vertices_) {
+    const std::int64_t least = *std::ranges::min_element(packed);
+    Rank best;
+    for (const GridPartId p : parts_.ids()) {
+      if (packed[p] != least) continue;
+      const Rank device = cheapest_device(v, p);
+      if (!best.valid() || grid_.delta(v, device) < grid_.delta(v, best)) best = device;
+    }
+    packed[parts_.of(best)] += grid_.weight(v);
+    move(v, best);
+  }
+}
+
+}  // namespace contextile

@@ -1,0 +1,26 @@
+// Refinement between two parts: Fiduccia and Mattheyses' passes of moves, each undone back to the
+// best point it went through.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "base/fast_random.h"
+#include "partition/hypergraph/graph_level.h"
+#include "partition/hypergraph/graph_problem.h"
+#include "partition/hypergraph/graph_state.h"
+
+namespace contextile {
+
+// `sides` has the part, 0 or 1, of every vertex; fixed vertices stay. `problem` has two parts.
+// Passes until one finds nothing. Never ends with more overload, nor with the same and a larger
+// cut. O(pins · log) a pass. Returns whether anything changed.
+bool refine_pair(const HyperLevel& level, const HyperProblem& problem,
+                 IdVector<VertexId, PartId>& sides, FastRandom& random);
+
+// The same between all pairs of parts that share much, round after round while they change. Never
+// raises (overload, score).
+void refine_pairs(HyperState& state, std::uint64_t seed);
+
+}  // namespace contextile
