@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "contextile/plan_stats.h"
-#include "plan/build/arena.h"
+#include "plan/lower/arena.h"
 
 namespace contextile {
 namespace {

@@ -13,7 +13,7 @@
 #include "plan/verify/findings.h"
 #include "plan/verify/machine.h"
 #include "plan/verify/messages.h"
-#include "plan/verify/progress.h"
+#include "plan/verify/verify_progress.h"
 
 namespace contextile {
 namespace {

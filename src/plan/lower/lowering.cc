@@ -1,4 +1,4 @@
-#include "plan/build/lowering.h"
+#include "plan/lower/lowering.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/parallel_for.h"
-#include "plan/build/staging_buffers.h"
+#include "plan/lower/staging_buffers.h"
 
 namespace contextile {
 namespace {

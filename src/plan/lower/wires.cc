@@ -1,4 +1,4 @@
-#include "plan/build/wires.h"
+#include "plan/lower/wires.h"
 
 #include <algorithm>
 #include <array>

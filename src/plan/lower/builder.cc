@@ -9,8 +9,8 @@
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
-#include "plan/build/lowering.h"
-#include "plan/build/wires.h"
+#include "plan/lower/lowering.h"
+#include "plan/lower/wires.h"
 
 namespace contextile {
 namespace {

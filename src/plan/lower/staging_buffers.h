@@ -13,7 +13,7 @@
 #include "contextile/arrangement.h"
 #include "contextile/base.h"
 #include "contextile/plan.h"
-#include "plan/build/arena.h"
+#include "plan/lower/arena.h"
 
 namespace contextile {
 

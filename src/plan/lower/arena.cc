@@ -1,4 +1,4 @@
-#include "plan/build/arena.h"
+#include "plan/lower/arena.h"
 
 #include <iterator>
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/build/lowering.h"
+#include "plan/lower/lowering.h"
 
 namespace contextile {
 
