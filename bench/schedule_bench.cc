@@ -25,7 +25,7 @@
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
-#include "schedule/coloring.h"
+#include "strategy/schedule/coloring.h"
 
 namespace contextile {
 namespace {

@@ -29,7 +29,7 @@
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
-#include "strategy/distca/plan.h"
+#include "strategy/distca/distca_plan.h"
 
 namespace contextile {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "contextile/training.h"
 #include "contextile/workload.h"
-#include "strategy/distca/pipeline.h"
-#include "strategy/distca/tasks.h"
+#include "strategy/distca/distca_pipeline.h"
+#include "strategy/distca/distca_tasks.h"
 
 namespace contextile {
 

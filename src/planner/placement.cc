@@ -10,8 +10,8 @@
 #include "contextile/partition.h"
 #include "planner/link_rates.h"
 #include "planner/row_placement.h"
-#include "schedule/home.h"
-#include "schedule/overlap.h"
+#include "strategy/schedule/home.h"
+#include "strategy/schedule/overlap.h"
 
 namespace contextile {
 namespace {

@@ -14,9 +14,9 @@
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 #include "partition/grid/rows.h"
-#include "schedule/in_order.h"
-#include "schedule/overlap.h"
-#include "schedule/timeline.h"
+#include "strategy/schedule/in_order.h"
+#include "strategy/schedule/overlap.h"
+#include "strategy/schedule/timeline.h"
 #include "strategy/grid_placement.h"
 
 namespace contextile {

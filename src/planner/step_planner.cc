@@ -12,8 +12,8 @@
 #include "contextile/planner.h"
 #include "contextile/registry.h"
 #include "planner/ping_pong.h"
-#include "strategy/distca/pipeline.h"
-#include "strategy/distca/tasks.h"
+#include "strategy/distca/distca_pipeline.h"
+#include "strategy/distca/distca_tasks.h"
 
 namespace contextile {
 namespace {

@@ -10,8 +10,8 @@
 #include "contextile/mask.h"
 #include "contextile/partition.h"
 #include "contextile/workload.h"
-#include "schedule/problem.h"
-#include "schedule/rank_layout.h"
+#include "strategy/schedule/placed_tiles.h"
+#include "strategy/schedule/rank_layout.h"
 
 namespace contextile {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "contextile/strategies.h"
-#include "schedule/rank_layout.h"
+#include "strategy/schedule/rank_layout.h"
 #include "strategy/axp/axp.h"
 #include "strategy/shard_cost.h"
 #include "strategy/typed_strategy.h"

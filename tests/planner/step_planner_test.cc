@@ -11,7 +11,7 @@
 
 #include "contextile/cluster.h"
 #include "planner/ping_pong.h"
-#include "strategy/distca/tasks.h"
+#include "strategy/distca/distca_tasks.h"
 
 namespace contextile {
 namespace {

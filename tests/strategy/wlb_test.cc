@@ -17,7 +17,7 @@
 #include "contextile/plan.h"
 #include "contextile/plan_build.h"
 #include "contextile/registry.h"
-#include "schedule/rank_layout.h"
+#include "strategy/schedule/rank_layout.h"
 #include "strategy/shard_cost.h"
 #include "support/batches.h"
 #include "support/mask_support.h"

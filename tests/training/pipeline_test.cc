@@ -15,7 +15,7 @@
 
 #include "base/rng.h"
 #include "contextile/base.h"
-#include "strategy/distca/pipeline.h"
+#include "strategy/distca/distca_pipeline.h"
 #include "support/message_of.h"
 
 namespace contextile {

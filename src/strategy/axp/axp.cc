@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "contextile/mask.h"
-#include "schedule/home.h"
-#include "schedule/nested_ring.h"
-#include "schedule/ring.h"
+#include "strategy/schedule/home.h"
+#include "strategy/schedule/nested_ring.h"
+#include "strategy/schedule/ring.h"
 
 namespace contextile {
 namespace {

@@ -13,8 +13,8 @@
 #include "base/check.h"
 #include "contextile/mask.h"
 #include "contextile/strategies.h"
-#include "strategy/distca/arranger.h"
-#include "strategy/distca/plan.h"
+#include "strategy/distca/distca_arranger.h"
+#include "strategy/distca/distca_plan.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {

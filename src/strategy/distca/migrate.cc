@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/ranges.h"
-#include "strategy/distca/tasks.h"
+#include "strategy/distca/distca_tasks.h"
 
 namespace contextile {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "contextile/mask.h"
-#include "strategy/fcp/traffic.h"
+#include "strategy/fcp/fcp_traffic.h"
 
 namespace contextile {
 namespace {

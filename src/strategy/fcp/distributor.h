@@ -9,7 +9,7 @@
 
 #include "contextile/base.h"
 #include "contextile/workload.h"
-#include "schedule/rank_layout.h"
+#include "strategy/schedule/rank_layout.h"
 
 namespace contextile {
 

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "strategy/fcp/traffic.h"
+#include "strategy/fcp/fcp_traffic.h"
 
 namespace contextile {
 namespace {

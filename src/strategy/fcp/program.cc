@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "strategy/fcp/pipeline.h"
+#include "strategy/fcp/fcp_pipeline.h"
 
 namespace contextile {
 namespace {

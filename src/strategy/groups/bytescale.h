@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "contextile/strategy.h"
-#include "schedule/groups.h"
+#include "strategy/schedule/groups.h"
 
 namespace contextile {
 

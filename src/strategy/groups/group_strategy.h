@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "schedule/groups.h"
+#include "strategy/schedule/groups.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "schedule/groups.h"
+#include "strategy/schedule/groups.h"
 
 namespace contextile {
 

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "contextile/strategies.h"
-#include "strategy/magi/arranger.h"
+#include "strategy/magi/magi_arranger.h"
 #include "strategy/magi/dispatch.h"
 #include "strategy/typed_strategy.h"
 

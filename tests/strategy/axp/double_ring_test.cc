@@ -11,7 +11,7 @@
 #include "contextile/plan_stats.h"
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
-#include "strategy/axp/presets.h"
+#include "strategy/axp/axp_presets.h"
 #include "support/batches.h"
 
 namespace contextile {

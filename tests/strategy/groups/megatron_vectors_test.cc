@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/mask.h"
-#include "schedule/rank_layout.h"
+#include "strategy/schedule/rank_layout.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
 #include "strategy/original_outputs.h"

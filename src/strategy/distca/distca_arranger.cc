@@ -1,0 +1,309 @@
+#include "strategy/distca/distca_arranger.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/mask.h"
+#include "strategy/schedule/rank_layout.h"
+
+namespace contextile {
+namespace {
+
+// One item in one nano-batch.
+struct PlannedItem {
+  const CaItem* item = nullptr;
+  std::int32_t nano_batch = 0;
+};
+
+template <typename T>
+using ByDirection = std::array<T, 2>;
+constexpr std::size_t index_of(Direction direction) { return static_cast<std::size_t>(direction); }
+
+struct DocumentItems {
+  ByDirection<std::vector<PlannedItem>> tasks;
+  std::vector<CaCachedRows> cached;
+};
+
+// Who computes some rows against which keys.
+struct KeyTask {
+  Range keys;
+  Rank server;
+};
+
+// Rows that no task cuts: one owner, one nano-batch, the same tasks.
+struct Segment {
+  Rank owner;
+  std::int32_t nano_batch = 0;
+  ByDirection<std::vector<KeyTask>> tasks;  // disjoint keys
+};
+
+// What the arranger knows of a block.
+struct BlockTask {
+  std::int32_t nano_batch = 0;
+  ByDirection<Rank> servers{};       // where all of a composite block runs
+  const Segment* segment = nullptr;  // the part of one document; null in a composite block
+  std::int64_t first_position = 0;   // in the document
+};
+
+// Something a device needs or makes of a unit that is not its own, and the nano-batch (in order of
+// computation) that needs it first or makes it last.
+struct RemoteUse {
+  Kind kind = Kind::kKv;
+  BlockId block;
+  Rank device;
+  std::int32_t order = 0;
+
+  [[nodiscard]] auto unit() const { return std::tuple(kind, block, device); }
+};
+
+class DistcaArranger {
+ public:
+  DistcaArranger(const Workload& workload, const CaPlan& plan, const CaArrangeOptions& options)
+      : workload_(workload),
+        options_(options),
+        num_nano_batches_(static_cast<std::int32_t>(plan.nano_batches.size())) {
+    std::vector<DocumentItems> documents(workload.sequences.size());
+    for (const Direction direction : kDirections) {
+      const bool own = direction == Direction::kBackward && !plan.backward.empty();
+      const auto& nano_batches = own ? plan.backward : plan.nano_batches;
+      for (std::int32_t n = 0; n < num_nano_batches_; ++n) {
+        for (const CaItem& item : nano_batches[static_cast<std::size_t>(n)]) {
+          documents[static_cast<std::size_t>(item.document)].tasks[index_of(direction)].push_back(
+              {&item, n});
+        }
+      }
+    }
+    for (const CaCachedRows& rows : plan.cached) {
+      documents[static_cast<std::size_t>(rows.document)].cached.push_back(rows);
+    }
+    cut_blocks(documents);
+    tiles_ = TileIndex(workload_.masks.front().mask, work_.blocks).tiles();
+  }
+
+  Arrangement run() {
+    Arrangement arrangement;
+    ArrangedRound& round = arrangement.rounds.emplace_back();
+    for (const NamedMask& mask : workload_.masks) {
+      round.masks.push_back(mask.mask);
+      ArrangedMask& programs = round.programs.emplace_back();
+      programs.forward = arrange(Direction::kForward);
+      if (!options_.backward) continue;
+      programs.backward = arrange(Direction::kBackward);
+      if (options_.resend) continue;
+      for (const Transfer& t : programs.forward->transfers) {
+        if (!is_result(t.kind)) programs.retain.push_back({t.dst, t.kind, t.block, t.group});
+      }
+    }
+    round.blocks = std::move(work_.blocks);
+    round.owners = std::move(work_.workers);
+    return arrangement;
+  }
+
+ private:
+  void cut_blocks(const std::vector<DocumentItems>& documents) {
+    std::map<std::tuple<Rank, std::int32_t, ByDirection<Rank>>, std::vector<Range>> whole;
+    segments_.resize(documents.size());
+    for (std::size_t d = 0; d < documents.size(); ++d) {
+      const auto is_one_shard = [](const std::vector<PlannedItem>& items) {
+        return items.size() == 1 && shards_of(*items.front().item).size() == 1;
+      };
+      if (!documents[d].cached.empty() || !std::ranges::all_of(documents[d].tasks, is_one_shard)) {
+        cut_document(d, documents[d]);
+        continue;
+      }
+      const auto& [forward, backward] = documents[d].tasks;
+      const CaItem& item = *forward.front().item;
+      whole[{item.source, forward.front().nano_batch, {item.server, backward.front().item->server}}]
+          .push_back(workload_.sequences[d]);
+    }
+    for (const auto& [key, ranges] : whole) {
+      const auto& [owner, nano_batch, servers] = key;
+      add_blocks(ranges, owner, {nano_batch, servers, nullptr, 0});
+    }
+  }
+
+  void add_blocks(std::span<const Range> ranges, Rank owner, const BlockTask& task) {
+    append_blocks(workload_, ranges, owner, options_.block_size, work_);
+    while (std::ssize(block_tasks_) < work_.blocks.num_blocks()) {
+      BlockTask& added = block_tasks_.emplace_back(task);
+      if (task.segment == nullptr) continue;
+      const BlockId block{static_cast<std::int32_t>(block_tasks_.size() - 1)};
+      added.first_position += work_.blocks.ranges(block).front().begin - ranges.front().begin;
+    }
+  }
+
+  // A document with several tasks: a block from each cut to the next.
+  void cut_document(std::size_t d, const DocumentItems& items) {
+    const std::vector<std::int64_t> cuts = cuts_of(items);
+    std::vector<Segment>& segments = segments_[d];
+    segments.resize(cuts.size() - 1);
+    const auto segment_at = [&](std::int64_t position) {
+      return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) -
+                                      cuts.begin());
+    };
+    for (const CaCachedRows& rows : items.cached) {
+      const std::size_t end = segment_at(rows.rows.end);
+      for (std::size_t s = segment_at(rows.rows.begin); s < end; ++s)
+        segments[s].owner = rows.owner;
+    }
+    for (std::size_t direction = 0; direction < items.tasks.size(); ++direction) {
+      for (const PlannedItem& planned : items.tasks[direction]) {
+        for (const CaShard& shard : shards_of(*planned.item)) {
+          const std::size_t end = segment_at(shard.queries.end);
+          for (std::size_t s = segment_at(shard.queries.begin); s < end; ++s) {
+            segments[s].owner = planned.item->source;
+            segments[s].nano_batch = planned.nano_batch;
+            segments[s].tasks[direction].push_back({shard.keys, planned.item->server});
+          }
+        }
+      }
+    }
+    const std::int64_t begin = workload_.sequences[d].begin;
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      const Range tokens{begin + cuts[s], begin + cuts[s + 1]};
+      add_blocks({&tokens, 1}, segments[s].owner,
+                 {segments[s].nano_batch, {}, &segments[s], cuts[s]});
+    }
+  }
+
+  // Where rows or keys of a task begin or end.
+  [[nodiscard]] static std::vector<std::int64_t> cuts_of(const DocumentItems& items) {
+    std::vector<std::int64_t> cuts;
+    for (const CaCachedRows& rows : items.cached) {
+      cuts.insert(cuts.end(), {rows.rows.begin, rows.rows.end});
+    }
+    for (const std::vector<PlannedItem>& tasks : items.tasks) {
+      for (const PlannedItem& planned : tasks) {
+        for (const CaShard& shard : shards_of(*planned.item)) {
+          cuts.insert(cuts.end(),
+                      {shard.queries.begin, shard.queries.end, shard.keys.begin, shard.keys.end});
+        }
+      }
+    }
+    std::sort(cuts.begin(), cuts.end());
+    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    return cuts;
+  }
+
+  [[nodiscard]] const BlockTask& task_of(BlockId block) const {
+    return block_tasks_[block.index()];
+  }
+  [[nodiscard]] Rank worker(BlockId block) const { return work_.workers[block.index()]; }
+
+  [[nodiscard]] Rank server_of(const Tile& tile, Direction direction) const {
+    const BlockTask& rows = task_of(tile.q_block);
+    if (rows.segment == nullptr) return rows.servers[index_of(direction)];
+    const std::int64_t key = task_of(tile.kv_block).first_position;
+    for (const KeyTask& task : rows.segment->tasks[index_of(direction)]) {
+      if (task.keys.contains(key)) return task.server;
+    }
+    fail_argument("distca: expected a task for every tile, found none for blocks {} and {}",
+                  tile.q_block.value, tile.kv_block.value);
+  }
+
+  // All masks are the same pairs.
+  [[nodiscard]] std::vector<PlacedTile> place_tiles(Direction direction) const {
+    std::vector<PlacedTile> placed;
+    for (const Tile& tile : tiles_) {
+      placed.push_back(
+          {tile.q_block, tile.kv_block, GroupId{0}, server_of(tile, direction), 0, tile.pairs});
+    }
+    return placed;
+  }
+
+  // Which nano-batch, counted in the order they run, computes a tile.
+  [[nodiscard]] std::int32_t order_of(const PlacedTile& tile, Direction direction) const {
+    const std::int32_t nano_batch = task_of(tile.q_block).nano_batch;
+    return direction == Direction::kForward ? nano_batch : num_nano_batches_ - 1 - nano_batch;
+  }
+
+  [[nodiscard]] bool travels(Kind kind, Direction direction) const {
+    if (!occurs_in(kind, direction)) return false;
+    const bool retained = !options_.resend && direction == Direction::kBackward;
+    return !(retained && (kind == Kind::kQ || kind == Kind::kKv));
+  }
+
+  // What a tile needs from, or makes for, another device.
+  template <typename Visit>
+  void for_each_use(const PlacedTile& tile, Direction direction, bool results,
+                    const Visit& visit) const {
+    for (int k = 0; k < kNumKinds; ++k) {
+      const auto kind = static_cast<Kind>(k);
+      if (is_result(kind) != results || !travels(kind, direction)) continue;
+      const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
+      if (worker(block) == tile.device) continue;
+      visit(RemoteUse{kind, block, tile.device, order_of(tile, direction)});
+    }
+  }
+
+  // Every unit once, with the first (inputs) or last (results) nano-batch that uses it.
+  [[nodiscard]] std::vector<RemoteUse> uses(const std::vector<PlacedTile>& tiles,
+                                            Direction direction, bool results) const {
+    std::vector<RemoteUse> all;
+    for (const PlacedTile& tile : tiles) {
+      for_each_use(tile, direction, results, [&](const RemoteUse& use) { all.push_back(use); });
+    }
+    std::sort(all.begin(), all.end(), [&](const RemoteUse& a, const RemoteUse& b) {
+      if (a.unit() != b.unit()) return a.unit() < b.unit();
+      return results ? a.order > b.order : a.order < b.order;
+    });
+    const auto last = std::unique(
+        all.begin(), all.end(), [](const auto& a, const auto& b) { return a.unit() == b.unit(); });
+    all.erase(last, all.end());
+    return all;
+  }
+
+  [[nodiscard]] ArrangedDirection arrange(Direction direction) const {
+    ArrangedDirection out;
+    const std::vector<PlacedTile> tiles = place_tiles(direction);
+    const std::vector<RemoteUse> inputs = uses(tiles, direction, false);
+    for (PlacedTile tile : tiles) {
+      const std::int32_t order = order_of(tile, direction);
+      bool waits = false;
+      for_each_use(tile, direction, false, [&](const RemoteUse& use) {
+        const auto it = std::lower_bound(
+            inputs.begin(), inputs.end(), use,
+            [](const RemoteUse& a, const RemoteUse& b) { return a.unit() < b.unit(); });
+        waits = waits || it->order == order;
+      });
+      tile.stage = 2 * order + (waits ? 1 : 0);
+      out.tiles.push_back(tile);
+    }
+    for (const RemoteUse& use : inputs) {
+      const std::int32_t launch = std::max(0, 2 * use.order - 1);
+      out.transfers.push_back({use.kind, use.block, GroupId{0}, worker(use.block), use.device,
+                               launch, 2 * use.order + 1});
+    }
+    for (const RemoteUse& use : uses(tiles, direction, true)) {
+      const std::int32_t launch = 2 * use.order + 2;
+      const bool is_last = use.order == num_nano_batches_ - 1;
+      out.transfers.push_back({use.kind, use.block, GroupId{0}, use.device, worker(use.block),
+                               launch, launch + (is_last ? 1 : 2)});
+    }
+    return out;
+  }
+
+  const Workload& workload_;
+  const CaArrangeOptions& options_;
+  std::int32_t num_nano_batches_;
+  WorkBlocks work_;
+  std::vector<Tile> tiles_;
+  std::vector<BlockTask> block_tasks_;
+  std::vector<std::vector<Segment>> segments_;  // one list for each document that is cut
+};
+
+}  // namespace
+
+Arrangement arrange_tasks(const Workload& workload, const CaPlan& plan,
+                          const CaArrangeOptions& options) {
+  return DistcaArranger(workload, plan, options).run();
+}
+
+}  // namespace contextile

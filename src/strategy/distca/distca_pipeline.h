@@ -1,0 +1,52 @@
+// DistCA's pipeline: ticks in which all stages are in the same phase, so that their attention can
+// be balanced over all devices.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/arrangement.h"
+#include "contextile/workload.h"
+#include "strategy/distca/distca_tasks.h"
+
+namespace contextile {
+
+inline constexpr std::int32_t kIdleStage = -1;
+
+// One tick: every stage runs the forward, or the backward, of one micro-batch. A stage that is idle
+// still serves attention tasks of the others.
+struct SamePhaseTick {
+  Direction phase = Direction::kForward;
+  std::vector<std::int32_t> micro_batches;  // of every stage; kIdleStage: none
+
+  friend bool operator==(const SamePhaseTick&, const SamePhaseTick&) = default;
+};
+
+// The order F_0 … F_{p-2}, then (F_{p-1+i}, B_i) for i < m, then B_m … B_{m+p-2}: 2(m + p - 1)
+// ticks. Forward tick t runs micro-batch t - r on stage r, backward tick t runs t - (p - 1 - r).
+// Source: DistCA §4.4 (pipeline parallelism). Throws InvalidArgument unless both are positive.
+// O(ticks · stages).
+[[nodiscard]] std::vector<SamePhaseTick> same_phase_ticks(std::int32_t num_stages,
+                                                          std::int32_t num_micro_batches);
+
+// Most micro-batches whose forward a stage has run and whose backward it has not: counted from the
+// ticks. Under the order above min(m, 2(p - 1 - r) + 1), nearly twice what 1F1B keeps on stage 0.
+[[nodiscard]] std::int32_t peak_activations(std::span<const SamePhaseTick> ticks,
+                                            std::int32_t stage);
+
+// A micro-batch in parts that run one after another, each with the rows of its documents; rows of a
+// document that come first are of an earlier part.
+using StageParts = std::vector<std::vector<CaDocument>>;
+
+// Where the documents of one part are on the stage's `num_ranks` ranks, from `first` on: its rows
+// in equal tokens, documents that are cut head and tail (place_documents), so that pairs of rows
+// cost the same wherever they are; rows before them where the part that they are of has them.
+// Appended behind the tokens of `home`. O((documents + ranks) · log).
+void append_stage_home(const StageParts& parts, std::size_t part, Rank first,
+                       std::int32_t num_ranks, std::vector<HomeRange>& home);
+// The same for whole documents.
+void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
+                       std::vector<HomeRange>& home);
+
+}  // namespace contextile

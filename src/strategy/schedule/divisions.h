@@ -1,0 +1,27 @@
+// DCP's communication schedule (Jiang et al., SOSP 2025, Listing 3): tiles in divisions, so that
+// what a division needs travels under the one before.
+#pragma once
+
+#include <cstdint>
+
+#include "contextile/arrangement.h"
+#include "contextile/schedule.h"
+#include "strategy/schedule/placed_tiles.h"
+
+namespace contextile {
+
+struct DivisionOptions {
+  std::int32_t divisions = 4;  // T, at least 2
+  ResultTiming results = ResultTiming::kAfter;
+};
+
+// The first division has the tiles that need nothing from elsewhere. Each next one fills the least
+// loaded device first (FLOPs in the division; ties by rank) with its tiles in (query, key, group)
+// order while no ordered pair of devices has moved its share, 1/T of all it will move; the last has
+// the rest. Where the listing leaves a choice we overlap more: a pair may pass its share by the
+// unit that reaches it. A unit that comes through a relay is used from the second division on,
+// because its two hops take two. O(tiles · T + routes).
+[[nodiscard]] ArrangedDirection schedule_divisions(const ScheduleProblem& problem,
+                                                   const DivisionOptions& options);
+
+}  // namespace contextile

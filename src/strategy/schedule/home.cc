@@ -1,0 +1,156 @@
+#include "strategy/schedule/home.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+// A unit of some kind, and everything a direction does with it. Only units away from home are
+// noted.
+struct UnitKey {
+  Kind kind;
+  BlockId block;
+  GroupId group;
+  friend auto operator<=>(const UnitKey&, const UnitKey&) = default;
+};
+struct UnitUse {
+  std::vector<std::pair<std::int32_t, Rank>> tiles;  // (stage, device), as arranged
+  std::vector<Transfer> transfers;
+};
+
+class HomeRouter {
+ public:
+  HomeRouter(const ArrangedRound& round, const std::vector<Rank>& workers, Direction direction,
+             ArrangedDirection& arranged)
+      : round_(round), workers_(workers), direction_(direction), arranged_(arranged) {}
+
+  void run() {
+    shift_and_note();
+    const std::int32_t end = last_stage();
+    for (auto& [key, use] : uses_) {
+      if (is_result(key.kind)) {
+        route_result(key, use, end);
+      } else {
+        route_input(key, use);
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] Rank home(const UnitKey& key) const { return round_.owners[key.block.index()]; }
+  [[nodiscard]] Rank worker(const UnitKey& key) const { return workers_[key.block.index()]; }
+  [[nodiscard]] bool is_away(BlockId block) const {
+    return round_.owners[block.index()] != workers_[block.index()];
+  }
+
+  void shift_and_note() {
+    for (PlacedTile& tile : arranged_.tiles) {
+      ++tile.stage;
+      for (int k = 0; k < kNumKinds; ++k) {
+        const auto kind = static_cast<Kind>(k);
+        const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
+        if (!occurs_in(kind, direction_) || !is_away(block)) continue;
+        uses_[{kind, block, tile.group}].tiles.emplace_back(tile.stage, tile.device);
+      }
+    }
+    std::vector<Transfer> unchanged;
+    for (Transfer& t : arranged_.transfers) {
+      ++t.launch_stage;
+      ++t.need_stage;
+      if (is_away(t.block)) {
+        uses_[{t.kind, t.block, t.group}].transfers.push_back(t);
+      } else {
+        unchanged.push_back(t);
+      }
+    }
+    arranged_.transfers = std::move(unchanged);
+  }
+
+  [[nodiscard]] std::int32_t last_stage() const {
+    std::int32_t last = 1;
+    for (const PlacedTile& tile : arranged_.tiles) last = std::max(last, tile.stage + 1);
+    for (const Transfer& t : arranged_.transfers) last = std::max(last, t.need_stage);
+    for (const auto& [key, use] : uses_) {
+      for (const Transfer& t : use.transfers) last = std::max(last, t.need_stage);
+    }
+    return last;
+  }
+
+  void route_input(const UnitKey& key, const UnitUse& use) {
+    const Rank worker_rank = worker(key);
+    bool used = std::any_of(use.tiles.begin(), use.tiles.end(),
+                            [&](const auto& tile) { return tile.second == worker_rank; });
+    for (const Transfer& t : use.transfers) {
+      used = used || t.src == worker_rank;
+      if (t.dst != home(key)) arranged_.transfers.push_back(t);
+    }
+    if (used) {
+      arranged_.transfers.push_back({key.kind, key.block, key.group, home(key), worker_rank, 0, 1});
+    }
+  }
+
+  // Replays who holds a partial when, now that what reaches home stays there.
+  void route_result(const UnitKey& key, UnitUse& use, std::int32_t end) {
+    std::stable_sort(
+        use.transfers.begin(), use.transfers.end(),
+        [](const Transfer& a, const Transfer& b) { return a.launch_stage < b.launch_stage; });
+    std::map<Rank, std::vector<std::int32_t>>
+        deposits;  // boundaries from which a device holds more
+    for (const auto& [stage, device] : use.tiles) deposits[device].push_back(stage + 1);
+    for (const Transfer& t : use.transfers) {
+      std::vector<std::int32_t>& at_src = deposits[t.src];
+      const auto later =
+          std::stable_partition(at_src.begin(), at_src.end(),
+                                [&](std::int32_t stage) { return stage <= t.launch_stage; });
+      if (later == at_src.begin() || t.src == home(key)) continue;
+      at_src.erase(at_src.begin(), later);
+      deposits[t.dst].push_back(t.need_stage);
+      arranged_.transfers.push_back(t);
+    }
+    for (const auto& [device, stages] : deposits) {
+      if (stages.empty() || device == home(key)) continue;
+      arranged_.transfers.push_back(
+          {key.kind, key.block, key.group, device, home(key), end, end + 1});
+    }
+  }
+
+  const ArrangedRound& round_;
+  const std::vector<Rank>& workers_;
+  Direction direction_;
+  ArrangedDirection& arranged_;
+  std::map<UnitKey, UnitUse> uses_;
+};
+
+}  // namespace
+
+std::vector<Rank> owners_of(const Workload& workload, const WorkBlocks& work) {
+  if (workload.home.empty()) return work.workers;
+  std::vector<Rank> owners;
+  for (std::int32_t b = 0; b < work.blocks.num_blocks(); ++b) {
+    const std::int64_t token = work.blocks.ranges(BlockId{b}).front().begin;
+    const auto it = std::partition_point(workload.home.begin(), workload.home.end(),
+                                         [&](const HomeRange& h) { return h.tokens.end <= token; });
+    owners.push_back(it->owner);
+  }
+  return owners;
+}
+
+void finish_round(const Workload& workload, WorkBlocks&& work, ArrangedRound& round) {
+  round.owners = owners_of(workload, work);
+  round.blocks = std::move(work.blocks);
+  if (workload.home.empty()) return;
+  const std::vector<Rank> workers = std::move(work.workers);
+  for (ArrangedMask& mask : round.programs) {
+    if (mask.forward) HomeRouter(round, workers, Direction::kForward, *mask.forward).run();
+    if (mask.backward) HomeRouter(round, workers, Direction::kBackward, *mask.backward).run();
+    std::erase_if(mask.retain, [&](const RetainedUnit& kept) {
+      return kept.device == round.owners[kept.block.index()];
+    });
+  }
+}
+
+}  // namespace contextile
