@@ -14,7 +14,7 @@ AttentionProfile fa2_class() { return AttentionProfile::from_overheads(115 - 64,
 // FlashAttention-3's own charts (head dim 128, 16384 tokens of documents of 512 to 16384, causal
 // and not), whose calls are full; that a call of one short document is slower still is its
 // `call_us`. Backward 586 TFLOP/s beside 680 forward, causal, at 32K (charts of MagiAttention's
-// benchmark). The points and how far off the fit is stand in tests/simulate/calibration_test.cc.
+// benchmark). The points and how far off the fit is stand in tests/predict/simulate/calibration_test.cc.
 AttentionProfile fa3_class() { return AttentionProfile::from_overheads(218, 9600, 0.86); }
 
 AttentionProfile uncalibrated() { return AttentionProfile::from_overheads(16, 1000, 0.8, 64); }

@@ -1,0 +1,146 @@
+#include "predict/bounds/configuration_lp.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+namespace contextile {
+namespace {
+
+using Vector = std::array<double, 3>;
+
+struct Column {
+  Vector a{};  // of the rows work, -owned, -1
+  double cost = 0;
+};
+
+double dot(const Vector& x, const Vector& y) { return x[0] * y[0] + x[1] * y[1] + x[2] * y[2]; }
+
+// min Σ cost·x with Σ a·x >= b, x >= 0, by the revised simplex method on three rows; columns of
+// surplus and an expensive stand-in for all work make it feasible and bounded.
+class Simplex {
+ public:
+  Simplex(std::vector<Column> columns, const Vector& b) : columns_(std::move(columns)), b_(b) {
+    double dearest = 1;
+    for (const Column& column : columns_) dearest = std::max(dearest, column.cost);
+    for (std::size_t i = 0; i < 3; ++i) {
+      Column surplus;
+      surplus.a[i] = -1;
+      columns_.push_back(surplus);
+    }
+    columns_.push_back({{b[0], 0, 0}, kStandIn * dearest});
+    const std::size_t n = columns_.size();
+    basis_ = {n - 1, n - 3, n - 2};  // the stand-in; slack in tokens and parts
+    for (std::size_t i = 0; i < 3; ++i) invert_column(i);
+  }
+
+  // Prices of the rows at the optimum, or where the steps ran out.
+  Vector prices() {
+    Vector y{};
+    for (int step = 0; step < kMostSteps; ++step) {
+      y = current_prices();
+      const std::size_t entering = best_column(y, step < kMostSteps / 2);
+      if (entering == columns_.size() || !pivot(entering)) break;
+    }
+    return y;
+  }
+
+  // Columns of the basis, those that were added here included.
+  [[nodiscard]] const std::array<std::size_t, 3>& basis() const { return basis_; }
+
+ private:
+  static constexpr double kStandIn = 1e6;
+  static constexpr int kMostSteps = 400;
+
+  void invert_column(std::size_t i) {
+    const Column& column = columns_[basis_[i]];
+    inverse_[i] = {};
+    inverse_[i][i] = 1 / column.a[i];
+  }
+
+  [[nodiscard]] Vector current_prices() const {
+    Vector y{};
+    for (std::size_t i = 0; i < 3; ++i) {
+      for (std::size_t j = 0; j < 3; ++j) y[j] += columns_[basis_[i]].cost * inverse_[i][j];
+    }
+    return y;
+  }
+
+  // Most negative reduced cost; in the second half of the steps the first one (Bland: no cycles).
+  [[nodiscard]] std::size_t best_column(const Vector& y, bool most_negative) const {
+    std::size_t best = columns_.size();
+    double least = 0;
+    for (std::size_t j = 0; j < columns_.size(); ++j) {
+      const double reduced = columns_[j].cost - dot(y, columns_[j].a);
+      if (reduced >= -1e-9 * (1 + columns_[j].cost) || reduced >= least) continue;
+      best = j;
+      if (!most_negative) break;
+      least = reduced;
+    }
+    return best;
+  }
+
+  bool pivot(std::size_t entering) {
+    Vector d{};
+    std::size_t leaving = 3;
+    double step = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < 3; ++i) {
+      d[i] = dot(inverse_[i], columns_[entering].a);
+      if (d[i] <= 1e-12) continue;
+      const double ratio = std::max(0.0, dot(inverse_[i], b_)) / d[i];
+      if (ratio < step || (ratio == step && basis_[i] < basis_[leaving])) {
+        step = ratio;
+        leaving = i;
+      }
+    }
+    if (leaving == 3) return false;
+    for (double& entry : inverse_[leaving]) entry /= d[leaving];
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (i == leaving) continue;
+      for (std::size_t j = 0; j < 3; ++j) inverse_[i][j] -= d[i] * inverse_[leaving][j];
+    }
+    basis_[leaving] = entering;
+    return true;
+  }
+
+  std::vector<Column> columns_;
+  Vector b_;
+  std::array<std::size_t, 3> basis_{};
+  std::array<Vector, 3> inverse_{};  // of the basis, row by row
+};
+
+}  // namespace
+
+ConfigurationBound configuration_lp_bound(std::span<const Configuration> configurations,
+                                          double parts, double work, double tokens) {
+  // Scaled so that all rows are about 1.
+  std::vector<Column> columns;
+  columns.reserve(configurations.size() + 4);
+  for (const Configuration& one : configurations) {
+    columns.push_back({{parts * one.work / work, -parts * one.owned / tokens, -1}, one.bytes});
+  }
+  Simplex simplex(std::move(columns), {1, -1, -1});
+  const Vector y = simplex.prices();
+  ConfigurationBound bound;
+  for (const std::size_t column : simplex.basis()) {
+    if (column < configurations.size()) bound.used.push_back(column);
+  }
+  // Whatever the rounding: with these μ and ν the largest λ makes a bound.
+  const double mu = std::max(0.0, y[1]) * parts / tokens;
+  const double nu = std::max(0.0, y[2]);
+  double lambda = std::numeric_limits<double>::infinity();
+  for (const Configuration& one : configurations) {
+    if (one.work <= 0) continue;
+    lambda = std::min(lambda, (one.bytes + mu * one.owned + nu) / one.work);
+  }
+  bound.bytes = lambda;  // infinite: nobody can do anything
+  if (std::isfinite(lambda)) {
+    bound.bytes = std::max(0.0, lambda * work - mu * tokens - nu * parts);
+  }
+  return bound;
+}
+
+}  // namespace contextile

@@ -1,0 +1,59 @@
+// What devices lose to transfers however well these hide behind compute: time to launch them, and
+// another call or an idle moment around the first input or the last result.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "predict/bounds/components.h"
+#include "predict/bounds/least_kernel_time.h"
+
+namespace contextile {
+
+// Components that are alike.
+struct ComponentLoad {
+  MaskComponent component;
+  KernelCost cost;
+  double count = 1;
+};
+
+struct DevicePace {
+  double devices = 1;
+  double owned_tokens = 0;  // most tokens of a device
+  double us_per_cost = 0;   // of one pair at peak, all head groups
+  double call_us = 0;
+  double launch_us = 0;
+  double latency_us = 0;  // of any message, at least
+};
+
+// The least time of devices that compute the loads, µs; at least that of work spread evenly and one
+// call. `even_us`: that time, which no plan undercuts.
+//
+// Let w be the time of a device's work on tiles. A device is one of three:
+// * alone: it takes part in no transfer. Its time is call + w. Then all pairs of its tokens are its
+//   own work: what computes one of them reads both tokens or writes their results, and every unit
+//   that another device owns is sent. So it owns tokens that attended pairs connect together or not
+//   at all, and works on what it owns.
+// * local: it launches, but computes only pairs of tokens it owns. Its time is call + launch + w.
+// * foreign: it computes a pair of a token that it does not own. In forward a call reads an input
+//   that has come; in backward, where Q, K and V may have stayed, a call writes a result that
+//   leaves (dQ, or dK and dV), and a plan waits for all it launches. If that is the device's only
+//   call, the launch and the latency come before it or after it. Else there are two calls. Its time
+//   is call + launch + min(call, latency) + w.
+//
+// Work: with a component's prices (kernel.h), its δ shared out among its rows, a device's w is at
+// least its pairs, rows and diagonal tokens at these prices, and all devices' sum is at least the
+// loads' cost W. A device that owns n tokens of a component has at most n rows and n diagonal
+// tokens among them, and at most n·min(max_degree, n) pairs, n·min(max_degree, (n + 1)/2) where no
+// token attends a later one: its work a token grows with n. Let M(m) be the most that m devices'
+// tokens can be worth by that, the dearest tokens first, each component's as many as it has; and
+// M'(m) the same for devices alone: tokens of a component that is connected are worth their share
+// of its cost if one device can own them all, nothing otherwise.
+//
+// With m' devices alone and m local ones, of K, in time T:
+//   W <= (K - m - m')·(T - foreign) + min(m·(T - local), M(m)) + min(m'·(T - alone), M'(m')).
+// The right side grows with T. The bound is the T from which on it holds for some m and m'.
+[[nodiscard]] double participation_us(std::span<const ComponentLoad> loads, const DevicePace& pace,
+                                      double even_us);
+
+}  // namespace contextile

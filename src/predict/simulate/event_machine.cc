@@ -1,0 +1,456 @@
+#include "predict/simulate/event_machine.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "base/check.h"
+
+namespace contextile {
+namespace {
+
+// Rates are exact up to this many devices; beyond, sharing out at every change would be quadratic.
+constexpr std::int32_t kExactDevices = 64;
+// With more devices, a share-out is due 1 µs after the last one for every so many flows: what it
+// costs grows with them, what one flow that ends leaves unused shrinks.
+constexpr double kFlowsPerUs = 512;
+
+// What a port without a limit carries, bytes per µs. Not infinite: shares are differences.
+constexpr double kNoLimit = 1e18;
+
+std::vector<double> capacities(const Ports& ports, const std::vector<NetworkPort>& unlimited) {
+  std::vector<double> capacity = ports.capacities();
+  for (const NetworkPort& port : unlimited) {
+    capacity[static_cast<std::size_t>(ports.number(port))] = kNoLimit;
+  }
+  return capacity;
+}
+
+// A device that moves data computes at this share of its speed at least: the system is fair to it.
+constexpr double kLeastShare = 0.1;
+constexpr double kMbPerByte = 1e-6;
+
+}  // namespace
+
+Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
+                 const SimulateOptions& options, const std::vector<NetworkPort>& unlimited)
+    : cluster_(cluster),
+      ports_(cluster),
+      programs_(std::move(programs)),
+      where_(std::move(where)),
+      timeline_(options.timeline),
+      resolution_us_(options.resolution_us),
+      network_(capacities(ports_, unlimited)),
+      devices_(programs_.size()),
+      computing_(static_cast<std::size_t>(cluster.nodes)),
+      times_(programs_.size()),
+      progress_(options.progress) {
+  if (timeline_) network_.track_ports();
+  number_groups();
+  number_messages();
+  match_messages();
+}
+
+// ------------------------------------------------------------------------------------ set-up
+
+// One group for each launch; waits learn theirs.
+void Machine::number_groups() {
+  for (std::size_t d = 0; d < programs_.size(); ++d) {
+    std::unordered_map<std::int32_t, std::int32_t> group_of;  // by launch id
+    for (TimedStep& step : programs_[d].steps) {
+      if (step.launch_id < 0) continue;
+      if (step.is_wait) {
+        const auto it = group_of.find(step.launch_id);
+        if (it == group_of.end()) {
+          throw InvalidPlan(
+              fmt::format("{}: rank {} waits for launch {}, which comes later if ever", where_, d,
+                          step.launch_id));
+        }
+        step.group = it->second;
+        continue;
+      }
+      step.group = static_cast<std::int32_t>(groups_.size());
+      group_of[step.launch_id] = step.group;
+      devices_[d].groups.push_back(step.group);
+      groups_.push_back(
+          {.device = static_cast<std::int32_t>(d), .launch_id = step.launch_id, .messages = {}});
+    }
+  }
+}
+
+// One message for each send; those of a pair of devices share a stream.
+void Machine::number_messages() {
+  for (std::size_t d = 0; d < programs_.size(); ++d) {
+    const Rank device(static_cast<std::int32_t>(d));
+    std::vector<std::int32_t> stream_to(programs_.size(), -1);
+    for (const TimedStep& step : programs_[d].steps) {
+      for (const MessageEnd& send : step.sends) {
+        std::int32_t& stream = stream_to[send.peer.index()];
+        if (stream < 0) {
+          stream = network_.add_stream(ports_.path_between(device, send.peer));
+          streams_.push_back({device.value, send.peer.value});
+        }
+        groups_[static_cast<std::size_t>(step.group)].messages.push_back(
+            static_cast<std::int32_t>(messages_.size()));
+        messages_.push_back({.src = device.value,
+                             .dst = send.peer.value,
+                             .bytes = send.bytes,
+                             .src_group = step.group,
+                             .stream = stream});
+        (cluster_.same_node(device, send.peer) ? intra_bytes_ : inter_bytes_) += send.bytes;
+      }
+    }
+  }
+}
+
+// The k-th message from one device to another is the k-th that the other expects from it.
+void Machine::match_messages() {
+  std::vector<std::vector<std::int32_t>> sent_to(programs_.size());  // by sender, in program order
+  for (std::size_t m = 0; m < messages_.size(); ++m) {
+    sent_to[static_cast<std::size_t>(messages_[m].dst)].push_back(static_cast<std::int32_t>(m));
+  }
+  std::vector<std::size_t> next(programs_.size());  // message of each sender, in sent_to
+  for (std::size_t d = 0; d < programs_.size(); ++d) {
+    const std::vector<std::int32_t>& sent = sent_to[d];
+    std::fill(next.begin(), next.end(), sent.size());
+    for (std::size_t i = sent.size(); i-- > 0;) {
+      next[static_cast<std::size_t>(messages_[static_cast<std::size_t>(sent[i])].src)] = i;
+    }
+    for (const TimedStep& step : programs_[d].steps) {
+      for (const MessageEnd& receive : step.receives) {
+        const std::size_t i = next[receive.peer.index()]++;
+        if (i >= sent.size() ||
+            messages_[static_cast<std::size_t>(sent[i])].src != receive.peer.value) {
+          throw InvalidPlan(
+              fmt::format("{}: rank {} receives more messages of rank {} than that one sends",
+                          where_, d, receive.peer.value));
+        }
+        Message& message = messages_[static_cast<std::size_t>(sent[i])];
+        check_bytes(message, receive.bytes);
+        message.dst_group = step.group;
+        groups_[static_cast<std::size_t>(step.group)].messages.push_back(sent[i]);
+      }
+    }
+  }
+  for (const Message& message : messages_) {
+    if (message.dst_group < 0) {
+      throw InvalidPlan(fmt::format("{}: rank {} sends a message to rank {} that it never receives",
+                                    where_, message.src, message.dst));
+    }
+  }
+  for (Group& group : groups_) {
+    group.messages_left = static_cast<std::int32_t>(group.messages.size());
+  }
+}
+
+void Machine::check_bytes(const Message& message, std::int64_t received_bytes) const {
+  if (message.bytes != received_bytes) {
+    throw InvalidPlan(fmt::format("{}: rank {} sends {} bytes to rank {}, which expects {}", where_,
+                                  message.src, message.bytes, message.dst, received_bytes));
+  }
+}
+
+// ----------------------------------------------------------------------------------- devices
+
+const TimedStep& Machine::step_of(std::int32_t d) const {
+  return programs_[static_cast<std::size_t>(d)].steps[devices_[static_cast<std::size_t>(d)].step];
+}
+
+bool Machine::finished(std::int32_t d) const {
+  return devices_[static_cast<std::size_t>(d)].step ==
+         programs_[static_cast<std::size_t>(d)].steps.size();
+}
+
+void Machine::push(double time_us, EventType type, std::int32_t index, std::int32_t version) {
+  events_.push({time_us, next_order_++, type, index, version});
+}
+
+// Begins the device's next step; waits that are over take no time.
+void Machine::proceed(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  while (!finished(d)) {
+    const TimedStep& step = step_of(d);
+    device.step_start_us = now_;
+    if (!step.is_wait) {
+      start_compute(d, step.duration_us);
+      return;
+    }
+    if (!groups_[static_cast<std::size_t>(step.group)].done) {
+      device.waiting = true;
+      return;
+    }
+    ++device.step;
+  }
+  device.end_us = now_;
+}
+
+void Machine::start_compute(std::int32_t d, double duration_us) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  device.computing = true;
+  count_computing(d, 1);
+  device.work_left_us = duration_us;
+  device.since_us = now_;
+  device.speed = speed_of(d);
+  push(now_ + duration_us / device.speed, EventType::kStepDone, d, ++device.version);
+}
+
+void Machine::end_compute(std::int32_t d) {
+  devices_[static_cast<std::size_t>(d)].computing = false;
+  count_computing(d, -1);
+}
+
+// The device computes slower while transfers take a part of it, or when devices share slots.
+double Machine::speed_of(std::int32_t d) const {
+  const Device& device = devices_[static_cast<std::size_t>(d)];
+  double left = device.moving > 0 ? 1 - cluster_.sm_fraction : 1;
+  left = std::max(kLeastShare * left,
+                  left - device.moved_per_us * cluster_.transfer_compute_us_per_mb * kMbPerByte);
+  const double slots = cluster_.compute_slots_per_node;
+  if (slots == 0) return left;
+  const std::int32_t computing = computing_[static_cast<std::size_t>(cluster_.node_of(Rank{d}))];
+  return computing <= slots ? left : left * slots / computing;
+}
+
+// A compute step that has begun goes on at the speed of now for what is left of it.
+void Machine::change_speed(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const double speed = speed_of(d);
+  if (!device.computing || speed == device.speed) return;
+  device.work_left_us =
+      std::max(0.0, device.work_left_us - (now_ - device.since_us) * device.speed);
+  device.since_us = now_;
+  device.speed = speed;
+  push(now_ + device.work_left_us / speed, EventType::kStepDone, d, ++device.version);
+}
+
+// Transfers begin or end at a device; with sm_fraction its compute slows down or speeds up.
+void Machine::change_moving(std::int32_t d, std::int32_t by) {
+  devices_[static_cast<std::size_t>(d)].moving += by;
+  change_speed(d);
+}
+
+// Rates have changed: with transfer_compute_us_per_mb devices compute slower or faster.
+void Machine::charge_transfers() {
+  if (cluster_.transfer_compute_us_per_mb == 0) return;
+  for (Device& device : devices_) device.moved_per_us = 0;
+  for (std::size_t s = 0; s < streams_.size(); ++s) {
+    const double rate = network_.rate_of(static_cast<std::int32_t>(s));
+    devices_[static_cast<std::size_t>(streams_[s].src)].moved_per_us += rate;
+    devices_[static_cast<std::size_t>(streams_[s].dst)].moved_per_us += rate;
+  }
+  for (std::int32_t d = 0; d < cluster_.num_devices(); ++d) change_speed(d);
+}
+
+void Machine::count_computing(std::int32_t d, std::int32_t by) {
+  if (cluster_.compute_slots_per_node == 0) return;
+  computing_[static_cast<std::size_t>(cluster_.node_of(Rank{d}))] += by;
+  sharing_changed_ = true;
+}
+
+// Once all that happens now has happened.
+void Machine::share_slots() {
+  if (!sharing_changed_) return;
+  sharing_changed_ = false;
+  for (std::int32_t d = 0; d < cluster_.num_devices(); ++d) change_speed(d);
+}
+
+// Books the time of the step that ends now and moves on.
+void Machine::end_step(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const TimedStep& step = step_of(d);
+  times_[static_cast<std::size_t>(d)].activity_us[static_cast<std::size_t>(step.activity)] +=
+      now_ - device.step_start_us;
+  if (timeline_ && now_ > device.step_start_us) {
+    activities_.push_back({Rank{d}, step.activity, static_cast<std::int32_t>(device.step),
+                           device.step_start_us, now_, step.launch_id});
+  }
+  const bool launches = !step.is_wait && step.launch_id >= 0;
+  ++device.step;
+  ++steps_over_;
+  if (launches) issue_group(d);
+  proceed(d);
+}
+
+// ---------------------------------------------------------------------------------- messages
+
+void Machine::issue_group(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  const std::int32_t issued = device.issued_groups++;
+  const std::int32_t group = device.groups[static_cast<std::size_t>(issued)];
+  groups_[static_cast<std::size_t>(group)].issued_us = now_;
+  if (cluster_.launches == LaunchOrder::kConcurrent) {
+    activate(group, -1);
+  } else if (!device.group_runs) {
+    activate_next(d, -1);
+  }
+}
+
+// `after`: the launch of the device that had to be done first, -1: none.
+void Machine::activate(std::int32_t g, std::int32_t after) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  for (const std::int32_t message : group.messages) open_end(message, group.device, after);
+  if (group.messages.empty()) group.done = true;
+}
+
+// kGrouped: the next launched group with anything to move, if there is one.
+void Machine::activate_next(std::int32_t d, std::int32_t after) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  device.group_runs = false;
+  while (!device.group_runs && device.next_group < device.issued_groups) {
+    const std::int32_t g = device.groups[static_cast<std::size_t>(device.next_group++)];
+    device.group_runs = !groups_[static_cast<std::size_t>(g)].messages.empty();
+    activate(g, after);
+  }
+}
+
+void Machine::open_end(std::int32_t m, std::int32_t device, std::int32_t after) {
+  Message& message = messages_[static_cast<std::size_t>(m)];
+  if (--message.ends_open > 0) return;
+  message.start_us = now_;
+  message.opener = device;
+  message.queued_after = after;
+  const bool local = cluster_.same_node(Rank{message.src}, Rank{message.dst});
+  message.flow_us = now_ + (local ? cluster_.intra_latency_us : cluster_.inter_latency_us);
+  push(message.flow_us, EventType::kFlowStart, m);
+}
+
+void Machine::start_flow(std::int32_t m) {
+  const Message& message = messages_[static_cast<std::size_t>(m)];
+  network_.add(message.stream, static_cast<double>(message.bytes), m);
+  flows_changed_ = true;
+  change_moving(message.src, 1);
+  change_moving(message.dst, 1);
+}
+
+void Machine::end_message(std::int32_t m) {
+  const Message& message = messages_[static_cast<std::size_t>(m)];
+  flows_changed_ = true;
+  change_moving(message.src, -1);
+  change_moving(message.dst, -1);
+  if (timeline_) {
+    const Group& sent = groups_[static_cast<std::size_t>(message.src_group)];
+    const Group& received = groups_[static_cast<std::size_t>(message.dst_group)];
+    message_spans_.push_back({.src = Rank{message.src},
+                              .dst = Rank{message.dst},
+                              .src_launch = sent.launch_id,
+                              .dst_launch = received.launch_id,
+                              .bytes = message.bytes,
+                              .start_us = message.start_us,
+                              .end_us = now_,
+                              .launched_us = std::max(sent.issued_us, received.issued_us),
+                              .flow_us = message.flow_us,
+                              .bound_by = ports_.port(network_.ended_at_port()),
+                              .opener = Rank{message.opener},
+                              .queued_after = message.queued_after});
+  }
+  end_message_at(message.src_group);
+  end_message_at(message.dst_group);
+}
+
+void Machine::end_message_at(std::int32_t g) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  if (--group.messages_left > 0) return;
+  group.done = true;
+  Device& device = devices_[static_cast<std::size_t>(group.device)];
+  if (cluster_.launches == LaunchOrder::kGrouped) activate_next(group.device, group.launch_id);
+  if (device.waiting && step_of(group.device).launch_id == group.launch_id) {
+    device.waiting = false;
+    end_step(group.device);
+  }
+}
+
+// --------------------------------------------------------------------------------- main loop
+
+void Machine::handle(const Event& event) {
+  switch (event.type) {
+    case EventType::kStepDone: {
+      const Device& device = devices_[static_cast<std::size_t>(event.index)];
+      if (!device.computing || device.version != event.version) return;
+      end_compute(event.index);
+      end_step(event.index);
+      return;
+    }
+    case EventType::kFlowStart:
+      start_flow(event.index);
+      return;
+    case EventType::kShareOut:
+      share_out_queued_ = false;
+      return;
+  }
+}
+
+double Machine::resolution_us() const {
+  if (resolution_us_) return *resolution_us_;
+  const std::int32_t devices = cluster_.num_devices();
+  if (devices <= kExactDevices) return 0;
+  return std::max(static_cast<double>(devices) / kExactDevices,
+                  static_cast<double>(network_.num_flows()) / kFlowsPerUs);
+}
+
+void Machine::share_out_if_due() {
+  if (!flows_changed_) return;
+  if (now_ >= share_out_due_us_) {
+    share_out_due_us_ = now_ + resolution_us();
+    flows_changed_ = false;
+    network_.share_out(now_, share_out_due_us_);
+    charge_transfers();
+  } else if (!share_out_queued_) {
+    share_out_queued_ = true;
+    push(share_out_due_us_, EventType::kShareOut, 0);
+  }
+}
+
+void Machine::tell_progress() {
+  constexpr std::int64_t kStepsBetween = 1024;
+  if (!progress_ || steps_over_ < next_told_) return;
+  next_told_ = steps_over_ + kStepsBetween;
+  std::int64_t steps = 0;
+  for (const TimedProgram& program : programs_) steps += std::ssize(program.steps);
+  progress_("simulating", steps_over_, steps);
+}
+
+void Machine::run() {
+  for (std::size_t d = 0; d < devices_.size(); ++d) proceed(static_cast<std::int32_t>(d));
+  while (true) {
+    share_slots();
+    const double next_event =
+        events_.empty() ? std::numeric_limits<double>::infinity() : events_.top().time_us;
+    const double next = std::min(next_event, network_.next_end_us());
+    if (next == std::numeric_limits<double>::infinity()) break;
+    now_ = next;
+    while (network_.next_end_us() <= now_) end_message(network_.pop_ended());
+    while (!events_.empty() && events_.top().time_us <= now_) {
+      const Event event = events_.top();
+      events_.pop();
+      handle(event);
+    }
+    share_out_if_due();
+    tell_progress();
+  }
+  for (std::size_t d = 0; d < devices_.size(); ++d) {
+    if (!finished(static_cast<std::int32_t>(d))) fail_stuck();
+  }
+  double end = 0;
+  for (const Device& device : devices_) end = std::max(end, device.end_us);
+  now_ = end;
+  for (std::size_t d = 0; d < devices_.size(); ++d) times_[d].idle_us = end - devices_[d].end_us;
+}
+
+void Machine::fail_stuck() const {
+  for (std::size_t d = 0; d < devices_.size(); ++d) {
+    const auto device = static_cast<std::int32_t>(d);
+    if (finished(device)) continue;
+    const bool grouped = cluster_.launches == LaunchOrder::kGrouped;
+    throw InvalidPlan(fmt::format(
+        "{}: rank {} waits forever for launch {} (instruction {}){}", where_, d,
+        step_of(device).launch_id, devices_[d].step,
+        grouped ? "; launches of this cluster move one after another (launches: grouped), which "
+                  "verify proves possible"
+                : ""));
+  }
+  throw InvalidPlan(fmt::format("{}: the programs do not end", where_));
+}
+
+}  // namespace contextile

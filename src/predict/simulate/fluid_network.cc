@@ -1,0 +1,344 @@
+#include "predict/simulate/fluid_network.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+namespace contextile {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Where changes reach most streams, looking for those they do not reach is not worth it for so
+// many share-outs.
+constexpr std::int64_t kSharedOutUnsearched = 16;
+
+}  // namespace
+
+FluidNetwork::FluidNetwork(std::vector<double> capacity)
+    : capacity_(std::move(capacity)),
+      listed_(capacity_.size()),
+      port_reached_in_(capacity_.size()),
+      flows_of_port_(capacity_.size()),
+      left_(capacity_.size()),
+      waiting_(capacity_.size()) {
+  std::vector<double> classes;
+  for (const double capacity : capacity_) {
+    const auto found = std::ranges::find(classes, capacity);
+    capacity_class_.push_back(static_cast<std::int32_t>(found - classes.begin()));
+    if (found == classes.end()) classes.push_back(capacity);
+  }
+  alike_of_flows_.resize(classes.size());
+  alike_of_port_.resize(capacity_.size());
+}
+
+std::int32_t FluidNetwork::add_stream(const FlowPath& path) {
+  streams_.push_back({.path = path});
+  members_.emplace_back();
+  shared_in_.push_back(0);
+  reached_in_.push_back(0);
+  return static_cast<std::int32_t>(streams_.size()) - 1;
+}
+
+void FluidNetwork::add(std::int32_t stream, double bytes, std::int32_t tag) {
+  joining_.push_back({stream, bytes, tag});
+  ++num_flows_;
+}
+
+// Puts the stream on the lists of its ports and among those with flows.
+void FluidNetwork::list(std::int32_t id) {
+  const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
+  Members& members = members_[static_cast<std::size_t>(id)];
+  members.active_place = static_cast<std::int32_t>(active_.size());
+  active_.push_back(id);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {
+    auto& list = listed_[static_cast<std::size_t>(path.port[i])];
+    members.place[i] = static_cast<std::int32_t>(list.size());
+    list.push_back(id);
+  }
+}
+
+void FluidNetwork::unlist(std::int32_t id) {
+  const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
+  const std::int32_t active_place = members_[static_cast<std::size_t>(id)].active_place;
+  members_[static_cast<std::size_t>(active_.back())].active_place = active_place;
+  active_[static_cast<std::size_t>(active_place)] = active_.back();
+  active_.pop_back();
+  for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {
+    const std::int32_t port = path.port[i];
+    auto& list = listed_[static_cast<std::size_t>(port)];
+    const std::int32_t place = members_[static_cast<std::size_t>(id)].place[i];
+    const auto last = static_cast<std::size_t>(list.back());
+    list[static_cast<std::size_t>(place)] = list.back();
+    list.pop_back();
+    const FlowPath& moved = streams_[last].path;
+    for (std::size_t j = 0; j < static_cast<std::size_t>(moved.num_ports); ++j) {
+      if (moved.port[j] == port) members_[last].place[j] = place;
+    }
+  }
+}
+
+// Books flows that come or go.
+void FluidNetwork::count(std::int32_t id, std::int32_t flows) {
+  Stream& stream = streams_[static_cast<std::size_t>(id)];
+  stream.num_flows += flows;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(stream.path.num_ports); ++i) {
+    flows_of_port_[static_cast<std::size_t>(stream.path.port[i])] += flows;
+    changed_.push_back(stream.path.port[i]);
+  }
+}
+
+void FluidNetwork::join(const Joining& flow, double now_us) {
+  Stream& stream = streams_[static_cast<std::size_t>(flow.stream)];
+  auto& flows = members_[static_cast<std::size_t>(flow.stream)].flows;
+  if (tracks_ports_) bound_at_join_[flow.tag] = bound_us(flow.stream, now_us);
+  if (stream.num_flows == 0) list(flow.stream);
+  count(flow.stream, 1);
+  // What the stream has served is booked up to the last share-out only.
+  const double served = stream.served + stream.rate * (now_us - since_us_);
+  flows.emplace_back(served + flow.bytes, flow.tag);
+  std::push_heap(flows.begin(), flows.end(), std::greater<>());
+  stream.first_end = flows.front();
+}
+
+double FluidNetwork::end_us(const Stream& stream) const {
+  const double bytes_left = stream.first_end.first - stream.served;
+  if (bytes_left <= 0) return since_us_;
+  return stream.rate > 0 ? since_us_ + bytes_left / stream.rate : kNever;
+}
+
+FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t id, double now_us) const {
+  const Members& members = members_[static_cast<std::size_t>(id)];
+  PortTimes times = members.bound_us;
+  if (members.bound_by >= 0)
+    times[static_cast<std::size_t>(members.bound_by)] += now_us - since_us_;
+  return times;
+}
+
+// From now on this port sets the stream's rate.
+void FluidNetwork::note_port(std::int32_t id, std::int32_t port) {
+  Members& members = members_[static_cast<std::size_t>(id)];
+  const auto& ports = streams_[static_cast<std::size_t>(id)].path.port;
+  members.bound_by =
+      static_cast<std::int32_t>(std::find(ports.begin(), ports.end(), port) - ports.begin());
+}
+
+void FluidNetwork::note_end(std::int32_t id, std::int32_t tag, double now_us) {
+  Members& members = members_[static_cast<std::size_t>(id)];
+  PortTimes times = bound_us(id, now_us);
+  const auto joined = bound_at_join_.find(tag);
+  for (std::size_t i = 0; i < times.size(); ++i) times[i] -= joined->second[i];
+  bound_at_join_.erase(joined);
+  const auto longest = std::max_element(times.begin(), times.end()) - times.begin();
+  ended_at_port_ =
+      streams_[static_cast<std::size_t>(id)].path.port[static_cast<std::size_t>(longest)];
+  if (streams_[static_cast<std::size_t>(id)].num_flows == 0) {
+    members.bound_us = {};
+    members.bound_by = -1;
+  }
+}
+
+// Books what has moved since the last share-out.
+void FluidNetwork::advance(double now_us) {
+  for (const std::int32_t id : active_) {
+    Stream& stream = streams_[static_cast<std::size_t>(id)];
+    stream.served += stream.rate * (now_us - since_us_);
+    if (tracks_ports_) members_[static_cast<std::size_t>(id)].bound_us = bound_us(id, now_us);
+  }
+}
+
+void FluidNetwork::reach(std::int32_t port) {
+  std::int64_t& reached_in = port_reached_in_[static_cast<std::size_t>(port)];
+  if (reached_in == num_share_outs_ || flows_of_port_[static_cast<std::size_t>(port)] == 0) return;
+  reached_in = num_share_outs_;
+  reached_.push_back(port);
+}
+
+// The ports of all streams that a change may give another rate: those that cross a changed port,
+// those that cross a port of one of them, and so on.
+void FluidNetwork::find_reached() {
+  reached_.clear();
+  if (num_share_outs_ < next_search_) {
+    for (std::size_t p = 0; p < capacity_.size(); ++p) reach(static_cast<std::int32_t>(p));
+    return;
+  }
+  for (const std::int32_t port : changed_) reach(port);
+  std::size_t streams = 0;
+  for (std::size_t next = 0; next < reached_.size(); ++next) {
+    for (const std::int32_t id : listed_[static_cast<std::size_t>(reached_[next])]) {
+      std::int64_t& reached_in = reached_in_[static_cast<std::size_t>(id)];
+      if (reached_in == num_share_outs_) continue;
+      reached_in = num_share_outs_;
+      ++streams;
+      const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {
+        reach(path.port[i]);
+      }
+    }
+  }
+  if (2 * streams > active_.size()) next_search_ = num_share_outs_ + kSharedOutUnsearched;
+}
+
+// The port is full: each of its flows without a rate gets this one.
+void FluidNetwork::fix(std::size_t port, double share) {
+  for (const std::int32_t id : listed_[port]) {
+    std::int64_t& shared_in = shared_in_[static_cast<std::size_t>(id)];
+    if (shared_in == num_share_outs_) continue;
+    shared_in = num_share_outs_;
+    Stream& stream = streams_[static_cast<std::size_t>(id)];
+    if (tracks_ports_) note_port(id, static_cast<std::int32_t>(port));
+    stream.rate = share;
+    const double taken = share * stream.num_flows;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(stream.path.num_ports); ++i) {
+      const auto crossed = static_cast<std::size_t>(stream.path.port[i]);
+      left_[crossed] -= taken;
+      waiting_[crossed] -= stream.num_flows;
+    }
+  }
+}
+
+std::int32_t& FluidNetwork::alike_of(std::size_t port) {
+  auto& of_flows = alike_of_flows_[static_cast<std::size_t>(capacity_class_[port])];
+  const auto flows = static_cast<std::size_t>(flows_of_port_[port]);
+  if (flows >= of_flows.size()) of_flows.resize(flows + 1, -1);
+  return of_flows[flows];
+}
+
+void FluidNetwork::find_alike() {
+  alike_.clear();
+  for (const std::int32_t port : reached_) {
+    const auto p = static_cast<std::size_t>(port);
+    std::int32_t& alike = alike_of(p);
+    if (alike < 0) {
+      alike = static_cast<std::int32_t>(alike_.size());
+      alike_.push_back({.share = capacity_[p] / flows_of_port_[p], .first = p});
+    }
+    ++alike_[static_cast<std::size_t>(alike)].num_ports;
+    alike_of_port_[p] = alike;
+  }
+  for (const Alike& alike : alike_) alike_of(alike.first) = -1;
+}
+
+// The reached ports by (share of a flow, port). Shares are few: sorted by counting.
+void FluidNetwork::order_reached() {
+  constexpr std::size_t kFew = 16;
+  if (kFew * reached_.size() < capacity_.size()) {
+    std::ranges::sort(reached_);
+  } else {
+    reached_.clear();
+    for (std::size_t p = 0; p < capacity_.size(); ++p) {
+      if (port_reached_in_[p] == num_share_outs_) reached_.push_back(static_cast<std::int32_t>(p));
+    }
+  }
+  find_alike();
+  by_share_.resize(alike_.size());
+  std::iota(by_share_.begin(), by_share_.end(), std::size_t{0});
+  std::ranges::sort(by_share_, {}, [this](std::size_t a) { return alike_[a].share; });
+  next_place_.clear();
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < by_share_.size(); ++i) {
+    Alike& alike = alike_[by_share_[i]];
+    if (i == 0 || alike.share != alike_[by_share_[i - 1]].share) next_place_.push_back(place);
+    alike.slot = next_place_.size() - 1;
+    place += alike.num_ports;
+  }
+  in_order_.resize(reached_.size());
+  for (const std::int32_t port : reached_) {
+    const auto p = static_cast<std::size_t>(port);
+    const Alike& alike = alike_[static_cast<std::size_t>(alike_of_port_[p])];
+    in_order_[next_place_[alike.slot]++] = {alike.share, p};
+  }
+}
+
+void FluidNetwork::fill() {
+  for (const std::int32_t port : reached_) {
+    const auto p = static_cast<std::size_t>(port);
+    left_[p] = capacity_[p];
+    waiting_[p] = flows_of_port_[p];
+  }
+  order_reached();
+  tightest_.clear();
+  std::size_t next = 0;
+  while (next < in_order_.size() || !tightest_.empty()) {
+    PortShare least;
+    if (tightest_.empty() || (next < in_order_.size() && in_order_[next] < tightest_.front())) {
+      least = in_order_[next++];
+    } else {
+      least = tightest_.front();
+      std::pop_heap(tightest_.begin(), tightest_.end(), std::greater<>());
+      tightest_.pop_back();
+    }
+    const auto [queued_share, p] = least;
+    if (waiting_[p] == 0) continue;
+    // Shares only grow while others are served: an outdated one is too small and goes back.
+    const double share = std::max(0.0, left_[p]) / waiting_[p];
+    if (share > queued_share) {
+      tightest_.emplace_back(share, p);
+      std::push_heap(tightest_.begin(), tightest_.end(), std::greater<>());
+      continue;
+    }
+    fix(p, share);
+  }
+}
+
+// Ends are many and only the next ones matter until the next share-out.
+void FluidNetwork::collect_ends() {
+  ends_.clear();
+  double earliest_us = kNever;
+  for (const std::int32_t id : active_) {
+    const Stream& stream = streams_[static_cast<std::size_t>(id)];
+    const double end = end_us(stream);
+    earliest_us = std::min(earliest_us, end);
+    if (end <= std::max(limit_us_, earliest_us)) {
+      ends_.push_back({end, stream.first_end.second, id});
+    }
+  }
+  limit_us_ = std::max(limit_us_, earliest_us);
+  std::erase_if(ends_, [this](const End& end) { return end.time_us > limit_us_; });
+  std::make_heap(ends_.begin(), ends_.end(), std::greater<>());
+}
+
+void FluidNetwork::share_out(double now_us, double horizon_us) {
+  for (const Joining& flow : joining_) join(flow, now_us);
+  joining_.clear();
+  limit_us_ = horizon_us;
+  ++num_share_outs_;
+  advance(now_us);
+  find_reached();
+  changed_.clear();
+  fill();
+  since_us_ = now_us;
+  collect_ends();
+}
+
+double FluidNetwork::next_end_us() const { return ends_.empty() ? kNever : ends_.front().time_us; }
+
+std::int32_t FluidNetwork::pop_ended() {
+  const auto [time_us, tag, id] = ends_.front();
+  std::pop_heap(ends_.begin(), ends_.end(), std::greater<>());
+  ends_.pop_back();
+  Stream& stream = streams_[static_cast<std::size_t>(id)];
+  auto& flows = members_[static_cast<std::size_t>(id)].flows;
+  std::pop_heap(flows.begin(), flows.end(), std::greater<>());
+  flows.pop_back();
+  --num_flows_;
+  count(id, -1);
+  if (tracks_ports_) note_end(id, tag, time_us);
+  if (stream.num_flows == 0) {
+    unlist(id);
+    stream.served = 0;
+    stream.rate = 0;
+    return tag;
+  }
+  stream.first_end = flows.front();
+  const double next_us = end_us(stream);
+  if (next_us <= limit_us_) {
+    ends_.push_back({next_us, stream.first_end.second, id});
+    std::push_heap(ends_.begin(), ends_.end(), std::greater<>());
+  }
+  return tag;
+}
+
+}  // namespace contextile
