@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "data/ahead/step_value.h"
+#include "planner/ahead/step_value.h"
 #include "store/redis_address.h"
 #include "store/value_file.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
-#include "planner/auto_strategy.h"
+#include "planner/auto/auto_strategy.h"
 #include "strategy/axp/axp_presets.h"
 #include "strategy/dcp.h"
 #include "strategy/distca/distca.h"

@@ -13,7 +13,7 @@
 #include "contextile/plan_estimate.h"
 #include "contextile/simulate.h"
 #include "contextile/training.h"
-#include "planner/arrangement_load.h"
+#include "planner/auto/arrangement_load.h"
 
 namespace contextile {
 

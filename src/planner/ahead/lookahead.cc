@@ -1,0 +1,413 @@
+#include "contextile/lookahead.h"
+
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/plan_file.h"
+#include "planner/ahead/lookahead_keys.h"
+#include "planner/ahead/step_value.h"
+
+namespace contextile {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// Thrown into a search by its ProgressHook. No Error: nothing takes it for a failure of its own.
+struct PlanningStopped {};
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Tells this planner's claims from all others'.
+std::vector<std::uint8_t> random_name() {
+  std::random_device random;
+  const std::string name = fmt::format("planner-{:08x}{:08x}", random(), random());
+  return {name.begin(), name.end()};
+}
+
+void check_job(const PlanJob& job) {
+  check_cluster(job.cluster);
+  check_workload_input(job.input);
+  const auto budget = job.choice.options.find("budget_ms");
+  CONTEXTILE_CHECK(budget == job.choice.options.end() || budget->second == "0",
+                   "look-ahead: expected a strategy without a time budget (auto:steps=N), found "
+                   "budget_ms={}: its plans would differ from planner to planner",
+                   budget->second);
+  static_cast<void>(find_strategy(job.choice.name));
+}
+
+void check_options(const LookaheadOptions& options) {
+  constexpr std::int32_t kMaxStepsAhead = 1 << 16;
+  constexpr std::int32_t kMaxThreads = 1 << 12;
+  CONTEXTILE_CHECK(options.first_step >= 0 && options.end_step >= options.first_step,
+                   "look-ahead: expected steps from 0 on, found {} to {}", options.first_step,
+                   options.end_step);
+  CONTEXTILE_CHECK(options.steps_ahead >= 1 && options.steps_ahead <= kMaxStepsAhead,
+                   "look-ahead: expected 1 to {} steps ahead, found {}", kMaxStepsAhead,
+                   options.steps_ahead);
+  CONTEXTILE_CHECK(options.threads >= 1 && options.threads <= kMaxThreads,
+                   "look-ahead: expected 1 to {} threads, found {}", kMaxThreads, options.threads);
+  CONTEXTILE_CHECK(
+      options.claim_expiry >= milliseconds(3) && options.poll_interval >= milliseconds(1),
+      "look-ahead: expected claims of at least 3 ms and looks every 1 ms or more, found "
+      "{} and {} ms",
+      options.claim_expiry.count(), options.poll_interval.count());
+}
+
+// How far every rank has come, as the store says.
+class RankSteps {
+ public:
+  RankSteps(std::int32_t num_ranks, std::int64_t first_step)
+      : next_(static_cast<std::size_t>(num_ranks), first_step),
+        first_step_(first_step),
+        slowest_(first_step) {}
+
+  void refresh_all(Store& store, const LookaheadKeys& keys) {
+    for (std::size_t r = 0; r < next_.size(); ++r) next_[r] = next_of(r, store, keys);
+    slowest_ = *std::ranges::min_element(next_);
+  }
+
+  // The same where ranks only go forward: it is enough to ask those that are last, until one of
+  // them still is.
+  void refresh_slowest(Store& store, const LookaheadKeys& keys) {
+    while (true) {
+      const auto last = std::ranges::min_element(next_);
+      const std::int64_t next =
+          next_of(static_cast<std::size_t>(last - next_.begin()), store, keys);
+      const bool has_moved = next > *last;
+      *last = next;
+      slowest_ = *std::ranges::min_element(next_);
+      if (!has_moved) return;
+    }
+  }
+
+  [[nodiscard]] std::int64_t slowest() const { return slowest_; }
+  [[nodiscard]] bool needs(std::size_t rank, std::int64_t step) const {
+    return next_[rank] <= step;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t next_of(std::size_t rank, Store& store,
+                                     const LookaheadKeys& keys) const {
+    const std::string key = keys.next(Rank{static_cast<std::int32_t>(rank)});
+    const std::optional<StoreValue> text = store.get(key);
+    return text ? parse_step_text(*text, fmt::format("{} {}", store.name(), key)) : first_step_;
+  }
+
+  std::vector<std::int64_t> next_;  // by rank
+  const std::int64_t first_step_;   // of those that have not said anything
+  std::int64_t slowest_;
+};
+
+}  // namespace
+
+Workload workload_of(const PlanJob& job, std::int64_t step) {
+  if (job.workload) return job.workload(step);
+  return load_workload(job.sampler.batch(step), job.input, job.cluster.num_devices());
+}
+
+struct LookaheadPlanner::State {
+  State(PlanJob planned, LookaheadOptions given, std::shared_ptr<Store> into)
+      : job(std::move(planned)),
+        options(std::move(given)),
+        store(std::move(into)),
+        keys(options.run_id),
+        name(random_name()),
+        ranks(job.cluster.num_devices(), options.first_step) {
+    if (store == nullptr) store = open_store("memory:");
+  }
+
+  const PlanJob job;
+  const LookaheadOptions options;
+  std::shared_ptr<Store> store;
+  const LookaheadKeys keys;
+  const std::vector<std::uint8_t> name;
+
+  std::mutex looking;  // one thread looks for work at a time; guards the next three
+  RankSteps ranks;
+  std::set<std::int64_t> ready;  // in the window, as last seen
+  Clock::time_point looked_at_all{};
+
+  mutable std::mutex mutex;  // guards what follows
+  std::condition_variable changed;
+  std::set<std::int64_t> mine;  // claimed and not yet published
+  std::exception_ptr failure;
+  LookaheadStatistics counted;
+
+  std::atomic<bool> stopped = false;
+  std::vector<std::thread> threads;
+
+  void start();
+  void stop();
+  void fail(std::exception_ptr error);
+  void pause(milliseconds time);
+
+  void look();
+  std::optional<std::int64_t> claim_next();
+  bool claim(std::int64_t step);
+  void give_back(std::int64_t step);
+  void renew_claims();
+
+  void work();
+  void serve(std::int64_t step);
+  PlannedBatch plan(std::int64_t step) const;
+  std::vector<std::vector<std::uint8_t>> values_of(std::int64_t step, bool& failed) const;
+  std::int64_t publish(std::int64_t step, const std::vector<std::vector<std::uint8_t>>& values);
+};
+
+void LookaheadPlanner::State::start() {
+  const auto guarded = [this](auto body) {
+    return [this, body] {
+      try {
+        while (!stopped) body();
+      } catch (...) {
+        fail(std::current_exception());
+      }
+    };
+  };
+  for (std::int32_t t = 0; t < options.threads; ++t) {
+    threads.emplace_back(guarded([this] { work(); }));
+  }
+  threads.emplace_back(guarded([this] {
+    pause(options.claim_expiry / 3);
+    renew_claims();
+  }));
+}
+
+void LookaheadPlanner::State::stop() {
+  stopped = true;
+  changed.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
+void LookaheadPlanner::State::fail(std::exception_ptr error) {
+  {
+    const std::scoped_lock lock(mutex);
+    if (!failure) failure = std::move(error);
+  }
+  stopped = true;
+  changed.notify_all();
+}
+
+void LookaheadPlanner::State::pause(milliseconds time) {
+  std::unique_lock lock(mutex);
+  changed.wait_for(lock, time, [this] { return stopped.load(); });
+}
+
+// ------------------------------------------------------------------------------ who plans what
+
+// With `looking` held.
+void LookaheadPlanner::State::look() {
+  constexpr auto kBetweenLooksAtAll = std::chrono::seconds(1);
+  const bool all = Clock::now() - looked_at_all >= kBetweenLooksAtAll;
+  const std::int64_t before = ranks.slowest();
+  if (all) {
+    ranks.refresh_all(*store, keys);
+    looked_at_all = Clock::now();
+    ready.clear();  // ranks that begin again earlier take marks away
+  } else {
+    ranks.refresh_slowest(*store, keys);
+  }
+  const std::int64_t oldest = std::max(before, ranks.slowest() - options.steps_ahead);
+  for (std::int64_t s = oldest; s < ranks.slowest(); ++s) store->erase(keys.ready(s));
+  std::erase_if(ready, [&](std::int64_t s) { return s < ranks.slowest(); });
+}
+
+std::optional<std::int64_t> LookaheadPlanner::State::claim_next() {
+  const std::scoped_lock lock(looking);
+  look();
+  const std::int64_t first = ranks.slowest();
+  std::optional<std::int64_t> claimed;
+  for (std::int64_t s = first; s < options.end_step && s - first < options.steps_ahead; ++s) {
+    if (stopped) break;
+    if (ready.contains(s)) continue;
+    if (!claimed && claim(s)) claimed = s;
+  }
+  const std::scoped_lock counting(mutex);
+  counted.slowest_rank_step = first;
+  counted.ready_steps = std::ssize(ready);
+  return claimed;
+}
+
+// Whether this planner shall plan the step. With `looking` held.
+bool LookaheadPlanner::State::claim(std::int64_t step) {
+  {
+    const std::scoped_lock lock(mutex);
+    if (mine.contains(step)) return false;
+  }
+  if (store->get(keys.ready(step))) {
+    ready.insert(step);
+    return false;
+  }
+  if (!store->put(keys.claim(step), name, options.claim_expiry)) return false;
+  // Its last owner may have finished it between the two; then it is marked, or all ranks are past
+  // it.
+  const bool is_ready = store->get(keys.ready(step)).has_value();
+  ranks.refresh_slowest(*store, keys);
+  if (is_ready || step < ranks.slowest()) {
+    store->erase(keys.claim(step));
+    ready.insert(step);
+    return false;
+  }
+  const std::scoped_lock lock(mutex);
+  mine.insert(step);
+  return true;
+}
+
+void LookaheadPlanner::State::give_back(std::int64_t step) {
+  {
+    const std::scoped_lock lock(mutex);
+    mine.erase(step);
+  }
+  // If it ran out meanwhile it may be another's, who then plans on without it: nothing is lost.
+  store->erase(keys.claim(step));
+}
+
+void LookaheadPlanner::State::renew_claims() {
+  std::set<std::int64_t> steps;
+  {
+    const std::scoped_lock lock(mutex);
+    steps = mine;
+  }
+  for (const std::int64_t step : steps) {
+    // One that ran out is not taken again: who has it now makes the same plan.
+    static_cast<void>(store->renew(keys.claim(step), name, options.claim_expiry));
+  }
+}
+
+// ----------------------------------------------------------------------------------- planning
+
+void LookaheadPlanner::State::work() {
+  const Clock::time_point started = Clock::now();
+  if (const std::optional<std::int64_t> step = claim_next()) {
+    serve(*step);
+    return;
+  }
+  pause(options.poll_interval);
+  const std::scoped_lock lock(mutex);
+  counted.idle_s += seconds_since(started);
+  changed.notify_all();  // wait_for looks how far ranks are
+}
+
+void LookaheadPlanner::State::serve(std::int64_t step) {
+  const Clock::time_point started = Clock::now();
+  bool failed = false;
+  std::int64_t bytes = 0;
+  try {
+    bytes = publish(step, values_of(step, failed));
+  } catch (const PlanningStopped&) {
+    give_back(step);
+    return;
+  }
+  give_back(step);
+  const std::scoped_lock lock(mutex);
+  counted.planned_steps += failed ? 0 : 1;
+  counted.failed_steps += failed ? 1 : 0;
+  counted.planning_s += seconds_since(started);
+  counted.published_bytes += bytes;
+}
+
+PlannedBatch LookaheadPlanner::State::plan(std::int64_t step) const {
+  PlanOptions asked = job.plan;
+  asked.progress = [this](std::string_view, std::int64_t, std::int64_t) {
+    if (stopped) throw PlanningStopped{};
+  };
+  return plan_and_check(workload_of(job, step), job.cluster, job.choice, asked);
+}
+
+// By rank. An error of planning is every rank's value.
+std::vector<std::vector<std::uint8_t>> LookaheadPlanner::State::values_of(std::int64_t step,
+                                                                          bool& failed) const {
+  const Clock::time_point started = Clock::now();
+  std::vector<std::vector<std::uint8_t>> payloads;
+  tbb::task_arena one_core(1);
+  try {
+    one_core.execute([&] { payloads = serialize_slices(*plan(step).plan); });
+  } catch (const PlanningStopped&) {
+    throw;
+  } catch (const std::exception& error) {
+    failed = true;
+    const std::string_view text = error.what();
+    payloads.assign(static_cast<std::size_t>(job.cluster.num_devices()),
+                    {text.begin(), text.end()});
+  }
+  const auto planning_us = static_cast<std::int64_t>(1e6 * seconds_since(started));
+  std::vector<std::vector<std::uint8_t>> values;
+  values.reserve(payloads.size());
+  for (const std::vector<std::uint8_t>& payload : payloads) {
+    values.push_back(
+        encode_step_value({.step = step,
+                           .kind = failed ? StepValueKind::kFailed : StepValueKind::kPlanned,
+                           .planning_us = planning_us,
+                           .payload = payload}));
+  }
+  return values;
+}
+
+// Returns how many bytes went into the store. The mark comes last: with it everything is there.
+std::int64_t LookaheadPlanner::State::publish(
+    std::int64_t step, const std::vector<std::vector<std::uint8_t>>& values) {
+  std::vector<bool> needed(values.size());
+  {
+    const std::scoped_lock lock(looking);
+    for (std::size_t r = 0; r < values.size(); ++r) needed[r] = ranks.needs(r, step);
+  }
+  std::int64_t bytes = 0;
+  for (std::size_t r = 0; r < values.size(); ++r) {
+    if (!needed[r]) continue;
+    const std::string key = keys.slice(step, Rank{static_cast<std::int32_t>(r)});
+    if (store->put(key, values[r], options.expiry)) bytes += std::ssize(values[r]);
+  }
+  static_cast<void>(store->put(keys.ready(step), name, options.expiry));
+  return bytes;
+}
+
+// -------------------------------------------------------------------------------------- public
+
+LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
+                                   std::shared_ptr<Store> store) {
+  check_job(job);
+  check_options(options);
+  state_ = std::make_unique<State>(std::move(job), std::move(options), std::move(store));
+  try {
+    state_->start();
+  } catch (...) {  // no more threads to be had
+    state_->stop();
+    throw;
+  }
+}
+
+LookaheadPlanner::~LookaheadPlanner() { state_->stop(); }
+
+const std::shared_ptr<Store>& LookaheadPlanner::store() const { return state_->store; }
+
+LookaheadStatistics LookaheadPlanner::statistics() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->counted;
+}
+
+bool LookaheadPlanner::wait_for(milliseconds timeout) {
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  const auto done = [&] { return state.counted.slowest_rank_step >= state.options.end_step; };
+  state.changed.wait_for(lock, std::min(timeout, kMaxStoreExpiry),
+                         [&] { return state.failure || done(); });
+  if (state.failure) std::rethrow_exception(state.failure);
+  return done();
+}
+
+}  // namespace contextile

@@ -1,0 +1,158 @@
+#include <algorithm>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "contextile/lookahead.h"
+#include "contextile/plan_file.h"
+#include "planner/ahead/lookahead_keys.h"
+#include "planner/ahead/step_value.h"
+
+namespace contextile {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A shape's own scale, and that of its head dim given as a number, are the same.
+bool same_shape(AttentionShape a, AttentionShape b) {
+  a.scale = a.effective_scale();
+  b.scale = b.effective_scale();
+  return a == b;
+}
+
+}  // namespace
+
+struct PlanFeed::State {
+  State(std::shared_ptr<Store> from, const PlanJob& planned, Rank mine, FeedOptions given)
+      : store(std::move(from)),
+        job(planned),
+        rank(mine),
+        options(std::move(given)),
+        keys(options.run_id),
+        next(options.first_step) {}
+
+  const std::shared_ptr<Store> store;
+  const PlanJob job;
+  const Rank rank;
+  const FeedOptions options;
+  const LookaheadKeys keys;
+  std::int64_t next;
+  FeedStatistics statistics;
+
+  void tell_next() { store->replace(keys.next(rank), step_as_text(next), options.expiry); }
+
+  // What has been put under the step's key for this rank.
+  StoreValue wait_for(std::int64_t step) {
+    // A sign of life now and then: a store that lost its memory is told again.
+    constexpr milliseconds kBetweenSigns{1000};
+    const std::string key = keys.slice(step, rank);
+    const Clock::time_point deadline = Clock::now() + options.timeout;
+    while (true) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      if (auto value = store->pull(key, std::min(left, kBetweenSigns))) return *std::move(value);
+      if (left <= milliseconds(0)) {
+        throw TransportError(
+            fmt::format("rank {}: step {}: expected its plan in {} within {} ms, found none: no "
+                        "planner, or one "
+                        "that plans another run or cluster",
+                        rank.value, step, store->name(), options.timeout.count()));
+      }
+      tell_next();
+      ask_again(step, key);
+    }
+  }
+
+  // A step is marked as ready and this rank's value is not there: it was acknowledged by an earlier
+  // start of this rank, or has expired. Without the mark it is planned again.
+  void ask_again(std::int64_t step, const std::string& key) {
+    if (!store->get(keys.ready(step))) return;
+    if (!store->get(key)) store->erase(keys.ready(step));  // in this order: the mark comes last
+  }
+
+  // Throws unless the plan is of this job's batch and of this rank.
+  void check_plan(const Plan& plan, std::int64_t step, const std::string& where) const {
+    if (plan.slice_of != rank || plan.nodes != job.cluster.nodes ||
+        plan.devices_per_node != job.cluster.devices_per_node) {
+      fail_plan(
+          "{}: expected the slice of rank {} on {} x {} devices, found that of rank {} on {} x "
+          "{}",
+          where, rank.value, job.cluster.nodes, job.cluster.devices_per_node, plan.slice_of.value,
+          plan.nodes, plan.devices_per_node);
+    }
+    const std::vector<Range> expected = sequences_from_lengths(job.sampler.batch(step));
+    if (plan.sequences != expected ||
+        !same_shape(plan.shape, shape_of_rank(job.input.shape, job.input.tp))) {
+      fail_plan(
+          "{}: expected the batch of this job, {} documents of {} tokens, found {} of {} or "
+          "another shape: its planner has another job",
+          where, expected.size(), expected.back().end, plan.sequences.size(), plan.num_tokens());
+    }
+  }
+};
+
+PlanFeed::PlanFeed(std::shared_ptr<Store> store, const PlanJob& job, Rank rank,
+                   FeedOptions options) {
+  CONTEXTILE_CHECK(store != nullptr, "plan feed: expected a store, found none");
+  CONTEXTILE_CHECK(rank.valid() && rank.value < job.cluster.num_devices(),
+                   "plan feed: expected a rank in [0, {}), found {}", job.cluster.num_devices(),
+                   rank.value);
+  CONTEXTILE_CHECK(options.first_step >= 0, "plan feed: expected a first step from 0 on, found {}",
+                   options.first_step);
+  state_ = std::make_unique<State>(std::move(store), job, rank, std::move(options));
+  state_->tell_next();
+}
+
+PlanFeed::~PlanFeed() = default;
+
+TakenStep PlanFeed::take(std::int64_t step) {
+  State& state = *state_;
+  CONTEXTILE_CHECK(step >= state.next, "rank {}: expected a step from {} on, found {}",
+                   state.rank.value, state.next, step);
+  const Clock::time_point started = Clock::now();
+  const StoreValue bytes = state.wait_for(step);
+  const std::string where =
+      fmt::format("{} {}", state.store->name(), state.keys.slice(step, state.rank));
+  const StepValue value = decode_step_value(bytes, step, where);
+  TakenStep taken;
+  taken.step = step;
+  taken.planning_s = 1e-6 * static_cast<double>(value.planning_us);
+  taken.bytes = std::ssize(bytes);
+  const bool failed = value.kind == StepValueKind::kFailed;
+  if (!failed) {
+    auto plan = std::make_shared<Plan>(deserialize_slice(value.payload, where));
+    state.check_plan(*plan, step, where);
+    taken.plan = std::move(plan);
+  }
+  taken.waited_s = seconds_since(started);
+  state.statistics.steps += 1;
+  state.statistics.planning_s += taken.planning_s;
+  state.statistics.exposed_s += taken.waited_s;
+  state.statistics.bytes += taken.bytes;
+  if (failed) {
+    const std::string_view text(reinterpret_cast<const char*>(value.payload.data()),
+                                value.payload.size());
+    throw PlanningFailed(fmt::format("step {}: planning failed: {}", step, without_orders(text)));
+  }
+  return taken;
+}
+
+void PlanFeed::acknowledge(std::int64_t step) {
+  State& state = *state_;
+  CONTEXTILE_CHECK(step >= state.next, "rank {}: expected a step from {} on, found {}",
+                   state.rank.value, state.next, step);
+  const std::int64_t first = state.next;
+  state.next = step + 1;
+  state.tell_next();
+  for (std::int64_t s = first; s <= step; ++s) state.store->erase(state.keys.slice(s, state.rank));
+}
+
+FeedStatistics PlanFeed::statistics() const { return state_->statistics; }
+
+}  // namespace contextile

@@ -1,0 +1,92 @@
+#include "planner/auto/auto_strategy.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "contextile/strategies.h"
+#include "planner/auto/search.h"
+#include "strategy/typed_strategy.h"
+
+namespace contextile {
+namespace {
+
+// Source: ours (docs/auto.md). Steps: placements by the grid partitioner, fed with the cost model's
+// times and weighing a byte by how long it takes; stages of equal compute that inputs arrive in
+// evenly from every sender and that results leave from as soon as they are complete; every other
+// strategy as a candidate; the least predicted time wins. Bytes and memory: those of the winner;
+// with retained inputs forward's q and kv stay for backward. Loses where the prediction is wrong.
+class AutoStrategy : public TypedStrategy<AutoOptions> {
+ public:
+  AutoStrategy()
+      : TypedStrategy(
+            {"auto", "the least predicted time: own placements and every other strategy, simulated",
+             PartialWire::kArranged},  // the winner's
+            option_table()) {}
+
+ protected:
+  [[nodiscard]] std::optional<std::string> unsupported_with(const Workload&, const Cluster& cluster,
+                                                            const AutoOptions&) const override {
+    constexpr std::int32_t kMaxDevicesPerNode = 64;
+    if (cluster.devices_per_node > kMaxDevicesPerNode) {
+      return fmt::format("places on at most {} devices a node, found {}", kMaxDevicesPerNode,
+                         cluster.devices_per_node);
+    }
+    return std::nullopt;
+  }
+
+  [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
+                                         const StrategyRequest& request,
+                                         AutoOptions& options) const override {
+    SearchResult result = search(workload, cluster, request, options);
+    Arrangement arrangement = std::move(result.arrangement);
+    std::map<std::string, std::string> found;
+    for (const auto& [key, value] : arrangement.options) found["chosen." + key] = value;
+    found["chosen"] = result.chosen;
+    if (!result.binding.empty()) found["binding"] = result.binding;
+    found["predicted_us"] = fmt::format("{:.1f}", result.predicted_us);
+    found["tried"] = fmt::format("{}", result.candidates);
+    arrangement.options = std::move(found);
+    return arrangement;
+  }
+
+ private:
+  static OptionTable<AutoOptions> option_table() {
+    OptionTable<AutoOptions> table;
+    return table
+        .real("effort", &AutoOptions::effort, 0.1, 100,
+              "placements tried and partitioning steps, in multiples of the default")
+        .choice("retain", &AutoOptions::retain, {"auto", "on", "off"},
+                "received q and kv stay for backward: auto (where that takes at most 5% of a "
+                "known device memory), on, off")
+        .choice("candidates", &AutoOptions::candidates, {"all", "own"},
+                "what is tried: all (every other strategy with its defaults as well), own")
+        .choice("tokens", &AutoOptions::tokens, {"auto", "even", "priced", "free"},
+                "tokens on a device: even (at most the mean and 1024), priced (linear layers of "
+                "the fullest device add to the time), free; auto: priced where their cost is "
+                "known, else even")
+        .integer("steps", &AutoOptions::steps, 0, std::int64_t{1} << 50,
+                 "a search of about that many microseconds of one core, counted, not timed: the "
+                 "same plan on any machine; 0: 120 million, which only the largest batches need")
+        .integer("budget_ms", &AutoOptions::budget_ms, 0, std::int64_t{1} << 40,
+                 "milliseconds by which candidates are expected to end; plans then depend on the "
+                 "machine; 0: no limit");
+  }
+};
+
+const AutoStrategy& automatic() {
+  static const AutoStrategy kStrategy;
+  return kStrategy;
+}
+
+}  // namespace
+
+const Strategy& auto_strategy() { return automatic(); }
+
+StrategyChoice choice_of(const AutoOptions& options) { return automatic().choice(options); }
+
+}  // namespace contextile

@@ -1,0 +1,39 @@
+// Placements of whole rows as candidates of a search.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/auto/placement_trials.h"
+
+namespace contextile {
+
+class RowSearch {
+ public:
+  RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
+
+  // One that has been tried.
+  void take(Tried tried);
+  // The best of them rebalanced, under more schedules.
+  void refine(double share);
+  // More block sizes, seeds and steps, the best under more schedules.
+  void widen(double share);
+  // The best rebalanced for longer.
+  void improve();
+
+ private:
+  // Those that limits allow.
+  void place_and_try(std::vector<PlacementChoice> choices, double share);
+  // The best of those near the best so far.
+  void try_schedules(std::size_t most, std::size_t first, std::size_t end, double share);
+  void rebalance(std::size_t most, int rounds, double share);
+  [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice) const;
+  // The tiles of a placement at the choice, as those of its kind had them that were tried.
+  [[nodiscard]] std::int64_t likely_tiles(const PlacementChoice& choice) const;
+
+  SearchState& state_;
+  PlacementTrials trials_;
+  std::vector<Tried> tried_;  // by cost
+};
+
+}  // namespace contextile

@@ -1,0 +1,104 @@
+#include "planner/auto/schedule_rules.h"
+
+#include <vector>
+
+namespace contextile {
+namespace {
+
+using InOrder = InOrderOptions;
+using Slots = TimelineOptions;
+using Stages = OverlapOptions;
+
+// What suits placements that take longer than so much.
+struct Rule {
+  double longer_than_us = 0;
+  std::vector<SchedulePair> pairs;
+};
+
+const std::vector<Rule>& rules_of_rows() {
+  static const std::vector<Rule> kRows = {{4000,
+                                           {{Slots{4, 1}, InOrder{4, 2}},
+                                            {Slots{2, 1}, Stages{6, 1}},
+                                            {Slots{3, 1}, InOrder{8, 1}},
+                                            {Slots{8, 1}, InOrder{2, 1}},
+                                            {Slots{6, 1}, Slots{4, 1}}}},
+                                          {2000,
+                                           {{Slots{3, 1}, InOrder{3, 1}},
+                                            {Slots{1, 1}, Stages{2, 1}},
+                                            {Slots{4, 2}, Slots{3, 1}},
+                                            {Stages{3, 1}, InOrder{4, 2}},
+                                            {Slots{2, 1}, Stages{4, 2}}}},
+                                          {1000,
+                                           {{Slots{2, 2}, InOrder{2, 1}},
+                                            {Stages{2, 1}, Stages{4, 2}},
+                                            {Slots{3, 2}, InOrder{1, 1}},
+                                            {Stages{3, 1}, InOrder{6, 1}},
+                                            {InOrder{1, 1}, Slots{3, 1}}}},
+                                          {0,
+                                           {{Slots{2, 2}, InOrder{1, 1}},
+                                            {Stages{2, 1}, InOrder{2, 1}},
+                                            {InOrder{2, 2}, Slots{2, 1}},
+                                            {Slots{3, 2}, Stages{3, 2}}}}};
+  return kRows;
+}
+
+const std::vector<Rule>& rules_of_spread_rows() {
+  static const std::vector<Rule> kSpreadRows = {{4000,
+                                                 {{Slots{4, 2}, InOrder{4, 2}},
+                                                  {Slots{3, 2}, Slots{8, 1}},
+                                                  {Slots{8, 1}, Stages{4, 1}},
+                                                  {Stages{6, 1}, Stages{6, 1}},
+                                                  {Slots{2, 2}, InOrder{6, 2}}}},
+                                                {2000,
+                                                 {{Slots{3, 2}, InOrder{3, 2}},
+                                                  {Slots{2, 2}, Slots{4, 1}},
+                                                  {Stages{6, 2}, Stages{3, 2}},
+                                                  {Slots{4, 2}, Stages{6, 2}},
+                                                  {Slots{6, 1}, Slots{3, 1}}}},
+                                                {1000,
+                                                 {{Slots{3, 2}, Slots{4, 1}},
+                                                  {Stages{4, 2}, Stages{4, 2}},
+                                                  {Slots{2, 2}, Slots{2, 1}},
+                                                  {Slots{4, 2}, Stages{6, 2}},
+                                                  {Stages{6, 2}, InOrder{3, 2}}}},
+                                                {0,
+                                                 {{Slots{3, 2}, Slots{1, 1}},
+                                                  {Stages{4, 2}, Slots{2, 1}},
+                                                  {Slots{4, 2}, Slots{4, 2}},
+                                                  {Slots{2, 1}, InOrder{2, 1}}}}};
+  return kSpreadRows;
+}
+
+const std::vector<Rule>& rules_of_tiles() {
+  static const std::vector<Rule> kTiles = {{0,
+                                            {{Stages{8, 2}, Stages{8, 2}},
+                                             {Slots{4, 1}, Slots{4, 1}},
+                                             {Slots{8, 1}, Slots{8, 1}},
+                                             {Slots{16, 2}, Slots{16, 2}},
+                                             {Stages{2, 1}, Stages{2, 1}}}}};
+  return kTiles;
+}
+
+const std::vector<Rule>& rules_of(PlacedUnit unit) {
+  switch (unit) {
+    case PlacedUnit::kRows:
+      return rules_of_rows();
+    case PlacedUnit::kSpreadRows:
+      return rules_of_spread_rows();
+    case PlacedUnit::kTiles:
+      break;
+  }
+  return rules_of_tiles();
+}
+
+}  // namespace
+
+std::span<const SchedulePair> likely_schedules(PlacedUnit unit, double estimate_us) {
+  const std::vector<Rule>& rules = rules_of(unit);
+  for (const Rule& rule : rules) {
+    if (estimate_us > rule.longer_than_us) return rule.pairs;
+  }
+  return rules.back().pairs;
+}
+
+}  // namespace contextile

@@ -1,0 +1,156 @@
+#include "planner/auto/search.h"
+
+#include <tbb/global_control.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "contextile/plan_build.h"
+#include "contextile/plan_stats.h"
+#include "planner/auto/binding.h"
+#include "planner/auto/other_strategies.h"
+#include "planner/auto/placement_choices.h"
+#include "planner/auto/quick_search.h"
+#include "planner/auto/row_search.h"
+#include "planner/auto/search_state.h"
+#include "planner/auto/tile_search.h"
+#include "planner/timed_block_size.h"
+
+namespace contextile {
+namespace {
+
+// What has been spent of a limit when each part has had its turn. The rest is for improving.
+constexpr double kShareOfArranging = 0.2;
+constexpr double kShareOfRules = 0.4;
+constexpr double kShareOfPlacing = 0.5;
+constexpr double kShareOfLikely = 0.8;
+constexpr double kShareOfPlacingTiles = 0.8;
+constexpr double kShareOfQuick = 0.85;
+constexpr double kShareOfOthers = 0.9;
+constexpr double kShareOfRows = 0.93;
+constexpr double kShareOfTiles = 0.95;
+
+// Who sets no limit waits a few minutes at most: candidates of very large batches take seconds
+// each.
+constexpr std::int64_t kMostSteps = 120'000'000;
+
+}  // namespace
+
+TokenRule token_rule(const Workload& workload, const Cluster& cluster,
+                     const StrategyRequest& request, const AutoOptions& options) {
+  const std::int64_t devices = cluster.num_devices();
+  const std::int64_t tokens = workload.num_tokens();
+  const std::int64_t mean = (tokens + devices - 1) / devices;
+  TokenWeight weight = options.tokens;
+  if (weight == TokenWeight::kAuto) {
+    weight = request.linear_us_per_token ? TokenWeight::kPriced : TokenWeight::kEven;
+  }
+  TokenRule rule;
+  if (weight == TokenWeight::kPriced) rule.us = linear_layers_us(workload, cluster, request);
+  if (weight == TokenWeight::kEven) {
+    constexpr std::int64_t kBlock = 1024;
+    rule.cap = mean + std::max(kBlock, std::min(tokens, request.block_size.value_or(0)));
+  }
+  if (request.token_limit) {
+    const std::int64_t limit = std::max(mean, *request.token_limit);
+    rule.cap = rule.cap == 0 ? limit : std::min(rule.cap, limit);
+  }
+  return rule;
+}
+
+std::int64_t num_threads() {
+  return static_cast<std::int64_t>(
+      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+}
+
+std::int64_t step_limit(const AutoOptions& options) {
+  if (options.budget_ms == 0) return options.steps == 0 ? kMostSteps : options.steps;
+  constexpr std::int64_t kMostMs = 1'000'000'000;
+  const std::int64_t by_time = 1000 * std::min(options.budget_ms, kMostMs) * num_threads();
+  return options.steps == 0 ? by_time : std::min(options.steps, by_time);
+}
+
+std::optional<std::int64_t> memory_limit(const Cluster& cluster, const StrategyRequest& request) {
+  if (cluster.memory_bytes == 0) return request.memory_limit_bytes;
+  return std::min(cluster.memory_bytes, request.memory_limit_bytes.value_or(cluster.memory_bytes));
+}
+
+PlanTimes times_of(const Plan& plan, const Simulation& simulation,
+                   std::optional<std::int64_t> memory_limit_bytes) {
+  PlanTimes times{.forward_us = simulation.forward ? simulation.forward->time_us : 0,
+                  .backward_us = simulation.backward ? simulation.backward->time_us : 0};
+  if (!memory_limit_bytes) return times;
+  const PlanStats stats = statistics(plan);
+  const auto limit = [&](const std::optional<DirectionStats>& direction, double& time_us) {
+    if (!direction) return;
+    times.memory_bytes = std::max(times.memory_bytes, direction->peak_memory_bytes);
+    if (direction->peak_memory_bytes > *memory_limit_bytes) time_us = kNever;
+  };
+  limit(stats.forward, times.forward_us);
+  limit(stats.backward, times.backward_us);
+  return times;
+}
+
+SearchResult search(const Workload& workload, const Cluster& cluster,
+                    const StrategyRequest& request, const AutoOptions& options) {
+  SearchState state(workload, cluster, request, options);
+  const bool retain = decide_retain(workload, cluster, request, options.retain);
+  RowSearch rows(state, retain);
+  TileSearch tiles(state, retain);
+  OtherStrategies others(state, options.candidates);
+  const auto phase = [&](double end_share) { state.progress.begin_phase(end_share); };
+  phase(0.1);
+  QuickSearch quick(state, retain);
+  const auto take = [&](std::vector<Tried> all) {
+    for (Tried& tried : all) {
+      const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
+      is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
+    }
+  };
+  if (!quick.is_lopsided()) others.try_likely(kShareOfArranging, kShareOfRules);
+  take(quick.try_likely(kShareOfPlacing, kShareOfLikely));
+  rows.refine(kShareOfLikely);
+  tiles.refine(kShareOfLikely);
+  take(quick.try_tiles(kShareOfPlacingTiles, kShareOfQuick));
+  phase(0.2);
+  others.try_quick(kShareOfOthers);
+  phase(0.4);
+  rows.widen(kShareOfRows);
+  phase(0.55);
+  tiles.try_sizes(kShareOfTiles);
+  phase(0.7);
+  others.try_partitioning(kShareOfTiles);
+  phase(0.9);
+  rows.improve();
+  phase(1);
+  tiles.improve();
+  state.any_will_do = true;
+  if (!state.has_plan()) others.try_quick(1);
+  if (!state.has_plan()) take(quick.try_likely(1, 1));
+  if (!state.has_plan()) tiles.try_sizes(1);
+  CONTEXTILE_CHECK(
+      state.has_plan(),
+      "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in "
+      "the leanest of {} candidates",
+      *state.memory_limit_bytes,
+      state.memory_limit_bytes == request.memory_limit_bytes ? "the memory limit" : "its memory",
+      state.least_memory_bytes, state.tried);
+  SearchResult result{.arrangement = state.best.arrange(),
+                      .chosen = std::move(state.best.chosen),
+                      .predicted_us = state.best.time_us,
+                      .binding = {},
+                      .candidates = state.tried};
+  constexpr std::int64_t kPlansOfBinding = 2;  // what building it and simulating it freed takes
+  state.reserve_us = 0;
+  if (state.has_time_for(kPlansOfBinding *
+                         steps_of_simulating(cluster.num_devices(), state.best.tiles))) {
+    state.progress.all_done("finding what binds");
+    result.binding =
+        binding_of(build_plan(workload, cluster, result.arrangement, {.digest = false}), cluster);
+  }
+  return result;
+}
+
+}  // namespace contextile

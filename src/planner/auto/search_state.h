@@ -1,0 +1,175 @@
+// What the parts of a search share: its limits, how far it has come, the best candidate so far.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "contextile/arrangement.h"
+#include "contextile/cluster.h"
+#include "contextile/plan.h"
+#include "contextile/simulate.h"
+#include "contextile/strategies.h"
+#include "contextile/strategy.h"
+#include "contextile/workload.h"
+#include "planner/auto/arrangement_load.h"
+#include "planner/auto/placement.h"
+#include "planner/auto/search_budget.h"
+
+namespace contextile {
+
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// An arrangement, made when it is asked for, with its predicted time.
+struct PlanCandidate {
+  double cost_us = kNever;        // SearchState::cost_us
+  double time_us = kNever;        // infinity: not tried, or does not fit the device
+  std::int64_t memory_bytes = 0;  // PlanTimes::memory_bytes
+  std::string chosen;
+  std::int64_t tiles = 0;  // of a direction
+  std::int64_t arranging_steps = 0;
+  std::function<Arrangement()> arrange;
+};
+
+// Bytes that a device may need in a direction: of its memory, as far as that is known, and no more
+// than was asked for. Empty: no limit.
+[[nodiscard]] std::optional<std::int64_t> memory_limit(const Cluster& cluster,
+                                                       const StrategyRequest& request);
+
+// A plan's times on a cluster; kNever for a direction that exceeds the memory limit.
+struct PlanTimes {
+  double forward_us = kNever;
+  double backward_us = kNever;
+  std::int64_t memory_bytes = 0;  // of the device that needs most; 0: there is no limit
+
+  [[nodiscard]] double sum_us() const { return forward_us + backward_us; }
+  [[nodiscard]] bool was_tried() const {
+    return memory_bytes > 0 || forward_us < kNever || backward_us < kNever;
+  }
+};
+[[nodiscard]] PlanTimes times_of(const Plan& plan, const Simulation& simulation,
+                                 std::optional<std::int64_t> memory_limit_bytes);
+
+// What tokens on a device count for (AutoOptions::tokens).
+struct TokenRule {
+  std::int64_t cap = 0;  // that a device may own; 0: none
+  double us = 0;         // of a token of the fullest device, all passes
+};
+[[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
+                                   const StrategyRequest& request, const AutoOptions& options);
+
+// That work on a search.
+[[nodiscard]] std::int64_t num_threads();
+
+// The steps that a search may take: as asked for, what its threads have time for, or more than any
+// but the largest batches need.
+[[nodiscard]] std::int64_t step_limit(const AutoOptions& options);
+
+struct SearchState {
+  SearchState(const Workload& the_workload, const Cluster& the_cluster,
+              const StrategyRequest& the_request, const AutoOptions& the_options)
+      : workload(the_workload),
+        cluster(the_cluster),
+        request(the_request),
+        options(the_options),
+        budget(step_limit(the_options)),
+        progress(the_request.progress),
+        start(std::chrono::steady_clock::now()),
+        tokens(token_rule(the_workload, the_cluster, the_request, the_options)),
+        memory_limit_bytes(memory_limit(the_cluster, the_request)) {}
+
+  // What candidates are compared by: the time of a plan whose fullest device owns so many tokens,
+  // with that of its linear layers where tokens have a price. Plans of more tokens than the cap are
+  // taken only where there is no other.
+  [[nodiscard]] double cost_us(double time_us, std::int64_t most_tokens) const {
+    constexpr double kOverTheCap = 1e3;
+    if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= kOverTheCap;
+    return time_us + tokens.us * static_cast<double>(most_tokens);
+  }
+  [[nodiscard]] PlacingRules placing(bool retain) const {
+    return {.wire = request.wire.value_or(Dtype::kF32),
+            .backward = request.backward,
+            .retain = retain,
+            .token_cap = tokens.cap};
+  }
+
+  [[nodiscard]] double elapsed_us() const {
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+        .count();
+  }
+  [[nodiscard]] bool out_of_time() const { return !has_time_for(0); }
+  // Whether so many steps, which are about microseconds, end in that share of the time.
+  [[nodiscard]] bool has_time_for(std::int64_t steps, double share = 1) const {
+    if (options.budget_ms == 0) return true;
+    const double limit_us = 1e3 * static_cast<double>(options.budget_ms) - reserve_us;
+    return elapsed_us() + static_cast<double>(steps) < share * limit_us;
+  }
+  // Makes the candidate the best if it is better. The rest of the time has to do for arranging it.
+  void keep_if_best(PlanCandidate candidate) {
+    if (candidate.cost_us >= best.cost_us) return;
+    best = std::move(candidate);
+    reserve_us = static_cast<double>(best.arranging_steps);
+  }
+  // Counts a plan that was simulated and needs so much memory.
+  void count_tried(std::int64_t memory_bytes) {
+    ++tried;
+    least_memory_bytes = std::min(least_memory_bytes, memory_bytes);
+  }
+  // All that was taken is done. Of a limit in time what it took counts, not what was expected.
+  void settle() {
+    if (options.budget_ms == 0 || options.steps > 0) return;
+    budget.correct(static_cast<std::int64_t>(elapsed_us()) * num_threads());
+  }
+  // Whether the steps fit into that share of all limits.
+  [[nodiscard]] bool fits(std::int64_t steps, double share) const {
+    return has_time_for(steps, share) && budget.fits(steps, share);
+  }
+  // Takes the steps of what is about to be done if they fit into that share of all limits.
+  [[nodiscard]] bool take(std::int64_t steps, double share) {
+    return has_time_for(steps, share) && budget.take(steps, share);
+  }
+  // Those of the choices whose steps fit, which are taken. Where there is no plan yet and none fits
+  // the cheapest, if it fits into the whole limits, or any has to do.
+  template <typename Choice, typename Steps>
+  [[nodiscard]] std::vector<Choice> affordable(const std::vector<Choice>& choices, double share,
+                                               const Steps& steps_of) {
+    settle();
+    std::vector<Choice> taken;
+    std::ranges::copy_if(choices, std::back_inserter(taken),
+                         [&](const Choice& choice) { return take(steps_of(choice), share); });
+    if (!taken.empty() || choices.empty() || has_plan()) return taken;
+    const auto cheapest = std::ranges::min_element(choices, {}, steps_of);
+    if (take(steps_of(*cheapest), 1) || any_will_do) taken.push_back(*cheapest);
+    return taken;
+  }
+  [[nodiscard]] bool has_plan() const { return best.cost_us < kNever; }
+  [[nodiscard]] std::int64_t num_devices() const { return cluster.num_devices(); }
+
+  const Workload& workload;
+  const Cluster& cluster;
+  const StrategyRequest& request;
+  const AutoOptions& options;
+  StepBudget budget;
+  SearchProgress progress;
+  std::chrono::steady_clock::time_point start;
+  TokenRule tokens;
+  std::optional<std::int64_t> memory_limit_bytes;
+  // Tiles by block size and whether rows are whole.
+  std::map<std::pair<std::int64_t, bool>, std::shared_ptr<const PricedTiles>> priced;
+  bool any_will_do = false;  // nothing fitted the limits
+  double reserve_us = 0;     // of a limited time, for the end
+  PlanCandidate best;
+  std::int32_t tried = 0;                                                      // plans simulated
+  std::int64_t least_memory_bytes = std::numeric_limits<std::int64_t>::max();  // of those
+};
+
+}  // namespace contextile

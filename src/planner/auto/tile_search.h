@@ -1,0 +1,40 @@
+// Placements of tiles on grids as candidates of a search.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "planner/auto/placement_trials.h"
+
+namespace contextile {
+
+class TileSearch {
+ public:
+  TileSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
+
+  // One that has been tried.
+  void take(Tried tried);
+  // The best of them near the best so far under more schedules.
+  void refine(double share);
+  // Several block sizes and head groups, the most promising under several schedules.
+  void try_sizes(double share);
+  // Where the best of them is near the best so far: other balances, then more steps and other
+  // seeds, under more schedules.
+  void improve();
+
+ private:
+  // With so many simulations of each.
+  [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice,
+                                      std::int64_t simulations) const;
+  void place_and_try(std::vector<PlacementChoice> choices, std::size_t most,
+                     std::span<const SchedulePair> pairs, double share);
+  [[nodiscard]] bool is_near() const;
+
+  SearchState& state_;
+  PlacementTrials trials_;
+  std::vector<Tried> tried_;  // by cost
+};
+
+}  // namespace contextile

@@ -1,0 +1,276 @@
+#include "contextile/step_planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "contextile/planner.h"
+#include "contextile/registry.h"
+#include "planner/step/ping_pong.h"
+#include "strategy/distca/distca_pipeline.h"
+#include "strategy/distca/distca_tasks.h"
+
+namespace contextile {
+namespace {
+
+// Counts the tokens of documents that go through the model together.
+std::int64_t tokens_of(const BatchLengths& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+}
+
+// What goes through the layers together.
+StageParts parts_of(const StepSetting& setting, const BatchLengths& lengths,
+                    std::span<const MaskUse> masks) {
+  return setting.nano_batches == NanoBatches::kOne
+             ? whole_documents(lengths)
+             : ping_pong_parts(lengths, setting.schedule, masks);
+}
+
+PipelineShape pipeline_of(const StepSetting& setting, std::int32_t micro_batches) {
+  return {.schedule = setting.schedule,
+          .stages = setting.sizes.pp,
+          .micro_batches = micro_batches,
+          .chunks = setting.chunks,
+          .group = setting.group};
+}
+
+// What the stages of a replica run in one tick, and where its tokens are.
+struct PooledBatch {
+  std::vector<CaDocument> documents;
+  std::vector<HomeRange> home;
+};
+
+// Part j of the micro-batches of forward tick `tick`: stage r runs micro-batch tick - r, its tokens
+// on ranks r·CP … r·CP + CP-1. `parts` are those of every micro-batch.
+PooledBatch pooled_batch(const std::vector<StageParts>& parts, const ParallelSizes& sizes,
+                         std::size_t replica, std::size_t tick, std::size_t j) {
+  const auto dp = static_cast<std::size_t>(sizes.dp);
+  PooledBatch batch;
+  for (std::int32_t r = 0; r < sizes.pp && static_cast<std::size_t>(r) <= tick; ++r) {
+    const std::size_t k = (tick - static_cast<std::size_t>(r)) * dp + replica;
+    if (k >= parts.size() || j >= parts[k].size()) continue;
+    batch.documents.insert(batch.documents.end(), parts[k][j].begin(), parts[k][j].end());
+    append_stage_home(parts[k], j, Rank{r * sizes.cp}, sizes.cp, batch.home);
+  }
+  return batch;
+}
+
+std::optional<std::string> pipeline_problem(const PipelineShape& shape) {
+  try {
+    check_pipeline(shape);
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string sizes_text(const ParallelSizes& sizes) {
+  return fmt::format("TP {}, CP {}, DP {}, PP {}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
+}
+
+std::string_view to_string(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kFits:
+      return "fits";
+    case Verdict::kOutOfMemory:
+      return "out_of_memory";
+    case Verdict::kImpossible:
+      return "impossible";
+  }
+  fail_argument("verdict: expected fits, out_of_memory or impossible, found {}",
+                static_cast<int>(verdict));
+}
+
+std::int64_t StepOutcome::memory_bytes() const {
+  std::int64_t most = 0;
+  for (const StageMemory& stage : memory) most = std::max(most, stage.total_bytes());
+  return most;
+}
+
+StepPlanner::StepPlanner(const TrainingJob& job, PlanNotice notice)
+    : job_(job), masks_(job.masks), notice_(std::move(notice)) {
+  if (masks_.empty()) masks_.emplace_back();
+}
+
+Workload StepPlanner::workload_of(const std::vector<CaDocument>& documents, std::int32_t tp) const {
+  BatchLengths lengths;
+  std::vector<Range> of_earlier_parts;
+  std::int64_t begin = 0;
+  for (const CaDocument& document : documents) {
+    lengths.push_back(document.rows.end);
+    if (document.rows.begin > 0) of_earlier_parts.push_back({begin, begin + document.rows.begin});
+    begin += document.rows.end;
+  }
+  Workload workload = make_workload(lengths, attention_shape_of(job_.model, tp), masks_);
+  drop_queries(workload, of_earlier_parts);
+  return workload;
+}
+
+const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
+                                                     const Cluster& group, const Workload& workload,
+                                                     const std::string& what) {
+  const Key key{choice_text(setting.strategy),     group.nodes,      group.devices_per_node,
+                group.inter_gbytes_per_s_per_node, setting.sizes.tp, what};
+  const auto known = plans_.find(key);
+  if (known != plans_.end()) return known->second;
+  notice_(fmt::format("{}, TP {}, {} x {}: {}", choice_text(setting.strategy), setting.sizes.tp,
+                      group.nodes, group.devices_per_node, what));
+  PlannedPart part;
+  PlanOptions options = job_.plan;
+  options.linear_us_per_token =
+      linear_us_per_token(job_.model, job_.cluster, job_.options) / setting.sizes.tp;
+  part.unsupported = unsupported_reason(workload, group, setting.strategy, options);
+  if (!part.unsupported) {
+    const PlannedBatch batch = plan_and_check(workload, group, setting.strategy, options);
+    part.part =
+        batch_part_of(*batch.plan, group, setting.sizes.tp,
+                      setting.nano_batches == NanoBatches::kOne ? AttentionDetail::kTimes
+                                                                : AttentionDetail::kSeparately);
+  }
+  return plans_.emplace(key, std::move(part)).first->second;
+}
+
+TrainingStep StepPlanner::even_step(const StepSetting& setting) const {
+  const auto dp = static_cast<std::size_t>(setting.sizes.dp);
+  TrainingStep step{
+      .model = job_.model,
+      .cluster = job_.cluster,
+      .sizes = setting.sizes,
+      .pipeline = pipeline_of(setting, static_cast<std::int32_t>(job_.micro_batches.size() / dp)),
+      .options = job_.options,
+      .replicas = std::vector<std::vector<MicroBatchWork>>(dp),
+      .ticks = {}};
+  for (std::size_t k = 0; k < job_.micro_batches.size(); ++k) {
+    step.replicas[k % dp].push_back(
+        even_micro_batch(tokens_of(job_.micro_batches[k]), setting.sizes.cp));
+  }
+  if (setting.schedule == PipelineSchedule::kSamePhase) {
+    const auto ticks =
+        static_cast<std::size_t>(step.pipeline.stages + step.pipeline.micro_batches - 1);
+    step.ticks.assign(dp, {ticks, std::vector<MicroBatchAttention>(1)});
+  }
+  return step;
+}
+
+std::optional<std::string> StepPlanner::plan_micro_batches(const StepSetting& setting,
+                                                           TrainingStep& step) {
+  const Cluster group = context_parallel_cluster(job_.cluster, setting.sizes);
+  const std::size_t dp = step.replicas.size();
+  for (std::size_t k = 0; k < job_.micro_batches.size(); ++k) {
+    MicroBatchWork& micro_batch = step.replicas[k % dp][k / dp];
+    micro_batch.parts.clear();
+    const StageParts parts = parts_of(setting, job_.micro_batches[k], masks_);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const std::string what =
+          setting.nano_batches == NanoBatches::kOne
+              ? fmt::format("micro-batch {}", k)
+              : fmt::format("micro-batch {}, {} of {}", k, i + 1, parts.size());
+      const PlannedPart& part =
+          planned(setting, group, workload_of(parts[i], setting.sizes.tp), what);
+      if (part.unsupported) return part.unsupported;
+      micro_batch.parts.push_back(part.part);
+    }
+  }
+  return std::nullopt;
+}
+
+BatchPart StepPlanner::unplanned_part(const StepSetting& setting,
+                                      const std::vector<CaDocument>& documents) const {
+  BatchPart part = even_micro_batch(computed_tokens(documents), setting.sizes.cp).parts.front();
+  const Workload workload = workload_of(documents, 1);
+  double layers = 0;
+  for (const NamedMask& mask : workload.masks) {
+    layers += mask.layers;
+    part.attention_flops +=
+        mask.layers * forward_flops(mask.mask.num_pairs(), workload.shape.q_heads, workload.shape);
+  }
+  part.attention_flops /= layers;
+  return part;
+}
+
+std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, TrainingStep& step) {
+  const Cluster pool = pooled_cluster(job_.cluster, setting.sizes);
+  const std::size_t dp = step.replicas.size();
+  std::vector<StageParts> parts;  // of every micro-batch
+  std::size_t num_parts = 1;
+  for (const BatchLengths& lengths : job_.micro_batches) {
+    parts.push_back(parts_of(setting, lengths, masks_));
+    num_parts = std::max(num_parts, parts.back().size());
+  }
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    MicroBatchWork& micro_batch = step.replicas[k % dp][k / dp];
+    micro_batch.parts.clear();
+    for (const std::vector<CaDocument>& part : parts[k]) {
+      micro_batch.parts.push_back(unplanned_part(setting, part));
+    }
+  }
+  for (std::size_t d = 0; d < dp; ++d) {
+    for (std::size_t tick = 0; tick < step.ticks[d].size(); ++tick) {
+      step.ticks[d][tick].assign(num_parts, {});
+      for (std::size_t j = 0; j < num_parts; ++j) {
+        PooledBatch batch = pooled_batch(parts, setting.sizes, d, tick, j);
+        if (batch.documents.empty()) continue;
+        Workload workload = workload_of(batch.documents, setting.sizes.tp);
+        workload.home = std::move(batch.home);
+        const std::string what = fmt::format("replica {} of {}, tick {} of {} stages, {} of {}",
+                                             d + 1, dp, tick, setting.sizes.pp, j + 1, num_parts);
+        const PlannedPart& part = planned(setting, pool, workload, what);
+        if (part.unsupported) return part.unsupported;
+        step.ticks[d][tick][j] = part.part.attention;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+StepOutcome StepPlanner::predict(const StepSetting& setting) {
+  StepOutcome outcome{.setting = setting,
+                      .verdict = Verdict::kImpossible,
+                      .reason = {},
+                      .planned = false,
+                      .prediction = std::nullopt,
+                      .memory = {}};
+  const auto impossible = [&](std::optional<std::string> problem) {
+    if (problem) outcome.reason = std::move(*problem);
+    return !outcome.reason.empty();
+  };
+  if (impossible(parallel_sizes_problem(job_.model, job_.cluster, setting.sizes, setting.chunks))) {
+    return outcome;
+  }
+  if (job_.micro_batches.size() % static_cast<std::size_t>(setting.sizes.dp) != 0) {
+    outcome.reason = fmt::format("{} micro-batches do not spread evenly over DP {}",
+                                 job_.micro_batches.size(), setting.sizes.dp);
+    return outcome;
+  }
+  TrainingStep step = even_step(setting);
+  if (impossible(pipeline_problem(step.pipeline))) return outcome;
+  outcome.memory = step_memory(step);
+  if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {
+    outcome.verdict = Verdict::kOutOfMemory;
+    outcome.reason = std::move(*reason);
+    return outcome;
+  }
+  outcome.planned = true;
+  const bool pooled = setting.schedule == PipelineSchedule::kSamePhase;
+  if (impossible(pooled ? plan_ticks(setting, step) : plan_micro_batches(setting, step))) {
+    outcome.memory.clear();
+    return outcome;
+  }
+  outcome.prediction = predict_step(step);
+  outcome.memory = outcome.prediction->memory;
+  outcome.verdict = Verdict::kFits;
+  if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {
+    outcome.verdict = Verdict::kOutOfMemory;
+    outcome.reason = std::move(*reason);
+  }
+  return outcome;
+}
+
+}  // namespace contextile
