@@ -4,7 +4,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile {
 

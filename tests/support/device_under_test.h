@@ -5,7 +5,7 @@
 #include <span>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile {
 

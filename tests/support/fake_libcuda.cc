@@ -1,5 +1,5 @@
 // A driver library as libcuda.so.1 is, on a device that is this machine's CPU: what the manual says
-// of the functions that src/device/libcuda.cc calls, with its checks of arguments. Work is done
+// of the functions that src/gpu/libcuda.cc calls, with its checks of arguments. Work is done
 // where it is asked for, or kept where its stream is captured. Modules are files that begin as ELF;
 // kernels run in loops.
 #include <algorithm>

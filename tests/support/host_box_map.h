@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "device/box_map.h"
+#include "gpu/box_map.h"
 
 namespace contextile::cuda {
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "support/captured_work.h"
 
 namespace contextile::cuda {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

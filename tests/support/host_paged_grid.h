@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

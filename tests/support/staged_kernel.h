@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/device_kernel.h"
 
 namespace contextile {

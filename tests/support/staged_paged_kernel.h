@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "contextile/paged_attention.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/paged_kernel.h"
 
 namespace contextile {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/tensor.h"
 
 namespace contextile::cuda {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/passes.h"
 #include "kernel/cuda/row_ops.h"
 

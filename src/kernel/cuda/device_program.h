@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/launch_lists.h"
 #include "kernel/cuda/place_call.h"
 

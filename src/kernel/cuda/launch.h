@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "device/box_map.h"
+#include "gpu/box_map.h"
 #include "kernel/cuda/layout.h"
 
 namespace contextile::cuda {

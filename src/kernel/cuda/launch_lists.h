@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/launch.h"
 #include "kernel/cuda/passes.h"
 #include "kernel/cuda/tables.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "contextile/paged_attention.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/layout.h"
 
 namespace contextile::cuda {

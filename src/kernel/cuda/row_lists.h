@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/row_calls.h"
 #include "kernel/cuda/row_launch.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "contextile/kernel.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

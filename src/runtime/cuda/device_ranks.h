@@ -8,7 +8,7 @@
 
 #include "contextile/executor.h"
 #include "contextile/gpu.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/cuda/paged_kernel.h"
 

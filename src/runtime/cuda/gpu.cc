@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "device/libcuda.h"
+#include "gpu/libcuda.h"
 #include "runtime/cuda/device_ranks.h"
 #include "runtime/cuda/gpu_driver.h"
 #include "transport/cuda/device_group.h"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "contextile/gpu.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "kernel/cuda/passes.h"
 
 namespace contextile::cuda {

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "contextile/transport.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "transport/cuda/point_to_point.h"
 
 namespace contextile::cuda {

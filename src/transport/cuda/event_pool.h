@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

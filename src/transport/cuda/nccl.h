@@ -8,7 +8,7 @@
 #include <string>
 
 #include "contextile/base.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "transport/cuda/point_to_point.h"
 
 namespace contextile::cuda {

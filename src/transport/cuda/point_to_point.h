@@ -7,7 +7,7 @@
 #include <string>
 
 #include "contextile/base.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

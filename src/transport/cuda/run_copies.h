@@ -4,7 +4,7 @@
 #include <span>
 
 #include "contextile/transport.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "contextile/transport.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "contextile/transport.h"
-#include "device/driver.h"
+#include "gpu/driver.h"
 #include "transport/cuda/stream_graphs.h"
 
 namespace contextile::cuda {

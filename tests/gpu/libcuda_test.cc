@@ -1,6 +1,6 @@
 // The driver's library, by one that is a CPU (support/fake_libcuda.cc): whether every function is
 // found and called as its manual says. CONTEXTILE_FAKE_LIBCUDA is its file.
-#include "device/libcuda.h"
+#include "gpu/libcuda.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "device/encode_map.h"
+#include "gpu/encode_map.h"
 
 namespace contextile::cuda {
 

@@ -1,4 +1,4 @@
-#include "device/libcuda.h"
+#include "gpu/libcuda.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "contextile/base.h"
-#include "device/driver_library.h"
+#include "gpu/driver_library.h"
 
 namespace contextile::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "device/box_map.h"
+#include "gpu/box_map.h"
 
 namespace contextile::cuda {
 

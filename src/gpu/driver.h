@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "device/box_map.h"
+#include "gpu/box_map.h"
 
 namespace contextile::cuda {
 

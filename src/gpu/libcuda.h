@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "device/driver.h"
+#include "gpu/driver.h"
 
 namespace contextile::cuda {
 
