@@ -2,7 +2,7 @@
 
 #include <ctime>
 
-#include "kernel/cpu_features.h"
+#include "kernel/cpu/cpu_features.h"
 
 namespace contextile {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/rng.h"
-#include "kernel/reference_kernel.h"
-#include "kernel/simd/kernel.h"
+#include "kernel/cpu/reference_kernel.h"
+#include "kernel/cpu/simd_kernel.h"
 #include "kernel/tensor.h"
 #include "oracle/run_error.h"
 #include "runtime/unit_view.h"

@@ -8,9 +8,9 @@
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "contextile/kernel.h"
-#include "kernel/reference_kernel.h"
-#include "kernel/simd/kernel.h"
-#include "kernel/simd/row_ops.h"
+#include "kernel/cpu/reference_kernel.h"
+#include "kernel/cpu/simd_kernel.h"
+#include "kernel/cpu/row_ops.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

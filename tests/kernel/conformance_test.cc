@@ -16,7 +16,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "contextile/kernel.h"
-#include "kernel/simd/kernel.h"
+#include "kernel/cpu/simd_kernel.h"
 #include "oracle/run_error.h"
 #include "support/bf16_kernels.h"
 #include "support/cuda_host_kernel.h"

@@ -11,7 +11,7 @@
 
 #include "base/rng.h"
 #include "contextile/kernel.h"
-#include "kernel/logaddexp.h"
+#include "kernel/cpu/logaddexp.h"
 
 namespace contextile {
 namespace {

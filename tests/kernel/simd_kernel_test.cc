@@ -14,10 +14,10 @@
 
 #include "base/rng.h"
 #include "contextile/executor.h"
-#include "kernel/cpu_features.h"
+#include "kernel/cpu/cpu_features.h"
 #include "kernel/host_tensor.h"
-#include "kernel/reference_kernel.h"
-#include "kernel/simd/kernel.h"
+#include "kernel/cpu/reference_kernel.h"
+#include "kernel/cpu/simd_kernel.h"
 #include "kernel/tensor.h"
 #include "oracle/run_error.h"
 #include "support/bf16_kernels.h"

@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 #include "contextile/base.h"
-#include "kernel/simd/panels.h"
+#include "kernel/cpu/panels.h"
 #include "support/mask_support.h"
 
 namespace contextile {

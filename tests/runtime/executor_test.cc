@@ -18,7 +18,7 @@
 #include "contextile/plan_stats.h"
 #include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
-#include "kernel/reference_rows.h"
+#include "kernel/cpu/reference_rows.h"
 #include "oracle/layer_tensors.h"
 #include "oracle/run_error.h"
 #include "runtime/begin_cut.h"

@@ -14,7 +14,7 @@
 #include "contextile/kernel.h"
 #include "contextile/oracle.h"
 #include "contextile/plan.h"
-#include "kernel/reference_rows.h"
+#include "kernel/cpu/reference_rows.h"
 #include "oracle/single_device.h"
 #include "runtime/plan_execution.h"
 #include "support/plan_support.h"

@@ -13,7 +13,7 @@
 
 #include "contextile/planner.h"
 #include "contextile/registry.h"
-#include "kernel/reference_kernel.h"
+#include "kernel/cpu/reference_kernel.h"
 #include "runtime/prepared_plan.h"
 #include "runtime/program_views.h"
 #include "support/batches.h"

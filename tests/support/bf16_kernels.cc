@@ -3,10 +3,10 @@
 #include <array>
 #include <memory>
 
-#include "kernel/simd/kernel.h"
-#include "kernel/simd/row_target.h"
-#include "kernel/simd/target.h"
-#include "kernel/simd/task.h"
+#include "kernel/cpu/simd_kernel.h"
+#include "kernel/cpu/row_target.h"
+#include "kernel/cpu/target.h"
+#include "kernel/cpu/task.h"
 #include "support/vector_bf16.h"
 
 namespace contextile {

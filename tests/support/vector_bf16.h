@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "base/half.h"
-#include "kernel/simd/inline.h"
-#include "kernel/simd/vector_portable.h"
+#include "kernel/cpu/inline.h"
+#include "kernel/cpu/vector_portable.h"
 
 namespace contextile {
 

@@ -7,7 +7,7 @@
 #include "kernel/cuda/device_program.h"
 #include "kernel/cuda/launch_lists.h"
 #include "kernel/cuda/passes.h"
-#include "kernel/cuda/tables.h"
+#include "kernel/cuda/tile_lists.h"
 #include "kernel/cuda/tile_maps.h"
 
 namespace contextile::cuda {

@@ -9,7 +9,7 @@
 #include "contextile/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/passes.h"
-#include "kernel/cuda/row_ops.h"
+#include "kernel/cuda/device_row_ops.h"
 
 namespace contextile::cuda {
 

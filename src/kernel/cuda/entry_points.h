@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "contextile/kernel.h"
-#include "kernel/cuda/backward.h"
-#include "kernel/cuda/forward.h"
+#include "kernel/cuda/mma_backward.h"
+#include "kernel/cuda/mma_forward.h"
 
 // Visits every compiled attention kernel: X(name of the number, Number, name of the dims, head dim,
 // value dim), smaller dims first: a call takes the first that holds its own. Keys own dK and dV in

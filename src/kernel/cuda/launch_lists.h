@@ -12,7 +12,7 @@
 #include "gpu/driver.h"
 #include "kernel/cuda/launch.h"
 #include "kernel/cuda/passes.h"
-#include "kernel/cuda/tables.h"
+#include "kernel/cuda/tile_lists.h"
 
 namespace contextile::cuda {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernel/paged/tasks.h"
+#include "kernel/paged/paged_tasks.h"
 
 namespace contextile::cuda {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "contextile/kernel.h"
 #include "kernel/cuda/entry_points.h"
-#include "kernel/cuda/tables.h"
+#include "kernel/cuda/tile_lists.h"
 
 namespace contextile::cuda {
 

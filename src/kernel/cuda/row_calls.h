@@ -6,7 +6,7 @@
 
 #include "base/half.h"
 #include "kernel/cuda/layout.h"
-#include "kernel/row_math.h"
+#include "kernel/cpu/row_math.h"
 
 namespace contextile::cuda {
 

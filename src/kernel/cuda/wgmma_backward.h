@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernel/cuda/backward.h"
+#include "kernel/cuda/mma_backward.h"
 #include "kernel/cuda/wgmma_steps.h"
 
 namespace contextile::cuda {

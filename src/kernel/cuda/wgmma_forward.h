@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernel/cuda/forward.h"
+#include "kernel/cuda/mma_forward.h"
 #include "kernel/cuda/wgmma_steps.h"
 
 namespace contextile::cuda {

@@ -11,10 +11,10 @@
 #include "base/parallel_for.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "kernel/cpu_features.h"
+#include "kernel/cpu/cpu_features.h"
 #include "kernel/paged/row_tiles.h"
-#include "kernel/paged/target.h"
-#include "kernel/paged/tasks.h"
+#include "kernel/paged/paged_target.h"
+#include "kernel/paged/paged_tasks.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

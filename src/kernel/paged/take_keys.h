@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernel/paged/target.h"
-#include "kernel/simd/inline.h"
+#include "kernel/paged/paged_target.h"
+#include "kernel/cpu/inline.h"
 
 namespace contextile {
 

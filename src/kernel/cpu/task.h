@@ -1,0 +1,69 @@
+// What the SIMD kernel hands to code compiled for one instruction set, and that code as a table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "contextile/kernel.h"
+#include "kernel/cpu/panels.h"
+
+namespace contextile {
+
+// Some panels of one KV head of the tiles that share a query slot.
+struct ForwardTask {
+  const KernelParams* params = nullptr;
+  std::span<const ForwardTile> tiles;        // of one q and o slot; only the first may have init
+  std::span<const PanelBands* const> bands;  // of every tile
+  const PanelGrid* grid = nullptr;
+  std::int64_t first_panel = 0;
+  std::int64_t num_panels = 0;  // at most SimdTarget::forward_panels
+  std::int32_t kv_head = 0;
+};
+
+// The same with the keys cut: of all tiles' key blocks, numbered one after another, those of one
+// share. dk and dv of a block are touched by its share alone; dq of several shares would meet, so
+// then each share fills `dq_share` (dq_share_elements floats) and the shares are added afterwards.
+struct BackwardTask {
+  const KernelParams* params = nullptr;
+  std::span<const BackwardTile> tiles;  // of one q and dq slot; dk and dv are added to
+  std::span<const PanelBands* const> bands;
+  const PanelGrid* grid = nullptr;
+  std::int64_t first_panel = 0;
+  std::int64_t num_panels = 0;  // at most SimdTarget::backward_panels
+  std::int32_t kv_head = 0;
+  std::int64_t first_block = 0;
+  std::int64_t num_blocks = 0;
+  void* packed = nullptr;     // the panels' queries and dO, shared by the shares: pack_backward
+  float* dq_share = nullptr;  // null: dq is written to its slot
+  bool init_dq = false;
+};
+
+// One instruction set. Workspaces are 64-byte aligned and not cleared.
+struct SimdTarget {
+  const char* name = nullptr;  // "avx512"
+  std::int32_t lanes = 0;      // of a vector of the panel grid
+  std::int64_t forward_panels = 0;
+  std::int64_t backward_panels = 0;
+  std::int64_t backward_keys = 0;  // of one key block
+  std::size_t (*forward_bytes)(const ForwardTask&) = nullptr;
+  void (*forward)(const ForwardTask&, void* workspace) = nullptr;
+  std::size_t (*packed_bytes)(const BackwardTask&) = nullptr;  // of task.packed
+  // Fills what panels [first, first + count) of the task take in task.packed.
+  void (*pack_backward)(const BackwardTask&, std::int64_t first, std::int64_t count) = nullptr;
+  std::size_t (*backward_bytes)(const BackwardTask&) = nullptr;
+  void (*backward)(const BackwardTask&, void* workspace) = nullptr;
+  std::int64_t (*dq_share_elements)(const BackwardTask&) = nullptr;
+  // Adds the shares of a task's panels in order and writes dq to its slot.
+  void (*add_dq_shares)(const BackwardTask&, std::span<const float* const> shares) = nullptr;
+};
+
+// Null where the compiler or the processor's family has no such instructions; whether this CPU has
+// them is for the caller to ask.
+[[nodiscard]] const SimdTarget* simd_avx512();
+[[nodiscard]] const SimdTarget* simd_avx512_bf16();  // bf16 inputs only
+[[nodiscard]] const SimdTarget* simd_amx_bf16();     // bf16 inputs only
+[[nodiscard]] const SimdTarget* simd_avx2();
+[[nodiscard]] const SimdTarget* simd_portable();
+
+}  // namespace contextile

@@ -1,0 +1,76 @@
+// The lists that launches read, from tiles: classified by the code of the CPU kernels (panels of as
+// many rows as a CTA owns), cut into blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/kernel.h"
+#include "kernel/cuda/launch.h"
+#include "kernel/cpu/panels.h"
+
+namespace contextile::cuda {
+
+// One launch: every slot once, all tiles of a slot in listed order, the longest work first. Tiles
+// are numbered as in the call.
+struct LaunchTable {
+  std::vector<OwnedBlock> owned;
+  std::vector<StreamedBlock> blocks;
+  std::vector<TokenBand> bands;
+};
+
+// Rows that a CTA owns, and most that a block of the other side has.
+struct BlockRows {
+  std::int32_t owned = kOwnedRows;
+  std::int32_t streamed = 0;
+};
+
+// The bands of a tile as both kinds of owners meet them, worked out once for all calls.
+class DeviceBands : public PreparedBands {
+ public:
+  DeviceBands(const KernelParams& params, std::span<const LocalBand> bands, std::int64_t num_rows,
+              std::int64_t num_keys, std::int32_t owned_rows = kOwnedRows);
+
+  [[nodiscard]] const PanelBands& queries() const { return queries_; }
+  [[nodiscard]] const PanelBands& keys() const { return keys_; }
+  [[nodiscard]] std::int64_t size_bytes() const override {
+    return queries_.size_bytes() + keys_.size_bytes();
+  }
+
+ private:
+  PanelBands queries_;
+  PanelBands keys_;
+};
+
+// The end of the tiles from `first` on that one launch can take: up to the first tile that starts
+// anew a slot that they write, or pairs a slot with other rows than they do.
+[[nodiscard]] std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first);
+[[nodiscard]] std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first);
+
+// Tables of tiles [first, end) of a call; what a tile has prepared is DeviceBands of as many
+// owned rows.
+[[nodiscard]] LaunchTable forward_table(const KernelParams& params,
+                                        std::span<const ForwardTile> tiles, std::size_t first,
+                                        std::size_t end, const BlockRows& rows);
+// Query rows own dQ.
+[[nodiscard]] LaunchTable query_gradient_table(const KernelParams& params,
+                                               std::span<const BackwardTile> tiles,
+                                               std::size_t first, std::size_t end,
+                                               const BlockRows& rows);
+// Keys own dK and dV.
+[[nodiscard]] LaunchTable key_gradient_table(const KernelParams& params,
+                                             std::span<const BackwardTile> tiles, std::size_t first,
+                                             std::size_t end, const BlockRows& rows);
+
+// Throws InvalidArgument unless tensors are bf16 or f16 and dims multiples of 8 up to 256.
+void check_inputs(Dtype dtype, std::int32_t dim);
+// The same for a tensor, and unless its rows begin at multiples of 16 bytes.
+void check_rows(const TensorView& view);
+// The tiles of a call with the types of the device. Throws InvalidArgument unless q, k, v and dout
+// are bf16 or f16, dims are multiples of 8 up to 256 and rows begin at multiples of 16 bytes.
+[[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const ForwardTile> tiles);
+[[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const BackwardTile> tiles);
+
+}  // namespace contextile::cuda

@@ -1,0 +1,24 @@
+// Compiled with -mavx2 -mfma -mf16c where the compiler has them.
+#include "kernel/paged/paged_target.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include "kernel/paged/take_keys.h"
+#include "kernel/cpu/vector_avx2.h"
+
+namespace contextile {
+
+const PagedTarget* paged_avx2() {
+  static constexpr PagedTarget kTarget = make_paged_target<VectorAvx2>("avx2");
+  return &kTarget;
+}
+
+}  // namespace contextile
+
+#else
+
+namespace contextile {
+const PagedTarget* paged_avx2() { return nullptr; }
+}  // namespace contextile
+
+#endif

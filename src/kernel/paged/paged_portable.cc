@@ -1,0 +1,12 @@
+#include "kernel/paged/take_keys.h"
+#include "kernel/paged/paged_target.h"
+#include "kernel/cpu/vector_portable.h"
+
+namespace contextile {
+
+const PagedTarget* paged_portable() {
+  static constexpr PagedTarget kTarget = make_paged_target<VectorPortable>("portable");
+  return &kTarget;
+}
+
+}  // namespace contextile
