@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "transport/mpi/launches.h"
-#include "transport/mpi/progress.h"
+#include "transport/mpi/mpi_progress.h"
 #include "transport/mpi/session.h"
 #include "transport/mpi/wire.h"
 

@@ -1,4 +1,4 @@
-#include "transport/mpi/progress.h"
+#include "transport/mpi/mpi_progress.h"
 
 #include <algorithm>
 #include <cstring>
