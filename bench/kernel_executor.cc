@@ -21,7 +21,7 @@
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
 #include "kernel_tile.h"
-#include "oracle/layer_tensors.h"
+#include "runtime/check/layer_tensors.h"
 #include "transport/forwarding_transport.h"
 
 namespace contextile {

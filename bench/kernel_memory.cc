@@ -19,7 +19,7 @@
 #include "kernel/tensor.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
-#include "runtime/unit_view.h"
+#include "runtime/executor/unit_view.h"
 #include "transport/strided_copy.h"
 
 namespace contextile {

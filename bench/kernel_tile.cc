@@ -6,8 +6,8 @@
 #include "kernel/cpu/reference_kernel.h"
 #include "kernel/cpu/simd_kernel.h"
 #include "kernel/tensor.h"
-#include "oracle/run_error.h"
-#include "runtime/unit_view.h"
+#include "runtime/check/run_error.h"
+#include "runtime/executor/unit_view.h"
 
 namespace contextile {
 

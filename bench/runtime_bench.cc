@@ -15,8 +15,8 @@
 #include "contextile/plan_build.h"
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
-#include "oracle/run_error.h"
-#include "oracle/single_device.h"
+#include "runtime/check/run_error.h"
+#include "runtime/check/single_device.h"
 
 namespace contextile {
 namespace {

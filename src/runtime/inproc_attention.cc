@@ -6,9 +6,9 @@
 #include "contextile/kernel.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
-#include "runtime/check_program.h"
-#include "runtime/machine_memory.h"
-#include "runtime/plan_ranks.h"
+#include "runtime/executor/check_program.h"
+#include "runtime/executor/machine_memory.h"
+#include "runtime/executor/plan_ranks.h"
 
 namespace contextile {
 namespace {

@@ -8,8 +8,8 @@
 #include "base/check.h"
 #include "contextile/token_layout.h"
 #include "kernel/tensor.h"
-#include "runtime/check_program.h"
-#include "runtime/check_tensors.h"
+#include "runtime/executor/check_program.h"
+#include "runtime/executor/check_tensors.h"
 
 namespace contextile {
 namespace {

@@ -17,7 +17,7 @@
 #include "base/rng.h"
 #include "contextile/kernel.h"
 #include "kernel/cpu/simd_kernel.h"
-#include "oracle/run_error.h"
+#include "runtime/check/run_error.h"
 #include "support/bf16_kernels.h"
 #include "support/cuda_host_kernel.h"
 #include "support/device_under_test.h"

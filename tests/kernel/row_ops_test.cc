@@ -17,7 +17,7 @@
 #include "kernel/cpu/logaddexp.h"
 #include "kernel/cpu/reference_rows.h"
 #include "kernel/tensor.h"
-#include "runtime/unit_view.h"
+#include "runtime/executor/unit_view.h"
 #include "support/cuda_host_kernel.h"
 #include "support/device_under_test.h"
 #include "support/mask_support.h"

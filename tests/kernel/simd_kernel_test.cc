@@ -19,7 +19,7 @@
 #include "kernel/cpu/reference_kernel.h"
 #include "kernel/cpu/simd_kernel.h"
 #include "kernel/tensor.h"
-#include "oracle/run_error.h"
+#include "runtime/check/run_error.h"
 #include "support/bf16_kernels.h"
 #include "support/mask_support.h"
 

@@ -23,9 +23,9 @@
 #include "contextile/executor.h"
 #include "contextile/token_layout.h"
 #include "contextile/version.h"
-#include "oracle/layer_tensors.h"
-#include "runtime/executor_testing.h"
-#include "runtime/plan_execution.h"
+#include "runtime/check/layer_tensors.h"
+#include "runtime/executor/executor_testing.h"
+#include "runtime/executor/plan_execution.h"
 #include "support/plan_support.h"
 
 namespace contextile {

@@ -8,7 +8,7 @@
 #include "contextile/transport.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
-#include "runtime/executor_testing.h"
+#include "runtime/executor/executor_testing.h"
 
 namespace contextile {
 

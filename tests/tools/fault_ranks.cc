@@ -28,8 +28,8 @@
 #include "contextile/plan_file.h"
 #include "contextile/token_layout.h"
 #include "contextile/transport.h"
-#include "oracle/layer_tensors.h"
-#include "runtime/executor_testing.h"
+#include "runtime/check/layer_tensors.h"
+#include "runtime/executor/executor_testing.h"
 
 namespace contextile {
 namespace {

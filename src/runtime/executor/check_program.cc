@@ -1,0 +1,274 @@
+#include "runtime/executor/check_program.h"
+
+#include <map>
+#include <string>
+
+#include "base/check.h"
+#include "runtime/executor/prepared_plan.h"
+
+namespace contextile {
+namespace {
+
+enum class Access : std::uint8_t { kRead, kWrite };
+
+class ProgramCheck {
+ public:
+  ProgramCheck(const Plan& plan, const PlanRound& round, const Program& program,
+               Direction direction, Rank rank, std::string_view where)
+      : plan_(plan),
+        round_(round),
+        program_(program),
+        direction_(direction),
+        rank_(rank),
+        blocks_(round.devices[rank.index()].local_blocks),
+        where_(where) {}
+
+  void run() {
+    check_staging();
+    for (at_ = 0; at_ < program_.instructions.size(); ++at_) {
+      std::visit([this](const auto& op) { check(op); }, program_.instructions[at_]);
+    }
+    for (const auto& [id, waited] : launches_) {
+      if (!waited) fail_plan("{}: expected a wait for launch {}, found none", where_, id);
+    }
+  }
+
+  void check_unit(Kind kind, BlockId block, GroupId group, SlotId slot, Access access) const {
+    if (!occurs_in(kind, direction_)) {
+      fail_plan("{}: expected a kind that occurs {}, found {}", here(), to_string(direction_),
+                to_string(kind));
+    }
+    if (!block.valid() || block.value >= round_.blocks.num_blocks()) {
+      fail_plan("{}: expected a block among 0 … {}, found {}", here(),
+                round_.blocks.num_blocks() - 1, block.value);
+    }
+    const std::int32_t groups = round_.groups_of(block);
+    if (!group.valid() || group.value >= groups) {
+      fail_plan("{}: expected a head group among 0 … {}, found {}", here(), groups - 1,
+                group.value);
+    }
+    if (!role_has(round_.blocks.role(block), kind)) {
+      fail_plan("{}: expected a block whose role has {}, found block {}", here(), to_string(kind),
+                block.value);
+    }
+    check_slot(kind, block, group, slot, access);
+  }
+
+ private:
+  [[nodiscard]] std::string here() const {
+    if (at_ >= program_.instructions.size()) return std::string(where_);
+    return fmt::format("{} instruction {} ({})", where_, at_, op_name(program_.instructions[at_]));
+  }
+  [[nodiscard]] std::size_t num_owned() const {
+    return blocks_.size() * static_cast<std::size_t>(round_.head_groups);
+  }
+
+  void check_staging() {
+    for (int k = 0; k < kNumKinds; ++k) {
+      for (const StagingSlot& slot : program_.staging[static_cast<std::size_t>(k)]) {
+        if (slot.offset_tokens >= 0 && slot.offset_tokens <= kMaxTokens &&
+            slot.capacity_tokens >= 0 && slot.capacity_tokens <= kMaxTokens) {
+          continue;
+        }
+        fail_plan("{}: expected a staging slot of {} inside {} tokens, found offset {} capacity {}",
+                  where_, to_string(static_cast<Kind>(k)), kMaxTokens, slot.offset_tokens,
+                  slot.capacity_tokens);
+      }
+    }
+  }
+
+  void check_slot(Kind kind, BlockId block, GroupId group, SlotId slot, Access access) const {
+    const std::vector<StagingSlot>& staging = program_.staging[static_cast<std::size_t>(kind)];
+    const std::size_t owned = num_owned();
+    if (!slot.valid() || slot.index() >= owned + staging.size()) {
+      fail_plan("{}: expected a slot of {} among 0 … {}, found {}", here(), to_string(kind),
+                static_cast<std::int64_t>(owned + staging.size()) - 1, slot.value);
+    }
+    if (slot.index() >= owned) {
+      const std::int64_t capacity = staging[slot.index() - owned].capacity_tokens;
+      if (round_.staged_tokens(block) > capacity) {
+        fail_plan("{}: expected a unit of at most {} tokens in {}[{}], found block {} of {} tokens",
+                  here(), capacity, to_string(kind), slot.value, block.value,
+                  round_.staged_tokens(block));
+      }
+      return;
+    }
+    const std::int32_t groups = round_.head_groups;
+    const BlockId owner = blocks_[static_cast<std::size_t>(slot.value / groups)];
+    if (owner != block || slot.value % groups != group.value) {
+      fail_plan("{}: expected block {} group {} in {}[{}], found block {} group {}", here(),
+                owner.value, slot.value % groups, to_string(kind), slot.value, block.value,
+                group.value);
+    }
+    if (access == Access::kWrite && !is_result(kind)) {
+      fail_plan("{}: expected a staging slot to write, found the caller's input {}[{}]", here(),
+                to_string(kind), slot.value);
+    }
+  }
+
+  void check(const AttentionOp& op) const {
+    for (const TileOp& tile : op.tiles) {
+      check_groups(tile);
+      check_unit(Kind::kQ, tile.q_block, tile.group, tile.q, Access::kRead);
+      check_unit(Kind::kKv, tile.kv_block, tile.group, tile.kv, Access::kRead);
+      if (direction_ == Direction::kForward) {
+        check_unit(Kind::kO, tile.q_block, tile.group, tile.result, Access::kWrite);
+        continue;
+      }
+      check_unit(Kind::kDo, tile.q_block, tile.group, tile.d_o, Access::kRead);
+      check_unit(Kind::kDq, tile.q_block, tile.group, tile.result, Access::kWrite);
+      check_unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv, Access::kWrite);
+    }
+  }
+
+  // Blocks that are none are named by what checks units.
+  void check_groups(const TileOp& tile) const {
+    if (!tile.q_block.valid() || !tile.kv_block.valid()) return;
+    const std::int32_t of_queries = round_.groups_of(tile.q_block);
+    const std::int32_t of_keys = round_.groups_of(tile.kv_block);
+    if (of_queries == of_keys) return;
+    fail_plan("{}: expected blocks of equally many head groups in a tile, found {} and {}", here(),
+              of_queries, of_keys);
+  }
+
+  void check(const ReduceOp& op) const {
+    if (!is_result(op.kind) || op.srcs.empty()) {
+      fail_plan("{}: expected a result and at least one source, found {} and {}", here(),
+                to_string(op.kind), op.srcs.size());
+    }
+    check_unit(op.kind, op.block, op.group, op.dst, Access::kWrite);
+    for (const SlotId src : op.srcs) {
+      check_unit(op.kind, op.block, op.group, src, Access::kRead);
+    }
+  }
+
+  void check(const CopyOp& op) const {
+    check_unit(op.kind, op.block, op.group, op.dst, Access::kWrite);
+    check_unit(op.kind, op.block, op.group, op.src, Access::kRead);
+  }
+
+  void check(const LaunchOp& op) {
+    if (!launches_.emplace(op.id, false).second) {
+      fail_plan("{}: expected a launch id of its own, found {} again", here(), op.id);
+    }
+    for (const TransferEnd& send : op.sends) check_end(send, Access::kRead);
+    for (const TransferEnd& recv : op.recvs) check_end(recv, Access::kWrite);
+  }
+
+  void check_end(const TransferEnd& end, Access access) const {
+    check_unit(end.kind, end.block, end.group, end.slot, access);
+    if (!end.peer.valid() || end.peer.value >= plan_.num_devices() || end.peer == rank_) {
+      fail_plan("{}: expected a peer among 0 … {} other than {}, found {}", here(),
+                plan_.num_devices() - 1, rank_.value, end.peer.value);
+    }
+    if (!is_result(end.kind) && end.wire != plan_.shape.dtype) {
+      fail_plan("{}: expected {} to travel as {}, found {}", here(), to_string(end.kind),
+                to_string(plan_.shape.dtype), to_string(end.wire));
+    }
+  }
+
+  void check(const WaitOp& op) {
+    const auto found = launches_.find(op.id);
+    if (found == launches_.end() || found->second) {
+      fail_plan("{}: expected a launch under way, found {}", here(), op.id);
+    }
+    found->second = true;
+  }
+
+  const Plan& plan_;
+  const PlanRound& round_;
+  const Program& program_;
+  const Direction direction_;
+  const Rank rank_;
+  const std::vector<BlockId>& blocks_;
+  const std::string_view where_;
+  std::size_t at_ = 0;                     // instruction
+  std::map<std::int32_t, bool> launches_;  // id → waited
+};
+
+void check_round(const Plan& plan, const PlanRound& round, const std::string& where) {
+  const auto num_devices = static_cast<std::size_t>(plan.num_devices());
+  const std::int32_t num_blocks = round.blocks.num_blocks();
+  if (round.head_groups < 1 || plan.shape.kv_heads % round.head_groups != 0) {
+    fail_plan("{}: expected head groups that divide {} kv heads, found {}", where,
+              plan.shape.kv_heads, round.head_groups);
+  }
+  const std::vector<std::int32_t>& groups = round.block_head_groups;
+  if (!groups.empty() && std::ssize(groups) != num_blocks) {
+    fail_plan("{}: expected head groups of all or none of {} blocks, found {}", where, num_blocks,
+              groups.size());
+  }
+  for (std::size_t b = 0; b < groups.size(); ++b) {
+    if (groups[b] >= 1 && round.head_groups % groups[b] == 0) continue;
+    fail_plan("{} block {}: expected head groups that divide {}, found {}", where, b,
+              round.head_groups, groups[b]);
+  }
+  if (round.devices.size() != num_devices) {
+    fail_plan("{}: expected {} devices, found {}", where, num_devices, round.devices.size());
+  }
+  for (std::int32_t b = 0; b < num_blocks; ++b) {
+    for (const Range& range : round.blocks.ranges(BlockId{b})) {
+      if (range.begin >= 0 && range.end <= plan.num_tokens()) continue;
+      fail_plan("{} block {}: expected tokens among 0 … {}, found [{}, {})", where, b,
+                plan.num_tokens() - 1, range.begin, range.end);
+    }
+  }
+  for (std::size_t r = 0; r < num_devices; ++r) {
+    const DeviceProgram& device = round.devices[r];
+    if (plan.slice_of.valid() && plan.slice_of.index() != r) continue;  // has nothing
+    if (device.programs.size() != round.masks.size()) {
+      fail_plan("{} rank {}: expected a program for each of {} masks, found {}", where, r,
+                round.masks.size(), device.programs.size());
+    }
+    for (const BlockId block : device.local_blocks) {
+      if (!block.valid() || block.value >= num_blocks) {
+        fail_plan("{} rank {}: expected local blocks among 0 … {}, found {}", where, r,
+                  num_blocks - 1, block.value);
+      }
+    }
+    for (std::size_t m = 0; m < round.masks.size(); ++m) {
+      const std::size_t any = plan.slice_of.valid() ? r : 0;
+      const ProgramPair& first = round.devices[any].programs[m];
+      if (device.programs[m].forward.has_value() != first.forward.has_value() ||
+          device.programs[m].backward.has_value() != first.backward.has_value()) {
+        fail_plan("{} rank {} mask {}: expected the directions rank 0 has, found others", where, r,
+                  m);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void check_structure(const Plan& plan) {
+  try {
+    check_shape(plan.shape);
+  } catch (const InvalidArgument& error) {
+    fail_plan("plan: {}", error.what());
+  }
+  for (std::size_t r = 0; r < plan.rounds.size(); ++r) {
+    if (plan.rounds[r].masks.size() != plan.rounds[0].masks.size()) {
+      fail_plan("round {}: expected {} masks as in round 0, found {}", r,
+                plan.rounds[0].masks.size(), plan.rounds[r].masks.size());
+    }
+    check_round(plan, plan.rounds[r], fmt::format("round {}", r));
+  }
+}
+
+void check_program(const Plan& plan, const PlanRound& round, const Program& program,
+                   Direction direction, Rank rank, std::string_view where) {
+  ProgramCheck(plan, round, program, direction, rank, where).run();
+}
+
+void check_retained(const Plan& plan, const PlanRound& round,
+                    std::span<const RetainedSlot> retained, const std::optional<Program>& backward,
+                    Rank rank, std::string_view where) {
+  if (!backward) return;
+  const Program slots_only{backward->staging, {}, {}};
+  const ProgramCheck check(plan, round, slots_only, Direction::kBackward, rank, where);
+  for (const RetainedSlot& unit : retained) {
+    check.check_unit(unit.kind, unit.block, unit.group, unit.backward_slot, Access::kWrite);
+  }
+}
+
+}  // namespace contextile

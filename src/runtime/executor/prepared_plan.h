@@ -1,0 +1,99 @@
+// One rank's share of a plan, laid out: where slots stand in memory, the bands of every tile.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/kernel.h"
+#include "contextile/mask.h"
+#include "contextile/plan.h"
+#include "contextile/plan_stats.h"
+#include "runtime/executor/begin_cut.h"
+#include "runtime/executor/unit_view.h"
+
+namespace contextile {
+
+template <typename T>
+using ByKindAndPart = std::array<std::array<T, kMaxParts>, kNumKinds>;
+
+// Bands of one tile in LocalMask::bands, and what the kernel made of them (may be null).
+struct BandSpan {
+  std::size_t first = 0;
+  std::size_t count = 0;
+  const PreparedBands* prepared = nullptr;  // owned by LocalMask::prepared
+};
+
+// A unit that forward hands to backward, and where it stands in the saved bytes of its round.
+struct RetainedSlot {
+  Kind kind = Kind::kKv;
+  BlockId block;
+  GroupId group;
+  SlotId slot;
+  SlotId backward_slot;
+  std::int64_t offset_bytes = 0;
+};
+
+// One program of this rank. Offsets are bytes into a call's buffer; every array is 64-byte aligned,
+// the padding is counted in total_bytes and nowhere else.
+struct LocalProgram {
+  const Program* program = nullptr;
+  ByKindAndPart<std::int64_t> accumulator_offset{};  // of owned results
+  ByKindAndPart<std::int64_t> staging_offset{};      // of the arenas
+  std::int64_t conversion_offset = 0;
+  std::int64_t total_bytes = 0;
+  DeviceMemory memory;  // as allocated, without padding; retained_bytes of this forward
+  ConversionLayout conversion;
+  std::vector<BandSpan> tile_bands;                // of all tiles in program order
+  std::vector<std::pair<Kind, SlotId>> unwritten;  // owned results no instruction writes
+  std::vector<RetainedSlot> retained;              // forward only
+  std::vector<std::size_t> batch_end;              // reduce_batches
+  // What the kernel made of all attention instructions (may be null), and where a call has its
+  // share.
+  std::unique_ptr<const PreparedProgram> lists;
+  std::int64_t lists_offset = 0;
+};
+
+struct LocalMask {
+  std::vector<LocalBand> bands;
+  std::vector<std::unique_ptr<const PreparedBands>> prepared;
+  std::array<std::optional<LocalProgram>, 2> programs;  // by Direction
+};
+
+struct LocalRound {
+  const PlanRound* round = nullptr;
+  std::int64_t first_row = 0;  // in the rank's local order
+  std::int64_t num_rows = 0;
+  std::vector<BlockId> blocks;    // local, by position
+  std::vector<std::int64_t> row;  // of every position, inside the round
+  // First row of every position in the accumulator of a result kind, which skips blocks whose role
+  // lacks it.
+  std::array<std::vector<std::int64_t>, kNumKinds> accumulator_row;
+  std::array<std::int64_t, kNumKinds> accumulator_rows{};  // in all
+  std::vector<LocalMask> masks;
+};
+
+// Immutable once made; calls in flight share it.
+struct PreparedPlan {
+  std::shared_ptr<const Plan> plan;
+  Rank rank;
+  std::vector<LocalRound> rounds;
+  std::int64_t local_rows = 0;
+  std::int64_t buffer_bytes = 0;  // the largest program's, padding included
+  DeviceMemory largest;           // of the program with the most bytes
+  std::int64_t band_bytes = 0;    // of the bands of tiles, classified or not, and of lists
+  BeginCuts begin_cuts;           // of the first round, where a rank has only a slice; else empty
+};
+
+// Throws InvalidPlan naming round, mask, direction and instruction when this rank's programs do not
+// hold together (docs/runtime.md lists what is checked; `verify` proves the rest), InvalidArgument
+// where the kernel has no such heads. O(bands + this rank's tiles and instructions), and what the
+// kernel's prepare_bands costs. The plan is for calls of that kernel.
+[[nodiscard]] PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
+                                        const AttentionKernel& kernel);
+
+}  // namespace contextile

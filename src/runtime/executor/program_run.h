@@ -1,0 +1,89 @@
+// One program of one rank under way: interprets its instructions over a transport with a kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "contextile/executor.h"
+#include "contextile/kernel.h"
+#include "contextile/transport.h"
+#include "runtime/flight_recorder.h"
+#include "runtime/executor/prepared_plan.h"
+#include "runtime/executor/program_views.h"
+#include "runtime/executor/unit_view.h"
+
+namespace contextile {
+
+class ProgramRun {
+ public:
+  // `buffer` holds program.total_bytes bytes, 64-byte aligned. Everything is kept by reference and
+  // must outlive the run. `step` says in the recorder which call and round this is.
+  ProgramRun(const PreparedPlan& plan, const LocalRound& round, const LocalMask& mask,
+             Direction direction, const OwnedInputs& inputs, std::byte* buffer,
+             Transport& transport, const AttentionKernel& kernel, FlightRecorder& recorder,
+             const RecordedStep& step);
+
+  // Runs instructions up to `end` (exclusive).
+  void run_until(std::size_t end);
+  void run_to_end() { run_until(program_.program->instructions.size()); }
+
+  // The unit's parts where it stands: in the caller's tensors, an accumulator or an arena.
+  [[nodiscard]] UnitView unit(Kind kind, BlockId block, GroupId group, SlotId slot) const {
+    return views_.unit(kind, block, group, slot);
+  }
+  // All heads of an owned result.
+  [[nodiscard]] UnitView owned_result(Kind kind, std::size_t position) const {
+    return views_.owned_result(kind, position);
+  }
+
+  [[nodiscard]] const ExecutionStats& stats() const { return stats_; }
+
+ private:
+  void execute(const AttentionOp& op);
+  void execute(const ReduceOp& op);
+  void execute(const CopyOp& op);
+  void execute(const LaunchOp& op);
+  void execute(const WaitOp& op);
+  void attend(const AttentionOp& op);
+  // Adds a reduction to the lists of a batch.
+  void add_reduction(const ReduceOp& op, std::vector<RowOps::Merge>& merges,
+                     std::vector<RowOps::Sum>& sums) const;
+  [[nodiscard]] std::vector<Message> messages(const std::vector<TransferEnd>& ends,
+                                              const std::vector<std::int64_t>& packed_at) const;
+  [[nodiscard]] UnitView unit_of(const TransferEnd& end) const {
+    return unit(end.kind, end.block, end.group, end.slot);
+  }
+
+  struct LaunchedOp {
+    const LaunchOp* op = nullptr;
+    std::int64_t ticket = 0;
+  };
+
+  const AttentionShape& shape_;
+  const LocalRound& round_;
+  const LocalMask& mask_;
+  const LocalProgram& program_;
+  const Direction direction_;
+  Transport& transport_;
+  const AttentionKernel& kernel_;
+  FlightRecorder& recorder_;
+  const RecordedStep step_;
+  const RowOps& rows_;  // the kernel's
+  const ProgramViews views_;
+  const std::vector<TensorView> arrays_;  // of the views, where the kernel has lists
+  std::byte* const conversion_;
+  std::byte* const lists_;  // memory of this call for the kernel's lists
+  const KernelParams params_;
+  std::size_t next_instruction_ = 0;
+  std::size_t end_ = 0;             // of the instructions that may run now
+  std::size_t end_of_batch_ = 0;    // up to which reductions have run
+  std::size_t next_attention_ = 0;  // in program order
+  std::size_t next_tile_ = 0;       // in program order
+  std::map<std::int32_t, LaunchedOp> launched_;
+  ExecutionStats stats_;
+};
+
+}  // namespace contextile
