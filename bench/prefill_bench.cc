@@ -23,8 +23,8 @@
 #include "contextile/planner.h"
 #include "contextile/prefill_choice.h"
 #include "contextile/prefill_plan.h"
-#include "inference/prefill/prefill_batch.h"
-#include "inference/prefill/published_table.h"
+#include "serving/prefill/prefill_batch.h"
+#include "serving/prefill/published_table.h"
 #include "kernel_peaks.h"
 
 namespace contextile {

@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "contextile/tokenizer.h"
-#include "inference/serve/completion.h"
-#include "inference/serve/protocol.h"
+#include "serving/server/completion.h"
+#include "serving/server/protocol.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace contextile;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "inference/model/tensor_source.h"
+#include "serving/model/tensor_source.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace contextile;

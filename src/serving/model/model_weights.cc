@@ -1,0 +1,130 @@
+#include <cmath>
+
+#include "base/check.h"
+#include "contextile/decoder_model.h"
+#include "serving/model/tensor_source.h"
+
+namespace contextile {
+namespace {
+
+// Reads one rank's parts.
+class Reader {
+ public:
+  Reader(const TensorSource& source, const DecoderConfig& config, const DecoderPart& part)
+      : source_(source), config_(config), part_(part) {
+    CONTEXTILE_CHECK(
+        part.num_ranks >= 1 && part.rank.value >= 0 && part.rank.value < part.num_ranks,
+        "weights: expected a rank of {}, found {}", part.num_ranks, part.rank.value);
+    CONTEXTILE_CHECK(part.num_ranks <= config.q_heads,
+                     "weights: expected at most as many ranks as query heads, {}, found {}",
+                     config.q_heads, part.num_ranks);
+  }
+
+  [[nodiscard]] DecoderWeights read() const {
+    DecoderWeights weights;
+    weights.part = part_;
+    weights.embeddings =
+        matrix("model.embed_tokens.weight", config_.vocab_size, config_.hidden_size,
+               all(config_.vocab_size), all(config_.hidden_size));
+    for (std::int32_t i = 0; i < config_.num_layers; ++i) weights.layers.push_back(layer(i));
+    weights.norm = vector("model.norm.weight", config_.hidden_size);
+    // Files of models whose embeddings are tied have no second copy, whatever config.json says.
+    const bool untied = source_.contains("lm_head.weight") && !config_.tied_embeddings;
+    weights.logits =
+        matrix(untied ? "lm_head.weight" : "model.embed_tokens.weight", config_.vocab_size,
+               config_.hidden_size, part_.of(config_.vocab_size), all(config_.hidden_size));
+    return weights;
+  }
+
+ private:
+  [[nodiscard]] static Range all(std::int64_t count) { return {0, count}; }
+
+  [[nodiscard]] std::vector<float> matrix(const std::string& name, std::int64_t rows,
+                                          std::int64_t columns, Range row_range,
+                                          Range column_range) const {
+    const MatrixPart part = {name, rows, columns, row_range, column_range};
+    std::vector<float> values(static_cast<std::size_t>(part.size()));
+    source_.read(part, values);
+    for (const float value : values) {
+      CONTEXTILE_CHECK(std::isfinite(value), "weights, {}: expected finite numbers, found {}", name,
+                       value);
+    }
+    return values;
+  }
+  [[nodiscard]] std::vector<float> vector(const std::string& name, std::int64_t size,
+                                          Range range) const {
+    return matrix(name, size, 0, range, {0, 1});
+  }
+  [[nodiscard]] std::vector<float> vector(const std::string& name, std::int64_t size) const {
+    return vector(name, size, all(size));
+  }
+
+  // Elements of heads.
+  [[nodiscard]] Range elements(Range heads) const {
+    return {heads.begin * config_.head_dim, heads.end * config_.head_dim};
+  }
+
+  [[nodiscard]] DecoderWeights::Layer layer(std::int32_t i) const {
+    const std::string at = "model.layers." + std::to_string(i) + ".";
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t q_size = std::int64_t{config_.q_heads} * config_.head_dim;
+    const std::int64_t kv_size = std::int64_t{config_.kv_heads} * config_.head_dim;
+    const Range own_heads = elements(part_.of(config_.q_heads));
+    const Range queries = part_.all_queries ? all(q_size) : own_heads;
+    const Range inner = part_.of(config_.ffn_size);
+    DecoderWeights::Layer layer;
+    layer.attention_norm = vector(at + "input_layernorm.weight", hidden);
+    layer.q = matrix(at + "self_attn.q_proj.weight", q_size, hidden, queries, all(hidden));
+    layer.k = matrix(at + "self_attn.k_proj.weight", kv_size, hidden, all(kv_size), all(hidden));
+    layer.v = matrix(at + "self_attn.v_proj.weight", kv_size, hidden, all(kv_size), all(hidden));
+    layer.o = matrix(at + "self_attn.o_proj.weight", hidden, q_size, all(hidden), own_heads);
+    if (config_.qkv_bias) {
+      layer.q_bias = vector(at + "self_attn.q_proj.bias", q_size, queries);
+      layer.k_bias = vector(at + "self_attn.k_proj.bias", kv_size);
+      layer.v_bias = vector(at + "self_attn.v_proj.bias", kv_size);
+    }
+    if (config_.o_bias) layer.o_bias = vector(at + "self_attn.o_proj.bias", hidden);
+    if (config_.qk_norm) {
+      layer.q_norm = vector(at + "self_attn.q_norm.weight", config_.head_dim);
+      layer.k_norm = vector(at + "self_attn.k_norm.weight", config_.head_dim);
+    }
+    layer.ffn_norm = vector(at + "post_attention_layernorm.weight", hidden);
+    layer.gate = matrix(at + "mlp.gate_proj.weight", config_.ffn_size, hidden, inner, all(hidden));
+    layer.up = matrix(at + "mlp.up_proj.weight", config_.ffn_size, hidden, inner, all(hidden));
+    layer.down = matrix(at + "mlp.down_proj.weight", hidden, config_.ffn_size, all(hidden), inner);
+    return layer;
+  }
+
+  const TensorSource& source_;
+  const DecoderConfig& config_;
+  const DecoderPart& part_;
+};
+
+}  // namespace
+
+std::int64_t DecoderWeights::size_bytes() const {
+  std::size_t count = embeddings.size() + norm.size() + logits.size();
+  for (const Layer& layer : layers) {
+    for (const auto* values :
+         {&layer.attention_norm, &layer.q, &layer.q_bias, &layer.q_norm, &layer.k, &layer.k_bias,
+          &layer.k_norm, &layer.v, &layer.v_bias, &layer.o, &layer.o_bias, &layer.ffn_norm,
+          &layer.gate, &layer.up, &layer.down}) {
+      count += values->size();
+    }
+  }
+  return static_cast<std::int64_t>(count * sizeof(float));
+}
+
+DecoderWeights random_weights(const DecoderConfig& config, const DecoderPart& part,
+                              std::uint64_t seed) {
+  check_decoder_config(config);
+  return Reader(*random_source(seed), config, part).read();
+}
+
+DecoderWeights load_weights(const std::string& folder, const DecoderConfig& config,
+                            const DecoderPart& part) {
+  check_decoder_config(config);
+  return Reader(*safetensors_source(folder), config, part).read();
+}
+
+}  // namespace contextile

@@ -1,0 +1,77 @@
+// How ranks bring queries and keys together: a file for each way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "contextile/prefill.h"
+#include "serving/prefill/prefill_tiles.h"
+
+namespace contextile {
+
+// What all ways are given. References outlive the algorithm.
+struct PrefillContext {
+  Transport& transport;
+  const AttentionKernel& kernel;
+  const PrefillGeometry& geometry;
+  AttentionShape shape;
+  Dtype wire = Dtype::kF32;
+
+  [[nodiscard]] std::int32_t num_ranks() const { return transport.size(); }
+  [[nodiscard]] Rank me() const { return transport.rank(); }
+  // So many ranks further round the ring; 0 to N either way.
+  [[nodiscard]] Rank rank_after(std::int32_t steps) const {
+    return Rank((me().value + steps + num_ranks()) % num_ranks());
+  }
+  [[nodiscard]] std::vector<Rank> ranks() const;
+  [[nodiscard]] KernelParams params(std::int32_t q_heads, std::int32_t kv_heads) const;
+};
+
+class PrefillAlgorithm {
+ public:
+  virtual ~PrefillAlgorithm() = default;
+  // q: this rank's queries, kv: its block of keys and values, contiguous. out: its rows, fp32.
+  virtual void attend(const TensorView& q_THD, const KvRows& kv, const PartialOutput& out) = 0;
+};
+
+[[nodiscard]] std::unique_ptr<PrefillAlgorithm> make_pass_kv(const PrefillContext& context);
+[[nodiscard]] std::unique_ptr<PrefillAlgorithm> make_pass_q(const PrefillContext& context);
+[[nodiscard]] std::unique_ptr<PrefillAlgorithm> make_all_gather(const PrefillContext& context);
+[[nodiscard]] std::unique_ptr<PrefillAlgorithm> make_ulysses(const PrefillContext& context);
+
+// Memory for keys and values.
+class KvBuffer {
+ public:
+  KvBuffer(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads);
+  [[nodiscard]] KvRows rows(std::int64_t first, std::int64_t count);
+
+ private:
+  HostTensor k_;
+  HostTensor v_;
+};
+
+// Results that travel, O as `wire`.
+class PartialBuffer {
+ public:
+  PartialBuffer(std::int64_t rows, std::int32_t heads, std::int32_t value_dim, Dtype wire);
+
+  [[nodiscard]] PartialOutput view() { return {o_.view(), lse_.stats()}; }
+  // Some rows of some heads, as they travel.
+  [[nodiscard]] Message message(Rank peer, std::int64_t first, std::int64_t rows,
+                                std::int32_t first_head, std::int32_t heads);
+  // From what was computed to what travels, and from what arrived to fp32.
+  void pack(const RowOps& row_ops);
+  void unpack(const RowOps& row_ops);
+
+ private:
+  HostTensor o_;
+  HostTensor lse_;
+  HostTensor travelling_;  // of other elements than o_; else without any
+};
+
+// Rows as a message takes them. The heads of a row lie side by side.
+[[nodiscard]] Segment segment_of(const TensorView& view);
+[[nodiscard]] Message message_of(Rank peer, const KvRows& rows);
+
+}  // namespace contextile

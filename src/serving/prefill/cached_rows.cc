@@ -1,0 +1,53 @@
+#include "serving/prefill/cached_rows.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+namespace contextile {
+
+std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
+                               const PrefillBatch& batch) {
+  const std::int64_t page_size = batch.layout.page_size;
+  std::vector<PageRun> runs;
+  for (std::size_t i = 0; i < geometry.num_sequences(); ++i) {
+    std::int64_t row = geometry.kv_rows(rank, i).begin;
+    for (const Range& keys : geometry.cached_keys(rank, i)) {
+      for (std::int64_t key = keys.begin; key < keys.end;) {
+        const std::int64_t first = key % page_size;
+        const std::int64_t tokens = std::min(keys.end - key, page_size - first);
+        runs.push_back({batch.sequences[i].table[static_cast<std::size_t>(key / page_size)], first,
+                        tokens, row});
+        key += tokens;
+        row += tokens;
+      }
+    }
+  }
+  return runs;
+}
+
+void copy_pages(const PagedTensor& pages, std::span<const PageRun> runs, const TensorView& to) {
+  const std::int64_t element = bytes_per_element(to.dtype);
+  const std::int64_t head_bytes = to.dim * element;
+  const std::int64_t row_bytes = to.heads * head_bytes;
+  const bool rows_are_whole = to.heads == 1 || pages.head_stride == to.dim;
+  for (const PageRun& run : runs) {
+    const std::byte* from =
+        static_cast<const std::byte*>(pages.data) +
+        (run.page.value * pages.page_stride + run.first_token * pages.token_stride) * element;
+    std::byte* into = static_cast<std::byte*>(to.data) + run.row * row_bytes;
+    if (rows_are_whole && pages.token_stride * element == row_bytes) {
+      std::memcpy(into, from, static_cast<std::size_t>(run.tokens * row_bytes));
+      continue;
+    }
+    for (std::int64_t t = 0; t < run.tokens; ++t) {
+      for (std::int32_t h = 0; h < to.heads; ++h) {
+        std::memcpy(into + t * row_bytes + h * head_bytes,
+                    from + (t * pages.token_stride + h * pages.head_stride) * element,
+                    static_cast<std::size_t>(head_bytes));
+      }
+    }
+  }
+}
+
+}  // namespace contextile

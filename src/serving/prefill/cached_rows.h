@@ -1,0 +1,28 @@
+// Copying cached tokens out of pages.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "contextile/paged_attention.h"
+#include "serving/prefill/geometry.h"
+
+namespace contextile {
+
+// Tokens side by side in a page, and the row of the block where the first of them goes.
+struct PageRun {
+  PageId page;
+  std::int64_t first_token = 0;
+  std::int64_t tokens = 0;
+  std::int64_t row = 0;
+};
+
+// Every cached token of the rank that a new one sees. Tables are those of the batch.
+[[nodiscard]] std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
+                                             const PrefillBatch& batch);
+
+// `to` has heads and dim of the pages, its rows contiguous.
+void copy_pages(const PagedTensor& pages, std::span<const PageRun> runs, const TensorView& to);
+
+}  // namespace contextile

@@ -1,0 +1,37 @@
+// The completions of one call, as their tokens come.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "contextile/engine.h"
+#include "contextile/tokenizer.h"
+#include "serving/server/protocol.h"
+#include "serving/server/text_stream.h"
+
+namespace contextile {
+
+class Completion {
+ public:
+  // Both stay.
+  Completion(const CompletionRequest& request, const Tokenizer& tokenizer);
+
+  // What a token adds to its completion, its last piece where that has ended.
+  [[nodiscard]] CompletionChoice add(std::int32_t index, const EngineEvent& event);
+  // A completion has ended though its request goes on: its text has come to a stop sequence.
+  [[nodiscard]] bool ends_early(std::int32_t index, const EngineEvent& event) const;
+  [[nodiscard]] bool is_finished() const { return num_open_ == 0; }
+  [[nodiscard]] const CompletionUsage& usage() const { return usage_; }
+  // All pieces put together.
+  [[nodiscard]] const std::vector<CompletionChoice>& choices() const { return choices_; }
+
+ private:
+  const CompletionRequest& request_;
+  const Tokenizer& tokenizer_;
+  std::vector<TextStream> texts_;
+  std::vector<CompletionChoice> choices_;
+  std::size_t num_open_;
+  CompletionUsage usage_;
+};
+
+}  // namespace contextile
