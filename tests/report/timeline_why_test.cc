@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "report/html/timeline.h"
+#include "report/html/timeline_view.h"
 #include "report/report_support.h"
 #include "report/wait_text.h"
 #include "report/why.h"

@@ -15,11 +15,11 @@
 #include "report/html/page.h"
 #include "report/html/palette.h"
 #include "report/html/plan_workload.h"
-#include "report/html/tables.h"
+#include "report/html/page_tables.h"
 #include "report/html/text.h"
-#include "report/html/tiles.h"
-#include "report/html/timeline.h"
-#include "report/html/traffic.h"
+#include "report/html/tile_view.h"
+#include "report/html/timeline_view.h"
+#include "report/html/traffic_view.h"
 #include "report/html/varint_text.h"
 
 namespace contextile {

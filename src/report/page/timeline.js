@@ -5,7 +5,7 @@ const kWhatNames = ['attention', 'reduce', 'copy', 'launch', 'wait'];
 const kActivities = ['attention', 'merge', 'launch', 'exposed'];     // of activity bins
 const kKinds = ['q', 'kv', 'o', 'do', 'dq', 'dkv'];
 
-// The timeline's data, as src/report/html/timeline.h describes it; times in µs from the start of
+// The timeline's data, as src/report/html/timeline_view.h describes it; times in µs from the start of
 // the first direction.
 class TimelineData {
   constructor(plan) {

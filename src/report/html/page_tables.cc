@@ -1,4 +1,4 @@
-#include "report/html/tables.h"
+#include "report/html/page_tables.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/verify.h"
-#include "report/html/traffic.h"
+#include "report/html/traffic_view.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,4 @@
-#include "report/html/traffic.h"
+#include "report/html/traffic_view.h"
 
 #include <fmt/format.h>
 

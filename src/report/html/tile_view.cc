@@ -1,4 +1,4 @@
-#include "report/html/tiles.h"
+#include "report/html/tile_view.h"
 
 #include <fmt/format.h>
 

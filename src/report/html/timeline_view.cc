@@ -1,4 +1,4 @@
-#include "report/html/timeline.h"
+#include "report/html/timeline_view.h"
 
 #include <fmt/format.h>
 
