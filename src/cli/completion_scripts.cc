@@ -2,7 +2,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "cli/completion.h"
+#include "cli/completion_words.h"
 
 namespace contextile {
 namespace {

@@ -20,7 +20,7 @@
 #include "cli/commands/simulated_serving.h"
 #include "cli/help.h"
 #include "cli/options/served_model.h"
-#include "cli/options/transport.h"
+#include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/completion_server.h"

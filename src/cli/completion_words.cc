@@ -1,4 +1,4 @@
-#include "cli/completion.h"
+#include "cli/completion_words.h"
 
 #include <fmt/format.h>
 

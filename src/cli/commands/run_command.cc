@@ -20,7 +20,7 @@
 #include "cli/help.h"
 #include "cli/options/plan_cluster.h"
 #include "cli/options/shared.h"
-#include "cli/options/transport.h"
+#include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/this_machine.h"

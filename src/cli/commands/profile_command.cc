@@ -18,7 +18,7 @@
 #include "cli/help.h"
 #include "cli/options/outputs.h"
 #include "cli/options/shared.h"
-#include "cli/options/transport.h"
+#include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"

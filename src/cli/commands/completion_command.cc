@@ -1,5 +1,5 @@
 // contextile completion: what a shell sources to complete command lines of this program.
-#include "cli/completion.h"
+#include "cli/completion_words.h"
 
 #include <memory>
 #include <string>

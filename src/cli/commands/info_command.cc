@@ -15,7 +15,7 @@
 #include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/shared.h"
-#include "cli/options/transport.h"
+#include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/cluster.h"

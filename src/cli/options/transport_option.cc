@@ -1,4 +1,4 @@
-#include "cli/options/transport.h"
+#include "cli/options/transport_option.h"
 
 #include <fmt/format.h>
 
