@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/out_of_memory.h"
 #include "contextile/plan_build.h"
 #include "contextile/plan_estimate.h"
@@ -17,12 +18,6 @@
 
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Strategies count by device and divide by the cluster's numbers.
 void check_fits(const Workload& workload, const Cluster& cluster) {

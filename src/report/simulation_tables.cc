@@ -17,15 +17,15 @@ constexpr Activity kActivities[] = {Activity::kAttention, Activity::kMerge, Acti
                                     Activity::kExposed};
 constexpr std::size_t kIdle = std::size(kActivities);
 
-// Times of a device in the order of the tables: the activities, then idle.
-using Times = std::array<double, kIdle + 1>;
+// StateTimes of a device in the order of the tables: the activities, then idle.
+using StateTimes = std::array<double, kIdle + 1>;
 
 std::string time_name(std::size_t i) {
   return i == kIdle ? "idle" : std::string(to_string(kActivities[i]));
 }
 
-Times seconds_of(const DeviceTimes& device) {
-  Times seconds{};
+StateTimes seconds_of(const DeviceTimes& device) {
+  StateTimes seconds{};
   for (std::size_t i = 0; i < kIdle; ++i) seconds[i] = 1e-6 * device.of(kActivities[i]);
   seconds[kIdle] = 1e-6 * device.idle_us;
   return seconds;
@@ -36,15 +36,15 @@ struct Outcome {
   Direction direction = Direction::kForward;
   const SimulatedDirection& simulated;
   const DirectionStats& stats;
-  Times mean_s{};
-  Times max_s{};
+  StateTimes mean_s{};
+  StateTimes max_s{};
 };
 
 Outcome outcome_of(Direction direction, const SimulatedDirection& simulated,
                    const DirectionStats& stats) {
   Outcome outcome{direction, simulated, stats};
   for (const DeviceTimes& device : simulated.devices) {
-    const Times seconds = seconds_of(device);
+    const StateTimes seconds = seconds_of(device);
     for (std::size_t i = 0; i < seconds.size(); ++i) {
       outcome.mean_s[i] += seconds[i] / static_cast<double>(simulated.devices.size());
       outcome.max_s[i] = std::max(outcome.max_s[i], seconds[i]);

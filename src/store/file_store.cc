@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 #include "store/implementations.h"
 #include "store/value_file.h"
@@ -24,7 +25,6 @@ namespace contextile {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr mode_t kReadWriteForAll = 0666;  // less what the process masks

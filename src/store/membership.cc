@@ -9,12 +9,11 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::minutes kKeep{10};  // what ranks leave in the store, for the slowest of them
 

@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 #include "store/implementations.h"
 
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 class MemoryStore : public Store {
  public:

@@ -24,8 +24,8 @@ bool is_latent(const PagedKv& kv) {
          kv.v.dim <= kv.k.dim;
 }
 
-void check_rows(const char* what, const void* data, std::int32_t dim, std::int64_t element_bytes,
-                std::span<const std::int64_t> strides) {
+void check_paged_rows(const char* what, const void* data, std::int32_t dim,
+                      std::int64_t element_bytes, std::span<const std::int64_t> strides) {
   const std::int64_t elements = kAlignment / element_bytes;
   CONTEXTILE_CHECK(dim % elements == 0, "{}: expected a dim that is a multiple of {}, found {}",
                    what, elements, dim);
@@ -45,11 +45,11 @@ void check_device(const PagedKv& kv, const TensorView& q_NHD) {
   CONTEXTILE_CHECK(is_same || element == 1,
                    "cuda:paged: expected a cache of q's {}, fp8 or int8, found {}",
                    to_string(q_NHD.dtype), to_string(kv.dtype));
-  check_rows("q", q_NHD.data, q_NHD.dim, bytes_per_element(q_NHD.dtype),
-             std::vector{q_NHD.token_stride, q_NHD.head_stride});
+  check_paged_rows("q", q_NHD.data, q_NHD.dim, bytes_per_element(q_NHD.dtype),
+                   std::vector{q_NHD.token_stride, q_NHD.head_stride});
   const auto check_cache = [&](const char* what, const PagedTensor& tensor) {
-    check_rows(what, tensor.data, tensor.dim, element,
-               std::vector{tensor.page_stride, tensor.token_stride, tensor.head_stride});
+    check_paged_rows(what, tensor.data, tensor.dim, element,
+                     std::vector{tensor.page_stride, tensor.token_stride, tensor.head_stride});
   };
   check_cache("keys", kv.k);
   check_cache("values", kv.v);

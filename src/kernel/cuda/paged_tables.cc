@@ -47,9 +47,9 @@ std::vector<PagedPiece> pieces_of(const PagedRequest& request, std::int64_t begi
   return pieces;
 }
 
-class TableBuilder {
+class PagedTableBuilder {
  public:
-  explicit TableBuilder(std::int32_t heads) : heads_(heads) {}
+  explicit PagedTableBuilder(std::int32_t heads) : heads_(heads) {}
 
   void add(const PagedRequest& request) {
     PagedWork work;
@@ -126,7 +126,7 @@ class TableBuilder {
 }  // namespace
 
 PagedTable paged_table(std::span<const PagedRequest> requests, std::int32_t heads) {
-  TableBuilder builder(heads);
+  PagedTableBuilder builder(heads);
   for (const PagedRequest& request : requests) builder.add(request);
   return builder.take();
 }

@@ -35,9 +35,9 @@ const DeviceBands* prepared_of(const PreparedBands* prepared) {
   return static_cast<const DeviceBands*>(prepared);
 }
 
-class TableBuilder {
+class TileListBuilder {
  public:
-  TableBuilder(std::int32_t owned_heads, std::int32_t streamed_heads, const BlockRows& rows)
+  TileListBuilder(std::int32_t owned_heads, std::int32_t streamed_heads, const BlockRows& rows)
       : owned_heads_(owned_heads),
         streamed_heads_(streamed_heads),
         owned_rows_(rows.owned),
@@ -176,7 +176,7 @@ LaunchTable query_table(const KernelParams& params, std::span<const Tile> tiles,
                         const BlockRows& rows, TensorView Tile::*slot, bool Tile::*init) {
   std::vector<OwnedSide> sides;
   for (const Tile& tile : tiles) sides.push_back(query_side(tile, (tile.*slot).data, tile.*init));
-  return TableBuilder(params.q_heads / params.kv_heads, 1, rows).build(sides, first);
+  return TileListBuilder(params.q_heads / params.kv_heads, 1, rows).build(sides, first);
 }
 
 }  // namespace
@@ -257,7 +257,7 @@ LaunchTable key_gradient_table(const KernelParams& params, std::span<const Backw
     }
     sides.push_back(std::move(side));
   }
-  return TableBuilder(1, params.q_heads / params.kv_heads, rows).build(sides, first);
+  return TileListBuilder(1, params.q_heads / params.kv_heads, rows).build(sides, first);
 }
 
 std::vector<DeviceTile> device_tiles(std::span<const ForwardTile> tiles) {

@@ -11,38 +11,38 @@
 namespace contextile {
 namespace {
 
-constexpr std::string_view kMagic = "CTXSLICE";
+constexpr std::string_view kSliceMagic = "CTXSLICE";
 
 // Offsets of the header's numbers; up to the number of sections they are those of a plan file.
-constexpr std::size_t kHeaderBytesAt = 12;
+constexpr std::size_t kSliceHeaderBytesAt = 12;
 constexpr std::size_t kSliceBytesAt = 16;
-constexpr std::size_t kDigestAt = 24;
-constexpr std::size_t kChecksumAt = 32;
-constexpr std::size_t kNumSectionsAt = 40;
+constexpr std::size_t kSliceDigestAt = 24;
+constexpr std::size_t kSliceChecksumAt = 32;
+constexpr std::size_t kSliceNumSectionsAt = 40;
 constexpr std::size_t kRankAt = 48;
 constexpr std::size_t kManifestBytesAt = 56;
 constexpr std::size_t kDeviceBytesAt = 64;
 
 constexpr std::uint64_t kMostDevices = std::uint64_t{1} << 31;
 
-constexpr FrameFormat kFormat{.magic = kMagic,
-                              .version = kPlanFileVersion,
-                              .header_bytes = SliceHeader::kBytes,
-                              .name = "a slice of a plan",
-                              .noun = "slice"};
+constexpr FrameFormat kSliceFormat{.magic = kSliceMagic,
+                                   .version = kPlanFileVersion,
+                                   .header_bytes = SliceHeader::kBytes,
+                                   .name = "a slice of a plan",
+                                   .noun = "slice"};
 
 // Everything that can be said without looking behind the header.
 void check_header(std::span<const std::uint8_t> bytes, std::string_view where) {
-  check_frame_header(bytes, kFormat, where);
-  if (get(bytes, kHeaderBytesAt, 4) != SliceHeader::kBytes) {
+  check_frame_header(bytes, kSliceFormat, where);
+  if (get(bytes, kSliceHeaderBytesAt, 4) != SliceHeader::kBytes) {
     fail_plan("{}: header: expected header bytes {}, found {}", where, SliceHeader::kBytes,
-              get(bytes, kHeaderBytesAt, 4));
+              get(bytes, kSliceHeaderBytesAt, 4));
   }
   if (get(bytes, kSliceBytesAt) != bytes.size()) {
     fail_plan("{}: header: expected a slice of {} bytes, found {}", where,
               get(bytes, kSliceBytesAt), bytes.size());
   }
-  check_frame_checksum(checksum_of(bytes), get(bytes, kChecksumAt), kFormat, where);
+  check_frame_checksum(checksum_of(bytes), get(bytes, kSliceChecksumAt), kSliceFormat, where);
 }
 
 }  // namespace
@@ -54,12 +54,12 @@ std::vector<std::uint8_t> write_slice_frame(std::span<const ContentId> contents,
       SliceHeader::kBytes + contents.size() * SliceHeader::kTableBytes;
   const std::uint64_t device_at = manifest_at + aligned_to_8(manifest.stored.size());
   std::vector<std::uint8_t> slice(device_at + aligned_to_8(device.stored.size()));
-  std::memcpy(slice.data(), kMagic.data(), kMagic.size());
+  std::memcpy(slice.data(), kSliceMagic.data(), kSliceMagic.size());
   put(slice, FrameFormat::kVersionAt, kPlanFileVersion, 4);
-  put(slice, kHeaderBytesAt, SliceHeader::kBytes, 4);
+  put(slice, kSliceHeaderBytesAt, SliceHeader::kBytes, 4);
   put(slice, kSliceBytesAt, slice.size());
-  put(slice, kDigestAt, digest_of(contents));
-  put(slice, kNumSectionsAt, contents.size());
+  put(slice, kSliceDigestAt, digest_of(contents));
+  put(slice, kSliceNumSectionsAt, contents.size());
   put(slice, kRankAt, static_cast<std::uint64_t>(rank.value));
   put(slice, kManifestBytesAt, manifest.stored.size());
   put(slice, kDeviceBytesAt, device.stored.size());
@@ -79,7 +79,7 @@ SliceViews read_slice_frame(std::span<const std::uint8_t> bytes, std::string_vie
   check_header(bytes, where);
   const std::uint64_t most =
       std::min((bytes.size() - SliceHeader::kBytes) / SliceHeader::kTableBytes, kMostDevices);
-  const std::uint64_t num_sections = get(bytes, kNumSectionsAt);
+  const std::uint64_t num_sections = get(bytes, kSliceNumSectionsAt);
   const std::uint64_t rank = get(bytes, kRankAt);
   if (num_sections < 2 || num_sections > most || rank + 1 >= num_sections || rank >= most) {
     fail_plan(
@@ -103,9 +103,9 @@ SliceViews read_slice_frame(std::span<const std::uint8_t> bytes, std::string_vie
   }
   SliceViews views;
   views.digest = digest_of(contents);
-  if (views.digest != get(bytes, kDigestAt)) {
+  if (views.digest != get(bytes, kSliceDigestAt)) {
     fail_plan("{}: header: expected digest {} (of the contents), found {}", where,
-              digest_text(views.digest), digest_text(get(bytes, kDigestAt)));
+              digest_text(views.digest), digest_text(get(bytes, kSliceDigestAt)));
   }
   views.num_devices = num_sections - 1;
   views.rank = Rank{static_cast<std::int32_t>(rank)};

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "contextile/plan_file.h"
 #include "planner/ahead/lookahead_keys.h"
 #include "planner/ahead/step_value.h"
@@ -22,15 +23,10 @@
 namespace contextile {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // Thrown into a search by its ProgressHook. No Error: nothing takes it for a failure of its own.
 struct PlanningStopped {};
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Tells this planner's claims from all others'.
 std::vector<std::uint8_t> random_name() {

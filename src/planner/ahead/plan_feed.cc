@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 #include "contextile/lookahead.h"
 #include "contextile/plan_file.h"
@@ -13,12 +14,7 @@
 namespace contextile {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // A shape's own scale, and that of its head dim given as a number, are the same.
 bool same_shape(AttentionShape a, AttentionShape b) {

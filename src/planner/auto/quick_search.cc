@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kSimulated = 3;  // of the placements, at most
 // Others than the first only where they are expected within that of the best so far.
-constexpr double kNear = 1.15;
+constexpr double kNearQuick = 1.15;
 // A batch is lopsided where the rows of a block take that much of the mean device's work, and so
 // many times as much as others by their tokens.
 constexpr double kMuchOfDevice = 0.7;
@@ -103,7 +103,7 @@ std::vector<Tried> QuickSearch::simulate(std::vector<Placement> placements, doub
   for (const Placement& placement : placements) {
     if (tried.size() == kSimulated) break;
     const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(placement));
-    if (state_.has_plan() && expected_us(placement) > kNear * state_.best.cost_us) break;
+    if (state_.has_plan() && expected_us(placement) > kNearQuick * state_.best.cost_us) break;
     state_.settle();
     // The first plan may take what there is.
     const double limit = state_.has_plan() ? share : 1;

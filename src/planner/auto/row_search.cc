@@ -13,7 +13,7 @@ namespace contextile {
 namespace {
 
 constexpr double kMostSteps = 300'000;  // of rebalancing several at effort 1
-constexpr double kNear = 1.1;           // times the best: others do not catch up
+constexpr double kNearRows = 1.1;       // times the best: others do not catch up
 
 }  // namespace
 
@@ -52,7 +52,7 @@ void RowSearch::place_and_try(std::vector<PlacementChoice> choices, double share
 void RowSearch::try_schedules(std::size_t most, std::size_t first, std::size_t end, double share) {
   for (std::size_t t = 0; t < std::min(most, tried_.size()); ++t) {
     Tried& tried = tried_[t];
-    if (tried.cost_us > kNear * state_.best.cost_us) break;
+    if (tried.cost_us > kNearRows * state_.best.cost_us) break;
     const auto all = likely_schedules(tried.placement.choice.unit, tried.placement.estimate_us);
     std::vector<SchedulePair> pairs;
     for (std::size_t p = first; p < std::min(end, all.size()); ++p) {
@@ -75,7 +75,7 @@ void RowSearch::rebalance(std::size_t most, int rounds, double share) {
   // Each takes what it is expected to; of those that take long there are fewer.
   std::int64_t left = static_cast<std::int64_t>(kMostSteps * state_.options.effort);
   for (const Tried& tried : tried_) {
-    if (best.size() == most || tried.cost_us > kNear * state_.best.cost_us) break;
+    if (best.size() == most || tried.cost_us > kNearRows * state_.best.cost_us) break;
     PlacementChoice warm = tried.placement.choice;
     warm.effort = kWarmEffort;
     const std::int64_t of_round =

@@ -12,14 +12,14 @@
 namespace contextile {
 namespace {
 
-constexpr double kNear = 1.15;  // times the best: others do not catch up
+constexpr double kNearTiles = 1.15;  // times the best: others do not catch up
 constexpr std::size_t kTried = 6;
 constexpr double kEps = 0.12;  // of devices, to begin with
 
 }  // namespace
 
 bool TileSearch::is_near() const {
-  return !tried_.empty() && tried_.front().cost_us <= kNear * state_.best.cost_us;
+  return !tried_.empty() && tried_.front().cost_us <= kNearTiles * state_.best.cost_us;
 }
 
 std::int64_t TileSearch::steps_of(const PlacementChoice& choice, std::int64_t simulations) const {

@@ -8,7 +8,7 @@
 namespace contextile {
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::infinity();
+constexpr double kNoDegree = std::numeric_limits<double>::infinity();
 // Steps of at most 1/kLevels of the largest degree, joined while the sum of degrees grows by at
 // most 1/kJoins a step.
 constexpr std::int64_t kLevels = 128;
@@ -79,10 +79,10 @@ DegreeSteps DegreeSteps::envelope(const DegreeSteps& a, const DegreeSteps& b) {
   std::size_t j = 0;
   double rank = 0;
   while (i < a.steps_.size() || j < b.steps_.size()) {
-    const double end_a = i < a.steps_.size() ? a.steps_[i].end : kNone;
-    const double end_b = j < b.steps_.size() ? b.steps_[j].end : kNone;
-    const double degree =
-        std::max(end_a < kNone ? a.steps_[i].degree : 0, end_b < kNone ? b.steps_[j].degree : 0);
+    const double end_a = i < a.steps_.size() ? a.steps_[i].end : kNoDegree;
+    const double end_b = j < b.steps_.size() ? b.steps_[j].end : kNoDegree;
+    const double degree = std::max(end_a < kNoDegree ? a.steps_[i].degree : 0,
+                                   end_b < kNoDegree ? b.steps_[j].degree : 0);
     const double end = std::min(end_a, end_b);
     if (end > rank) result.append(degree, end - rank);
     rank = end;
@@ -110,7 +110,7 @@ double DegreeSteps::sum(double rows, double cap) const {
 double DegreeSteps::least_cap(double rows, double pairs) const {
   const double whole = prefix_sum(rows);
   if (pairs <= 0) return 0;
-  if (whole < pairs) return kNone;
+  if (whole < pairs) return kNoDegree;
   // With cap = degree of a step, all rows before its end count as clipped; sums fall with it.
   const auto clipped_sum = [&](const Step& step) {
     if (rows <= step.end) return rows * step.degree;
@@ -133,7 +133,7 @@ double DegreeSteps::least_rows(double cap, double pairs) const {
   if (cap * clipped.end >= pairs) return pairs / cap;
   const double wanted = pairs - cap * clipped.end + clipped.sum_end;  // as a prefix sum
   const auto it = std::ranges::lower_bound(steps_, wanted, {}, &Step::sum_end);
-  if (it == steps_.end()) return kNone;
+  if (it == steps_.end()) return kNoDegree;
   return it->end - (it->sum_end - wanted) / it->degree;
 }
 

@@ -7,8 +7,8 @@
 namespace contextile {
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-9;  // of sums and roots of doubles
+constexpr double kNoSet = std::numeric_limits<double>::infinity();
+constexpr double kSurfaceRounding = 1e-9;  // of sums and roots of doubles
 
 // Unordered pairs of `tokens` tokens.
 double couples(double tokens) { return tokens > 1 ? 0.5 * tokens * (tokens - 1) : 0; }
@@ -42,7 +42,7 @@ std::array<double, 2> Isoperimetry::area_bends(double owned) const {
   const bool is_lopsided =
       owned * std::max(row_bytes_, key_bytes_) > kind_.tokens * std::min(row_bytes_, key_bytes_);
   return {pairs_on_area(owned * owned, owned),
-          is_lopsided ? pairs_on_area(owned * kind_.tokens, owned) : kNone};
+          is_lopsided ? pairs_on_area(owned * kind_.tokens, owned) : kNoSet};
 }
 
 double Isoperimetry::area_bytes(double pairs, double owned) const {
@@ -56,7 +56,7 @@ bool Isoperimetry::overlap_is_forced(double pairs, double owned) const {
   const double area = least_area(pairs, owned);
   if (area <= owned * owned) return false;
   const double rows = rows_of_area(area, owned);
-  return rows + area / rows > (kind_.tokens + owned) * (1 + kRounding);
+  return rows + area / rows > (kind_.tokens + owned) * (1 + kSurfaceRounding);
 }
 
 // Left out are x rows and y keys, as many bytes of them as the disc allows; no more than are not
@@ -90,7 +90,7 @@ Isoperimetry::Tangent Isoperimetry::forced_bytes(double pairs, double owned) con
 }
 
 double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
-  if (rows <= 0) return kNone;
+  if (rows <= 0) return kNoSet;
   const double most = kind_.tokens;
   double keys = (pairs + std::max(0.0, couples(owned) - kind_.future_pairs)) / rows;
   // Overlap forced by a + b > tokens, s tokens: a·b - s(s - 1)/2 + future_pairs >= pairs, the
@@ -99,7 +99,7 @@ double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
   if (couples(forced) > kind_.future_pairs) {
     const double p = 2 * rows + 1;
     const double discriminant = p * p - 8 * (pairs - kind_.future_pairs - rows * (most - rows));
-    if (discriminant < -kRounding * p * p) return kNone;
+    if (discriminant < -kSurfaceRounding * p * p) return kNoSet;
     const double s = 0.5 * (p - std::sqrt(std::max(0.0, discriminant)));
     keys = std::max(keys, s + most - rows);
   }
@@ -107,7 +107,7 @@ double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
     keys =
         std::max({keys, kind_.rows.least_cap(rows, pairs), kind_.columns.least_rows(rows, pairs)});
   }
-  return keys <= most * (1 + kRounding) + kRounding ? std::min(keys, most) : kNone;
+  return keys <= most * (1 + kSurfaceRounding) + kSurfaceRounding ? std::min(keys, most) : kNoSet;
 }
 
 Isoperimetry::Probe Isoperimetry::probe(double rows, double pairs, double owned) const {
@@ -122,18 +122,19 @@ double Isoperimetry::least_bytes(double pairs, double owned, double& near) const
   constexpr double kClose = 0.98;
   constexpr double kNear = 0.04;
   constexpr int kMostSteps = 40;
-  pairs *= 1 - kRounding;  // the whole document is always possible
+  pairs *= 1 - kSurfaceRounding;  // the whole document is always possible
   if (owned >= kind_.tokens || pairs <= free_pairs(owned)) return 0;
   const auto at = [&](double rows) { return probe(rows, pairs, owned); };
   double low = owned;
   Probe high = at(kind_.tokens);
-  if (high.bytes == kNone) return kNone;
+  if (high.bytes == kNoSet) return kNoSet;
   // Where the middle of three is least, the least of all lies between the others.
   const double near_low = (1 - kNear) * near;
   if (near_low > owned && (1 + kNear) * near < kind_.tokens) {
     const Probe above = at((1 + kNear) * near);
     const Probe middle = at(near);
-    if (middle.bytes < kNone && middle.bytes <= above.bytes && middle.bytes <= at(near_low).bytes) {
+    if (middle.bytes < kNoSet && middle.bytes <= above.bytes &&
+        middle.bytes <= at(near_low).bytes) {
       low = near_low;
       high = above;
     }
@@ -142,7 +143,7 @@ double Isoperimetry::least_bytes(double pairs, double owned, double& near) const
   Probe right = at(low + kGolden * (high.rows - low));
   double least = 0;
   for (int step = 0; step < kMostSteps; ++step) {
-    if (left.bytes <= right.bytes && left.bytes < kNone) {
+    if (left.bytes <= right.bytes && left.bytes < kNoSet) {
       high = right;
       right = left;
       left = at(high.rows - kGolden * (high.rows - low));

@@ -8,7 +8,7 @@
 namespace contextile {
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::infinity();
+constexpr double kNoSum = std::numeric_limits<double>::infinity();
 
 // Value at t; `i` is the first point beyond it.
 double value_at(const Polyline& line, std::size_t i, double t) {
@@ -22,7 +22,7 @@ double value_at(const Polyline& line, std::size_t i, double t) {
 std::vector<double> min_plus_convolution(std::span<const double> a, std::span<const double> b,
                                          std::int64_t num_steps) {
   const auto size = static_cast<std::size_t>(num_steps) + 1;
-  std::vector<double> sums(std::min(size, a.size() + b.size() - 1), kNone);
+  std::vector<double> sums(std::min(size, a.size() + b.size() - 1), kNoSum);
   for (std::size_t i = 0; i < a.size() && i < sums.size(); ++i) {
     for (std::size_t j = 0; j < b.size() && i + j < sums.size(); ++j) {
       sums[i + j] = std::min(sums[i + j], a[i] + b[j]);
@@ -41,7 +41,7 @@ std::vector<double> sample_below(const Polyline& line, double step, std::int64_t
     const double begin = static_cast<double>(k - 1) * step;
     const double end = static_cast<double>(k) * step;
     const double before = values.back();
-    double value = kNone;
+    double value = kNoSum;
     for (; i < line.x.size() && line.x[i] < end; ++i) {
       const double part = (line.x[i] - begin) / step;
       if (part > 0) value = std::min(value, before + (line.y[i] - before) / part);

@@ -20,7 +20,7 @@ constexpr std::size_t kMostCells = 30;
 constexpr double kCurveReach = 1.5;  // times the work asked for, where curves were too short
 // More kinds of documents than this are joined with similar ones.
 constexpr std::size_t kMostKinds = 64;
-constexpr double kRounding = 1e-6;
+constexpr double kTrafficRounding = 1e-6;
 
 std::span<const DegreeRun> runs_of(const std::vector<DegreeRun>& runs, std::size_t first,
                                    std::size_t end) {
@@ -199,7 +199,7 @@ double TrafficBound::least_bytes(Kind& kind, double time_us) const {
 double TrafficBound::least_bytes(double time_us) {
   double bytes = 0;
   for (Kind& kind : kinds_) bytes += least_bytes(kind, time_us);
-  return bytes * (1 - kRounding);
+  return bytes * (1 - kTrafficRounding);
 }
 
 double TrafficBound::least_us() {

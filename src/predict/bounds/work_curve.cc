@@ -17,7 +17,7 @@ constexpr std::int64_t kSteps = 64;
 constexpr std::int64_t kStepsOfGroups = 128;
 // With this many whole head groups in a part the last, broken one says little.
 constexpr double kMostWholeGroups = 4;
-constexpr double kRounding = 1e-9;
+constexpr double kBendRounding = 1e-9;
 // Where degrees matter, the first step is searched at distances from kNearest of it on.
 constexpr double kNearest = 1.0 / 256;
 constexpr double kNearRatio = 1.2;
@@ -91,7 +91,7 @@ SampledBytes sampled_least_bytes(const Isoperimetry& isoperimetry, double owned,
     const double right_bytes = isoperimetry.area_bytes(left + step, owned);
     Chord best{left_bytes, right_bytes};
     for (const double bend : isoperimetry.area_bends(owned)) {
-      if (bend <= left * (1 + kRounding) || bend >= left + step) continue;
+      if (bend <= left * (1 + kBendRounding) || bend >= left + step) continue;
       // From there on bytes rise faster: go on as before it.
       const double rise = (isoperimetry.area_bytes(bend, owned) - left_bytes) / (bend - left);
       best.right = std::min(best.right, left_bytes + step * rise);

@@ -17,8 +17,6 @@ namespace {
 
 constexpr float kEmptyLse = -std::numeric_limits<float>::infinity();
 
-constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
-
 // Measures the time between its construction and destruction.
 class Stopwatch {
  public:

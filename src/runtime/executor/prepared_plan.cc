@@ -15,8 +15,6 @@ namespace {
 
 constexpr std::int64_t kAlignmentBytes = 64;
 
-constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
-
 // Places arrays one after another.
 class Placement {
  public:

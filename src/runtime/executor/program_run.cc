@@ -4,14 +4,11 @@
 #include <chrono>
 #include <variant>
 
+#include "base/clock.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 void append(std::vector<RowOps::Convert>& list, const std::vector<RowOps::Convert>& more) {
   list.insert(list.end(), more.begin(), more.end());
@@ -58,7 +55,7 @@ void ProgramRun::run_until(std::size_t end) {
 // ------------------------------------------------------------------------------- attention
 
 void ProgramRun::execute(const AttentionOp& op) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   if (program_.lists != nullptr) {
     program_.lists->run(next_attention_++, arrays_, lists_);
   } else {
@@ -159,7 +156,7 @@ void ProgramRun::execute(const LaunchOp& op) {
 void ProgramRun::execute(const WaitOp& op) {
   const LaunchedOp& launched = launched_.at(op.id);
   recorder_.note_ticket(launched.ticket);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   transport_.wait(launched.ticket);
   stats_.exposed_s += seconds_since(start);
   const std::vector<std::int64_t>& recv_at = program_.conversion.recv_offset_bytes.at(op.id);

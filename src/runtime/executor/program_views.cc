@@ -6,8 +6,6 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
-
 // No tensor is larger, and a process has at least 2^47 bytes of addresses.
 constexpr std::uintptr_t kStandInBytes = std::uintptr_t{1} << 41;
 

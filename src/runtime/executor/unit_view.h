@@ -17,6 +17,9 @@
 
 namespace contextile {
 
+// Place of a kind in arrays with an element a kind.
+[[nodiscard]] constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
+
 inline constexpr std::size_t kMaxParts = 3;
 
 struct PartShape {

@@ -9,12 +9,11 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "runtime/profile/transfer_bench.h"
 
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kLaunches = 16;  // of a sample of their cost
 constexpr std::int32_t kLaunchSamples = 20;

@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr double kMostCalls = 20000;  // of one sample
 

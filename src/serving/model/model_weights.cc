@@ -8,9 +8,9 @@ namespace contextile {
 namespace {
 
 // Reads one rank's parts.
-class Reader {
+class WeightReader {
  public:
-  Reader(const TensorSource& source, const DecoderConfig& config, const DecoderPart& part)
+  WeightReader(const TensorSource& source, const DecoderConfig& config, const DecoderPart& part)
       : source_(source), config_(config), part_(part) {
     CONTEXTILE_CHECK(
         part.num_ranks >= 1 && part.rank.value >= 0 && part.rank.value < part.num_ranks,
@@ -118,13 +118,13 @@ std::int64_t DecoderWeights::size_bytes() const {
 DecoderWeights random_weights(const DecoderConfig& config, const DecoderPart& part,
                               std::uint64_t seed) {
   check_decoder_config(config);
-  return Reader(*random_source(seed), config, part).read();
+  return WeightReader(*random_source(seed), config, part).read();
 }
 
 DecoderWeights load_weights(const std::string& folder, const DecoderConfig& config,
                             const DecoderPart& part) {
   check_decoder_config(config);
-  return Reader(*safetensors_source(folder), config, part).read();
+  return WeightReader(*safetensors_source(folder), config, part).read();
 }
 
 }  // namespace contextile

@@ -133,9 +133,10 @@ struct Description {
   SpaceBefore space_before = SpaceBefore::kNothing;
 };
 
-class Reader {
+class TokenizerReader {
  public:
-  Reader(const json& document, std::string where) : document_(document), where_(std::move(where)) {}
+  TokenizerReader(const json& document, std::string where)
+      : document_(document), where_(std::move(where)) {}
 
   [[nodiscard]] Description read() {
     try {
@@ -435,7 +436,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   const json document = parse_json(file.text(), file.name());
   CONTEXTILE_CHECK(document.is_object(), "{}: expected an object, found {}", file.name(),
                    document.type_name());
-  return std::make_unique<BpeTokenizer>(Reader(document, file.name()).read());
+  return std::make_unique<BpeTokenizer>(TokenizerReader(document, file.name()).read());
 }
 
 }  // namespace contextile

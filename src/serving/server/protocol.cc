@@ -27,9 +27,9 @@ std::string shown(const json& value) {
   return quote(value.dump(-1, ' ', true, json::error_handler_t::replace));
 }
 
-class Reader {
+class RequestReader {
  public:
-  explicit Reader(const json& object) : object_(object) {}
+  explicit RequestReader(const json& object) : object_(object) {}
 
   // Null stands for what is not there.
   [[nodiscard]] const json* find(const char* key) const {
@@ -122,8 +122,8 @@ void add_prompt(const json& value, const Tokenizer& tokenizer, std::int32_t voca
 }
 
 // A text, token ids, or several of either.
-void read_prompts(const Reader& reader, const Tokenizer& tokenizer, const ProtocolLimits& limits,
-                  CompletionRequest& request) {
+void read_prompts(const RequestReader& reader, const Tokenizer& tokenizer,
+                  const ProtocolLimits& limits, CompletionRequest& request) {
   const json* prompt = reader.find("prompt");
   if (prompt == nullptr) fail("prompt", "expected a text or token ids, found none");
   const bool is_list = prompt->is_array() && !prompt->empty() &&
@@ -143,7 +143,7 @@ void read_prompts(const Reader& reader, const Tokenizer& tokenizer, const Protoc
   }
 }
 
-void read_stops(const Reader& reader, CompletionRequest& request) {
+void read_stops(const RequestReader& reader, CompletionRequest& request) {
   const json* stop = reader.find("stop");
   if (stop == nullptr) return;
   const json list = stop->is_array() ? *stop : json::array({*stop});
@@ -159,15 +159,15 @@ void read_stops(const Reader& reader, CompletionRequest& request) {
   }
 }
 
-void read_stream_options(const Reader& reader, CompletionRequest& request) {
+void read_stream_options(const RequestReader& reader, CompletionRequest& request) {
   const json* options = reader.find("stream_options");
   if (options == nullptr) return;
   if (!options->is_object())
     fail("stream_options", "expected an object, found {}", shown(*options));
-  request.include_usage = Reader(*options).flag("include_usage", false);
+  request.include_usage = RequestReader(*options).flag("include_usage", false);
 }
 
-void check_model(const Reader& reader, const ProtocolLimits& limits) {
+void check_model(const RequestReader& reader, const ProtocolLimits& limits) {
   const json* model = reader.find("model");
   if (model == nullptr || *model == limits.model) return;
   throw ProtocolFailure(
@@ -200,7 +200,7 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
                                    const ProtocolLimits& limits) {
   const json object = object_of(body);
   check_keys(object);
-  const Reader reader(object);
+  const RequestReader reader(object);
   check_model(reader, limits);
   CompletionRequest request;
   read_prompts(reader, tokenizer, limits, request);
@@ -237,7 +237,7 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
 
 std::string parse_tokenize(std::string_view body) {
   const json object = object_of(body);
-  const json* prompt = Reader(object).find("prompt");
+  const json* prompt = RequestReader(object).find("prompt");
   if (prompt == nullptr || !prompt->is_string()) fail("prompt", "expected a text, found none");
   return prompt->get<std::string>();
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 #include "store/implementations.h"
 #include "store/redis/connection.h"
@@ -18,7 +19,6 @@
 namespace contextile {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::string_view kPut =

@@ -15,14 +15,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 #include "transport/gloo/frame.h"
 #include "transport/gloo/rendezvous.h"
 
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kMostBetweenTries{100};
 constexpr std::chrono::milliseconds kMostForGreeting{2'000};  // a stranger's silence costs no more

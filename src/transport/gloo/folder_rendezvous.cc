@@ -13,12 +13,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "transport/gloo/rendezvous.h"
 
 namespace contextile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{10};  // no notification works on every network
 
