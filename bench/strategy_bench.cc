@@ -224,7 +224,7 @@ int run(std::int64_t count, const std::filesystem::path& vectors) {
 
 int main(int argc, char** argv) {
   std::int64_t count = 6;
-  std::filesystem::path vectors = CONTEXTILE_VECTORS;
+  std::filesystem::path vectors = CONTEXTILE_GOLDEN;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--batches") {

@@ -1,3 +1,14 @@
+# contextile_compile_together(TARGET): compiles several of its sources at a time (CONTEXTILE_UNITY).
+function(contextile_compile_together target)
+  if(CONTEXTILE_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # Each source is an included file to the compiler, which warns of classes there whose members have local types.
+      target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+    endif()
+  endif()
+endfunction()
+
 # contextile_room(NAME SOURCES files… DEPENDS rooms… LINK libraries… OPTIONS compiler's…): sources of the current folder
 # as the static library contextile_NAME, installed as contextile::NAME. DEPENDS are the rooms of docs/architecture.md,
 # OPTIONS the compiler's for this library alone. Sources with options of their own are compiled one by one, the others
@@ -9,13 +20,7 @@ function(contextile_room name)
   add_library(contextile::${name} ALIAS contextile_${name})
   set_target_properties(contextile_${name} PROPERTIES
     POSITION_INDEPENDENT_CODE ON EXPORT_NAME ${name})
-  if(CONTEXTILE_UNITY)
-    set_target_properties(contextile_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      # To the compiler each source is a header then, where a class with members of types that are local to it is rare.
-      target_compile_options(contextile_${name} PRIVATE -Wno-subobject-linkage)
-    endif()
-  endif()
+  contextile_compile_together(contextile_${name})
   target_compile_features(contextile_${name} PUBLIC cxx_std_20)
   target_include_directories(contextile_${name}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>

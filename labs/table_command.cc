@@ -1,4 +1,4 @@
-// contextile bench: a paper's table or figure again, from this program's own verified plans.
+// contextile-labs table: a paper's table or figure again, from this program's own verified plans.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/planner.h"
+#include "labs_program.h"
 #include "papers/paper_table.h"
 #include "report/json.h"
 #include "report/table.h"
@@ -22,9 +23,9 @@
 namespace contextile {
 namespace {
 
-struct BenchOptions {
+struct TableOptions {
   std::string name;
-  BenchOverrides overrides;
+  TableOverrides overrides;
   bool list = false;
   bool json = false;
   bool csv = false;
@@ -55,7 +56,7 @@ std::string list_text() {
 
 // Options that make it another experiment than the paper's: there is nothing to agree with. More
 // batches or another seed only sample the same one.
-std::vector<std::string> changes_of(const BenchOverrides& overrides) {
+std::vector<std::string> changes_of(const TableOverrides& overrides) {
   std::vector<std::string> changes;
   const auto note = [&](bool given, const char* option) {
     if (given) changes.emplace_back(option);
@@ -107,34 +108,34 @@ Json result_json(const PaperTable& paper, const PaperResult& result,
     plots.push_back(
         {{"x", plot.x}, {"y", plot.y}, {"series", plot.series}, {"panels", plot.panels}});
   }
-  return {{"command", "bench"},   {"name", paper.name}, {"source", paper.source},
+  return {{"command", "table"},   {"name", paper.name}, {"source", paper.source},
           {"shows", paper.shows}, {"setting", setting}, {"rows", result.table.json()},
           {"findings", findings}, {"changes", changes}, {"differences", result.differences},
           {"plots", plots}};
 }
 
-int list(const BenchOptions& options) {
+int list(const TableOptions& options) {
   if (!options.name.empty()) {
     fail_argument("expected either --list or a name, found both");
   }
   const Table table = list_of_tables();
   if (options.json) {
-    print_json({{"command", "bench"}, {"tables", table.json()}});
+    print_json({{"command", "table"}, {"tables", table.json()}});
   } else {
     print(options.csv ? table.csv() : list_text());
   }
   return kExitOk;
 }
 
-int run(const BenchOptions& options) {
+int run(const TableOptions& options) {
   check_formats(options.json, options.csv);
   if (options.list) return list(options);
   if (options.name.empty()) {
-    fail_argument("bench: expected the name of a table (contextile bench --list), found none");
+    fail_argument("table: expected the name of a table (contextile-labs table --list), found none");
   }
   const PaperTable& paper = find_paper_table(options.name);
   try {
-    BenchOverrides overrides = options.overrides;
+    TableOverrides overrides = options.overrides;
     ProgressBar progress(1);
     overrides.progress = [&](std::string_view what, std::int64_t done, std::int64_t total) {
       progress.step(done, total, what);
@@ -147,13 +148,13 @@ int run(const BenchOptions& options) {
       print(options.csv ? result.table.csv() : result_text(paper, result, changes));
     }
   } catch (const CheckFailed& failure) {
-    fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
+    fmt::print(stderr, "contextile-labs: check failed: {}\n", failure.what());
     return kExitCheckFailed;
   }
   return kExitOk;
 }
 
-void add_overrides(CLI::App& app, BenchOverrides& overrides) {
+void add_overrides(CLI::App& app, TableOverrides& overrides) {
   const std::string paper = "as the table";
   add_dataset_option(app, overrides.dataset, "built-in length distribution to sample", paper);
   add_size_as<std::int64_t>(app, "--tokens", overrides.tokens, 1,
@@ -175,8 +176,8 @@ void add_overrides(CLI::App& app, BenchOverrides& overrides) {
 
 }  // namespace
 
-Action add_bench_command(CLI::App& app) {
-  auto options = std::make_shared<BenchOptions>();
+Action add_table_command(CLI::App& app) {
+  auto options = std::make_shared<TableOptions>();
   std::vector<std::string> tables;
   for (const PaperTable& paper : paper_tables()) tables.emplace_back(paper.name);
   add_value(app, "NAME", {"", "which table; --list names them", "", std::move(tables)},
@@ -185,7 +186,7 @@ Action add_bench_command(CLI::App& app) {
   add_overrides(app, options->overrides);
   add_json_option(app, options->json);
   add_switch(app, "--csv", options->csv, "the table alone as CSV, in bytes, fractions and seconds");
-  add_examples(app, {"contextile bench --list", "contextile bench dcp-fig7"});
+  add_examples(app, {"contextile-labs table --list", "contextile-labs table dcp-fig7"});
   return [options] { return run(*options); };
 }
 

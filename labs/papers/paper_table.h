@@ -1,4 +1,4 @@
-// The tables and figures of papers that `contextile bench` prints again: what one is, and the list
+// The tables and figures of papers that `contextile-labs table` prints again: what one is, and the list
 // of them.
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace contextile {
 
 // What the command line changes of a paper's experiment. What is unset stays as the paper has it.
-struct BenchOverrides {
+struct TableOverrides {
   std::string dataset;
   std::string cluster;
   std::optional<std::int64_t> tokens;
@@ -40,7 +40,7 @@ struct Finding {
   std::string criterion = {};  // what `agrees` was decided by, where the claim does not say it
 };
 
-// How a table is drawn (scripts/plot-table): columns by key. A panel for each combination of the
+// How a table is drawn (labs/plot-table): columns by key. A panel for each combination of the
 // values of `panels`, in the order of rows; in it a series for each combination of those of
 // `series`. With several columns `y`, each is a series by itself; one whose key holds "paper" is
 // drawn as published. Rows without a number in `y` are left out, those without `x` are level lines.
@@ -65,7 +65,7 @@ struct PaperTable {
   std::string_view shows;   // one line
   // Throws InvalidArgument on overrides the table cannot follow, CheckFailed when a plan does not
   // verify.
-  PaperResult (*make)(const BenchOverrides& overrides);
+  PaperResult (*make)(const TableOverrides& overrides);
 };
 
 // All of them, in the order lists show them.

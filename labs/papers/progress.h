@@ -8,10 +8,10 @@
 
 namespace contextile {
 
-// Counts the steps of one table for BenchOverrides::progress.
+// Counts the steps of one table for TableOverrides::progress.
 class Progress {
  public:
-  Progress(const BenchOverrides& overrides, std::int64_t total)
+  Progress(const TableOverrides& overrides, std::int64_t total)
       : overrides_(overrides), total_(total) {}
   // Names the step that begins now.
   void step(std::string_view what) {
@@ -20,7 +20,7 @@ class Progress {
   }
 
  private:
-  const BenchOverrides& overrides_;
+  const TableOverrides& overrides_;
   std::int64_t total_;
   std::int64_t done_ = 0;
 };

@@ -35,7 +35,7 @@ std::vector<std::pair<std::string, std::string>> BenchSetting::description() con
                                   cluster.devices_per_node)}};
 }
 
-void apply_overrides(const BenchOverrides& overrides, BenchSetting& setting) {
+void apply_overrides(const TableOverrides& overrides, BenchSetting& setting) {
   if (!overrides.dataset.empty()) setting.datasets = {overrides.dataset};
   if (!overrides.cluster.empty()) setting.cluster_name = overrides.cluster;
   setting.batch.tokens = overrides.tokens.value_or(setting.batch.tokens);
@@ -52,7 +52,7 @@ void apply_overrides(const BenchOverrides& overrides, BenchSetting& setting) {
   if (overrides.block_size) setting.input.options.block_size = overrides.block_size;
 }
 
-void refuse_overrides(const BenchOverrides& overrides, std::string_view table,
+void refuse_overrides(const TableOverrides& overrides, std::string_view table,
                       std::initializer_list<std::string_view> followed) {
   const std::pair<std::string_view, bool> given[] = {
       {"--dataset", !overrides.dataset.empty()},
@@ -77,7 +77,7 @@ void refuse_overrides(const BenchOverrides& overrides, std::string_view table,
   }
 }
 
-void refuse_nodes(const BenchOverrides& overrides, std::string_view table) {
+void refuse_nodes(const TableOverrides& overrides, std::string_view table) {
   const std::string_view text = overrides.cluster;
   const bool is_file = text.ends_with(".json") || text.find('/') != std::string_view::npos;
   if (is_file || text.find(':') == std::string_view::npos) return;

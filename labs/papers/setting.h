@@ -30,14 +30,14 @@ struct BenchSetting {
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> description() const;
 };
 // `setting` holds the paper's values; its cluster is loaded by name.
-void apply_overrides(const BenchOverrides& overrides, BenchSetting& setting);
+void apply_overrides(const TableOverrides& overrides, BenchSetting& setting);
 
 // Throws InvalidArgument when the command line changes anything but what `followed` names, as
 // options ("--dataset").
-void refuse_overrides(const BenchOverrides& overrides, std::string_view table,
+void refuse_overrides(const TableOverrides& overrides, std::string_view table,
                       std::initializer_list<std::string_view> followed);
 // For tables that vary the number of nodes: throws InvalidArgument when --cluster states one.
-void refuse_nodes(const BenchOverrides& overrides, std::string_view table);
+void refuse_nodes(const TableOverrides& overrides, std::string_view table);
 
 // For PaperResult::differences.
 extern const std::string kLengthsAreSampled;

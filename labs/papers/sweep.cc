@@ -83,7 +83,7 @@ std::optional<Outcome> plan_one(const StrategyChoice& choice, const PlanInput& i
   return Outcome{simulation.time_us(), bound.forward->time_us + bound.backward->time_us};
 }
 
-std::vector<BenchSetting> settings_of(const BenchOverrides& overrides) {
+std::vector<BenchSetting> settings_of(const TableOverrides& overrides) {
   std::vector<BenchSetting> settings;
   for (const std::int32_t devices : kDevices) {
     BenchSetting setting;
@@ -153,7 +153,7 @@ void rank_on(const Workload& workload, const PlanInput& input,
 }
 
 Standings rank(const std::vector<BenchSetting>& settings,
-               const std::vector<StrategyChoice>& choices, const BenchOverrides& overrides) {
+               const std::vector<StrategyChoice>& choices, const TableOverrides& overrides) {
   std::int64_t steps = 0;
   for (const BenchSetting& setting : settings) {
     steps += static_cast<std::int64_t>(setting.datasets.size() * kMasks.size() * choices.size()) *
@@ -173,7 +173,7 @@ Standings rank(const std::vector<BenchSetting>& settings,
   return standings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   std::vector<StrategyChoice> choices;
   for (const Strategy* strategy : strategies()) {
     choices.push_back({std::string(strategy->name()), {}});

@@ -20,7 +20,7 @@ class BenchDistca : public ProgramTest {
  protected:
   [[nodiscard]] json table(const std::string& name,
                            const std::vector<std::string>& more = {}) const {
-    const Outcome outcome = contextile(joined({"bench", name, "--json"}, more));
+    const Outcome outcome = contextile(joined({"table", name, "--json"}, more));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     return json::parse(outcome.out);
   }
@@ -213,7 +213,7 @@ TEST_F(BenchDistca, PlansMegatronsExampleInTwoRounds) {
 }
 
 TEST_F(BenchDistca, ListsItsTables) {
-  const Outcome list = contextile({"bench", "--list"});
+  const Outcome list = contextile({"table", "--list"});
   for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig5", "distca-fig11",
                            "distca-fig12", "distca-appa", "megatron-example"}) {
     EXPECT_THAT(list.out, HasSubstr(name));
@@ -228,21 +228,21 @@ TEST_F(BenchDistca, RefusesWhatATableCannotFollow) {
       {"megatron-example", {"--wire", "f16"}},   {"distca-fig9", {"--tokens", "8K"}},
       {"distca-fig10", {"--heads", "8"}}};
   for (const auto& [name, option] : refused) {
-    expect_bad_input(contextile(joined({"bench", name}, option)), {name, option[0]});
+    expect_bad_input(contextile(joined({"table", name}, option)), {name, option[0]});
   }
   const std::string small = file("small.json", R"({"preset": "p4de", "devices_per_node": 4})");
   for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig9", "distca-fig10",
                            "distca-fig11", "distca-fig12"}) {
-    expect_bad_input(contextile({"bench", name, "--cluster", small}),
+    expect_bad_input(contextile({"table", name, "--cluster", small}),
                      {"--cluster", "nodes of 8 devices", "found 4"});
-    expect_bad_input(contextile({"bench", name, "--cluster", "dgx-h200:1x8"}),
+    expect_bad_input(contextile({"table", name, "--cluster", "dgx-h200:1x8"}),
                      {name, "--cluster", "number of nodes", "'dgx-h200:1x8'"});
   }
-  expect_bad_input(contextile({"bench", "megatron-example", "--cluster", "p4de:2x8"}),
+  expect_bad_input(contextile({"table", "megatron-example", "--cluster", "p4de:2x8"}),
                    {"8 devices", "found 16"});
-  expect_bad_input(contextile({"bench", "distca-fig5", "--tokens", "1000"}),
+  expect_bad_input(contextile({"table", "distca-fig5", "--tokens", "1000"}),
                    {"multiple of 4096", "1000"});
-  expect_bad_input(contextile({"bench", "distca-fig12", "--tokens", "160", "--batches", "1"}),
+  expect_bad_input(contextile({"table", "distca-fig12", "--tokens", "160", "--batches", "1"}),
                    {"two documents", "more --tokens"});
 }
 

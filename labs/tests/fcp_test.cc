@@ -1,4 +1,4 @@
-// `contextile bench` on the FCP paper's tables and on where the time of DCP's steps goes.
+// `contextile-labs table` on the FCP paper's tables and on where the time of DCP's steps goes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using testing::HasSubstr;
 class BenchFcp : public ProgramTest {
  protected:
   [[nodiscard]] json table(const std::vector<std::string>& arguments) const {
-    const Outcome outcome = contextile(joined({"bench", "--json"}, arguments));
+    const Outcome outcome = contextile(joined({"table", "--json"}, arguments));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     return json::parse(outcome.out);
   }
@@ -293,11 +293,11 @@ TEST_F(BenchFcp, ExposesMoreTheMoreDevicesThereAre) {
 }
 
 TEST_F(BenchFcp, RefusesWhatATableCannotFollow) {
-  expect_bad_input(contextile({"bench", "fcp-sec35", "--block-size", "1K"}),
+  expect_bad_input(contextile({"table", "fcp-sec35", "--block-size", "1K"}),
                    {"fcp-sec35", "--block-size"});
-  expect_bad_input(contextile({"bench", "fcp-table1", "--tokens", "1K"}),
+  expect_bad_input(contextile({"table", "fcp-table1", "--tokens", "1K"}),
                    {"fcp-table1", "--tokens"});
-  expect_bad_input(contextile({"bench", "fcp-lengths", "--dataset", "prolong"}),
+  expect_bad_input(contextile({"table", "fcp-lengths", "--dataset", "prolong"}),
                    {"fcp-lengths", "--dataset"});
   const std::vector<std::vector<std::string>> ignored = {
       {"fcp-fig9", "--tokens", "1M"},      {"fcp-fig10", "--seed", "9"},
@@ -305,15 +305,15 @@ TEST_F(BenchFcp, RefusesWhatATableCannotFollow) {
       {"fcp-fig12", "--block-size", "1K"}, {"fcp-fig14", "--wire", "f32"},
       {"fcp-shards", "--wire", "f32"}};
   for (const std::vector<std::string>& option : ignored) {
-    expect_bad_input(contextile(joined({"bench"}, option)), {option[0], "found " + option[1]});
+    expect_bad_input(contextile(joined({"table"}, option)), {option[0], "found " + option[1]});
   }
   for (const char* name : {"dcp-fig1", "dcp-fig22"}) {
-    expect_bad_input(contextile({"bench", name, "--heads", "8"}), {name, "--heads"});
+    expect_bad_input(contextile({"table", name, "--heads", "8"}), {name, "--heads"});
   }
 }
 
 TEST_F(BenchFcp, ListsPapersTogetherAndFiguresInOrder) {
-  const json listed = json::parse(contextile({"bench", "--list", "--json"}).out);
+  const json listed = json::parse(contextile({"table", "--list", "--json"}).out);
   std::vector<std::string> names;
   for (const json& row : listed["tables"]) names.push_back(row["name"]);
   const auto place = [&names](const char* name) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/plot-table draws tables as their "plots" say: lines, bars, level lines, published values."""
+"""plot-table draws tables as their "plots" say: lines, bars, level lines, published values."""
 
 import argparse
 import importlib.machinery
@@ -13,8 +13,8 @@ import sys
 import tempfile
 import unittest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "plot-table"
-CONTEXTILE = None  # --contextile
+SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "plot-table"
+PROGRAM = None  # --program
 
 LINES = {
     "source": "A paper, Fig. 1",
@@ -145,9 +145,9 @@ class PlotTable(unittest.TestCase):
         self.assertEqual(self.picture(BARS, "plot.pdf")[:4], b"%PDF")
 
     def test_draws_what_the_program_writes(self):
-        if CONTEXTILE is None:
-            self.skipTest("no --contextile")
-        table = subprocess.run([CONTEXTILE, "bench", "dcp-fig7", "--json"], check=True,
+        if PROGRAM is None:
+            self.skipTest("no --program")
+        table = subprocess.run([PROGRAM, "table", "dcp-fig7", "--json"], check=True,
                                capture_output=True, text=True).stdout
         path = self.folder / "plot.svg"
         done = self.run_script(table, "-o", path)
@@ -158,7 +158,7 @@ class PlotTable(unittest.TestCase):
 
     def test_says_what_is_wrong_in_one_line(self):
         self.refused("strategy,transfers\nring,48\n", "standard input", "expected JSON")
-        self.refused({"command": "bench", "tables": []}, '"rows"')
+        self.refused({"command": "table", "tables": []}, '"rows"')
         self.refused({"rows": []}, '"plots"')
         self.refused({"rows": [{"a": 1}], "plots": [{"x": "a"}]}, '"x" and "y"')
         self.refused({"rows": [{"a": 1}], "plots": [{"x": "a", "y": ["b"]}]}, '"b"')
@@ -174,9 +174,9 @@ class PlotTable(unittest.TestCase):
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
     parser = argparse.ArgumentParser()
-    parser.add_argument("--contextile")
+    parser.add_argument("--program")
     options, rest = parser.parse_known_args()
-    CONTEXTILE = options.contextile
+    PROGRAM = options.program
     if importlib.util.find_spec("matplotlib") is None:
         print("no matplotlib: skipped")
         sys.exit(77)

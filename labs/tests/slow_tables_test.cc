@@ -1,5 +1,5 @@
 // Tables that take many seconds at any size: made once each, then looked at in every form. The
-// other tables' forms are tested through the program (cli/bench_command_test.cc).
+// other tables' forms are tested through the program (table_command_test.cc).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 // A table of a command line that changes as little as makes it quick.
 PaperResult result_of(const std::string& name) {
-  BenchOverrides overrides;
+  TableOverrides overrides;
   if (name == "fcp-fig10") overrides.block_size = 32768;
   if (name == "fcp-fig11") {
     overrides.dataset = "longalign";

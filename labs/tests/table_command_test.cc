@@ -1,4 +1,4 @@
-// `contextile bench`, end to end.
+// `contextile-labs table`, end to end.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,21 +28,21 @@ const std::vector<std::string> kSmall = {"--tokens",   "16K",      "--dataset", 
                                          "--cluster",  "p4de:2x4", "--heads",    "4",
                                          "--kv-heads", "2",        "--head-dim", "64"};
 
-class BenchCommand : public ProgramTest {
+class TableCommand : public ProgramTest {
  protected:
   [[nodiscard]] json small_table(const std::string& name,
                                  const std::vector<std::string>& more = {"--batches", "1"}) const {
-    const Outcome outcome = contextile(joined(joined({"bench", name, "--json"}, kSmall), more));
+    const Outcome outcome = contextile(joined(joined({"table", name, "--json"}, kSmall), more));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     return json::parse(outcome.out);
   }
 };
 
-TEST_F(BenchCommand, ListsEveryTableWithItsSource) {
-  const Outcome text = contextile({"bench", "--list"});
+TEST_F(TableCommand, ListsEveryTableWithItsSource) {
+  const Outcome text = contextile({"table", "--list"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
-  const json listed = json::parse(contextile({"bench", "--list", "--json"}).out);
-  EXPECT_EQ(listed["command"], "bench");
+  const json listed = json::parse(contextile({"table", "--list", "--json"}).out);
+  EXPECT_EQ(listed["command"], "table");
   std::set<std::string> names;
   for (const json& table : listed["tables"]) {
     names.insert(table["name"]);
@@ -56,8 +56,8 @@ TEST_F(BenchCommand, ListsEveryTableWithItsSource) {
   }
 }
 
-TEST_F(BenchCommand, CountsTheRedundantTransfersOfTheRing) {
-  const Outcome outcome = contextile({"bench", "dcp-fig7", "--json"});
+TEST_F(TableCommand, CountsTheRedundantTransfersOfTheRing) {
+  const Outcome outcome = contextile({"table", "dcp-fig7", "--json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json document = json::parse(outcome.out);
   EXPECT_EQ(document["rows"][0]["strategy"], "ring");
@@ -71,8 +71,8 @@ TEST_F(BenchCommand, CountsTheRedundantTransfersOfTheRing) {
   }
 }
 
-TEST_F(BenchCommand, ShowsTheClaimBesideWhatWasFoundAndWhatDiffers) {
-  const Outcome outcome = contextile({"bench", "dcp-fig7"});
+TEST_F(TableCommand, ShowsTheClaimBesideWhatWasFoundAndWhatDiffers) {
+  const Outcome outcome = contextile({"table", "dcp-fig7"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   for (const char* words : {"DCP (SOSP 2025), Fig. 7", "paper     38 of", "agrees    38 of 48",
                             "what differs", "blocks of"}) {
@@ -80,17 +80,17 @@ TEST_F(BenchCommand, ShowsTheClaimBesideWhatWasFoundAndWhatDiffers) {
   }
 }
 
-TEST_F(BenchCommand, GivesNoVerdictOnAnotherExperimentThanThePapers) {
-  const Outcome outcome = contextile({"bench", "dcp-fig7", "--tokens", "1600"});
+TEST_F(TableCommand, GivesNoVerdictOnAnotherExperimentThanThePapers) {
+  const Outcome outcome = contextile({"table", "dcp-fig7", "--tokens", "1600"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("here      38 of 48"));
   EXPECT_THAT(outcome.out, HasSubstr("--tokens: no verdicts"));
   EXPECT_THAT(outcome.out, Not(HasSubstr("agrees")));
-  const Outcome document = contextile({"bench", "dcp-fig7", "--tokens", "1600", "--json"});
+  const Outcome document = contextile({"table", "dcp-fig7", "--tokens", "1600", "--json"});
   EXPECT_EQ(json::parse(document.out)["changes"], json::array({"--tokens"}));
 }
 
-TEST_F(BenchCommand, MovesLessThanARingAtEveryBlockSize) {
+TEST_F(TableCommand, MovesLessThanARingAtEveryBlockSize) {
   const json document = small_table("dcp-fig17");
   double ring = 0;
   int compared = 0;
@@ -104,7 +104,7 @@ TEST_F(BenchCommand, MovesLessThanARingAtEveryBlockSize) {
   EXPECT_EQ(compared, 16);  // four masks, four block sizes
 }
 
-TEST_F(BenchCommand, SendsNoMoreAcrossNodesWithRelays) {
+TEST_F(TableCommand, SendsNoMoreAcrossNodesWithRelays) {
   const json document = small_table("dcp-fig17");
   json direct;
   int compared = 0;
@@ -119,7 +119,7 @@ TEST_F(BenchCommand, SendsNoMoreAcrossNodesWithRelays) {
   EXPECT_EQ(compared, 4);
 }
 
-TEST_F(BenchCommand, MovesLessTheMoreImbalanceIsAllowed) {
+TEST_F(TableCommand, MovesLessTheMoreImbalanceIsAllowed) {
   const json document = small_table("dcp-fig20", {"--block-size", "512", "--batches", "2"});
   double tight = 0;
   double loose = 0;
@@ -137,7 +137,7 @@ TEST_F(BenchCommand, MovesLessTheMoreImbalanceIsAllowed) {
   }
 }
 
-TEST_F(BenchCommand, DecidesOnGrowthForEveryMaskByItself) {
+TEST_F(TableCommand, DecidesOnGrowthForEveryMaskByItself) {
   const json document = small_table("dcp-fig17");
   std::map<std::string, std::map<std::int64_t, double>> bytes;
   for (const json& row : document["rows"]) {
@@ -157,7 +157,7 @@ TEST_F(BenchCommand, DecidesOnGrowthForEveryMaskByItself) {
   EXPECT_THAT(finding["criterion"].get<std::string>(), HasSubstr("-2% to 50%"));
 }
 
-TEST_F(BenchCommand, MovesLessUnderSparserMasks) {
+TEST_F(TableCommand, MovesLessUnderSparserMasks) {
   const json document = small_table("dcp-fig19", {"--block-size", "256", "--batches", "1"});
   double sparsest = 1;
   double sparsest_bytes = 0;
@@ -173,7 +173,7 @@ TEST_F(BenchCommand, MovesLessUnderSparserMasks) {
   EXPECT_LT(sparsest_bytes, causal_bytes);
 }
 
-TEST_F(BenchCommand, TimesPlanningForEveryBlockSizeAndMask) {
+TEST_F(TableCommand, TimesPlanningForEveryBlockSizeAndMask) {
   const json document = small_table("dcp-fig18");
   EXPECT_EQ(document["rows"].size(), 16U);
   for (const json& row : document["rows"]) {
@@ -182,7 +182,7 @@ TEST_F(BenchCommand, TimesPlanningForEveryBlockSizeAndMask) {
   }
 }
 
-TEST_F(BenchCommand, TimesTheMethodBesideItsBaselines) {
+TEST_F(TableCommand, TimesTheMethodBesideItsBaselines) {
   const json document = small_table("dcp-fig13");
   EXPECT_EQ(document["rows"].size(), 4U * 7);
   for (const json& row : document["rows"]) {
@@ -199,7 +199,7 @@ TEST_F(BenchCommand, TimesTheMethodBesideItsBaselines) {
   EXPECT_EQ(small_table("dcp-fig14")["rows"].size(), 3U * 4 * 2);
 }
 
-TEST_F(BenchCommand, PadsLoongTrainsSequencesToTheLongest) {
+TEST_F(TableCommand, PadsLoongTrainsSequencesToTheLongest) {
   const json document = small_table("dcp-fig13");
   std::map<double, double> zigzag_s;
   for (const json& row : document["rows"]) {
@@ -212,7 +212,7 @@ TEST_F(BenchCommand, PadsLoongTrainsSequencesToTheLongest) {
   }
 }
 
-TEST_F(BenchCommand, NeedsTheMeanOfEveryScaleWithinTheClaim) {
+TEST_F(TableCommand, NeedsTheMeanOfEveryScaleWithinTheClaim) {
   const json finding = small_table("dcp-fig13")["findings"][0];
   const std::string ours = finding["ours"];
   EXPECT_THAT(ours, HasSubstr("(3 seeds)"));
@@ -305,24 +305,24 @@ void expect_drawable(const json& document) {
   }
 }
 
-TEST_F(BenchCommand, EveryTableIsNarrowFiniteDrawableAndTheSameAsCsv) {
-  const json list = json::parse(contextile({"bench", "--list", "--json"}).out);
+TEST_F(TableCommand, EveryTableIsNarrowFiniteDrawableAndTheSameAsCsv) {
+  const json list = json::parse(contextile({"table", "--list", "--json"}).out);
   ASSERT_GT(list["tables"].size(), kSlow.size());
   for (const json& listed : list["tables"]) {
     const std::string name = listed["name"];
     if (kSlow.contains(name)) continue;
     SCOPED_TRACE(name);
     const std::vector<std::string> options = small_options(name);
-    expect_readable(contextile(joined({"bench", name}, options)));
-    const json document = json::parse(contextile(joined({"bench", name, "--json"}, options)).out);
+    expect_readable(contextile(joined({"table", name}, options)));
+    const json document = json::parse(contextile(joined({"table", name, "--json"}, options)).out);
     EXPECT_THAT(document.dump(), testing::Not(HasSubstr("null"))) << "not a finite number";
     expect_drawable(document);
-    const std::string csv = contextile(joined({"bench", name, "--csv"}, options)).out;
+    const std::string csv = contextile(joined({"table", name, "--csv"}, options)).out;
     EXPECT_EQ(std::ranges::count(csv, '\n'), 1 + std::ssize(document["rows"]));
   }
 }
 
-TEST_F(BenchCommand, SweepsOverEveryStrategy) {
+TEST_F(TableCommand, SweepsOverEveryStrategy) {
   const json document = small_table("sweep");
   std::int64_t plans = 0;
   for (const json& row : document["rows"]) {
@@ -343,31 +343,31 @@ TEST_F(BenchCommand, SweepsOverEveryStrategy) {
   EXPECT_TRUE(document["findings"].empty()) << "a violation ends the run: none could fail";
 }
 
-TEST_F(BenchCommand, PrintsTheTableAloneAsCsv) {
-  const Outcome outcome = contextile({"bench", "dcp-fig7", "--csv"});
+TEST_F(TableCommand, PrintsTheTableAloneAsCsv) {
+  const Outcome outcome = contextile({"table", "dcp-fig7", "--csv"});
   EXPECT_EQ(outcome.out.rfind("strategy,transfers,redundant_transfers,", 0), 0U) << outcome.out;
   EXPECT_THAT(outcome.out, HasSubstr("\nring,48,38,"));
 }
 
-TEST_F(BenchCommand, RefusesBadInput) {
-  expect_bad_input(contextile({"bench"}), {"name of a table", "--list", "found none"});
-  expect_bad_input(contextile({"bench", "fcp-tabel2"}),
+TEST_F(TableCommand, RefusesBadInput) {
+  expect_bad_input(contextile({"table"}), {"name of a table", "--list", "found none"});
+  expect_bad_input(contextile({"table", "fcp-tabel2"}),
                    {"expected one of dcp-fig1, dcp-fig5, dcp-fig7,", "'fcp-tabel2'",
                     "did you mean 'fcp-table2'?"});
-  expect_bad_input(contextile({"bench", "dcp-fig7", "--list"}), {"both"});
-  expect_bad_input(contextile({"bench", "dcp-fig7", "--json", "--csv"}), {"both"});
-  expect_bad_input(contextile({"bench", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});
-  expect_bad_input(contextile({"bench", "dcp-fig7", "--tokens", "100"}),
+  expect_bad_input(contextile({"table", "dcp-fig7", "--list"}), {"both"});
+  expect_bad_input(contextile({"table", "dcp-fig7", "--json", "--csv"}), {"both"});
+  expect_bad_input(contextile({"table", "dcp-fig7", "--dataset", "prolong"}), {"--dataset"});
+  expect_bad_input(contextile({"table", "dcp-fig7", "--tokens", "100"}),
                    {"multiple of 16 tokens", "100"});
-  expect_bad_input(contextile({"bench", "dcp-fig7", "--seed", "4"}), {"dcp-fig7", "--seed"});
-  expect_bad_input(contextile({"bench", "dcp-fig1", "--heads", "4"}), {"dcp-fig1", "--heads"});
-  expect_bad_input(contextile({"bench", "dcp-fig17", "--block-size", "64"}), {"--block-size"});
+  expect_bad_input(contextile({"table", "dcp-fig7", "--seed", "4"}), {"dcp-fig7", "--seed"});
+  expect_bad_input(contextile({"table", "dcp-fig1", "--heads", "4"}), {"dcp-fig1", "--heads"});
+  expect_bad_input(contextile({"table", "dcp-fig17", "--block-size", "64"}), {"--block-size"});
   for (const char* name : {"fcp-fig9", "fcp-fig10", "fcp-fig11", "fcp-fig12"}) {
-    expect_bad_input(contextile({"bench", name, "--cluster", "p4de:1x4"}), {name, "--cluster"});
+    expect_bad_input(contextile({"table", name, "--cluster", "p4de:1x4"}), {name, "--cluster"});
   }
-  expect_bad_input(contextile({"bench", "dcp-fig20", "--dataset", "prolonged"}),
+  expect_bad_input(contextile({"table", "dcp-fig20", "--dataset", "prolonged"}),
                    {"did you mean 'prolong'?"});
-  expect_bad_input(contextile({"bench", "dcp-fig20", "--kv-heads", "3"}), {"3"});
+  expect_bad_input(contextile({"table", "dcp-fig20", "--kv-heads", "3"}), {"3"});
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ class PaperTimes : public testing::Test {
 
   [[nodiscard]] Table rows_of(const std::vector<TimedMethod>& methods) {
     Table table(time_columns({{"strategy", "strategy"}}));
-    const BenchOverrides overrides;
+    const TableOverrides overrides;
     Progress progress(overrides, 0);
     gain_ = add_times(methods, input_, batches_, {}, progress, table);
     return table;

@@ -13,12 +13,12 @@
 namespace contextile {
 namespace {
 
-std::string description() {
+std::string description(const CommandProgram& program) {
   std::vector<std::string> exits;
   for (const ExitCode& exit : kExitCodes)
     exits.push_back(fmt::format("{} {}", exit.code, exit.name));
-  return "Context parallelism by tiles: exact distributed attention by verified plans.\n" +
-         wrap(fmt::format("Exit codes: {}.", fmt::join(exits, ", ")), kTextColumns);
+  return program.summary +
+         ('\n' + wrap(fmt::format("Exit codes: {}.", fmt::join(exits, ", ")), kTextColumns));
 }
 
 // The first argument no option took: its option's name was misspelt, or there is one too many.
@@ -59,11 +59,11 @@ std::string reworded(const CLI::ParseError& error) {
 
 }  // namespace
 
-CommandLine::CommandLine() : app_(description(), "contextile") {
-  app_.set_version_flag("--version", "contextile " + std::string(version()));
+CommandLine::CommandLine(const CommandProgram& program) : app_(description(program), program.name) {
+  app_.set_version_flag("--version", fmt::format("{} {}", program.name, version()));
   app_.require_subcommand(1);
   app_.formatter(std::make_shared<HelpFormatter>());  // subcommands inherit it
-  for (const Command& command : kCommands) {
+  for (const Command& command : program.commands) {
     CLI::App* added = app_.add_subcommand(command.name, command.summary);
     actions_[added] = command.add(*added);
   }
@@ -71,9 +71,9 @@ CommandLine::CommandLine() : app_(description(), "contextile") {
 
 const Action& CommandLine::chosen() const { return actions_.at(app_.get_subcommands().front()); }
 
-std::vector<std::string> command_names() {
+std::vector<std::string> command_names(const CommandProgram& program) {
   std::vector<std::string> names;
-  for (const Command& command : kCommands) names.emplace_back(command.name);
+  for (const Command& command : program.commands) names.emplace_back(command.name);
   return names;
 }
 
@@ -83,8 +83,8 @@ std::string problem_text(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> unexpected = command.remaining();
   const std::string problem =
       unexpected.empty() ? reworded(error) : unexpected_argument(command, unexpected.front());
-  if (chosen.empty()) return problem + " (see contextile --help)";
-  return fmt::format("{0}: {1} (see contextile {0} --help)", command.get_name(), problem);
+  if (chosen.empty()) return fmt::format("{} (see {} --help)", problem, app.get_name());
+  return fmt::format("{0}: {1} (see {2} {0} --help)", command.get_name(), problem, app.get_name());
 }
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// The program's commands with their options, as CLI11 parses them.
+// A program's commands with their options, as CLI11 parses them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "cli/commands/command.h"
+#include "cli/program.h"
 
 namespace contextile {
 
 class CommandLine {
  public:
-  CommandLine();
+  explicit CommandLine(const CommandProgram& program);
 
   [[nodiscard]] CLI::App& app() { return app_; }
   // The action of the command that was parsed.
@@ -22,8 +23,6 @@ class CommandLine {
   CLI::App app_;
   std::map<const CLI::App*, Action> actions_;
 };
-
-[[nodiscard]] std::vector<std::string> command_names();
 
 // What is wrong with a command line that CLI11 refuses, in the words of all other messages.
 [[nodiscard]] std::string problem_text(const CLI::App& app, const CLI::ParseError& error);

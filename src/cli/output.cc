@@ -19,6 +19,8 @@ namespace contextile {
 
 namespace {
 
+const char* prefix = "contextile";  // set once, before anything is printed
+
 // The colours our own tables have.
 constexpr std::string_view kColours[] = {"\x1b[0m", "\x1b[31m", "\x1b[32m"};
 
@@ -64,8 +66,10 @@ void print_json(const Json& document) {
 void print_error(std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   while (!message.empty() && message.back() == ' ') message.pop_back();
-  fmt::print(stderr, "contextile: error: {}\n", without_controls(message));
+  fmt::print(stderr, "{}: error: {}\n", prefix, without_controls(message));
 }
+
+void set_error_prefix(const char* name) { prefix = name; }
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 

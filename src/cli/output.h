@@ -16,8 +16,10 @@ namespace contextile {
 // Prints to stdout, without control bytes but our tables' colours.
 void print(std::string_view text);
 void print_json(const Json& document);
-// "contextile: error: …" on stderr, one line whatever a library put into the message.
+// "NAME: error: …" on stderr, one line whatever a library put into the message.
 void print_error(std::string message);
+// The NAME of print_error and the first word of all messages; "contextile" unless set. A string literal.
+void set_error_prefix(const char* name);
 [[nodiscard]] bool stdout_is_terminal();
 // A terminal whose user has not set NO_COLOR (no-color.org).
 [[nodiscard]] bool stdout_shows_colour();

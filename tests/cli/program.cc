@@ -128,7 +128,12 @@ std::vector<std::string> joined(std::vector<std::string> first,
 void expect_bad_input(const Outcome& outcome, const std::vector<std::string>& words) {
   EXPECT_EQ(outcome.exit_code, 2) << outcome.out << outcome.err;
   EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(outcome.err.rfind("contextile: error: ", 0), 0U) << outcome.err;
+  EXPECT_EQ(
+      outcome.err.rfind(
+          fmt::format("{}: error: ", std::filesystem::path(CONTEXTILE_PROGRAM).filename().string()),
+          0),
+      0U)
+      << outcome.err;
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   for (const std::string& word : words) {
     EXPECT_NE(outcome.err.find(word), std::string::npos)

@@ -13,7 +13,7 @@ class OriginalOutputs : public testing::Test {
  protected:
   // Whether the file is there.
   [[nodiscard]] bool load(const std::string& name) {
-    std::ifstream file(std::string(CONTEXTILE_VECTORS) + "/" + name);
+    std::ifstream file(std::string(CONTEXTILE_GOLDEN) + "/" + name);
     if (file) vectors_ = nlohmann::json::parse(file);
     return !vectors_.is_null();
   }

@@ -96,7 +96,7 @@ json pieces_of(const std::vector<AttentionShard>& shards, Range chunk) {
 }
 
 TEST(WlbSharding, IsTheOriginals) {
-  const std::string path = std::string(CONTEXTILE_VECTORS) + "/wlb_cp_sharding.json";
+  const std::string path = std::string(CONTEXTILE_GOLDEN) + "/wlb_cp_sharding.json";
   std::ifstream file(path);
   if (!file) GTEST_SKIP() << path << " is missing";
   const json vectors = json::parse(file);

@@ -25,7 +25,7 @@ const std::string kBytesDiffer =
     "and "
     "receives.";
 
-BenchSetting ablation_setting(const BenchOverrides& overrides) {
+BenchSetting ablation_setting(const TableOverrides& overrides) {
   BenchSetting setting = dcp_attention_setting();
   setting.datasets = {"longalign", "longdatacollections"};
   setting.batch.max_length = 131072;
@@ -60,7 +60,7 @@ StrategyChoice dcp_with(std::map<std::string, std::string> options) {
   return {"dcp", std::move(options)};
 }
 
-void refuse_block_size(const BenchOverrides& overrides, std::string_view table) {
+void refuse_block_size(const TableOverrides& overrides, std::string_view table) {
   refuse_overrides(overrides, table,
                    {"--dataset", "--tokens", "--batches", "--seed", "--heads", "--kv-heads",
                     "--head-dim", "--cluster", "--wire"});

@@ -20,9 +20,9 @@ inline constexpr std::int64_t kDcpBlock = 1024;  // tokens, where a figure does 
 inline constexpr std::array<std::int64_t, 4> kDcpBlockSizes = {512, 1024, 2048, 4096};
 
 // §7.2: GPT-8B on eight nodes of eight A100, TP 4 x CP 16; a rank has 8 query and 2 KV heads.
-[[nodiscard]] BenchSetting ablation_setting(const BenchOverrides& overrides);
+[[nodiscard]] BenchSetting ablation_setting(const TableOverrides& overrides);
 // For figures that vary the block size: throws InvalidArgument on --block-size.
-void refuse_block_size(const BenchOverrides& overrides, std::string_view table);
+void refuse_block_size(const TableOverrides& overrides, std::string_view table);
 
 [[nodiscard]] StrategyChoice dcp_with(std::map<std::string, std::string> options = {});
 

@@ -46,7 +46,7 @@ std::vector<Finding> fig1_findings(const std::vector<double>& shares,
   return findings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   constexpr std::int64_t kPaperCp = 16;
   BenchSetting setting = step_setting(overrides, "dcp-fig1", "p4de:16x8");
   const std::vector<std::int32_t> nodes = fig1_nodes(setting.input.cluster);

@@ -110,7 +110,7 @@ std::vector<Finding> scale_findings(std::span<const ScaleGains> samples) {
                    1 - kNearOne, 1 + kNearOne)}};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   const BenchSetting setting = dcp_speed_setting(overrides);
   const std::vector<Column> columns = time_columns({{"scale", "scale"}, {"strategy", "strategy"}});
   Table table(columns);

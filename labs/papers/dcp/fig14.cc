@@ -59,7 +59,7 @@ std::vector<Finding> sparse_findings(std::span<const MaskGains> masks) {
            "both gain more at every scale, by means over the seeds"}};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   const BenchSetting setting = dcp_speed_setting(overrides);
   const std::vector<TimedMethod> methods = {{.ways = parse_strategies("dcp")},
                                             {.ways = transformer_engine_choices()}};

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::array<std::int64_t, 4> kMaxLengths = {16384, 32768, 65536, 131072};
 
-BenchSetting setting_of(const BenchOverrides& overrides) {
+BenchSetting setting_of(const TableOverrides& overrides) {
   BenchSetting setting;
   setting.datasets = {"longalign", "longdatacollections"};
   setting.batch.tokens = 131072;
@@ -90,7 +90,7 @@ Compared compared(const BenchSetting& setting, const std::string& dataset,
   return steps;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "dcp-fig15",
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});

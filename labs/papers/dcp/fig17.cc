@@ -124,7 +124,7 @@ std::string overload_text(std::span<const BlockSizeCase> cases) {
       whole_percent(small), kDcpBlockSizes.front(), whole_percent(large), kDcpBlockSizes.back());
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_block_size(overrides, "dcp-fig17");
   const BenchSetting setting = ablation_setting(overrides);
   Table table(

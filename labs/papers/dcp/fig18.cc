@@ -52,7 +52,7 @@ std::vector<Finding> findings_of(const PlanningTimes& times) {
        fmt::format("at most {} ms", format_number(1e3 * times.slowest_s)), times.slowest_s < 10}};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_block_size(overrides, "dcp-fig18");
   const BenchSetting setting = ablation_setting(overrides);
   Table table(case_columns({{"block_tokens", "block"},

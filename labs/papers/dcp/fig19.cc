@@ -54,7 +54,7 @@ double linearity(const std::vector<std::pair<double, double>>& points) {
   return spread > 0 ? (xy - x * y) * (xy - x * y) / spread : 0;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   constexpr double kNearlyLinear = 0.9;
   BenchSetting setting = ablation_setting(overrides);
   if (!overrides.block_size) setting.input.options.block_size = kDcpBlock;

@@ -59,7 +59,7 @@ void add_fall_finding(std::span<const EpsCase> cases, const Volume& volume,
                    100 * kSlack)});
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   BenchSetting setting = ablation_setting(overrides);
   if (!overrides.block_size) setting.input.options.block_size = kDcpBlock;
   if (overrides.dataset.empty()) setting.datasets = {"longdatacollections"};

@@ -72,7 +72,7 @@ std::vector<Finding> fig22_findings(std::span<const MaskParts> masks) {
   return findings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   const BenchSetting setting = step_setting(overrides, "dcp-fig22", "p4de:8x8");
   Table table(part_columns({{"mask", "mask"}, {"strategy", "strategy"}}));
   Progress progress(overrides, 2 * std::ssize(kDcpMasks));

@@ -42,7 +42,7 @@ std::vector<Finding> findings_of(const std::array<MeanMovement, kWays.size()>& w
        "at most 0.52 of the bytes, 10% more than the mean"}};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "dcp-fig5",
       {"--tokens", "--heads", "--kv-heads", "--head-dim", "--cluster", "--block-size"});

@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "dcp-fig7",
                    {"--tokens", "--heads", "--kv-heads", "--head-dim", "--wire"});
   constexpr std::int64_t kBlocks = 16;

@@ -6,7 +6,7 @@
 
 namespace contextile {
 
-BenchSetting dcp_speed_setting(const BenchOverrides& overrides) {
+BenchSetting dcp_speed_setting(const TableOverrides& overrides) {
   BenchSetting setting = dcp_attention_setting();
   setting.datasets = {"longdatacollections"};
   setting.batch.batches = 8;

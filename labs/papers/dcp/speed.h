@@ -12,7 +12,7 @@ namespace contextile {
 // By what the datasets' lengths are multiplied.
 inline constexpr std::array<double, 4> kDcpScales = {0.5, 1, 2, 4};
 
-[[nodiscard]] BenchSetting dcp_speed_setting(const BenchOverrides& overrides);
+[[nodiscard]] BenchSetting dcp_speed_setting(const TableOverrides& overrides);
 // "2.26x to 2.87x"; one number where both read the same.
 [[nodiscard]] std::string dcp_gain_text(const Extent& gains);
 

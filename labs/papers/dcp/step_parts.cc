@@ -154,7 +154,7 @@ void add_parts(const StepParts& parts, std::vector<Cell> labels, Table& table) {
   table.add_row(std::move(labels));
 }
 
-BenchSetting step_setting(const BenchOverrides& overrides, std::string_view table,
+BenchSetting step_setting(const TableOverrides& overrides, std::string_view table,
                           std::string cluster_name) {
   refuse_overrides(
       overrides, table,

@@ -32,7 +32,7 @@ struct StepParts {
 
 // Longalign on a cluster of that name. Throws InvalidArgument on overrides that `table` cannot
 // follow.
-[[nodiscard]] BenchSetting step_setting(const BenchOverrides& overrides, std::string_view table,
+[[nodiscard]] BenchSetting step_setting(const TableOverrides& overrides, std::string_view table,
                                         std::string cluster_name);
 
 // Means over the setting's batches, one batch a step.

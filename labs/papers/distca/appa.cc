@@ -40,7 +40,7 @@ HiddenShards hidden_shards(std::string_view model_name, double gbytes_per_s, dou
   return hidden;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "distca-appa", {"--cluster"});
   constexpr std::string_view kPaperModel = "llama-34b";
   double gbytes_per_s = 50;

@@ -23,7 +23,7 @@ constexpr DistcaPoint kFig10[] = {{"llama-3-8b", 64, 131072, 32},   {"llama-3-8b
 
 constexpr std::array<std::int32_t, 2> kPipelines = {2, 4};
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   constexpr DistcaClaim kClaims[] = {{"llama-3-8b", "pretrain", 1.15, 1.30},
                                      {"llama-3-8b", "prolong", 1.10, 1.35},
                                      {"llama-34b", "pretrain", 1.00, 1.15},

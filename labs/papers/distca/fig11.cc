@@ -56,7 +56,7 @@ double single_stream_us(const NanoBatchPair& pair) {
 }
 
 // With one byte, in ping-pong, on one stream: means.
-std::array<double, 3> ablation_us(const DistcaPoint& point, const BenchOverrides& overrides,
+std::array<double, 3> ablation_us(const DistcaPoint& point, const TableOverrides& overrides,
                                   std::int64_t batches) {
   const TrainingJob job = unlimited_job(point, overrides);
   const double share = 1.0 / static_cast<double>(batches);
@@ -97,7 +97,7 @@ struct AblationSummary {
   }
 };
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "distca-fig11",
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});

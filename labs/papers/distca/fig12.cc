@@ -178,7 +178,7 @@ void add_sweep(std::string_view model, std::int32_t nodes, const ToleranceSweep&
   }
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "distca-fig12",
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});

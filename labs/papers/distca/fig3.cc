@@ -38,7 +38,7 @@ struct GatherWays {
   GatherShares again;  // gathered again: as our plans do
 };
 
-GatherWays gather_ways(const DistcaPoint& point, const BenchOverrides& overrides,
+GatherWays gather_ways(const DistcaPoint& point, const TableOverrides& overrides,
                        std::span<const BatchLengths> batches) {
   TrainingJob job = unlimited_job(point, overrides);
   job.options.recompute = Recompute::kSelective;
@@ -99,7 +99,7 @@ struct GatherSummary {
   }
 };
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "distca-fig3",
                    {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--wire"});
   refuse_nodes(overrides, "distca-fig3");

@@ -79,7 +79,7 @@ struct ChunkWays {
 };
 
 ChunkWays chunk_ways(std::string_view model, std::int32_t replicas, std::int64_t chunk,
-                     const BenchOverrides& overrides, std::int64_t batches) {
+                     const TableOverrides& overrides, std::int64_t batches) {
   TrainingJob job = unlimited_job({.model = model, .devices = replicas * kDistcaTp}, overrides);
   job.options.recompute = Recompute::kFull;
   StepSetting setting;
@@ -120,7 +120,7 @@ struct ChunkSummary {
   }
 };
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "distca-fig4",
                    {"--dataset", "--tokens", "--batches", "--seed", "--cluster"});
   refuse_nodes(overrides, "distca-fig4");

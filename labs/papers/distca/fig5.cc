@@ -83,7 +83,7 @@ std::vector<Finding> shard_findings(const ShardShares& shares) {
            fmt::format("shards of 64 tokens stay below {} of the peak", whole_percent(kSlower))}};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "distca-fig5",
                    {"--tokens", "--heads", "--kv-heads", "--head-dim", "--cluster"});
   BenchSetting setting;

@@ -32,7 +32,7 @@ struct SplitCosts {
 };
 
 // CP of as many ranks in every replica, whole documents in replicas of about equal work.
-SplitCosts split_costs(std::string_view model, std::int32_t cp, const BenchOverrides& overrides,
+SplitCosts split_costs(std::string_view model, std::int32_t cp, const TableOverrides& overrides,
                        std::int64_t tokens, std::int64_t batches) {
   TrainingJob job = unlimited_job({.model = model, .devices = kRanks * kDistcaTp}, overrides);
   job.options.recompute = Recompute::kSelective;
@@ -59,7 +59,7 @@ SplitCosts split_costs(std::string_view model, std::int32_t cp, const BenchOverr
   return mean;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "distca-fig6",
                    {"--dataset", "--tokens", "--batches", "--seed", "--cluster"});
   refuse_nodes(overrides, "distca-fig6");

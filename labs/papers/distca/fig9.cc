@@ -21,7 +21,7 @@ constexpr DistcaPoint kFig9[] = {
 
 constexpr std::array<std::int32_t, 1> kNoPipeline = {1};
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   constexpr DistcaClaim kClaims[] = {{"", "pretrain", 1.07, 1.20}, {"", "prolong", 1.05, 1.12}};
   PaperResult result = distca_whole_steps(overrides, "distca-fig9", kFig9, kNoPipeline, kClaims);
   result.differences.push_back(

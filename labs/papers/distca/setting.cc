@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kUnstretchedLength = 131072;  // the datasets' own longest, about
 
-std::string tokens_text(const BenchOverrides& overrides, std::int64_t small, std::int64_t large) {
+std::string tokens_text(const TableOverrides& overrides, std::int64_t small, std::int64_t large) {
   if (overrides.tokens) return fmt::format("{} tokens", *overrides.tokens);
   return fmt::format("{} (8B) and {} (34B) tokens", small, large);
 }
@@ -25,31 +25,31 @@ std::int64_t distca_tokens_of_node(std::string_view model) {
   return model == kDistcaModels[0] ? 131072 : 65536;
 }
 
-std::string distca_tokens_text(const BenchOverrides& overrides) {
+std::string distca_tokens_text(const TableOverrides& overrides) {
   return tokens_text(overrides, distca_tokens_of_node(kDistcaModels[0]),
                      distca_tokens_of_node(kDistcaModels[1]));
 }
 
-std::int64_t distca_ablation_tokens(std::string_view model, const BenchOverrides& overrides) {
+std::int64_t distca_ablation_tokens(std::string_view model, const TableOverrides& overrides) {
   return overrides.tokens.value_or(model == kDistcaModels[0] ? 1048576 : 524288);
 }
 
-std::string distca_ablation_text(const BenchOverrides& overrides) {
+std::string distca_ablation_text(const TableOverrides& overrides) {
   return tokens_text(overrides, distca_ablation_tokens(kDistcaModels[0], overrides),
                      distca_ablation_tokens(kDistcaModels[1], overrides));
 }
 
-std::string distca_dataset(const BenchOverrides& overrides) {
+std::string distca_dataset(const TableOverrides& overrides) {
   return overrides.dataset.empty() ? "pretrain" : overrides.dataset;
 }
 
-std::string distca_cluster_text(const BenchOverrides& overrides) {
+std::string distca_cluster_text(const TableOverrides& overrides) {
   return fmt::format("nodes of {}, TP {}",
                      load_cluster(overrides.cluster.empty() ? "dgx-h200" : overrides.cluster).name,
                      kDistcaTp);
 }
 
-TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides) {
+TrainingJob distca_job(const DistcaPoint& point, const TableOverrides& overrides) {
   TrainingJob job;
   job.model = load_model(point.model);
   job.cluster = load_cluster(overrides.cluster.empty() ? "dgx-h200" : overrides.cluster);
@@ -65,7 +65,7 @@ TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides
   return job;
 }
 
-TrainingJob unlimited_job(const DistcaPoint& point, const BenchOverrides& overrides) {
+TrainingJob unlimited_job(const DistcaPoint& point, const TableOverrides& overrides) {
   TrainingJob job = distca_job(point, overrides);
   job.cluster.memory_bytes = 0;
   return job;

@@ -18,18 +18,18 @@ inline constexpr std::array<std::string_view, 2> kDistcaModels = {"llama-3-8b", 
 // Tokens of a node, as Fig. 9 has them.
 [[nodiscard]] std::int64_t distca_tokens_of_node(std::string_view model);
 // "131072 (8B) and 65536 (34B) tokens", or what the command line says.
-[[nodiscard]] std::string distca_tokens_text(const BenchOverrides& overrides);
+[[nodiscard]] std::string distca_tokens_text(const TableOverrides& overrides);
 // Section 6.3 (Figs. 11 and 12): documents of at most that long, a step of 1M (8B) or 512K (34B)
 // tokens, on 8 and 16 nodes.
 inline constexpr std::int64_t kDistcaAblationLongest = 131072;
 inline constexpr std::array<std::int32_t, 2> kDistcaAblationNodes = {8, 16};
 [[nodiscard]] std::int64_t distca_ablation_tokens(std::string_view model,
-                                                  const BenchOverrides& overrides);
+                                                  const TableOverrides& overrides);
 // "1048576 (8B) and 524288 (34B) tokens", or what the command line says.
-[[nodiscard]] std::string distca_ablation_text(const BenchOverrides& overrides);
+[[nodiscard]] std::string distca_ablation_text(const TableOverrides& overrides);
 // Unless the command line says otherwise: "pretrain".
-[[nodiscard]] std::string distca_dataset(const BenchOverrides& overrides);
-[[nodiscard]] std::string distca_cluster_text(const BenchOverrides& overrides);
+[[nodiscard]] std::string distca_dataset(const TableOverrides& overrides);
+[[nodiscard]] std::string distca_cluster_text(const TableOverrides& overrides);
 
 // One point of a figure: documents of at most `max_length`, `batch` times as many tokens a step.
 struct DistcaPoint {
@@ -41,10 +41,10 @@ struct DistcaPoint {
 
 // The paper's machine, of as many devices, unless the command line says otherwise; no micro-batches
 // yet. Throws InvalidArgument when a node of it does not hold TP groups of 8.
-[[nodiscard]] TrainingJob distca_job(const DistcaPoint& point, const BenchOverrides& overrides);
+[[nodiscard]] TrainingJob distca_job(const DistcaPoint& point, const TableOverrides& overrides);
 
 // The same with memory that is counted but has no limit: for figures of what is needed.
-[[nodiscard]] TrainingJob unlimited_job(const DistcaPoint& point, const BenchOverrides& overrides);
+[[nodiscard]] TrainingJob unlimited_job(const DistcaPoint& point, const TableOverrides& overrides);
 
 // Documents of `steps` steps of `tokens` tokens, lengths stretched so that the longest are of
 // `max_length`.

@@ -163,7 +163,7 @@ void add_comparison(const std::string& dataset, const DistcaPoint& point, const 
 
 }  // namespace
 
-PaperResult distca_whole_steps(const BenchOverrides& overrides, std::string_view name,
+PaperResult distca_whole_steps(const TableOverrides& overrides, std::string_view name,
                                std::span<const DistcaPoint> points,
                                std::span<const std::int32_t> pipelines,
                                std::span<const DistcaClaim> claims) {

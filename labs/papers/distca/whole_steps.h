@@ -20,7 +20,7 @@ struct DistcaClaim {
 
 // One figure: the points on two datasets, each method with the fastest of the `pipelines` (numbers
 // of stages) that fits.
-[[nodiscard]] PaperResult distca_whole_steps(const BenchOverrides& overrides, std::string_view name,
+[[nodiscard]] PaperResult distca_whole_steps(const TableOverrides& overrides, std::string_view name,
                                              std::span<const DistcaPoint> points,
                                              std::span<const std::int32_t> pipelines,
                                              std::span<const DistcaClaim> claims);

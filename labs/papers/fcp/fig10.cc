@@ -41,7 +41,7 @@ std::vector<Finding> equal_length_findings(const Extent& fcp, const Extent& smal
   return findings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-fig10",
                    {"--heads", "--kv-heads", "--head-dim", "--block-size", "--wire"});
   constexpr std::int32_t kDevices = 64;

@@ -18,7 +18,7 @@
 namespace contextile {
 namespace {
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-fig11",
                    {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim",
                     "--block-size", "--wire"});

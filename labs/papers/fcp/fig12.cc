@@ -40,7 +40,7 @@ std::vector<Finding> block_findings(std::span<const double> totals_s) {
        "the slowest of 2048, 4096 and 6144 takes 2% to 12% longer than the fastest"}};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "fcp-fig12",
       {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim", "--wire"});

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::array<std::int64_t, 4> kTokensPerDevice = {8192, 16384, 32768, 65536};
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-fig13",
                    {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim",
                     "--block-size", "--wire"});

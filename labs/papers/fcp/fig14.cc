@@ -91,7 +91,7 @@ struct ShareSummary {
   }
 };
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-fig14",
                    {"--dataset", "--tokens", "--batches", "--seed", "--heads", "--kv-heads",
                     "--head-dim", "--cluster", "--block-size"});

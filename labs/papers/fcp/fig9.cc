@@ -72,7 +72,7 @@ std::vector<Finding> imbalance_findings(const Imbalance& fcp, const Imbalance& s
   return findings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-fig9",
                    {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim",
                     "--block-size", "--wire"});

@@ -74,7 +74,7 @@ std::optional<double> add_lengths(std::span<const StrategyChoice> choices, const
   return other_s / fcp_s;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-lengths",
                    {"--tokens", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim",
                     "--cluster", "--block-size", "--wire"});

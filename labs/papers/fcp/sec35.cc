@@ -70,7 +70,7 @@ std::vector<std::int64_t> equal_documents(std::int64_t tokens, std::int64_t leng
   return lengths;
 }
 
-BenchSetting sec35_setting(const BenchOverrides& overrides) {
+BenchSetting sec35_setting(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "fcp-sec35",
       {"--dataset", "--tokens", "--seed", "--heads", "--kv-heads", "--head-dim", "--cluster"});
@@ -90,7 +90,7 @@ BenchSetting sec35_setting(const BenchOverrides& overrides) {
   return setting;
 }
 
-std::string machine_text(const BenchOverrides& overrides, const Cluster& cluster) {
+std::string machine_text(const TableOverrides& overrides, const Cluster& cluster) {
   const std::string speed = fmt::format(
       "attention {:.0f} TFLOP/s, network {:.0f} GB/s a device", cluster.attention_tflops,
       cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node);
@@ -142,7 +142,7 @@ std::vector<Finding> network_findings(const BlockNeed& need, const Cluster& clus
   return findings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   const BenchSetting setting = sec35_setting(overrides);
   const auto batches = sec35_batches(setting);
   const TileCosts costs(setting.shape, setting.input.cluster);

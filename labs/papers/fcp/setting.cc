@@ -19,7 +19,7 @@ constexpr double kAttentionOfPeak = 710.0 / 989;
 
 }  // namespace
 
-BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices, const FcpGpu& gpu) {
+BenchSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices, const FcpGpu& gpu) {
   constexpr double kGbytesPerS = 50;
   BenchSetting setting;
   setting.datasets = {kFcpLengths};
@@ -41,7 +41,7 @@ BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices, 
   return setting;
 }
 
-std::vector<std::string> fcp_lengths_compared(const BenchOverrides& overrides) {
+std::vector<std::string> fcp_lengths_compared(const TableOverrides& overrides) {
   if (!overrides.dataset.empty()) return {overrides.dataset};
   return {kFcpLengths, "longalign"};
 }
@@ -59,11 +59,11 @@ std::int64_t num_with_ring(const std::string& strategies,
   return number;
 }
 
-std::int64_t fcp_block(const BenchOverrides& overrides) {
+std::int64_t fcp_block(const TableOverrides& overrides) {
   return overrides.block_size.value_or(kFcpBlock);
 }
 
-std::pair<std::string, std::string> fcp_block_setting(const BenchOverrides& overrides) {
+std::pair<std::string, std::string> fcp_block_setting(const TableOverrides& overrides) {
   return {"fcp", fmt::format("blocks of {} tokens{}; every verdict on FCP is of these",
                              fcp_block(overrides), overrides.block_size ? "" : ", the paper's")};
 }

@@ -29,7 +29,7 @@ inline constexpr std::int32_t kFcpFigureDevices = 128;
 inline constexpr std::int64_t kFcpTokensPerDevice = 32768;
 // The paper's lengths, as far as it says what they are, and others to see what hangs on them.
 inline constexpr const char* kFcpLengths = "mixture400k";
-[[nodiscard]] std::vector<std::string> fcp_lengths_compared(const BenchOverrides& overrides);
+[[nodiscard]] std::vector<std::string> fcp_lengths_compared(const TableOverrides& overrides);
 // Documents are at most that long.
 inline constexpr std::int64_t kFcpLongest = 409600;
 // For PaperResult::differences.
@@ -41,15 +41,15 @@ inline constexpr const char* kFcpLengthsAre =
 // The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is our dgx-h100, 50
 // GB/s of network a device, with a peak as the ratio says and a kernel that loses as much on short
 // pieces as the paper says.
-[[nodiscard]] BenchSetting fcp_setting(const BenchOverrides& overrides, std::int32_t devices,
+[[nodiscard]] BenchSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
 
 // The tokens of a block of `fcp` as all of its verdicts have it: the paper's, or --block-size.
 inline constexpr std::int64_t kFcpBlock = 4096;
-[[nodiscard]] std::int64_t fcp_block(const BenchOverrides& overrides);
+[[nodiscard]] std::int64_t fcp_block(const TableOverrides& overrides);
 // For PaperResult::setting.
 [[nodiscard]] std::pair<std::string, std::string> fcp_block_setting(
-    const BenchOverrides& overrides);
+    const TableOverrides& overrides);
 // A zigzag ring cuts every document in 2N pieces: on more devices than these its plans take
 // minutes to simulate.
 inline constexpr std::int32_t kFcpRingDevices = 64;

@@ -88,7 +88,7 @@ std::vector<Finding> shard_findings(const Table& table) {
   return findings;
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   constexpr std::int64_t kWhole = 131072;  // a document that fills the kernel
   refuse_overrides(overrides, "fcp-shards",
                    {"--dataset", "--tokens", "--batches", "--seed", "--heads", "--kv-heads",

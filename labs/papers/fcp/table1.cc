@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-table1", {"--cluster"});
   std::vector<Cluster> machines;
   if (overrides.cluster.empty()) {

@@ -126,7 +126,7 @@ std::vector<std::string> component_differences(const BenchSetting& setting,
                   1e-9 * rows[kOwnLayoutRows - 1].shares.device_bytes)};
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   const BenchSetting setting = fcp_setting(overrides, kFcpFigureDevices);
   const auto batches = setting.batches(setting.datasets.front(), "causal");
   const auto homed = with_contiguous_home(setting, batches);

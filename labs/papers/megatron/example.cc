@@ -71,7 +71,7 @@ void add_rounds(const StrategyChoice& choice, const PlannedBatch& planned, const
   }
 }
 
-PaperResult make(const BenchOverrides& overrides) {
+PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "megatron-example",
                    {"--heads", "--kv-heads", "--head-dim", "--cluster", "--block-size"});
   constexpr std::int32_t kRanks = 8;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/comparing.h"
 #include "cli/help.h"
 #include "cli/options/input.h"

@@ -1,10 +1,9 @@
 // contextile completion: what a shell sources to complete command lines of this program.
-#include "cli/completion_words.h"
-
 #include <memory>
 #include <string>
 
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
+#include "cli/completion_words.h"
 #include "cli/help.h"
 #include "cli/options/types.h"
 #include "cli/output.h"

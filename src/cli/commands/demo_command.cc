@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cli/command_text.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/comparing.h"
 #include "cli/help.h"
 #include "cli/options/input.h"

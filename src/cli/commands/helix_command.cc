@@ -1,7 +1,5 @@
 // contextile helix: what decoding steps take and what fits when devices share the tokens of a
 // cache.
-#include "contextile/helix.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,12 +10,13 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/helix_setting.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "contextile/helix.h"
 #include "report/helix_tables.h"
 #include "report/json.h"
 #include "report/table.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/shared.h"
 #include "cli/options/transport_option.h"

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
 #include "cli/options/shared.h"
@@ -19,7 +19,6 @@
 #include "contextile/model.h"
 #include "contextile/registry.h"
 #include "contextile/step_planner.h"
-#include "papers/paper_table.h"
 #include "report/json.h"
 #include "report/step_tables.h"
 #include "report/table.h"

@@ -21,7 +21,7 @@
 #include "base/quote.h"
 #include "base/standard_stream.h"
 #include "cli/command_line.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/types.h"
 #include "cli/processes.h"
@@ -89,7 +89,7 @@ std::string with_values(std::string word, std::int32_t rank, std::int32_t ranks,
 }
 
 bool is_own(const std::vector<std::string>& command) {
-  const std::vector<std::string> names = command_names();
+  const std::vector<std::string> names = command_names(kContextileProgram);
   return std::ranges::find(names, command.front()) != names.end();
 }
 
@@ -169,7 +169,7 @@ void check_own_command(const LaunchOptions& options) {
         "launch: expected 'run', 'profile' or 'serve', which take ranks, or a program, found {}",
         quote(name));
   }
-  CommandLine line;
+  CommandLine line(kContextileProgram);
   try {
     parse_command(line.app(), options);
   } catch (const CLI::Success&) {  // asks for help

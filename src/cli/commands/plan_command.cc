@@ -1,6 +1,4 @@
 // contextile plan: lengths, mask, cluster and strategy to verified plan files.
-#include "contextile/plan.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -13,7 +11,7 @@
 #include "base/quote.h"
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
 #include "cli/options/outputs.h"
@@ -21,6 +19,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/planner.h"
 #include "contextile/registry.h"

@@ -1,6 +1,4 @@
 // contextile profile: measures this machine into a cluster file.
-#include "contextile/profile.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -14,7 +12,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/replaced_file.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
 #include "cli/options/shared.h"
@@ -23,6 +21,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/cluster.h"
+#include "contextile/profile.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
 #include "report/table.h"

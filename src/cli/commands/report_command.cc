@@ -1,6 +1,4 @@
 // contextile report: one HTML page about a plan, two plans side by side, or a failed group.
-#include "contextile/report.h"
-
 #include <fmt/format.h>
 
 #include <deque>
@@ -14,7 +12,7 @@
 #include "base/quote.h"
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
 #include "cli/options/plan_cluster.h"
@@ -25,6 +23,7 @@
 #include "contextile/flight_record.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
+#include "contextile/report.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
 #include "report/flight_tables.h"

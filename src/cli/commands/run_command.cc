@@ -16,7 +16,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/standard_stream.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/plan_cluster.h"
 #include "cli/options/shared.h"

@@ -16,7 +16,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/commands/simulated_serving.h"
 #include "cli/help.h"
 #include "cli/options/served_model.h"

@@ -1,6 +1,4 @@
 // contextile simulate: what a plan would take on a cluster, and why.
-#include "contextile/simulate.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -12,7 +10,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/replaced_file.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
 #include "cli/options/plan_cluster.h"
@@ -25,6 +23,7 @@
 #include "contextile/plan_file.h"
 #include "contextile/plan_stats.h"
 #include "contextile/report.h"
+#include "contextile/simulate.h"
 #include "contextile/verify.h"
 #include "report/json.h"
 #include "report/plan_tables.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"

@@ -1,6 +1,4 @@
 // contextile verify: every violation of a plan file.
-#include "contextile/verify.h"
-
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -8,7 +6,7 @@
 #include <string>
 
 #include "base/quote.h"
-#include "cli/commands/command.h"
+#include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
@@ -16,6 +14,7 @@
 #include "cli/progress.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
+#include "contextile/verify.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
 #include "report/table.h"

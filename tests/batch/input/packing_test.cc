@@ -308,7 +308,7 @@ TEST(WlbPackingWithoutDefer, ForcesWhatFitsNowhere) {
 }
 
 TEST(WlbPackingWithoutDefer, PacksAsTheOriginalDoes) {
-  const std::string path = std::string(CONTEXTILE_VECTORS) + "/wlb_packing_nodefer.json";
+  const std::string path = std::string(CONTEXTILE_GOLDEN) + "/wlb_packing_nodefer.json";
   std::ifstream file(path);
   if (!file) GTEST_SKIP() << path << " is missing";
   const nlohmann::json vectors = nlohmann::json::parse(file);

@@ -128,8 +128,8 @@ TEST(JsonImport, TakesADocumentThatWasWrittenBeforeItsDigest) {
 }
 
 TEST(JsonImport, TakesTheExampleOfTheDesign) {
-  std::ifstream file(CONTEXTILE_VECTORS "/../design/example-plan.json");
-  if (!file) GTEST_SKIP() << "no example-plan.json beside " CONTEXTILE_VECTORS;
+  std::ifstream file(CONTEXTILE_GOLDEN "/example-plan.json");
+  if (!file) GTEST_SKIP() << "no example-plan.json in " CONTEXTILE_GOLDEN;
   const std::string json{std::istreambuf_iterator<char>(file), {}};
   const Plan plan = import_json(json, "example-plan.json");
   EXPECT_TRUE(verify(plan).ok());

@@ -40,7 +40,7 @@ class DistcaVectors : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     const std::filesystem::path path =
-        std::filesystem::path(CONTEXTILE_VECTORS) / "distca" / (GetParam() + ".json");
+        std::filesystem::path(CONTEXTILE_GOLDEN) / "distca" / (GetParam() + ".json");
     if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
     file_ = json::parse(std::ifstream(path));
     for (const json& batch : file_["batch"]) {

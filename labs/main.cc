@@ -1,0 +1,7 @@
+// The program `contextile-labs`.
+#include "cli/program.h"
+#include "labs_program.h"
+
+int main(int argc, char** argv) {
+  return contextile::run_program(contextile::kLabsProgram, argc, argv);
+}
