@@ -4,31 +4,32 @@
 #   make test        every test
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
-# FUZZ_SECONDS (per fuzz target), BENCH_ARGS (passed to every benchmark),
+# FUZZ_SECONDS, FUZZ_RUNS (per fuzz target), BENCH_ARGS (passed to every benchmark),
 # MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch, transformers and megatron-core in make python).
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 20
+FUZZ_RUNS ?= 10000
 BENCH_ARGS ?=
 MUTATE_ARGS ?=
 TORCH ?= on
 
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
-SANITIZE_TESTS ?= base_test mask_test cluster_test partition_test hypergraph_test schedule_test \
-  store_test strategy_test simulate_test bounds_test data_test data_ahead_test plan_test transport_test kernel_test runtime_test device_test \
-  inference_cache_test inference_decode_test inference_prefill_test inference_prefill_plan_test \
-  inference_model_test inference_engine_test inference_serve_test inference_helix_test inference_simulate_test paged_attention_test
+SANITIZE_TESTS ?= base_test mask_test input_test cluster_test partition_test hypergraph_test schedule_test \
+  store_test strategy_test simulate_test bounds_test ahead_test plan_test transport_test kernel_test runtime_test gpu_test \
+  cache_test decode_test prefill_test prefill_plan_test model_test engine_test server_test helix_test \
+  serve_simulation_test paged_attention_test
 # Tests of what threads share; tests/CMakeLists.txt says which cases of them. transport_ranks is what the tests of gloo
 # and MPI start.
-TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test data_ahead_test store_test kernel_test hypergraph_test \
-  inference_decode_test inference_model_test inference_engine_test inference_serve_test inference_prefill_test
+TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test ahead_test store_test kernel_test hypergraph_test \
+  decode_test model_test engine_test server_test prefill_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-dev python bench format lint sanitize tsan fuzz hosts mutate install clean
+.PHONY: help run test build deps deps-dev python bench format lint sanitize tsan fuzz fuzz-replay fuzz-targets hosts mutate install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -78,10 +79,15 @@ tsan: deps  ## transports, executor, planning ahead, stores under ThreadSanitize
 	cmake --build --preset tsan -j $(JOBS) --target $(filter %_test,$(TSAN_TESTS)) transport_ranks
 	ctest --preset tsan -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(TSAN_TESTS))))$$'
 
-fuzz: deps-dev  ## every fuzz target for FUZZ_SECONDS, in build-fuzz/ (Clang)
+fuzz: fuzz-targets  ## every fuzz target at random for FUZZ_SECONDS, in build-fuzz/ (Clang)
+	scripts/fuzz --seconds $(FUZZ_SECONDS) -j $(JOBS)
+
+fuzz-replay: fuzz-targets  ## every fuzz target on its seeds and the same FUZZ_RUNS inputs each time
+	scripts/fuzz --replay $(FUZZ_RUNS) -j $(JOBS)
+
+fuzz-targets: deps-dev
 	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target $(basename $(notdir $(wildcard fuzz/fuzz_*.cc)))
-	scripts/fuzz --seconds $(FUZZ_SECONDS) -j $(JOBS)
 
 hosts: deps build/build.ninja  ## 50 batches on 4 network hosts of this machine, plans made ahead, the planner killed once (root)
 	cmake --build --preset default -j $(JOBS) --target train_ahead

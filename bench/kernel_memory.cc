@@ -14,8 +14,8 @@
 
 #include "base/rng.h"
 #include "contextile/verify.h"
-#include "kernel/host_tensor.h"
 #include "kernel/cpu/logaddexp.h"
+#include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"

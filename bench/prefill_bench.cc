@@ -23,9 +23,9 @@
 #include "contextile/planner.h"
 #include "contextile/prefill_choice.h"
 #include "contextile/prefill_plan.h"
+#include "kernel_peaks.h"
 #include "serving/prefill/prefill_batch.h"
 #include "serving/prefill/published_table.h"
-#include "kernel_peaks.h"
 
 namespace contextile {
 namespace {

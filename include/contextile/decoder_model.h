@@ -2,8 +2,9 @@
 // feed-forward are split as tensor parallelism does, cached tokens as KvLayout says.
 //
 //   const DecoderConfig config = read_decoder_config("SmolLM2-135M");
-//   DecoderRank rank(transport, config, load_weights("SmolLM2-135M", config, part), {.num_pages =
-//   1000}); const HostTensor logits = rank.forward(requests);   // collective
+//   DecoderRank rank(transport, config, load_weights("SmolLM2-135M", config, part),
+//                    {.num_pages = 1000});
+//   const HostTensor logits = rank.forward(requests);  // collective
 #pragma once
 
 #include <cstdint>

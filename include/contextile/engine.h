@@ -1,9 +1,12 @@
 // Continuous batching: requests come and go between steps, every step computes what the cache has
 // room for.
 //
-//   Engine engine(rank, {.cache = {.layout = layout, .num_pages = 1000}});   // one on every rank
+//   // rank: a DecoderRank of every rank
+//   Engine engine(rank, config, {.cache = {.layout = layout, .num_pages = 1000}});
 //   engine.submit({.id = RequestId(1), .prompt = prompt, .max_tokens = 64});
-//   while (!engine.idle()) for (const EngineEvent& event : engine.step()) …
+//   while (!engine.idle()) {
+//     for (const EngineEvent& event : engine.step()) {}
+//   }
 #pragma once
 
 #include <cstdint>

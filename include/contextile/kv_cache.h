@@ -3,9 +3,10 @@
 // no values, and gives every rank the same tables.
 //
 //   KvCache cache({.layout = {.num_ranks = 4}, .num_pages = 100'000});
-//   if (const auto hit = cache.add(RequestId(7), prompt)) …   // compute tokens [*hit,
-//   prompt.size()) if (!cache.append(RequestId(7), one_token)) …             // no page is left;
-//   nothing has changed
+//   const auto hit = cache.add(RequestId(7), prompt);
+//   if (!hit) return 1;                                       // no room: nothing has changed
+//   // compute tokens [*hit, prompt.size()), then every new one
+//   if (!cache.append(RequestId(7), one_token)) return 1;     // no page is left; likewise
 #pragma once
 
 #include <cstdint>

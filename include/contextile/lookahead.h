@@ -6,7 +6,6 @@
 //   for (std::int64_t step = 0; step < 1000; ++step) {
 //     const TakenStep taken = feed.take(step);  // waits if it must
 //     executor.prepare(taken.plan);
-//     …
 //     feed.acknowledge(step);
 //   }
 #pragma once

@@ -46,8 +46,7 @@ enum class GridBounds : std::uint8_t {
   // chosen. No device owns more than token_cap.
   kDevices,
   // DCP's (Jiang et al., SOSP 2025, §4.2), whatever the tiles: a node's work to the mean of nodes,
-  // a
-  // device's to the mean of its own node, tokens of both. See nested_bounds.
+  // a device's to the mean of its own node, tokens of both. See nested_bounds.
   kNested,
 };
 

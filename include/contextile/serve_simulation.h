@@ -2,8 +2,9 @@
 // clock that a cost model moves.
 //
 //   const auto trace = make_trace({.num_requests = 200, .requests_per_s = 4});
-//   const EngineOptions engine = {.cache = {.layout = {.num_ranks = layout.kvp}, .num_pages =
-//   10'000}}; const ServingSimulation found =
+//   const EngineOptions engine = {
+//       .cache = {.layout = {.num_ranks = layout.kvp}, .num_pages = 10'000}};
+//   const ServingSimulation found =
 //       simulate_serving(trace, engine, helix_step_cost(model, hardware, layout));
 //   std::printf("%.3f s to the first token\n", found.first_token_s().p50);
 //

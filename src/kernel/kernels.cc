@@ -9,8 +9,8 @@
 #include "base/suggest.h"
 #include "contextile/kernel.h"
 #include "kernel/cpu/reference_kernel.h"
-#include "kernel/cpu/simd_kernel.h"
 #include "kernel/cpu/row_ops.h"
+#include "kernel/cpu/simd_kernel.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -13,11 +13,11 @@
 #include "base/check.h"
 #include "contextile/partition.h"
 #include "contextile/strategies.h"
+#include "strategy/dcp_hypergraph.h"
+#include "strategy/grid_placement.h"
 #include "strategy/schedule/divisions.h"
 #include "strategy/schedule/home.h"
 #include "strategy/schedule/rank_layout.h"
-#include "strategy/dcp_hypergraph.h"
-#include "strategy/grid_placement.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {

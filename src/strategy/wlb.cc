@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "contextile/strategies.h"
-#include "strategy/schedule/rank_layout.h"
 #include "strategy/axp/axp.h"
+#include "strategy/schedule/rank_layout.h"
 #include "strategy/shard_cost.h"
 #include "strategy/typed_strategy.h"
 

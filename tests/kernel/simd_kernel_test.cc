@@ -2,6 +2,8 @@
 // number of threads, names that choose.
 //
 // Suffixes: N query rows, M key rows, H query heads, D head dim.
+#include "kernel/cpu/simd_kernel.h"
+
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>
 
@@ -15,9 +17,8 @@
 #include "base/rng.h"
 #include "contextile/executor.h"
 #include "kernel/cpu/cpu_features.h"
-#include "kernel/host_tensor.h"
 #include "kernel/cpu/reference_kernel.h"
-#include "kernel/cpu/simd_kernel.h"
+#include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "runtime/check/run_error.h"
 #include "support/bf16_kernels.h"

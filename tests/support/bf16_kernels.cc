@@ -3,8 +3,8 @@
 #include <array>
 #include <memory>
 
-#include "kernel/cpu/simd_kernel.h"
 #include "kernel/cpu/row_target.h"
+#include "kernel/cpu/simd_kernel.h"
 #include "kernel/cpu/target.h"
 #include "kernel/cpu/task.h"
 #include "support/vector_bf16.h"

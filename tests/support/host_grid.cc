@@ -7,8 +7,8 @@
 
 #include "base/check.h"
 #include "base/parallel_for.h"
-#include "kernel/cuda/mma_backward.h"
 #include "kernel/cuda/entry_points.h"
+#include "kernel/cuda/mma_backward.h"
 #include "kernel/cuda/mma_forward.h"
 #include "kernel/cuda/paged_launch.h"
 #include "kernel/cuda/place_call.h"

@@ -5,9 +5,9 @@
 
 #include "base/check.h"
 #include "base/rng.h"
-#include "contextile/mask.h"
 #include "batch/input/datasets.h"
 #include "batch/input/length_formats.h"
+#include "contextile/mask.h"
 
 namespace contextile {
 namespace {

@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "contextile/data.h"
 #include "batch/input/datasets.h"
 #include "batch/input/length_formats.h"
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

@@ -1,8 +1,8 @@
 #include <string>
 
 #include "base/file_bytes.h"
-#include "contextile/data.h"
 #include "batch/input/length_formats.h"
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

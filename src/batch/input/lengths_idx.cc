@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "base/quote.h"
-#include "contextile/data.h"
 #include "batch/input/length_formats.h"
+#include "contextile/data.h"
 
 // Megatron-LM's index (megatron/core/datasets/indexed_dataset.py), little endian, no padding:
 //   0  magic        9 bytes

@@ -8,8 +8,8 @@
 #include <system_error>
 
 #include "base/quote.h"
-#include "contextile/data.h"
 #include "batch/input/length_formats.h"
+#include "contextile/data.h"
 
 // NumPy's format (NEP 1): magic, major and minor version, the header's size (2 bytes in
 // version 1.0, 4 in 2.0 and 3.0, little endian), the header (a Python dict as text), the elements.

@@ -3,8 +3,8 @@
 #include <system_error>
 
 #include "base/quote.h"
-#include "contextile/data.h"
 #include "batch/input/length_formats.h"
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <span>
 
-#include "kernel/cpu/row_math.h"
 #include "kernel/cpu/inline.h"
 #include "kernel/cpu/pack.h"
+#include "kernel/cpu/row_math.h"
 #include "kernel/cpu/row_target.h"
 
 namespace contextile {

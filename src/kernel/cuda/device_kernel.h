@@ -8,8 +8,8 @@
 
 #include "contextile/kernel.h"
 #include "gpu/driver.h"
-#include "kernel/cuda/passes.h"
 #include "kernel/cuda/device_row_ops.h"
+#include "kernel/cuda/passes.h"
 
 namespace contextile::cuda {
 

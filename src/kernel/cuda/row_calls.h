@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "base/half.h"
-#include "kernel/cuda/layout.h"
 #include "kernel/cpu/row_math.h"
+#include "kernel/cuda/layout.h"
 
 namespace contextile::cuda {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "contextile/kernel.h"
-#include "kernel/cuda/launch.h"
 #include "kernel/cpu/panels.h"
+#include "kernel/cuda/launch.h"
 
 namespace contextile::cuda {
 

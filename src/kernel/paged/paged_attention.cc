@@ -12,9 +12,9 @@
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "kernel/cpu/cpu_features.h"
-#include "kernel/paged/row_tiles.h"
 #include "kernel/paged/paged_target.h"
 #include "kernel/paged/paged_tasks.h"
+#include "kernel/paged/row_tiles.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -3,8 +3,8 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#include "kernel/paged/take_keys.h"
 #include "kernel/cpu/vector_avx2.h"
+#include "kernel/paged/take_keys.h"
 
 namespace contextile {
 

@@ -4,8 +4,8 @@
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 
-#include "kernel/paged/take_keys.h"
 #include "kernel/cpu/vector_avx512.h"
+#include "kernel/paged/take_keys.h"
 
 namespace contextile {
 

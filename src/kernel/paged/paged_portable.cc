@@ -1,6 +1,6 @@
-#include "kernel/paged/take_keys.h"
-#include "kernel/paged/paged_target.h"
 #include "kernel/cpu/vector_portable.h"
+#include "kernel/paged/paged_target.h"
+#include "kernel/paged/take_keys.h"
 
 namespace contextile {
 

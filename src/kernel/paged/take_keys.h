@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernel/paged/paged_target.h"
 #include "kernel/cpu/inline.h"
+#include "kernel/paged/paged_target.h"
 
 namespace contextile {
 

@@ -8,9 +8,9 @@
 #include "base/fast_random.h"
 #include "partition/hypergraph/balance.h"
 #include "partition/hypergraph/coarsen.h"
-#include "partition/hypergraph/pair.h"
 #include "partition/hypergraph/graph_starts.h"
 #include "partition/hypergraph/graph_state.h"
+#include "partition/hypergraph/pair.h"
 
 namespace contextile {
 namespace {

@@ -13,14 +13,14 @@
 
 #include "base/parallel_for.h"
 #include "contextile/hypergraph.h"
-#include "partition/hypergraph/graph_anneal.h"
 #include "partition/hypergraph/balance.h"
 #include "partition/hypergraph/bisect.h"
 #include "partition/hypergraph/coarsen.h"
+#include "partition/hypergraph/graph_anneal.h"
 #include "partition/hypergraph/graph_level.h"
-#include "partition/hypergraph/pair.h"
 #include "partition/hypergraph/graph_starts.h"
 #include "partition/hypergraph/graph_state.h"
+#include "partition/hypergraph/pair.h"
 
 namespace contextile {
 namespace {

@@ -42,7 +42,8 @@ class Accounts {
       : layout_(layout), first_(static_cast<std::size_t>(layout.num_units()) * kNumKinds + 1, 0) {
     std::vector<std::pair<std::size_t, Rank>> senders;
     for (const Transfer& t : transfers) {
-      if (is_result(t.kind)) senders.emplace_back(key(t.kind, layout.unit(t.block, t.group)), t.src);
+      if (is_result(t.kind))
+        senders.emplace_back(key(t.kind, layout.unit(t.block, t.group)), t.src);
     }
     if (!std::ranges::is_sorted(senders)) std::ranges::sort(senders);
     senders.erase(std::unique(senders.begin(), senders.end()), senders.end());

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan.h"
 #include "batch/mask/tile_table.h"
+#include "contextile/plan.h"
 #include "plan/verify/findings.h"
 
 namespace contextile {

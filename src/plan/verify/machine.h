@@ -13,8 +13,8 @@
 #include "plan/verify/facts.h"
 #include "plan/verify/findings.h"
 #include "plan/verify/messages.h"
-#include "plan/verify/verify_progress.h"
 #include "plan/verify/slots.h"
+#include "plan/verify/verify_progress.h"
 
 namespace contextile {
 

@@ -14,10 +14,10 @@
 #include "contextile/strategy.h"
 #include "contextile/workload.h"
 #include "partition/grid/rows.h"
+#include "strategy/grid_placement.h"
 #include "strategy/schedule/in_order.h"
 #include "strategy/schedule/overlap.h"
 #include "strategy/schedule/timeline.h"
-#include "strategy/grid_placement.h"
 
 namespace contextile {
 

@@ -29,15 +29,14 @@ struct DocumentKind {
 // * a·b - max(0, o(o - 1)/2 - future_pairs) with o = max(n_q + n_k - n, a + b - tokens), n_q and
 //   n_k tokens of S in A and B: A and B share at least o tokens, and of the two ways in which two
 //   of these attend each other all but `future_pairs` of one way are missing;
-// * the sum over the a largest rows of min(degree, b); and over the b largest columns of
-// min(degree,
-//   a).
+// * the sum over the a largest rows of min(degree, b);
+// * the sum over the b largest columns of min(degree, a).
 // Given x = a - n_q and y = b - n_k, what is moved, φ only grows with n_q and n_k: a step of n_q
 // adds b to a·b and at most o - 1/2 <= b to the deduction, and sums grow with a and b. So a part
 // that owns n tokens has n_q = n_k = n: it moves row_bytes·x + key_bytes·y and has
 // a = n + x, b = n + y, o = max(n, a + b - tokens).
 //
-// Each of the three has convex sets {φ >= w}: hyperbolas; concave where o counts a + b; the area
+// Each of them has convex sets {φ >= w}: hyperbolas; concave where o counts a + b; the area
 // under a falling staircase inside a x b (locally a·b, or a concave function of a plus one of b,
 // with continuous slopes). So the least b is a convex function of a, and so is what is moved.
 //

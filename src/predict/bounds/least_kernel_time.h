@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "predict/bounds/components.h"
 #include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "predict/bounds/components.h"
 
 namespace contextile {
 

@@ -17,8 +17,8 @@
 #include "runtime/executor/call_replay.h"
 #include "runtime/executor/executor_call.h"
 #include "runtime/executor/executor_testing.h"
-#include "runtime/flight_recorder.h"
 #include "runtime/executor/prepared_plan.h"
+#include "runtime/flight_recorder.h"
 #include "transport/agreement.h"
 
 namespace contextile {

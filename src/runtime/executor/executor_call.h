@@ -9,9 +9,9 @@
 
 #include "contextile/executor.h"
 #include "runtime/executor/call_buffer.h"
-#include "runtime/flight_recorder.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_run.h"
+#include "runtime/flight_recorder.h"
 
 namespace contextile {
 

@@ -10,10 +10,10 @@
 #include "contextile/executor.h"
 #include "contextile/kernel.h"
 #include "contextile/transport.h"
-#include "runtime/flight_recorder.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_views.h"
 #include "runtime/executor/unit_view.h"
+#include "runtime/flight_recorder.h"
 
 namespace contextile {
 

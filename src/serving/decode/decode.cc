@@ -12,9 +12,9 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "contextile/shard_merge.h"
+#include "kernel/tensor.h"
 #include "serving/decode/even_runs.h"
 #include "serving/decode/shard_weights.h"
-#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

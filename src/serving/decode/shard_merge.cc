@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "serving/decode/shard_weights.h"
 #include "kernel/tensor.h"
+#include "serving/decode/shard_weights.h"
 
 namespace contextile {
 namespace {

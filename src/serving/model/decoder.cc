@@ -8,12 +8,12 @@
 
 #include "base/check.h"
 #include "contextile/decoder_model.h"
+#include "kernel/tensor.h"
 #include "serving/decode/even_runs.h"
+#include "serving/model/activation_rows.h"
 #include "serving/model/linear.h"
 #include "serving/model/metered_transport.h"
 #include "serving/model/rotary.h"
-#include "serving/model/activation_rows.h"
-#include "kernel/tensor.h"
 #include "transport/all_reduce.h"
 
 namespace contextile {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "serving/prefill/algorithm.h"
 #include "kernel/tensor.h"
+#include "serving/prefill/algorithm.h"
 
 namespace contextile {
 namespace {

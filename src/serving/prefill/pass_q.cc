@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "serving/prefill/algorithm.h"
 #include "kernel/tensor.h"
+#include "serving/prefill/algorithm.h"
 
 namespace contextile {
 namespace {

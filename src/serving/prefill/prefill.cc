@@ -12,11 +12,11 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "kernel/tensor.h"
 #include "serving/prefill/algorithm.h"
 #include "serving/prefill/cache_exchange.h"
 #include "serving/prefill/cached_rows.h"
 #include "serving/prefill/check_prefill.h"
-#include "kernel/tensor.h"
 #include "transport/agreement.h"
 
 namespace contextile {

@@ -8,9 +8,9 @@
 
 #include "base/check.h"
 #include "contextile/token_layout.h"
+#include "kernel/tensor.h"
 #include "serving/prefill/cached_rows.h"
 #include "serving/prefill/check_prefill.h"
-#include "kernel/tensor.h"
 
 namespace contextile {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "serving/prefill/algorithm.h"
 #include "kernel/tensor.h"
+#include "serving/prefill/algorithm.h"
 
 namespace contextile {
 namespace {

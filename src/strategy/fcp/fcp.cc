@@ -11,9 +11,9 @@
 
 #include "base/check.h"
 #include "contextile/strategies.h"
-#include "strategy/schedule/home.h"
 #include "strategy/fcp/distributor.h"
 #include "strategy/fcp/fcp_pipeline.h"
+#include "strategy/schedule/home.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {

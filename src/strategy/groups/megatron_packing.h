@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "strategy/schedule/groups.h"
 #include "strategy/groups/megatron_balanced.h"
+#include "strategy/schedule/groups.h"
 
 namespace contextile {
 

@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "contextile/strategies.h"
-#include "strategy/magi/magi_arranger.h"
 #include "strategy/magi/dispatch.h"
+#include "strategy/magi/magi_arranger.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/ranges.h"
-#include "strategy/schedule/home.h"
-#include "strategy/schedule/rank_layout.h"
 #include "strategy/magi/casts.h"
 #include "strategy/magi/dispatch.h"
+#include "strategy/schedule/home.h"
+#include "strategy/schedule/rank_layout.h"
 
 namespace contextile {
 namespace {

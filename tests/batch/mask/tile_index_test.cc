@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/mask.h"
 #include "batch/mask/tile_table.h"
+#include "contextile/mask.h"
 #include "support/mask_support.h"
 
 namespace contextile {

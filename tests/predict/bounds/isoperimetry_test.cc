@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/mask.h"
 #include "predict/bounds/components.h"
 #include "predict/bounds/work_curve.h"
-#include "contextile/mask.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 

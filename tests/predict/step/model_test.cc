@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "contextile/base.h"
-#include "support/message_of.h"
 #include "predict/step/simple_model.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {

@@ -15,8 +15,8 @@
 #include "contextile/registry.h"
 #include "contextile/strategy.h"
 #include "contextile/training.h"
-#include "support/mask_support.h"
 #include "predict/step/simple_step.h"
+#include "support/mask_support.h"
 
 namespace contextile {
 namespace {

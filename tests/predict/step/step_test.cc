@@ -16,8 +16,8 @@
 #include "contextile/simulate.h"
 #include "contextile/strategy.h"
 #include "contextile/training.h"
-#include "support/message_of.h"
 #include "predict/step/simple_step.h"
+#include "support/message_of.h"
 
 namespace contextile {
 namespace {

@@ -19,10 +19,10 @@
 #include "contextile/plan_stats.h"
 #include "contextile/strategy.h"
 #include "contextile/verify.h"
-#include "strategy/schedule/rank_layout.h"
 #include "strategy/distca/distca.h"
 #include "strategy/distca/distca_pipeline.h"
 #include "strategy/distca/distca_tasks.h"
+#include "strategy/schedule/rank_layout.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "contextile/mask.h"
-#include "strategy/schedule/rank_layout.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
 #include "strategy/original_outputs.h"
+#include "strategy/schedule/rank_layout.h"
 
 namespace contextile {
 namespace {

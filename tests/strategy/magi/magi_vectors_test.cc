@@ -18,9 +18,9 @@
 #include "contextile/plan_build.h"
 #include "contextile/strategies.h"
 #include "contextile/verify.h"
-#include "strategy/magi/magi_arranger.h"
 #include "strategy/magi/casts.h"
 #include "strategy/magi/dispatch.h"
+#include "strategy/magi/magi_arranger.h"
 #include "strategy/original_outputs.h"
 
 namespace contextile {

@@ -1,10 +1,10 @@
-#include "strategy/schedule/placed_tiles.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "strategy/schedule/placed_tiles.h"
 
 namespace contextile {
 namespace {
