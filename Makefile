@@ -34,8 +34,8 @@ SPACE := $(EMPTY) $(EMPTY)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-run: build  ## build, then plan, verify and execute a small batch
-	build/contextile demo
+run: build  ## build, then plan, verify and execute a small batch; writes the page build/demo.html
+	build/contextile demo -o build/demo.html
 
 test: deps build/build.ninja  ## build, then run every test
 	cmake --build --preset default -j $(JOBS) --target all contextile_tests

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contextile._core import Plan
-    from contextile._planning import Comparisons
 
 
 def error_text(error: BaseException) -> str:
@@ -86,7 +86,7 @@ def plan_html(plan: Plan) -> str:
 _COMPARISON_HEAD = ["strategy", "ms", "x bound", "between nodes MB", "inside MB", "imbalance", "peak MB", ""]
 
 
-def _comparison_rows(rows: Comparisons) -> list[list[str]]:
+def _comparison_rows(rows: Iterable[Any]) -> list[list[str]]:
     table = []
     for row in rows:
         if not row.ok:
@@ -109,8 +109,8 @@ def _comparison_rows(rows: Comparisons) -> list[list[str]]:
     return table
 
 
-def comparison_text(rows: Comparisons) -> str:
-    """A table in fixed columns; what does not apply stands behind it."""
+def comparison_text(rows: Iterable[Any]) -> str:
+    """The rows of `compare` as a table in fixed columns; what does not apply stands behind it."""
     table = [_COMPARISON_HEAD, *_comparison_rows(rows)]
     widths = [max(len(row[c]) for row in table) for c in range(len(_COMPARISON_HEAD) - 1)]
     lines = []
@@ -120,6 +120,6 @@ def comparison_text(rows: Comparisons) -> str:
     return "\n".join(lines)
 
 
-def comparison_html(rows: Comparisons) -> str:
+def comparison_html(rows: Iterable[Any]) -> str:
     """The same in a notebook."""
     return _table_html(_COMPARISON_HEAD, _comparison_rows(rows))

@@ -56,6 +56,24 @@ TEST_F(Demo, FitsOneScreenAndEndsWithTheVerdictAndNextStepsThatWork) {
   EXPECT_THAT(read(path("batch.plan.html")), HasSubstr("<html"));
 }
 
+TEST_F(Demo, WritesThePageOfTheFastestPlanBesideZigzags) {
+  const std::string page = path("first.html");
+  const std::string text = demo({"-o", page});
+  EXPECT_THAT(text, EndsWith(" beside zigzag as a page, open it in a browser\n"));
+  EXPECT_THAT(text, HasSubstr("\n" + page + ": "));
+  const std::string html = read(page);
+  EXPECT_THAT(html, HasSubstr("<html"));
+  EXPECT_THAT(html, HasSubstr("zigzag"));
+}
+
+TEST_F(Demo, APageThatCannotBeWrittenEndsItBeforeAnythingIsPlanned) {
+  const Outcome outcome = contextile({"demo", "-o", path("no-such-folder/first.html")});
+  EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("no-such-folder"));
+  expect_bad_input(contextile({"demo", "--all", "-o", path("first.html")}), {"--output", "--all"});
+}
+
 TEST_F(Demo, AllShowsEveryStrategyUnderBothMasks) {
   const std::string text = demo({"--all"});
   for (const char* title : {"== planned: causal", "== planned: lambda:64,4096",

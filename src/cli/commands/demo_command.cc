@@ -5,11 +5,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/check.h"
+#include "base/quote.h"
+#include "base/replaced_file.h"
+#include "base/standard_stream.h"
 #include "cli/command_text.h"
 #include "cli/commands/contextile_program.h"
 #include "cli/comparing.h"
@@ -20,7 +25,10 @@
 #include "cli/output.h"
 #include "cli/processes.h"
 #include "cli/this_machine.h"
+#include "contextile/planner.h"
 #include "contextile/registry.h"
+#include "contextile/report.h"
+#include "contextile/simulate.h"
 #include "report/comparison_summary.h"
 #include "report/table.h"
 
@@ -36,6 +44,7 @@ struct DemoOptions {
   std::int64_t tokens = 131072;
   std::uint64_t seed = 1;
   bool all = false;
+  std::string page_path;  // empty: no page
 };
 
 InputOptions planned_input(const DemoOptions& options, const std::string& mask) {
@@ -148,6 +157,31 @@ std::string tokens_text(std::int64_t tokens) {
   return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
 }
 
+// What a page needs of a plan; it must outlive the page's writing.
+struct SimulatedPlan {
+  std::string name;
+  PlannedBatch planned;
+  Simulation simulation;
+};
+
+// A page with the fastest plan and zigzag's, or with zigzag's alone where that is the fastest.
+void write_page(const DemoOptions& options, const std::string& best, std::ostream& page) {
+  const PlanInput input = load_input(planned_input(options, "causal"));
+  std::deque<SimulatedPlan> plans;
+  std::vector<ReportedPlan> reported;
+  for (const std::string& name : {best, std::string("zigzag")}) {
+    if (name.empty() || (!plans.empty() && plans.front().name == name)) continue;
+    PlannedBatch planned = plan_and_check(input.batches.front(), input.cluster,
+                                          parse_strategies(name).front(), input.options);
+    Simulation simulation = simulate(*planned.plan, input.cluster, {.timeline = true});
+    plans.push_back({name, std::move(planned), std::move(simulation)});
+    const SimulatedPlan& plan = plans.back();
+    reported.push_back(
+        {plan.name, *plan.planned.plan, input.cluster, plan.simulation, plan.planned.verified});
+  }
+  write_report(reported, page);
+}
+
 void show_next_steps(const DemoOptions& options, const std::string& best) {
   const std::string program = own_program();
   const std::string batch = fmt::format("--dataset {} --tokens {} --seed {}", options.dataset,
@@ -166,6 +200,12 @@ void show_next_steps(const DemoOptions& options, const std::string& best) {
 }
 
 int run(const DemoOptions& options) {
+  CONTEXTILE_CHECK(!options.all || options.page_path.empty(),
+                   "--output: expected the demo without --all, found both");
+  CONTEXTILE_CHECK(options.page_path != kStandardStream,
+                   "--output: expected a file, found -: results go to stdout");
+  std::optional<ReplacedFile> page;  // before minutes of planning, if it cannot be written
+  if (!options.page_path.empty()) page.emplace(options.page_path);
   std::string best;
   bool ok = false;
   if (options.all) {
@@ -178,6 +218,12 @@ int run(const DemoOptions& options) {
   print(ok ? "every plan verified, every result within its bound, every byte as predicted\n"
            : "a check failed\n");
   if (!options.all) show_next_steps(options, best);
+  if (page) {
+    write_page(options, best, page->stream());
+    page->commit();
+    print(fmt::format("\n{}: {} as a page, open it in a browser\n", printable(options.page_path),
+                      best == "zigzag" ? best : best + " beside zigzag"));
+  }
   return ok ? kExitOk : kExitCheckFailed;
 }
 
@@ -190,7 +236,11 @@ Action add_demo_command(CLI::App& app) {
                          {"N", "tokens of the planned batch", ""});
   add_size<std::uint64_t>(app, "--seed", options->seed, 0, {"N", "seed of lengths and inputs", ""});
   add_switch(app, "--all", options->all, "every row of every table, also under a lambda mask");
-  add_examples(app, {"contextile demo", "contextile demo --all --dataset prolong --tokens 64K"});
+  add_output(app, "-o,--output",
+             {"FILE", "an HTML page of the fastest plan beside zigzag's", "none"},
+             [options](const std::string& path) { options->page_path = path; });
+  add_examples(app, {"contextile demo -o demo.html",
+                     "contextile demo --all --dataset prolong --tokens 64K"});
   return [options] { return run(*options); };
 }
 

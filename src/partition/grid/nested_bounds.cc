@@ -1,6 +1,8 @@
 // DCP's constraints (Jiang et al., SOSP 2025, §4.2) as numbers, and a partition made to keep them.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -131,6 +133,17 @@ class Holder {
 };
 
 }  // namespace
+
+std::int64_t longest_first_max(std::vector<std::int64_t> sizes, std::int32_t parts) {
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  std::vector<std::int64_t> heap(static_cast<std::size_t>(parts));  // smallest load on top
+  for (const std::int64_t size : sizes) {
+    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+    heap.back() += size;
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  }
+  return heap.empty() ? 0 : std::ranges::max(heap);
+}
 
 std::int64_t work_bound(std::vector<std::int64_t> weights, std::int32_t parts, double eps) {
   const std::int64_t share = share_with(eps, sum_of(weights), parts);

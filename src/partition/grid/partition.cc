@@ -316,17 +316,6 @@ Assignment partition_nodes(GridLevel finest, std::int32_t nodes, const GridSpec&
 
 }  // namespace
 
-std::int64_t longest_first_max(std::vector<std::int64_t> sizes, std::int32_t parts) {
-  std::sort(sizes.begin(), sizes.end(), std::greater<>());
-  std::vector<std::int64_t> heap(static_cast<std::size_t>(parts));  // smallest load on top
-  for (const std::int64_t size : sizes) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    heap.back() += size;
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-  }
-  return largest(heap);
-}
-
 GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
   CONTEXTILE_CHECK(
       spec.nodes >= 1 && spec.devices_per_node >= 1 && spec.devices_per_node <= kMaxLanes,
