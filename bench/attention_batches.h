@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "contextile/data.h"
+#include "contextile/extend/partition.h"
 #include "contextile/mask.h"
-#include "contextile/partition.h"
 #include "contextile/workload.h"
 #include "geometric_mean.h"
 

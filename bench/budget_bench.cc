@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "contextile/data.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -32,10 +32,9 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/gpu.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/gpu.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "gpu_decode.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/tensor.h"

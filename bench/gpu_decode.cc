@@ -11,7 +11,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "kernel/cuda/paged_kernel.h"
 #include "kernel/tensor.h"
 

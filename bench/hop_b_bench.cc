@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 #include "transport/forwarding_transport.h"
 
 namespace contextile {

@@ -11,14 +11,14 @@
 #include <tuple>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/cluster.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
-#include "contextile/token_layout.h"
-#include "contextile/transport.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/extend/transport.h"
+#include "contextile/plan.h"
+#include "contextile/planner.h"
 #include "kernel/host_tensor.h"
 #include "kernel_tile.h"
 #include "runtime/check/layer_tensors.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "contextile/plan.h"
 #include "kernel_peaks.h"
 

@@ -2,7 +2,7 @@
 // this machine.
 #pragma once
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 

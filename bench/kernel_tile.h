@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "contextile/workload.h"
 #include "kernel/host_tensor.h"
 

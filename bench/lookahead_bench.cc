@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "contextile/batch_sampler.h"
 #include "contextile/data.h"
 #include "contextile/lookahead.h"
 #include "contextile/plan_file.h"

@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "kernel/cached_element.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "attention_batches.h"
-#include "contextile/hypergraph.h"
-#include "contextile/partition.h"
+#include "contextile/extend/hypergraph.h"
+#include "contextile/extend/partition.h"
 #include "strategy/dcp_hypergraph.h"
 
 namespace contextile {

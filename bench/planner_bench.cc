@@ -22,7 +22,7 @@
 
 #include "attention_batches.h"
 #include "contextile/data.h"
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -21,8 +21,7 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "contextile/prefill_choice.h"
-#include "contextile/prefill_plan.h"
+#include "contextile/serving/prefill.h"
 #include "kernel_peaks.h"
 #include "serving/prefill/prefill_batch.h"
 #include "serving/prefill/published_table.h"

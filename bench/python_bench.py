@@ -20,7 +20,7 @@ import contextile as ct
 
 CASES = [
     ("zigzag", 32768, "local:1x8"),
-    ("dcp:T=4", 65536, "dgx-h200:1x8"),
+    ("dcp:divisions=4", 65536, "dgx-h200:1x8"),
     ("fcp:block=2048", 131072, "dgx-h200:2x8"),
     ("auto:steps=1000000", 131072, "dgx-h200:2x8"),
 ]

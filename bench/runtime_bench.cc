@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "runtime/check/run_error.h"
 #include "runtime/check/single_device.h"
 

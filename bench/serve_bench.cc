@@ -23,8 +23,8 @@
 #include <thread>
 #include <vector>
 
-#include "contextile/engine_rank.h"
-#include "contextile/serve_simulation.h"
+#include "contextile/advanced/serve_simulation.h"
+#include "contextile/serving/engine.h"
 #include "kernel_peaks.h"
 
 namespace contextile {

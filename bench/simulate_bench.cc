@@ -15,12 +15,11 @@
 
 #include "contextile/cluster.h"
 #include "contextile/data.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
 

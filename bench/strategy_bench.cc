@@ -22,11 +22,10 @@
 #include <vector>
 
 #include "contextile/data.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
 #include "strategy/distca/distca_plan.h"

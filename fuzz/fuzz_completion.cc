@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
 #include "serving/server/completion.h"
 #include "serving/server/protocol.h"
 

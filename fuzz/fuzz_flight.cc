@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace contextile;  // NOLINT(google-build-using-namespace)

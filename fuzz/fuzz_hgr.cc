@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 
 namespace {
 

@@ -11,7 +11,6 @@
 
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 
 namespace {

@@ -12,7 +12,6 @@
 
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "plan/file/plan_file.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "contextile/base.h"
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace contextile;

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/gloo_transport.h"
-#include "contextile/membership.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/transport.h"
 #include "contextile/planner.h"
+#include "contextile/store.h"
 
 namespace {
 

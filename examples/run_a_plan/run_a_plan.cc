@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 
 namespace {

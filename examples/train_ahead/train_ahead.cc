@@ -18,7 +18,7 @@
 
 #include "attend.h"
 #include "contextile/contextile.h"
-#include "contextile/gloo_transport.h"
+#include "contextile/extend/transport.h"
 #include "options.h"
 
 using namespace contextile;

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/plan.h"
 #include "contextile/workload.h"
 

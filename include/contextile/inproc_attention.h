@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "contextile/executor.h"
+#include "contextile/extend/tensor.h"
+#include "contextile/extend/transport.h"
 #include "contextile/plan.h"
-#include "contextile/tensor.h"
-#include "contextile/transport.h"
 
 namespace contextile {
 

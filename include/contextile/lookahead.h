@@ -17,12 +17,11 @@
 #include <memory>
 #include <string>
 
-#include "contextile/batch_sampler.h"
 #include "contextile/cluster.h"
+#include "contextile/data.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "contextile/store.h"
-#include "contextile/workload_input.h"
 
 namespace contextile {
 

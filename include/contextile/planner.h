@@ -21,21 +21,60 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/arrangement.h"
+#include "contextile/base.h"
 #include "contextile/bounds.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
-#include "contextile/progress.h"
-#include "contextile/registry.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {
+
+// ---------------------------------------------------------------------------------------- registry
+//
+// The strategies there are, and how a caller names one with its options.
+
+// All strategies, in the order tables list them.
+[[nodiscard]] std::span<const Strategy* const> strategies();
+// Throws InvalidArgument with the list of names and a "did you mean".
+[[nodiscard]] const Strategy& find_strategy(std::string_view name);
+
+// "name:key=value,key=value,other,…": an item without '=' starts the next strategy; values may hold
+// colons; "all" stands for every strategy. Names and keys are checked when used.
+[[nodiscard]] std::vector<StrategyChoice> parse_strategies(std::string_view text);
+// "name" or "name:key=value,…", as given.
+[[nodiscard]] std::string choice_text(const StrategyChoice& choice);
+
+// ----------------------------------------------------------------------------------- plan estimate
+//
+// What planning would make, estimated before it is made: a slip of the keyboard ("--block-size 1")
+// can ask for more than any machine holds.
+
+// Blocks as small as the smallest that strategies choose by themselves.
+inline constexpr std::int64_t kSmallestDefaultBlock = 512;
+
+// Tiles of all masks and one direction in blocks of `block_size` tokens, about: attended pairs over
+// the pairs of a block pair, and the blocks along the edges of sequences and bands. O(bands).
+[[nodiscard]] double estimated_tiles(const Workload& workload, std::int64_t block_size);
+
+// What planning is meant for; beyond it minutes and gigabytes go by.
+inline constexpr double kMostTiles = 2e8;
+inline constexpr double kMostDevicePairs = 2e8;
+inline constexpr std::int32_t kMostKvHeads = 1024;
+
+// Throws InvalidArgument with the number of tiles or devices, what would fit and which block size
+// gives it, when a plan would have more than kMostTiles tiles or the cluster more than
+// kMostDevicePairs ordered pairs of devices that may send to each other; with more than
+// kMostKvHeads KV heads, each of which may be placed for itself. A block size of 0 is the
+// strategy's own.
+void check_plan_size(const Workload& workload, const Cluster& cluster, std::int64_t block_size);
+
+// ----------------------------------------------------------------------------------------- planner
 
 // What is asked of a plan, whatever the strategy.
 struct PlanOptions {
@@ -46,7 +85,7 @@ struct PlanOptions {
   std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
   std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
   std::optional<double> linear_us_per_token = {};       // as of StrategyRequest
-  bool force = false;          // plan also in blocks that check_plan_size refuses (plan_estimate.h)
+  bool force = false;          // plan also in blocks that check_plan_size refuses (planner.h)
   ProgressHook progress = {};  // told how far a batch has come
 };
 // What a choice of a strategy and its own options asks of that strategy.

@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "contextile/advanced/flight_record.h"
 #include "contextile/cluster.h"
-#include "contextile/flight_record.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
@@ -21,7 +21,7 @@ namespace contextile {
 // direction. Forward comes first, backward after it. An arrow ties the two ends of a message. Spans
 // carry what their instruction or message is about as arguments; waits also "waits_for": message,
 // link, peer, and what the peer was doing. The process "critical path" has the critical path
-// (critical_path.h), and spans on it say so. Times are µs with three digits.
+// (simulate.h), and spans on it say so. Times are µs with three digits.
 //
 // `simulation` is of `plan` on `cluster`, with SimulateOptions::timeline. Throws InvalidArgument
 // when it has no timeline or other devices than the plan. Does not check the stream. O(events · log

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "contextile/base.h"
 #include "contextile/plan.h"
-#include "contextile/progress.h"
 
 namespace contextile {
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "contextile/workload.h"
 
 namespace contextile {

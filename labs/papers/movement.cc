@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 
 namespace contextile {
 

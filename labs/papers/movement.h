@@ -4,7 +4,6 @@
 #include <span>
 
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "contextile/workload.h"
 
 namespace contextile {

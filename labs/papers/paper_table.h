@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/progress.h"
+#include "contextile/base.h"
 #include "contextile/workload.h"
 #include "report/table.h"
 

@@ -9,7 +9,6 @@
 
 #include "contextile/data.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "contextile/workload.h"
 #include "papers/paper_table.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/registry.h"
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
+#include "contextile/planner.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "contextile/data.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "papers/findings.h"
 #include "papers/progress.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "papers/findings.h"
 #include "papers/progress.h"
 #include "papers/setting.h"

@@ -186,7 +186,7 @@ TEST_F(TableCommand, TimesTheMethodBesideItsBaselines) {
   const json document = small_table("dcp-fig13");
   EXPECT_EQ(document["rows"].size(), 4U * 7);
   for (const json& row : document["rows"]) {
-    if (!row.contains("total_s")) continue;  // inner=8 needs nodes of 8 devices
+    if (!row.contains("total_s")) continue;  // inner_ring=8 needs nodes of 8 devices
     EXPECT_NEAR(row["total_s"].get<double>(),
                 row["forward_s"].get<double>() + row["backward_s"].get<double>(),
                 1e-9 + 0.02 * row["total_s"].get<double>())

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "contextile/cluster.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 #include "papers/paper_table.h"
 #include "papers/progress.h"
@@ -49,7 +49,7 @@ class PaperTimes : public testing::Test {
 TEST_F(PaperTimes, CountTheFastestOfSeveralWays) {
   std::vector<StrategyChoice> ways;
   for (const char* inner : {"1", "2", "4", "8"}) {
-    ways.push_back(parse_strategies("double_ring:inner=" + std::string(inner)).front());
+    ways.push_back(parse_strategies("double_ring:inner_ring=" + std::string(inner)).front());
   }
   const Table table = rows_of({{.ways = parse_strategies("zigzag")}, {.ways = ways}});
   double fastest_s = kInfinity;
@@ -80,8 +80,8 @@ TEST_F(PaperTimes, TakeAMethodsOwnBatches) {
 }
 
 TEST_F(PaperTimes, SkipAMethodOnlyWhereNoWayApplies) {
-  const StrategyChoice bad = parse_strategies("double_ring:inner=3").front();
-  const StrategyChoice good = parse_strategies("double_ring:inner=2").front();
+  const StrategyChoice bad = parse_strategies("double_ring:inner_ring=3").front();
+  const StrategyChoice good = parse_strategies("double_ring:inner_ring=2").front();
   const Table some = rows_of({{.ways = parse_strategies("zigzag")}, {.ways = {bad, good}}});
   EXPECT_EQ(std::get<double>(some.cells(1)[kTotal]), total_s(good, batches_));
   EXPECT_TRUE(gain_);

@@ -1,8 +1,8 @@
-// contextile/arrangement.h: what a strategy returns, to be made in Python.
+// contextile/extend/arrangement.h: what a strategy returns, to be made in Python.
 #include <string>
 
 #include "bind.h"
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "mask_object.h"
 
 namespace contextile::python {

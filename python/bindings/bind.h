@@ -26,10 +26,9 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/base.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
-#include "contextile/progress.h"
 
 // Ids are plain numbers in Python, ranges are pairs (begin, end).
 namespace nanobind::detail {

@@ -1,11 +1,10 @@
-// contextile/data.h and batch_sampler.h: lengths of real batches.
+// contextile/data.h and data.h: lengths of real batches.
 #include "contextile/data.h"
 
 #include <string>
 #include <tuple>
 
 #include "bind.h"
-#include "contextile/batch_sampler.h"
 
 namespace contextile::python {
 namespace {

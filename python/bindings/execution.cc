@@ -1,15 +1,14 @@
-// contextile/transport.h, executor.h, inproc_attention.h: exact attention by a plan.
+// contextile/extend/transport.h, executor.h, inproc_attention.h: exact attention by a plan.
 #include <chrono>
 #include <string>
 
 #include "bind.h"
+#include "contextile/advanced/gpu.h"
 #include "contextile/executor.h"
-#include "contextile/gloo_transport.h"
-#include "contextile/gpu.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
 #include "contextile/inproc_attention.h"
-#include "contextile/kernel.h"
 #include "contextile/plan_file.h"
-#include "contextile/transport.h"
 #include "plan_object.h"
 #include "tensors.h"
 

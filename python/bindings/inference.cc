@@ -1,11 +1,10 @@
-// contextile/kv_layout.h, kv_cache.h, decode.h: a cache of keys and values that ranks share, and a
+// contextile/serving/kv_cache.h, serving/kv_cache.h, serving/decode.h: a cache of keys and values that ranks share, and a
 // decoding step's attention to it.
 #include <string>
 
 #include "bind.h"
-#include "contextile/decode.h"
-#include "contextile/kv_cache.h"
-#include "contextile/kv_layout.h"
+#include "contextile/serving/decode.h"
+#include "contextile/serving/kv_cache.h"
 #include "tensors.h"
 
 namespace contextile::python {

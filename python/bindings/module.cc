@@ -4,7 +4,7 @@
 #include <string>
 
 #include "bind.h"
-#include "contextile/version.h"
+#include "contextile/base.h"
 
 namespace contextile::python {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "bind.h"
+#include "contextile/advanced/sensitivity.h"
 #include "contextile/planner.h"
-#include "contextile/sensitivity.h"
 #include "plan_object.h"
 
 namespace contextile::python {

@@ -5,9 +5,8 @@
 #include <variant>
 
 #include "bind.h"
+#include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
-#include "contextile/token_layout.h"
 #include "contextile/verify.h"
 #include "mask_object.h"
 #include "plan_object.h"

@@ -1,4 +1,4 @@
-// contextile/simulate.h, critical_path.h, bounds.h, report.h: what a plan would take, and looking
+// contextile/simulate.h, simulate.h, bounds.h, report.h: what a plan would take, and looking
 // at it.
 #include <fstream>
 #include <sstream>
@@ -7,7 +7,6 @@
 
 #include "bind.h"
 #include "contextile/bounds.h"
-#include "contextile/critical_path.h"
 #include "contextile/report.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"

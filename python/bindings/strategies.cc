@@ -1,9 +1,9 @@
-// contextile/registry.h: strategies by name.
+// contextile/planner.h: strategies by name.
 #include <string>
 #include <tuple>
 
 #include "bind.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 
 namespace contextile::python {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "bind.h"
-#include "contextile/tensor.h"
-#include "contextile/transport.h"
+#include "contextile/extend/tensor.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile::python {
 

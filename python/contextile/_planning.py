@@ -252,7 +252,7 @@ def plan(
     cluster
         A ``Cluster`` or a text as ``Cluster.load`` takes it.
     strategy
-        ``strategies.dcp(T=6)``, a text (``"dcp:T=6"``), or a function of (workload, cluster, options) that returns an
+        ``strategies.dcp(divisions=6)``, a text (``"dcp:divisions=6"``), or a function of (workload, cluster, options) that returns an
         ``Arrangement``; what it makes is built, proved and simulated as any other.
     mask, heads, head_dim, value_dim, dtype, scale, softcap, sink, home, roles
         As of ``make_workload``.

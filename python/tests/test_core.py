@@ -148,9 +148,9 @@ def test_every_strategy_has_a_function_with_its_options():
         assert function() == ct.StrategyChoice(name)
         for option in options:
             assert option.help in function.__doc__
-    assert str(ct.strategies.dcp(T=6, relays=True)) == "dcp:T=6,relays=on"
+    assert str(ct.strategies.dcp(divisions=6, relays=True)) == "dcp:divisions=6,relays=on"
     assert str(ct.strategies.fcp(block="auto")) == "fcp:block=auto"
-    assert ct.strategies.dcp(T=4) == ct.strategies.dcp()
+    assert ct.strategies.dcp(divisions=4) == ct.strategies.dcp()
     with pytest.raises(ct.InvalidArgument, match="expected an option among T, "):
         ct.strategies.dcp(divisions=6)
     with pytest.raises(ct.InvalidArgument, match="did you mean"):
@@ -542,7 +542,7 @@ def test_what_is_given_to_plan_can_be_pickled():
     spec = ct.masks.shared_question(lengths=[3, 4, 5])
     mask = ct.masks.from_row_ranges([[(0, 1)], [(0, 2)], [(1, 3)]])
     shape = ct.AttentionShape(q_heads=8, kv_heads=2, head_dim=64, value_dim=32, dtype="f16", scale=0.3, softcap=20, sink=True)
-    choice = ct.strategies.dcp(T=6)
+    choice = ct.strategies.dcp(divisions=6)
     for one in (cluster, spec, mask, shape, choice):
         assert pickle.loads(pickle.dumps(one)) == one
     assert pickle.loads(pickle.dumps(mask)).num_tokens == 3

@@ -1,4 +1,4 @@
-#include "contextile/version.h"
+#include "contextile/base.h"
 
 namespace contextile {
 

@@ -7,7 +7,7 @@
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "cli/help_formatter.h"
-#include "contextile/version.h"
+#include "contextile/base.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -7,8 +7,8 @@
 #include "base/check.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/planner.h"
 
 namespace contextile {
 namespace {

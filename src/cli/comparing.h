@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/sensitivity.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
-#include "contextile/sensitivity.h"
 #include "report/comparison_tables.h"
 
 namespace contextile {

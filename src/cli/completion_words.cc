@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cli/options/types.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 
 namespace contextile {
 namespace {

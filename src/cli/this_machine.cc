@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cli/progress.h"
-#include "contextile/profile.h"
+#include "contextile/advanced/profile.h"
 
 namespace contextile {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/reference_kernel.h"
 #include "kernel/cpu/row_ops.h"
 #include "kernel/cpu/simd_kernel.h"

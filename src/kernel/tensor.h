@@ -6,7 +6,7 @@
 #include <span>
 #include <type_traits>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 

@@ -1,4 +1,4 @@
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 
 namespace contextile {
 

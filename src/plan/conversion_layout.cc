@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "plan/lower/arena.h"
 
 namespace contextile {

@@ -1,11 +1,10 @@
-#include "contextile/token_layout.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/plan.h"
 
 namespace contextile {
 namespace {

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {

@@ -8,11 +8,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/out_of_memory.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_estimate.h"
-#include "contextile/plan_stats.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/plan.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "contextile/verify.h"
 #include "planner/timed_block_size.h"
 

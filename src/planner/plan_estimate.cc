@@ -1,9 +1,8 @@
-#include "contextile/plan_estimate.h"
-
 #include <algorithm>
 
 #include "base/check.h"
 #include "contextile/mask.h"
+#include "contextile/planner.h"
 
 namespace contextile {
 

@@ -1,5 +1,3 @@
-#include "contextile/registry.h"
-
 #include <algorithm>
 #include <array>
 #include <string>
@@ -8,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
+#include "contextile/planner.h"
 #include "planner/auto/auto_strategy.h"
 #include "strategy/axp/axp_presets.h"
 #include "strategy/dcp.h"

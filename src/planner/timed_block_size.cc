@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "base/parallel_for.h"
-#include "contextile/model.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_estimate.h"
+#include "contextile/advanced/training.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "contextile/training.h"
 #include "planner/auto/arrangement_load.h"
 
 namespace contextile {

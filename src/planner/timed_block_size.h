@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/workload.h"
 
 namespace contextile {

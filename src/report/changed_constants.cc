@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/sensitivity.h"
+#include "contextile/advanced/sensitivity.h"
 
 namespace contextile {
 namespace {

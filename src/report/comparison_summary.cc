@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "report/fidelity.h"
 
 namespace contextile {

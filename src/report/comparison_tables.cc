@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/quote.h"
-#include "contextile/oracle.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/plan.h"
+#include "contextile/planner.h"
 #include "report/fidelity.h"
 #include "report/json.h"
 #include "report/plan_tables.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 #include "report/table.h"
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/oracle.h"
-#include "contextile/registry.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/planner.h"
 #include "report/json.h"
 
 namespace contextile {

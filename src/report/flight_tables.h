@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
 #include "report/table.h"
 
 namespace contextile {

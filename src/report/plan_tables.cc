@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/quote.h"
+#include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "report/json.h"
 

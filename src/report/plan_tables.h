@@ -8,7 +8,6 @@
 
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "report/table.h"
 

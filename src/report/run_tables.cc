@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/quote.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "report/json.h"
 namespace contextile {
 namespace {

@@ -1,4 +1,4 @@
-#include "contextile/sensitivity.h"
+#include "contextile/advanced/sensitivity.h"
 
 #include <algorithm>
 #include <cmath>

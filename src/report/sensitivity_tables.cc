@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "report/json.h"
 
 namespace contextile {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "contextile/sensitivity.h"
+#include "contextile/advanced/sensitivity.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "report/table.h"
 

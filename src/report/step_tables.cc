@@ -7,9 +7,8 @@
 #include <numeric>
 
 #include "base/quote.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -15,9 +15,9 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/critical_path.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "contextile/report.h"
+#include "contextile/simulate.h"
 #include "report/wait_text.h"
 
 namespace contextile {

@@ -5,8 +5,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "contextile/critical_path.h"
 #include "contextile/plan.h"
+#include "contextile/simulate.h"
 
 namespace contextile {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/critical_path.h"
 #include "contextile/plan.h"
+#include "contextile/simulate.h"
 #include "report/table.h"
 
 namespace contextile {

@@ -1,4 +1,4 @@
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "contextile/base.h"
 #include "contextile/plan_file.h"
-#include "contextile/version.h"
 
 namespace contextile {
 namespace {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
+#include "contextile/extend/transport.h"
 #include "contextile/plan.h"
-#include "contextile/transport.h"
 
 namespace contextile {
 

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
 
 namespace contextile {
 namespace {

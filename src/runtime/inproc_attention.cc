@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/kernel.h"
-#include "contextile/plan_stats.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/plan.h"
 #include "contextile/verify.h"
 #include "runtime/executor/check_program.h"
 #include "runtime/executor/machine_memory.h"

@@ -1,12 +1,11 @@
-#include "contextile/scatter.h"
-
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
-#include "contextile/token_layout.h"
+#include "contextile/executor.h"
+#include "contextile/plan.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/check_program.h"
 #include "runtime/executor/check_tensors.h"

@@ -1,5 +1,3 @@
-#include "contextile/membership.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/quote.h"
+#include "contextile/store.h"
 
 namespace contextile {
 namespace {

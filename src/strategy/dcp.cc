@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/partition.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/partition.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/dcp_hypergraph.h"
 #include "strategy/grid_placement.h"
 #include "strategy/schedule/divisions.h"
@@ -173,7 +173,8 @@ class DcpStrategy : public TypedStrategy<DcpOptions> {
  private:
   static OptionTable<DcpOptions> option_table() {
     OptionTable<DcpOptions> table;
-    return table.integer("T", &DcpOptions::divisions, 2, 1 << 10, "divisions of the schedule")
+    return table
+        .integer("divisions", &DcpOptions::divisions, 2, 1 << 10, "divisions of the schedule")
         .real("eps_node", &DcpOptions::eps_node, 0, 100,
               "compute of a node above the mean of nodes, as a share of it")
         .real("eps_device", &DcpOptions::eps_device, 0, 100,

@@ -1,7 +1,7 @@
 // Dynamic context parallelism: hypergraph placement and division schedule.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

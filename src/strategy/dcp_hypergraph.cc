@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 
 namespace contextile {
 namespace {

@@ -1,8 +1,8 @@
 // Placement by the general hypergraph partitioner, as DCP publishes it.
 #pragma once
 
-#include "contextile/hypergraph.h"
-#include "contextile/partition.h"
+#include "contextile/extend/hypergraph.h"
+#include "contextile/extend/partition.h"
 
 namespace contextile {
 

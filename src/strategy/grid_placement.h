@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "contextile/cluster.h"
+#include "contextile/extend/partition.h"
 #include "contextile/mask.h"
-#include "contextile/partition.h"
 #include "contextile/workload.h"
 #include "strategy/schedule/placed_tiles.h"
 #include "strategy/schedule/rank_layout.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

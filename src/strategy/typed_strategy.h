@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 #include "strategy/options.h"
 
 namespace contextile {
@@ -33,7 +33,7 @@ struct StrategyCard {
   Deciding deciding = Deciding::kByRule;
 };
 
-// A strategy whose options are the aggregate `Options` (contextile/strategies.h). A subclass says
+// A strategy whose options are the aggregate `Options` (contextile/extend/strategies.h). A subclass says
 // what arrange_with() its options does, and why it may not.
 template <typename Options>
 class TypedStrategy : public Strategy {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/axp/axp.h"
 #include "strategy/schedule/rank_layout.h"
 #include "strategy/shard_cost.h"

@@ -1,7 +1,7 @@
 // WLB-LLM's sharding of one micro-batch.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

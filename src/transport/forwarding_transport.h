@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

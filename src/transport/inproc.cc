@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/inproc_group.h"
 #include "transport/inproc_transport.h"
 

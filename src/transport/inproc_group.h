@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/posted_end.h"
 
 namespace contextile {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/inproc_group.h"
 
 namespace contextile {

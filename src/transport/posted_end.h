@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

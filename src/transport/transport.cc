@@ -1,4 +1,4 @@
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 #include <cstring>
 

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "contextile/base.h"
-#include "contextile/id_vector.h"
 
 namespace contextile {
 namespace {

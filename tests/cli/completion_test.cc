@@ -115,7 +115,7 @@ TEST_F(Completion, ChoicesOfAStrategysOptionAreOffered) {
               ElementsAre("dcp:partitioner=grid", "dcp:partitioner=hypergraph"));
   EXPECT_THAT(words({"plan", "--strategy", "ring,dcp:relays=off,partitioner=h"}),
               ElementsAre("ring,dcp:relays=off,partitioner=hypergraph"));
-  EXPECT_THAT(words({"plan", "--strategy", "dcp:T="}), IsEmpty());
+  EXPECT_THAT(words({"plan", "--strategy", "dcp:divisions="}), IsEmpty());
 }
 
 TEST_F(Completion, NoPathsStandBehindTheParametersOfAName) {

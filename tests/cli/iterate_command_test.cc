@@ -56,7 +56,7 @@ void expect_at_most_80_columns(const std::string& text) {
 TEST_F(IterateCommand, PrintsOneStepWithItsTimesAndMemory) {
   const Outcome outcome = iterate({"--tp", "2", "--pp", "2", "--micro-batches", "4", "--strategy",
                                    "magi:chunk=64,distca:nano_batches=1,resend=on,tolerance=0.15,"
-                                   "double_ring:head_parallel=2,inner=1"});
+                                   "double_ring:head_parallel=2,inner_ring=1"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("4000 tokens in 4 micro-batches, longest document 1000"));
   EXPECT_THAT(outcome.out, HasSubstr("TP 2, CP 2, DP 1, PP 2"));

@@ -13,7 +13,6 @@
 #include "cli/program.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "support/trace_support.h"
 
 namespace contextile {

@@ -14,9 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"
 #include "support/device_calls.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/half.h"
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 
 namespace contextile {
 

@@ -15,7 +15,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/simd_kernel.h"
 #include "runtime/check/run_error.h"
 #include "support/bf16_kernels.h"

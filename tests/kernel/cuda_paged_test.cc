@@ -13,7 +13,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "kernel/cuda/paged_attend.h"
 #include "kernel/cuda/paged_cache.h"
 #include "kernel/cuda/paged_entry_points.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/logaddexp.h"
 
 namespace contextile {

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "kernel/cached_element.h"
 #include "kernel/tensor.h"
 

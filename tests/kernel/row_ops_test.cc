@@ -13,7 +13,7 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/logaddexp.h"
 #include "kernel/cpu/reference_rows.h"
 #include "kernel/tensor.h"

@@ -12,10 +12,9 @@
 #include <variant>
 #include <vector>
 
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
 #include "support/message_of.h"

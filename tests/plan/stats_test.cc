@@ -6,10 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_stats.h"
-#include "contextile/strategy.h"
 #include "support/plan_support.h"
 
 namespace contextile {

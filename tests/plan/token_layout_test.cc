@@ -1,5 +1,3 @@
-#include "contextile/token_layout.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,8 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
+#include "contextile/plan.h"
 #include "support/plan_support.h"
 
 namespace contextile {

@@ -105,7 +105,7 @@ TEST(PlanBatch, EndsWhereItsHookThrows) {
 
 TEST(PlanBatch, FollowsEveryOption) {
   const PlannedBatch planned =
-      plan_batch(batch_of(kLengths), load_cluster("dgx-h200:1x4"), {"dcp", {{"T", "3"}}},
+      plan_batch(batch_of(kLengths), load_cluster("dgx-h200:1x4"), {"dcp", {{"divisions", "3"}}},
                  {.block_size = 512,
                   .wire = Dtype::kBf16,
                   .backward = false,
@@ -113,7 +113,7 @@ TEST(PlanBatch, FollowsEveryOption) {
                   .memory_limit_bytes = 1'000'000'000});
   const Plan& plan = *planned.plan;
   EXPECT_EQ(plan.options.at("block_size"), "512");
-  EXPECT_EQ(plan.options.at("T"), "3");
+  EXPECT_EQ(plan.options.at("divisions"), "3");
   EXPECT_EQ(plan.partial_wire, Dtype::kBf16);
   EXPECT_FALSE(plan.has_direction(Direction::kBackward));
   EXPECT_EQ(plan.rounds[0].token_limit, 16000);

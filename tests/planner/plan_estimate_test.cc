@@ -1,5 +1,3 @@
-#include "contextile/plan_estimate.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +5,7 @@
 #include <string>
 
 #include "contextile/mask.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 #include "support/batches.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "contextile/cluster.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 
 namespace contextile {

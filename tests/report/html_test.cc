@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "contextile/plan_stats.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/plan.h"
 #include "contextile/report.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "report/html/palette.h"
 #include "report/html/text.h"

@@ -12,8 +12,8 @@
 #include <variant>
 #include <vector>
 
-#include "contextile/oracle.h"
-#include "contextile/plan_stats.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/plan.h"
 #include "report/html/plan_workload.h"
 #include "report/html/tile_rows.h"
 #include "report/html/tile_view.h"

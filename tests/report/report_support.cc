@@ -7,9 +7,9 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
 

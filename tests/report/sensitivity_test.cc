@@ -1,5 +1,5 @@
 // Clusters with one constant changed, and who is fastest on them.
-#include "contextile/sensitivity.h"
+#include "contextile/advanced/sensitivity.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

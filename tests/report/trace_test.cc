@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/report.h"
 #include "contextile/simulate.h"
 #include "support/plan_support.h"

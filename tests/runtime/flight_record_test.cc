@@ -1,5 +1,5 @@
 // Flight records: what a failed group leaves behind, and who is named by it.
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/base.h"
 #include "contextile/executor.h"
-#include "contextile/token_layout.h"
-#include "contextile/version.h"
+#include "contextile/plan.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/executor_testing.h"
 #include "runtime/executor/plan_execution.h"

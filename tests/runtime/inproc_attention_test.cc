@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/kernel.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/executor.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/plan.h"
 #include "contextile/planner.h"
-#include "contextile/scatter.h"
-#include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
 #include "runtime/check/run_error.h"
 #include "runtime/check/single_device.h"

@@ -1,7 +1,5 @@
 // Tensors of the batch to every rank and back, for the plans of every strategy.
 
-#include "contextile/scatter.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/token_layout.h"
+#include "contextile/executor.h"
+#include "contextile/plan.h"
 #include "support/message_of.h"
 #include "support/plan_support.h"
 

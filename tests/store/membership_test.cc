@@ -1,6 +1,4 @@
 // Ranks that are left agree on one group, whoever is lost and when.
-#include "contextile/membership.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/store.h"
 
 namespace contextile {
 namespace {

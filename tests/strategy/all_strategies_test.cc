@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "support/mask_support.h"
 

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/id_vector.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/strategies.h"
+#include "contextile/base.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategies.h"
+#include "contextile/plan.h"
+#include "contextile/planner.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 

@@ -8,12 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "support/batches.h"
 
@@ -42,8 +41,8 @@ TEST(Dcp, EveryTransferIsNeededAndEveryPlanValid) {
                                         {"relays", "off"},
                                         {"results", "early"},
                                         {"head_groups", "1"},
-                                        {"T", "2"},
-                                        {"T", "7"},
+                                        {"divisions", "2"},
+                                        {"divisions", "7"},
                                         {"cuts", "edges"}}) {
       SCOPED_TRACE(fmt::format("{} {}={}", mask, option, value));
       const Plan plan =

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
 #include "support/message_of.h"
 
 namespace contextile {
@@ -50,7 +50,7 @@ TEST(Strategies, RejectUnknownKeysAndBadValues) {
   EXPECT_THAT(reason("magi", "chunk", "12x"), HasSubstr("found '12x'"));
   EXPECT_THAT(reason("magi", "stages", ""), HasSubstr("found ''"));
   EXPECT_THAT(reason("all_gather", "algorithm", "tree"), HasSubstr("expected one of ring, direct"));
-  EXPECT_THAT(reason("zigzag", "padded", "yes"), HasSubstr("expected one of off, on"));
+  EXPECT_THAT(reason("zigzag", "count_padding", "yes"), HasSubstr("expected one of off, on"));
 }
 
 TEST(Strategies, EveryDefaultValueIsAccepted) {

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
-#include "contextile/strategies.h"
 #include "strategy/typed_strategy.h"
 #include "support/mask_support.h"
 #include "support/message_of.h"
@@ -52,29 +51,29 @@ class Setter {
   Rng rng_;
 };
 
-void randomize(Setter& setter, RingOptions& options) { setter.set(options.padded); }
+void randomize(Setter& setter, RingOptions& options) { setter.set(options.count_padding); }
 void randomize(Setter& setter, ZigzagOptions& options) {
-  setter.set(options.padded);
-  setter.set(options.stashed);
+  setter.set(options.count_padding);
+  setter.set(options.count_stashed);
 }
 void randomize(Setter& setter, UlyssesOptions& options) {
   setter.set_enum(options.layout, 4);
-  setter.set(options.padded);
+  setter.set(options.count_padding);
 }
 void randomize(Setter& setter, HybridOptions& options) {
   setter.set(options.head_parallel, 0, 64);
-  setter.set(options.padded);
-  setter.set(options.stashed);
+  setter.set(options.count_padding);
+  setter.set(options.count_stashed);
 }
 void randomize(Setter& setter, DoubleRingOptions& options) {
   setter.set(options.inner_ring, 0, 64);
   setter.set(options.head_parallel, 0, 64);
-  setter.set(options.padded);
+  setter.set(options.count_padding);
 }
 void randomize(Setter& setter, AllGatherOptions& options) {
   setter.set_enum(options.algorithm, 2);
   setter.set_enum(options.layout, 4);
-  setter.set(options.padded);
+  setter.set(options.count_padding);
 }
 void randomize(Setter& setter, WlbOptions& options) {
   setter.set_enum(options.sharding, 3);
@@ -87,7 +86,7 @@ void randomize(Setter& setter, BytescaleOptions& options) {
 }
 void randomize(Setter& setter, MegatronDynamicOptions& options) {
   setter.set(options.cap, 0, 1 << 20);
-  setter.set(options.upstream);
+  setter.set(options.match_original);
 }
 void randomize(Setter& setter, MegatronPackedOptions& options) {
   setter.set_enum(options.scheduler, 2);
@@ -102,8 +101,8 @@ void randomize(Setter& setter, MagiOptions& options) {
   setter.set_enum(options.algorithm, 3);
   setter.set_real(options.top_p, 0, 1);
   setter.set(options.stages, 1, 64);
-  setter.set(options.element, 1, 1 << 20);
-  setter.set(options.elements, 1, 1 << 10);
+  setter.set(options.keys_per_element, 1, 1 << 20);
+  setter.set(options.max_elements, 1, 1 << 10);
   setter.set_enum(options.launch, 2);
   setter.set(options.hierarchical);
 }
@@ -141,7 +140,7 @@ void randomize(Setter& setter, DistcaOptions& options) {
   setter.set(options.nano_batches, 1, 64);
   setter.set(options.resend);
   setter.set(options.buffer_limit, 0, std::int64_t{1} << 40);
-  setter.set(options.upstream);
+  setter.set(options.match_original);
 }
 void randomize(Setter& setter, AutoOptions& options) {
   setter.set_real(options.effort, 0.1, 100);
@@ -220,10 +219,10 @@ TEST(ChoiceOf, PlansAsTheTextFormDoes) {
     return plan_and_check(workload, cluster, choice, {.block_size = 256}).plan->digest;
   };
   const std::vector<std::pair<StrategyChoice, const char*>> cases = {
-      {choice_of(HybridOptions{.head_parallel = 2, .padded = true}),
-       "hybrid:head_parallel=2,padded=on"},
+      {choice_of(HybridOptions{.head_parallel = 2, .count_padding = true}),
+       "hybrid:head_parallel=2,count_padding=on"},
       {choice_of(DcpOptions{.divisions = 6, .results = ResultTiming::kEarly, .relays = true}),
-       "dcp:T=6,results=early,relays=on"},
+       "dcp:divisions=6,results=early,relays=on"},
       {choice_of(FcpOptions{.head_parallel = 2, .reshuffle = Reshuffle::kBefore}),
        "fcp:head_parallel=2,reshuffle=before"},
       {choice_of(DistcaOptions{.attention_servers = 1, .nano_batches = 1}),

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "strategy/schedule/rank_layout.h"
 #include "strategy/shard_cost.h"
 #include "support/batches.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "contextile/cluster.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/workload.h"
 
 namespace contextile {

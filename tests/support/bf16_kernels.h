@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 

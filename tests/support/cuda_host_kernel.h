@@ -1,7 +1,7 @@
 // The tile program of the CUDA kernels on the CPU.
 #pragma once
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 

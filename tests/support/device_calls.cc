@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/rng.h"
-#include "contextile/token_layout.h"
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
+#include "contextile/plan.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/executor_testing.h"

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 
 namespace contextile {

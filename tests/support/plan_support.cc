@@ -12,9 +12,9 @@
 #include <tuple>
 #include <utility>
 
-#include "contextile/oracle.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 
 namespace contextile {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/arrangement.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/cluster.h"
-#include "contextile/oracle.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 
 namespace contextile {
 

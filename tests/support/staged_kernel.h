@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/device_kernel.h"
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/paged_kernel.h"
 

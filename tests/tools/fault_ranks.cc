@@ -20,14 +20,12 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/gloo_transport.h"
-#include "contextile/kernel.h"
-#include "contextile/mpi_transport.h"
-#include "contextile/oracle.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
+#include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/token_layout.h"
-#include "contextile/transport.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/executor_testing.h"
 

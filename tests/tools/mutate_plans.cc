@@ -19,10 +19,10 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "support/plan_interpreter.h"
 #include "support/plan_mutations.h"

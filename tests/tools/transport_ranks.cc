@@ -22,9 +22,7 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
-#include "contextile/gloo_transport.h"
-#include "contextile/mpi_transport.h"
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/conformance.h"
 
 namespace contextile {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

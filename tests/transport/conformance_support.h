@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/conformance.h"
 
 namespace contextile {

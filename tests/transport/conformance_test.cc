@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "support/host_driver.h"
 #include "transport/cuda/stream_transport.h"
 

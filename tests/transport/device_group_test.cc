@@ -17,10 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/gpu.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/gpu.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "kernel/cuda/device_kernel.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"

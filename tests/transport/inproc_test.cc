@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 namespace {

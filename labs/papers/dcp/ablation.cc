@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 #include "papers/dcp/setting.h"
 
 namespace contextile {

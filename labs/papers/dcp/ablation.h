@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "papers/movement.h"
 #include "papers/setting.h"
 #include "report/table.h"

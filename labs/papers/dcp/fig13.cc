@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 #include "papers/dcp/setting.h"
 #include "papers/dcp/speed.h"
@@ -46,9 +46,9 @@ std::vector<Workload> padded_to_longest(std::span<const Workload> batches) {
 std::vector<StrategyChoice> loongtrain_ways(std::int32_t head_parallel) {
   std::vector<StrategyChoice> ways;
   for (const std::int32_t inner : {1, 2, 4, 8}) {
-    ways.push_back(
-        parse_strategies(fmt::format("double_ring:head_parallel={},inner={}", head_parallel, inner))
-            .front());
+    ways.push_back(parse_strategies(fmt::format("double_ring:head_parallel={},inner_ring={}",
+                                                head_parallel, inner))
+                       .front());
   }
   return ways;
 }

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 #include "papers/dcp/setting.h"
 #include "papers/findings.h"
 #include "papers/progress.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "papers/dcp/setting.h"
 #include "papers/setting.h"

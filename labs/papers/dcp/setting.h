@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "papers/setting.h"
 
 namespace contextile {

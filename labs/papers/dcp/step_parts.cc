@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <variant>
 
+#include "contextile/advanced/step_planner.h"
+#include "contextile/advanced/training.h"
 #include "contextile/simulate.h"
-#include "contextile/step_planner.h"
-#include "contextile/training.h"
 #include "papers/dcp/setting.h"
 #include "papers/steps.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "papers/findings.h"
 #include "papers/setting.h"
 #include "report/table.h"

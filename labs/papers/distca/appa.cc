@@ -7,8 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "contextile/model.h"
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 #include "papers/setting.h"
 #include "papers/tables.h"
 

@@ -76,7 +76,7 @@ TolerancePoint tolerance_point(const TrainingJob& job, std::span<const BatchLeng
   input.cluster = context_parallel_cluster(job.cluster, sizes);
   input.options = job.plan;
   const StrategyChoice original{
-      "distca", {{"nano_batches", "1"}, {"upstream", "on"}, {"tolerance", tolerance}}};
+      "distca", {{"nano_batches", "1"}, {"match_original", "on"}, {"tolerance", tolerance}}};
   const MaskUse causal;
   TolerancePoint point;
   for (const BatchLengths& documents : batches) {
@@ -227,7 +227,8 @@ PaperResult make(const TableOverrides& overrides) {
   }
   result.differences.emplace_back(
       "Steps: two halves in ping-pong as distca plans them. Buffers: the whole batch as the "
-      "original's code plans it (upstream=on, lengths made even), the largest of what a device "
+      "original's code plans it (match_original=on, lengths made even), the largest of what a "
+      "device "
       "sends or receives at once in a layer's forward, LSE included.");
   result.plots = {{.x = "tolerance", .y = {"step_change"}, .series = {"model", "nodes"}},
                   {.x = "tolerance", .y = {"buffer_saved"}, .series = {"model", "nodes"}}};

@@ -5,7 +5,7 @@
 #include <array>
 #include <string>
 
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 
 namespace contextile {
 

@@ -7,7 +7,6 @@
 
 #include "base/check.h"
 #include "contextile/data.h"
-#include "contextile/packing.h"
 
 namespace contextile {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 #include "papers/paper_table.h"
 
 namespace contextile {

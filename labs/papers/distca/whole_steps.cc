@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 #include "papers/findings.h"
 #include "papers/progress.h"
 #include "papers/setting.h"

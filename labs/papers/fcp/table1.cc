@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 #include "papers/fcp/setting.h"
 #include "papers/setting.h"
 #include "papers/tables.h"

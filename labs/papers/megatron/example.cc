@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
 #include "papers/setting.h"
 #include "papers/tables.h"

@@ -1,5 +1,3 @@
-#include "contextile/batch_sampler.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -7,6 +5,7 @@
 #include "base/rng.h"
 #include "batch/input/datasets.h"
 #include "batch/input/length_formats.h"
+#include "contextile/data.h"
 #include "contextile/mask.h"
 
 namespace contextile {

@@ -1,10 +1,9 @@
-#include "contextile/packing.h"
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/data.h"
 #include "contextile/mask.h"
 
 namespace contextile {

@@ -1,5 +1,3 @@
-#include "contextile/workload_input.h"
-
 #include "base/check.h"
 #include "contextile/data.h"
 

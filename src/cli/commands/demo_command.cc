@@ -26,7 +26,6 @@
 #include "cli/processes.h"
 #include "cli/this_machine.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "contextile/report.h"
 #include "contextile/simulate.h"
 #include "report/comparison_summary.h"

@@ -21,7 +21,6 @@
 #include "cli/output.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "report/json.h"
 #include "report/plan_tables.h"

@@ -25,7 +25,7 @@
 #include "cli/help.h"
 #include "cli/options/types.h"
 #include "cli/processes.h"
-#include "contextile/gloo_transport.h"
+#include "contextile/extend/transport.h"
 #include "contextile/plan_file.h"
 
 namespace contextile {

@@ -17,7 +17,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "report/json.h"
 #include "report/table.h"
 

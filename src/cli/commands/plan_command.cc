@@ -22,7 +22,6 @@
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
 #include "report/table.h"

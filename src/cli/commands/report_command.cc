@@ -20,7 +20,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "contextile/flight_record.h"
+#include "contextile/advanced/flight_record.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/report.h"

@@ -23,10 +23,8 @@
 #include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
-#include "contextile/completion_server.h"
-#include "contextile/engine.h"
-#include "contextile/engine_rank.h"
-#include "contextile/membership.h"
+#include "contextile/serving/completion_server.h"
+#include "contextile/serving/engine.h"
 #include "contextile/store.h"
 
 namespace contextile {

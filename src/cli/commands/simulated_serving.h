@@ -8,7 +8,7 @@
 
 #include "cli/app.h"
 #include "cli/options/helix_setting.h"
-#include "contextile/engine.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/app.h"
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 
 namespace contextile {
 
@@ -24,7 +24,7 @@ void add_element_options(CLI::App& app, HelixSettingOptions& options);
 // --hardware, --memory-bandwidth, --network-bandwidth, --latency, --memory, --reserve.
 void add_hardware_options(CLI::App& app, HelixSettingOptions& options);
 
-// Throw InvalidArgument as load_helix_model, load_helix_hardware and the checks of helix.h do.
+// Throw InvalidArgument as load_helix_model, load_helix_hardware and the checks of advanced/helix.h do.
 [[nodiscard]] HelixModel helix_model_of(const HelixSettingOptions& options);
 [[nodiscard]] HelixHardware helix_hardware_of(const HelixSettingOptions& options);
 

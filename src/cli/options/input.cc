@@ -6,12 +6,10 @@
 #include "base/quote.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
+#include "contextile/advanced/training.h"
 #include "contextile/cluster.h"
 #include "contextile/mask.h"
-#include "contextile/model.h"
-#include "contextile/plan_estimate.h"
-#include "contextile/registry.h"
-#include "contextile/training.h"
+#include "contextile/planner.h"
 
 namespace contextile {
 namespace {

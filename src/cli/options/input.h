@@ -8,11 +8,9 @@
 
 #include "cli/app.h"
 #include "contextile/data.h"
-#include "contextile/plan_build.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "contextile/workload.h"
-#include "contextile/workload_input.h"
 
 namespace contextile {
 

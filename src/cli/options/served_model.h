@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "contextile/decoder_model.h"
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
+#include "contextile/serving/decoder_model.h"
 
 namespace contextile {
 

@@ -10,7 +10,7 @@
 #include "cli/options/types.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/app.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -14,8 +14,7 @@
 #include "cli/help.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
-#include "contextile/gloo_transport.h"
-#include "contextile/mpi_transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/app.h"
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/inline.h"
 #include "kernel/cpu/panels.h"
 

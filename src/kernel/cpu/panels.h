@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/inline.h"
 
 namespace contextile {

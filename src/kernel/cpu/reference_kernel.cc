@@ -1,4 +1,4 @@
-// Suffixes as in contextile/kernel.h: N query rows, M key rows, D head dim, C keys of one chunk.
+// Suffixes as in contextile/extend/kernel.h: N query rows, M key rows, D head dim, C keys of one chunk.
 
 #include "kernel/cpu/reference_kernel.h"
 

@@ -1,7 +1,7 @@
 // The kernel everything else is checked against.
 #pragma once
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 

@@ -1,7 +1,7 @@
 // Row operations on the CPU's vector instructions.
 #pragma once
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/row_target.h"
 
 namespace contextile {

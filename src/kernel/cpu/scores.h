@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/inline.h"
 #include "kernel/cpu/pack.h"
 #include "kernel/cpu/panels.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <span>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/row_target.h"
 #include "kernel/cpu/task.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/panels.h"
 
 namespace contextile {

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/tensor.h"
 

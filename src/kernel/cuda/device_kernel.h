@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/device_row_ops.h"
 #include "kernel/cuda/passes.h"

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/launch_lists.h"
 #include "kernel/cuda/place_call.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 
 namespace contextile::cuda {

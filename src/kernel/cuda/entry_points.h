@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cuda/mma_backward.h"
 #include "kernel/cuda/mma_forward.h"
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/launch.h"
 #include "kernel/cuda/passes.h"

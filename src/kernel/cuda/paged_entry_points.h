@@ -1,7 +1,7 @@
 // The names of the kernels for keys in pages, and which of them a call takes.
 #pragma once
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/paged_attend.h"
 

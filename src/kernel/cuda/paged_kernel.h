@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "gpu/driver.h"
 
 namespace contextile::cuda {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "kernel/cuda/paged_launch.h"
 
 namespace contextile::cuda {

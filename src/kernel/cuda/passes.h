@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/tile_lists.h"
 

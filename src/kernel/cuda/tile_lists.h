@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/cpu/panels.h"
 #include "kernel/cuda/launch.h"
 

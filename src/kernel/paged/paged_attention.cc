@@ -1,4 +1,4 @@
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 
 #include <algorithm>
 #include <cmath>

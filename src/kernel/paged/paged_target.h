@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 
 namespace contextile {
 

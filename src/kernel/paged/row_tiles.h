@@ -2,8 +2,8 @@
 // done by the kernel for tiles.
 #pragma once
 
-#include "contextile/kernel.h"
-#include "contextile/paged_attention.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/paged_attention.h"
 
 namespace contextile {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 
 namespace contextile {
 namespace {

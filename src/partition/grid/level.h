@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 
 namespace contextile {
 

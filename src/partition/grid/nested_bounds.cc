@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 #include "partition/grid/rebalance.h"
 
 namespace contextile {

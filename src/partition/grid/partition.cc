@@ -1,5 +1,5 @@
 // The driver: coarsen, choose nodes, choose devices, anneal all together, come back down.
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 
 #include <algorithm>
 #include <cstddef>

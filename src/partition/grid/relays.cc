@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 
 namespace contextile {
 namespace {

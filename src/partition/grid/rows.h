@@ -1,6 +1,6 @@
 // Query rows placed whole. A row, a block of queries with all keys they attend, runs on one device,
 // or by its heads on all devices of a node; who runs it need not own it. Kernels take longer for a
-// row in two runs than in one, which grids of tiles (contextile/partition.h) do not see; where
+// row in two runs than in one, which grids of tiles (contextile/extend/partition.h) do not see; where
 // tiles must be cut, grids are better.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 
 namespace contextile {
 

@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "base/replaced_file.h"
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "partition/hypergraph/lines.h"
 
 namespace contextile {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "partition/hypergraph/graph_problem.h"
 
 namespace contextile {

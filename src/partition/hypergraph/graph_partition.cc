@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/parallel_for.h"
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "partition/hypergraph/balance.h"
 #include "partition/hypergraph/bisect.h"
 #include "partition/hypergraph/coarsen.h"

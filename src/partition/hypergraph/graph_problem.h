@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 
 namespace contextile {
 

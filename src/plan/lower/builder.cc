@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
 #include "plan/lower/lowering.h"
 #include "plan/lower/wires.h"

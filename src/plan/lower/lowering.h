@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/plan.h"
 
 namespace contextile {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/base.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/plan.h"
 #include "plan/lower/arena.h"
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "contextile/plan.h"
-#include "contextile/plan_stats.h"
 #include "plan/verify/facts.h"
 #include "plan/verify/findings.h"
 #include "plan/verify/machine.h"

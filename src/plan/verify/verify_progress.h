@@ -5,8 +5,8 @@
 #include <exception>
 #include <utility>
 
+#include "contextile/base.h"
 #include "contextile/plan.h"
-#include "contextile/progress.h"
 
 namespace contextile {
 

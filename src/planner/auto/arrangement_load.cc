@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "contextile/id_vector.h"
+#include "contextile/base.h"
 #include "planner/auto/link_rates.h"
 
 namespace contextile {

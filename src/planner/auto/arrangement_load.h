@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/workload.h"
 
 namespace contextile {

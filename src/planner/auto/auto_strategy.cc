@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "planner/auto/search.h"
 #include "strategy/typed_strategy.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "base/parallel_for.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_estimate.h"
-#include "contextile/registry.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/planner.h"
 #include "planner/auto/arrangement_load.h"
 #include "planner/auto/auto_strategy.h"
 #include "planner/auto/placement_choices.h"

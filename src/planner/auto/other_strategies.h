@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "contextile/strategies.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategies.h"
+#include "contextile/extend/strategy.h"
 #include "planner/auto/search_state.h"
 
 namespace contextile {

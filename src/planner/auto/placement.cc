@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 #include "planner/auto/link_rates.h"
 #include "planner/auto/row_placement.h"
 #include "strategy/schedule/home.h"

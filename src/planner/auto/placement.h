@@ -8,10 +8,10 @@
 #include <variant>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
 #include "contextile/workload.h"
 #include "partition/grid/rows.h"
 #include "strategy/grid_placement.h"

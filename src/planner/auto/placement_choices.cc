@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "contextile/plan.h"
-#include "contextile/plan_estimate.h"
+#include "contextile/planner.h"
 #include "planner/auto/search_budget.h"
 
 namespace contextile {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "contextile/cluster.h"
-#include "contextile/strategies.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/strategies.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/workload.h"
 #include "planner/auto/placement.h"
 

@@ -12,8 +12,8 @@
 #include <variant>
 
 #include "base/parallel_for.h"
-#include "contextile/id_vector.h"
-#include "contextile/plan_build.h"
+#include "contextile/base.h"
+#include "contextile/extend/plan_build.h"
 
 namespace contextile {
 namespace {

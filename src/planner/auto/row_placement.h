@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "contextile/cluster.h"
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 #include "contextile/workload.h"
 #include "partition/grid/rows.h"
 #include "planner/auto/placement.h"

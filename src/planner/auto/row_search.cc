@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/parallel_for.h"
-#include "contextile/plan_estimate.h"
+#include "contextile/planner.h"
 #include "planner/auto/placement_choices.h"
 #include "planner/auto/schedule_rules.h"
 

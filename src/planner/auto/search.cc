@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/plan.h"
 #include "planner/auto/binding.h"
 #include "planner/auto/other_strategies.h"
 #include "planner/auto/placement_choices.h"

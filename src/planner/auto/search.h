@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
-#include "contextile/strategies.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string_view>
 
-#include "contextile/progress.h"
+#include "contextile/base.h"
 
 namespace contextile {
 

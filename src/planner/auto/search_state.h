@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
-#include "contextile/strategies.h"
-#include "contextile/strategy.h"
 #include "contextile/workload.h"
 #include "planner/auto/arrangement_load.h"
 #include "planner/auto/placement.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 #include "contextile/workload.h"
 #include "strategy/distca/distca_pipeline.h"
 #include "strategy/distca/distca_tasks.h"

@@ -1,4 +1,4 @@
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,6 @@
 
 #include "base/check.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "planner/step/ping_pong.h"
 #include "strategy/distca/distca_pipeline.h"
 #include "strategy/distca/distca_tasks.h"

@@ -1,5 +1,5 @@
 #include "base/check.h"
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 
 namespace contextile {
 namespace {

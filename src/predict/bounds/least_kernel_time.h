@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
 #include "predict/bounds/components.h"
 
 namespace contextile {

@@ -41,7 +41,7 @@ struct DevicePace {
 //   call, the launch and the latency come before it or after it. Else there are two calls. Its time
 //   is call + launch + min(call, latency) + w.
 //
-// Work: with a component's prices (kernel.h), its δ shared out among its rows, a device's w is at
+// Work: with a component's prices (extend/kernel.h), its δ shared out among its rows, a device's w is at
 // least its pairs, rows and diagonal tokens at these prices, and all devices' sum is at least the
 // loads' cost W. A device that owns n tokens of a component has at most n rows and n diagonal
 // tokens among them, and at most n·min(max_degree, n) pairs, n·min(max_degree, (n + 1)/2) where no

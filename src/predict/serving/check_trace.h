@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "contextile/serve_simulation.h"
+#include "contextile/advanced/serve_simulation.h"
 
 namespace contextile {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 
 namespace contextile {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 
 namespace contextile {
 namespace {

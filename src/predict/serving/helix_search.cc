@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 
 namespace contextile {
 namespace {

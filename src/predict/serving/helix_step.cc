@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 #include "predict/serving/helix_weights.h"
 
 namespace contextile {

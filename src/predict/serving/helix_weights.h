@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 
 namespace contextile {
 

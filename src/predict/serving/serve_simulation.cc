@@ -1,4 +1,4 @@
-#include "contextile/serve_simulation.h"
+#include "contextile/advanced/serve_simulation.h"
 
 #include <algorithm>
 #include <cmath>

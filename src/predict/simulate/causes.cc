@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/critical_path.h"
+#include "contextile/simulate.h"
 #include "predict/simulate/ports.h"
 #include "predict/simulate/what_if.h"
 

@@ -1,10 +1,9 @@
-#include "contextile/critical_path.h"
-
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/simulate.h"
 #include "predict/simulate/ports.h"
 
 namespace contextile {

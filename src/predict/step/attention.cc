@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/plan_stats.h"
+#include "contextile/advanced/training.h"
+#include "contextile/plan.h"
 #include "contextile/simulate.h"
-#include "contextile/training.h"
 
 namespace contextile {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 
 namespace contextile {
 

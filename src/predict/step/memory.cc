@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "base/check.h"
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 #include "predict/step/costs.h"
 
 namespace contextile {

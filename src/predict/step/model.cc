@@ -1,5 +1,3 @@
-#include "contextile/model.h"
-
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -10,6 +8,7 @@
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/suggest.h"
+#include "contextile/advanced/training.h"
 
 namespace contextile {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 
 namespace contextile {
 namespace {

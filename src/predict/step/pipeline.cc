@@ -1,5 +1,3 @@
-#include "contextile/pipeline.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -7,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "contextile/advanced/training.h"
 
 namespace contextile {
 namespace {

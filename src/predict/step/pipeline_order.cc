@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "contextile/pipeline.h"
+#include "contextile/advanced/training.h"
 
 namespace contextile {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "contextile/training.h"
+#include "contextile/advanced/training.h"
 #include "predict/step/costs.h"
 
 namespace contextile {

@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "contextile/bounds.h"
-#include "contextile/critical_path.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "contextile/report.h"
+#include "contextile/simulate.h"
 #include "report/html/page.h"
 #include "report/html/page_tables.h"
 #include "report/html/palette.h"

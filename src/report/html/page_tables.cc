@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "report/html/traffic_view.h"
 

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "contextile/bounds.h"
-#include "contextile/critical_path.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "contextile/report.h"
+#include "contextile/simulate.h"
 #include "report/html/text.h"
 
 namespace contextile {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <variant>
 
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "report/html/timeline_why.h"
 #include "report/html/varint_text.h"
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "contextile/critical_path.h"
 #include "contextile/plan.h"
+#include "contextile/simulate.h"
 #include "report/html/varint_text.h"
 
 namespace contextile {

@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 
 namespace contextile {
 namespace {

@@ -3,7 +3,7 @@
 //
 // Suffixes: T tokens, H query heads, K KV heads, D head dim, V value dim.
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,8 +8,8 @@
 #include <string>
 #include <tuple>
 
-#include "contextile/kernel.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/kernel.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/unit_view.h"
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
 #include "contextile/plan.h"
 
 namespace contextile {

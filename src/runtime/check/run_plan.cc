@@ -16,10 +16,10 @@
 
 #include "base/check.h"
 #include "base/out_of_memory.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
 #include "contextile/inproc_attention.h"
-#include "contextile/oracle.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "kernel/host_tensor.h"
 #include "runtime/check/run_error.h"
 #include "runtime/check/single_device.h"

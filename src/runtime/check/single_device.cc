@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "runtime/check/layer_tensors.h"

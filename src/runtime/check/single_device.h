@@ -1,9 +1,9 @@
 // The whole batch on one device with one kernel call: what distribution is measured against.
 #pragma once
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/kernel.h"
-#include "contextile/oracle.h"
+#include "contextile/extend/kernel.h"
 
 namespace contextile {
 

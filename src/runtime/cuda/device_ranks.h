@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "contextile/advanced/gpu.h"
 #include "contextile/executor.h"
-#include "contextile/gpu.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/cuda/paged_kernel.h"
@@ -31,7 +31,7 @@ class DeviceRanks : public RankHost {
   [[nodiscard]] const PagedKernel& paged_kernel(Rank rank) const { return one_of(rank).paged; }
   // Those of a rank, made where it has none.
   [[nodiscard]] RankStreams& streams_of(Rank rank);
-  // As Gpu (contextile/gpu.h).
+  // As Gpu (contextile/advanced/gpu.h).
   void begin_behind(Rank rank, void* stream);
   void end_before(Rank rank, void* stream);
 

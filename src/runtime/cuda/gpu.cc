@@ -1,4 +1,4 @@
-#include "contextile/gpu.h"
+#include "contextile/advanced/gpu.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "contextile/gpu.h"
+#include "contextile/advanced/gpu.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/passes.h"
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "contextile/extend/transport.h"
 #include "contextile/plan.h"
-#include "contextile/transport.h"
 
 namespace contextile {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "contextile/executor.h"
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "runtime/flight_recorder.h"
 
 namespace contextile {

@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "contextile/plan.h"
-#include "contextile/plan_stats.h"
 
 namespace contextile {
 

@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/scatter.h"
-#include "contextile/token_layout.h"
+#include "contextile/executor.h"
+#include "contextile/plan.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/check_tensors.h"
 

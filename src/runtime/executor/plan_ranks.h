@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "contextile/executor.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
 #include "contextile/inproc_attention.h"
-#include "contextile/kernel.h"
 #include "contextile/plan.h"
-#include "contextile/transport.h"
 
 namespace contextile {
 

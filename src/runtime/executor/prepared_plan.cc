@@ -5,7 +5,7 @@
 #include <set>
 
 #include "base/check.h"
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "runtime/executor/check_program.h"
 #include "runtime/executor/program_views.h"
 #include "runtime/executor/reduce_batches.h"

@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "contextile/executor.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
-#include "contextile/plan_stats.h"
 #include "runtime/executor/begin_cut.h"
 #include "runtime/executor/unit_view.h"
 

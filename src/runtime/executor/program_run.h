@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "contextile/executor.h"
-#include "contextile/kernel.h"
-#include "contextile/transport.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_views.h"
 #include "runtime/executor/unit_view.h"

@@ -1,6 +1,6 @@
 #include "runtime/executor/program_views.h"
 
-#include "contextile/plan_stats.h"
+#include "contextile/plan.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "contextile/plan.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/unit_view.h"

@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/arrangement.h"
-#include "contextile/kernel.h"
-#include "contextile/transport.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/profile.h"
-#include "contextile/transport.h"
+#include "contextile/advanced/profile.h"
+#include "contextile/extend/transport.h"
 #include "runtime/profile/tile_bench.h"
 #include "runtime/profile/timed_ranks.h"
 

@@ -1,4 +1,4 @@
-#include "contextile/profile.h"
+#include "contextile/advanced/profile.h"
 
 #include <algorithm>
 #include <array>
@@ -12,9 +12,9 @@
 
 #include "base/check.h"
 #include "base/rng.h"
-#include "contextile/arrangement.h"
-#include "contextile/kernel.h"
-#include "contextile/transport.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "runtime/profile/link_measurement.h"

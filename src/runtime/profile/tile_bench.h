@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "contextile/workload.h"
 #include "kernel/host_tensor.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/profile.h"
-#include "contextile/transport.h"
+#include "contextile/advanced/profile.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

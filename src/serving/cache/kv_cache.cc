@@ -1,4 +1,4 @@
-#include "contextile/kv_cache.h"
+#include "contextile/serving/kv_cache.h"
 
 #include <fmt/format.h>
 #define XXH_INLINE_ALL

@@ -1,11 +1,11 @@
-#include "contextile/kv_layout.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+
+#include "contextile/serving/kv_cache.h"
 
 namespace contextile {
 namespace {

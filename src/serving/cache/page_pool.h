@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/kv_cache.h"
+#include "contextile/serving/kv_cache.h"
 
 namespace contextile {
 

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "contextile/kv_cache.h"
+#include "contextile/serving/kv_cache.h"
 
 namespace contextile {
 

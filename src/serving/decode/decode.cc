@@ -1,4 +1,4 @@
-#include "contextile/decode.h"
+#include "contextile/serving/decode.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,6 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/shard_merge.h"
 #include "kernel/tensor.h"
 #include "serving/decode/even_runs.h"
 #include "serving/decode/shard_weights.h"

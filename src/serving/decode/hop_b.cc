@@ -1,11 +1,10 @@
-#include "contextile/hop_b.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "contextile/serving/decode.h"
 
 namespace contextile {
 namespace {

@@ -1,11 +1,10 @@
-#include "contextile/shard_merge.h"
-
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/serving/decode.h"
 #include "kernel/tensor.h"
 #include "serving/decode/shard_weights.h"
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "contextile/shard_merge.h"
+#include "contextile/serving/decode.h"
 
 namespace contextile {
 

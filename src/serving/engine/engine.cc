@@ -1,4 +1,4 @@
-#include "contextile/engine.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 

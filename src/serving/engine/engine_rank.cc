@@ -1,10 +1,9 @@
-#include "contextile/engine_rank.h"
-
 #include <array>
 #include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
-#include "contextile/engine.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 namespace {

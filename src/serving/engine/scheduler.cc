@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/engine.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 #include "kernel/tensor.h"
 #include "serving/decode/even_runs.h"
 #include "serving/model/activation_rows.h"

@@ -7,7 +7,7 @@
 #include "base/file_bytes.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 
 namespace contextile {
 namespace {

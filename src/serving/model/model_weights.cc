@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 #include "serving/model/tensor_source.h"
 
 namespace contextile {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 
 namespace contextile {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 #include "serving/prefill/prefill_tiles.h"
 
 namespace contextile {

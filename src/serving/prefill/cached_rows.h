@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/paged_attention.h"
+#include "contextile/extend/paged_attention.h"
 #include "serving/prefill/geometry.h"
 
 namespace contextile {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 
 namespace contextile {
 

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
-#include "contextile/prefill_choice.h"
+#include "contextile/serving/prefill.h"
 #include "kernel/host_tensor.h"
 
 namespace contextile {

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/decode.h"
+#include "contextile/serving/decode.h"
 
 namespace contextile {
 namespace {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 
 namespace contextile {
 

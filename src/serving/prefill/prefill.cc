@@ -1,4 +1,4 @@
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

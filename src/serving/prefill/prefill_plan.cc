@@ -1,5 +1,3 @@
-#include "contextile/prefill_plan.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <optional>
@@ -7,7 +5,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/token_layout.h"
+#include "contextile/plan.h"
+#include "contextile/serving/prefill.h"
 #include "kernel/tensor.h"
 #include "serving/prefill/cached_rows.h"
 #include "serving/prefill/check_prefill.h"

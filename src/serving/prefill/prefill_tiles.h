@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/kernel.h"
+#include "contextile/extend/kernel.h"
 #include "serving/prefill/geometry.h"
 
 namespace contextile {

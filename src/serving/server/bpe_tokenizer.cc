@@ -19,7 +19,7 @@
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/utf8.h"
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
 #include "serving/server/bpe_merges.h"
 
 namespace contextile {

@@ -1,6 +1,6 @@
 #include <array>
 
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
 
 namespace contextile {
 namespace {

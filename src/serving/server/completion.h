@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/engine.h"
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
+#include "contextile/serving/engine.h"
 #include "serving/server/protocol.h"
 #include "serving/server/text_stream.h"
 

@@ -1,4 +1,4 @@
-#include "contextile/completion_server.h"
+#include "contextile/serving/completion_server.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 #include "base/check.h"
-#include "contextile/completion_server.h"
+#include "contextile/serving/completion_server.h"
 
 namespace contextile {
 

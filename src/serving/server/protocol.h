@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/engine.h"
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 

@@ -12,8 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/engine.h"
-#include "contextile/engine_rank.h"
+#include "contextile/serving/engine.h"
 
 namespace contextile {
 

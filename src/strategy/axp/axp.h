@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/workload.h"
 #include "strategy/schedule/rank_layout.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/axp/axp.h"
 #include "strategy/typed_strategy.h"
 
@@ -41,7 +41,7 @@ constexpr Preset<RingOptions> kRing = {
 
 // Source: Megatron-LM / TransformerEngine p2p context parallelism; Striped and zigzag ring
 // attention. Steps, bytes and memory as `ring` (TransformerEngine: and R partial outputs, see
-// stashed), dKV in the activation dtype. Balanced under the
+// count_stashed), dKV in the activation dtype. Balanced under the
 // causal mask of every document, if documents are long enough to be cut 2R times. Loses on short
 // documents and sparse masks: most of what travels is read by nobody.
 constexpr Preset<ZigzagOptions> kZigzag = {
@@ -71,7 +71,7 @@ constexpr Preset<UlyssesOptions> kUlysses = {
 // Steps: ulysses inside A consecutive ranks, zigzag ring over P = R/A positions of stride A.
 // Bytes sent per rank: (A-1)/A · (q + kv + o) each way, plus (P-1)·kv (backward 2x) of A·T/R tokens
 // and 1/A of the heads. Memory: retained Q, K, V plus two ring buffers (TransformerEngine: and P
-// partial outputs, see stashed). Loses where KV heads are few (A small).
+// partial outputs, see count_stashed). Loses where KV heads are few (A small).
 constexpr Preset<HybridOptions> kHybrid = {
     .card = {"hybrid",
              "TransformerEngine a2a+p2p, USP: heads split inside A ranks, zigzag ring across them",
@@ -128,14 +128,14 @@ concept HasLayout = requires(Options options) {
 
 template <typename Options>
 concept HasStash = requires(Options options) {
-  options.stashed;
+  options.count_stashed;
 };
 
 template <typename Options>
 OptionTable<Options> option_table() {
   OptionTable<Options> table;
   if constexpr (HasInnerRing<Options>) {
-    table.integer("inner", &Options::inner_ring, 0, 1 << 16,
+    table.integer("inner_ring", &Options::inner_ring, 0, 1 << 16,
                   "positions of an inner ring, divides devices / head_parallel; 0: as many as a "
                   "node has");
   }
@@ -156,12 +156,12 @@ OptionTable<Options> option_table() {
                  "tokens of each rank: zigzag, contiguous, per_document, per_sequence");
   }
   if constexpr (HasStash<Options>) {
-    table.on_off("stashed", &Options::stashed,
+    table.on_off("count_stashed", &Options::count_stashed,
                  "count in statistics the partial outputs of all ring steps, which the original "
                  "keeps until forward ends: off, on");
   }
   return table.on_off(
-      "padded", &Options::padded,
+      "count_padding", &Options::count_padding,
       "charge the original's padding of sequences to whole chunks in statistics: off, on");
 }
 
@@ -236,7 +236,7 @@ class PresetStrategy : public TypedStrategy<Options> {
     }
     Arrangement arrangement = arrange_axp(workload, cluster, config);
     record_block_size(request, arrangement);
-    if (options.padded) {
+    if (options.count_padding) {
       const PaddingFactors factors =
           padding_factors(workload, config.layout, cluster.num_devices());
       arrangement.padded_bytes_factor = factors.tokens;

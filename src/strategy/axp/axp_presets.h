@@ -1,7 +1,7 @@
 // ring, zigzag, ulysses, hybrid, double_ring and all_gather: presets of the A x P family.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

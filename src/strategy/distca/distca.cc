@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/mask.h"
-#include "contextile/strategies.h"
 #include "strategy/distca/distca_arranger.h"
 #include "strategy/distca/distca_plan.h"
 #include "strategy/typed_strategy.h"
@@ -42,7 +42,7 @@ std::string print_pool(const DistcaOptions& options) {
 
 // What the original does, whatever the options that this decides say.
 void apply_upstream(DistcaOptions& options) {
-  if (!options.upstream) return;
+  if (!options.match_original) return;
   options.kv = KvAccounting::kDocument;
   options.granularity = 1;
   options.balance = TaskBalance::kOneSided;
@@ -91,7 +91,8 @@ std::optional<std::string> not_head_tail(const Workload& workload, std::int32_t 
       const Range& sequence = workload.sequences[static_cast<std::size_t>(item.document)];
       if (head.size() == tail.size() && head.begin + tail.end == sequence.size()) continue;
       return fmt::format(
-          "with upstream=on needs homes of as many rows from a sequence's front as from its end, "
+          "with match_original=on needs homes of as many rows from a sequence's front as from its "
+          "end, "
           "found [{}, {}) and [{}, {}) of sequence {} on rank {}",
           head.begin, head.end, tail.begin, tail.end, item.document, item.source.value);
     }
@@ -102,11 +103,12 @@ std::optional<std::string> not_head_tail(const Workload& workload, std::int32_t 
 // Why the original cannot place such a batch, or nothing.
 std::optional<std::string> upstream_cannot(const Workload& workload, const DistcaOptions& options,
                                            std::int32_t num_owners) {
-  if (!options.upstream) return std::nullopt;
-  if (!workload.roles.empty()) return "with upstream=on needs queries and keys for every token";
+  if (!options.match_original) return std::nullopt;
+  if (!workload.roles.empty())
+    return "with match_original=on needs queries and keys for every token";
   for (std::size_t s = 0; s < workload.sequences.size(); ++s) {
     if (workload.sequences[s].size() % 2 == 0) continue;
-    return fmt::format("with upstream=on needs even lengths, found {} for sequence {}",
+    return fmt::format("with match_original=on needs even lengths, found {} for sequence {}",
                        workload.sequences[s].size(), s);
   }
   if (!workload.home.empty()) {
@@ -115,7 +117,8 @@ std::optional<std::string> upstream_cannot(const Workload& workload, const Distc
   const std::int64_t parts = std::int64_t{2} * options.nano_batches * num_owners;
   if (workload.num_tokens() % parts == 0) return std::nullopt;
   return fmt::format(
-      "with upstream=on needs tokens in a multiple of {} (2 x nano-batches x devices with tokens), "
+      "with match_original=on needs tokens in a multiple of {} (2 x nano-batches x devices with "
+      "tokens), "
       "found {}",
       parts, workload.num_tokens());
 }
@@ -147,7 +150,7 @@ MigrationOptions migration_options(const Workload& workload, const Cluster& clus
   migration.granularity_tokens = options.granularity;
   migration.balance = options.balance;
   migration.kv_subrange = options.kv_subrange;
-  migration.fidelity = options.upstream ? Fidelity::kUpstream : Fidelity::kRefined;
+  migration.fidelity = options.match_original ? Fidelity::kUpstream : Fidelity::kRefined;
   migration.q_bytes_per_token =
       forward ? bytes(Kind::kQ) : (bytes(Kind::kQ) + bytes(Kind::kDo) + bytes(Kind::kDq)) / 2;
   migration.kv_bytes_per_token = forward ? bytes(Kind::kKv) : bytes(Kind::kKv) + bytes(Kind::kDkv);
@@ -270,7 +273,7 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
                  "bytes a device may send or receive at once; the tolerance grows by 0.05 until "
                  "they suffice; 0: none")
         .on_off(
-            "upstream", &DistcaOptions::upstream,
+            "match_original", &DistcaOptions::match_original,
             "exactly the original's items: decides kv, granularity, balance, cost, kv_subrange; "
             "even lengths only: off, on");
   }

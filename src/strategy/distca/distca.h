@@ -1,7 +1,7 @@
 // Core attention disaggregation: attention tasks migrated to where there is room.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

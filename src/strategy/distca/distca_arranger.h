@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/workload.h"
 #include "strategy/distca/distca_plan.h"
 

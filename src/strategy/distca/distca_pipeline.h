@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/workload.h"
 #include "strategy/distca/distca_tasks.h"
 

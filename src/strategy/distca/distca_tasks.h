@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/fcp/distributor.h"
 #include "strategy/fcp/fcp_pipeline.h"
 #include "strategy/schedule/home.h"

@@ -1,7 +1,7 @@
 // FCP: fixed-size blocks anywhere, congestion-free rounds, a pipeline of blocks.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

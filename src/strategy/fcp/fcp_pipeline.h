@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/base.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/mask.h"
-#include "contextile/strategies.h"
 
 namespace contextile {
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
 
 namespace contextile {

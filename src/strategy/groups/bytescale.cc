@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/groups/group_strategy.h"
 #include "strategy/groups/rank_groups.h"
 

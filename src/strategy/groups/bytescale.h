@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 #include "strategy/schedule/groups.h"
 
 namespace contextile {

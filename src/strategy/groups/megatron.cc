@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/groups/group_strategy.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"
@@ -38,7 +38,7 @@ class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
     const BalancedCpOptions schedule{
         .num_ranks = num_ranks,
         .cap_tokens = options.cap,
-        .faults = options.upstream ? UpstreamFaults::kReproduced : UpstreamFaults::kRepaired};
+        .faults = options.match_original ? UpstreamFaults::kReproduced : UpstreamFaults::kRepaired};
     std::vector<GroupRound> result;
     for (const ScheduledRound& round : schedule_balanced_cp(lengths_of(workload), schedule)) {
       result.push_back(group_items(round.samples, SampleOrder::kOneByOne));
@@ -52,7 +52,7 @@ class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
     return table
         .integer("cap", &MegatronDynamicOptions::cap, 0, kMaxTokens,
                  "tokens of one rank and sequence; 0: tokens of the batch over ranks, rounded up")
-        .on_off("upstream", &MegatronDynamicOptions::upstream,
+        .on_off("match_original", &MegatronDynamicOptions::match_original,
                 "on: fail where the original fails (mostly rank counts that are no power of two)");
   }
 };

@@ -1,7 +1,7 @@
 // Megatron-LM's dynamic context parallelism: megatron_dynamic and megatron_packed.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

@@ -141,10 +141,11 @@ class RoundMaker {
       RankGroup& group = groups_.smallest();
       std::int32_t more = std::min(group.size, options_.num_ranks - group.size);
       if (more > groups_.free_ranks()) {
-        CONTEXTILE_CHECK(!reproduce,
-                         "fails as the original (upstream=on): expected {} empty ranks to double a "
-                         "group, found {}",
-                         more, groups_.free_ranks());
+        CONTEXTILE_CHECK(
+            !reproduce,
+            "fails as the original (match_original=on): expected {} empty ranks to double a "
+            "group, found {}",
+            more, groups_.free_ranks());
         more = groups_.free_ranks();
       }
       groups_.grow(group, more);
@@ -170,10 +171,11 @@ void check_process_groups(const RankSamples& samples) {
     const bool is_power = (group.size & (group.size - 1)) == 0;
     const bool exists = group.size == 1 || group.size == num_ranks ||
                         (is_power && group.size <= largest && group.first % group.size == 0);
-    CONTEXTILE_CHECK(exists,
-                     "fails as the original (upstream=on): expected groups of 1, {} or an aligned "
-                     "power of two up to {} ranks, found ranks {} to {}",
-                     num_ranks, largest, group.first, group.first + group.size - 1);
+    CONTEXTILE_CHECK(
+        exists,
+        "fails as the original (match_original=on): expected groups of 1, {} or an aligned "
+        "power of two up to {} ranks, found ranks {} to {}",
+        num_ranks, largest, group.first, group.first + group.size - 1);
   }
 }
 
@@ -185,10 +187,11 @@ std::vector<ScheduledRound> schedule_balanced_cp(std::span<const std::int64_t> l
   const bool reproduce = options.faults == UpstreamFaults::kReproduced;
   for (std::size_t s = 0; reproduce && s < lengths.size(); ++s) {
     const std::int32_t need = ranks_needed(lengths[s], options.cap_tokens);
-    CONTEXTILE_CHECK(need <= options.num_ranks,
-                     "fails as the original (upstream=on): expected sequences that need at most {} "
-                     "ranks, found sequence {} that needs {}",
-                     options.num_ranks, s, need);
+    CONTEXTILE_CHECK(
+        need <= options.num_ranks,
+        "fails as the original (match_original=on): expected sequences that need at most {} "
+        "ranks, found sequence {} that needs {}",
+        options.num_ranks, s, need);
   }
   std::vector<ScheduledRound> rounds;
   std::vector<std::int32_t> samples = longest_first(lengths);

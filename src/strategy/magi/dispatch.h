@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/magi/dispatch.h"
 #include "strategy/magi/magi_arranger.h"
 #include "strategy/typed_strategy.h"
@@ -74,9 +74,9 @@ class MagiStrategy : public TypedStrategy<MagiOptions> {
               "topp_heap: share of the ranks that a chunk chooses from; 0: the least loaded")
         .integer("stages", &MagiOptions::stages, 1, 1 << 10,
                  "portions of remote KV, each fetched under the compute of the one before")
-        .integer("element", &MagiOptions::element, 1, std::int64_t{1} << 32,
+        .integer("keys_per_element", &MagiOptions::keys_per_element, 1, std::int64_t{1} << 32,
                  "keys of the elements that stages are made of")
-        .integer("elements", &MagiOptions::elements, 1, 1 << 20,
+        .integer("max_elements", &MagiOptions::max_elements, 1, 1 << 20,
                  "elements of a rank at most; more keys make them larger")
         .choice("launch", &MagiOptions::launch, {"next", "all"},
                 "transfers start one stage ahead, or all with the local tiles: next, all")

@@ -1,7 +1,7 @@
 // MagiAttention's dispatch and group collectives.
 #pragma once
 
-#include "contextile/strategy.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

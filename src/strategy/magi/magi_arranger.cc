@@ -103,7 +103,7 @@ class ChunkArranger {
   ChunkArranger(const Workload& workload, const Cluster& cluster, std::span<const Range> chunks,
                 std::span<const Rank> workers, const MagiOptions& options)
       : workload_(workload), cluster_(cluster), options_(options) {
-    const StageRule rule{options.stages, options.element, options.elements};
+    const StageRule rule{options.stages, options.keys_per_element, options.max_elements};
     const auto held = held_keys(workload, chunks, workers, cluster.num_devices());
     for (const NamedMask& mask : workload.masks) {
       fetched_.push_back(fetched_keys(mask, chunks, workers, held, rule));

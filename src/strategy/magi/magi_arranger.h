@@ -3,10 +3,10 @@
 
 #include <span>
 
-#include "contextile/arrangement.h"
 #include "contextile/base.h"
 #include "contextile/cluster.h"
-#include "contextile/strategies.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "contextile/arrangement.h"
-#include "contextile/schedule.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
 #include "strategy/schedule/placed_tiles.h"
 
 namespace contextile {

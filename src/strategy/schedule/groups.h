@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/base.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/workload.h"
 #include "strategy/schedule/rank_layout.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 #include "strategy/schedule/placed_tiles.h"
 
 namespace contextile {

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
 #include "contextile/workload.h"
 

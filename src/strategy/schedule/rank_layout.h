@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
-#include "contextile/arrangement.h"
 #include "contextile/base.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/mask.h"
-#include "contextile/schedule.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
 
 namespace contextile {
 

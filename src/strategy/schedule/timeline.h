@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "contextile/arrangement.h"
 #include "contextile/cluster.h"
+#include "contextile/extend/arrangement.h"
 #include "strategy/schedule/placed_tiles.h"
 
 namespace contextile {

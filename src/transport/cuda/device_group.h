@@ -8,7 +8,7 @@
 #include <memory>
 #include <string_view>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "gpu/driver.h"
 #include "transport/cuda/point_to_point.h"
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "gpu/driver.h"
 
 namespace contextile::cuda {

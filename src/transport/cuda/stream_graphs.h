@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "gpu/driver.h"
 
 namespace contextile::cuda {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "gpu/driver.h"
 #include "transport/cuda/stream_graphs.h"
 

@@ -1,6 +1,5 @@
-#include "contextile/gloo_transport.h"
-
 #include "base/check.h"
+#include "contextile/extend/transport.h"
 #include "transport/gloo/group.h"
 #include "transport/gloo/link.h"
 #include "transport/gloo/rendezvous.h"

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "contextile/gloo_transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/gloo/frame.h"
 #include "transport/gloo/link.h"
 #include "transport/posted_end.h"

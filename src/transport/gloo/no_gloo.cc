@@ -1,7 +1,7 @@
 // Stands for the transport in builds without gloo.
 
 #include "base/check.h"
-#include "contextile/gloo_transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/gloo_transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "contextile/gloo_transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

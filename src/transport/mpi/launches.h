@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/transport.h"
+#include "contextile/extend/transport.h"
 #include "transport/posted_end.h"
 
 namespace contextile {

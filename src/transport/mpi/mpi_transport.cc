@@ -1,9 +1,8 @@
-#include "contextile/mpi_transport.h"
-
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/extend/transport.h"
 #include "transport/mpi/launches.h"
 #include "transport/mpi/mpi_progress.h"
 #include "transport/mpi/session.h"

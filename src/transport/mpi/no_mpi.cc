@@ -1,6 +1,6 @@
 // In builds without MPI.
 #include "base/check.h"
-#include "contextile/mpi_transport.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

@@ -1,5 +1,3 @@
-#include "contextile/batch_sampler.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/data.h"
 #include "support/message_of.h"
 
 namespace contextile {

@@ -1,5 +1,3 @@
-#include "contextile/packing.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

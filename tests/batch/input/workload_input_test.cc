@@ -1,11 +1,11 @@
 // Batches as users describe them become the workload of one rank.
-#include "contextile/workload_input.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "contextile/data.h"
 
 namespace contextile {
 namespace {

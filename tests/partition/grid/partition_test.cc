@@ -1,4 +1,4 @@
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/partition.h"
+#include "contextile/extend/partition.h"
 #include "support/mask_support.h"
 
 namespace contextile {

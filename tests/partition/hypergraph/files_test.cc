@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "partition/hypergraph/graph_support.h"
 #include "support/message_of.h"
 

@@ -3,7 +3,7 @@
 #include <random>
 #include <vector>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "partition/hypergraph/graph_support.h"
 
 namespace contextile {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 
 namespace contextile {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/hypergraph.h"
+#include "contextile/extend/hypergraph.h"
 #include "partition/hypergraph/graph_support.h"
 #include "support/message_of.h"
 

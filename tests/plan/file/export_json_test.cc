@@ -4,10 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "plan/file/exported.h"
 #include "support/message_of.h"
 #include "support/plan_support.h"

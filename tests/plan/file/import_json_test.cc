@@ -10,7 +10,6 @@
 
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "plan/file/exported.h"
 #include "support/message_of.h"

@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "plan/file/compression.h"
 #include "plan/file/plan_file.h"

@@ -10,8 +10,6 @@
 
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/plan_stats.h"
-#include "contextile/token_layout.h"
 #include "contextile/verify.h"
 #include "plan/file/plan_file.h"
 #include "plan/file/slice_frame.h"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 #include "contextile/plan.h"
 #include "contextile/verify.h"
 #include "support/plan_interpreter.h"

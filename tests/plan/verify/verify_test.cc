@@ -14,10 +14,10 @@
 #include <variant>
 #include <vector>
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "support/example_parts.h"
 #include "support/plan_interpreter.h"
 #include "support/plan_mutations.h"

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "planner/auto/arrangement_load.h"
 #include "planner/auto/search.h"

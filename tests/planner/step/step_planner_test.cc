@@ -1,5 +1,5 @@
 // Ping-pong halves: of equal tokens where keys have a home.
-#include "contextile/step_planner.h"
+#include "contextile/advanced/step_planner.h"
 
 #include <gtest/gtest.h>
 

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 

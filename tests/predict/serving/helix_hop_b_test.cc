@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 #include "predict/serving/timeline.h"
 #include "support/message_of.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 #include "predict/serving/models.h"
 #include "support/message_of.h"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 #include "predict/serving/models.h"
 #include "predict/serving/timeline.h"
 #include "support/message_of.h"

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "contextile/helix.h"
+#include "contextile/advanced/helix.h"
 
 namespace contextile {
 

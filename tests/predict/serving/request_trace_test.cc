@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "contextile/serve_simulation.h"
+#include "contextile/advanced/serve_simulation.h"
 #include "support/message_of.h"
 
 namespace contextile {

@@ -1,5 +1,5 @@
 // Simulated serving: times in closed form, nothing lost, more load never better.
-#include "contextile/serve_simulation.h"
+#include "contextile/advanced/serve_simulation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "contextile/critical_path.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
+#include "contextile/simulate.h"
 #include "predict/simulate/what_if.h"
 #include "support/batches.h"
 #include "support/plan_support.h"

@@ -1,6 +1,4 @@
 // Critical paths and reasons of waits: of programs written by hand, and of every strategy's plans.
-#include "contextile/critical_path.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "contextile/simulate.h"
 #include "predict/simulate/programs.h"
 #include "support/plan_support.h"
 

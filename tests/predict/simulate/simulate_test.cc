@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/plan.h"
+#include "contextile/planner.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 

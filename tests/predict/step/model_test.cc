@@ -1,6 +1,4 @@
 // Models: weights and FLOPs by hand, presets, files.
-#include "contextile/model.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "contextile/advanced/training.h"
 #include "contextile/base.h"
 #include "predict/step/simple_model.h"
 #include "support/message_of.h"

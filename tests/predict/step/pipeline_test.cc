@@ -1,6 +1,4 @@
 // Pipeline schedules: orders, closed forms of equal micro-batches, invariants of unequal ones.
-#include "contextile/pipeline.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/advanced/training.h"
 #include "contextile/base.h"
 #include "strategy/distca/distca_pipeline.h"
 #include "support/message_of.h"

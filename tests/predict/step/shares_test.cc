@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/advanced/training.h"
 #include "contextile/base.h"
-#include "contextile/model.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
-#include "contextile/training.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
 #include "predict/step/simple_step.h"
 #include "support/mask_support.h"
 

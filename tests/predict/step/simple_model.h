@@ -1,7 +1,7 @@
 // A model whose sums are easy to follow.
 #pragma once
 
-#include "contextile/model.h"
+#include "contextile/advanced/training.h"
 
 namespace contextile {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "contextile/advanced/training.h"
 #include "contextile/cluster.h"
-#include "contextile/training.h"
 #include "predict/step/simple_model.h"
 
 namespace contextile {

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/training.h"
 #include "contextile/base.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/plan.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
-#include "contextile/training.h"
 #include "predict/step/simple_step.h"
 #include "support/message_of.h"
 
@@ -391,7 +391,7 @@ TEST(BatchPart, HasTheStashOfTheOriginalsRing) {
   const Workload workload = make_workload(lengths, shape);
   const auto staging_bytes = [&](const char* stashed) {
     StrategyRequest request;
-    request.options["stashed"] = stashed;
+    request.options["count_stashed"] = stashed;
     const Plan plan =
         build_plan(workload, cluster, find_strategy("zigzag").arrange(workload, cluster, request));
     return batch_part_of(plan, cluster, 1).attention.staging_bytes;

@@ -1,6 +1,6 @@
 // The oracle against loops over a dense matrix, and its inputs.
 
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
 
 #include <gtest/gtest.h>
 

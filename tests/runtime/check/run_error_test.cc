@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/kernel.h"
-#include "contextile/oracle.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/planner.h"
 #include "runtime/check/single_device.h"
 #include "runtime/executor/plan_execution.h"
 #include "support/batches.h"

@@ -11,10 +11,10 @@
 #include <set>
 #include <string>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/planner.h"
 #include "runtime/check/run_error.h"
 #include "runtime/executor/plan_execution.h"
 #include "support/message_of.h"

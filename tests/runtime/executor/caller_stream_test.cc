@@ -13,9 +13,8 @@
 
 #include "base/rng.h"
 #include "contextile/executor.h"
+#include "contextile/plan.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
-#include "contextile/token_layout.h"
 #include "kernel/host_tensor.h"
 #include "kernel/tensor.h"
 #include "runtime/cuda/device_ranks.h"

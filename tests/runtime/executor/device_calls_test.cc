@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/tensor.h"
 #include "runtime/cuda/device_ranks.h"

@@ -9,10 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"
 #include "support/host_driver.h"

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/oracle.h"
-#include "contextile/token_layout.h"
+#include "contextile/plan.h"
 #include "kernel/host_tensor.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/plan_execution.h"

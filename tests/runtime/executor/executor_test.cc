@@ -13,10 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/oracle.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/token_layout.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/plan.h"
 #include "kernel/cpu/reference_rows.h"
 #include "kernel/host_tensor.h"
 #include "runtime/check/layer_tensors.h"

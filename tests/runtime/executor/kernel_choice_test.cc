@@ -11,8 +11,8 @@
 #include <utility>
 #include <variant>
 
-#include "contextile/kernel.h"
-#include "contextile/oracle.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/extend/kernel.h"
 #include "contextile/plan.h"
 #include "kernel/cpu/reference_rows.h"
 #include "runtime/check/single_device.h"

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "contextile/oracle.h"
-#include "contextile/token_layout.h"
+#include "contextile/advanced/oracle.h"
+#include "contextile/plan.h"
 #include "kernel/host_tensor.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/executor_testing.h"

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
-#include "contextile/kernel.h"
-#include "contextile/oracle.h"
-#include "contextile/transport.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/transport.h"
 
 namespace contextile {
 

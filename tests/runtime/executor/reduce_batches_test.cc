@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "contextile/registry.h"
 #include "kernel/cpu/reference_kernel.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_views.h"

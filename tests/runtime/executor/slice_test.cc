@@ -9,8 +9,8 @@
 
 #include "contextile/executor.h"
 #include "contextile/inproc_attention.h"
+#include "contextile/plan.h"
 #include "contextile/plan_file.h"
-#include "contextile/token_layout.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/plan_execution.h"
 #include "support/message_of.h"

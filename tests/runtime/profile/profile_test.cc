@@ -1,5 +1,5 @@
 // Measuring this machine: what a profile holds, whatever the machine is worth.
-#include "contextile/profile.h"
+#include "contextile/advanced/profile.h"
 
 #include <gtest/gtest.h>
 
@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/kernel.h"
-#include "contextile/plan_build.h"
-#include "contextile/registry.h"
+#include "contextile/extend/kernel.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "contextile/strategy.h"
 #include "runtime/profile/link_measurement.h"
 #include "runtime/profile/timed_ranks.h"
 #include "runtime/profile/transfer_bench.h"

@@ -1,4 +1,4 @@
-#include "contextile/kv_cache.h"
+#include "contextile/serving/kv_cache.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

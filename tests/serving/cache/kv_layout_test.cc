@@ -1,5 +1,3 @@
-#include "contextile/kv_layout.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "contextile/serving/kv_cache.h"
 #include "serving/cache/error_of.h"
 #include "serving/vectors.h"
 

@@ -1,4 +1,4 @@
-#include "contextile/decode.h"
+#include "contextile/serving/decode.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,3 @@
-#include "contextile/shard_merge.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "contextile/serving/decode.h"
 #include "serving/vectors.h"
 
 namespace contextile {

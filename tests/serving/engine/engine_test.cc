@@ -1,4 +1,4 @@
-#include "contextile/engine.h"
+#include "contextile/serving/engine.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -9,8 +9,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include "contextile/engine_rank.h"
 
 namespace contextile {
 namespace {

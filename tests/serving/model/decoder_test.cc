@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 #include "serving/model/reference_decoder.h"
 
 namespace contextile {

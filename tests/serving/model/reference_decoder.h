@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/decoder_model.h"
+#include "contextile/serving/decoder_model.h"
 
 namespace contextile {
 

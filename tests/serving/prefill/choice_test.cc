@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/prefill_choice.h"
+#include "contextile/serving/prefill.h"
 #include "serving/cache/error_of.h"
 #include "serving/prefill/published_table.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 
 namespace contextile {
 

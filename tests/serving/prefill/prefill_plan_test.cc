@@ -1,13 +1,12 @@
-#include "contextile/prefill_plan.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "contextile/plan.h"
 #include "contextile/planner.h"
-#include "contextile/token_layout.h"
+#include "contextile/serving/prefill.h"
 #include "serving/cache/error_of.h"
 #include "serving/prefill/prefill_batch.h"
 

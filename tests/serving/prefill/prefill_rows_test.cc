@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 #include "serving/cache/error_of.h"
 #include "serving/prefill/geometry.h"
 #include "serving/prefill/prefill_batch.h"

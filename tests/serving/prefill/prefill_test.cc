@@ -1,4 +1,4 @@
-#include "contextile/prefill.h"
+#include "contextile/serving/prefill.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -278,7 +278,7 @@ TEST(Prefill, ReadsNamesOfModes) {
             "prefill mode: expected one of pass_kv, pass_q, all_gather, ulysses; found 'ring'");
 }
 
-// N = 2, rows (3, 1) and keys (5, 4): the formulas of prefill.h by hand.
+// N = 2, rows (3, 1) and keys (5, 4): the formulas of serving/prefill.h by hand.
 TEST(Prefill, SendsWhatTheFormulasSay) {
   const PrefillWork work = {.num_ranks = 2, .q_rows = {3, 1}, .kv_rows = {5, 4}, .pairs = {}};
   const AttentionShape shape = {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/prefill_choice.h"
+#include "contextile/serving/prefill.h"
 
 namespace contextile {
 

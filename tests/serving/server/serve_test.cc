@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/completion_server.h"
-#include "contextile/tokenizer.h"
+#include "contextile/serving/completion_server.h"
 #include "serving/server/completion.h"
 #include "serving/server/protocol.h"
 #include "serving/server/request_queue.h"

@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 
 namespace contextile {
@@ -218,7 +217,7 @@ TEST(Axp, StashedCountsAPartialOutputOfEveryRingStep) {
         const AttentionShape shape{.q_heads = 16, .kv_heads = 8, .head_dim = 64, .value_dim = 48};
         const auto planned_with = [&](const char* stashed) {
           StrategyRequest request;
-          request.options["stashed"] = stashed;
+          request.options["count_stashed"] = stashed;
           if (a > 1) request.options["head_parallel"] = fmt::format("{}", a);
           return plan_with(a == 1 ? "zigzag" : "hybrid", lengths, parse_mask_use(mask),
                            cluster_of(2, 4), shape, request);

@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "strategy/axp/axp_presets.h"
 #include "support/batches.h"
@@ -34,7 +33,7 @@ TEST(DoubleRing, MovesTheRingsBytesAndFewerOfThemBetweenNodes) {
        std::map<std::string, std::int64_t>{{"12", 11 * 3}, {"4", 2 * 12}, {"1", 11 * 3}}) {
     SCOPED_TRACE("inner " + inner);
     const PlanStats stats = statistics(
-        plan_of(double_ring_strategy(), workload, cluster, request_with({{"inner", inner}})));
+        plan_of(double_ring_strategy(), workload, cluster, request_with({{"inner_ring", inner}})));
     for (const DeviceStats& device : stats.forward->devices) {
       EXPECT_EQ(device.sent_bytes, 11 * (tokens / 12) * kv);
     }
@@ -47,7 +46,7 @@ TEST(DoubleRing, MovesTheRingsBytesAndFewerOfThemBetweenNodes) {
 TEST(DoubleRing, OfOneRingIsZigzag) {
   const Workload workload = default_batch_of({900, 333, 2000});
   const Cluster cluster = cluster_of(2, 3);
-  StrategyRequest request = request_with({{"inner", "6"}});
+  StrategyRequest request = request_with({{"inner_ring", "6"}});
   request.wire = Dtype::kBf16;
   Arrangement nested = double_ring_strategy().arrange(workload, cluster, request);
   const Arrangement plain = zigzag_strategy().arrange(workload, cluster, {});
@@ -60,11 +59,11 @@ TEST(DoubleRing, OfOneRingIsZigzag) {
 TEST(DoubleRing, FillsANodeByDefault) {
   const Workload workload = default_batch_of({4096});
   const Plan plain = plan_of(double_ring_strategy(), workload, cluster_of(2, 8), {});
-  EXPECT_EQ(plain.options.at("inner"), "8");
+  EXPECT_EQ(plain.options.at("inner_ring"), "8");
   EXPECT_EQ(plain.options.at("head_parallel"), "1");
   const Plan heads = plan_of(double_ring_strategy(), workload, cluster_of(2, 8),
                              request_with({{"head_parallel", "4"}}));
-  EXPECT_EQ(heads.options.at("inner"), "2");
+  EXPECT_EQ(heads.options.at("inner_ring"), "2");
   EXPECT_EQ(heads.rounds[0].head_groups, 4);
   const Plan chosen = plan_of(double_ring_strategy(), workload, cluster_of(2, 8),
                               request_with({{"head_parallel", "0"}}));
@@ -81,7 +80,7 @@ TEST(DoubleRing, PlansAreValidForEveryInnerRingAndHeadSplit) {
               fmt::format("{}: {} devices, {} heads, inner {}", mask, devices, heads, inner));
           const Cluster cluster = cluster_of(1, devices);
           StrategyRequest request = request_with(
-              {{"inner", std::to_string(inner)}, {"head_parallel", std::to_string(heads)}});
+              {{"inner_ring", std::to_string(inner)}, {"head_parallel", std::to_string(heads)}});
           request.block_size = 64;
           const bool fits = devices % heads == 0 && devices / heads % inner == 0;
           EXPECT_EQ(double_ring_strategy().unsupported(workload, cluster, request).has_value(),
@@ -99,7 +98,7 @@ TEST(DoubleRing, PlansAreValidForEveryInnerRingAndHeadSplit) {
 
 TEST(DoubleRing, SaysWhichInnerRingsItCannotNest) {
   const auto reason = double_ring_strategy().unsupported(default_batch_of({64}), cluster_of(1, 6),
-                                                         request_with({{"inner", "4"}}));
+                                                         request_with({{"inner_ring", "4"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("divisor of 6 positions, found 4"), std::string::npos) << *reason;
 }

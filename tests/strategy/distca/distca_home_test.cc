@@ -14,10 +14,9 @@
 
 #include "base/rng.h"
 #include "contextile/data.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "strategy/distca/distca.h"
 #include "strategy/distca/distca_pipeline.h"
@@ -302,7 +301,7 @@ TEST(DistcaHome, GathersDocumentsThatAreEverywhereWhereThatMovesFewerBytes) {
 TEST(DistcaHome, TheOriginalNeedsHeadAndTailPieces) {
   Rng rng(5);
   Workload workload = default_batch_of(std::vector<std::int64_t>{16384, 8192, 40960});
-  const StrategyRequest request = request_with({{"upstream", "on"}, {"nano_batches", "1"}});
+  const StrategyRequest request = request_with({{"match_original", "on"}, {"nano_batches", "1"}});
   add_home(HomeKind::kContiguous, 4, rng, workload);
   const auto reason = distca_strategy().unsupported(workload, cluster_of(1, 4), request);
   ASSERT_TRUE(reason);

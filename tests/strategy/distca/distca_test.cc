@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/strategy.h"
 #include "contextile/verify.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
@@ -235,7 +234,8 @@ TEST(Distca, MergesPartialOutputsWhenKeysAreSharedOut) {
 }
 
 TEST(Distca, UpstreamDecidesItsOptionsAndNeedsEvenLengths) {
-  const StrategyRequest request = request_with({{"upstream", "on"}, {"balance", "two_sided"}});
+  const StrategyRequest request =
+      request_with({{"match_original", "on"}, {"balance", "two_sided"}});
   const auto cannot = [&](const std::vector<std::int64_t>& lengths) {
     return distca_strategy().unsupported(narrow_batch_of(lengths), cluster_of(1, 4), request);
   };

@@ -11,10 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/strategy.h"
 #include "strategy/distca/distca.h"
 #include "strategy/distca/distca_tasks.h"
 
@@ -135,7 +134,7 @@ TEST_P(DistcaVectors, APlanMovesTheSameBytes) {
   Cluster cluster;
   cluster.nodes = num_devices_ / 8;
   StrategyRequest request;
-  request.options = {{"upstream", "on"}, {"nano_batches", "1"}};
+  request.options = {{"match_original", "on"}, {"nano_batches", "1"}};
   const DirectionStats forward =
       *statistics(
            build_plan(workload, cluster, distca_strategy().arrange(workload, cluster, request)))

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/plan.h"
 #include "contextile/verify.h"
 #include "strategy/fcp/fcp.h"
 #include "support/batches.h"

@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "support/batches.h"
 #include "support/mask_support.h"

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
 #include "contextile/verify.h"
 #include "support/batches.h"
 #include "support/mask_support.h"

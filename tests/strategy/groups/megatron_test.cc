@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
 #include "contextile/verify.h"
 #include "strategy/groups/megatron_balanced.h"
 #include "strategy/groups/megatron_packing.h"

@@ -11,12 +11,11 @@
 
 #include "base/ranges.h"
 #include "base/rng.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategies.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/plan_stats.h"
-#include "contextile/registry.h"
-#include "contextile/strategies.h"
-#include "contextile/strategy.h"
+#include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "strategy/magi/casts.h"
 #include "strategy/magi/dispatch.h"
@@ -213,7 +212,7 @@ MagiOptions random_options(Rng& rng) {
   options.algorithm = static_cast<MagiDispatch>(random_between(rng, 0, 2));
   options.top_p = rng.uniform();
   options.stages = static_cast<std::int32_t>(random_between(rng, 1, 5));
-  options.element = random_between(rng, 1, 60);
+  options.keys_per_element = random_between(rng, 1, 60);
   options.launch = static_cast<CastLaunch>(random_between(rng, 0, 1));
   options.hierarchical = random_chance(rng, 0.5);
   return options;

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "base/ranges.h"
-#include "contextile/arrangement.h"
+#include "contextile/extend/arrangement.h"
+#include "contextile/extend/plan_build.h"
+#include "contextile/extend/strategies.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
-#include "contextile/plan_build.h"
-#include "contextile/strategies.h"
 #include "contextile/verify.h"
 #include "strategy/magi/casts.h"
 #include "strategy/magi/dispatch.h"
@@ -119,8 +119,8 @@ struct CastCase {
     }
     const Json& overlap = c["overlap"];
     options.stages = overlap["degree"];
-    options.element = overlap["min_chunk_size"];
-    options.elements = overlap["max_num_chunks"];
+    options.keys_per_element = overlap["min_chunk_size"];
+    options.max_elements = overlap["max_num_chunks"];
     cluster.devices_per_node = num_ranks;
   }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/id_vector.h"
+#include "contextile/base.h"
 #include "support/mask_support.h"
 
 namespace contextile {

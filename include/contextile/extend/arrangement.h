@@ -1,0 +1,147 @@
+// What a strategy returns: who owns which blocks, who computes which tiles when, what moves when.
+// `build_plan` (extend/plan_build.h) lowers it to instructions; nothing downstream looks at the strategy.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "contextile/base.h"
+#include "contextile/mask.h"
+#include "contextile/workload.h"
+
+namespace contextile {
+
+// What a slot holds and a transfer moves, of one token block and head group.
+enum class Kind : std::uint8_t {
+  kQ,    // queries
+  kKv,   // keys and values
+  kO,    // output rows and LSE (natural log, -inf on an empty row)
+  kDo,   // dO, final LSE, delta
+  kDq,   // gradient of queries
+  kDkv,  // gradients of keys and values
+};
+inline constexpr int kNumKinds = 6;
+
+enum class Direction : std::uint8_t { kForward, kBackward };
+inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
+
+[[nodiscard]] std::string_view to_string(Kind kind);            // "q", "kv", "o", "do", "dq", "dkv"
+[[nodiscard]] std::string_view to_string(Direction direction);  // "forward", "backward"
+
+// Inputs are read only; results (o, dq, dkv) are partial until they hold all tiles of their unit.
+[[nodiscard]] constexpr bool is_result(Kind kind) {
+  return kind == Kind::kO || kind == Kind::kDq || kind == Kind::kDkv;
+}
+// kv and dkv belong to a tile's kv block, all others to its query block.
+[[nodiscard]] constexpr bool is_of_kv(Kind kind) { return kind == Kind::kKv || kind == Kind::kDkv; }
+// Whether the kind occurs in the direction: q, kv, o forward; q, kv, do, dq, dkv backward.
+[[nodiscard]] constexpr bool occurs_in(Kind kind, Direction direction) {
+  return kind == Kind::kQ || kind == Kind::kKv ||
+         (kind == Kind::kO) == (direction == Direction::kForward);
+}
+// Whether tokens of this role have the kind at all.
+[[nodiscard]] constexpr bool role_has(Role role, Kind kind) {
+  return role == Role::kBoth || (role == Role::kKvOnly) == is_of_kv(kind);
+}
+
+// Bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads and elements
+// travel as `wire`. LSE and delta are 4 bytes each whatever the wire.
+[[nodiscard]] std::int64_t unit_bytes(Kind kind, std::int64_t tokens, const AttentionShape& shape,
+                                      std::int32_t head_groups, Dtype wire);
+
+// Into how many groups of heads a block is split: as `of_block` says, or as all blocks are where
+// that is empty.
+[[nodiscard]] inline std::int32_t head_groups_of(std::int32_t head_groups,
+                                                 std::span<const std::int32_t> of_block,
+                                                 BlockId block) {
+  return block.index() < of_block.size() ? of_block[block.index()] : head_groups;
+}
+
+// A tile on its device. Its blocks have equally many head groups. A stage is one attention
+// instruction; stages count from 0 on every device.
+struct PlacedTile {
+  BlockId q_block;
+  BlockId kv_block;
+  GroupId group;
+  Rank device;
+  std::int32_t stage = 0;
+  std::int64_t pairs = 0;  // as TileIndex says
+};
+
+// One unit from one device to another: launched before attention `launch_stage`, waited before
+// attention `need_stage` > launch_stage, on both ends alike. At one stage boundary s a device first
+// waits for what it needs at s, then merges what arrived, then launches.
+//
+// Inputs: src owns the unit, or received it with a need stage <= launch_stage (relay), or retained
+// it. Results: src sends all it has gathered of the unit so far and starts anew; dst merges what
+// arrives into what it has. A result that holds all its tiles travels in the activation dtype, a
+// partial one in the arrangement's partial_wire.
+struct Transfer {
+  Kind kind = Kind::kKv;
+  BlockId block;
+  GroupId group;
+  Rank src;
+  Rank dst;
+  std::int32_t launch_stage = 0;
+  std::int32_t need_stage = 1;
+};
+
+// Tiles of one device and stage run in listed order; transfers between two devices with equal
+// stages travel as one message in listed order.
+struct ArrangedDirection {
+  std::vector<PlacedTile> tiles;
+  std::vector<Transfer> transfers;
+};
+
+// A received input (q or kv) that forward keeps for backward on `device`.
+struct RetainedUnit {
+  Rank device;
+  Kind kind = Kind::kKv;
+  BlockId block;
+  GroupId group;
+};
+
+// What one mask computes in one round. A direction may be absent (prefill has no backward).
+struct ArrangedMask {
+  std::optional<ArrangedDirection> forward;
+  std::optional<ArrangedDirection> backward;
+  std::vector<RetainedUnit> retain;
+};
+
+struct ArrangedRound {
+  Blocking blocks;
+  std::vector<Rank> owners;      // of every block
+  std::int32_t head_groups = 1;  // of every block; divides the KV heads
+  std::vector<Mask> masks;  // of the workload, in its order, each restricted to this round's tokens
+  std::vector<ArrangedMask> programs;  // one for each mask
+  // Where blocks differ: of every block, each a divisor of head_groups.
+  std::vector<std::int32_t> block_head_groups;
+
+  [[nodiscard]] std::int32_t groups_of(BlockId block) const {
+    return head_groups_of(head_groups, block_head_groups, block);
+  }
+  // How many of the round's head groups one of the block's has.
+  [[nodiscard]] std::int32_t parts_of(BlockId block) const {
+    return head_groups / groups_of(block);
+  }
+};
+
+struct Arrangement {
+  std::string strategy;
+  std::map<std::string, std::string> options;  // as used, defaults filled in
+  Dtype partial_wire = Dtype::kF32;
+  std::vector<ArrangedRound>
+      rounds;  // executed in order, a barrier between; blocks partition the tokens
+  // What the original would have charged for padding, if the strategy was asked to (count_padding=on):
+  // real bytes and pairs are multiplied by these in statistics. 1: none.
+  double padded_bytes_factor = 1;
+  double padded_pairs_factor = 1;
+};
+
+}  // namespace contextile
