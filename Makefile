@@ -39,7 +39,7 @@ run: build  ## build, then plan, verify and execute a small batch; writes the pa
 
 test: deps build/build.ninja  ## build, then run every test
 	cmake --build --preset default -j $(JOBS) --target all contextile_tests
-	ctest --preset default -j $(JOBS); status=$$?; scripts/summarize-tests build; exit $$status
+	ctest --preset default -j $(JOBS) --output-junit Testing/Temporary/junit.xml; status=$$?; scripts/summarize-tests build; exit $$status
 
 build: deps build/build.ninja  ## the library and the program, build/contextile, optimized
 	cmake --build --preset default -j $(JOBS)

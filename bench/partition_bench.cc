@@ -5,9 +5,8 @@
 //
 // Every batch, mask and block size is a hypergraph as DCP has it: a vertex for each token block
 // (its bytes) and each tile (its work), a net for each Q and O, which have the same pins, and each
-// KV unit. It is split over nodes, then every node's share over its devices. FOLDER (default
-// ../shared/data) may hold batches/*.txt and peer_partitions.csv (planner_bench says what they
-// are). --export writes the hypergraphs as .hgr files and does nothing else. One thread; times are
+// KV unit. It is split over nodes, then every node's share over its devices. FOLDER may hold
+// batches/*.txt and peer_partitions.csv (planner_bench says what they are). --export writes the hypergraphs as .hgr files and does nothing else. One thread; times are
 // thread CPU time. Every number is recomputed from the assignment alone, twice: as a hypergraph and
 // as a grid of tiles.
 #include <fmt/format.h>
@@ -224,7 +223,7 @@ void export_all(const std::vector<Batch>& batches, const std::filesystem::path& 
 }
 
 int run(const std::vector<std::string>& args) {
-  std::filesystem::path data = "../shared/data";
+  std::filesystem::path data;
   std::filesystem::path export_folder;
   std::uint64_t seeds = 1;
   double effort = 1;

@@ -3,7 +3,7 @@
 //
 //   planner_bench [--data FOLDER] [--seeds N] [--quick]
 //
-// FOLDER (default ../shared/data) may hold batches/*.txt (lengths) and peer_partitions.csv (what
+// FOLDER may hold batches/*.txt (lengths) and peer_partitions.csv (what
 // Mt-KaHyPar reached on them: columns batch, mask, block, use, inter_bytes, total_bytes,
 // max_device_bytes); without it only built-in datasets are run. Times are CPU time of one thread,
 // at scale wall-clock time. Peers cut blocks every so many tokens; ours also at band edges, except
@@ -237,7 +237,7 @@ void scale(bool quick) {
 }
 
 int run(const std::vector<std::string>& args) {
-  std::filesystem::path data = "../shared/data";
+  std::filesystem::path data;
   std::uint64_t seeds = 1;
   bool quick = false;
   for (std::size_t i = 0; i < args.size(); ++i) {

@@ -1,8 +1,10 @@
-// What original systems' own code gave.
+// Outputs of the original systems' own code (tests/golden).
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -20,5 +22,14 @@ class OriginalOutputs : public testing::Test {
 
   nlohmann::json vectors_;
 };
+
+// Says how many outputs of the original were compared with ours: at least one, whichever recording
+// the tests were given.
+inline void report_compared(std::int64_t num_compared) {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  std::printf("%s: %lld outputs of the original compared\n", test->name(),
+              static_cast<long long>(num_compared));
+  EXPECT_GT(num_compared, 0);
+}
 
 }  // namespace contextile

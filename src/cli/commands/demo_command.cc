@@ -20,6 +20,7 @@
 #include "cli/comparing.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
+#include "cli/options/outputs.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
