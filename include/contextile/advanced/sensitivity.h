@@ -37,8 +37,7 @@ struct ChangedConstant {
 // The cluster as it is, then every constant of its cost model halved and doubled:
 //
 // * of attention `row_keys`, `call_pairs`, `kernel_tile_rows` and `backward_share` where the
-// profile
-//   is one of AttentionProfile::from_overheads, which is then made anew; else, of a measured grid,
+//   profile is one of AttentionProfile::from_overheads, which is made again; of a measured grid,
 //   `kernel_overheads`, all that a rectangle takes beyond the grid's best rate, and
 //   `backward_share`; `call_us`, `attention_tflops`;
 // * `memory_gbytes_per_s`, `launch_us`, both latencies together (`latencies_us`),
