@@ -154,7 +154,6 @@ Json run_json(const RunReport& report) {
            {{"staging_bytes", report.memory.staging_bytes},
             {"accumulator_bytes", report.memory.accumulator_bytes},
             {"conversion_bytes", report.memory.conversion_bytes},
-            {"packing_bytes", report.memory.conversion_bytes},  // its name until 0.1
             {"workspace_bytes", report.memory.workspace_bytes},
             {"predicted_bytes", report.predicted_memory_bytes}}}};
 }
