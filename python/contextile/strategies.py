@@ -1,7 +1,7 @@
 """Strategies by name, each with its options as keywords.
 
 >>> import contextile as ct
->>> ct.strategies.dcp(divisions=6, eps_node=0.2)
+>>> ct.strategies.dcp(T=6, eps_node=0.2)
 StrategyChoice('dcp:divisions=6,eps_node=0.2')
 
 There is one function for every strategy of the library, with the names and defaults of the program's ``--strategy

@@ -45,8 +45,8 @@ std::int64_t retained_bytes(const Plan& plan, const PlanRound& round, const Prog
   return bytes;
 }
 
-// What the original's ring keeps besides, if the strategy was asked to count it (count_stashed=on): of
-// each of P steps an output of all queries, summed when forward ends.
+// What the original's ring keeps besides, if the strategy was asked to count it (count_stashed=on):
+// of each of P steps an output of all queries, summed when forward ends.
 std::int64_t stashed_bytes(const Plan& plan, const PlanRound& round, const Program& program) {
   const auto option = plan.options.find("count_stashed");
   const std::int32_t steps = plan.num_devices() / round.head_groups;

@@ -47,15 +47,4 @@ void check_option_keys(std::string_view strategy, const std::map<std::string, st
   }
 }
 
-void rename_option(std::string_view strategy, const std::string& former, const std::string& name,
-                   std::map<std::string, std::string>& given) {
-  auto option = given.extract(former);
-  if (option.empty()) return;
-  CONTEXTILE_CHECK(!given.contains(name),
-                   "strategy {}: expected option {} once, found it and its former name {}",
-                   strategy, name, former);
-  option.key() = name;
-  given.insert(std::move(option));
-}
-
 }  // namespace contextile

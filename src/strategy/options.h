@@ -29,9 +29,6 @@ namespace contextile {
 // Throws InvalidArgument (listing the known keys) for the first key of `given` that no spec has.
 void check_option_keys(std::string_view strategy, const std::map<std::string, std::string>& given,
                        const std::vector<OptionSpec>& specs);
-// Key `former` of `given` becomes `name`. Throws InvalidArgument when it has both.
-void rename_option(std::string_view strategy, const std::string& former, const std::string& name,
-                   std::map<std::string, std::string>& given);
 
 // The options of one strategy as an aggregate with defaults, and how text becomes its fields.
 template <typename Options>
@@ -102,13 +99,6 @@ class OptionTable {
     return add(std::move(name), std::move(help), std::move(parse), std::move(print));
   }
 
-  // A former name of the option that was added last: still read, never printed.
-  OptionTable& formerly(std::string name) {
-    entries_.back().help += fmt::format(" (formerly {})", name);
-    entries_.back().former_name = std::move(name);
-    return *this;
-  }
-
   [[nodiscard]] std::vector<OptionSpec> specs() const {
     std::vector<OptionSpec> result;
     for (const Entry& entry : entries_) {
@@ -118,12 +108,7 @@ class OptionTable {
   }
   // Defaults overwritten by what is given. Throws InvalidArgument.
   [[nodiscard]] Options parse(std::string_view strategy,
-                              std::map<std::string, std::string> given) const {
-    for (const Entry& entry : entries_) {
-      if (!entry.former_name.empty()) {
-        rename_option(strategy, entry.former_name, entry.name, given);
-      }
-    }
+                              const std::map<std::string, std::string>& given) const {
     check_option_keys(strategy, given, specs());
     Options options;
     for (const Entry& entry : entries_) {
@@ -153,7 +138,6 @@ class OptionTable {
     std::function<void(Options&, std::string_view)> parse;
     std::function<std::string(const Options&)> print;
     std::vector<std::string> values;
-    std::string former_name = {};  // empty: none
   };
   OptionTable& add(std::string name, std::string help,
                    std::function<void(Options&, std::string_view)> parse,

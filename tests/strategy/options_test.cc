@@ -67,7 +67,7 @@ TEST(Strategies, EveryDefaultValueIsAccepted) {
 }
 
 TEST(StrategyChoices, ItemsWithoutEqualsStartTheNextStrategy) {
-  const auto choices = parse_strategies("magi:chunk=256,stages=2,zigzag,fcp:pool=dedicated:4,x=1");
+  const auto choices = parse_strategies("magi:chunk=256,stages=2,zigzag,fcp:mode=some:4,x=1");
   ASSERT_EQ(choices.size(), 3U);
   EXPECT_EQ(choices[0].name, "magi");
   EXPECT_EQ(choices[0].options,
@@ -75,7 +75,7 @@ TEST(StrategyChoices, ItemsWithoutEqualsStartTheNextStrategy) {
   EXPECT_EQ(choices[1].name, "zigzag");
   EXPECT_TRUE(choices[1].options.empty());
   EXPECT_EQ(choices[2].name, "fcp");
-  EXPECT_EQ(choices[2].options.at("pool"), "dedicated:4");
+  EXPECT_EQ(choices[2].options.at("mode"), "some:4");
   EXPECT_EQ(choices[2].options.at("x"), "1");
 }
 

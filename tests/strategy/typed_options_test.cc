@@ -226,7 +226,7 @@ TEST(ChoiceOf, PlansAsTheTextFormDoes) {
       {choice_of(FcpOptions{.head_parallel = 2, .reshuffle = Reshuffle::kBefore}),
        "fcp:head_parallel=2,reshuffle=before"},
       {choice_of(DistcaOptions{.attention_servers = 1, .nano_batches = 1}),
-       "distca:pool=dedicated:1,nano_batches=1"},
+       "distca:attention_servers=1,nano_batches=1"},
   };
   for (const auto& [typed, text] : cases) {
     SCOPED_TRACE(text);
@@ -247,7 +247,7 @@ TEST(ChoiceOf, RefusesValuesOutOfRangeWhereTheyAreUsed) {
   const StrategyChoice choice = choice_of(DcpOptions{.divisions = 1});
   EXPECT_THAT(
       message_of([&] { return plan_batch(small_batch(), load_cluster("dgx-h200:1x4"), choice); }),
-      HasSubstr("option T: expected an integer from 2 to 1024, found '1'"));
+      HasSubstr("option divisions: expected an integer from 2 to 1024, found '1'"));
 }
 
 // ----------------------------------------------------------------------------------- the frame
@@ -340,57 +340,30 @@ TEST(TypedStrategies, RefuseWithTheirNameAndPlanOnce) {
   EXPECT_EQ(refusal("101"), "strategy option size: expected an integer from 0 to 100, found '101'");
 }
 
-// -------------------------------------------------------------------------------- former names
+// ------------------------------------------------------------------------------------- names
 
-struct Renamed {
-  const char* strategy;
-  const char* former;
-};
-constexpr Renamed kRenamed[] = {{"hybrid", "A"}, {"fcp", "ulysses"}};
-
-TEST(FormerNames, AreReadAndPrintedAsTheNewOnes) {
-  for (const auto& [name, former] : kRenamed) {
-    SCOPED_TRACE(name);
-    const auto plan_with = [&, name = name](const char* key) {
-      return plan_and_check(small_batch(), load_cluster("dgx-h200:1x4"), {name, {{key, "2"}}}).plan;
-    };
-    const auto plan = plan_with(former);
-    EXPECT_EQ(plan->digest, plan_with("head_parallel")->digest);
-    EXPECT_EQ(plan->options.at("head_parallel"), "2");
-    EXPECT_FALSE(plan->options.contains(former));
-  }
-}
-
-TEST(FormerNames, AreErrorsBesideTheNewOnes) {
-  for (const auto& [name, former] : kRenamed) {
+TEST(OptionNames, HaveNoSecondForm) {
+  struct Refused {
+    const char* strategy;
+    const char* key;
+  };
+  for (const auto& [strategy, key] : {Refused{"hybrid", "A"},
+                                      {"fcp", "ulysses"},
+                                      {"dcp", "T"},
+                                      {"double_ring", "inner"},
+                                      {"magi", "element"},
+                                      {"distca", "pool"},
+                                      {"zigzag", "padded"},
+                                      {"zigzag", "stashed"},
+                                      {"distca", "upstream"},
+                                      {"megatron_dynamic", "upstream"}}) {
     StrategyRequest request;
-    request.options = {{former, "2"}, {"head_parallel", "2"}};
-    EXPECT_EQ(message_of([&, name = name] {
-                return find_strategy(name).unsupported(small_batch(), Cluster{}, request);
-              }),
-              fmt::format("strategy {}: expected option head_parallel once, found it and its "
-                          "former name {}",
-                          name, former));
-  }
-}
-
-TEST(FormerNames, StandInTheHelpAndInNoList) {
-  for (const auto& [name, former] : kRenamed) {
-    SCOPED_TRACE(name);
-    bool found = false;
-    for (const OptionSpec& option : find_strategy(name).options()) {
-      EXPECT_NE(option.name, former);
-      if (option.name != "head_parallel") continue;
-      found = true;
-      EXPECT_THAT(option.help, HasSubstr(fmt::format("(formerly {})", former)));
-    }
-    EXPECT_TRUE(found);
-    StrategyRequest request;
-    request.options = {{"nonsense", "2"}};
-    EXPECT_THAT(message_of([&, name = name] {
+    request.options = {{key, "2"}};
+    EXPECT_THAT(message_of([&, name = strategy] {
                   return find_strategy(name).unsupported(small_batch(), Cluster{}, request);
                 }),
-                Not(HasSubstr(fmt::format(" {},", former))));
+                HasSubstr("expected an option among"))
+        << strategy << ":" << key;
   }
 }
 

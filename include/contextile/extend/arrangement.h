@@ -138,8 +138,8 @@ struct Arrangement {
   Dtype partial_wire = Dtype::kF32;
   std::vector<ArrangedRound>
       rounds;  // executed in order, a barrier between; blocks partition the tokens
-  // What the original would have charged for padding, if the strategy was asked to (count_padding=on):
-  // real bytes and pairs are multiplied by these in statistics. 1: none.
+  // What the original would have charged for padding, if the strategy was asked to
+  // (count_padding=on): real bytes and pairs are multiplied by these in statistics. 1: none.
   double padded_bytes_factor = 1;
   double padded_pairs_factor = 1;
 };

@@ -202,7 +202,7 @@ enum class Partitioner : std::uint8_t {
 // dcp: tiles placed by partitioning, scheduled in divisions. Its block size is that of PlanOptions;
 // left open, the planner times several.
 struct DcpOptions {
-  std::int32_t divisions = 4;    // at least 2
+  std::int32_t divisions = 4;    // of the schedule, at least 2
   double eps_node = 0.4;         // compute of a node above the mean of nodes, as a share of it
   double eps_device = 0.1;       // … of a device above the mean of its own node
   double data_tolerance = 1;     // blocks that a node or a device may own beyond what packing them
@@ -267,15 +267,14 @@ struct DistcaOptions {
   TaskBalance balance = TaskBalance::kTwoSided;
   TaskCost cost = TaskCost::kProfile;                // what tasks are balanced by
   BackwardTasks backward = BackwardTasks::kForward;  // kOwn needs resend
-  std::int32_t attention_servers = 0;  // key pool: the last devices, which own no tokens; 0: none
+  std::int32_t attention_servers = 0;  // the last devices, which own no tokens; 0: none
   bool kv_subrange = false;            // a task may take a part of its keys, outputs are merged
   std::int32_t nano_batches = 2;  // parts of the batch, one's transfers under another's compute
   bool resend = false;  // queries and keys travel again for backward instead of being kept
   std::int64_t buffer_limit = 0;  // bytes a device may send or receive at once: the tolerance grows
                                   // by 0.05 until they suffice; 0: none
-  bool match_original =
-      false;  // exactly the original's items, whatever kv, granularity, balance, cost
-              // and kv_subrange say; even lengths only
+  bool match_original = false;  // exactly the original's items, whatever kv, granularity, balance,
+                                // cost and kv_subrange say; even lengths only
 
   friend bool operator==(const DistcaOptions&, const DistcaOptions&) = default;
 };

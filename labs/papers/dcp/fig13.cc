@@ -56,7 +56,7 @@ std::vector<StrategyChoice> loongtrain_ways(std::int32_t head_parallel) {
 // DCP and what the paper sets beside it.
 std::vector<TimedMethod> methods_of() {
   std::vector<TimedMethod> methods;
-  for (const char* name : {"dcp", "ring", "zigzag", "hybrid:A=2", "all_gather"}) {
+  for (const char* name : {"dcp", "ring", "zigzag", "hybrid:head_parallel=2", "all_gather"}) {
     methods.push_back({.ways = parse_strategies(name)});
   }
   for (const std::int32_t head_parallel : {1, 2}) {

@@ -31,7 +31,7 @@ struct BlockSizeCase {
 MeanMovement add_baselines(const BenchSetting& setting, std::span<const Workload> batches,
                            const std::vector<Cell>& labels, Progress& progress, Table& table) {
   std::optional<MeanMovement> least;
-  for (const char* text : {"ring", "zigzag", "hybrid:A=2"}) {
+  for (const char* text : {"ring", "zigzag", "hybrid:head_parallel=2"}) {
     const StrategyChoice baseline = parse_strategies(text).front();
     progress.step(text);
     std::vector<Cell> cells = labels;

@@ -40,7 +40,7 @@ BenchSetting sample_of(BenchSetting setting, std::int32_t sample) {
 }
 
 std::vector<StrategyChoice> transformer_engine_choices() {
-  return parse_strategies("hybrid:A=2,zigzag,all_gather");
+  return parse_strategies("hybrid:head_parallel=2,zigzag,all_gather");
 }
 
 }  // namespace contextile

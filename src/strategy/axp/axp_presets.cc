@@ -41,9 +41,9 @@ constexpr Preset<RingOptions> kRing = {
 
 // Source: Megatron-LM / TransformerEngine p2p context parallelism; Striped and zigzag ring
 // attention. Steps, bytes and memory as `ring` (TransformerEngine: and R partial outputs, see
-// count_stashed), dKV in the activation dtype. Balanced under the
-// causal mask of every document, if documents are long enough to be cut 2R times. Loses on short
-// documents and sparse masks: most of what travels is read by nobody.
+// count_stashed), dKV in the activation dtype. Balanced under the causal mask of every document, if
+// documents are long enough to be cut 2R times. Loses on short documents and sparse masks: most of
+// what travels is read by nobody.
 constexpr Preset<ZigzagOptions> kZigzag = {
     .card = {"zigzag",
              "Megatron/TransformerEngine p2p: chunks r and 2R-1-r of every sequence, KV round the "
@@ -82,10 +82,10 @@ constexpr Preset<HybridOptions> kHybrid = {
 };
 
 // Source: Gu et al., LoongTrain (2024): 2D attention, Double-Ring-Attention. Steps: as hybrid, but
-// the P positions are inner rings of `inner` positions joined by an outer ring: keys go round the
-// inner ring while the hop to the next inner ring has the whole round. Bytes sent per rank as
-// hybrid; of a unit's P-1 hops only P/inner-1 leave the inner ring; dKV in fp32. Memory: one more
-// ring buffer than hybrid. Loses like zigzag: everything goes to everybody.
+// the P positions are inner rings of `inner_ring` positions joined by an outer ring: keys go round
+// the inner ring while the hop to the next inner ring has the whole round. Bytes sent per rank as
+// hybrid; of a unit's P-1 hops only P/inner_ring-1 leave the inner ring; dKV in fp32. Memory: one
+// more ring buffer than hybrid. Loses like zigzag: everything goes to everybody.
 constexpr Preset<DoubleRingOptions> kDoubleRing = {
     .card = {"double_ring",
              "LoongTrain: heads split inside A ranks, inner zigzag rings joined by an outer ring",
@@ -143,7 +143,6 @@ OptionTable<Options> option_table() {
     table.integer("head_parallel", &Options::head_parallel, 0, 1 << 16,
                   "ranks that split heads; 0: the largest divisor of the KV heads that divides a "
                   "node's devices");
-    if constexpr (std::is_same_v<Options, HybridOptions>) table.formerly("A");
   }
   if constexpr (HasAlgorithm<Options>) {
     table.choice("algorithm", &Options::algorithm, {"ring", "direct"},

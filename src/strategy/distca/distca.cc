@@ -21,24 +21,6 @@ namespace contextile {
 namespace {
 
 constexpr std::int32_t kMaxServers = 1 << 20;
-constexpr std::string_view kInPlace = "in_place";
-constexpr std::string_view kDedicated = "dedicated:";
-
-void parse_pool(DistcaOptions& options, std::string_view text) {
-  if (text == kInPlace) {
-    options.attention_servers = 0;
-    return;
-  }
-  CONTEXTILE_CHECK(text.starts_with(kDedicated),
-                   "strategy option pool: expected in_place or dedicated:N, found '{}'", text);
-  options.attention_servers = static_cast<std::int32_t>(
-      parse_integer_option("pool", text.substr(kDedicated.size()), 1, kMaxServers));
-}
-
-std::string print_pool(const DistcaOptions& options) {
-  if (options.attention_servers == 0) return std::string(kInPlace);
-  return fmt::format("{}{}", kDedicated, options.attention_servers);
-}
 
 // What the original does, whatever the options that this decides say.
 void apply_upstream(DistcaOptions& options) {
@@ -261,8 +243,8 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
         .choice("backward", &DistcaOptions::backward, {"forward", "own"},
                 "where backward runs: where forward did, or balanced by what backward takes and "
                 "sends, with resend=on: forward, own")
-        .custom("pool", parse_pool, print_pool,
-                "in_place, or dedicated:N: the last N devices own no tokens")
+        .integer("attention_servers", &DistcaOptions::attention_servers, 0, kMaxServers,
+                 "the last devices, so many, own no tokens and only compute; 0: none")
         .on_off("kv_subrange", &DistcaOptions::kv_subrange,
                 "a task may take a part of its keys, partial outputs are merged: off, on")
         .integer("nano_batches", &DistcaOptions::nano_batches, 1, 64,

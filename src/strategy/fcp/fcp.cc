@@ -153,7 +153,6 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
                  "stages whose keys a device computes with or receives; 1: nothing overlaps")
         .integer("head_parallel", &FcpOptions::head_parallel, 1, 1 << 16,
                  "consecutive ranks of a node that split heads")
-        .formerly("ulysses")
         .integer("token_cap", &FcpOptions::token_cap, 0, kMaxTokensOption,
                  "tokens a device may work on; 0: equally many blocks each")
         .on_off("pipelining", &FcpOptions::pipelining, "transfers overlap with compute: on, off")

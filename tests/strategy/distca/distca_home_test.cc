@@ -318,7 +318,7 @@ TEST(DistcaHome, TheOriginalNeedsHeadAndTailPieces) {
 TEST(DistcaHome, AttentionServersHaveNoTokensAtHome) {
   Rng rng(5);
   Workload workload = batch_of({900, 800});
-  const StrategyRequest request = request_with({{"pool", "dedicated:1"}});
+  const StrategyRequest request = request_with({{"attention_servers", "1"}});
   const auto reason = [&](std::int32_t owners) {
     workload.home.clear();
     add_home(HomeKind::kContiguous, owners, rng, workload);

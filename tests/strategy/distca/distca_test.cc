@@ -50,7 +50,7 @@ StrategyRequest random_request(Rng& rng, std::int32_t devices) {
   if (request.options["resend"] == "on") flip("backward", "forward", "own");
   request.options["nano_batches"] = fmt::format("{}", random_between(rng, 1, 4));
   if (devices > 1 && random_chance(rng, 0.4)) {
-    request.options["pool"] = fmt::format("dedicated:{}", random_between(rng, 1, devices - 1));
+    request.options["attention_servers"] = fmt::format("{}", random_between(rng, 1, devices - 1));
   }
   if (random_chance(rng, 0.4)) request.block_size = random_between(rng, 7, 120);
   request.backward = random_chance(rng, 0.9);
@@ -73,7 +73,7 @@ TEST(Distca, MakesValidPlansUnderAnyOptions) {
     Workload workload = narrow_batch_of(random_lengths(rng, 8, 300));
     const auto devices = static_cast<std::int32_t>(random_between(rng, 1, 9));
     const StrategyRequest request = random_request(rng, devices);
-    if (random_chance(rng, 0.4) && !request.options.contains("pool")) {
+    if (random_chance(rng, 0.4) && !request.options.contains("attention_servers")) {
       add_home(rng, devices, workload);
     }
     SCOPED_TRACE(fmt::format("seed {} devices {}", seed, devices));
@@ -140,7 +140,7 @@ TEST(Distca, BalancesOneLongDocumentAmongManyShort) {
 
 TEST(Distca, AttentionServersOwnNothingAndCompute) {
   const Plan plan =
-      plan_of(narrow_batch_of({9000, 300, 4000}), 6, request_with({{"pool", "dedicated:2"}}));
+      plan_of(narrow_batch_of({9000, 300, 4000}), 6, request_with({{"attention_servers", "2"}}));
   const PlanStats stats = statistics(plan);
   for (std::size_t d = 0; d < 6; ++d) {
     const Rank rank{static_cast<std::int32_t>(d)};
@@ -150,15 +150,15 @@ TEST(Distca, AttentionServersOwnNothingAndCompute) {
   EXPECT_TRUE(verify(plan).ok());
 }
 
-TEST(Distca, RefusesAPoolWithoutOwnersAndOneItCannotRead) {
+TEST(Distca, RefusesServersWithoutOwnersAndNoNumberOfThem) {
   const Workload workload = narrow_batch_of({100});
   const auto reason = distca_strategy().unsupported(workload, cluster_of(1, 2),
-                                                    request_with({{"pool", "dedicated:2"}}));
+                                                    request_with({{"attention_servers", "2"}}));
   ASSERT_TRUE(reason);
   EXPECT_NE(reason->find("fewer attention servers than devices"), std::string::npos);
-  for (const char* pool : {"dedicated", "dedicated:0", "dedicated:x", "shared"}) {
-    EXPECT_THROW(static_cast<void>(distca_strategy().unsupported(workload, cluster_of(1, 2),
-                                                                 request_with({{"pool", pool}}))),
+  for (const char* servers : {"", "-1", "dedicated:2", "1.5"}) {
+    EXPECT_THROW(static_cast<void>(distca_strategy().unsupported(
+                     workload, cluster_of(1, 2), request_with({{"attention_servers", servers}}))),
                  InvalidArgument);
   }
 }
