@@ -101,6 +101,14 @@ class RankHost {
   [[nodiscard]] virtual const AttentionKernel& kernel(Rank rank) const = 0;
 };
 
+// A call that ranks are about to make together, as check_same_call compares it.
+struct SharedCall {
+  Direction direction = Direction::kForward;
+  std::size_t mask = 0;
+  // The caller's number of the forward, which its backward repeats; 0: not known, matches any.
+  std::int64_t number = 0;
+};
+
 // The index of the mask of that name; "" is the mask of a plan that has only one. Throws
 // InvalidArgument with the names there are.
 [[nodiscard]] std::size_t find_mask(const Plan& plan, std::string_view name);
@@ -120,6 +128,13 @@ class Executor {
   // same plan: throws InvalidPlan naming the ranks and both digests on a mismatch, or when the plan
   // is for another number of ranks, or a rank has another version of the library. Collective.
   void prepare(std::shared_ptr<const Plan> plan);
+
+  // Makes sure that all ranks are about to make the same call of the same plan: messages of plans
+  // are told apart by their sizes alone, so that ranks in different calls would mix up their data.
+  // Worth it where ranks are processes that order their calls themselves. Throws InvalidArgument
+  // naming two ranks and their calls where neighbours differ, and ends the group: every other rank
+  // gets a TransportError with the same words. Collective; one message of 32 bytes per rank.
+  void check_same_call(const SharedCall& call);
 
   // Collective over all ranks; `mask` indexes the plan's masks (find_mask). Throws InvalidArgument
   // on tensors of the wrong shape, TransportError if a peer fails.

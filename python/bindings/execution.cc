@@ -77,29 +77,6 @@ std::shared_ptr<Transport> join(const std::shared_ptr<Gpu>& gpu,
   return keeping(gpu->join(*control, milliseconds_of(timeout, "timeout")), gpu, control);
 }
 
-// Which call a rank is in.
-struct CallTag {
-  std::uint64_t plan = 0;  // digest
-  std::int64_t mask = 0;
-  std::int64_t call = 0;  // number of the forward; 0: not known
-  std::int64_t direction = 0;
-};
-
-bool agree(const CallTag& a, const CallTag& b) {
-  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
-         (a.call == b.call || a.call == 0 || b.call == 0);
-}
-
-std::string text_of(const CallTag& tag) {
-  const bool is_known =
-      tag.direction >= 0 && tag.direction < static_cast<std::int64_t>(kDirections.size());
-  const std::string direction =
-      is_known ? std::string(to_string(kDirections[static_cast<std::size_t>(tag.direction)]))
-               : "none";
-  return direction + " " + std::to_string(tag.call) + " of plan " + digest_text(tag.plan) +
-         ", mask " + std::to_string(tag.mask);
-}
-
 // One rank's executor. The kernel is chosen by the first plan's dtype, and again where a plan has
 // another.
 class RankExecutor {
@@ -160,31 +137,6 @@ class RankExecutor {
     if (gpu_ != nullptr) gpu_->end_before(transport_->rank(), callers);
   }
 
-  // Throws InvalidArgument, and ends the group, unless the neighbour on the ring of ranks is in the
-  // same call: of that direction, plan and mask, backward of the same forward. If all neighbours
-  // agree, all ranks do. Messages of plans are told apart by their sizes alone.
-  void check_same_call(Direction direction, std::size_t mask, std::int64_t call) const {
-    const std::int32_t size = transport_->size();
-    if (size == 1) return;
-    CallTag mine = {plan().digest, static_cast<std::int64_t>(mask), call,
-                    static_cast<std::int64_t>(direction)};
-    CallTag theirs;
-    const auto bytes = [](CallTag& tag) {
-      constexpr auto kBytes = static_cast<std::int64_t>(sizeof(CallTag));
-      return std::vector<Segment>{{reinterpret_cast<std::byte*>(&tag), kBytes, 1, kBytes}};
-    };
-    const Rank me = transport_->rank();
-    const Message send = {Rank((me.value + 1) % size), bytes(mine)};
-    const Message receive = {Rank((me.value + size - 1) % size), bytes(theirs)};
-    Transport& words = transport_->control();
-    words.wait(words.launch({&send, 1}, {&receive, 1}));
-    if (agree(mine, theirs)) return;
-    const std::string text = "call: expected all ranks in the same one, found rank " +
-                             std::to_string(me.value) + " in " + text_of(mine) + " and rank " +
-                             std::to_string(receive.peer.value) + " in " + text_of(theirs);
-    transport_->abort(text);
-    fail(text);
-  }
   [[nodiscard]] std::string kernel_name() const {
     return kernel_ == nullptr ? kernel_name_ : std::string(kernel_->name());
   }
@@ -213,7 +165,7 @@ void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InAr
   tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse", place);
   tensors.saved = bytes_of(saved, "saved", place);
   const nb::gil_scoped_release release;
-  self.check_same_call(Direction::kForward, mask, call);
+  self.executor().check_same_call({Direction::kForward, mask, call});
   self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
 }
 
@@ -237,7 +189,7 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
   tensors.dsink_H = numbers_of(dsink, "dsink", place);
   tensors.saved = bytes_of(saved, "saved", place);
   const nb::gil_scoped_release release;
-  self.check_same_call(Direction::kBackward, mask, call);
+  self.executor().check_same_call({Direction::kBackward, mask, call});
   self.on_stream(stream, [&] { self.executor().backward(mask, tensors, Saved()); });
 }
 

@@ -228,6 +228,47 @@ bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
   return std::ranges::any_of(plans, [](const PlanIdentity& plan) { return plan.slice_of >= 0; });
 }
 
+// A call as it travels between ranks.
+struct CallTag {
+  std::uint64_t plan = 0;  // digest
+  std::int64_t mask = 0;
+  std::int64_t number = 0;
+  std::int64_t direction = 0;
+};
+
+bool agree(const CallTag& a, const CallTag& b) {
+  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
+         (a.number == b.number || a.number == 0 || b.number == 0);
+}
+
+std::string text_of(const CallTag& tag) {
+  const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
+  return fmt::format(
+      "{} {} of plan {}, mask {}",
+      is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
+      tag.number, digest_text(tag.plan), tag.mask);
+}
+
+// Compares the call with that of the previous rank on the ring of ranks: if all neighbours agree,
+// all ranks do. Throws InvalidArgument.
+void check_same_neighbour(Transport& transport, CallTag mine) {
+  const std::int32_t size = transport.size();
+  if (size == 1) return;
+  CallTag theirs;
+  const auto bytes = [](CallTag& tag) {
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(CallTag));
+    return std::vector<Segment>{{reinterpret_cast<std::byte*>(&tag), kBytes, 1, kBytes}};
+  };
+  const Rank me = transport.rank();
+  const Message send = {Rank((me.value + 1) % size), bytes(mine)};
+  const Message receive = {Rank((me.value + size - 1) % size), bytes(theirs)};
+  transport.wait(transport.launch({&send, 1}, {&receive, 1}));
+  CONTEXTILE_CHECK(
+      agree(mine, theirs),
+      "call: expected all ranks in the same one, found rank {} in {} and rank {} in {}", me.value,
+      text_of(mine), receive.peer.value, text_of(theirs));
+}
+
 }  // namespace
 
 void Executor::prepare(std::shared_ptr<const Plan> plan) {
@@ -255,6 +296,17 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
         for (const auto& buffer : state.idle) state.reserve(*buffer);
       });
     });
+  });
+}
+
+void Executor::check_same_call(const SharedCall& call) {
+  State& state = *state_;
+  state.collectively([&] {
+    state.check_prepared();
+    const CallTag tag = {state.plan->plan->digest, static_cast<std::int64_t>(call.mask),
+                         call.number, static_cast<std::int64_t>(call.direction)};
+    state.recorder.step({"exchange"},
+                        [&] { check_same_neighbour(state.transport.control(), tag); });
   });
 }
 

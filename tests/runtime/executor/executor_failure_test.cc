@@ -16,6 +16,7 @@
 #include "contextile/advanced/oracle.h"
 #include "contextile/executor.h"
 #include "contextile/plan.h"
+#include "contextile/planner.h"
 #include "kernel/host_tensor.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/plan_execution.h"
@@ -149,6 +150,72 @@ TEST(Executor, BackwardNeedsWhatForwardSaved) {
     executor.backward(0, layer.backward(), Saved());
   });
   EXPECT_THAT(message, AllOf(HasSubstr("16 bytes that forward"), HasSubstr("found none")));
+}
+
+// A plan of two masks on four ranks, each of which sends to another one.
+Plan ring_plan() {
+  const std::vector<std::int64_t> lengths = {40, 24};
+  const AttentionShape shape = {.q_heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
+  const std::vector<MaskUse> masks = {parse_mask_use("causal"), parse_mask_use("lambda:4,8")};
+  const Cluster cluster = load_cluster("dgx-h200:1x4");
+  return *plan_batch(make_workload(lengths, shape, masks), cluster, {"ring"}).plan;
+}
+
+// What each of four ranks ends in when it checks its call and runs a forward.
+std::vector<std::string> ends_of_calls(const std::function<SharedCall(Rank)>& call_of,
+                                       const InprocOptions& options = {}) {
+  const PlanPtr plan = shared(ring_plan());
+  std::vector<std::string> ends(4);
+  const auto body = [&](Transport& transport) {
+    const Rank rank = transport.rank();
+    Executor executor(transport, *kernels().front());
+    executor.prepare(plan);
+    LayerTensors layer(inputs_of(*plan, 0), plan->shape, local_tokens(*plan, rank));
+    try {
+      executor.check_same_call(call_of(rank));
+      static_cast<void>(executor.forward(0, layer.forward()));
+    } catch (const std::exception& error) {
+      ends[rank.index()] = error.what();
+    }
+  };
+  run_inproc(4, body, options);
+  return ends;
+}
+
+TEST(Executor, RanksInTheSameCallGoOn) {
+  EXPECT_THAT(ends_of_calls([](Rank) { return SharedCall{Direction::kForward, 0, 7}; }), Each(""));
+  // Who has no number for the call agrees with whoever has one.
+  EXPECT_THAT(ends_of_calls([](Rank rank) {
+                return SharedCall{Direction::kForward, 0, rank == Rank{2} ? 0 : 7};
+              }),
+              Each(""));
+}
+
+TEST(Executor, ACallThatOneRankMakesOtherwiseIsReportedOnEveryRank) {
+  const SharedCall same = {Direction::kForward, 0, 7};
+  const std::vector<std::pair<SharedCall, std::string>> others = {
+      {{Direction::kBackward, 0, 7}, "in backward 7 of plan "},
+      {{Direction::kForward, 1, 7}, ", mask 1"},
+      {{Direction::kForward, 0, 8}, "in forward 8 of plan "}};
+  for (const auto& [other, text] : others) {
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      EXPECT_THAT(
+          ends_of_calls([&](Rank rank) { return rank == Rank{2} ? other : same; },
+                        {.max_delay_us = 1000, .delay_seed = seed}),
+          Each(AllOf(HasSubstr("call: expected all ranks in the same one, found rank "),
+                     HasSubstr("in forward 7 of plan "), HasSubstr(", mask 0"), HasSubstr(text))));
+    }
+  }
+}
+
+TEST(Executor, ACallIsComparedOnlyOnceThereIsAPlan) {
+  const std::string message = failure_of<InvalidArgument>(
+      [](Transport& transport) {
+        Executor executor(transport, *kernels().front());
+        executor.check_same_call({});
+      },
+      1);
+  EXPECT_THAT(message, HasSubstr("expected prepare before a call"));
 }
 
 TEST(Executor, ADirectionThePlanLacksIsRefused) {
