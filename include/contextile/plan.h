@@ -151,10 +151,9 @@ struct PlanRound {
   // The head groups of every block where they differ, divisors of head_groups; empty: all have
   // those.
   std::vector<std::int32_t> block_head_groups;
-  std::vector<NamedMask> masks;                    // bands on this round's tokens only
-  std::optional<std::int64_t> token_limit;         // tokens a device may own
-  std::optional<std::int64_t> memory_limit_bytes;  // of a device and direction
-  std::vector<DeviceProgram> devices;              // by rank
+  std::vector<NamedMask> masks;        // bands on this round's tokens only
+  DeviceLimits limits;                 // that the round claims to keep to
+  std::vector<DeviceProgram> devices;  // by rank
 
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return head_groups_of(head_groups, block_head_groups, block);

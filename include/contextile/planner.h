@@ -76,18 +76,6 @@ void check_plan_size(const Workload& workload, const Cluster& cluster, std::int6
 
 // ----------------------------------------------------------------------------------------- planner
 
-// What is asked of a plan, whatever the strategy.
-struct PlanOptions {
-  std::optional<std::int64_t> block_size = {};   // tokens; unset: the strategy's own
-  std::optional<Dtype> wire = {};                // of partial results; unset: as the original
-  bool backward = true;                          // false: forward only (prefill)
-  std::uint64_t seed = 0;                        // of strategies that draw
-  std::optional<std::int64_t> token_limit = {};  // tokens a device may own; proved by verify
-  std::optional<std::int64_t> memory_limit_bytes = {};  // of a device and direction; likewise
-  std::optional<double> linear_us_per_token = {};       // as of StrategyRequest
-  bool force = false;          // plan also in blocks that check_plan_size refuses (planner.h)
-  ProgressHook progress = {};  // told how far a batch has come
-};
 // What a choice of a strategy and its own options asks of that strategy.
 [[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);
 

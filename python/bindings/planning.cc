@@ -22,8 +22,7 @@ PlanOptions options_of(std::optional<std::int64_t> block_size,
   if (wire) options.wire = parse_dtype(*wire);
   options.backward = backward;
   options.seed = seed;
-  options.token_limit = token_limit;
-  options.memory_limit_bytes = memory_limit_bytes;
+  options.limits = {token_limit, memory_limit_bytes};
   options.force = force;
   options.progress = progress_hook(std::move(progress));
   return options;
@@ -183,8 +182,9 @@ void bind_planning(nb::module_& module) {
                    })
       .def_ro("backward", &PlanOptions::backward)
       .def_ro("seed", &PlanOptions::seed)
-      .def_ro("token_limit", &PlanOptions::token_limit)
-      .def_ro("memory_limit_bytes", &PlanOptions::memory_limit_bytes);
+      .def_prop_ro("token_limit", [](const PlanOptions& options) { return options.limits.tokens; })
+      .def_prop_ro("memory_limit_bytes",
+                   [](const PlanOptions& options) { return options.limits.memory_bytes; });
 
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   module.def(

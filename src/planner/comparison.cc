@@ -36,8 +36,7 @@ std::shared_ptr<const Plan> description_of(const Plan& plan) {
     described.head_groups = round.head_groups;
     described.blocks = round.blocks;
     described.block_head_groups = round.block_head_groups;
-    described.token_limit = round.token_limit;
-    described.memory_limit_bytes = round.memory_limit_bytes;
+    described.limits = round.limits;
     for (const NamedMask& mask : round.masks) {
       described.masks.push_back({.name = mask.name, .layers = mask.layers, .mask = {}});
     }

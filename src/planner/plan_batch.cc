@@ -65,15 +65,7 @@ std::string size_text(const Arrangement& arrangement, const Cluster& cluster) {
 }  // namespace
 
 StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options) {
-  return {.options = choice.options,
-          .block_size = options.block_size,
-          .wire = options.wire,
-          .backward = options.backward,
-          .seed = options.seed,
-          .progress = options.progress,
-          .linear_us_per_token = options.linear_us_per_token,
-          .token_limit = options.token_limit,
-          .memory_limit_bytes = options.memory_limit_bytes};
+  return {options, choice.options};
 }
 
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
@@ -104,15 +96,13 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
 
 PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                               const Arrangement& arrangement, const PlanOptions& options) {
-  const BuildOptions limits = {.token_limit = options.token_limit,
-                               .memory_limit_bytes = options.memory_limit_bytes};
   PlannedBatch planned;
   with_memory_for([&] { return size_text(arrangement, cluster); },
                   [&] {
                     begin_step(options, "building the plan", 1);
                     const Clock::time_point arranged = Clock::now();
                     planned.plan = std::make_shared<const Plan>(
-                        build_plan(workload, cluster, arrangement, limits));
+                        build_plan(workload, cluster, arrangement, {.limits = options.limits}));
                     planned.build_s = seconds_since(arranged);
                     begin_step(options, "verifying", 2);
                     const Clock::time_point built = Clock::now();

@@ -109,15 +109,14 @@ TEST(PlanBatch, FollowsEveryOption) {
                  {.block_size = 512,
                   .wire = Dtype::kBf16,
                   .backward = false,
-                  .token_limit = 16000,
-                  .memory_limit_bytes = 1'000'000'000});
+                  .limits = {.tokens = 16000, .memory_bytes = 1'000'000'000}});
   const Plan& plan = *planned.plan;
   EXPECT_EQ(plan.options.at("block_size"), "512");
   EXPECT_EQ(plan.options.at("divisions"), "3");
   EXPECT_EQ(plan.partial_wire, Dtype::kBf16);
   EXPECT_FALSE(plan.has_direction(Direction::kBackward));
-  EXPECT_EQ(plan.rounds[0].token_limit, 16000);
-  EXPECT_EQ(plan.rounds[0].memory_limit_bytes, 1'000'000'000);
+  EXPECT_EQ(plan.rounds[0].limits.tokens, 16000);
+  EXPECT_EQ(plan.rounds[0].limits.memory_bytes, 1'000'000'000);
 }
 
 // Strategies that leave their block size open: the planner tries each of their sizes.

@@ -264,12 +264,12 @@ bool change_home(Plan& plan, Chance& chance) {
 
 bool lower_token_limit(Plan& plan, Chance& chance) {
   PlanRound& round = chance.pick(plan.rounds);
-  round.token_limit = chance.between(0, std::max<std::int64_t>(1, round.blocks.total_tokens()));
+  round.limits.tokens = chance.between(0, std::max<std::int64_t>(1, round.blocks.total_tokens()));
   return true;
 }
 bool lower_memory_limit(Plan& plan, Chance& chance) {
   constexpr std::array<std::int64_t, 3> kLimits = {0, 200, 1 << 20};
-  chance.pick(plan.rounds).memory_limit_bytes = chance.pick(kLimits);
+  chance.pick(plan.rounds).limits.memory_bytes = chance.pick(kLimits);
   return true;
 }
 bool change_head_groups(Plan& plan, Chance& chance) {

@@ -379,7 +379,7 @@ Plan example_plan() {
   round.blocks.add({4, 5});
   round.blocks.add({5, 8});
   round.owners = {Rank{0}, Rank{1}, Rank{1}};
-  round.token_limit = 4;
+  round.limits.tokens = 4;
   round.masks = {
       {"causal", 1, {{{{0, 5}, {0, 5}, -kUnbounded, 0}, {{5, 8}, {5, 8}, -kUnbounded, 0}}}}};
   ProgramPair first;

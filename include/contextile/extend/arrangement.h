@@ -132,6 +132,13 @@ struct ArrangedRound {
   }
 };
 
+// Limits of every device that a plan must keep to: recorded in the plan, proved by verify.
+struct DeviceLimits {
+  std::optional<std::int64_t> tokens = {};        // that it may own; unset: any number
+  std::optional<std::int64_t> memory_bytes = {};  // that it may need in a direction; likewise
+  friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
+};
+
 struct Arrangement {
   std::string strategy;
   std::map<std::string, std::string> options;  // as used, defaults filled in

@@ -1,9 +1,6 @@
 // From an arrangement to a plan.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
 #include "contextile/cluster.h"
 #include "contextile/extend/arrangement.h"
 #include "contextile/plan.h"
@@ -12,8 +9,7 @@
 namespace contextile {
 
 struct BuildOptions {
-  std::optional<std::int64_t> token_limit = {};         // recorded in the plan, proved by verify
-  std::optional<std::int64_t> memory_limit_bytes = {};  // likewise
+  DeviceLimits limits = {};
   bool digest = true;  // false: left 0, as of plans that nobody keeps
 };
 

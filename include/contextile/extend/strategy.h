@@ -31,21 +31,25 @@ struct StrategyChoice {
   std::map<std::string, std::string> options = {};
 };
 
-// What a caller may ask of any strategy beside its own options.
-struct StrategyRequest {
-  std::map<std::string, std::string> options;  // key → value; unknown keys are errors
-  std::optional<std::int64_t> block_size;      // tokens; unset: the strategy's default
-  std::optional<Dtype> wire;                   // of partial results; unset: as the original
-  bool backward = true;                        // false: forward only (prefill)
-  std::uint64_t seed = 0;
-  ProgressHook progress = {};  // of strategies that search; may be empty
+// What a caller asks of a plan, whatever the strategy. Declared once: the program reads options
+// into it, and the planner hands it to strategies as it is.
+struct PlanOptions {
+  std::optional<std::int64_t> block_size = {};  // tokens; unset: the strategy's own
+  std::optional<Dtype> wire = {};               // of partial results; unset: as the original
+  bool backward = true;                         // false: forward only (prefill)
+  std::uint64_t seed = 0;                       // of strategies that draw
+  DeviceLimits limits = {};                     // searches keep to them
   // What a token costs outside attention: matrix products of one layer, forward, on its device; it
   // decides between block sizes. Unset: of a Llama 3 layer as wide as the query heads, at half of
   // the device's peak.
   std::optional<double> linear_us_per_token = {};
-  // Tokens a device may own, and bytes that it may need in a direction; searches keep to them.
-  std::optional<std::int64_t> token_limit = {};
-  std::optional<std::int64_t> memory_limit_bytes = {};
+  bool force = false;          // plan also in blocks that check_plan_size refuses (plan_estimate.h)
+  ProgressHook progress = {};  // told how far a batch, or a search, has come; may be empty
+};
+
+// The same, asked of one strategy with options of its own.
+struct StrategyRequest : PlanOptions {
+  std::map<std::string, std::string> options = {};  // key → value; unknown keys are errors
 };
 
 // How a strategy that leaves no block size open decides what a device computes.

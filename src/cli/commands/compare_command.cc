@@ -48,7 +48,7 @@ int run(const CompareOptions& options) {
   static_cast<void>(find_kernel(options.kernel));
   if (options.execute) {
     execution = {
-        .seed = options.input.seed,
+        .seed = options.input.plan.seed,
         .repeats = options.repeats,
         .kernel = options.kernel,
         .machine = machine_of_runs(input.cluster, input.batches.front().shape, options.kernel)};
@@ -57,7 +57,7 @@ int run(const CompareOptions& options) {
       compare_at_terminal(input, options.strategies, execution, options.sensitivity);
   if (options.json) {
     Json document = {{"command", "compare"},
-                     {"seed", options.input.seed},
+                     {"seed", options.input.plan.seed},
                      {"cluster", cluster_json(input.cluster)},
                      {"batches", input.batches.size()},
                      {"strategies", comparisons_json(result.compared, result.runs)}};
@@ -74,7 +74,7 @@ int run(const CompareOptions& options) {
                               : planning_table(result.compared))
               .csv());
   } else {
-    print(comparison_text(input, result.compared, result.runs, options.input.seed,
+    print(comparison_text(input, result.compared, result.runs, options.input.plan.seed,
                           stdout_shows_colour()));
     if (result.sensitivity) {
       print('\n' + sensitivity_text(*result.sensitivity, stdout_shows_colour()));

@@ -51,7 +51,7 @@ InputOptions planned_input(const DemoOptions& options, const std::string& mask) 
   InputOptions input;
   input.dataset = options.dataset;
   input.batch.tokens = options.tokens;
-  input.seed = options.seed;
+  input.plan.seed = options.seed;
   input.workload.masks = {parse_mask_use(mask)};
   return input;
 }
@@ -63,7 +63,7 @@ InputOptions executed_input(const DemoOptions& options, const std::string& mask)
   input.batch.scale = static_cast<double>(kExecutedTokens) / static_cast<double>(options.tokens);
   input.workload.shape = {.q_heads = 8, .kv_heads = 4, .head_dim = 64, .value_dim = 64};
   input.cluster = "local:1x4";
-  input.block_size = kExecutedBlockTokens;
+  input.plan.block_size = kExecutedBlockTokens;
   return input;
 }
 
@@ -72,13 +72,13 @@ bool show(const std::string& title, const InputOptions& options, bool execute) {
   const PlanInput input = load_input(options);
   std::optional<Execution> execution;
   if (execute) {
-    execution = {.seed = options.seed,
+    execution = {.seed = options.plan.seed,
                  .machine = machine_of_runs(input.cluster, input.batches.front().shape, "")};
   }
   const ComparisonResult result = compare_at_terminal(input, parse_strategies("all"), execution);
-  print(fmt::format(
-      "== {}\n{}\n", title,
-      comparison_text(input, result.compared, result.runs, options.seed, stdout_shows_colour())));
+  print(fmt::format("== {}\n{}\n", title,
+                    comparison_text(input, result.compared, result.runs, options.plan.seed,
+                                    stdout_shows_colour())));
   return report_failures(result);
 }
 

@@ -162,7 +162,7 @@ std::size_t num_plans(const StepSetting& setting, const TrainingJob& job) {
 void print_outcomes(const IterateOptions& options, const TrainingJob& job,
                     const std::vector<StepOutcome>& outcomes) {
   if (options.json) {
-    Json document = {{"command", "iterate"}, {"seed", options.input.seed}};
+    Json document = {{"command", "iterate"}, {"seed", options.input.plan.seed}};
     document.update(job_json(job));
     document["steps"] = Json::array();
     for (const StepOutcome& outcome : outcomes) document["steps"].push_back(outcome_json(outcome));
@@ -194,12 +194,9 @@ int run(const IterateOptions& options) {
   TrainingJob job{.model = load_model(options.model),
                   .cluster = load_machine(options),
                   .masks = options.input.workload.masks,
-                  .plan = {},
+                  .plan = options.input.plan,
                   .options = options.iteration,
                   .micro_batches = {}};
-  job.plan.block_size = options.input.block_size;
-  job.plan.wire = options.input.wire;
-  job.plan.seed = options.input.seed;
   InputOptions input = options.input;
   const std::vector<ParallelSizes> candidates =
       sizes_to_try(options, job.model, job.cluster, input.batch.batches);

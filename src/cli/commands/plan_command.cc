@@ -145,7 +145,8 @@ int run(const PlanCommandOptions& options) {
     }
   }
   if (options.json) {
-    print_json({{"command", "plan"}, {"seed", options.input.seed}, {"plans", std::move(plans)}});
+    print_json(
+        {{"command", "plan"}, {"seed", options.input.plan.seed}, {"plans", std::move(plans)}});
   } else if (options.csv) {
     print(table_of(plans).csv());
   }

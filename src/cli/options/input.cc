@@ -74,10 +74,10 @@ void add_machine_options(CLI::App& app, InputOptions& options) {
 void add_planning_options(CLI::App& app, InputOptions& options) {
   add_blocking_options(app, options);
   add_size_as<std::int64_t>(
-      app, "--token-limit", options.limits.token_limit, 1,
+      app, "--token-limit", options.plan.limits.tokens, 1,
       {"N", "tokens a device may own; auto keeps to it, verification checks it", "none"});
   add_size_as<std::int64_t>(
-      app, "--memory-limit", options.limits.memory_limit_bytes, 1,
+      app, "--memory-limit", options.plan.limits.memory_bytes, 1,
       {"BYTES",
        "the plan's memory on a device, per direction; auto keeps to it, verification checks it",
        "none"});
@@ -89,9 +89,11 @@ void add_planning_options(CLI::App& app, InputOptions& options) {
             "model ({}, or a .json file), or so many microseconds; choices of block sizes and of "
             "auto weigh it, compare shows the layer's time",
             "a guess decides block sizes", std::move(models)});
-  add_switch(app, "--force", options.force,
+  add_switch(app, "--force", options.plan.force,
              "plan also what has more than 2e8 tiles or pairs of devices");
-  add_switch(app, "--forward-only", options.forward_only, "no backward pass (prefill)");
+  add_switch(
+      app, "--forward-only", [&options] { options.plan.backward = false; },
+      "no backward pass (prefill)");
 }
 
 // How documents become batches, whatever the lengths come from.
@@ -145,7 +147,7 @@ std::optional<double> linear_us(const InputOptions& options, const Cluster& grou
 
 void check_size(const Workload& workload, const Cluster& cluster, const InputOptions& options) {
   try {
-    check_plan_size(workload, cluster, options.block_size.value_or(0));
+    check_plan_size(workload, cluster, options.plan.block_size.value_or(0));
   } catch (const InvalidArgument& error) {
     fail_argument("{}; --force plans it all the same", error.what());
   }
@@ -165,7 +167,7 @@ void add_batch_options(CLI::App& app, InputOptions& options) {
            {"KEY", "field of a JSONL line that holds the length", ""});
   add_dataset_option(app, options.dataset, "built-in length distribution to sample");
   add_packing_options(app, options);
-  add_size_as<std::uint64_t>(app, "--seed", options.seed, 0,
+  add_size_as<std::uint64_t>(app, "--seed", options.plan.seed, 0,
                              {"N", "seed of dataset samples and of strategies that draw", "0"});
 }
 
@@ -185,10 +187,10 @@ void add_blocking_options(CLI::App& app, InputOptions& options) {
   add_value(app, "--block-size",
             {"N|auto", "tokens of a block; auto: the strategy's default", "auto"},
             [&options](const std::string& text) {
-              options.block_size.reset();
-              if (text != "auto") options.block_size = parse_size("--block-size", text, 1);
+              options.plan.block_size.reset();
+              if (text != "auto") options.plan.block_size = parse_size("--block-size", text, 1);
             });
-  add_wire_option(app, options.wire, "how partial results travel", "the strategy's original");
+  add_wire_option(app, options.plan.wire, "how partial results travel", "the strategy's original");
 }
 
 void add_input_options(CLI::App& app, InputOptions& options) {
@@ -207,7 +209,7 @@ std::vector<std::vector<std::int64_t>> load_lengths(const InputOptions& options)
                   options.dataset.empty() ? "neither" : "both");
   }
   BatchOptions batch = options.batch;
-  batch.seed = options.seed;
+  batch.seed = options.plan.seed;
   if (!options.dataset.empty()) return batches_from_dataset(options.dataset, batch);
   return batches_from_lengths(read_lengths(options.lengths_path, options.length_field), batch);
 }
@@ -222,16 +224,10 @@ PlanInput load_input(const InputOptions& options) {
       workload.tp == 1 && options.pp == 1 ? machine : machine.group(workload.tp, options.pp);
   for (const std::vector<std::int64_t>& lengths : load_lengths(options)) {
     input.batches.push_back(load_workload(lengths, workload, input.cluster.num_devices()));
-    if (!options.force) check_size(input.batches.back(), input.cluster, options);
+    if (!options.plan.force) check_size(input.batches.back(), input.cluster, options);
   }
-  input.options = {.block_size = options.block_size,
-                   .wire = options.wire,
-                   .backward = !options.forward_only,
-                   .seed = options.seed,
-                   .token_limit = options.limits.token_limit,
-                   .memory_limit_bytes = options.limits.memory_limit_bytes,
-                   .linear_us_per_token = linear_us(options, input.cluster),
-                   .force = options.force};
+  input.options = options.plan;
+  input.options.linear_us_per_token = linear_us(options, input.cluster);
   return input;
 }
 

@@ -29,13 +29,8 @@ struct InputOptions {
 
   std::string cluster = "dgx-h200:4x8";
   std::int32_t pp = 1;
-  std::optional<std::int64_t> block_size;
-  std::optional<Dtype> wire;
-  BuildOptions limits;
+  PlanOptions plan;           // all but what tokens cost; its seed is also that of samples
   std::string linear_layers;  // a model, or µs of a token; empty: not said
-  std::uint64_t seed = 0;
-  bool forward_only = false;
-  bool force = false;  // plan more than a machine is meant to
 };
 
 // Lengths, masks, attention shape, cluster, layout, limits: all but the strategy.

@@ -130,6 +130,11 @@ void add_switch(CLI::App& app, const std::string& name, bool& target, const std:
   app.add_flag(name, target, text);
 }
 
+void add_switch(CLI::App& app, const std::string& name, std::function<void()> take,
+                const std::string& text) {
+  app.add_flag_callback(name, std::move(take), text);
+}
+
 void add_toggle(CLI::App& app, const std::string& name, const std::string& text,
                 const std::string& unset, std::function<void(bool)> take) {
   app.add_flag_function(

@@ -56,6 +56,9 @@ void add_words(CLI::App& app, const std::string& name, std::vector<std::string>&
 // The default that is shown is what `target` holds.
 void add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help);
 void add_switch(CLI::App& app, const std::string& name, bool& target, const std::string& text);
+// The same, for what no bool holds: `take` is called when it is given.
+void add_switch(CLI::App& app, const std::string& name, std::function<void()> take,
+                const std::string& text);
 // "--NAME" and "--no-NAME"; `unset` says what holds when neither is given.
 void add_toggle(CLI::App& app, const std::string& name, const std::string& text,
                 const std::string& unset, std::function<void(bool)> take);

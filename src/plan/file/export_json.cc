@@ -191,9 +191,9 @@ class PlanExport {
     json_.print("],\n   \"masks\": ");
     json_.list(round.masks, "", [this](const NamedMask& mask) { write_mask(mask); });
     json_.print(",\n   \"token_limit\": ");
-    write_optional(round.token_limit);
+    write_optional(round.limits.tokens);
     json_.print(", \"memory_limit_bytes\": ");
-    write_optional(round.memory_limit_bytes);
+    write_optional(round.limits.memory_bytes);
     json_.print(",\n   \"devices\": [");
     bool first = true;
     for (std::size_t r = 0; r < round.devices.size(); ++r) {

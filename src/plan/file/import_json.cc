@@ -159,8 +159,8 @@ class DocumentReader {
         {{"head_groups", [&] { round.head_groups = shape_number("head groups"); }},
          {"blocks", [&] { in_.array([&](std::size_t) { read_block(round); }); }},
          {"masks", [&] { in_.array([&](std::size_t) { read_mask(round.masks.emplace_back()); }); }},
-         {"token_limit", [&] { read_limit(round.token_limit); }},
-         {"memory_limit_bytes", [&] { read_limit(round.memory_limit_bytes); }},
+         {"token_limit", [&] { read_limit(round.limits.tokens); }},
+         {"memory_limit_bytes", [&] { read_limit(round.limits.memory_bytes); }},
          {"devices", [&] {
             in_.array([&](std::size_t i) { read_device(i, round.devices.emplace_back()); });
           }}});

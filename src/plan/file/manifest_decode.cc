@@ -186,8 +186,8 @@ class ManifestDecoder {
     if (kv_heads % round.head_groups != 0) {
       fail("expected head groups to divide the {} KV heads, found {}", kv_heads, round.head_groups);
     }
-    round.token_limit = read_limit(in.token_limit(), "token limit");
-    round.memory_limit_bytes = read_limit(in.memory_limit_bytes(), "memory limit");
+    round.limits.tokens = read_limit(in.token_limit(), "token limit");
+    round.limits.memory_bytes = read_limit(in.memory_limit_bytes(), "memory limit");
     read_blocks(*in.blocks(), round);
     if (in.block_head_groups() != nullptr) read_block_head_groups(in.block_head_groups(), round);
     out_.directions.emplace_back();

@@ -71,8 +71,8 @@ Offset<fbs::Round> encode_round(FlatBufferBuilder& builder, const PlanRound& rou
   out.add_head_groups(round.head_groups);
   out.add_blocks(blocks);
   out.add_masks(mask_vector);
-  if (round.token_limit) out.add_token_limit(*round.token_limit);
-  if (round.memory_limit_bytes) out.add_memory_limit_bytes(*round.memory_limit_bytes);
+  if (round.limits.tokens) out.add_token_limit(*round.limits.tokens);
+  if (round.limits.memory_bytes) out.add_memory_limit_bytes(*round.limits.memory_bytes);
   if (!groups.empty()) out.add_block_head_groups(group_vector);
   return out.Finish();
 }

@@ -197,8 +197,7 @@ PlanRound build_round(const Workload& workload, const Cluster& cluster,
   out.blocks = round.blocks;
   out.owners = round.owners;
   out.block_head_groups = round.block_head_groups;
-  out.token_limit = options.token_limit;
-  out.memory_limit_bytes = options.memory_limit_bytes;
+  out.limits = options.limits;
   out.devices.resize(static_cast<std::size_t>(cluster.num_devices()));
   for (std::size_t r = 0; r < out.devices.size(); ++r) {
     out.devices[r].local_blocks = layout.local_blocks[r];

@@ -95,10 +95,10 @@ void check_ownership(const RoundFacts& facts, Findings& findings) {
     findings.violation(facts.place.at_rank(round.owners[b].value),
                        "block {} is not in the local_blocks of its owner", block.value);
   }
-  for (std::size_t r = 0; round.token_limit && r < owned_tokens.size(); ++r) {
-    if (owned_tokens[r] <= *round.token_limit) continue;
+  for (std::size_t r = 0; round.limits.tokens && r < owned_tokens.size(); ++r) {
+    if (owned_tokens[r] <= *round.limits.tokens) continue;
     findings.violation(facts.place.at_rank(static_cast<std::int64_t>(r)),
-                       "owns {} tokens, the limit is {}", owned_tokens[r], *round.token_limit);
+                       "owns {} tokens, the limit is {}", owned_tokens[r], *round.limits.tokens);
   }
   if (!facts.plan.home.empty()) check_home(facts, findings);
 }

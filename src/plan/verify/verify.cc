@@ -109,7 +109,7 @@ class MaskVerifier {
   }
 
   void check_memory(Direction direction, const PlanPlace& place) {
-    const std::optional<std::int64_t> limit = facts_.round.memory_limit_bytes;
+    const std::optional<std::int64_t> limit = facts_.round.limits.memory_bytes;
     if (!limit) return;
     for (std::int32_t r = 0; r < facts_.num_ranks(); ++r) {
       const std::int64_t bytes =

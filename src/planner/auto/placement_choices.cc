@@ -192,7 +192,7 @@ bool decide_retain(const Workload& workload, const Cluster& cluster, const Strat
   if (asked != RetainInputs::kAuto) return asked == RetainInputs::kOn;
   if (cluster.memory_bytes == 0) return false;
   const std::int64_t memory_bytes =
-      std::min(cluster.memory_bytes, request.memory_limit_bytes.value_or(cluster.memory_bytes));
+      std::min(cluster.memory_bytes, request.limits.memory_bytes.value_or(cluster.memory_bytes));
   std::int64_t layers = 0;
   for (const NamedMask& mask : workload.masks) layers += mask.layers;
   const AttentionShape& shape = workload.shape;

@@ -53,8 +53,8 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
     constexpr std::int64_t kBlock = 1024;
     rule.cap = mean + std::max(kBlock, std::min(tokens, request.block_size.value_or(0)));
   }
-  if (request.token_limit) {
-    const std::int64_t limit = std::max(mean, *request.token_limit);
+  if (request.limits.tokens) {
+    const std::int64_t limit = std::max(mean, *request.limits.tokens);
     rule.cap = rule.cap == 0 ? limit : std::min(rule.cap, limit);
   }
   return rule;
@@ -73,8 +73,8 @@ std::int64_t step_limit(const AutoOptions& options) {
 }
 
 std::optional<std::int64_t> memory_limit(const Cluster& cluster, const StrategyRequest& request) {
-  if (cluster.memory_bytes == 0) return request.memory_limit_bytes;
-  return std::min(cluster.memory_bytes, request.memory_limit_bytes.value_or(cluster.memory_bytes));
+  if (cluster.memory_bytes == 0) return request.limits.memory_bytes;
+  return std::min(cluster.memory_bytes, request.limits.memory_bytes.value_or(cluster.memory_bytes));
 }
 
 PlanTimes times_of(const Plan& plan, const Simulation& simulation,
@@ -135,7 +135,7 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
       "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in "
       "the leanest of {} candidates",
       *state.memory_limit_bytes,
-      state.memory_limit_bytes == request.memory_limit_bytes ? "the memory limit" : "its memory",
+      state.memory_limit_bytes == request.limits.memory_bytes ? "the memory limit" : "its memory",
       state.least_memory_bytes, state.tried);
   SearchResult result{.arrangement = state.best.arrange(),
                       .chosen = std::move(state.best.chosen),

@@ -171,8 +171,8 @@ TEST(JsonExport, KeepsEveryDigitOfScaleAndSoftcap) {
 TEST(JsonExport, WritesNullForNoLimitAndNoBound) {
   Plan plan = example_plan();
   PlanRound& round = plan.rounds[0];
-  round.token_limit.reset();
-  round.memory_limit_bytes = std::int64_t{1} << 40;
+  round.limits.tokens.reset();
+  round.limits.memory_bytes = std::int64_t{1} << 40;
   round.masks[0].mask.bands = {{{0, 5}, {0, 5}, -3, kUnbounded},
                                {{5, 8}, {5, 8}, std::numeric_limits<std::int64_t>::min(), 7}};
   const Json json = Json::parse(exported(plan))["rounds"][0];

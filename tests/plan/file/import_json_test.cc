@@ -76,7 +76,7 @@ TEST(JsonImport, GivesBackWhatFewPlansHave) {
   plan.shape.scale = -1e-300;
   plan.shape.sink = true;
   plan.partial_wire = Dtype::kF16;
-  plan.rounds[0].memory_limit_bytes = std::int64_t{1} << 50;
+  plan.rounds[0].limits.memory_bytes = std::int64_t{1} << 50;
   plan.rounds[0].masks[0].mask.bands[1].lo = -3;
   expect_round_trip(digested(plan));
 }
@@ -227,7 +227,7 @@ TEST(JsonImport, SaysWhichValueOfARoundIsWrong) {
       {R"([0,5,0,5,null,0])", R"([0,5,0,9,null,0])",
        "rounds[0].masks[0].bands[0]: expected tokens inside [0, 8), found [0, 9]"},
       {R"("token_limit":4)", R"("token_limit":-1)",
-       "rounds[0].token_limit: expected a limit in [0, 9223372036854775807), found '-1'"},
+       "rounds[0].limits.tokens: expected a limit in [0, 9223372036854775807), found '-1'"},
       {R"("rounds":[)", R"("rounds":[{}, )", "rounds[0]: expected a key 'head_groups', found none"},
       {R"("local_blocks":[0])", R"("local_blocks":[3])",
        "rounds[0].devices[0].local_blocks[0]: expected a block in [0, 3), found 3"},
@@ -350,7 +350,7 @@ TEST(JsonImport, RefusesTheDigestOfAnotherPlan) {
   EXPECT_EQ(error_of(edited(exported(plan), R"("token_limit": 4)", R"("token_limit": 5)")),
             "a.json: digest: expected " + digest_text([&] {
               Plan other = plan;
-              other.rounds[0].token_limit = 5;
+              other.rounds[0].limits.tokens = 5;
               return compute_digest(other);
             }()) +
                 ", that of the plan in this document, found " + digest_text(plan.digest) +

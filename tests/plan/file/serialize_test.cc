@@ -32,7 +32,7 @@ Plan full_example() {
   plan.options = {{"algorithm", "ring"}, {"layout", "zigzag"}};
   plan.home = {{{0, 4}, Rank{0}}, {{4, 8}, Rank{1}}};
   plan.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1}};
-  plan.rounds[0].memory_limit_bytes = 1 << 20;
+  plan.rounds[0].limits.memory_bytes = 1 << 20;
   plan.digest = compute_digest(plan);
   return plan;
 }
@@ -85,8 +85,7 @@ void expect_same(const Plan& a, const Plan& b) {
     EXPECT_EQ(x.blocks, y.blocks);
     EXPECT_EQ(x.owners, y.owners);
     EXPECT_EQ(x.block_head_groups, y.block_head_groups);
-    EXPECT_EQ(x.token_limit, y.token_limit);
-    EXPECT_EQ(x.memory_limit_bytes, y.memory_limit_bytes);
+    EXPECT_EQ(x.limits, y.limits);
     EXPECT_EQ(x.devices, y.devices);
     ASSERT_EQ(x.masks.size(), y.masks.size());
     for (std::size_t m = 0; m < x.masks.size(); ++m) {
@@ -230,8 +229,8 @@ std::vector<std::function<void(Plan&)>> changes_of_fields() {
       [](Plan& p) { p.rounds[0].owners[0] = Rank{1}; },
       [](Plan& p) { p.rounds[0].masks[0].layers = 2; },
       [](Plan& p) { p.rounds[0].masks[0].mask.bands[0].hi = -1; },
-      [](Plan& p) { p.rounds[0].token_limit = std::nullopt; },
-      [](Plan& p) { p.rounds[0].memory_limit_bytes = 1; },
+      [](Plan& p) { p.rounds[0].limits.tokens = std::nullopt; },
+      [](Plan& p) { p.rounds[0].limits.memory_bytes = 1; },
       [](Plan& p) {
         p.rounds[0].devices[1].local_blocks = {BlockId{2}, BlockId{1}};
       },

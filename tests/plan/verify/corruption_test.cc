@@ -329,9 +329,9 @@ INSTANTIATE_TEST_SUITE_P(
                      round_of(p).masks[0].mask.bands[1].k = {8, 5};
                    },
                    "band 1: queries [5, 8), keys [8, 5) are not inside"},
-        Corruption{"TokenLimit", [](Plan& p) { round_of(p).token_limit = 3; },
+        Corruption{"TokenLimit", [](Plan& p) { round_of(p).limits.tokens = 3; },
                    "rank 0: owns 4 tokens, the limit is 3"},
-        Corruption{"MemoryLimit", [](Plan& p) { round_of(p).memory_limit_bytes = 40; },
+        Corruption{"MemoryLimit", [](Plan& p) { round_of(p).limits.memory_bytes = 40; },
                    "bytes, the limit is 40"},
         Corruption{"HeadGroups", [](Plan& p) { round_of(p).head_groups = 2; },
                    "2 head groups do not divide 1 KV heads"},

@@ -256,7 +256,7 @@ TEST(VerifyRedundancy, ARetainedInputThatBackwardReadsIsAUseOfItsTransfer) {
 
 TEST(Verify, CountsAllViolationsAndShowsTheFirstCausesFirst) {
   Plan plan = example_plan();
-  round_of(plan).token_limit = 0;
+  round_of(plan).limits.tokens = 0;
   op<LaunchOp>(forward(plan, 1), 0).sends.clear();
   const VerifyReport all = verify(plan);
   EXPECT_EQ(all.num_violations, std::ssize(all.violations));
@@ -293,8 +293,8 @@ TEST(Verify, AcceptsLargeNumbersThatMeanNothingWrong) {
   Band& band = round_of(plan).masks[0].mask.bands[0];
   band.lo = std::numeric_limits<std::int64_t>::min();
   band.hi = 0;
-  round_of(plan).token_limit = std::numeric_limits<std::int64_t>::max();
-  round_of(plan).memory_limit_bytes = std::numeric_limits<std::int64_t>::max();
+  round_of(plan).limits.tokens = std::numeric_limits<std::int64_t>::max();
+  round_of(plan).limits.memory_bytes = std::numeric_limits<std::int64_t>::max();
   op<LaunchOp>(forward(plan, 0), 4).id = std::numeric_limits<std::int32_t>::min();
   op<WaitOp>(forward(plan, 0), 5).id = std::numeric_limits<std::int32_t>::min();
   staging(forward(plan, 0), Kind::kQ).push_back({50, 50});
@@ -407,7 +407,7 @@ std::vector<std::function<void(Plan&)>> extreme_changes() {
       [](Plan& p) { op<LaunchOp>(forward(p, 0), 0).recvs[0].slot = SlotId{-k32}; },
       [](Plan& p) { op<LaunchOp>(forward(p, 0), 0).recvs[0].wire = static_cast<Dtype>(77); },
       [](Plan& p) { op<WaitOp>(forward(p, 0), 2).id = -k32; },
-      [](Plan& p) { p.rounds[0].token_limit = p.rounds[0].memory_limit_bytes = -k64; },
+      [](Plan& p) { p.rounds[0].limits.tokens = p.rounds[0].limits.memory_bytes = -k64; },
   };
 }
 

@@ -248,7 +248,7 @@ TEST(Lookahead, WorksOverFiles) {
 
 TEST(Lookahead, TellsEveryRankWhyAStepHasNoPlan) {
   PlanJob job = small_job();
-  job.plan.memory_limit_bytes = 1;  // no plan verifies
+  job.plan.limits.memory_bytes = 1;  // no plan verifies
   LookaheadPlanner planner(job, {.end_step = 2});
   std::vector<std::unique_ptr<PlanFeed>> feeds;
   for (std::int32_t r = 0; r < kRanks; ++r) {

@@ -132,11 +132,11 @@ TEST(Auto, KeepsToATokenLimit) {
     const std::int64_t devices = batch.cluster.num_devices();
     const std::int64_t mean = (batch.workload.num_tokens() + devices - 1) / devices;
     StrategyRequest request;
-    request.token_limit = mean + 1 + mean / 8;
+    request.limits.tokens = mean + 1 + mean / 8;
     for (const char* tokens : {"even", "free"}) {
       request.options["tokens"] = tokens;
       EXPECT_LE(most_tokens_of(auto_plan(batch.workload, batch.cluster, request)),
-                *request.token_limit);
+                *request.limits.tokens);
     }
   }
 }
@@ -159,7 +159,7 @@ TEST(Auto, KeepsToAMemoryLimitThatAnotherStrategyKeeps) {
     StrategyRequest request;
     request.options["tokens"] = "free";
     if (peak_memory_of(auto_plan(batch.workload, batch.cluster, request)) > least) ++tightened;
-    request.memory_limit_bytes = least;
+    request.limits.memory_bytes = least;
     const Plan plan = auto_plan(batch.workload, batch.cluster, request);
     EXPECT_LE(peak_memory_of(plan), least);
     const double ours = simulate(plan, batch.cluster).time_us();
@@ -174,7 +174,7 @@ TEST(Auto, KeepsToAMemoryLimitThatAnotherStrategyKeeps) {
 TEST(Auto, SaysWhatTheLeanestCandidateNeedsWhereNoneFitsTheMemoryLimit) {
   const RandomBatch batch = random_batch(100);
   StrategyRequest request;
-  request.memory_limit_bytes = 1000;
+  request.limits.memory_bytes = 1000;
   std::string error;
   try {
     (void)auto_plan(batch.workload, batch.cluster, request);
@@ -186,10 +186,10 @@ TEST(Auto, SaysWhatTheLeanestCandidateNeedsWhereNoneFitsTheMemoryLimit) {
             std::string::npos)
       << error;
   // What it says is needed is enough, and a byte less is not.
-  request.memory_limit_bytes = std::stoll(error.substr(error.find("found ") + 6));
-  EXPECT_GT(*request.memory_limit_bytes, 1000);
+  request.limits.memory_bytes = std::stoll(error.substr(error.find("found ") + 6));
+  EXPECT_GT(*request.limits.memory_bytes, 1000);
   EXPECT_LE(peak_memory_of(auto_plan(batch.workload, batch.cluster, request)),
-            *request.memory_limit_bytes);
+            *request.limits.memory_bytes);
 }
 
 TEST(ArrangementLoad, LeastTimeIsNeverUndercut) {
