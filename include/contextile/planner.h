@@ -95,16 +95,17 @@ struct PlannedBatch {
 // block_sizes) is arranged at each of its sizes, and the plan that is predicted fastest on the
 // cluster, linear layers on the device with most tokens included, is the one. Deterministic, on any
 // number of threads, unless the strategy is given a time budget. Throws InvalidArgument on an
-// unknown strategy, bad options, blocks so small that check_plan_size refuses them (at once, with
-// the tiles they would make and a size that fits; unless `force`), or with the reason when the
-// strategy does not support the workload; a plan that does not verify is returned, not thrown.
+// unknown strategy, bad options, a workload that check_workload refuses, blocks so small that
+// check_plan_size refuses them (at once, with the tiles they would make and a size that fits;
+// unless `force`), or with the reason when the strategy does not support the workload; a plan that
+// does not verify is returned, not thrown.
 [[nodiscard]] PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
                                       const StrategyChoice& choice,
                                       const PlanOptions& options = {});
 
 // The same from an arrangement, wherever it comes from: builds, verifies, counts. Of the options
-// the limits and the progress hook are used. Throws InvalidArgument when the arrangement
-// contradicts itself or does not fit workload and cluster.
+// the limits and the progress hook are used. Throws InvalidArgument when the workload is not valid,
+// or the arrangement contradicts itself or does not fit workload and cluster.
 [[nodiscard]] PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                                             const Arrangement& arrangement,
                                             const PlanOptions& options = {});
@@ -174,8 +175,8 @@ struct ComparisonHooks {
 };
 
 // Plans every batch with every choice and predicts its time on the input's cluster; choice i is
-// element i of the result. Throws InvalidArgument on unknown strategies and bad options; what goes
-// wrong inside one strategy is that strategy's failure.
+// element i of the result. Throws InvalidArgument on unknown strategies, bad options and batches
+// that check_workload refuses; what goes wrong inside one strategy is that strategy's failure.
 [[nodiscard]] std::vector<ComparedStrategy> compare_strategies(
     const PlanInput& input, std::span<const StrategyChoice> choices,
     const ComparisonHooks& hooks = {});

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "bounds/checked_bound.h"
 #include "contextile/planner.h"
+#include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
@@ -57,17 +59,28 @@ double layer_us(const PlannedBatch& planned, const Simulation& simulation,
   return simulation.time_us() + passes * linear_us_per_token * most_tokens;
 }
 
-BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
-                        const Simulation& simulation) {
+namespace {
+
+// bound_beside of a workload that is known to be valid.
+BatchBound bound_beside_checked(const Plan& plan, const Workload& workload, const Cluster& cluster,
+                                const Simulation& simulation) {
   const BoundOptions options = bound_options_beside(plan, workload, cluster);
   BatchBound bound;
   if (simulation.forward) {
-    bound.forward = lower_bound(workload, cluster, Direction::kForward, options);
+    bound.forward = lower_bound_of_checked(workload, cluster, Direction::kForward, options);
   }
   if (simulation.backward) {
-    bound.backward = lower_bound(workload, cluster, Direction::kBackward, options);
+    bound.backward = lower_bound_of_checked(workload, cluster, Direction::kBackward, options);
   }
   return bound;
+}
+
+}  // namespace
+
+BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
+                        const Simulation& simulation) {
+  check_workload(workload);
+  return bound_beside_checked(plan, workload, cluster, simulation);
 }
 
 bool ComparedStrategy::ok() const {
@@ -79,6 +92,7 @@ bool ComparedStrategy::ok() const {
 std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
                                                  std::span<const StrategyChoice> choices,
                                                  const ComparisonHooks& hooks) {
+  for (const Workload& workload : input.batches) check_workload(workload);
   std::vector<ComparedStrategy> compared;
   for (const StrategyChoice& choice : choices) {
     compared.push_back({.choice = choice,
@@ -96,11 +110,12 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
       if (!row.skipped.empty() || !row.failed.empty()) continue;
       const Workload& workload = input.batches[b];
       try {
-        PlannedBatch planned = plan_batch(workload, input.cluster, row.choice, input.options);
+        PlannedBatch planned =
+            plan_checked_batch(workload, input.cluster, row.choice, input.options);
         if (planned.verified.ok()) {
           row.simulations.push_back(simulate(*planned.plan, input.cluster));
           row.bounds.push_back(
-              bound_beside(*planned.plan, workload, input.cluster, row.simulations.back()));
+              bound_beside_checked(*planned.plan, workload, input.cluster, row.simulations.back()));
           if (input.options.linear_us_per_token) {
             row.layers_us.push_back(
                 layer_us(planned, row.simulations.back(), *input.options.linear_us_per_token));

@@ -12,6 +12,7 @@
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "contextile/verify.h"
+#include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
@@ -62,40 +63,9 @@ std::string size_text(const Arrangement& arrangement, const Cluster& cluster) {
   return fmt::format("a plan of {} tiles on {} devices", tiles, cluster.num_devices());
 }
 
-}  // namespace
-
-StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options) {
-  return {options, choice.options};
-}
-
-std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
-                                              const StrategyChoice& choice,
-                                              const PlanOptions& options) {
-  check_fits(workload, cluster);
-  return find_strategy(choice.name).unsupported(workload, cluster, request_of(choice, options));
-}
-
-PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
-                        const StrategyChoice& choice, const PlanOptions& options) {
-  const Strategy& strategy = find_strategy(choice.name);
-  check_fits(workload, cluster);
-  // A strategy's own sizes do not explode.
-  if (options.block_size && !options.force) {
-    check_plan_size(workload, cluster, *options.block_size);
-  }
-  begin_step(options, "arranging", 0);
-  const Clock::time_point started = Clock::now();
-  const Arrangement arrangement = with_memory_for(
-      [&] { return size_text(workload, cluster, options); },
-      [&] { return arrange_timed(strategy, workload, cluster, request_of(choice, options)); });
-  const double arrange_s = seconds_since(started);
-  PlannedBatch planned = plan_arrangement(workload, cluster, arrangement, options);
-  planned.arrange_s = arrange_s;
-  return planned;
-}
-
-PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
-                              const Arrangement& arrangement, const PlanOptions& options) {
+// plan_arrangement of a workload that is known to be valid.
+PlannedBatch plan_checked_arrangement(const Workload& workload, const Cluster& cluster,
+                                      const Arrangement& arrangement, const PlanOptions& options) {
   PlannedBatch planned;
   with_memory_for([&] { return size_text(arrangement, cluster); },
                   [&] {
@@ -111,6 +81,50 @@ PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                     planned.statistics = statistics(*planned.plan);
                   });
   return planned;
+}
+
+}  // namespace
+
+StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options) {
+  return {options, choice.options};
+}
+
+std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
+                                              const StrategyChoice& choice,
+                                              const PlanOptions& options) {
+  check_fits(workload, cluster);
+  return find_strategy(choice.name).unsupported(workload, cluster, request_of(choice, options));
+}
+
+PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster,
+                                const StrategyChoice& choice, const PlanOptions& options) {
+  const Strategy& strategy = find_strategy(choice.name);
+  check_fits(workload, cluster);
+  // A strategy's own sizes do not explode.
+  if (options.block_size && !options.force) {
+    check_plan_size(workload, cluster, *options.block_size);
+  }
+  begin_step(options, "arranging", 0);
+  const Clock::time_point started = Clock::now();
+  const Arrangement arrangement = with_memory_for(
+      [&] { return size_text(workload, cluster, options); },
+      [&] { return arrange_timed(strategy, workload, cluster, request_of(choice, options)); });
+  const double arrange_s = seconds_since(started);
+  PlannedBatch planned = plan_checked_arrangement(workload, cluster, arrangement, options);
+  planned.arrange_s = arrange_s;
+  return planned;
+}
+
+PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
+                        const StrategyChoice& choice, const PlanOptions& options) {
+  check_workload(workload);
+  return plan_checked_batch(workload, cluster, choice, options);
+}
+
+PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
+                              const Arrangement& arrangement, const PlanOptions& options) {
+  check_workload(workload);
+  return plan_checked_arrangement(workload, cluster, arrangement, options);
 }
 
 PlannedBatch plan_and_check(const Workload& workload, const Cluster& cluster,

@@ -45,6 +45,45 @@ TEST(PlanBatch, RefusesHomesAndClustersThatCannotBe) {
   EXPECT_THROW(static_cast<void>(plan_batch(workload, cluster, {"dcp"})), InvalidArgument);
 }
 
+// Workloads made by hand, each with what check_workload says of it.
+std::vector<Workload> invalid_workloads() {
+  const Workload valid = batch_of(kLengths);
+  std::vector<Workload> workloads(5, valid);
+  workloads[0].shape.kv_heads = 5;
+  workloads[1].masks[0].mask.bands.push_back(valid.masks[0].mask.bands[0]);  // twice the same pairs
+  workloads[2].masks.clear();
+  workloads[3].home = {{{0, 20}, Rank{0}}};  // not all tokens
+  workloads[4].sequences[1].begin += 1;
+  return workloads;
+}
+
+TEST(PlanBatch, EveryEntryPointRefusesAnInvalidWorkloadInTheSameWords) {
+  const Cluster cluster = load_cluster("dgx-h200:1x4");
+  const Workload valid = batch_of(kLengths);
+  const Arrangement arrangement = find_strategy("ring").arrange(valid, cluster, StrategyRequest{});
+  const PlannedBatch planned = plan_batch(valid, cluster, {"ring"});
+  const Simulation simulation = simulate(*planned.plan, cluster);
+  for (const Workload& workload : invalid_workloads()) {
+    const std::string reason = message_of([&] { check_workload(workload); });
+    ASSERT_NE(reason, "");
+    SCOPED_TRACE(reason);
+    for (const char* strategy : {"ring", "dcp", "fcp", "magi", "auto"}) {
+      EXPECT_EQ(message_of([&] { return plan_batch(workload, cluster, {strategy}); }), reason);
+    }
+    EXPECT_EQ(message_of([&] { return plan_arrangement(workload, cluster, arrangement); }), reason);
+    const std::vector<StrategyChoice> choices = {{"ring"}, {"zigzag"}};
+    EXPECT_EQ(message_of([&] {
+                return compare_strategies({cluster, {valid, workload}, {}}, choices);
+              }),
+              reason);
+    EXPECT_EQ(
+        message_of([&] { return bound_beside(*planned.plan, workload, cluster, simulation); }),
+        reason);
+    EXPECT_EQ(message_of([&] { return lower_bound(workload, cluster, Direction::kForward); }),
+              reason);
+  }
+}
+
 TEST(PlanBatch, RefusesBlocksThatMakeTooManyTilesBeforeItBeginsUnlessForced) {
   struct Begun {};
   PlanOptions options{.block_size = 1};

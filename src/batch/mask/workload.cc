@@ -12,6 +12,7 @@
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "batch/mask/mask_text.h"
+#include "mask/assemble_workload.h"
 
 namespace contextile {
 namespace {
@@ -250,8 +251,8 @@ MaskUse parse_mask_use(std::string_view text) {
   return use;
 }
 
-Workload make_workload(std::span<const std::int64_t> lengths, const AttentionShape& shape,
-                       std::span<const MaskUse> masks) {
+Workload assemble_workload(std::span<const std::int64_t> lengths, const AttentionShape& shape,
+                           std::span<const MaskUse> masks) {
   Workload workload;
   workload.sequences = sequences_from_lengths(lengths);
   workload.shape = shape;
@@ -263,6 +264,12 @@ Workload make_workload(std::span<const std::int64_t> lengths, const AttentionSha
     if (positions->rule != MaskSpec::Rule::kSharedQuestion) positions = &use.spec;
   }
   workload.positions = build_positions(*positions, workload.sequences);
+  return workload;
+}
+
+Workload make_workload(std::span<const std::int64_t> lengths, const AttentionShape& shape,
+                       std::span<const MaskUse> masks) {
+  Workload workload = assemble_workload(lengths, shape, masks);
   check_workload(workload);
   return workload;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "bounds/checked_bound.h"
 #include "predict/bounds/components.h"
 #include "predict/bounds/least_kernel_time.h"
 #include "predict/bounds/participation.h"
@@ -263,6 +264,11 @@ class Bounds {
 TimeBound lower_bound(const Workload& workload, const Cluster& cluster, Direction direction,
                       const BoundOptions& options) {
   check_workload(workload);
+  return lower_bound_of_checked(workload, cluster, direction, options);
+}
+
+TimeBound lower_bound_of_checked(const Workload& workload, const Cluster& cluster,
+                                 Direction direction, const BoundOptions& options) {
   check_cluster(cluster);
   const Bounds bounds(workload, cluster, direction, options);
   TimeBound total;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,23 @@ TEST(WorkloadInput, RefusesHeadsThatDoNotDivide) {
   EXPECT_EQ(message_of(input),
             "--tp: expected a divisor of 12 query heads and 4 KV heads, found 8");
   EXPECT_THROW(static_cast<void>(shape_of_rank(input.shape, 0)), InvalidArgument);
+}
+
+TEST(WorkloadInput, RefusesAShapeThatCannotBe) {
+  WorkloadInput input;
+  input.shape.head_dim = 0;
+  EXPECT_EQ(message_of(input), "attention shape: head_dim: expected 1 to 4096, found 0");
+  input.shape = {};
+  input.shape.q_heads = -4;
+  EXPECT_EQ(message_of(input), "attention shape: q_heads: expected at least 1, found -4");
+}
+
+TEST(WorkloadInput, RefusesHomesThatLeaveTokensOut) {
+  const std::string path = ::testing::TempDir() + "/some_homes.json";
+  std::ofstream(path) << R"({"home": [[0, 100, 1]]})";
+  WorkloadInput input;
+  input.layout = path;
+  EXPECT_EQ(message_of(input), "workload: home: expected to end at token 160, found 100");
 }
 
 TEST(WorkloadInput, TakesMasksFromOnePlaceOnly) {
