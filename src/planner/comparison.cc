@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "bounds/checked_bound.h"
 #include "contextile/planner.h"
 #include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
+#include "predict/bounds/checked_bound.h"
 
 namespace contextile {
 namespace {

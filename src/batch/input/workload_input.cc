@@ -1,6 +1,6 @@
 #include "base/check.h"
+#include "batch/mask/assemble_workload.h"
 #include "contextile/data.h"
-#include "mask/assemble_workload.h"
 
 namespace contextile {
 

@@ -11,8 +11,8 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
+#include "batch/mask/assemble_workload.h"
 #include "batch/mask/mask_text.h"
-#include "mask/assemble_workload.h"
 
 namespace contextile {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "bounds/checked_bound.h"
+#include "predict/bounds/checked_bound.h"
 #include "predict/bounds/components.h"
 #include "predict/bounds/least_kernel_time.h"
 #include "predict/bounds/participation.h"
