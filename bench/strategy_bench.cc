@@ -73,7 +73,7 @@ MigrationOptions upstream_options(const Model& model) {
 // tests.
 void check_original(const nlohmann::json& file) {
   const Model model = file["model"] == "llama8b" ? llama_8b() : llama_34b();
-  std::vector<CaDocument> documents;
+  std::vector<DocumentRows> documents;
   for (const auto& batch : file["batch"]) {
     for (const auto& length : batch) {
       documents.push_back(

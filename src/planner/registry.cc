@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,37 +7,17 @@
 #include "base/suggest.h"
 #include "contextile/planner.h"
 #include "planner/auto/auto_strategy.h"
-#include "strategy/axp/axp_presets.h"
-#include "strategy/dcp.h"
-#include "strategy/distca/distca.h"
-#include "strategy/fcp/fcp.h"
-#include "strategy/groups/bytescale.h"
-#include "strategy/groups/megatron.h"
-#include "strategy/magi/magi.h"
-#include "strategy/wlb.h"
+#include "strategy/published.h"
 
 namespace contextile {
 
 std::span<const Strategy* const> strategies() {
-  // In the order tables list them. A new strategy is one line here and what "Adding a strategy" in
-  // docs/strategies.md says; every test over all strategies takes it in.
-  static const std::array kStrategies = {
-      &ring_strategy(),              // KV round the ring, contiguous slices
-      &zigzag_strategy(),            // the same, balanced for causal masks
-      &ulysses_strategy(),           // heads split by all-to-all
-      &hybrid_strategy(),            // heads inside, a ring across
-      &all_gather_strategy(),        // all KV first
-      &double_ring_strategy(),       // rings inside a ring
-      &wlb_strategy(),               // shards by estimated time, all KV gathered
-      &bytescale_strategy(),         // ranks by document length, in waves
-      &megatron_dynamic_strategy(),  // groups by document length
-      &megatron_packed_strategy(),   // the same, documents packed
-      &magi_strategy(),              // equal areas, only needed KV
-      &dcp_strategy(),               // tiles as a hypergraph, divisions
-      &fcp_strategy(),               // fixed-size blocks, matched rounds
-      &distca_strategy(),            // attention on servers
-      &auto_strategy(),              // ours: all of them and own placements, by predicted time
-  };
+  static const std::vector<const Strategy*> kStrategies = [] {
+    const std::span<const Strategy* const> published = published_strategies();
+    std::vector<const Strategy*> all(published.begin(), published.end());
+    all.push_back(&auto_strategy());  // ours: all of them and own placements, by predicted time
+    return all;
+  }();
   return kStrategies;
 }
 

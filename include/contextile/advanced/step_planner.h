@@ -18,7 +18,7 @@
 namespace contextile {
 
 using BatchLengths = std::vector<std::int64_t>;
-struct CaDocument;  // rows of a document
+struct DocumentRows;  // rows of a document
 
 // What stays the same over all parallel sizes of one job.
 struct TrainingJob {
@@ -87,7 +87,7 @@ class StepPlanner {
     std::optional<std::string> unsupported;
   };
 
-  [[nodiscard]] Workload workload_of(const std::vector<CaDocument>& documents,
+  [[nodiscard]] Workload workload_of(const std::vector<DocumentRows>& documents,
                                      std::int32_t tp) const;
   [[nodiscard]] const PlannedPart& planned(const StepSetting& setting, const Cluster& group,
                                            const Workload& workload, const std::string& what);
@@ -96,7 +96,7 @@ class StepPlanner {
   std::optional<std::string> plan_micro_batches(const StepSetting& setting, TrainingStep& step);
   std::optional<std::string> plan_ticks(const StepSetting& setting, TrainingStep& step);
   [[nodiscard]] BatchPart unplanned_part(const StepSetting& setting,
-                                         const std::vector<CaDocument>& documents) const;
+                                         const std::vector<DocumentRows>& documents) const;
 
   const TrainingJob& job_;
   std::vector<MaskUse> masks_;

@@ -36,8 +36,8 @@ StageParts whole_document_halves(std::span<const std::int64_t> lengths) {
 StageParts equal_halves(StageParts halves, std::span<const MaskUse> masks) {
   if (computed_tokens(halves[0]) < computed_tokens(halves[1])) std::swap(halves[0], halves[1]);
   const std::int64_t rows = (computed_tokens(halves[0]) - computed_tokens(halves[1])) / 2;
-  CaDocument* cut = nullptr;
-  for (CaDocument& document : halves[0]) {
+  DocumentRows* cut = nullptr;
+  for (DocumentRows& document : halves[0]) {
     const std::int64_t first_rows = document.rows.size() - rows;
     if (first_rows <= 0 || !std::ranges::all_of(masks, [&](const MaskUse& use) {
           return stands_alone(use.spec, first_rows);
@@ -49,15 +49,15 @@ StageParts equal_halves(StageParts halves, std::span<const MaskUse> masks) {
   if (rows == 0 || cut == nullptr) return halves;
   cut->rows.end -= rows;
   halves[1].push_back({cut->document, {cut->rows.end, cut->rows.end + rows}});
-  std::ranges::sort(halves[1], {}, &CaDocument::document);
+  std::ranges::sort(halves[1], {}, &DocumentRows::document);
   return halves;
 }
 
 }  // namespace
 
-std::int64_t computed_tokens(const std::vector<CaDocument>& documents) {
+std::int64_t computed_tokens(const std::vector<DocumentRows>& documents) {
   std::int64_t tokens = 0;
-  for (const CaDocument& document : documents) tokens += document.rows.size();
+  for (const DocumentRows& document : documents) tokens += document.rows.size();
   return tokens;
 }
 

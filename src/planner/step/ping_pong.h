@@ -7,13 +7,12 @@
 
 #include "contextile/advanced/training.h"
 #include "contextile/workload.h"
-#include "strategy/distca/distca_pipeline.h"
-#include "strategy/distca/distca_tasks.h"
+#include "strategy/stage_home.h"
 
 namespace contextile {
 
 // Rows with queries.
-[[nodiscard]] std::int64_t computed_tokens(const std::vector<CaDocument>& documents);
+[[nodiscard]] std::int64_t computed_tokens(const std::vector<DocumentRows>& documents);
 
 // All documents in one part.
 [[nodiscard]] StageParts whole_documents(std::span<const std::int64_t> lengths);

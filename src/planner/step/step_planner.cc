@@ -11,8 +11,7 @@
 #include "base/check.h"
 #include "contextile/planner.h"
 #include "planner/step/ping_pong.h"
-#include "strategy/distca/distca_pipeline.h"
-#include "strategy/distca/distca_tasks.h"
+#include "strategy/stage_home.h"
 
 namespace contextile {
 namespace {
@@ -40,7 +39,7 @@ PipelineShape pipeline_of(const StepSetting& setting, std::int32_t micro_batches
 
 // What the stages of a replica run in one tick, and where its tokens are.
 struct PooledBatch {
-  std::vector<CaDocument> documents;
+  std::vector<DocumentRows> documents;
   std::vector<HomeRange> home;
 };
 
@@ -98,11 +97,12 @@ StepPlanner::StepPlanner(const TrainingJob& job, PlanNotice notice)
   if (masks_.empty()) masks_.emplace_back();
 }
 
-Workload StepPlanner::workload_of(const std::vector<CaDocument>& documents, std::int32_t tp) const {
+Workload StepPlanner::workload_of(const std::vector<DocumentRows>& documents,
+                                  std::int32_t tp) const {
   BatchLengths lengths;
   std::vector<Range> of_earlier_parts;
   std::int64_t begin = 0;
-  for (const CaDocument& document : documents) {
+  for (const DocumentRows& document : documents) {
     lengths.push_back(document.rows.end);
     if (document.rows.begin > 0) of_earlier_parts.push_back({begin, begin + document.rows.begin});
     begin += document.rows.end;
@@ -181,7 +181,7 @@ std::optional<std::string> StepPlanner::plan_micro_batches(const StepSetting& se
 }
 
 BatchPart StepPlanner::unplanned_part(const StepSetting& setting,
-                                      const std::vector<CaDocument>& documents) const {
+                                      const std::vector<DocumentRows>& documents) const {
   BatchPart part = even_micro_batch(computed_tokens(documents), setting.sizes.cp).parts.front();
   const Workload workload = workload_of(documents, 1);
   double layers = 0;
@@ -206,7 +206,7 @@ std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, T
   for (std::size_t k = 0; k < parts.size(); ++k) {
     MicroBatchWork& micro_batch = step.replicas[k % dp][k / dp];
     micro_batch.parts.clear();
-    for (const std::vector<CaDocument>& part : parts[k]) {
+    for (const std::vector<DocumentRows>& part : parts[k]) {
       micro_batch.parts.push_back(unplanned_part(setting, part));
     }
   }

@@ -5,6 +5,8 @@
 #include <map>
 
 #include "base/check.h"
+#include "strategy/distca/distca_tasks.h"
+#include "strategy/stage_home.h"
 
 namespace contextile {
 
@@ -39,7 +41,7 @@ void append_stage_home(const StageParts& parts, std::size_t part, Rank first,
                        std::int32_t num_ranks, std::vector<HomeRange>& home) {
   std::int64_t end = home.empty() ? 0 : home.back().tokens.end;
   std::map<std::int32_t, std::int64_t> begin_of;  // of the part's documents
-  for (const CaDocument& document : parts[part]) {
+  for (const DocumentRows& document : parts[part]) {
     begin_of[document.document] = end;
     end += document.rows.end;
   }

@@ -8,7 +8,6 @@
 
 #include "contextile/extend/arrangement.h"
 #include "contextile/workload.h"
-#include "strategy/distca/distca_tasks.h"
 
 namespace contextile {
 
@@ -34,19 +33,5 @@ struct SamePhaseTick {
 // ticks. Under the order above min(m, 2(p - 1 - r) + 1), nearly twice what 1F1B keeps on stage 0.
 [[nodiscard]] std::int32_t peak_activations(std::span<const SamePhaseTick> ticks,
                                             std::int32_t stage);
-
-// A micro-batch in parts that run one after another, each with the rows of its documents; rows of a
-// document that come first are of an earlier part.
-using StageParts = std::vector<std::vector<CaDocument>>;
-
-// Where the documents of one part are on the stage's `num_ranks` ranks, from `first` on: its rows
-// in equal tokens, documents that are cut head and tail (place_documents), so that pairs of rows
-// cost the same wherever they are; rows before them where the part that they are of has them.
-// Appended behind the tokens of `home`. O((documents + ranks) · log).
-void append_stage_home(const StageParts& parts, std::size_t part, Rank first,
-                       std::int32_t num_ranks, std::vector<HomeRange>& home);
-// The same for whole documents.
-void append_stage_home(std::span<const std::int64_t> lengths, Rank first, std::int32_t num_ranks,
-                       std::vector<HomeRange>& home);
 
 }  // namespace contextile

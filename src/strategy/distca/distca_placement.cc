@@ -50,15 +50,15 @@ CaHome home_by_role(std::span<const Range> sequences, std::span<const HomeRange>
   return result;
 }
 
-std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
+std::vector<CaItem> place_documents(std::span<const DocumentRows> documents,
                                     std::int32_t num_devices) {
   std::int64_t total_tokens = 0;
-  for (const CaDocument& document : documents) total_tokens += document.rows.size();
+  for (const DocumentRows& document : documents) total_tokens += document.rows.size();
   const auto filled_before = [&](std::int32_t rank) { return total_tokens * rank / num_devices; };
   std::vector<CaItem> items;
   std::int32_t rank = 0;
   std::int64_t placed_tokens = 0;
-  for (const CaDocument& document : documents) {
+  for (const DocumentRows& document : documents) {
     Range left = document.rows;
     while (!left.empty()) {
       while (filled_before(rank + 1) == placed_tokens) ++rank;

@@ -7,8 +7,8 @@ namespace contextile {
 namespace {
 
 // The rows of packed tokens [tokens) by document.
-std::vector<CaDocument> documents_in(std::span<const Range> sequences, Range tokens) {
-  std::vector<CaDocument> documents;
+std::vector<DocumentRows> documents_in(std::span<const Range> sequences, Range tokens) {
+  std::vector<DocumentRows> documents;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     const Range part = intersect(sequences[s], tokens);
     if (part.empty()) continue;

@@ -10,6 +10,7 @@
 #include "contextile/base.h"
 #include "contextile/extend/strategies.h"
 #include "contextile/workload.h"
+#include "strategy/stage_home.h"
 
 namespace contextile {
 
@@ -42,13 +43,6 @@ struct CaItem {
 // What a kernel runs for an item: head and tail, or one shard where the two meet.
 [[nodiscard]] std::vector<CaShard> shards_of(const CaItem& item);
 
-// Rows to place, as positions in their document; keys are [0, rows.end). A nano-batch that starts
-// inside a document has rows.begin > 0.
-struct CaDocument {
-  std::int32_t document = 0;  // names it in items
-  Range rows;
-};
-
 // Rows whose keys others attend and that nobody computes: tokens without queries.
 struct CaCachedRows {
   std::int32_t document = 0;
@@ -71,7 +65,7 @@ struct CaHome {
 // piece of x rows takes floor(x/2) after the document's previous head and the other rows before its
 // previous tail, so the extra row of an odd piece is the tail's. Source: DistCA's loader.
 // O(documents + devices).
-[[nodiscard]] std::vector<CaItem> place_documents(std::span<const CaDocument> documents,
+[[nodiscard]] std::vector<CaItem> place_documents(std::span<const DocumentRows> documents,
                                                   std::int32_t num_devices);
 
 // Items of rows (tokens with queries) that are on devices already, in nano-batches. A device's rows

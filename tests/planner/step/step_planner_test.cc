@@ -11,7 +11,7 @@
 
 #include "contextile/cluster.h"
 #include "planner/step/ping_pong.h"
-#include "strategy/distca/distca_tasks.h"
+#include "strategy/stage_home.h"
 
 namespace contextile {
 namespace {
@@ -71,8 +71,8 @@ TEST(PingPongParts, HaveEveryRowOnceAndEqualTokens) {
     const StageParts parts = ping_pong_parts(lengths, PipelineSchedule::kSamePhase, {});
     ASSERT_EQ(parts.size(), 2U);
     BatchLengths seen(lengths.size(), 0);
-    for (const std::vector<CaDocument>& documents : parts) {
-      for (const CaDocument& document : documents) {
+    for (const std::vector<DocumentRows>& documents : parts) {
+      for (const DocumentRows& document : documents) {
         std::int64_t& end = seen[static_cast<std::size_t>(document.document)];
         EXPECT_EQ(document.rows.begin, end);
         end = document.rows.end;

@@ -21,8 +21,8 @@
 namespace contextile {
 namespace {
 
-std::vector<CaDocument> documents_of(const std::vector<std::int64_t>& lengths) {
-  std::vector<CaDocument> documents;
+std::vector<DocumentRows> documents_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<DocumentRows> documents;
   for (const std::int64_t length : lengths) {
     documents.push_back({static_cast<std::int32_t>(documents.size()), {0, length}});
   }

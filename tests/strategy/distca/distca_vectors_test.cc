@@ -69,7 +69,7 @@ class DistcaVectors : public ::testing::TestWithParam<std::string> {
 
   json file_;
   std::vector<std::int64_t> lengths_;
-  std::vector<CaDocument> documents_;
+  std::vector<DocumentRows> documents_;
   std::int32_t num_devices_ = 0;
   std::int64_t q_bytes_ = 0;
   std::int64_t kv_bytes_ = 0;
