@@ -34,7 +34,7 @@ const PaperTable& find_paper_table(std::string_view name) {
     if (table.name == name) return table;
     names.emplace_back(table.name);
   }
-  fail_argument("bench: expected one of {}, found {}{}", fmt::join(names, ", "), quote(name),
+  fail_argument("table: expected one of {}, found {}{}", fmt::join(names, ", "), quote(name),
                 did_you_mean(name, names));
 }
 

@@ -370,5 +370,35 @@ TEST_F(TableCommand, RefusesBadInput) {
   expect_bad_input(contextile({"table", "dcp-fig20", "--kv-heads", "3"}), {"3"});
 }
 
+TEST_F(TableCommand, TellsWhyARowIsEmpty) {
+  const std::vector<std::string> command = {
+      "table",     "dcp-fig13", "--tokens", "16K", "--dataset",  "longalign", "--batches", "1",
+      "--cluster", "p4de:1x2",  "--heads",  "1",   "--kv-heads", "1"};  // one head cannot be split
+  bool noted = false;
+  for (const Row& row : rows_of(contextile(joined(command, {"--csv"})).out)) {
+    EXPECT_EQ(row.at("total_s").empty(), !row.at("note").empty());
+    noted = noted || !row.at("note").empty();
+  }
+  EXPECT_TRUE(noted);
+  for (const json& row : json::parse(contextile(joined(command, {"--json"})).out)["rows"]) {
+    EXPECT_NE(row.contains("total_s"), row.contains("note")) << row;
+  }
+}
+
+TEST_F(TableCommand, MakesWholeStepsOfTrainingAgain) {
+  const Outcome outcome = contextile({"table", "dcp-fig15", "--dataset", "longalign", "--batches",
+                                      "1", "--tokens", "16K", "--cluster", "p4de:2x8", "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json document = json::parse(outcome.out);
+  EXPECT_EQ(document.at("rows").size(), 4U * 4U);
+  for (const json& row : document.at("rows")) {
+    EXPECT_NEAR(row.at("gain").get<double>(),
+                row.at("baseline_s").get<double>() / row.at("dcp_s").get<double>(), 1e-9);
+  }
+  EXPECT_EQ(document.at("findings").size(), 2U);
+  expect_bad_input(contextile({"table", "dcp-fig15", "--heads", "8"}), {"dcp-fig15", "--heads"});
+  expect_bad_input(contextile({"table", "distca-fig9", "--tokens", "8K"}), {"--tokens"});
+}
+
 }  // namespace
 }  // namespace contextile

@@ -18,40 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-using Row = std::map<std::string, std::string>;
-
-// For lines whose quoted fields hold no quotes.
-std::vector<Row> rows_of(const std::string& csv) {
-  const auto fields = [](const std::string& line) {
-    std::vector<std::string> list(1);
-    bool quoted = false;
-    for (const char c : line) {
-      if (c == '"') {
-        quoted = !quoted;
-      } else if (c == ',' && !quoted) {
-        list.emplace_back();
-      } else {
-        list.back() += c;
-      }
-    }
-    return list;
-  };
-  std::istringstream in(csv);
-  std::string line;
-  std::getline(in, line);
-  const std::vector<std::string> keys = fields(line);
-  std::vector<Row> rows;
-  while (std::getline(in, line)) {
-    const std::vector<std::string> values = fields(line);
-    EXPECT_EQ(values.size(), keys.size()) << line;
-    rows.emplace_back();
-    for (std::size_t i = 0; i < std::min(keys.size(), values.size()); ++i) {
-      rows.back()[keys[i]] = values[i];
-    }
-  }
-  return rows;
-}
-
 class Csv : public ProgramTest {
  protected:
   [[nodiscard]] std::vector<Row> rows(const std::vector<std::string>& arguments) const {
@@ -110,21 +76,6 @@ TEST_F(Csv, PartitionHasOneRow) {
   ASSERT_EQ(table.size(), 1U);
   EXPECT_EQ(table[0].at("feasible"), "true");
   EXPECT_EQ(table[0].at("connectivity"), "0");
-}
-
-TEST_F(Csv, TellsWhyARowIsEmpty) {
-  const std::vector<std::string> command = {
-      "bench",     "dcp-fig13", "--tokens", "16K", "--dataset",  "longalign", "--batches", "1",
-      "--cluster", "p4de:1x2",  "--heads",  "1",   "--kv-heads", "1"};  // one head cannot be split
-  bool noted = false;
-  for (const Row& row : rows(command)) {
-    EXPECT_EQ(row.at("total_s").empty(), !row.at("note").empty());
-    noted = noted || !row.at("note").empty();
-  }
-  EXPECT_TRUE(noted);
-  for (const json& row : document(command)["rows"]) {
-    EXPECT_NE(row.contains("total_s"), row.contains("note")) << row;
-  }
 }
 
 TEST_F(Csv, IsRefusedBesideJson) {

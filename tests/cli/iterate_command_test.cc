@@ -191,21 +191,6 @@ TEST_F(IterateCommand, TakesAnyNumberOfDevicesOfAPreset) {
                    {"--gpus", "whole nodes of 8", "found 12"});
 }
 
-TEST_F(IterateCommand, StandsBehindTablesOfPapers) {
-  const Outcome outcome = contextile({"bench", "dcp-fig15", "--dataset", "longalign", "--batches",
-                                      "1", "--tokens", "16K", "--cluster", "p4de:2x8", "--json"});
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const json document = json::parse(outcome.out);
-  EXPECT_EQ(document.at("rows").size(), 4U * 4U);
-  for (const json& row : document.at("rows")) {
-    EXPECT_NEAR(row.at("gain").get<double>(),
-                row.at("baseline_s").get<double>() / row.at("dcp_s").get<double>(), 1e-9);
-  }
-  EXPECT_EQ(document.at("findings").size(), 2U);
-  expect_bad_input(contextile({"bench", "dcp-fig15", "--heads", "8"}), {"dcp-fig15", "--heads"});
-  expect_bad_input(contextile({"bench", "distca-fig9", "--tokens", "8K"}), {"--tokens"});
-}
-
 TEST_F(IterateCommand, RefusesWhatMakesNoSense) {
   expect_bad_input(iterate({"--model", "llama-9b"}), {"llama-3-8b", "found 'llama-9b'"});
   expect_bad_input(iterate({"--tp", "3"}), {"product of 8 devices", "TP 3"});

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace contextile {
 namespace {
@@ -139,6 +140,37 @@ void expect_bad_input(const Outcome& outcome, const std::vector<std::string>& wo
     EXPECT_NE(outcome.err.find(word), std::string::npos)
         << "expected '" << word << "' in: " << outcome.err;
   }
+}
+
+std::vector<Row> rows_of(const std::string& csv) {
+  const auto fields = [](const std::string& line) {
+    std::vector<std::string> list(1);
+    bool quoted = false;
+    for (const char c : line) {
+      if (c == '"') {
+        quoted = !quoted;
+      } else if (c == ',' && !quoted) {
+        list.emplace_back();
+      } else {
+        list.back() += c;
+      }
+    }
+    return list;
+  };
+  std::istringstream in(csv);
+  std::string line;
+  std::getline(in, line);
+  const std::vector<std::string> keys = fields(line);
+  std::vector<Row> rows;
+  while (std::getline(in, line)) {
+    const std::vector<std::string> values = fields(line);
+    EXPECT_EQ(values.size(), keys.size()) << line;
+    rows.emplace_back();
+    for (std::size_t i = 0; i < std::min(keys.size(), values.size()); ++i) {
+      rows.back()[keys[i]] = values[i];
+    }
+  }
+  return rows;
 }
 
 }  // namespace contextile

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -53,5 +54,10 @@ class ProgramTest : public testing::Test {
 
 // Exit code 2 and one line on stderr, "contextile: error: …", that holds every one of `words`.
 void expect_bad_input(const Outcome& outcome, const std::vector<std::string>& words);
+
+// A row of a CSV table: column to text.
+using Row = std::map<std::string, std::string>;
+// The rows of a table whose quoted fields hold no quotes.
+[[nodiscard]] std::vector<Row> rows_of(const std::string& csv);
 
 }  // namespace contextile

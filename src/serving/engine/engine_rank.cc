@@ -8,18 +8,23 @@
 namespace contextile {
 namespace {
 
+void put_bytes(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
+  if (more.empty()) return;
+  const std::size_t size = bytes.size();
+  bytes.resize(size + more.size());  // GCC 12 warns of vector::insert here at -O3, falsely
+  std::memcpy(bytes.data() + size, more.data(), more.size());
+}
+
 template <typename T>
 void put_value(std::vector<std::byte>& bytes, const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
-  const auto raw = std::as_bytes(std::span(&value, 1));
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
+  put_bytes(bytes, std::as_bytes(std::span(&value, 1)));
 }
 
 template <typename T>
 void put_list(std::vector<std::byte>& bytes, const std::vector<T>& list) {
   put_value(bytes, static_cast<std::uint64_t>(list.size()));
-  const auto raw = std::as_bytes(std::span(list));
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
+  put_bytes(bytes, std::as_bytes(std::span(list)));
 }
 
 class ByteReader {
