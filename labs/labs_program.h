@@ -1,8 +1,8 @@
 // The commands of the program `contextile-labs`.
 #pragma once
 
+#include "cli/command_program.h"
 #include "cli/commands/command.h"
-#include "cli/program.h"
 
 namespace contextile {
 

@@ -1,5 +1,5 @@
 // The program `contextile-labs`.
-#include "cli/program.h"
+#include "cli/command_program.h"
 #include "labs_program.h"
 
 int main(int argc, char** argv) {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_program.h"
 #include "cli/commands/command.h"
-#include "cli/program.h"
 
 namespace contextile {
 
