@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "contextile/advanced/oracle.h"
 #include "contextile/contextile.h"
 
 struct Attended {

@@ -269,10 +269,11 @@ TEST_F(BenchFcp, SplitsAStepIntoItsParts) {
   }
   // The same step as `iterate` predicts it.
   const Outcome outcome =
-      contextile({"iterate", "--model",      "gpt-8b", "--dataset",       "longalign", "--tokens",
-                  "16K",     "--max-length", "16K",    "--cluster",       "p4de:2x8",  "--tp",
-                  "4",       "--cp",         "4",      "--micro-batches", "1",         "--strategy",
-                  "dcp",     "--wire",       "bf16",   "--json"});
+      started(CONTEXTILE_PRODUCT,
+              {"iterate", "--model",      "gpt-8b", "--dataset",       "longalign", "--tokens",
+               "16K",     "--max-length", "16K",    "--cluster",       "p4de:2x8",  "--tp",
+               "4",       "--cp",         "4",      "--micro-batches", "1",         "--strategy",
+               "dcp",     "--wire",       "bf16",   "--json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json step = json::parse(outcome.out);
   EXPECT_NEAR(row_with(document, "strategy", "dcp")["step_s"].get<double>(),

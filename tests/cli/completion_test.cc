@@ -89,7 +89,6 @@ TEST_F(Completion, ValuesAreOfferedBehindTheirOption) {
   EXPECT_THAT(words({"plan", "--wire", ""}), ElementsAre("f32", "bf16", "f16"));
   EXPECT_THAT(words({"plan", "--block-size", ""}), ElementsAre("auto"));
   EXPECT_THAT(words({"run", "p.plan", "--kernel", "ref"}), ElementsAre("reference"));
-  EXPECT_THAT(words({"bench", "dcp-fig7"}), ElementsAre("dcp-fig7"));
   EXPECT_THAT(words({"completion", ""}), ElementsAre("bash", "zsh", "fish"));
   EXPECT_THAT(words({"plan", "--tokens", ""}), IsEmpty());
 }

@@ -47,7 +47,12 @@ std::string ProgramTest::read(const std::string& path) {
 }
 
 Outcome ProgramTest::contextile(const std::vector<std::string>& arguments) const {
-  std::string command = shell_quoted(CONTEXTILE_PROGRAM);
+  return started(CONTEXTILE_PROGRAM, arguments);
+}
+
+Outcome ProgramTest::started(const std::string& program,
+                             const std::vector<std::string>& arguments) const {
+  std::string command = shell_quoted(program);
   for (const std::string& argument : arguments) command += " " + shell_quoted(argument);
   command += fmt::format(" >{} 2>{}", shell_quoted(path("stdout")), shell_quoted(path("stderr")));
   const int status = std::system(command.c_str());

@@ -31,6 +31,9 @@ class ProgramTest : public testing::Test {
 
   // `contextile ARGUMENTS…`, stdout and stderr being files.
   [[nodiscard]] Outcome contextile(const std::vector<std::string>& arguments) const;
+  // The same with another program.
+  [[nodiscard]] Outcome started(const std::string& program,
+                                const std::vector<std::string>& arguments) const;
   // Runs, expects exit code 0 and nothing on stderr, and returns stdout, or what it holds as JSON.
   [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const;
   [[nodiscard]] nlohmann::json document(const std::vector<std::string>& arguments) const;

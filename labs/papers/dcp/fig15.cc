@@ -84,7 +84,7 @@ Compared compared(const BenchSetting& setting, const std::string& dataset,
   steps.dcp_us = mean_step_us({"dcp", {}}, setting, dataset, mask);
   for (const StrategyChoice& choice : transformer_engine_choices()) {
     const double us = mean_step_us(choice, setting, dataset, mask);
-    if (us < steps.baseline_us) steps.baseline = choice_text(choice);
+    if (us < steps.baseline_us) steps.baseline = table_name(choice);
     steps.baseline_us = std::min(steps.baseline_us, us);
   }
   return steps;

@@ -60,7 +60,7 @@ BlockSizeCase add_block_sizes(const BenchSetting& setting, const std::string& da
     input.options.block_size = block;
     const MeanMovement movement = movement_of(choice, input, batches);
     std::vector<Cell> cells = labels;
-    cells.insert(cells.end(), {choice_text(choice), block});
+    cells.insert(cells.end(), {table_name(choice), block});
     add_movement(table, std::move(cells), movement);
     return movement;
   };

@@ -43,4 +43,13 @@ std::vector<StrategyChoice> transformer_engine_choices() {
   return parse_strategies("hybrid:head_parallel=2,zigzag,all_gather");
 }
 
+std::string table_name(const StrategyChoice& choice) {
+  constexpr std::string_view kLong = "head_parallel=";
+  std::string text = choice_text(choice);
+  if (const std::size_t at = text.find(kLong); at != std::string::npos) {
+    text.replace(at, kLong.size(), "A=");
+  }
+  return text;
+}
+
 }  // namespace contextile

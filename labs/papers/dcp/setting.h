@@ -40,4 +40,8 @@ inline constexpr std::int32_t kDcpSeeds = 3;
 [[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
 extern const std::string kTransformerEngineIs;
 
+// A choice as tables name it: choice_text with A for head_parallel, as docs/strategies.md calls that
+// number, so that rows keep to 80 columns.
+[[nodiscard]] std::string table_name(const StrategyChoice& choice);
+
 }  // namespace contextile

@@ -120,7 +120,7 @@ std::pair<StepParts, std::string> transformer_engine(const BenchSetting& setting
   for (const StrategyChoice& choice : transformer_engine_choices()) {
     StepParts parts = step_parts(choice, setting, mask);
     if (fastest.second.empty() || parts.step_s < fastest.first.step_s) {
-      fastest = {std::move(parts), choice_text(choice)};
+      fastest = {std::move(parts), table_name(choice)};
     }
   }
   return fastest;

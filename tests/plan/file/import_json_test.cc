@@ -227,7 +227,7 @@ TEST(JsonImport, SaysWhichValueOfARoundIsWrong) {
       {R"([0,5,0,5,null,0])", R"([0,5,0,9,null,0])",
        "rounds[0].masks[0].bands[0]: expected tokens inside [0, 8), found [0, 9]"},
       {R"("token_limit":4)", R"("token_limit":-1)",
-       "rounds[0].limits.tokens: expected a limit in [0, 9223372036854775807), found '-1'"},
+       "rounds[0].token_limit: expected a limit in [0, 9223372036854775807), found '-1'"},
       {R"("rounds":[)", R"("rounds":[{}, )", "rounds[0]: expected a key 'head_groups', found none"},
       {R"("local_blocks":[0])", R"("local_blocks":[3])",
        "rounds[0].devices[0].local_blocks[0]: expected a block in [0, 3), found 3"},
