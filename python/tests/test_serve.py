@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "inference"))
+sys.path.append(str(ROOT / "tests" / "serving"))
 from serve_test import Server  # noqa: E402
 
 PROGRAM = os.environ.get("CONTEXTILE_PROGRAM", str(ROOT / "build" / "contextile"))
