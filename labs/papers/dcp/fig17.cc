@@ -35,7 +35,7 @@ MeanMovement add_baselines(const BenchSetting& setting, std::span<const Workload
     const StrategyChoice baseline = parse_strategies(text).front();
     progress.step(text);
     std::vector<Cell> cells = labels;
-    cells.insert(cells.end(), {std::string(text), Cell{}});
+    cells.insert(cells.end(), {table_name(baseline), Cell{}});
     if (const auto reason = unsupported_reason(batches.front(), setting.input.cluster, baseline,
                                                setting.input.options)) {
       table.add_row(std::move(cells), fmt::format("{} skipped: {}", text, *reason));
