@@ -174,6 +174,9 @@ void PlacementTrials::try_pairs_again(std::span<Tried> tried, std::span<const Sc
 }
 
 Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
+  // The part of a device's lateness that its handicap takes over in a round; no measurement is
+  // recorded. A larger part may overshoot, a smaller one needs more rounds. `contextile plan
+  // --explain` shows what rounds find.
   constexpr double kGain = 0.7;
   const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));
   Tried best = tried;
