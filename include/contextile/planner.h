@@ -87,6 +87,8 @@ struct PlannedBatch {
   double arrange_s = 0;
   double build_s = 0;
   double verify_s = 0;
+  // The search that found the plan, where the strategy has Strategy::search_phases.
+  std::optional<SearchReport> search = {};
 
   [[nodiscard]] double planning_s() const { return arrange_s + build_s; }
 };

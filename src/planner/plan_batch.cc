@@ -2,8 +2,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -105,13 +107,17 @@ PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster
     check_plan_size(workload, cluster, *options.block_size);
   }
   begin_step(options, "arranging", 0);
+  std::optional<SearchReport> search;
+  StrategyRequest request = request_of(choice, options);
+  request.searched = [&](const SearchReport& report) { search = report; };
   const Clock::time_point started = Clock::now();
-  const Arrangement arrangement = with_memory_for(
-      [&] { return size_text(workload, cluster, options); },
-      [&] { return arrange_timed(strategy, workload, cluster, request_of(choice, options)); });
+  const Arrangement arrangement =
+      with_memory_for([&] { return size_text(workload, cluster, options); },
+                      [&] { return arrange_timed(strategy, workload, cluster, request); });
   const double arrange_s = seconds_since(started);
   PlannedBatch planned = plan_checked_arrangement(workload, cluster, arrangement, options);
   planned.arrange_s = arrange_s;
+  planned.search = std::move(search);
   return planned;
 }
 

@@ -70,6 +70,7 @@ TEST_F(Commands, HelpDocumentsEveryCommandAndOption) {
                              "--token-limit",
                              "--memory-limit",
                              "--forward-only",
+                             "--explain",
                              "--json"}) {
     EXPECT_THAT(plan_help, HasSubstr(option));
   }

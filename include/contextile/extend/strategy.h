@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -31,6 +32,33 @@ struct StrategyChoice {
   std::map<std::string, std::string> options = {};
 };
 
+// One phase of a search for a plan: its work, its share of the limits and what it found.
+struct SearchPhase {
+  std::string name;
+  std::string work;  // one line
+  // Share of the search's limits (steps, milliseconds) that may be spent when the phase ends.
+  double budget_share = 0;
+  bool ran = false;  // false: no search yet, or the batch did not call for this phase
+  double seconds = 0;
+  std::int32_t candidates = 0;  // plans simulated in this phase
+  // Predicted time of the best candidate when the phase ended, forward and backward; unset: there
+  // is no candidate yet.
+  std::optional<double> best_us = {};
+  bool improved = false;  // the phase found a better candidate than the phases before it
+};
+
+// A search for a plan, phase by phase, and the candidate that won.
+struct SearchReport {
+  std::vector<SearchPhase> phases;  // in the order in which they run
+  double prepare_s = 0;             // before the first phase: tiles priced, strategies listed
+  double finish_s = 0;              // after the last: the winner arranged, its bottleneck found
+  std::string winner;               // "placement" or the name of another strategy
+  std::map<std::string, std::string> winner_options;
+  std::string found_in;  // the phase that found the winner
+};
+// Called once at the end of a search. An exception from it ends the call that searched.
+using SearchHook = std::function<void(const SearchReport& report)>;
+
 // What a caller asks of a plan, whatever the strategy. Declared once: the program reads options
 // into it, and the planner hands it to strategies as it is.
 struct PlanOptions {
@@ -43,13 +71,14 @@ struct PlanOptions {
   // decides between block sizes. Unset: of a Llama 3 layer as wide as the query heads, at half of
   // the device's peak.
   std::optional<double> linear_us_per_token = {};
-  bool force = false;          // plan also in blocks that check_plan_size refuses (plan_estimate.h)
+  bool force = false;          // plan also in blocks that check_plan_size refuses (planner.h)
   ProgressHook progress = {};  // told how far a batch, or a search, has come; may be empty
 };
 
 // The same, asked of one strategy with options of its own.
 struct StrategyRequest : PlanOptions {
   std::map<std::string, std::string> options = {};  // key → value; unknown keys are errors
+  SearchHook searched = {};  // of strategies with search_phases(); may be empty
 };
 
 // How a strategy that leaves no block size open decides what a device computes.
@@ -66,6 +95,10 @@ class Strategy {
 
   // What `auto` expects it to take goes by it: a search takes longer where devices are many.
   [[nodiscard]] virtual Deciding deciding() const { return Deciding::kByRule; }
+
+  // The phases of its search, in order, none of them run; empty where the strategy does not search
+  // in phases. One that has phases calls StrategyRequest::searched.
+  [[nodiscard]] virtual std::vector<SearchPhase> search_phases() const { return {}; }
 
   // Why this strategy cannot do that, or nothing. Throws InvalidArgument on bad options.
   [[nodiscard]] virtual std::optional<std::string> unsupported(

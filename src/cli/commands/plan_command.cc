@@ -24,6 +24,7 @@
 #include "contextile/planner.h"
 #include "report/json.h"
 #include "report/plan_tables.h"
+#include "report/search_tables.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -35,6 +36,7 @@ struct PlanCommandOptions {
   std::string output_path;
   bool json = false;
   bool csv = false;
+  bool explain = false;
 };
 
 const StrategyChoice& single_choice(const std::vector<StrategyChoice>& choices) {
@@ -63,7 +65,21 @@ void check_output_names(const PlanCommandOptions& options, const std::vector<std
   }
 }
 
-Json planned_json(const PlannedBatch& planned, const std::string& path) {
+// The search is shown as a table or inside the JSON document.
+void check_explain(const PlanCommandOptions& options, const Strategy& strategy) {
+  if (!options.explain) return;
+  if (strategy.search_phases().empty()) {
+    fail_argument("--explain: expected a strategy that searches in phases, such as auto, found {}",
+                  quote(strategy.name()));
+  }
+  if (options.csv) fail_argument("--explain: expected a table or --json, found --csv");
+  if (options.output_path == kStandardStream) {
+    fail_argument("--output: expected a file beside --explain, found {}",
+                  quote(options.output_path));
+  }
+}
+
+Json planned_json(const PlannedBatch& planned, const std::string& path, bool explain) {
   Json document = {{"file", path}, {"written", planned.verified.ok()}};
   document.update(plan_json(*planned.plan));
   document["arrange_s"] = planned.arrange_s;
@@ -71,6 +87,7 @@ Json planned_json(const PlannedBatch& planned, const std::string& path) {
   document["verify_s"] = planned.verify_s;
   document["verify"] = verify_json(planned.verified);
   document["statistics"] = statistics_json(planned.statistics);
+  if (explain && planned.search) document["search"] = search_json(*planned.search);
   return document;
 }
 
@@ -112,7 +129,7 @@ int run(const PlanCommandOptions& options) {
     fail_argument("--output: expected a file or a pipe, found a terminal");
   }
   const StrategyChoice& choice = single_choice(options.strategy);
-  static_cast<void>(find_strategy(choice.name));  // a misspelt name before a long read
+  check_explain(options, find_strategy(choice.name));  // before a long read, as misspelt names
   const PlanInput input = load_input(options.input);
   for (const Workload& workload : input.batches) {
     if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
@@ -137,11 +154,12 @@ int run(const PlanCommandOptions& options) {
       file.commit();
     }
     if (options.json) {
-      plans.push_back(planned_json(planned, path));
+      plans.push_back(planned_json(planned, path, options.explain));
     } else if (options.csv) {
       add_planned_rows(choice_text(choice), planned, path, plans);
     } else if (path != kStandardStream) {
       print((b == 0 ? "" : "\n") + planned_text(planned, path));
+      if (options.explain && planned.search) print(search_text(*planned.search));
     }
   }
   if (options.json) {
@@ -165,6 +183,8 @@ Action add_plan_command(CLI::App& app) {
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "a row for each batch and direction");
+  add_switch(app, "--explain", options->explain,
+             "also how auto searched: its phases, what each tried and found, and the winner");
   add_examples(
       app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K --cluster dgx-h200:4x8",
             "contextile plan -o other.plan --lengths lengths.txt --mask lambda:64,4096 --strategy "

@@ -7,9 +7,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "contextile/extend/strategies.h"
 #include "planner/auto/search.h"
+#include "planner/auto/search_phases.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {
@@ -27,6 +29,10 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
             {"auto", "the least predicted time: own placements and every other strategy, simulated",
              PartialWire::kArranged},  // the winner's
             option_table()) {}
+
+  [[nodiscard]] std::vector<SearchPhase> search_phases() const override {
+    return contextile::search_phases();
+  }
 
  protected:
   [[nodiscard]] std::optional<std::string> unsupported_with(const Workload&, const Cluster& cluster,
@@ -51,6 +57,7 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
     found["predicted_us"] = fmt::format("{:.1f}", result.predicted_us);
     found["tried"] = fmt::format("{}", result.candidates);
     arrangement.options = std::move(found);
+    if (request.searched) request.searched(result.report);
     return arrangement;
   }
 

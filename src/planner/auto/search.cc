@@ -3,8 +3,12 @@
 #include <tbb/global_control.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <ranges>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "contextile/extend/plan_build.h"
@@ -14,6 +18,7 @@
 #include "planner/auto/placement_choices.h"
 #include "planner/auto/quick_search.h"
 #include "planner/auto/row_search.h"
+#include "planner/auto/search_phases.h"
 #include "planner/auto/search_state.h"
 #include "planner/auto/tile_search.h"
 #include "planner/timed_block_size.h"
@@ -21,20 +26,15 @@
 namespace contextile {
 namespace {
 
-// What has been spent of a limit when each part has had its turn. The rest is for improving.
-constexpr double kShareOfArranging = 0.2;
-constexpr double kShareOfRules = 0.4;
-constexpr double kShareOfPlacing = 0.5;
-constexpr double kShareOfLikely = 0.8;
-constexpr double kShareOfPlacingTiles = 0.8;
-constexpr double kShareOfQuick = 0.85;
-constexpr double kShareOfOthers = 0.9;
-constexpr double kShareOfRows = 0.93;
-constexpr double kShareOfTiles = 0.95;
-
-// Who sets no limit waits a few minutes at most: candidates of very large batches take seconds
-// each.
+// Steps of a search without a limit: about two minutes of one core. Only the largest
+// batches need more, whose candidates take seconds each (docs/auto.md, A limited search).
 constexpr std::int64_t kMostSteps = 120'000'000;
+
+// The phase that found the best candidate.
+std::string last_improved(const std::vector<SearchPhase>& phases) {
+  const auto last = std::ranges::find_if(std::views::reverse(phases), &SearchPhase::improved);
+  return last == phases.rend() ? "" : last->name;
+}
 
 }  // namespace
 
@@ -97,39 +97,10 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
                     const StrategyRequest& request, const AutoOptions& options) {
   SearchState state(workload, cluster, request, options);
   const bool retain = decide_retain(workload, cluster, request, options.retain);
-  RowSearch rows(state, retain);
-  TileSearch tiles(state, retain);
-  OtherStrategies others(state, options.candidates);
-  const auto phase = [&](double end_share) { state.progress.begin_phase(end_share); };
-  phase(0.1);
-  QuickSearch quick(state, retain);
-  const auto take = [&](std::vector<Tried> all) {
-    for (Tried& tried : all) {
-      const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
-      is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
-    }
-  };
-  if (!quick.is_lopsided()) others.try_likely(kShareOfArranging, kShareOfRules);
-  take(quick.try_likely(kShareOfPlacing, kShareOfLikely));
-  rows.refine(kShareOfLikely);
-  tiles.refine(kShareOfLikely);
-  take(quick.try_tiles(kShareOfPlacingTiles, kShareOfQuick));
-  phase(0.2);
-  others.try_quick(kShareOfOthers);
-  phase(0.4);
-  rows.widen(kShareOfRows);
-  phase(0.55);
-  tiles.try_sizes(kShareOfTiles);
-  phase(0.7);
-  others.try_partitioning(kShareOfTiles);
-  phase(0.9);
-  rows.improve();
-  phase(1);
-  tiles.improve();
-  state.any_will_do = true;
-  if (!state.has_plan()) others.try_quick(1);
-  if (!state.has_plan()) take(quick.try_likely(1, 1));
-  if (!state.has_plan()) tiles.try_sizes(1);
+  SearchParts parts(state, retain);
+  SearchReport report;
+  report.prepare_s = 1e-6 * state.elapsed_us();
+  report.phases = run_phases(parts);
   CONTEXTILE_CHECK(
       state.has_plan(),
       "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in "
@@ -137,11 +108,13 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
       *state.memory_limit_bytes,
       state.memory_limit_bytes == request.limits.memory_bytes ? "the memory limit" : "its memory",
       state.least_memory_bytes, state.tried);
+  const double finishing_us = state.elapsed_us();
   SearchResult result{.arrangement = state.best.arrange(),
                       .chosen = std::move(state.best.chosen),
                       .predicted_us = state.best.time_us,
                       .binding = {},
-                      .candidates = state.tried};
+                      .candidates = state.tried,
+                      .report = std::move(report)};
   constexpr std::int64_t kPlansOfBinding = 2;  // what building it and simulating it freed takes
   state.reserve_us = 0;
   if (state.has_time_for(kPlansOfBinding *
@@ -150,6 +123,10 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
     result.binding =
         binding_of(build_plan(workload, cluster, result.arrangement, {.digest = false}), cluster);
   }
+  result.report.winner = result.chosen;
+  result.report.winner_options = result.arrangement.options;
+  result.report.found_in = last_improved(result.report.phases);
+  result.report.finish_s = 1e-6 * (state.elapsed_us() - finishing_us);
   return result;
 }
 

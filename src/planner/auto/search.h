@@ -20,14 +20,14 @@ struct SearchResult {
   // time to find out.
   std::string binding;
   std::int32_t candidates = 0;  // plans simulated
+  SearchReport report;
 };
 
-// Candidates in three rounds, each tried in parallel: the other strategies with their defaults and
-// placements of our own over block sizes, head groups and imbalances; the best placements (by their
-// estimate) under several schedules; the best of those again with more steps and other seeds. The
-// least predicted time wins, ties to the earlier candidate: so never slower, by prediction, than
-// any other strategy with its defaults. Deterministic unless budget_ms is set. Throws
-// InvalidArgument where every candidate needs more memory than a device has or than was asked for.
+// Walks the table of phases (search_phases.h) and keeps the candidate of the least predicted time;
+// ties go to the earlier candidate. By prediction it is never slower than any other strategy with
+// its defaults, as far as the limits let every phase run. Deterministic unless budget_ms is set.
+// Throws InvalidArgument where every candidate needs more memory than a device has or than the
+// request allows.
 [[nodiscard]] SearchResult search(const Workload& workload, const Cluster& cluster,
                                   const StrategyRequest& request, const AutoOptions& options);
 

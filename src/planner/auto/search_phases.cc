@@ -1,0 +1,127 @@
+#include "planner/auto/search_phases.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace contextile {
+namespace {
+
+bool is_even(const SearchParts& parts) { return !parts.quick.is_lopsided(); }
+bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
+
+// No measurement of single shares is recorded. They balance a first plan early against a better
+// one late: under a short limit an early phase must leave time for the next kind of candidate. To
+// judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
+// that a search of 50 ms finds).
+constexpr std::array<PhaseRow, 14> kTable = {{
+    {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
+     0.1, is_even,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.others.try_likely(row.draft_share, row.budget_share);
+     }},
+    {"quick", "place whole rows, or tiles where rows look slow, with few steps", 0.5, 0.8, 0.1,
+     nullptr,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.take(parts.quick.try_likely(row.draft_share, row.budget_share));
+     }},
+    {"refine rows", "rebalance the best row placement and try two more schedules", 0, 0.8, 0.1,
+     nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.refine(row.budget_share); }},
+    {"refine tiles", "try the other schedules on the best tile placement", 0, 0.8, 0.1, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.refine(row.budget_share); }},
+    {"quick tiles", "place tiles with few steps if nothing so far is fast", 0.8, 0.85, 0.1, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.take(parts.quick.try_tiles(row.draft_share, row.budget_share));
+     }},
+    {"others", "simulate every other strategy that leaves no block size open", 0, 0.9, 0.2, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.others.try_quick(row.budget_share); }},
+    {"more rows", "place rows at more block sizes and seeds, with more steps", 0, 0.93, 0.4,
+     nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
+    {"tiles", "place tiles at several block sizes and head groups", 0, 0.95, 0.55, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
+    {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.95, 0.7,
+     nullptr,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.others.try_partitioning(row.budget_share);
+     }},
+    {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 1, 0.9,
+     nullptr, [](SearchParts& parts, const PhaseRow&) { parts.rows.improve(); }},
+    {"improve tiles", "place the best tiles with other balances, more steps and more schedules", 0,
+     1, 1, nullptr, [](SearchParts& parts, const PhaseRow&) { parts.tiles.improve(); }},
+    // The last three run only where the limits let nothing finish: the cheapest candidate has to
+    // do.
+    {"any other", "without a plan: the cheapest other strategy, whatever it takes", 0, 1, 1,
+     lacks_plan,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.state.any_will_do = true;
+       parts.others.try_quick(row.budget_share);
+     }},
+    {"any placement", "still without a plan: a quick placement, whatever it takes", 1, 1, 1,
+     lacks_plan,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.state.any_will_do = true;
+       parts.take(parts.quick.try_likely(row.draft_share, row.budget_share));
+     }},
+    {"any tiles", "still without a plan: tiles, whatever they take", 0, 1, 1, lacks_plan,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.state.any_will_do = true;
+       parts.tiles.try_sizes(row.budget_share);
+     }},
+}};
+
+SearchPhase described(const PhaseRow& row) {
+  return {.name = std::string(row.name),
+          .work = std::string(row.work),
+          .budget_share = row.budget_share};
+}
+
+}  // namespace
+
+SearchParts::SearchParts(SearchState& the_state, bool retain)
+    : state(the_state),
+      rows(the_state, retain),
+      tiles(the_state, retain),
+      others(the_state, the_state.options.candidates),
+      quick(the_state, retain) {}
+
+void SearchParts::take(std::vector<Tried> quick_placements) {
+  for (Tried& tried : quick_placements) {
+    const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
+    is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
+  }
+}
+
+std::span<const PhaseRow> phase_table() { return kTable; }
+
+std::vector<SearchPhase> search_phases() {
+  std::vector<SearchPhase> phases;
+  for (const PhaseRow& row : kTable) phases.push_back(described(row));
+  return phases;
+}
+
+std::vector<SearchPhase> run_phases(SearchParts& parts) {
+  const SearchState& state = parts.state;
+  std::vector<SearchPhase> phases;
+  double told_share = 0;  // rows that end at one place of the progress bar share its part
+  for (const PhaseRow& row : kTable) {
+    if (row.progress_share > told_share) parts.state.progress.begin_phase(row.progress_share);
+    told_share = row.progress_share;
+    SearchPhase phase = described(row);
+    if (row.applies == nullptr || row.applies(parts)) {
+      const double began_us = state.elapsed_us();
+      const std::int32_t tried_before = state.tried;
+      const double cost_before_us = state.best.cost_us;
+      row.run(parts, row);
+      phase.ran = true;
+      phase.seconds = 1e-6 * (state.elapsed_us() - began_us);
+      phase.candidates = state.tried - tried_before;
+      phase.improved = state.best.cost_us < cost_before_us;
+    }
+    if (state.has_plan()) phase.best_us = state.best.time_us;
+    phases.push_back(std::move(phase));
+  }
+  return phases;
+}
+
+}  // namespace contextile

@@ -1,0 +1,15 @@
+// A search for a plan as a table and as JSON: its phases, and the candidate that won.
+#pragma once
+
+#include <string>
+
+#include "contextile/extend/strategy.h"
+#include "report/table.h"
+
+namespace contextile {
+
+// One row a phase, then the winner. Phases that did not run have no numbers but their share.
+[[nodiscard]] std::string search_text(const SearchReport& report);
+[[nodiscard]] Json search_json(const SearchReport& report);
+
+}  // namespace contextile
