@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/clock.h"
+
 namespace contextile {
 
 void CallKey::add(const TensorView& view) {
@@ -76,10 +78,10 @@ CallReplay::Outcome CallReplay::call(const CallKey& key, Keep keep, FlightRecord
     all_are_willing = all_are_willing && other.is_willing == 1;
   }
   if (all_know) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     recorder.step({"exchange"}, [&] { graphs_->replay(mine.number); });
     ExecutionStats stats = mine.stats;
-    stats.total_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    stats.total_s = seconds_since(start);
     stats.attention_s = stats.exposed_s = 0;
     return {stats, false};
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quote.h"
 #include "contextile/executor.h"
 #include "contextile/plan.h"
@@ -233,13 +234,12 @@ void PlanRanks::measure(Transport& transport, Executor& executor, const Call& ca
   memory.wait();
   executor.record_exchange([&] { barrier(transport.control()); });
   const std::int64_t before = transport.sent_bytes();
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   call();
   memory.wait();
   RankCall measured{executor.last_stats(), transport.sent_bytes() - before};
   // The executor's own clock ends where the last of the work is under way.
-  measured.stats.total_s =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  measured.stats.total_s = seconds_since(start);
   executor.record_exchange([&] { share(transport.control(), measured, calls_); });
 }
 

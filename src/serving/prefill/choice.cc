@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/rng.h"
 #include "contextile/serving/prefill.h"
 #include "kernel/host_tensor.h"
@@ -138,9 +139,9 @@ class LayerTimes {
 };
 
 double seconds_of(const std::function<void()>& call) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return seconds_since(start);
 }
 
 // The median of a few calls that all ranks begin together, after one that is not counted.
