@@ -148,7 +148,7 @@ int run(const TableOptions& options) {
       print(options.csv ? result.table.csv() : result_text(paper, result, changes));
     }
   } catch (const CheckFailed& failure) {
-    fmt::print(stderr, "contextile-labs: check failed: {}\n", failure.what());
+    print_check_failed(failure.what());
     return kExitCheckFailed;
   }
   return kExitOk;

@@ -114,7 +114,7 @@ ComparisonResult compare_at_terminal(const PlanInput& input,
 bool report_failures(const ComparisonResult& result) {
   const std::vector<std::string> lines = failures(result.compared, result.runs);
   for (const std::string& failure : lines) {
-    fmt::print(stderr, "contextile: check failed: {}\n", failure);
+    print_check_failed(failure);
   }
   return lines.empty();
 }

@@ -69,6 +69,10 @@ void print_error(std::string message) {
   fmt::print(stderr, "{}: error: {}\n", prefix, without_controls(message));
 }
 
+void print_check_failed(std::string_view failure) {
+  fmt::print(stderr, "{}: check failed: {}\n", prefix, failure);
+}
+
 void set_error_prefix(const char* name) { prefix = name; }
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }

@@ -18,6 +18,8 @@ void print(std::string_view text);
 void print_json(const Json& document);
 // "NAME: error: …" on stderr, one line whatever a library put into the message.
 void print_error(std::string message);
+// "NAME: check failed: …" on stderr, as it is.
+void print_check_failed(std::string_view failure);
 // The NAME of print_error and the first word of all messages; "contextile" unless set. A string literal.
 void set_error_prefix(const char* name);
 [[nodiscard]] bool stdout_is_terminal();

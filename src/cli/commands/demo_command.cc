@@ -164,7 +164,8 @@ struct SimulatedPlan {
   Simulation simulation;
 };
 
-// A page with the fastest plan and zigzag's, or with zigzag's alone where that is the fastest.
+// A page with the fastest plan and zigzag's, or with zigzag's alone where that is the fastest. Plans
+// both again: the comparison keeps no instructions, and a page shows them.
 void write_page(const DemoOptions& options, const std::string& best, std::ostream& page) {
   const PlanInput input = load_input(planned_input(options, "causal"));
   std::deque<SimulatedPlan> plans;

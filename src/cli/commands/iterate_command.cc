@@ -217,7 +217,7 @@ int run(const IterateOptions& options) {
       outcomes.push_back(planner.predict(setting));
     }
   } catch (const CheckFailed& failure) {
-    fmt::print(stderr, "contextile: check failed: {}\n", failure.what());
+    print_check_failed(failure.what());
     return kExitCheckFailed;
   }
   sort_outcomes(outcomes);

@@ -212,7 +212,7 @@ int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& 
   const RunReport report = run_plan(plan, settings);
   if (prints) print_finished(options, {*plan, settings, kernel, cluster, predicted, report});
   for (const std::string& failure : run_failures(report)) {
-    fmt::print(stderr, "contextile: check failed: {}\n", failure);
+    print_check_failed(failure);
   }
   return report.ok() ? kExitOk : kExitCheckFailed;
 }
