@@ -1,4 +1,4 @@
-// What vLLM's and SGLang's own code gave.
+// Outputs of vLLM's and SGLang's own code (tests/golden).
 #pragma once
 
 #include <fstream>

@@ -14,13 +14,9 @@
 #include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
 #include "planner/auto/binding.h"
-#include "planner/auto/other_strategies.h"
 #include "planner/auto/placement_choices.h"
-#include "planner/auto/quick_search.h"
-#include "planner/auto/row_search.h"
 #include "planner/auto/search_phases.h"
 #include "planner/auto/search_state.h"
-#include "planner/auto/tile_search.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
