@@ -15,8 +15,8 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/planner.h"
-#include "labs_program.h"
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
+#include "labs/program.h"
 #include "report/json.h"
 #include "report/table.h"
 

@@ -1,4 +1,4 @@
-#include "papers/findings.h"
+#include "labs/papers/findings.h"
 
 #include <fmt/format.h>
 

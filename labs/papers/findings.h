@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
 
 namespace contextile {
 

@@ -1,4 +1,4 @@
-#include "papers/gpu_share.h"
+#include "labs/papers/gpu_share.h"
 
 #include <algorithm>
 #include <cmath>

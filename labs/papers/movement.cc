@@ -1,4 +1,4 @@
-#include "papers/movement.h"
+#include "labs/papers/movement.h"
 
 #include <algorithm>
 #include <cstddef>

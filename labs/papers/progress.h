@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
 
 namespace contextile {
 

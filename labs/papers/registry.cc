@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "base/suggest.h"
-#include "papers/tables.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 

@@ -1,4 +1,4 @@
-#include "papers/setting.h"
+#include "labs/papers/setting.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@ const std::string kLengthsAreSampled =
     "Lengths: samples of our models of the datasets' lengths (contextile info), not the documents "
     "themselves.";
 
-std::vector<Workload> BenchSetting::batches(const std::string& dataset,
+std::vector<Workload> PaperSetting::batches(const std::string& dataset,
                                             const std::string& mask) const {
   const MaskUse use = parse_mask_use(mask);
   std::vector<Workload> workloads;
@@ -23,7 +23,7 @@ std::vector<Workload> BenchSetting::batches(const std::string& dataset,
   return workloads;
 }
 
-std::vector<std::pair<std::string, std::string>> BenchSetting::description() const {
+std::vector<std::pair<std::string, std::string>> PaperSetting::description() const {
   const Cluster& cluster = input.cluster;
   return {{"lengths", fmt::format("{}; {} of {} tokens, seed {}", fmt::join(datasets, ", "),
                                   count(batch.batches, "batch"), batch.tokens, batch.seed)},
@@ -35,7 +35,7 @@ std::vector<std::pair<std::string, std::string>> BenchSetting::description() con
                                   cluster.devices_per_node)}};
 }
 
-void apply_overrides(const TableOverrides& overrides, BenchSetting& setting) {
+void apply_overrides(const TableOverrides& overrides, PaperSetting& setting) {
   if (!overrides.dataset.empty()) setting.datasets = {overrides.dataset};
   if (!overrides.cluster.empty()) setting.cluster_name = overrides.cluster;
   setting.batch.tokens = overrides.tokens.value_or(setting.batch.tokens);

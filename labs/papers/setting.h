@@ -10,12 +10,12 @@
 #include "contextile/data.h"
 #include "contextile/planner.h"
 #include "contextile/workload.h"
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
 
 namespace contextile {
 
 // A paper's experiment after the overrides.
-struct BenchSetting {
+struct PaperSetting {
   std::vector<std::string> datasets;
   BatchOptions batch;
   AttentionShape shape;
@@ -29,7 +29,7 @@ struct BenchSetting {
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> description() const;
 };
 // `setting` holds the paper's values; its cluster is loaded by name.
-void apply_overrides(const TableOverrides& overrides, BenchSetting& setting);
+void apply_overrides(const TableOverrides& overrides, PaperSetting& setting);
 
 // Throws InvalidArgument when the command line changes anything but what `followed` names, as
 // options ("--dataset").

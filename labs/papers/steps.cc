@@ -1,8 +1,8 @@
-#include "papers/steps.h"
+#include "labs/papers/steps.h"
 
 #include <utility>
 
-#include "papers/findings.h"
+#include "labs/papers/findings.h"
 
 namespace contextile {
 

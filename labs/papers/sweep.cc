@@ -16,10 +16,10 @@
 #include "contextile/data.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 #include "report/fidelity.h"
 
 namespace contextile {
@@ -83,10 +83,10 @@ std::optional<Outcome> plan_one(const StrategyChoice& choice, const PlanInput& i
   return Outcome{simulation.time_us(), bound.forward->time_us + bound.backward->time_us};
 }
 
-std::vector<BenchSetting> settings_of(const TableOverrides& overrides) {
-  std::vector<BenchSetting> settings;
+std::vector<PaperSetting> settings_of(const TableOverrides& overrides) {
+  std::vector<PaperSetting> settings;
   for (const std::int32_t devices : kDevices) {
-    BenchSetting setting;
+    PaperSetting setting;
     for (const Dataset& dataset : datasets()) setting.datasets.emplace_back(dataset.name);
     setting.cluster_name = fmt::format("dgx-h200:{}x8", devices / 8);
     setting.batch.tokens = kTokensPerDevice * devices;
@@ -152,16 +152,16 @@ void rank_on(const Workload& workload, const PlanInput& input,
   }
 }
 
-Standings rank(const std::vector<BenchSetting>& settings,
+Standings rank(const std::vector<PaperSetting>& settings,
                const std::vector<StrategyChoice>& choices, const TableOverrides& overrides) {
   std::int64_t steps = 0;
-  for (const BenchSetting& setting : settings) {
+  for (const PaperSetting& setting : settings) {
     steps += static_cast<std::int64_t>(setting.datasets.size() * kMasks.size() * choices.size()) *
              setting.batch.batches;
   }
   Progress progress(overrides, steps);
   Standings standings;
-  for (const BenchSetting& setting : settings) {
+  for (const PaperSetting& setting : settings) {
     for (const std::string& dataset : setting.datasets) {
       for (const char* mask : kMasks) {
         for (const Workload& workload : setting.batches(dataset, mask)) {
@@ -178,7 +178,7 @@ PaperResult make(const TableOverrides& overrides) {
   for (const Strategy* strategy : strategies()) {
     choices.push_back({std::string(strategy->name()), {}});
   }
-  const std::vector<BenchSetting> settings = settings_of(overrides);
+  const std::vector<PaperSetting> settings = settings_of(overrides);
   Standings standings = rank(settings, choices, overrides);
   std::int64_t plans = 0;
   for (const auto& [name, standing] : standings) plans += standing.plans;
@@ -186,7 +186,7 @@ PaperResult make(const TableOverrides& overrides) {
                      .table = table_of(choices, standings),
                      .plots = {{.x = "strategy", .y = {"of_fastest", "of_bound"}}}};
   std::vector<std::string> sizes;
-  for (const BenchSetting& setting : settings) {
+  for (const PaperSetting& setting : settings) {
     sizes.push_back(fmt::format("{}", setting.input.cluster.num_devices()));
   }
   result.setting[2].second =

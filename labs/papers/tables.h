@@ -2,7 +2,7 @@
 // dcp/fig13.cc), registry.cc lists it.
 #pragma once
 
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
 
 namespace contextile {
 

@@ -1,4 +1,4 @@
-#include "papers/times.h"
+#include "labs/papers/times.h"
 
 #include <fmt/format.h>
 
@@ -106,7 +106,7 @@ std::string skipped_note(const StrategyChoice& choice, std::string_view reason) 
   return fmt::format("{} skipped: {}", choice_text(choice), reason);
 }
 
-PaperResult timed_result(const BenchSetting& setting, Table table) {
+PaperResult timed_result(const PaperSetting& setting, Table table) {
   return {.setting = setting.description(),
           .table = std::move(table),
           .differences = {kTimesAreSimulated, kLengthsAreSampled}};

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -52,6 +52,6 @@ std::optional<double> add_times(std::span<const StrategyChoice> choices, const P
 [[nodiscard]] std::string skipped_note(const StrategyChoice& choice, std::string_view reason);
 
 // With two differences: times are simulated, lengths sampled.
-[[nodiscard]] PaperResult timed_result(const BenchSetting& setting, Table table);
+[[nodiscard]] PaperResult timed_result(const PaperSetting& setting, Table table);
 
 }  // namespace contextile

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-class BenchDistca : public ProgramTest {
+class DistcaTables : public ProgramTest {
  protected:
   [[nodiscard]] json table(const std::string& name,
                            const std::vector<std::string>& more = {}) const {
@@ -29,7 +29,7 @@ class BenchDistca : public ProgramTest {
 const std::vector<std::string> kSmall = {"--tokens", "2K", "--batches", "1"};
 const std::vector<std::string> kSmallSteps = {"--tokens", "256K", "--batches", "1"};
 
-TEST_F(BenchDistca, SharesOfTheGatherAreThoseOfTheStepThatIteratePredicts) {
+TEST_F(DistcaTables, SharesOfTheGatherAreThoseOfTheStepThatIteratePredicts) {
   const json document = table("distca-fig3", kSmall);
   ASSERT_EQ(document["rows"].size(), 10U);
   const json& row = document["rows"][0];
@@ -70,7 +70,7 @@ TEST_F(BenchDistca, SharesOfTheGatherAreThoseOfTheStepThatIteratePredicts) {
   EXPECT_NEAR(row["kept_memory"].get<double>(), gathered / (gathered + total - staged), 1e-6);
 }
 
-TEST_F(BenchDistca, TheGatherGrowsWithTheNodes) {
+TEST_F(DistcaTables, TheGatherGrowsWithTheNodes) {
   const json document = table("distca-fig3", kSmall);
   double latency = 0;
   double memory = 0;
@@ -85,7 +85,7 @@ TEST_F(BenchDistca, TheGatherGrowsWithTheNodes) {
   }
 }
 
-TEST_F(BenchDistca, ActivationsOfVariableChunksGrowAsTheLargestChunk) {
+TEST_F(DistcaTables, ActivationsOfVariableChunksGrowAsTheLargestChunk) {
   const json document = table("distca-fig4", {"--tokens", "128K", "--batches", "2"});
   ASSERT_EQ(document["rows"].size(), 6U);
   for (const json& row : document["rows"]) {
@@ -96,7 +96,7 @@ TEST_F(BenchDistca, ActivationsOfVariableChunksGrowAsTheLargestChunk) {
   }
 }
 
-TEST_F(BenchDistca, AKernelWithoutOverheadsRunsShardsOfAnyLengthAtItsPeak) {
+TEST_F(DistcaTables, AKernelWithoutOverheadsRunsShardsOfAnyLengthAtItsPeak) {
   const std::string flat = file("flat.json", R"({"preset": "dgx-h200", "attention_tflops": 100,
       "attention": {"q_rows": [1], "kv_rows": [1], "forward": [1], "backward": [0.5],
                     "call_us": 0, "kernel_tile_rows": 0}})");
@@ -111,7 +111,7 @@ TEST_F(BenchDistca, AKernelWithoutOverheadsRunsShardsOfAnyLengthAtItsPeak) {
   EXPECT_EQ(document["findings"][1]["agrees"], false);
 }
 
-TEST_F(BenchDistca, APresetsKernelIsNoEvidence) {
+TEST_F(DistcaTables, APresetsKernelIsNoEvidence) {
   const std::string same = file("same.json", R"({"preset": "dgx-h200", "attention_tflops": 100})");
   for (const std::string& cluster : {std::string("dgx-h200"), std::string("p4de"), same}) {
     const json document = table("distca-fig5", {"--cluster", cluster});
@@ -121,7 +121,7 @@ TEST_F(BenchDistca, APresetsKernelIsNoEvidence) {
   }
 }
 
-TEST_F(BenchDistca, SaysHowFarBatchesVary) {
+TEST_F(DistcaTables, SaysHowFarBatchesVary) {
   const std::vector<std::string> tokens = {"--tokens", "256K", "--batches"};
   const json document = table("distca-fig12", joined(tokens, {"3"}));
   ASSERT_EQ(document["findings"].size(), 3U);
@@ -132,7 +132,7 @@ TEST_F(BenchDistca, SaysHowFarBatchesVary) {
   EXPECT_TRUE(table("distca-fig12", joined(tokens, {"1"}))["findings"].empty());
 }
 
-TEST_F(BenchDistca, OneStreamIsSlowerThanPingPongAndThatThanSignals) {
+TEST_F(DistcaTables, OneStreamIsSlowerThanPingPongAndThatThanSignals) {
   const json document = table("distca-fig11", kSmallSteps);
   ASSERT_EQ(document["rows"].size(), 2U * 2);
   for (const json& row : document["rows"]) {
@@ -142,7 +142,7 @@ TEST_F(BenchDistca, OneStreamIsSlowerThanPingPongAndThatThanSignals) {
   }
 }
 
-TEST_F(BenchDistca, WithAFreeNetworkAllThreeTakeTheSame) {
+TEST_F(DistcaTables, WithAFreeNetworkAllThreeTakeTheSame) {
   const std::string free =
       file("free.json", R"({"preset": "dgx-h200", "inter_gbytes_per_s_per_node": 1e9,
       "intra_gbytes_per_s": 1e9, "intra_latency_us": 0, "inter_latency_us": 0})");
@@ -152,7 +152,7 @@ TEST_F(BenchDistca, WithAFreeNetworkAllThreeTakeTheSame) {
   }
 }
 
-TEST_F(BenchDistca, ZeroToleranceBalancesAndLooserOnesNeedSmallerBuffers) {
+TEST_F(DistcaTables, ZeroToleranceBalancesAndLooserOnesNeedSmallerBuffers) {
   const json document = table("distca-fig12", {"--tokens", "256K", "--batches", "2"});
   ASSERT_EQ(document["rows"].size(), 2U * 2 * 6);
   double buffer = 0;
@@ -168,7 +168,7 @@ TEST_F(BenchDistca, ZeroToleranceBalancesAndLooserOnesNeedSmallerBuffers) {
   }
 }
 
-TEST_F(BenchDistca, CountsTheShardsOfAppendixAAsByHand) {
+TEST_F(DistcaTables, CountsTheShardsOfAppendixAAsByHand) {
   const json document = table("distca-appa");
   const json& paper = document["rows"][0];
   EXPECT_EQ(paper["model"], "llama-34b");
@@ -190,7 +190,7 @@ TEST_F(BenchDistca, CountsTheShardsOfAppendixAAsByHand) {
   EXPECT_EQ(table("distca-appa", {"--cluster", slow})["rows"][0]["most_shards"], 1);
 }
 
-TEST_F(BenchDistca, PlansMegatronsExampleInTwoRounds) {
+TEST_F(DistcaTables, PlansMegatronsExampleInTwoRounds) {
   const json document = table("megatron-example");
   std::vector<std::tuple<int, std::string, std::string, int, double>> rounds;
   for (const json& row : document["rows"]) {
@@ -212,7 +212,7 @@ TEST_F(BenchDistca, PlansMegatronsExampleInTwoRounds) {
   EXPECT_EQ(document["findings"][0]["agrees"], true);
 }
 
-TEST_F(BenchDistca, ListsItsTables) {
+TEST_F(DistcaTables, ListsItsTables) {
   const Outcome list = contextile({"table", "--list"});
   for (const char* name : {"distca-fig3", "distca-fig4", "distca-fig5", "distca-fig11",
                            "distca-fig12", "distca-appa", "megatron-example"}) {
@@ -220,7 +220,7 @@ TEST_F(BenchDistca, ListsItsTables) {
   }
 }
 
-TEST_F(BenchDistca, RefusesWhatATableCannotFollow) {
+TEST_F(DistcaTables, RefusesWhatATableCannotFollow) {
   const std::map<std::string, std::vector<std::string>> refused = {
       {"distca-fig3", {"--heads", "8"}},         {"distca-fig4", {"--wire", "bf16"}},
       {"distca-fig5", {"--dataset", "prolong"}}, {"distca-fig11", {"--kv-heads", "8"}},

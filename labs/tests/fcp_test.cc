@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-class BenchFcp : public ProgramTest {
+class FcpTables : public ProgramTest {
  protected:
   [[nodiscard]] json table(const std::vector<std::string>& arguments) const {
     const Outcome outcome = contextile(joined({"table", "--json"}, arguments));
@@ -35,7 +35,7 @@ json row_with(const json& document, const std::string& key, const json& value) {
   return {};
 }
 
-TEST_F(BenchFcp, HidesABlockAsTheArithmeticSays) {
+TEST_F(FcpTables, HidesABlockAsTheArithmeticSays) {
   const json document = table({"fcp-sec35", "--tokens", "256K", "--cluster", "dgx-h100:1x8"});
   EXPECT_EQ(document["rows"].size(), 3U * 2 * 4);
   for (const json& row : document["rows"]) {
@@ -54,7 +54,7 @@ TEST_F(BenchFcp, HidesABlockAsTheArithmeticSays) {
   EXPECT_EQ(document["findings"][0]["agrees"], true) << document["findings"];
 }
 
-TEST_F(BenchFcp, ANetworkThatIsFarTooFastIsNoAgreement) {
+TEST_F(FcpTables, ANetworkThatIsFarTooFastIsNoAgreement) {
   // 296 TFLOP/s: 16.8 MB in the 1957 us of 17.7M pairs are 8.6 GB/s for a block, well below what
   // the paper says.
   const std::string slow = file("slow.json", R"({"preset": "dgx-h100", "nodes": 1,
@@ -66,7 +66,7 @@ TEST_F(BenchFcp, ANetworkThatIsFarTooFastIsNoAgreement) {
   EXPECT_THAT(document["setting"]["machine"].get<std::string>(), HasSubstr("296 TFLOP/s"));
 }
 
-TEST_F(BenchFcp, NeedsNoNetworkInsideANode) {
+TEST_F(FcpTables, NeedsNoNetworkInsideANode) {
   // Bisection ends at its lower end: all messages stay in the node.
   const json document = table({"fcp-sec35", "--tokens", "64K", "--cluster", "dgx-h100:1x8"});
   for (const json& row : document["rows"]) {
@@ -76,7 +76,7 @@ TEST_F(BenchFcp, NeedsNoNetworkInsideANode) {
   EXPECT_EQ(document["findings"].size(), 1U) << "plans that cross no network are no evidence";
 }
 
-TEST_F(BenchFcp, NeedsAFasterNetworkWhereHeadsAreFew) {
+TEST_F(FcpTables, NeedsAFasterNetworkWhereHeadsAreFew) {
   // Bytes of keys stay, work on them falls to an eighth.
   const std::vector<std::string> small = {"fcp-sec35", "--tokens", "512K", "--cluster",
                                           "dgx-h100:8x1"};
@@ -92,7 +92,7 @@ TEST_F(BenchFcp, NeedsAFasterNetworkWhereHeadsAreFew) {
   }
 }
 
-TEST_F(BenchFcp, ShowsRatiosOfThePresetsBesideThePapers) {
+TEST_F(FcpTables, ShowsRatiosOfThePresetsBesideThePapers) {
   const json document = table({"fcp-table1"});
   EXPECT_EQ(row_with(document, "machine", "GPU-X")["paper_flops_per_byte"], 5920);
   EXPECT_EQ(row_with(document, "machine", "GPU-Y")["paper_flops_per_byte"], 2500);
@@ -104,7 +104,7 @@ TEST_F(BenchFcp, ShowsRatiosOfThePresetsBesideThePapers) {
   EXPECT_EQ(table({"fcp-table1", "--cluster", "p4de"})["rows"].size(), 3U);
 }
 
-TEST_F(BenchFcp, TakesRatiosOfAMachineThatIsGiven) {
+TEST_F(FcpTables, TakesRatiosOfAMachineThatIsGiven) {
   const std::string machine = file("x.json", R"({"name": "x", "preset": "dgx-h100", "nodes": 2,
     "devices_per_node": 1, "inter_gbytes_per_s_per_node": 50, "peak_tflops": 296})");
   const json document = table({"fcp-table1", "--cluster", machine});
@@ -112,14 +112,14 @@ TEST_F(BenchFcp, TakesRatiosOfAMachineThatIsGiven) {
               1e-6);
 }
 
-TEST_F(BenchFcp, HasAKernelThatLosesAsMuchOnShortPiecesAsThePaperSays) {
+TEST_F(FcpTables, HasAKernelThatLosesAsMuchOnShortPiecesAsThePaperSays) {
   // 654 keys a row instead of a preset's: as below, 131328 of 508544 pairs.
   const json document = table({"fcp-shards", "--batches", "1"});
   EXPECT_NEAR(row_with(document, "length", 512)["causal_share"].get<double>(), 0.26, 0.005);
   EXPECT_THAT(document["findings"][0]["criterion"].get<std::string>(), HasSubstr("no evidence"));
 }
 
-TEST_F(BenchFcp, ChargesShortPieces) {
+TEST_F(FcpTables, ChargesShortPieces) {
   const json document =
       table({"fcp-shards", "--tokens", "256K", "--cluster", "dgx-h100:1x8", "--batches", "1"});
   const json shortest = row_with(document, "length", 512);
@@ -140,7 +140,7 @@ TEST_F(BenchFcp, ChargesShortPieces) {
   EXPECT_LE(before, 1);
 }
 
-TEST_F(BenchFcp, TakesSharesOfOneGpuFromTimes) {
+TEST_F(FcpTables, TakesSharesOfOneGpuFromTimes) {
   const json document = table({"fcp-fig14", "--tokens", "256K", "--cluster", "dgx-h100:2x4",
                                "--batches", "1", "--dataset", "longdatacollections"});
   EXPECT_EQ(document["rows"].size(), 5U);
@@ -158,7 +158,7 @@ TEST_F(BenchFcp, TakesSharesOfOneGpuFromTimes) {
   }
 }
 
-TEST_F(BenchFcp, ComparesLengthsOfThreeKinds) {
+TEST_F(FcpTables, ComparesLengthsOfThreeKinds) {
   const json document =
       table({"fcp-lengths", "--tokens", "128K", "--cluster", "dgx-h100:1x8", "--batches", "1"});
   EXPECT_EQ(document["rows"].size(), 3U * 7);
@@ -176,7 +176,7 @@ TEST_F(BenchFcp, ComparesLengthsOfThreeKinds) {
   EXPECT_THAT(document["setting"]["fcp"].get<std::string>(), HasSubstr("blocks of 4096 tokens"));
 }
 
-TEST_F(BenchFcp, SaysWhichBlockSizeItsVerdictsAreOf) {
+TEST_F(FcpTables, SaysWhichBlockSizeItsVerdictsAreOf) {
   const std::vector<std::string> small = {"fcp-fig14",    "--tokens",  "64K", "--cluster",
                                           "dgx-h100:1x8", "--batches", "1"};
   EXPECT_THAT(table(small)["setting"]["fcp"].get<std::string>(), HasSubstr("4096 tokens, the"));
@@ -186,7 +186,7 @@ TEST_F(BenchFcp, SaysWhichBlockSizeItsVerdictsAreOf) {
             row_with(other, "strategy", "fcp")["share"].get<double>() > 0.7);
 }
 
-TEST_F(BenchFcp, OneDeviceThatDoesWholeDocumentsHasItsOwnMfu) {
+TEST_F(FcpTables, OneDeviceThatDoesWholeDocumentsHasItsOwnMfu) {
   const std::vector<std::string> batch = {"fcp-fig14", "--tokens",  "128K",    "--batches",
                                           "1",         "--dataset", "prolong", "--cluster"};
   const json alone = row_with(table(joined(batch, {"dgx-h100:1x1"})), "strategy", "zigzag");
@@ -198,7 +198,7 @@ TEST_F(BenchFcp, OneDeviceThatDoesWholeDocumentsHasItsOwnMfu) {
   }
 }
 
-TEST_F(BenchFcp, ChargesSmallTilesAsWorkThatOneGpuWouldNotDo) {
+TEST_F(FcpTables, ChargesSmallTilesAsWorkThatOneGpuWouldNotDo) {
   // One device, nothing moves: what is lost is the kernel's on small tiles, in both directions.
   const std::vector<std::string> one = {"fcp-table2",   "--tokens",  "64K", "--cluster",
                                         "dgx-h100:1x1", "--batches", "1",   "--block-size"};
@@ -215,7 +215,7 @@ TEST_F(BenchFcp, ChargesSmallTilesAsWorkThatOneGpuWouldNotDo) {
   EXPECT_LT(row["forward_limit"].get<double>(), 0.75) << row;
 }
 
-TEST_F(BenchFcp, AddsComponentsStepByStep) {
+TEST_F(FcpTables, AddsComponentsStepByStep) {
   const json document = table({"fcp-table2", "--tokens", "256K", "--cluster", "dgx-h100:2x4",
                                "--batches", "1", "--block-size", "1024"});
   ASSERT_EQ(document["rows"].size(), 6U);
@@ -238,7 +238,7 @@ TEST_F(BenchFcp, AddsComponentsStepByStep) {
   EXPECT_THAT(document["differences"].dump(), HasSubstr("plans on 8 devices"));
 }
 
-TEST_F(BenchFcp, AComponentThatAddsNothingIsNoAgreement) {
+TEST_F(FcpTables, AComponentThatAddsNothingIsNoAgreement) {
   // On one device nothing moves: no component has anything to gain.
   const json document =
       table({"fcp-table2", "--tokens", "16K", "--cluster", "dgx-h100:1x1", "--batches", "1"});
@@ -258,7 +258,7 @@ double sum_of_parts(const json& row) {
   return sum;
 }
 
-TEST_F(BenchFcp, SplitsAStepIntoItsParts) {
+TEST_F(FcpTables, SplitsAStepIntoItsParts) {
   const json document =
       table({"dcp-fig22", "--tokens", "16K", "--cluster", "p4de:2x8", "--batches", "1"});
   EXPECT_EQ(document["rows"].size(), 8U);
@@ -280,7 +280,7 @@ TEST_F(BenchFcp, SplitsAStepIntoItsParts) {
               step["steps"][0]["time_s"].get<double>(), 1e-9);
 }
 
-TEST_F(BenchFcp, ExposesMoreTheMoreDevicesThereAre) {
+TEST_F(FcpTables, ExposesMoreTheMoreDevicesThereAre) {
   const json document = table({"dcp-fig1", "--tokens", "32K", "--batches", "1"});
   ASSERT_EQ(document["rows"].size(), 4U);
   for (std::size_t i = 0; i < 4; ++i) {
@@ -293,7 +293,7 @@ TEST_F(BenchFcp, ExposesMoreTheMoreDevicesThereAre) {
   }
 }
 
-TEST_F(BenchFcp, RefusesWhatATableCannotFollow) {
+TEST_F(FcpTables, RefusesWhatATableCannotFollow) {
   expect_bad_input(contextile({"table", "fcp-sec35", "--block-size", "1K"}),
                    {"fcp-sec35", "--block-size"});
   expect_bad_input(contextile({"table", "fcp-table1", "--tokens", "1K"}),
@@ -313,7 +313,7 @@ TEST_F(BenchFcp, RefusesWhatATableCannotFollow) {
   }
 }
 
-TEST_F(BenchFcp, ListsPapersTogetherAndFiguresInOrder) {
+TEST_F(FcpTables, ListsPapersTogetherAndFiguresInOrder) {
   const json listed = json::parse(contextile({"table", "--list", "--json"}).out);
   std::vector<std::string> names;
   for (const json& row : listed["tables"]) names.push_back(row["name"]);

@@ -9,7 +9,7 @@
 #include <string>
 #include <variant>
 
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
 #include "report/json.h"
 
 namespace contextile {

@@ -1,5 +1,5 @@
 // Rows of methods that are set up in several ways, and on batches of their own.
-#include "papers/times.h"
+#include "labs/papers/times.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 #include "contextile/cluster.h"
 #include "contextile/planner.h"
 #include "contextile/workload.h"
-#include "papers/paper_table.h"
-#include "papers/progress.h"
+#include "labs/papers/paper_table.h"
+#include "labs/papers/progress.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,4 @@
-#include "papers/dcp/ablation.h"
+#include "labs/papers/dcp/ablation.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "contextile/advanced/training.h"
-#include "papers/dcp/setting.h"
+#include "labs/papers/dcp/setting.h"
 
 namespace contextile {
 namespace {
@@ -25,8 +25,8 @@ const std::string kBytesDiffer =
     "and "
     "receives.";
 
-BenchSetting ablation_setting(const TableOverrides& overrides) {
-  BenchSetting setting = dcp_attention_setting();
+PaperSetting ablation_setting(const TableOverrides& overrides) {
+  PaperSetting setting = dcp_attention_setting();
   setting.datasets = {"longalign", "longdatacollections"};
   setting.batch.max_length = 131072;
   setting.batch.batches = 4;
@@ -45,7 +45,7 @@ std::string short_name(const std::string& dataset) {
   return dataset == "longdatacollections" ? "LDC" : dataset;
 }
 
-PaperResult ablation_result(const BenchSetting& setting, Table table) {
+PaperResult ablation_result(const PaperSetting& setting, Table table) {
   PaperResult result{.setting = setting.description(),
                      .table = std::move(table),
                      .differences = {kLengthsAreSampled, kPointsDiffer}};

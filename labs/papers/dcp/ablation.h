@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "papers/movement.h"
-#include "papers/setting.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/setting.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -20,7 +20,7 @@ inline constexpr std::int64_t kDcpBlock = 1024;  // tokens, where a figure does 
 inline constexpr std::array<std::int64_t, 4> kDcpBlockSizes = {512, 1024, 2048, 4096};
 
 // §7.2: GPT-8B on eight nodes of eight A100, TP 4 x CP 16; a rank has 8 query and 2 KV heads.
-[[nodiscard]] BenchSetting ablation_setting(const TableOverrides& overrides);
+[[nodiscard]] PaperSetting ablation_setting(const TableOverrides& overrides);
 // For figures that vary the block size: throws InvalidArgument on --block-size.
 void refuse_block_size(const TableOverrides& overrides, std::string_view table);
 
@@ -46,7 +46,7 @@ inline constexpr std::array<Volume, 2> kVolumes = {
     {{"inter-node", &MeanMovement::inter_bytes}, {"per-device", &MeanMovement::busiest_bytes}}};
 
 // With two differences: lengths are sampled, the figure's points are not known.
-[[nodiscard]] PaperResult ablation_result(const BenchSetting& setting, Table table);
+[[nodiscard]] PaperResult ablation_result(const PaperSetting& setting, Table table);
 // For PaperResult::differences.
 extern const std::string kBytesDiffer;
 

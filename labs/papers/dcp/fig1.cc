@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/setting.h"
-#include "papers/dcp/step_parts.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/dcp/step_parts.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -48,7 +48,7 @@ std::vector<Finding> fig1_findings(const std::vector<double>& shares,
 
 PaperResult make(const TableOverrides& overrides) {
   constexpr std::int64_t kPaperCp = 16;
-  BenchSetting setting = step_setting(overrides, "dcp-fig1", "p4de:16x8");
+  PaperSetting setting = step_setting(overrides, "dcp-fig1", "p4de:16x8");
   const std::vector<std::int32_t> nodes = fig1_nodes(setting.input.cluster);
   Table table(part_columns({{"devices", "GPUs"}, {"cp", "CP"}, {"strategy", "TE is"}}));
   Progress progress(overrides, std::ssize(nodes));

@@ -15,13 +15,13 @@
 
 #include "contextile/planner.h"
 #include "contextile/workload.h"
-#include "papers/dcp/setting.h"
-#include "papers/dcp/speed.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/dcp/speed.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -65,7 +65,7 @@ std::vector<TimedMethod> methods_of() {
   return methods;
 }
 
-ScaleGains causal_gains(BenchSetting setting, Progress& progress, Table& table) {
+ScaleGains causal_gains(PaperSetting setting, Progress& progress, Table& table) {
   ScaleGains gains;
   std::vector<TimedMethod> methods = methods_of();
   for (std::size_t i = 0; i < kDcpScales.size(); ++i) {
@@ -111,7 +111,7 @@ std::vector<Finding> scale_findings(std::span<const ScaleGains> samples) {
 }
 
 PaperResult make(const TableOverrides& overrides) {
-  const BenchSetting setting = dcp_speed_setting(overrides);
+  const PaperSetting setting = dcp_speed_setting(overrides);
   const std::vector<Column> columns = time_columns({{"scale", "scale"}, {"strategy", "strategy"}});
   Table table(columns);
   Table other_seeds(columns);

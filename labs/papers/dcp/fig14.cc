@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/setting.h"
-#include "papers/dcp/speed.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/dcp/speed.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -60,7 +60,7 @@ std::vector<Finding> sparse_findings(std::span<const MaskGains> masks) {
 }
 
 PaperResult make(const TableOverrides& overrides) {
-  const BenchSetting setting = dcp_speed_setting(overrides);
+  const PaperSetting setting = dcp_speed_setting(overrides);
   const std::vector<TimedMethod> methods = {{.ways = parse_strategies("dcp")},
                                             {.ways = transformer_engine_choices()}};
   const std::span sparse(kDcpMasks.begin() + 1, kDcpMasks.end());
@@ -75,7 +75,7 @@ PaperResult make(const TableOverrides& overrides) {
   for (const PaperMask& mask : sparse) {
     MaskGains& gains = all.emplace_back(mask.name);
     for (std::int32_t i = 0; i < kDcpSeeds; ++i) {
-      BenchSetting sample = sample_of(setting, i);
+      PaperSetting sample = sample_of(setting, i);
       for (std::size_t scale = 0; scale < kDcpScales.size(); ++scale) {
         sample.batch.scale = kDcpScales[scale];
         const auto batches = sample.batches(sample.datasets.front(), mask.spec);

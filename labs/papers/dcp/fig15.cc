@@ -12,20 +12,20 @@
 #include <vector>
 
 #include "contextile/advanced/step_planner.h"
-#include "papers/dcp/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/steps.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/steps.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
 
 constexpr std::array<std::int64_t, 4> kMaxLengths = {16384, 32768, 65536, 131072};
 
-BenchSetting setting_of(const TableOverrides& overrides) {
-  BenchSetting setting;
+PaperSetting setting_of(const TableOverrides& overrides) {
+  PaperSetting setting;
   setting.datasets = {"longalign", "longdatacollections"};
   setting.batch.tokens = 131072;
   setting.batch.batches = 2;
@@ -36,7 +36,7 @@ BenchSetting setting_of(const TableOverrides& overrides) {
 }
 
 // One batch a step; infinity where it does not fit.
-double step_us(const StrategyChoice& choice, const BenchSetting& setting, const std::string& mask,
+double step_us(const StrategyChoice& choice, const PaperSetting& setting, const std::string& mask,
                const BatchLengths& lengths) {
   TrainingJob job;
   job.model = load_model("gpt-8b");
@@ -52,12 +52,12 @@ double step_us(const StrategyChoice& choice, const BenchSetting& setting, const 
 }
 
 // Geometric mean of a strategy's steps over the batches of all samples.
-double mean_step_us(const StrategyChoice& choice, const BenchSetting& setting,
+double mean_step_us(const StrategyChoice& choice, const PaperSetting& setting,
                     const std::string& dataset, const std::string& mask) {
   double log_us = 0;
   std::int64_t steps = 0;
   for (std::int32_t i = 0; i < kDcpSeeds; ++i) {
-    const BenchSetting sample = sample_of(setting, i);
+    const PaperSetting sample = sample_of(setting, i);
     for (const BatchLengths& lengths : batches_from_dataset(dataset, sample.batch)) {
       const double us = step_us(choice, sample, mask, lengths);
       if (us == kInfinity) return us;
@@ -78,7 +78,7 @@ struct Compared {
   [[nodiscard]] double gain() const { return baseline_us / dcp_us; }
 };
 
-Compared compared(const BenchSetting& setting, const std::string& dataset,
+Compared compared(const PaperSetting& setting, const std::string& dataset,
                   const std::string& mask) {
   Compared steps;
   steps.dcp_us = mean_step_us({"dcp", {}}, setting, dataset, mask);
@@ -94,7 +94,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "dcp-fig15",
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});
-  BenchSetting setting = setting_of(overrides);
+  PaperSetting setting = setting_of(overrides);
   Table table({{"dataset", "dataset"},
                {"mask", "mask"},
                {"max_length", "longest"},

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/ablation.h"
-#include "papers/dcp/setting.h"
-#include "papers/findings.h"
-#include "papers/movement.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/ablation.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -28,7 +28,7 @@ struct BlockSizeCase {
 };
 
 // Returns the ring whose busiest device moves the fewest bytes.
-MeanMovement add_baselines(const BenchSetting& setting, std::span<const Workload> batches,
+MeanMovement add_baselines(const PaperSetting& setting, std::span<const Workload> batches,
                            const std::vector<Cell>& labels, Progress& progress, Table& table) {
   std::optional<MeanMovement> least;
   for (const char* text : {"ring", "zigzag", "hybrid:head_parallel=2"}) {
@@ -48,7 +48,7 @@ MeanMovement add_baselines(const BenchSetting& setting, std::span<const Workload
   return *least;  // a ring applies to everything
 }
 
-BlockSizeCase add_block_sizes(const BenchSetting& setting, const std::string& dataset,
+BlockSizeCase add_block_sizes(const PaperSetting& setting, const std::string& dataset,
                               const PaperMask& mask, Progress& progress, Table& table) {
   const std::vector<Workload> batches = setting.batches(dataset, mask.spec);
   const std::vector<Cell> labels = case_cells(dataset, mask.name);
@@ -126,7 +126,7 @@ std::string overload_text(std::span<const BlockSizeCase> cases) {
 
 PaperResult make(const TableOverrides& overrides) {
   refuse_block_size(overrides, "dcp-fig17");
-  const BenchSetting setting = ablation_setting(overrides);
+  const PaperSetting setting = ablation_setting(overrides);
   Table table(
       movement_columns(case_columns({{"strategy", "strategy"}, {"block_tokens", "block"}})));
   std::vector<BlockSizeCase> cases;

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/ablation.h"
-#include "papers/dcp/setting.h"
-#include "papers/movement.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/ablation.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -54,7 +54,7 @@ std::vector<Finding> findings_of(const PlanningTimes& times) {
 
 PaperResult make(const TableOverrides& overrides) {
   refuse_block_size(overrides, "dcp-fig18");
-  const BenchSetting setting = ablation_setting(overrides);
+  const PaperSetting setting = ablation_setting(overrides);
   Table table(case_columns({{"block_tokens", "block"},
                             {"tiles", "tiles"},
                             {"arrange_s", "place and\nschedule ms", Format::kMilliseconds},

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/ablation.h"
-#include "papers/movement.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/ablation.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -56,7 +56,7 @@ double linearity(const std::vector<std::pair<double, double>>& points) {
 
 PaperResult make(const TableOverrides& overrides) {
   constexpr double kNearlyLinear = 0.9;
-  BenchSetting setting = ablation_setting(overrides);
+  PaperSetting setting = ablation_setting(overrides);
   if (!overrides.block_size) setting.input.options.block_size = kDcpBlock;
   Table table(movement_columns({{"dataset", ""},
                                 {"mask", "mask"},

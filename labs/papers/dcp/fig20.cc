@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/ablation.h"
-#include "papers/dcp/setting.h"
-#include "papers/movement.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/ablation.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -60,7 +60,7 @@ void add_fall_finding(std::span<const EpsCase> cases, const Volume& volume,
 }
 
 PaperResult make(const TableOverrides& overrides) {
-  BenchSetting setting = ablation_setting(overrides);
+  PaperSetting setting = ablation_setting(overrides);
   if (!overrides.block_size) setting.input.options.block_size = kDcpBlock;
   if (overrides.dataset.empty()) setting.datasets = {"longdatacollections"};
   Table table(movement_columns(case_columns({{"eps_node", "eps"}})));

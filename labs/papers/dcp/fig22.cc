@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/setting.h"
-#include "papers/dcp/step_parts.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/dcp/step_parts.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -73,7 +73,7 @@ std::vector<Finding> fig22_findings(std::span<const MaskParts> masks) {
 }
 
 PaperResult make(const TableOverrides& overrides) {
-  const BenchSetting setting = step_setting(overrides, "dcp-fig22", "p4de:8x8");
+  const PaperSetting setting = step_setting(overrides, "dcp-fig22", "p4de:8x8");
   Table table(part_columns({{"mask", "mask"}, {"strategy", "strategy"}}));
   Progress progress(overrides, 2 * std::ssize(kDcpMasks));
   std::vector<MaskParts> compared;

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/dcp/setting.h"
-#include "papers/findings.h"
-#include "papers/movement.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -46,7 +46,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "dcp-fig5",
       {"--tokens", "--heads", "--kv-heads", "--head-dim", "--cluster", "--block-size"});
-  BenchSetting setting = dcp_attention_setting();
+  PaperSetting setting = dcp_attention_setting();
   setting.batch.tokens = 16384;
   setting.cluster_name = "p4de:1x2";
   apply_overrides(overrides, setting);

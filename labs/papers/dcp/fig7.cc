@@ -8,9 +8,9 @@
 #include "base/check.h"
 #include "contextile/planner.h"
 #include "contextile/verify.h"
-#include "papers/dcp/setting.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -19,7 +19,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "dcp-fig7",
                    {"--tokens", "--heads", "--kv-heads", "--head-dim", "--wire"});
   constexpr std::int64_t kBlocks = 16;
-  BenchSetting setting;
+  PaperSetting setting;
   setting.cluster_name = "p4de:1x4";
   setting.batch.tokens = kBlocks * 256;
   apply_overrides(overrides, setting);

@@ -1,4 +1,4 @@
-#include "papers/dcp/setting.h"
+#include "labs/papers/dcp/setting.h"
 
 #include <fmt/format.h>
 
@@ -23,8 +23,8 @@ std::string dcp_masks_text(std::span<const PaperMask> masks) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-BenchSetting dcp_attention_setting() {
-  BenchSetting setting;
+PaperSetting dcp_attention_setting() {
+  PaperSetting setting;
   setting.batch.tokens = 131072;
   setting.shape.q_heads = 8;
   setting.shape.kv_heads = 2;
@@ -33,7 +33,7 @@ BenchSetting dcp_attention_setting() {
   return setting;
 }
 
-BenchSetting sample_of(BenchSetting setting, std::int32_t sample) {
+PaperSetting sample_of(PaperSetting setting, std::int32_t sample) {
   setting.batch.seed += static_cast<std::uint64_t>(sample);
   setting.input.options.seed = setting.batch.seed;
   return setting;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "papers/setting.h"
+#include "labs/papers/setting.h"
 
 namespace contextile {
 
@@ -30,11 +30,11 @@ extern const std::pair<std::string, std::string> kDcpIs;
 
 // §7.1: 131072 tokens, 8 query and 2 KV heads, four nodes of eight A100, partial results as bf16;
 // before overrides.
-[[nodiscard]] BenchSetting dcp_attention_setting();
+[[nodiscard]] PaperSetting dcp_attention_setting();
 
 // Samples of lengths, one seed after another, that speed is judged by.
 inline constexpr std::int32_t kDcpSeeds = 3;
-[[nodiscard]] BenchSetting sample_of(BenchSetting setting, std::int32_t sample);
+[[nodiscard]] PaperSetting sample_of(PaperSetting setting, std::int32_t sample);
 
 // The ways to set up TransformerEngine of which tables show the fastest, and what to say of it.
 [[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();

@@ -1,13 +1,13 @@
-#include "papers/dcp/speed.h"
+#include "labs/papers/dcp/speed.h"
 
 #include <fmt/format.h>
 
-#include "papers/dcp/setting.h"
+#include "labs/papers/dcp/setting.h"
 
 namespace contextile {
 
-BenchSetting dcp_speed_setting(const TableOverrides& overrides) {
-  BenchSetting setting = dcp_attention_setting();
+PaperSetting dcp_speed_setting(const TableOverrides& overrides) {
+  PaperSetting setting = dcp_attention_setting();
   setting.datasets = {"longdatacollections"};
   setting.batch.batches = 8;
   apply_overrides(overrides, setting);

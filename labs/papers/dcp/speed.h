@@ -4,15 +4,15 @@
 #include <array>
 #include <string>
 
-#include "papers/findings.h"
-#include "papers/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/setting.h"
 
 namespace contextile {
 
 // By what the datasets' lengths are multiplied.
 inline constexpr std::array<double, 4> kDcpScales = {0.5, 1, 2, 4};
 
-[[nodiscard]] BenchSetting dcp_speed_setting(const TableOverrides& overrides);
+[[nodiscard]] PaperSetting dcp_speed_setting(const TableOverrides& overrides);
 // "2.26x to 2.87x"; one number where both read the same.
 [[nodiscard]] std::string dcp_gain_text(const Extent& gains);
 

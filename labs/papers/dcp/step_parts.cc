@@ -1,4 +1,4 @@
-#include "papers/dcp/step_parts.h"
+#include "labs/papers/dcp/step_parts.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include "contextile/advanced/step_planner.h"
 #include "contextile/advanced/training.h"
 #include "contextile/simulate.h"
-#include "papers/dcp/setting.h"
-#include "papers/steps.h"
+#include "labs/papers/dcp/setting.h"
+#include "labs/papers/steps.h"
 
 namespace contextile {
 namespace {
@@ -92,7 +92,7 @@ std::string add_step(const StrategyChoice& choice, const TrainingJob& job, const
 
 }  // namespace
 
-StepParts step_parts(const StrategyChoice& choice, const BenchSetting& setting,
+StepParts step_parts(const StrategyChoice& choice, const PaperSetting& setting,
                      const std::string& mask) {
   TrainingJob job;
   job.model = load_model("gpt-8b");
@@ -114,7 +114,7 @@ StepParts step_parts(const StrategyChoice& choice, const BenchSetting& setting,
   return parts;
 }
 
-std::pair<StepParts, std::string> transformer_engine(const BenchSetting& setting,
+std::pair<StepParts, std::string> transformer_engine(const PaperSetting& setting,
                                                      const std::string& mask) {
   std::pair<StepParts, std::string> fastest;
   for (const StrategyChoice& choice : transformer_engine_choices()) {
@@ -154,12 +154,12 @@ void add_parts(const StepParts& parts, std::vector<Cell> labels, Table& table) {
   table.add_row(std::move(labels));
 }
 
-BenchSetting step_setting(const TableOverrides& overrides, std::string_view table,
+PaperSetting step_setting(const TableOverrides& overrides, std::string_view table,
                           std::string cluster_name) {
   refuse_overrides(
       overrides, table,
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});
-  BenchSetting setting;
+  PaperSetting setting;
   setting.datasets = {"longalign"};
   setting.batch.tokens = 131072;
   setting.batch.batches = 4;
@@ -170,7 +170,7 @@ BenchSetting step_setting(const TableOverrides& overrides, std::string_view tabl
   return setting;
 }
 
-PaperResult steps_result(const BenchSetting& setting, Table table) {
+PaperResult steps_result(const PaperSetting& setting, Table table) {
   PaperResult result{.setting = setting.description(),
                      .table = std::move(table),
                      .differences = {kStepsAreModelled, kLengthsAreSampled}};

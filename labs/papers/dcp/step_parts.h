@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "contextile/planner.h"
-#include "papers/findings.h"
-#include "papers/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/setting.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -32,14 +32,14 @@ struct StepParts {
 
 // Longalign on a cluster of that name. Throws InvalidArgument on overrides that `table` cannot
 // follow.
-[[nodiscard]] BenchSetting step_setting(const TableOverrides& overrides, std::string_view table,
+[[nodiscard]] PaperSetting step_setting(const TableOverrides& overrides, std::string_view table,
                                         std::string cluster_name);
 
 // Means over the setting's batches, one batch a step.
-[[nodiscard]] StepParts step_parts(const StrategyChoice& choice, const BenchSetting& setting,
+[[nodiscard]] StepParts step_parts(const StrategyChoice& choice, const PaperSetting& setting,
                                    const std::string& mask);
 // The faster of the two ways TransformerEngine can be set up, and which it is.
-[[nodiscard]] std::pair<StepParts, std::string> transformer_engine(const BenchSetting& setting,
+[[nodiscard]] std::pair<StepParts, std::string> transformer_engine(const PaperSetting& setting,
                                                                    const std::string& mask);
 
 // `first`, then the columns that add_parts fills behind its labels.
@@ -48,7 +48,7 @@ struct StepParts {
 void add_parts(const StepParts& parts, std::vector<Cell> labels, Table& table);
 
 // With two differences: steps are modelled, lengths sampled.
-[[nodiscard]] PaperResult steps_result(const BenchSetting& setting, Table table);
+[[nodiscard]] PaperResult steps_result(const PaperSetting& setting, Table table);
 // For PaperResult::differences.
 extern const std::string kOverlapMeans;
 

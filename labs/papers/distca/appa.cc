@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "contextile/advanced/training.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {

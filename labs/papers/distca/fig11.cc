@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "papers/distca/ping_pong.h"
-#include "papers/distca/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/steps.h"
-#include "papers/tables.h"
+#include "labs/papers/distca/ping_pong.h"
+#include "labs/papers/distca/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/steps.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {

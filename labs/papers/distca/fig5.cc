@@ -9,16 +9,16 @@
 
 #include "base/check.h"
 #include "contextile/simulate.h"
-#include "papers/findings.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
 
 // Attention of one call that fuses as many shards of `rows` queries as make up `tokens`; a shard is
 // the end of a document of `context` tokens.
-double fused_tflops(const BenchSetting& setting, Direction direction, std::int64_t tokens,
+double fused_tflops(const PaperSetting& setting, Direction direction, std::int64_t tokens,
                     std::int64_t rows, std::int64_t context) {
   const TileCosts costs(setting.shape, setting.input.cluster);
   const std::int64_t pairs = rows * (context - rows) + rows * (rows + 1) / 2;
@@ -40,7 +40,7 @@ struct ShardShares {
 };
 
 // A row for every shard length of one context.
-void add_shards(const BenchSetting& setting, std::int64_t context, Table& table,
+void add_shards(const PaperSetting& setting, std::int64_t context, Table& table,
                 ShardShares& shares) {
   std::array<std::array<double, kShardRows.size()>, 2> tflops{};
   std::array<double, 2> peak{};
@@ -86,7 +86,7 @@ std::vector<Finding> shard_findings(const ShardShares& shares) {
 PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "distca-fig5",
                    {"--tokens", "--heads", "--kv-heads", "--head-dim", "--cluster"});
-  BenchSetting setting;
+  PaperSetting setting;
   setting.cluster_name = "dgx-h200";
   setting.batch.tokens = 32768;
   apply_overrides(overrides, setting);

@@ -3,9 +3,9 @@
 #include <array>
 #include <cstdint>
 
-#include "papers/distca/setting.h"
-#include "papers/distca/whole_steps.h"
-#include "papers/tables.h"
+#include "labs/papers/distca/setting.h"
+#include "labs/papers/distca/whole_steps.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {

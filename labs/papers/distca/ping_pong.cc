@@ -1,10 +1,10 @@
-#include "papers/distca/ping_pong.h"
+#include "labs/papers/distca/ping_pong.h"
 
 #include <vector>
 
 #include "base/check.h"
-#include "papers/distca/setting.h"
-#include "papers/steps.h"
+#include "labs/papers/distca/setting.h"
+#include "labs/papers/steps.h"
 
 namespace contextile {
 

@@ -1,4 +1,4 @@
-#include "papers/distca/setting.h"
+#include "labs/papers/distca/setting.h"
 
 #include <fmt/format.h>
 

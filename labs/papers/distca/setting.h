@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "contextile/advanced/step_planner.h"
-#include "papers/paper_table.h"
+#include "labs/papers/paper_table.h"
 
 namespace contextile {
 

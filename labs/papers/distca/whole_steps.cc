@@ -1,4 +1,4 @@
-#include "papers/distca/whole_steps.h"
+#include "labs/papers/distca/whole_steps.h"
 
 #include <fmt/format.h>
 
@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "contextile/advanced/step_planner.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/steps.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/steps.h"
 
 namespace contextile {
 namespace {

@@ -5,8 +5,8 @@
 #include <span>
 #include <string_view>
 
-#include "papers/distca/setting.h"
-#include "papers/paper_table.h"
+#include "labs/papers/distca/setting.h"
+#include "labs/papers/paper_table.h"
 
 namespace contextile {
 

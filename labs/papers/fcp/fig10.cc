@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/gpu_share.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/gpu_share.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -47,7 +47,7 @@ PaperResult make(const TableOverrides& overrides) {
   constexpr std::int32_t kDevices = 64;
   constexpr std::array<std::int64_t, 4> kLengths = {32768, 65536, 131072, 262144};
   const auto choices = parse_strategies(fmt::format("fcp,{},ring", kFcpSmallBlocks));
-  const BenchSetting setting = fcp_setting(overrides, kDevices);
+  const PaperSetting setting = fcp_setting(overrides, kDevices);
   Table table({{"length", "tokens of a\ndocument"},
                {"strategy", "strategy"},
                {"forward_share", "forward\nshare"},

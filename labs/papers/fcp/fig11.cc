@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -30,14 +30,14 @@ PaperResult make(const TableOverrides& overrides) {
   Extent gains;
   for (const std::string& dataset : datasets) {
     for (const std::int32_t devices : kFcpDevices) {
-      const BenchSetting setting = fcp_setting(overrides, devices);
+      const PaperSetting setting = fcp_setting(overrides, devices);
       const auto batches = setting.batches(dataset, "causal");
       const auto gain = add_times(with_ring(methods, devices), setting.input, batches,
                                   {dataset, std::int64_t{devices}}, progress, table);
       if (gain && dataset == datasets.front()) gains.take(*gain);
     }
   }
-  BenchSetting largest = fcp_setting(overrides, kFcpDevices.back());
+  PaperSetting largest = fcp_setting(overrides, kFcpDevices.back());
   largest.datasets = datasets;
   PaperResult result = timed_result(largest, std::move(table));
   result.setting.push_back(fcp_block_setting(overrides));

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -44,7 +44,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "fcp-fig12",
       {"--dataset", "--batches", "--seed", "--heads", "--kv-heads", "--head-dim", "--wire"});
-  const BenchSetting setting = fcp_setting(overrides, kFcpFigureDevices);
+  const PaperSetting setting = fcp_setting(overrides, kFcpFigureDevices);
   const auto batches = setting.batches(setting.datasets.front(), "causal");
   Table table({{"block", "block"},
                {"forward_s", "forward\nms", Format::kMilliseconds},

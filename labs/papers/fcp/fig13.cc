@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <utility>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/gpu_share.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/gpu_share.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -34,7 +34,7 @@ PaperResult make(const TableOverrides& overrides) {
                {"backward_share", "of one\nGPU"}});
   Progress progress(overrides, static_cast<std::int64_t>(kTokensPerDevice.size() * choices.size()));
   for (const std::int64_t tokens : kTokensPerDevice) {
-    BenchSetting setting = fcp_setting(overrides, kDevices);
+    PaperSetting setting = fcp_setting(overrides, kDevices);
     setting.batch.tokens = tokens * kDevices;
     const auto batches = setting.batches(setting.datasets.front(), "causal");
     for (const StrategyChoice& choice : choices) {

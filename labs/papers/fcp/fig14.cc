@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/gpu_share.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/gpu_share.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -29,7 +29,7 @@ struct SharesOfMethods {
   std::string best_name;
 };
 
-SharesOfMethods add_shares(std::span<const StrategyChoice> choices, const BenchSetting& setting,
+SharesOfMethods add_shares(std::span<const StrategyChoice> choices, const PaperSetting& setting,
                            Progress& progress, Table& table) {
   constexpr double kFaster = 8;
   const std::int32_t devices = setting.input.cluster.num_devices();
@@ -106,7 +106,7 @@ PaperResult make(const TableOverrides& overrides) {
   Progress progress(overrides, num_with_ring(methods, all_devices));
   ShareSummary summary;
   for (const std::int32_t of_paper : all_devices) {
-    BenchSetting setting = fcp_setting(overrides, of_paper, kGpuY);
+    PaperSetting setting = fcp_setting(overrides, of_paper, kGpuY);
     setting.input.options.backward = false;
     const std::int32_t devices = setting.input.cluster.num_devices();
     summary.take(add_shares(with_ring(methods, devices), setting, progress, table), devices);

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/movement.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/movement.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -83,7 +83,7 @@ PaperResult make(const TableOverrides& overrides) {
                {"compute_imbalance", "FLOPs\nimbal", Format::kPercent},
                {"traffic_imbalance", "bytes\nimbal", Format::kPercent},
                {"inter_bytes", "inter\nMB", Format::kMegabytes}});
-  BenchSetting setting = fcp_setting(overrides, kFcpFigureDevices);
+  PaperSetting setting = fcp_setting(overrides, kFcpFigureDevices);
   setting.datasets = fcp_lengths_compared(overrides);
   Progress progress(overrides, static_cast<std::int64_t>(setting.datasets.size() * choices.size()));
   std::vector<Imbalance> worst(choices.size());

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -37,10 +37,10 @@ struct LengthsKind {
   std::vector<Workload> batches;
 };
 
-std::vector<LengthsKind> kinds_of_lengths(const BenchSetting& setting) {
+std::vector<LengthsKind> kinds_of_lengths(const PaperSetting& setting) {
   constexpr std::int64_t kWeakTail = 65536;
   const MaskUse causal = parse_mask_use("causal");
-  BenchSetting weak = setting;
+  PaperSetting weak = setting;
   weak.batch.max_length = std::min(setting.batch.max_length, kWeakTail);
   const std::vector<std::int64_t> bimodal = two_lengths(setting.batch.tokens);
   return {{"long tail", setting.batches(setting.datasets.front(), "causal")},
@@ -81,7 +81,7 @@ PaperResult make(const TableOverrides& overrides) {
   constexpr double kAhead = 1.02;
   const auto choices = parse_strategies(
       fmt::format("fcp,{},magi,bytescale,bytescale:sync=step,wlb,zigzag", kFcpSmallBlocks));
-  const BenchSetting setting = fcp_setting(overrides, 64);
+  const PaperSetting setting = fcp_setting(overrides, 64);
   const std::vector<LengthsKind> kinds = kinds_of_lengths(setting);
   Table table(time_columns({{"lengths", "lengths"}, {"strategy", "strategy"}}));
   Progress progress(overrides, static_cast<std::int64_t>(kinds.size() * choices.size()));

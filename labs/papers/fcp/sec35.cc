@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "contextile/simulate.h"
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -70,11 +70,11 @@ std::vector<std::int64_t> equal_documents(std::int64_t tokens, std::int64_t leng
   return lengths;
 }
 
-BenchSetting sec35_setting(const TableOverrides& overrides) {
+PaperSetting sec35_setting(const TableOverrides& overrides) {
   refuse_overrides(
       overrides, "fcp-sec35",
       {"--dataset", "--tokens", "--seed", "--heads", "--kv-heads", "--head-dim", "--cluster"});
-  BenchSetting setting;
+  PaperSetting setting;
   setting.datasets = {kFcpLengths};
   setting.batch.tokens = kFcpTokensPerDevice * 32;
   setting.shape.q_heads = 64;
@@ -103,7 +103,7 @@ std::string machine_text(const TableOverrides& overrides, const Cluster& cluster
 
 // One document; documents of 128K; sampled ones.
 std::vector<std::pair<std::string, std::vector<std::int64_t>>> sec35_batches(
-    const BenchSetting& setting) {
+    const PaperSetting& setting) {
   const std::int64_t tokens = setting.batch.tokens;
   return {{"one document", {tokens}},
           {"128K each", equal_documents(tokens, std::min<std::int64_t>(tokens, 131072))},
@@ -143,7 +143,7 @@ std::vector<Finding> network_findings(const BlockNeed& need, const Cluster& clus
 }
 
 PaperResult make(const TableOverrides& overrides) {
-  const BenchSetting setting = sec35_setting(overrides);
+  const PaperSetting setting = sec35_setting(overrides);
   const auto batches = sec35_batches(setting);
   const TileCosts costs(setting.shape, setting.input.cluster);
   const MaskUse causal = parse_mask_use("causal");

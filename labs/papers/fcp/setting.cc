@@ -1,4 +1,4 @@
-#include "papers/fcp/setting.h"
+#include "labs/papers/fcp/setting.h"
 
 #include <fmt/format.h>
 
@@ -19,9 +19,9 @@ constexpr double kAttentionOfPeak = 710.0 / 989;
 
 }  // namespace
 
-BenchSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices, const FcpGpu& gpu) {
+PaperSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices, const FcpGpu& gpu) {
   constexpr double kGbytesPerS = 50;
-  BenchSetting setting;
+  PaperSetting setting;
   setting.datasets = {kFcpLengths};
   setting.batch.tokens = kFcpTokensPerDevice * devices;
   setting.batch.batches = 2;

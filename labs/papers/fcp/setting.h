@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "papers/setting.h"
+#include "labs/papers/setting.h"
 
 namespace contextile {
 
@@ -41,7 +41,7 @@ inline constexpr const char* kFcpLengthsAre =
 // The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is our dgx-h100, 50
 // GB/s of network a device, with a peak as the ratio says and a kernel that loses as much on short
 // pieces as the paper says.
-[[nodiscard]] BenchSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices,
+[[nodiscard]] PaperSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
 
 // The tokens of a block of `fcp` as all of its verdicts have it: the paper's, or --block-size.

@@ -14,19 +14,19 @@
 #include <vector>
 
 #include "contextile/simulate.h"
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
 
 // Bytes of forward that a strategy's plans move for the documents of at most `longest` tokens; none
 // where it cannot plan them.
-std::optional<double> forward_bytes(const StrategyChoice& choice, const BenchSetting& setting,
+std::optional<double> forward_bytes(const StrategyChoice& choice, const PaperSetting& setting,
                                     std::span<const std::vector<std::int64_t>> batches,
                                     std::int64_t longest) {
   const MaskUse causal = parse_mask_use("causal");
@@ -93,7 +93,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "fcp-shards",
                    {"--dataset", "--tokens", "--batches", "--seed", "--heads", "--kv-heads",
                     "--head-dim", "--cluster", "--block-size"});
-  BenchSetting setting = fcp_setting(overrides, 32);
+  PaperSetting setting = fcp_setting(overrides, 32);
   setting.input.options.backward = false;
   const TileCosts costs(setting.shape, setting.input.cluster);
   const auto rate = [&costs](std::int64_t length, std::int64_t pairs) {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "contextile/advanced/training.h"
-#include "papers/fcp/setting.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {

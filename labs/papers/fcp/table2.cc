@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "contextile/data.h"
-#include "papers/fcp/setting.h"
-#include "papers/findings.h"
-#include "papers/gpu_share.h"
-#include "papers/progress.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
-#include "papers/times.h"
+#include "labs/papers/fcp/setting.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/gpu_share.h"
+#include "labs/papers/progress.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "labs/papers/times.h"
 
 namespace contextile {
 namespace {
@@ -32,7 +32,7 @@ struct ComponentRow {
 };
 
 // Data sits in a contiguous layout, and moves before all compute or under it (the reshuffler).
-std::vector<Workload> with_contiguous_home(const BenchSetting& setting,
+std::vector<Workload> with_contiguous_home(const PaperSetting& setting,
                                            std::vector<Workload> batches) {
   for (Workload& workload : batches) {
     workload.home =
@@ -99,7 +99,7 @@ std::vector<Finding> component_findings(std::span<const ComponentRow> rows) {
        fmt::format("in both directions within {} of that", kReshufflerSlack)}};
 }
 
-std::vector<std::string> component_differences(const BenchSetting& setting,
+std::vector<std::string> component_differences(const PaperSetting& setting,
                                                std::span<const ComponentRow> rows) {
   const Cluster& cluster = setting.input.cluster;
   double forward_limit = 0;
@@ -127,7 +127,7 @@ std::vector<std::string> component_differences(const BenchSetting& setting,
 }
 
 PaperResult make(const TableOverrides& overrides) {
-  const BenchSetting setting = fcp_setting(overrides, kFcpFigureDevices);
+  const PaperSetting setting = fcp_setting(overrides, kFcpFigureDevices);
   const auto batches = setting.batches(setting.datasets.front(), "causal");
   const auto homed = with_contiguous_home(setting, batches);
   Table table({{"step", "component"},

@@ -11,8 +11,8 @@
 #include "base/check.h"
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "papers/setting.h"
-#include "papers/tables.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
 
 namespace contextile {
 namespace {
@@ -75,7 +75,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "megatron-example",
                    {"--heads", "--kv-heads", "--head-dim", "--cluster", "--block-size"});
   constexpr std::int32_t kRanks = 8;
-  BenchSetting setting;
+  PaperSetting setting;
   setting.cluster_name = "dgx-h100";
   apply_overrides(overrides, setting);
   if (setting.input.cluster.num_devices() != kRanks) {
