@@ -37,6 +37,8 @@
 #include "contextile/planner.h"
 #include "gpu_decode.h"
 #include "kernel/cuda/device_kernel.h"
+#include "kernel/row_memory.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "runtime/cuda/device_ranks.h"
 #include "runtime/cuda/gpu_driver.h"

@@ -42,6 +42,7 @@
 #include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "kernel/host_tensor.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "kernel_executor.h"
 #include "kernel_memory.h"

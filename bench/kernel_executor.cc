@@ -20,6 +20,7 @@
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "kernel/host_tensor.h"
+#include "kernel/row_ops.h"
 #include "kernel_tile.h"
 #include "runtime/check/layer_tensors.h"
 #include "transport/forwarding_transport.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "contextile/extend/kernel.h"
+#include "kernel/row_ops.h"
 
 namespace contextile {
 

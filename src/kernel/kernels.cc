@@ -9,8 +9,11 @@
 #include "base/suggest.h"
 #include "contextile/extend/kernel.h"
 #include "kernel/cpu/reference_kernel.h"
-#include "kernel/cpu/row_ops.h"
 #include "kernel/cpu/simd_kernel.h"
+#include "kernel/cpu/simd_row_ops.h"
+#include "kernel/prepared_program.h"
+#include "kernel/row_memory.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "contextile/extend/kernel.h"
 #include "kernel/cpu/logaddexp.h"
+#include "kernel/row_ops.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,6 @@
 // Row operations of every kernel, against loops written from the definition.
+#include "kernel/row_ops.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

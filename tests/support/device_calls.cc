@@ -7,6 +7,8 @@
 #include "contextile/extend/transport.h"
 #include "contextile/plan.h"
 #include "kernel/host_tensor.h"
+#include "kernel/row_memory.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/executor_testing.h"
 

@@ -9,6 +9,7 @@
 #include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/device_kernel.h"
+#include "kernel/row_ops.h"
 
 namespace contextile {
 

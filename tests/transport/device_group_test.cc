@@ -21,6 +21,7 @@
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 #include "kernel/cuda/device_kernel.h"
+#include "kernel/row_memory.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"
 #include "support/host_communicator.h"

@@ -11,6 +11,7 @@
 #include "base/parallel_for.h"
 #include "kernel/cpu/logaddexp.h"
 #include "kernel/cpu/reference_rows.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "contextile/extend/kernel.h"
+#include "kernel/row_ops.h"
 
 namespace contextile {
 

@@ -18,8 +18,9 @@
 #include "base/parallel_for.h"
 #include "kernel/cpu/cpu_features.h"
 #include "kernel/cpu/panels.h"
-#include "kernel/cpu/row_ops.h"
+#include "kernel/cpu/simd_row_ops.h"
 #include "kernel/cpu/task.h"
+#include "kernel/row_ops.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

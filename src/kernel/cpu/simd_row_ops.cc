@@ -1,4 +1,4 @@
-#include "kernel/cpu/row_ops.h"
+#include "kernel/cpu/simd_row_ops.h"
 
 #include <cstddef>
 #include <vector>

@@ -3,6 +3,7 @@
 
 #include "contextile/extend/kernel.h"
 #include "kernel/cpu/row_target.h"
+#include "kernel/row_ops.h"
 
 namespace contextile {
 

@@ -10,6 +10,9 @@
 #include "gpu/driver.h"
 #include "kernel/cuda/device_row_ops.h"
 #include "kernel/cuda/passes.h"
+#include "kernel/prepared_program.h"
+#include "kernel/row_memory.h"
+#include "kernel/row_ops.h"
 
 namespace contextile::cuda {
 

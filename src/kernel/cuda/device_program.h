@@ -17,6 +17,7 @@
 #include "gpu/driver.h"
 #include "kernel/cuda/launch_lists.h"
 #include "kernel/cuda/place_call.h"
+#include "kernel/prepared_program.h"
 
 namespace contextile::cuda {
 

@@ -7,6 +7,7 @@
 
 #include "contextile/extend/kernel.h"
 #include "gpu/driver.h"
+#include "kernel/row_ops.h"
 
 namespace contextile::cuda {
 

@@ -15,6 +15,7 @@
 #include "kernel/paged/paged_target.h"
 #include "kernel/paged/paged_tasks.h"
 #include "kernel/paged/row_tiles.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "base/parallel_for.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

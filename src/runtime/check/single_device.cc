@@ -6,6 +6,7 @@
 
 #include "contextile/advanced/oracle.h"
 #include "kernel/host_tensor.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/unit_view.h"

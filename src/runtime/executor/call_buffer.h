@@ -6,6 +6,7 @@
 #include <span>
 
 #include "contextile/extend/kernel.h"
+#include "kernel/row_memory.h"
 
 namespace contextile {
 

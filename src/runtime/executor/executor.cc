@@ -119,7 +119,7 @@ struct Executor::State {
 
   void begin(Handle::Call& call) {
     std::unique_ptr<CallBuffer> buffer = take_buffer();
-    call.begin(std::move(buffer), transport, kernel, recorder, next_begin, poison);
+    call.begin(std::move(buffer), {transport, kernel, recorder}, next_begin, poison);
     ++next_begin;
   }
 

@@ -86,7 +86,7 @@ Executor::Handle::Call::Call(std::shared_ptr<const PreparedPlan> plan, std::size
 }
 
 Executor::Handle::Call::~Call() {
-  if (under_way_) transport_->abort("a handle was dropped before it was finished");
+  if (under_way_) tools_->transport.abort("a handle was dropped before it was finished");
 }
 
 // --------------------------------------------------------------------------------- contract
@@ -166,13 +166,10 @@ std::span<double> Executor::Handle::Call::dsink_sums() const {
   return buffer_->sums(backward_.sink_H.size());
 }
 
-void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
-                                   const AttentionKernel& kernel, FlightRecorder& recorder,
+void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, const RankTools& tools,
                                    std::size_t begin_ticket, bool poison) {
   buffer_ = std::move(buffer);
-  transport_ = &transport;
-  kernel_ = &kernel;
-  recorder_ = &recorder;
+  tools_.emplace(tools);
   begin_ticket_ = begin_ticket;
   poison_ = poison;
   under_way_ = true;
@@ -180,10 +177,10 @@ void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, Transport
     const Stopwatch stopwatch(stats_.total_s);
     if (!dsink_sums().empty()) {
       const auto words = static_cast<std::int32_t>(2 * dsink_sums().size());
-      kernel_->row_ops().fill(contiguous(dsink_sums().data(), Dtype::kF32, words, 1, 1), 0);
+      tools_->kernel.row_ops().fill(contiguous(dsink_sums().data(), Dtype::kF32, words, 1, 1), 0);
     }
     if (num_rounds() == 0) return;
-    recorder_->step(step("rows"), [this] { start_round(); });
+    tools_->recorder.step(step("rows"), [this] { start_round(); });
     const BeginCuts& known = plan_->begin_cuts;
     run_->run_until(known.empty() ? begin_cut(*round().round, mask_, direction_, plan_->rank)
                                   : known[mask_][static_cast<std::size_t>(direction_)]);
@@ -195,7 +192,7 @@ void Executor::Handle::Call::guarded(const Work& work) {
   try {
     work();
   } catch (const std::exception& error) {
-    transport_->abort(error.what());
+    tools_->transport.abort(error.what());
     under_way_ = false;
     throw;
   }
@@ -205,12 +202,12 @@ void Executor::Handle::Call::run_remaining() {
   const Stopwatch stopwatch(stats_.total_s);
   while (round_ < num_rounds()) {
     run_->run_to_end();
-    recorder_->step(step("rows"), [this] { finish_round(); });
+    tools_->recorder.step(step("rows"), [this] { finish_round(); });
     if (++round_ == num_rounds()) break;
-    recorder_->step(step("barrier"), [this] { barrier(*transport_); });
-    recorder_->step(step("rows"), [this] { start_round(); });
+    tools_->recorder.step(step("barrier"), [this] { barrier(tools_->transport); });
+    tools_->recorder.step(step("rows"), [this] { start_round(); });
   }
-  if (!dsink_sums().empty()) kernel_->row_ops().round_sums(dsink_sums(), backward_.dsink_H);
+  if (!dsink_sums().empty()) tools_->kernel.row_ops().round_sums(dsink_sums(), backward_.dsink_H);
 }
 
 std::unique_ptr<Saved::Buffers> Executor::Handle::Call::finish() {
@@ -255,13 +252,13 @@ void Executor::Handle::Call::start_round() {
                       slice(backward_.out_THD, row, tokens, 0, shape.q_heads),
                       as_stats(slice(deltas, row, tokens, 0, shape.q_heads))});
     }
-    kernel_->row_ops().delta_all(list);
+    tools_->kernel.row_ops().delta_all(list);
   }
   if (poison_ && program().total_bytes > 0) {
-    kernel_->memory().poison(buffer_->data(), program().total_bytes);
+    tools_->kernel.memory().poison(buffer_->data(), program().total_bytes);
   }
-  run_.emplace(*plan_, round(), round().masks[mask_], direction_, inputs_, buffer_->data(),
-               *transport_, *kernel_, *recorder_, step({}));
+  run_.emplace(ProgramChoice{shape, round(), round().masks[mask_], direction_},
+               RunMemory{inputs_, buffer_->data()}, *tools_, step({}));
   fill_unwritten();
   restore_retained();
 }
@@ -290,14 +287,14 @@ void Executor::Handle::Call::fill_unwritten() {
       list.push_back({unit.parts[p], is_stat(kind, p) ? kEmptyLse : 0.0F});
     }
   }
-  kernel_->row_ops().fill_all(list);
+  tools_->kernel.row_ops().fill_all(list);
 }
 
 void Executor::Handle::Call::save_retained() {
   const std::int64_t num_bytes = program().memory.retained_bytes;
   std::byte* bytes = forward_.saved.data() + saved_at_;
   if (forward_.saved.empty()) {
-    saved_[round_] = RowBuffer(kernel_->memory(), num_bytes);
+    saved_[round_] = RowBuffer(tools_->kernel.memory(), num_bytes);
     bytes = saved_[round_].data();
   }
   saved_at_ += num_bytes;
@@ -309,7 +306,7 @@ void Executor::Handle::Call::save_retained() {
       list.push_back({saved_rows(unit.parts[p], to), unit.parts[p]});
     }
   }
-  kernel_->row_ops().convert_all(list);
+  tools_->kernel.row_ops().convert_all(list);
 }
 
 void Executor::Handle::Call::restore_retained() {
@@ -331,7 +328,7 @@ void Executor::Handle::Call::restore_retained() {
       list.push_back({unit.parts[p], saved_rows(unit.parts[p], from)});
     }
   }
-  kernel_->row_ops().convert_all(list);
+  tools_->kernel.row_ops().convert_all(list);
 }
 
 // What RowOps::finish makes of rows nobody attends from: O = 0, L = sink or -inf.
@@ -368,7 +365,7 @@ void Executor::Handle::Call::finish_forward_rows() {
     const UnitView o = run_->owned_result(Kind::kO, position);
     finished.push_back({{o.parts[0], as_stats(o.parts[1])}, out, as_stats(lse)});
   }
-  const RowOps& rows = kernel_->row_ops();
+  const RowOps& rows = tools_->kernel.row_ops();
   rows.finish_all(finished, forward_.sink_H);
   rows.fill_all(fills);
   rows.convert_all(copies);
@@ -405,7 +402,7 @@ void Executor::Handle::Call::finish_backward_rows() {
       fills.push_back({dv, 0});
     }
   }
-  const RowOps& rows = kernel_->row_ops();
+  const RowOps& rows = tools_->kernel.row_ops();
   rows.convert_all(rounded);
   rows.fill_all(fills);
   if (!dsink_sums().empty()) rows.sink_gradient_all(backward_.sink_H, sinks, dsink_sums());

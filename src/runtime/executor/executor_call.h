@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "contextile/executor.h"
+#include "kernel/row_memory.h"
+#include "kernel/row_ops.h"
 #include "runtime/executor/call_buffer.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_run.h"
@@ -43,8 +45,7 @@ struct Executor::Handle::Call {
 
   // Takes its buffer and runs up to the cut; afterwards a call that is destroyed unfinished aborts
   // the group, because transfers may still read and write its buffer.
-  void begin(std::unique_ptr<CallBuffer> buffer, Transport& transport,
-             const AttentionKernel& kernel, FlightRecorder& recorder, std::size_t begin_ticket,
+  void begin(std::unique_ptr<CallBuffer> buffer, const RankTools& tools, std::size_t begin_ticket,
              bool poison);
   // Returns forward's retained units; null after backward.
   std::unique_ptr<Saved::Buffers> finish();
@@ -92,9 +93,7 @@ struct Executor::Handle::Call {
   std::int64_t saved_at_ = 0;  // where the current round's part of the caller's `saved` begins
 
   std::unique_ptr<CallBuffer> buffer_;
-  Transport* transport_ = nullptr;
-  const AttentionKernel* kernel_ = nullptr;
-  FlightRecorder* recorder_ = nullptr;
+  std::optional<RankTools> tools_;  // once begun
   std::size_t begin_ticket_ = 0;
   bool poison_ = false;
   bool under_way_ = false;

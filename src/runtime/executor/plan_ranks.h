@@ -14,6 +14,7 @@
 #include "contextile/extend/transport.h"
 #include "contextile/inproc_attention.h"
 #include "contextile/plan.h"
+#include "kernel/row_memory.h"
 
 namespace contextile {
 

@@ -12,6 +12,7 @@
 #include "contextile/extend/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
+#include "kernel/prepared_program.h"
 #include "runtime/executor/begin_cut.h"
 #include "runtime/executor/unit_view.h"
 

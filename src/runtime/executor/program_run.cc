@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "base/clock.h"
+#include "kernel/prepared_program.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -18,25 +19,18 @@ PartialOutput as_partial(const UnitView& unit) { return {unit.parts[0], as_stats
 
 }  // namespace
 
-ProgramRun::ProgramRun(const PreparedPlan& plan, const LocalRound& round, const LocalMask& mask,
-                       Direction direction, const OwnedInputs& inputs, std::byte* buffer,
-                       Transport& transport, const AttentionKernel& kernel,
-                       FlightRecorder& recorder, const RecordedStep& step)
-    : shape_(plan.plan->shape),
-      round_(round),
-      mask_(mask),
-      program_(*mask.programs[static_cast<std::size_t>(direction)]),
-      direction_(direction),
-      transport_(transport),
-      kernel_(kernel),
-      recorder_(recorder),
+ProgramRun::ProgramRun(const ProgramChoice& choice, const RunMemory& memory, const RankTools& tools,
+                       const RecordedStep& step)
+    : choice_(choice),
+      program_(choice.program()),
+      tools_(tools),
       step_(step),
-      rows_(kernel.row_ops()),
-      views_(shape_, round, program_, direction, inputs, buffer),
+      rows_(tools.kernel.row_ops()),
+      views_(choice.shape, choice.round, program_, choice.direction, memory.inputs, memory.buffer),
       arrays_(program_.lists == nullptr ? std::vector<TensorView>{} : views_.arrays()),
-      conversion_(buffer + program_.conversion_offset),
-      lists_(buffer + program_.lists_offset),
-      params_(kernel_params(shape_, round.round->head_groups)) {
+      conversion_(memory.buffer + program_.conversion_offset),
+      lists_(memory.buffer + program_.lists_offset),
+      params_(kernel_params(choice.shape, choice.round.round->head_groups)) {
   if (program_.lists != nullptr) program_.lists->begin(arrays_, lists_);
 }
 
@@ -48,7 +42,8 @@ void ProgramRun::run_until(std::size_t end) {
     step.op = op_name(instruction);
     step.instruction = static_cast<std::int64_t>(next_instruction_);
     step.launch = std::get_if<LaunchOp>(&instruction);
-    recorder_.step(step, [&] { std::visit([this](const auto& op) { execute(op); }, instruction); });
+    tools_.recorder.step(step,
+                         [&] { std::visit([this](const auto& op) { execute(op); }, instruction); });
   }
 }
 
@@ -65,10 +60,10 @@ void ProgramRun::execute(const AttentionOp& op) {
 }
 
 void ProgramRun::attend(const AttentionOp& op) {
-  if (direction_ == Direction::kForward) {
-    kernel_.forward(params_, views_.forward_tiles(op, mask_, next_tile_));
+  if (choice_.direction == Direction::kForward) {
+    tools_.kernel.forward(params_, views_.forward_tiles(op, choice_.mask, next_tile_));
   } else {
-    kernel_.backward(params_, views_.backward_tiles(op, mask_, next_tile_));
+    tools_.kernel.backward(params_, views_.backward_tiles(op, choice_.mask, next_tile_));
   }
   next_tile_ += op.tiles.size();
 }
@@ -128,8 +123,9 @@ std::vector<Message> ProgramRun::messages(const std::vector<TransferEnd>& ends,
       append_segments(unit_of(end), segments);
       continue;
     }
-    const std::int64_t bytes = unit_bytes(end.kind, round_.round->blocks.num_tokens(end.block),
-                                          shape_, round_.round->groups_of(end.block), end.wire);
+    const std::int64_t bytes =
+        unit_bytes(end.kind, choice_.round.round->blocks.num_tokens(end.block), choice_.shape,
+                   choice_.round.round->groups_of(end.block), end.wire);
     segments.push_back({conversion_ + packed_at[i], bytes, 1, bytes});
   }
   return messages;
@@ -146,8 +142,8 @@ void ProgramRun::execute(const LaunchOp& op) {
   rows_.convert_all(list);
   const std::vector<Message> sends = messages(op.sends, send_at);
   const std::vector<Message> recvs = messages(op.recvs, recv_at);
-  const std::int64_t ticket = transport_.launch(sends, recvs);
-  recorder_.note_ticket(ticket);
+  const std::int64_t ticket = tools_.transport.launch(sends, recvs);
+  tools_.recorder.note_ticket(ticket);
   launched_[op.id] = {&op, ticket};
   for (const Message& message : sends) stats_.sent_bytes += message.size_bytes();
   for (const Message& message : recvs) stats_.received_bytes += message.size_bytes();
@@ -155,9 +151,9 @@ void ProgramRun::execute(const LaunchOp& op) {
 
 void ProgramRun::execute(const WaitOp& op) {
   const LaunchedOp& launched = launched_.at(op.id);
-  recorder_.note_ticket(launched.ticket);
+  tools_.recorder.note_ticket(launched.ticket);
   const auto start = Clock::now();
-  transport_.wait(launched.ticket);
+  tools_.transport.wait(launched.ticket);
   stats_.exposed_s += seconds_since(start);
   const std::vector<std::int64_t>& recv_at = program_.conversion.recv_offset_bytes.at(op.id);
   std::vector<RowOps::Convert> list;

@@ -10,6 +10,7 @@
 #include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
+#include "kernel/row_ops.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_views.h"
 #include "runtime/executor/unit_view.h"
@@ -17,13 +18,36 @@
 
 namespace contextile {
 
+// Everything a rank executes programs with; the same for all programs of a call.
+struct RankTools {
+  Transport& transport;
+  const AttentionKernel& kernel;
+  FlightRecorder& recorder;  // notes every instruction
+};
+
+// Selects one program of a prepared plan.
+struct ProgramChoice {
+  const AttentionShape& shape;
+  const LocalRound& round;
+  const LocalMask& mask;  // one of the round's
+  Direction direction = Direction::kForward;
+
+  [[nodiscard]] const LocalProgram& program() const {
+    return *mask.programs[static_cast<std::size_t>(direction)];
+  }
+};
+
+// Memory of one run: the caller's tensors, and a buffer of program.total_bytes bytes, aligned to 64.
+struct RunMemory {
+  const OwnedInputs& inputs;
+  std::byte* buffer = nullptr;
+};
+
 class ProgramRun {
  public:
-  // `buffer` holds program.total_bytes bytes, 64-byte aligned. Everything is kept by reference and
-  // must outlive the run. `step` says in the recorder which call and round this is.
-  ProgramRun(const PreparedPlan& plan, const LocalRound& round, const LocalMask& mask,
-             Direction direction, const OwnedInputs& inputs, std::byte* buffer,
-             Transport& transport, const AttentionKernel& kernel, FlightRecorder& recorder,
+  // Copies `memory.inputs`; everything else must outlive the run. `step` names the call and the
+  // round in the recorder.
+  ProgramRun(const ProgramChoice& choice, const RunMemory& memory, const RankTools& tools,
              const RecordedStep& step);
 
   // Runs instructions up to `end` (exclusive).
@@ -62,14 +86,9 @@ class ProgramRun {
     std::int64_t ticket = 0;
   };
 
-  const AttentionShape& shape_;
-  const LocalRound& round_;
-  const LocalMask& mask_;
+  const ProgramChoice choice_;
   const LocalProgram& program_;
-  const Direction direction_;
-  Transport& transport_;
-  const AttentionKernel& kernel_;
-  FlightRecorder& recorder_;
+  const RankTools tools_;
   const RecordedStep step_;
   const RowOps& rows_;  // the kernel's
   const ProgramViews views_;

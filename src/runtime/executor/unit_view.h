@@ -14,6 +14,7 @@
 #include "contextile/extend/arrangement.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
+#include "kernel/row_ops.h"
 
 namespace contextile {
 

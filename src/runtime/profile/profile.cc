@@ -16,6 +16,7 @@
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
 #include "kernel/host_tensor.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "runtime/profile/link_measurement.h"
 #include "runtime/profile/tile_bench.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "contextile/serving/prefill.h"
+#include "kernel/row_ops.h"
 #include "serving/prefill/prefill_tiles.h"
 
 namespace contextile {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "serving/prefill/algorithm.h"
 

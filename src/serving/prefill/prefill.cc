@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "serving/prefill/algorithm.h"
 #include "serving/prefill/cache_exchange.h"

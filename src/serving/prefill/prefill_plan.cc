@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "contextile/plan.h"
 #include "contextile/serving/prefill.h"
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "serving/prefill/cached_rows.h"
 #include "serving/prefill/check_prefill.h"

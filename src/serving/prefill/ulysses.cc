@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 #include "serving/prefill/algorithm.h"
 

@@ -15,6 +15,7 @@
 #include "contextile/extend/kernel.h"
 #include "contextile/plan.h"
 #include "kernel/cpu/reference_rows.h"
+#include "kernel/row_ops.h"
 #include "runtime/check/single_device.h"
 #include "runtime/executor/plan_execution.h"
 #include "support/plan_support.h"
