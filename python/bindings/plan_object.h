@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "contextile/cluster.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
 
 namespace contextile::python {
@@ -19,6 +20,7 @@ struct PlanObject {
   double arrange_s = 0;                 // 0 where it was not made here
   double build_s = 0;
   double verify_s = 0;
+  std::optional<SearchReport> search = {};  // of a strategy that searches in phases
 };
 
 // A cluster, or a text as Cluster.load takes it.

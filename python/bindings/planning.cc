@@ -33,7 +33,8 @@ PlanObject object_of(PlannedBatch planned, const Cluster& cluster, const std::st
     throw CheckFailed(strategy + ": " + std::to_string(planned.verified.num_violations) +
                       " violations: " + planned.verified.violations.front());
   }
-  return {std::move(planned.plan), cluster, planned.arrange_s, planned.build_s, planned.verify_s};
+  return {std::move(planned.plan), cluster,          planned.arrange_s,
+          planned.build_s,         planned.verify_s, std::move(planned.search)};
 }
 
 // What compare says of one strategy and one batch.

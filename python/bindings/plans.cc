@@ -175,6 +175,30 @@ std::optional<nb::object> placed_tiles(const PlanObject& self, std::int64_t limi
 
 PlanObject object_of(Plan plan) { return {std::make_shared<const Plan>(std::move(plan))}; }
 
+void bind_search(nb::module_& module) {
+  nb::class_<SearchPhase>(module, "SearchPhase", "One phase of a search for a plan.")
+      .def_ro("name", &SearchPhase::name)
+      .def_ro("work", &SearchPhase::work, "What the phase does, in one line.")
+      .def_ro("budget_share", &SearchPhase::budget_share,
+              "Share of the search's limits that may be spent when the phase ends, 0 to 1.")
+      .def_ro("ran", &SearchPhase::ran, "False: the batch did not call for it.")
+      .def_ro("seconds", &SearchPhase::seconds)
+      .def_ro("candidates", &SearchPhase::candidates, "Plans simulated in the phase.")
+      .def_ro("best_us", &SearchPhase::best_us,
+              "Predicted time of the best candidate when the phase ended; None: there was none.")
+      .def_ro("improved", &SearchPhase::improved,
+              "Whether the phase found a better candidate than those before it.");
+  nb::class_<SearchReport>(module, "SearchReport",
+                           "A search for a plan and the candidate that won (Plan.search).")
+      .def_ro("phases", &SearchReport::phases, "In the order in which they ran.")
+      .def_ro("prepare_s", &SearchReport::prepare_s, "Seconds before the first phase.")
+      .def_ro("finish_s", &SearchReport::finish_s, "Seconds after the last one.")
+      .def_ro("winner", &SearchReport::winner,
+              "'placement', or the name of the strategy whose plan won.")
+      .def_ro("winner_options", &SearchReport::winner_options)
+      .def_ro("found_in", &SearchReport::found_in, "Name of the phase that found the winner.");
+}
+
 void bind_proof(nb::class_<PlanObject>& plan) {
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   plan.def(
@@ -304,6 +328,7 @@ Cluster cluster_for(const PlanObject& plan, const MaybeCluster& asked) {
 
 void bind_plans(nb::module_& module) {
   bind_statistics(module);
+  bind_search(module);
   nb::class_<PlanObject> plan(
       module, "Plan",
       "Per device and direction a program of five instructions: made once per batch, "
@@ -345,6 +370,9 @@ void bind_plans(nb::module_& module) {
               "Seconds the strategy took; 0 for a plan not made here.")
       .def_ro("build_s", &PlanObject::build_s)
       .def_ro("verify_s", &PlanObject::verify_s)
+      .def_ro("search", &PlanObject::search,
+              "The search that found the plan, phase by phase; None where the strategy does not "
+              "search in phases, and for a plan not made here.")
       .def(
           "__eq__",
           [](const PlanObject& a, const PlanObject& b) {

@@ -18,9 +18,14 @@ from contextile.torch._group import make_transport
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Every plan that an executor was prepared for has a number, which is what the operators carry: autograd, compilation
-# and checkpointing pass numbers on as they are.
-_numbers = itertools.count(2)  # compiled code takes shapes of 0 and 1 for constants
+# Operators name a prepared plan by number: autograd, torch.compile and checkpointing pass integers on unchanged, and
+# would copy or refuse an object.
+#
+# The integers of a call must not become constants of compiled code, or every batch would compile again. TorchDynamo
+# treats the attributes and list items that it reads as constants, but sizes of a tensor as symbols (mark_dynamic is not
+# needed: a size that changed once becomes dynamic). So Prepared keeps a call's integers as the shape of a tensor without
+# elements. Sizes of 0 and 1 are always constants; numbers therefore start at 2.
+_numbers = itertools.count(2)
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
 _CALLS_KEPT = 1 << 14
@@ -71,8 +76,7 @@ class Prepared:
             )
             for index, name in enumerate(self.mask_names)
         }
-        # Number of the plan, index of the mask, bytes that forward saves: as the shape of a tensor without elements, for
-        # compiled code takes shapes as they come and other numbers for constants.
+        # Shape: number of the plan, index of the mask, bytes that forward saves, 0 (see _numbers).
         self._calls = {
             name: torch.empty((number, index, executor.saved_bytes(index), 0))
             for index, name in enumerate(self.mask_names)
