@@ -60,7 +60,7 @@ from contextile._core import (
     sample_lengths,
     tiles,
 )
-from contextile._executor import Executor, kernels, run_inproc
+from contextile._numpy_executor import NumpyExecutor, kernels, run_inproc
 from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ __all__ = [
     "Comparisons",
     "DeviceError",
     "Error",
-    "Executor",
     "Gpu",
     "InvalidArgument",
     "InvalidPlan",
     "IoError",
     "Mask",
     "MaskSpec",
+    "NumpyExecutor",
     "PlacedTile",
     "Plan",
     "PlanningFailed",

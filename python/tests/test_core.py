@@ -45,6 +45,21 @@ def test_plans_are_those_of_the_program(plan):
     assert same.digest == "822e18d01a584461"
 
 
+def test_a_search_reports_its_phases(plan):
+    assert plan.search is None  # zigzag does not search
+    found = ct.plan([3000, 200], cluster="local:1x4", strategy="auto:steps=100000", **SMALL).search
+    names = [phase.name for phase in found.phases]
+    assert len(names) == len(set(names))
+    assert found.found_in in names
+    shares = [phase.budget_share for phase in found.phases]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    bests = [phase.best_us for phase in found.phases if phase.best_us is not None]
+    assert bests
+    assert bests == sorted(bests, reverse=True)
+    assert sum(phase.candidates for phase in found.phases) > 0
+
+
 def test_layouts_partition_the_batch(plan):
     tokens = np.concatenate([plan.local_tokens(rank) for rank in range(4)])
     assert sorted(tokens.tolist()) == list(range(1024))
@@ -452,7 +467,7 @@ def test_numpy_executors_of_threads():
     mask = dense_rule("causal", [100, 60])
 
     def body(transport):
-        executor = ct.Executor(transport)
+        executor = ct.NumpyExecutor(transport)
         executor.prepare(plan)
         mine = plan.local_tokens(transport.rank)
         output = executor.forward(q[mine], k[mine], v[mine])
@@ -479,7 +494,7 @@ def test_an_error_on_one_rank_is_the_error_of_all():
     plan = ct.plan([100, 60], cluster="local:1x2", strategy="zigzag", **SMALL)
 
     def body(transport):
-        executor = ct.Executor(transport)
+        executor = ct.NumpyExecutor(transport)
         executor.prepare(plan)
         rows = plan.num_local_tokens(transport.rank) - (transport.rank == 1)
         zeros = [np.zeros((rows, heads, 32), dtype=np.float32) for heads in (4, 2, 2)]
@@ -491,14 +506,14 @@ def test_an_error_on_one_rank_is_the_error_of_all():
 
 def test_executors_check_their_plans():
     transport = ct.inproc_group(1)[0]
-    executor = ct.Executor(transport)
+    executor = ct.NumpyExecutor(transport)
     zeros = np.zeros((1, 4, 32), dtype=np.float32)
     with pytest.raises(ct.InvalidArgument, match="expected prepare"):
         executor.forward(zeros, zeros, zeros)
     with pytest.raises(ct.InvalidPlan, match="expected a plan for 1 ranks, found one for 2"):
         executor.prepare(ct.plan([64], cluster="local:1x2", strategy="zigzag", **SMALL))
     with pytest.raises(ct.InvalidArgument):
-        ct.Executor(transport, kernel="cuda")
+        ct.NumpyExecutor(transport, kernel="cuda")
     assert "reference" in ct.kernels()
 
 
@@ -510,7 +525,7 @@ def test_homes_that_the_cluster_lacks(strategy, home):
 
 
 def test_backward_is_of_the_plan_of_forward():
-    executor = ct.Executor(ct.inproc_group(1)[0])
+    executor = ct.NumpyExecutor(ct.inproc_group(1)[0])
     a, b = (ct.plan(lengths, cluster="local:1x1", strategy="zigzag", **SMALL) for lengths in ([100, 60], [80, 80]))
     q, k, v = (np.ones((160, heads, 32), dtype=np.float32) for heads in (4, 2, 2))
     executor.prepare(a)
@@ -630,7 +645,7 @@ def test_numbers_that_are_none(option, message):
 
 
 def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
-    executor = ct.Executor(ct.inproc_group(1)[0])
+    executor = ct.NumpyExecutor(ct.inproc_group(1)[0])
     executor.prepare(ct.plan([20], cluster="local:1x1", strategy="zigzag", **SMALL))
     q, k, v = (np.random.default_rng(heads).random((20, heads, 32), dtype=np.float32) for heads in (4, 2, 3))
     v = v[:, :2]

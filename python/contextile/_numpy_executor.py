@@ -53,7 +53,7 @@ def _array(name: str, given: Any) -> np.ndarray:
     return array
 
 
-class Executor:
+class NumpyExecutor:
     """One rank's executor: prepared for a batch's plan, it serves all its layers and calls.
 
     Arrays are NumPy's, float32 or float16, in the plan's local order of this rank (``plan.local_tokens(rank)``).
