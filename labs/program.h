@@ -9,10 +9,11 @@ namespace contextile {
 [[nodiscard]] Action add_table_command(CLI::App& app);
 
 inline constexpr Command kLabsCommands[] = {
-    {"table", "a paper's table or figure, made again from verified plans", add_table_command},
+    {"table", "Commands", "Make a table or figure of a paper again from verified plans.",
+     add_table_command},
 };
 inline constexpr CommandProgram kLabsProgram{
-    "contextile-labs", "The tables and figures of papers, made again by Contextile.",
+    "contextile-labs", "Make the tables and figures of papers again with Contextile.",
     kLabsCommands};
 
 }  // namespace contextile

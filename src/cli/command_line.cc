@@ -65,6 +65,7 @@ CommandLine::CommandLine(const CommandProgram& program) : app_(description(progr
   app_.formatter(std::make_shared<HelpFormatter>());  // subcommands inherit it
   for (const Command& command : program.commands) {
     CLI::App* added = app_.add_subcommand(command.name, command.summary);
+    added->group(command.group);
     actions_[added] = command.add(*added);
   }
 }

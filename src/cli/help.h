@@ -8,9 +8,13 @@
 
 namespace contextile {
 
-// Command lines that --help ends with. Each works as it stands when those before it were run in
-// the same folder; the files they begin with are "lengths.txt" and "graph.hgr".
+// Command lines that --help shows: the first below the sentence that opens it, the others at its
+// end. Each works as it is when those before it have run in the same folder; the files they begin
+// with are "lengths.txt" and "graph.hgr".
 void add_examples(CLI::App& command, const std::vector<std::string>& lines);
+// Lets --help of a command with many options list `names` alone ("--tokens"), and --help-all list
+// every option. To be called when all options have been added.
+void show_first(CLI::App& command, const std::vector<std::string>& names);
 [[nodiscard]] std::vector<std::string> examples_of(const CLI::App& command);
 
 // The part of docs/cli.md that scripts/update-cli-docs keeps: commands, exit codes, and every

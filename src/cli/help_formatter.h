@@ -6,11 +6,15 @@
 
 namespace contextile {
 
-// --help in 80 columns: descriptions wrap, defaults stand behind them, examples come last.
+// --help in 80 columns. A command's help begins with a sentence and an example, and ends with the
+// other examples. Descriptions wrap, and defaults follow them.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(kNameColumns); }
 
+  [[nodiscard]] std::string make_help(const CLI::App* app, std::string name,
+                                      CLI::AppFormatMode mode) const override;
+  [[nodiscard]] std::string make_description(const CLI::App* app) const override;
   [[nodiscard]] std::string make_option_name(const CLI::Option* option,
                                              bool is_positional) const override;
   [[nodiscard]] std::string make_option_opts(const CLI::Option* option) const override;
@@ -19,6 +23,9 @@ class HelpFormatter : public CLI::Formatter {
   [[nodiscard]] std::string make_footer(const CLI::App* app) const override;
 
  private:
+  // The options, by their headings; those of show_first alone unless everything is asked for.
+  [[nodiscard]] std::string option_groups(const CLI::App* app, bool all) const;
+
   static constexpr std::size_t kNameColumns = 30;
 };
 

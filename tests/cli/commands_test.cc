@@ -41,7 +41,7 @@ TEST_F(Commands, HelpDocumentsEveryCommandAndOption) {
     EXPECT_THAT(help, HasSubstr(command));
     EXPECT_THAT(output({command, "--help"}), HasSubstr("contextile " + std::string(command)));
   }
-  const std::string plan_help = output({"plan", "--help"});
+  const std::string plan_help = output({"plan", "--help-all"});
   for (const char* option : {"--lengths",
                              "--length-field",
                              "--dataset",

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,12 +26,14 @@ class Reference : public ShellTest {
     while (std::getline(answer, line)) names.push_back(line.substr(0, line.find('\t')));
     return names;
   }
-  // The examples at the end of a command's help.
-  [[nodiscard]] std::vector<std::string> examples(const std::string& command) const {
+  // A command's help with all its options.
+  [[nodiscard]] std::string full_help(const std::string& command) const {
     const std::string help = output({command, "--help"});
-    const std::size_t title = help.find("\nExamples:\n");
-    EXPECT_NE(title, std::string::npos) << help;
-    std::istringstream lines(help.substr(std::min(title, help.size() - 1) + 11));
+    return help.find("--help-all") == std::string::npos ? help : output({command, "--help-all"});
+  }
+  // The examples of a command's help.
+  [[nodiscard]] std::vector<std::string> examples(const std::string& command) const {
+    std::istringstream lines(output({command, "--help"}));
     std::vector<std::string> found;
     for (std::string line; std::getline(lines, line);) {
       if (line.starts_with("  contextile ")) {
@@ -57,10 +60,11 @@ TEST_F(Reference, HasEveryCommandWithEveryOptionOfItsHelp) {
     const std::size_t begin = reference.find(fmt::format("### contextile {}\n", command));
     ASSERT_NE(begin, std::string::npos);
     const std::string section = reference.substr(begin, reference.find("\n### ", begin) - begin);
-    std::istringstream help(output({command, "--help"}));
+    std::istringstream help(full_help(command));
     for (std::string line; std::getline(help, line);) {
       const std::size_t dash = line.find("--");
-      if (!line.starts_with("  -") || line.starts_with("  -h,")) continue;
+      const bool is_help = line.starts_with("  -h,") || line.starts_with("  --help-all");
+      if (!line.starts_with("  -") || is_help) continue;
       const std::string option = line.substr(dash, line.find_first_of(" ,", dash) - dash);
       EXPECT_THAT(section, HasSubstr(option));
     }
@@ -79,8 +83,42 @@ TEST_F(Reference, HasDefaultsAndEscapesWhatTablesAreMadeOf) {
 TEST_F(Reference, HelpFitsTheScreen) {
   EXPECT_LE(longest_line(output({"--help"})), 80U);
   for (const std::string& command : commands()) {
-    EXPECT_LE(longest_line(output({command, "--help"})), 80U) << command;
+    EXPECT_LE(longest_line(full_help(command)), 80U) << command;
+    const std::string help = output({command, "--help"});
+    EXPECT_LE(std::ranges::count(help, '\n'), 48) << help;
   }
+}
+
+TEST_F(Reference, HelpBeginsWithASentenceAndAnExample) {
+  for (const std::string& command : commands()) {
+    SCOPED_TRACE(command);
+    std::istringstream help(output({command, "--help"}));
+    std::string sentence;
+    std::string blank;
+    std::string example;
+    std::getline(help, sentence);
+    std::getline(help, blank);
+    std::getline(help, example);
+    EXPECT_TRUE(std::isupper(static_cast<unsigned char>(sentence.front()))) << sentence;
+    EXPECT_TRUE(sentence.ends_with('.')) << sentence;
+    EXPECT_EQ(blank, "");
+    EXPECT_TRUE(example.starts_with("  contextile ")) << example;
+  }
+}
+
+TEST_F(Reference, HelpOfManyOptionsCountsThoseItLeavesOut) {
+  const std::string help = output({"plan", "--help"});
+  const auto num_options = [](const std::string& text) {
+    std::istringstream lines(text);
+    std::size_t count = 0;
+    for (std::string line; std::getline(lines, line);) count += line.starts_with("  -") ? 1 : 0;
+    return count;
+  };
+  const std::size_t left_out = num_options(full_help("plan")) - num_options(help);
+  EXPECT_GT(left_out, 0U);
+  EXPECT_THAT(help, HasSubstr(fmt::format("\n{} more options: contextile plan --help-all\n",
+                                          left_out)));
+  EXPECT_THAT(output({"help"}), HasSubstr("\nPlan and look:\n"));
 }
 
 TEST_F(Reference, EveryExampleWorks) {

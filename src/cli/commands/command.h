@@ -32,7 +32,8 @@ using Action = std::function<int()>;
 // A command of a program: `add` adds its options and examples to `app` and returns its action.
 struct Command {
   const char* name;
-  const char* summary;
+  const char* group;    // the heading that the program's help lists it under
+  const char* summary;  // one sentence, which begins the command's help
   Action (*add)(CLI::App& app);
 };
 }  // namespace contextile

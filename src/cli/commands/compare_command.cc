@@ -108,6 +108,8 @@ Action add_compare_command(CLI::App& app) {
       app, {"contextile compare --dataset prolong --tokens 64K --strategy zigzag,hybrid,magi,dcp",
             "contextile compare --lengths lengths.txt --cluster local:1x4 --run",
             "contextile compare --lengths lengths.txt --strategy zigzag,magi,dcp --sensitivity"});
+  show_first(app, {"--strategy", "--run", "--lengths", "--dataset", "--tokens", "--mask",
+                   "--cluster", "--json"});
   return [options] { return run(*options); };
 }
 

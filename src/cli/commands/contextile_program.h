@@ -25,33 +25,45 @@ namespace contextile {
 [[nodiscard]] Action add_launch_command(CLI::App& app);
 [[nodiscard]] Action add_serve_command(CLI::App& app);
 
+inline constexpr const char* kPlanAndLook = "Plan and look";
+inline constexpr const char* kRun = "Run";
+inline constexpr const char* kServe = "Serve";
+inline constexpr const char* kPredict = "Predict";
+inline constexpr const char* kTools = "Tools";
+
 inline constexpr Command kCommands[] = {
-    {"plan", "lengths, mask, cluster and strategy to a verified plan file", add_plan_command},
-    {"verify", "all violations of a plan file", add_verify_command},
-    {"run", "execute a plan on real ranks and check the result", add_run_command},
-    {"launch", "ranks as processes: a run over gloo, or any program that takes its rank",
+    {"plan", kPlanAndLook, "Plan a batch, verify the plan and write it to a file.",
+     add_plan_command},
+    {"verify", kPlanAndLook, "List every violation in a plan file.", add_verify_command},
+    {"compare", kPlanAndLook, "Plan the same batches with several strategies and compare them.",
+     add_compare_command},
+    {"report", kPlanAndLook, "Write an HTML page about one plan, or about two side by side.",
+     add_report_command},
+    {"export", kPlanAndLook, "Write a plan file as JSON.", add_export_command},
+    {"import", kPlanAndLook, "Make a plan file from a plan in JSON.", add_import_command},
+    {"run", kRun, "Execute a plan on ranks and check the results against fp64 attention.",
+     add_run_command},
+    {"launch", kRun, "Start ranks as processes on this machine and wait for them.",
      add_launch_command},
-    {"serve", "a language model over HTTP, from ranks that share its KV cache", add_serve_command},
-    {"simulate", "what a plan would take on a cluster: time, exposed transfers, a trace",
+    {"demo", kRun, "Plan a realistic batch with every strategy and execute a small one.",
+     add_demo_command},
+    {"serve", kServe, "Serve a language model over HTTP from ranks that share its KV cache.",
+     add_serve_command},
+    {"simulate", kPredict, "Predict how long a plan takes on a cluster, and why.",
      add_simulate_command},
-    {"report", "one HTML page about a plan, or two plans side by side", add_report_command},
-    {"compare", "strategies on the same batches, side by side", add_compare_command},
-    {"iterate", "one training step of a model: time, memory, the best TP x CP x DP x PP",
+    {"iterate", kPredict, "Predict one training step of a model: time, memory, best parallelism.",
      add_iterate_command},
-    {"helix", "decoding when devices share tokens: times, capacity, and where that loses",
+    {"helix", kPredict, "Predict decoding on devices that share the KV cache (Helix).",
      add_helix_command},
-    {"profile", "measure this machine into a cluster file", add_profile_command},
-    {"export", "a plan file as JSON", add_export_command},
-    {"import", "a plan's JSON, whoever wrote it, to a plan file", add_import_command},
-    {"partition", "a hypergraph file to a partition file", add_partition_command},
-    {"info", "what this build can do, presets, strategies, datasets, masks", add_info_command},
-    {"demo", "plan a real-shaped batch with every strategy, execute a small one", add_demo_command},
-    {"completion", "a script that completes commands, options and values in a shell",
+    {"profile", kTools, "Measure this machine and write a cluster file.", add_profile_command},
+    {"partition", kTools, "Partition a hypergraph file.", add_partition_command},
+    {"info", kTools, "List what this build has: strategies, masks, datasets, clusters, kernels.",
+     add_info_command},
+    {"completion", kTools, "Print a script that completes command lines in a shell.",
      add_completion_command},
 };
 
 inline constexpr CommandProgram kContextileProgram{
-    "contextile", "Context parallelism by tiles: exact distributed attention by verified plans.",
-    kCommands};
+    "contextile", "Plan, verify, predict and run context-parallel attention.", kCommands};
 
 }  // namespace contextile

@@ -153,6 +153,8 @@ Action add_helix_command(CLI::App& app) {
   add_examples(app, {"contextile helix",
                      "contextile helix --model deepseek-r1 --devices 8,64 --contexts 1M "
                      "--pareto 4K"});
+  show_first(
+      app, {"--model", "--hardware", "--contexts", "--batches", "--devices", "--pareto", "--json"});
   return [options] { return run(*options); };
 }
 

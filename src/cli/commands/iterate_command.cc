@@ -323,6 +323,8 @@ Action add_iterate_command(CLI::App& app) {
                      "--strategy zigzag,hybrid",
                      "contextile iterate --sweep --dataset prolong --tokens 32K --batch-tokens "
                      "128K --gpus 8 --strategy hybrid"});
+  show_first(app, {"--model", "--strategy", "--cluster", "--gpus", "--tp", "--cp", "--dp", "--pp",
+                   "--sweep", "--dataset", "--tokens", "--batch-tokens"});
   return [options] { return run(*options); };
 }
 

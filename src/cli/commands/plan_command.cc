@@ -189,6 +189,8 @@ Action add_plan_command(CLI::App& app) {
       app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K --cluster dgx-h200:4x8",
             "contextile plan -o other.plan --lengths lengths.txt --mask lambda:64,4096 --strategy "
             "zigzag"});
+  show_first(app, {"--output", "--strategy", "--lengths", "--dataset", "--tokens", "--mask",
+                   "--cluster", "--json"});
   return [options] { return run(*options); };
 }
 

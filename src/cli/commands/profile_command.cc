@@ -243,6 +243,7 @@ Action add_profile_command(CLI::App& app) {
                      "mpirun -n 4 contextile profile --transport mpi -o machine.json",
                      "contextile compare --lengths lengths.txt --cluster machine.json --strategy "
                      "zigzag,magi --run"});
+  show_first(app, {"--output", "--kernel", "--transport", "--ranks", "--quick", "--json"});
   return [options] { return run(*options); };
 }
 

@@ -315,6 +315,8 @@ Action add_run_command(CLI::App& app) {
                      "contextile run small.plan --seed 3",
                      "mpirun -n 4 contextile run small.plan --transport mpi",
                      "contextile run small.plan --predict --repeats 3"});
+  show_first(app,
+             {"--transport", "--kernel", "--gpu", "--seed", "--repeats", "--predict", "--json"});
   return [options] { return run(*options); };
 }
 
