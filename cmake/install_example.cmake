@@ -1,5 +1,5 @@
 # Installs a build into an empty prefix, builds the examples against it as a stranger would, and runs them.
-# The README holds plan_a_batch, docs/start.md attend_a_batch; what attend_a_batch computes is known.
+# docs/start.md holds plan_a_batch and attend_a_batch; what attend_a_batch computes is known.
 #
 #   cmake -D BUILD_DIR=… -D SOURCE_DIR=… -D CXX=… -D REDIS=ON -D GLOO=ON -P install_example.cmake
 
@@ -20,7 +20,7 @@ function(expect_program page name)
   endif()
 endfunction()
 
-expect_program(README.md plan_a_batch)
+expect_program(docs/start.md plan_a_batch)
 expect_program(docs/start.md attend_a_batch)
 file(MAKE_DIRECTORY ${work})
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
