@@ -220,7 +220,7 @@ void compare(const std::string& name, const Workload& workload, const Cluster& c
   }
 }
 
-// What docs/performance.md aims at, of plans of 2 ms and more, and of 0.5 to 2 ms.
+// Aims for plans of 2 ms and more, and of 0.5 to 2 ms (docs/results/auto.md has the results).
 struct Aims {
   double gain[2] = {1.15, 1.2};
   double old_bound[2];

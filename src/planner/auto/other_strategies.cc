@@ -22,8 +22,7 @@ namespace {
 // of the 1% is recorded; `bounds_bench` compares bounds with plans.
 constexpr double kMargin = 0.99;
 // Among the variants that decide by rule, the two with the least bound held the fastest within
-// 0.05% on average over 112 workloads; the first alone takes 0.1 to 2.3% longer (2026-11-24,
-// docs/auto.md, What an estimate says).
+// 0.05% on average over 112 workloads; the first alone takes 0.1 to 2.3% longer (2026-11-24).
 constexpr std::size_t kLikely = 2;
 
 StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,

@@ -15,8 +15,8 @@ namespace {
 
 // No measurement of this file's limits, efforts and sizes is recorded. They balance finer blocks,
 // which place better, against the time that their tiles take to place and simulate. Judge a change
-// with `build/auto_bench --devices 32 --seed 11` and `build/budget_bench` (docs/auto.md,
-// Candidates).
+// with `build/auto_bench --devices 32 --seed 11` and `build/budget_bench`
+// (docs/results/auto.md).
 constexpr double kMostPlacedTiles = 150'000;  // of all head groups; of one as many as there are
 constexpr double kMostRowTiles = 150'000;     // likewise
 constexpr double kTilesOfDevice = 750;        // of all head groups, placed quickly

@@ -29,9 +29,9 @@ constexpr int kTurns = 3;  // of placing tiles where there are no rows
 constexpr double kStepsOfEffort = 0.4;
 
 // Geometric mean of simulated time over estimate. Fitted on 2026-11-24 to quick placements of seed
-// 5; on the 112 workloads of seed 33 it is 1.08, 1.09, 1.23 and 1.13 (docs/auto.md, What an
-// estimate says). To fit it again: plan with `auto:candidates=own`, simulate every quick placement
-// and average log(time / estimate) for each kind.
+// 5; on the 112 workloads of seed 33 it is 1.08, 1.09, 1.23 and 1.13. To fit it again: plan
+// with `auto:candidates=own`, simulate every quick placement and average log(time / estimate) for
+// each kind.
 double times_the_estimate(const PlacementChoice& choice) {
   switch (choice.unit) {
     case PlacedUnit::kRows:

@@ -12,8 +12,9 @@ using Stages = OverlapOptions;
 // Schedules for placements that take longer than `longer_than_us`, the best first.
 //
 // Rows and spread rows: fitted on 2026-11-24 to the simulated times of 428 placements under 36
-// schedules each (docs/auto.md, The schedule of a placement, lists the workloads). The first pair
-// of a class takes 3 to 10% longer than the best of the 36, the best of the first five at most 2%.
+// schedules each: nine kinds of batches, four masks, p4de and dgx-h200, 32 devices, 8 and 32 KV
+// heads, blocks of 512 and 1024 tokens. The first pair of a class takes 3 to 10% longer than the
+// best of the 36, the best of the first five at most 2%.
 // Tiles: no measurement is recorded. The script that ran the 36 schedules was not kept. To judge a
 // new table, run `build/auto_bench --devices 32 --seed 11 --clusters dgx-h200 --kv-heads 8`, then
 // p4de and 32 KV heads, before and after: the last columns show the search that has 50 ms.

@@ -9,7 +9,7 @@ namespace contextile {
 
 // Likeliest first, of a placement that takes about so long, forward and backward. The first alone
 // is within 3 to 10% of the best of 36 in either direction, the first five within 2%
-// (docs/auto.md).
+// (schedule_rules.cc).
 [[nodiscard]] std::span<const SchedulePair> likely_schedules(PlacedUnit unit, double estimate_us);
 
 }  // namespace contextile

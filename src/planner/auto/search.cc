@@ -23,7 +23,7 @@ namespace contextile {
 namespace {
 
 // Steps of a search without a limit: about two minutes of one core. Only the largest
-// batches need more, whose candidates take seconds each (docs/auto.md, A limited search).
+// batches need more, whose candidates take seconds each (docs/auto.md, Limits).
 constexpr std::int64_t kMostSteps = 120'000'000;
 
 // The phase that found the best candidate.

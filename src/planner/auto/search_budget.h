@@ -81,8 +81,9 @@ class SearchProgress {
 // groups; of rows, which are placed with all heads, of one. The coefficients were set between
 // 2026-11-22 and 2026-11-24 from the time that searches took on two cores at 2.8 GHz and on an AMD
 // EPYC; timings of single candidates were not kept. A coefficient that is too small breaks a limit
-// in time, one that is too large leaves time unused. `build/budget_bench` shows both (docs/auto.md,
-// A limited search); `contextile plan --explain --strategy auto:budget_ms=N` shows the phase.
+// in time, one that is too large leaves time unused. `build/budget_bench` shows both
+// (docs/results/auto.md, Keeping a budget); `contextile plan --explain --strategy
+// auto:budget_ms=N` shows the phase.
 constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
                                         std::int64_t tiles) {
   return 1300 * devices + 60 * units + tiles;
