@@ -24,7 +24,7 @@ class BadInput : public ProgramTest {
 };
 
 TEST_F(BadInput, NoCommandListsTheCommands) {
-  expect_bad_input(contextile({}), {"expected a command", "plan, verify, run", "found none"});
+  expect_bad_input(contextile({}), {"expected a command", "plan, verify, compare", "found none"});
 }
 
 TEST_F(BadInput, UnknownCommandSuggestsOne) {

@@ -36,10 +36,10 @@ class Reference : public ShellTest {
     std::istringstream lines(output({command, "--help"}));
     std::vector<std::string> found;
     for (std::string line; std::getline(lines, line);) {
-      if (line.starts_with("  contextile ")) {
-        found.push_back(line);
-      } else if (!found.empty() && line.starts_with("    ")) {
+      if (!found.empty() && found.back().ends_with('\\')) {
         found.back() += '\n' + line;
+      } else if (line.starts_with("  contextile ")) {
+        found.push_back(line);
       }
     }
     return found;

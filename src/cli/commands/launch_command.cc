@@ -271,7 +271,7 @@ Action add_launch_command(CLI::App& app) {
        "{rank}, {ranks}, {rendezvous} and {run-id} are filled in",
        ""});
   add_examples(app, {"contextile launch -n 4 -- run small.plan --seed 3",
-                     "contextile launch -n 4 -- profile -o machine.json",
+                     "contextile launch -n 4 -- profile -o machine.json --quick",
                      "contextile launch -n 2 -- echo rank {rank} of {ranks}"});
   return [options] { return run(*options); };
 }

@@ -239,7 +239,7 @@ Action add_profile_command(CLI::App& app) {
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the measured calls of the kernel");
   add_examples(app, {"contextile profile -o machine.json --quick",
-                     "contextile launch -n 4 -- profile --nodes 1 -o machine.json",
+                     "contextile launch -n 4 -- profile --nodes 1 -o machine.json --quick",
                      "mpirun -n 4 contextile profile --transport mpi -o machine.json",
                      "contextile compare --lengths lengths.txt --cluster machine.json --strategy "
                      "zigzag,magi --run"});
