@@ -69,7 +69,7 @@ struct DecoderConfig {
 void check_decoder_config(const DecoderConfig& config);
 // From config.json in a folder of Hugging Face's format. Throws IoError, and InvalidArgument that
 // names the key on what this model has no part for (another model_type or activation, rotary
-// scaling of other kinds, biases of the feed-forward).
+// scaling of other kinds, biases of the feed-forward, quantized weights).
 [[nodiscard]] DecoderConfig read_decoder_config(const std::string& folder);
 // Parameters of the whole model.
 [[nodiscard]] std::int64_t num_parameters(const DecoderConfig& config);
@@ -118,6 +118,10 @@ struct DecoderWeights {
 // f32, bf16 or f16. Throws IoError, and InvalidArgument that names the file and the tensor.
 [[nodiscard]] DecoderWeights load_weights(const std::string& folder, const DecoderConfig& config,
                                           const DecoderPart& part);
+
+// A digest of the files that load_weights reads: their names, sizes and headers, and samples of at most
+// 16 MiB of each. Ranks with the same digest have loaded the same model. Throws as load_weights does.
+[[nodiscard]] std::uint64_t weights_digest(const std::string& folder);
 
 struct DecoderOptions {
   KvLayout layout;                             // its ranks are the group's

@@ -92,7 +92,7 @@ class Scheduler {
   Scheduler(Scheduler&&) noexcept;
   Scheduler& operator=(Scheduler&&) noexcept;
 
-  // False: max_waiting wait already, and nothing has changed. Throws InvalidArgument on a request
+  // False: max_waiting wait already besides those that can begin at once, and nothing has changed. Throws InvalidArgument on a request
   // that can never be served: without prompt, too long for the model or the cache, or with wrong
   // parameters.
   [[nodiscard]] bool submit(GenerationRequest request);
@@ -197,6 +197,18 @@ class EngineRank {
   Transport& transport_;
   Engine& engine_;
 };
+
+// A setting that the ranks of a group must have in common.
+struct EngineSetting {
+  std::string name;
+  std::string value;
+};
+
+// Collective, before the first step. Throws InvalidArgument on all ranks, with the same words, where
+// a setting differs between two ranks: "serve: expected the same page size on all ranks, found 16 on
+// rank 0 and 32 on rank 2". Returns a number that rank 0 drew, the same on all ranks: it tells this
+// group from an earlier one of the same name.
+std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSetting> settings);
 
 // An input as bytes, and back. Throws InvalidArgument on bytes that are none.
 [[nodiscard]] std::vector<std::byte> encode(const EngineInput& input);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -13,6 +14,8 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/quote.h"
@@ -63,6 +66,13 @@ Dtype parse_wire(const std::string& text) {
   fail_argument("--wire: expected f32, bf16 or f16, found {}", quote(text));
 }
 
+ServeLog parse_log(const std::string& text) {
+  if (text == "quiet") return ServeLog::kQuiet;
+  if (text == "events") return ServeLog::kEvents;
+  if (text == "requests") return ServeLog::kRequests;
+  fail_argument("--log: expected quiet, events or requests, found {}", quote(text));
+}
+
 // What ranks of this process take must be there: weights once among them and pages, more or less.
 void check_memory(const Serving& serving, std::int32_t ranks_here) {
   constexpr double kGiB = 1 << 30;
@@ -105,10 +115,40 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   return serving;
 }
 
-// One rank, from its weights to the end of serving. `open` gives the first rank its server, once
-// all ranks are ready.
+std::string model_text(const DecoderConfig& config) {
+  return fmt::format(
+      "{} layers, hidden {}, heads {}/{} of {}, feed-forward {}, vocabulary {}, "
+      "windows {}, rope {} / {}, length {}",
+      config.num_layers, config.hidden_size, config.q_heads, config.kv_heads, config.head_dim,
+      config.ffn_size, config.vocab_size, fmt::join(config.windows, " "), config.rope.theta,
+      config.rope.factor, config.max_length);
+}
+
+// Ranks that differ in one of these would fail at the first request, or answer with wrong tokens.
+std::vector<EngineSetting> settings_of(const Serving& serving) {
+  const KvLayout& layout = serving.decoder.layout;
+  const EngineOptions& engine = serving.engine;
+  return {{"model", model_text(serving.model.config)},
+          {"weights", weights_identity(serving.model)},
+          {"--ranks", std::to_string(layout.num_ranks)},
+          {"--page-size", std::to_string(layout.page_size)},
+          {"--interleave", std::to_string(layout.interleave)},
+          {"KV pages (--kv-tokens)", std::to_string(serving.decoder.num_pages)},
+          {"--kv-dtype", std::string(to_string(serving.decoder.kv_dtype))},
+          {"--mode", std::string(to_string(serving.decoder.mode))},
+          {"--wire", std::string(to_string(serving.decoder.wire))},
+          {"--hop-b", std::string(to_string(serving.decoder.hop_b))},
+          {"--hop-b-groups", std::to_string(serving.decoder.hop_b_groups)},
+          {"--max-running", std::to_string(engine.max_running)},
+          {"--max-waiting", std::to_string(engine.max_waiting)},
+          {"--step-tokens", std::to_string(engine.max_step_tokens)},
+          {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
+}
+
+// One rank, from its weights to the end of serving. `ready` is called on the first rank when all
+// ranks are, and returns the server.
 void serve_rank(Transport& transport, const Serving& serving,
-                const std::function<CompletionServer&()>& open) {
+                const std::function<CompletionServer&()>& ready) {
   const DecoderPart part = {transport.rank(), transport.size(),
                             serving.decoder.mode == DecodeMode::kQReplicated};
   DecoderRank model(transport, serving.model.config, weights_of(serving.model, part),
@@ -116,7 +156,7 @@ void serve_rank(Transport& transport, const Serving& serving,
   Engine engine(model, serving.model.config, serving.engine);
   EngineRank rank(transport, engine);
   barrier(transport);
-  if (transport.rank().value == 0) return open().run(rank, engine);
+  if (transport.rank().value == 0) return ready().run(rank, engine);
   while (!rank.advance().stopped) {
   }
 }
@@ -196,7 +236,7 @@ std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options
   serve.max_length = std::min(serving.model.config.max_length, room);
   const auto timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.transport.timeout_s * 1e3));
-  serve.heartbeat = std::max(timeout / 4, std::chrono::milliseconds(1));
+  serve.heartbeat = std::clamp(timeout / 4, std::chrono::milliseconds(1), serve.heartbeat);
   return make_completion_server(serve, tokenizer_of(serving.model));
 }
 
@@ -219,17 +259,18 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
   check_stdout();
 }
 
-// A server, from when its ranks are ready on.
+// The first rank's server: listens before weights are loaded, so that /health can say "starting".
 class OpenServer {
  public:
-  OpenServer(const ServeCommandOptions& options) : options_(options) {}
+  explicit OpenServer(const ServeCommandOptions& options) : options_(options) {}
 
-  CompletionServer& get(const Serving& serving) {
-    if (server_ == nullptr) {
-      server_ = open_server(options_, serving);
-      stop_.emplace(*server_);
-      print_start(options_, serving, *server_);
-    }
+  void open(const Serving& serving) {
+    if (server_ != nullptr) return;
+    server_ = open_server(options_, serving);
+    stop_.emplace(*server_);
+  }
+  CompletionServer& ready(const Serving& serving) {
+    if (!std::exchange(is_announced_, true)) print_start(options_, serving, *server_);
     return *server_;
   }
 
@@ -237,6 +278,7 @@ class OpenServer {
   const ServeCommandOptions& options_;
   std::unique_ptr<CompletionServer> server_;
   std::optional<StopOnSignal> stop_;
+  bool is_announced_ = false;
 };
 
 int serve_inproc(const ServeCommandOptions& options) {
@@ -244,10 +286,12 @@ int serve_inproc(const ServeCommandOptions& options) {
                    "--store: expected with --transport gloo, found it with inproc");
   const Serving serving = serving_of(options, options.ranks.value_or(4));
   OpenServer server(options);
+  server.open(serving);
   run_inproc(
       serving.decoder.layout.num_ranks,
       [&](Transport& transport) {
-        serve_rank(transport, serving, [&]() -> CompletionServer& { return server.get(serving); });
+        serve_rank(transport, serving,
+                   [&]() -> CompletionServer& { return server.ready(serving); });
       },
       inproc_options(options.transport));
   return kExitOk;
@@ -262,14 +306,20 @@ class ProcessRanks {
   }
 
   [[nodiscard]] Transport& transport() { return *transport_; }
+  // Collective, once: ranks compare what they serve, and give this start of the run a name that no
+  // earlier one has, so that what that one left in the store is not believed.
+  void agree(const Serving& serving) {
+    run_ = fmt::format("{}/{:016x}", options_.transport.run_id,
+                       agree_on_engine(*transport_, settings_of(serving)));
+  }
 
   // Opens a group of those that are left, of which this is one. Throws TransportError where the
   // first rank is lost.
   void regroup() {
     const std::int32_t before = transport_->size();
     ++generation_;
-    const Membership left = agree_on_members(*store_, options_.transport.run_id, generation_,
-                                             transport_->rank(), before, {.timeout = timeout()});
+    const Membership left = agree_on_members(*store_, run_, generation_, transport_->rank(), before,
+                                             {.timeout = timeout()});
     if (left.members.front() != Rank{0}) {
       throw TransportError("serve: the first rank is lost, and with it the server");
     }
@@ -293,6 +343,7 @@ class ProcessRanks {
   const ServeCommandOptions& options_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Store> store_;
+  std::string run_;
   std::int32_t generation_ = 0;
 };
 
@@ -308,11 +359,14 @@ int serve_process(const ServeCommandOptions& options) {
   OpenServer server(options);
   std::optional<FirstSignals> wait_for_first;
   if (ranks.transport().rank().value != 0) wait_for_first.emplace(leave_it_to_the_first_rank);
+  bool has_agreed = false;
   while (true) {
     const Serving serving = serving_of(options, ranks.transport().size());
+    if (ranks.transport().rank().value == 0) server.open(serving);
     try {
+      if (!std::exchange(has_agreed, true)) ranks.agree(serving);
       serve_rank(ranks.transport(), serving,
-                 [&]() -> CompletionServer& { return server.get(serving); });
+                 [&]() -> CompletionServer& { return server.ready(serving); });
       return kExitOk;
     } catch (const TransportError& error) {
       if (!ranks.can_regroup()) throw;
@@ -390,6 +444,16 @@ Action add_serve_command(CLI::App& app) {
                          {"N", "clients served at a time; others wait to be accepted", ""});
   add_size<std::int64_t>(app, "--max-body-bytes", options->serve.max_body_bytes, 1,
                          {"N", "of a request; larger ones are answered 413", ""});
+  add_value(
+      app, "--allow-origin",
+      {"ORIGIN", "pages of this origin may call the server from scripts (CORS); *: all", "none"},
+      [options](const std::string& text) { options->serve.allow_origin = text; });
+  add_value(app, "--log",
+            {"quiet|events|requests",
+             "lines on standard error: none; of refusals, preemptions and lost ranks; of every "
+             "request, too",
+             "events"},
+            [options](const std::string& text) { options->serve.log = parse_log(text); });
   add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
                             {"N", "ranks that share the cache (mpi: the job's)", "4"});
   add_transport_options(app, options->transport);

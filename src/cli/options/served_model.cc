@@ -80,6 +80,11 @@ ServedModel parse_served_model(const std::string& text) {
   return model;
 }
 
+std::string weights_identity(const ServedModel& model) {
+  return model.folder.empty() ? fmt::format("random, seed {}", model.seed)
+                              : fmt::format("{:016x}", weights_digest(model.folder));
+}
+
 DecoderWeights weights_of(const ServedModel& model, const DecoderPart& part) {
   return model.folder.empty() ? random_weights(model.config, part, model.seed)
                               : load_weights(model.folder, model.config, part);

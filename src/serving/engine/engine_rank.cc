@@ -1,9 +1,11 @@
 #include <array>
 #include <cstring>
+#include <random>
 #include <type_traits>
 
 #include "base/check.h"
 #include "contextile/serving/engine.h"
+#include "transport/agreement.h"
 
 namespace contextile {
 namespace {
@@ -105,6 +107,18 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
   }
   reader.check_end();
   return input;
+}
+
+std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSetting> settings) {
+  std::vector<Setting> all;
+  for (const EngineSetting& setting : settings) all.push_back({setting.name, setting.value});
+  check_same_settings(transport, "serve", all);
+  std::random_device device;
+  const std::uint64_t mine = (std::uint64_t{device()} << 32) | device();
+  const auto drawn = all_gather(transport, std::as_bytes(std::span(&mine, 1)));
+  std::uint64_t first = 0;
+  std::memcpy(&first, drawn.front().data(), sizeof first);
+  return first;
 }
 
 // All say how many bytes they bring, and what their tables are; only the first brings any.

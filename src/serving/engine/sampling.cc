@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include "base/check.h"
@@ -18,53 +17,77 @@ double log_sum(std::span<const float> logits, double most) {
   return most + std::log(sum);
 }
 
-// The tokens among which one is drawn, the likeliest first and of equally likely ones the first,
-// and what each weighs.
-struct Candidates {
-  std::vector<std::int32_t> tokens;
-  std::vector<double> weights;
-};
-
-Candidates candidates(std::span<const float> logits, double most, const SamplingParams& params) {
-  Candidates found;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] > -std::numeric_limits<float>::infinity()) {
-      found.tokens.push_back(static_cast<std::int32_t>(i));
+// Tokens and their weights, from which one is drawn. The order of tokens, the likeliest first and of
+// equally likely ones the one with the least id, is never made as a whole: every question is
+// answered by partial selection, in time linear in the number of tokens.
+class Candidates {
+ public:
+  Candidates(std::span<const float> logits, double most, double temperature) {
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      const float logit = logits[i];
+      if (!(logit > -std::numeric_limits<float>::infinity())) continue;
+      const double weight = std::exp((static_cast<double>(logit) - most) / temperature);
+      all_.push_back({logit, static_cast<std::int32_t>(i), weight});
     }
   }
-  const auto before = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)];
-    const float y = logits[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
-  std::sort(found.tokens.begin(), found.tokens.end(), before);
-  if (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < found.tokens.size()) {
-    found.tokens.resize(static_cast<std::size_t>(params.top_k));
-  }
-  double total = 0;
-  for (const std::int32_t token : found.tokens) {
-    const double logit = logits[static_cast<std::size_t>(token)];
-    found.weights.push_back(std::exp((logit - most) / params.temperature));
-    total += found.weights.back();
-  }
-  double sum = 0;
-  std::size_t count = 0;
-  while (count < found.weights.size() && sum < params.top_p * total) sum += found.weights[count++];
-  count = std::max<std::size_t>(count, 1);
-  found.tokens.resize(count);
-  found.weights.resize(count);
-  return found;
-}
 
-std::int32_t draw(const Candidates& candidates, double uniform) {
-  double rest =
-      uniform * std::accumulate(candidates.weights.begin(), candidates.weights.end(), 0.0);
-  for (std::size_t i = 0; i < candidates.tokens.size(); ++i) {
-    rest -= candidates.weights[i];
-    if (rest < 0) return candidates.tokens[i];
+  // Keeps the `count` likeliest.
+  void keep(std::size_t count) {
+    if (count >= all_.size()) return;
+    std::nth_element(all_.begin(), all_.begin() + static_cast<std::ptrdiff_t>(count), all_.end());
+    all_.resize(count);
   }
-  return candidates.tokens.back();
-}
+  // Keeps the likeliest ones whose weights reach this share of all together, at least one.
+  void keep_share(double share) {
+    // Slightly less, so that a sum that equals the share is enough.
+    keep(place_of(std::nextafter(share * total(), 0.0)) + 1);
+  }
+  // The token at which the sum of the weights, the likeliest first, passes `uniform` of all.
+  [[nodiscard]] std::int32_t draw(double uniform) {
+    return all_[place_of(uniform * total())].token;
+  }
+
+ private:
+  struct Candidate {
+    float logit;
+    std::int32_t token;
+    double weight;
+
+    friend bool operator<(const Candidate& a, const Candidate& b) {
+      return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+    }
+  };
+
+  [[nodiscard]] double sum(std::size_t begin, std::size_t end) const {
+    double sum = 0;
+    for (std::size_t i = begin; i < end; ++i) sum += all_[i].weight;
+    return sum;
+  }
+  [[nodiscard]] double total() const { return sum(0, all_.size()); }
+
+  // The place, in order, of the candidate with which the sum of weights reaches `sum_wanted`: halves
+  // the range in which it is, so that the whole takes twice the time of the first selection. Leaves
+  // that candidate at its place, and before it those that come before it.
+  [[nodiscard]] std::size_t place_of(double sum_wanted) {
+    std::size_t begin = 0;
+    std::size_t end = all_.size();
+    while (end - begin > 1) {
+      const std::size_t middle = begin + (end - begin) / 2;
+      const auto at = [&](std::size_t i) { return all_.begin() + static_cast<std::ptrdiff_t>(i); };
+      std::nth_element(at(begin), at(middle), at(end));
+      const double first_half = sum(begin, middle);
+      if (sum_wanted < first_half) {
+        end = middle;
+      } else {
+        sum_wanted -= first_half;
+        begin = middle;
+      }
+    }
+    return begin;
+  }
+
+  std::vector<Candidate> all_;
+};
 
 }  // namespace
 
@@ -92,7 +115,10 @@ SampledToken sample(std::span<const float> logits, const SamplingParams& params,
     // Numbers of one request are drawn from generators of their own, so none depends on how many
     // were drawn before.
     Rng random(params.seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(number));
-    token = draw(candidates(logits, most, params), random.uniform());
+    Candidates candidates(logits, most, params.temperature);
+    if (params.top_k > 0) candidates.keep(static_cast<std::size_t>(params.top_k));
+    if (params.top_p < 1) candidates.keep_share(params.top_p);
+    token = candidates.draw(random.uniform());
   }
   const double logprob = logits[static_cast<std::size_t>(token)] - log_total;
   return {token, static_cast<float>(logprob)};

@@ -190,7 +190,8 @@ Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
 
 bool Scheduler::submit(GenerationRequest request) {
   state_->check(request);
-  if (num_waiting() >= state_->options.max_waiting) return false;
+  const std::int32_t can_begin = state_->options.max_running - state_->num_running;
+  if (num_waiting() >= state_->options.max_waiting + can_begin) return false;
   Request added;
   added.tokens = request.prompt;
   added.asked = std::move(request);

@@ -165,6 +165,9 @@ DecoderConfig read_decoder_config(const std::string& folder) {
   if (reader.has("hidden_act") && reader.word("hidden_act") != "silu") {
     reader.fail("hidden_act", "expected silu, found {}", quote(reader.word("hidden_act")));
   }
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    if (reader.has(key)) reader.fail(key, "expected weights that are not quantized, found some");
+  }
   if (reader.flag("mlp_bias", false)) reader.fail("mlp_bias", "expected false, found true");
   DecoderConfig config;
   config.vocab_size = reader.count("vocab_size");

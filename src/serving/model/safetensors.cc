@@ -1,3 +1,6 @@
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 // The safetensors format: 8 bytes with the length of a header, a JSON object of tensors by name
 // with dtype, shape and place, then their bytes (huggingface/safetensors, "Format").
 #include <algorithm>
@@ -76,6 +79,7 @@ class SafetensorsFile {
     check_places();
   }
 
+  [[nodiscard]] std::span<const std::uint8_t> bytes() const { return file_.bytes(); }
   [[nodiscard]] const std::string& path() const { return file_.name(); }
   [[nodiscard]] const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
 
@@ -200,16 +204,47 @@ std::vector<std::string> files_of_index(const std::filesystem::path& index) {
   return paths;
 }
 
+std::vector<std::string> files_of(const std::string& folder) {
+  const std::filesystem::path index =
+      std::filesystem::path(folder) / "model.safetensors.index.json";
+  if (std::filesystem::exists(index)) return files_of_index(index);
+  return {(std::filesystem::path(folder) / "model.safetensors").string()};
+}
+
+// Adds the beginning of a file, where its header is, and pieces at even distances.
+void add_samples(std::span<const std::uint8_t> bytes, XXH3_state_t& state) {
+  constexpr std::size_t kHeader = std::size_t{1} << 20;
+  constexpr std::size_t kPiece = std::size_t{4} << 10;
+  constexpr std::size_t kPieces = std::size_t{4} << 10;
+  const std::uint64_t size = bytes.size();
+  XXH3_64bits_update(&state, &size, sizeof size);
+  const auto add = [&](std::size_t begin, std::size_t count) {
+    const auto part = bytes.subspan(begin, std::min(count, bytes.size() - begin));
+    XXH3_64bits_update(&state, part.data(), part.size());
+  };
+  if (bytes.size() <= kHeader + kPiece * kPieces) return add(0, bytes.size());
+  add(0, kHeader);
+  const std::size_t step = (bytes.size() - kHeader - kPiece) / (kPieces - 1);
+  for (std::size_t i = 0; i < kPieces; ++i) add(kHeader + i * step, kPiece);
+}
+
 }  // namespace
 
 std::unique_ptr<TensorSource> safetensors_source(const std::string& folder) {
-  const std::filesystem::path index =
-      std::filesystem::path(folder) / "model.safetensors.index.json";
-  if (std::filesystem::exists(index)) {
-    return std::make_unique<SafetensorsSource>(files_of_index(index));
+  return std::make_unique<SafetensorsSource>(files_of(folder));
+}
+
+std::uint64_t weights_digest(const std::string& folder) {
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              &XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  for (const std::string& path : files_of(folder)) {
+    const std::string name = std::filesystem::path(path).filename().string();
+    XXH3_64bits_update(state.get(), name.data(), name.size());
+    const SafetensorsFile file(path);
+    add_samples(file.bytes(), *state);
   }
-  return std::make_unique<SafetensorsSource>(
-      std::vector{(std::filesystem::path(folder) / "model.safetensors").string()});
+  return XXH3_64bits_digest(state.get());
 }
 
 }  // namespace contextile

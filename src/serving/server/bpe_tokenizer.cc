@@ -20,6 +20,7 @@
 #include "base/quote.h"
 #include "base/utf8.h"
 #include "contextile/serving/completion_server.h"
+#include "serving/server/added_tokens.h"
 #include "serving/server/bpe_merges.h"
 
 namespace contextile {
@@ -106,12 +107,6 @@ std::optional<char> byte_of(std::string_view token) {
   if (error != std::errc() || stop != end) return std::nullopt;
   return static_cast<char>(byte);
 }
-
-struct AddedToken {
-  std::string text;
-  std::int32_t token = 0;
-  bool is_special = false;
-};
 
 // Where a space is put before text, which added tokens cut into pieces.
 enum class SpaceBefore : std::uint8_t {
@@ -265,6 +260,7 @@ class BpeTokenizer final : public Tokenizer {
   explicit BpeTokenizer(Description given)
       : description_(std::move(given)),
         merges_(description_.tokens, description_.merges),
+        added_(description_.added),
         characters_(byte_characters()) {
     for (const std::string& pattern : description_.patterns) patterns_.emplace_back(pattern);
     for (std::size_t byte = 0; byte < 256; ++byte) {
@@ -273,25 +269,40 @@ class BpeTokenizer final : public Tokenizer {
     for (const auto& [text, token] : description_.tokens) texts_[token] = text_of(text);
     for (const AddedToken& added : description_.added) {
       texts_[added.token] = added.is_special ? std::string() : added.text;
+      longest_bytes_ = std::max(longest_bytes_, std::ssize(added.text));
     }
-    // A token that another begins with must not hide it.
-    std::stable_sort(description_.added.begin(), description_.added.end(),
-                     [](const auto& a, const auto& b) { return a.text.size() > b.text.size(); });
+    for (const auto& [token, text] : texts_) {
+      num_ids_ = std::max(num_ids_, token + 1);
+      longest_bytes_ = std::max(longest_bytes_, std::ssize(text));
+    }
+    for (const std::int32_t token : description_.prefix) num_ids_ = std::max(num_ids_, token + 1);
   }
 
-  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override {
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text,
+                                                 SpecialTokens special) const override {
     check_utf8(text);
-    std::vector<std::int32_t> tokens = description_.prefix;
-    bool is_first = true;
-    while (!text.empty()) {
-      const auto [at, added] = next_added(text);
-      if (at > 0) encode_plain(text.substr(0, at), is_first, tokens);
-      is_first = false;
-      if (added == nullptr) break;
+    std::vector<std::int32_t> tokens;
+    std::size_t at = 0;
+    while (at < text.size()) {
+      const auto added = added_.find(text, at);
+      const std::size_t end = added ? added->begin : text.size();
+      if (end > at) encode_plain(text.substr(at, end - at), at == 0, tokens);
+      if (!added) break;
       tokens.push_back(added->token);
-      text.remove_prefix(at + added->text.size());
+      at = end + added->size;
+    }
+    const std::vector<std::int32_t>& prefix = description_.prefix;
+    const bool has_prefix =
+        tokens.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
+    if (special == SpecialTokens::kAdd && !has_prefix) {
+      tokens.insert(tokens.begin(), prefix.begin(), prefix.end());
     }
     return tokens;
+  }
+  [[nodiscard]] std::int32_t num_ids() const override { return num_ids_; }
+  [[nodiscard]] std::int64_t longest_token_bytes() const override { return longest_bytes_; }
+  [[nodiscard]] std::optional<std::int32_t> special_token(std::string_view text) const override {
+    return added_.special(text);
   }
 
   [[nodiscard]] std::string_view bytes(std::int32_t token) const override {
@@ -307,18 +318,6 @@ class BpeTokenizer final : public Tokenizer {
                        static_cast<unsigned char>(text[at]), at);
       at += size;
     }
-  }
-
-  // The first added token in a text, of those that begin there the longest; none: the text's end.
-  [[nodiscard]] std::pair<std::size_t, const AddedToken*> next_added(std::string_view text) const {
-    std::pair<std::size_t, const AddedToken*> first = {text.size(), nullptr};
-    for (const AddedToken& added : description_.added) {
-      const std::size_t at =
-          text.substr(0, std::min(text.size(), first.first + added.text.size() - 1))
-              .find(added.text);
-      if (at < first.first) first = {at, &added};
-    }
-    return first;
   }
 
   [[nodiscard]] bool wants_space(std::string_view piece, bool is_first) const {
@@ -422,6 +421,9 @@ class BpeTokenizer final : public Tokenizer {
 
   Description description_;
   BpeMerges merges_;
+  AddedTokens added_;
+  std::int32_t num_ids_ = 0;
+  std::int64_t longest_bytes_ = 1;
   std::array<std::string, 256> characters_;
   std::map<std::string, char> bytes_of_characters_;
   std::vector<WordPattern> patterns_;

@@ -10,7 +10,8 @@ class ByteTokenizer final : public Tokenizer {
   ByteTokenizer() {
     for (std::size_t i = 0; i < all_.size(); ++i) all_[i] = static_cast<char>(i);
   }
-  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override {
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text,
+                                                 SpecialTokens /*special*/) const override {
     std::vector<std::int32_t> tokens;
     for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
     return tokens;
@@ -18,6 +19,12 @@ class ByteTokenizer final : public Tokenizer {
   [[nodiscard]] std::string_view bytes(std::int32_t token) const override {
     if (token < 0 || token >= static_cast<std::int32_t>(all_.size())) return {};
     return {&all_[static_cast<std::size_t>(token)], 1};
+  }
+  [[nodiscard]] std::int32_t num_ids() const override { return 256; }
+  [[nodiscard]] std::int64_t longest_token_bytes() const override { return 1; }
+  [[nodiscard]] std::optional<std::int32_t> special_token(
+      std::string_view /*text*/) const override {
+    return std::nullopt;
   }
 
  private:

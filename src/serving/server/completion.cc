@@ -34,7 +34,9 @@ CompletionChoice Completion::add(std::int32_t index, const EngineEvent& event) {
   piece.tokens = {event.token};
   piece.logprobs = {event.logprob};
   TextStream alone({});
-  piece.token_texts = {alone.add(bytes) + alone.finish()};
+  std::string token_text = alone.add(bytes);
+  token_text += alone.finish();
+  piece.token_texts = {std::move(token_text)};
   if (event.finish && !texts_[i].stopped()) {
     piece.text += texts_[i].finish();
     piece.finish_reason = to_string(*event.finish);

@@ -2,17 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/quote.h"
-#include "serving/server/bounded_threads.h"
 #include "serving/server/completion.h"
+#include "serving/server/http_front.h"
 #include "serving/server/protocol.h"
 #include "serving/server/request_queue.h"
 
@@ -21,8 +23,10 @@ namespace {
 
 using nlohmann::json;
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::milliseconds kBetweenLooks{200};  // whether a client is still there
-constexpr std::chrono::seconds kMostForBody{30};
+constexpr std::chrono::milliseconds kGraceAtEnd{1'000};  // for clients to read their last bytes
 constexpr const char* kJson = "application/json";
 
 std::uint64_t random_bits() {
@@ -43,12 +47,6 @@ ProtocolError error_of(const CallUpdate& update) {
     return {.status = 503, .type = "server_error", .message = update.failure};
   }
   return {.message = update.failure};
-}
-
-void answer(httplib::Response& response, const ProtocolError& error) {
-  response.status = error.status;
-  if (error.status == 429) response.set_header("Retry-After", "1");
-  response.set_content(error_json(error), kJson);
 }
 
 // What is known of the engines after a step.
@@ -86,12 +84,21 @@ std::string metrics_text(const Snapshot& now) {
 class HttpServer final : public CompletionServer {
  public:
   HttpServer(const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer)
-      : options_(options), tokenizer_(std::move(tokenizer)) {
-    check();
-    set_limits();
+      : options_(checked(options)),
+        tokenizer_(std::move(tokenizer)),
+        server_(limits_of(options), [this](int status, const std::string& message) {
+          return refusal(status, message);
+        }) {
+    set_options();
     add_completions();
     add_answers();
     add_failures();
+    if (tokenizer_->num_ids() > options_.vocab_size) {
+      log(ServeLog::kEvents,
+          fmt::format("the tokenizer has token ids up to {}, the model's vocabulary ends at {}; "
+                      "prompts with the others are refused",
+                      tokenizer_->num_ids() - 1, options_.vocab_size - 1));
+    }
     port_ = options.port == 0 ? server_.bind_to_any_port(options.host)
             : server_.bind_to_port(options.host, options.port) ? options.port
                                                                : -1;
@@ -101,26 +108,36 @@ class HttpServer final : public CompletionServer {
           "name that is known",
           printable(options.host), options.port);
     }
-    // The library asks the system to queue five connections; clients that come at once are more.
-    ::listen(socket_, SOMAXCONN);
-    listener_ = std::thread([this] { server_.listen_after_bind(); });
-    while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    server_.start();
   }
 
   ~HttpServer() override {
     queue_.stop("the server stops");
-    server_.stop();
-    listener_.join();
+    server_.close(kGraceAtEnd);
   }
 
   [[nodiscard]] std::int32_t port() const override { return port_; }
 
   void run(EngineRank& rank, const Engine& engine) override {
+    const std::int32_t ranks = engine.scheduler().cache().layout().num_ranks;
+    {
+      const std::lock_guard lock(health_mutex_);
+      if (health_.ranks_at_start == 0) health_.ranks_at_start = ranks;
+      health_.ranks = ranks;
+      health_.last_step = Clock::now();
+      health_.state = EngineState::kRunning;
+    }
     try {
       while (!rank_advances(rank, engine)) {
       }
     } catch (const std::exception& error) {
-      queue_.restart(engine.scheduler(), fmt::format("the engines were lost: {}", error.what()));
+      log(ServeLog::kEvents, fmt::format("the engines were lost: {}", error.what()));
+      {
+        const std::lock_guard lock(health_mutex_);
+        health_.state = EngineState::kLost;
+      }
+      // Clients learn nothing of ranks and their addresses.
+      queue_.restart(engine.scheduler(), "the engines were lost; the request may be sent again");
       throw;
     }
   }
@@ -128,14 +145,48 @@ class HttpServer final : public CompletionServer {
   void stop(const std::string& reason) override { queue_.stop(reason); }
 
  private:
-  void check() const {
-    CONTEXTILE_CHECK(options_.port >= 0 && options_.port <= 65535,
-                     "serve: expected a port of 0 to 65535, found {}", options_.port);
-    CONTEXTILE_CHECK(options_.max_connections >= 1 && options_.max_connections <= 10'000,
-                     "serve: expected 1 to 10000 connections, found {}", options_.max_connections);
-    CONTEXTILE_CHECK(options_.max_body_bytes >= 1,
+  static const ServeOptions& checked(const ServeOptions& options) {
+    CONTEXTILE_CHECK(options.port >= 0 && options.port <= 65535,
+                     "serve: expected a port of 0 to 65535, found {}", options.port);
+    CONTEXTILE_CHECK(options.max_connections >= 1 && options.max_connections <= 10'000,
+                     "serve: expected 1 to 10000 connections, found {}", options.max_connections);
+    CONTEXTILE_CHECK(options.max_body_bytes >= 1,
                      "serve: expected max_body_bytes of at least 1, found {}",
-                     options_.max_body_bytes);
+                     options.max_body_bytes);
+    const bool is_origin = std::ranges::none_of(
+        options.allow_origin, [](char c) { return c <= ' ' || c >= 0x7f || c == ','; });
+    CONTEXTILE_CHECK(is_origin, "serve, allow_origin: expected one origin or *, found {}",
+                     quote(options.allow_origin));
+    check_sampling(options.sampling);
+    return options;
+  }
+  static FrontLimits limits_of(const ServeOptions& options) {
+    FrontLimits limits;
+    limits.max_active = static_cast<std::size_t>(options.max_connections);
+    limits.head.max_body_bytes = static_cast<std::uint64_t>(options.max_body_bytes);
+    return limits;
+  }
+
+  void log(ServeLog level, const std::string& line) const {
+    if (options_.log < level) return;
+    if (options_.write_log) return options_.write_log(line);
+    const std::string whole = fmt::format("serve: {}\n", line);
+    std::fwrite(whole.data(), 1, whole.size(), stderr);
+  }
+
+  // The body of an answer that refuses a request.
+  [[nodiscard]] std::string refusal(const ProtocolError& error) const {
+    log(ServeLog::kEvents, fmt::format("refused with {}: {}", error.status, error.message));
+    return error_json(error);
+  }
+  [[nodiscard]] std::string refusal(int status, const std::string& message) const {
+    const char* type = status >= 500 ? "server_error" : "invalid_request_error";
+    return refusal(ProtocolError{.status = status, .type = type, .message = message});
+  }
+  void answer(httplib::Response& response, const ProtocolError& error) const {
+    response.status = error.status;
+    if (error.status == 429) response.set_header("Retry-After", "1");
+    response.set_content(refusal(error), kJson);
   }
 
   // Whether all have stopped.
@@ -143,7 +194,15 @@ class HttpServer final : public CompletionServer {
     const EngineOutput output = rank.advance(queue_.take(options_.heartbeat));
     const Scheduler& scheduler = engine.scheduler();
     {
-      const std::lock_guard lock(snapshot_mutex_);
+      const std::lock_guard lock(health_mutex_);
+      const std::int64_t preempted =
+          scheduler.stats().num_preemptions - snapshot_.stats.num_preemptions;
+      if (preempted > 0) {
+        log(ServeLog::kEvents,
+            fmt::format("preempted {} requests for want of KV pages; they are computed again",
+                        preempted));
+      }
+      health_.last_step = Clock::now();
       snapshot_ = {scheduler.stats(), scheduler.num_running(), scheduler.num_waiting(),
                    scheduler.cache().free_pages()};
     }
@@ -151,18 +210,20 @@ class HttpServer final : public CompletionServer {
     return output.stopped;
   }
 
-  void set_limits() {
-    const auto connections = static_cast<std::size_t>(options_.max_connections);
-    server_.new_task_queue = [connections] { return new BoundedThreads(connections); };
+  void set_options() {
     server_.set_payload_max_length(static_cast<std::size_t>(options_.max_body_bytes));
-    server_.set_tcp_nodelay(true);
     // The library's own options would let two servers have one port.
-    server_.set_socket_options([this](socket_t socket) {
+    server_.set_socket_options([](socket_t socket) {
       const int yes = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-      socket_ = socket;
     });
-    server_.set_keep_alive_timeout(1);  // a connection nobody uses holds one of the threads
+    server_.answer_at_once({"/health", "/metrics"});
+    if (options_.allow_origin.empty()) return;
+    server_.set_default_headers({{"Access-Control-Allow-Origin", options_.allow_origin},
+                                 {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                                 {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"}});
+    server_.Options(
+        ".*", [](const httplib::Request&, httplib::Response& response) { response.status = 204; });
   }
 
   void add_completions() {
@@ -170,7 +231,7 @@ class HttpServer final : public CompletionServer {
       complete(body, response);
     });
     post("/tokenize", [this](const std::string& body, httplib::Response& response) {
-      const json answered = {{"tokens", tokenizer_->encode(parse_tokenize(body))}};
+      const json answered = {{"tokens", parse_tokenize(body, *tokenizer_)}};
       response.set_content(answered.dump(), kJson);
     });
   }
@@ -197,27 +258,22 @@ class HttpServer final : public CompletionServer {
     if (request.is_multipart_form_data()) {
       throw ProtocolFailure({.status = 415, .message = "request: expected JSON, found a form"});
     }
-    const auto limit = std::chrono::steady_clock::now() + kMostForBody;
     std::string body;
-    int status = 400;
+    const auto most = static_cast<std::size_t>(options_.max_body_bytes);
+    bool is_long = false;
     const bool is_whole = reader([&](const char* bytes, std::size_t size) {
-      body.append(bytes, size);
-      // In pieces it has no length that could be looked at before.
-      if (body.size() > static_cast<std::size_t>(options_.max_body_bytes)) {
-        status = 413;
-      } else if (std::chrono::steady_clock::now() > limit) {
-        status = 408;
-      } else {
-        return true;
-      }
-      return false;
+      // A body in chunks, or a compressed one, has no length that could be looked at before.
+      is_long = body.size() + size > most;
+      if (!is_long) body.append(bytes, size);
+      return !is_long;
     });
     if (is_whole) return body;
-    if (response.status == 413) status = 413;  // the library's, by the length that was announced
+    const int status = is_long || response.status == 413 ? 413 : 408;
     throw ProtocolFailure(
         {.status = status,
-         .message = fmt::format("request: expected a body of at most {} bytes, whole within {} s",
-                                options_.max_body_bytes, kMostForBody.count())});
+         .message = fmt::format("request: expected a body of at most {} bytes (--max-body-bytes), "
+                                "whole within {} s",
+                                options_.max_body_bytes, FrontLimits{}.body_time.count() / 1000)});
   }
 
   void add_answers() {
@@ -237,13 +293,38 @@ class HttpServer final : public CompletionServer {
                   .param = "model",
                   .code = "model_not_found"});
         });
-    server_.Get("/health", [](const httplib::Request&, httplib::Response& response) {
-      response.set_content("ok\n", "text/plain");
+    server_.Get("/health", [this](const httplib::Request&, httplib::Response& response) {
+      const auto [status, text] = health_now();
+      response.status = status;
+      response.set_content(text + '\n', "text/plain");
     });
     server_.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
-      const std::lock_guard lock(snapshot_mutex_);
+      const std::lock_guard lock(health_mutex_);
       response.set_content(metrics_text(snapshot_), "text/plain; version=0.0.4");
     });
+  }
+
+  // The status and text of /health.
+  [[nodiscard]] std::pair<int, std::string> health_now() {
+    const std::lock_guard lock(health_mutex_);
+    const auto since = Clock::now() - health_.last_step;
+    switch (health_.state) {
+      case EngineState::kStarting:
+        return {503, "starting"};
+      case EngineState::kLost:
+        return {503, "lost: ranks are gone, and no others have taken over"};
+      case EngineState::kRunning:
+        break;
+    }
+    if (since > options_.slow_step) {
+      return {503, fmt::format("degraded: no step has ended for {} s",
+                               std::chrono::duration_cast<std::chrono::seconds>(since).count())};
+    }
+    if (health_.ranks < health_.ranks_at_start) {
+      return {200, fmt::format("degraded: {} of {} ranks are left", health_.ranks,
+                               health_.ranks_at_start)};
+    }
+    return {200, "ok"};
   }
 
   [[nodiscard]] json model_json() const {
@@ -256,10 +337,10 @@ class HttpServer final : public CompletionServer {
 
   void add_failures() {
     server_.set_exception_handler(
-        [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+        [this](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
           answer(response, {.status = 500, .type = "server_error", .message = "an internal error"});
         });
-    server_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
+    server_.set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
       if (!response.body.empty()) return;
       const std::string what =
           response.status == 404
@@ -286,6 +367,8 @@ class HttpServer final : public CompletionServer {
         request.sampling = asked.sampling;
         request.sampling.seed = seed + static_cast<std::uint64_t>(i);
         if (!asked.ignore_end) request.stop_tokens = options_.end_tokens;
+        request.stop_tokens.insert(request.stop_tokens.end(), asked.stop_tokens.begin(),
+                                   asked.stop_tokens.end());
         requests.push_back(std::move(request));
       }
     }
@@ -299,37 +382,81 @@ class HttpServer final : public CompletionServer {
     const CompletionRequest asked;
     Completion completion;
     const CompletionHead head;
+    const Clock::time_point begin = Clock::now();
+    Clock::time_point first_token{};
     std::shared_ptr<Call> call;
   };
 
   void complete(const std::string& body, httplib::Response& response) {
-    const ProtocolLimits limits = {options_.model, options_.vocab_size, options_.max_length};
+    const ProtocolLimits limits = {.model = options_.model,
+                                   .vocab_size = options_.vocab_size,
+                                   .max_length = options_.max_length,
+                                   .sampling = options_.sampling};
     CompletionRequest asked = parse_completion(body, *tokenizer_, limits);
     const CompletionHead head = {fmt::format("cmpl-{:016x}", random_bits()), options_.model,
                                  seconds_now()};
     const auto answered = std::make_shared<Answer>(std::move(asked), *tokenizer_, head);
     answered->call = queue_.submit(requests_of(answered->asked));
     // Nothing is sent before it is certain that the engines take it.
-    const CallUpdate first = wait(*answered->call);
-    if (!first.failure.empty()) return answer(response, error_of(first));
+    const auto first = wait(*answered);
+    if (!first) return;
+    if (!first->failure.empty()) return fail(*answered, *first, response);
     if (answered->asked.stream) return stream(answered, response);
     while (!answered->completion.is_finished()) {
-      const CallUpdate update = wait(*answered->call);
-      if (!update.failure.empty()) return answer(response, error_of(update));
-      if (!update.is_taken) static_cast<void>(take(*answered, update));
+      const auto update = wait(*answered);
+      if (!update) return;
+      if (!update->failure.empty()) return fail(*answered, *update, response);
+      if (!update->is_taken) static_cast<void>(take(*answered, *update));
     }
+    note_end(*answered, "answered");
     response.set_content(completion_json(head, answered->asked, answered->completion.choices(),
                                          answered->completion.usage()),
                          kJson);
   }
 
-  [[nodiscard]] static CallUpdate wait(Call& call) {
+  // The next update; none where the client has gone, and with it the request.
+  [[nodiscard]] std::optional<CallUpdate> wait(Answer& answered) {
     while (true) {
-      if (auto update = call.next(std::chrono::seconds(10))) return std::move(*update);
+      if (auto update = answered.call->next(kBetweenLooks)) return update;
+      if (HttpFront::client_is_gone()) {
+        queue_.cancel(*answered.call);
+        note_end(answered, "cancelled, the client has gone");
+        return std::nullopt;
+      }
     }
   }
 
+  void fail(const Answer& answered, const CallUpdate& update, httplib::Response& response) const {
+    note_end(answered, "failed");
+    answer(response, error_of(update));
+  }
+
+  void note_end(const Answer& answered, std::string_view outcome) const {
+    if (options_.log < ServeLog::kRequests) return;
+    const auto ms_since = [&](Clock::time_point end) {
+      return end == Clock::time_point{}
+                 ? 0
+                 : std::chrono::duration_cast<std::chrono::milliseconds>(end - answered.begin)
+                       .count();
+    };
+    const CompletionUsage& usage = answered.completion.usage();
+    log(ServeLog::kRequests,
+        fmt::format("{} {}: {} prompt tokens, {} of them cached, {} tokens; first after {} ms, all "
+                    "after {} ms; {}",
+                    answered.head.id, outcome, usage.prompt_tokens, usage.cached_tokens,
+                    usage.completion_tokens, ms_since(answered.first_token), ms_since(Clock::now()),
+                    finish_text(answered.completion)));
+  }
+  static std::string finish_text(const Completion& completion) {
+    std::vector<std::string_view> reasons;
+    for (const CompletionChoice& choice : completion.choices()) {
+      reasons.push_back(choice.finish_reason.value_or("unfinished"));
+    }
+    return fmt::format("{}", fmt::join(reasons, ", "));
+  }
+
   [[nodiscard]] CompletionChoice take(Answer& answered, const CallUpdate& update) {
+    if (answered.first_token == Clock::time_point{}) answered.first_token = Clock::now();
     CompletionChoice piece = answered.completion.add(update.index, update.event);
     if (answered.completion.ends_early(update.index, update.event)) {
       queue_.cancel(*answered.call, update.index);
@@ -343,7 +470,7 @@ class HttpServer final : public CompletionServer {
       const std::string text = "data: " + data + "\n\n";
       return sink.write(text.data(), text.size());
     };
-    if (!update.failure.empty()) return event(error_json(error_of(update)));
+    if (!update.failure.empty()) return event(refusal(error_of(update)));
     const CompletionChoice piece = take(answered, update);
     const bool shows = !piece.text.empty() || piece.finish_reason || answered.asked.return_tokens ||
                        answered.asked.logprobs;
@@ -368,20 +495,30 @@ class HttpServer final : public CompletionServer {
       return true;
     };
     // However it ended: nothing of it is computed any more.
-    const auto release = [this, answered](bool) { queue_.cancel(*answered->call); };
+    const auto release = [this, answered](bool) {
+      queue_.cancel(*answered->call);
+      note_end(*answered, answered->completion.is_finished() ? "answered" : "ended early");
+    };
     response.set_chunked_content_provider("text/event-stream", provide, release);
   }
+
+  enum class EngineState : std::uint8_t { kStarting, kRunning, kLost };
+  struct Health {
+    EngineState state = EngineState::kStarting;
+    std::int32_t ranks = 0;
+    std::int32_t ranks_at_start = 0;
+    Clock::time_point last_step{};
+  };
 
   const ServeOptions options_;
   const std::unique_ptr<Tokenizer> tokenizer_;
   const std::int64_t created_s_ = seconds_now();
   RequestQueue queue_;
-  std::mutex snapshot_mutex_;
+  std::mutex health_mutex_;
+  Health health_;
   Snapshot snapshot_;
-  httplib::Server server_;
-  socket_t socket_ = -1;  // that listens; the server's
   std::int32_t port_ = -1;
-  std::thread listener_;
+  HttpFront server_;  // the last: its threads use the others
 };
 
 }  // namespace

@@ -27,6 +27,17 @@ std::string shown(const json& value) {
   return quote(value.dump(-1, ' ', true, json::error_handler_t::replace));
 }
 
+// nlohmann's comparison would wrap numbers of 2^63 and more.
+bool is_integer(const json& value, std::int64_t least, std::int64_t most) {
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<std::uint64_t>();
+    return number <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) &&
+           static_cast<std::int64_t>(number) >= least && static_cast<std::int64_t>(number) <= most;
+  }
+  return value.is_number_integer() && value.get<std::int64_t>() >= least &&
+         value.get<std::int64_t>() <= most;
+}
+
 class RequestReader {
  public:
   explicit RequestReader(const json& object) : object_(object) {}
@@ -40,10 +51,17 @@ class RequestReader {
                                      std::int64_t most) const {
     const json* value = find(key);
     if (value == nullptr) return unless;
-    if (!value->is_number_integer() || *value < least || *value > most) {
+    if (!is_integer(*value, least, most)) {
       fail(key, "expected an integer of {} to {}, found {}", least, most, shown(*value));
     }
     return value->get<std::int64_t>();
+  }
+  // Refuses keys that are none of `known`, unless their value is null.
+  void check_keys(const char* where, const std::set<std::string>& known) const {
+    for (const auto& [key, value] : object_.items()) {
+      if (known.contains(key) || value.is_null()) continue;
+      fail(where, "expected {}, found {}", fmt::join(known, ", "), quote(key));
+    }
   }
   [[nodiscard]] double number(const char* key, double unless, double least, double most) const {
     const json* value = find(key);
@@ -65,12 +83,23 @@ class RequestReader {
 };
 
 void check_keys(const json& object) {
-  static const std::set<std::string> kKnown = {"model",    "prompt",         "max_tokens",
-                                               "n",        "temperature",    "top_p",
-                                               "top_k",    "seed",           "stop",
-                                               "stream",   "stream_options", "echo",
-                                               "logprobs", "ignore_eos",     "return_token_ids",
-                                               "user"};
+  static const std::set<std::string> kKnown = {"model",
+                                               "prompt",
+                                               "max_tokens",
+                                               "n",
+                                               "temperature",
+                                               "top_p",
+                                               "top_k",
+                                               "seed",
+                                               "stop",
+                                               "stream",
+                                               "stream_options",
+                                               "echo",
+                                               "logprobs",
+                                               "ignore_eos",
+                                               "return_token_ids",
+                                               "user",
+                                               "add_special_tokens"};
   // What other servers take, and clients send with a value that changes nothing.
   const auto is_neutral = [](const std::string& key, const json& value) {
     if (value.is_null()) return true;
@@ -89,31 +118,66 @@ void check_keys(const json& object) {
   }
 }
 
-std::vector<std::int32_t> tokens_of(const json& list, std::int32_t vocab_size) {
+[[noreturn]] void fail_length(std::int64_t max_length, const std::string& found) {
+  throw ProtocolFailure(
+      {.message = fmt::format("prompt: expected at most {} tokens of prompt and output, found {}",
+                              max_length, found),
+       .param = "prompt",
+       .code = "context_length_exceeded"});
+}
+
+std::vector<std::int32_t> tokens_of(const json& list, const ProtocolLimits& limits) {
+  if (std::ssize(list) > limits.max_length) {
+    fail_length(limits.max_length, fmt::format("{} of prompt", list.size()));
+  }
   std::vector<std::int32_t> tokens;
   tokens.reserve(list.size());
   for (const json& token : list) {
-    if (!token.is_number_integer() || token < 0 || token >= vocab_size) {
-      fail("prompt", "expected token ids of 0 to {}, found {}", vocab_size - 1, shown(token));
+    if (!is_integer(token, 0, limits.vocab_size - 1)) {
+      fail("prompt", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
+           shown(token));
     }
     tokens.push_back(token.get<std::int32_t>());
   }
   return tokens;
 }
 
-void add_prompt(const json& value, const Tokenizer& tokenizer, std::int32_t vocab_size,
-                CompletionRequest& request) {
+std::vector<std::int32_t> encode(const std::string& text, const Tokenizer& tokenizer,
+                                 SpecialTokens special) {
+  try {
+    return tokenizer.encode(text, special);
+  } catch (const InvalidArgument& error) {
+    fail("prompt", "{}", error.what());
+  }
+}
+
+std::vector<std::int32_t> tokens_of_text(const std::string& text, const Tokenizer& tokenizer,
+                                         const ProtocolLimits& limits, SpecialTokens special) {
+  // Text that can only be too long is not tokenized at all.
+  const std::int64_t longest = tokenizer.longest_token_bytes();
+  if (std::ssize(text) / longest > limits.max_length) {
+    fail_length(limits.max_length,
+                fmt::format("{} bytes, of which a token has at most {}", text.size(), longest));
+  }
+  std::vector<std::int32_t> tokens = encode(text, tokenizer, special);
+  for (const std::int32_t token : tokens) {
+    if (token >= limits.vocab_size) {
+      fail("prompt", "expected tokens of the model's {}, found token {} of the tokenizer",
+           limits.vocab_size, token);
+    }
+  }
+  return tokens;
+}
+
+void add_prompt(const json& value, const Tokenizer& tokenizer, const ProtocolLimits& limits,
+                SpecialTokens special, CompletionRequest& request) {
   std::vector<std::int32_t> tokens;
   std::string text;
   if (value.is_string()) {
     text = value.get<std::string>();
-    try {
-      tokens = tokenizer.encode(text);
-    } catch (const InvalidArgument& error) {
-      fail("prompt", "{}", error.what());
-    }
+    tokens = tokens_of_text(text, tokenizer, limits, special);
   } else {
-    tokens = tokens_of(value, vocab_size);
+    tokens = tokens_of(value, limits);
     for (const std::int32_t token : tokens) text += tokenizer.bytes(token);
   }
   if (tokens.empty()) fail("prompt", "expected at least 1 token, found none");
@@ -121,29 +185,39 @@ void add_prompt(const json& value, const Tokenizer& tokenizer, std::int32_t voca
   request.prompt_texts.push_back(std::move(text));
 }
 
+SpecialTokens special_of(const RequestReader& reader) {
+  return reader.flag("add_special_tokens", true) ? SpecialTokens::kAdd : SpecialTokens::kNone;
+}
+
 // A text, token ids, or several of either.
 void read_prompts(const RequestReader& reader, const Tokenizer& tokenizer,
                   const ProtocolLimits& limits, CompletionRequest& request) {
   const json* prompt = reader.find("prompt");
   if (prompt == nullptr) fail("prompt", "expected a text or token ids, found none");
+  const SpecialTokens special = special_of(reader);
   const bool is_list = prompt->is_array() && !prompt->empty() &&
                        (prompt->front().is_string() || prompt->front().is_array());
   if (!is_list) {
     if (!prompt->is_string() && !prompt->is_array()) {
       fail("prompt", "expected a text or token ids, found {}", shown(*prompt));
     }
-    add_prompt(*prompt, tokenizer, limits.vocab_size, request);
+    add_prompt(*prompt, tokenizer, limits, special, request);
     return;
+  }
+  if (std::ssize(*prompt) > limits.max_completions) {
+    fail("prompt", "expected at most {} completions, found {} prompts", limits.max_completions,
+         prompt->size());
   }
   for (const json& one : *prompt) {
     if (!one.is_string() && !one.is_array()) {
       fail("prompt", "expected texts or lists of token ids, found {}", shown(one));
     }
-    add_prompt(one, tokenizer, limits.vocab_size, request);
+    add_prompt(one, tokenizer, limits, special, request);
   }
 }
 
-void read_stops(const RequestReader& reader, CompletionRequest& request) {
+void read_stops(const RequestReader& reader, const Tokenizer& tokenizer,
+                CompletionRequest& request) {
   const json* stop = reader.find("stop");
   if (stop == nullptr) return;
   const json list = stop->is_array() ? *stop : json::array({*stop});
@@ -155,6 +229,9 @@ void read_stops(const RequestReader& reader, CompletionRequest& request) {
         text.get_ref<const std::string&>().size() > kMostStopBytes) {
       fail("stop", "expected texts of 1 to {} bytes, found {}", kMostStopBytes, shown(text));
     }
+    // A special token has no text that a stop could be found in.
+    const auto token = tokenizer.special_token(text.get_ref<const std::string&>());
+    if (token) request.stop_tokens.push_back(*token);
     request.stops.push_back(text.get<std::string>());
   }
 }
@@ -164,7 +241,9 @@ void read_stream_options(const RequestReader& reader, CompletionRequest& request
   if (options == nullptr) return;
   if (!options->is_object())
     fail("stream_options", "expected an object, found {}", shown(*options));
-  request.include_usage = RequestReader(*options).flag("include_usage", false);
+  const RequestReader reader_of_options(*options);
+  reader_of_options.check_keys("stream_options", {"include_usage"});
+  request.include_usage = reader_of_options.flag("include_usage", false);
 }
 
 void check_model(const RequestReader& reader, const ProtocolLimits& limits) {
@@ -211,17 +290,23 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
   }
   request.max_tokens =
       static_cast<std::int32_t>(reader.integer("max_tokens", 16, 1, limits.max_length));
-  request.sampling.temperature = reader.number("temperature", 1, 0, 2);
-  request.sampling.top_p = reader.number("top_p", 1, 1e-6, 1);
-  request.sampling.top_k =
-      static_cast<std::int32_t>(reader.integer("top_k", 0, -1, std::numeric_limits<int>::max()));
+  for (const std::vector<std::int32_t>& prompt : request.prompts) {
+    if (std::ssize(prompt) + request.max_tokens > limits.max_length) {
+      fail_length(limits.max_length, fmt::format("{} + {}", prompt.size(), request.max_tokens));
+    }
+  }
+  const SamplingParams& unless = limits.sampling;
+  request.sampling.temperature = reader.number("temperature", unless.temperature, 0, 2);
+  request.sampling.top_p = reader.number("top_p", unless.top_p, 1e-6, 1);
+  request.sampling.top_k = static_cast<std::int32_t>(
+      reader.integer("top_k", unless.top_k, -1, std::numeric_limits<int>::max()));
   request.sampling.top_k =
       std::max(request.sampling.top_k, 0);  // -1: all, as other servers have it
   request.has_seed = reader.find("seed") != nullptr;
   request.sampling.seed =
       static_cast<std::uint64_t>(reader.integer("seed", 0, std::numeric_limits<std::int64_t>::min(),
                                                 std::numeric_limits<std::int64_t>::max()));
-  read_stops(reader, request);
+  read_stops(reader, tokenizer, request);
   request.stream = reader.flag("stream", false);
   read_stream_options(reader, request);
   request.echo = reader.flag("echo", false);
@@ -235,11 +320,13 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
   return request;
 }
 
-std::string parse_tokenize(std::string_view body) {
+std::vector<std::int32_t> parse_tokenize(std::string_view body, const Tokenizer& tokenizer) {
   const json object = object_of(body);
-  const json* prompt = RequestReader(object).find("prompt");
+  const RequestReader reader(object);
+  reader.check_keys("request", {"model", "prompt", "add_special_tokens"});
+  const json* prompt = reader.find("prompt");
   if (prompt == nullptr || !prompt->is_string()) fail("prompt", "expected a text, found none");
-  return prompt->get<std::string>();
+  return encode(prompt->get<std::string>(), tokenizer, special_of(reader));
 }
 
 std::string completion_json(const CompletionHead& head, const CompletionRequest& request,

@@ -39,6 +39,7 @@ struct CompletionRequest {
   SamplingParams sampling = {.temperature = 1};
   bool has_seed = false;
   std::vector<std::string> stops;
+  std::vector<std::int32_t> stop_tokens;  // special tokens among the stops
   bool stream = false;
   bool include_usage = false;  // a last chunk with the usage, of a stream
   bool echo = false;
@@ -50,16 +51,18 @@ struct CompletionRequest {
 struct ProtocolLimits {
   std::string model;  // what requests may name
   std::int32_t vocab_size = 0;
-  std::int64_t max_length = 0;         // tokens of prompt and output
-  std::int32_t max_completions = 128;  // of one call
+  std::int64_t max_length = 0;                   // tokens of prompt and output
+  std::int32_t max_completions = 128;            // of one call
+  SamplingParams sampling = {.temperature = 1};  // of requests that do not say
 };
 
 // Throws ProtocolFailure.
 [[nodiscard]] CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
                                                  const ProtocolLimits& limits);
 
-// The text of {"prompt": text}. Throws ProtocolFailure.
-[[nodiscard]] std::string parse_tokenize(std::string_view body);
+// The tokens of {"prompt": text, "add_special_tokens": true}. Throws ProtocolFailure.
+[[nodiscard]] std::vector<std::int32_t> parse_tokenize(std::string_view body,
+                                                       const Tokenizer& tokenizer);
 
 // One completion of a call, or a piece of it in a stream.
 struct CompletionChoice {

@@ -316,14 +316,30 @@ TEST(Scheduler, RefusesWhatCanNeverBeServed) {
 
 TEST(Scheduler, RefusesMoreThanMayWait) {
   EngineOptions options = options_of(1, 4);
+  options.max_running = 1;
   options.max_waiting = 2;
   Scheduler scheduler(options, 100);
+  // One can begin at once; two more may wait.
   EXPECT_TRUE(scheduler.submit(request_of(1, {1}, 1)));
   EXPECT_TRUE(scheduler.submit(request_of(2, {1}, 1)));
-  EXPECT_FALSE(scheduler.submit(request_of(3, {1}, 1)));
-  EXPECT_FALSE(scheduler.cancel(RequestId(3)));
-  EXPECT_EQ(scheduler.next().size(), 2U);
   EXPECT_TRUE(scheduler.submit(request_of(3, {1}, 1)));
+  EXPECT_FALSE(scheduler.submit(request_of(4, {1}, 1)));
+  EXPECT_FALSE(scheduler.cancel(RequestId(4)));
+  EXPECT_EQ(scheduler.next().size(), 1U);
+  EXPECT_FALSE(scheduler.submit(request_of(4, {1}, 1)));
+  EXPECT_TRUE(scheduler.cancel(RequestId(3)));
+  EXPECT_TRUE(scheduler.submit(request_of(4, {1}, 1)));
+}
+
+TEST(Scheduler, AnIdleOneRefusesNothingThatCanRun) {
+  EngineOptions options = options_of(1, 64);
+  options.max_running = 8;
+  options.max_waiting = 1;
+  Scheduler scheduler(options, 100);
+  for (std::int32_t id = 0; id < 9; ++id) {
+    EXPECT_TRUE(scheduler.submit(request_of(id, {1}, 1))) << id;
+  }
+  EXPECT_FALSE(scheduler.submit(request_of(9, {1}, 1)));
 }
 
 TEST(Sampling, IsGreedyWithoutTemperature) {

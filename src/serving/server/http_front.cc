@@ -1,0 +1,519 @@
+#include "serving/server/http_front.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <system_error>
+
+#include "base/check.h"
+
+namespace contextile {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kChunk = 16 << 10;
+constexpr milliseconds kSlice{100};           // between two looks at whether the server closes
+constexpr milliseconds kLinger{2'000};        // for a refused client to read why
+constexpr milliseconds kWithoutSockets{100};  // before accepting again
+
+std::string_view reason_of(int status) {
+  switch (status) {
+    case 400:
+      return "Bad Request";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 414:
+      return "URI Too Long";
+    case 417:
+      return "Expectation Failed";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return "Error";
+  }
+}
+
+// poll of one socket; the events that came.
+short poll_one(int socket, short events, milliseconds patience) {
+  pollfd watched = {socket, events, 0};
+  return ::poll(&watched, 1, static_cast<int>(patience.count())) > 0 ? watched.revents : short{0};
+}
+
+// The peer has closed its end, or the connection is broken.
+bool peer_is_gone(int socket) {
+  char byte = 0;
+  const ssize_t size = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+}  // namespace
+
+// The connection of a request that a thread answers.
+class HttpFront::SocketStream final : public httplib::Stream {
+ public:
+  SocketStream(HttpFront& front, const Job& job, std::size_t head_bytes)
+      : front_(front),
+        socket_(job.socket),
+        in_(job.in),
+        head_bytes_(head_bytes),
+        body_limit_(Clock::now() + front.limits_.body_time),
+        body_left_(job.head.content_length),
+        is_chunked_(job.head.is_chunked) {}
+
+  [[nodiscard]] bool is_readable() const override { return at_ < in_.size(); }
+  // Waits for room; false once the client has gone.
+  [[nodiscard]] bool is_writable() const override {
+    if (is_broken_ || peer_is_gone(socket_)) return false;
+    return wait_for_room();
+  }
+
+  ssize_t read(char* bytes, std::size_t size) override {
+    // A read ends with the head, and with the body where its length is known: what follows is the
+    // next request.
+    if (at_ < head_bytes_) {
+      size = std::min(size, head_bytes_ - at_);
+    } else if (!is_chunked_) {
+      size = std::min<std::size_t>(size, body_left_);
+    }
+    if (size == 0) return 0;
+    if (at_ == in_.size() && !fill()) return -1;
+    const std::size_t count = std::min(size, in_.size() - at_);
+    std::copy_n(in_.data() + at_, count, bytes);
+    if (at_ >= head_bytes_ && !is_chunked_) body_left_ -= count;
+    at_ += count;
+    return static_cast<ssize_t>(count);
+  }
+
+  ssize_t write(const char* bytes, std::size_t size) override {
+    if (first_line_.size() < kStatusEnd) {
+      first_line_.append(bytes, std::min(size, kStatusEnd - first_line_.size()));
+    }
+    std::size_t sent = 0;
+    while (sent < size) {
+      const ssize_t count = ::send(socket_, bytes + sent, size - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (count > 0) {
+        sent += static_cast<std::size_t>(count);
+      } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+        is_broken_ = true;
+        return -1;
+      } else if (!wait_for_room()) {
+        return -1;
+      }
+    }
+    return static_cast<ssize_t>(sent);
+  }
+
+  void get_remote_ip_and_port(std::string& ip, int& port) const override {
+    ip.clear();
+    port = 0;
+  }
+  void get_local_ip_and_port(std::string& ip, int& port) const override {
+    get_remote_ip_and_port(ip, port);
+  }
+  [[nodiscard]] socket_t socket() const override { return socket_; }
+
+  [[nodiscard]] bool is_gone() const { return is_broken_ || peer_is_gone(socket_); }
+  // Whether the next request may follow: all of this one was read and nothing failed.
+  [[nodiscard]] bool may_go_on() const {
+    const bool failed = first_line_.size() == kStatusEnd && first_line_[kStatusEnd - 3] >= '4';
+    return !is_broken_ && body_left_ == 0 && !(is_chunked_ && failed);
+  }
+  // The bytes behind this request.
+  [[nodiscard]] std::string rest() const { return in_.substr(at_); }
+
+ private:
+  static constexpr std::size_t kStatusEnd = 12;  // "HTTP/1.1 200"
+
+  // More of the body, before its time is over.
+  [[nodiscard]] bool fill() {
+    in_.clear();
+    at_ = 0;
+    head_bytes_ = 0;
+    std::array<char, kChunk> bytes{};
+    while (!is_broken_) {
+      const ssize_t count = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (count > 0) {
+        in_.assign(bytes.data(), static_cast<std::size_t>(count));
+        return true;
+      }
+      const bool waits = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+      if (!waits || Clock::now() >= body_limit_) break;
+      static_cast<void>(poll_one(socket_, POLLIN, kSlice));
+    }
+    is_broken_ = true;
+    return false;
+  }
+
+  [[nodiscard]] bool wait_for_room() const {
+    const auto limit = Clock::now() + front_.limits_.write_time;
+    while (true) {
+      const short events = poll_one(socket_, POLLOUT, kSlice);
+      if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) break;
+      if ((events & POLLOUT) != 0) return true;
+      if (Clock::now() >= limit) break;
+    }
+    is_broken_ = true;
+    return false;
+  }
+
+  HttpFront& front_;
+  const int socket_;
+  std::string in_;
+  std::size_t at_ = 0;
+  std::size_t head_bytes_;  // of `in_`
+  const Clock::time_point body_limit_;
+  std::uint64_t body_left_;
+  const bool is_chunked_;
+  std::string first_line_;  // of the answer
+  mutable bool is_broken_ = false;
+};
+
+// A head whose answer the front takes along.
+class HttpFront::MemoryStream final : public httplib::Stream {
+ public:
+  explicit MemoryStream(std::string_view in) : in_(in) {}
+
+  [[nodiscard]] bool is_readable() const override { return !in_.empty(); }
+  [[nodiscard]] bool is_writable() const override { return true; }
+  ssize_t read(char* bytes, std::size_t size) override {
+    const std::size_t count = std::min(size, in_.size());
+    std::copy_n(in_.data(), count, bytes);
+    in_.remove_prefix(count);
+    return static_cast<ssize_t>(count);
+  }
+  ssize_t write(const char* bytes, std::size_t size) override {
+    out.append(bytes, size);
+    return static_cast<ssize_t>(size);
+  }
+  void get_remote_ip_and_port(std::string& ip, int& port) const override {
+    ip.clear();
+    port = 0;
+  }
+  void get_local_ip_and_port(std::string& ip, int& port) const override {
+    get_remote_ip_and_port(ip, port);
+  }
+  [[nodiscard]] socket_t socket() const override { return INVALID_SOCKET; }
+
+  std::string out;
+
+ private:
+  std::string_view in_;
+};
+
+namespace {
+
+// The connection of the request that this thread answers.
+thread_local const std::function<bool()>* t_is_gone = nullptr;
+
+}  // namespace
+
+HttpFront::HttpFront(const FrontLimits& limits, ErrorBody error_body)
+    : limits_(limits), error_body_(std::move(error_body)) {
+  if (::pipe2(wake_, O_CLOEXEC | O_NONBLOCK) != 0) {
+    fail_io("serve: cannot open a pipe: {}", std::generic_category().message(errno));
+  }
+}
+
+HttpFront::~HttpFront() {
+  close(milliseconds(0));
+  for (const int end : wake_) ::close(end);
+}
+
+bool HttpFront::client_is_gone() { return t_is_gone != nullptr && (*t_is_gone)(); }
+
+void HttpFront::start() {
+  const socket_t listening = svr_sock_;
+  // The library asks the system to queue five connections; clients that come at once are more.
+  ::listen(listening, SOMAXCONN);
+  ::fcntl(listening, F_SETFL, ::fcntl(listening, F_GETFL) | O_NONBLOCK);
+  for (std::size_t i = 0; i < limits_.max_active; ++i) {
+    workers_.emplace_back([this] { run_worker(); });
+  }
+  front_ = std::thread([this] { run_front(); });
+}
+
+void HttpFront::wake() { static_cast<void>(!::write(wake_[1], "", 1)); }
+
+void HttpFront::close(milliseconds grace) {
+  {
+    std::unique_lock lock(mutex_);
+    closing_ = true;
+    for (const Job& job : jobs_) ::close(job.socket);
+    jobs_.clear();
+    changed_.notify_all();
+    wake();
+    // A client that does not read its answer would hold a thread for the whole of write_time.
+    changed_.wait_for(lock, grace, [this] { return serving_.empty(); });
+    for (const int socket : serving_) ::shutdown(socket, SHUT_RDWR);
+  }
+  if (front_.joinable()) front_.join();
+  for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
+  const socket_t listening = svr_sock_.exchange(INVALID_SOCKET);
+  if (listening != INVALID_SOCKET) ::close(listening);
+}
+
+// -------------------------------------------------------------------------------------- the front
+
+void HttpFront::run_front() {
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closing_) break;
+    }
+    std::vector<pollfd> watched;
+    const bool accepts = Clock::now() >= accept_again_;
+    watched.push_back({wake_[0], POLLIN, 0});
+    watched.push_back({accepts ? static_cast<int>(svr_sock_) : -1, POLLIN, 0});
+    for (const auto& [socket, connection] : connections_) {
+      const short events = connection.state == State::kWriting ? POLLOUT : POLLIN;
+      watched.push_back({socket, events, 0});
+    }
+    ::poll(watched.data(), watched.size(), static_cast<int>(time_to_next_limit().count()));
+    std::array<char, 64> woken{};
+    while (::read(wake_[0], woken.data(), woken.size()) > 0) {
+    }
+    for (std::size_t i = 2; i < watched.size(); ++i) {
+      const auto found = connections_.find(watched[i].fd);
+      if (watched[i].revents == 0 || found == connections_.end()) continue;
+      if (!advance(watched[i].fd, found->second, watched[i].revents)) {
+        ::close(watched[i].fd);
+        connections_.erase(found);
+      }
+    }
+    take_answered();
+    close_expired();
+    if (watched[1].revents != 0) accept_all();
+  }
+  for (const auto& [socket, connection] : connections_) ::close(socket);
+  connections_.clear();
+}
+
+milliseconds HttpFront::time_to_next_limit() const {
+  auto next = Clock::now() + std::chrono::seconds(10);
+  if (accept_again_ > Clock::now()) next = std::min(next, accept_again_);
+  for (const auto& [socket, connection] : connections_) next = std::min(next, connection.limit);
+  const auto rest = std::chrono::ceil<milliseconds>(next - Clock::now());
+  return std::max(rest, milliseconds(0));
+}
+
+void HttpFront::accept_all() {
+  while (true) {
+    make_room();
+    const int socket = ::accept4(svr_sock_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (socket < 0) {
+      const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+      if (is_short) accept_again_ = Clock::now() + kWithoutSockets;
+      if (errno == ECONNABORTED || errno == EINTR) continue;
+      return;
+    }
+    const int yes = 1;
+    ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    Connection added;
+    added.limit = Clock::now() + limits_.head_time;
+    connections_.emplace(socket, std::move(added));
+  }
+}
+
+// Closes the connection of which nothing was heard the longest, where there are too many.
+void HttpFront::make_room() {
+  if (connections_.size() < limits_.max_connections) return;
+  const auto oldest =
+      std::ranges::min_element(connections_, {}, [](const auto& e) { return e.second.limit; });
+  ::close(oldest->first);
+  connections_.erase(oldest);
+}
+
+void HttpFront::take_answered() {
+  std::vector<Answered> answered;
+  {
+    const std::lock_guard lock(mutex_);
+    answered.swap(answered_);
+  }
+  for (Answered& one : answered) {
+    Connection& connection = connections_[one.socket];
+    if (one.lingers) {
+      start_lingering(one.socket, connection);
+      continue;
+    }
+    connection.in = std::move(one.rest);
+    start_reading(connection);
+    if (take_request(one.socket, connection)) connections_.erase(one.socket);
+  }
+}
+
+void HttpFront::start_reading(Connection& connection) const {
+  connection.state = State::kReading;
+  connection.limit = Clock::now() + (connection.in.empty() ? limits_.idle_time : limits_.head_time);
+}
+
+// Closing at once would reset the connection before the client has read the answer.
+void HttpFront::start_lingering(int socket, Connection& connection) {
+  ::shutdown(socket, SHUT_WR);
+  connection.state = State::kLingering;
+  connection.limit = Clock::now() + kLinger;
+}
+
+void HttpFront::close_expired() {
+  const auto now = Clock::now();
+  for (auto at = connections_.begin(); at != connections_.end();) {
+    Connection& connection = at->second;
+    if (now < connection.limit) {
+      ++at;
+    } else if (connection.state == State::kReading && !connection.in.empty()) {
+      refuse(connection, {408, fmt::format("request: expected a whole head within {} s",
+                                           limits_.head_time.count() / 1000)});
+      ++at;
+    } else {
+      ::close(at->first);
+      at = connections_.erase(at);
+    }
+  }
+}
+
+bool HttpFront::advance(int socket, Connection& connection, short events) {
+  if ((events & (POLLERR | POLLNVAL)) != 0) return false;
+  if (connection.state == State::kWriting) return write_some(socket, connection);
+  return read_some(socket, connection);
+}
+
+bool HttpFront::read_some(int socket, Connection& connection) {
+  std::array<char, kChunk> bytes{};
+  const ssize_t count = ::recv(socket, bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  if (count == 0) return false;
+  if (connection.state == State::kLingering) return true;  // what a refused client still sends
+  if (connection.in.empty()) connection.limit = Clock::now() + limits_.head_time;
+  connection.in.append(bytes.data(), static_cast<std::size_t>(count));
+  if (take_request(socket, connection)) connections_.erase(socket);
+  return true;
+}
+
+bool HttpFront::write_some(int socket, Connection& connection) {
+  const std::string_view rest = std::string_view(connection.out).substr(connection.num_out);
+  const ssize_t count = ::send(socket, rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  connection.num_out += static_cast<std::size_t>(count);
+  if (connection.num_out < connection.out.size()) return true;
+  connection.out.clear();
+  connection.num_out = 0;
+  if (connection.closes) {
+    start_lingering(socket, connection);
+    return true;
+  }
+  start_reading(connection);
+  if (take_request(socket, connection)) connections_.erase(socket);
+  return true;
+}
+
+bool HttpFront::take_request(int socket, Connection& connection) {
+  if (connection.state != State::kReading) return false;
+  // Empty lines before a request are ignored (RFC 9112, 2.2).
+  while (connection.in.starts_with("\r\n")) connection.in.erase(0, 2);
+  const auto size = head_size(connection.in);
+  if (size.value_or(connection.in.size()) > limits_.head.max_bytes) {
+    refuse(connection, {431, fmt::format("request: expected a head of at most {} bytes, found more",
+                                         limits_.head.max_bytes)});
+    return false;
+  }
+  if (!size) return false;
+  const auto parsed = parse_head(std::string_view(connection.in).substr(0, *size), limits_.head);
+  if (const auto* problem = std::get_if<HeadProblem>(&parsed)) {
+    refuse(connection, *problem);
+    return false;
+  }
+  const RequestHead& head = std::get<RequestHead>(parsed);
+  const bool has_body = head.content_length > 0 || head.is_chunked;
+  if (head.method == "GET" && !has_body && at_once_.contains(head.path)) {
+    answer_here(connection, *size);
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  if (closing_ || jobs_.size() >= limits_.max_queued) {
+    refuse(connection, {503, "the server has more requests than it can queue; try again later"});
+    return false;
+  }
+  jobs_.push_back({socket, std::move(connection.in), head});
+  changed_.notify_one();
+  return true;
+}
+
+void HttpFront::refuse(Connection& connection, const HeadProblem& problem) {
+  const std::string body = error_body_(problem.status, problem.message);
+  connection.out += fmt::format(
+      "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}"
+      "Connection: close\r\n\r\n{}",
+      problem.status, reason_of(problem.status), body.size(),
+      problem.status == 503 ? "Retry-After: 1\r\n" : "", body);
+  connection.in.clear();
+  connection.closes = true;
+  connection.state = State::kWriting;
+  connection.limit = Clock::now() + limits_.write_time;
+}
+
+void HttpFront::answer_here(Connection& connection, std::size_t size) {
+  MemoryStream stream(std::string_view(connection.in).substr(0, size));
+  connection.closes = !process(stream);
+  connection.out += stream.out;
+  connection.in.erase(0, size);
+  connection.state = State::kWriting;
+  connection.limit = Clock::now() + limits_.write_time;
+}
+
+// -------------------------------------------------------------------------------------- threads
+
+void HttpFront::run_worker() {
+  while (true) {
+    Job job;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+      if (closing_) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+      serving_.insert(job.socket);
+    }
+    serve(std::move(job));
+  }
+}
+
+void HttpFront::serve(Job job) {
+  SocketStream stream(*this, job, *head_size(job.in));
+  job.in.clear();
+  const std::function<bool()> is_gone = [&stream] { return stream.is_gone(); };
+  t_is_gone = &is_gone;
+  const bool goes_on = process(stream) && stream.may_go_on();
+  t_is_gone = nullptr;
+  const std::lock_guard lock(mutex_);
+  serving_.erase(job.socket);
+  if (closing_ || stream.is_gone()) {
+    ::close(job.socket);
+  } else {
+    answered_.push_back({job.socket, goes_on ? stream.rest() : std::string(), !goes_on});
+    wake();
+  }
+  changed_.notify_all();
+}
+
+// Lets the library answer one request; whether the connection stays open.
+bool HttpFront::process(httplib::Stream& stream) {
+  bool is_closed = false;
+  return process_request(stream, false, is_closed, nullptr) && !is_closed;
+}
+
+}  // namespace contextile
