@@ -1,4 +1,4 @@
-// Ids, ranges and errors: the words every other header uses.
+// Ids, ranges and errors: the vocabulary that every other header uses.
 #pragma once
 
 #include <compare>
@@ -14,7 +14,7 @@
 
 namespace contextile {
 
-// A 32-bit index with a type of its own, so that a rank is never passed where a block is meant.
+// A 32-bit index with a type of its own, so that a rank cannot be passed where a block is expected.
 template <typename Tag>
 struct Id {
   std::int32_t value = -1;  // -1: invalid
@@ -23,17 +23,17 @@ struct Id {
   constexpr explicit Id(std::int32_t v) : value(v) {}
 
   [[nodiscard]] constexpr bool valid() const { return value >= 0; }
-  // For indexing arrays; only meaningful on a valid id.
+  // The id as an index into arrays. The id must be valid.
   [[nodiscard]] constexpr std::size_t index() const { return static_cast<std::size_t>(value); }
 
   friend constexpr auto operator<=>(const Id&, const Id&) = default;
 };
 
 using Rank = Id<struct RankTag>;      // a device of the context-parallel group, 0 … R-1
-using BlockId = Id<struct BlockTag>;  // a token block of one round
+using BlockId = Id<struct BlockTag>;  // a token block, numbered within one round
 using GroupId = Id<struct GroupTag>;  // a head group, 0 … G-1
-using SlotId = Id<struct SlotTag>;  // a slot of one kind on one device (owned first, then staging)
-using PageId = Id<struct PageTag>;  // a page of a cache; on every rank it holds other tokens
+using SlotId = Id<struct SlotTag>;  // a slot of one kind on one device (owned, then staging)
+using PageId = Id<struct PageTag>;  // a page of a cache; on every rank it holds different tokens
 
 inline constexpr Rank kInvalidRank{};
 inline constexpr BlockId kInvalidBlock{};
@@ -56,7 +56,7 @@ struct Range {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
 
-// Every failure of the library is one of these. The message says what was expected, what was found
+// Base class of every failure of the library. The message says what was expected, what was found
 // and where. The library never prints and never exits.
 class Error : public std::runtime_error {
  public:
@@ -69,7 +69,7 @@ class InvalidArgument : public Error {
   using Error::Error;
 };
 
-// A plan (or the bytes of one) is broken or does not fit what it is used with.
+// A plan (or a serialized plan) is broken or does not fit the call that uses it.
 class InvalidPlan : public Error {
  public:
   using Error::Error;
@@ -81,12 +81,13 @@ class IoError : public Error {
   using Error::Error;
 };
 
-// A peer died, stalled past the timeout, or sent something else than agreed.
+// A peer died, stalled past the timeout, or sent something other than agreed.
 class TransportError : public Error {
  public:
   using Error::Error;
 };
-// A GPU failed or has no memory left: what was called, and what its driver says.
+// A GPU failed or is out of memory. The message names the driver call and quotes the driver's
+// error.
 class DeviceError : public Error {
  public:
   using Error::Error;
@@ -105,9 +106,10 @@ namespace contextile {
 
 // --------------------------------------------------------------------------------------- id vector
 //
-// Arrays that are indexed by an id, so that a net's number never picks a vertex's entry.
+// Arrays that are indexed by an id, so that the number of a net never selects the entry of a
+// vertex.
 
-// The ids 0 … size-1, to iterate over and to size an IdVector by.
+// The ids 0 … size-1: a range to iterate over, and the size of an IdVector.
 template <typename I>
 class IdRange {
  public:
@@ -142,7 +144,8 @@ class IdRange {
   std::int32_t size_ = 0;
 };
 
-// A std::vector whose index is the id I. As unchecked as a vector: I must be valid and below size.
+// A std::vector whose index is the id I. It is as unchecked as a vector: an index must be valid and
+// below size().
 template <typename I, typename T>
 class IdVector {
  public:
@@ -160,12 +163,12 @@ class IdVector {
 
   [[nodiscard]] std::size_t size() const { return values_.size(); }
   [[nodiscard]] bool empty() const { return values_.empty(); }
-  // The ids that have an entry now.
+  // The ids that have an entry.
   [[nodiscard]] IdRange<I> ids() const {
     return IdRange<I>(static_cast<std::int32_t>(values_.size()));
   }
 
-  // Entries in the order of their ids, as one array.
+  // The entries in the order of their ids, as one array.
   [[nodiscard]] const T* data() const { return values_.data(); }
 
   [[nodiscard]] auto begin() { return values_.begin(); }
@@ -181,7 +184,7 @@ class IdVector {
   void resize(IdRange<I> ids) { values_.resize(ids.size()); }
   void reserve(std::size_t size) { values_.reserve(size); }
   void clear() { values_.clear(); }
-  // The id of the new last entry.
+  // Appends an entry and returns its id.
   I push_back(T value) {
     values_.push_back(std::move(value));
     return I{static_cast<std::int32_t>(values_.size()) - 1};
@@ -199,19 +202,20 @@ class IdVector {
 
 // ---------------------------------------------------------------------------------------- progress
 //
-// How far long work has come.
+// Progress reports of long work.
 
-// Told now and then what is being done ("simulating candidates"), and how many of its `total` steps
-// are. Called from any thread, one call at a time. What it throws ends the work: the call that it
-// was handed to throws it on, and has changed nothing.
+// Callback that is called now and then with the current activity ("simulating candidates") and how
+// many of its `total` steps are done. It may be called from any thread, but one call at a time. An
+// exception from it ends the work: the function that received the hook rethrows the exception and
+// has changed nothing.
 using ProgressHook =
     std::function<void(std::string_view what, std::int64_t done, std::int64_t total)>;
 
 // ----------------------------------------------------------------------------------------- version
 //
-// Which library this is.
+// Version of the library.
 
-// The linked library, as "0.1.0".
+// The version of the linked library, such as "0.1.0".
 [[nodiscard]] std::string_view version();
 
 }  // namespace contextile

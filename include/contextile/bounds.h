@@ -1,4 +1,4 @@
-// How fast any plan could be: lower bounds on simulated time, to judge plans by.
+// Lower bounds on the simulated time of any plan, to judge plans by.
 #pragma once
 
 #include <cstdint>
@@ -12,54 +12,58 @@
 
 namespace contextile {
 
-// Which plans a bound speaks of. The looser these limits, the lower the bound.
+// The plans that a bound covers. The looser these limits, the lower the bound.
 struct BoundOptions {
-  // Most tokens a device owns. Unset: with a home layout what it says; else T/R rounded up, plus
-  // 1024: longest-first placement of blocks of up to 1024 tokens stays below that.
+  // Most tokens that a device owns. Unset: the home layout's count if there is one; otherwise T/R
+  // rounded up, plus 1024, because longest-first placement of blocks of up to 1024 tokens stays
+  // below that.
   std::optional<std::int64_t> max_owned_tokens = std::nullopt;
-  // Most tokens the devices of a node own together. Unset: devices_per_node times a device's (with
-  // a home layout: what it says).
+  // Most tokens that the devices of a node own together. Unset: devices_per_node times the limit of
+  // a device, or the home layout's count if there is one.
   std::optional<std::int64_t> max_node_tokens = std::nullopt;
-  // Plans whose head groups divide this. Unset: the KV heads, that is, every plan.
+  // The bound covers plans whose numbers of head groups divide this. Unset: the number of KV heads,
+  // so every plan.
   std::optional<std::int32_t> head_groups = std::nullopt;
-  // Partial results on the wire. Unset: the cheapest a plan could use, two bytes each. Finished
-  // results travel in the activation dtype, so that no result is charged more than that.
+  // Dtype of partial results on the wire. Unset: the cheapest that a plan could use, two bytes per
+  // element. Finished results travel in the activation dtype, so no result is charged more than
+  // that.
   std::optional<Dtype> partial_wire = std::nullopt;
 };
 
-// What every plan takes at least, µs; one direction, one layer of every mask. Every part is a bound
-// by itself; sums over masks.
+// The least time that any plan takes, µs, for one direction and one layer of every mask. Every part
+// is a bound by itself. Values are sums over masks.
 struct TimeBound {
   double compute_us = 0;        // total kernel time at its cheapest, spread over all devices
-  double device_ports_us = 0;   // moving what must be moved between devices; 0: nothing must
+  double device_ports_us = 0;   // moving data that must cross between devices; 0: none must
   double node_uplinks_us = 0;   // the same between nodes
   double communication_us = 0;  // the larger of these two, mask by mask
-  double latency_us = 0;        // one call and one message if anything must be moved, else 0
-  // Computing and moving together: compute, and what devices that take part in transfers lose to
-  // launches and to another call or to waiting for the first input or the last result.
+  double latency_us = 0;        // one call and one message if any data must move, otherwise 0
+  // Computing and moving together: compute, plus the time that devices with transfers lose to
+  // launches and to another call, or to waiting for the first input or the last result.
   double joint_us = 0;
   double separate_us = 0;  // the largest of compute, communication and latency, mask by mask
   double time_us = 0;      // the largest of all, mask by mask
-  // "compute", "device ports", "node uplinks", "latency" or "compute and latency", the joint part.
+  // The part that is largest: "compute", "device ports", "node uplinks", "latency", or "compute and
+  // latency" for the joint part.
   std::string binding = "compute";
 };
 
-// A time that simulate() never undercuts with any plan of the workload that keeps to the options,
-// whatever its strategy, blocks, rounds, schedule. Compute: the kernel's cost on the best tiling of
-// each document. Communication: the isoperimetry of attention, of devices at all their ports and of
-// nodes at their NICs (docs/simulator.md, "Bounds"); backward may have kept Q, K and V from
-// forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
+// Returns a time that simulate() never undercuts with any plan of the workload that keeps to the
+// options, whatever its strategy, blocks, rounds and schedule. Compute: the kernel's cost on the
+// best tiling of each document. Communication: the isoperimetry of attention, of devices at all
+// their ports and of nodes at their NICs (docs/simulator.md, "Bounds"). Backward may have kept Q, K
+// and V from forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
 // O(bands · log + kinds of documents): 5 to 20 ms at 131072 tokens on 32 devices, a tenth of a
 // second at 2M on 512 (docs/simulator.md has a table).
 [[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
                                     Direction direction, const BoundOptions& options = {});
 
-// The narrowest options that a plan keeps to: what its devices and nodes own, its head groups, its
-// wire. lower_bound with them is a bound for this plan.
+// Returns the narrowest options that a plan keeps to: the tokens its devices and nodes own, its
+// head groups and its wire dtype. lower_bound with them is a bound for this plan.
 [[nodiscard]] BoundOptions bound_options_of(const Plan& plan);
 
-// The usual limits, as wide as the plan of this workload needs them: bounds to put plans beside
-// that own about the same, never above their times.
+// Returns the default limits, widened where this plan of the workload needs it. Bounds with them
+// are for comparing plans that own about the same, and are never above the times of those plans.
 [[nodiscard]] BoundOptions bound_options_beside(const Plan& plan, const Workload& workload,
                                                 const Cluster& cluster);
 

@@ -1,4 +1,5 @@
-// The machine a plan is for: topology, presets, cluster files, and the constants of the cost model.
+// The machine that a plan is for: topology, presets, cluster files and the constants of the cost
+// model.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +12,33 @@
 namespace contextile {
 
 // How fast one device computes attention, as shares of Cluster::attention_tflops on a grid of
-// rectangles: q rows x keys, all attended. Between grid points the logarithm of the share is
-// interpolated bilinearly over the logarithms of rows and keys; beyond the last points it stays,
-// below the first ones a rectangle takes as long as the smallest.
+// rectangles of q rows x keys in which all pairs are attended. Between grid points the logarithm of
+// the share is interpolated bilinearly over the logarithms of rows and keys. Beyond the last points
+// the share stays constant. A rectangle below the first points takes as long as the smallest one.
 struct AttentionProfile {
   std::vector<std::int64_t> q_rows;   // ascending, at least one
   std::vector<std::int64_t> kv_rows;  // ascending, at least one
   std::vector<double> forward;        // [q_rows][kv_rows], each in (0, 2]
   std::vector<double> backward;
-  double call_us = 20;  // of one attention call, before any work
-  // A partial tile is computed in squares of this many rows: where an edge of a band crosses one,
-  // all of it is. 0: only attended pairs cost.
+  double call_us = 20;  // fixed cost of one attention call, before any work
+  // A partial tile is computed in squares of this many rows: a square that an edge of a band
+  // crosses is computed whole. 0: only attended pairs cost time.
   std::int64_t kernel_tile_rows = 128;
 
-  // Share of the peak on a rectangle of rows x keys. Source of the method: simulators of DistCA and
-  // WLB-LLM interpolate profiled grids in the same way.
+  // Share of the peak on a rectangle of rows x keys. Source of the method: the simulators of DistCA
+  // and WLB-LLM interpolate profiled grids in the same way.
   [[nodiscard]] double forward_share(double rows, double keys) const;
   [[nodiscard]] double backward_share(double rows, double keys) const;
 
-  // Pairs the kernel computes for a band of `pairs` attended ones in rows x keys: an edge crosses
-  // about as many kernel tiles as the shorter side is long, half of each is wasted.
+  // Pairs that the kernel computes for a band of `pairs` attended pairs in rows x keys. An edge
+  // crosses about as many kernel tiles as the shorter side is long, and half of each is wasted.
   [[nodiscard]] double computed_pairs(std::int64_t rows, std::int64_t keys,
                                       std::int64_t pairs) const;
 
-  // A grid from a closed form: a rectangle costs its pairs, `row_keys` more keys for every row, and
-  // `call_pairs` pairs; at least the pairs of whole kernel tiles, which a kernel computes for the
-  // fewest rows or keys. Peak shares are those of unlimited rectangles.
+  // Returns a grid from a closed form: the cost of a rectangle is its pairs, plus `row_keys` more
+  // keys for every row, plus `call_pairs` pairs. The cost is at least the pairs of whole kernel
+  // tiles, because a kernel computes these for even the fewest rows or keys. Peak shares are those
+  // of unlimited rectangles.
   [[nodiscard]] static AttentionProfile from_overheads(double row_keys, double call_pairs,
                                                        double backward_share,
                                                        std::int64_t kernel_tile_rows = 128);
@@ -44,8 +46,8 @@ struct AttentionProfile {
 };
 void check_profile(const AttentionProfile& profile);  // throws InvalidArgument
 
-// A profile for many questions: the logarithms of its grid are taken once. Answers are the same
-// bits.
+// A profile for many lookups: the logarithms of its grid are taken once. Results are bit-identical
+// to those of the profile.
 class AttentionShares {
  public:
   explicit AttentionShares(const AttentionProfile& profile);
@@ -61,66 +63,70 @@ class AttentionShares {
   std::vector<double> log_backward_;
 };
 
-// How a device's launched groups of transfers share its time.
+// How the launched groups of transfers of a device share its time.
 enum class LaunchOrder : std::uint8_t {
   kConcurrent,  // all launched groups move at once
-  kGrouped,     // one after another, as collectives on one stream (NCCL)
+  kGrouped,     // one after another, like collectives on one stream (NCCL)
 };
 
-// Devices 0 … nodes·devices_per_node - 1; node of a device = device / devices_per_node.
-// Bandwidths are per direction. GB/s are 1e9 bytes a second.
+// A cluster of the devices 0 … nodes·devices_per_node - 1. The node of a device is device /
+// devices_per_node. Bandwidths are per direction. GB/s are 1e9 bytes per second.
 struct Cluster {
   std::string name = "custom";
   std::int32_t nodes = 1;
   std::int32_t devices_per_node = 8;
-  double intra_gbytes_per_s = 450;           // one device's port inside its node
+  double intra_gbytes_per_s = 450;           // port of one device inside its node
   double inter_gbytes_per_s_per_node = 400;  // all NICs of a node together
   double attention_tflops = 600;  // attention throughput of one device on large full tiles, forward
-  std::int64_t memory_bytes = 0;  // of one device; 0: unknown, no limit
-  // Dense bf16 matrix products of one device, as its maker states them: what MFUs of training steps
-  // are relative to. 0: unknown.
+  std::int64_t memory_bytes = 0;  // memory of one device; 0: unknown, no limit
+  // Rate of dense bf16 matrix products on one device, as its maker states it. MFUs of training
+  // steps are relative to it. 0: unknown.
   double peak_tflops = 0;
 
-  // The cost model beyond peak rates.
+  // The rest of the cost model, beyond peak rates.
   AttentionProfile attention = AttentionProfile::from_overheads(115, 9600, 0.86);
-  double memory_gbytes_per_s = 2000;  // read plus written, of merges and copies on a device
-  double intra_latency_us = 7;        // of a message inside a node
-  double inter_latency_us = 12;       // of a message between nodes
-  double launch_us = 3;               // of starting a group of transfers, on the device's timeline
-  // NICs of a node, each serving an equal run of its devices; 1: one uplink that all share.
+  double memory_gbytes_per_s = 2000;  // read plus written, by merges and copies on a device
+  double intra_latency_us = 7;        // latency of a message inside a node
+  double inter_latency_us = 12;       // latency of a message between nodes
+  double launch_us = 3;  // cost of starting a group of transfers, on the device's timeline
+  // NICs of a node, each of which serves an equal run of its devices. 1: one uplink that all share.
   std::int32_t nics_per_node = 1;
-  // Rail-optimised network: NIC i reaches NIC i of other nodes only; a message to another rail
-  // crosses the sender's node first.
+  // True for a rail-optimised network: NIC i reaches only NIC i of other nodes. A message to
+  // another rail first crosses the sender's node.
   bool rails = false;
   LaunchOrder launches = LaunchOrder::kConcurrent;
-  double sm_fraction = 0;  // of a device's compute taken while its transfers move (FCP, section 5)
-  // Compute that a device loses for every MB (1e6 bytes) that it sends or receives, while it moves:
-  // transports that pack and move messages on the processor cores that compute. A device that waits
-  // loses nothing.
+  double sm_fraction = 0;  // share of a device's compute that is lost while its transfers move
+                           // (FCP, section 5)
+  // Compute time that a device loses for every MB (1e6 bytes) that it sends or receives, while that
+  // data moves. This models transports that pack and move messages on the processor cores that
+  // compute. A device that waits loses nothing.
   double transfer_compute_us_per_mb = 0;
-  // A node computes as fast as so many devices at full speed: when more of them compute at the same
-  // time, they share that evenly (ranks that share processor cores). 0: a slot for every device.
+  // A node computes as fast as this many devices at full speed. When more of its devices compute at
+  // the same time, they share that speed evenly (ranks that share processor cores). 0: one slot per
+  // device.
   double compute_slots_per_node = 0;
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
-  // So many devices of all nodes together compute as fast as the cluster.
+  // Compute slots of all nodes together: the cluster computes as fast as this many devices at full
+  // speed.
   [[nodiscard]] double compute_slots() const {
     return compute_slots_per_node == 0 || compute_slots_per_node > devices_per_node
                ? num_devices()
                : nodes * compute_slots_per_node;
   }
   [[nodiscard]] std::int32_t node_of(Rank rank) const { return rank.value / devices_per_node; }
-  // NIC of a device among those of its node.
+  // Index of the device's NIC among those of its node.
   [[nodiscard]] std::int32_t nic_of(Rank rank) const {
     return static_cast<std::int32_t>(std::int64_t{rank.value % devices_per_node} * nics_per_node /
                                      devices_per_node);
   }
   [[nodiscard]] bool same_node(Rank a, Rank b) const { return node_of(a) == node_of(b); }
 
-  // The devices left for context parallelism when every TP group of `tp` consecutive devices acts
-  // as one rank and the job has `pp` pipeline stages (rank order TP-CP-DP-PP). Node NICs are shared
-  // by TP peers: a rank sees 1/tp of its node's uplink. Throws InvalidArgument when tp does not
-  // divide devices_per_node or pp does not divide what is left.
+  // Returns the cluster that remains for context parallelism when every TP group of `tp`
+  // consecutive devices acts as one rank and the job has `pp` pipeline stages (rank order
+  // TP-CP-DP-PP). TP peers share the NICs of their node: a rank sees 1/tp of its node's uplink.
+  // Throws InvalidArgument when tp does not divide devices_per_node or pp does not divide the
+  // remaining devices.
   [[nodiscard]] Cluster group(std::int32_t tp, std::int32_t pp) const;
 };
 
@@ -133,10 +139,11 @@ struct ClusterPreset {
 };
 [[nodiscard]] const std::vector<ClusterPreset>& cluster_presets();
 
-// "NAME", "NAME:NODESxDEVICES" or the path of a JSON file (anything that ends in .json or holds a
-// '/'). Throws InvalidArgument (unknown preset: lists them, with a "did you mean") or IoError.
+// Loads "NAME", "NAME:NODESxDEVICES" or the path of a JSON file (any text that ends in .json or
+// contains a '/'). Throws InvalidArgument (an unknown preset: the message lists the presets, with a
+// "did you mean") or IoError.
 [[nodiscard]] Cluster load_cluster(std::string_view text);
-// One JSON object; `where` names the source in messages. Unknown keys are errors.
+// Parses one JSON object. `where` names the source in messages. Unknown keys are errors.
 [[nodiscard]] Cluster parse_cluster_json(std::string_view text, std::string_view where);
 [[nodiscard]] std::string to_json(const Cluster& cluster);
 

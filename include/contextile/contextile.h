@@ -1,6 +1,6 @@
-// Everything that planning, proof, prediction and execution need, in reading order. Headers for
-// those who add a method, transport or kernel are in contextile/extend, those of inference in
-// contextile/serving, the rest in contextile/advanced.
+// Includes everything that planning, proof, prediction and execution need, in reading order.
+// Headers for adding a method, a transport or a kernel are in contextile/extend, those of inference
+// in contextile/serving, and the rest in contextile/advanced.
 #pragma once
 
 // clang-format off

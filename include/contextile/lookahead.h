@@ -1,5 +1,5 @@
 // Planning ahead: some threads or processes plan the batches of the next steps while ranks execute
-// the one that they have. They find each other by a store alone.
+// the current one. They find each other through a store alone.
 //
 //   LookaheadPlanner planner(job, {.steps_ahead = 4, .threads = 2});   // here, or elsewhere
 //   PlanFeed feed(planner.store(), job, rank);                         // one for each rank
@@ -25,26 +25,28 @@
 
 namespace contextile {
 
-// What is planned, the same in every process of a run. A step's plan depends on this alone: not on
-// who plans it, when, or on how many threads.
+// A job to plan, the same in every process of a run. A step's plan depends only on the job: not on
+// the process that plans it, the time, or the number of threads.
 struct PlanJob {
   BatchSampler sampler;
   WorkloadInput input;
   Cluster cluster;
-  // About 4 seconds of one core for a large batch (docs/auto.md). Strategies with a time budget are
-  // refused: their plans differ from machine to machine.
+  // The default takes about 4 seconds of one core for a large batch (docs/auto.md). Strategies with
+  // a time budget are refused, because their plans differ between machines.
   StrategyChoice choice = {"auto", {{"steps", "4000000"}}};
   PlanOptions plan;  // `progress` is not used
-  // A step's batch, where it is more than `input` can say: its documents are the sampler's, its
-  // shape is the input's. Called by planning threads, several at a time. Empty: load_workload.
+  // Makes the batch of a step if `input` cannot describe it. Its documents must be the sampler's,
+  // and its shape the input's. Planning threads call it, several at a time. Empty: load_workload
+  // makes it.
   std::function<Workload(std::int64_t step)> workload = {};
 };
 
-// The batch of a step as the planner is given it. Throws as BatchSampler and load_workload do, and
-// whatever job.workload throws.
+// Returns the batch of a step that the planner plans. Throws as BatchSampler and load_workload do,
+// and the errors of job.workload.
 [[nodiscard]] Workload workload_of(const PlanJob& job, std::int64_t step);
 
-// A step could not be planned: the batch's fault, or the strategy's. The run can go on behind it.
+// Thrown when a step cannot be planned, because of the batch or of the strategy. The run can go on
+// with the steps after it.
 class PlanningFailed : public Error {
  public:
   using Error::Error;
@@ -54,37 +56,38 @@ class PlanningFailed : public Error {
 
 struct LookaheadOptions {
   std::string run_id = "run";   // 1 to 24 letters, digits, - and _; the same for all of a run
-  std::int64_t first_step = 0;  // where ranks begin that have not said so themselves
+  std::int64_t first_step = 0;  // where a rank begins that has not announced its own first step
   std::int64_t end_step = std::numeric_limits<std::int64_t>::max();  // exclusive
-  // κ: only steps that are less than this ahead of the slowest rank are planned.
+  // κ: a step is planned only if it is less than this many steps ahead of the slowest rank.
   std::int32_t steps_ahead = 4;
-  std::int32_t threads = 1;  // each plans a step of its own on one core
-  // How long a step that a planner has begun is left to it after its last sign of life.
+  std::int32_t threads = 1;  // each plans one step at a time on one core
+  // How long a planner that has begun a step keeps its claim after its last sign of life.
   std::chrono::milliseconds claim_expiry{10'000};
-  std::chrono::milliseconds expiry{std::chrono::hours(24)};  // of what nobody has taken
-  std::chrono::milliseconds poll_interval{10};  // between looks at how far ranks have come
+  std::chrono::milliseconds expiry{std::chrono::hours(24)};  // of plans that no rank has taken
+  std::chrono::milliseconds poll_interval{10};  // between two checks of the ranks' progress
 };
 
 struct LookaheadStatistics {  // of this process, so far
   std::int64_t planned_steps = 0;
   std::int64_t failed_steps = 0;
   double planning_s = 0;             // of all threads: planning, proof, writing slices
-  double idle_s = 0;                 // of all threads: enough is planned, or others plan it
+  double idle_s = 0;                 // of all threads: enough is planned, or other planners plan it
   std::int64_t published_bytes = 0;  // into the store
   std::int64_t slowest_rank_step = 0;
-  std::int64_t ready_steps = 0;  // planned by anybody and not acknowledged by all, last seen
+  std::int64_t ready_steps = 0;  // planned by any planner and not yet acknowledged by all ranks, as
+                                 // last seen
 };
 
-// Plans steps in their order as long as it lives: proves each plan whole, then puts every rank's
+// Plans steps in their order as long as it lives. It proves each plan whole, then puts every rank's
 // slice into the store. Any number of planners, on any machines, share the steps of a run: each
-// claims a step first, and a claim that is not renewed is taken over. One that is killed and
-// started again goes on where the ranks are.
+// claims a step first, and a claim that is not renewed is taken over. A planner that is killed and
+// restarted continues where the ranks are.
 class LookaheadPlanner {
  public:
-  // Without a store plans for ranks of this process. Throws InvalidArgument on bad options and
+  // Without a store, it plans for ranks of this process. Throws InvalidArgument on bad options and
   // jobs.
   LookaheadPlanner(PlanJob job, LookaheadOptions options, std::shared_ptr<Store> store = nullptr);
-  // Ends planning at the next candidate of a search and gives back what was claimed.
+  // Ends planning at the next candidate of a search and releases its claims.
   ~LookaheadPlanner();
   LookaheadPlanner(const LookaheadPlanner&) = delete;
   LookaheadPlanner& operator=(const LookaheadPlanner&) = delete;
@@ -92,8 +95,9 @@ class LookaheadPlanner {
   [[nodiscard]] const std::shared_ptr<Store>& store() const;
   [[nodiscard]] LookaheadStatistics statistics() const;
 
-  // Waits until every rank has acknowledged all steps below end_step, at most for `timeout`;
-  // returns whether they have. Throws what ended planning: IoError when the store is gone.
+  // Waits, at most for `timeout`, until every rank has acknowledged all steps below end_step.
+  // Returns true if they have. Throws the error that ended planning: IoError when the store is
+  // gone.
   [[nodiscard]] bool wait_for(std::chrono::milliseconds timeout);
 
  private:
@@ -105,26 +109,27 @@ class LookaheadPlanner {
 
 struct FeedOptions {
   std::string run_id = "run";
-  std::int64_t first_step = 0;                               // of this run, or of its continuation
+  std::int64_t first_step = 0;  // of this run, or of its continuation after a restart
   std::chrono::milliseconds timeout{600'000};                // for one step
-  std::chrono::milliseconds expiry{std::chrono::hours(24)};  // of how far this rank has come
+  std::chrono::milliseconds expiry{std::chrono::hours(24)};  // of the record of this rank's
+                                                             // progress
 };
 
 struct TakenStep {
   std::int64_t step = 0;
   std::shared_ptr<const Plan> plan;  // the slice of this rank; the planner has proved it whole
-  double planning_s = 0;             // of the whole plan, wherever it was
-  double waited_s = 0;               // until it was here
+  double planning_s = 0;             // of the whole plan, in the process that planned it
+  double waited_s = 0;               // until it arrived
   std::int64_t bytes = 0;            // from the store
 };
 
 struct FeedStatistics {  // of one rank, so far
   std::int64_t steps = 0;
   double planning_s = 0;  // of the plans taken
-  double exposed_s = 0;   // waited for them
+  double exposed_s = 0;   // time spent waiting for them
   std::int64_t bytes = 0;
 
-  // Planning that nobody waited for.
+  // Planning time that no rank waited for.
   [[nodiscard]] double hidden_s() const {
     return planning_s > exposed_s ? planning_s - exposed_s : 0;
   }
@@ -133,19 +138,19 @@ struct FeedStatistics {  // of one rank, so far
 // One rank's plans, step by step. One thread uses it at a time.
 class PlanFeed {
  public:
-  // Tells the planners where this rank begins: after a restart also at a step that was taken
-  // before. Throws InvalidArgument, and IoError when the store is gone.
+  // Announces where this rank begins. After a restart, this may be a step that was taken before.
+  // Throws InvalidArgument, and IoError when the store is gone.
   PlanFeed(std::shared_ptr<Store> store, const PlanJob& job, Rank rank, FeedOptions options = {});
   ~PlanFeed();
   PlanFeed(const PlanFeed&) = delete;
   PlanFeed& operator=(const PlanFeed&) = delete;
 
-  // The plan of a step that is not acknowledged; the same again if asked again. Throws
-  // PlanningFailed with the planner's error, InvalidPlan when what is in the store is corrupt or of
-  // another job, TransportError when it does not come within the timeout, IoError when the store is
-  // gone.
+  // Returns the plan of a step that is not acknowledged, and the same plan if it is called again.
+  // Throws PlanningFailed with the planner's error, InvalidPlan when the plan in the store is
+  // corrupt or of another job, TransportError when it does not arrive within the timeout, and
+  // IoError when the store is gone.
   [[nodiscard]] TakenStep take(std::int64_t step);
-  // This rank needs neither this step nor those before it any more.
+  // Declares that this rank needs neither this step nor those before it any more.
   void acknowledge(std::int64_t step);
   [[nodiscard]] FeedStatistics statistics() const;
 

@@ -1,7 +1,8 @@
-// The plan: per device and direction a program of five instructions. Made once per batch, shared by
-// all layers with the same mask; verified, executed, serialized and drawn without looking at the
-// strategy. extend/plan_build.h makes plans, verify.h proves them, plan.h counts, plan_file.h keeps
-// them.
+// The plan: for every device and direction, a program of five instructions.
+//
+// It is made once per batch and shared by all layers with the same mask. It is verified, executed,
+// serialized and drawn without looking at the strategy. extend/plan_build.h makes plans, verify.h
+// proves them, this header counts what they cost, and plan_file.h stores them.
 #pragma once
 
 #include <array>
@@ -26,7 +27,7 @@ namespace contextile {
 // ------------------------------------------------------------------------------ instructions
 
 // One tile of an attention instruction. Slots index the device's slot tables of their kinds.
-// Forward uses q, kv, result (= o); backward q, d_o, kv, result (= dq), dkv.
+// Forward uses q, kv and result (= o); backward uses q, d_o, kv, result (= dq) and dkv.
 struct TileOp {
   BlockId q_block;
   BlockId kv_block;
@@ -43,13 +44,14 @@ struct TileOp {
   friend bool operator==(const TileOp&, const TileOp&) = default;
 };
 
-// One fused attention call; tiles act in listed order.
+// One fused attention call. Its tiles act in listed order.
 struct AttentionOp {
   std::vector<TileOp> tiles;
   friend bool operator==(const AttentionOp&, const AttentionOp&) = default;
 };
 
-// dst := merge (o) or sum (dq, dkv) of srcs in the listed order; dst contributes only if listed.
+// dst := merge (o) or sum (dq, dkv) of srcs in the listed order. dst contributes only if it is
+// listed.
 struct ReduceOp {
   Kind kind = Kind::kO;
   BlockId block;
@@ -68,7 +70,7 @@ struct CopyOp {
   friend bool operator==(const CopyOp&, const CopyOp&) = default;
 };
 
-// One end of a transfer. Elements travel as `wire`; LSE and delta always as f32.
+// One end of a transfer. Elements travel as `wire`; LSE and delta always travel as f32.
 struct TransferEnd {
   Kind kind = Kind::kKv;
   BlockId block;
@@ -88,7 +90,7 @@ struct LaunchOp {
   friend bool operator==(const LaunchOp&, const LaunchOp&) = default;
 };
 
-// Receives of launch `id` are readable, its send slots writable.
+// After it, the receives of launch `id` are readable and its send slots writable.
 struct WaitOp {
   std::int32_t id = 0;
   friend bool operator==(const WaitOp&, const WaitOp&) = default;
@@ -99,15 +101,16 @@ using Instruction = std::variant<AttentionOp, ReduceOp, CopyOp, LaunchOp, WaitOp
 
 // ---------------------------------------------------------------------------------- programs
 
-// A place in the staging arena of one kind, whose rows are a token's heads of one of
-// PlanRound::head_groups. Slot number = owned slots + index.
+// A place in the staging arena of one kind. A row of the arena holds a token's heads of one of the
+// PlanRound::head_groups. The slot number is the number of owned slots + the index.
 struct StagingSlot {
   std::int64_t offset_tokens = 0;
   std::int64_t capacity_tokens = 0;
   friend bool operator==(const StagingSlot&, const StagingSlot&) = default;
 };
 
-// Forward's staging slot survives into backward's staging slot.
+// A unit that backward keeps from forward: the content of forward's staging slot moves to
+// backward's staging slot.
 struct Retain {
   Kind kind = Kind::kKv;
   SlotId slot;
@@ -121,7 +124,7 @@ struct Program {
   std::vector<Instruction> instructions;
 
   [[nodiscard]] std::int64_t arena_tokens(Kind kind) const;  // largest offset + capacity
-  // The unit that was last received or copied into each slot.
+  // Returns the unit that was last received or copied into each slot.
   [[nodiscard]] std::map<std::pair<Kind, SlotId>, std::pair<BlockId, GroupId>> last_brought() const;
   friend bool operator==(const Program&, const Program&) = default;
 };
@@ -137,8 +140,8 @@ struct ProgramPair {
 };
 
 struct DeviceProgram {
-  // Owned blocks in local order. Owned slot of a unit: position · head_groups + group, for every
-  // kind; there are no others where a block has fewer groups.
+  // Owned blocks in local order. The owned slot of a unit is position · head_groups + group, for
+  // every kind. Where a block has fewer groups, the other slots do not exist.
   std::vector<BlockId> local_blocks;
   std::vector<ProgramPair> programs;  // one for each mask
   friend bool operator==(const DeviceProgram&, const DeviceProgram&) = default;
@@ -147,31 +150,32 @@ struct DeviceProgram {
 struct PlanRound {
   std::int32_t head_groups = 1;
   Blocking blocks;
-  std::vector<Rank> owners;  // of every block
-  // The head groups of every block where they differ, divisors of head_groups; empty: all have
-  // those.
+  std::vector<Rank> owners;  // owner of every block
+  // Number of head groups of every block where blocks differ, each a divisor of head_groups. Empty:
+  // every block has head_groups.
   std::vector<std::int32_t> block_head_groups;
   std::vector<NamedMask> masks;        // bands on this round's tokens only
-  DeviceLimits limits;                 // that the round claims to keep to
+  DeviceLimits limits;                 // limits that the round claims to keep
   std::vector<DeviceProgram> devices;  // by rank
 
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return head_groups_of(head_groups, block_head_groups, block);
   }
-  // How many of the round's head groups one of the block's has.
+  // Number of the round's head groups that one head group of the block spans.
   [[nodiscard]] std::int32_t parts_of(BlockId block) const {
     return head_groups / groups_of(block);
   }
-  // What a unit of the block takes in a staging arena.
+  // Tokens that a unit of the block takes in a staging arena.
   [[nodiscard]] std::int64_t staged_tokens(BlockId block) const {
     return blocks.num_tokens(block) * parts_of(block);
   }
   [[nodiscard]] std::int64_t owned_tokens(Rank rank) const;
-  // Whether any device has a program of that mask and direction.
+  // Returns true if any device has a program of that mask and direction.
   [[nodiscard]] bool has_direction(std::size_t mask, Direction direction) const;
-  // Tiles of all head groups that the devices' programs of that mask and direction list.
+  // Number of tiles, of all head groups, that the devices' programs of that mask and direction
+  // list.
   [[nodiscard]] std::int64_t num_tiles(std::size_t mask, Direction direction) const;
-  // The same of the direction that lists more.
+  // The same for the direction that lists more.
   [[nodiscard]] std::int64_t most_tiles(std::size_t mask) const;
 };
 
@@ -190,8 +194,9 @@ struct Plan {
   double padded_bytes_factor = 1;  // as in the arrangement
   double padded_pairs_factor = 1;
   std::uint64_t digest = 0;  // XXH3 of the canonical bytes with this field zero
-  // Valid in what deserialize_slice returns: this rank alone has local blocks and programs, those
-  // of all others are empty. What needs the whole plan refuses it (check_whole).
+  // The one rank whose local blocks and programs the plan has; those of all others are empty. Valid
+  // only in plans that deserialize_slice returns. Operations that need the whole plan refuse a
+  // slice (check_whole).
   Rank slice_of;
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
@@ -199,28 +204,28 @@ struct Plan {
   [[nodiscard]] std::int64_t num_tokens() const {
     return sequences.empty() ? 0 : sequences.back().end;
   }
-  // Whether any device has a program of that direction.
+  // Returns true if any device has a program of that direction.
   [[nodiscard]] bool has_direction(Direction direction) const;
 };
 
-// Whether blocks of a round differ in their head groups.
+// Returns true if blocks of a round differ in their number of head groups.
 [[nodiscard]] bool has_block_head_groups(const Plan& plan);
 
 // Throws InvalidPlan when the plan is a slice: "simulate: expected a whole plan, found …".
 void check_whole(const Plan& plan, std::string_view operation);
-// The same unless it is a slice of that rank.
+// Throws InvalidPlan when the plan is a slice of another rank.
 void check_has_rank(const Plan& plan, Rank rank, std::string_view operation);
 
 // -------------------------------------------------------------------------------------- plan stats
 //
-// What a plan moves, computes and needs in memory, counted from the plan alone.
+// Bytes moved, work and memory of a plan, counted from the plan alone.
 
-// Bytes of one device and direction: what the executor allocates for the plan.
+// Memory that the executor allocates for the plan, on one device and in one direction.
 struct DeviceMemory {
   std::int64_t staging_bytes = 0;      // arenas
   std::int64_t accumulator_bytes = 0;  // owned o, dq, dkv in fp32 (o with its LSE)
   std::int64_t conversion_bytes =
-      0;                            // results converted to or from a narrower wire dtype in flight
+      0;                            // results in flight, converted to or from a narrower wire dtype
   std::int64_t retained_bytes = 0;  // kept from forward to backward, one layer
 
   [[nodiscard]] std::int64_t total_bytes() const {
@@ -230,8 +235,8 @@ struct DeviceMemory {
 [[nodiscard]] DeviceMemory device_memory(const Plan& plan, std::size_t round, std::size_t mask,
                                          Direction direction, Rank rank);
 
-// Where converted transfers of each launch stand in the conversion buffer: same order as sends then
-// recvs. Offsets are bytes; -1: not packed (the slot itself is sent or received).
+// Offsets of the converted transfers of each launch in the conversion buffer, in the order of its
+// sends and of its recvs. Offsets are bytes; -1: not packed (the slot itself is sent or received).
 struct ConversionLayout {
   std::map<std::int32_t, std::vector<std::int64_t>> send_offset_bytes;  // by launch id
   std::map<std::int32_t, std::vector<std::int64_t>> recv_offset_bytes;
@@ -243,14 +248,14 @@ struct ConversionLayout {
 struct DeviceStats {
   std::int64_t sent_bytes = 0;
   std::int64_t received_bytes = 0;
-  std::int64_t inter_sent_bytes = 0;  // to other nodes
+  std::int64_t inter_sent_bytes = 0;  // bytes sent to other nodes
   std::int64_t inter_received_bytes = 0;
   double flops = 0;
-  std::int64_t memory_bytes = 0;  // peak over rounds and masks
+  std::int64_t memory_bytes = 0;  // peak memory over rounds and masks
 };
 
-// One layer of every mask, all rounds. Bytes are counted once per transfer (at the sender), LSE and
-// delta included.
+// Totals of one layer of every mask, over all rounds. Bytes are counted once per transfer (at the
+// sender), LSE and delta included.
 struct DirectionStats {
   std::int64_t tiles = 0;
   std::int64_t pairs = 0;  // per group, summed over tiles of group 0
@@ -263,10 +268,10 @@ struct DirectionStats {
   std::int64_t max_device_bytes = 0;       // largest max(sent, received)
   std::int64_t max_node_uplink_bytes = 0;  // largest max(sent, received) across node boundaries
   double flops = 0;
-  double compute_imbalance = 0;  // (max - mean) / max of FLOPs; rounds have a barrier between
+  double compute_imbalance = 0;  // (max - mean) / max of FLOPs, with a barrier between rounds
   double compute_overload = 0;   // max / mean - 1
   std::int64_t peak_memory_bytes = 0;
-  std::int64_t retained_bytes = 0;  // largest device
+  std::int64_t retained_bytes = 0;  // of the device with the most
   std::vector<DeviceStats> devices;
 
   [[nodiscard]] std::int64_t total_bytes() const { return inter_bytes + intra_bytes; }
@@ -281,20 +286,20 @@ struct PlanStats {
 };
 [[nodiscard]] PlanStats statistics(const Plan& plan);
 
-// FLOPs of one attention instruction of the round.
+// Returns the FLOPs of one attention instruction of the round.
 [[nodiscard]] double attention_flops(const AttentionOp& op, Direction direction,
                                      const AttentionShape& shape, const PlanRound& round);
 
 // ------------------------------------------------------------------------------------ token layout
 //
-// Which tokens a rank holds, in which order, and where they stand in their sequences.
+// The tokens that a rank holds, their order, and their positions in their sequences.
 
-// The token ranges of a rank's local rows, in local order, all rounds. Throws InvalidArgument when
-// the plan has no such rank.
+// Returns the token ranges of a rank's local rows, in local order, over all rounds. Throws
+// InvalidArgument when the plan has no such rank.
 [[nodiscard]] std::vector<Range> local_ranges(const Plan& plan, Rank rank);
-// How many rows that are.
+// Number of those rows.
 [[nodiscard]] std::int64_t num_local_tokens(const Plan& plan, Rank rank);
-// Global token index of every local row of a rank, in local order, all rounds.
+// Returns the global token index of every local row of a rank, in local order, over all rounds.
 [[nodiscard]] std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank);
 
 struct TokenPosition {
@@ -302,11 +307,11 @@ struct TokenPosition {
   std::int64_t position = 0;  // in the sequence, for RoPE
   std::int64_t token = 0;     // global index
 };
-// The position of every local row.
+// Returns the position of every local row.
 [[nodiscard]] std::vector<TokenPosition> positions(const Plan& plan, Rank rank);
 
-// For every local row the global index of the token whose label it predicts (the next one of its
-// sequence), or -1 on a sequence's last token.
+// Returns, for every local row, the global index of the token whose label it predicts (the next one
+// of its sequence), or -1 for the last token of a sequence.
 [[nodiscard]] std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank);
 
 }  // namespace contextile

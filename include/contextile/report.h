@@ -1,4 +1,4 @@
-// Looking at plans: what people open in a viewer.
+// Views of plans for people: traces, reports and explanations.
 #pragma once
 
 #include <cstdint>
@@ -14,56 +14,61 @@
 
 namespace contextile {
 
-// A simulation as Chrome trace events (JSON), which Perfetto and chrome://tracing open. One process
-// for each device with the rows "compute" (instructions; waits are what communication costs),
-// "send" and "receive" (messages; those that move at the same time lie on further rows, so that
-// spans of a row never overlap), and one process "plan" with a span for each round, mask and
-// direction. Forward comes first, backward after it. An arrow ties the two ends of a message. Spans
-// carry what their instruction or message is about as arguments; waits also "waits_for": message,
-// link, peer, and what the peer was doing. The process "critical path" has the critical path
-// (simulate.h), and spans on it say so. Times are µs with three digits.
+// Writes a simulation as Chrome trace events (JSON), which Perfetto and chrome://tracing open.
+// There is one process for each device with the rows "compute" (instructions; waits are the cost of
+// communication), "send" and "receive" (messages; those that move at the same time lie on further
+// rows, so that spans of a row never overlap). One process "plan" has a span for each round, mask
+// and direction. Forward comes first, backward after it. An arrow ties the two ends of a message.
 //
-// `simulation` is of `plan` on `cluster`, with SimulateOptions::timeline. Throws InvalidArgument
-// when it has no timeline or other devices than the plan. Does not check the stream. O(events · log
-// + waits · messages of a port).
+// Spans carry the details of their instruction or message as arguments. Waits also carry
+// "waits_for": the message, link and peer, and what the peer was doing. The process "critical path"
+// has the critical path (simulate.h), and spans on it are marked. Times are µs with three digits.
+//
+// `simulation` must be of `plan` on `cluster`, with SimulateOptions::timeline. Throws
+// InvalidArgument when it has no timeline or other devices than the plan. Does not check the
+// stream. O(events · log + waits · messages of a port).
 void write_trace(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
                  std::ostream& out);
 
-// Why a plan takes its simulated time, as text: the steps of the critical path, the causes that
-// cost most and what they are worth, the longest waits. `simulation` is of `plan` on `cluster`,
-// with SimulateOptions::timeline, else InvalidArgument. Costs some ten simulations.
+// Explains, as text, why a plan takes its simulated time: the steps of the critical path, the
+// causes that cost most and the gain of removing each, and the longest waits. `simulation` must be
+// of `plan` on `cluster`, with SimulateOptions::timeline; otherwise throws InvalidArgument. Costs
+// about ten simulations.
 [[nodiscard]] std::string why_text(const Plan& plan, const Cluster& cluster,
                                    const Simulation& simulation);
 
-// A plan to report on, with what is known of it.
+// A plan to report on, with the results that the report shows.
 struct ReportedPlan {
-  std::string name;  // what the page calls it, such as its file; any text
+  std::string name;  // name of the plan on the page, such as its file; any text
   const Plan& plan;
-  const Cluster& cluster;        // what the simulation is of
+  const Cluster& cluster;        // cluster of the simulation
   const Simulation& simulation;  // with SimulateOptions::timeline
   const VerifyReport& verified;
 };
 
 struct ReportOptions {
-  // About how large the page may become. Beyond it pictures show less detail, and the page says so
-  // where they do; tables stay as they are.
+  // Approximate limit on the size of the page, in bytes. Beyond it pictures show less detail, and
+  // the page says so where they do; tables keep their full detail.
   std::int64_t max_bytes = 3'000'000;
 };
 
-// One HTML page about one plan, or two side by side: facts, statistics, times beside their lower
-// bounds, the batch with its mask and who computes what, timeline, traffic, every device
-// (docs/report.md). It needs no other file and no network, forbids itself both, and carries no
-// script of others. Tables are readable without scripts. Names may hold anything.
+// Writes one HTML page about one plan, or two side by side: facts, statistics, times next to their
+// lower bounds, the batch with its mask and the device that computes each part, timeline, traffic,
+// and every device (docs/report.md). The page needs no other file and no network, forbids itself
+// both, and carries no third-party script. Tables are readable without scripts. Names may hold any
+// text.
 //
-// Throws InvalidArgument when there are no or more than two plans, a plan is not valid (see
-// verify), or a simulation is not of its plan or has no timeline; as lower_bound does; IoError when
-// the stream fails. O(tiles + messages · log), and at most a few seconds for pictures.
+// Throws InvalidArgument when there are no plans or more than two, when a plan is not valid (see
+// verify), or when a simulation is not of its plan or has no timeline. It also throws as
+// lower_bound does, and IoError when the stream fails. O(tiles + messages · log), and at most a few
+// seconds for pictures.
 void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
                   const ReportOptions& options = {});
 
-// One HTML page about a group that failed: who stopped it (`verdict` is judge_flight's of the
-// records), what every rank did last, who waited for whom. No script. Beyond max_bytes it has fewer
-// steps and ranks, and says so. Throws IoError when the stream fails.
+// Writes one HTML page about a group that failed: the ranks that stopped it (`verdict` is
+// judge_flight's of the records), the last steps of every rank, and which rank waited for which. It
+// has no script. Beyond max_bytes it shows fewer steps and ranks, and says so. Throws IoError when
+// the stream fails.
 void write_flight_report(std::span<const FlightRecord> records, const FlightVerdict& verdict,
                          std::ostream& out, const ReportOptions& options = {});
 

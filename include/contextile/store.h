@@ -1,5 +1,5 @@
-// A store of small values that processes share: plans on their way from those that plan to those
-// that execute. What it must do for that, and no more.
+// A store of small values that processes share. It carries plans from the processes that plan to
+// the processes that execute, and does no more than that needs.
 //
 //   const std::unique_ptr<Store> store = open_store("redis://10.0.0.7:6379");
 //   if (store->put("run/3/claim", name, std::chrono::seconds(10))) {}  // nobody else has step 3
@@ -23,40 +23,41 @@ namespace contextile {
 // Keys are 1 to 80 bytes of any kind; values at most 256 MiB, also empty.
 inline constexpr std::size_t kMaxStoreKeyBytes = 80;
 inline constexpr std::size_t kMaxStoreValueBytes = std::size_t{256} << 20;
-// A value lives 1 ms to 1000 days.
+// Longest time that a value may live; the shortest is 1 ms.
 inline constexpr std::chrono::milliseconds kMaxStoreExpiry = std::chrono::hours(24 * 1000);
 
 using StoreValue = std::vector<std::uint8_t>;
 
-// Values under keys, each with an end of its life, after which it is as if it had never been there.
-// Every call happens at once, as others see it, whatever they do at the same time; a value is never
-// seen in part. Any thread may call, and many at a time.
+// Values under keys. Each has an expiry, after which it is as if it had never been there. Calls are
+// atomic, whatever other processes do at the same time; a value is never seen in part. Any number
+// of threads may call at a time.
 //
-// Every call throws InvalidArgument on keys, values and times beyond the bounds above, and IoError
-// naming store, operation, key and how long was tried when the store is gone.
+// Every call throws InvalidArgument on keys, values and times beyond the bounds above. When the
+// store is gone, it throws IoError naming the store, the operation, the key and how long it tried.
 class Store {
  public:
   virtual ~Store() = default;
 
-  // As opened, without a password: for messages.
+  // The address as opened, without its password, for messages.
   [[nodiscard]] virtual std::string_view name() const = 0;
 
-  // Stores the value unless one is there, which then stays. Returns whether it stands there now: a
-  // call whose answer was lost and that is made again is true when it finds its own value.
+  // Stores the value unless one is there, which then stays. Returns true if it stored the value. A
+  // call that is repeated because its answer was lost returns true when it finds its own value.
   [[nodiscard]] bool put(std::string_view key, std::span<const std::uint8_t> value,
                          std::chrono::milliseconds expiry);
-  // Stores the value, whatever is there.
+  // Stores the value and replaces any that is there.
   void replace(std::string_view key, std::span<const std::uint8_t> value,
                std::chrono::milliseconds expiry);
-  // The value, if there is one.
+  // Returns the value, if there is one.
   [[nodiscard]] std::optional<StoreValue> get(std::string_view key);
-  // The same; where there is none, waits for it until the timeout. The value stays.
+  // The same, but waits for the value until the timeout if there is none. The value stays in the
+  // store.
   [[nodiscard]] std::optional<StoreValue> pull(std::string_view key,
                                                std::chrono::milliseconds timeout);
-  // Takes the value away; returns whether there was one.
+  // Removes the value. Returns true if there was one.
   bool erase(std::string_view key);
-  // Gives the value, if it is this one, a new end of its life; returns whether it was. A claim that
-  // is renewed is still its owner's.
+  // Extends the life of the value if it equals `value`. Returns true if it did. A claim that is
+  // renewed still belongs to its owner.
   [[nodiscard]] bool renew(std::string_view key, std::span<const std::uint8_t> value,
                            std::chrono::milliseconds expiry);
 
@@ -65,7 +66,7 @@ class Store {
   using Bytes = std::span<const std::uint8_t>;
   using Milliseconds = std::chrono::milliseconds;
 
-  // The calls above with arguments that are within bounds.
+  // Implementations of the calls above; the arguments are within bounds.
   [[nodiscard]] virtual bool do_put(Key key, Bytes value, Milliseconds expiry) = 0;
   virtual void do_replace(Key key, Bytes value, Milliseconds expiry) = 0;
   [[nodiscard]] virtual std::optional<StoreValue> do_get(Key key) = 0;
@@ -75,21 +76,21 @@ class Store {
 };
 
 struct StoreOptions {
-  // How long a call may try when the store does not answer: a server that restarts meanwhile is no
-  // error.
+  // How long a call may try when the store does not answer. A server that restarts within this time
+  // is no error.
   std::chrono::milliseconds timeout{10'000};
 };
 
 // One way to keep values.
 struct StoreKind {
-  std::string_view scheme;   // what its addresses begin with, without the colon
-  std::string_view address;  // what they look like: "file:///FOLDER"
+  std::string_view scheme;   // the beginning of its addresses, without the colon
+  std::string_view address;  // the form of its addresses: "file:///FOLDER"
   std::string_view summary;  // one line
-  std::string_view missing;  // why this build lacks it; empty if it is there
-  // `rest` stands behind the colon.
+  std::string_view missing;  // the reason why this build lacks it; empty if it has it
+  // Opens a store. `rest` is the address after the colon.
   std::unique_ptr<Store> (*open)(std::string_view rest, const StoreOptions& options);
 };
-// All there are.
+// All kinds of stores.
 [[nodiscard]] std::span<const StoreKind> store_kinds();
 
 // Opens a store by its address:
@@ -106,28 +107,29 @@ struct StoreKind {
 
 // -------------------------------------------------------------------------------------- membership
 //
-// Who is left: ranks of a group that failed agree on the group that goes on without the lost ones.
+// Agreement on the members of a group after a failure: the remaining ranks agree on the group that
+// goes on without the lost ones.
 
 struct MembershipOptions {
-  // Ranks that have not come when none came for that long are left out.
+  // Once no rank has arrived for this long, the ranks that are still missing are left out.
   std::chrono::milliseconds settle{2'000};
-  // For the whole call.
+  // Limit of the whole call.
   std::chrono::milliseconds timeout{60'000};
 };
 
 struct Membership {
-  std::vector<Rank> members;  // numbers in the old group, ascending
-  Rank rank;                  // this process in the new one: its place among them
+  std::vector<Rank> members;  // ranks in the old group, ascending
+  Rank rank;                  // this process in the new group: its index in members
 
   [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(members.size()); }
 };
 
-// Every rank of a group of `num_ranks` that is left calls it, with its old number; all that come in
-// time return the same members. `run` names the job, `generation` the group to come: 1 after the
-// first failure, then 2, so that no key is used twice. The first decision that reaches the store
-// counts, whoever made it, so that no two groups go on: a rank that is not in it (it was slow, or
-// cut off) throws TransportError. Also throws InvalidArgument on numbers that cannot be, what the
-// store throws, and TransportError after the timeout.
+// Every remaining rank of a group of `num_ranks` calls it with its old rank. All ranks that arrive
+// in time return the same members. `run` names the job. `generation` numbers the new group: 1 after
+// the first failure, then 2, so that no key is used twice. The first decision that reaches the
+// store counts, whichever rank made it, so two groups never go on: a rank that is not in it
+// (because it was slow or cut off) throws TransportError. Also throws InvalidArgument on numbers
+// that are out of range, the errors of the store, and TransportError after the timeout.
 [[nodiscard]] Membership agree_on_members(Store& store, std::string_view run,
                                           std::int32_t generation, Rank rank,
                                           std::int32_t num_ranks,

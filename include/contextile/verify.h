@@ -1,4 +1,5 @@
-// Proving a plan. The verifier shares no code with what makes plans.
+// The verifier, which proves that a plan is correct. It shares no code with the code that makes
+// plans.
 #pragma once
 
 #include <array>
@@ -15,7 +16,8 @@ struct DataMovement {  // of one direction, all rounds and masks together
   std::int64_t transfers = 0;
   std::int64_t redundant_transfers = 0;  // no attention reads the data there or further on
   std::int64_t redundant_bytes = 0;
-  std::int64_t unused_by_receiver_transfers = 0;  // the receiver at most passes it on
+  std::int64_t unused_by_receiver_transfers = 0;  // not used by the receiver, which at most relays
+                                                  // it
   std::int64_t unused_by_receiver_bytes = 0;
 };
 
@@ -31,16 +33,16 @@ struct VerifyReport {
 
 struct VerifyOptions {
   std::int64_t max_shown = 50;
-  // Report a deadlock of grouped launches as a violation (transports such as NCCL need its
-  // absence).
+  // Reports a deadlock of grouped launches as a violation. Transports such as NCCL need its
+  // absence.
   bool require_grouped_launches = true;
-  ProgressHook progress = {};  // told how many instructions have been examined
+  ProgressHook progress = {};  // receives the number of instructions examined so far
 };
 
-// Proves a plan: exactly once, data flow, linear partials, matching messages, no race, no deadlock,
-// memory, ownership (docs/plan-format.md). Never throws on a broken plan, only what the progress
-// hook throws; every violation is counted. Uses plan and mask types only. O(tiles + instructions ·
-// log).
+// Proves a plan: every attended pair is computed exactly once, data flow, linear partials, matching
+// messages, no race, no deadlock, memory, ownership (docs/plan-format.md). Never throws on a broken
+// plan, only what the progress hook throws; every violation is counted. Uses plan and mask types
+// only. O(tiles + instructions · log).
 [[nodiscard]] VerifyReport verify(const Plan& plan, const VerifyOptions& options = {});
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// A batch: sequences, attention shape, masks. The input of every strategy.
+// A batch: its sequences, attention shape and masks. It is the input of every strategy.
 #pragma once
 
 #include <cstdint>
@@ -21,42 +21,43 @@ enum class Dtype : std::uint8_t { kF32, kBf16, kF16 };
 [[nodiscard]] std::string_view to_string(Dtype dtype);   // "f32", "bf16", "f16"
 [[nodiscard]] Dtype parse_dtype(std::string_view text);  // throws InvalidArgument
 
-// One attention layer. Query head h reads KV head h / (q_heads / kv_heads).
+// The shape of one attention layer. Query head h reads KV head h / (q_heads / kv_heads).
 struct AttentionShape {
   std::int32_t q_heads = 32;
   std::int32_t kv_heads = 8;     // divides q_heads
   std::int32_t head_dim = 128;   // of Q and K
   std::int32_t value_dim = 128;  // of V and O
   Dtype dtype = Dtype::kBf16;    // of Q, K, V, O, dO and the returned gradients
-  double scale = 0;              // of the scores; 0: 1/sqrt(head_dim)
-  double softcap = 0;            // c of c·tanh(s/c); 0: none
-  bool sink = false;             // a learnable sink logit per query head
+  double scale = 0;              // factor of the scores; 0: 1/sqrt(head_dim)
+  double softcap = 0;            // c in c·tanh(s/c); 0: none
+  bool sink = false;             // true: there is a learnable sink logit per query head
 
   [[nodiscard]] double effective_scale() const;  // scale, or 1/sqrt(head_dim)
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;
 };
 void check_shape(const AttentionShape& shape);  // throws InvalidArgument
 
-// A mask and how many layers of the model use it.
+// A mask and the number of layers of the model that use it.
 struct NamedMask {
   std::string name = "mask";
   std::int32_t layers = 1;
   Mask mask;
 };
 
-// Tokens that lack queries or keys. Tokens not listed have both.
+// A range of tokens that lack queries or keys. Tokens not listed have both.
 struct RoleRange {
   Range tokens;
   Role role = Role::kBoth;
 };
 
-// Which device already holds which tokens. The ranges partition the batch, in ascending order.
+// A range of tokens and the device that already holds it. The ranges of a workload partition the
+// batch, in ascending order.
 struct HomeRange {
   Range tokens;
   Rank owner;
 };
 
-// Tokens are 0 … T-1, sequences laid end to end in input order.
+// One batch. Tokens are 0 … T-1; sequences are laid end to end in input order.
 struct Workload {
   std::vector<Range> sequences;  // non-empty, sequences[i].end == sequences[i + 1].begin
   AttentionShape shape;
@@ -70,56 +71,58 @@ struct Workload {
   }
 };
 
-// Sequence ranges of lengths laid end to end. Throws InvalidArgument on an empty list, a length
-// that is not positive (naming its index), or more than kMaxTokens tokens.
+// Returns the ranges of sequences that are laid end to end. Throws InvalidArgument on an empty
+// list, a length that is not positive (naming its index), or more than kMaxTokens tokens.
 [[nodiscard]] std::vector<Range> sequences_from_lengths(std::span<const std::int64_t> lengths);
 
-// One mask of a workload to build: a rule applied to every sequence.
+// One mask of a workload that is to be built: a rule applied to every sequence.
 struct MaskUse {
   std::string name;  // empty: the rule's own name
   std::int32_t layers = 1;
   MaskSpec spec;
 };
-// The CLI's "--mask [NAME=]SPEC[@LAYERS]".
+// Parses the program's "--mask [NAME=]SPEC[@LAYERS]".
 [[nodiscard]] MaskUse parse_mask_use(std::string_view text);
 
-// The usual case: one or more rules over a packed batch. Positions are those of the first mask
-// whose rule sets any (shared_question), else the position in the sequence.
+// Makes a workload of one or more rules over a packed batch: the usual case. Positions are those of
+// the first mask whose rule sets any (shared_question), otherwise the position in the sequence.
 [[nodiscard]] Workload make_workload(std::span<const std::int64_t> lengths,
                                      const AttentionShape& shape, std::span<const MaskUse> masks);
-// The same with one rule, causal unless another is given.
+// The same with one rule, by default causal.
 [[nodiscard]] inline Workload make_workload(std::span<const std::int64_t> lengths,
                                             const AttentionShape& shape, const MaskUse& mask = {}) {
   return make_workload(lengths, shape, std::span(&mask, 1));
 }
 
-// Takes the queries from tokens that are cached, or that another part of the batch computes: they
-// get the role kKvOnly and every mask loses their rows. `tokens` are ascending and disjoint, the
-// workload has no roles yet; throws InvalidArgument otherwise. O(bands · log + bands that remain).
+// Removes the queries of tokens that are cached, or that another part of the batch computes. They
+// get the role kKvOnly, and every mask loses their rows. `tokens` must be ascending and disjoint,
+// and the workload must have no roles yet; throws InvalidArgument otherwise. O(bands · log + bands
+// that remain).
 void drop_queries(Workload& workload, std::span<const Range> tokens);
 
-// Proves every invariant above, disjointness of bands included. Throws InvalidArgument.
+// Proves every invariant stated above, disjointness of bands included. Throws InvalidArgument.
 void check_workload(const Workload& workload);
 
 // Forward FLOPs of `pairs` attended pairs over `q_heads` heads: 2·pairs·q_heads·(D + Dv).
 [[nodiscard]] double forward_flops(std::int64_t pairs, std::int32_t q_heads,
                                    const AttentionShape& shape);
-// Backward: 2·pairs·q_heads·(3D + 2Dv), 2.5 x forward when D = Dv.
+// Backward FLOPs: 2·pairs·q_heads·(3D + 2Dv), which is 2.5 x forward when D = Dv.
 [[nodiscard]] double backward_flops(std::int64_t pairs, std::int32_t q_heads,
                                     const AttentionShape& shape);
 
-// Whether blocks also end where bands of the masks do.
+// Controls whether blocks also end where bands of the masks end.
 enum class BandCuts : std::uint8_t {
   kNone,
-  // In sequences of more than two blocks whose masks have fewer such places than it has blocks. A
-  // block then holds no rows or keys that most of its tiles do not touch: 64 sink tokens, the last
-  // rows of causal_blockwise, a shared question travel without their neighbours.
+  // Blocks end there in sequences of more than two blocks whose masks have fewer such places than
+  // the sequence has blocks. A block then holds no rows or keys that most of its tiles do not
+  // touch: 64 sink tokens, the last rows of causal_blockwise and a shared question travel without
+  // their neighbours.
   kEdges,
 };
 
-// Cuts every sequence into ceil(L / block_size) blocks, the last one short; also at role and home
-// boundaries and, if asked, at band edges. The plain blocking for strategies that need no other.
-// O(blocks + bands · log).
+// Cuts every sequence into ceil(L / block_size) blocks, the last one short. Blocks also end at role
+// and home boundaries and, if requested, at band edges. This is the plain blocking for strategies
+// that need no other. O(blocks + bands · log).
 [[nodiscard]] Blocking cut_sequences(const Workload& workload, std::int64_t block_size,
                                      BandCuts band_cuts = BandCuts::kNone);
 

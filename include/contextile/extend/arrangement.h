@@ -1,5 +1,6 @@
-// What a strategy returns: who owns which blocks, who computes which tiles when, what moves when.
-// `build_plan` (extend/plan_build.h) lowers it to instructions; nothing downstream looks at the strategy.
+// The result of a strategy: the owner of every block, the device and time of every tile, and the
+// transfers. `build_plan` (extend/plan_build.h) lowers it to instructions; nothing downstream looks
+// at the strategy.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@
 
 namespace contextile {
 
-// What a slot holds and a transfer moves, of one token block and head group.
+// The kind of data that a slot holds and a transfer moves, for one token block and head group.
 enum class Kind : std::uint8_t {
   kQ,    // queries
   kKv,   // keys and values
@@ -34,36 +35,39 @@ inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Di
 [[nodiscard]] std::string_view to_string(Kind kind);            // "q", "kv", "o", "do", "dq", "dkv"
 [[nodiscard]] std::string_view to_string(Direction direction);  // "forward", "backward"
 
-// Inputs are read only; results (o, dq, dkv) are partial until they hold all tiles of their unit.
+// Returns true for results (o, dq, dkv), which are partial until they hold all tiles of their unit.
+// Inputs are read only.
 [[nodiscard]] constexpr bool is_result(Kind kind) {
   return kind == Kind::kO || kind == Kind::kDq || kind == Kind::kDkv;
 }
-// kv and dkv belong to a tile's kv block, all others to its query block.
+// Returns true for kv and dkv, which belong to a tile's kv block; all others belong to its query
+// block.
 [[nodiscard]] constexpr bool is_of_kv(Kind kind) { return kind == Kind::kKv || kind == Kind::kDkv; }
-// Whether the kind occurs in the direction: q, kv, o forward; q, kv, do, dq, dkv backward.
+// Returns true if the kind occurs in the direction: q, kv, o in forward; q, kv, do, dq, dkv in
+// backward.
 [[nodiscard]] constexpr bool occurs_in(Kind kind, Direction direction) {
   return kind == Kind::kQ || kind == Kind::kKv ||
          (kind == Kind::kO) == (direction == Direction::kForward);
 }
-// Whether tokens of this role have the kind at all.
+// Returns true if tokens of this role have the kind at all.
 [[nodiscard]] constexpr bool role_has(Role role, Kind kind) {
   return role == Role::kBoth || (role == Role::kKvOnly) == is_of_kv(kind);
 }
 
-// Bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads and elements
-// travel as `wire`. LSE and delta are 4 bytes each whatever the wire.
+// Returns the bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads
+// and elements travel as `wire`. LSE and delta are 4 bytes each, whatever the wire.
 [[nodiscard]] std::int64_t unit_bytes(Kind kind, std::int64_t tokens, const AttentionShape& shape,
                                       std::int32_t head_groups, Dtype wire);
 
-// Into how many groups of heads a block is split: as `of_block` says, or as all blocks are where
-// that is empty.
+// Number of head groups that a block is split into: the entry of `of_block`, or `head_groups` if
+// `of_block` is empty.
 [[nodiscard]] inline std::int32_t head_groups_of(std::int32_t head_groups,
                                                  std::span<const std::int32_t> of_block,
                                                  BlockId block) {
   return block.index() < of_block.size() ? of_block[block.index()] : head_groups;
 }
 
-// A tile on its device. Its blocks have equally many head groups. A stage is one attention
+// A tile and its device. Its two blocks have equally many head groups. A stage is one attention
 // instruction; stages count from 0 on every device.
 struct PlacedTile {
   BlockId q_block;
@@ -74,14 +78,15 @@ struct PlacedTile {
   std::int64_t pairs = 0;  // as TileIndex says
 };
 
-// One unit from one device to another: launched before attention `launch_stage`, waited before
-// attention `need_stage` > launch_stage, on both ends alike. At one stage boundary s a device first
-// waits for what it needs at s, then merges what arrived, then launches.
+// The transfer of one unit from one device to another. Both ends launch it before attention
+// `launch_stage` and wait for it before attention `need_stage` > launch_stage. At a stage boundary
+// s a device first waits for the transfers it needs at s, then merges those that arrived, then
+// launches.
 //
 // Inputs: src owns the unit, or received it with a need stage <= launch_stage (relay), or retained
-// it. Results: src sends all it has gathered of the unit so far and starts anew; dst merges what
-// arrives into what it has. A result that holds all its tiles travels in the activation dtype, a
-// partial one in the arrangement's partial_wire.
+// it. Results: src sends all it has gathered of the unit so far and starts again from nothing; dst
+// merges the arriving result into its own. A result that holds all its tiles travels in the
+// activation dtype, a partial one in the arrangement's partial_wire.
 struct Transfer {
   Kind kind = Kind::kKv;
   BlockId block;
@@ -92,8 +97,8 @@ struct Transfer {
   std::int32_t need_stage = 1;
 };
 
-// Tiles of one device and stage run in listed order; transfers between two devices with equal
-// stages travel as one message in listed order.
+// The tiles and transfers of one direction. Tiles of one device and stage run in listed order.
+// Transfers between two devices with equal stages travel as one message, in listed order.
 struct ArrangedDirection {
   std::vector<PlacedTile> tiles;
   std::vector<Transfer> transfers;
@@ -107,7 +112,7 @@ struct RetainedUnit {
   GroupId group;
 };
 
-// What one mask computes in one round. A direction may be absent (prefill has no backward).
+// The work of one mask in one round. A direction may be absent (prefill has no backward).
 struct ArrangedMask {
   std::optional<ArrangedDirection> forward;
   std::optional<ArrangedDirection> backward;
@@ -116,26 +121,27 @@ struct ArrangedMask {
 
 struct ArrangedRound {
   Blocking blocks;
-  std::vector<Rank> owners;      // of every block
-  std::int32_t head_groups = 1;  // of every block; divides the KV heads
+  std::vector<Rank> owners;      // owner of every block
+  std::int32_t head_groups = 1;  // head groups of every block; divides the KV heads
   std::vector<Mask> masks;  // of the workload, in its order, each restricted to this round's tokens
   std::vector<ArrangedMask> programs;  // one for each mask
-  // Where blocks differ: of every block, each a divisor of head_groups.
+  // If blocks differ in their head groups: the number of every block, a divisor of head_groups.
   std::vector<std::int32_t> block_head_groups;
 
   [[nodiscard]] std::int32_t groups_of(BlockId block) const {
     return head_groups_of(head_groups, block_head_groups, block);
   }
-  // How many of the round's head groups one of the block's has.
+  // Number of the round's head groups that one head group of the block spans.
   [[nodiscard]] std::int32_t parts_of(BlockId block) const {
     return head_groups / groups_of(block);
   }
 };
 
-// Limits of every device that a plan must keep to: recorded in the plan, proved by verify.
+// Limits that a plan must keep on every device. They are recorded in the plan and proved by verify.
 struct DeviceLimits {
-  std::optional<std::int64_t> tokens = {};        // that it may own; unset: any number
-  std::optional<std::int64_t> memory_bytes = {};  // that it may need in a direction; likewise
+  std::optional<std::int64_t> tokens = {};        // tokens that it may own; unset: any number
+  std::optional<std::int64_t> memory_bytes = {};  // memory that it may need in a direction; unset:
+                                                  // any amount
   friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
 };
 
@@ -145,8 +151,8 @@ struct Arrangement {
   Dtype partial_wire = Dtype::kF32;
   std::vector<ArrangedRound>
       rounds;  // executed in order, a barrier between; blocks partition the tokens
-  // What the original would have charged for padding, if the strategy was asked to
-  // (count_padding=on): real bytes and pairs are multiplied by these in statistics. 1: none.
+  // Padding that the original method would have charged for, if the strategy was asked to count it
+  // (count_padding=on): statistics multiply real bytes and pairs by these. 1: none.
   double padded_bytes_factor = 1;
   double padded_pairs_factor = 1;
 };

@@ -1,5 +1,5 @@
-// Partitioning any hypergraph whose vertices weigh in two dimensions, and the text files such
-// problems travel in. The engine for attention itself, which knows grids of tiles, is in
+// Partitions any hypergraph whose vertices weigh in two dimensions, and reads and writes the text
+// files of such problems. The engine for attention itself, which knows grids of tiles, is in
 // contextile/extend/partition.h.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace contextile {
 
-// What a vertex weighs, or a part holds or may hold. Two dimensions that need not be alike: a
-// vertex that is pure computation has no data, a block of data has no computation.
+// The weight of a vertex, the load of a part, or its capacity. The two dimensions are independent:
+// a vertex that is pure computation has no data, and a block of data has no computation.
 struct HyperWeight {
   std::int64_t compute = 0;
   std::int64_t data = 0;
@@ -30,8 +30,8 @@ inline constexpr std::int32_t kMaxParts = 1 << 16;
 // Limit of every sum of weights: over vertices in either dimension, and over nets times their pins.
 inline constexpr std::int64_t kMaxTotalWeight = std::int64_t{1} << 60;
 
-// Nets connect vertices. Net e has the pins [net_offsets[e], net_offsets[e + 1]), at least one,
-// each vertex at most once. Weights are not negative.
+// A hypergraph, in which nets connect vertices. Net e has the pins [net_offsets[e], net_offsets[e +
+// 1]), at least one, each vertex at most once. Weights are not negative.
 struct Hypergraph {
   std::vector<std::int64_t> net_offsets{0};
   std::vector<VertexId> pins;
@@ -55,28 +55,28 @@ struct Hypergraph {
   friend bool operator==(const Hypergraph&, const Hypergraph&) = default;
 };
 
-// Throws InvalidArgument, naming the net or vertex, unless everything said above holds. O(pins).
+// Throws InvalidArgument, naming the net or vertex, unless everything stated above holds. O(pins).
 void check_hypergraph(const Hypergraph& hypergraph, std::string_view where = "hypergraph");
 
 struct HypergraphSpec {
   std::int32_t num_parts = 2;  // 1 … kMaxParts
 
-  // A part may hold (1 + eps) · mean in each dimension, or the heaviest vertex where that is more …
+  // A part may hold (1 + eps) · mean in each dimension, or the heaviest vertex if that is more.
   double eps_compute = 0.03;
   double eps_data = 0.03;
-  // … unless every part has a capacity of its own here.
+  // If not empty: the capacity of every part, instead of the eps.
   IdVector<PartId, HyperWeight> capacities = {};
 
-  // Part of every vertex that must be there, invalid: free. Empty: all free.
+  // The part that every vertex must be in; invalid: the vertex is free. Empty: all are free.
   IdVector<VertexId, PartId> fixed = {};
-  // A partition to improve on: a feasible one is never answered with a worse or an infeasible one.
-  // Empty: none. It must agree with `fixed`.
+  // A partition to improve on: if it is feasible, the result is never worse or infeasible. Empty:
+  // none. It must agree with `fixed`.
   IdVector<VertexId, PartId> start = {};
 
-  double traffic_weight = 0;     // of the busiest part in the objective
+  double traffic_weight = 0;     // weight of the busiest part's traffic in the objective
   double effort = 1;             // annealing steps, in multiples of the default; > 0
   std::int32_t num_starts = 4;   // initial partitions tried at the coarsest level; >= 1
-  std::int32_t max_threads = 0;  // 0: as many as there are; never changes the result
+  std::int32_t max_threads = 0;  // 0: all hardware threads; never changes the result
   std::uint64_t seed = 1;
 };
 
@@ -84,7 +84,7 @@ struct HypergraphPartition {
   IdVector<VertexId, PartId> part;  // of every vertex, all valid
 };
 
-// What a partition costs, recomputed from the assignment alone. lambda(e) is the number of parts
+// The cost of a partition, recomputed from the assignment alone. lambda(e) is the number of parts
 // that hold a pin of net e.
 struct HypergraphQuality {
   std::int64_t connectivity = 0;      // sum of w(e) · (lambda(e) - 1)
@@ -97,13 +97,13 @@ struct HypergraphQuality {
 };
 
 // Splits the vertices into num_parts parts that respect the capacities and keep nets together.
-// Deterministic by seed, effort and num_starts, on any number of threads. A result that exceeds a
-// capacity is the least overloaded one that was found; evaluate_hypergraph tells. Throws
+// Deterministic by seed, effort and num_starts, on any number of threads. If no feasible partition
+// was found, the result is the least overloaded one; evaluate_hypergraph tells. Throws
 // InvalidArgument on a broken hypergraph or spec. Memory is linear in pins.
 //
 // Multilevel: vertices cluster by heavy-edge rating sum w(e) / (|e| - 1) (Karypis et al., hMETIS;
-// Catalyurek and Aykanat, PaToH) until a part has a few dozen; packings and greedy growings are
-// annealed there with exact deltas from per-net part counts, the best one is refined on the way
+// Catalyurek and Aykanat, PaToH) until a part has a few dozen. Packings and greedy growings are
+// annealed there with exact deltas from per-net part counts. The best one is refined on the way
 // back up.
 [[nodiscard]] HypergraphPartition partition_hypergraph(const Hypergraph& hypergraph,
                                                        const HypergraphSpec& spec);
@@ -117,25 +117,25 @@ struct HypergraphQuality {
 [[nodiscard]] HypergraphQuality evaluate_hypergraph(const Hypergraph& hypergraph,
                                                     const HypergraphSpec& spec,
                                                     const HypergraphPartition& partition);
-// What every part may hold: spec.capacities, or what the eps give.
+// Returns the capacity of every part: spec.capacities, or the capacities that the eps give.
 [[nodiscard]] IdVector<PartId, HyperWeight> part_capacities(const Hypergraph& hypergraph,
                                                             const HypergraphSpec& spec);
 
 // ------------------------------------------------------------------------- files
 
-// hMETIS: a header `nets vertices [fmt [dimensions]]`, one line of 1-based pins a net (its weight
-// first when fmt is 1 or 11), then with fmt 10 or 11 one line of weights a vertex. Lines that begin
-// with % are comments. The fourth header field is an extension: with 2, a vertex line holds compute
-// and data weight; otherwise its one weight is compute. Without vertex weights every vertex has
-// compute 1. Throws IoError, and InvalidArgument with file and line on anything else; `where` names
-// the source in messages.
+// Reads the hMETIS format: a header `nets vertices [fmt [dimensions]]`, then one line of 1-based
+// pins per net (its weight first when fmt is 1 or 11), then with fmt 10 or 11 one line of weights
+// per vertex. Lines that begin with % are comments. The fourth header field is an extension: with
+// 2, a vertex line holds compute and data weight; otherwise its one weight is compute. Without
+// vertex weights every vertex has compute 1. Throws IoError, and InvalidArgument with file and line
+// on anything else; `where` names the source in messages.
 [[nodiscard]] Hypergraph read_hgr(const std::string& path);
 [[nodiscard]] Hypergraph parse_hgr(std::string_view text, std::string_view where);
-// The shortest form that reads back as the same hypergraph.
+// Returns the shortest form that reads back as the same hypergraph.
 [[nodiscard]] std::string format_hgr(const Hypergraph& hypergraph);
 void write_hgr(const Hypergraph& hypergraph, const std::string& path);
 
-// One line a vertex: its part, counted from 0.
+// Partition files: one line per vertex with its part, counted from 0.
 [[nodiscard]] HypergraphPartition read_partition(const std::string& path, std::int32_t num_vertices,
                                                  std::int32_t num_parts);
 [[nodiscard]] HypergraphPartition parse_partition(std::string_view text, std::int32_t num_vertices,
@@ -143,7 +143,7 @@ void write_hgr(const Hypergraph& hypergraph, const std::string& path);
 [[nodiscard]] std::string format_partition(const HypergraphPartition& partition);
 void write_partition(const HypergraphPartition& partition, const std::string& path);
 
-// hMETIS's fix file: one line a vertex, its part or -1. For HypergraphSpec::fixed.
+// hMETIS's fix file: one line per vertex with its part or -1. For HypergraphSpec::fixed.
 [[nodiscard]] IdVector<VertexId, PartId> read_fixed(const std::string& path,
                                                     std::int32_t num_vertices,
                                                     std::int32_t num_parts);

@@ -1,4 +1,4 @@
-// Attention on tiles. A kernel never sees a plan.
+// Kernels: attention on tiles. A kernel never sees a plan.
 //
 // Legend of suffixes: T tokens, H heads, D head dim, N query rows, M key rows.
 #pragma once
@@ -21,13 +21,13 @@ class RowOps;           // kernel/row_ops.h
 class RowMemory;        // kernel/row_memory.h
 class PreparedProgram;  // kernel/prepared_program.h
 
-// A partial result of some rows, fp32: what attention to a part of the keys gives. L (lse) is the
-// natural log of the sum of exp(scores), O the average of the values under those weights. A row
-// that has seen no key is empty: L = -inf, and its O is never read, whatever stands there (0·NaN
-// would leak it).
+// A partial result of some rows, fp32: the attention of the rows to a part of the keys. L (lse) is
+// the natural log of the sum of exp(scores), O the average of the values under those weights. A row
+// that has seen no key is empty: L = -inf, and its O is never read, whatever its memory holds
+// (0·NaN would leak it).
 struct PartialOutput {
   TensorView o_NHD;
-  RowStats lse_NH;  // of the rows of `o_NHD`
+  RowStats lse_NH;  // for the rows of `o_NHD`
 };
 
 struct KernelParams {
@@ -39,16 +39,16 @@ struct KernelParams {
   float softcap = 0;  // 0: none
 };
 
-// What a kernel worked out about the bands of one tile, once per plan: prepare_bands.
+// A kernel's classification of the bands of one tile, made once per plan by prepare_bands.
 class PreparedBands {
  public:
   virtual ~PreparedBands() = default;
   [[nodiscard]] virtual std::int64_t size_bytes() const = 0;
 };
 
-// One tile of a forward call. Bands are over local rows (q rows 0 … N-1, key rows 0 … M-1),
-// disjoint. init: every row of o and lse is overwritten (rows without a pair become O = 0, LSE =
-// -inf); otherwise the tile's result is merged into what they hold. LSE is the natural log.
+// One tile of a forward call. Bands are over local rows (q rows 0 … N-1, key rows 0 … M-1) and
+// disjoint. With init, every row of o and lse is overwritten (rows without a pair become O = 0, LSE
+// = -inf); otherwise the tile's result is merged into their contents. LSE is the natural log.
 struct ForwardTile {
   TensorView q_NHD;
   TensorView k_MHD;
@@ -57,12 +57,13 @@ struct ForwardTile {
   RowStats lse_NH;
   std::span<const LocalBand> bands;
   bool init = false;
-  const PreparedBands* prepared = nullptr;  // of these bands by this kernel; null: worked out anew
+  const PreparedBands* prepared = nullptr;  // of these bands by this kernel; null: classified in
+                                            // the call
 };
 
 // One tile of a backward call. lse is the final one (-inf on a row that attends nothing: its
-// gradients are 0), delta = rowsum(dO ∘ O). init overwrites the whole accumulator, otherwise the
-// tile adds to it.
+// gradients are 0), delta = rowsum(dO ∘ O). With init the tile overwrites the whole accumulator,
+// otherwise it adds to it.
 struct BackwardTile {
   TensorView q_NHD;
   TensorView k_MHD;
@@ -84,53 +85,57 @@ class AttentionKernel {
   virtual ~AttentionKernel() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
-  // The precision of weights for inputs of a dtype: what P, and dS of backward, are rounded to
-  // (nearest even) before they are multiplied with V, dO, K or Q. Products, sums and the
+  // Returns the precision of weights for inputs of a dtype: P, and dS of backward, are rounded to
+  // it (nearest even) before they are multiplied with V, dO, K or Q. Products, sums and the
   // log-sum-exp stay fp32 or wider. kF32 (unless overridden): nothing is lost.
   [[nodiscard]] virtual Dtype weight_dtype(Dtype inputs) const;
-  // Tiles act in listed order: the same call gives the same bits whatever the number of threads.
-  // Inputs have one dtype; no input aliases an output.
-  // Tiles that write one slot name it by the same data pointer; slots do not overlap otherwise.
+  // Run the tiles of one call. Tiles act in listed order: the same call gives the same bits
+  // whatever the number of threads. Inputs have one dtype; no input aliases an output. Tiles that
+  // write one slot name it by the same data pointer; slots do not overlap otherwise.
   virtual void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const = 0;
   virtual void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const = 0;
-  // Classifies the bands of a tile of num_rows x num_keys for calls with these params, to be given
-  // back with every such tile. Null: this kernel gains nothing by it.
+  // Classifies the bands of a tile of num_rows x num_keys for calls with these params. The result
+  // is passed with every such tile. Null: this kernel gains nothing by it.
   [[nodiscard]] virtual std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const;
-  // Whether it prepares programs. Unless overridden it does not: tiles come with every call.
+  // Returns true if it prepares programs. Unless overridden it does not: tiles are passed with
+  // every call.
   [[nodiscard]] virtual bool makes_lists() const;
-  // Every list is the tiles of one call. `arrays` and the tiles' tensors are at addresses where
-  // nothing is; arrays are contiguous, and every tensor is tokens and heads of one of them. Bands
-  // and what was prepared of them are needed no longer. Throws where makes_lists is false.
+  // Prepare the calls of a program. Every list holds the tiles of one call. `arrays` and the tiles'
+  // tensors are at addresses where no memory is; arrays are contiguous, and every tensor consists
+  // of tokens and heads of one of them. Bands and their preparations are no longer needed
+  // afterwards. They throw if makes_lists is false.
   [[nodiscard]] virtual std::unique_ptr<const PreparedProgram> prepare_forward(
       const KernelParams& params, std::span<const TensorView> arrays,
       std::span<const std::vector<ForwardTile>> lists) const;
   [[nodiscard]] virtual std::unique_ptr<const PreparedProgram> prepare_backward(
       const KernelParams& params, std::span<const TensorView> arrays,
       std::span<const std::vector<BackwardTile>> lists) const;
-  // Throws InvalidArgument where it can not attend tensors of that shape. Unless overridden it can.
+  // Throws InvalidArgument if it cannot attend tensors of that shape. Unless overridden, it can
+  // attend any.
   virtual void check_shape(const AttentionShape& shape) const;
-  // What merges, sums and rounds around this kernel's tiles: those who run plans with a kernel use
-  // its row operations and no others. Unless overridden, ones that run on any machine.
+  // Returns the operations that merge, sum and round rows around this kernel's tiles. Code that
+  // runs plans with a kernel uses its row operations and no others. Unless overridden, they run on
+  // any machine.
   [[nodiscard]] virtual const RowOps& row_ops() const;
-  // Where the tensors of calls are. Unless overridden, in this process's memory; what is elsewhere
-  // only this kernel and its row operations touch.
+  // Returns the memory where the tensors of calls are. Unless overridden, it is this process's
+  // memory. Only this kernel and its row operations touch tensors elsewhere.
   [[nodiscard]] virtual const RowMemory& memory() const;
 };
 
-// What weights of a precision may make of the error of a result, relative to the largest output,
-// the rounding of the output included: 2^-7 for bf16, 2^-10 for f16, 0 for f32. docs/kernels.md
-// derives it, and says what counts as the largest output of each array.
+// Returns the error that weights of a precision may add to a result, relative to the largest
+// output, the rounding of the output included: 2^-7 for bf16, 2^-10 for f16, 0 for f32.
+// docs/kernels.md derives it, and defines the largest output of each array.
 [[nodiscard]] double weight_rounding(Dtype weights);
 
-// All kernels built in that this CPU can run; for f32 and f16 inputs the preferred one first.
+// All built-in kernels that this CPU can run, the preferred one for f32 and f16 inputs first.
 [[nodiscard]] std::span<const AttentionKernel* const> kernels();
-// The fastest of them for inputs of a dtype. CPUs of one kind agree on it, so ranks on equal
-// machines do. The one for bf16 may round weights (weight_dtype).
+// Returns the fastest of them for inputs of a dtype. CPUs of one kind agree on it, so ranks on
+// equal machines do. The one for bf16 may round weights (weight_dtype).
 [[nodiscard]] const AttentionKernel& preferred_kernel(Dtype inputs);
-// By name, for inputs of a dtype: "simd" is the preferred of those whose name begins with it, ""
-// the preferred of all. Throws InvalidArgument with the list of names.
+// Finds a kernel by name, for inputs of a dtype: "simd" is the preferred one of those whose name
+// begins with it, "" the preferred one of all. Throws InvalidArgument with the list of names.
 [[nodiscard]] const AttentionKernel& find_kernel(std::string_view name, Dtype inputs = Dtype::kF32);
 
 }  // namespace contextile

@@ -1,5 +1,5 @@
-// Attention of few queries to many keys that lie in pages: a step of decoding. Bound by the memory
-// that keys and values are read from.
+// Attention of few queries to many keys that lie in pages, as in a step of decoding. Its speed is
+// bound by the memory that keys and values are read from.
 //
 // Legend of suffixes: N query rows, H heads, D dim.
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace contextile {
 
-// Elements of cached keys and values. kFp8 is e4m3 without infinities (OCP, "FP8 formats for deep
-// learning"); it and kInt8 are multiplied by a scale of their head.
+// The dtype of cached keys and values. kFp8 is e4m3 without infinities (OCP, "FP8 formats for deep
+// learning"). Elements of kFp8 and kInt8 are multiplied by a scale per head.
 enum class KvDtype : std::uint8_t { kF32, kBf16, kF16, kFp8, kInt8 };
 
 [[nodiscard]] std::string_view to_string(KvDtype dtype);      // "f32", "bf16", "f16", "fp8", "int8"
@@ -25,7 +25,7 @@ enum class KvDtype : std::uint8_t { kF32, kBf16, kF16, kFp8, kInt8 };
   return dtype == KvDtype::kF32 ? 4 : dtype == KvDtype::kBf16 || dtype == KvDtype::kF16 ? 2 : 1;
 }
 
-// Keys, or values, of one layer on one rank, in the caller's memory: element d of head h of token t
+// Keys, or values, of one layer on one rank, in the caller's memory. Element d of head h of token t
 // of page p is at p·page_stride + t·token_stride + h·head_stride + d.
 struct PagedTensor {
   const void* data = nullptr;
@@ -33,10 +33,10 @@ struct PagedTensor {
   std::int64_t token_stride = 0;  // elements
   std::int64_t head_stride = 0;   // elements
   std::int32_t dim = 0;
-  std::span<const float> scale_H = {};  // by which elements are multiplied; empty: 1
+  std::span<const float> scale_H = {};  // factors of the elements, by head; empty: 1
 };
 
-// Keys and values of one layer on one rank. Values may be the beginnings of keys (MLA).
+// Keys and values of one layer on one rank. Values may be the first elements of keys (MLA).
 struct PagedKv {
   PagedTensor k;
   PagedTensor v;
@@ -45,37 +45,39 @@ struct PagedKv {
   std::int32_t page_size = 16;  // tokens
 };
 
-// One request's queries and what each of them sees. Keys are counted as the rank holds them: key i
-// lies in page table[i / page_size]. Keys that no query sees are not read, nor are their pages.
+// One request's queries and the keys that each of them sees. Keys are counted as the rank holds
+// them: key i lies in page table[i / page_size]. Keys that no query sees are not read, nor are
+// their pages.
 struct PagedRequest {
   std::int64_t first_row = 0;  // of q and out
   std::int64_t num_rows = 1;
   std::span<const PageId> table;
-  // Ranges of keys, of each row ascending and disjoint: row i has [row_splits[i], row_splits[i +
-  // 1]) of them. Without row_splits every row has one, empty where it sees no key.
+  // Ranges of keys, ascending and disjoint for each row: row i has [row_splits[i], row_splits[i +
+  // 1]) of them. Without row_splits every row has one range, empty if the row sees no key.
   std::span<const Range> keys;
   std::span<const std::int32_t> row_splits = {};
 };
 
 struct PagedParams {
   float scale = 1;
-  float softcap = 0;  // c of c·tanh(s/c); 0: none
+  float softcap = 0;  // c in c·tanh(s/c); 0: none
 };
 
-// One implementation for every instruction set.
+// A kernel of paged attention. There is one for every instruction set.
 class PagedKernel {
  public:
   virtual ~PagedKernel() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;  // "avx512"
-  // What it rounds weights to, before they meet values, for queries of a dtype.
+  // Returns the dtype that it rounds weights to before they are multiplied with values, for queries
+  // of a dtype.
   [[nodiscard]] virtual Dtype weight_dtype(Dtype /*queries*/) const { return Dtype::kF32; }
-  // O and LSE (natural log) of every row of every request, on oneTBB's threads: what these keys
-  // alone give; a row that sees none has O = 0, LSE = -inf. The same call gives the same bits on
-  // any number of threads: a request's keys are cut in runs of kKeysOfTask, whose results are
-  // merged in order. One for a device (docs/gpu.md) takes tensors in its memory, returns before
-  // they are computed, and cuts its own way. Throws InvalidArgument where shapes do not fit, a
-  // range leaves the table, or a row is nobody's or two requests'.
+  // Computes O and LSE (natural log) of every row of every request over the given keys, on oneTBB's
+  // threads. A row that sees no key has O = 0, LSE = -inf. The same call gives the same bits on any
+  // number of threads: the keys of a request are cut into runs of kKeysOfTask, whose results are
+  // merged in order. A kernel for a device (docs/gpu.md) takes tensors in its memory, returns
+  // before they are computed, and cuts keys in its own way. Throws InvalidArgument if shapes do not
+  // fit, if a range leaves the table, or if a row belongs to no request or to two.
   //
   // q [rows, q_heads, head_dim] of f32, bf16 or f16, q_heads a multiple of kv_heads; out fp32
   // [rows, q_heads, value_dim].
@@ -85,14 +87,14 @@ class PagedKernel {
   static constexpr std::int64_t kKeysOfTask = 2048;
 
  protected:
-  // `run` of what fits.
+  // Implements `run`; the arguments fit.
   virtual void attend(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
                       std::span<const PagedRequest> requests, const PartialOutput& out) const = 0;
 };
 
-// Those that this CPU can run, the fastest first.
+// The kernels that this CPU can run, the fastest first.
 [[nodiscard]] std::span<const PagedKernel* const> paged_kernels();
-// By name; "" is the fastest. Throws InvalidArgument with the list of names.
+// Finds a kernel by name; "" is the fastest. Throws InvalidArgument with the list of names.
 [[nodiscard]] const PagedKernel& find_paged_kernel(std::string_view name = "");
 
 }  // namespace contextile

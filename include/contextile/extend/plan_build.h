@@ -1,4 +1,4 @@
-// From an arrangement to a plan.
+// Builds a plan from an arrangement.
 #pragma once
 
 #include "contextile/cluster.h"
@@ -10,11 +10,11 @@ namespace contextile {
 
 struct BuildOptions {
   DeviceLimits limits = {};
-  bool digest = true;  // false: left 0, as of plans that nobody keeps
+  bool digest = true;  // false: the digest stays 0, for plans that are not kept
 };
 
-// Lowers an arrangement: buffers are placed and reused, relays and travelling results resolved,
-// both directions emitted; the digest is set unless options say otherwise. Deterministic. Throws
+// Lowers an arrangement: places and reuses buffers, resolves relays and travelling results, and
+// emits both directions. The digest is set unless options say otherwise. Deterministic. Throws
 // InvalidArgument naming round, mask, direction and unit when the arrangement contradicts itself (a
 // tile whose input never arrives, a transfer whose source has nothing to send, …). O(tiles +
 // transfers · log).
