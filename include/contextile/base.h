@@ -32,8 +32,8 @@ struct Id {
 using Rank = Id<struct RankTag>;      // a device of the context-parallel group, 0 … R-1
 using BlockId = Id<struct BlockTag>;  // a token block, numbered within one round
 using GroupId = Id<struct GroupTag>;  // a head group, 0 … G-1
-using SlotId = Id<struct SlotTag>;  // a slot of one kind on one device (owned, then staging)
-using PageId = Id<struct PageTag>;  // a page of a cache; on every rank it holds different tokens
+using SlotId = Id<struct SlotTag>;    // a slot of one kind on one device (owned, then staging)
+using PageId = Id<struct PageTag>;    // a page of a cache; on every rank it holds different tokens
 
 inline constexpr Rank kInvalidRank{};
 inline constexpr BlockId kInvalidBlock{};

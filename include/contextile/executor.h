@@ -131,11 +131,12 @@ class Executor {
   // Collective.
   void prepare(std::shared_ptr<const Plan> plan);
 
-  // Checks that all ranks are about to make the same call of the same plan. Messages of plans are
-  // told apart by their sizes alone, so ranks in different calls would mix up their data. The check
-  // is useful if ranks are processes that order their calls themselves. Throws InvalidArgument
-  // naming two ranks and their calls if neighbours differ, and ends the group: every other rank
-  // gets a TransportError with the same text. Collective; one message of 32 bytes per rank.
+  // Checks that all ranks are about to make the same call of the same plan. Only their sizes
+  // distinguish the messages of plans, so ranks in different calls would mix up their data. The
+  // check is useful if ranks are processes that order their calls themselves. Throws
+  // InvalidArgument naming two ranks and their calls if neighbours differ, and ends the group:
+  // every other rank gets a TransportError with the same text. Collective; one message of 32 bytes
+  // per rank.
   void check_same_call(const SharedCall& call);
 
   // Run attention under one mask. Collective over all ranks; `mask` indexes the plan's masks

@@ -77,10 +77,10 @@ struct PositionSegment {
 // One mask rule with its parameters, applied to each sequence separately.
 struct MaskSpec {
   enum class Rule : std::uint8_t {
-    kFull,           // every token of the sequence
-    kCausal,         // [0, i]
-    kSlidingWindow,  // the last `window` keys including itself
-    kLambda,  // the first `sink` and the last `window` keys (Lambda-shaped, StreamingLLM)
+    kFull,             // every token of the sequence
+    kCausal,           // [0, i]
+    kSlidingWindow,    // the last `window` keys including itself
+    kLambda,           // the first `sink` and the last `window` keys (Lambda-shaped, StreamingLLM)
     kCausalBlockwise,  // DCP §7: sink blocks, window blocks, dense last block
     kSharedQuestion,   // DCP §7: a question all answers see; an answer sees itself causally
     kPrefixLm,         // every row sees the first `prefix` keys, then causal

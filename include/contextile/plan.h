@@ -141,7 +141,7 @@ struct ProgramPair {
 
 struct DeviceProgram {
   // Owned blocks in local order. The owned slot of a unit is position · head_groups + group, for
-  // every kind. Where a block has fewer groups, the other slots do not exist.
+  // every kind. If a block has fewer groups, its other slots do not exist.
   std::vector<BlockId> local_blocks;
   std::vector<ProgramPair> programs;  // one for each mask
   friend bool operator==(const DeviceProgram&, const DeviceProgram&) = default;

@@ -107,8 +107,8 @@ struct PlannedBatch {
                                       const StrategyChoice& choice,
                                       const PlanOptions& options = {});
 
-// The same from any arrangement: builds, verifies and counts. Of the options, only the limits and
-// the progress hook are used. Throws InvalidArgument when the workload is not valid, or when the
+// The same from any arrangement: builds, verifies and counts. Only the limits and the progress hook
+// of the options are used. Throws InvalidArgument when the workload is not valid, or when the
 // arrangement contradicts itself or does not fit the workload and the cluster.
 [[nodiscard]] PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                                             const Arrangement& arrangement,

@@ -99,8 +99,8 @@ struct SimulatedProgram {
 // One layer of every mask, all rounds: the sum over `programs`.
 struct SimulatedDirection {
   double time_us = 0;
-  double flops = 0;         // of attended pairs
-  double mfu = 0;  // flops over what all devices could compute in the time at attention_tflops
+  double flops = 0;  // of attended pairs
+  double mfu = 0;    // flops over what all devices could compute in the time at attention_tflops
   double attention_us = 0;  // mean over devices: the time if work were balanced, all else free
   double exposed_us = 0;    // mean over devices
   std::int64_t intra_bytes = 0;

@@ -1,12 +1,13 @@
-// Plans on GPUs: all ranks of one on a GPU of this machine, with streams of their own and copies in
-// device memory as transfers; or one rank, whose transfers go by NCCL.
+// Runs plans on GPUs: all ranks of a plan on one GPU of this machine, with streams of their own and
+// copies in device memory as transfers; or one rank, whose transfers go over NCCL.
 //
 //   const std::unique_ptr<Gpu> gpu = open_gpu();
 //   RunOptions options;
 //   options.host = gpu.get();
 //   const RunReport report = run_plan(plan, options);
 //
-// As one rank of a group of processes that has a transport already, for words (gloo, MPI):
+// As one rank of a group of processes that already has a transport for control messages (gloo,
+// MPI):
 //
 //   const std::unique_ptr<Transport> rank = gpu->join(*group);
 //   options.rank = rank.get();
@@ -33,58 +34,63 @@
 
 namespace contextile {
 
-// Whether calls of an executor are captured as CUDA graphs and replayed: those that come again with
-// the same tensors, from the second time on; all, from the first time on; none.
+// Selects the calls of an executor that are captured as CUDA graphs and replayed. kAuto: calls that
+// repeat with the same tensors, from the second time on; kOn: all, from the first time on; kOff:
+// none.
 enum class Graphs : std::uint8_t { kAuto, kOn, kOff };
 
-// By name: auto, on, off. Throws InvalidArgument.
+// Parses auto, on or off. Throws InvalidArgument.
 [[nodiscard]] Graphs parse_graphs(std::string_view name);
 
 struct GpuOptions {
   std::int32_t ordinal = 0;
-  // Where `cmake --build BUILD --target contextile_cuda` has left the compiled kernels. Empty:
-  // $CONTEXTILE_CUDA_KERNELS, else the folder cuda beside the program (or beside the shared library
-  // that this is part of), or lib/contextile/cuda beside its folder.
+  // Folder where `cmake --build BUILD --target contextile_cuda` has put the compiled kernels.
+  // Empty: $CONTEXTILE_CUDA_KERNELS, otherwise the folder cuda next to the program (or next to the
+  // shared library that contains this code), or lib/contextile/cuda next to its folder.
   std::string kernels = {};
-  // "cuda:wgmma" (compute capability 9.0), "cuda:mma", or empty: the former where the device and
-  // the compiled kernels have it.
+  // Name of the kernel: "cuda:wgmma" (compute capability 9.0), "cuda:mma", or empty: the former if
+  // the device and the compiled kernels have it.
   std::string kernel = {};
-  // The driver's library and NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the system.
+  // Paths of the driver's library and of NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the
+  // system.
   std::string library = {};
   std::string nccl_library = {};
-  // For ranks that share the GPU (make_group); those of a group by NCCL are not captured.
+  // Applies to ranks that share the GPU (make_group); ranks of a group over NCCL are not captured.
   Graphs graphs = Graphs::kAuto;
 };
 
-// What plans run on. Must outlive them and what their forwards have saved.
+// A GPU that plans run on. It must outlive them and the data that their forwards have saved.
 class Gpu : public RankHost {
  public:
-  // "NVIDIA H200".
+  // The name of the device, such as "NVIDIA H200".
   [[nodiscard]] virtual std::string_view name() const = 0;
   // Its number on this machine.
   [[nodiscard]] virtual std::int32_t ordinal() const = 0;
-  // "cuda:wgmma" or "cuda:mma".
+  // Returns "cuda:wgmma" or "cuda:mma".
   [[nodiscard]] virtual std::string_view kernel_name() const = 0;
-  // Attention to keys in pages on the rank's stream (docs/gpu.md). The rank has joined a group.
+  // The kernel of attention to keys in pages, which runs on the rank's stream (docs/gpu.md). The
+  // rank must have joined a group.
   [[nodiscard]] virtual const PagedKernel& paged_kernel(Rank rank) const = 0;
-  // What the rank is given from here on begins behind all that a stream of the caller holds
-  // (CUstream or cudaStream_t of this device; null: the default one). The rank has joined a group.
+  // Makes the rank's work submitted from here on begin after all work that a stream of the caller
+  // holds (CUstream or cudaStream_t of this device; null: the default one). The rank must have
+  // joined a group.
   virtual void begin_behind(Rank rank, void* stream) = 0;
-  // What the stream is given from here on begins behind all that the rank was given: tensors of
-  // calls before may then be read, written or freed in the order of that stream.
+  // Makes work submitted to the stream from here on begin after all work that the rank was given.
+  // Tensors of earlier calls may then be read, written or freed in the order of that stream.
   virtual void end_before(Rank rank, void* stream) = 0;
-  // Rank control.rank() of a group of as many processes, each with a GPU of its own. Plans whose
-  // grouped launches do not deadlock (verify) do not there. Collective; once. `control` and the GPU
-  // must outlive it. Throws InvalidArgument where there is no NCCL, DeviceError where it fails.
+  // Returns rank control.rank() of a group of as many processes, each with a GPU of its own. Plans
+  // whose grouped launches do not deadlock (verify) do not deadlock there. Collective; call it
+  // once. `control` and the GPU must outlive the result. Throws InvalidArgument if there is no
+  // NCCL, and DeviceError if it fails.
   [[nodiscard]] virtual std::unique_ptr<Transport> join(
       Transport& control, std::chrono::milliseconds timeout = std::chrono::minutes(1)) = 0;
 };
-// How many this machine has. Throws InvalidArgument where there is no driver.
+// Returns the number of GPUs of this machine. Throws InvalidArgument if there is no driver.
 [[nodiscard]] std::int32_t num_gpus(const GpuOptions& options = {});
 
-// bf16 and f16, head dims that are multiples of 8 up to 256 (docs/gpu.md). Throws InvalidArgument
-// where there is no driver, no such device, no kernels (saying where they were looked for) or not
-// the one that is named; DeviceError where the driver reports an error.
+// Opens a GPU for bf16 and f16 and head dims that are multiples of 8 up to 256 (docs/gpu.md).
+// Throws InvalidArgument if there is no driver, no such device, no kernels (naming the folders that
+// were searched) or not the one that is named; DeviceError if the driver reports an error.
 [[nodiscard]] std::unique_ptr<Gpu> open_gpu(const GpuOptions& options = {},
                                             const InprocOptions& transport = {});
 

@@ -1,4 +1,4 @@
-// Helix parallelism, predicted: how long a decoding step takes and how much fits when devices share
+// Predicts Helix parallelism: how long a decoding step takes, and how much fits, when devices share
 // the tokens of a cache in attention and the matrices in everything else. Source: "Helix
 // Parallelism: Rethinking Sharding Strategies for Interactive Multi-Million-Token LLM Decoding"
 // (arXiv 2507.07120).
@@ -9,7 +9,7 @@
 //   const auto best = fastest_helix(model, machine, 64, load, {}, HelixFamily::kHelix);
 //   if (best) std::printf("%.1f us a token\n", best->step.total_us());
 //
-// Time is that of reading memory and of moving bytes; docs/inference.md says what is left out.
+// Times are those of reading memory and of moving bytes; docs/inference.md lists what is left out.
 // Everything here is a pure function.
 #pragma once
 
@@ -25,24 +25,24 @@
 
 namespace contextile {
 
-// Attention over one latent KV head that all query heads read (MLA, DeepSeek-V2, section 2.1). With
-// it, head_dim of the model is not used and its kv_heads are 1.
+// Sizes of attention over one latent KV head that all query heads read (MLA, DeepSeek-V2, section
+// 2.1). With it, head_dim of the model is not used and its kv_heads are 1.
 struct LatentAttention {
   std::int32_t query_rank = 1536;  // columns of the matrix that compresses queries
-  std::int32_t kv_rank = 512;      // cached latent, which is also what partial outputs consist of
-  std::int32_t rope_dim = 64;      // cached beside it
-  std::int32_t nope_dim = 128;     // of a query head, without rotary position
+  std::int32_t kv_rank = 512;      // cached latent, which partial outputs also consist of
+  std::int32_t rope_dim = 64;      // cached with it
+  std::int32_t nope_dim = 128;     // of a query head, the part without rotary position
   std::int32_t value_dim = 128;    // of a head, once the latent is expanded
 
   friend bool operator==(const LatentAttention&, const LatentAttention&) = default;
 };
 
-// Experts in place of the feed-forward, in all layers but the first `dense_layers`. Routers are
+// Experts that replace the feed-forward in all layers except the first `dense_layers`. Routers are
 // left out.
 struct HelixExperts {
   std::int32_t routed = 256;
   std::int32_t active = 8;  // routed ones that a token takes
-  std::int32_t shared = 1;  // that every token takes
+  std::int32_t shared = 1;  // experts that every token takes
   std::int32_t ffn = 2048;  // of one expert
   std::int32_t dense_layers = 3;
 
@@ -59,37 +59,39 @@ struct HelixModel {
 
   friend bool operator==(const HelixModel&, const HelixModel&) = default;
 };
-// Throws InvalidArgument unless the sizes are as said above and positive.
+// Throws InvalidArgument unless the sizes are as stated above and positive.
 void check_helix_model(const HelixModel& model);
-// "deepseek-r1" beside the presets of advanced/training.h.
+// Returns "deepseek-r1" and the names of the presets of advanced/training.h.
 [[nodiscard]] std::vector<std::string> helix_model_names();
-// One of those, or a file as load_model takes. Throws as load_model does.
+// Loads one of those, or a file as load_model does. Throws as load_model does.
 [[nodiscard]] HelixModel load_helix_model(std::string_view text);
-// Elements, embedding and head included, norms and routers not.
+// Returns the number of elements, embedding and head included, norms and routers not.
 [[nodiscard]] std::int64_t num_weights(const HelixModel& model);
 
-// Devices that all reach each other at the same rate.
+// Constants of devices that all reach each other at the same rate.
 struct HelixHardware {
   std::string name = "custom";
   std::string description = {};  // source of the numbers
   double memory_gbytes_per_s = 8000;
-  double network_gbytes_per_s = 900;  // that a device sends while it receives as much
-  double tflops = 2500;               // of products of bf16 matrices, dense; only mixed steps ask
-  double latency_us = 7;              // of one exchange or all-reduce, whatever its bytes
+  double network_gbytes_per_s = 900;  // rate at which a device sends while it receives as much
+  double tflops = 2500;   // of products of bf16 matrices, dense; used for mixed steps only
+  double latency_us = 7;  // of one exchange or all-reduce, whatever its bytes
   std::int64_t memory_bytes = 186'000'000'000;
-  std::int64_t reserve_bytes = 4'000'000'000;  // of that, neither for weights nor for the cache
-  std::int32_t max_devices = 72;               // that reach each other at that rate
+  std::int64_t reserve_bytes = 4'000'000'000;  // part of memory_bytes used neither for weights nor
+                                               // for the cache
+  std::int32_t max_devices = 72;               // most devices that reach each other at that rate
 
   friend bool operator==(const HelixHardware&, const HelixHardware&) = default;
 };
 void check_helix_hardware(const HelixHardware& hardware);  // throws InvalidArgument
 [[nodiscard]] const std::vector<HelixHardware>& helix_hardware_presets();
-// A preset by name; throws InvalidArgument that lists them.
+// Loads a preset by name. Throws InvalidArgument that lists the presets.
 [[nodiscard]] HelixHardware load_helix_hardware(std::string_view name);
 
-// Who holds what. Attention: DP groups of KVP x TPA devices, each with requests of its own; TPA
-// share the heads and KVP the tokens of each head. Feed-forward: TPF x EP devices, of which EP
-// share the experts and TPF every matrix; so the output projection, but with DP within a group.
+// The placement of work on devices. Attention: DP groups of KVP x TPA devices, each with requests
+// of its own; TPA devices share the heads and KVP devices the tokens of each head. Feed-forward:
+// TPF x EP devices, of which EP share the experts and TPF every matrix. The output projection is
+// placed like the feed-forward, except that with DP it stays within a group.
 struct HelixLayout {
   std::int32_t kvp = 1;
   std::int32_t tpa = 1;
@@ -111,18 +113,21 @@ enum class HelixFamily : std::uint8_t {
 };
 [[nodiscard]] std::string_view to_string(HelixFamily family);  // "TP", "DP", "CP", "Helix"
 [[nodiscard]] HelixFamily family_of(const HelixLayout& layout);
-// "KVP 8 x TPA 8, TPF 64" and, where there are several, "x EP 4" and "DP 8 x " before it.
+// Returns "KVP 8 x TPA 8, TPF 64" and, if there are several, "x EP 4", with "DP 8 x " before it.
 [[nodiscard]] std::string to_string(const HelixLayout& layout);
 
-// Throws InvalidArgument naming the rule that is broken: TPF x EP is all devices or, with DP 1,
-// TPA; DP is 1 where KVP is not; KVP x TPA divides the query heads; TPA divides the KV heads or,
-// with KVP 1, is a multiple of them; TPF divides the feed-forward of an expert, EP the experts, TPF
-// x EP the other feed-forwards.
+// Throws InvalidArgument naming the rule that is broken:
+// * TPF x EP is all devices or, with DP 1, TPA;
+// * DP is 1 if KVP is not;
+// * KVP x TPA divides the query heads;
+// * TPA divides the KV heads or, with KVP 1, is a multiple of them;
+// * TPF divides the feed-forward of an expert, EP the experts, TPF x EP the other feed-forwards.
 void check_helix_layout(const HelixModel& model, const HelixLayout& layout);
-// Every legal one of that many devices, in order of TPA, then TPF; empty where there is none.
+// Returns every legal layout of that many devices, in order of TPA, then TPF; empty if there is
+// none.
 [[nodiscard]] std::vector<HelixLayout> helix_layouts(const HelixModel& model, std::int32_t devices);
 
-// Requests that decode one token each, all with as long a history.
+// A batch of requests that decode one token each, all with an equally long history.
 struct HelixLoad {
   std::int32_t batch = 1;    // requests, 1 to 2^20
   std::int64_t context = 1;  // tokens of each, 1 to 2^40
@@ -132,41 +137,43 @@ struct HelixLoad {
 
 struct HopB {
   HopBReading reading = HopBReading::kAttention;
-  // Groups of requests that take turns: a divisor of the batch; 0: the fastest of all divisors.
+  // Number of groups of requests that alternate, a divisor of the batch; 0: the fastest of all
+  // divisors.
   std::int32_t groups = 0;
 
   friend bool operator==(const HopB&, const HopB&) = default;
 };
 
-// `groups` in turns whose attention takes a and whose exchange takes c, one computing and one
-// exchanging at a time: a + (groups - 1)·max(a, c) + c.
+// Returns the time of `groups` groups that alternate, whose attention takes a and whose exchange
+// takes c, with one computing and one exchanging at a time: a + (groups - 1)·max(a, c) + c.
 [[nodiscard]] double hop_b_attention(std::int32_t groups, double attention, double exchange);
-// Layers of `groups` in turns: attention a, then this group's exchange c beside the feed-forward
-// of the group before, which for the first group of a layer is the last one of the layer before.
-// feed_forward: of a group in every layer, in order. One group has no other to hide behind.
+// Returns the time of layers of `groups` groups that alternate: attention a, then this group's
+// exchange c during the feed-forward of the group before. For the first group of a layer, that is
+// the last group of the layer before. feed_forward: time of a group in every layer, in order. With
+// one group nothing hides the exchange.
 [[nodiscard]] double hop_b_feed_forward(std::int32_t groups, double attention, double exchange,
                                         std::span<const double> feed_forward);
 
-// Where the time of one step goes, all layers together, in microseconds. Only exposed_us of
-// exchange_us is part of the total.
+// The time of one step by cause, all layers together, in microseconds. The total includes only
+// exposed_us of exchange_us.
 struct HelixStep {
   double kv_us = 0;          // reading the cache
-  double weights_us = 0;     // reading matrices, again for every group that comes back to them
+  double weights_us = 0;     // reading matrices, repeated for every group that needs them again
   double all_reduce_us = 0;  // after output projection and feed-forward
   double exchange_us = 0;    // of partial outputs, the latency of every group included
-  double exposed_us = 0;     // of that, with nothing computing beside it
+  double exposed_us = 0;     // the part of it during which nothing computes
   std::int32_t groups = 1;   // of requests
 
   [[nodiscard]] double total_us() const { return kv_us + weights_us + all_reduce_us + exposed_us; }
 };
 
-// What one step computes of any requests, each with as many tokens as it pleases: some decode one
-// each, of others a piece of the prompt is computed. Every token is a row.
+// The work of one step of any requests, each with any number of tokens: some decode one each,
+// others compute a piece of their prompt. Every token is a row.
 struct HelixRows {
   std::int64_t rows = 0;
-  std::int64_t logits = 0;  // rows whose logits are asked for
-  std::int64_t keys = 0;    // cached tokens that are read: every request's, once
-  double pairs = 0;         // of a row and a key it attends to
+  std::int64_t logits = 0;  // rows whose logits are needed
+  std::int64_t keys = 0;    // cached tokens that are read, once per request
+  double pairs = 0;         // pairs of a row and a key it attends to
 
   friend bool operator==(const HelixRows&, const HelixRows&) = default;
 };
@@ -179,32 +186,33 @@ struct HelixMemory {
   [[nodiscard]] double total() const { return weights + kv; }
 };
 
-// Each throws InvalidArgument on whatever is not as its type says. With b requests, Q query and K
-// KV heads, N devices, P = TPF·EP, S tokens and DP 1, per layer:
+// The functions below predict a step. They throw InvalidArgument on arguments that are not as their
+// types say. With b requests, Q query and K KV heads, N devices, P = TPF·EP, S tokens and DP 1, per
+// layer:
 //   KV: b·⌈K/TPA⌉·(2·D)·(S/KVP) elements; with a latent b·(kv_rank + rope_dim)·(S/KVP);
 //   matrices: H·Q·D/TPA + 2·H·⌈K/TPA⌉·D + H·Q·D/P + 3·H·F/P elements, of experts those
 //     that b uniform tokens are expected to reach, spread evenly over EP;
 //   exchange: latency + (KVP - 1)·b·(Q/N)·(D·e + 8) bytes, the 8 being a row's maximum and sum;
 //     where P < N, then latency + (N/P - 1)·b·(Q/N)·D·e to give all KVP groups all heads;
 //   two all-reduces of latency + 2·(P - 1)/P·b·H·e bytes each, none where P is 1.
-// and once, the head. With DP, attention and output projection are those of TPA devices with
-// ⌈b/DP⌉ requests; the first all-reduce is theirs, the second a gathering of hidden states before
-// the feed-forward and a summing and scattering after it, with as many bytes and a latency each.
-// Without KVP there is nothing to exchange and HOP-B changes nothing.
+// The head is added once. With DP, attention and output projection are those of TPA devices with
+// ⌈b/DP⌉ requests. The first all-reduce is theirs; the second is a gathering of hidden states
+// before the feed-forward and a summing and scattering after it, with as many bytes and a latency
+// each. Without KVP nothing is exchanged and HOP-B changes nothing.
 [[nodiscard]] HelixStep helix_step(const HelixModel& model, const HelixHardware& hardware,
                                    const HelixLayout& layout, const HelixLoad& load,
                                    const HopB& hop_b = {});
-// The same of a step of any rows, with DP 1 and HOP-B off. Every part is the longer of reading and
-// computing: kv_us of keys read or of 2·(Dk + Dv) FLOPs a pair and query head, shared by KVP x TPA
-// devices (with a latent Dk = kv_rank + rope_dim and Dv = kv_rank); weights_us, before and after
-// attention and for the head, of matrices read or of 2 FLOPs an element and row. Throws
-// InvalidArgument also on more logits than rows, and on no rows.
+// The same for a step of any rows, with DP 1 and HOP-B off. Every part is the longer of reading and
+// computing. kv_us: of keys read, or of 2·(Dk + Dv) FLOPs per pair and query head, shared by KVP x
+// TPA devices (with a latent Dk = kv_rank + rope_dim and Dv = kv_rank). weights_us, before and
+// after attention and for the head: of matrices read, or of 2 FLOPs per element and row. Also
+// throws InvalidArgument on more logits than rows, and on no rows.
 [[nodiscard]] HelixStep helix_mixed_step(const HelixModel& model, const HelixHardware& hardware,
                                          const HelixLayout& layout, const HelixRows& rows);
 [[nodiscard]] HelixMemory helix_memory(const HelixModel& model, const HelixLayout& layout,
                                        const HelixLoad& load);
-// The longest context that fits beside the weights, in tokens of each of `batch` requests, and the
-// most requests; at most what HelixLoad takes, 0 where nothing fits.
+// Return the longest context that fits next to the weights, in tokens of each of `batch` requests,
+// and the most requests; at most what HelixLoad accepts, 0 if nothing fits.
 [[nodiscard]] std::int64_t helix_max_context(const HelixModel& model, const HelixHardware& hardware,
                                              const HelixLayout& layout, std::int32_t batch);
 [[nodiscard]] std::int32_t helix_max_batch(const HelixModel& model, const HelixHardware& hardware,
@@ -221,22 +229,23 @@ struct HelixPoint {
   }
 };
 
-// The layout of a family that takes least time among those that fit into memory, none where none
-// does. Cost: one step per legal layout and divisor of the batch.
+// Returns the layout of a family that takes the least time among those that fit into memory, or
+// none. Cost: one step per legal layout and divisor of the batch.
 [[nodiscard]] std::optional<HelixPoint> fastest_helix(const HelixModel& model,
                                                       const HelixHardware& hardware,
                                                       std::int32_t devices, const HelixLoad& load,
                                                       const HopB& hop_b, HelixFamily family);
 
-// The shortest context from which on sharing tokens (either family with KVP > 1) takes less time
-// than not sharing them on as many devices, memory left aside; none up to `longest`. The time of
-// those that share none grows at least as fast with the context, so there is one.
+// Returns the shortest context from which on sharing tokens (either family with KVP > 1) takes less
+// time than not sharing them on as many devices, regardless of memory; none if there is none up to
+// `longest`. Without sharing, the time grows at least as fast with the context, so the crossover is
+// unique.
 [[nodiscard]] std::optional<std::int64_t> helix_crossover(const HelixModel& model,
                                                           const HelixHardware& hardware,
                                                           std::int32_t devices, std::int32_t batch,
                                                           const HopB& hop_b, std::int64_t longest);
 
-// Which numbers of devices, batches and families to try; of each the fastest layout that fits.
+// The numbers of devices, batches and families to try; of each, the fastest layout that fits.
 struct HelixSearch {
   std::vector<std::int32_t> devices = {};
   std::vector<std::int32_t> batches = {};
@@ -245,17 +254,17 @@ struct HelixSearch {
   std::vector<HelixFamily> families = {HelixFamily::kTensorParallel, HelixFamily::kDataParallel,
                                        HelixFamily::kContextParallel, HelixFamily::kHelix};
 };
-// Points that no other beats in tokens/s of a user without losing in tokens/s of a device; the
-// fastest for the user first.
+// Returns the points that no other point beats in tokens/s of a user without losing in tokens/s of
+// a device; the fastest for the user first.
 [[nodiscard]] std::vector<HelixPoint> helix_front(const HelixModel& model,
                                                   const HelixHardware& hardware,
                                                   const HelixSearch& search);
 
-// Helix beside the other families of a search, each free in its number of devices.
+// Helix compared with the other families of a search, each with any of its numbers of devices.
 struct HelixGain {
   double latency = 0;  // the largest ratio of times at one batch that both can hold
   double batch = 0;    // the largest ratio of batches within one time that both can keep
-  // Fronts compared: the largest tokens/s of a user over the others', and the largest ratio of
+  // Comparison of fronts: the largest tokens/s of a user over the others', and the largest ratio of
   // tokens/s of a device at any tokens/s of a user that both reach (Helix, 3.2).
   double interactivity = 0;
   double throughput = 0;

@@ -1,4 +1,4 @@
-// Checking plans: attention in double precision, and whole runs of a plan compared with it.
+// Checks plans: attention in double precision, and whole runs of a plan compared with it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace contextile {
 
-// A whole batch in fp64, on one machine. Dense per row; for checking.
+// The tensors of a whole batch in fp64, on one machine. Dense per row; for checking.
 struct BatchTensors {
   std::int64_t tokens = 0;
   std::vector<double> q, k, v,
@@ -25,12 +25,13 @@ enum class Passes { kForward, kForwardBackward };
 struct OracleResult {
   std::vector<double> out, lse, dq, dk, dv, dsink;
 };
-// Random normal inputs rounded to the shape's dtype.
+// Returns random normal inputs rounded to the shape's dtype.
 [[nodiscard]] BatchTensors random_batch(const Workload& workload, std::uint64_t seed);
-// Exact attention under one mask; threads over heads. FLOPs: forward_flops + backward_flops.
+// Computes exact attention under one mask; threads over heads. FLOPs: forward_flops +
+// backward_flops.
 [[nodiscard]] OracleResult oracle(const BatchTensors& batch, const AttentionShape& shape,
                                   const Mask& mask, Passes passes);
-// What that costs for every mask of a plan together, FLOPs of all heads.
+// Returns the cost of the oracle for every mask of a plan together, FLOPs of all heads.
 [[nodiscard]] double oracle_flops(const Plan& plan);
 [[nodiscard]] double oracle_flops(const Workload& workload, Passes passes);
 
@@ -42,22 +43,23 @@ struct RunOptions {
   bool compare = true;       // against the oracle and against one device with the same kernel
   std::int32_t repeats = 1;  // timed repetitions
   InprocOptions transport;
-  // The ranks of this process run on it, each with its own kernel; `kernel` is what one device is
-  // compared with. Null: by `kernel` in this process's memory.
+  // Host that the ranks of this process run on, each with its own kernel; `kernel` is the one of
+  // the single device for comparison. Null: the ranks run with `kernel` in this process's memory.
   RankHost* host = nullptr;
   // One rank of a group of processes, all of which make the same call with the same plan, kernel,
-  // seed and repeats (InvalidArgument naming the rank, on all); the report of rank 0 is whole,
-  // others have no errors and no bits. Null: all ranks are threads of this process.
+  // seed and repeats (otherwise all throw InvalidArgument naming the rank). The report of rank 0 is
+  // complete; those of others have no errors and no bits. Null: all ranks are threads of this
+  // process.
   Transport* rank = nullptr;
   ExecutorOptions executor;
 };
 
-// max|x - ref| / max|ref| of one array; the single-device error stands beside.
+// max|x - ref| / max|ref| of one array, with the error of a single device for comparison.
 struct RunError {
   std::string array;  // "out", "lse", "dq", "dk", "dv", "dsink"
   double error = 0;
   double single_device_error = 0;
-  double bound = 0;  // what model.md promises for the dtype and wire
+  double bound = 0;  // bound for the dtype and wire (docs/kernels.md)
 };
 // One rank in one repetition.
 struct RankRun {
@@ -75,8 +77,8 @@ struct MaskRun {
   std::int64_t sent_bytes_backward = 0;
   std::int64_t predicted_bytes_forward = 0;  // plan statistics
   std::int64_t predicted_bytes_backward = 0;
-  // XXH3-64 of the results as they lie in memory (out, lse, dq, dk, dv, dsink; of the last
-  // repetition): the same for the same plan, inputs and kernel over any transport.
+  // XXH3-64 of the results in memory (out, lse, dq, dk, dv, dsink; of the last repetition). It is
+  // the same for the same plan, inputs and kernel over any transport.
   std::uint64_t result_bits = 0;
 };
 struct RunReport {
@@ -88,10 +90,10 @@ struct RunReport {
 // Executes every mask of a plan, forward and backward, on in-process ranks with random data.
 [[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options = {});
 
-// What every run of one batch is compared with, whatever the plan: the inputs, the oracle's results
-// and one device's. The oracle costs far more than the runs it judges, so a comparison of plans
-// makes this once. The masks are the workload's, not a plan's: a plan that attends other pairs
-// shows.
+// The data that every run of one batch is compared with, whatever the plan: the inputs, the
+// oracle's results and those of one device. The oracle costs far more than the runs it judges, so a
+// comparison of plans makes this once. The masks are the workload's, not a plan's, so a plan that
+// attends other pairs is detected.
 struct RunReference {
   struct OfMask {
     OracleResult truth;
@@ -101,10 +103,11 @@ struct RunReference {
   BatchTensors batch;
   std::vector<OfMask> masks;
 };
-// Only the seed and the kernel of `options` count; gradients are there if asked for.
+// Makes a reference. Only the seed and the kernel of `options` count. Gradients are computed if
+// `passes` includes backward.
 [[nodiscard]] RunReference make_run_reference(const Workload& workload, const RunOptions& options,
                                               Passes passes);
-// run_plan against a reference with the same seed and kernel, and with backward if the plan has
+// Runs a plan against a reference with the same seed and kernel, and with backward if the plan has
 // it. Throws InvalidArgument when the plan is for other sequences, another shape or other masks.
 [[nodiscard]] RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,
                                  const RunReference& reference);

@@ -1,5 +1,6 @@
-// What a comparison hangs on: the same strategies on the cluster with one of its constants changed,
-// one at a time. A ranking that a constant turns is worth no more than that constant.
+// Sensitivity of a comparison to the cluster's constants: the same strategies on the cluster with
+// one constant changed at a time. A ranking that a change of a constant reverses is worth no more
+// than that constant.
 //
 //   SensitivityOfPlans kept(input.cluster, choices, input.batches.size());
 //   ComparisonHooks hooks;
@@ -26,10 +27,10 @@
 
 namespace contextile {
 
-// A cluster with one constant other than it is.
+// A cluster with one of its constants changed.
 struct ChangedConstant {
   std::string constant;  // "intra_gbytes_per_s"; empty: nothing is changed
-  std::string was;       // "450"; empty where a measured grid has no single number
+  std::string was;       // "450"; empty if a measured grid has no single number
   std::string is;        // "225", or "x 0.5" of such a grid
   Cluster cluster;
 };
@@ -45,14 +46,14 @@ struct ChangedConstant {
 //   `nics_per_node` (the uplink stays, it is cut into more or fewer NICs);
 // * `launches` is the other of its two values, `sm_fraction` becomes 0.15 where it is 0.
 //
-// Constants that are 0, and so the same when halved, are left out (sm_fraction apart), and so are
+// Constants that are 0, and so the same when halved, are omitted (except sm_fraction), and so are
 // values that check_cluster refuses.
 [[nodiscard]] std::vector<ChangedConstant> changed_constants(const Cluster& cluster);
 
-// On whose plans the changed clusters are tried.
+// The plans that the changed clusters are tried on.
 enum class SensitivityPlans : std::uint8_t {
-  kKept,  // those for the cluster as it is: what happens when the constant is not what one thought
-  kReplan,  // each made for the changed cluster: which strategy such a machine would want
+  kKept,    // plans for the cluster as it is: the effect if the constant is not what was assumed
+  kReplan,  // plans made for each changed cluster: the strategy that such a machine would need
 };
 [[nodiscard]] std::string_view to_string(SensitivityPlans plans);  // "kept", "replan"
 [[nodiscard]] SensitivityPlans parse_sensitivity_plans(std::string_view text);
@@ -61,12 +62,12 @@ struct Sensitivity {
   SensitivityPlans plans = SensitivityPlans::kKept;
   std::vector<StrategyChoice> choices;
   std::vector<ChangedConstant> clusters;  // the first one as it is
-  // [cluster][choice]: both directions, µs, means over batches. None where a batch has no plan that
+  // [cluster][choice]: both directions, µs, means over batches. None if a batch has no plan that
   // verifies, or its programs wait for each other forever (launches one after another).
   std::vector<std::vector<std::optional<double>>> times_us;
 };
 
-// Who is fastest on one of the clusters. Times that differ by less than a billionth are the same.
+// The ranking on one of the clusters. Times that differ by less than a billionth are the same.
 struct Standing {
   std::vector<std::size_t> fastest;   // choices; several: they take the same time, often one plan
   std::optional<double> time_us;      // none: no choice has a time
@@ -74,23 +75,23 @@ struct Standing {
   std::optional<double> second_slower_by;  // 0.1: a tenth longer than the fastest
   std::optional<double> auto_slower_by;    // the best choice of `auto`; 0: it is the fastest
   bool same_fastest = true;                // one of `fastest` is so on the cluster as it is, too
-  // Pairs of choices of which one is faster here and the other on the cluster as it is, of those
-  // that have times on both.
+  // Pairs of choices of which one is faster here and the other on the cluster as it is; `pairs`
+  // counts all pairs that have times on both.
   std::int64_t turned_pairs = 0;
   std::int64_t pairs = 0;
 };
 [[nodiscard]] Standing standing(const Sensitivity& sensitivity, std::size_t cluster);
 
-// Simulates plans on all changed clusters, while somebody has them whole.
+// Simulates plans on all changed clusters while the caller has the whole plans.
 class SensitivityOfPlans {
  public:
   SensitivityOfPlans(const Cluster& cluster, std::span<const StrategyChoice> choices,
                      std::size_t num_batches);
 
-  // The plan must verify. Throws InvalidArgument where it is for a cluster of another shape. As
-  // many simulations as there are clusters, on all threads.
+  // Adds a plan, which must verify. Throws InvalidArgument if it is for a cluster of another shape.
+  // Runs as many simulations as there are clusters, on all threads.
   void add(std::size_t choice, std::size_t batch, const Plan& plan);
-  // What was added so far counts; choices that lack a batch have no time.
+  // Returns the result of the plans added so far; choices that lack a batch have no time.
   [[nodiscard]] Sensitivity result() const;
 
  private:
@@ -100,9 +101,9 @@ class SensitivityOfPlans {
       times_us_;  // [cluster][choice][batch]
 };
 
-// The same with every plan made anew for every changed cluster: as many comparisons as there are
-// clusters. `started` is told before each. What goes wrong inside one strategy leaves it without a
-// time. Throws InvalidArgument on unknown strategies and bad options.
+// The same with every plan made again for every changed cluster: as many comparisons as there are
+// clusters. `started` is called before each. A strategy that fails has no time. Throws
+// InvalidArgument on unknown strategies and bad options.
 [[nodiscard]] Sensitivity replan_sensitivity(
     const PlanInput& input, std::span<const StrategyChoice> choices,
     const std::function<void(const ChangedConstant& cluster, std::size_t choice)>& started = {});

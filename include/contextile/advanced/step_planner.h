@@ -1,5 +1,5 @@
-// Training steps from lengths: plans the attention of every micro-batch, once for all sizes
-// that share it, and predicts the step.
+// Predicts training steps from lengths: plans the attention of every micro-batch, once for all
+// parallel sizes that share it, and predicts the step.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,26 @@ namespace contextile {
 using BatchLengths = std::vector<std::int64_t>;
 struct DocumentRows;  // rows of a document
 
-// What stays the same over all parallel sizes of one job.
+// The properties of one job that all its parallel sizes share.
 struct TrainingJob {
   ModelSpec model;
   Cluster cluster;             // all devices
   std::vector<MaskUse> masks;  // empty: causal
-  PlanOptions plan;            // of all attention
+  PlanOptions plan;            // options of all attention plans
   IterationOptions options;
-  // Those of all replicas: micro-batch k is the (k / DP)-th of replica k % DP.
+  // The micro-batches of all replicas: micro-batch k is the (k / DP)-th of replica k % DP.
   std::vector<BatchLengths> micro_batches;
 };
 
 enum class NanoBatches : std::uint8_t {
   kOne,
-  // Two that run in turns. With kSamePhase of equal tokens, one document cut where needed and where
-  // the masks let its first rows stand alone; else whole documents, of about equal tokens.
+  // Two that alternate. With kSamePhase they have equal tokens, and one document is cut if needed
+  // and if the masks let its first rows stand alone. Otherwise they have whole documents and about
+  // equal tokens.
   kPingPong,
 };
 
-// One way to run it.
+// One way to run a job.
 struct StepSetting {
   ParallelSizes sizes;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
@@ -47,7 +48,7 @@ struct StepSetting {
   NanoBatches nano_batches = NanoBatches::kOne;
   StrategyChoice strategy;
 };
-// "TP 8, CP 4, DP 2, PP 1".
+// Returns a text such as "TP 8, CP 4, DP 2, PP 1".
 [[nodiscard]] std::string sizes_text(const ParallelSizes& sizes);
 
 enum class Verdict : std::uint8_t { kFits, kOutOfMemory, kImpossible };
@@ -56,15 +57,15 @@ enum class Verdict : std::uint8_t { kFits, kOutOfMemory, kImpossible };
 struct StepOutcome {
   StepSetting setting;
   Verdict verdict = Verdict::kImpossible;
-  std::string reason;    // unless it fits
-  bool planned = false;  // the verdict is about this strategy, not the parallel sizes alone
-  std::optional<StepPrediction> prediction;  // none where nothing was planned
-  std::vector<StageMemory> memory;           // none where impossible
+  std::string reason;    // set unless it fits
+  bool planned = false;  // true: the verdict is about this strategy, not the parallel sizes alone
+  std::optional<StepPrediction> prediction;  // none if nothing was planned
+  std::vector<StageMemory> memory;           // none if impossible
 
   [[nodiscard]] std::int64_t memory_bytes() const;  // of the fullest stage
 };
 
-// Called before every plan that is made, with what it is for.
+// Called before every plan that is made, with a text that names its purpose.
 using PlanNotice = std::function<void(const std::string& what)>;
 
 class StepPlanner {
@@ -72,16 +73,16 @@ class StepPlanner {
   // `job` must outlive the planner. Throws InvalidArgument on bad masks.
   StepPlanner(const TrainingJob& job, PlanNotice notice);
 
-  // Checks sizes and memory before it plans anything: weights, optimizer and activations of
-  // evenly spread tokens alone may be too much. Throws InvalidArgument on unknown strategies and
-  // bad options, CheckFailed when a plan does not verify.
+  // Predicts one setting. It checks sizes and memory before it plans anything: weights, optimizer
+  // and activations of evenly spread tokens alone may be too much. Throws InvalidArgument on
+  // unknown strategies and bad options, CheckFailed when a plan does not verify.
   [[nodiscard]] StepOutcome predict(const StepSetting& setting);
 
  private:
-  // Strategy, shape of the cluster, heads, what is planned.
+  // Strategy, shape of the cluster, heads, and the planned workload.
   using Key =
       std::tuple<std::string, std::int32_t, std::int32_t, double, std::int32_t, std::string>;
-  // A part, or why the strategy cannot plan it.
+  // A part, or the reason why the strategy cannot plan it.
   struct PlannedPart {
     BatchPart part;
     std::optional<std::string> unsupported;
@@ -92,7 +93,7 @@ class StepPlanner {
   [[nodiscard]] const PlannedPart& planned(const StepSetting& setting, const Cluster& group,
                                            const Workload& workload, const std::string& what);
   [[nodiscard]] TrainingStep even_step(const StepSetting& setting) const;
-  // These fill the step; return why it cannot be planned, or nothing.
+  // These fill the step. They return why it cannot be planned, or nothing.
   std::optional<std::string> plan_micro_batches(const StepSetting& setting, TrainingStep& step);
   std::optional<std::string> plan_ticks(const StepSetting& setting, TrainingStep& step);
   [[nodiscard]] BatchPart unplanned_part(const StepSetting& setting,
@@ -106,7 +107,7 @@ class StepPlanner {
 
 // ------------------------------------------------------------------------------- sweeps
 
-// Sizes that are given; a sweep varies the others.
+// Sizes that are fixed; a sweep varies the others.
 struct GivenSizes {
   std::optional<std::int32_t> tp;
   std::optional<std::int32_t> cp;
@@ -114,13 +115,14 @@ struct GivenSizes {
   std::optional<std::int32_t> pp;
 };
 
-// The sizes on `num_devices`: TP and PP are 1 unless given; of CP and DP, what is not given is
-// what is left (neither: DP is 1). Throws InvalidArgument when the product is another number.
+// Returns the sizes on `num_devices`. TP and PP are 1 unless given. CP or DP, if not given, is the
+// remaining factor (if neither is given, DP is 1). Throws InvalidArgument when the product is
+// another number.
 [[nodiscard]] ParallelSizes complete_sizes(const GivenSizes& given, std::int64_t num_devices);
 
-// All sizes of the model on the cluster that keep to what is given: TP inside a node and
-// dividing the heads, the CP and DP groups whole nodes or equal parts of one, DP dividing the
-// micro-batches, at most as many stages as layers. In order of TP, PP, CP.
+// Returns all sizes of the model on the cluster that keep to the given ones, in order of TP, PP,
+// CP. TP is inside a node and divides the heads. The CP and DP groups are whole nodes or equal
+// parts of one. DP divides the micro-batches, and there are at most as many stages as layers.
 [[nodiscard]] std::vector<ParallelSizes> all_sizes(const GivenSizes& given, const ModelSpec& model,
                                                    const Cluster& cluster,
                                                    std::int64_t micro_batches, std::int32_t chunks);

@@ -1,6 +1,8 @@
-// One training step: a model on a cluster in tensor, context, pipeline and data parallelism, with
-// attention as plans have it and everything else from the model's sizes. What it takes, why, and
-// whether it fits into memory. Nothing here plans: what attention takes comes in as numbers.
+// Predicts one training step: its time, the causes of that time, and whether it fits into memory.
+//
+// The step is of a model on a cluster in tensor, context, pipeline and data parallelism, with
+// attention from plans and everything else from the model's sizes. Nothing here plans: attention
+// times are inputs.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +23,7 @@ namespace contextile {
 
 // ------------------------------------------------------------------------------------------- model
 //
-// Models: what a transformer computes and stores outside of attention.
+// Models: the compute and memory of a transformer outside of attention.
 
 // A decoder-only transformer. Embedding and head have weights of their own.
 struct ModelSpec {
@@ -52,8 +54,8 @@ struct ModelWeights {
 };
 [[nodiscard]] ModelWeights weights_of(const ModelSpec& model);
 
-// Forward FLOPs of one token in matrix products other than attention's: 2 for every weight.
-// Backward takes twice as many.
+// Forward FLOPs of one token in matrix products other than attention's: 2 per weight. Backward
+// takes twice as many.
 struct LinearFlops {
   double before_attention = 0;  // of one layer: Q, K, V
   double after_attention = 0;   // of one layer: output projection, feed-forward
@@ -63,33 +65,35 @@ struct LinearFlops {
 };
 [[nodiscard]] LinearFlops linear_flops_of(const ModelSpec& model);
 
-// Heads of one of `tp` tensor-parallel ranks, in bf16. Throws InvalidArgument unless tp divides
-// query and KV heads.
+// Returns the shape with the heads of one of `tp` tensor-parallel ranks, in bf16. Throws
+// InvalidArgument unless tp divides query and KV heads.
 [[nodiscard]] AttentionShape attention_shape_of(const ModelSpec& model, std::int32_t tp);
 
 struct ModelPreset {
-  std::string_view description;  // what it is, and the source of its numbers
+  std::string_view description;  // the model, and the source of its numbers
   ModelSpec model;
 };
 [[nodiscard]] const std::vector<ModelPreset>& model_presets();
 
-// A preset's name, or the path of a JSON file (anything that ends in .json or holds a '/'). Throws
-// InvalidArgument (unknown preset: lists them, with a "did you mean") or IoError.
+// Loads a model from a preset's name or the path of a JSON file (any text that ends in .json or
+// contains a '/'). Throws InvalidArgument (an unknown preset: the message lists the presets, with a
+// "did you mean") or IoError.
 [[nodiscard]] ModelSpec load_model(std::string_view text);
-// One JSON object with the keys name, layers, hidden, heads, kv_heads, head_dim, ffn, vocabulary,
-// gated_ffn; all but name and gated_ffn are required, unknown ones are errors.
+// Parses one JSON object with the keys name, layers, hidden, heads, kv_heads, head_dim, ffn,
+// vocabulary, gated_ffn. All except name and gated_ffn are required; unknown ones are errors.
+// `where` names the source in messages.
 [[nodiscard]] ModelSpec parse_model_json(std::string_view text, std::string_view where);
 
 // ---------------------------------------------------------------------------------------- pipeline
 //
-// Pipeline parallelism: the order in which every stage runs its micro-batches, and what that order
-// takes when micro-batches differ. Orders are data; times follow from dependencies, not from
+// Pipeline parallelism: the order in which every stage runs its micro-batches, and the time of that
+// order when micro-batches differ. Orders are data; times follow from dependencies, not from
 // formulas.
 
 enum class PipelineSchedule : std::uint8_t {
-  // Warm-up forwards, then one forward and one backward in turn (PipeDream-Flush, Megatron-LM).
+  // Warm-up forwards, then alternately one forward and one backward (PipeDream-Flush, Megatron-LM).
   k1F1B,
-  // The same over several model chunks a stage (Narayanan et al., SC 2021, section 2.2.2).
+  // The same over several model chunks per stage (Narayanan et al., SC 2021, section 2.2.2).
   kInterleaved,
   // Ticks in which all stages run forwards, or all run backwards, so that the attention of a tick
   // can be balanced over the devices of all stages (DistCA, section 4.4).
@@ -105,13 +109,14 @@ struct PipelineShape {
   std::int32_t chunks = 1;  // of the model on every stage; above 1 only when interleaved
   std::int32_t group = 0;   // interleaved: micro-batches that a chunk runs in a row; 0: `stages`
 
-  // Chunk c of stage r is virtual stage c · stages + r: what its layers follow each other by.
+  // Number of virtual stages. Chunk c of stage r is virtual stage c · stages + r; layers are in the
+  // order of virtual stages.
   [[nodiscard]] std::int32_t virtual_stages() const { return stages * chunks; }
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
-// Throws InvalidArgument: counts below 1, chunks without interleaving, interleaving of fewer than 2
-// chunks or stages, groups (or a last group) of fewer than `stages` micro-batches: most of those
-// would wait for themselves.
+// Throws InvalidArgument on counts below 1, chunks without interleaving, interleaving of fewer than
+// 2 chunks or stages, and groups (or a last group) of fewer than `stages` micro-batches: most of
+// those would wait for themselves.
 void check_pipeline(const PipelineShape& shape);
 
 inline constexpr std::int32_t kNoTick = -1;
@@ -121,12 +126,13 @@ struct PipelineStep {
   Direction direction = Direction::kForward;
   std::int32_t micro_batch = 0;
   std::int32_t chunk = 0;
-  std::int32_t tick = kNoTick;  // same phase: begins when all stages are done with earlier ticks
+  std::int32_t tick = kNoTick;  // same phase: the step begins when all stages are done with earlier
+                                // ticks
 
   friend bool operator==(const PipelineStep&, const PipelineStep&) = default;
 };
 
-// What a stage runs, in order.
+// Returns the steps of a stage, in order.
 //  * 1F1B: min(stages - 1 - stage, m) forwards first.
 //  * Interleaved: for each group of micro-batches, for each chunk, for each micro-batch of the
 //    group; min(2(stages - stage - 1) + (chunks - 1) · group, m · chunks) forwards first; backward
@@ -137,18 +143,18 @@ struct PipelineStep {
 [[nodiscard]] std::vector<PipelineStep> pipeline_order(const PipelineShape& shape,
                                                        std::int32_t stage);
 
-// The largest sum of `weight` over steps whose forward has run and whose backward has not: with
-// weight 1 the chunks in flight, with bytes the memory they hold. 1F1B: min(m, p - r); interleaved:
-// min(m·v, 2(p-r-1) + (v-1)·group + 1); same phase: min(m, 2(p-1-r) + 1).
+// Returns the largest sum of `weight` over steps whose forward has run and whose backward has not:
+// with weight 1 the chunks in flight, with bytes the memory they hold. 1F1B: min(m, p - r);
+// interleaved: min(m·v, 2(p-r-1) + (v-1)·group + 1); same phase: min(m, 2(p-1-r) + 1).
 [[nodiscard]] double peak_in_flight(std::span<const PipelineStep> order,
                                     const std::function<double(const PipelineStep&)>& weight);
 
-// What steps take, µs. Indices: [virtual stage][micro-batch].
+// Times of steps, µs. Indices: [virtual stage][micro-batch].
 struct PipelineTimes {
   std::vector<std::vector<double>> forward_us;
   std::vector<std::vector<double>> backward_us;
-  // From virtual stage s to s + 1 and, of gradients, back; one fewer than stages. Transfers occupy
-  // no stage. Empty: they take no time.
+  // From virtual stage s to s + 1, and gradients back; one entry fewer than virtual stages.
+  // Transfers occupy no stage. Empty: they take no time.
   std::vector<std::vector<double>> transfer_us;
 };
 
@@ -163,22 +169,23 @@ struct PipelineTimeline {
   std::vector<std::vector<PipelineSpan>> stages;  // in order
 
   [[nodiscard]] double busy_us(std::int32_t stage) const;
-  // The share of the time of all stages in which they run nothing.
+  // The share of the time of all stages in which they are idle.
   [[nodiscard]] double bubble_share() const;
 };
 
-// Runs every stage's order as early as dependencies allow: a forward after the same micro-batch's
-// on the virtual stage before and its transfer, a backward after the one on the virtual stage after
-// (on the last: after its own forward). Exact. Throws InvalidArgument when the times do not fit the
-// shape, or are negative or not finite. O(steps).
+// Runs every stage's order as early as dependencies allow. A forward runs after the same
+// micro-batch's forward on the virtual stage before and its transfer. A backward runs after the one
+// on the virtual stage after (on the last: after its own forward). Exact. Throws InvalidArgument
+// when the times do not fit the shape, or are negative or not finite. O(steps).
 [[nodiscard]] PipelineTimeline run_pipeline(const PipelineShape& shape, const PipelineTimes& times);
 
 // ---------------------------------------------------------------------------------------- training
 
 // -------------------------------------------------------------------------- parallel sizes
 
-// Rank order TP-CP-DP-PP: `tp` consecutive devices of a node are one context-parallel rank, `cp`
-// consecutive ranks one context-parallel group, `dp` consecutive groups one pipeline stage.
+// Sizes of the parallel dimensions, in rank order TP-CP-DP-PP: `tp` consecutive devices of a node
+// are one context-parallel rank, `cp` consecutive ranks one context-parallel group, `dp`
+// consecutive groups one pipeline stage.
 struct ParallelSizes {
   std::int32_t tp = 1;
   std::int32_t cp = 1;
@@ -189,26 +196,26 @@ struct ParallelSizes {
   friend bool operator==(const ParallelSizes&, const ParallelSizes&) = default;
 };
 
-// Why such sizes are impossible, or nothing: devices that do not match the cluster's, TP
+// Returns why such sizes are impossible, or nothing: devices that do not match the cluster's, TP
 // groups or stages that cut nodes unevenly, heads that TP does not divide, fewer layers than
 // virtual stages.
 [[nodiscard]] std::optional<std::string> parallel_sizes_problem(const ModelSpec& model,
                                                                 const Cluster& cluster,
                                                                 const ParallelSizes& sizes,
                                                                 std::int32_t chunks = 1);
-// The cluster that plans of one context-parallel group are for. Throws InvalidArgument.
+// Returns the cluster that plans of one context-parallel group are for. Throws InvalidArgument.
 [[nodiscard]] Cluster context_parallel_cluster(const Cluster& cluster, const ParallelSizes& sizes);
-// The same for the groups of all stages of a pipeline together, stage after stage: where the
-// attention of a same-phase tick runs.
+// The same for the groups of all stages of a pipeline together, stage after stage: the cluster on
+// which the attention of a same-phase tick runs.
 [[nodiscard]] Cluster pooled_cluster(const Cluster& cluster, const ParallelSizes& sizes);
 
 // ------------------------------------------------------------------------------- attention
 
 // One direction of the attention of one layer (the mean over the model's masks), µs.
 struct AttentionTimes {
-  double time_us = 0;     // as simulated: all devices from start to end
-  double compute_us = 0;  // of it, the busiest device's work
-  // Moving inputs in and results out while nothing computes. Only of plans that ping-pong.
+  double time_us = 0;     // as simulated: from the start to the end of all devices
+  double compute_us = 0;  // of time_us, the busiest device's work
+  // Time of moving inputs in and results out while nothing computes. Only for plans that ping-pong.
   double input_us = 0;
   double output_us = 0;
 };
@@ -216,11 +223,12 @@ struct AttentionTimes {
 struct MicroBatchAttention {
   AttentionTimes forward;
   AttentionTimes backward;
-  std::int64_t staging_bytes = 0;   // of a device, beside activations, while attention runs
+  std::int64_t staging_bytes = 0;   // of a device, in addition to activations, while attention runs
   std::int64_t retained_bytes = 0;  // of a device and layer, from forward to backward
 };
 
-// What one context-parallel rank owns, and how long before the last one it is done with attention.
+// The share of one context-parallel rank: the tokens it owns, and how long before the last rank it
+// ends attention.
 struct DeviceShare {
   std::int64_t tokens = 0;
   double forward_idle_us = 0;
@@ -232,25 +240,26 @@ struct RoundShares {
   std::vector<DeviceShare> devices;
 };
 
-// What the step needs to know of the documents that go through the model together.
+// The data that a step needs of documents that go through the model together.
 struct BatchPart {
   std::int64_t tokens = 0;
   std::int64_t device_tokens = 0;  // of the context-parallel rank that owns most; sum over rounds
   double attention_flops = 0;      // forward, one layer (mean over masks), all heads
   MicroBatchAttention attention;   // with kSamePhase: zero, see TrainingStep::ticks
-  // By round and mask. Empty: every rank owns device_tokens, all are done with attention at once.
+  // By round and mask. Empty: every rank owns device_tokens, and all end attention at once.
   std::vector<RoundShares> shares = {};
 };
 enum class AttentionDetail : std::uint8_t {
   kTimes,       // input_us and output_us stay 0
   kSeparately,  // also simulates the transfers alone
 };
-// From a plan of the context-parallel group; `tp` is what its heads were divided by. Times of
-// several masks are weighted by their layers. Simulates the plan once or twice.
+// Makes a part from a plan of the context-parallel group; `tp` is the number that its heads were
+// divided by. Times of several masks are weighted by their layers. Simulates the plan once or
+// twice.
 [[nodiscard]] BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t tp,
                                       AttentionDetail detail = AttentionDetail::kTimes);
 
-// One part, or two that run in turns, the transfers of one under the compute of the other
+// One part, or two that alternate, with the transfers of one during the compute of the other
 // (ping-pong; DistCA, section 4.3).
 struct MicroBatchWork {
   std::vector<BatchPart> parts;
@@ -263,37 +272,40 @@ struct MicroBatchWork {
 
 enum class Recompute : std::uint8_t {
   kNone,
-  kSelective,  // outputs of norms and of the feed-forward's activation, from what they came from
-  kFull,       // of every layer only its input is kept, backward runs forward again
+  kSelective,  // outputs of norms and of the feed-forward's activation are recomputed from their
+               // inputs
+  kFull,       // only the input of every layer is kept; backward runs forward again
 };
 [[nodiscard]] std::string_view to_string(Recompute recompute);  // "none", "selective", "full"
 [[nodiscard]] Recompute parse_recompute(std::string_view text);
 
 enum class OptimizerShards : std::uint8_t {
   kNone,   // every rank holds the state of all its weights
-  kZero1,  // spread over the ranks with the same weights: context and data parallel ones
+  kZero1,  // spread over the ranks with the same weights: context- and data-parallel ones
 };
 enum class GradientOverlap : std::uint8_t {
   kOff,
-  kOn,  // reductions under the last backward's linear layers, gathers under the next first
+  kOn,  // reductions during the last backward's linear layers, gathers during the next first
+        // forward's
         // forward's
 };
 
-// Constants of the model beyond the cluster's.
+// Constants of the prediction that the cluster does not have.
 struct IterationOptions {
   Recompute recompute = Recompute::kNone;
   OptimizerShards optimizer = OptimizerShards::kZero1;
   GradientOverlap gradient_overlap = GradientOverlap::kOn;
-  // What everything outside attention reaches of Cluster::peak_tflops. 0.5: DistCA, appendix A.
+  // Share of Cluster::peak_tflops that everything outside attention reaches. 0.5: DistCA, appendix
+  // A.
   double linear_mfu = 0.5;
-  // What ring collectives reach of the ports' bandwidth. 0.72: nccl-tests of all-gather and
+  // Share of the ports' bandwidth that ring collectives reach. 0.72: nccl-tests of all-gather and
   // reduce-scatter on 8 H200 (374 and 362 GB/s of result on ports of 450 GB/s).
   double collective_share = 0.72;
-  // The share of the all-gathers and reduce-scatters of TP that is hidden under the matrix products
+  // Share of the all-gathers and reduce-scatters of TP that is hidden behind the matrix products
   // they belong to.
   double tensor_parallel_overlap = 0;
-  // Memory that no part of the model accounts for: CUDA context, communicators, fragmentation. A
-  // guess.
+  // Memory that no part of the model accounts for: CUDA context, communicators, fragmentation. This
+  // is a guess.
   std::int64_t reserve_bytes = 4'000'000'000;
 };
 void check_iteration_options(const IterationOptions& options);  // throws InvalidArgument
@@ -310,14 +322,14 @@ struct TrainingStep {
   std::vector<std::vector<std::vector<MicroBatchAttention>>> ticks;
 };
 
-// What one device of a stage holds, bytes.
+// Memory of one device of a stage, bytes.
 struct StageMemory {
   std::int64_t weights_bytes = 0;    // bf16
   std::int64_t gradients_bytes = 0;  // fp32
   std::int64_t optimizer_bytes = 0;  // fp32 master weights and two moments
   std::int64_t activations_bytes =
-      0;                             // of all micro-batches in flight, with what attention retains
-  std::int64_t working_bytes = 0;    // logits; with kFull the layer that is computed again
+      0;  // of all micro-batches in flight, including the data that attention retains
+  std::int64_t working_bytes = 0;    // logits; with kFull the layer that is recomputed
   std::int64_t attention_bytes = 0;  // staging of the plan
   std::int64_t reserve_bytes = 0;
   std::int32_t in_flight = 0;  // chunk activations at the peak
@@ -328,25 +340,26 @@ struct StageMemory {
   }
 };
 
-// What fills most of it: "weights", "gradients", "optimizer", "activations", "working memory" or
-// "attention".
+// The part that takes the most memory: "weights", "gradients", "optimizer", "activations", "working
+// memory" or "attention".
 struct LargestPart {
   std::string_view name;
   std::int64_t bytes = 0;
 };
 [[nodiscard]] LargestPart largest_part(const StageMemory& memory);
-// Index of the stage that needs most. Throws InvalidArgument when there is none.
+// Returns the index of the stage that needs the most memory. Throws InvalidArgument when there is
+// none.
 [[nodiscard]] std::size_t fullest_stage(const std::vector<StageMemory>& memory);
 
-// How the devices of one stage that others wait for spend a step, µs, means over replicas. All add
-// up to the step's time.
+// Times of one step on the devices of one stage that others wait for, µs, means over replicas.
+// Together they add up to the step's time.
 struct StageTimes {
   double linear_us = 0;             // everything outside attention
   double attention_us = 0;          // the busiest device's work
   double exposed_attention_us = 0;  // waiting inside attention: transfers, imbalance of its stages
-  double tensor_parallel_us = 0;    // all-gathers and reduce-scatters of TP that nothing hides
-  double recompute_us = 0;  // forward (attention, too) run again, cheap parts computed again
-  double gradients_us = 0;  // gradient and weight collectives that nothing hides
+  double tensor_parallel_us = 0;    // all-gathers and reduce-scatters of TP that are not hidden
+  double recompute_us = 0;          // forward (attention, too) run again, cheap parts recomputed
+  double gradients_us = 0;          // gradient and weight collectives that are not hidden
   double optimizer_us = 0;
   double bubble_us = 0;  // waiting for other stages and replicas
 
@@ -376,27 +389,30 @@ struct StepPrediction {
   }
 };
 
-// The peak rate that MFUs are relative to: Cluster::peak_tflops, or if it is unknown
-// Cluster::attention_tflops.
+// Returns the peak rate that MFUs are relative to: Cluster::peak_tflops, or
+// Cluster::attention_tflops if it is unknown.
 [[nodiscard]] double peak_tflops_of(const Cluster& cluster);
 
-// What the matrix products of one layer outside attention take a token, forward, µs on one device.
+// Returns the time per token of the matrix products of one layer outside attention, forward, µs on
+// one device.
 [[nodiscard]] double linear_us_per_token(const ModelSpec& model, const Cluster& cluster,
                                          const IterationOptions& options);
 
-// Throws InvalidArgument when the parts of the step do not fit each other. Deterministic.
-// O(replicas · micro-batches · virtual stages · layers of one).
+// Predicts a step. Throws InvalidArgument when the parts of the step do not fit each other.
+// Deterministic. O(replicas · micro-batches · virtual stages · layers of one).
 [[nodiscard]] StepPrediction predict_step(const TrainingStep& step);
 
-// Memory alone; needs of the micro-batches only their tokens (and what attention says of bytes).
+// Predicts memory alone. It needs only the tokens of the micro-batches (and the bytes of
+// attention).
 [[nodiscard]] std::vector<StageMemory> step_memory(const TrainingStep& step);
-// "out of memory on stage 0: expected at most 80.0 GB, found 97.3 GB, 61.2 of them activations", or
-// nothing. Nothing, too, when the cluster's memory is unknown (0).
+// Returns "out of memory on stage 0: expected at most 80.0 GB, found 97.3 GB, 61.2 of them
+// activations", or nothing if the step fits. Also returns nothing when the cluster's memory is
+// unknown (0).
 [[nodiscard]] std::optional<std::string> out_of_memory(const Cluster& cluster,
                                                        const std::vector<StageMemory>& memory);
 
-// Micro-batches of which only the number of tokens is known, spread evenly over a group of `cp`
-// ranks: for a verdict on memory before anything is planned.
+// Returns a micro-batch of which only the number of tokens is known, spread evenly over a group of
+// `cp` ranks: for a verdict on memory before anything is planned.
 [[nodiscard]] MicroBatchWork even_micro_batch(std::int64_t tokens, std::int32_t cp);
 
 }  // namespace contextile

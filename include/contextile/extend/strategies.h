@@ -1,10 +1,11 @@
-// The options of every strategy as types, defined once: the strategies compute with these, and
-// their text forms (--strategy name:key=value,…) are read into them.
+// The options of every strategy as types, defined once: the strategies compute with these types,
+// and their text forms (--strategy name:key=value,…) are parsed into them.
 //
 //   plan_batch(workload, cluster, choice_of(DcpOptions{.divisions = 6}));  // dcp:divisions=6
 //
-// Fields are named as the keys of the text form, unless their comment gives the key. Numbers that
-// are 0 by default leave the decision to the strategy; the plan's options say what it decided.
+// Fields have the names of the keys of the text form, unless their comment gives the key. For
+// numbers that are 0 by default, 0 leaves the decision to the strategy; the plan's options record
+// the decision.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@ namespace contextile {
 
 // ---------------------------------------------------------------------------------------- schedule
 //
-// Words of layouts and schedules that options of strategies are made of (extend/strategies.h).
+// The layouts and schedules that options of strategies refer to (extend/strategies.h).
 
-// Which tokens a rank holds.
+// The tokens that a rank holds.
 enum class TokenLayout : std::uint8_t {
   kZigzag,  // every sequence in 2R chunks, rank r has chunks r and 2R-1-r (Megatron, TE, Llama 3)
   kContiguous,   // every sequence in R chunks, rank r has chunk r (RingAttention)
@@ -27,21 +28,21 @@ enum class TokenLayout : std::uint8_t {
   kPerSequence,  // the packed batch as one sequence in 2R chunks (WLB-LLM's per-sequence sharding)
 };
 
-// When partial results leave the device that computed them.
+// The time when partial results leave the device that computed them.
 enum class ResultTiming : std::uint8_t {
-  kAfter,  // when all attention is done, as DCP's Listing 3 has it
+  kAfter,  // when all attention is done, as in DCP's Listing 3
   kEarly,  // as soon as a device has computed its last tile of the unit
 };
 
 // -------------------------------------------------------------------------------------- strategies
 
-// How a strategy with typed options is named where a StrategyChoice is expected, one overload for
-// each strategy. The choice holds the options that differ from the defaults. Values out of range
-// are refused with InvalidArgument where the choice is used, as those of the text form are.
+// Each strategy with typed options has one overload of choice_of, for use where a StrategyChoice is
+// expected. The choice holds the options that differ from the defaults. Values out of range are
+// refused with InvalidArgument when the choice is used, like those of the text form.
 
 // --------------------------------------------------------------------- heads x positions (axp)
 
-// ring: contiguous slices, KV round the ring.
+// ring: contiguous slices, KV sent round the ring.
 struct RingOptions {
   bool count_padding =
       false;  // statistics charge the original's padding of sequences to whole chunks
@@ -50,11 +51,11 @@ struct RingOptions {
 };
 [[nodiscard]] StrategyChoice choice_of(const RingOptions& options);
 
-// zigzag: the same, balanced for causal masks.
+// zigzag: the same as ring, balanced for causal masks.
 struct ZigzagOptions {
   bool count_padding = false;  // as of RingOptions
-  // Statistics count what the original keeps of every ring step until forward ends: a partial
-  // output of all the rank's queries.
+  // Statistics count the memory that the original keeps for every ring step until forward ends: a
+  // partial output of all the rank's queries.
   bool count_stashed = false;
 
   friend bool operator==(const ZigzagOptions&, const ZigzagOptions&) = default;
@@ -70,10 +71,10 @@ struct UlyssesOptions {
 };
 [[nodiscard]] StrategyChoice choice_of(const UlyssesOptions& options);
 
-// hybrid: heads split inside consecutive ranks, a zigzag ring across.
+// hybrid: heads split inside groups of consecutive ranks, a zigzag ring across the groups.
 struct HybridOptions {
-  // Ranks that split heads, a divisor of KV heads and devices; 0: the largest common divisor of the
-  // KV heads and a node's devices.
+  // Number of ranks that split heads, a divisor of KV heads and devices; 0: the largest common
+  // divisor of the KV heads and a node's devices.
   std::int32_t head_parallel = 0;
   bool count_padding = false;  // as of RingOptions
   bool count_stashed = false;  // as of ZigzagOptions
@@ -82,9 +83,9 @@ struct HybridOptions {
 };
 [[nodiscard]] StrategyChoice choice_of(const HybridOptions& options);
 
-// double_ring: the same with inner rings joined by an outer ring.
+// double_ring: the same as hybrid, with inner rings joined by an outer ring.
 struct DoubleRingOptions {
-  std::int32_t inner_ring = 0;     // positions of an inner ring; 0: those of a node
+  std::int32_t inner_ring = 0;     // positions of an inner ring; 0: the positions of a node
   std::int32_t head_parallel = 1;  // as of HybridOptions
   bool count_padding = false;      // as of RingOptions
 
@@ -93,8 +94,8 @@ struct DoubleRingOptions {
 [[nodiscard]] StrategyChoice choice_of(const DoubleRingOptions& options);
 
 enum class GatherAlgorithm : std::uint8_t {
-  kRing,    // hop by hop, a node boundary crossed once per node
-  kDirect,  // every owner to everybody
+  kRing,    // hop by hop; each node boundary is crossed once per node
+  kDirect,  // every owner sends to every rank
 };
 
 // all_gather: all KV before any compute.
@@ -125,14 +126,15 @@ struct WlbOptions {
 // ---------------------------------------------------------------------------- groups and rounds
 
 enum class WaveSync : std::uint8_t {
-  kWave,  // every wave is a round, a barrier between
-  kStep,  // one round: ranks go on as soon as the ranks they need are done
+  kWave,  // every wave is a round, with a barrier between rounds
+  kStep,  // one round: a rank goes on as soon as the ranks it depends on are done
 };
 
 // bytescale: ranks by document length, in waves.
 struct BytescaleOptions {
   std::int64_t cap = 0;   // tokens of one rank and wave; 0: tokens of the batch over ranks
-  bool balanced = false;  // ranks with the least work so far; false: with the fewest tokens
+  bool balanced = false;  // true: choose ranks with the least work so far; false: with the fewest
+                          // tokens
   WaveSync sync = WaveSync::kWave;
 
   friend bool operator==(const BytescaleOptions&, const BytescaleOptions&) = default;
@@ -153,13 +155,14 @@ enum class PackedScheduler : std::uint8_t {
   kDpBalanced,  // equal groups, bins in order
 };
 
-// megatron_packed: the same, sequences of a group packed.
+// megatron_packed: the same, with the sequences of a group packed.
 struct MegatronPackedOptions {
   PackedScheduler scheduler = PackedScheduler::kDynamic;
   std::int64_t cap = 0;           // tokens of one rank and round; 0: tokens of the batch over ranks
   std::int32_t min_cp = 1;        // kDynamic: least ranks of a group, a power of two
   std::int32_t cp = 0;            // kDpBalanced: ranks of a group, divides the devices; 0: all
-  std::int32_t vpp_multiple = 1;  // rounds come in multiples of it, as interleaved pipelines need
+  std::int32_t vpp_multiple = 1;  // the number of rounds is a multiple of it, as interleaved
+                                  // pipelines need
   std::int32_t max_num_seqs = 0;  // kDpBalanced: sequences of a group and round; 0: no limit
 
   friend bool operator==(const MegatronPackedOptions&, const MegatronPackedOptions&) = default;
@@ -169,26 +172,26 @@ struct MegatronPackedOptions {
 // ------------------------------------------------------------------ placements of their own
 
 enum class MagiDispatch : std::uint8_t {
-  kMinHeap,     // by area to the least loaded rank
-  kToppHeap,    // … to that of the less loaded ones which has most of the keys already
-  kSequential,  // equal runs in order
+  kMinHeap,     // each chunk by area to the least loaded rank
+  kToppHeap,    // to the one of the less loaded ranks that already has most of the keys
+  kSequential,  // equal runs of chunks in order
 };
 enum class CastLaunch : std::uint8_t {
-  kNext,  // a stage's keys under the stage before
-  kAll,   // those of all stages under the local keys
+  kNext,  // a stage's keys travel during the stage before
+  kAll,   // the keys of all stages travel during the local keys
 };
 
-// magi: chunks of equal count by area, exactly the needed KV.
+// magi: chunks of equal count placed by area, exactly the needed KV moved.
 struct MagiOptions {
-  std::int64_t chunk = 0;  // tokens of a dispatch chunk, at most what gives every rank eight; 0: as
-                           // many, or the block size that is asked for
+  std::int64_t chunk = 0;  // tokens of a dispatch chunk, at most the size that gives every rank
+                           // eight chunks; 0: that size, or the requested block size
   MagiDispatch algorithm = MagiDispatch::kMinHeap;
-  double top_p = 0;                     // kToppHeap: the share of ranks that a chunk chooses from
-  std::int32_t stages = 1;              // that remote keys arrive and are computed in
-  std::int64_t keys_per_element = 512;  // keys of the elements that stages are made of …
-  std::int64_t max_elements = 64;       // … and how many there are at most: then they are larger
+  double top_p = 0;         // kToppHeap: share of ranks that a chunk chooses from
+  std::int32_t stages = 1;  // number of stages in which remote keys arrive and are computed
+  std::int64_t keys_per_element = 512;  // keys of an element; stages are made of elements
+  std::int64_t max_elements = 64;       // most elements; if there would be more, they become larger
   CastLaunch launch = CastLaunch::kNext;
-  bool hierarchical = false;  // a row crosses to a node once and is passed on inside
+  bool hierarchical = false;  // a row crosses to a node once and is relayed inside
 
   friend bool operator==(const MagiOptions&, const MagiOptions&) = default;
 };
@@ -196,21 +199,21 @@ struct MagiOptions {
 
 enum class Partitioner : std::uint8_t {
   kGrid,        // the engine that knows grids of tiles (extend/partition.h)
-  kHypergraph,  // the general one (extend/hypergraph.h) on the paper's hypergraph: slower
+  kHypergraph,  // the general engine (extend/hypergraph.h) on the paper's hypergraph: slower
 };
 
 // dcp: tiles placed by partitioning, scheduled in divisions. Its block size is that of PlanOptions;
-// left open, the planner times several.
+// if it is left open, the planner times several.
 struct DcpOptions {
-  std::int32_t divisions = 4;    // of the schedule, at least 2
-  double eps_node = 0.4;         // compute of a node above the mean of nodes, as a share of it
-  double eps_device = 0.1;       // … of a device above the mean of its own node
-  double data_tolerance = 1;     // blocks that a node or a device may own beyond what packing them
-                                 // longest first needs
-  std::int32_t head_groups = 0;  // divides the KV heads; 0: one each
+  std::int32_t divisions = 4;  // divisions of the schedule, at least 2
+  double eps_node = 0.4;       // compute of a node above the mean of nodes, as a share of the mean
+  double eps_device = 0.1;     // compute of a device above the mean of its own node, likewise
+  double data_tolerance = 1;   // blocks that a node or a device may own beyond the need of
+                               // longest-first packing
+  std::int32_t head_groups = 0;  // divides the KV heads; 0: one group per KV head
   ResultTiming results = ResultTiming::kAfter;
-  bool relays = false;              // a unit crosses a node boundary once and is passed on inside
-  BandCuts cuts = BandCuts::kNone;  // where blocks end beside every block-size tokens
+  bool relays = false;              // a unit crosses a node boundary once and is relayed inside
+  BandCuts cuts = BandCuts::kNone;  // where blocks end in addition to every block-size tokens
   double effort = 1;                // partitioning steps, in multiples of the fast setting
   Partitioner partitioner = Partitioner::kGrid;
 
@@ -219,21 +222,21 @@ struct DcpOptions {
 [[nodiscard]] StrategyChoice choice_of(const DcpOptions& options);
 
 enum class Reshuffle : std::uint8_t {
-  kOverlapped,  // under tiles whose inputs are at home; results leave as soon as they are complete
+  kOverlapped,  // during tiles whose inputs are at home; results leave as soon as they are complete
   kBefore,      // before any compute, and results after all of it
 };
 
-// fcp: fixed-size blocks, KV in rounds without congestion.
+// fcp: fixed-size blocks, KV moved in rounds without congestion.
 struct FcpOptions {
-  std::int64_t block = 4096;       // tokens; 0 ("auto"): the planner times several; where it is the
-                                   // default, a block size that is asked for takes its place
-  std::int32_t coalesce = 16;      // rounds in a stage, with a home layout as many bytes; 1: no
+  std::int64_t block = 4096;       // tokens; 0 ("auto"): the planner times several; if it has the
+                                   // default value, a requested block size replaces it
+  std::int32_t coalesce = 16;      // rounds of a stage, with a home layout as many bytes; 1: no
                                    // coalescing
   std::int32_t buffers = 3;        // stages whose keys a device computes with or receives
   std::int32_t head_parallel = 1;  // consecutive ranks of a node that split heads
-  std::int64_t token_cap = 0;      // tokens a device may work on; 0: equally many blocks each
+  std::int64_t token_cap = 0;      // tokens a device may work on; 0: equally many blocks per device
   bool pipelining = true;          // transfers overlap with compute
-  bool congestion_free = true;     // a device sends and receives once in a round; false: every
+  bool congestion_free = true;     // a device sends and receives once per round; false: every
                                    // receiver fetches in block order
   Reshuffle reshuffle = Reshuffle::kOverlapped;
 
@@ -242,12 +245,12 @@ struct FcpOptions {
 [[nodiscard]] StrategyChoice choice_of(const FcpOptions& options);
 
 enum class KvAccounting : std::uint8_t {
-  kActual,    // the keys the moved rows attend, and Q and O of the moved rows (the paper)
+  kActual,    // keys that the moved rows attend, and Q and O of the moved rows (the paper)
   kDocument,  // keys of the whole document, Q of half the moved rows (the paper's code)
 };
 enum class TaskBalance : std::uint8_t {
-  kOneSided,  // fills devices below (1 - tolerance)·mean; overloaded ones keep what is left over
-  kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders are dearer
+  kOneSided,  // fills devices below (1 - tolerance)·mean; overloaded ones keep the excess
+  kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders cost more
 };
 
 enum class TaskCost : std::uint8_t {
@@ -256,25 +259,27 @@ enum class TaskCost : std::uint8_t {
 };
 enum class BackwardTasks : std::uint8_t {
   kForward,  // backward runs where forward ran
-  kOwn,      // balanced anew by what backward takes and sends
+  kOwn,      // balanced again, by the time and the bytes of backward
 };
 
 // distca: attention as tasks that move to underloaded devices.
 struct DistcaOptions {
-  double tolerance = 0.1;                   // work a device may lack of the mean, as a share of it
-  KvAccounting kv = KvAccounting::kActual;  // the keys that a move is charged for
-  std::int64_t granularity = 128;           // tokens that split shards are multiples of
+  double tolerance = 0.1;  // work a device may have below the mean, as a share of the mean
+  KvAccounting kv = KvAccounting::kActual;  // keys that a move is charged for
+  std::int64_t granularity = 128;           // number of tokens that the sizes of split shards are
+                                            // multiples of
   TaskBalance balance = TaskBalance::kTwoSided;
-  TaskCost cost = TaskCost::kProfile;                // what tasks are balanced by
+  TaskCost cost = TaskCost::kProfile;                // cost by which tasks are balanced
   BackwardTasks backward = BackwardTasks::kForward;  // kOwn needs resend
   std::int32_t attention_servers = 0;  // the last devices, which own no tokens; 0: none
-  bool kv_subrange = false;            // a task may take a part of its keys, outputs are merged
-  std::int32_t nano_batches = 2;  // parts of the batch, one's transfers under another's compute
-  bool resend = false;  // queries and keys travel again for backward instead of being kept
+  bool kv_subrange = false;            // a task may take a part of its keys; outputs are merged
+  std::int32_t nano_batches = 2;       // parts of the batch; the transfers of one overlap with the
+                                       // compute of another
+  bool resend = false;  // queries and keys are sent again for backward instead of being kept
   std::int64_t buffer_limit = 0;  // bytes a device may send or receive at once: the tolerance grows
-                                  // by 0.05 until they suffice; 0: none
-  bool match_original = false;  // exactly the original's items, whatever kv, granularity, balance,
-                                // cost and kv_subrange say; even lengths only
+                                  // by 0.05 until the tasks keep to it; 0: no limit
+  bool match_original = false;    // exactly the original's items, regardless of kv, granularity,
+                                  // balance, cost and kv_subrange; even lengths only
 
   friend bool operator==(const DistcaOptions&, const DistcaOptions&) = default;
 };
@@ -283,26 +288,26 @@ struct DistcaOptions {
 // ------------------------------------------------------------------------------- by prediction
 
 enum class RetainInputs : std::uint8_t {
-  kAuto,  // where that takes at most 5% of a known device memory
+  kAuto,  // if that takes at most 5% of a known device memory
   kOn,
   kOff,
 };
 enum class Candidates : std::uint8_t {
-  kAll,  // placements of its own, and every other strategy with its defaults
-  kOwn,  // placements of its own
+  kAll,  // its own placements, and every other strategy with its defaults
+  kOwn,  // its own placements
 };
 
-// auto: the least predicted time.
-// What tokens on a device count for when plans are compared.
+// The cost of tokens on a device when plans are compared.
 enum class TokenWeight : std::uint8_t {
-  kAuto,    // kPriced where StrategyRequest::linear_us_per_token is set, else kEven
-  kEven,    // a device owns at most the mean and a block of 1024 tokens
-  kPriced,  // linear layers of the device that owns most add to the time
-  kFree,    // nothing
+  kAuto,    // kPriced if StrategyRequest::linear_us_per_token is set, otherwise kEven
+  kEven,    // a device owns at most the mean plus a block of 1024 tokens
+  kPriced,  // linear layers of the device that owns the most tokens add to the time
+  kFree,    // tokens cost nothing
 };
+// auto: the plan with the least predicted time.
 struct AutoOptions {
   double effort = 1;  // placements tried and partitioning steps, in multiples of the default
-  RetainInputs retain = RetainInputs::kAuto;  // received q and kv stay for backward
+  RetainInputs retain = RetainInputs::kAuto;  // received q and kv are kept for backward
   Candidates candidates = Candidates::kAll;
   TokenWeight tokens = TokenWeight::kAuto;
   std::int64_t steps = 0;      // of the search, each about a microsecond of one core; 0: 1.2e8

@@ -1,4 +1,4 @@
-// Tensors in memory: views of anybody's, one that owns what it holds, numbers of 16 bits.
+// Tensors in memory: views of any memory, a tensor that owns its memory, and numbers of 16 bits.
 //
 // Legend of suffixes: T tokens, H heads, D elements of a row.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace contextile {
 
-// Rows of heads, token-major with strides. Strides count elements.
+// A view of rows of heads, token-major with strides. Strides count elements.
 struct TensorView {
   void* data = nullptr;
   Dtype dtype = Dtype::kF32;
@@ -23,14 +23,15 @@ struct TensorView {
   std::int64_t head_stride = 0;
 };
 
-// One [tokens, heads] array of fp32 (LSE, delta).
+// A view of one [tokens, heads] array of fp32 (LSE, delta).
 struct RowStats {
   float* data = nullptr;
   std::int64_t token_stride = 0;  // elements
   std::int64_t head_stride = 1;
 };
 
-// bf16 and f16 as their bits. From fp32 they are rounded to nearest even, back they are exact.
+// bf16 and f16 numbers as their bits. Conversion from fp32 rounds to nearest even; conversion to
+// fp32 is exact.
 struct Bf16 {
   Bf16() = default;
   explicit Bf16(float value);
@@ -62,21 +63,23 @@ template <>
   return Dtype::kF16;
 }
 
-// A contiguous array [tokens, heads, dim], token-major, as a view; the array stays its owner's.
-// Throws InvalidArgument unless the array has tokens · heads · dim elements, at least one head and
-// one element a row. NOTE: views know no const; one of constant memory is for inputs alone.
+// Returns a view of a contiguous array [tokens, heads, dim], token-major; the owner keeps the
+// array. Throws InvalidArgument unless the array has tokens · heads · dim elements, at least one
+// head and one element per row. NOTE: views ignore const; use a view of constant memory for inputs
+// only.
 [[nodiscard]] TensorView view_of(std::span<const float> array_THD, std::int64_t tokens,
                                  std::int32_t heads, std::int32_t dim);
 [[nodiscard]] TensorView view_of(std::span<const Bf16> array_THD, std::int64_t tokens,
                                  std::int32_t heads, std::int32_t dim);
 [[nodiscard]] TensorView view_of(std::span<const F16> array_THD, std::int64_t tokens,
                                  std::int32_t heads, std::int32_t dim);
-// The same of the bytes of an array of any other type with such elements (std::as_bytes). Throws
-// InvalidArgument, too, where they are not aligned as elements are.
+// The same for the bytes of an array of any other type with such elements (std::as_bytes). Also
+// throws InvalidArgument if they are not aligned as elements are.
 [[nodiscard]] TensorView view_of(std::span<const std::byte> bytes_THD, Dtype dtype,
                                  std::int64_t tokens, std::int32_t heads, std::int32_t dim);
 
-// Contiguous [tokens, heads, dim], NaN until written, so that a result nobody wrote is seen.
+// A contiguous tensor [tokens, heads, dim] that owns its memory. Its elements are NaN until
+// written, so that a missing result is noticed.
 class HostTensor {
  public:
   HostTensor() = default;  // [0, 0, 0]
@@ -89,11 +92,11 @@ class HostTensor {
   [[nodiscard]] std::int32_t dim() const { return dim_; }
 
   [[nodiscard]] TensorView view();
-  [[nodiscard]] TensorView view() const;  // for inputs alone
+  [[nodiscard]] TensorView view() const;  // for inputs only
   [[nodiscard]] RowStats stats();         // of an fp32 tensor of dim 1
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
-  // All elements in order, T: float, Bf16 or F16. Throws InvalidArgument when they are others.
+  // All elements in order, T: float, Bf16 or F16. Throws InvalidArgument when the dtype is another.
   template <typename T>
   [[nodiscard]] std::span<T> values() {
     check_dtype(dtype_of<T>());
@@ -105,7 +108,7 @@ class HostTensor {
     return {reinterpret_cast<const T*>(bytes_.data()), bytes_.size() / sizeof(T)};
   }
 
-  // Every element NaN (all ones, in every dtype).
+  // Sets every element to NaN (all ones, in every dtype).
   void poison();
 
  private:

@@ -1,4 +1,4 @@
-// Moving messages between ranks. A transport never sees a plan.
+// Transports, which move messages between ranks. A transport never sees a plan.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@
 
 namespace contextile {
 
-// Rows of equal length at equal distance: a head slice of a token-major tensor.
+// Memory in rows of equal length at equal distance: a head slice of a token-major tensor.
 struct Segment {
   std::byte* data = nullptr;
   std::int64_t row_bytes = 0;
@@ -25,7 +25,7 @@ struct Segment {
   [[nodiscard]] std::int64_t size_bytes() const { return row_bytes * num_rows; }
 };
 
-// Everything that goes to (or comes from) one peer in one launch, in order. Both ends agree on the
+// All data that goes to (or comes from) one peer in one launch, in order. Both ends agree on the
 // total size; their segments may be cut differently. A message without segments is a barrier's.
 struct Message {
   Rank peer;
@@ -34,35 +34,34 @@ struct Message {
   [[nodiscard]] std::int64_t size_bytes() const;
 };
 
-// A message of a launch that nobody has waited for yet, not whole on its way or there.
+// A message of a launch that has not been waited for yet and has not fully moved.
 struct OpenTransfer {
-  std::int64_t ticket = 0;  // of its launch
+  std::int64_t ticket = 0;  // ticket of its launch
   Rank peer;
   bool is_send = false;
   std::int64_t size_bytes = 0;
 };
 
-// Calls whose work is on devices, kept and given to them again as a whole (docs/gpu.md). All ranks
-// of a group do the same at the same time.
+// Calls whose work is on devices, captured so that they can be replayed as a whole (docs/gpu.md).
+// All ranks of a group do the same at the same time.
 class CallGraphs {
  public:
   virtual ~CallGraphs() = default;
-  // Whether calls are kept as soon as they come, or only when they come again.
+  // Returns true if calls are captured when they first come, false if only when they come again.
   [[nodiscard]] virtual bool keeps_first_calls() const = 0;
-  // Collective. What ranks give to their devices between the two is kept under a number > 0, which
-  // all of them get, and then done. Nothing in between may wait for a device, or take memory for
-  // longer.
+  // Collective. The work that ranks give to their devices between the two calls is captured under a
+  // number > 0, which all ranks get, and then executed. Nothing in between may wait for a device,
+  // or take memory for longer.
   virtual void begin_capture() = 0;
   [[nodiscard]] virtual std::int64_t end_capture() = 0;
-  // Collective. Does again what is kept under that number, behind what all ranks' devices were
-  // given so far.
+  // Collective. Replays captured graph `number` after all work submitted so far on every rank.
   virtual void replay(std::int64_t number) = 0;
-  // A rank will not replay it any more; it goes when no rank will.
+  // Declares that this rank will not replay it any more. It is freed when no rank will.
   virtual void forget(std::int64_t number) noexcept = 0;
 };
 
-// One rank's end of a group. The n-th message sent from a to b meets the n-th that b expects of a.
-// One thread drives a transport; data moves while it computes.
+// One rank's end of a group. The n-th message sent from a to b is matched with the n-th that b
+// expects from a. One thread drives a transport; data moves while that thread computes.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -75,26 +74,27 @@ class Transport {
   // memory untouched, until `wait`. Throws TransportError if the group has failed.
   virtual std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) = 0;
 
-  // Blocks until every message of the launch has moved. Each ticket is waited exactly once. Throws
-  // TransportError naming rank, operation and peer when a peer died or nothing moved for the
-  // timeout.
+  // Blocks until every message of the launch has moved. Each ticket must be waited for exactly
+  // once. Throws TransportError naming rank, operation and peer when a peer died or nothing moved
+  // for the timeout.
   virtual void wait(std::int64_t ticket) = 0;
 
-  // The same ranks for messages between these processes' own memories: this transport, unless its
-  // data is elsewhere, in a device's.
+  // Returns a transport of the same ranks for messages between these processes' own memories: this
+  // transport, unless its data is in a device's memory.
   [[nodiscard]] virtual Transport& control() { return *this; }
 
-  // Those of the group; null: calls of its ranks are not kept.
+  // Returns the graphs of the group; null: calls of its ranks are not captured.
   [[nodiscard]] virtual CallGraphs* graphs() { return nullptr; }
 
   // Tells the group that this rank gives up, so that no peer waits for it.
   virtual void abort(std::string_view reason) noexcept = 0;
 
-  // What this rank still waits to send and to receive, by ticket; also once the group has failed.
+  // Returns the messages that this rank still waits to send and to receive, by ticket; also after
+  // the group has failed.
   [[nodiscard]] virtual std::vector<OpenTransfer> open_transfers() const = 0;
 
-  // Peers that have not answered for a while: stopped, or cut off. Empty where a transport does not
-  // ask.
+  // Returns peers that have not answered for a while because they are stopped or cut off. Empty if
+  // a transport does not check.
   [[nodiscard]] virtual std::vector<Rank> silent_ranks() const { return {}; }
 
   // Bytes this rank has sent and received since construction.
@@ -102,7 +102,7 @@ class Transport {
   [[nodiscard]] virtual std::int64_t received_bytes() const = 0;
 };
 
-// Every rank's bytes on every rank (all of one size), by rank. Built on launch and wait.
+// Returns every rank's bytes (all of one size), by rank, on every rank. Built on launch and wait.
 [[nodiscard]] std::vector<std::vector<std::byte>> all_gather(Transport& transport,
                                                              std::span<const std::byte> mine);
 // Returns when every rank has called it.
@@ -110,61 +110,62 @@ void barrier(Transport& transport);
 
 struct InprocOptions {
   std::chrono::milliseconds timeout{60'000};  // without a byte moving in the whole group
-  // Testing: every message moves after a random delay of up to this many microseconds, in any order
-  // between different pairs. 0: at once, copied by whichever end comes second.
+  // For tests: every message moves after a random delay of up to this many microseconds, in any
+  // order between different pairs. 0: at once, copied by the end that comes second.
   std::int64_t max_delay_us = 0;
   std::uint64_t delay_seed = 0;
 };
 
-// Ranks as threads of one process: the embedded default. All transports of a group share its state;
-// each is driven by its own thread.
+// Makes a group whose ranks are threads of one process: the embedded default. All transports of a
+// group share its state; each is driven by its own thread.
 [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_inproc_group(
     std::int32_t num_ranks, const InprocOptions& options = {});
 
 // Runs `body(transport)` on one thread per rank of an in-process group and joins them. An exception
-// on one rank aborts the group; the first one thrown that is no echo of the abort is rethrown.
+// on one rank aborts the group. The first exception that is not a consequence of the abort is
+// rethrown.
 void run_inproc(std::int32_t num_ranks, const std::function<void(Transport&)>& body,
                 const InprocOptions& options = {});
-// The same on a whole group by rank, which stays for further calls; none follow one that threw.
+// The same on a whole group by rank, which can be used for further calls unless one threw.
 void run_inproc(std::span<const std::unique_ptr<Transport>> group,
                 const std::function<void(Transport&)>& body);
 
 // ---------------------------------------------------------------------------------- gloo transport
 //
-// Ranks as processes, of one machine or of many, over TCP by gloo. No launcher is needed.
+// Ranks as processes, on one machine or many, over TCP by gloo. No launcher is needed.
 
 struct GlooOptions {
   Rank rank;              // this process, 0 … size-1
   std::int32_t size = 0;  // processes of the group, the same on all
-  // Where the processes find each other, the same on all:
+  // Address where the processes find each other, the same on all:
   //   file:///shared/folder  a folder that all of them see
-  //   tcp://host:port        rank 0 listens there, the others come
+  //   tcp://host:port        rank 0 listens there, the others connect
   // A group of one rank needs none.
   std::string rendezvous;
-  // Tells runs apart, the same on all ranks of one group and another for every group: what an
-  // earlier run left behind is never taken for a peer. A folder asks for one, for an address it
-  // may be empty.
+  // Identifies the run: the same on all ranks of one group, and different for every group, so that
+  // remains of an earlier run are never taken for a peer. Required with a folder; with an address
+  // it may be empty.
   std::string run_id;
-  // The network to use: that of an interface ("eth0"), or else that on which a name or an address
-  // of this machine is ("10.0.0.7"). Both empty: the one that leads to rank 0 for tcp://, that of
-  // the machine's name for file://.
+  // The network to use: that of an interface ("eth0"), or else the one of a name or an address of
+  // this machine ("10.0.0.7"). Both empty: the network that leads to rank 0 for tcp://, that of the
+  // machine's name for file://.
   std::string interface_name;
   std::string hostname;
-  std::chrono::milliseconds connect_timeout{60'000};  // until all ranks have come
+  std::chrono::milliseconds connect_timeout{60'000};  // until all ranks have connected
   std::chrono::milliseconds timeout{60'000};          // without a byte moving in the whole group
 };
 
-// Whether this build has gloo (Debian and Ubuntu: libgloo-dev).
+// Returns true if this build has gloo (Debian and Ubuntu: libgloo-dev).
 [[nodiscard]] bool gloo_transport_available();
 
-// Throws InvalidArgument unless GlooOptions::rendezvous may be that text. Looks for no folder and
-// no host.
+// Throws InvalidArgument unless the text is valid as GlooOptions::rendezvous. Looks for no folder
+// and no host.
 void check_rendezvous(const std::string& rendezvous);
 
-// This rank's end of a new group; returns when every rank has connected to every other. Throws
-// InvalidArgument for options that cannot be and where the build has no gloo, TransportError
-// naming the ranks that did not come or do not fit: a number taken twice, another size.
-// Takes two threads for every peer beside gloo's own, and memory for at most eight pieces of 1 MiB.
+// Returns this rank's end of a new group when every rank has connected to every other. Throws
+// InvalidArgument on impossible options and if the build has no gloo. Throws TransportError naming
+// the ranks that did not come or do not fit: a rank number taken twice, another size. Uses two
+// threads per peer in addition to gloo's own, and memory for at most eight pieces of 1 MiB.
 [[nodiscard]] std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
 // ----------------------------------------------------------------------------------- mpi transport
@@ -173,25 +174,25 @@ void check_rendezvous(const std::string& rendezvous);
 
 struct MpiOptions {
   std::chrono::milliseconds timeout{60'000};  // without a byte to or from the rank that waits
-  // Messages are cut into pieces of at most this size, so that one under way shows that it moves.
-  // The same on every rank. A rank holds at most four of them for every peer.
+  // Messages are cut into pieces of at most this size, so that a message in progress shows that it
+  // moves. The same on every rank. A rank holds at most four pieces per peer.
   std::int64_t piece_bytes = 1 << 20;
 };
 
-// Whether this build has MPI (Debian and Ubuntu: libopenmpi-dev).
+// Returns true if this build has MPI (Debian and Ubuntu: libopenmpi-dev).
 [[nodiscard]] bool mpi_transport_available();
 
-// This process's end of a group of all processes of the job. Called by all of them together, once
-// for every group.
+// Returns this process's end of a group of all processes of the job. All of them call it together,
+// once for every group.
 //
-// Unless the program has, initialises MPI with MPI_THREAD_MULTIPLE; then MPI is finalised at exit,
-// and the transport has to be destroyed before. While a transport lives and the program handles
-// SIGTERM by default, the signal does not end the process but every launch and wait: launchers
-// send it when another process has died, and kill a moment later.
+// Unless the program has initialised MPI, it is initialised with MPI_THREAD_MULTIPLE; then MPI is
+// finalised at exit, and the transport has to be destroyed before that. While a transport lives and
+// the program handles SIGTERM by default, the signal ends every launch and wait instead of the
+// process: launchers send it when another process has died, and kill a moment later.
 //
-// Throws InvalidArgument where the build has no MPI, for options that cannot be or differ between
-// ranks, or an MPI initialised
-// with less than MPI_THREAD_MULTIPLE; TransportError if a rank does not come within the timeout.
+// Throws InvalidArgument if the build has no MPI, on options that are impossible or differ between
+// ranks, and on an MPI initialised with less than MPI_THREAD_MULTIPLE. Throws TransportError if a
+// rank does not come within the timeout.
 [[nodiscard]] std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options = {});
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// Engines behind the OpenAI completions protocol, over HTTP.
+// Serves engines over HTTP by the OpenAI completions protocol.
 #pragma once
 
 #include <chrono>
@@ -17,33 +17,35 @@ namespace contextile {
 
 // --------------------------------------------------------------------------------------- tokenizer
 //
-// Text to tokens and back.
+// Conversion of text to tokens and back.
 
-// Whether the tokens that a tokenizer puts before every text (the beginning-of-text token) are added.
+// Selects if encode adds the tokens that a tokenizer puts before every text, such as the
+// beginning-of-text token.
 enum class SpecialTokens : std::uint8_t { kAdd, kNone };
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // The tokens of a text. kAdd adds no token that the text begins with already. Time is linear in
-  // the text. Throws InvalidArgument on text that is not UTF-8 or has characters without a token.
+  // Returns the tokens of a text, in time linear in its length. kAdd adds no token that the text
+  // begins with already. Throws InvalidArgument on text that is not UTF-8 or that tokens cannot
+  // represent.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(
       std::string_view text, SpecialTokens special = SpecialTokens::kAdd) const = 0;
-  // The bytes of a token, which need not be whole characters. Empty for tokens that stand for no
-  // text.
+  // Returns the bytes of a token, which need not be whole characters. Empty for tokens that
+  // represent no text.
   [[nodiscard]] virtual std::string_view bytes(std::int32_t token) const = 0;
-  // The largest token id plus 1.
+  // Returns the largest token id plus 1.
   [[nodiscard]] virtual std::int32_t num_ids() const = 0;
-  // The length in bytes of the longest text that one token stands for, special tokens included.
+  // Returns the length of the longest text of one token, in bytes, special tokens included.
   [[nodiscard]] virtual std::int64_t longest_token_bytes() const = 0;
-  // The special token that is written so ("<|im_end|>"); none if there is no such token.
+  // Returns the special token that is written as `text` ("<|im_end|>"), if there is one.
   [[nodiscard]] virtual std::optional<std::int32_t> special_token(std::string_view text) const = 0;
 };
 
-// A token for each of the 256 bytes: for models that nobody trained.
+// Returns a tokenizer with one token for each of the 256 bytes, for untrained models.
 [[nodiscard]] std::unique_ptr<Tokenizer> byte_tokenizer();
-// That of a model's folder. Throws IoError and InvalidArgument.
+// Loads the tokenizer of a model's folder. Throws IoError and InvalidArgument.
 [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
 // ------------------------------------------------------------------------------- completion server
@@ -66,15 +68,15 @@ struct ServeOptions {
   std::int32_t max_connections = 64;             // requests served at a time; others wait
   std::int64_t max_body_bytes = 8 << 20;         // of a request
   std::string allow_origin;  // of the pages whose scripts may call the server; empty: none
-  // How often ranks exchange messages while there is nothing to compute.
+  // Interval at which ranks exchange messages while there is nothing to compute.
   std::chrono::milliseconds heartbeat{2'000};
-  // After this long without the end of a step, /health says that the server is degraded.
+  // Time without the end of a step after which /health says that the server is degraded.
   std::chrono::milliseconds slow_step{10'000};
   ServeLog log = ServeLog::kEvents;
   std::function<void(const std::string& line)> write_log = {};  // unset: standard error
 };
 
-// What this build lacks to serve; empty: nothing.
+// Returns what this build lacks for serving; empty: nothing.
 [[nodiscard]] std::string_view completion_server_missing();
 
 // Answers POST /v1/completions and /tokenize, GET /v1/models, /health and /metrics on threads of its
@@ -82,20 +84,21 @@ struct ServeOptions {
 // "starting" and completions wait.
 class CompletionServer {
  public:
-  // Ends what is under way with an error to its clients.
+  // Ends all requests in progress with an error to their clients.
   virtual ~CompletionServer() = default;
 
   [[nodiscard]] virtual std::int32_t port() const = 0;
-  // Serves until stop, on the first rank; the others call advance until it has stopped. Throws what
-  // EngineRank::advance throws: then clients whose requests had begun are told so, the others stay,
-  // and it may be called with new engines.
+  // Serves until stop, on the first rank; the others call advance until it has stopped. Throws the
+  // errors of EngineRank::advance. In that case clients whose requests had begun receive an error,
+  // the others stay, and it may be called with new engines.
   virtual void run(EngineRank& rank, const Engine& engine) = 0;
-  // From any thread: run returns, and what is under way ends with an error to its client.
+  // Makes run return and ends requests in progress with an error to their clients. May be called
+  // from any thread.
   virtual void stop(const std::string& reason) = 0;
 };
 
-// Listens from now on. Throws IoError where the address is not to be had, and InvalidArgument where
-// this build lacks what it takes.
+// Makes a server that listens from now on. Throws IoError if the address is not available, and
+// InvalidArgument if this build cannot serve.
 [[nodiscard]] std::unique_ptr<CompletionServer> make_completion_server(
     const ServeOptions& options, std::unique_ptr<Tokenizer> tokenizer);
 

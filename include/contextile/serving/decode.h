@@ -1,4 +1,4 @@
-// A decoding step's attention over a cache whose tokens are sharded over ranks.
+// The attention of a decoding step over a cache whose tokens are sharded over ranks.
 //
 //   DecodeGroup group(transport, find_paged_kernel());
 //   group.attend({.mode = DecodeMode::kA2a}, kv, q, requests, {out.view(), lse.stats()});
@@ -21,45 +21,45 @@
 
 namespace contextile {
 
-// How ranks that hold the same KV heads and other tokens come to the attention of their own query
-// heads (vLLM and SGLang, decode context parallelism):
-//   kAgRs: queries of all ranks to all, attention of all heads to own tokens, LSE of all to all, a
-//     sum of weighted outputs scattered over heads;
-//   kA2a: the same, but every rank is sent its heads' outputs with their LSE and merges them;
-//   kQReplicated: every rank has all queries already, then as kA2a.
+// How ranks that hold the same KV heads and different tokens compute the attention of their own
+// query heads (vLLM and SGLang, decode context parallelism):
+//   kAgRs: queries of all ranks go to all; each computes attention of all heads to its own tokens;
+//     LSE of all go to all; a sum of weighted outputs is scattered over heads;
+//   kA2a: the same, but every rank receives its heads' outputs with their LSE and merges them;
+//   kQReplicated: every rank has all queries already, then the same as kA2a.
 enum class DecodeMode : std::uint8_t { kAgRs, kA2a, kQReplicated };
 
 [[nodiscard]] std::string_view to_string(DecodeMode mode);  // "ag_rs", "a2a", "q_replicated"
 [[nodiscard]] DecodeMode parse_decode_mode(std::string_view text);  // throws InvalidArgument
 
-// Bytes that one rank sends in a step of a layer: `num_rows` queries, `heads` query heads a rank,
-// elements of `wire` on their way.
+// Returns the bytes that one rank sends for one layer of a step, with `num_rows` queries, `heads`
+// query heads per rank, and sent elements of dtype `wire`.
 [[nodiscard]] std::int64_t decode_bytes(DecodeMode mode, std::int32_t num_ranks,
                                         std::int64_t num_rows, std::int32_t heads,
                                         std::int32_t head_dim, std::int32_t value_dim, Dtype wire);
 
-// Ranges of a request's tokens as a rank counts its own, for PagedRequest::keys.
+// Returns ranges of a request's tokens as a rank counts its own tokens, for PagedRequest::keys.
 [[nodiscard]] std::vector<Range> local_keys(const KvLayout& layout, Rank rank,
                                             std::span<const Range> tokens);
 
 struct DecodeOptions {
   DecodeMode mode = DecodeMode::kA2a;
   PagedParams params;
-  Dtype wire = Dtype::kF32;  // of queries and outputs on their way
-  // Requests, in the order of their rows, are cut in at most so many groups; while the outputs of
-  // one are on their way, the next one's attention is computed (HOP-B of Helix, arXiv 2507.07120).
-  // The bytes and the bits are the same.
+  Dtype wire = Dtype::kF32;  // of queries and outputs that are sent
+  // Most groups that requests, in the order of their rows, are cut into. While the outputs of one
+  // group are sent, the next group's attention is computed (HOP-B of Helix, arXiv 2507.07120). The
+  // bytes sent and the bits of the results are the same.
   std::int32_t hop_b_groups = 1;
 };
 
-// Attention whose last outputs are on their way to the ranks whose heads they are.
+// Attention whose last outputs are being sent to the ranks that own their heads.
 class PendingAttention {
  public:
-  ~PendingAttention();  // waits for messages under way
+  ~PendingAttention();  // waits for messages in flight
   PendingAttention(PendingAttention&&) noexcept;
   PendingAttention& operator=(PendingAttention&&) noexcept;
 
-  // Once: waits for them and writes what `out` of the call that began it names. Throws
+  // Waits for the outputs and writes them to `out` of the call that began it. Call it once. Throws
   // TransportError.
   void finish();
 
@@ -76,10 +76,10 @@ class DecodeGroup {
  public:
   DecodeGroup(Transport& transport, const PagedKernel& kernel);
 
-  // Attention of this rank's query heads to the tokens of all ranks.
+  // Computes the attention of this rank's query heads to the tokens of all ranks.
   //
-  // The group's heads are by KV head, those of the first rank before those of the next. kv: this
-  // rank's pages. q [rows, heads, head_dim] of f32, bf16 or f16: this rank's heads, as many on
+  // The group's heads are ordered by KV head, those of the first rank before those of the next. kv:
+  // this rank's pages. q [rows, heads, head_dim] of f32, bf16 or f16: this rank's heads, as many on
   // every rank; with kQReplicated all of them, of which rank r has [heads·r/N, heads·(r+1)/N). out:
   // O fp32 [rows, heads of this rank, value_dim] and the natural logarithm of its sum; a row that
   // sees no key on any rank has O = 0, LSE = -inf. Throws InvalidArgument as PagedKernel::run does,
@@ -87,9 +87,9 @@ class DecodeGroup {
   void attend(const DecodeOptions& options, const PagedKv& kv, const TensorView& q_NHD,
               std::span<const PagedRequest> requests, const PartialOutput& out);
 
-  // The same, but for waiting for the last outputs: what `finish` does. Queries, requests and pages
-  // may change meanwhile, and other calls be begun; `out` stays where it is. Every rank finishes
-  // in the order in which it began.
+  // The same, except that it does not wait for the last outputs; `finish` does. Queries, requests
+  // and pages may change meanwhile, and other calls may begin; `out` must stay in place. Every rank
+  // must finish calls in the order in which it began them.
   [[nodiscard]] PendingAttention begin(const DecodeOptions& options, const PagedKv& kv,
                                        const TensorView& q_NHD,
                                        std::span<const PagedRequest> requests,
@@ -102,27 +102,28 @@ class DecodeGroup {
 
 // ------------------------------------------------------------------------------------------- hop b
 //
-// What is computed while the attention of some requests of a step moves between ranks: the next
-// requests' attention is HOP-B of Helix (arXiv 2507.07120, 2.1.3); others' feed-forward what
-// serving engines call two-batch overlap.
+// The work that is computed while the attention of some requests of a step moves between ranks.
+// Computing the next requests' attention is HOP-B of Helix (arXiv 2507.07120, 2.1.3). Computing
+// other requests' feed-forward is what serving engines call two-batch overlap.
 
-// What the exchange of partial outputs hides behind.
+// The work that hides the exchange of partial outputs.
 enum class HopBReading : std::uint8_t {
   kOff,          // nothing: all of the batch computes, then all of it moves
-  kAttention,    // the attention of the next requests; projections and feed-forward as without
-  kFeedForward,  // the feed-forward of the requests before, so requests take turns with whole
-                 // layers
+  kAttention,    // the attention of the next requests; projections and feed-forward are as without
+  kFeedForward,  // the feed-forward of the requests before, so groups of requests alternate in
+                 // whole layers
 };
 [[nodiscard]] std::string_view to_string(HopBReading reading);
-// "off", "attention", "feed_forward". Throws InvalidArgument.
+// Parses "off", "attention" or "feed_forward". Throws InvalidArgument.
 [[nodiscard]] HopBReading parse_hop_b(std::string_view text);
 
 // ------------------------------------------------------------------------------------- shard merge
 //
-// Putting together what ranks computed of one softmax, each over its own keys.
+// Merging of the results of one softmax that ranks computed, each over its own keys.
 
 // The base of the logarithm of a sum of exponentials. Attention backends differ in it, and numbers
-// of one taken for those of the other are wrong without looking so; hence it is part of the type.
+// of one base taken for those of the other are wrong without looking wrong. Therefore the base is
+// part of the type.
 enum class LseBase : std::uint8_t { kE, kTwo };
 
 template <LseBase kBase>
@@ -139,15 +140,15 @@ using BinaryLse = Lse<LseBase::kTwo>;
   return {lse.value * 1.4426950408889634F};
 }
 
-// [rows, heads] of such; rows as RowStats has them.
+// An array [rows, heads] of them; rows as in RowStats.
 template <LseBase kBase>
 struct LseRows {
   RowStats rows;
 };
 
 // One rank's part: O [rows, heads, dim] of f32, bf16 or f16, the average of its values, and LSE. A
-// row that saw no key has LSE -inf (NaN and +inf, which some kernels leave there, count as such);
-// its O is not read, whatever stands there.
+// row that saw no key has LSE -inf (NaN and +inf, which some kernels write there, count as such);
+// its O is not read, whatever its memory holds.
 template <LseBase kBase>
 struct ShardResult {
   TensorView o_NHD;

@@ -1,5 +1,5 @@
-// Continuous batching: requests come and go between steps, every step computes what the cache has
-// room for.
+// Continuous batching: requests come and go between steps, and every step computes as much as the
+// cache has room for.
 //
 //   // rank: a DecoderRank of every rank
 //   Engine engine(rank, config, {.cache = {.layout = layout, .num_pages = 1000}});
@@ -25,12 +25,12 @@
 
 namespace contextile {
 
-// How a token is chosen of its logits. The choice depends on the logits, these and the number of
-// the token alone.
+// How a token is chosen from its logits. The choice depends only on the logits, these parameters
+// and the number of the token.
 struct SamplingParams {
-  double temperature = 0;  // 0: the likeliest
-  double top_p = 1;        // of the likeliest tokens whose probabilities reach this together
-  std::int32_t top_k = 0;  // of the k likeliest; 0: of all
+  double temperature = 0;  // 0: the likeliest token
+  double top_p = 1;        // choose among the likeliest tokens whose probabilities sum to this
+  std::int32_t top_k = 0;  // choose among the k likeliest; 0: among all
   std::uint64_t seed = 0;
 };
 
@@ -39,21 +39,20 @@ struct GenerationRequest {
   std::vector<std::int32_t> prompt;
   std::int32_t max_tokens = 16;
   SamplingParams sampling;
-  std::vector<std::int32_t>
-      stop_tokens;  // each ends the request and is given out as its last token
+  std::vector<std::int32_t> stop_tokens;  // each ends the request and is returned as its last token
 };
 
 enum class FinishReason : std::uint8_t { kStop, kLength };
 [[nodiscard]] std::string_view to_string(FinishReason reason);  // "stop", "length"
 
-// A token of a request.
+// A token that a step produced for a request.
 struct EngineEvent {
   RequestId request;
   std::int32_t token = 0;
   float logprob = 0;                   // of the token among all, natural logarithm
-  std::int64_t cached_tokens = 0;      // of its prompt, that were there when it first began
-  std::optional<FinishReason> finish;  // it is the last
-  std::string failure = {};            // not empty: none could be chosen, and the request has ended
+  std::int64_t cached_tokens = 0;      // tokens of its prompt that were cached when it first began
+  std::optional<FinishReason> finish;  // set: this token is the last
+  std::string failure = {};  // not empty: no token could be chosen, and the request has ended
 };
 
 struct EngineOptions {
@@ -63,12 +62,12 @@ struct EngineOptions {
   std::int32_t max_waiting = 1024;     // requests; more are refused
 };
 
-// Since construction.
+// Counts since construction.
 struct EngineStats {
   std::int64_t num_steps = 0;
   std::int64_t num_prompt_tokens = 0;    // of requests that have begun
-  std::int64_t num_cached_tokens = 0;    // of these, found in the cache
-  std::int64_t num_computed_tokens = 0;  // prompts' and outputs', those computed again included
+  std::int64_t num_cached_tokens = 0;    // those of them that were found in the cache
+  std::int64_t num_computed_tokens = 0;  // prompts' and outputs', including those computed again
   std::int64_t num_output_tokens = 0;
   std::int64_t num_preemptions = 0;
 };
@@ -77,13 +76,13 @@ struct EngineStats {
 struct ScheduledTokens {
   RequestId request;
   Range tokens;              // of prompt and output
-  bool needs_logits = true;  // nothing of the request is left to be computed
+  bool needs_logits = true;  // nothing of the request remains to be computed
 };
 
-// Which tokens are computed when: first come, first served. Requests that run get their tokens in
-// the order they came; where pages are short, the one that came last gives its pages back and
-// waits, to begin again with what it has given out so far. So the first always ends. Decides by
-// what it was told alone: equal on all ranks.
+// Decides which tokens are computed when: first come, first served. Running requests get their
+// tokens in the order in which they came. If pages are short, the request that came last frees its
+// pages and waits, to begin again with the output it has so far. So the first request always ends.
+// The scheduler depends on its calls alone, so it is equal on all ranks.
 class Scheduler {
  public:
   // max_length: tokens of a request, its output included.
@@ -92,22 +91,22 @@ class Scheduler {
   Scheduler(Scheduler&&) noexcept;
   Scheduler& operator=(Scheduler&&) noexcept;
 
-  // False: max_waiting wait already besides those that can begin at once, and nothing has changed. Throws InvalidArgument on a request
-  // that can never be served: without prompt, too long for the model or the cache, or with wrong
-  // parameters.
+  // Takes a request. Returns false if max_waiting requests wait already, in addition to those that
+  // can begin at once; then nothing has changed. Throws InvalidArgument on a request that can never
+  // be served: one without a prompt, too long for the model or the cache, or with wrong parameters.
   [[nodiscard]] bool submit(GenerationRequest request);
-  // Forgets a request; whether there was one.
+  // Forgets a request. Returns true if there was one.
   bool cancel(RequestId request);
-  // What is to be computed now; its tokens have their places in the cache. Empty: nothing waits. At
-  // most max_step_tokens.
+  // Returns the tokens to compute now, at most max_step_tokens; they have places in the cache.
+  // Empty: nothing waits.
   [[nodiscard]] std::vector<ScheduledTokens> next();
-  // The token that follows a request whose logits a step gave.
+  // Takes the next token of a request whose logits a step computed.
   EngineEvent take(RequestId request, std::int32_t token, float logprob);
 
   [[nodiscard]] const GenerationRequest& request(RequestId request) const;
-  // Prompt and output of a request.
+  // Returns the prompt and output of a request.
   [[nodiscard]] std::span<const std::int32_t> tokens(RequestId request) const;
-  // Whether a request is under way and tokens of it have been computed.
+  // Returns true if a request is in progress and tokens of it have been computed.
   [[nodiscard]] bool has_begun(RequestId request) const;
   [[nodiscard]] bool idle() const;
   [[nodiscard]] std::int32_t num_running() const;
@@ -121,23 +120,24 @@ class Scheduler {
   std::unique_ptr<State> state_;
 };
 
-// The token that is chosen of a row of logits, as the `number`-th of its request, and the logarithm
-// of its probability at temperature 1.
+// A token that is chosen from a row of logits, and the logarithm of its probability at temperature
+// 1.
 struct SampledToken {
   std::int32_t token = 0;
   float logprob = 0;
 };
-// Throws InvalidArgument where no logit is a number.
+// Chooses the `number`-th token of a request from its logits. Throws InvalidArgument if no logit is
+// a number.
 [[nodiscard]] SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                                   std::int64_t number);
 // Throws InvalidArgument on parameters out of range.
 void check_sampling(const SamplingParams& params);
 
-// Scheduler, cache, model and sampling of one rank. Collective: every rank makes the same calls in
-// the same order, and all come to the same tokens.
+// The scheduler, cache, model and sampling of one rank. Collective: every rank makes the same calls
+// in the same order, and all get the same tokens.
 class Engine {
  public:
-  // The model's pages are those of the cache.
+  // The model's pages must be those of the cache.
   Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options);
 
   [[nodiscard]] bool submit(GenerationRequest request) {
@@ -145,9 +145,9 @@ class Engine {
   }
   bool cancel(RequestId request) { return scheduler_.cancel(request); }
   [[nodiscard]] bool idle() const { return scheduler_.idle(); }
-  // One step of all that fits, and the tokens it gave.
+  // Computes one step of all tokens that fit, and returns the tokens it produced.
   [[nodiscard]] std::vector<EngineEvent> step();
-  // What tables and tokens come to: ranks that differ in it have gone apart.
+  // Digest of the tables and tokens: ranks whose digests differ have diverged.
   [[nodiscard]] std::uint64_t digest() const { return scheduler_.cache().digest(); }
   [[nodiscard]] const Scheduler& scheduler() const { return scheduler_; }
 
@@ -158,20 +158,20 @@ class Engine {
 
 // ------------------------------------------------------------------------------------- engine rank
 //
-// Engines of a group in step with each other: what the first rank is told, all do.
+// Engines of a group in lockstep: all ranks apply the input of the first rank.
 
-// What comes to a group between two steps.
+// The input of a group between two steps.
 struct EngineInput {
   std::vector<GenerationRequest> arrivals;
   std::vector<RequestId> cancelled;
   bool stop = false;  // no further step
 };
 
-// A request that was not taken.
+// A request that was rejected.
 struct EngineRejection {
   RequestId request;
   std::string reason;
-  bool is_full = false;  // too many wait; it may be tried again
+  bool is_full = false;  // too many requests wait; it may be tried again
 };
 
 struct EngineOutput {
@@ -180,15 +180,15 @@ struct EngineOutput {
   bool stopped = false;
 };
 
-// One rank. The first rank's input is sent to all, every rank makes one step; ranks whose tables
-// differ are found before the next.
+// One rank of a group of engines. The first rank's input is sent to all, and every rank makes one
+// step. Ranks whose tables differ are detected before the next step.
 class EngineRank {
  public:
   EngineRank(Transport& transport, Engine& engine) : transport_(transport), engine_(engine) {}
 
-  // Collective. Of other ranks than the first, `input` is not looked at. A rank that waits for the
-  // first must hear of it before its transport's timeout: one with nothing to do calls, too. Throws
-  // TransportError, and InvalidArgument where ranks have gone apart.
+  // Collective. On ranks other than the first, `input` is ignored. A rank that waits for the first
+  // must hear from it before its transport's timeout, so call this even if there is nothing to do.
+  // Throws TransportError, and InvalidArgument if ranks have diverged.
   EngineOutput advance(const EngineInput& input = {});
 
  private:
@@ -210,7 +210,7 @@ struct EngineSetting {
 // group from an earlier one of the same name.
 std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSetting> settings);
 
-// An input as bytes, and back. Throws InvalidArgument on bytes that are none.
+// Converts an input to bytes, and back. Throws InvalidArgument on bytes that encode no input.
 [[nodiscard]] std::vector<std::byte> encode(const EngineInput& input);
 [[nodiscard]] EngineInput decode_engine_input(std::span<const std::byte> bytes);
 

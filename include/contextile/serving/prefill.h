@@ -1,5 +1,5 @@
-// Prefill over ranks: attention of new tokens, which ranks share, to a cache that lies sharded on
-// them and to each other.
+// Prefill over ranks: the attention of new tokens, which ranks share, to a cache that is sharded
+// over the ranks and to each other.
 //
 //   PrefillGroup group(transport, find_kernel(""));
 //   group.prepare({.layout = layout, .sequences = sequences}, shape);      // once a batch
@@ -33,35 +33,37 @@ namespace contextile {
 
 // ------------------------------------------------------------------- who computes which tokens
 
-// How n new tokens of a sequence become 2N chunks, of which rank r has chunks r and 2N-1-r, and how
-// it orders them.
+// How the n new tokens of a sequence become 2N chunks, of which rank r has chunks r and 2N-1-r, and
+// how a rank orders its chunks.
 enum class PrefillChunks : std::uint8_t {
-  // The first n % 2N have a token more than the others; earlier chunks of all sequences, then later
-  // ones (SGLang).
+  // The first n % 2N chunks have a token more than the others. A rank has the earlier chunks of all
+  // sequences first, then the later ones (SGLang).
   kEven,
-  // ceil(n / 2N) tokens, the last ones short or empty; sequence by sequence (vLLM).
+  // Chunks have ceil(n / 2N) tokens, the last ones are short or empty. A rank goes sequence by
+  // sequence (vLLM).
   kCeil,
 };
 
 [[nodiscard]] std::string_view to_string(PrefillChunks chunks);           // "even", "ceil"
 [[nodiscard]] PrefillChunks parse_prefill_chunks(std::string_view text);  // throws InvalidArgument
 
-// One request: what is in the cache already, and what follows it. Position p of the sequence is
-// cached where p < cached_tokens, else new token p - cached_tokens.
+// One request: its tokens in the cache and the new ones that follow. Position p of the sequence is
+// cached if p < cached_tokens, otherwise it is new token p - cached_tokens.
 struct PrefillSequence {
   std::int64_t cached_tokens = 0;
   std::int64_t new_tokens = 0;
-  // As in KvLayout, for the cached tokens at least; for to_cache the new ones as well.
+  // Block table as in KvLayout, for the cached tokens at least; for to_cache also for the new ones.
   std::span<const PageId> table = {};
 };
 
-// What is computed, the same on all ranks. Cached tokens stay where the layout says; new ones are
-// dealt in chunks of each sequence.
+// One batch, the same on all ranks. Cached tokens stay where the layout places them; new ones are
+// dealt to ranks in chunks of each sequence.
 struct PrefillBatch {
-  KvLayout layout;  // its ranks are the group's
+  KvLayout layout;  // has the ranks of the group
   std::span<const PrefillSequence> sequences;
   PrefillChunks chunks = PrefillChunks::kEven;
-  // Over the positions of each sequence: causal from position, a window, a window with sinks, …
+  // Mask over the positions of each sequence: causal from position, a window, a window with sinks,
+  // …
   MaskSpec mask = {};
 };
 
@@ -78,46 +80,47 @@ struct PrefillRows {
   std::vector<PrefillSegment> segments;
 
   [[nodiscard]] std::int64_t num_rows() const;
-  // Every row's position in its sequence, for RoPE, and its index among the new tokens of all
-  // sequences laid end to end. `sequences` are those the rows were dealt from.
+  // Return every row's position in its sequence, for RoPE, and its index among the new tokens of
+  // all sequences laid end to end. `sequences` must be those the rows were dealt from.
   [[nodiscard]] std::vector<std::int64_t> positions(
       std::span<const PrefillSequence> sequences) const;
   [[nodiscard]] std::vector<std::int64_t> tokens(std::span<const PrefillSequence> sequences) const;
 };
 
-// Rows of every rank. Throws InvalidArgument on numbers of tokens below 0 or of more than
-// kMaxTokens, and on a layout that check_kv_layout refuses.
+// Returns the rows of every rank. Throws InvalidArgument on numbers of tokens below 0 or of more
+// than kMaxTokens, and on a layout that check_kv_layout refuses.
 [[nodiscard]] std::vector<PrefillRows> prefill_rows(const PrefillBatch& batch);
 
 // ------------------------------------------------------------------------------------- modes
 
 // How queries and keys of different ranks meet:
 //   kPassKv: keys and values go round a ring, queries stay;
-//   kPassQ: queries go round a ring, keys and values stay; outputs with their LSE go to whose
-//     queries they are, each while the next is computed;
-//   kAllGather: keys and values of all ranks to all, while own ones are computed;
-//   kUlysses: heads instead of tokens: queries, keys and values to whose heads they are, outputs
-//     back. Needs query heads that ranks divide, and ranks and KV heads of which one divides the
-//     other.
+//   kPassQ: queries go round a ring, keys and values stay; outputs with their LSE go to the ranks
+//     that own the queries, each while the next is computed;
+//   kAllGather: keys and values of all ranks go to all, while own ones are computed;
+//   kUlysses: heads instead of tokens: queries, keys and values go to the ranks of their heads,
+//     outputs back. Needs query heads that the number of ranks divides, and ranks and KV heads of
+//     which one divides the other.
 enum class PrefillMode : std::uint8_t { kPassKv, kPassQ, kAllGather, kUlysses };
 
 // "pass_kv", "pass_q", "all_gather", "ulysses"
 [[nodiscard]] std::string_view to_string(PrefillMode mode);
 [[nodiscard]] PrefillMode parse_prefill_mode(std::string_view text);  // throws InvalidArgument
 
-// What a batch makes of its ranks' work. Keys that no new token sees count nowhere.
+// The work of a batch on its ranks. Keys that no new token sees are not counted.
 struct PrefillWork {
   std::int32_t num_ranks = 1;
   std::vector<std::int64_t> q_rows;   // new tokens of every rank
-  std::vector<std::int64_t> kv_rows;  // cached and new ones that it has the keys of
+  std::vector<std::int64_t> kv_rows;  // cached and new tokens whose keys it has
   // Attended pairs of the queries of rank a and the keys of rank b, at a · num_ranks + b.
   std::vector<std::int64_t> pairs;
 };
-// Throws as prefill_rows does, and where the mask does not fit.
+// Counts the work of a batch. Throws as prefill_rows does, and if the mask does not fit.
 [[nodiscard]] PrefillWork prefill_work(const PrefillBatch& batch);
 
-// Bytes that `rank` sends for one layer. With q and kv the rows of a rank, Q and K heads, D and Dv
-// dims, e bytes of an element and w of one of `wire`; next is the rank after this one:
+// Returns the bytes that `rank` sends for one layer. Notation: q and kv are the rows of a rank, Q
+// and K heads, D and Dv dims, e bytes of an element and w of one of `wire`; next is the rank after
+// this one:
 //   pass_kv: (sum of kv - kv of next) · K·(D + Dv)·e
 //   pass_q: (sum of q - q of next) · Q·D·e + (sum of q - own q) · Q·(Dv·w + 4)
 //   all_gather: (N - 1) · own kv · K·(D + Dv)·e
@@ -128,14 +131,14 @@ struct PrefillWork {
 
 struct PrefillOptions {
   PrefillMode mode = PrefillMode::kPassKv;
-  Dtype wire = Dtype::kF32;  // of outputs on their way; LSE is always f32
+  Dtype wire = Dtype::kF32;  // of outputs that are sent; LSE is always f32
 };
 
-// Keys and values of new tokens on the rank whose pages they belong to.
+// Keys and values of new tokens, on the rank whose pages they belong to.
 struct NewKv {
   HostTensor k_THD;
   HostTensor v_THD;
-  std::vector<std::int64_t> slots;  // of every row, counted in tokens over all pages
+  std::vector<std::int64_t> slots;  // slot of every row, counted in tokens over all pages
 };
 
 // One rank of a group that prefills. Collective: every rank makes the same calls. One thread at a
@@ -147,28 +150,28 @@ class PrefillGroup {
   PrefillGroup(PrefillGroup&&) noexcept;
   PrefillGroup& operator=(PrefillGroup&&) noexcept;
 
-  // Finds what all layers of a batch share: rows, tiles, memory for what arrives. Heads of the
-  // shape are this rank's, as many on every rank. Throws InvalidArgument, on all ranks with the
-  // same words, unless they call with the same arguments and these fit each other.
+  // Prepares the data that all layers of a batch share: rows, tiles, and memory for received data.
+  // The heads of the shape are this rank's, as many on every rank. Throws InvalidArgument, on all
+  // ranks with the same text, unless they call with the same arguments and these fit each other.
   void prepare(const PrefillBatch& batch, const AttentionShape& shape,
                const PrefillOptions& options = {});
 
-  // Attention of this rank's new tokens to all that the mask lets them see.
+  // Computes the attention of this rank's new tokens to all tokens that the mask lets them see.
   //
   // q [T, q_heads, head_dim], k [T, kv_heads, head_dim], v [T, kv_heads, value_dim] of the shape's
   // dtype, in the order of prefill_rows. kv: this rank's pages of the cached tokens, of the same
   // dtype. sink_H: a logit for each query head if the shape has a sink. out: O fp32 [T, q_heads,
   // value_dim] and the natural logarithm of its sum; a row that sees no key has O = 0, LSE = -inf.
   // The same call gives the same bits: products and sums are fp32 or wider, parts are merged by
-  // rank. Throws InvalidArgument before anything is sent where a tensor of this rank does not fit,
-  // and TransportError.
+  // rank. Throws InvalidArgument before anything is sent if a tensor of this rank does not fit, and
+  // TransportError.
   void attend(const TensorView& q_THD, const TensorView& k_THD, const TensorView& v_THD,
               const PagedKv& kv, const PartialOutput& out, std::span<const float> sink_H = {});
 
-  // Gives new keys and values to the ranks whose pages they belong to, for the next chunk of a
-  // prompt or for decoding: rows of what this rank's pages take. Sends every row that is another
-  // rank's, K·(D + Dv)·e bytes each. Throws as attend does, and on all ranks where a table is too
-  // short.
+  // Sends new keys and values to the ranks whose pages they belong to, for the next chunk of a
+  // prompt or for decoding. Returns the rows that belong in this rank's pages. Sends every row that
+  // belongs to another rank, K·(D + Dv)·e bytes each. Throws as attend does, and on all ranks if a
+  // table is too short.
   [[nodiscard]] NewKv to_cache(const TensorView& k_THD, const TensorView& v_THD);
 
  private:
@@ -178,41 +181,44 @@ class PrefillGroup {
 
 // ---------------------------------------------------------------------------------- prefill choice
 //
-// Which mode a batch should be prefilled in: by the rule of its authors, and by a simulation.
+// The choice of the mode to prefill a batch in: by the rule of the paper's authors, and by a
+// simulation.
 
-// What one rank does in a second.
+// The rates of one rank.
 struct PrefillRates {
   double flops_per_s = 0;  // C: attention
-  double bytes_per_s = 0;  // BW: to the next rank, while it receives as much
-  double message_s = 0;    // what a message takes beside its bytes
+  double bytes_per_s = 0;  // BW: sent to the next rank, while as much is received
+  double message_s = 0;    // time of a message in addition to that of its bytes
 };
 
-// Passing keys and values, or queries. Source: arXiv 2411.01783, the heuristic without the
-// all-to-all: with T new of T + P tokens, K KV heads for Q heads and e bytes an element,
+// Chooses between passing keys and values and passing queries. Source: arXiv 2411.01783, the
+// heuristic without the all-to-all: with T new of T + P tokens, K KV heads for Q heads and e bytes
+// per element,
 //   pass_kv if T >= N·C·K·e / (2·Q·BW) or T / (T + P) >= 2·K / Q, else pass_q.
-// The first says that a block of keys arrives while another is computed, the second that it is
-// no larger than the block of queries. Throws InvalidArgument unless rates are positive and T is.
+// The first condition says that a block of keys arrives while another is computed, the second that
+// it is no larger than the block of queries. Throws InvalidArgument unless rates are positive and T
+// is.
 [[nodiscard]] PrefillMode choose_prefill_mode(std::int64_t new_tokens, std::int64_t cached_tokens,
                                               std::int32_t num_ranks, const AttentionShape& shape,
                                               const PrefillRates& rates);
 
-// Seconds until the last rank has one layer's outputs, computing and sending side by side: a step
-// begins when its block has come and the one before is computed, what a rank sends leaves at its
-// rate, message by message. Copies, merges and rounding cost nothing. Throws InvalidArgument unless
-// rates are positive.
+// Returns the seconds until the last rank has one layer's outputs, when computing and sending
+// overlap. A step begins when its block has arrived and the step before is computed. A rank sends
+// at its rate, message by message. Copies, merges and rounding cost nothing. Throws InvalidArgument
+// unless rates are positive.
 [[nodiscard]] double simulate_prefill_s(PrefillMode mode, const PrefillWork& work,
                                         const AttentionShape& shape, const PrefillRates& rates,
                                         Dtype wire = Dtype::kF32);
-// The mode of `modes` (at least one) that takes the least, the first of equal ones.
+// Returns the mode of `modes` (at least one) that takes the least time, the first of equal ones.
 [[nodiscard]] PrefillMode simulated_prefill_mode(std::span<const PrefillMode> modes,
                                                  const PrefillWork& work,
                                                  const AttentionShape& shape,
                                                  const PrefillRates& rates,
                                                  Dtype wire = Dtype::kF32);
 
-// Measures a group as it is, all ranks at once: a tile of attention, messages round the ring.
-// Medians of a few repeats, the slowest rank's, so the same on all ranks. Collective. Takes a
-// fraction of a second.
+// Measures a group as it is, all ranks at once: a tile of attention, and messages round the ring.
+// Rates are medians of a few repeats on the slowest rank, so they are the same on all ranks.
+// Collective. Takes a fraction of a second.
 [[nodiscard]] PrefillRates measure_prefill_rates(Transport& transport,
                                                  const AttentionKernel& kernel,
                                                  const AttentionShape& shape);
@@ -227,15 +233,16 @@ struct PrefillRates {
 //   prefill.prepare(planned.plan, batch);             // once a batch
 //   prefill.attend(q, k, v, kv, {out.view(), lse.stats()});  // every layer
 
-// The batch: of every sequence its cached tokens, which have keys alone, then its new ones. Home
-// layout: cached tokens on the ranks whose pages hold them, new ones where prefill_rows deals them.
-// So a plan owns every token where it lies; what moves is what its statistics count: keys and
-// values (and queries) that a strategy computes elsewhere, and outputs home. Ranges of the home
-// layout end with every turn of the cache, so a small interleave makes large plans. Throws as
-// prefill_work does, and where there is no token.
+// Returns the batch as a workload: of every sequence its cached tokens, which have keys alone, then
+// its new ones. Its home layout has cached tokens on the ranks whose pages hold them, and new ones
+// where prefill_rows deals them. So a plan owns every token where it already lies. The plan moves
+// only the data that its statistics count: keys and values (and queries) that a strategy computes
+// elsewhere, and outputs on their way home. Ranges of the home layout end with every run of the
+// cache's interleave, so a small interleave makes large plans. Throws as prefill_work does, and if
+// there is no token.
 [[nodiscard]] Workload prefill_workload(const PrefillBatch& batch, const AttentionShape& shape);
 
-// One rank. Collective, one thread at a time.
+// One rank of a group that prefills by a plan. Collective, one thread at a time.
 class PlannedPrefill {
  public:
   PlannedPrefill(Transport& transport, const AttentionKernel& kernel);
@@ -243,11 +250,12 @@ class PlannedPrefill {
   PlannedPrefill(PlannedPrefill&&) noexcept;
   PlannedPrefill& operator=(PlannedPrefill&&) noexcept;
 
-  // A plan of the batch's workload with one mask. Throws InvalidArgument where the plan owns a
+  // Takes a plan of the batch's workload with one mask. Throws InvalidArgument if the plan owns a
   // token elsewhere than the batch has it, and as Executor::prepare does.
   void prepare(std::shared_ptr<const Plan> plan, const PrefillBatch& batch);
 
-  // As PrefillGroup::attend, but that O is rounded to the plan's dtype on its way into `out`.
+  // The same as PrefillGroup::attend, except that O is rounded to the plan's dtype before it is
+  // written to `out`.
   void attend(const TensorView& q_THD, const TensorView& k_THD, const TensorView& v_THD,
               const PagedKv& kv, const PartialOutput& out, std::span<const float> sink_H = {});
 
