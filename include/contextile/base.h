@@ -1,4 +1,8 @@
 // Ids, ranges and errors: the vocabulary that every other header uses.
+//
+//   const Rank rank{3};
+//   const Range tokens = intersect({0, 500}, {400, 900});  // [400, 500)
+//   if (rank.valid() && tokens.contains(450)) return 1;
 #pragma once
 
 #include <compare>

@@ -1,4 +1,10 @@
-// Lower bounds on the simulated time of any plan, to judge plans by.
+// Computes lower bounds on the simulated time of any plan, to judge plans by.
+//
+//   const std::vector<std::int64_t> lengths = {90'000, 40'572};
+//   const Workload batch = make_workload(lengths, AttentionShape{});
+//   const TimeBound bound =
+//       lower_bound(batch, load_cluster("dgx-h200:4x8"), Direction::kForward);
+//   std::printf("%.1f us, by %s\n", bound.time_us, bound.binding.c_str());
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,8 @@
 // The machine that a plan is for: topology, presets, cluster files and the constants of the cost
 // model.
+//
+//   const Cluster cluster = load_cluster("dgx-h200:4x8");  // 4 nodes of 8 devices
+//   if (cluster.same_node(Rank(7), Rank(8))) return 1;  // they are on different nodes
 #pragma once
 
 #include <cstdint>

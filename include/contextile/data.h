@@ -1,4 +1,7 @@
 // Lengths of real batches: files, built-in distributions, and packing into batches of a given size.
+//
+//   const std::vector<std::int64_t> lengths = read_lengths("lengths.txt");
+//   for (const auto& batch : batches_from_lengths(lengths, {.tokens = 131072, .batches = 4})) {}
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,8 @@
-// Masks as lists of disjoint bands, token blocks, and the tiles where the two meet.
+// Masks as lists of disjoint bands, token blocks, and the tiles in which the two meet.
+//
+//   const std::vector<Range> sequences = {{0, 500}, {500, 4096}};
+//   const Mask mask = build_mask(parse_mask_spec("sliding_window:1024"), sequences);
+//   const std::int64_t pairs = mask.num_pairs();
 //
 // Everything here costs O(bands), O(blocks) or O(tiles), never O(tokens²) and never O(blocks²).
 #pragma once

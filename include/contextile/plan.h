@@ -1,5 +1,9 @@
 // The plan: for every device and direction, a program of five instructions.
 //
+//   const Plan plan = load_plan("batch.plan");
+//   const PlanStats stats = statistics(plan);
+//   if (stats.forward) std::printf("%.3f\n", stats.forward->compute_imbalance);
+//
 // It is made once per batch and shared by all layers with the same mask. It is verified, executed,
 // serialized and drawn without looking at the strategy. extend/plan_build.h makes plans, verify.h
 // proves them, this header counts what they cost, and plan_file.h stores them.

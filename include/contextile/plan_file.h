@@ -1,4 +1,4 @@
-// Plans outside the program: plan files, digests and the JSON export.
+// Stores plans outside the program: plan files, digests and the JSON export.
 #pragma once
 
 #include <cstdint>

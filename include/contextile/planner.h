@@ -1,4 +1,4 @@
-// From lengths to a verified plan in one call, and strategies side by side.
+// Plans a batch: from lengths to a verified plan in one call, and strategies side by side.
 //
 //   #include "contextile/planner.h"
 //

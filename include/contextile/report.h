@@ -1,4 +1,9 @@
 // Views of plans for people: traces, reports and explanations.
+//
+//   const Plan plan = load_plan("batch.plan");
+//   const Cluster cluster = load_cluster("dgx-h200:4x8");
+//   const Simulation simulation = simulate(plan, cluster, {.timeline = true});
+//   std::printf("%s", why_text(plan, cluster, simulation).c_str());
 #pragma once
 
 #include <cstdint>

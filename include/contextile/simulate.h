@@ -1,5 +1,9 @@
 // Predicts the time that a plan takes on a cluster: its programs run on a model of compute and
 // network. Nothing here executes attention; `run_plan` (advanced/oracle.h) does.
+//
+//   const Plan plan = load_plan("batch.plan");
+//   const Simulation simulation = simulate(plan, load_cluster("dgx-h200:4x8"));
+//   std::printf("%.1f us\n", simulation.time_us());
 #pragma once
 
 #include <array>

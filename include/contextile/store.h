@@ -98,10 +98,8 @@ struct StoreKind {
 //   file:///FOLDER                  a folder that all processes see; made if its parent is there
 //   redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]   a Redis server (6.2 or newer)
 //   redis+unix:///SOCKET            the same on this machine
-// Throws InvalidArgument on another address and where the build lacks it, IoError when it cannot be
-// reached within the timeout.
-//
-// The clocks of machines that share a folder must agree to well within the expiries.
+// Throws InvalidArgument on another address and if the build lacks the kind of store, IoError when
+// the store cannot be reached within the timeout.
 [[nodiscard]] std::unique_ptr<Store> open_store(std::string_view address,
                                                 const StoreOptions& options = {});
 

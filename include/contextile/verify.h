@@ -1,5 +1,8 @@
 // The verifier, which proves that a plan is correct. It shares no code with the code that makes
 // plans.
+//
+//   const VerifyReport report = verify(load_plan("batch.plan"));
+//   if (!report.ok()) std::printf("%s\n", report.violations.front().c_str());
 #pragma once
 
 #include <array>

@@ -1,4 +1,7 @@
 // A batch: its sequences, attention shape and masks. It is the input of every strategy.
+//
+//   const std::vector<std::int64_t> lengths = {500, 90'000, 40'572};  // tokens of each document
+//   const Workload batch = make_workload(lengths, AttentionShape{}, parse_mask_use("causal"));
 #pragma once
 
 #include <cstdint>
@@ -30,7 +33,7 @@ struct AttentionShape {
   Dtype dtype = Dtype::kBf16;    // of Q, K, V, O, dO and the returned gradients
   double scale = 0;              // factor of the scores; 0: 1/sqrt(head_dim)
   double softcap = 0;            // c in c·tanh(s/c); 0: none
-  bool sink = false;             // true: there is a learnable sink logit per query head
+  bool sink = false;             // a learnable sink logit per query head
 
   [[nodiscard]] double effective_scale() const;  // scale, or 1/sqrt(head_dim)
   friend bool operator==(const AttentionShape&, const AttentionShape&) = default;

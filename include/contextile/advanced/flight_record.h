@@ -21,8 +21,8 @@ struct Plan;
 // A step of a rank: an instruction of a program, or an activity around programs.
 struct FlightStep {
   std::string op;  // an instruction's name, "prepare", "rows", "barrier", "exchange", "rendezvous"
-  std::int64_t call = 0;               // number of the call of this executor, from 1 in the order
-                                       // of their beginning; 0: prepare
+  std::int64_t call = 0;               // number of the executor's call, in the order in which they
+                                       // began, from 1; 0: prepare
   std::optional<Direction> direction;  // none in prepare
   std::int32_t mask = 0;
   std::int32_t round = 0;

@@ -41,7 +41,7 @@ struct LatentAttention {
 // left out.
 struct HelixExperts {
   std::int32_t routed = 256;
-  std::int32_t active = 8;  // routed ones that a token takes
+  std::int32_t active = 8;  // routed experts that a token takes
   std::int32_t shared = 1;  // experts that every token takes
   std::int32_t ffn = 2048;  // of one expert
   std::int32_t dense_layers = 3;

@@ -35,16 +35,17 @@ struct ChangedConstant {
   Cluster cluster;
 };
 
-// The cluster as it is, then every constant of its cost model halved and doubled:
+// Returns the cluster as it is, then the cluster with every constant of its cost model halved and
+// doubled:
 //
-// * of attention `row_keys`, `call_pairs`, `kernel_tile_rows` and `backward_share` where the
-//   profile is one of AttentionProfile::from_overheads, which is made again; of a measured grid,
-//   `kernel_overheads`, all that a rectangle takes beyond the grid's best rate, and
-//   `backward_share`; `call_us`, `attention_tflops`;
-// * `memory_gbytes_per_s`, `launch_us`, both latencies together (`latencies_us`),
-//   `intra_gbytes_per_s`, and where there are several nodes `inter_gbytes_per_s_per_node` and
-//   `nics_per_node` (the uplink stays, it is cut into more or fewer NICs);
-// * `launches` is the other of its two values, `sm_fraction` becomes 0.15 where it is 0.
+// * Of attention, `call_us` and `attention_tflops`. If the profile is one of
+//   AttentionProfile::from_overheads, also `row_keys`, `call_pairs`, `kernel_tile_rows` and
+//   `backward_share`, from which it is made again. If it is a measured grid, also `backward_share`
+//   and `kernel_overheads`: all time that a rectangle takes beyond the grid's best rate.
+// * `memory_gbytes_per_s`, `launch_us`, both latencies together (`latencies_us`) and
+//   `intra_gbytes_per_s`; with several nodes also `inter_gbytes_per_s_per_node` and `nics_per_node`
+//   (the uplink stays, it is cut into more or fewer NICs).
+// * `launches` becomes the other of its two values; `sm_fraction` becomes 0.15 if it is 0.
 //
 // Constants that are 0, and so the same when halved, are omitted (except sm_fraction), and so are
 // values that check_cluster refuses.

@@ -177,8 +177,8 @@ enum class MagiDispatch : std::uint8_t {
   kSequential,  // equal runs of chunks in order
 };
 enum class CastLaunch : std::uint8_t {
-  kNext,  // a stage's keys travel during the stage before
-  kAll,   // the keys of all stages travel during the local keys
+  kNext,  // a stage's keys travel while the stage before is computed
+  kAll,   // the keys of all stages travel while the local keys are computed
 };
 
 // magi: chunks of equal count placed by area, exactly the needed KV moved.
@@ -222,7 +222,8 @@ struct DcpOptions {
 [[nodiscard]] StrategyChoice choice_of(const DcpOptions& options);
 
 enum class Reshuffle : std::uint8_t {
-  kOverlapped,  // during tiles whose inputs are at home; results leave as soon as they are complete
+  kOverlapped,  // while tiles with inputs at home are computed; results leave as soon as they are
+                // complete
   kBefore,      // before any compute, and results after all of it
 };
 

@@ -156,9 +156,9 @@ struct ShardResult {
 };
 
 // dst := the merge of the shards (at least one) in the listed order, in fp32:
-//   L = log(sum exp(L_r)),  O = sum exp(L_r - L)·O_r;
-// rows that are empty everywhere become O = 0, L = -inf. dst overlaps no shard. Throws
-// InvalidArgument where shapes differ.
+//   L = log(sum exp(L_r)),  O = sum exp(L_r - L)·O_r.
+// Rows that are empty everywhere become O = 0, L = -inf. dst must not overlap a shard. Throws
+// InvalidArgument if shapes differ.
 template <LseBase kBase>
 void merge_shards(const ShardResult<kBase>& dst, std::span<const ShardResult<kBase>> shards);
 

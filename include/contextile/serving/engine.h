@@ -29,7 +29,7 @@ namespace contextile {
 // and the number of the token.
 struct SamplingParams {
   double temperature = 0;  // 0: the likeliest token
-  double top_p = 1;        // choose among the likeliest tokens whose probabilities sum to this
+  double top_p = 1;  // choose among the likeliest tokens whose probabilities together reach this
   std::int32_t top_k = 0;  // choose among the k likeliest; 0: among all
   std::uint64_t seed = 0;
 };
