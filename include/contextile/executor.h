@@ -1,4 +1,12 @@
 // Executes a plan: exact distributed attention, forward and backward.
+//
+//   const auto plan = std::make_shared<const Plan>(load_plan("batch.plan"));
+//   run_inproc(plan->num_devices(), [&](Transport& transport) {
+//     Executor executor(transport, find_kernel("", plan->shape.dtype));
+//     executor.prepare(plan);
+//     ForwardTensors tensors;  // views of this rank's rows
+//     const Saved saved = executor.forward(find_mask(*plan, ""), tensors);
+//   });
 #pragma once
 
 #include <cstddef>

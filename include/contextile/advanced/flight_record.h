@@ -1,5 +1,8 @@
 // Flight records: the activities of the ranks of a group when it failed. Every rank that still can
 // writes its own record, and the records together tell which rank stopped the others.
+//
+//   const std::vector<FlightRecord> records = load_flight_records("flight");
+//   std::printf("%s\n", judge_flight(records).summary.c_str());
 #pragma once
 
 #include <chrono>

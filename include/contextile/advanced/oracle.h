@@ -1,4 +1,7 @@
 // Checks plans: attention in double precision, and whole runs of a plan compared with it.
+//
+//   const auto plan = std::make_shared<const Plan>(load_plan("batch.plan"));
+//   if (!run_plan(plan).ok()) return 1;  // an error is beyond its bound
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,7 @@
 // Measures this machine as a cluster profile, so that simulations predict the time of runs on it.
+//
+//   const MachineProfile profile = measure_machine({.ranks = 4});
+//   std::printf("%s\n", to_json(profile.cluster).c_str());
 #pragma once
 
 #include <cstdint>

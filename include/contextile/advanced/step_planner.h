@@ -1,5 +1,12 @@
 // Predicts training steps from lengths: plans the attention of every micro-batch, once for all
 // parallel sizes that share it, and predicts the step.
+//
+//   const TrainingJob job = {.model = load_model("llama-3-8b"),
+//                            .cluster = load_cluster("dgx-h200:4x8"),
+//                            .micro_batches = {{90'000, 40'572}}};
+//   StepPlanner planner(job, [](const std::string& what) { std::puts(what.c_str()); });
+//   const StepSetting setting = {.sizes = {.tp = 8, .cp = 4}, .strategy = {"auto"}};
+//   std::printf("%s\n", planner.predict(setting).reason.c_str());
 #pragma once
 
 #include <cstdint>

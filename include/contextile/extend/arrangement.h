@@ -1,6 +1,13 @@
 // The result of a strategy: the owner of every block, the device and time of every tile, and the
 // transfers. `build_plan` (extend/plan_build.h) lowers it to instructions; nothing downstream looks
 // at the strategy.
+//
+//   const Workload batch = make_workload(std::vector<std::int64_t>{90'000}, AttentionShape{});
+//   const Cluster cluster = load_cluster("dgx-h200:1x8");
+//   const Arrangement arrangement = find_strategy("ring").arrange(batch, cluster, {});
+//   for (const ArrangedRound& round : arrangement.rounds) {
+//     std::printf("%d blocks\n", round.blocks.num_blocks());
+//   }
 #pragma once
 
 #include <array>

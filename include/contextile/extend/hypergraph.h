@@ -1,6 +1,12 @@
 // Partitions any hypergraph whose vertices weigh in two dimensions, and reads and writes the text
 // files of such problems. The engine for attention itself, which knows grids of tiles, is in
 // contextile/extend/partition.h.
+//
+//   Hypergraph graph;
+//   const std::vector<VertexId> pins = {graph.add_vertex({.compute = 3, .data = 1}),
+//                                       graph.add_vertex({.compute = 2, .data = 1})};
+//   graph.add_net(pins, 10);
+//   const HypergraphPartition partition = partition_hypergraph(graph, {.num_parts = 2});
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,8 @@
 // Kernels: attention on tiles. A kernel never sees a plan.
 //
+//   const AttentionKernel& kernel = find_kernel("simd", Dtype::kBf16);
+//   const bool rounds_weights = kernel.weight_dtype(Dtype::kBf16) != Dtype::kF32;
+//
 // Legend of suffixes: T tokens, H heads, D head dim, N query rows, M key rows.
 #pragma once
 

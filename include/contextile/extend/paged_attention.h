@@ -1,6 +1,11 @@
 // Attention of few queries to many keys that lie in pages, as in a step of decoding. Its speed is
 // bound by the memory that keys and values are read from.
 //
+//   const PagedKernel& kernel = find_paged_kernel();
+//   const std::vector<PageId> table = {PageId(7), PageId(2)};  // 32 tokens
+//   const Range keys = {0, 20};
+//   const PagedRequest request = {.table = table, .keys = {&keys, 1}};
+//
 // Legend of suffixes: N query rows, H heads, D dim.
 #pragma once
 

@@ -1,6 +1,11 @@
 // Partitions attention: decides which device owns each token block and which computes each tile. It
 // knows grids of tiles, never masks; partition_hypergraph (extend/hypergraph.h) takes any
 // hypergraph.
+//
+//   AttentionGrid grid = {.row_bytes_per_token = 4096, .column_bytes_per_token = 2048};
+//   const BlockId block = grid.blocks.push_back({.tokens = 4096});
+//   grid.tiles.push_back({.row = block, .column = block, .work = 1});
+//   const GridPartition partition = partition_grid(grid, {.nodes = 1, .devices_per_node = 8});
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,9 @@
 // Builds a plan from an arrangement.
+//
+//   const Workload batch = make_workload(std::vector<std::int64_t>{90'000}, AttentionShape{});
+//   const Cluster cluster = load_cluster("dgx-h200:1x8");
+//   const Arrangement arrangement = find_strategy("ring").arrange(batch, cluster, {});
+//   const Plan plan = build_plan(batch, cluster, arrangement);
 #pragma once
 
 #include "contextile/cluster.h"

@@ -1,5 +1,10 @@
 // The interface of context-parallel methods: one pure function from (workload, cluster, options) to
 // an arrangement. planner.h lists the available strategies.
+//
+//   const Workload batch = make_workload(std::vector<std::int64_t>{90'000}, AttentionShape{});
+//   const Cluster cluster = load_cluster("dgx-h200:1x8");
+//   const Strategy& strategy = find_strategy("zigzag");
+//   if (const auto reason = strategy.unsupported(batch, cluster, {})) std::puts(reason->c_str());
 #pragma once
 
 #include <cstdint>

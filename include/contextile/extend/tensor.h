@@ -1,5 +1,9 @@
 // Tensors in memory: views of any memory, a tensor that owns its memory, and numbers of 16 bits.
 //
+//   HostTensor out(Dtype::kBf16, 4096, 32, 128);  // tokens, heads, dim
+//   const TensorView out_THD = out.view();
+//   const std::span<const Bf16> elements = out.values<Bf16>();
+//
 // Legend of suffixes: T tokens, H heads, D elements of a row.
 #pragma once
 

@@ -1,4 +1,9 @@
 // Transports, which move messages between ranks. A transport never sees a plan.
+//
+//   run_inproc(4, [](Transport& transport) {
+//     const std::vector<std::byte> mine(8);
+//     const std::vector<std::vector<std::byte>> all = all_gather(transport, mine);
+//   });
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,8 @@
 // Serves engines over HTTP by the OpenAI completions protocol.
+//
+//   const std::unique_ptr<CompletionServer> server =
+//       make_completion_server({.port = 8000, .vocab_size = 256}, byte_tokenizer());
+//   std::printf("port %d\n", server->port());  // server->run(rank, engine) serves
 #pragma once
 
 #include <chrono>
