@@ -38,7 +38,7 @@ struct ChangedConstant {
 // Returns the cluster as it is, then the cluster with every constant of its cost model halved and
 // doubled:
 //
-// * Of attention, `call_us` and `attention_tflops`. If the profile is one of
+// * `call_us` and `attention_tflops` of attention. If the profile is one of
 //   AttentionProfile::from_overheads, also `row_keys`, `call_pairs`, `kernel_tile_rows` and
 //   `backward_share`, from which it is made again. If it is a measured grid, also `backward_share`
 //   and `kernel_overheads`: all time that a rectangle takes beyond the grid's best rate.

@@ -1,6 +1,7 @@
 // Predicts one training step: its time, the causes of that time, and whether it fits into memory.
 //
-//   TrainingStep step = {.model = load_model("llama-3-8b"), .cluster = load_cluster("dgx-h200:1x8")};
+//   TrainingStep step = {.model = load_model("llama-3-8b"),
+//                        .cluster = load_cluster("dgx-h200:1x8")};
 //   step.sizes.tp = 8;
 //   step.replicas = {{even_micro_batch(131072, step.sizes.cp)}};
 //   if (out_of_memory(step.cluster, step_memory(step))) return 1;
