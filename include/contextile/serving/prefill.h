@@ -62,8 +62,7 @@ struct PrefillBatch {
   KvLayout layout;  // has the ranks of the group
   std::span<const PrefillSequence> sequences;
   PrefillChunks chunks = PrefillChunks::kEven;
-  // Mask over the positions of each sequence: causal from position, a window, a window with sinks,
-  // …
+  // Mask over the positions of each sequence, such as causal, a window, or a window with sinks.
   MaskSpec mask = {};
 };
 
