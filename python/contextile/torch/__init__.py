@@ -1,12 +1,23 @@
-"""Exact attention of a whole batch on tensors of PyTorch, over any ``torch.distributed`` group.
+"""Exact attention over the ranks of a ``torch.distributed`` group, on tensors of PyTorch.
 
->>> executor = Executor(group)                                  # every rank
->>> executor.prepare(plan)
->>> out = attention(q, k, v, executor=executor)                 # this rank's tokens, gradients included
+Each rank holds some tokens of a batch. ``attention`` lets them attend to the whole batch, by a plan
+that ``contextile.plan`` makes.
 
-``attention`` is a custom operator: it goes through ``torch.compile(fullgraph=True)``, activation checkpointing and
-selective checkpointing. ``use`` and ``replace_attention`` bring it under models of plain PyTorch. ``DataLoader`` plans batches
-ahead and gives every rank its tokens, positions, labels and loss weights.
+>>> import contextile as ct
+>>> import torch
+>>> from contextile.torch import Executor, attention
+>>> executor = Executor(ct.inproc_group(1)[0])      # one rank; Executor() under torchrun
+>>> plan = ct.plan([60, 40], cluster="local:1x1", strategy="zigzag",
+...                heads=(4, 2), head_dim=32, dtype="f32")
+>>> prepared = executor.prepare(plan)
+>>> q, k, v = (torch.randn(100, heads, 32) for heads in (4, 2, 2))
+>>> attention(q, k, v, executor=executor).shape
+torch.Size([100, 4, 32])
+
+``attention`` is a custom operator with gradients: it passes ``torch.compile(fullgraph=True)``,
+activation checkpointing and selective checkpointing. ``use`` and ``replace_attention`` apply it to
+models of plain PyTorch. ``DataLoader`` plans batches ahead and gives every rank its tokens,
+positions, labels and loss weights.
 """
 
 from contextile.torch._attention import attention

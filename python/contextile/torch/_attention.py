@@ -1,4 +1,4 @@
-"""Attention as operators of PyTorch."""
+"""Attention as operators of PyTorch, with gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextile.torch._executor import Executor, Prepared, executor_of, rank_exe
 
 
 def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, what forward saves and the number of the plan it was of, to be written."""
+    """Returns uninitialized out, lse, saved bytes, and the number of the plan that forward used."""
     return (
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
         q.new_empty(q.shape[:2], dtype=torch.float32),
@@ -24,7 +24,7 @@ def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor,
 
 
 def _new_gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and dsink, to be written; contiguous, whatever the inputs are."""
+    """Returns uninitialized dq, dk, dv and dsink, contiguous even if the inputs are not."""
     num_sinks = 0 if sink is None else sink.shape[0]
     return (
         q.new_empty(q.shape),
@@ -142,7 +142,7 @@ _backward.register_autograd(_no_second_gradients)
 
 
 def _refuse_forward_mode(*tensors: Tensor | None) -> None:
-    """Tangents of dual numbers do not reach an operator: they would be lost without a word."""
+    """Raises on dual numbers, whose tangents do not reach an operator and would be lost."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
     if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
@@ -151,7 +151,10 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
 
 @torch.compiler.disable
 def refuse_reentrant() -> None:
-    """Reentrant checkpoints call forward without gradients, and again in backward, when the plan may be another."""
+    """Raises InvalidArgument inside a reentrant checkpoint.
+
+    Such a checkpoint runs forward again in backward, when another plan may be prepared.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
@@ -162,7 +165,7 @@ def refuse_reentrant() -> None:
 
 
 def _as_autocast(prepared: Prepared, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast makes of them, where it is on; it must be what the plan is for."""
+    """Casts q, k and v as autocast does if it is on. Raises unless its dtype is the plan's."""
     kind = q.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return q, k, v
@@ -184,48 +187,91 @@ def attention(
     dropout: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention of this rank's tokens to the whole batch, by the plan the executor is prepared for. Collective.
+    """Computes exact attention of this rank's tokens to the whole batch, by a plan.
 
-    Differentiable in q, k, v and sink. Every rank calls it in the same order, as all collectives; so are its backward
-    passes.
+    Collective: every rank of the executor's group calls it, in the same order. Backward is
+    collective, too, and its calls come in the same order on every rank.
 
-    Shapes
-    ------
-    q : [..., q_heads, head_dim]
-    k : [..., kv_heads, head_dim]
-    v : [..., kv_heads, value_dim]
-        Leading dimensions hold this rank's tokens in the plan's local order (``plan.local_tokens(rank)``): [tokens],
-        [1, tokens] or [tokens, 1].
-    sink : float32 [q_heads], where ``plan.shape.sink``
-    returns : [..., q_heads, value_dim]; with ``return_lse`` also float32 [..., q_heads], without gradients
+    Query head h reads KV head h // (q_heads // kv_heads). A token attends only what the plan's mask
+    lets it see; documents of the batch never see each other unless the mask says so.
 
     Parameters
     ----------
-    executor
-        Prepared for the batch's plan.
-    plan
-        Which of the plans that the executor keeps, where several batches take turns: what ``prepare`` returned, or the plan
-        (not inside a compiled function). None: the last that was prepared.
-    mask
-        The name of one of the plan's masks; empty: that of a plan with only one.
-    dropout
-        Only 0: ranks would need one mask of what is dropped.
+    q : Tensor [..., q_heads, head_dim]
+        Queries of this rank's tokens.
+    k : Tensor [..., kv_heads, head_dim]
+        Keys of the same tokens.
+    v : Tensor [..., kv_heads, value_dim]
+        Values of the same tokens. The leading dimensions of q, k and v are equal and together hold
+        this rank's tokens in the plan's local order (``plan.local_tokens(rank)``): [tokens],
+        [1, tokens] or [tokens, 1]. All three have the plan's dtype (float32, bfloat16 or float16)
+        and lie on the executor's device.
+    executor : Executor
+        Prepared for the plan of the batch.
+    plan : Plan or Prepared, optional
+        The batch that the call belongs to, if several are in flight: a plan that the executor still
+        keeps, or what ``prepare`` returned for it. Compiled functions take only the latter. Default:
+        the plan that was prepared last.
+    mask : str
+        Name of one of the plan's masks. May be left out if the plan has only one.
+    sink : float32 Tensor [q_heads], optional
+        A logit per query head that takes part in the softmax and has no value. Needed if and only
+        if ``plan.shape.sink`` is true.
+    dropout : float
+        Must be 0.
+    return_lse : bool
+        Whether to return the log-sum-exp of the scores, too.
+
+    Returns
+    -------
+    out : Tensor [..., q_heads, value_dim]
+        In the dtype of q. Rows that attend nothing are 0.
+    lse : float32 Tensor [..., q_heads]
+        Only with ``return_lse``. Natural logarithm; -inf for rows that attend nothing. It has no
+        gradient.
 
     Raises
     ------
     InvalidArgument
-        No plan, a mask it has not, tensors of another shape, dtype or device, dropout, autocast to another dtype than the
-        plan's, a reentrant checkpoint. Ranks in different calls: the group has ended then.
+        The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
+        device than the plan needs; dropout is not 0; autocast is on with another dtype than the
+        plan's; a reentrant checkpoint encloses a call without ``plan``. It is also raised if ranks
+        meet in different calls, after which the group has ended.
     TransportError
-        A peer failed.
+        A peer died, failed or stalled longer than the executor's timeout. The group has ended; make
+        a new executor.
     NotImplementedError
-        Gradients of gradients, forward-mode derivatives.
+        Gradients of gradients, or forward-mode derivatives.
 
     Notes
     -----
-    Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``; its dtype must be the plan's.
+    Backward returns the exact gradients of q, k and v for this rank's tokens, complete over the
+    batch: nothing is left to sum. The gradient of ``sink`` is this rank's share; sum it over the
+    group, like that of any parameter that all ranks hold.
 
-    The gradient of ``sink`` is this rank's share: sum it over the group as that of any parameter that all ranks hold.
+    Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``.
+
+    Examples
+    --------
+    One rank in this process; under torchrun write ``Executor()`` and
+    ``cluster=ct.Cluster.from_torch()``:
+
+    >>> import contextile as ct
+    >>> import torch
+    >>> from contextile.torch import Executor, attention
+    >>> executor = Executor(ct.inproc_group(1)[0])
+    >>> plan = ct.plan([60, 40], mask="causal", cluster="local:1x1", strategy="zigzag",
+    ...                heads=(4, 2), head_dim=32, dtype="f32")
+    >>> prepared = executor.prepare(plan)
+    >>> tokens = plan.num_local_tokens(executor.rank)
+    >>> q = torch.randn(tokens, 4, 32, requires_grad=True)
+    >>> k, v = torch.randn(2, tokens, 2, 32)
+    >>> out = attention(q, k, v, executor=executor)
+    >>> out.shape
+    torch.Size([100, 4, 32])
+    >>> out.sum().backward()
+    >>> q.grad.shape
+    torch.Size([100, 4, 32])
     """
     if dropout != 0.0:
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}")

@@ -1,4 +1,4 @@
-"""One rank's executor for tensors of PyTorch."""
+"""The executor of one rank for tensors of PyTorch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from contextile.torch._group import make_transport
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Operators name a prepared plan by number: autograd, torch.compile and checkpointing pass integers on unchanged, and
-# would copy or refuse an object.
+# Operators name a prepared plan by number. Autograd, torch.compile and checkpointing pass integers
+# on unchanged, and would copy or refuse an object.
 #
-# The integers of a call must not become constants of compiled code, or every batch would compile again. TorchDynamo
-# treats the attributes and list items that it reads as constants, but sizes of a tensor as symbols (mark_dynamic is not
-# needed: a size that changed once becomes dynamic). So Prepared keeps a call's integers as the shape of a tensor without
-# elements. Sizes of 0 and 1 are always constants; numbers therefore start at 2.
+# The integers of a call must not become constants of compiled code, or every batch would compile
+# again. TorchDynamo treats the attributes and list items that it reads as constants, but sizes of a
+# tensor as symbols (mark_dynamic is not needed: a size that changed once becomes dynamic). Prepared
+# therefore keeps a call's integers as the shape of a tensor without elements. Sizes of 0 and 1 are
+# always constants, so numbers start at 2.
 _numbers = itertools.count(2)
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
@@ -33,7 +34,7 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class Rules(NamedTuple):
-    """What a model's calls under one mask of a plan must agree with."""
+    """Properties of a plan's mask that the calls of a model must agree with."""
 
     tokens: int  # of this rank
     heads: tuple[int, int]
@@ -42,8 +43,8 @@ class Rules(NamedTuple):
     scale: float
     softcap: float
     has_sink: bool
-    offsets: tuple[int, int]  # the least and the largest of key - query
-    attends_later: bool  # the largest is above 0
+    offsets: tuple[int, int]  # the least and the largest key - query
+    attends_later: bool  # true if the largest is above 0
 
 
 def _offsets_of(plan: _core.Plan, mask: int) -> tuple[tuple[int, int], bool]:
@@ -52,17 +53,21 @@ def _offsets_of(plan: _core.Plan, mask: int) -> tuple[tuple[int, int], bool]:
 
 
 class Prepared:
-    """A plan that an executor is ready for, as ``Executor.prepare`` returns it: says which plan a call is of."""
+    """A plan that an executor is ready for, as ``Executor.prepare`` returns it.
+
+    Pass it to ``attention(plan=…)`` to say which batch a call belongs to.
+    """
 
     def __init__(self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int, owner: int) -> None:
         shape = plan.shape
         self.number = number
-        self.owner = owner  # whose it is
+        self.owner = owner  # number of the executor
         self.plan = plan
         self.rank = rank
         self.dtype = _DTYPES[shape.dtype]
         self.mask_names = plan.mask_names
-        self.positions_checked: weakref.ref[torch.Tensor] | None = None  # the last that were found right
+        # The last position_ids that were found correct.
+        self.positions_checked: weakref.ref[torch.Tensor] | None = None
         self.rules = {
             name: Rules(
                 plan.num_local_tokens(rank),
@@ -76,7 +81,8 @@ class Prepared:
             )
             for index, name in enumerate(self.mask_names)
         }
-        # Shape: number of the plan, index of the mask, bytes that forward saves, 0 (see _numbers).
+        # The shape holds the plan's number, the mask's index, the bytes that forward saves, and 0.
+        # See _numbers.
         self._calls = {
             name: torch.empty((number, index, executor.saved_bytes(index), 0))
             for index, name in enumerate(self.mask_names)
@@ -86,16 +92,19 @@ class Prepared:
 
     @functools.cached_property
     def longest_document(self) -> int:
-        """Tokens of the longest document, or of the longest piece."""
+        """Number of tokens of the longest document or piece."""
         return max(end - begin for begin, end in self.plan.sequences)
 
     @functools.cached_property
     def positions(self) -> torch.Tensor:
-        """Of this rank's tokens in their documents."""
+        """Positions of this rank's tokens in their documents, int64 [local tokens]."""
         return torch.from_numpy(self.plan.positions(self.rank))
 
     def call_of(self, mask: str) -> tuple[int, int, int]:
-        """What the operators carry of a call under a mask: number of the plan, index of the mask, bytes forward saves."""
+        """Returns the integers that the operators carry for a call under a mask.
+
+        They are the plan's number, the mask's index, and the bytes that forward saves.
+        """
         if mask not in self._calls:
             known = ", ".join(self.mask_names)
             raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
@@ -104,7 +113,7 @@ class Prepared:
 
 
 def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
-    """The device by its number, and its GPU."""
+    """Returns the device with its number, and its GPU if it is one."""
     wanted = torch.device(device)
     if gpu is not None:
         if wanted not in (torch.device("cpu"), torch.device("cuda"), torch.device("cuda", gpu.ordinal)):
@@ -123,7 +132,7 @@ def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> 
 
 
 def _transport_of(group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu | None, timeout: float) -> _core.Transport:
-    """This rank's end of the group, on a GPU that of its streams."""
+    """Returns this rank's end of the group; for a GPU, the end that moves the GPU's memory."""
     transport = group if isinstance(group, _core.Transport) else make_transport(group, timeout=timeout)
     if gpu is None or transport.on_gpu:
         return transport
@@ -131,40 +140,55 @@ def _transport_of(group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu |
 
 
 class Executor:
-    """One rank's executor. Prepared for every batch, it serves all layers, masks and micro-batches of it. Collective.
+    """The executor of one rank. Making one is collective.
 
-    Several batches may be under way: backward of an earlier one works as long as its plan is among the last
-    ``plans_kept``. Ranks call in the same order, as they do all collectives. One thread uses it at a time.
+    Prepared for the plan of a batch, it serves all layers, masks and micro-batches of that batch.
+    Several batches may be in flight: backward of an earlier one works while its plan is among the
+    last ``plans_kept``. All ranks use it in the same order. Only one thread uses it at a time.
 
     Parameters
     ----------
-    group
-        A ``torch.distributed`` group (None: the whole job), whose ranks then find each other by gloo, or this rank's end
-        of a built-in transport (``contextile.inproc_group``, ``contextile.gloo_transport``).
-    kernel
-        By name (``contextile.kernels()``); empty: the preferred one for the plan's dtype, or the GPU's.
-    device
-        Of the tensors of all calls: ``"cpu"``, or ``"cuda"`` (the current one), ``"cuda:1"``, a ``torch.device``. On a GPU
-        ranks move keys by NCCL, and calls take their turn on PyTorch's current stream: nothing is copied, no thread waits.
-    gpu
-        One that is open already (``contextile.open_gpu``), with a transport that ``Gpu.group`` or ``Gpu.join`` made.
-    plans_kept
-        How many of the last plans may still be used.
-    plans_prepared
-        For how many of them buffers are kept: memory against preparing anew.
-    timeout
-        Seconds without a byte moving after which peers count as lost, where the transport is made here.
-    flight_folder
-        Where a record of the last instructions goes when a call fails; empty: nowhere.
+    group : ProcessGroup or Transport, optional
+        A ``torch.distributed`` group, whose ranks then connect over gloo, or this rank's end of a
+        transport (``contextile.inproc_group``, ``contextile.gloo_transport``). Default: the whole
+        job.
+    kernel : str
+        Name of the kernel (``contextile.kernels()``). Default: the preferred one for the plan's
+        dtype, or the GPU's.
+    device : str or torch.device
+        Where the tensors of all calls lie: ``"cpu"``, ``"cuda"`` (the current GPU) or ``"cuda:1"``.
+        On a GPU, keys and values move over NCCL, and calls are ordered by PyTorch's current stream.
+    gpu : Gpu, optional
+        A GPU that is already open (``contextile.open_gpu``). The transport is then one that
+        ``Gpu.group`` or ``Gpu.join`` made, or becomes one by ``Gpu.join``.
+    plans_kept : int
+        Number of recent plans that may still be used, at least 1.
+    plans_prepared : int
+        Number of plans that keep their buffers, at least 1. Others are prepared again when needed.
+    timeout : float
+        Seconds without a byte moving after which peers count as lost. It applies to a transport that
+        is made here.
+    flight_folder : str
+        Folder for a record of the last instructions if a call fails. Default: no record.
 
     Raises
     ------
     InvalidArgument
-        There is no such kernel or GPU, or this build has no gloo.
+        There is no such kernel, device or GPU, this build has no gloo, or a number is below 1.
     TransportError
-        Ranks did not come.
+        Not all ranks connected in time.
     DeviceError
-        The GPU's driver, or NCCL, failed.
+        The GPU's driver or NCCL failed.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> from contextile.torch import Executor
+    >>> executor = Executor(ct.inproc_group(1)[0])          # Executor() under torchrun
+    >>> plan = ct.plan([60, 40], cluster="local:1x1", strategy="zigzag", heads=(4, 2), head_dim=32)
+    >>> prepared = executor.prepare(plan)
+    >>> executor.rank, executor.size, executor.plan == plan
+    (0, 1, True)
     """
 
     def __init__(
@@ -191,13 +215,16 @@ class Executor:
         self._flight_folder = flight_folder
         self._plans_kept = plans_kept
         self._plans_prepared = plans_prepared
-        self._plans: OrderedDict[int, _core.Plan] = OrderedDict()  # kept, by number, the last prepared last
-        self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()  # by number, the last used last
+        # Kept plans by number, the one prepared last at the end.
+        self._plans: OrderedDict[int, _core.Plan] = OrderedDict()
+        # Executors by number of their plan, the one used last at the end.
+        self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()
         self._prepared: dict[int, Prepared] = {}  # by number
-        self._current: Prepared | None = None  # the last prepared
-        self._number = next(_numbers)  # which executor it is
-        self._num_calls = 0  # forwards; the same on all ranks
-        self._call_of_memory: OrderedDict[int, int] = OrderedDict()  # where a forward wrote its LSE: its number
+        self._current: Prepared | None = None  # the one prepared last
+        self._number = next(_numbers)  # of this executor
+        self._num_calls = 0  # number of forward calls; the same on all ranks
+        # Number of a forward call by the address of its LSE.
+        self._call_of_memory: OrderedDict[int, int] = OrderedDict()
 
     @property
     def transport(self) -> _core.Transport:
@@ -206,41 +233,49 @@ class Executor:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """The ``torch.distributed`` group it was made for; None: the whole job, or a transport."""
+        """The ``torch.distributed`` group; None for the whole job or a transport."""
         return self._group
 
     @property
     def rank(self) -> int:
-        """This rank in the group."""
+        """Number of this rank in the group."""
         return self._transport.rank
 
     @property
     def size(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks of the group."""
         return self._transport.size
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of calls are."""
+        """The device that the tensors of calls lie on."""
         return self._device
 
     @property
     def plan(self) -> _core.Plan | None:
-        """What it is prepared for."""
+        """The plan that was prepared last; None before the first."""
         return None if self._current is None else self._plans[self._current.number]
 
     @property
     def last_stats(self) -> _core.ExecutionStats:
-        """Bytes and seconds of the last call on this rank."""
+        """Bytes and seconds of this rank's last call by the plan prepared last."""
         return self._rank_of(self.prepared_of(None).number).last_stats
 
     def prepare(self, plan: _core.Plan) -> Prepared:
-        """Makes ready for a batch: buffers, tiles, and that every rank holds the same plan. Collective.
+        """Prepares for the plan of a batch. Collective.
+
+        Allocates buffers and checks that every rank holds the same plan. A new plan takes over the
+        buffers of the one that was used least recently.
+
+        Parameters
+        ----------
+        plan : Plan
+            A whole plan, or this rank's slice.
 
         Returns
         -------
         Prepared
-            For ``attention(plan=…)``, where calls of several batches take turns.
+            A handle for ``attention(plan=…)``, for calls of several batches in flight.
 
         Raises
         ------
@@ -264,13 +299,13 @@ class Executor:
         return self._current
 
     def close(self) -> None:
-        """Forgets all plans; their backward can not be called any more."""
+        """Forgets all plans. Their backward can no longer be called."""
         for number in list(self._plans):
             self._forget(number)
         self._current = None
 
     def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
-        """What a call is of: a plan that is kept; None: the last that was prepared."""
+        """Returns the handle of a plan that is kept; for None, of the one prepared last."""
         if isinstance(plan, Prepared):
             if plan.owner != self._number:
                 raise _core.InvalidArgument("plan: expected one that this executor prepared, found another executor's")
@@ -294,14 +329,14 @@ class Executor:
             table.pop(number, None)
 
     def _guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, the GPU is PyTorch's current one, and the one that was is so again behind it."""
+        """Makes the GPU PyTorch's current one inside, and restores the previous one after."""
         return contextlib.nullcontext() if self._gpu is None else torch.cuda.device(self._device)
 
     def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
         ranks = self._ranks
         rank = ranks.pop(number, None)
         if rank is None:
-            # A new plan takes over the buffers of the one that was used least recently.
+            # Reuse the buffers of the plan that was used least recently.
             rank = ranks.popitem(last=False)[1] if len(ranks) >= self._plans_prepared else None
         if rank is None:
             rank = _core.RankExecutor(
@@ -327,7 +362,7 @@ class Executor:
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[int]:
-        """Around a call: the handle of PyTorch's current stream of the device; 0 on the CPU."""
+        """Surrounds a call. Yields the handle of PyTorch's current stream; 0 on the CPU."""
         if self._gpu is None:
             yield 0
             return
@@ -340,7 +375,11 @@ class Executor:
             yield torch.cuda.current_stream(self._device).cuda_stream
 
     def check_tensor(self, name: str, tensor: torch.Tensor) -> Any:
-        """A tensor the library can read: here, elements of a head side by side, on a GPU at 16 bytes; no gradient asked for."""
+        """Returns a detached tensor that the library can read, a copy if necessary.
+
+        The elements of a head lie side by side, on a GPU at multiples of 16 bytes. Raises
+        InvalidArgument if the tensor is on another device than the executor's.
+        """
         if tensor.device != self._device:
             raise _core.InvalidArgument(
                 f"{name}: expected a tensor on {self._device}, as the executor's (device=), found one on {tensor.device}"
@@ -353,14 +392,14 @@ class Executor:
         return tensor.clone(memory_format=torch.contiguous_format) if has_gaps else tensor
 
     def __deepcopy__(self, memo: Any) -> Executor:
-        """A copy of a model attends with the same executor."""
+        """Returns the same executor, so that a copy of a model attends with it, too."""
         return self
 
     def __reduce__(self) -> Any:
         raise _core.InvalidArgument("executor: expected to stay in its process, found it pickled; save the model's state_dict")
 
     def begin_call(self, lse: torch.Tensor) -> int:
-        """The number of a forward that begins and writes there."""
+        """Returns the number of a forward call that begins and will write its LSE there."""
         self._num_calls += 1
         self._call_of_memory[lse.data_ptr()] = self._num_calls
         self._call_of_memory.move_to_end(lse.data_ptr())
@@ -369,12 +408,12 @@ class Executor:
         return self._num_calls
 
     def call_that_made(self, lse: torch.Tensor) -> int:
-        """The number of the forward that wrote there; 0: not known, for somebody has copied it, or there is nothing."""
+        """Returns the number of the forward call that wrote the LSE; 0 for a copy or no rows."""
         return self._call_of_memory.get(lse.data_ptr(), 0) if lse.numel() > 0 else 0
 
 
 def executor_of(number: int) -> Executor:
-    """The executor that keeps the plan of a number."""
+    """Returns the executor that keeps the plan with this number."""
     executor = _executors.get(number)
     if executor is None:
         raise _core.InvalidArgument(
@@ -384,6 +423,9 @@ def executor_of(number: int) -> Executor:
 
 
 def rank_executor_of(number: int) -> _core.RankExecutor:
-    """It, ready for a call of that plan; prepares it anew (a collective) where others took its place."""
+    """Returns the executor that is ready for a call of that plan.
+
+    Prepares the plan again, which is collective, if others took over its buffers.
+    """
     return executor_of(number)._rank_of(number)
 

@@ -1,4 +1,4 @@
-"""Groups of torch.distributed as transports and clusters."""
+"""Transports and clusters made from groups of torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def _address_here() -> str:
-    """An address of this machine that the other hosts of the job can reach: the one that leads to MASTER_ADDR."""
+    """Returns an address of this machine that the other hosts of the job can reach.
+
+    It is the address of the interface that leads to MASTER_ADDR.
+    """
     master = os.environ.get("MASTER_ADDR", "")
     if master:
         try:
@@ -39,7 +42,7 @@ def _check_initialised() -> None:
 
 
 def _hosts(group: ProcessGroup | None) -> list[Any]:
-    """The host of every rank. Collective."""
+    """Returns the host name of every rank. Collective."""
     import torch.distributed as dist
 
     hosts: list[Any] = [None] * dist.get_world_size(group)
@@ -56,23 +59,39 @@ def _free_port(address: str) -> int:
 def make_transport(
     group: ProcessGroup | None = None, *, timeout: float = 60.0, interface_name: str = ""
 ) -> _core.Transport:
-    """This rank's end of a gloo transport between the ranks of a ``torch.distributed`` group. Collective.
+    """Connects the ranks of a ``torch.distributed`` group over gloo. Collective.
+
+    ``Executor`` does this by itself; call it to choose the network interface. The first rank's
+    address is broadcast over the group; the connections are Contextile's own.
 
     Parameters
     ----------
-    group
-        None: the whole job.
-    timeout
-        Seconds to connect, and then without a byte moving after which peers count as lost.
-    interface_name
-        The network interface to use; empty: the one that leads to the first rank.
+    group : ProcessGroup, optional
+        The ranks to connect. Default: the whole job.
+    timeout : float
+        Seconds to wait for connections, and later seconds without a byte moving after which peers
+        count as lost.
+    interface_name : str
+        The network interface to use. Default: the one that leads to the first rank.
+
+    Returns
+    -------
+    Transport
+        This rank's end of the group.
 
     Raises
     ------
     InvalidArgument
-        ``torch.distributed`` is not initialised, or this build has no gloo.
+        ``torch.distributed`` is not initialized, the group is without this rank, or this build has
+        no gloo.
     TransportError
-        Ranks did not come.
+        Not all ranks connected in time.
+
+    Examples
+    --------
+    Under torchrun, on every rank::
+
+        executor = Executor(make_transport(interface_name="eth0"))
     """
     import torch.distributed as dist
 
@@ -101,12 +120,15 @@ def make_transport(
 
 
 def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local") -> _core.Cluster:
-    """``Cluster.from_torch``: hosts are nodes, the preset's constants; each host has an equal run of ranks. Collective.
+    """Implements ``Cluster.from_torch``. Collective.
+
+    Hosts become nodes, and the constants are those of the preset.
 
     Raises
     ------
     InvalidArgument
-        Hosts with different numbers of ranks, ranks that are not side by side, an unknown preset.
+        Hosts have different numbers of ranks, the ranks of a host are not consecutive, or the preset
+        is unknown.
     """
     _check_initialised()
     hosts = _hosts(group)

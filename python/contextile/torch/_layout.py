@@ -1,4 +1,4 @@
-"""A batch's tensors in the order of a rank, and back."""
+"""Tensors of a batch in the local order of a rank, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def _tokens_of(plan: _core.Plan, rank: int) -> Tensor:
 
 
 def check_tokens_on_ranks(plan: _core.Plan) -> None:
-    """Raises InvalidArgument where a rank owns no tokens, which models cannot reshape; of a slice, that rank alone is looked at."""
+    """Raises InvalidArgument if a rank owns no tokens, because models cannot reshape empty tensors.
+
+    Of a slice, only its rank is checked.
+    """
     for rank in range(plan.num_devices) if plan.slice_of is None else [plan.slice_of]:
         if plan.num_local_tokens(rank) == 0:
             raise _core.InvalidArgument(
@@ -27,17 +30,39 @@ def check_tokens_on_ranks(plan: _core.Plan) -> None:
 
 
 def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Tensor:
-    """This rank's tokens of a tensor of the whole batch, in local order. Differentiable.
+    """Returns a rank's rows of a tensor of the whole batch, in local order.
 
-    Shapes
-    ------
-    tensor : [..., tokens of the batch, ...], the tokens at ``dim``
-    returns : [..., local tokens, ...]
+    Not collective. Differentiable.
+
+    Parameters
+    ----------
+    tensor : Tensor [..., tokens of the batch, ...]
+        The tokens are in dimension ``dim``.
+    plan : Plan
+        The plan of the batch.
+    rank : int
+        The rank whose rows are taken.
+    dim : int
+        The dimension of the tokens.
+
+    Returns
+    -------
+    Tensor [..., local tokens, ...]
 
     Raises
     ------
     InvalidArgument
         ``dim`` has another number of tokens than the plan.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import torch
+    >>> from contextile.torch import dispatch
+    >>> plan = ct.plan([60, 40], cluster="local:1x2", strategy="zigzag", heads=(4, 2), head_dim=32)
+    >>> rows = dispatch(torch.arange(100), plan=plan, rank=1)
+    >>> len(rows) == plan.num_local_tokens(1)
+    True
     """
     if tensor.shape[dim] != plan.num_tokens:
         raise _core.InvalidArgument(
@@ -49,17 +74,37 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
 def collect(
     tensor: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0
 ) -> Tensor:
-    """The whole batch of every rank's local tokens, on every rank. Collective; without gradients.
+    """Puts the rows of all ranks together, on every rank. Collective; without gradients.
 
-    Shapes
-    ------
-    tensor : [..., local tokens, ...], the tokens at ``dim``
-    returns : [..., tokens of the batch, ...]
+    It is the inverse of ``dispatch``.
+
+    Parameters
+    ----------
+    tensor : Tensor [..., local tokens, ...]
+        This rank's rows in local order; the tokens are in dimension ``dim``.
+    plan : Plan
+        The plan of the batch.
+    group : ProcessGroup, optional
+        The ranks of the plan. Default: the whole job.
+    dim : int
+        The dimension of the tokens.
+
+    Returns
+    -------
+    Tensor [..., tokens of the batch, ...]
 
     Raises
     ------
     InvalidArgument
-        ``dim`` has another number of tokens than this rank owns, or the group another number of ranks than the plan.
+        ``dim`` has another number of tokens than this rank owns, or the group has another number of
+        ranks than the plan.
+
+    Examples
+    --------
+    Needs ``torch.distributed``::
+
+        out = attention(q, k, v, executor=executor)    # [local tokens, heads, dim]
+        whole = collect(out, plan=plan)                # [tokens of the batch, heads, dim]
     """
     import torch.distributed as dist
 
@@ -84,17 +129,31 @@ def collect(
 
 
 class LocalBatch(NamedTuple):
-    """What a rank needs of a batch to train on it; all in local order."""
+    """A rank's share of a batch for training, in local order.
 
-    tokens: Tensor  # int64 [local tokens]
-    positions: Tensor  # int64 [local tokens]: in the document, for RoPE
-    labels: Tensor  # int64 [local tokens]: the next token of the document, ignore_index at its end
-    loss_weights: Tensor  # float32 [local tokens]: of the mean over all labels of the batch; 0 where there is none
-    sequence_ids: Tensor  # int64 [local tokens]: number of the document
+    Attributes
+    ----------
+    tokens : int64 Tensor [local tokens]
+        Token ids.
+    positions : int64 Tensor [local tokens]
+        Positions in the documents, for RoPE.
+    labels : int64 Tensor [local tokens]
+        The next token of the document; ``ignore_index`` at its end.
+    loss_weights : float32 Tensor [local tokens]
+        Weights of the mean over all labels of the batch; 0 for tokens without a label.
+    sequence_ids : int64 Tensor [local tokens]
+        Numbers of the documents in the batch.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    labels: Tensor
+    loss_weights: Tensor
+    sequence_ids: Tensor
 
 
 def whole_numbers(name: str, given: Any) -> Tensor:
-    """Token ids as int64; what is none is refused rather than rounded."""
+    """Returns token ids as int64. Raises InvalidArgument for other dtypes instead of rounding."""
     tensor = torch.as_tensor(given)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         if tensor.numel() > 0:
@@ -103,19 +162,42 @@ def whole_numbers(name: str, given: Any) -> Tensor:
 
 
 def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int = -100) -> LocalBatch:
-    """A rank's tokens, positions, labels and loss weights of a batch.
+    """Returns a rank's tokens, positions, labels and loss weights of a batch.
 
-    The sum over ranks of ``(loss_weights * cross_entropy(logits, labels, reduction="none")).sum()`` is the mean loss of
-    the batch, however tokens are spread.
+    Not collective. The sum over ranks of
+    ``(loss_weights * cross_entropy(logits, labels, reduction="none")).sum()`` is the mean loss of
+    the batch, however its tokens are spread.
 
-    Shapes
-    ------
-    tokens : int [tokens of the batch], documents end to end
+    Parameters
+    ----------
+    tokens : int array or Tensor [tokens of the batch]
+        Token ids of the documents, end to end.
+    plan : Plan
+        The plan of the batch, or the rank's slice.
+    rank : int
+        The rank whose share is returned.
+    ignore_index : int
+        Label of tokens that predict nothing.
+
+    Returns
+    -------
+    LocalBatch
 
     Raises
     ------
     InvalidArgument
-        Another number of tokens than the plan's.
+        There are more or fewer tokens than in the plan, or they are not whole numbers.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> from contextile.torch import local_batch
+    >>> plan = ct.plan([4, 3], cluster="local:1x1", strategy="zigzag", heads=(4, 2), head_dim=32)
+    >>> local = local_batch([10, 11, 12, 13, 20, 21, 22], plan=plan, rank=0)
+    >>> local.positions.tolist()
+    [0, 1, 2, 3, 0, 1, 2]
+    >>> local.labels.tolist()
+    [11, 12, 13, -100, 21, 22, -100]
     """
     tokens = whole_numbers("tokens", tokens)
     if tokens.shape != (plan.num_tokens,):
