@@ -1,4 +1,4 @@
-"""Batches for training: documents drawn, planned ahead, and every rank's share of them."""
+"""A data loader that packs documents into batches, plans ahead, and shares batches out."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ from contextile.torch._layout import LocalBatch, local_batch, whole_numbers
 
 
 class Documents(Protocol):
-    """A dataset: how long its documents are, and the tokens of each. ``lengths`` may be left out; then each is looked at."""
+    """A dataset: ``dataset[i]`` has the tokens of document i.
+
+    An attribute ``lengths``, with the tokens of every document, is optional; without it every
+    document is read once.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any: ...
 
 
 class Piece(NamedTuple):
-    """A part of a document, or all of it, in a batch."""
+    """A document of the dataset, or a part of it, in a batch."""
 
     document: int  # index in the dataset
-    begin: int  # tokens of the document
-    end: int
+    begin: int  # first token, in the document
+    end: int  # behind the last token
 
 
 class Step(NamedTuple):
-    """What a rank is given of a step."""
+    """A rank's share of a training step."""
 
     local: LocalBatch
-    plan: _core.Plan  # this rank's slice
+    plan: _core.Plan  # this rank's slice of the batch's plan
     step: int
-    pieces: list[Piece]  # what the batch is made of, in order
+    pieces: list[Piece]  # the documents of the batch, in order
 
 
 def _lengths_of(dataset: Any) -> list[int]:
@@ -61,7 +65,10 @@ def _tokens_of(dataset: Any, index: int) -> Tensor:
 
 
 class _Batches:
-    """The batch of every step, for planners: knows nothing of the loader, which would otherwise never be freed."""
+    """Makes the workload of every step, for planners.
+
+    It has no reference to the loader, which would otherwise never be freed.
+    """
 
     def __init__(self, sampler: _core.BatchSampler, mask: Any, num_ranks: int, batch: dict[str, Any]) -> None:
         self._sampler, self._mask, self._num_ranks, self._batch = sampler, mask, num_ranks, batch
@@ -77,59 +84,83 @@ class _Batches:
 
 
 class DataLoader:
-    """Documents of a dataset, packed, planned ahead and shared out.
+    """Packs documents into batches, plans them ahead, and gives every rank its share.
 
-    Iterating gives ``Step``s: this rank's tokens, positions, labels and loss weights, and its slice of the plan. A step is
-    given up when the next is asked for. The batch of a step depends on the dataset, the seed and the step alone, so every
-    rank sees the same, in the same order, whoever plans it and when; a run goes on from any step (``state_dict``).
+    Iterating yields ``Step``s: this rank's tokens, positions, labels and loss weights, and its
+    slice of the plan. Requesting the next step releases the current one. The batch of a step
+    depends only on the dataset, the seed and the step, so all ranks see the same batches in the
+    same order. A run can continue from any step (``state_dict``).
 
     Parameters
     ----------
     dataset
-        ``dataset[i]``: tokens of a document, or a dict with ``"tokens"``; ``dataset.lengths``, where there is one, saves
-        looking at all of them.
-    mask
-        As of ``contextile.plan``; or a function of a batch's pieces (``list[Piece]``) that returns one. It is called where
-        plans are made.
+        ``dataset[i]`` has the tokens of a document, or a dict with ``"tokens"``. ``dataset.lengths``
+        is optional and saves reading all documents once.
     cluster, strategy
-        As of ``contextile.plan``. Strategies with a time budget are refused: plans must not depend on the machine.
-    rank
-        Of the context-parallel group, whose size is the cluster's.
-    tokens
-        Of a batch.
-    max_document_tokens, long_documents
-        Longer documents are cut into pieces (``"split"``, where every batch is full), or left out (``"drop"``, where no
-        document is cut). Default: ``tokens``.
-    seed
-        Of the order of documents, another in every epoch.
-    lookahead
-        How many steps are planned ahead of the slowest rank.
-    threads
-        That plan in this process, a step each; 0: other processes do (``serve``).
-    store
-        Where plans are shared: an address (``contextile.open_store``) or a store, the same for all processes. None: this
-        process plans for itself alone.
-    run_id
-        1 to 24 letters, digits, - and _: tells runs in one store apart.
-    first_step, end_step
-        Where to begin and to end; None: never.
-    timeout
-        Seconds to wait for one plan.
-    ignore_index
+        As for ``contextile.plan``. Strategies with a time budget are refused, because plans must not
+        depend on the machine.
+    rank : int
+        This rank in the context-parallel group. The group has as many ranks as the cluster devices.
+    mask
+        As for ``contextile.plan``, or a function from the pieces of a batch (``list[Piece]``) to such
+        a mask. The function is called where plans are made.
+    tokens : int
+        Tokens per batch.
+    max_document_tokens : int, optional
+        Limit on the tokens of one document in a batch. Default: ``tokens``.
+    long_documents : str
+        ``"split"`` cuts longer documents into pieces, so that every batch is full. ``"drop"`` leaves
+        them out, so that no document is cut.
+    seed : int
+        Seed of the order of documents, which differs between epochs.
+    lookahead : int
+        Number of steps that are planned ahead of the slowest rank.
+    threads : int
+        Number of planning threads of this process, each with a step of its own. 0: other processes
+        plan (``serve``).
+    store : Store or str, optional
+        The store in which processes share plans, or its address (``contextile.open_store``). Default:
+        this process plans only for itself.
+    run_id : str
+        1 to 24 letters, digits, - and _ that distinguish runs in one store.
+    first_step : int
+        The first step.
+    end_step : int, optional
+        The step after the last. Default: no end.
+    timeout : float
+        Seconds to wait for the plan of a step.
+    ignore_index : int
         Label of tokens that predict nothing.
     **batch
-        ``heads``, ``head_dim``, ``dtype`` and the rest, as of ``contextile.make_workload``; ``block_size``, ``wire``, ``backward``.
+        ``heads``, ``head_dim``, ``dtype`` and the rest as for ``contextile.make_workload``; also
+        ``block_size``, ``wire`` and ``backward``.
 
     Raises
     ------
     InvalidArgument
-        Bad options, lengths or masks that fit no batch.
+        Options are bad, or lengths or masks fit no batch.
     PlanningFailed
-        While iterating: a step could not be planned.
+        While iterating, if a step could not be planned. Iterating again continues after it.
     TransportError
-        While iterating: its plan did not come within the timeout.
+        While iterating, if a plan did not arrive within the timeout.
     IoError
         The store is gone.
+
+    Examples
+    --------
+    >>> from contextile.torch import DataLoader
+    >>> class Text:
+    ...     lengths = [30, 50, 20]
+    ...     def __len__(self): return 3
+    ...     def __getitem__(self, index): return [index] * self.lengths[index]
+    >>> loader = DataLoader(Text(), cluster="local:1x1", rank=0, strategy="zigzag", tokens=100,
+    ...                     end_step=2, heads=(4, 2), head_dim=32)
+    >>> for step in loader:
+    ...     print(step.step, len(step.local.tokens), "tokens")
+    0 100 tokens
+    1 100 tokens
+    >>> loader.state_dict()["step"]
+    2
     """
 
     def __init__(
@@ -193,12 +224,13 @@ class DataLoader:
         )
         self._planner: Any = None
         self._feeds: list[Any] = []
-        self._iterated_by: tuple[int, int] | None = None  # process and thread, while it is
+        # Process and thread of the iteration that runs, if one does.
+        self._iterated_by: tuple[int, int] | None = None
         what = repr((self._lengths, tokens, max_document_tokens, long_documents, seed))
         self._batches_digest = hashlib.blake2b(what.encode(), digest_size=8).hexdigest()
 
     def pieces(self, step: int) -> list[Piece]:
-        """What a step's batch is made of, in order."""
+        """Returns the documents, or parts of them, that make up the batch of a step, in order."""
         return self._batches.pieces(step)
 
     # ---------------------------------------------------------------------------------------- planning
@@ -215,9 +247,27 @@ class DataLoader:
         )
 
     def serve(self, *, threads: int | None = None, timeout: float = 1e6) -> bool:
-        """Plans for ranks in other processes until they have acknowledged ``end_step``; returns whether they have.
+        """Plans for ranks in other processes until all of them have finished the last step.
 
-        For processes that take no steps themselves, on any machine that sees the store. May be killed and started again.
+        For processes that take no steps themselves, on any machine that reaches the store. Such a
+        process may be killed and started again.
+
+        Parameters
+        ----------
+        threads : int, optional
+            Number of planning threads. Default: that of the loader, at least 1.
+        timeout : float
+            Seconds after which to return in any case.
+
+        Returns
+        -------
+        bool
+            True if all ranks have finished, False after the timeout.
+
+        Raises
+        ------
+        InvalidArgument
+            The loader has no store.
         """
         if self._is_private:
             raise _core.InvalidArgument("data loader: expected a store to serve from, found none")
@@ -229,7 +279,7 @@ class DataLoader:
 
     def _open(self) -> None:
         step = self._next_step
-        # A store of this process alone has no other ranks: their share is acknowledged with this one's.
+        # A private store has no other ranks, so this rank acknowledges their share, too.
         ranks = range(self._num_ranks) if self._is_private else [self._rank]
         self._feeds = [
             _core.PlanFeed(
@@ -241,7 +291,7 @@ class DataLoader:
             self._planner = self._planner_from(step, self._threads)
 
     def close(self) -> None:
-        """Ends planning here. Iterating again goes on where it was."""
+        """Stops planning in this process. Iterating again continues at the next step."""
         if self._planner is not None:
             self._planner.close()
         self._planner, self._feeds, self._iterated_by = None, [], None
@@ -265,7 +315,7 @@ class DataLoader:
                 try:
                     plan = feeds[0].take(step)
                 except _core.PlanningFailed:
-                    self._next_step = step + 1  # it would fail again; iterating anew goes on behind it
+                    self._next_step = step + 1  # it would fail again
                     raise
                 pieces = self.pieces(step)  # costs a shuffle of all documents
                 local = self._local(pieces, plan)
@@ -280,7 +330,7 @@ class DataLoader:
                 self.close()
 
     def _local(self, pieces: list[Piece], plan: _core.Plan) -> LocalBatch:
-        """Only documents that this rank holds tokens or labels of are looked at."""
+        """Returns this rank's share. Reads only documents that the rank holds tokens of."""
         ranges = np.array(plan.local_ranges(self._rank), dtype=np.int64).reshape(-1, 2)
         tokens = torch.zeros(plan.num_tokens, dtype=torch.int64)
         for piece, (begin, end) in zip(pieces, plan.sequences):
@@ -297,16 +347,29 @@ class DataLoader:
     # ------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where a run is: the step that is next, and of which batches. The same on every rank."""
+        """Returns where the run is: the next step and a digest of the batches.
+
+        It is the same on every rank.
+
+        Returns
+        -------
+        dict
+            ``"step"`` and ``"batches"``.
+        """
         return {"step": self._next_step, "batches": self._batches_digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there.
+        """Continues from a state that ``state_dict`` returned.
+
+        Parameters
+        ----------
+        state : dict
+            The state.
 
         Raises
         ------
         InvalidArgument
-            A state of another form, or of other batches: another dataset, seed, or size.
+            The state has another form, or belongs to another dataset, seed or batch size.
         """
         step = state.get("step") if isinstance(state, dict) else None
         if not isinstance(step, int) or step < 0:
@@ -321,7 +384,10 @@ class DataLoader:
 
     @property
     def statistics(self) -> _core.FeedStatistics:
-        """Steps taken, their planning, and how much of it was waited for."""
+        """Steps taken, seconds of their planning, and seconds that this rank waited for plans.
+
+        Raises InvalidArgument unless the loader is being iterated.
+        """
         if not self._feeds:
             raise _core.InvalidArgument("data loader: expected one that is being iterated, found it closed")
         return self._feeds[0].statistics()

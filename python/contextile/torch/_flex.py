@@ -1,8 +1,9 @@
-"""FlexAttention's masks as ranges of keys for every query, exactly, without a tokens x tokens array.
+"""Converts FlexAttention's masks to ranges of keys per query, exactly, without a dense array.
 
-A BlockMask says which blocks are full and which are partial; ``mask_mod`` is evaluated on the partial ones. A mask_mod
-alone is evaluated on blocks first, on intervals of queries and keys instead of numbers (_intervals.py): what it says of
-all their pairs needs no look inside; the others are cut in four. Only small blocks are evaluated pair by pair.
+A BlockMask says which blocks are full and which are partial; ``mask_mod`` is evaluated on the
+partial ones. A mask_mod alone is first evaluated on whole blocks, by calling it on intervals of
+queries and keys instead of numbers (_intervals.py). If the result holds for all pairs of a block,
+the block is done; otherwise it is cut in four. Only small blocks are evaluated pair by pair.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch._intervals import Interval, Unsupported, on_intervals
 
-_LEAF = 128  # rows and columns of blocks that are evaluated pair by pair
+_LEAF = 128  # side of blocks that are evaluated pair by pair
 _PAIRS_AT_ONCE = 1 << 24
 
-# Rows (query, first key, behind the last key) as columns.
+# Rows (query, first key, end of keys) as columns.
 Ranges = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _evaluate(mask_mod: Any, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """mask_mod on every pair of blocks: q [blocks, rows], k [blocks, columns] → bool [blocks, rows, columns]."""
+    """Evaluates mask_mod on every pair of blocks.
+
+    Takes q [blocks, rows] and k [blocks, columns]; returns bool [blocks, rows, columns].
+    """
     of_pair = lambda q_index, k_index: mask_mod(batch, head, q_index, k_index)  # noqa: E731
     of_block = torch.vmap(torch.vmap(of_pair, (None, 0)), (0, None))
     found = torch.vmap(of_block)(q, k)
@@ -34,7 +38,10 @@ def _evaluate(mask_mod: Any, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) 
 def _ranges_of_leaves(
     mask_mod: Any, batch: int, head: int, q0: np.ndarray, k0: np.ndarray, rows: int, columns: int, num_q: int, num_k: int
 ) -> Ranges:
-    """Ranges inside blocks of rows x columns that begin at (q0, k0); what lies beyond the batch has none."""
+    """Returns ranges inside blocks of rows x columns that begin at (q0, k0).
+
+    Rows and columns beyond the batch have none.
+    """
     parts: list[Ranges] = []
     at_once = max(1, _PAIRS_AT_ONCE // (rows * columns))
     b, h = torch.tensor(batch), torch.tensor(head)
@@ -67,7 +74,7 @@ def _concatenated(parts: list[Ranges]) -> Ranges:
 
 
 def _merged(rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Ranges:
-    """Sorted, ranges of a row that touch as one."""
+    """Sorts ranges and merges those of a row that touch."""
     order = np.lexsort((begins, rows))
     rows, begins, ends = rows[order], begins[order], ends[order]
     if not len(rows):
@@ -80,7 +87,7 @@ def _merged(rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Ranges:
 
 
 def _of_full_blocks(q0: np.ndarray, q1: np.ndarray, k0: np.ndarray, k1: np.ndarray) -> Ranges:
-    """Every row of blocks [q0, q1) x [k0, k1)."""
+    """Returns the ranges of every row of the blocks [q0, q1) x [k0, k1)."""
     heights = q1 - q0
     first = np.repeat(q0, heights)
     at = np.arange(len(first)) - np.repeat(np.cumsum(heights) - heights, heights)
@@ -98,7 +105,7 @@ def _ragged(parts: list[Ranges], num_rows: int) -> Ranges:
 
 
 def _blocks(counts: Tensor | None, indices: Tensor | None, batch: int, head: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of every block that is listed."""
+    """Returns row and column of every listed block."""
     if counts is None or indices is None:
         empty = np.empty(0, dtype=np.int64)
         return empty, empty
@@ -110,7 +117,7 @@ def _blocks(counts: Tensor | None, indices: Tensor | None, batch: int, head: int
 
 
 def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
-    """row_splits [queries + 1], begins and ends of a BlockMask's ranges."""
+    """Returns row_splits [queries + 1], begins and ends of the ranges of a BlockMask."""
     num_q, num_k = (int(length) for length in block_mask.seq_lengths)
     if num_q != num_k:
         raise _core.InvalidArgument(f"BlockMask: expected as many keys as queries, found {num_k} and {num_q}")
@@ -119,7 +126,7 @@ def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
         ("batch", batch, block_mask.kv_num_blocks.shape[0]),
         ("head", head, block_mask.kv_num_blocks.shape[1]),
     ):
-        # One mask for all of them takes any index, as broadcasting does.
+        # A mask that is shared by all takes any index, like broadcasting.
         if index < 0 or (count > 1 and index >= count):
             raise _core.InvalidArgument(f"BlockMask: expected a {name} of 0 to {count - 1}, found {index}")
     row, column = _blocks(block_mask.kv_num_blocks, block_mask.kv_indices, batch, head)
@@ -127,7 +134,7 @@ def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
         _ranges_of_leaves(block_mask.mask_mod, batch, head, row * q_size, column * k_size, q_size, k_size, num_q, num_k)
     ]
     row, column = _blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, batch, head)
-    # Full blocks side by side are one before rows are made of them: there may be millions.
+    # Merge adjacent full blocks before expanding them to rows: there may be millions.
     row, begins, ends = _merged(row, column, column + 1)
     q0 = row * q_size
     parts.append(
@@ -140,7 +147,7 @@ def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
 
 
 def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int) -> Ranges:
-    """The same of a mask_mod(batch, head, q, k)."""
+    """Returns the same for a mask_mod(batch, head, q, k)."""
     if num_tokens < 1:
         raise _core.InvalidArgument(f"mask_mod: expected at least 1 token, found {num_tokens}")
     if batch < 0 or head < 0:
@@ -174,7 +181,7 @@ def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int) -> R
 def _extremes(
     mask_mod: Any, batch: int, head: int, q0: Tensor, k0: Tensor, size: int, num_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Of every block, whether all of its pairs are certainly attended, and whether any may be."""
+    """Returns per block whether all its pairs are certainly attended, and whether any may be."""
     q = Interval(q0, (q0 + size - 1).clamp(max=num_tokens - 1))
     k = Interval(k0, (k0 + size - 1).clamp(max=num_tokens - 1))
     try:

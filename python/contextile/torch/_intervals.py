@@ -1,6 +1,7 @@
-"""Functions of integers evaluated on intervals: what they may give, whatever the numbers inside.
+"""Evaluates functions of integers on intervals: the result bounds all values they may take.
 
-Results are never too narrow; where an operation is unknown, ``Unsupported`` says so and the caller looks at numbers.
+Results are never too narrow. Unknown operations raise ``Unsupported``, and the caller evaluates
+numbers instead.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ _MOST = 1 << 30  # sums and products of two such numbers fit into 64 bits
 
 
 class Unsupported(Exception):
-    """An operation that has no form on intervals here."""
+    """Raised for an operation that is not implemented on intervals."""
 
 
 class Interval:
-    """Integers from ``low`` to ``high``, both included, one interval for each element; truth values are 0 and 1."""
+    """Integers from ``low`` to ``high``, both included, with one interval per element.
+
+    Truth values are 0 and 1.
+    """
 
     def __init__(self, low: Tensor, high: Tensor, is_narrow: bool = False) -> None:
         self.low = low
         self.high = high
-        self.is_narrow = is_narrow  # of fewer than 64 bits: arithmetic might wrap, comparisons do not
+        self.is_narrow = is_narrow  # fewer than 64 bits: arithmetic might wrap
 
     @staticmethod
     def of(value: Any) -> Interval:
-        """A number or a tensor of integers as an interval of one."""
+        """Returns a number or a tensor of integers as intervals of one value each."""
         if isinstance(value, Interval):
             return value
         tensor = torch.as_tensor(value)
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() > 1:
             raise Unsupported(f"a constant of {tensor.dtype} with shape {list(tensor.shape)}")
-        # A tensor without dimensions takes the type of what it is combined with, as a number does.
+        # A tensor without dimensions takes the type of its partner, like a number.
         is_narrow = tensor.dim() > 0 and tensor.dtype not in (torch.int64, torch.bool)
         tensor = tensor.to(torch.int64)
         return Interval(tensor, tensor, is_narrow)
@@ -45,7 +49,7 @@ class Interval:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(function, args, kwargs or {})
 
-    # What Python's operators do; those with a tensor on the left come through __torch_function__.
+    # Python's operators. Those with a tensor on the left arrive through __torch_function__.
     def __add__(self, other: Any) -> Interval:
         return _add(self, other)
 
@@ -125,7 +129,7 @@ def _truth(low: Tensor, high: Tensor) -> Interval:
 
 
 def _numbers(*values: Any) -> list[Interval]:
-    """Intervals whose sums and products are those of PyTorch: nothing wraps."""
+    """Returns intervals whose sums and products do not wrap. Raises Unsupported otherwise."""
     intervals = [Interval.of(value) for value in values]
     if any(interval.is_narrow for interval in intervals):
         raise Unsupported("arithmetic on integers of fewer than 64 bits")
@@ -252,7 +256,10 @@ def _clamp(a: Any, min: Any = None, max: Any = None) -> Interval:  # noqa: A002 
 
 
 class _Table:
-    """Least and greatest of any run of a tensor of integers: of runs of 1, 2, 4, … from every place."""
+    """Finds the least and greatest value of any run of a tensor of integers.
+
+    It keeps those of runs of 1, 2, 4, … values from every place.
+    """
 
     def __init__(self, values: Tensor) -> None:
         self.is_narrow = values.dtype not in (torch.int64, torch.bool)
@@ -343,7 +350,7 @@ def _has_interval(value: Any) -> bool:
 
 
 class _LookUps(TorchFunctionMode):
-    """Sends ``tensor[interval]`` here, which PyTorch itself would not; everything else goes its way."""
+    """Handles ``tensor[interval]``, which PyTorch would not pass to Interval."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,19 +367,19 @@ class _LookUps(TorchFunctionMode):
 
 
 def on_intervals(function: Any, batch: Tensor, head: Tensor, q: Interval, k: Interval) -> Interval:
-    """``function(batch, head, q, k)`` on intervals; truth values, one for each.
+    """Evaluates ``function(batch, head, q, k)`` on intervals; returns one truth value per interval.
 
     Raises
     ------
     Unsupported
-        It does something that has no form here.
+        The function does something that is not implemented on intervals.
     """
     try:
         with _LookUps():
             found = function(batch, head, q, k)
     except Unsupported:
         raise
-    except Exception as error:  # whatever else a function makes of a value that is no tensor
+    except Exception as error:  # the function expected a tensor
         raise Unsupported(str(error)) from error
     found = _bits(found)
     low, high = torch.broadcast_tensors(found.low, found.high)

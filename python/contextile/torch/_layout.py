@@ -20,7 +20,7 @@ def _tokens_of(plan: _core.Plan, rank: int) -> Tensor:
 def check_tokens_on_ranks(plan: _core.Plan) -> None:
     """Raises InvalidArgument if a rank owns no tokens, because models cannot reshape empty tensors.
 
-    Of a slice, only its rank is checked.
+    If the plan is a slice, only its rank is checked.
     """
     for rank in range(plan.num_devices) if plan.slice_of is None else [plan.slice_of]:
         if plan.num_local_tokens(rank) == 0:

@@ -1,4 +1,4 @@
-"""What calls of ``scaled_dot_product_attention`` must agree with to attend by a plan, and the call itself."""
+"""Checks calls of ``scaled_dot_product_attention`` against a plan, and attends by the plan."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from contextile import _core
 from contextile.torch._attention import attention, refuse_reentrant
 from contextile.torch._executor import Executor, Prepared, Rules
 
-# Under way again in backward, innermost last: whose calls go to which plan. Backward computes on a thread of its own while
-# the one that called it waits.
+# The plans of forwards that are being recomputed, innermost last. Not thread-local: backward runs
+# on a thread of its own while the thread that called it waits.
 recomputed: list[tuple[Executor, Prepared]] = []
 
 
 def rules_of(prepared: Prepared, mask: str) -> Rules:
-    """What calls under a mask must agree with, of a plan that such calls can be of."""
+    """Returns the rules that calls under a mask must follow.
+
+    Raises InvalidArgument if the plan has softcap, sinks, or no tokens on this rank.
+    """
     prepared.call_of(mask)
     rules = prepared.rules[mask]
     if rules.softcap or rules.has_sink:
@@ -34,7 +37,7 @@ def rules_of(prepared: Prepared, mask: str) -> Rules:
 
 
 def _current(executor: Executor) -> Prepared:
-    """The plan that the executor was prepared for last, or that of the first time where forward is computed again."""
+    """Returns the plan prepared last, or the original plan while forward is being recomputed."""
     for one, kept in reversed(recomputed):
         if one is executor:
             return kept
@@ -61,12 +64,13 @@ def _check_causal(rules: Rules, expected: bool | None, found: bool | None) -> No
 
 
 def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
-    """q, k, v [1, heads, tokens, dim]."""
+    """Checks q, k and v of [1, heads, tokens, dim]."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise _core.InvalidArgument(f"attention: expected tensors of 4 dimensions, found {q.dim()}, {k.dim()}, {v.dim()}")
     if q.shape[0] != 1 or k.shape[0] != 1 or v.shape[0] != 1:
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {q.shape[0]}")
-    # Compiled code leaves numbers that change with every batch to the operator, which compares them, too.
+    # Compiled code leaves numbers that change with every batch to the operator, which checks them,
+    # too.
     if not torch.compiler.is_compiling() and not q.shape[2] == k.shape[2] == v.shape[2] == rules.tokens:
         raise _core.InvalidArgument(
             f"attention: expected this rank's {rules.tokens} tokens as queries, keys and values, found {q.shape[2]}, "
@@ -89,11 +93,11 @@ def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: boo
 
 
 class Call(NamedTuple):
-    """Arguments of scaled_dot_product_attention behind q, k, v."""
+    """Arguments of scaled_dot_product_attention after q, k and v."""
 
     attn_mask: Tensor | None = None
     dropout_p: float = 0.0
-    is_causal: bool | None = False  # None: nothing is said
+    is_causal: bool | None = False  # None: not given
     scale: float | None = None
     enable_gqa: bool = False
 
@@ -101,7 +105,11 @@ class Call(NamedTuple):
 def attend(
     executor: Executor, mask: str, is_causal: bool | None, q: Tensor, k: Tensor, v: Tensor, call: Call
 ) -> Tensor:
-    """q [1, q_heads, tokens, dim], k and v [1, kv_heads, tokens, …] → [1, q_heads, tokens, value_dim]."""
+    """Checks a call and attends by the plan. Collective.
+
+    Takes q [1, q_heads, tokens, dim], k and v [1, kv_heads, tokens, …] and returns
+    [1, q_heads, tokens, value_dim].
+    """
     if call.attn_mask is not None:
         raise _core.InvalidArgument("attention: expected no attn_mask, for the plan has the batch's masks; found one")
     if call.dropout_p != 0.0:

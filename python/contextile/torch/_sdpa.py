@@ -1,4 +1,4 @@
-"""Models of plain PyTorch: their calls of ``scaled_dot_product_attention``, and the modules around it, attend by a plan."""
+"""Makes ``scaled_dot_product_attention`` and attention modules of models attend by a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from contextile.torch._layout import check_tokens_on_ranks
 from contextile.torch._rules import Call, attend, recomputed, rules_of
 
 _LAYOUTS = ("BHTD", "BTHD")
-# In the names of functions and operators that attend: flex_attention, _varlen_attn, _transformer_encoder_layer_fwd, …
+# Parts of the names of functions and operators that attend: flex_attention, _varlen_attn,
+# _transformer_encoder_layer_fwd, …
 _ATTEND = ("attention", "attn", "encoder_layer_fwd")
 _OWN = (
     torch.ops.contextile.attention,
@@ -31,7 +32,7 @@ _OWN = (
 
 
 def _sdpa_call(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """Arguments by the names of scaled_dot_product_attention."""
+    """Binds arguments to the names that scaled_dot_product_attention has."""
     return query, key, value, Call(attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -52,7 +53,7 @@ class _Mode(TorchFunctionMode):
 
 
 def _refuse_other(func: Any) -> None:
-    """Other attention of PyTorch, which would go on among this rank's own tokens."""
+    """Refuses other attention of PyTorch, which would see only this rank's own tokens."""
     name = getattr(func, "__name__", "")
     if any(word in name for word in _ATTEND) and func not in _OWN:
         raise _core.InvalidArgument(
@@ -62,36 +63,55 @@ def _refuse_other(func: Any) -> None:
 
 @contextlib.contextmanager
 def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) -> Iterator[Executor]:
-    """Inside, ``torch.nn.functional.scaled_dot_product_attention`` attends by the plan the executor is prepared for.
+    """Makes ``torch.nn.functional.scaled_dot_product_attention`` attend by a plan, inside ``with``.
 
-    It takes over calls of models of plain PyTorch, compiled ones included, whose tokens are this rank's in the plan's local
-    order. Backward may be called inside or behind it. Checkpoints need ``context_fn`` (``checkpoint_contexts``): what they compute
-    again in backward no mode of PyTorch sees.
+    It takes over the calls of a model, compiled ones included. The calls are collective: every rank
+    makes them in the same order. Backward may run inside or after. Checkpoints need
+    ``context_fn`` (see ``checkpoint_contexts``), because PyTorch hides from this context what they
+    recompute in backward.
+
+    The calls have query [1, q_heads, tokens, head_dim], key [1, kv_heads, tokens, head_dim] and
+    value [1, kv_heads, tokens, value_dim], where tokens are this rank's in the plan's local order.
 
     Parameters
     ----------
-    executor
-        Prepared for the batch's plan.
-    mask
-        The name of one of the plan's masks; empty: that of a plan with only one.
-    is_causal
-        What calls are to say. The plan's mask takes the place of what they say, so a mask that attends later tokens contradicts
-        True, as far as its tiles tell; None: the plan alone counts.
+    executor : Executor
+        Prepared for the plan of the batch.
+    mask : str
+        Name of one of the plan's masks. May be left out if the plan has only one.
+    is_causal : bool or None
+        The ``is_causal`` that calls are expected to pass. It must agree with the plan's mask, which
+        takes its place: True with a mask that attends later tokens is an error. None: only the plan
+        counts.
 
-    Shapes
+    Yields
     ------
-    query : [1, q_heads, tokens, head_dim]
-    key : [1, kv_heads, tokens, head_dim]
-    value : [1, kv_heads, tokens, value_dim]
-        As ``scaled_dot_product_attention`` has them; tokens are this rank's.
+    Executor
 
     Raises
     ------
     InvalidArgument
-        No plan, a mask it has not, a rank without tokens. In a call: an attn_mask, dropout, another scale, is_causal, shape or
-        number of heads, a batch of several, other keys than this rank's tokens; a reentrant checkpoint; ``nn.MultiheadAttention``,
-        FlexAttention and other functions that attend, where PyTorch lets them be seen. On leaving: no call was taken over, so
-        the model attends by itself, every rank among its own tokens.
+        On entering, if there is no plan or no such mask, or a rank owns no tokens. In a call, if it
+        has an attn_mask or dropout, another scale, dtype, is_causal or shape than the plan, a batch
+        above 1, or a reentrant checkpoint around it; also for ``nn.MultiheadAttention``,
+        FlexAttention and other functions that attend, as far as PyTorch shows them. On leaving, if
+        no call was taken over: the model then attended on each rank alone.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import torch
+    >>> from contextile.torch import Executor, use
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> executor = Executor(ct.inproc_group(1)[0])          # Executor() under torchrun
+    >>> plan = ct.plan([60, 40], cluster="local:1x1", strategy="zigzag",
+    ...                heads=4, head_dim=32, dtype="f32")
+    >>> prepared = executor.prepare(plan)
+    >>> q, k, v = torch.randn(3, 1, 4, 100, 32)
+    >>> with use(executor):
+    ...     out = scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> out.shape
+    torch.Size([1, 4, 100, 32])
     """
     prepared = executor.prepared_of(None)
     check_tokens_on_ranks(prepared.plan)
@@ -109,22 +129,37 @@ def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) ->
 
 
 class ScaledDotProductAttention(nn.Module):
-    """Attention by a plan as a module, in the place of a model's own: torchtitan's ``inner_attention``, for one.
+    """A module that attends by a plan, to replace a model's own, such as torchtitan's.
 
-    It holds on to the executor, so nothing has to be around it; the executor is prepared for every batch.
+    It keeps the executor, so no ``use`` is needed around it. Prepare the executor for every batch.
 
     Parameters
     ----------
-    executor, mask, is_causal
-        As of ``use``.
-    layout
-        Of q, k, v and what is returned: ``"BHTD"`` (batch, heads, tokens, dim) as PyTorch has it, ``"BTHD"`` as torchtitan's
-        modules since 0.3.
+    executor : Executor
+        The executor that the module attends with.
+    mask, is_causal
+        As for ``use``.
+    layout : str
+        Order of the dimensions of q, k, v and the result: ``"BHTD"`` (batch, heads, tokens, dim) as
+        in PyTorch, or ``"BTHD"`` as in torchtitan's modules since 0.3.
 
     Raises
     ------
     InvalidArgument
-        Another layout.
+        The layout is another one.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import torch
+    >>> from contextile.torch import Executor, ScaledDotProductAttention
+    >>> executor = Executor(ct.inproc_group(1)[0])          # Executor() under torchrun
+    >>> prepared = executor.prepare(ct.plan([60, 40], cluster="local:1x1", strategy="zigzag",
+    ...                                     heads=4, head_dim=32, dtype="f32"))
+    >>> attend = ScaledDotProductAttention(executor, layout="BTHD")
+    >>> q, k, v = torch.randn(3, 1, 100, 4, 32)
+    >>> attend(q, k, v).shape
+    torch.Size([1, 100, 4, 32])
     """
 
     def __init__(
@@ -150,18 +185,28 @@ class ScaledDotProductAttention(nn.Module):
         enable_gqa: bool = True,
         **others: Any,
     ) -> Tensor:
-        """Attention of this rank's tokens to the whole batch. Collective.
+        """Computes attention of this rank's tokens to the whole batch. Collective.
 
-        Shapes
-        ------
-        query : [1, q_heads, tokens, head_dim], or [1, tokens, q_heads, head_dim] by the layout
-        key, value : likewise, with kv_heads
-        returns : as query, with value_dim
+        Parameters
+        ----------
+        query : Tensor
+            [1, q_heads, tokens, head_dim], or [1, tokens, q_heads, head_dim] in the layout BTHD.
+        key, value : Tensor
+            Likewise with kv_heads; the value has value_dim.
+        attn_mask, dropout_p, is_causal, scale, enable_gqa
+            As for ``scaled_dot_product_attention``. They must agree with the plan; attn_mask is None.
+        **others
+            Arguments of a model's own attention. Each must be None.
+
+        Returns
+        -------
+        Tensor
+            Like the query, with value_dim.
 
         Raises
         ------
         InvalidArgument
-            As calls inside ``use``; other arguments than None.
+            Like calls inside ``use``; also if one of the other arguments is not None.
         """
         given = [name for name, value in others.items() if value is not None]
         if given:
@@ -185,24 +230,37 @@ def replace_attention(
     is_causal: bool | None = True,
     layout: str = "BHTD",
 ) -> list[str]:
-    """Puts ``ScaledDotProductAttention`` where a model's modules of this name are; returns where they were.
+    """Replaces the attention modules of a model by ``ScaledDotProductAttention``.
 
     Parameters
     ----------
-    model
-        Changed in place. torchtitan's: after its weights are initialized, before it is compiled.
+    model : Module
+        The model, which is changed in place. Call this after weights are initialized and before the
+        model is compiled.
     executor, is_causal, layout
-        As of ``ScaledDotProductAttention``.
-    name
-        The attribute that holds a layer's attention of q, k, v.
-    mask
-        The name of one of the plan's masks, or a function from where a module is (``"layers.3.attention.inner_attention"``)
-        to one.
+        As for ``ScaledDotProductAttention``.
+    name : str
+        The attribute that holds a layer's attention of q, k and v.
+    mask : str or function
+        Name of one of the plan's masks, or a function from a module's place in the model
+        (``"layers.3.attention.inner_attention"``) to such a name.
+
+    Returns
+    -------
+    list of str
+        Places of the replaced modules.
 
     Raises
     ------
     InvalidArgument
-        No module of that name, or one with parameters or buffers, which attention of q, k, v has none of.
+        No module has that name, or one has parameters or buffers.
+
+    Examples
+    --------
+    ::
+
+        replace_attention(model, executor, layout="BTHD")
+        logits = model(local.tokens[None], local.positions[None])
     """
     found = [(place, parent) for place, parent in model.named_modules() if isinstance(getattr(parent, name, None), nn.Module)]
     for place, parent in found:
@@ -223,7 +281,10 @@ def replace_attention(
 
 
 class _Again:
-    """Where a checkpoint computes forward again: under the plan of its first time, on any thread, in ``use`` or behind it."""
+    """The context in which a checkpoint recomputes forward.
+
+    It restores the plan of the first forward, on any thread, inside ``use`` or after it.
+    """
 
     def __init__(self, executor: Executor, mode: _Mode | None) -> None:
         self._executor, self._mode, self._kept = executor, mode, executor.prepared_of(None)
@@ -248,25 +309,35 @@ def _both(outer: Any, inner: Any) -> Iterator[None]:
 def checkpoint_contexts(
     executor: Executor, context_fn: Callable[[], tuple[Any, Any]] | None = None
 ) -> tuple[Any, Any]:
-    """For ``context_fn`` of checkpoints: what they compute again attends by the plan it attended by at first.
+    """Returns the two contexts of a checkpoint, for its ``context_fn``.
 
-    Wherever backward is called, and whatever the executor has been prepared for meanwhile, as long as the plan is among the
-    last ``plans_kept``. Modules (``replace_attention``) do without, unless plans change between forward and backward, which
-    then is an error.
-
-        checkpoint(block, x, use_reentrant=False, context_fn=lambda: checkpoint_contexts(executor))
+    They make the recomputed forward attend by the plan of the first one. That holds wherever
+    backward is called, and even if the executor was prepared for another batch since, while the
+    plan is among the last ``plans_kept``. Modules (``replace_attention``) need it only in the
+    latter case.
 
     Parameters
     ----------
-    executor
-        That of ``use`` or of the modules, prepared for the batch's plan.
-    context_fn
-        What else the checkpoint is to have: that of selective checkpointing.
+    executor : Executor
+        The executor of ``use`` or of the modules, prepared for the plan of the batch.
+    context_fn : function, optional
+        Another ``context_fn`` that the checkpoint needs, such as that of selective checkpointing.
+
+    Returns
+    -------
+    tuple of two contexts
 
     Raises
     ------
     InvalidArgument
         The executor has no plan.
+
+    Examples
+    --------
+    ::
+
+        checkpoint(block, x, use_reentrant=False,
+                   context_fn=lambda: checkpoint_contexts(executor))
     """
     modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Mode) and mode.executor is executor]
     again = _Again(executor, modes[-1] if modes else None)
