@@ -1,17 +1,24 @@
-"""Context parallelism by tiles.
+"""Contextile plans and runs context-parallel attention.
 
-A batch of documents of any lengths under any attention mask, and a cluster, become a plan: which device holds which
-tokens and computes which tiles, and what moves when. A plan is proved, simulated on any cluster, executed exactly,
-and drawn.
+``plan`` takes the document lengths of a batch, an attention mask and a cluster. It decides which
+device holds which tokens, which device computes which part of attention, and what moves when. A
+plan is verified, and can be simulated on any cluster, executed exactly, and drawn.
 
 >>> import contextile as ct
 >>> plan = ct.plan([500, 90_000, 40_572], mask=ct.masks.causal(), cluster="dgx-h200:4x8", strategy="zigzag")
 >>> plan.verify().ok
 True
 
-``contextile.torch`` executes plans on tensors of PyTorch in any ``torch.distributed`` group; ``contextile.transformers``
-brings that under Hugging Face models as they are, ``contextile.megatron`` under those of Megatron-LM; ``contextile.plot``
-draws with matplotlib.
+The parts of the package:
+
+* ``contextile.masks`` and ``contextile.strategies`` make the arguments of ``plan`` and ``compare``.
+* ``contextile.torch`` executes plans on tensors of PyTorch, in any ``torch.distributed`` group.
+* ``contextile.transformers`` does so for Hugging Face models, and ``contextile.megatron`` for
+models
+  of Megatron-LM.
+* ``NumpyExecutor`` executes plans on NumPy arrays.
+* ``contextile.inference`` decodes over a cache of keys and values that ranks share.
+* ``contextile.plot`` draws with matplotlib.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -125,7 +132,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "plot":
         raise AttributeError(f"module 'contextile' has no attribute '{name}'")
-    # Needs NumPy, which planning does not wait for.
+    # Imported on demand: it needs NumPy, which takes a while to import.
     import importlib
 
     return importlib.import_module("contextile.plot")

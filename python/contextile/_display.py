@@ -1,4 +1,4 @@
-"""Plans and comparisons as people look at them: text, notebooks."""
+"""Text and HTML of plans and comparisons, for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def error_text(error: BaseException) -> str:
-    """What was raised and where, on one line: "KeyError: 'long' (masks.py:12, masks_of)"."""
+    """Returns an error and its place on one line: "KeyError: 'long' (masks.py:12, masks_of)"."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno}, {frames[-1].name})" if frames else text
@@ -31,7 +31,7 @@ def _mb(num_bytes: float) -> str:
 
 
 def _tiles_svg(plan: Plan) -> str:
-    """Who computes what: blocks of queries down, of keys across, a colour for each device."""
+    """Draws the tiles by device: queries down, keys across, one color per device."""
     tiles = plan.placed_tiles(limit=20_000)
     if tiles is None or not len(tiles):
         return ""
@@ -50,7 +50,7 @@ def _tiles_svg(plan: Plan) -> str:
 
 
 def plan_html(plan: Plan) -> str:
-    """A plan in a notebook: what it is, what it moves and takes, and who computes which tiles."""
+    """Returns HTML of a plan: its facts, traffic, predicted times, and the tiles by device."""
     facts = [
         ["strategy", plan.strategy],
         ["batch", f"{plan.num_tokens} tokens, {len(plan.sequences)} documents"],
@@ -110,7 +110,7 @@ def _comparison_rows(rows: Iterable[Any]) -> list[list[str]]:
 
 
 def comparison_text(rows: Iterable[Any]) -> str:
-    """The rows of `compare` as a table in fixed columns; what does not apply stands behind it."""
+    """Returns the rows of `compare` as a text table. The last column says why a row is empty."""
     table = [_COMPARISON_HEAD, *_comparison_rows(rows)]
     widths = [max(len(row[c]) for row in table) for c in range(len(_COMPARISON_HEAD) - 1)]
     lines = []
@@ -121,5 +121,5 @@ def comparison_text(rows: Iterable[Any]) -> str:
 
 
 def comparison_html(rows: Iterable[Any]) -> str:
-    """The same in a notebook."""
+    """Returns the rows of `compare` as an HTML table."""
     return _table_html(_COMPARISON_HEAD, _comparison_rows(rows))

@@ -1,4 +1,4 @@
-"""Exact attention on NumPy arrays, by a plan, on one rank of a group."""
+"""Exact attention by a plan on NumPy arrays, for one rank of a group."""
 
 from __future__ import annotations
 
@@ -12,31 +12,61 @@ if TYPE_CHECKING:
 
 
 def kernels() -> list[str]:
-    """Names of the kernels that this CPU can run, for float32 the preferred one first."""
+    """Returns the names of the kernels that this CPU can run, the preferred one for float32 first.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> executor = ct.NumpyExecutor(ct.inproc_group(1)[0], kernel=ct.kernels()[0])
+    """
     return _core.kernel_table()
 
 
 class Output(NamedTuple):
-    """What forward gives."""
+    """The result of ``NumpyExecutor.forward``, which ``backward`` takes.
 
-    out: np.ndarray  # [local tokens, q_heads, value_dim], as the inputs
-    lse: np.ndarray  # float32 [local tokens, q_heads], natural logarithm; -inf where a row attends nothing
-    saved: np.ndarray  # uint8: what forward keeps for backward
-    plan: _core.Plan  # it was computed by
-    call: int  # number of the call, the same on all ranks
+    Attributes
+    ----------
+    out : array [local tokens, q_heads, value_dim]
+        In the dtype of the inputs. Rows that attend nothing are 0.
+    lse : float32 array [local tokens, q_heads]
+        Natural logarithm of the sum of exponentials; -inf for rows that attend nothing.
+    saved : uint8 array
+        Data that forward keeps for backward.
+    plan : Plan
+        The plan that it was computed by.
+    call : int
+        Number of the call, the same on all ranks.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    saved: np.ndarray
+    plan: _core.Plan
+    call: int
 
 
 class Gradients(NamedTuple):
-    """What backward gives."""
+    """The result of ``NumpyExecutor.backward``.
 
-    dq: np.ndarray  # [local tokens, q_heads, head_dim]
-    dk: np.ndarray  # [local tokens, kv_heads, head_dim]
-    dv: np.ndarray  # [local tokens, kv_heads, value_dim]
-    dsink: np.ndarray | None  # float32 [q_heads]: this rank's share, to be summed over ranks
+    Attributes
+    ----------
+    dq : array [local tokens, q_heads, head_dim]
+    dk : array [local tokens, kv_heads, head_dim]
+    dv : array [local tokens, kv_heads, value_dim]
+        Gradients of this rank's tokens, complete over the batch.
+    dsink : float32 array [q_heads] or None
+        This rank's share, to be summed over ranks. None without a sink.
+    """
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    dsink: np.ndarray | None
 
 
 def _array(name: str, given: Any) -> np.ndarray:
-    """An array of NumPy as it is; what others have (JAX, lists) as one, without a copy where that can be."""
+    """Returns an array of NumPy, JAX or others as NumPy's, without a copy if possible."""
     import numpy as np
 
     if isinstance(given, np.ndarray):
@@ -54,24 +84,43 @@ def _array(name: str, given: Any) -> np.ndarray:
 
 
 class NumpyExecutor:
-    """One rank's executor: prepared for a batch's plan, it serves all its layers and calls.
+    """The executor of one rank for NumPy arrays.
 
-    Arrays are NumPy's, float32 or float16, in the plan's local order of this rank (``plan.local_tokens(rank)``).
-    ``contextile.torch.Executor`` is the same for tensors of PyTorch. One thread uses it at a time.
+    Prepared for the plan of a batch, it serves all layers and calls of that batch. Arrays have the
+    plan's dtype, float32 or float16, and lie in the plan's local order of this rank
+    (``plan.local_tokens(rank)``). ``contextile.torch.Executor`` is the same for tensors of PyTorch.
+    Only one thread uses it at a time.
 
     Parameters
     ----------
-    transport
-        This rank's end of a group: ``inproc_group`` or ``gloo_transport``.
-    kernel
-        By name (``kernels()``); empty: the preferred one for the plan's dtype.
-    flight_folder
-        Where a record of the last instructions goes when a call fails; empty: nowhere.
+    transport : Transport
+        This rank's end of a group, from ``inproc_group`` or ``gloo_transport``.
+    kernel : str
+        Name of the kernel (``kernels()``). Default: the preferred one for the plan's dtype.
+    flight_folder : str
+        Folder for a record of the last instructions if a call fails. Default: no record.
 
     Raises
     ------
     InvalidArgument
         There is no such kernel.
+
+    Examples
+    --------
+    One rank; ``run_inproc`` runs several on threads:
+
+    >>> import contextile as ct
+    >>> import numpy as np
+    >>> plan = ct.plan([60, 40], cluster="local:1x1", strategy="zigzag",
+    ...                heads=(4, 2), head_dim=32, dtype="f32")
+    >>> executor = ct.NumpyExecutor(ct.inproc_group(1)[0])
+    >>> executor.prepare(plan)
+    >>> q, k, v = (np.ones((100, heads, 32), dtype=np.float32) for heads in (4, 2, 2))
+    >>> output = executor.forward(q, k, v)
+    >>> output.out.shape
+    (100, 4, 32)
+    >>> executor.backward(np.ones_like(output.out), q, k, v, output).dk.shape
+    (100, 2, 32)
     """
 
     def __init__(self, transport: _core.Transport, *, kernel: str = "", flight_folder: str = "") -> None:
@@ -82,16 +131,21 @@ class NumpyExecutor:
 
     @property
     def plan(self) -> _core.Plan | None:
-        """What it is prepared for."""
+        """The plan that it is prepared for; None before the first."""
         return self._plan
 
     @property
     def last_stats(self) -> _core.ExecutionStats:
-        """Bytes and seconds of the last call on this rank."""
+        """Bytes and seconds of this rank's last call."""
         return self._rank.last_stats
 
     def prepare(self, plan: _core.Plan) -> None:
         """Allocates buffers and checks that every rank holds the same plan. Collective.
+
+        Parameters
+        ----------
+        plan : Plan
+            A whole plan, or this rank's slice.
 
         Raises
         ------
@@ -105,19 +159,30 @@ class NumpyExecutor:
         self._plan = plan
 
     def forward(self, q: Any, k: Any, v: Any, *, mask: str = "", sink: Any = None) -> Output:
-        """Attention of this rank's queries to all keys that the mask lets them see. Collective.
+        """Computes attention of this rank's queries to all keys that the mask lets them see.
 
-        Shapes
-        ------
-        q : [local tokens, q_heads, head_dim]
-        k : [local tokens, kv_heads, head_dim]
-        v : [local tokens, kv_heads, value_dim]
-        sink : float32 [q_heads], where ``plan.shape.sink``
+        Collective: every rank calls it, in the same order.
+
+        Parameters
+        ----------
+        q : array [local tokens, q_heads, head_dim]
+        k : array [local tokens, kv_heads, head_dim]
+        v : array [local tokens, kv_heads, value_dim]
+            This rank's tokens in local order, in the plan's dtype.
+        mask : str
+            Name of one of the plan's masks. May be left out if the plan has only one.
+        sink : float32 array [q_heads], optional
+            A sink logit per query head. Needed if and only if ``plan.shape.sink`` is true.
+
+        Returns
+        -------
+        Output
 
         Raises
         ------
         InvalidArgument
-            A mask the plan has not, a tensor of another shape or dtype.
+            The executor is not prepared, the plan has no such mask, an array has another shape or
+            dtype, or ranks meet in different calls.
         TransportError
             A peer failed.
         """
@@ -136,12 +201,27 @@ class NumpyExecutor:
     def backward(
         self, dout: Any, q: Any, k: Any, v: Any, output: Output, *, mask: str = "", sink: Any = None
     ) -> Gradients:
-        """Gradients for ``dout`` [local tokens, q_heads, value_dim], from what forward was given and gave. Collective.
+        """Computes the gradients of a forward call. Collective.
+
+        Parameters
+        ----------
+        dout : array [local tokens, q_heads, value_dim]
+            Gradient of ``output.out``.
+        q, k, v, mask, sink
+            The same as in the forward call.
+        output : Output
+            The result of the forward call.
+
+        Returns
+        -------
+        Gradients
 
         Raises
         ------
-        InvalidArgument, TransportError
-            As forward does.
+        InvalidArgument
+            As ``forward`` does; also if the executor was prepared for another plan since.
+        TransportError
+            A peer failed.
         """
         import numpy as np
 
@@ -173,26 +253,32 @@ class NumpyExecutor:
 
 
 def run_inproc(num_ranks: int, body: Callable[[_core.Transport], Any], *, timeout: float = 60.0) -> list[Any]:
-    """Runs ``body(transport)`` on a thread for each rank of a group in this process.
+    """Runs ``body(transport)`` on one thread per rank of a group in this process.
 
     Parameters
     ----------
-    num_ranks
-        1 to 4096.
-    body
-        What a rank does; an exception on one ends all.
-    timeout
-        Seconds without a byte moving in the whole group.
+    num_ranks : int
+        Number of ranks, 1 to 4096.
+    body : function
+        The work of a rank. An exception on one rank ends all of them.
+    timeout : float
+        Seconds without a byte moving in the whole group after which ranks give up.
 
     Returns
     -------
     list
-        What every rank returned.
+        The results of all ranks, in order.
 
     Raises
     ------
     Exception
-        The first that a rank raised and that is no echo of another's.
+        The first exception of a rank that is not merely the echo of another rank's.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.run_inproc(3, lambda transport: transport.rank)
+    [0, 1, 2]
     """
     group = _core.inproc_group(num_ranks, timeout=timeout)
     results: list[Any] = [None] * num_ranks

@@ -1,4 +1,4 @@
-"""From lengths to a verified plan, and strategies side by side."""
+"""Plans batches and compares strategies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from contextile._core import (
     Workload,
 )
 
-# A rule, its text, a rule for each document, or bands of the batch.
+# A rule, its text, one rule per document, or bands of the batch.
 OneMask = MaskSpec | str | Sequence[MaskSpec | str] | Mask
-# The same, or several by name; (mask, layers) where layers count.
+# The same, or several by name; (mask, layers) gives the number of layers.
 AnyMask = OneMask | Mapping[str, OneMask | tuple[OneMask, int]]
 AnyStrategy = StrategyChoice | str | Callable[[Workload, Cluster, PlanOptions], Arrangement]
 Progress = bool | Callable[[str, int, int], None]
@@ -53,7 +53,7 @@ def _entry_of(name: str | None, mask: Any) -> tuple[str, int, Any]:
 
 
 def _lengths_of(lengths: Any) -> list[int]:
-    """Whole numbers, whatever they come in."""
+    """Returns lengths from any iterable of whole numbers."""
     try:
         if isinstance(lengths, (str, bytes)):
             raise TypeError
@@ -63,7 +63,7 @@ def _lengths_of(lengths: Any) -> list[int]:
 
 
 def _whole(name: str, value: Any) -> int:
-    """A whole number that the library can count with."""
+    """Returns a whole number of 64 bits. Raises InvalidArgument for others."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -74,7 +74,7 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _count(name: str, value: Any) -> int:
-    """Of heads or elements: the library says which it takes."""
+    """Returns a count of 32 bits. The library checks the range of its meaning."""
     number = _whole(name, value)
     if not -(2**31) <= number < 2**31:
         raise _core.InvalidArgument(f"{name}: expected a number of 32 bits, found {number}")
@@ -82,7 +82,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
-    """What is asked of a plan; what is None is left to the strategy."""
+    """Returns plan options. The strategy decides those that are None."""
     counts = ("block_size", "seed", "token_limit", "memory_limit_bytes")
     options = {
         name: _whole(name, value) if name in counts else dtype_name(value) if name == "wire" else value
@@ -93,7 +93,7 @@ def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
 
 
 def cluster_of(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
-    """A cluster, or the one of a text as ``Cluster.load`` takes it."""
+    """Returns a cluster, loading it if a text or a path is given."""
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (str, os.PathLike)):
@@ -102,7 +102,7 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
 
 
 def dtype_name(dtype: Any) -> str:
-    """'f32', 'bf16' or 'f16' of such a name, or of NumPy's and PyTorch's types."""
+    """Returns 'f32', 'bf16' or 'f16' for a name or a dtype of NumPy or PyTorch."""
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(name, name)
 
@@ -122,39 +122,54 @@ def make_workload(
     num_ranks: int = 1,
     roles: Sequence[tuple[int, int, str]] = (),
 ) -> Workload:
-    """A batch: documents of these lengths end to end, with their masks and the shape of attention.
+    """Makes the description of a batch: documents end to end, their masks, the attention shape.
 
     Parameters
     ----------
-    lengths
-        Tokens of every document.
+    lengths : sequence of int
+        Number of tokens of every document, each at least 1.
     mask
-        A rule for all documents (``masks.causal()`` or its text), a list with a rule for each document, a ``Mask`` of
-        the batch, or several of these by name; in a dict, ``(mask, layers)`` says how many layers use it.
-    heads
-        Query and KV heads; one number: both.
-    head_dim, value_dim
-        Of queries and keys, of values (default: the same).
+        A rule for all documents (``masks.causal()`` or its text), a list with one rule per document,
+        a ``Mask`` of the batch, or a dict of several by name. In a dict, ``(mask, layers)`` gives the
+        number of layers that use the mask.
+    heads : int or (int, int)
+        Number of query heads and of KV heads. One number means both.
+    head_dim : int
+        Dimension of queries and keys.
+    value_dim : int, optional
+        Dimension of values. Default: ``head_dim``.
     dtype
-        ``"f32"``, ``"bf16"``, ``"f16"`` or a dtype of NumPy or PyTorch.
-    scale
-        Of the scores; 0: ``1/sqrt(head_dim)``.
-    softcap
-        c of ``c·tanh(s/c)``; 0: none.
-    sink
-        A learnable sink logit per query head.
-    home
-        Who already holds which tokens: ``"contiguous"``, ``"zigzag"``, a layout file, or ascending
-        (begin, end, rank); None: the plan chooses.
-    num_ranks
-        Of the context-parallel group, for ``home``.
-    roles
-        Ascending (begin, end, ``"kv_only"`` or ``"q_only"``) of tokens that lack queries (a cached prefix) or keys.
+        ``"f32"``, ``"bf16"``, ``"f16"``, or a dtype of NumPy or PyTorch.
+    scale : float
+        Factor of the scores. 0 means ``1/sqrt(head_dim)``.
+    softcap : float
+        The c of ``c·tanh(s/c)``, applied to scores s. 0 means no softcap.
+    sink : bool
+        Whether every query head has a learnable sink logit.
+    home : optional
+        Ranks that already hold the tokens: ``"contiguous"``, ``"zigzag"``, a layout file, or ascending
+        rows (begin, end, rank). Default: the plan chooses.
+    num_ranks : int
+        Number of ranks of the context-parallel group, for ``home``.
+    roles : sequence of (begin, end, role)
+        Ascending token ranges without queries (``"kv_only"``, such as a cached prefix) or without
+        keys (``"q_only"``).
+
+    Returns
+    -------
+    Workload
 
     Raises
     ------
     InvalidArgument
-        Lengths that are not positive, a mask that does not fit, a shape that cannot be.
+        Lengths are not positive, a mask does not fit, or the attention shape is impossible.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> workload = ct.make_workload([60, 40], mask={"full": ("causal", 8), "short": ("chunked:16", 24)})
+    >>> workload.num_tokens, workload.mask_names
+    (100, ['full', 'short'])
     """
     q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) and len(heads) == 2 else (heads, heads)
     counts = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
@@ -178,7 +193,7 @@ def make_workload(
 
 
 class _ProgressBar:
-    """tqdm's bar as a hook of the library."""
+    """Shows planning progress as a bar of tqdm."""
 
     def __init__(self) -> None:
         try:
@@ -240,45 +255,58 @@ def plan(
     force: bool = False,
     progress: Progress = False,
 ) -> Plan:
-    """Plans a batch: arranges, builds and proves.
+    """Plans a batch with a strategy, and verifies the plan.
 
-    Deterministic on any number of threads, unless the strategy is given a time budget. Ctrl-C ends it.
+    Not collective: equal inputs give equal plans on every rank and any number of threads, unless
+    the strategy has a time budget. Ctrl-C stops planning.
 
     Parameters
     ----------
-    lengths
-        Tokens of every document; or a whole ``Workload``, in which case mask, heads and the rest up to ``roles`` are
-        not given.
-    cluster
-        A ``Cluster`` or a text as ``Cluster.load`` takes it.
-    strategy
-        ``strategies.dcp(divisions=6)``, a text (``"dcp:divisions=6"``), or a function of (workload, cluster, options) that returns an
-        ``Arrangement``; what it makes is built, proved and simulated as any other.
+    lengths : sequence of int or Workload
+        Number of tokens of every document; or a whole workload, without the parameters from ``mask``
+        to ``roles``.
+    cluster : Cluster or str
+        A cluster, or a text that ``Cluster.load`` takes, such as ``"dgx-h200:4x8"``.
+    strategy : StrategyChoice, str or function
+        ``strategies.dcp(divisions=6)``, the text ``"dcp:divisions=6"``, or a function of (workload,
+        cluster, options) that returns an ``Arrangement``.
     mask, heads, head_dim, value_dim, dtype, scale, softcap, sink, home, roles
-        As of ``make_workload``.
-    block_size
-        Tokens of a block; None: the strategy's own.
-    wire
-        dtype of partial results under way; None: as the original.
-    backward
-        False: forward only (prefill).
-    seed
-        Of strategies that draw.
-    token_limit
-        Tokens a device may own; ``auto`` keeps to it; proved.
-    memory_limit_bytes
-        Of a device and direction; ``auto`` keeps to it; proved.
-    force
-        True: plan also in blocks so small that their tiles would be too many (more than 2e8).
-    progress
-        True: a bar of tqdm; a function: called with (what, done, total).
+        As for ``make_workload``.
+    block_size : int, optional
+        Tokens per block. Default: the strategy's own.
+    wire : str, optional
+        dtype of partial results while they move. Default: that of the strategy's original.
+    backward : bool
+        Whether to plan backward, too. False is for prefill.
+    seed : int
+        Seed of strategies that use random numbers.
+    token_limit : int, optional
+        Most tokens that a device may own. ``auto`` observes it; the proof checks it.
+    memory_limit_bytes : int, optional
+        Most bytes of a device in one direction. ``auto`` observes it; the proof checks it.
+    force : bool
+        Whether to plan even if blocks are so small that there are more than 2e8 tiles.
+    progress : bool or function
+        True shows a bar of tqdm. A function is called with (what, done, total).
+
+    Returns
+    -------
+    Plan
 
     Raises
     ------
     InvalidArgument
-        An unknown strategy, bad options, or the reason why the strategy cannot plan this batch.
+        The strategy is unknown, options are bad, or the strategy cannot plan this batch; the message
+        says why.
     CheckFailed
-        The plan does not verify: the number of violations and the first.
+        The plan does not verify. The message has the number of violations and the first one.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> plan = ct.plan([500, 90_000, 40_572], cluster="dgx-h200:4x8", strategy="zigzag")
+    >>> plan.num_tokens, plan.num_devices
+    (131072, 32)
     """
     the_cluster = cluster_of(cluster)
     batch = {
@@ -328,9 +356,13 @@ def plan(
 
 
 class Comparisons(Sequence[Comparison]):
-    """Strategies side by side, fastest first; prints as a table.
+    """The result of ``compare``: rows of strategies, fastest first. It prints as a table.
 
-    ``sensitivity``: the strategies on the cluster as it is and with each constant changed, if that was asked for.
+    Attributes
+    ----------
+    sensitivity : list of ChangedStanding or None
+        The strategies on the cluster as it is, and with each constant changed. None unless
+        ``compare`` was called with ``sensitivity``.
     """
 
     def __init__(self, rows: list[Comparison], sensitivity: list[ChangedStanding] | None = None) -> None:
@@ -347,7 +379,7 @@ class Comparisons(Sequence[Comparison]):
         return iter(self._rows)
 
     def best(self) -> Comparison:
-        """The fastest. Raises InvalidArgument where no strategy applies."""
+        """Returns the fastest row. Raises InvalidArgument if no strategy applies."""
         if not self._rows or not self._rows[0].ok:
             raise _core.InvalidArgument("comparison: expected a strategy that applies, found none")
         return self._rows[0]
@@ -375,29 +407,37 @@ def compare(
     sensitivity: str | None = None,
     **batch: Any,
 ) -> Comparisons:
-    """Plans a batch by several strategies and predicts their times.
+    """Plans a batch with several strategies and predicts the time of each.
 
     Parameters
     ----------
     lengths, cluster, block_size, wire, backward, seed
-        As of ``plan``.
-    strategies
-        Choices and texts, or one text with several; ``"all"``.
-    sensitivity
-        ``"kept"``: also simulate the plans on clusters with one constant halved or doubled; ``"replan"``: make every plan
-        anew for each, which takes as long as that many comparisons; None: neither.
+        As for ``plan``.
+    strategies : str or sequence
+        Choices and texts, or one text with several: ``"zigzag,dcp:divisions=6"`` or ``"all"``.
+    sensitivity : str, optional
+        ``"kept"`` also simulates the plans on clusters with one constant halved or doubled.
+        ``"replan"`` plans again for each such cluster, which takes as long as that many comparisons.
     **batch
-        ``mask``, ``heads`` and the rest, as of ``make_workload``.
+        ``mask``, ``heads`` and the rest, as for ``make_workload``.
 
     Returns
     -------
     Comparisons
-        Fastest first. What goes wrong inside one strategy is its ``failed``; why it does not apply, its ``skipped``.
+        Rows, fastest first. ``skipped`` says why a strategy does not apply, and ``failed`` says what
+        went wrong in one; both are empty for the others.
 
     Raises
     ------
     InvalidArgument
-        An unknown strategy, bad options, a bad batch.
+        A strategy is unknown, options are bad, or the batch is.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> rows = ct.compare([5000, 3192], cluster="dgx-h200:1x4", strategies="zigzag,dcp")
+    >>> len(rows), rows.best().ok
+    (2, True)
     """
     if sensitivity not in (None, "kept", "replan"):
         raise _core.InvalidArgument(f"sensitivity: expected 'kept', 'replan' or None, found {sensitivity!r:.80}")
@@ -418,11 +458,32 @@ def compare(
 
 
 def lower_bound(workload: Workload, *, cluster: Cluster | str, direction: str = "forward") -> TimeBound:
-    """A time that no plan of the workload undercuts (docs/simulator.md, "Bounds").
+    """Returns a time that no plan of the workload can beat, for one layer of every mask.
+
+    Parameters
+    ----------
+    workload : Workload
+        The batch, from ``make_workload``.
+    cluster : Cluster or str
+        As for ``plan``.
+    direction : str
+        ``"forward"`` or ``"backward"``.
+
+    Returns
+    -------
+    TimeBound
+        The bound in microseconds and its parts.
 
     Raises
     ------
     InvalidArgument
-        Bad workloads or clusters, a direction other than ``"forward"`` and ``"backward"``.
+        The workload or the cluster is bad, or the direction is another one.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> bound = ct.lower_bound(ct.make_workload([8192]), cluster="dgx-h200:1x4")
+    >>> bound.time_us > 0
+    True
     """
     return _core.lower_bound(workload, cluster_of(cluster), direction)

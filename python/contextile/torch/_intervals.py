@@ -249,7 +249,7 @@ def _maximum(a: Any, b: Any) -> Interval:
     return Interval(torch.maximum(a.low, b.low), torch.maximum(a.high, b.high), a.is_narrow or b.is_narrow)
 
 
-def _clamp(a: Any, min: Any = None, max: Any = None) -> Interval:  # noqa: A002 – torch.clamp's names
+def _clamp(a: Any, min: Any = None, max: Any = None) -> Interval:  # noqa: A002
     result = Interval.of(a)
     result = result if min is None else _maximum(result, min)
     return result if max is None else _minimum(result, max)

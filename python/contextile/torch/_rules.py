@@ -128,4 +128,6 @@ def attend(
             f"attention: expected the plan's {rules.dtype}, found {q.dtype}, {k.dtype} and {v.dtype}"
         )
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention(q, k, v, executor=executor, plan=prepared, mask=mask).transpose(1, 2)  # type: ignore[union-attr]
+    return attention(  # type: ignore[union-attr]
+        q, k, v, executor=executor, plan=prepared, mask=mask
+    ).transpose(1, 2)
