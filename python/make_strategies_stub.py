@@ -1,4 +1,4 @@
-"""Writes the types of contextile.strategies, whose functions are made of the library's own table of strategies.
+"""Writes the type stub of contextile.strategies, whose functions come from the library's table.
 
   PYTHONPATH=… python make_strategies_stub.py OUTPUT
 """

@@ -1,4 +1,4 @@
-"""Decoding over a cache of keys and values that ranks share by tokens.
+"""Decodes over a cache of keys and values that ranks share by tokens.
 
 >>> from contextile.inference import KvCache, KvLayout
 >>> layout = KvLayout(num_ranks=4, page_size=16)
@@ -23,10 +23,18 @@ __all__ = ["Attended", "KvCache", "KvLayout", "attend", "decode_bytes"]
 
 
 class Attended(NamedTuple):
-    """Attention of a rank's query heads to the tokens of all ranks."""
+    """The result of ``attend``.
 
-    out: np.ndarray  # float32 [rows, heads of this rank, value_dim]
-    lse: np.ndarray  # float32 [rows, heads of this rank], natural logarithm; -inf where a row sees nothing
+    Attributes
+    ----------
+    out : float32 array [rows, heads of this rank, value_dim]
+        Attention to the tokens of all ranks.
+    lse : float32 array [rows, heads of this rank]
+        Natural logarithm of the sum of exponentials; -inf for rows that see nothing.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
 
 
 def attend(
@@ -42,38 +50,56 @@ def attend(
     softcap: float = 0.0,
     hop_b_groups: int = 1,
 ) -> Attended:
-    """A decoding step's attention over ranks that share the tokens. Collective.
+    """Computes the attention of a decoding step over ranks that share the tokens.
+
+    Collective: every rank calls it with the same requests.
 
     Parameters
     ----------
-    transport
-        This rank's end of the group whose ranks hold the layout's tokens.
-    q
-        This rank's query heads; with ``q_replicated`` those of all ranks, by KV head.
-    k, v
-        This rank's pages, float32, bfloat16 or float16.
-    requests
-        In the order of their rows: a block table (``KvCache.table``), and for each query the ranges of the request's
-        tokens that it sees, ascending and disjoint.
-    mode
-        ``ag_rs``, ``a2a`` or ``q_replicated``: how ranks come to it (``docs/inference.md``).
-    scale
-        Of scores; None: 1 / sqrt(head_dim).
-    softcap
-        c of c * tanh(s / c); 0: none.
-    hop_b_groups
-        Groups of requests: while outputs of one are on their way, the next one's attention is computed.
+    transport : Transport
+        This rank's end of the group whose ranks hold the layout's tokens. A CPU transport.
+    layout : KvLayout
+        The tokens that each rank holds.
+    q : float32 array [rows, heads, head_dim]
+        This rank's query heads; in the mode ``q_replicated`` those of all ranks, ordered by KV head.
+    k : array [pages, page_size, kv_heads, head_dim]
+    v : array [pages, page_size, kv_heads, value_dim]
+        This rank's pages in float32, bfloat16 or float16.
+    requests : sequence of (table, rows)
+        In the order of their rows. A request has its block table (``KvCache.table``) and, for each of
+        its queries, the ascending and disjoint ranges of the request's tokens that the query sees.
+    mode : str
+        ``"ag_rs"``, ``"a2a"`` or ``"q_replicated"``: the way ranks exchange queries and results.
+    scale : float, optional
+        Factor of the scores. Default: 1 / sqrt(head_dim).
+    softcap : float
+        The c of c * tanh(s / c). 0 means no softcap.
+    hop_b_groups : int
+        Number of groups of requests. While the outputs of one group move, attention of the next is
+        computed.
 
-    Shapes
-    ------
-    q [rows, heads, head_dim], k [pages, page_size, kv_heads, head_dim], v [pages, page_size, kv_heads, value_dim]
+    Returns
+    -------
+    Attended
 
     Raises
     ------
     InvalidArgument
-        Arrays, tables and ranges that do not fit.
+        Arrays, tables or ranges do not fit.
     TransportError
         A peer died or stalled.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import numpy as np
+    >>> from contextile.inference import KvLayout, attend
+    >>> q = np.ones((1, 2, 8), np.float32)                     # one row, two heads
+    >>> pages = np.ones((3, 16, 2, 8), np.float32)             # three pages of 16 tokens
+    >>> attended = attend(ct.inproc_group(1)[0], layout=KvLayout(page_size=16), q=q, k=pages, v=pages,
+    ...                   requests=[([0, 2], [[(0, 20)]])])    # 20 tokens on pages 0 and 2
+    >>> attended.out.shape
+    (1, 2, 8)
     """
     import numpy as np
 

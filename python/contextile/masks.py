@@ -1,8 +1,13 @@
-"""Masks: a rule for every document, a rule for each, or any set of (query, key) pairs as bands.
+"""Attention masks: rules for documents, and exact masks of whole batches.
 
-Rules (``causal()``, ``sliding_window(4096)``, …) are applied to every document on its own: tokens never attend
-another document. What comes from row ranges, dense arrays, slices or FlexAttention is a mask of the whole batch, in
-tokens of the batch.
+Rules (``causal()``, ``sliding_window(4096)``, …) apply to every document on its own: tokens never
+attend another document. Masks made from row ranges, dense arrays, slices or FlexAttention cover the
+whole batch, in tokens of the batch.
+
+>>> import contextile as ct
+>>> plan = ct.plan([60, 40], mask=ct.masks.sliding_window(16), cluster="local:1x1", strategy="dcp")
+>>> plan.mask_names
+['sliding_window']
 """
 
 from __future__ import annotations
@@ -40,12 +45,23 @@ __all__ = [
 
 
 def parse(text: str) -> MaskSpec:
-    """The rule of a text as the program's ``--mask`` takes it: ``"causal"``, ``"lambda:64,4096"``, …
+    """Returns the rule of a text, as the program's ``--mask`` takes it.
+
+    Parameters
+    ----------
+    text : str
+        ``"causal"``, ``"lambda:64,4096"``, and so on.
 
     Raises
     ------
     InvalidArgument
-        An unknown rule, with the list of rules; a parameter out of its limits.
+        The rule is unknown (the message lists all), or a parameter is out of its limits.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.parse("prefix_lm:100") == ct.masks.prefix_lm(100)
+    True
     """
     return _core.parse_mask_spec(text)
 
@@ -54,7 +70,7 @@ def parse(text: str) -> MaskSpec:
 
 
 def full() -> MaskSpec:
-    """Every token attends every token of its document."""
+    """Every token attends all tokens of its document."""
     return parse("full")
 
 
@@ -64,34 +80,42 @@ def causal() -> MaskSpec:
 
 
 def sliding_window(window: int) -> MaskSpec:
-    """Causal, the last ``window`` tokens, the token itself included."""
+    """Every token attends the last ``window`` tokens, including itself."""
     return parse(f"sliding_window:{window}")
 
 
 def lambda_(sink: int = 64, window: int = 4096) -> MaskSpec:
-    """The first ``sink`` tokens and the last ``window`` (Lambda-shaped: StreamingLLM)."""
+    """Every token attends the first ``sink`` tokens and the last ``window`` (StreamingLLM)."""
     return parse(f"lambda:{sink},{window}")
 
 
 def causal_blockwise(block: int = 256, window: int = 2, sink: int = 1) -> MaskSpec:
-    """Causal: the first ``sink`` blocks of ``block`` tokens and ``window`` blocks back from the token; the last block sees
-    all before it (DCP, section 7)."""
+    """Every token attends the first ``sink`` blocks and ``window`` blocks back, causally.
+
+    Blocks have ``block`` tokens. The last block attends everything before it (DCP, section 7).
+    """
     return parse(f"causal_blockwise:{block},{window},{sink}")
 
 
 def shared_question(
     fraction: float = 0.2, answers: int = 4, *, lengths: Sequence[int] | None = None
 ) -> MaskSpec:
-    """A question that all answers see; an answer sees itself causally (DCP, section 7).
+    """Answers attend a shared question and themselves, causally (DCP, section 7).
 
     Parameters
     ----------
-    fraction
+    fraction : float
         Share of the document that is the question.
-    answers
-        How many answers share the rest.
-    lengths
-        Instead of both: tokens of the question, then of every answer; they sum to the document's length.
+    answers : int
+        Number of answers that share the rest.
+    lengths : sequence of int, optional
+        Tokens of the question and of every answer, instead of the other two. They sum to the
+        document's length.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> rule = ct.masks.shared_question(lengths=[30, 20, 10])      # for a document of 60 tokens
     """
     if lengths is not None:
         return parse(f"shared_question:[{','.join(str(int(length)) for length in lengths)}]")
@@ -99,12 +123,12 @@ def shared_question(
 
 
 def prefix_lm(prefix: int) -> MaskSpec:
-    """Every token sees the first ``prefix`` tokens of its document, then causal."""
+    """Every token attends the first ``prefix`` tokens, and the tokens before it."""
     return parse(f"prefix_lm:{prefix}")
 
 
 def chunked(chunk: int) -> MaskSpec:
-    """Causal inside chunks of ``chunk`` tokens."""
+    """Every token attends the tokens before it in its chunk of ``chunk`` tokens."""
     return parse(f"chunked:{chunk}")
 
 
@@ -112,36 +136,71 @@ def chunked(chunk: int) -> MaskSpec:
 
 
 def from_bands(bands: Sequence[tuple[int, int, int, int, int | None, int | None]], *, num_tokens: int) -> Mask:
-    """Rows (q_begin, q_end, k_begin, k_end, lo, hi), pairwise disjoint.
+    """Makes a mask from bands.
 
-    Query q attends key k iff both are in their ranges and ``lo <= k - q <= hi``; None is no bound.
+    Parameters
+    ----------
+    bands : sequence of (q_begin, q_end, k_begin, k_end, lo, hi)
+        Query q attends key k if both are in their half-open ranges and ``lo <= k - q <= hi``. None
+        means no bound. No two bands share a pair.
+    num_tokens : int
+        Tokens of the batch.
 
     Raises
     ------
     InvalidArgument
-        A band outside of the batch, two bands that share a pair.
+        A band leaves the batch, or two bands share a pair.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.from_bands([(0, 4, 0, 4, None, 0)], num_tokens=4).num_pairs       # causal
+    10
     """
     return _core.mask_from_bands([tuple(band) for band in bands], num_tokens)
 
 
 def from_row_ranges(rows: Sequence[Sequence[tuple[int, int]]]) -> Mask:
-    """``rows[q]``: disjoint ranges (begin, end) of the keys that query q attends.
+    """Makes a mask from the ranges of keys that each query attends.
+
+    Parameters
+    ----------
+    rows : sequence
+        ``rows[q]`` has the disjoint, half-open ranges (begin, end) of query q.
 
     Raises
     ------
     InvalidArgument
-        Naming the row of an empty range, of one out of bounds, of two that overlap.
+        A range is empty or out of bounds, or two overlap. The message names the row.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.from_row_ranges([[(0, 1)], [(0, 2)], [(0, 1), (2, 3)]]).num_pairs
+    5
     """
     return _core.mask_from_row_ranges([[(int(begin), int(end)) for begin, end in row] for row in rows])
 
 
 def from_dense(dense: npt.ArrayLike) -> Mask:
-    """A square array [tokens, tokens]; query q attends key k iff ``dense[q, k]``. O(tokens²).
+    """Makes a mask from a dense array, in time O(tokens²).
+
+    Parameters
+    ----------
+    dense : array [tokens, tokens]
+        Query q attends key k if ``dense[q, k]``. Booleans, or the numbers 0 and 1.
 
     Raises
     ------
     InvalidArgument
-        The array is not square.
+        The array is not square, or has other numbers.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import numpy as np
+    >>> ct.masks.from_dense(np.tril(np.ones((64, 64), dtype=bool))).num_pairs
+    2080
     """
     import numpy as np
 
@@ -161,15 +220,28 @@ def from_slices(
     *,
     num_tokens: int | None = None,
 ) -> Mask:
-    """MagiAttention's form: pairs of ranges whose pairs are disjoint, each with a type.
+    """Makes a mask from slices as MagiAttention has them.
 
-    Types: ``"full"``; ``"causal"``, aligned bottom right; ``"inverse_causal"``, aligned top left; ``"bi_causal"``, both.
-    ``num_tokens`` of the batch, where given, is compared with that of the batch the mask is used for.
+    Parameters
+    ----------
+    q_ranges, k_ranges : sequence of (begin, end)
+        Ranges of queries and of keys, one of each per slice. No two slices share a pair.
+    types : sequence of str
+        ``"full"``; ``"causal"``, aligned bottom right; ``"inverse_causal"``, aligned top left; or
+        ``"bi_causal"``, which is both.
+    num_tokens : int, optional
+        Tokens of the batch. If given, a batch of another length is refused.
 
     Raises
     ------
     InvalidArgument
-        Naming two slices that share a pair, or one out of bounds.
+        Two slices share a pair, or one is out of bounds. The message names them.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.from_slices([(0, 4), (4, 6)], [(0, 4), (0, 6)], ["causal", "full"]).num_pairs
+    22
     """
     return _core.mask_from_slices(
         [(int(begin), int(end)) for begin, end in q_ranges],
@@ -180,15 +252,27 @@ def from_slices(
 
 
 def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None = None) -> Mask:
-    """Packed documents as FlashAttention's varlen functions have them: cumulative lengths from 0.
+    """Makes a mask of packed documents, as FlashAttention's varlen functions have them.
 
     Parameters
     ----------
-    cu_seqlens : int [documents + 1]
-    causal
-        Tokens attend those before them; False: all of their document.
-    window
-        With ``causal``: the last so many tokens, the token itself included. None: all.
+    cu_seqlens : int array or Tensor [documents + 1]
+        Cumulative lengths, ascending from 0.
+    causal : bool
+        Whether tokens attend only themselves and those before them.
+    window : int, optional
+        Number of last tokens that a token attends, including itself. Only with ``causal``.
+
+    Raises
+    ------
+    InvalidArgument
+        The lengths do not ascend from 0, or there is a window without ``causal``.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.from_cu_seqlens([0, 3, 5]).num_pairs
+    9
     """
     ends = [operator.index(end) for end in cu_seqlens]
     if len(ends) < 2 or ends[0] != 0 or any(a >= b for a, b in zip(ends, ends[1:])):
@@ -202,18 +286,28 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
 
 
 def from_block_mask(block_mask: Any, *, batch: int = 0, head: int = 0) -> Mask:
-    """FlexAttention's BlockMask, exactly. ``mask_mod`` is evaluated on partial blocks only.
+    """Converts FlexAttention's BlockMask, exactly.
+
+    Its ``mask_mod`` is evaluated only on partial blocks.
 
     Parameters
     ----------
     block_mask : torch.nn.attention.flex_attention.BlockMask
-    batch, head
-        Which of its masks; one plan has one mask for all heads.
+        The mask, with as many keys as queries.
+    batch, head : int
+        Index of the mask to take. A plan has one mask for all heads.
 
     Raises
     ------
     InvalidArgument
-        Queries and keys of different numbers, a batch or head that the mask has not.
+        The numbers of queries and keys differ, or the mask has no such batch or head.
+
+    Examples
+    --------
+    ::
+
+        block_mask = create_block_mask(mask_mod, None, None, 8192, 8192, device="cpu")
+        plan = ct.plan([8192], mask=ct.masks.from_block_mask(block_mask), cluster=cluster)
     """
     from contextile.torch._flex import rows_of_block_mask
 
@@ -221,20 +315,35 @@ def from_block_mask(block_mask: Any, *, batch: int = 0, head: int = 0) -> Mask:
 
 
 def from_mask_mod(mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int = 0) -> Mask:
-    """FlexAttention's ``mask_mod(batch, head, q, k)``, exactly, without a tokens x tokens array.
+    """Converts FlexAttention's ``mask_mod(batch, head, q, k)``, exactly, without a dense array.
 
-    It is evaluated on intervals of queries and keys, which are cut where that leaves a question open; pair by pair only
-    in blocks of 128 x 128 that are neither full nor empty. Comparisons, integer arithmetic, logic, ``torch.where`` and
-    look-ups in tensors of integers (documents' numbers) have such a form; with anything else every pair is evaluated.
+    The function is evaluated on whole blocks, by calling it on intervals of queries and keys.
+    Blocks that are neither full nor empty are cut, and evaluated pair by pair once they have 128 x
+    128 tokens. That works for comparisons, integer arithmetic, logic, ``torch.where`` and look-ups
+    in integer tensors. For other functions every pair is evaluated, which is slow for long
+    batches.
 
     Parameters
     ----------
-    mask_mod
-        Works under ``torch.vmap``, as FlexAttention wants it.
-    num_tokens
-        Of the batch.
-    batch, head
-        What it is asked for; one plan has one mask for all heads.
+    mask_mod : function
+        It works under ``torch.vmap``, as FlexAttention requires.
+    num_tokens : int
+        Tokens of the batch.
+    batch, head : int
+        Arguments that the function is called with. A plan has one mask for all heads.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no token, or a negative batch or head.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> def causal(batch, head, q, k):
+    ...     return k <= q
+    >>> ct.masks.from_mask_mod(causal, num_tokens=1000).num_pairs
+    500500
     """
     from contextile.torch._flex import rows_of_mask_mod
 

@@ -1,11 +1,12 @@
-"""Strategies by name, each with its options as keywords.
+"""Strategies by name, with their options as keywords.
 
 >>> import contextile as ct
->>> ct.strategies.dcp(T=6, eps_node=0.2)
+>>> ct.strategies.dcp(divisions=6, eps_node=0.2)
 StrategyChoice('dcp:divisions=6,eps_node=0.2')
 
-There is one function for every strategy of the library, with the names and defaults of the program's ``--strategy
-NAME:key=value``; ``help(ct.strategies.dcp)`` lists them. Whatever takes a strategy also takes such a text.
+There is one function per strategy of the library, with the names and defaults of the program's
+``--strategy NAME:key=value``. ``help(ct.strategies.dcp)`` lists them. Every function that takes a
+strategy also takes such a text.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _annotation_of(option: _core.OptionSpec) -> str:
         return "bool"
     if option.values:
         return f"Literal[{', '.join(repr(value) for value in option.values)}]"
-    # A whole default says nothing of what else is taken; to checkers a float is an int, too.
+    # A whole default does not mean that only whole numbers are allowed; for checkers an int is a
+    # float.
     return "float | str" if isinstance(_value_of(option.default_value, option.values), str) else "float"
 
 
@@ -85,17 +87,35 @@ def _identifier(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Every strategy, in the order tables list them."""
+    """Returns the names of all strategies, in the order of tables.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> "zigzag" in ct.strategies.names()
+    True
+    """
     return [name for name, _, _ in _core.strategy_table()]
 
 
 def parse(text: str) -> list[StrategyChoice]:
-    """``"name:key=value,key=value,other,…"`` as the program's ``--strategy`` takes it; ``"all"`` is every strategy.
+    """Returns the strategies of a text, as the program's ``--strategy`` takes it.
+
+    Parameters
+    ----------
+    text : str
+        ``"name:key=value,key=value,other,…"``, or ``"all"`` for every strategy.
 
     Raises
     ------
     InvalidArgument
-        A text of another form.
+        The text has another form.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.strategies.parse("zigzag,dcp:divisions=6")
+    [StrategyChoice('zigzag'), StrategyChoice('dcp:divisions=6')]
     """
     return _core.parse_strategies(text)
 
