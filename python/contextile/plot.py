@@ -1,11 +1,14 @@
-"""Pictures of plans by matplotlib: who computes which tiles, when devices compute and wait, strategies beside each other.
+"""Draws plans with matplotlib: tiles by device, timelines, and comparisons of strategies.
 
+>>> import contextile as ct
+>>> plan = ct.plan([700, 260, 64], cluster="local:2x2", strategy="dcp", block_size=64)
 >>> axes = ct.plot.tiles(plan)
->>> axes.figure.savefig("tiles.png")
+>>> axes.get_xlabel()
+'key (token)'
 
-Every function draws into the axes it is given, or into a new figure, and returns the axes; nothing is shown or written.
-Devices and activities have colours that most colour-blind people tell apart; those of activities are the report's. Needs
-``contextile[plot]``.
+Every function draws into the axes it is given, or into a new figure, and returns the axes. Nothing
+is shown or saved: call ``axes.figure.savefig``. Most color-blind people can distinguish the
+colors. Activities have the colors of the report. Needs ``contextile[plot]``.
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ ACTIVITY_COLOURS = {"attention": "#2f7fd0", "merge": "#b56fb0", "launch": "#d99a
 MESSAGE_COLOURS = {"sent": "#0f9d77", "received": "#57b6e3"}
 DIRECTION_COLOURS = {"forward": "#2f7fd0", "backward": "#d99a00"}
 _ACTIVITY_NAMES = {"attention": "attention", "merge": "merging, copying", "launch": "launching", "exposed": "waiting"}
-# Okabe and Ito's, without black and yellow; more devices have shades between blue and yellow.
+# Colors of Okabe and Ito, without black and yellow. More devices have shades of viridis.
 _FEW_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#a08000")
 _EMPTY = "#fbfbfc"
 _LINE = "#8d96a1"
 _MOST_IN_LEGEND = 16
-_GRID = 512  # cells of a side where tiles are too many to draw each
-_LANES = {"activity": (-0.42, 0.52), "sent": (0.14, 0.12), "received": (0.28, 0.12)}  # top, height in a row of 1
+_GRID = 512  # cells per side if there are too many tiles to draw each
+# Top and height of each lane in a row of height 1.
+_LANES = {"activity": (-0.42, 0.52), "sent": (0.14, 0.12), "received": (0.28, 0.12)}
 
 
 def _matplotlib() -> Any:
@@ -45,7 +49,7 @@ def _matplotlib() -> Any:
 
 
 def _new_axes(ax: Any, width: float, height: float, columns: int = 1) -> Any:
-    """The axes given, or those of a new figure."""
+    """Returns the given axes, or those of a new figure."""
     _matplotlib()
     if ax is not None:
         return ax
@@ -59,7 +63,16 @@ def _legend_beside(ax: Any, **handles: Any) -> None:
 
 
 def device_colours(num_devices: int) -> list[str]:
-    """A colour for every device, as #rrggbb; neighbours of many devices have similar ones."""
+    """Returns a color for every device as #rrggbb.
+
+    Up to eight devices have distinct colors; of more, neighbors look alike.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.plot.device_colours(2)
+    ['#0072b2', '#d55e00']
+    """
     if num_devices <= len(_FEW_COLOURS):
         return list(_FEW_COLOURS[:num_devices])
     matplotlib = _matplotlib()
@@ -89,7 +102,7 @@ def _check_direction(plan: _core.Plan, direction: str) -> None:
 
 
 def _clipped(corners: list[tuple[float, float]], side: float, bound: float) -> list[tuple[float, float]]:
-    """The part of a convex polygon of (key, query) where side · (key - query) <= bound."""
+    """Returns the part of a convex polygon of (key, query) with side · (key - query) <= bound."""
     found = []
     for (k0, q0), (k1, q1) in zip(corners, corners[1:] + corners[:1]):
         a, b = side * (k0 - q0) - bound, side * (k1 - q1) - bound
@@ -102,9 +115,11 @@ def _clipped(corners: list[tuple[float, float]], side: float, bound: float) -> l
 
 
 def _outline(band: Sequence[int | None]) -> list[tuple[float, float]]:
-    """The smallest polygon of this kind around all pairs of a band, each a square of 1."""
+    """Returns the clipped rectangle around all pairs of a band, each a square of side 1."""
     q0, q1, k0, k1, low, high = band
-    corners: list[tuple[float, float]] = [(k0, q0), (k1, q0), (k1, q1), (k0, q1)]  # type: ignore[list-item]
+    corners: list[tuple[float, float]] = [
+        (k0, q0), (k1, q0), (k1, q1), (k0, q1)  # type: ignore[list-item]
+    ]  # fmt: skip
     if high is not None:
         corners = _clipped(corners, 1, high + 1)
     if low is not None:
@@ -115,7 +130,7 @@ def _outline(band: Sequence[int | None]) -> list[tuple[float, float]]:
 def _draw_rectangles(ax: Axes, rows: np.ndarray, colours: list[str], boundaries: bool) -> None:
     from matplotlib.collections import PolyCollection
 
-    # Hulls of blocks of several ranges cover others: the larger lie below.
+    # Hulls of blocks of several ranges cover others, so larger ones are drawn first.
     rows = rows[np.argsort(-(rows[:, 1] - rows[:, 0]) * (rows[:, 3] - rows[:, 2]), kind="stable")]
     q0, q1, k0, k1, device = rows.T
     corners = np.stack([np.stack(x, axis=1) for x in ((k0, q0), (k1, q0), (k1, q1), (k0, q1))], axis=1)
@@ -124,7 +139,7 @@ def _draw_rectangles(ax: Axes, rows: np.ndarray, colours: list[str], boundaries:
 
 
 def _owners_of_cells(rows: np.ndarray, num_tokens: int, cells: int) -> np.ndarray:
-    """The device that computes most of every cell of a grid, by the area of its tiles; -1: none."""
+    """Returns the device that computes most of each grid cell, by area of tiles; -1 for none."""
     size = num_tokens / cells
     q0, q1, k0, k1, device = rows.T
     first_q, first_k = (q0 // size).astype(np.int64), (k0 // size).astype(np.int64)
@@ -140,7 +155,7 @@ def _owners_of_cells(rows: np.ndarray, num_tokens: int, cells: int) -> np.ndarra
     pairs, inverse = np.unique(key, return_inverse=True)
     area = np.bincount(inverse, weights=(height * width)[inside])
     cell, who = np.divmod(pairs, device.max() + 1)
-    order = np.lexsort((area, cell))  # the largest of a cell last
+    order = np.lexsort((area, cell))  # the largest area of a cell last
     owners = np.full(cells * cells, -1, dtype=np.int64)
     owners[cell[order]] = who[order]
     return owners.reshape(cells, cells)
@@ -176,32 +191,44 @@ def tiles(
     ax: Axes | None = None,
     max_tiles: int = 20_000,
 ) -> Axes:
-    """Who computes which tile: queries down, keys to the right, a colour for each device, lines between documents.
+    """Draws the device that computes each tile: queries down, keys to the right.
 
-    A tile is a rectangle, whose corners are its blocks'; within them the outline of the mask shows what is attended. A tile of
-    blocks of several ranges is drawn as large as the hull of these, the largest first, so that the picture is exact where
-    blocks are single ranges. Of head groups that are placed apart, it is the first.
+    A rectangle is a tile of two blocks in the color of its device. Black outlines the mask, and
+    dotted lines mark where documents begin. A block of several ranges is drawn as their hull,
+    larger tiles first, so the picture is exact if blocks are single ranges. If head groups are
+    placed apart, the first one is drawn.
 
     Parameters
     ----------
-    plan
-        A plan, or a rank's slice, of which that rank's tiles are drawn, without the mask.
-    mask
-        Name or index of one of the plan's masks; may be left out where it has one.
-    direction
+    plan : Plan
+        A plan, or a rank's slice. Of a slice, the rank's tiles are drawn without the mask.
+    mask : str or int, optional
+        Name or index of one of the plan's masks. May be left out if the plan has only one.
+    direction : str
         ``"forward"`` or ``"backward"``.
-    ax
-        Where to draw; None: a new figure.
-    max_tiles
-        Of more tiles, a grid of at most 512 x 512 cells is drawn, each in the colour of the device that computes most of its
-        area, without the mask; the title says so.
+    ax : Axes, optional
+        Axes to draw into. Default: those of a new figure.
+    max_tiles : int
+        Most tiles that are drawn one by one. If there are more, a grid of at most 512 x 512 cells
+        shows the device that computes most of each cell, without the mask.
+
+    Returns
+    -------
+    Axes
 
     Raises
     ------
     InvalidArgument
-        A mask or direction that the plan has not, or more than 10 million tiles.
+        The plan has no such mask or direction, or more than 10 million tiles.
     ImportError
         There is no matplotlib.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> plan = ct.plan([700, 260, 64], cluster="local:2x2", strategy="dcp", block_size=64)
+    >>> ct.plot.tiles(plan, direction="backward").get_ylabel()
+    'query (token)'
     """
     _check_direction(plan, direction)
     index = _index_of_mask(plan, mask)
@@ -233,7 +260,7 @@ def _draw_mask(ax: Axes, bands: Sequence[Sequence[int | None]]) -> None:
 
 
 def _draw_documents(ax: Axes, sequences: list[tuple[int, int]], num_tokens: int) -> None:
-    """A line where each document begins, behind the first; none where they are too many to be told apart."""
+    """Draws a line where each document but the first begins, unless there are over 200."""
     from matplotlib.collections import LineCollection
 
     begins = [begin for begin, _ in sequences[1:]] if len(sequences) <= 200 else []
@@ -255,7 +282,7 @@ def _simulated(
 
 
 def _boxes(spans: np.ndarray, lane: str) -> np.ndarray:
-    """Spans (row, start, end) as rectangles of a lane."""
+    """Returns spans (row, start, end) as rectangles of a lane."""
     top, height = _LANES[lane]
     row, start, end = spans.T
     y0, y1 = row + top, row + top + height
@@ -263,7 +290,10 @@ def _boxes(spans: np.ndarray, lane: str) -> np.ndarray:
 
 
 def _spans_of(directions: list[Any]) -> dict[str, np.ndarray]:
-    """Rows (device, start, end) in ms by activity, "sent" and "received"; every program begins when the one before has ended."""
+    """Returns rows (device, start, end) in ms by activity, and for "sent" and "received" messages.
+
+    Every program begins when the previous one ends.
+    """
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in [*ACTIVITY_COLOURS, *MESSAGE_COLOURS]}
     begin = 0.0
     for direction in directions:
@@ -284,28 +314,40 @@ def timeline(
     direction: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """What every device does over the simulated time of one layer: a row a device, forward, then backward.
+    """Draws every device over the simulated time of one layer, forward and then backward.
 
-    The thick lane of a row is the device's program: attention, merging and copying, launching transfers, and waiting for them
-    (exposed communication). The thin lanes are messages it sends and receives. Blank: it is done, others are not.
+    Each device has a row. Its thick lane is the device's program: attention, merging and copying,
+    launching transfers, and waiting for them (exposed communication). The thin lanes are messages
+    that it sends and receives. Blank means that it is done and others are not.
 
     Parameters
     ----------
-    what
-        A plan, which is simulated; or ``plan.simulate(timeline=True)``.
-    cluster
-        To simulate a plan on; None: that it was planned for.
-    direction
-        ``"forward"`` or ``"backward"`` alone; None: both, one after the other.
-    ax
-        Where to draw; None: a new figure.
+    what : Plan or Simulation
+        A plan, which is simulated, or the result of ``plan.simulate(timeline=True)``.
+    cluster : Cluster or str, optional
+        The cluster to simulate a plan on. Default: the one it was planned for.
+    direction : str, optional
+        ``"forward"`` or ``"backward"``. Default: both, one after the other.
+    ax : Axes, optional
+        Axes to draw into. Default: those of a new figure.
+
+    Returns
+    -------
+    Axes
 
     Raises
     ------
     InvalidArgument
-        A simulation without spans, a direction it has not, a cluster that does not fit.
+        The simulation has no spans or no such direction, or the cluster does not fit.
     ImportError
         There is no matplotlib.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> plan = ct.plan([700, 324], cluster="local:2x2", strategy="dcp", block_size=64)
+    >>> ct.plot.timeline(plan, cluster="dgx-h200:2x2").get_xlabel()
+    'time (ms)'
     """
     simulation = _simulated(what, cluster)
     names = [direction] if direction is not None else ["forward", "backward"]
@@ -343,14 +385,19 @@ def _draw_spans(ax: Axes, spans: dict[str, np.ndarray]) -> None:
 
 
 def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axes:
-    """Predicted time of one layer by every strategy, forward and backward, and the lower bound of each as a line.
+    """Draws the predicted time of one layer under every strategy, with its lower bound as a line.
 
     Parameters
     ----------
-    rows
-        As ``contextile.compare`` returns them; bars are in their order. The title names those that do not apply or fail.
-    ax
-        Where to draw; None: a new figure.
+    rows : Comparisons
+        The result of ``contextile.compare``. Bars are in its order. The title names strategies that do
+        not apply or failed.
+    ax : Axes, optional
+        Axes to draw into. Default: those of a new figure.
+
+    Returns
+    -------
+    Axes
 
     Raises
     ------
@@ -358,6 +405,12 @@ def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axe
         No strategy applies.
     ImportError
         There is no matplotlib.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> rows = ct.compare([5000, 3192], cluster="dgx-h200:1x4", strategies="zigzag,dcp")
+    >>> axes = ct.plot.compare(rows)
     """
     shown = [row for row in rows if row.ok]
     if not shown:
@@ -382,7 +435,7 @@ def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axe
 
 
 def _bars_of_bytes(ax: Axes, devices: list[Any]) -> None:
-    """Sent upwards, received downwards; between nodes solid, inside pale."""
+    """Draws bytes sent upwards and received downwards, solid between nodes and pale inside."""
     places = np.arange(len(devices))
     for name, sign in (("sent", 1), ("received", -1)):
         inter = np.array([getattr(device, f"inter_{name}_bytes") for device in devices]) / 1e6
@@ -398,23 +451,36 @@ def _bars_of_bytes(ax: Axes, devices: list[Any]) -> None:
 def loads(
     plan: _core.Plan, *, direction: str = "forward", ax: Sequence[Axes] | None = None
 ) -> tuple[Axes, Axes]:
-    """What every device computes, and what it sends and receives, counted from the plan: one layer of every mask.
+    """Draws each device's attention work and traffic for one layer of every mask.
+
+    Both are counted from the plan. A line marks the mean work.
 
     Parameters
     ----------
-    plan
+    plan : Plan
         A whole plan.
-    direction
+    direction : str
         ``"forward"`` or ``"backward"``.
-    ax
-        Two axes; None: those of a new figure. The mean is a line on the first.
+    ax : two Axes, optional
+        Axes to draw into. Default: those of a new figure.
+
+    Returns
+    -------
+    (Axes, Axes)
+        Work in GFLOP, and megabytes sent and received.
 
     Raises
     ------
     InvalidArgument
-        A direction that the plan has not, a slice.
+        The plan has no such direction, or is a slice.
     ImportError
         There is no matplotlib.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> plan = ct.plan([700, 324], cluster="local:2x2", strategy="dcp", block_size=64)
+    >>> work, traffic = ct.plot.loads(plan)
     """
     _check_direction(plan, direction)
     if plan.slice_of is not None:

@@ -1,16 +1,17 @@
-"""Context parallelism by plans for models of Megatron-LM (megatron-core 0.16), with its layout of tokens.
+"""Context parallelism for models of Megatron-LM (megatron-core 0.16), with its token layout.
 
     import contextile.megatron as ctm
 
-    spec.submodules.self_attention.submodules.core_attention = ctm.CoreAttention  # in the layer spec
+    # In the layer spec:
+    spec.submodules.self_attention.submodules.core_attention = ctm.CoreAttention
     planner = ctm.Planner(strategy="dcp")        # once, after initialize_model_parallel
     with ctm.use(planner):                       # around training: forward and backward
         train(...)
 
-Every layer sees from its tensors and ``packed_seq_params`` which micro-batch it computes, so micro-batches of a pipeline
-and recomputed layers need nothing more. A micro-batch is planned when its first layer comes, or ahead
-(``Planner.plan_of``). Tokens stay where Megatron puts them (chunks r and 2R-1-r of every sequence on rank r), and so do
-RoPE, loss and data loader.
+A layer finds its micro-batch by its tensors and ``packed_seq_params``, so pipelines and recomputed
+layers need nothing more. A micro-batch is planned when its first layer runs, or ahead
+(``Planner.plan_of``). Tokens stay where Megatron puts them: chunks r and 2R-1-r of every sequence
+are on rank r. RoPE, loss and data loader stay as they are.
 """
 
 from contextile.megatron._layers import workload_of

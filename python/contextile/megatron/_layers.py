@@ -1,4 +1,4 @@
-"""Micro-batches of Megatron, and what its layers compute, as workloads."""
+"""Turns micro-batches of Megatron and the attention of its layers into workloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from contextile import _core
 from contextile._planning import dtype_name, make_workload
 
-# Query q attends key k of its sequence iff lo <= k - q <= hi; None is no bound.
+# Query q attends key k of its sequence if lo <= k - q <= hi; None is no bound.
 Band = tuple[int | None, int | None]
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
@@ -24,7 +24,7 @@ _FULL = (AttnMaskType.no_mask, AttnMaskType.padding)
 
 
 class Layer(NamedTuple):
-    """Attention of a layer on a tensor-parallel rank, and the masks of all layers of the model."""
+    """The attention of a layer on a tensor-parallel rank, and the masks of all layers."""
 
     heads: tuple[int, int]
     head_dim: int
@@ -33,19 +33,19 @@ class Layer(NamedTuple):
     scale: float  # 0: 1/sqrt(head_dim)
     sink: bool
     band: Band
-    layers: tuple[tuple[Band, int], ...]  # how many layers have which band; with that of this one
+    layers: tuple[tuple[Band, int], ...]  # number of layers per band, this one's included
 
 
 class MicroBatch(NamedTuple):
-    """Sequences of a micro-batch. One's padding, where there is any, comes after its tokens."""
+    """The sequences of a micro-batch. Padding comes after the tokens of its sequence."""
 
-    lengths: tuple[int, ...]  # with padding
-    num_used: tuple[int, ...]  # without
-    is_sbhd: bool  # all sequences side by side in every row; else one after the other
+    lengths: tuple[int, ...]  # tokens with padding
+    num_used: tuple[int, ...]  # tokens without padding
+    is_sbhd: bool  # True: a row has one token of every sequence; False: end to end
 
 
 def band_of(config: TransformerConfig, kind: AttnMaskType, layer_number: int) -> Band:
-    """What a layer attends. Raises InvalidArgument where it depends on more than positions."""
+    """Returns the band of a layer. Raises InvalidArgument if no band describes its mask."""
     if kind not in _CAUSAL and kind not in _FULL:
         known = ", ".join(one.name for one in (*_CAUSAL, *_FULL))
         raise _core.InvalidArgument(
@@ -63,7 +63,10 @@ def band_of(config: TransformerConfig, kind: AttnMaskType, layer_number: int) ->
 
 
 def name_of(band: Band) -> str:
-    """Of a mask; says all of it, so that no layer takes a plan's other mask for its own."""
+    """Returns the name of a mask.
+
+    It describes the band completely, so that no layer takes another mask of a plan for its own.
+    """
     lo, hi = band
     if lo is None and hi in (None, 0):
         return "full" if hi is None else "causal"
@@ -83,7 +86,7 @@ def layer_of(
     k_channels: int | None = None,
     v_channels: int | None = None,
 ) -> Layer:
-    """What is not given is that of a plain layer of the model."""
+    """Returns the attention of a layer. Defaults are those of a plain layer of the model."""
     num_tp_ranks = num_tp_ranks or config.tensor_model_parallel_size
     if dtype is None:
         dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else config.params_dtype
@@ -135,7 +138,10 @@ def _thd_of(params: PackedSeqParams) -> MicroBatch:
 def micro_batch_of(
     params: PackedSeqParams | None, num_ranks: int, seq_length: int | None, micro_batch_size: int | None
 ) -> MicroBatch:
-    """``seq_length`` is that of the whole sequence. Raises InvalidArgument where Megatron can not cut it."""
+    """Returns the sequences of a micro-batch; ``seq_length`` counts the whole sequence.
+
+    Raises InvalidArgument if Megatron cannot cut the sequences over the ranks.
+    """
     qkv_format = "sbhd" if params is None else params.qkv_format or "sbhd"
     if qkv_format not in ("sbhd", "thd"):
         raise _core.InvalidArgument(f"packed_seq_params: expected qkv_format sbhd or thd, found {qkv_format}")
@@ -164,7 +170,7 @@ def micro_batch_of(
 
 
 def tokens_of_rows(micro_batch: MicroBatch, num_ranks: int, rank: int) -> np.ndarray:
-    """The token of the batch in every row of a rank, as Megatron's data loader and RoPE have them."""
+    """Returns the token of the batch in every row of a rank, in Megatron's order."""
     parts, begin = [], 0
     for length in micro_batch.lengths:
         tokens = np.arange(begin, begin + length)
@@ -177,7 +183,10 @@ def tokens_of_rows(micro_batch: MicroBatch, num_ranks: int, rank: int) -> np.nda
 
 
 def _mask_of(band: Band, micro_batch: MicroBatch) -> Any:
-    """Its rule, where there is one; padding attends nothing, and nothing attends it."""
+    """Returns the mask of a band: a rule if there is one, otherwise bands.
+
+    Padding attends nothing, and nothing attends it.
+    """
     name = name_of(band)
     if micro_batch.num_used == micro_batch.lengths and not name.startswith("window"):
         return name
@@ -190,7 +199,7 @@ def _mask_of(band: Band, micro_batch: MicroBatch) -> Any:
 
 
 def make_workload_of(layer: Layer, micro_batch: MicroBatch, num_ranks: int) -> _core.Workload:
-    """Of all layers that differ from this one in their bands alone."""
+    """Returns the workload of all layers that differ from this one only in their bands."""
     return make_workload(
         micro_batch.lengths,
         mask={name_of(band): (_mask_of(band, micro_batch), count) for band, count in layer.layers},
@@ -213,23 +222,40 @@ def workload_of(
     micro_batch_size: int | None = 1,
     attn_mask_type: AttnMaskType = AttnMaskType.causal,
 ) -> _core.Workload:
-    """A micro-batch as ``contextile.plan`` and ``contextile.compare`` take it.
+    """Returns a micro-batch as a workload for ``contextile.plan`` and ``contextile.compare``.
+
+    Not collective.
 
     Parameters
     ----------
-    config
-        Of the model. Dims are those of plain self attention, not of multi-latent attention.
-    packed_seq_params
-        Of thd; its sequences are padded to multiples of 2 x context_parallel_size (``cu_seqlens_q_padded``).
-    seq_length, micro_batch_size
-        Of sbhd; tokens of a whole sequence.
-    attn_mask_type
-        Of the layer spec.
+    config : TransformerConfig
+        The configuration of the model. Dimensions are those of plain self attention, not of
+        multi-latent attention.
+    packed_seq_params : PackedSeqParams, optional
+        The sequences of a thd micro-batch, padded to multiples of 2 x context_parallel_size tokens
+        (``cu_seqlens_q_padded``).
+    seq_length : int, optional
+        Tokens of a whole sequence, for sbhd.
+    micro_batch_size : int, optional
+        Number of sequences, for sbhd.
+    attn_mask_type : AttnMaskType
+        The mask type of the layer spec.
+
+    Returns
+    -------
+    Workload
 
     Raises
     ------
     InvalidArgument
-        Sequences that Megatron can not cut, masks that are not of this kind.
+        Megatron cannot cut the sequences over the ranks, or the mask is of another kind.
+
+    Examples
+    --------
+    ::
+
+        workload = workload_of(config, seq_length=8192, micro_batch_size=2)
+        print(ct.compare(workload, cluster="dgx-h200:1x8"))
     """
     micro_batch = micro_batch_of(packed_seq_params, config.context_parallel_size, seq_length, micro_batch_size)
     return make_workload_of(layer_of(config, attn_mask_type), micro_batch, config.context_parallel_size)

@@ -19,16 +19,24 @@ from contextile.megatron._planner import Planner, planner_in_use
 
 
 class CoreAttention(MegatronModule):
-    """The ``core_attention`` of a layer spec: exact self attention over the context-parallel group, by plans.
+    """The ``core_attention`` of a layer spec: exact self attention over the context-parallel group.
 
-    Takes the place of ``DotProductAttention`` and ``TEDotProductAttention``, with the names and values of their
-    parameters (``softmax_offset``, where ``config.softmax_type`` is ``"learnable"``). ``cp_comm_type`` has no meaning
-    here: the plan says what moves.
+    It replaces ``DotProductAttention`` and ``TEDotProductAttention``, and takes their arguments.
+    Its parameter ``softmax_offset`` (if ``config.softmax_type`` is ``"learnable"``) has their name
+    and shape. ``cp_comm_type`` has no effect, because the plan says what moves.
 
     Raises
     ------
     InvalidArgument
-        Cross attention, fp8 attention, logs or clips of the largest logit.
+        The layer is one of cross attention or fp8 attention, or logs or clips the largest logit, or
+        its mask type or window is not supported.
+
+    Examples
+    --------
+    ::
+
+        spec = get_gpt_layer_local_spec()
+        spec.submodules.self_attention.submodules.core_attention = CoreAttention
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class CoreAttention(MegatronModule):
             )
 
     def _make_sink(self) -> None:
-        """A logit of every query head of this rank that takes part in the softmax and has no value."""
+        """Makes a logit per query head of this rank that joins the softmax and has no value."""
         self.softmax_offset = None
         if self.config.softmax_type == "vanilla":
             return
@@ -133,21 +141,35 @@ class CoreAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """Attention of this rank's tokens to their whole sequences. Collective.
+        """Computes attention of this rank's tokens to their whole sequences.
 
-        Rows of padding are 0.
+        Collective over the context-parallel group. Rows of padding are 0.
 
-        Shapes
-        ------
-        query : sbhd [sequence/ranks, batch, q_heads, head_dim] or thd [tokens/ranks, q_heads, head_dim]; key, value alike
-        returns : sbhd [sequence/ranks, batch, q_heads * value_dim] or thd [tokens/ranks, q_heads * value_dim]
+        Parameters
+        ----------
+        query : Tensor
+            sbhd [sequence/ranks, batch, q_heads, head_dim] or thd [tokens/ranks, q_heads, head_dim].
+        key, value : Tensor
+            Likewise with the KV heads; the value has value_dim.
+        attention_mask, attention_bias : None
+            Must be None.
+        attn_mask_type : AttnMaskType, optional
+            Default: that of the layer spec.
+        packed_seq_params : PackedSeqParams, optional
+            The sequences of a thd micro-batch.
+
+        Returns
+        -------
+        Tensor
+            sbhd [sequence/ranks, batch, q_heads * value_dim] or thd [tokens/ranks, q_heads * value_dim].
 
         Raises
         ------
         InvalidArgument
-            No planner in use; an attention mask or bias, dropout in training, another mask type than causal,
-            padding_causal, no_mask and padding, keys of other tokens than the queries (a cache of inference), sequences
-            that are no multiples of 2 x context_parallel_size, a context-parallel group of the micro-batch's own.
+            No planner is in use; there is an attention mask, a bias, or dropout in training; the mask
+            type is not causal, padding_causal, no_mask or padding; keys have other tokens than the
+            queries (an inference cache); sequences are not multiples of 2 x context_parallel_size; or
+            the micro-batch has a context-parallel group of its own.
         TransportError
             A peer failed.
         """
@@ -175,7 +197,7 @@ class CoreAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> Any:
-        """Of ``softmax_offset``, cut over tensor-parallel ranks."""
+        """Returns the sharded state of ``softmax_offset``, cut over tensor-parallel ranks."""
         state = self.state_dict(prefix="", keep_vars=True) if self.config.softmax_type == "learnable" else {}
         return make_sharded_tensors_for_checkpoint(
             state,

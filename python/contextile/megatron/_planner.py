@@ -1,4 +1,4 @@
-"""Plans of micro-batches, found or made, and executed."""
+"""Finds or makes the plans of micro-batches, and executes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _planner: Planner | None = None
 
 
 class Planned(NamedTuple):
-    """A plan with the way from Megatron's order of rows to the plan's local order, and back; None: the same order."""
+    """A plan, with the permutations between Megatron's order of rows and the plan's local order.
+
+    They are None if the orders are the same.
+    """
 
     plan: _core.Plan
     to_local: Tensor | None
@@ -35,7 +38,10 @@ class Planned(NamedTuple):
 
 
 def planned_of(plan: _core.Plan, micro_batch: MicroBatch, rank: int) -> Planned:
-    """Of a rank. Raises InvalidArgument where the plan has other tokens there than Megatron."""
+    """Returns a rank's plan with its permutations.
+
+    Raises InvalidArgument if the plan puts other tokens on the rank than Megatron.
+    """
     rows = tokens_of_rows(micro_batch, plan.num_devices, rank)
     local = plan.local_tokens(rank)
     order_of_rows, order_of_local = np.argsort(rows), np.argsort(local)
@@ -52,28 +58,39 @@ def planned_of(plan: _core.Plan, micro_batch: MicroBatch, rank: int) -> Planned:
 
 
 class Planner:
-    """Plans micro-batches as layers meet them, and executes the plans. Collective.
+    """Plans micro-batches as layers meet them, and executes the plans. Making one is collective.
 
-    Plans are cached by lengths and by what layers compute; all ranks of the group make the same ones.
+    Plans are cached by sequence lengths and by the attention of layers. All ranks of the group make
+    the same ones.
 
     Parameters
     ----------
-    executor
-        Of the context-parallel group; None: one for ``parallel_state.get_context_parallel_group()``, on the GPU where PyTorch
-        has one. Its ``plans_kept`` is at least the number of micro-batches of other lengths that are under way at a time.
+    executor : Executor, optional
+        An executor of the context-parallel group. Default: one for
+        ``parallel_state.get_context_parallel_group()``, on the GPU if PyTorch has one. Its
+        ``plans_kept`` must be at least the number of micro-batches with different lengths in flight.
     strategy
-        As of ``contextile.plan``; without a time budget, for all ranks must find the same plan.
-    cluster
-        Of the group; None: its hosts (``Cluster.from_torch``).
+        As for ``contextile.plan``, without a time budget: all ranks must find the same plan.
+    cluster : Cluster or str, optional
+        The cluster of the group. Default: its hosts (``Cluster.from_torch``).
     block_size, wire
-        As of ``contextile.plan``.
-    plans_cached
-        How many plans are kept to be found again.
+        As for ``contextile.plan``.
+    plans_cached : int
+        Number of plans that are cached.
 
     Raises
     ------
     InvalidArgument
-        The cluster has another number of devices than the group.
+        The cluster has another number of devices than the group has ranks.
+
+    Examples
+    --------
+    ::
+
+        planner = Planner(strategy="dcp")              # after initialize_model_parallel
+        with use(planner):
+            loss = model(tokens, positions, None, labels=labels).mean()
+            loss.backward()
     """
 
     def __init__(
@@ -102,7 +119,7 @@ class Planner:
 
     @property
     def executor(self) -> Executor:
-        """Of the context-parallel group."""
+        """The executor of the context-parallel group."""
         return self._executor
 
     def plan_of(
@@ -114,11 +131,21 @@ class Planner:
         micro_batch_size: int | None = 1,
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
     ) -> _core.Plan:
-        """The plan of a micro-batch, which layers then find. Not collective; on any thread, so also ahead: a layer that
-        comes meanwhile waits.
+        """Returns the plan of a micro-batch, and caches it for the layers.
 
-        Parameters, Raises
-            As of ``workload_of``; and what ``contextile.plan`` raises.
+        Not collective. It may run on any thread, ahead of the layers; a layer that needs a plan
+        meanwhile waits. Parameters and errors are those of ``workload_of`` and of
+        ``contextile.plan``.
+
+        Returns
+        -------
+        Plan
+
+        Examples
+        --------
+        ::
+
+            plan = planner.plan_of(config, packed_seq_params)
         """
         micro_batch = micro_batch_of(packed_seq_params, self._executor.size, seq_length, micro_batch_size)
         return self._find(layer_of(config, attn_mask_type), micro_batch).plan
@@ -139,9 +166,10 @@ class Planner:
     def _attend(
         self, layer: Layer, micro_batch: MicroBatch, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None
     ) -> Tensor:
-        """Rows in Megatron's order, as what is returned."""
+        """Attends with rows in Megatron's order, and returns them in the same order. Collective."""
         planned = self._find(layer, micro_batch)
-        # Equal plans count, not whether it is the same object: all ranks decide alike, whatever their caches hold.
+        # Compare plans by value, not by identity: ranks must decide alike, whatever their caches
+        # hold.
         if self._executor.plan is None or self._executor.plan != planned.plan:
             self._executor.prepare(planned.plan)
         if planned.to_local is not None:
@@ -152,7 +180,26 @@ class Planner:
 
 @contextlib.contextmanager
 def use(planner: Planner) -> Iterator[Planner]:
-    """The planner that layers attend with inside: around training, or around forward and the recomputation in backward."""
+    """Makes ``CoreAttention`` layers attend with a planner, inside ``with``.
+
+    Put it around training, or at least around forward and backward: recomputed layers need it, too.
+
+    Parameters
+    ----------
+    planner : Planner
+        The planner of this rank's context-parallel group.
+
+    Yields
+    ------
+    Planner
+
+    Examples
+    --------
+    ::
+
+        with contextile.megatron.use(planner):
+            train(...)
+    """
     global _planner
     before, _planner = _planner, planner
     try:
@@ -162,5 +209,5 @@ def use(planner: Planner) -> Iterator[Planner]:
 
 
 def planner_in_use() -> Planner | None:
-    """That of ``use``; None: outside of it."""
+    """Returns the planner of the innermost ``use``; None outside of it."""
     return _planner

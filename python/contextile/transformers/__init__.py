@@ -1,19 +1,19 @@
-"""Context parallelism for any Hugging Face model that uses the attention interface, as it is.
+"""Context parallelism for any Hugging Face model that uses the attention interface, unchanged.
 
     import contextile as ct, contextile.transformers as cth
-    from contextile.torch import Executor, dispatch, local_batch
+    from contextile.torch import Executor, local_batch
 
-    cth.register()
-    model.set_attn_implementation("contextile")
-    executor = Executor(group)                                          # once
-    plan = ct.plan(lengths, cluster=cluster, **cth.batch_of(model))     # every batch, the same on all ranks
+    model.set_attn_implementation(cth.register())
+    executor = Executor()                                               # once
+    plan = ct.plan(lengths, cluster=cluster, **cth.batch_of(model))     # every batch, on all ranks
     executor.prepare(plan)
     local = local_batch(tokens, plan=plan, rank=executor.rank)
     with cth.use(executor):
         logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits
 
-Documents are packed without padding and told apart by the plan; every rank holds its own tokens of them, with their
-positions in their documents. Gradients of parameters are summed over the group, as in any data parallelism.
+Documents are packed without padding, and the plan keeps them apart. Every rank holds its own
+tokens, with their positions in their documents. Gradients of parameters are summed over the group,
+as in data parallelism.
 
 ``cth.generate(model, input_ids, …)`` is ``model.generate`` with a cache that ranks share by tokens.
 """

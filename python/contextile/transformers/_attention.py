@@ -1,4 +1,4 @@
-"""Layers of Hugging Face models that attend by a plan, and what a planner wants to know of such a model."""
+"""Makes layers of Hugging Face models attend by a plan, and describes models to the planner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,33 @@ from contextile.torch._layout import check_tokens_on_ranks
 
 _FULL = "full"
 _SLIDING = "sliding"
-# Not a context variable: checkpointing computes a layer again in backward, on a thread of autograd.
+# Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
 _check_masks = True
-_calls = 0  # of layers, since the process began
+_calls = 0  # number of calls of layers since the process began
 
 
 def register(name: str = "contextile") -> str:
-    """Makes ``model.set_attn_implementation(name)`` known; returns the name. May be called again."""
+    """Registers Contextile with ``transformers`` as an attention implementation.
+
+    May be called again.
+
+    Parameters
+    ----------
+    name : str
+        Name of the implementation.
+
+    Returns
+    -------
+    str
+        The name.
+
+    Examples
+    --------
+    ::
+
+        model.set_attn_implementation(contextile.transformers.register())
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, _attend)
@@ -34,7 +53,7 @@ def register(name: str = "contextile") -> str:
 
 
 def _refuse_padding(*args: Any, attention_mask: Tensor | None = None, **others: Any) -> None:
-    """In the place of what makes a model's mask: the plan has it, and there is no padding."""
+    """Replaces the function that makes a model's mask. Refuses padding."""
     if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
         raise _core.InvalidArgument(
             f"attention_mask: expected none, or ones, for documents are packed without padding and the plan has their masks; "
@@ -44,23 +63,37 @@ def _refuse_padding(*args: Any, attention_mask: Tensor | None = None, **others: 
 
 @contextlib.contextmanager
 def use(executor: Executor, *, check_masks: bool = True) -> Iterator[Executor]:
-    """The executor that layers attend with inside, prepared for the batch. Backward belongs inside, too, where layers are
-    checkpointed.
+    """Makes the layers of models attend with an executor, inside ``with``.
+
+    Calls are collective: every rank runs the model on its own tokens. If layers are checkpointed,
+    run backward inside, too.
 
     Parameters
     ----------
-    executor
-        Prepared for the batch's plan.
-    check_masks
-        Whether the plan's masks must reach as far as the layers' own, which attend causally, sliding ones in their window.
-        False: the plan's take their place, whatever they are (prefix LM, both ways).
+    executor : Executor
+        Prepared for the plan of the batch.
+    check_masks : bool
+        Whether the plan's masks must reach as far as the layers' own: causal, sliding layers within
+        their window. False lets the plan's masks replace them, such as prefix LM.
+
+    Yields
+    ------
+    Executor
 
     Raises
     ------
     InvalidArgument
-        In a layer: what it asks for is not what the plan has.
-        A rank of the plan owns no tokens: models can not reshape what is empty. On leaving: no layer has attended, so the
-        model does so by itself, every rank among its own tokens.
+        On entering, if a rank of the plan owns no tokens. In a layer, if it does not fit the plan:
+        another shape, scale, softcap or mask, an attention mask, dropout, a batch above 1, or
+        positions other than this rank's. On leaving, if no layer attended: the model then attended
+        on each rank alone.
+
+    Examples
+    --------
+    ::
+
+        with contextile.transformers.use(executor):
+            logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
     global _executor, _check_masks
     before_calls = _calls
@@ -86,7 +119,7 @@ def _text_config(model: Any) -> Any:
 
 
 def _windows(config: Any) -> dict[str, tuple[str, int]]:
-    """Rules of its layers by name, with the number of layers."""
+    """Returns the masks of a model's layers by name, with the number of layers."""
     num_layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     unknown = sorted(set(kinds or []) - {"full_attention", "sliding_attention"})
@@ -104,19 +137,35 @@ def _windows(config: Any) -> dict[str, tuple[str, int]]:
 
 
 def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
-    """What ``contextile.plan`` wants to know of a model: masks of its layers, heads, dims, dtype, scale, softcap, sinks.
+    """Returns the arguments of ``contextile.plan`` that describe a model.
+
+    They are the masks ``full`` and ``sliding`` with the number of layers of each, heads,
+    dimensions, dtype, scale, softcap and sinks.
 
     Parameters
     ----------
     model
         A model or its configuration.
     **changes
-        Take the place of what is found: ``mask={"full": …}``, ``dtype=…``.
+        Arguments that replace those found: ``mask={"full": …}``, ``dtype=…``.
+
+    Returns
+    -------
+    dict
 
     Raises
     ------
     InvalidArgument
-        Layers of another kind than full and sliding attention.
+        Layers have another kind of attention than full and sliding.
+
+    Examples
+    --------
+    >>> from contextile.transformers import batch_of
+    >>> from transformers import MistralConfig
+    >>> config = MistralConfig(num_hidden_layers=2, sliding_window=64)
+    >>> found = batch_of(config, dtype="bf16")
+    >>> found["mask"], found["heads"]
+    ({'sliding': ('sliding_window:64', 2)}, (32, 8))
     """
     config = _text_config(model)
     heads = config.num_attention_heads
@@ -167,7 +216,7 @@ def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, sca
 
 
 def _check_reach(prepared: Prepared, rules: Rules, name: str, window: int | None, is_causal: bool) -> None:
-    """Whether the plan's mask attends as far back and ahead as the layer does."""
+    """Raises unless the plan's mask reaches as far back and ahead as the layer does."""
     if not _check_masks or torch.compiler.is_compiling():
         return
     if not is_causal:
@@ -186,10 +235,14 @@ def _check_reach(prepared: Prepared, rules: Rules, name: str, window: int | None
 
 
 def _check_positions(prepared: Prepared, position_ids: Any) -> None:
-    """Models that are told no positions count their own tokens from 0, which says nothing of where those are."""
+    """Raises if positions were not given.
+
+    Models then count their own tokens from 0, which is wrong unless the rank holds exactly those.
+    """
     if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
         return
-    # All layers are given the same ones, and a look at those of a GPU waits for it.
+    # All layers receive the same tensor. Reading it on a GPU waits for the device, so it is read
+    # once.
     is_on_gpu = position_ids.device.type != "cpu"
     if is_on_gpu and prepared.positions_checked is not None and prepared.positions_checked() is position_ids:
         return
@@ -216,7 +269,11 @@ def _attend(
     s_aux: Tensor | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] → [1, tokens, q_heads, value_dim]."""
+    """Attends for a layer. Collective.
+
+    Takes query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] and returns
+    [1, tokens, q_heads, value_dim].
+    """
     global _calls
     _calls += 1
     prepared = _prepared(_executor)

@@ -1,4 +1,4 @@
-"""``generate`` of Hugging Face models, as they are, with a cache of keys and values that ranks share by tokens."""
+"""``generate`` of Hugging Face models with a cache that ranks share by tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _NAME = "contextile_generate"
-# Queries whose scores are in memory at a time, the same on all ranks, for each time they exchange results.
+# Number of queries whose scores are in memory at a time. Ranks exchange results once per so many
+# queries, so it is the same on all ranks.
 _ROWS = 128
 _ATTENDS_BY_ITSELF = (
     "attention: expected a model that uses the attention interface, found a layer that attends by itself"
@@ -35,7 +36,7 @@ _sharing: ContextVar[ShardedCache | None] = ContextVar("_sharing", default=None)
 
 
 class _Shard:
-    """Which tokens a rank holds: ranks take turns of ``interleave`` tokens, as by ``KvLayout``."""
+    """The tokens of a rank: ranks alternate every ``interleave`` tokens, as in ``KvLayout``."""
 
     def __init__(self, group: ProcessGroup | None, interleave: int) -> None:
         _check_initialised()
@@ -47,13 +48,16 @@ class _Shard:
             raise _core.InvalidArgument("group: expected one that this rank is in, found another")
 
     def positions(self, begin: int, end: int, device: torch.device | str) -> Tensor:
-        """This rank's positions in [begin, end), ascending."""
+        """Returns this rank's positions in [begin, end), ascending."""
         positions = torch.arange(begin, end, device=device)
         return positions[positions // self.interleave % self.num_ranks == self.rank]
 
 
 class _ShardedLayer(DynamicLayer):
-    """Keys and values [batch, kv_heads, this rank's tokens, dim]; lengths that it reports are those of all ranks."""
+    """A layer's keys and values [batch, kv_heads, this rank's tokens, dim].
+
+    The lengths that it reports are those of all ranks.
+    """
 
     is_croppable = False
 
@@ -64,7 +68,7 @@ class _ShardedLayer(DynamicLayer):
         self._num_tokens = 0
 
     def _begin(self) -> int:
-        """The first position that is kept: later queries see no earlier one."""
+        """Returns the first position that is kept. Later queries see no earlier one."""
         return 0 if self._window is None else max(self._num_tokens - self._window + 1, 0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -72,7 +76,7 @@ class _ShardedLayer(DynamicLayer):
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
 
     def update(self, key_states: Tensor, value_states: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        """Keeps what is this rank's of new tokens; returns all that this rank has for their queries."""
+        """Keeps this rank's new tokens; returns all its keys and values for the queries."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         before = self._begin()
@@ -102,25 +106,33 @@ class _ShardedLayer(DynamicLayer):
 
 
 class ShardedCache(Cache):
-    """A model's cache on one rank: keys and values of the tokens that are this rank's.
+    """A model's cache of keys and values on one rank, with that rank's share of the tokens.
 
-    Token p of a sequence, padding included, is that of rank p / interleave % ranks. Layers with a window keep what
-    it still reaches.
+    Token p of a sequence, padding included, belongs to rank p // interleave % ranks. Layers with a
+    window keep only the tokens that it still reaches.
 
     Parameters
     ----------
     model
         A model or its configuration.
-    group
-        The ranks that share it; None: the whole job.
-    interleave
-        Tokens that go to a rank before it is the next one's turn.
+    group : ProcessGroup, optional
+        The ranks that share the cache. Default: the whole job.
+    interleave : int
+        Number of consecutive tokens on one rank, at least 1.
 
     Raises
     ------
     InvalidArgument
-        ``torch.distributed`` is not initialised, a group without this rank, layers without keys and values of every
-        token (linear, state spaces).
+        ``torch.distributed`` is not initialized, the group is without this rank, or layers do not keep
+        keys and values of every token (linear attention, state spaces).
+
+    Examples
+    --------
+    ::
+
+        cache = ShardedCache(model)
+        tokens = generate(model, ids, past_key_values=cache, max_new_tokens=8)
+        cache.get_seq_length(), cache.local_bytes
     """
 
     def __init__(self, model: Any, *, group: ProcessGroup | None = None, interleave: int = 1) -> None:
@@ -138,11 +150,14 @@ class ShardedCache(Cache):
 
     @property
     def local_bytes(self) -> int:
-        """Of keys and values that this rank holds."""
+        """Bytes of keys and values that this rank holds."""
         return sum(x.nbytes for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values))
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *others: Any, **named: Any) -> Any:
-        """See ``transformers.Cache``. What it returns is of use to ``generate`` of this module alone."""
+        """Adds new tokens, for layers inside ``contextile.transformers.generate`` only.
+
+        Raises InvalidArgument elsewhere.
+        """
         self._expect_attended()
         if _sharing.get() is not self:
             raise _core.InvalidArgument(
@@ -162,7 +177,10 @@ class ShardedCache(Cache):
 def _mask(
     *, kv_length: int, kv_offset: int = 0, mask_function: Any, attention_mask: Tensor | None = None, **others: Any
 ) -> Tensor:
-    """The columns of a layer's mask that are this rank's tokens: [batch, 1, queries, keys], True where one is seen."""
+    """Returns the columns of a layer's mask that are this rank's tokens.
+
+    The result is bool [batch, 1, queries, keys], true if the query sees the key.
+    """
     shard = _current().shard
     positions = shard.positions(kv_offset, kv_offset + kv_length, others.get("device", "cpu"))
     if attention_mask is not None:
@@ -189,7 +207,10 @@ def _current() -> ShardedCache:
 def _attend_local(
     q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention to this rank's keys in fp32, the natural log-sum-exp of scores as a last column; -inf: saw none."""
+    """Computes attention to this rank's keys in fp32.
+
+    The last column is the natural log-sum-exp of the scores; -inf for queries that see no key.
+    """
     B, H, T, _ = q_BHTD.shape
     K, S = k_BKSD.shape[1:3]
     scores = torch.einsum("bkgtd,bksd->bkgts", q_BHTD.unflatten(1, (K, H // K)).float(), k_BKSD.float()) * scale
@@ -203,7 +224,10 @@ def _attend_local(
 
 
 def _merge(part: Tensor, shard: _Shard, sink_H: Tensor | None) -> Tensor:
-    """The attention to the keys of all ranks, added in their order: the same bits on all of them. Collective."""
+    """Merges attention to the keys of all ranks. Collective.
+
+    Parts are added in the order of ranks, so all ranks have the same bits.
+    """
     parts = [torch.empty_like(part) for _ in range(shard.num_ranks)]
     dist.all_gather(parts, part.contiguous(), group=shard.group)
     lses = [part[..., -1:] for part in parts]
@@ -213,7 +237,7 @@ def _merge(part: Tensor, shard: _Shard, sink_H: Tensor | None) -> Tensor:
     weights = [torch.exp(lse - highest.masked_fill(highest == -torch.inf, 0.0)) for lse in lses]
     total = sum(weights)
     out = sum(weight * part[..., :-1] for weight, part in zip(weights, parts, strict=False))
-    return out / total.masked_fill(total == 0, 1.0)  # what sees nothing is padding
+    return out / total.masked_fill(total == 0, 1.0)  # only padding sees nothing
 
 
 def _attend(
@@ -228,7 +252,11 @@ def _attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [batch, q_heads, tokens, dim], this rank's key, value [batch, kv_heads, …] → [batch, tokens, q_heads, dim]."""
+    """Attends for a layer. Collective.
+
+    Takes query [batch, q_heads, tokens, dim] and this rank's key and value [batch, kv_heads, …];
+    returns [batch, tokens, q_heads, dim].
+    """
     cache = _current()
     cache._attended = True
     if dropout:
@@ -251,7 +279,10 @@ def _attend(
 
 
 class _Agreement(StoppingCriteria):
-    """Stops nothing. Ranks that chose different tokens end before they wait for each other in vain."""
+    """Never stops. Raises if ranks chose different tokens.
+
+    Otherwise they would later wait for each other in vain.
+    """
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = shard
@@ -270,7 +301,10 @@ class _Agreement(StoppingCriteria):
 
 
 def _described(x: Any) -> Any:
-    """What is compared of an argument: of a tensor its shape and its bytes' digest; of objects without a text of their own the type."""
+    """Returns the parts of an argument that ranks compare.
+
+    They are the shape and a digest of a tensor, the text of simple values, and the type of others.
+    """
     if isinstance(x, Tensor):
         digest = hashlib.sha256(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy()).hexdigest()
         return list(x.shape), digest
@@ -283,7 +317,7 @@ def _described(x: Any) -> Any:
 
 
 def _check_same(arguments: dict[str, Any], shard: _Shard) -> None:
-    """Whether all ranks were given the same. Collective."""
+    """Raises InvalidArgument unless all ranks have the same arguments. Collective."""
     mine = {name: _described(x) for name, x in arguments.items()}
     of_ranks: list[Any] = [None] * shard.num_ranks
     dist.all_gather_object(of_ranks, mine, group=shard.group)
@@ -298,14 +332,14 @@ def _check_same(arguments: dict[str, Any], shard: _Shard) -> None:
 
 
 def _implementations(config: Any) -> Any:
-    """How a model attends, by part where parts have configurations of their own."""
+    """Returns a model's attention implementation, by part if parts have configurations."""
     parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs if hasattr(config, name)}
     return {"": config._attn_implementation, **parts} if parts else config._attn_implementation
 
 
 @contextlib.contextmanager
 def _shared(model: Any, cache: ShardedCache) -> Iterator[None]:
-    """Layers of the model attend through the cache inside; behind it the model is as it was."""
+    """Makes layers of the model attend through the cache inside; restores the model after."""
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
     before = _implementations(model.config)
@@ -330,33 +364,45 @@ def generate(
     interleave: int | None = None,
     **arguments: Any,
 ) -> Any:
-    """``model.generate`` with a cache that ranks share by tokens. Collective; every rank returns the same.
+    """Runs ``model.generate`` with a cache that ranks share by tokens.
 
-    Every rank has the whole model, computes all of it but attention, and calls this with the same arguments (sampling: the
-    same seed before). A rank attends to its own tokens' keys and values, and ranks exchange results with their log-sum-exp:
-    b queries of h heads send (N-1)·b·h·(dim + 1)·4 bytes a rank and layer, however long the context.
+    Collective. Every rank has the whole model, passes the same arguments (and sets the same seed if
+    it samples), and returns the same tokens. A rank attends only to its own tokens' keys and
+    values, and ranks exchange results. For b queries of h heads, each of N ranks sends
+    (N-1)·b·h·(dim + 1)·4 bytes per layer, however long the context is.
 
     Parameters
     ----------
     model
-        A decoder that uses the attention interface: full and sliding layers, grouped heads, softcap, sinks.
-    input_ids
-        Prompts, padded on the left if there are several; with ``attention_mask``, as ``model.generate`` takes them.
+        A decoder that uses the attention interface: full and sliding layers, grouped heads, softcap,
+        sinks.
+    input_ids : int Tensor [batch, tokens]
+        Prompts, as ``model.generate`` takes them. Several are padded on the left, with
+        ``attention_mask``.
     group, interleave
-        As of ``ShardedCache``; with ``past_key_values`` neither.
+        As for ``ShardedCache``. Left out with ``past_key_values``.
     **arguments
-        Those of ``model.generate``; ``past_key_values``: the ``ShardedCache`` of a call before, to go on from.
+        Arguments of ``model.generate``. ``past_key_values`` may be the ``ShardedCache`` of an earlier
+        call, to continue from it.
 
-    Shapes
-    ------
-    input_ids : [batch, tokens]
-    returns : [batch, tokens + new tokens], or what ``return_dict_in_generate`` asks for
+    Returns
+    -------
+    int Tensor [batch, tokens + new tokens]
+        Or an output object if ``return_dict_in_generate`` is set.
 
     Raises
     ------
     InvalidArgument
-        What ``ShardedCache`` refuses; arguments or chosen tokens that differ between ranks; another cache or none;
-        ``max_time``; dropout; models that attend by themselves; ways of generating that take tokens back (assistants).
+        Arguments or chosen tokens differ between ranks; the cache is not a ``ShardedCache`` or is
+        switched off; ``max_time`` or dropout is set; the model does not use the attention interface;
+        the method takes tokens back (assistant models, prompt look-up); or ``ShardedCache`` refuses
+        the model.
+
+    Examples
+    --------
+    Under torchrun, on every rank::
+
+        tokens = generate(model.eval(), ids, max_new_tokens=8, do_sample=False)
     """
     config = arguments.get("generation_config") or model.generation_config
     if arguments.get("use_cache") is False or arguments.get("cache_implementation") is not None:
