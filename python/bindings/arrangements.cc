@@ -1,4 +1,4 @@
-// contextile/extend/arrangement.h: what a strategy returns, to be made in Python.
+// contextile/extend/arrangement.h: arrangements that are made in Python.
 #include <string>
 
 #include "bind.h"
@@ -16,8 +16,10 @@ Kind kind_of(const std::string& name) {
 }
 
 void bind_directions(nb::module_& module) {
-  nb::class_<PlacedTile>(module, "PlacedTile",
-                         "A tile on its device. A stage is one attention call.")
+  nb::class_<PlacedTile>(
+      module, "PlacedTile",
+      "A tile with the device that computes it, and the stage. A stage is one attention "
+      "call. Blocks, devices and groups count from 0; pairs is Tile.pairs.")
       .def(
           "__init__",
           [](PlacedTile* self, BlockId q_block, BlockId kv_block, Rank device, std::int64_t pairs,
@@ -28,18 +30,20 @@ void bind_directions(nb::module_& module) {
           "stage"_a = 0)
       .def_ro("q_block", &PlacedTile::q_block)
       .def_ro("kv_block", &PlacedTile::kv_block)
-      .def_ro("group", &PlacedTile::group, "Head group.")
+      .def_ro("group", &PlacedTile::group, "Head group of its blocks.")
       .def_ro("device", &PlacedTile::device)
       .def_ro("stage", &PlacedTile::stage)
-      .def_ro("pairs", &PlacedTile::pairs, "As contextile.tiles says.")
+      .def_ro("pairs", &PlacedTile::pairs, "Attended pairs, as contextile.tiles counts them.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "PlacedTile",
                        {"q_block", "kv_block", "group", "device", "stage", "pairs"});
       });
   nb::class_<Transfer>(
       module, "Transfer",
-      "One unit (kind, block, head group) from one device to another: launched before "
-      "attention launch_stage, waited for before attention need_stage > launch_stage.")
+      "The move of one unit (kind, block, head group) from device src to device dst. It is "
+      "launched before attention of launch_stage and awaited before attention of need_stage, "
+      "which is larger. Kinds: 'q', 'kv', 'o' in forward; 'q', 'kv', 'do', 'dq', 'dkv' in "
+      "backward.")
       .def(
           "__init__",
           [](Transfer* self, const std::string& kind, BlockId block, Rank src, Rank dst,
@@ -62,8 +66,8 @@ void bind_directions(nb::module_& module) {
       });
   nb::class_<ArrangedDirection>(
       module, "ArrangedDirection",
-      "Tiles of one device and stage run in listed order; transfers between two "
-      "devices with equal stages travel as one message.")
+      "The tiles and transfers of one direction. Tiles of one device and stage run in listed "
+      "order. Transfers between two devices with equal stages travel as one message.")
       .def(
           "__init__",
           [](ArrangedDirection* self, std::vector<PlacedTile> tiles,
@@ -76,8 +80,10 @@ void bind_directions(nb::module_& module) {
 }
 
 void bind_rounds(nb::module_& module) {
-  nb::class_<ArrangedRound>(module, "ArrangedRound",
-                            "A part of the batch with blocks and owners of its own.")
+  nb::class_<ArrangedRound>(
+      module, "ArrangedRound",
+      "A part of the batch with its own blocks and owners. blocks is a Blocking, owners has "
+      "the rank of every block, masks and programs have one entry per mask.")
       .def(
           "__init__",
           [](ArrangedRound* self, Blocking blocks, std::vector<Rank> owners,
@@ -92,10 +98,12 @@ void bind_rounds(nb::module_& module) {
           nb::kw_only(), "blocks"_a, "owners"_a, "masks"_a, "programs"_a, "head_groups"_a = 1,
           "block_head_groups"_a = std::vector<std::int32_t>{})
       .def_ro("blocks", &ArrangedRound::blocks)
-      .def_ro("owners", &ArrangedRound::owners, "Rank of every block.")
-      .def_ro("head_groups", &ArrangedRound::head_groups, "Divides the KV heads.")
-      .def_ro("block_head_groups", &ArrangedRound::block_head_groups,
-              "Of every block, each a divisor of head_groups; empty: all have head_groups.")
+      .def_ro("owners", &ArrangedRound::owners, "The rank that owns each block.")
+      .def_ro("head_groups", &ArrangedRound::head_groups,
+              "Number of head groups of every block; divides the KV heads.")
+      .def_ro(
+          "block_head_groups", &ArrangedRound::block_head_groups,
+          "Head groups of every block, each a divisor of head_groups. Empty: all have head_groups.")
       .def_prop_ro(
           "masks",
           [](const ArrangedRound& round) {
@@ -103,15 +111,17 @@ void bind_rounds(nb::module_& module) {
             for (const Mask& mask : round.masks) objects.push_back({mask});
             return objects;
           },
-          "Of the workload, in its order, on this round's tokens.")
-      .def_ro("programs", &ArrangedRound::programs, "One for each mask.");
+          "The workload's masks in its order, restricted to this round's tokens.")
+      .def_ro("programs", &ArrangedRound::programs, "One ArrangedMask per mask.");
 }
 
 }  // namespace
 
 void bind_arrangements(nb::module_& module) {
   bind_directions(module);
-  nb::class_<ArrangedMask>(module, "ArrangedMask", "What one mask computes in one round.")
+  nb::class_<ArrangedMask>(
+      module, "ArrangedMask",
+      "The forward and backward program of one mask in one round; None: no such direction.")
       .def(
           "__init__",
           [](ArrangedMask* self, std::optional<ArrangedDirection> forward,
@@ -124,8 +134,9 @@ void bind_arrangements(nb::module_& module) {
   bind_rounds(module);
   nb::class_<Arrangement>(
       module, "Arrangement",
-      "What a strategy returns: who owns which token blocks, who computes which tiles "
-      "when, what moves when.")
+      "The result of a strategy: which rank owns which token blocks, which device computes which "
+      "tiles at which stage, and what moves when. docs/python/strategies.md has an example. Raises "
+      "InvalidArgument if partial_wire is no dtype.")
       .def(
           "__init__",
           [](Arrangement* self, std::string strategy, std::vector<ArrangedRound> rounds,
@@ -141,7 +152,8 @@ void bind_arrangements(nb::module_& module) {
           "options"_a = std::map<std::string, std::string>{}, "partial_wire"_a = "f32")
       .def_ro("strategy", &Arrangement::strategy)
       .def_ro("options", &Arrangement::options)
-      .def_ro("rounds", &Arrangement::rounds, "Executed in order, a barrier between.");
+      .def_ro("rounds", &Arrangement::rounds,
+              "Rounds, executed in order with a barrier between them.");
 }
 
 }  // namespace contextile::python

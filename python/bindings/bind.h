@@ -1,5 +1,5 @@
-// What the files of the extension module share. Every file binds the names of one or two public
-// headers; Python's own layer (python/contextile) adds defaults and forms that only Python has.
+// Helpers that the files of the extension module share. Every file binds the names of one or two
+// public headers; python/contextile adds defaults and forms that only Python has.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -76,7 +76,7 @@ using namespace nb::literals;
 // str or os.PathLike.
 using Path = std::filesystem::path;
 
-// One for each file.
+// Each is defined in the file of its name.
 void bind_errors(nb::module_& module);
 void bind_masks(nb::module_& module);
 void bind_workloads(nb::module_& module);
@@ -97,7 +97,7 @@ void bind_inference(nb::module_& module);
 // Throws InvalidArgument unless the blocking has that block.
 [[nodiscard]] BlockId checked_block(const Blocking& blocking, std::int32_t block);
 
-// The bytes of a Python object, which stays their owner.
+// Returns the bytes of a Python object, which stays their owner.
 [[nodiscard]] std::span<const std::uint8_t> span_of(const nb::bytes& bytes);
 // Throws InvalidArgument unless the name is "forward" or "backward".
 [[nodiscard]] Direction direction_of(const std::string& name);
@@ -105,11 +105,11 @@ void bind_inference(nb::module_& module);
 // Throws InvalidArgument naming the number unless it is 0 to 1e8 seconds.
 [[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, const char* name);
 
-// A hook that calls `callback(what, done, total)`, if it is not None, and lets Ctrl-C through in
-// any case. Works without the GIL and is called with or without it.
+// Returns a hook that calls `callback(what, done, total)` unless it is None, and lets Ctrl-C
+// through in any case. It may be called with or without the GIL.
 [[nodiscard]] ProgressHook progress_hook(nb::object callback);
 
-// One-dimensional NumPy array that owns its numbers.
+// Returns a one-dimensional NumPy array that owns its numbers.
 template <typename Number>
 [[nodiscard]] nb::ndarray<nb::numpy, Number, nb::ndim<1>> numpy_array(std::vector<Number> values) {
   auto owned = std::make_unique<std::vector<Number>>(std::move(values));
@@ -119,7 +119,7 @@ template <typename Number>
   return nb::ndarray<nb::numpy, Number, nb::ndim<1>>(numbers->data(), {numbers->size()}, owner);
 }
 
-// Text for __repr__: "Name(a=1, b='x')" of attributes that Python sees.
+// Returns a text for __repr__, "Name(a=1, b='x')", of attributes that Python sees.
 [[nodiscard]] std::string repr_of(nb::handle object, std::string_view name,
                                   std::initializer_list<const char*> attributes);
 

@@ -1,4 +1,4 @@
-// contextile/cluster.h: machines.
+// contextile/cluster.h: clusters and presets.
 #include <string>
 #include <tuple>
 
@@ -14,7 +14,7 @@ LaunchOrder launch_order(const std::string& name) {
   fail("launches: expected concurrent or grouped, found '" + name + "'");
 }
 
-// "NAME:NODESxDEVICES", of which both may be left to the preset.
+// Loads "NAME:NODESxDEVICES"; the preset supplies numbers that are not given.
 Cluster preset(const std::string& name, std::optional<std::int32_t> nodes,
                std::optional<std::int32_t> devices_per_node) {
   const Cluster alone = load_cluster(name);
@@ -31,14 +31,14 @@ void bind_constants(nb::class_<Cluster>& cluster) {
       .def_rw("nodes", &Cluster::nodes)
       .def_rw("devices_per_node", &Cluster::devices_per_node)
       .def_rw("intra_gbytes_per_s", &Cluster::intra_gbytes_per_s,
-              "One device's port inside its node.")
+              "Rate of one device's port inside its node, GB/s per direction.")
       .def_rw("inter_gbytes_per_s_per_node", &Cluster::inter_gbytes_per_s_per_node,
-              "All NICs of a node together.")
+              "Rate of all NICs of a node together, GB/s per direction.")
       .def_rw("attention_tflops", &Cluster::attention_tflops,
-              "Attention of one device on large full tiles, forward.")
-      .def_rw("memory_bytes", &Cluster::memory_bytes, "Of one device; 0: unknown.")
+              "Forward attention of one device on large full tiles, TFLOP/s.")
+      .def_rw("memory_bytes", &Cluster::memory_bytes, "Memory of one device; 0: unknown.")
       .def_rw("peak_tflops", &Cluster::peak_tflops,
-              "Dense bf16 products as the maker states them; 0: unknown.")
+              "Rate of dense bf16 products as the maker states it; 0: unknown.")
       .def_rw("memory_gbytes_per_s", &Cluster::memory_gbytes_per_s)
       .def_rw("intra_latency_us", &Cluster::intra_latency_us)
       .def_rw("inter_latency_us", &Cluster::inter_latency_us)
@@ -54,8 +54,8 @@ void bind_constants(nb::class_<Cluster>& cluster) {
             return cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
           },
           [](Cluster& cluster, const std::string& name) { cluster.launches = launch_order(name); },
-          "How launched groups of transfers share a device's time: 'concurrent' or 'grouped' (one "
-          "after another, as NCCL on one stream).");
+          "How groups of transfers share a device's time: 'concurrent', or 'grouped' (one after "
+          "another, like NCCL on one stream).");
 }
 
 }  // namespace
@@ -63,25 +63,37 @@ void bind_constants(nb::class_<Cluster>& cluster) {
 void bind_clusters(nb::module_& module) {
   nb::class_<Cluster> cluster(
       module, "Cluster",
-      "A machine: topology, bandwidths, and the constants of the cost model. Devices 0 … "
-      "nodes·devices_per_node - 1; node of a device = device // devices_per_node. Rates are "
-      "per direction, GB are 1e9 bytes.");
+      R"(A cluster: topology, bandwidths, and the constants of the cost model.
+
+Devices are 0 … nodes·devices_per_node - 1; a device's node is device // devices_per_node. Rates are
+per direction, and GB are 1e9 bytes. Attributes may be changed; check() says whether the result is
+possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Cluster.parse_json.
+
+>>> import contextile as ct
+>>> cluster = ct.Cluster.preset("dgx-h200", nodes=4)
+>>> cluster.num_devices, cluster.node_of(9)
+(32, 1)
+)");
   bind_constants(cluster);
-  cluster.def(nb::init<const Cluster&>(), "other"_a, "A copy.")
+  cluster.def(nb::init<const Cluster&>(), "other"_a, "Copies a cluster.")
       .def_static(
           "load", [](const Path& text) { return load_cluster(text.string()); }, "text"_a,
-          "'NAME', 'NAME:NODESxDEVICES' or the path of a JSON file. Raises InvalidArgument on an "
-          "unknown preset, with the list, and IoError.")
+          "Loads 'NAME', 'NAME:NODESxDEVICES', or the JSON file at a path. Raises InvalidArgument "
+          "for an unknown preset, listing all, and IoError.")
+      .def_static("preset", &preset, "name"_a, nb::kw_only(), "nodes"_a = nb::none(),
+                  "devices_per_node"_a = nb::none(),
+                  "Returns a preset (contextile.cluster_presets), with other numbers of nodes and "
+                  "devices per "
+                  "node if they are given. Raises InvalidArgument.")
       .def_static(
-          "preset", &preset, "name"_a, nb::kw_only(), "nodes"_a = nb::none(),
-          "devices_per_node"_a = nb::none(),
-          "A preset (contextile.cluster_presets) with so many nodes. Raises InvalidArgument.")
-      .def_static("from_torch", &from_torch, "group"_a = nb::none(), "options"_a,
-                  "The cluster that the ranks of a torch.distributed group make up (default: the "
-                  "whole job): "
-                  "nodes are hosts, preset= names the machine whose constants it has. Collective.")
+          "from_torch", &from_torch, "group"_a = nb::none(), "options"_a,
+          "Returns the cluster of a torch.distributed group (default: the whole job). Hosts "
+          "become nodes; preset= names the machine whose constants it has (default 'local'). "
+          "Collective. Raises InvalidArgument unless every host has equally many consecutive "
+          "ranks.")
       .def_static("parse_json", &parse_cluster_json, "text"_a, nb::kw_only(), "where"_a = "cluster",
-                  "A cluster from the text of a cluster file; where names it in messages.")
+                  "Parses the text of a cluster file; where names it in messages. Raises "
+                  "InvalidArgument.")
       .def("to_json", [](const Cluster& cluster) { return to_json(cluster); })
       .def_prop_ro("num_devices", &Cluster::num_devices)
       .def(
@@ -91,10 +103,12 @@ void bind_clusters(nb::module_& module) {
             return cluster.node_of(rank);
           },
           "rank"_a)
-      .def("group", &Cluster::group, nb::kw_only(), "tp"_a = 1, "pp"_a = 1,
-           "The devices left for context parallelism beside tp tensor-parallel ranks and pp "
-           "pipeline stages.")
-      .def("check", &check_cluster, "Raises InvalidArgument unless the numbers make a machine.")
+      .def(
+          "group", &Cluster::group, nb::kw_only(), "tp"_a = 1, "pp"_a = 1,
+          "Returns the cluster of one context-parallel group, if each has tp tensor-parallel ranks "
+          "and pp pipeline stages. Raises InvalidArgument.")
+      .def("check", &check_cluster,
+           "Raises InvalidArgument if the numbers contradict each other or are out of range.")
       .def(
           "__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); },
           nb::is_operator())
@@ -116,7 +130,7 @@ void bind_clusters(nb::module_& module) {
         }
         return presets;
       },
-      "Name and description (hardware, constants and their source) of every preset.");
+      "Returns name and description (hardware, constants and their source) of every preset.");
 }
 
 }  // namespace contextile::python

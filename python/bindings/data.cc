@@ -1,4 +1,4 @@
-// contextile/data.h and data.h: lengths of real batches.
+// contextile/data.h: document lengths and batch samplers.
 #include "contextile/data.h"
 
 #include <string>
@@ -25,7 +25,15 @@ BatchSamplerOptions sampler_options(std::int64_t tokens,
 void bind_sampler(nb::module_& module) {
   nb::class_<BatchSampler>(
       module, "BatchSampler",
-      "Batches of a training run: the same batch for a step, whoever asks, in whatever order.")
+      R"(Composes the batches of a training run. A step has the same batch on every rank.
+
+tokens is the size of a batch. Documents longer than max_document_tokens (default: tokens) are cut
+(long_documents="split") or left out ("drop"). The order of documents depends on seed and epoch.
+
+>>> import contextile as ct
+>>> ct.BatchSampler([30, 70], tokens=100).num_documents
+2
+)")
       .def(
           "__init__",
           [](BatchSampler* self, std::vector<std::int64_t> documents_tokens, std::int64_t tokens,
@@ -49,7 +57,7 @@ void bind_sampler(nb::module_& module) {
           "name"_a, "num_documents"_a, nb::kw_only(), "tokens"_a = 131072,
           "max_document_tokens"_a = nb::none(), "long_documents"_a = "split", "seed"_a = 0)
       .def("batch", &BatchSampler::batch, "step"_a,
-           "Lengths of the documents of that step's batch, tokens.")
+           "Returns the lengths of the documents of the step's batch, in tokens.")
       .def(
           "pieces",
           [](const BatchSampler& self, std::int64_t step) {
@@ -59,8 +67,8 @@ void bind_sampler(nb::module_& module) {
             }
             return rows;
           },
-          "step"_a, "What that step's batch is made of: (document, begin, end), in order.")
-      .def_prop_ro("num_documents", &BatchSampler::num_documents, "Documents that are used.")
+          "step"_a, "Returns the rows (document, begin, end) of the step's batch, in order.")
+      .def_prop_ro("num_documents", &BatchSampler::num_documents, "Number of documents in use.")
       .def_prop_ro("num_dropped", &BatchSampler::num_dropped)
       .def_prop_ro("epoch_tokens", &BatchSampler::epoch_tokens);
 }
@@ -74,8 +82,8 @@ void bind_data(nb::module_& module) {
         return read_lengths(path.string(), length_field);
       },
       "path"_a, nb::kw_only(), "length_field"_a = "length",
-      "Lengths of a file: one per line, a JSON array, JSONL with length_field in every object, "
-      ".npy or a Megatron-LM .idx. Raises IoError and InvalidArgument.");
+      "Reads document lengths from a file: one per line, a JSON array, JSONL with length_field in "
+      "every object, .npy, or a Megatron-LM .idx. Raises IoError and InvalidArgument.");
   module.def(
       "datasets",
       [] {
@@ -84,7 +92,7 @@ void bind_data(nb::module_& module) {
           table.emplace_back(dataset.name, dataset.description);
         return table;
       },
-      "Name and description of every built-in distribution of lengths.");
+      "Returns name and description of every built-in distribution of lengths.");
   module.def(
       "sample_lengths",
       [](std::string_view dataset, std::int64_t tokens, std::int64_t batches, double scale,
@@ -98,7 +106,15 @@ void bind_data(nb::module_& module) {
       },
       "dataset"_a, nb::kw_only(), "tokens"_a, "batches"_a = 1, "scale"_a = 1.0, "seed"_a = 0,
       nb::call_guard<nb::gil_scoped_release>(),
-      "Batches of lengths drawn from a built-in distribution, each of `tokens` tokens.");
+      R"(Draws batches of document lengths from a built-in distribution, each of `tokens` tokens.
+
+Lengths are multiplied by scale. Raises InvalidArgument for an unknown dataset, listing all.
+
+>>> import contextile as ct
+>>> [batch] = ct.sample_lengths("longalign", tokens=131072)
+>>> sum(batch)
+131072
+)");
   bind_sampler(module);
 }
 

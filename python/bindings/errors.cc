@@ -1,4 +1,4 @@
-// The library's errors as Python's: each also one that Python's own code catches.
+// The library's errors as Python exceptions. Most derive from a built-in exception, too.
 #include <exception>
 #include <string>
 
@@ -54,29 +54,33 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 void bind_errors(nb::module_& module) {
   const nb::handle runtime(PyExc_RuntimeError);
-  g_error = add_error(module, "Error", "What every failure of the library is.", runtime);
+  g_error = add_error(
+      module, "Error",
+      "Base class of all errors of Contextile. Messages say what was expected, found and where.",
+      runtime);
   const nb::handle error(g_error);
-  g_invalid_argument =
-      add_error(module, "InvalidArgument",
-                "The caller's input is wrong: lengths, mask, cluster, options, shapes.",
-                nb::make_tuple(error, nb::handle(PyExc_ValueError)));
+  g_invalid_argument = add_error(
+      module, "InvalidArgument",
+      "The caller's input is wrong: lengths, mask, cluster, options, shapes. Also a ValueError.",
+      nb::make_tuple(error, nb::handle(PyExc_ValueError)));
   g_invalid_plan =
       add_error(module, "InvalidPlan",
-                "A plan, or the bytes of one, is broken or does not fit what it is used with.",
+                "A plan, or its bytes, is broken or does not fit its use. Also a ValueError.",
                 nb::make_tuple(error, nb::handle(PyExc_ValueError)));
-  g_io_error = add_error(module, "IoError", "A file or a store cannot be read or written.",
-                         nb::make_tuple(error, nb::handle(PyExc_OSError)));
-  g_transport_error =
-      add_error(module, "TransportError",
-                "A peer died, stalled past the timeout, or sent something else than agreed.",
-                nb::make_tuple(error, nb::handle(PyExc_ConnectionError)));
+  g_io_error =
+      add_error(module, "IoError", "A file or a store cannot be read or written. Also an OSError.",
+                nb::make_tuple(error, nb::handle(PyExc_OSError)));
+  g_transport_error = add_error(
+      module, "TransportError",
+      "A peer died, stalled past the timeout, or sent unexpected data. Also a ConnectionError.",
+      nb::make_tuple(error, nb::handle(PyExc_ConnectionError)));
   g_device_error =
-      add_error(module, "DeviceError", "A GPU's driver, or NCCL, reported an error.", error);
-  g_check_failed =
-      add_error(module, "CheckFailed", "A plan does not verify: none of its numbers count.", error);
+      add_error(module, "DeviceError", "The driver of a GPU, or NCCL, reported an error.", error);
+  g_check_failed = add_error(module, "CheckFailed",
+                             "A plan does not verify, so none of its numbers are valid.", error);
   g_planning_failed =
       add_error(module, "PlanningFailed",
-                "A step could not be planned ahead: the batch's fault, or the strategy's.", error);
+                "A step could not be planned ahead, because of its batch or the strategy.", error);
   nb::register_exception_translator(translate);
 }
 

@@ -1,4 +1,4 @@
-// contextile/extend/transport.h, executor.h, inproc_attention.h: exact attention by a plan.
+// contextile/extend/transport.h, contextile/executor.h: transports, GPUs and executors.
 #include <chrono>
 #include <string>
 
@@ -58,7 +58,7 @@ std::shared_ptr<Gpu> open_gpu_of(std::int32_t ordinal, const std::string& kernel
                   {.timeout = milliseconds_of(timeout, "timeout")});
 }
 
-// Ends of transports keep what they run on alive.
+// Returns an end of a transport that keeps the objects it needs alive.
 template <typename... Kept>
 std::shared_ptr<Transport> keeping(std::unique_ptr<Transport> transport, Kept... kept) {
   return {transport.release(), [kept...](Transport* end) { delete end; }};
@@ -77,8 +77,8 @@ std::shared_ptr<Transport> join(const std::shared_ptr<Gpu>& gpu,
   return keeping(gpu->join(*control, milliseconds_of(timeout, "timeout")), gpu, control);
 }
 
-// One rank's executor. The kernel is chosen by the first plan's dtype, and again where a plan has
-// another.
+// One rank's executor. The kernel is chosen by the dtype of the first plan, and again if a plan has
+// another dtype.
 class RankExecutor {
  public:
   RankExecutor(std::shared_ptr<Transport> transport, std::string kernel, std::string flight_folder,
@@ -124,11 +124,12 @@ class RankExecutor {
     static_cast<void>(executor());
     return *plan_;
   }
-  // Where the tensors of calls are.
+  // Returns the place of the tensors of calls.
   [[nodiscard]] ArrayPlace place() const {
     return {gpu_ == nullptr ? std::nullopt : std::optional(gpu_->ordinal())};
   }
-  // Runs a call, on a GPU between what a stream (cudaStream_t) holds and what it is given later.
+  // Runs a call. On a GPU it runs after the work that a stream (cudaStream_t) holds, and before
+  // work that the stream receives later.
   template <typename Call>
   void on_stream(std::uintptr_t stream, const Call& call) const {
     auto* const callers = reinterpret_cast<void*>(stream);
@@ -196,72 +197,129 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
 void bind_transports(nb::module_& module) {
   nb::class_<Transport>(
       module, "Transport",
-      "One rank's end of a group. One thread drives it; data moves while it computes.")
+      "One rank's end of a group. Only one thread uses it; data moves while that thread computes. "
+      "Made by inproc_group, gloo_transport, Gpu.group and Gpu.join.")
       .def_prop_ro("name", [](const Transport& self) { return std::string(self.name()); })
       .def_prop_ro("rank", &Transport::rank)
       .def_prop_ro("size", &Transport::size)
       .def_prop_ro("sent_bytes", &Transport::sent_bytes)
       .def_prop_ro("received_bytes", &Transport::received_bytes)
-      .def_prop_ro("on_gpu", &moves_device_memory, "What it moves is in the memory of a GPU.")
+      .def_prop_ro("on_gpu", &moves_device_memory, "True if it moves the memory of a GPU.")
       .def(
           "barrier", [](Transport& self) { barrier(self.control()); },
-          nb::call_guard<nb::gil_scoped_release>(), "Returns when every rank has called it.")
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Returns when every rank has called it. Collective. Raises TransportError.")
       .def(
           "abort", [](Transport& self, const std::string& reason) { self.abort(reason); },
-          "reason"_a, "Tells the group that this rank gives up, so that no peer waits for it.")
+          "reason"_a,
+          "Tells the group that this rank gives up, so that no peer waits for it. Not collective.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Transport", {"name", "rank", "size"});
       });
-  module.def("gloo_available", &gloo_transport_available, "Whether this build has gloo.");
+  module.def("gloo_available", &gloo_transport_available, "Returns whether this build has gloo.");
   module.def(
       "gloo_transport", &gloo_transport, nb::kw_only(), "rank"_a, "size"_a, "rendezvous"_a,
       "run_id"_a = "", "interface_name"_a = "", "hostname"_a = "", "connect_timeout"_a = 60.0,
       "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
-      "This rank's end of a new group of processes over TCP, by gloo; returns when every rank has "
-      "connected. rendezvous is 'file:///shared/folder' or 'tcp://host:port', where rank 0 "
-      "listens; run_id tells runs apart; times are seconds. Raises InvalidArgument and "
-      "TransportError.");
+      R"(Connects a group of processes over TCP with gloo, and returns this rank's end. Collective.
+
+Parameters
+----------
+rank, size : int
+    Number of this rank, and of ranks.
+rendezvous : str
+    'file:///shared/folder', or 'tcp://host:port' where rank 0 listens.
+run_id : str
+    Distinguishes runs with the same rendezvous.
+interface_name, hostname : str
+    The network interface, or the address, to use. Default: gloo's choice.
+connect_timeout, timeout : float
+    Seconds to wait for connections, and seconds without a byte moving after which peers count as
+    lost.
+
+Raises
+------
+InvalidArgument
+    Arguments are bad, or this build has no gloo.
+TransportError
+    Not all ranks connected in time.
+
+Examples
+--------
+>>> import contextile as ct
+>>> transport = ct.gloo_transport(rank=0, size=1, rendezvous="tcp://127.0.0.1:29876")
+>>> transport.size
+1
+)");
   module.def("inproc_group", &inproc_group, "num_ranks"_a, nb::kw_only(), "timeout"_a = 60.0,
-             "A transport for each of num_ranks threads of this process.");
+             R"(Returns a list with one end of a transport per rank, for threads of this process.
+
+num_ranks is 1 to 4096; timeout is the number of seconds without a byte moving after which ranks
+give up. Raises InvalidArgument.
+
+>>> import contextile as ct
+>>> [transport.rank for transport in ct.inproc_group(2)]
+[0, 1]
+)");
 }
 
 void bind_gpus(nb::module_& module) {
   nb::class_<Gpu>(module, "Gpu", "A GPU of this machine with the library's kernels.")
       .def_prop_ro("name", [](const Gpu& self) { return std::string(self.name()); })
-      .def_prop_ro("ordinal", &Gpu::ordinal, "Its number on this machine.")
+      .def_prop_ro("ordinal", &Gpu::ordinal, "Number of the GPU on this machine.")
       .def_prop_ro(
           "kernel", [](const Gpu& self) { return std::string(self.kernel_name()); },
-          "What attends: \"cuda:wgmma\" or \"cuda:mma\".")
+          "Name of the attention kernel: \"cuda:wgmma\" or \"cuda:mma\".")
       .def("group", &group_on, "num_ranks"_a,
-           "A transport for each of num_ranks threads of this process, which share the GPU. One "
-           "group at a time.")
+           "Returns one end of a transport per rank, for threads of this process that share the "
+           "GPU. "
+           "Only one group exists at a time. Raises InvalidArgument.")
       .def("join", &join, "control"_a, nb::kw_only(), "timeout"_a = 60.0,
            nb::call_guard<nb::gil_scoped_release>(),
-           "This rank's end of a group of processes with a GPU each, by NCCL; words go over "
-           "control, an ordinary transport between them. Collective. timeout is seconds without "
-           "a transfer ending. Raises InvalidArgument where there is no NCCL, DeviceError, "
-           "TransportError.")
+           "Returns this rank's end of a group of processes with one GPU each. Data moves over "
+           "NCCL; "
+           "control messages go over control, an ordinary transport between the processes. "
+           "Collective. timeout is the number of seconds without a transfer ending. Raises "
+           "InvalidArgument if there is no NCCL, DeviceError and TransportError.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Gpu", {"name", "ordinal"});
       });
   module.def(
       "num_gpus", [](const std::string& library) { return num_gpus({.library = library}); },
       "library"_a = "",
-      "How many GPUs this machine has. library is the driver's (libcuda.so.1). Raises "
-      "InvalidArgument where there is no driver.");
+      "Returns the number of GPUs of this machine. library is the driver's (default: "
+      "libcuda.so.1). Raises InvalidArgument if there is no driver.");
   module.def("open_gpu", &open_gpu_of, "ordinal"_a = 0, nb::kw_only(), "kernels"_a = "",
              "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "graphs"_a = "auto",
              "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
-             "A GPU of this machine with the library's kernels: bf16 and f16, head dims that are "
-             "multiples of 8 up to 256. kernels is the folder of the compiled ones (empty: "
-             "$CONTEXTILE_CUDA_KERNELS, else where they were installed), kernel the one for "
-             "attention (\"cuda:wgmma\" or \"cuda:mma\"; empty: the former where the GPU has it), "
-             "library and nccl_library the driver's and NCCL's (empty: the system's). graphs says "
-             "which calls of ranks of group() are CUDA graphs: those that come again with the same "
-             "tensors (auto), all (on), none (off). timeout is "
-             "seconds that ranks of group() wait for each other. Raises InvalidArgument where "
-             "there is no driver, no such GPU, no kernels (saying where they were looked for) or "
-             "not the one that is named; DeviceError.");
+             R"(Opens a GPU of this machine with Contextile's kernels.
+
+The kernels take bf16 and f16, with head dims that are multiples of 8 up to 256.
+
+Parameters
+----------
+ordinal : int
+    Number of the GPU.
+kernels : str
+    Folder of the compiled kernels. Default: $CONTEXTILE_CUDA_KERNELS, otherwise where they were
+    installed.
+kernel : str
+    The attention kernel: "cuda:wgmma" or "cuda:mma". Default: the former if the GPU can run it.
+library, nccl_library : str
+    Libraries of the driver and of NCCL. Default: the system's.
+graphs : str
+    Calls of ranks of group() that become CUDA graphs: those repeated with the same tensors
+    ("auto"), all ("on"), or none ("off").
+timeout : float
+    Seconds that ranks of group() wait for each other.
+
+Raises
+------
+InvalidArgument
+    There is no driver, no such GPU, or no such kernel; the message says where kernels were sought.
+DeviceError
+    The driver failed.
+)");
 }
 
 }  // namespace
@@ -269,12 +327,13 @@ void bind_gpus(nb::module_& module) {
 void bind_execution(nb::module_& module) {
   bind_transports(module);
   bind_gpus(module);
-  nb::class_<ExecutionStats>(module, "ExecutionStats", "How one call went on this rank.")
+  nb::class_<ExecutionStats>(module, "ExecutionStats",
+                             "Bytes and seconds of one call on this rank.")
       .def_ro("sent_bytes", &ExecutionStats::sent_bytes)
       .def_ro("received_bytes", &ExecutionStats::received_bytes)
       .def_ro("total_s", &ExecutionStats::total_s)
-      .def_ro("attention_s", &ExecutionStats::attention_s, "Inside the kernel.")
-      .def_ro("exposed_s", &ExecutionStats::exposed_s, "Blocked in waits.")
+      .def_ro("attention_s", &ExecutionStats::attention_s, "Seconds inside the kernel.")
+      .def_ro("exposed_s", &ExecutionStats::exposed_s, "Seconds blocked in waits.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "ExecutionStats",
                        {"sent_bytes", "received_bytes", "total_s", "attention_s", "exposed_s"});
@@ -286,11 +345,12 @@ void bind_execution(nb::module_& module) {
         for (const AttentionKernel* kernel : kernels()) names.emplace_back(kernel->name());
         return names;
       },
-      "Names of the kernels that this CPU can run, for f32 the preferred one first.");
+      "Returns the names of the kernels that this CPU can run, the preferred one for f32 first.");
 
   const auto release = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<RankExecutor>(module, "RankExecutor",
-                           "Runs one rank's programs of a plan. Holds buffers, no activations.")
+  nb::class_<RankExecutor>(
+      module, "RankExecutor",
+      "Runs one rank's programs of a plan. It holds buffers but no activations.")
       .def(nb::init<std::shared_ptr<Transport>, std::string, std::string, std::shared_ptr<Gpu>>(),
            "transport"_a, nb::kw_only(), "kernel"_a = "", "flight_folder"_a = "",
            "gpu"_a.none() = nb::none())

@@ -1,5 +1,5 @@
-// contextile/serving/kv_cache.h, serving/kv_cache.h, serving/decode.h: a cache of keys and values that ranks share, and a
-// decoding step's attention to it.
+// contextile/serving/kv_cache.h, contextile/serving/decode.h: a cache of keys and values that ranks
+// share, and the attention of a decoding step to it.
 #include <string>
 
 #include "bind.h"
@@ -31,12 +31,17 @@ std::int64_t checked_position(std::int64_t position, const char* name) {
 }
 
 nb::class_<KvLayout> bind_layout_fields(nb::module_& module) {
-  return nb::class_<KvLayout>(
-             module, "KvLayout",
-             "Where the tokens of a request lie: on N ranks in turns of `interleave` "
-             "tokens, on each in pages of `page_size` "
-             "tokens, by one block table that is equal on all ranks; an entry stands for "
-             "page_size * num_ranks tokens.")
+  return nb::class_<KvLayout>(module, "KvLayout",
+                              R"(The layout of the tokens of requests on ranks and pages.
+
+Ranks hold `interleave` consecutive tokens alternately, in pages of `page_size` tokens. All ranks
+have the same block tables, in which an entry covers page_size * num_ranks tokens.
+
+>>> from contextile.inference import KvLayout
+>>> layout = KvLayout(num_ranks=4, page_size=16)
+>>> layout.owner(2), layout.local_length(0, 3), layout.block_tokens
+(2, 1, 64)
+)")
       .def(
           "__init__",
           [](KvLayout* self, std::int32_t num_ranks, std::int32_t interleave,
@@ -62,37 +67,38 @@ void bind_layout(nb::module_& module) {
           [](const KvLayout& self, std::int64_t length) {
             return self.num_blocks(checked_position(length, "length"));
           },
-          "length"_a, "Entries of the table of a request of so many tokens.")
+          "length"_a,
+          "Returns the number of entries in the table of a request with so many tokens.")
       .def(
           "owner",
           [](const KvLayout& self, std::int64_t position) {
             return self.owner(checked_position(position, "position"));
           },
-          "position"_a, "The rank that holds the token.")
+          "position"_a, "Returns the rank that holds the token.")
       .def(
           "local",
           [](const KvLayout& self, std::int64_t position) {
             return self.local(checked_position(position, "position"));
           },
-          "position"_a, "Which of its rank's tokens it is.")
+          "position"_a, "Returns the token's index among the tokens of its rank.")
       .def(
           "position",
           [](const KvLayout& self, std::int32_t rank, std::int64_t local) {
             return self.global(checked_rank(self, rank), checked_position(local, "local"));
           },
-          "rank"_a, "local"_a, "The position of a rank's token.")
+          "rank"_a, "local"_a, "Returns the position of a rank's token in the request.")
       .def(
           "local_length",
           [](const KvLayout& self, std::int32_t rank, std::int64_t length) {
             return self.local_length(checked_rank(self, rank), checked_position(length, "length"));
           },
-          "rank"_a, "length"_a, "How many of the first tokens the rank holds.")
+          "rank"_a, "length"_a, "Returns how many of the first `length` tokens the rank holds.")
       .def(
           "local_keys",
           [](const KvLayout& self, std::int32_t rank, const std::vector<Range>& tokens) {
             return local_keys(self, checked_rank(self, rank), tokens);
           },
-          "rank"_a, "tokens"_a, "Ranges of tokens as the rank counts its own.")
+          "rank"_a, "tokens"_a, "Converts ranges of tokens to ranges of the rank's own tokens.")
       .def(
           "slots",
           [](const KvLayout& self, const std::vector<PageId>& table, std::int32_t rank,
@@ -100,19 +106,28 @@ void bind_layout(nb::module_& module) {
             return numpy_array(slots_of(self, table, checked_rank(self, rank), {begin, end}));
           },
           "table"_a, "rank"_a, "begin"_a, "end"_a,
-          "Where in the rank's pages the tokens [begin, end) lie, counted in tokens over all "
-          "pages; -1: on another "
-          "rank. Raises InvalidArgument where the table is too short.");
+          "Returns the places of the tokens [begin, end) in the rank's pages, counted in tokens "
+          "over "
+          "all pages; -1 for tokens of other ranks. Raises InvalidArgument if the table is too "
+          "short.");
 }
 
 using Tokens = std::vector<std::int32_t>;
 
 nb::class_<KvCache> bind_cache_calls(nb::module_& module) {
-  return nb::class_<KvCache>(
-             module, "KvCache",
-             "Block tables of requests and the prefixes they share. It sees token ids and "
-             "page numbers alone; ranks that make "
-             "the same calls have the same tables. A call that fails changes nothing.")
+  return nb::class_<KvCache>(module, "KvCache",
+                             R"(Block tables of requests, and the prefixes they share.
+
+The cache has only token ids and page numbers, no keys and values. Ranks that make the same calls
+have the same tables. A call that fails changes nothing. Requests are whole numbers of your choice.
+
+>>> from contextile.inference import KvCache, KvLayout
+>>> cache = KvCache(layout=KvLayout(page_size=16), num_pages=100)
+>>> cache.add(1, list(range(40)))       # no token of the prompt is cached yet
+0
+>>> cache.length(1), len(cache.table(1))
+(40, 3)
+)")
       .def(
           "__init__",
           [](KvCache* self, const KvLayout& layout, std::int32_t num_pages, bool share_prefixes) {
@@ -122,26 +137,28 @@ nb::class_<KvCache> bind_cache_calls(nb::module_& module) {
       .def(
           "cached_tokens",
           [](const KvCache& self, const Tokens& tokens) { return self.cached_tokens(tokens); },
-          "tokens"_a, "How many tokens of a prompt are there, at most all but the last.")
+          "tokens"_a, "Returns how many tokens of a prompt are cached, at most all but the last.")
       .def(
           "add",
           [](KvCache& self, RequestId request, const Tokens& tokens) {
             return self.add(request, tokens);
           },
           "request"_a, "tokens"_a,
-          "Begins a request with its prompt; how many of its tokens are there. None: too few pages "
-          "are free.")
+          "Begins a request with its prompt. Returns how many of its tokens are cached; None if "
+          "too "
+          "few pages are free.")
       .def(
           "append",
           [](KvCache& self, RequestId request, const Tokens& tokens) {
             return self.append(request, tokens);
           },
-          "request"_a, "tokens"_a, "Tokens that follow. False: too few pages are free.")
+          "request"_a, "tokens"_a,
+          "Appends tokens to a request. Returns False if too few pages are free.")
       .def("truncate", &KvCache::truncate, "request"_a, "length"_a,
-           "Forgets all but the first tokens.")
+           "Forgets all tokens of a request but the first `length`.")
       .def("fork", &KvCache::fork, "parent"_a, "child"_a,
-           "Another request with the same tokens so far.")
-      .def("free", &KvCache::free, "request"_a, "The request is over.")
+           "Begins a request with the same tokens so far as its parent.")
+      .def("free", &KvCache::free, "request"_a, "Ends a request and frees its pages.")
       .def("clear_prefixes", &KvCache::clear_prefixes,
            "Forgets every prefix that no request uses.");
 }
@@ -163,7 +180,7 @@ void bind_cache(nb::module_& module) {
             const auto table = self.table(request);
             return std::vector<PageId>(table.begin(), table.end());
           },
-          "request"_a, "The request's block table: page numbers.")
+          "request"_a, "Returns the request's block table, a list of page numbers.")
       .def(
           "take_copies",
           [](KvCache& self) {
@@ -171,17 +188,19 @@ void bind_cache(nb::module_& module) {
             for (const PageCopy& copy : self.take_copies()) copies.emplace_back(copy.from, copy.to);
             return copies;
           },
-          "Pages (from, to) that every rank copies before the next tokens are written; empties the "
-          "list.")
+          "Returns pages (from, to) that every rank must copy before the next tokens are written, "
+          "and "
+          "empties the list.")
       .def_prop_ro("layout", [](const KvCache& self) { return self.layout(); })
       .def_prop_ro("num_requests", &KvCache::num_requests)
       .def_prop_ro("free_pages", &KvCache::free_pages)
       .def_prop_ro("unused_prefix_pages", &KvCache::unused_prefix_pages)
-      .def_prop_ro("digest", &KvCache::digest,
-                   "Of tables, lengths and tokens: equal on ranks that did the same.");
+      .def_prop_ro(
+          "digest", &KvCache::digest,
+          "Digest of tables, lengths and tokens; equal on ranks that made the same calls.");
 }
 
-// Pages [pages, page_size, heads, dim] as the view of all their tokens, of which a page is so many.
+// Returns the view of pages [pages, page_size, heads, dim], and enters their properties into kv.
 PagedTensor paged(const InArray& array, std::string_view name, PagedKv& kv) {
   check_place(array.device_type(), array.device_id(), {}, name);
   if (array.ndim() != 4 || (array.size() > 0 && array.shape(3) > 1 && array.stride(3) != 1)) {
@@ -206,7 +225,7 @@ PagedTensor paged(const InArray& array, std::string_view name, PagedKv& kv) {
           {}};
 }
 
-// A request's table, and of each of its queries the tokens it sees.
+// The table of a request, and the tokens that each of its queries sees.
 using Asked = std::pair<std::vector<PageId>, std::vector<std::vector<Range>>>;
 
 void attend(Transport& transport, const KvLayout& layout, const InArray& q, const InArray& k,
@@ -275,8 +294,14 @@ void bind_inference(nb::module_& module) {
                             value_dim, Dtype::kF32);
       },
       nb::kw_only(), "mode"_a, "num_ranks"_a, "num_rows"_a, "heads"_a, "head_dim"_a, "value_dim"_a,
-      "Bytes that one rank sends in a step of a layer: `heads` query heads a rank, float32 on its "
-      "way.");
+      R"(Returns the bytes that one rank sends in a decoding step of one layer.
+
+heads is the number of query heads per rank; results move in float32.
+
+>>> from contextile.inference import decode_bytes
+>>> decode_bytes(mode="a2a", num_ranks=4, num_rows=8, heads=4, head_dim=128, value_dim=128) > 0
+True
+)");
 }
 
 }  // namespace contextile::python

@@ -10,14 +10,14 @@
 namespace contextile::python {
 namespace {
 
-// What was raised and where, on one line.
+// Returns an error and its place on one line.
 std::string one_line(const nb::python_error& error) {
   const nb::object describe = nb::module_::import_("contextile._display").attr("error_text");
   return nb::cast<std::string>(describe(error.value()));
 }
 
-// A step's batch by a function of Python's, from threads that are not Python's. What it raises is
-// that step's failure.
+// Wraps a Python function that returns the batch of a step, for threads that are not Python's. An
+// error that it raises becomes the failure of that step.
 std::function<Workload(std::int64_t)> workload_function(nb::object function) {
   const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)),
                                            [](nb::object* owned) {
@@ -37,7 +37,7 @@ std::function<Workload(std::int64_t)> workload_function(nb::object function) {
   };
 }
 
-// Owns a planner; its threads may need the GIL to come to their end.
+// Owns a planner, whose threads may need the GIL in order to end.
 class Planner {
  public:
   Planner(const PlanJob& job, const LookaheadOptions& options, std::shared_ptr<Store> store)
@@ -60,7 +60,8 @@ class Planner {
 };
 
 void bind_job(nb::module_& module) {
-  nb::class_<PlanJob>(module, "PlanJob", "What is planned, the same in every process of a run.")
+  nb::class_<PlanJob>(module, "PlanJob",
+                      "The description of a run's plans, the same in every process of the run.")
       .def(
           "__init__",
           [](PlanJob* self, const BatchSampler& sampler, const AttentionShape& shape,
@@ -80,17 +81,17 @@ void bind_job(nb::module_& module) {
 }
 
 void bind_planner(nb::module_& module) {
-  nb::class_<LookaheadStatistics>(module, "LookaheadStatistics", "Of one process, so far.")
+  nb::class_<LookaheadStatistics>(module, "LookaheadStatistics", "Work of one process so far.")
       .def_ro("planned_steps", &LookaheadStatistics::planned_steps)
       .def_ro("failed_steps", &LookaheadStatistics::failed_steps)
-      .def_ro("planning_s", &LookaheadStatistics::planning_s, "Of all threads.")
+      .def_ro("planning_s", &LookaheadStatistics::planning_s, "Seconds of all threads.")
       .def_ro("idle_s", &LookaheadStatistics::idle_s)
       .def_ro("published_bytes", &LookaheadStatistics::published_bytes)
       .def_ro("ready_steps", &LookaheadStatistics::ready_steps);
-  nb::class_<Planner>(
-      module, "LookaheadPlanner",
-      "Plans steps in their order as long as it lives and puts every rank's slice into "
-      "a store. Any number of planners, on any machines, share the steps of a run.")
+  nb::class_<Planner>(module, "LookaheadPlanner",
+                      "Plans steps in order until it is closed, and puts every rank's slice into a "
+                      "store. Any number "
+                      "of planners, on any machines, share the steps of a run.")
       .def(
           "__init__",
           [](Planner* self, const PlanJob& job, std::shared_ptr<Store> store, std::string run_id,
@@ -115,8 +116,9 @@ void bind_planner(nb::module_& module) {
             return self.open().wait_for(most);
           },
           nb::kw_only(), "timeout"_a,
-          "Waits until every rank has acknowledged all steps; returns whether they have.")
-      .def("close", &Planner::close, "Ends planning and gives back what was claimed.");
+          "Waits until every rank has acknowledged all steps, or the timeout has passed. Returns "
+          "whether they have.")
+      .def("close", &Planner::close, "Ends planning and releases the steps that it has claimed.");
 }
 
 }  // namespace
@@ -124,13 +126,15 @@ void bind_planner(nb::module_& module) {
 void bind_lookahead(nb::module_& module) {
   bind_job(module);
   bind_planner(module);
-  nb::class_<FeedStatistics>(module, "FeedStatistics", "Of one rank, so far.")
+  nb::class_<FeedStatistics>(module, "FeedStatistics", "Plans of one rank so far.")
       .def_ro("steps", &FeedStatistics::steps)
-      .def_ro("planning_s", &FeedStatistics::planning_s, "Of the plans taken, wherever it was.")
-      .def_ro("exposed_s", &FeedStatistics::exposed_s, "Waited for them.")
-      .def_prop_ro("hidden_s", &FeedStatistics::hidden_s, "Planning that nobody waited for.")
+      .def_ro("planning_s", &FeedStatistics::planning_s,
+              "Seconds that planning took, in any process.")
+      .def_ro("exposed_s", &FeedStatistics::exposed_s, "Seconds that this rank waited for plans.")
+      .def_prop_ro("hidden_s", &FeedStatistics::hidden_s,
+                   "Seconds of planning that the rank did not wait for.")
       .def_ro("bytes", &FeedStatistics::bytes);
-  nb::class_<PlanFeed>(module, "PlanFeed", "One rank's plans, step by step.")
+  nb::class_<PlanFeed>(module, "PlanFeed", "Delivers one rank's plans, step by step.")
       .def(
           "__init__",
           [](PlanFeed* self, std::shared_ptr<Store> store, const PlanJob& job, Rank rank,
@@ -146,10 +150,11 @@ void bind_lookahead(nb::module_& module) {
           "take",
           [](PlanFeed& self, std::int64_t step) { return PlanObject{self.take(step).plan}; },
           "step"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "This rank's slice of the plan of a step that is not acknowledged; waits if it must.")
+          "Returns this rank's slice of the plan of a step that is not acknowledged yet; waits for "
+          "it if necessary. Raises PlanningFailed, TransportError and IoError.")
       .def("acknowledge", &PlanFeed::acknowledge, "step"_a,
            nb::call_guard<nb::gil_scoped_release>(),
-           "This rank needs neither this step nor those before it any more.")
+           "Declares that this rank no longer needs this step or earlier ones.")
       .def("statistics", &PlanFeed::statistics);
 }
 

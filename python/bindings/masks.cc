@@ -57,7 +57,7 @@ MaskObject mask_of_slices(const Ranges& q_ranges, const Ranges& k_ranges,
 using DenseMask = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Row q has the ranges [row_splits[q], row_splits[q + 1]) of begins and ends.
+// Row q has the ranges with indices [row_splits[q], row_splits[q + 1]) in begins and ends.
 MaskObject mask_of_ragged_rows(const Numbers& row_splits, const Numbers& begins,
                                const Numbers& ends) {
   if (row_splits.shape(0) == 0 || begins.shape(0) != ends.shape(0)) {
@@ -134,7 +134,15 @@ Role role_of(const std::string& name) {
 void bind_blocking(nb::module_& module) {
   nb::class_<Blocking>(
       module, "Blocking",
-      "Token blocks: each an ordered list of disjoint ranges; the unit of ownership.")
+      R"(Token blocks, the units of ownership. A block is an ordered list of disjoint token ranges.
+
+>>> import contextile as ct
+>>> blocking = ct.Blocking()
+>>> blocking.add([(0, 100), (300, 400)])
+0
+>>> blocking.num_tokens(0)
+200
+)")
       .def(nb::init<>())
       .def(
           "add",
@@ -142,7 +150,9 @@ void bind_blocking(nb::module_& module) {
             return blocking.add(ranges, role_of(role));
           },
           "ranges"_a, nb::kw_only(), "role"_a = "both",
-          "Appends a block of non-empty token ranges; returns its number.")
+          "Appends a block of non-empty ranges (begin, end) and returns its number. role is "
+          "'both', "
+          "'kv_only' or 'q_only'. Raises InvalidArgument.")
       .def("ranges",
            [](const Blocking& blocking, std::int32_t block) {
              const BlockId id = checked_block(blocking, block);
@@ -158,10 +168,10 @@ void bind_blocking(nb::module_& module) {
         return "Blocking(" + std::to_string(blocking.num_blocks()) + " blocks, " +
                std::to_string(blocking.total_tokens()) + " tokens)";
       });
-  nb::class_<Tile>(module, "Tile", "Every attended pair of q_block x kv_block.")
+  nb::class_<Tile>(module, "Tile", "The attended pairs of a block of queries and a block of keys.")
       .def_ro("q_block", &Tile::q_block)
       .def_ro("kv_block", &Tile::kv_block)
-      .def_ro("pairs", &Tile::pairs, "Attended (query, key) pairs, above 0.")
+      .def_ro("pairs", &Tile::pairs, "Number of attended (query, key) pairs, above 0.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Tile", {"q_block", "kv_block", "pairs"});
       });
@@ -171,23 +181,34 @@ void bind_blocking(nb::module_& module) {
         return TileIndex(object.mask, blocking).tiles();
       },
       "mask"_a, "blocking"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Every non-empty tile where a mask meets a blocking, ordered by (q_block, kv_block).");
+      R"(Returns the non-empty tiles of a mask and a blocking, ordered by (q_block, kv_block).
+
+>>> import contextile as ct
+>>> workload = ct.make_workload([60, 40])
+>>> [tile.pairs for tile in ct.tiles(workload.mask(), ct.cut_sequences(workload, 64))]
+[1830, 820]
+)");
 }
 
 void bind_mask(nb::module_& module) {
-  nb::class_<MaskObject>(module, "Mask", "A set of (query, key) pairs as pairwise disjoint bands.")
+  nb::class_<MaskObject>(
+      module, "Mask",
+      "A set of attended (query, key) pairs, as pairwise disjoint bands. Made by "
+      "the functions contextile.masks.from_… and by Workload.mask.")
       .def_prop_ro(
           "num_pairs", [](const MaskObject& object) { return object.mask.num_pairs(); },
-          "Attended (query, key) pairs.")
-      .def_ro("num_tokens", &MaskObject::num_tokens, "It was made for; None: not said.")
+          "Number of attended (query, key) pairs.")
+      .def_ro("num_tokens", &MaskObject::num_tokens, "Tokens of the batch; None if not known.")
       .def_prop_ro(
           "bands", [](const MaskObject& object) { return rows_of(object.mask); },
-          "Rows (q_begin, q_end, k_begin, k_end, lo, hi): query q attends key k iff both are "
-          "in their ranges and lo <= k - q <= hi; None is no bound.")
+          "Rows (q_begin, q_end, k_begin, k_end, lo, hi). Query q attends key k if both are in "
+          "their ranges and lo <= k - q <= hi; None is no bound.")
       .def_prop_ro("offsets", &offsets_of,
-                   "Least and largest k - q of all its pairs; None where it has none.")
+                   "Least and largest k - q of all pairs; None if there are none.")
       .def("dense", &dense_array, "num_tokens"_a = nb::none(),
-           "The mask as a NumPy array of bool [num_tokens, num_tokens]; at most 32768 tokens.")
+           "Returns the mask as a bool array [num_tokens, num_tokens], of at most 32768 tokens. "
+           "Raises "
+           "InvalidArgument.")
       .def(
           "__eq__",
           [](const MaskObject& a, const MaskObject& b) { return a.mask.bands == b.mask.bands; },
@@ -209,7 +230,8 @@ void bind_mask(nb::module_& module) {
 
 void bind_rules(nb::module_& module) {
   nb::class_<MaskSpec>(module, "MaskSpec",
-                       "One mask rule with its parameters, applied to each sequence.")
+                       "A mask rule with its parameters, for every document on its own. Made by "
+                       "contextile.masks.causal and the like.")
       .def_prop_ro("text", [](const MaskSpec& spec) { return to_string(spec); })
       .def(
           "__eq__",
@@ -258,8 +280,10 @@ void bind_masks(nb::module_& module) {
   bind_mask(module);
   bind_rules(module);
   module.def("parse_mask_spec", &parse_mask_spec, "text"_a,
-             "The rule of a text as --mask takes it: 'causal', 'lambda:64,4096', …");
-  module.def("mask_spec_help", &mask_spec_help, "Every rule with its parameters, one per line.");
+             "Returns the rule of a text as --mask takes it: 'causal', 'lambda:64,4096', … Raises "
+             "InvalidArgument.");
+  module.def("mask_spec_help", &mask_spec_help,
+             "Returns all rules with their parameters, one per line.");
   module.def(
       "build_mask",
       [](const MaskSpec& spec, const Ranges& sequences) {

@@ -72,9 +72,9 @@ std::string repr_of(nb::handle object, std::string_view name,
 
 NB_MODULE(_core, module) {
   using namespace contextile::python;
-  // What PyTorch or a notebook still holds when the interpreter ends is no leak.
+  // PyTorch or a notebook may still hold objects when the interpreter ends; these are no leaks.
   nanobind::set_leak_warnings(false);
-  module.doc() = "Context parallelism by tiles: the C++ library.";
+  module.doc() = "The C++ library behind the package contextile.";
   module.attr("__version__") = std::string(contextile::version());
   bind_errors(module);
   bind_masks(module);

@@ -1,4 +1,4 @@
-// A plan as Python holds it, with what is known of how it was made.
+// A plan as Python holds it, with its origin if known.
 #pragma once
 
 #include <nanobind/stl/variant.h>
@@ -16,16 +16,16 @@ namespace contextile::python {
 
 struct PlanObject {
   std::shared_ptr<const Plan> plan;
-  std::optional<Cluster> cluster = {};  // it was planned for, where that is known
-  double arrange_s = 0;                 // 0 where it was not made here
+  std::optional<Cluster> cluster = {};  // it was planned for, if known
+  double arrange_s = 0;                 // 0 if it was not made here
   double build_s = 0;
   double verify_s = 0;
   std::optional<SearchReport> search = {};  // of a strategy that searches in phases
 };
 
-// A cluster, or a text as Cluster.load takes it.
+// A cluster, or a text that Cluster.load takes.
 using MaybeCluster = std::optional<std::variant<Cluster, std::string>>;
-// The cluster asked for, or else the plan's own. Throws InvalidArgument where there is none.
+// Returns the given cluster, or else the plan's own. Throws InvalidArgument if there is none.
 [[nodiscard]] Cluster cluster_for(const PlanObject& plan, const MaybeCluster& asked);
 
 }  // namespace contextile::python

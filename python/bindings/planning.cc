@@ -1,4 +1,4 @@
-// contextile/planner.h: from a batch to a verified plan, and strategies side by side.
+// contextile/planner.h: planning and comparing strategies.
 #include <map>
 #include <string>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace contextile::python {
 namespace {
 
-// What is asked of a plan beside its strategy.
+// Returns the options of a plan, other than its strategy.
 PlanOptions options_of(std::optional<std::int64_t> block_size,
                        const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
                        std::optional<std::int64_t> token_limit,
@@ -37,7 +37,7 @@ PlanObject object_of(PlannedBatch planned, const Cluster& cluster, const std::st
           planned.build_s,         planned.verify_s, std::move(planned.search)};
 }
 
-// What compare says of one strategy and one batch.
+// The result of one strategy for one batch.
 struct Comparison {
   std::string strategy;
   std::string skipped;
@@ -48,7 +48,7 @@ struct Comparison {
   double planning_s = 0;
 };
 
-// The strategies on one cluster with a changed constant.
+// The strategies on a cluster with one constant changed.
 struct ChangedStanding {
   ChangedConstant changed;
   Standing standing;
@@ -79,7 +79,7 @@ std::vector<ChangedStanding> replan_standings(const Workload& workload, const Cl
   return standings_of(replan_sensitivity({cluster, {workload}, options}, choices));
 }
 
-// With the standings of the same plans on changed clusters; none unless `kept_standings`.
+// Also returns the standings of the same plans on changed clusters if `kept_standings` is set.
 std::pair<std::vector<Comparison>, std::vector<ChangedStanding>> compare(
     const Workload& workload, const Cluster& cluster, const std::vector<StrategyChoice>& choices,
     const PlanOptions& options, bool kept_standings) {
@@ -112,16 +112,17 @@ std::pair<std::vector<Comparison>, std::vector<ChangedStanding>> compare(
 
 void bind_standings(nb::module_& module) {
   using Row = ChangedStanding;
-  nb::class_<Row>(module, "ChangedStanding",
-                  "Strategies on a cluster with one constant changed (docs/simulator.md).")
+  nb::class_<Row>(
+      module, "ChangedStanding",
+      "Strategies on a cluster with one constant changed (docs/predict.md). Times are µs.")
       .def_prop_ro(
           "constant", [](const Row& row) { return row.changed.constant; },
-          "Its name; empty: nothing is changed.")
+          "Name of the changed constant; empty for the cluster as it is.")
       .def_prop_ro("was", [](const Row& row) { return row.changed.was; })
-      // `is` in C++, which is no name in Python.
+      // In C++ it is `is`, which is a keyword of Python.
       .def_prop_ro("value", [](const Row& row) { return row.changed.is; })
       .def_prop_ro("cluster", [](const Row& row) { return row.changed.cluster; })
-      .def_ro("fastest", &Row::fastest, "Strategies; several take the same time.")
+      .def_ro("fastest", &Row::fastest, "The fastest strategies; several if their times are equal.")
       .def_prop_ro("time_us", [](const Row& row) { return row.standing.time_us; })
       .def_ro("second", &Row::second)
       .def_prop_ro("second_slower_by", [](const Row& row) { return row.standing.second_slower_by; })
@@ -130,7 +131,7 @@ void bind_standings(nb::module_& module) {
       .def_prop_ro("turned_pairs", [](const Row& row) { return row.standing.turned_pairs; })
       .def_prop_ro("pairs", [](const Row& row) { return row.standing.pairs; })
       .def_ro("times_us", &Row::times_us,
-              "By strategy; None: it has no plan, or one that never ends.")
+              "Times by strategy; None if it has no plan, or one that never ends.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "ChangedStanding",
                        {"constant", "was", "value", "fastest", "time_us", "second_slower_by"});
@@ -138,10 +139,14 @@ void bind_standings(nb::module_& module) {
 }
 
 void bind_comparison(nb::module_& module) {
-  nb::class_<Comparison>(module, "Comparison", "One strategy in a comparison.")
+  nb::class_<Comparison>(
+      module, "Comparison",
+      "One strategy in a comparison. time_us is the predicted time of one layer, "
+      "forward and backward; None if there is no plan.")
       .def_ro("strategy", &Comparison::strategy)
-      .def_ro("skipped", &Comparison::skipped, "Why it does not apply; empty: it does.")
-      .def_ro("failed", &Comparison::failed, "What went wrong; empty: nothing.")
+      .def_ro("skipped", &Comparison::skipped,
+              "The reason why the strategy does not apply; empty if it does.")
+      .def_ro("failed", &Comparison::failed, "The error of the strategy; empty if there is none.")
       .def_prop_ro("ok",
                    [](const Comparison& row) { return row.skipped.empty() && row.failed.empty(); })
       .def_ro("statistics", &Comparison::statistics)
@@ -162,7 +167,10 @@ void bind_comparison(nb::module_& module) {
 }  // namespace
 
 void bind_planning(nb::module_& module) {
-  nb::class_<PlanOptions>(module, "PlanOptions", "What is asked of a plan, whatever the strategy.")
+  nb::class_<PlanOptions>(
+      module, "PlanOptions",
+      "Options of a plan that do not depend on the strategy. A strategy in Python receives them as "
+      "its third argument.")
       .def(
           "__init__",
           [](PlanOptions* self, std::optional<std::int64_t> block_size,
@@ -205,7 +213,8 @@ void bind_planning(nb::module_& module) {
       },
       "workload"_a, "cluster"_a, "arrangement"_a, "options"_a, release);
   module.def("unsupported_reason", &unsupported_reason, "workload"_a, "cluster"_a, "choice"_a,
-             "options"_a, release, "Why the strategy cannot plan this batch, or None.");
+             "options"_a, release,
+             "Returns the reason why the strategy cannot plan this batch, or None.");
 
   bind_comparison(module);
   bind_standings(module);

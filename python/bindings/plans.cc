@@ -1,4 +1,4 @@
-// contextile/plan.h and what is said of plans: proof, statistics, files, token layouts.
+// contextile/plan.h: plans, their proofs, statistics, files and token layouts.
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -21,7 +21,7 @@ std::vector<std::string> mask_names(const Plan& plan) {
   return names;
 }
 
-// Over all rounds, which have tokens of their own.
+// Returns the mask over all rounds, each of which has its own tokens.
 MaskObject mask_of(const PlanObject& self, std::size_t index) {
   MaskObject object;
   object.num_tokens = self.plan->num_tokens();
@@ -56,28 +56,28 @@ nb::bytes bytes_object(const Bytes& bytes) {
 }
 
 void bind_counts(nb::module_& module) {
-  nb::class_<DeviceStats>(module, "DeviceStats", "One device and direction.")
+  nb::class_<DeviceStats>(module, "DeviceStats", "Counts of one device in one direction.")
       .def_ro("sent_bytes", &DeviceStats::sent_bytes)
       .def_ro("received_bytes", &DeviceStats::received_bytes)
-      .def_ro("inter_sent_bytes", &DeviceStats::inter_sent_bytes, "To other nodes.")
+      .def_ro("inter_sent_bytes", &DeviceStats::inter_sent_bytes, "Bytes sent to other nodes.")
       .def_ro("inter_received_bytes", &DeviceStats::inter_received_bytes)
       .def_ro("flops", &DeviceStats::flops)
-      .def_ro("memory_bytes", &DeviceStats::memory_bytes, "Peak over rounds and masks.")
+      .def_ro("memory_bytes", &DeviceStats::memory_bytes, "Peak memory over rounds and masks.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "DeviceStats",
                        {"sent_bytes", "received_bytes", "flops", "memory_bytes"});
       });
-  nb::class_<DirectionStats>(
-      module, "DirectionStats",
-      "One direction of one layer of every mask, all rounds. Bytes are counted "
-      "once, at the sender, LSE and delta included.")
+  nb::class_<DirectionStats>(module, "DirectionStats",
+                             "Counts of one direction of one layer of every mask, over all rounds. "
+                             "Bytes are counted once, "
+                             "at the sender, including LSE and delta.")
       .def_ro("tiles", &DirectionStats::tiles)
       .def_ro("pairs", &DirectionStats::pairs)
       .def_ro("transfers", &DirectionStats::transfers)
       .def_ro("messages", &DirectionStats::messages)
       .def_ro("launches", &DirectionStats::launches)
-      .def_ro("inter_bytes", &DirectionStats::inter_bytes, "Between nodes.")
-      .def_ro("intra_bytes", &DirectionStats::intra_bytes, "Inside nodes.")
+      .def_ro("inter_bytes", &DirectionStats::inter_bytes, "Bytes between nodes.")
+      .def_ro("intra_bytes", &DirectionStats::intra_bytes, "Bytes inside nodes.")
       .def_prop_ro("total_bytes", &DirectionStats::total_bytes)
       .def_prop_ro("bytes_by_kind",
                    [](const DirectionStats& stats) {
@@ -88,7 +88,8 @@ void bind_counts(nb::module_& module) {
                      }
                      return bytes;
                    })
-      .def_ro("max_device_bytes", &DirectionStats::max_device_bytes, "Largest max(sent, received).")
+      .def_ro("max_device_bytes", &DirectionStats::max_device_bytes,
+              "Largest max(sent, received) of a device.")
       .def_ro("max_node_uplink_bytes", &DirectionStats::max_node_uplink_bytes)
       .def_ro("flops", &DirectionStats::flops)
       .def_ro("compute_imbalance", &DirectionStats::compute_imbalance,
@@ -106,7 +107,10 @@ void bind_counts(nb::module_& module) {
 
 void bind_statistics(nb::module_& module) {
   bind_counts(module);
-  nb::class_<PlanStats>(module, "PlanStats", "What a plan moves, computes and needs in memory.")
+  nb::class_<PlanStats>(
+      module, "PlanStats",
+      "Bytes, FLOPs and memory of a plan, by direction. backward is None for a plan "
+      "without it.")
       .def_ro("tokens", &PlanStats::tokens)
       .def_ro("token_imbalance", &PlanStats::token_imbalance, "(max - mean) / max of owned tokens.")
       .def_ro("token_overload", &PlanStats::token_overload, "max / mean - 1.")
@@ -115,10 +119,12 @@ void bind_statistics(nb::module_& module) {
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "PlanStats", {"tokens", "token_imbalance", "forward", "backward"});
       });
-  nb::class_<VerifyReport>(module, "VerifyReport", "What the verifier says of a plan.")
+  nb::class_<VerifyReport>(
+      module, "VerifyReport",
+      "The verifier's result. It is true in conditions if the plan is correct.")
       .def_prop_ro("ok", &VerifyReport::ok)
       .def_ro("violations", &VerifyReport::violations,
-              "The first of them, causes before consequences.")
+              "The first violations, causes before consequences.")
       .def_ro("num_violations", &VerifyReport::num_violations)
       .def_ro("warnings", &VerifyReport::warnings)
       .def_ro("grouped_launches_ok", &VerifyReport::grouped_launches_ok)
@@ -136,7 +142,8 @@ std::string plan_text(const PlanObject& self) {
          digest_text(plan.digest) + ")";
 }
 
-// Rows (q begin, q end, k begin, k end, device) of the blocks' hulls; nothing above `limit` rows.
+// Returns rows (q begin, q end, k begin, k end, device) of the blocks' hulls, or nothing if there
+// are more than `limit`.
 std::optional<nb::object> placed_tiles(const PlanObject& self, std::int64_t limit, std::size_t mask,
                                        const std::string& direction) {
   const Direction asked = direction_of(direction);
@@ -178,19 +185,19 @@ PlanObject object_of(Plan plan) { return {std::make_shared<const Plan>(std::move
 void bind_search(nb::module_& module) {
   nb::class_<SearchPhase>(module, "SearchPhase", "One phase of a search for a plan.")
       .def_ro("name", &SearchPhase::name)
-      .def_ro("work", &SearchPhase::work, "What the phase does, in one line.")
+      .def_ro("work", &SearchPhase::work, "Work of the phase, in one line.")
       .def_ro("budget_share", &SearchPhase::budget_share,
               "Share of the search's limits that may be spent when the phase ends, 0 to 1.")
-      .def_ro("ran", &SearchPhase::ran, "False: the batch did not call for it.")
+      .def_ro("ran", &SearchPhase::ran, "False if the batch did not need the phase.")
       .def_ro("seconds", &SearchPhase::seconds)
-      .def_ro("candidates", &SearchPhase::candidates, "Plans simulated in the phase.")
+      .def_ro("candidates", &SearchPhase::candidates, "Number of plans simulated in the phase.")
       .def_ro("best_us", &SearchPhase::best_us,
-              "Predicted time of the best candidate when the phase ended; None: there was none.")
+              "Predicted time of the best candidate when the phase ended; None if there is none.")
       .def_ro("improved", &SearchPhase::improved,
-              "Whether the phase found a better candidate than those before it.");
+              "True if the phase found a better candidate than earlier ones.");
   nb::class_<SearchReport>(module, "SearchReport",
                            "A search for a plan and the candidate that won (Plan.search).")
-      .def_ro("phases", &SearchReport::phases, "In the order in which they ran.")
+      .def_ro("phases", &SearchReport::phases, "The phases in the order in which they ran.")
       .def_ro("prepare_s", &SearchReport::prepare_s, "Seconds before the first phase.")
       .def_ro("finish_s", &SearchReport::finish_s, "Seconds after the last one.")
       .def_ro("winner", &SearchReport::winner,
@@ -207,56 +214,61 @@ void bind_proof(nb::class_<PlanObject>& plan) {
             return verify(*self.plan, {.max_shown = max_shown});
           },
           nb::kw_only(), "max_shown"_a = 50, release,
-          "Proves the plan: every tile once, data flow, matching messages, no race, no deadlock, "
-          "memory, "
-          "ownership. Never raises on a broken plan.")
+          "Proves that every tile is computed once, that data is where it is used, that messages "
+          "match, and that there is no race and no deadlock; also checks memory and ownership. "
+          "Returns a VerifyReport with at most max_shown violations. Never raises on a broken "
+          "plan.")
       .def("placed_tiles", &placed_tiles, nb::kw_only(), "limit"_a = 1'000'000, "mask"_a = 0,
            "direction"_a = "forward",
-           "Who computes what: int64 rows (q_begin, q_end, k_begin, k_end, device), the hulls of "
-           "tiles' blocks; "
-           "tiles of the first head group. None where there are more than `limit`.")
+           "Returns the devices that compute tiles: int64 rows (q_begin, q_end, k_begin, k_end, "
+           "device) of the hulls of blocks, for the first head group. None if there are more than "
+           "`limit`.")
       .def(
           "stats", [](const PlanObject& self) { return statistics(*self.plan); }, release,
-          "What the plan moves, computes and needs in memory, counted from the plan alone.");
+          "Returns PlanStats: bytes, FLOPs and memory, counted from the plan alone.");
 }
 
 void bind_layout(nb::class_<PlanObject>& plan) {
   plan.def(
           "num_local_tokens",
           [](const PlanObject& self, Rank rank) { return num_local_tokens(*self.plan, rank); },
-          "rank"_a, "How many tokens a rank owns.")
+          "rank"_a, "Returns the number of tokens that a rank owns.")
       .def(
           "local_tokens",
           [](const PlanObject& self, Rank rank) {
             return numpy_array(local_tokens(*self.plan, rank));
           },
           "rank"_a,
-          "Index in the batch of every token of a rank, in local order: int64 [local tokens].")
+          "Returns the index in the batch of every token of a rank, in local order: int64 [local "
+          "tokens]. Not collective.")
       .def(
           "local_ranges",
           [](const PlanObject& self, Rank rank) { return local_ranges(*self.plan, rank); },
-          "rank"_a, "The same as ranges (begin, end).")
+          "rank"_a, "Returns the tokens of a rank as ranges (begin, end), in local order.")
       .def(
           "positions",
           [](const PlanObject& self, Rank rank) {
             return positions_array(self, rank, &TokenPosition::position);
           },
           "rank"_a,
-          "Position in its document, for RoPE, of every token of a rank: int64 [local tokens].")
+          "Returns the position in its document, for RoPE, of every token of a rank: int64 [local "
+          "tokens].")
       .def(
           "sequence_ids",
           [](const PlanObject& self, Rank rank) {
             return positions_array(self, rank, &TokenPosition::sequence);
           },
-          "rank"_a, "Number of the document of every token of a rank: int64 [local tokens].")
+          "rank"_a,
+          "Returns the number of the document of every token of a rank: int64 [local tokens].")
       .def(
           "rolled_tokens",
           [](const PlanObject& self, Rank rank) {
             return numpy_array(rolled_tokens(*self.plan, rank));
           },
           "rank"_a,
-          "Index in the batch of the token that every token of a rank predicts, -1 at the end of a "
-          "document: int64 [local tokens].");
+          "Returns the index in the batch of the token that every token of a rank predicts; -1 at "
+          "the "
+          "end of a document: int64 [local tokens].");
 }
 
 void bind_files(nb::class_<PlanObject>& plan) {
@@ -265,13 +277,13 @@ void bind_files(nb::class_<PlanObject>& plan) {
           "save",
           [](const PlanObject& self, const Path& path) { save_plan(*self.plan, path.string()); },
           "path"_a, release,
-          "Writes a plan file, which replaces what is there at once. Raises IoError.")
+          "Writes a plan file. An existing file is replaced atomically. Raises IoError.")
       .def_static(
           "load", [](const Path& path) { return object_of(load_plan(path.string())); }, "path"_a,
           release, "Reads a plan file. Raises InvalidPlan and IoError.")
       .def(
           "to_bytes", [](const PlanObject& self) { return bytes_object(serialize(*self.plan)); },
-          "What a plan file holds.")
+          "Returns the bytes of a plan file.")
       .def_static(
           "from_bytes",
           [](const nb::bytes& bytes) { return object_of(deserialize(span_of(bytes), "bytes")); },
@@ -281,7 +293,9 @@ void bind_files(nb::class_<PlanObject>& plan) {
           [](const PlanObject& self, Rank rank) {
             return bytes_object(serialize_slice(*self.plan, rank));
           },
-          "rank"_a, "What one rank needs of the plan to execute it, a fraction of its bytes.")
+          "rank"_a,
+          "Returns the part of the plan that one rank needs to execute it, a fraction of its "
+          "bytes.")
       .def_static(
           "slice_from_bytes",
           [](const nb::bytes& bytes) {
@@ -294,12 +308,15 @@ void bind_files(nb::class_<PlanObject>& plan) {
             return json_of(*self.plan, block_head_groups);
           },
           nb::kw_only(), "block_head_groups"_a = false, release,
-          "The plan as a JSON text (docs/plan-format.md): with block_head_groups as it is where "
-          "blocks have head groups of their own, else with all blocks split as the most are.")
+          "Returns the plan as JSON (docs/plan-format.md). By default all blocks are written with "
+          "as "
+          "many head groups as the finest block has; block_head_groups=True writes the groups of "
+          "each block.")
       .def_static(
           "from_json", [](std::string_view text) { return object_of(import_json(text, "JSON")); },
           "text"_a, release,
-          "The plan of such a text, whoever wrote it; verify says whether it is right.")
+          "Returns the plan of a JSON text, by any author. verify() says whether it is correct. "
+          "Raises InvalidPlan.")
       .def("__getstate__",
            [](const PlanObject& self) {
              if (self.plan->slice_of.valid()) fail("pickle: expected a whole plan, found a slice");
@@ -331,16 +348,26 @@ void bind_plans(nb::module_& module) {
   bind_search(module);
   nb::class_<PlanObject> plan(
       module, "Plan",
-      "Per device and direction a program of five instructions: made once per batch, "
-      "proved, simulated, executed, drawn. Shared and never changed.");
+      R"(A plan of one batch: a program of five kinds of instructions per device and direction.
+
+A plan never changes. Equal plans have equal digests. Made by contextile.plan, Plan.load,
+Plan.from_bytes and Plan.from_json. Plans can be pickled; slices cannot.
+
+>>> import contextile as ct
+>>> plan = ct.plan([500, 90_000, 40_572], cluster="dgx-h200:4x8", strategy="zigzag")
+>>> plan.verify().ok, plan.num_local_tokens(0)
+(True, 4096)
+>>> ct.Plan.from_bytes(plan.to_bytes()) == plan
+True
+)");
   plan.def_prop_ro("strategy", [](const PlanObject& self) { return self.plan->strategy; })
       .def_prop_ro(
           "options", [](const PlanObject& self) { return self.plan->options; },
-          "Of the strategy, as it used them.")
+          "Options of the strategy, as it used them.")
       .def_prop_ro("shape", [](const PlanObject& self) { return self.plan->shape; })
       .def_prop_ro(
           "cluster", [](const PlanObject& self) { return self.cluster; },
-          "It was planned for; None for a plan from a file.")
+          "The cluster that it was planned for; None for a plan from a file.")
       .def_prop_ro("cluster_name", [](const PlanObject& self) { return self.plan->cluster_name; })
       .def_prop_ro("nodes", [](const PlanObject& self) { return self.plan->nodes; })
       .def_prop_ro("devices_per_node",
@@ -352,27 +379,29 @@ void bind_plans(nb::module_& module) {
           "sequences", [](const PlanObject& self) { return self.plan->sequences; },
           "Token range (begin, end) of every document.")
       .def_prop_ro("mask_names", [](const PlanObject& self) { return mask_names(*self.plan); })
-      .def("mask", &mask_of, "index"_a = 0, "The bands of one of its masks; also of a slice.")
+      .def("mask", &mask_of, "index"_a = 0,
+           "Returns one of its masks, also for a slice. Raises InvalidArgument.")
       .def_prop_ro(
           "has_backward",
           [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); })
       .def_prop_ro(
           "digest", [](const PlanObject& self) { return digest_text(self.plan->digest); },
-          "16 hex digits; equal plans have equal ones.")
+          "16 hexadecimal digits, which are equal for equal plans.")
       .def_prop_ro(
           "slice_of",
           [](const PlanObject& self) -> std::optional<std::int32_t> {
             if (!self.plan->slice_of.valid()) return std::nullopt;
             return self.plan->slice_of.value;
           },
-          "The rank whose programs alone are there; None: a whole plan.")
+          "The only rank whose programs the plan has; None for a whole plan.")
       .def_ro("arrange_s", &PlanObject::arrange_s,
-              "Seconds the strategy took; 0 for a plan not made here.")
+              "Seconds that the strategy took; 0 for a plan not made here.")
       .def_ro("build_s", &PlanObject::build_s)
       .def_ro("verify_s", &PlanObject::verify_s)
-      .def_ro("search", &PlanObject::search,
-              "The search that found the plan, phase by phase; None where the strategy does not "
-              "search in phases, and for a plan not made here.")
+      .def_ro(
+          "search", &PlanObject::search,
+          "The search that found the plan, phase by phase. None if the strategy does not search in "
+          "phases, or the plan was not made here.")
       .def(
           "__eq__",
           [](const PlanObject& a, const PlanObject& b) {

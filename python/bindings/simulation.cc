@@ -1,5 +1,4 @@
-// contextile/simulate.h, simulate.h, bounds.h, report.h: what a plan would take, and looking
-// at it.
+// contextile/simulate.h, bounds.h, report.h: predicted times, bounds and reports of plans.
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -24,7 +23,8 @@ Simulation simulated(const PlanObject& self, const Cluster& cluster, bool timeli
 }
 
 void bind_programs(nb::module_& module) {
-  nb::class_<DeviceTimes>(module, "DeviceTimes", "How one device spends one direction, µs.")
+  nb::class_<DeviceTimes>(module, "DeviceTimes",
+                          "Predicted times of one device in one direction, µs.")
       .def_prop_ro("attention_us",
                    [](const DeviceTimes& times) { return times.of(Activity::kAttention); })
       .def_prop_ro("merge_us", [](const DeviceTimes& times) { return times.of(Activity::kMerge); })
@@ -32,13 +32,14 @@ void bind_programs(nb::module_& module) {
                    [](const DeviceTimes& times) { return times.of(Activity::kLaunch); })
       .def_prop_ro(
           "exposed_us", [](const DeviceTimes& times) { return times.of(Activity::kExposed); },
-          "Waiting for transfers.")
-      .def_ro("idle_us", &DeviceTimes::idle_us, "Done, while others are not.")
+          "Time spent waiting for transfers.")
+      .def_ro("idle_us", &DeviceTimes::idle_us, "Time between its end and that of the last device.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "DeviceTimes",
                        {"attention_us", "merge_us", "launch_us", "exposed_us", "idle_us"});
       });
-  nb::class_<SimulatedProgram>(module, "SimulatedProgram", "One round and mask of a direction.")
+  nb::class_<SimulatedProgram>(module, "SimulatedProgram",
+                               "Predicted times of one round and mask of a direction.")
       .def_ro("round", &SimulatedProgram::round)
       .def_ro("mask", &SimulatedProgram::mask)
       .def_ro("time_us", &SimulatedProgram::time_us)
@@ -52,7 +53,7 @@ void bind_programs(nb::module_& module) {
             }
             return spans;
           },
-          "(device, activity, instruction, start_us, end_us), with timeline=True.")
+          "Rows (device, activity, instruction, start_us, end_us), with timeline=True.")
       .def_prop_ro(
           "messages",
           [](const SimulatedProgram& program) {
@@ -63,16 +64,16 @@ void bind_programs(nb::module_& module) {
             }
             return messages;
           },
-          "(src, dst, bytes, start_us, end_us), with timeline=True.");
+          "Rows (src, dst, bytes, start_us, end_us), with timeline=True.");
 }
 
 void bind_times(nb::module_& module) {
   bind_programs(module);
   nb::class_<SimulatedDirection>(module, "SimulatedDirection",
-                                 "One layer of every mask, all rounds.")
+                                 "Predicted times of one layer of every mask, over all rounds.")
       .def_ro("time_us", &SimulatedDirection::time_us)
       .def_ro("flops", &SimulatedDirection::flops)
-      .def_ro("mfu", &SimulatedDirection::mfu, "Of attention_tflops.")
+      .def_ro("mfu", &SimulatedDirection::mfu, "Share of the cluster's attention_tflops.")
       .def_ro("attention_us", &SimulatedDirection::attention_us, "Mean over devices.")
       .def_ro("exposed_us", &SimulatedDirection::exposed_us, "Mean over devices.")
       .def_ro("intra_bytes", &SimulatedDirection::intra_bytes)
@@ -83,21 +84,23 @@ void bind_times(nb::module_& module) {
         return repr_of(self, "SimulatedDirection",
                        {"time_us", "mfu", "attention_us", "exposed_us"});
       });
-  nb::class_<Simulation>(module, "Simulation", "What a plan would take.")
+  nb::class_<Simulation>(module, "Simulation",
+                         "Predicted times of a plan. backward is None for a plan without it.")
       .def_ro("forward", &Simulation::forward)
       .def_ro("backward", &Simulation::backward)
-      .def_prop_ro("time_us", &Simulation::time_us, "Forward and backward.")
+      .def_prop_ro("time_us", &Simulation::time_us, "Time of forward and backward.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Simulation", {"time_us", "forward", "backward"});
       });
-  nb::class_<TimeBound>(module, "TimeBound", "A time that no plan undercuts, µs.")
+  nb::class_<TimeBound>(module, "TimeBound", "A time that no plan can beat, µs, and its parts.")
       .def_ro("compute_us", &TimeBound::compute_us)
       .def_ro("device_ports_us", &TimeBound::device_ports_us)
       .def_ro("node_uplinks_us", &TimeBound::node_uplinks_us)
-      .def_ro("communication_us", &TimeBound::communication_us, "The larger of these two.")
+      .def_ro("communication_us", &TimeBound::communication_us,
+              "The larger of device_ports_us and node_uplinks_us.")
       .def_ro("latency_us", &TimeBound::latency_us)
       .def_ro("joint_us", &TimeBound::joint_us, "Compute, launches and latency together.")
-      .def_ro("separate_us", &TimeBound::separate_us, "The largest without joint_us.")
+      .def_ro("separate_us", &TimeBound::separate_us, "The largest part except joint_us.")
       .def_ro("time_us", &TimeBound::time_us)
       .def_ro("binding", &TimeBound::binding)
       .def("__repr__", [](nb::handle self) {
@@ -147,12 +150,21 @@ void bind_simulation(nb::module_& module) {
             return simulated(self, cluster_for(self, cluster), timeline);
           },
           "cluster"_a = nb::none(), nb::kw_only(), "timeline"_a = false, release,
-          "What the plan would take on a cluster of its shape (default: that it was planned for). "
-          "timeline=True also gives every span and message. Raises InvalidArgument.")
+          R"(Predicts the times of the plan on a cluster of its shape, for one layer of every mask.
+
+The default cluster is the one it was planned for. timeline=True also records every span and
+message. Raises InvalidArgument if there is no cluster, or it has another shape.
+
+>>> import contextile as ct
+>>> plan = ct.plan([8192], cluster="dgx-h200:1x4", strategy="zigzag")
+>>> simulation = plan.simulate()
+>>> simulation.time_us == simulation.forward.time_us + simulation.backward.time_us
+True
+)")
       .def("why", &why_of, "cluster"_a = nb::none(), release,
-           "Why it would take that time, as text: critical path, largest causes and what each is "
-           "worth, "
-           "longest waits.")
+           "Explains the predicted time as text: the critical path, the largest causes with the "
+           "time "
+           "that each costs, and the longest waits. Raises InvalidArgument.")
       .def(
           "report",
           [](const PlanObject& self, const Path& path, const MaybeCluster& cluster,
@@ -163,17 +175,18 @@ void bind_simulation(nb::module_& module) {
           "path"_a, "cluster"_a = nb::none(), nb::kw_only(), "name"_a = nb::none(),
           "max_bytes"_a = ReportOptions().max_bytes, release,
           "Writes an HTML page about the plan: batch, tiles, timeline, traffic, every device. "
-          "Raises "
-          "InvalidArgument and IoError.")
+          "Raises InvalidArgument and IoError.")
       .def("report_html", &report_of, "cluster"_a = nb::none(), nb::kw_only(), "name"_a = "plan",
-           "max_bytes"_a = ReportOptions().max_bytes, release, "The page as text.")
+           "max_bytes"_a = ReportOptions().max_bytes, release,
+           "Returns the page of report() as text.")
       .def(
           "trace",
           [](const PlanObject& self, const Path& path, const MaybeCluster& cluster) {
             write_file(path, trace_of(self, cluster));
           },
           "path"_a, "cluster"_a = nb::none(), release,
-          "Writes the simulation as Chrome trace events, for https://ui.perfetto.dev.");
+          "Writes the simulation as Chrome trace events, for https://ui.perfetto.dev. Raises "
+          "InvalidArgument and IoError.");
   module.def(
       "lower_bound",
       [](const Workload& workload, const Cluster& cluster, const std::string& direction) {

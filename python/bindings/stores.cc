@@ -1,4 +1,4 @@
-// contextile/store.h: values that processes share.
+// contextile/store.h: stores that processes share.
 #include <chrono>
 #include <string>
 
@@ -21,7 +21,7 @@ auto without_gil(const Call& call) {
   return call();
 }
 
-// put and replace.
+// Binds put, replace and renew.
 template <typename Stored>
 auto store_value(Stored (Store::*call)(std::string_view, std::span<const std::uint8_t>,
                                        milliseconds)) {
@@ -35,41 +35,50 @@ auto store_value(Stored (Store::*call)(std::string_view, std::span<const std::ui
 }  // namespace
 
 void bind_stores(nb::module_& module) {
-  nb::class_<Store>(
-      module, "Store",
-      "Small values under keys that processes share, each with an end of its life. Every call "
-      "happens at once, as others see it. Times are seconds. Calls raise InvalidArgument on "
-      "keys, values and times out of bounds and IoError when the store is gone.")
+  nb::class_<Store>(module, "Store",
+                    R"(A store of small values under keys that processes share. Every value expires.
+
+Calls are atomic. Times are seconds. Calls raise InvalidArgument for keys, values and times out of
+bounds, and IoError if the store is gone. Made by open_store.
+
+>>> import contextile as ct
+>>> store = ct.open_store("memory:")
+>>> store.put("key", b"value", expiry=60)
+True
+>>> store.get("key")
+b'value'
+)")
       .def_prop_ro(
           "name", [](const Store& self) { return std::string(self.name()); },
-          "As opened, without a password.")
+          "Address of the store, without a password.")
       .def(
           "put", store_value(&Store::put), "key"_a, "value"_a, nb::kw_only(), "expiry"_a,
-          "Stores the value unless one is there, which then stays; returns whether it stands there "
+          "Stores the value unless the key has one already. Returns whether the key has this value "
           "now.")
       .def("replace", store_value(&Store::replace), "key"_a, "value"_a, nb::kw_only(), "expiry"_a,
-           "Stores the value, whatever is there.")
+           "Stores the value and replaces any other.")
       .def(
           "get",
           [](Store& self, const std::string& key) {
             return bytes_or_none(without_gil([&] { return self.get(key); }));
           },
-          "key"_a, "The value, or None.")
+          "key"_a, "Returns the value, or None.")
       .def(
           "pull",
           [](Store& self, const std::string& key, double timeout) {
             const milliseconds most = milliseconds_of(timeout, "timeout");
             return bytes_or_none(without_gil([&] { return self.pull(key, most); }));
           },
-          "key"_a, nb::kw_only(), "timeout"_a, "The value; waits for it, None after the timeout.")
+          "key"_a, nb::kw_only(), "timeout"_a,
+          "Waits for the value and returns it; None after the timeout.")
       .def(
           "erase",
           [](Store& self, const std::string& key) {
             return without_gil([&] { return self.erase(key); });
           },
-          "key"_a, "Takes the value away; returns whether there was one.")
+          "key"_a, "Removes the value. Returns whether there was one.")
       .def("renew", store_value(&Store::renew), "key"_a, "value"_a, nb::kw_only(), "expiry"_a,
-           "Gives the value, if it is this one, a new end of its life; returns whether it was.")
+           "Extends the expiry if the key has this value. Returns whether it has.")
       .def("__repr__",
            [](const Store& self) { return "Store('" + std::string(self.name()) + "')"; });
   module.def(
@@ -79,8 +88,9 @@ void bind_stores(nb::module_& module) {
             open_store(address, {.timeout = milliseconds_of(timeout, "timeout")}));
       },
       "address"_a, nb::kw_only(), "timeout"_a = 10.0, nb::call_guard<nb::gil_scoped_release>(),
-      "A store by its address: 'memory:' (of this process), 'file:///FOLDER', "
-      "'redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]' or 'redis+unix:///SOCKET'.");
+      "Opens a store by its address: 'memory:' (of this process), 'file:///FOLDER', "
+      "'redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]' or 'redis+unix:///SOCKET'. timeout is the "
+      "number of seconds that a call may take. Raises InvalidArgument and IoError.");
 }
 
 }  // namespace contextile::python

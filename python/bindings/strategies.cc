@@ -8,16 +8,18 @@
 namespace contextile::python {
 
 void bind_strategies(nb::module_& module) {
-  nb::class_<OptionSpec>(module, "OptionSpec", "One option of a strategy.")
+  nb::class_<OptionSpec>(module, "OptionSpec", "An option of a strategy.")
       .def_ro("name", &OptionSpec::name)
-      .def_ro("default_value", &OptionSpec::default_value, "As text.")
-      .def_ro("help", &OptionSpec::help, "Meaning, unit, allowed values.")
-      .def_ro("values", &OptionSpec::values, "All there are, of a choice; empty: not a choice.")
+      .def_ro("default_value", &OptionSpec::default_value, "The default as text.")
+      .def_ro("help", &OptionSpec::help, "Meaning, unit and allowed values.")
+      .def_ro("values", &OptionSpec::values, "All values of a choice; empty if it is not a choice.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "OptionSpec", {"name", "default_value", "values"});
       });
-  nb::class_<StrategyChoice>(module, "StrategyChoice",
-                             "A strategy by name, with options of its own as text.")
+  nb::class_<StrategyChoice>(
+      module, "StrategyChoice",
+      "A strategy by name, with its options as text. Made by contextile.strategies.dcp "
+      "and the like. Raises InvalidArgument for an unknown name.")
       .def(
           "__init__",
           [](StrategyChoice* self, std::string name, std::map<std::string, std::string> options) {
@@ -49,8 +51,10 @@ void bind_strategies(nb::module_& module) {
       .def("__repr__", [](const StrategyChoice& choice) {
         return "StrategyChoice('" + choice_text(choice) + "')";
       });
-  module.def("parse_strategies", &parse_strategies, "text"_a,
-             "'name:key=value,key=value,other,…' as the program's --strategy takes it.");
+  module.def(
+      "parse_strategies", &parse_strategies, "text"_a,
+      "Returns the strategies of a text, 'name:key=value,key=value,other,…', as the program's "
+      "--strategy takes it. Raises InvalidArgument.");
   module.def(
       "strategy_table",
       [] {
@@ -60,7 +64,7 @@ void bind_strategies(nb::module_& module) {
         }
         return table;
       },
-      "Name, summary and options of every strategy, in the order tables list them.");
+      "Returns name, summary and options of every strategy, in the order of tables.");
 }
 
 }  // namespace contextile::python

@@ -47,7 +47,7 @@ std::int32_t extent(const Array& array, std::size_t d, std::string_view name) {
   return static_cast<std::int32_t>(array.shape(d));
 }
 
-// A view of what is only read is not written through.
+// The cast is safe: a view of a read-only array is never written through.
 template <typename Array>
 TensorView view_of(const Array& array, std::string_view name, const ArrayPlace& place) {
   check_place_of(array, place, name);

@@ -1,4 +1,4 @@
-// Arrays of others (NumPy, PyTorch, JAX: DLPack or the buffer protocol) as views, without a copy.
+// Views of arrays of NumPy, PyTorch, JAX and others (DLPack, buffer protocol), without a copy.
 #pragma once
 
 #include <cstddef>
@@ -12,32 +12,32 @@
 
 namespace contextile::python {
 
-// What is read, and may be read-only; on any device.
+// Arrays that are read, on any device. They may be read-only.
 using InArray = nb::ndarray<nb::ro>;
 using InStats = nb::ndarray<const float>;
 using InBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig>;
-// What is written.
+// Arrays that are written.
 using OutArray = nb::ndarray<>;
 using OutStats = nb::ndarray<float>;
 using OutBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig>;
 
-// Where the arrays of a call lie: in this process's memory, or on the GPU of that number.
+// The place of the arrays of a call: this process's memory, or the GPU with this number.
 struct ArrayPlace {
   std::optional<std::int32_t> gpu;
 };
 
-// All throw InvalidArgument naming the array: expected, found.
-// [tokens, heads, dim] of float32, bfloat16 or float16, the last dimension without gaps.
+// All throw InvalidArgument that names the array, with the expected and found properties.
+// Views [tokens, heads, dim] of float32, bfloat16 or float16, with no gaps in the last dimension.
 [[nodiscard]] TensorView view_of_array(const InArray& array, std::string_view name,
                                        const ArrayPlace& place = {});
 [[nodiscard]] TensorView view_of_array(const OutArray& array, std::string_view name,
                                        const ArrayPlace& place = {});
-// [tokens, heads] of float32, as many rows as `beside`.
+// Views [tokens, heads] of float32, with as many rows as `beside`.
 [[nodiscard]] RowStats stats_of_array(const InStats& array, const TensorView& beside,
                                       std::string_view name, const ArrayPlace& place = {});
 [[nodiscard]] RowStats stats_of_array(const OutStats& array, const TensorView& beside,
                                       std::string_view name, const ArrayPlace& place = {});
-// [heads] of float32 without gaps, or none.
+// Views [heads] of float32 without gaps, or nothing.
 [[nodiscard]] std::span<const float> numbers_of(const std::optional<InStats>& array,
                                                 std::string_view name,
                                                 const ArrayPlace& place = {});
@@ -49,11 +49,11 @@ struct ArrayPlace {
 [[nodiscard]] std::span<std::byte> bytes_of(const std::optional<OutBytes>& array,
                                             std::string_view name, const ArrayPlace& place = {});
 
-// Throws unless the array lies there.
+// Throws unless the array lies in this place.
 void check_place(std::int32_t device_type, std::int32_t device_id, const ArrayPlace& place,
                  std::string_view name);
 
-// Whether what it moves is in a GPU's memory. Words of such a transport go another way.
+// Returns whether the transport moves a GPU's memory. Its control messages then use another one.
 [[nodiscard]] inline bool moves_device_memory(Transport& transport) {
   return &transport.control() != &transport;
 }

@@ -13,7 +13,7 @@
 namespace contextile::python {
 namespace {
 
-// A rule, a rule for each sequence, or bands of the batch.
+// A rule, one rule per sequence, or bands of the batch.
 using AnyMask = std::variant<MaskSpec, std::vector<MaskSpec>, MaskObject>;
 // Name, layers, mask.
 using MaskEntry = std::tuple<std::string, std::int32_t, AnyMask>;
@@ -34,7 +34,8 @@ Mask built(const AnyMask& mask, const std::vector<Range>& sequences) {
   return object.mask;
 }
 
-// As make_workload says: those of the first mask whose rule sets any.
+// Returns the positions that the rules of a mask set, if any. make_workload takes those of the
+// first mask that sets any.
 std::vector<PositionSegment> positions_of(const AnyMask& mask,
                                           const std::vector<Range>& sequences) {
   if (const auto* spec = std::get_if<MaskSpec>(&mask)) return build_positions(*spec, sequences);
@@ -104,7 +105,7 @@ Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& sh
   return workload;
 }
 
-// What is pickled: numbers and names, in the order of the fields.
+// The pickled state: numbers and names, in the order of the fields.
 using ShapeState = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::string,
                               double, double, bool>;
 using MaskState = std::tuple<std::string, std::int32_t, std::vector<BandRow>>;
@@ -173,7 +174,14 @@ Workload workload_of(const WorkloadState& state) {
 void bind_shapes(nb::module_& module) {
   nb::class_<AttentionShape>(
       module, "AttentionShape",
-      "One attention layer. Query head h reads KV head h // (q_heads // kv_heads).")
+      R"(The shape of an attention layer. Query head h reads KV head h // (q_heads // kv_heads).
+
+value_dim defaults to head_dim. Raises InvalidArgument for impossible shapes.
+
+>>> import contextile as ct
+>>> ct.AttentionShape(q_heads=32, kv_heads=8, head_dim=128).effective_scale == 128**-0.5
+True
+)")
       .def(
           "__init__",
           [](AttentionShape* self, std::int32_t q_heads, std::int32_t kv_heads,
@@ -190,15 +198,15 @@ void bind_shapes(nb::module_& module) {
           "sink"_a = false)
       .def_ro("q_heads", &AttentionShape::q_heads)
       .def_ro("kv_heads", &AttentionShape::kv_heads)
-      .def_ro("head_dim", &AttentionShape::head_dim, "Of Q and K.")
-      .def_ro("value_dim", &AttentionShape::value_dim, "Of V and O.")
+      .def_ro("head_dim", &AttentionShape::head_dim, "Dimension of Q and K.")
+      .def_ro("value_dim", &AttentionShape::value_dim, "Dimension of V and O.")
       .def_prop_ro(
           "dtype", [](const AttentionShape& shape) { return std::string(to_string(shape.dtype)); },
-          "Of Q, K, V, O, dO and gradients: 'f32', 'bf16' or 'f16'.")
-      .def_ro("scale", &AttentionShape::scale, "Of the scores; 0: 1/sqrt(head_dim).")
+          "dtype of Q, K, V, O, dO and gradients: 'f32', 'bf16' or 'f16'.")
+      .def_ro("scale", &AttentionShape::scale, "Factor of the scores; 0 means 1/sqrt(head_dim).")
       .def_prop_ro("effective_scale", &AttentionShape::effective_scale)
-      .def_ro("softcap", &AttentionShape::softcap, "c of c·tanh(s/c); 0: none.")
-      .def_ro("sink", &AttentionShape::sink, "A learnable sink logit per query head.")
+      .def_ro("softcap", &AttentionShape::softcap, "The c of c·tanh(s/c); 0 means no softcap.")
+      .def_ro("sink", &AttentionShape::sink, "True if every query head has a sink logit.")
       .def(
           "__eq__", [](const AttentionShape& a, const AttentionShape& b) { return a == b; },
           nb::is_operator())
@@ -218,9 +226,10 @@ void bind_shapes(nb::module_& module) {
 
 void bind_workloads(nb::module_& module) {
   bind_shapes(module);
-  nb::class_<Workload>(
-      module, "Workload",
-      "A batch: documents end to end, attention shape, masks. The input of every strategy.")
+  nb::class_<Workload>(module, "Workload",
+                       "A batch: documents end to end, attention shape and masks. It is the input "
+                       "of every strategy. "
+                       "Made by contextile.make_workload.")
       .def_prop_ro("num_tokens", &Workload::num_tokens)
       .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
       .def_ro("shape", &Workload::shape)
@@ -239,7 +248,7 @@ void bind_workloads(nb::module_& module) {
             }
             return MaskObject{workload.masks[index].mask, workload.num_tokens()};
           },
-          "index"_a = 0, "The bands of one mask.")
+          "index"_a = 0, "Returns one of the masks. Raises InvalidArgument.")
       .def(
           "__eq__",
           [](const Workload& a, const Workload& b) {
@@ -264,8 +273,14 @@ void bind_workloads(nb::module_& module) {
         return cut_sequences(workload, block_size);
       },
       "workload"_a, "block_size"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Cuts every document into blocks of block_size tokens, the last one short; also where roles "
-      "and homes change.");
+      R"(Cuts every document into blocks of block_size tokens, of which the last may be shorter.
+
+Blocks are also cut where roles and homes change. Returns a Blocking.
+
+>>> import contextile as ct
+>>> len(ct.cut_sequences(ct.make_workload([100, 60]), 64))
+3
+)");
 }
 
 }  // namespace contextile::python
