@@ -28,8 +28,8 @@ nb::object from_torch(nb::object group, nb::kwargs options) {
 
 void bind_constants(nb::class_<Cluster>& cluster) {
   cluster.def_rw("name", &Cluster::name)
-      .def_rw("nodes", &Cluster::nodes)
-      .def_rw("devices_per_node", &Cluster::devices_per_node)
+      .def_rw("nodes", &Cluster::nodes, "Number of nodes.")
+      .def_rw("devices_per_node", &Cluster::devices_per_node, "Number of devices of a node.")
       .def_rw("intra_gbytes_per_s", &Cluster::intra_gbytes_per_s,
               "Rate of one device's port inside its node, GB/s per direction.")
       .def_rw("inter_gbytes_per_s_per_node", &Cluster::inter_gbytes_per_s_per_node,
@@ -39,15 +39,20 @@ void bind_constants(nb::class_<Cluster>& cluster) {
       .def_rw("memory_bytes", &Cluster::memory_bytes, "Memory of one device; 0: unknown.")
       .def_rw("peak_tflops", &Cluster::peak_tflops,
               "Rate of dense bf16 products as the maker states it; 0: unknown.")
-      .def_rw("memory_gbytes_per_s", &Cluster::memory_gbytes_per_s)
-      .def_rw("intra_latency_us", &Cluster::intra_latency_us)
-      .def_rw("inter_latency_us", &Cluster::inter_latency_us)
-      .def_rw("launch_us", &Cluster::launch_us)
-      .def_rw("nics_per_node", &Cluster::nics_per_node)
-      .def_rw("rails", &Cluster::rails)
-      .def_rw("sm_fraction", &Cluster::sm_fraction)
-      .def_rw("transfer_compute_us_per_mb", &Cluster::transfer_compute_us_per_mb)
-      .def_rw("compute_slots_per_node", &Cluster::compute_slots_per_node)
+      .def_rw("memory_gbytes_per_s", &Cluster::memory_gbytes_per_s,
+              "Rate of merges and copies on a device, read plus written.")
+      .def_rw("intra_latency_us", &Cluster::intra_latency_us, "Latency of a message inside a node.")
+      .def_rw("inter_latency_us", &Cluster::inter_latency_us, "Latency of a message between nodes.")
+      .def_rw("launch_us", &Cluster::launch_us, "Time of a device to launch a group of transfers.")
+      .def_rw("nics_per_node", &Cluster::nics_per_node,
+              "NICs of a node, each serving an equal run of devices; 1: all share one uplink.")
+      .def_rw("rails", &Cluster::rails, "True if NIC i reaches only NIC i of other nodes.")
+      .def_rw("sm_fraction", &Cluster::sm_fraction,
+              "Share of a device's compute that is lost while its transfers move.")
+      .def_rw("transfer_compute_us_per_mb", &Cluster::transfer_compute_us_per_mb,
+              "Compute that a device loses per 1e6 bytes that it sends or receives.")
+      .def_rw("compute_slots_per_node", &Cluster::compute_slots_per_node,
+              "Devices of a node that compute at full speed together; 0: all.")
       .def_prop_rw(
           "launches",
           [](const Cluster& cluster) {
@@ -80,11 +85,11 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
           "load", [](const Path& text) { return load_cluster(text.string()); }, "text"_a,
           "Loads 'NAME', 'NAME:NODESxDEVICES', or the JSON file at a path. Raises InvalidArgument "
           "for an unknown preset, listing all, and IoError.")
-      .def_static("preset", &preset, "name"_a, nb::kw_only(), "nodes"_a = nb::none(),
-                  "devices_per_node"_a = nb::none(),
-                  "Returns a preset (contextile.cluster_presets), with other numbers of nodes and "
-                  "devices per "
-                  "node if they are given. Raises InvalidArgument.")
+      .def_static(
+          "preset", &preset, "name"_a, nb::kw_only(), "nodes"_a = nb::none(),
+          "devices_per_node"_a = nb::none(),
+          "Returns a preset (contextile.cluster_presets), with these numbers of nodes and of "
+          "devices per node if they are given. Raises InvalidArgument.")
       .def_static(
           "from_torch", &from_torch, "group"_a = nb::none(), "options"_a,
           "Returns the cluster of a torch.distributed group (default: the whole job). Hosts "
@@ -94,19 +99,22 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
       .def_static("parse_json", &parse_cluster_json, "text"_a, nb::kw_only(), "where"_a = "cluster",
                   "Parses the text of a cluster file; where names it in messages. Raises "
                   "InvalidArgument.")
-      .def("to_json", [](const Cluster& cluster) { return to_json(cluster); })
-      .def_prop_ro("num_devices", &Cluster::num_devices)
+      .def(
+          "to_json", [](const Cluster& cluster) { return to_json(cluster); },
+          "Returns the text of a cluster file.")
+      .def_prop_ro("num_devices", &Cluster::num_devices, "Number of devices of all nodes.")
       .def(
           "node_of",
           [](const Cluster& cluster, Rank rank) {
             check_cluster(cluster);
             return cluster.node_of(rank);
           },
-          "rank"_a)
+          "rank"_a, "Returns the node of a device.")
       .def(
           "group", &Cluster::group, nb::kw_only(), "tp"_a = 1, "pp"_a = 1,
-          "Returns the cluster of one context-parallel group, if each has tp tensor-parallel ranks "
-          "and pp pipeline stages. Raises InvalidArgument.")
+          "Returns the cluster that is left for context parallelism if tp consecutive devices act "
+          "as "
+          "one rank and the job has pp pipeline stages. Raises InvalidArgument if they do not fit.")
       .def("check", &check_cluster,
            "Raises InvalidArgument if the numbers contradict each other or are out of range.")
       .def(

@@ -55,7 +55,9 @@ tokens is the size of a batch. Documents longer than max_document_tokens (defaul
                 sampler_options(tokens, max_document_tokens, long_documents, seed));
           },
           "name"_a, "num_documents"_a, nb::kw_only(), "tokens"_a = 131072,
-          "max_document_tokens"_a = nb::none(), "long_documents"_a = "split", "seed"_a = 0)
+          "max_document_tokens"_a = nb::none(), "long_documents"_a = "split", "seed"_a = 0,
+          "Returns a sampler of num_documents lengths drawn from a built-in distribution. Raises "
+          "InvalidArgument.")
       .def("batch", &BatchSampler::batch, "step"_a,
            "Returns the lengths of the documents of the step's batch, in tokens.")
       .def(
@@ -69,8 +71,9 @@ tokens is the size of a batch. Documents longer than max_document_tokens (defaul
           },
           "step"_a, "Returns the rows (document, begin, end) of the step's batch, in order.")
       .def_prop_ro("num_documents", &BatchSampler::num_documents, "Number of documents in use.")
-      .def_prop_ro("num_dropped", &BatchSampler::num_dropped)
-      .def_prop_ro("epoch_tokens", &BatchSampler::epoch_tokens);
+      .def_prop_ro("num_dropped", &BatchSampler::num_dropped,
+                   "Number of documents left out for their length.")
+      .def_prop_ro("epoch_tokens", &BatchSampler::epoch_tokens, "Tokens of all documents in use.");
 }
 
 }  // namespace

@@ -53,7 +53,8 @@ have the same block tables, in which an entry covers page_size * num_ranks token
       .def_ro("num_ranks", &KvLayout::num_ranks)
       .def_ro("interleave", &KvLayout::interleave)
       .def_ro("page_size", &KvLayout::page_size)
-      .def_prop_ro("block_tokens", &KvLayout::block_tokens)
+      .def_prop_ro("block_tokens", &KvLayout::block_tokens,
+                   "Tokens that an entry of a block table covers, on all ranks.")
       .def("__eq__", [](const KvLayout& a, const KvLayout& b) { return a == b; })
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "KvLayout", {"num_ranks", "interleave", "page_size"});
@@ -166,14 +167,14 @@ have the same tables. A call that fails changes nothing. Requests are whole numb
 void bind_cache(nb::module_& module) {
   bind_cache_calls(module)
       .def("__contains__", &KvCache::contains, "request"_a)
-      .def("length", &KvCache::length, "request"_a)
+      .def("length", &KvCache::length, "request"_a, "Returns the number of tokens of a request.")
       .def(
           "tokens",
           [](const KvCache& self, RequestId request) {
             const auto tokens = self.tokens(request);
             return Tokens(tokens.begin(), tokens.end());
           },
-          "request"_a)
+          "request"_a, "Returns the token ids of a request.")
       .def(
           "table",
           [](const KvCache& self, RequestId request) {

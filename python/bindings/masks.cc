@@ -153,16 +153,20 @@ void bind_blocking(nb::module_& module) {
           "Appends a block of non-empty ranges (begin, end) and returns its number. role is "
           "'both', "
           "'kv_only' or 'q_only'. Raises InvalidArgument.")
-      .def("ranges",
-           [](const Blocking& blocking, std::int32_t block) {
-             const BlockId id = checked_block(blocking, block);
-             return Ranges(blocking.ranges(id).begin(), blocking.ranges(id).end());
-           })
-      .def("num_tokens",
-           [](const Blocking& blocking, std::int32_t block) {
-             return blocking.num_tokens(checked_block(blocking, block));
-           })
-      .def_prop_ro("total_tokens", &Blocking::total_tokens)
+      .def(
+          "ranges",
+          [](const Blocking& blocking, std::int32_t block) {
+            const BlockId id = checked_block(blocking, block);
+            return Ranges(blocking.ranges(id).begin(), blocking.ranges(id).end());
+          },
+          "Returns the token ranges (begin, end) of a block. Raises InvalidArgument.")
+      .def(
+          "num_tokens",
+          [](const Blocking& blocking, std::int32_t block) {
+            return blocking.num_tokens(checked_block(blocking, block));
+          },
+          "Returns the number of tokens of a block. Raises InvalidArgument.")
+      .def_prop_ro("total_tokens", &Blocking::total_tokens, "Number of tokens of all blocks.")
       .def("__len__", &Blocking::num_blocks)
       .def("__repr__", [](const Blocking& blocking) {
         return "Blocking(" + std::to_string(blocking.num_blocks()) + " blocks, " +

@@ -72,7 +72,7 @@ void bind_counts(nb::module_& module) {
                              "Bytes are counted once, "
                              "at the sender, including LSE and delta.")
       .def_ro("tiles", &DirectionStats::tiles)
-      .def_ro("pairs", &DirectionStats::pairs)
+      .def_ro("pairs", &DirectionStats::pairs, "Attended pairs of all tiles of head group 0.")
       .def_ro("transfers", &DirectionStats::transfers)
       .def_ro("messages", &DirectionStats::messages)
       .def_ro("launches", &DirectionStats::launches)
@@ -96,7 +96,8 @@ void bind_counts(nb::module_& module) {
               "(max - mean) / max of FLOPs.")
       .def_ro("compute_overload", &DirectionStats::compute_overload, "max / mean - 1.")
       .def_ro("peak_memory_bytes", &DirectionStats::peak_memory_bytes)
-      .def_ro("retained_bytes", &DirectionStats::retained_bytes)
+      .def_ro("retained_bytes", &DirectionStats::retained_bytes,
+              "Bytes kept for backward, on the device with the most.")
       .def_ro("devices", &DirectionStats::devices)
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "DirectionStats",
@@ -287,7 +288,7 @@ void bind_files(nb::class_<PlanObject>& plan) {
       .def_static(
           "from_bytes",
           [](const nb::bytes& bytes) { return object_of(deserialize(span_of(bytes), "bytes")); },
-          "data"_a)
+          "data"_a, "Returns the plan of to_bytes(). Raises InvalidPlan.")
       .def(
           "slice_to_bytes",
           [](const PlanObject& self, Rank rank) {
@@ -301,7 +302,7 @@ void bind_files(nb::class_<PlanObject>& plan) {
           [](const nb::bytes& bytes) {
             return object_of(deserialize_slice(span_of(bytes), "bytes"));
           },
-          "data"_a)
+          "data"_a, "Returns the slice of slice_to_bytes(). Raises InvalidPlan.")
       .def(
           "to_json",
           [](const PlanObject& self, bool block_head_groups) {
@@ -355,16 +356,20 @@ Plan.from_bytes and Plan.from_json. Plans can be pickled; slices cannot.
 
 >>> import contextile as ct
 >>> plan = ct.plan([500, 90_000, 40_572], cluster="dgx-h200:4x8", strategy="zigzag")
->>> plan.verify().ok, plan.num_local_tokens(0)
-(True, 4096)
+>>> plan.verify().ok, plan.num_devices
+(True, 32)
 >>> ct.Plan.from_bytes(plan.to_bytes()) == plan
 True
 )");
-  plan.def_prop_ro("strategy", [](const PlanObject& self) { return self.plan->strategy; })
+  plan.def_prop_ro(
+          "strategy", [](const PlanObject& self) { return self.plan->strategy; },
+          "Name of the strategy.")
       .def_prop_ro(
           "options", [](const PlanObject& self) { return self.plan->options; },
           "Options of the strategy, as it used them.")
-      .def_prop_ro("shape", [](const PlanObject& self) { return self.plan->shape; })
+      .def_prop_ro(
+          "shape", [](const PlanObject& self) { return self.plan->shape; },
+          "AttentionShape of every layer.")
       .def_prop_ro(
           "cluster", [](const PlanObject& self) { return self.cluster; },
           "The cluster that it was planned for; None for a plan from a file.")
@@ -372,18 +377,25 @@ True
       .def_prop_ro("nodes", [](const PlanObject& self) { return self.plan->nodes; })
       .def_prop_ro("devices_per_node",
                    [](const PlanObject& self) { return self.plan->devices_per_node; })
-      .def_prop_ro("num_devices", [](const PlanObject& self) { return self.plan->num_devices(); })
-      .def_prop_ro("num_tokens", [](const PlanObject& self) { return self.plan->num_tokens(); })
+      .def_prop_ro(
+          "num_devices", [](const PlanObject& self) { return self.plan->num_devices(); },
+          "Number of devices, which are the ranks that execute it.")
+      .def_prop_ro(
+          "num_tokens", [](const PlanObject& self) { return self.plan->num_tokens(); },
+          "Tokens of the batch.")
       .def_prop_ro("num_rounds", [](const PlanObject& self) { return self.plan->rounds.size(); })
       .def_prop_ro(
           "sequences", [](const PlanObject& self) { return self.plan->sequences; },
           "Token range (begin, end) of every document.")
-      .def_prop_ro("mask_names", [](const PlanObject& self) { return mask_names(*self.plan); })
+      .def_prop_ro(
+          "mask_names", [](const PlanObject& self) { return mask_names(*self.plan); },
+          "Names of the masks, in order.")
       .def("mask", &mask_of, "index"_a = 0,
            "Returns one of its masks, also for a slice. Raises InvalidArgument.")
       .def_prop_ro(
           "has_backward",
-          [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); })
+          [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); },
+          "True unless it was planned for forward only.")
       .def_prop_ro(
           "digest", [](const PlanObject& self) { return digest_text(self.plan->digest); },
           "16 hexadecimal digits, which are equal for equal plans.")
@@ -396,8 +408,8 @@ True
           "The only rank whose programs the plan has; None for a whole plan.")
       .def_ro("arrange_s", &PlanObject::arrange_s,
               "Seconds that the strategy took; 0 for a plan not made here.")
-      .def_ro("build_s", &PlanObject::build_s)
-      .def_ro("verify_s", &PlanObject::verify_s)
+      .def_ro("build_s", &PlanObject::build_s, "Seconds that building the programs took.")
+      .def_ro("verify_s", &PlanObject::verify_s, "Seconds that the proof took.")
       .def_ro(
           "search", &PlanObject::search,
           "The search that found the plan, phase by phase. None if the strategy does not search in "

@@ -179,8 +179,8 @@ void bind_shapes(nb::module_& module) {
 value_dim defaults to head_dim. Raises InvalidArgument for impossible shapes.
 
 >>> import contextile as ct
->>> ct.AttentionShape(q_heads=32, kv_heads=8, head_dim=128).effective_scale == 128**-0.5
-True
+>>> ct.AttentionShape(q_heads=32, kv_heads=8, head_dim=64).effective_scale
+0.125
 )")
       .def(
           "__init__",
@@ -204,7 +204,8 @@ True
           "dtype", [](const AttentionShape& shape) { return std::string(to_string(shape.dtype)); },
           "dtype of Q, K, V, O, dO and gradients: 'f32', 'bf16' or 'f16'.")
       .def_ro("scale", &AttentionShape::scale, "Factor of the scores; 0 means 1/sqrt(head_dim).")
-      .def_prop_ro("effective_scale", &AttentionShape::effective_scale)
+      .def_prop_ro("effective_scale", &AttentionShape::effective_scale,
+                   "Factor of the scores, the default filled in.")
       .def_ro("softcap", &AttentionShape::softcap, "The c of c·tanh(s/c); 0 means no softcap.")
       .def_ro("sink", &AttentionShape::sink, "True if every query head has a sink logit.")
       .def(
@@ -230,9 +231,9 @@ void bind_workloads(nb::module_& module) {
                        "A batch: documents end to end, attention shape and masks. It is the input "
                        "of every strategy. "
                        "Made by contextile.make_workload.")
-      .def_prop_ro("num_tokens", &Workload::num_tokens)
+      .def_prop_ro("num_tokens", &Workload::num_tokens, "Tokens of the batch.")
       .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
-      .def_ro("shape", &Workload::shape)
+      .def_ro("shape", &Workload::shape, "AttentionShape of every layer.")
       .def_prop_ro("mask_names",
                    [](const Workload& workload) {
                      std::vector<std::string> names;
