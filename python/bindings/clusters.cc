@@ -110,11 +110,10 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
             return cluster.node_of(rank);
           },
           "rank"_a, "Returns the node of a device.")
-      .def(
-          "group", &Cluster::group, nb::kw_only(), "tp"_a = 1, "pp"_a = 1,
-          "Returns the cluster that is left for context parallelism if tp consecutive devices act "
-          "as "
-          "one rank and the job has pp pipeline stages. Raises InvalidArgument if they do not fit.")
+      .def("group", &Cluster::group, nb::kw_only(), "tp"_a = 1, "pp"_a = 1,
+           "Returns the cluster that is left for context parallelism if tp consecutive devices act "
+           "as one rank and the job has pp pipeline stages. Raises InvalidArgument if they do not "
+           "fit.")
       .def("check", &check_cluster,
            "Raises InvalidArgument if the numbers contradict each other or are out of range.")
       .def(

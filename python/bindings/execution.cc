@@ -272,13 +272,11 @@ void bind_gpus(nb::module_& module) {
           "Name of the attention kernel: \"cuda:wgmma\" or \"cuda:mma\".")
       .def("group", &group_on, "num_ranks"_a,
            "Returns one end of a transport per rank, for threads of this process that share the "
-           "GPU. "
-           "Only one group exists at a time. Raises InvalidArgument.")
+           "GPU. Only one group exists at a time. Raises InvalidArgument.")
       .def("join", &join, "control"_a, nb::kw_only(), "timeout"_a = 60.0,
            nb::call_guard<nb::gil_scoped_release>(),
            "Returns this rank's end of a group of processes with one GPU each. Data moves over "
-           "NCCL; "
-           "control messages go over control, an ordinary transport between the processes. "
+           "NCCL; control messages go over control, an ordinary transport between the processes. "
            "Collective. timeout is the number of seconds without a transfer ending. Raises "
            "InvalidArgument if there is no NCCL, DeviceError and TransportError.")
       .def("__repr__", [](nb::handle self) {

@@ -108,9 +108,8 @@ void bind_layout(nb::module_& module) {
           },
           "table"_a, "rank"_a, "begin"_a, "end"_a,
           "Returns the places of the tokens [begin, end) in the rank's pages, counted in tokens "
-          "over "
-          "all pages; -1 for tokens of other ranks. Raises InvalidArgument if the table is too "
-          "short.");
+          "over all pages; -1 for tokens of other ranks. Raises InvalidArgument if the table is "
+          "too short.");
 }
 
 using Tokens = std::vector<std::int32_t>;
@@ -146,8 +145,7 @@ have the same tables. A call that fails changes nothing. Requests are whole numb
           },
           "request"_a, "tokens"_a,
           "Begins a request with its prompt. Returns how many of its tokens are cached; None if "
-          "too "
-          "few pages are free.")
+          "too few pages are free.")
       .def(
           "append",
           [](KvCache& self, RequestId request, const Tokens& tokens) {
@@ -190,8 +188,7 @@ void bind_cache(nb::module_& module) {
             return copies;
           },
           "Returns pages (from, to) that every rank must copy before the next tokens are written, "
-          "and "
-          "empties the list.")
+          "and empties the list.")
       .def_prop_ro("layout", [](const KvCache& self) { return self.layout(); })
       .def_prop_ro("num_requests", &KvCache::num_requests)
       .def_prop_ro("free_pages", &KvCache::free_pages)

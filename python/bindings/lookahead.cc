@@ -90,8 +90,7 @@ void bind_planner(nb::module_& module) {
       .def_ro("ready_steps", &LookaheadStatistics::ready_steps);
   nb::class_<Planner>(module, "LookaheadPlanner",
                       "Plans steps in order until it is closed, and puts every rank's slice into a "
-                      "store. Any number "
-                      "of planners, on any machines, share the steps of a run.")
+                      "store. Any number of planners, on any machines, share the steps of a run.")
       .def(
           "__init__",
           [](Planner* self, const PlanJob& job, std::shared_ptr<Store> store, std::string run_id,

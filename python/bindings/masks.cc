@@ -151,8 +151,7 @@ void bind_blocking(nb::module_& module) {
           },
           "ranges"_a, nb::kw_only(), "role"_a = "both",
           "Appends a block of non-empty ranges (begin, end) and returns its number. role is "
-          "'both', "
-          "'kv_only' or 'q_only'. Raises InvalidArgument.")
+          "'both', 'kv_only' or 'q_only'. Raises InvalidArgument.")
       .def(
           "ranges",
           [](const Blocking& blocking, std::int32_t block) {
@@ -211,8 +210,7 @@ void bind_mask(nb::module_& module) {
                    "Least and largest k - q of all pairs; None if there are none.")
       .def("dense", &dense_array, "num_tokens"_a = nb::none(),
            "Returns the mask as a bool array [num_tokens, num_tokens], of at most 32768 tokens. "
-           "Raises "
-           "InvalidArgument.")
+           "Raises InvalidArgument.")
       .def(
           "__eq__",
           [](const MaskObject& a, const MaskObject& b) { return a.mask.bands == b.mask.bands; },

@@ -69,8 +69,7 @@ void bind_counts(nb::module_& module) {
       });
   nb::class_<DirectionStats>(module, "DirectionStats",
                              "Counts of one direction of one layer of every mask, over all rounds. "
-                             "Bytes are counted once, "
-                             "at the sender, including LSE and delta.")
+                             "Bytes are counted once, at the sender, including LSE and delta.")
       .def_ro("tiles", &DirectionStats::tiles)
       .def_ro("pairs", &DirectionStats::pairs, "Attended pairs of all tiles of head group 0.")
       .def_ro("transfers", &DirectionStats::transfers)
@@ -268,8 +267,7 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           },
           "rank"_a,
           "Returns the index in the batch of the token that every token of a rank predicts; -1 at "
-          "the "
-          "end of a document: int64 [local tokens].");
+          "the end of a document: int64 [local tokens].");
 }
 
 void bind_files(nb::class_<PlanObject>& plan) {
@@ -310,9 +308,8 @@ void bind_files(nb::class_<PlanObject>& plan) {
           },
           nb::kw_only(), "block_head_groups"_a = false, release,
           "Returns the plan as JSON (docs/plan-format.md). By default all blocks are written with "
-          "as "
-          "many head groups as the finest block has; block_head_groups=True writes the groups of "
-          "each block.")
+          "as many head groups as the finest block has; block_head_groups=True writes the groups "
+          "of each block.")
       .def_static(
           "from_json", [](std::string_view text) { return object_of(import_json(text, "JSON")); },
           "text"_a, release,

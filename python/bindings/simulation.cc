@@ -163,8 +163,7 @@ True
 )")
       .def("why", &why_of, "cluster"_a = nb::none(), release,
            "Explains the predicted time as text: the critical path, the largest causes with the "
-           "time "
-           "that each costs, and the longest waits. Raises InvalidArgument.")
+           "time that each costs, and the longest waits. Raises InvalidArgument.")
       .def(
           "report",
           [](const PlanObject& self, const Path& path, const MaybeCluster& cluster,

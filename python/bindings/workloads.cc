@@ -229,8 +229,7 @@ void bind_workloads(nb::module_& module) {
   bind_shapes(module);
   nb::class_<Workload>(module, "Workload",
                        "A batch: documents end to end, attention shape and masks. It is the input "
-                       "of every strategy. "
-                       "Made by contextile.make_workload.")
+                       "of every strategy. Made by contextile.make_workload.")
       .def_prop_ro("num_tokens", &Workload::num_tokens, "Tokens of the batch.")
       .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
       .def_ro("shape", &Workload::shape, "AttentionShape of every layer.")

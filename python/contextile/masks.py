@@ -70,22 +70,52 @@ def parse(text: str) -> MaskSpec:
 
 
 def full() -> MaskSpec:
-    """Every token attends all tokens of its document."""
+    """Every token attends all tokens of its document.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.full().text
+    'full'
+    """
     return parse("full")
 
 
 def causal() -> MaskSpec:
-    """Every token attends itself and those before it in its document."""
+    """Every token attends itself and those before it in its document.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.causal().text
+    'causal'
+    """
     return parse("causal")
 
 
 def sliding_window(window: int) -> MaskSpec:
-    """Every token attends the last ``window`` tokens, including itself."""
+    """Every token attends the last ``window`` tokens, including itself.
+
+    Raises InvalidArgument unless the window is at least 1.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.sliding_window(4096).text
+    'sliding_window:4096'
+    """
     return parse(f"sliding_window:{window}")
 
 
 def lambda_(sink: int = 64, window: int = 4096) -> MaskSpec:
-    """Every token attends the first ``sink`` tokens and the last ``window`` (StreamingLLM)."""
+    """Every token attends the first ``sink`` tokens and the last ``window`` (StreamingLLM).
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.lambda_(64, 4096).text
+    'lambda:64,4096'
+    """
     return parse(f"lambda:{sink},{window}")
 
 
@@ -93,6 +123,12 @@ def causal_blockwise(block: int = 256, window: int = 2, sink: int = 1) -> MaskSp
     """Every token attends the first ``sink`` blocks and ``window`` blocks back, causally.
 
     Blocks have ``block`` tokens. The last block attends everything before it (DCP, section 7).
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.causal_blockwise(256, 2, 1).text
+    'causal_blockwise:256,2,1'
     """
     return parse(f"causal_blockwise:{block},{window},{sink}")
 
@@ -123,12 +159,26 @@ def shared_question(
 
 
 def prefix_lm(prefix: int) -> MaskSpec:
-    """Every token attends the first ``prefix`` tokens, and the tokens before it."""
+    """Every token attends the first ``prefix`` tokens, and the tokens up to itself.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.prefix_lm(100).text
+    'prefix_lm:100'
+    """
     return parse(f"prefix_lm:{prefix}")
 
 
 def chunked(chunk: int) -> MaskSpec:
-    """Every token attends the tokens before it in its chunk of ``chunk`` tokens."""
+    """Every token attends the tokens up to itself in its chunk of ``chunk`` tokens.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.chunked(2048).text
+    'chunked:2048'
+    """
     return parse(f"chunked:{chunk}")
 
 
