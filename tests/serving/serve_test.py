@@ -63,6 +63,17 @@ class Server:
             process.kill()
             process.wait()
 
+    def send(self, data, wait_s=10):
+        """Bytes on a connection of their own; all that comes back until the server closes it or says no more."""
+        with socket.create_connection((self.url.hostname, self.url.port), timeout=wait_s) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            with contextlib.suppress(OSError):
+                while piece := connection.recv(65536):
+                    answer += piece
+            return answer
+
     def connect(self):
         return http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=LIMIT_S)
 
@@ -272,6 +283,130 @@ class Tests:
             computed = server.metric("computed_tokens_total")
             server.wait_for("requests_running", 0)
             assert server.metric("computed_tokens_total") < computed + 40_000
+
+    def test_requests_that_two_servers_could_read_differently_are_refused(self):
+        begin = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+        body = b'{"prompt": "a", "max_tokens": 1}'
+        length = b"Content-Length: %d\r\n" % len(body)
+        wrong = [
+            (begin + length + b"Content-Length: 1\r\n\r\n" + body, b"400"),
+            (begin + length + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+            (begin + b"Content-Length : 5\r\n\r\n" + body, b"400"),
+            (begin + b"Transfer-Encoding: gzip\r\n\r\n", b"501"),
+            (begin + b"Content-Length: 99999999999999999999999\r\n\r\n", b"413"),
+            (b"GET /health HTTP/3.0\r\nHost: x\r\n\r\n", b"505"),
+            (b"GET /health HTTP/1.1\r\n\r\n", b"400"),
+            (b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"414"),
+            (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
+        ]
+        with self.serve() as server:
+            for data, status in wrong:
+                answer = server.send(data)
+                head, _, text = answer.partition(b"\r\n\r\n")
+                assert head.split()[1] == status, (data[:200], answer)
+                assert json.loads(text)["error"]["message"], answer
+                assert answer.count(b"Content-Length:") == 1, answer  # what follows is no second request
+            before = self.resident_mib(server)
+            endless = server.send(b"GET / HTTP/1.1\r\nA: " + b"x" * (64 << 20))
+            assert endless.startswith((b"HTTP/1.1 431", b"")), endless[:100]
+            assert self.resident_mib(server) < before + 16
+            assert server.complete(prompt="a", max_tokens=1).status == 200
+
+    def test_requests_one_behind_another_are_answered_in_order(self):
+        body = b'{"prompt": "a", "max_tokens": 2, "temperature": 0}'
+        post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        get = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        with self.serve() as server, socket.create_connection((server.url.hostname, server.url.port)) as connection:
+            connection.settimeout(LIMIT_S)
+            connection.sendall(post + get + post + get)
+            answer = b""
+            while answer.count(b"HTTP/1.1 200") < 4 or not answer.endswith(b"ok\n"):
+                piece = connection.recv(65536)
+                assert piece, answer
+                answer += piece
+            kinds = [b"text_completion" in part for part in answer.split(b"HTTP/1.1 200")[1:]]
+            assert kinds == [True, False, True, False], answer
+
+    def test_slow_and_silent_clients_hold_nobody_up(self):
+        with self.serve("--max-connections", "4") as server, contextlib.ExitStack() as stack:
+            address = (server.url.hostname, server.url.port)
+            for i in range(40):
+                connection = stack.enter_context(socket.create_connection(address))
+                if i % 2:
+                    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost")
+            streams = []
+            for _ in range(4):  # as many as there are threads
+                connection = server.connect()
+                connection.request("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 60000, "stream": true}')
+                streams.append((connection, connection.getresponse()))
+            assert server.ask("GET", "/health").status == 200
+            assert server.metric("requests_running") == 4
+            for connection, response in streams:
+                response.close()
+                connection.close()
+            assert server.complete(prompt="a", max_tokens=1).status == 200
+            # A body that does not come holds a thread; the end of the server does not wait for it.
+            silent = stack.enter_context(socket.create_connection(address))
+            silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+            time.sleep(0.2)
+            begin = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - begin < 10
+
+    def test_clients_that_leave_are_forgotten_without_streams_too(self):
+        with self.serve() as server:
+            connection = server.connect()
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 60000}))
+            server.wait_for("requests_running", 1)
+            connection.close()
+            server.wait_for("requests_running", 0)
+
+    def test_tokens_beyond_the_vocabulary_cost_one_request(self):
+        model = "random:layers=1,hidden=16,heads=4,kv_heads=2,head_dim=4,ffn=16,vocab=100"
+        with Server([self.program, "serve", "--ranks", "2", "--port", "0", "--model", model]) as server:
+            refused = server.complete(prompt="Hello", max_tokens=1)  # the bytes of a tokenizer of 256
+            assert refused.status == 400 and "vocab" in refused.body or "tokens of the model's 100" in refused.body
+            assert server.complete(prompt=[5], max_tokens=1).status == 200
+
+    def test_prompts_that_are_too_long_are_refused_before_they_take_memory(self):
+        with self.serve() as server:
+            before = self.resident_mib(server)
+            answer = server.complete(prompt="a" * 8_000_000, max_tokens=1, n=32)
+            assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded", answer.body
+            assert self.resident_mib(server) < before + 128
+
+    def test_ranks_that_would_serve_different_things_do_not(self):
+        if not self.gloo:
+            return
+        different = [("--model", MODEL + ",seed=5", "weights"), ("--page-size", "32", "--page-size"),
+                     ("--kv-dtype", "bf16", "--kv-dtype"), ("--step-tokens", "7", "--step-tokens")]  # fmt: skip
+        for option, value, word in different:
+            meeting = tempfile.mkdtemp(dir=self.folder)
+            command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",
+                       "--run-id", "a", "--port", "0", "--timeout", "20"]  # fmt: skip
+            first = [*command, "--rank", "0", "--model", MODEL]
+            second = [*command, "--rank", "1", *(() if option == "--model" else ("--model", MODEL)), option, value]
+            ranks = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in (first, second)]
+            for rank in ranks:
+                error = rank.communicate(timeout=LIMIT_S)[1]
+                assert rank.returncode == 2 and word in error and "on all ranks" in error, (option, rank.returncode, error)
+
+    def test_the_log_has_a_line_for_each_request(self):
+        with self.serve("--log", "requests") as server:
+            assert server.complete(prompt="abc", max_tokens=3).status == 200
+            assert server.complete(prompt="", max_tokens=3).status == 400
+            server.process.send_signal(signal.SIGTERM)
+            log = server.process.stderr.read()
+            assert "3 prompt tokens" in log and "3 tokens" in log and "length" in log, log
+            assert "refused with 400: prompt: expected at least 1 token" in log, log
+
+    def test_pages_may_call_where_they_are_allowed(self):
+        with self.serve("--allow-origin", "https://example.org") as server:
+            answer = server.ask("OPTIONS", "/v1/completions")
+            assert answer.status == 204 and answer.headers["Access-Control-Allow-Origin"] == "https://example.org"
+            assert server.ask("GET", "/health").headers["Access-Control-Allow-Origin"] == "https://example.org"
+        with self.serve() as server:
+            assert server.ask("GET", "/health").headers["Access-Control-Allow-Origin"] is None
 
     def test_floods_are_refused_or_served(self):
         with self.serve("--max-waiting", "8", "--max-running", "4", "--max-connections", "32", ranks=2) as server:

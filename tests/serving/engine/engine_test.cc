@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "base/rng.h"
 
 namespace contextile {
 namespace {
@@ -347,6 +350,43 @@ TEST(Sampling, IsGreedyWithoutTemperature) {
   EXPECT_EQ(sample(logits, {}, 0).token, 1);
   const double sum = 1 + 2 * std::exp(3.0) + std::exp(-1.0);
   EXPECT_NEAR(sample(logits, {}, 0).logprob, 3 - std::log(sum), 1e-6);
+}
+
+// Against the order of all tokens, which `sample` never makes.
+TEST(Sampling, EqualsAWalkOverTheSortedTokens) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<float> logits;
+    for (int i = 0; i < 1 + static_cast<int>(random() % 40); ++i) {
+      logits.push_back(static_cast<float>(random() % 12) / 4);  // equal ones, too
+    }
+    SamplingParams params = {.temperature = 0.5 + static_cast<double>(random() % 4) / 2,
+                             .top_p = 0.1 * static_cast<double>(1 + random() % 10),
+                             .top_k = static_cast<std::int32_t>(random() % 8),
+                             .seed = random()};
+    std::vector<std::int32_t> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](std::int32_t a, std::int32_t b) {
+      return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
+    });
+    if (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < order.size()) {
+      order.resize(static_cast<std::size_t>(params.top_k));
+    }
+    std::vector<double> weights;
+    double total = 0;
+    for (const std::int32_t token : order) {
+      weights.push_back(std::exp(logits[static_cast<std::size_t>(token)] / params.temperature));
+      total += weights.back();
+    }
+    double kept = 0;
+    std::size_t count = 0;
+    while (count < order.size() && kept < (params.top_p - 1e-12) * total) kept += weights[count++];
+    Rng drawn(params.seed * 0x9e3779b97f4a7c15ULL + 5);
+    double rest = drawn.uniform() * kept;
+    std::size_t place = 0;
+    while (place + 1 < count && rest >= weights[place]) rest -= weights[place++];
+    EXPECT_EQ(sample(logits, params, 5).token, order[place]) << round;
+  }
 }
 
 TEST(Sampling, DrawsTokensAsOftenAsTheyAreLikely) {
