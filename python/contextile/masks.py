@@ -335,7 +335,7 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
     return _core.build_mask(rule, list(zip(ends, ends[1:])))
 
 
-def from_block_mask(block_mask: Any, *, batch: int = 0, head: int = 0) -> Mask:
+def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | None = None) -> Mask:
     """Converts FlexAttention's BlockMask, exactly.
 
     Its ``mask_mod`` is evaluated only on partial blocks.
@@ -344,13 +344,15 @@ def from_block_mask(block_mask: Any, *, batch: int = 0, head: int = 0) -> Mask:
     ----------
     block_mask : torch.nn.attention.flex_attention.BlockMask
         The mask, with as many keys as queries.
-    batch, head : int
-        Index of the mask to take. A plan has one mask for all heads.
+    batch, head : int, optional
+        Index of the mask to take. A plan has one mask for all heads. Default: the only mask, or the
+        common one where all are equal.
 
     Raises
     ------
     InvalidArgument
-        The numbers of queries and keys differ, or the mask has no such batch or head.
+        The numbers of queries and keys differ, the mask has no such batch or head, or masks of
+        batches or heads differ and none is chosen.
 
     Examples
     --------
@@ -364,7 +366,9 @@ def from_block_mask(block_mask: Any, *, batch: int = 0, head: int = 0) -> Mask:
     return _core.mask_from_ragged_rows(*rows_of_block_mask(block_mask, batch, head))
 
 
-def from_mask_mod(mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int = 0) -> Mask:
+def from_mask_mod(
+    mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int | None = None
+) -> Mask:
     """Converts FlexAttention's ``mask_mod(batch, head, q, k)``, exactly, without a dense array.
 
     The function is evaluated on whole blocks, by calling it on intervals of queries and keys.
@@ -379,13 +383,17 @@ def from_mask_mod(mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int =
         It works under ``torch.vmap``, as FlexAttention requires.
     num_tokens : int
         Tokens of the batch.
-    batch, head : int
-        Arguments that the function is called with. A plan has one mask for all heads.
+    batch : int
+        The batch index that the function is called with. Documents are packed in a batch of 1.
+    head : int, optional
+        The head that the function is called with. A plan has one mask for all heads, so a function
+        that looks at the head needs it.
 
     Raises
     ------
     InvalidArgument
-        There is no token, or a negative batch or head.
+        There is no token, a negative batch or head, or the function looks at a head that is not
+        given.
 
     Examples
     --------

@@ -100,7 +100,9 @@ def test_layouts_of_frameworks(alone):
     assert torch.equal(attention(*dim_first, executor=alone), expected)
 
 
-def test_the_operators_keep_their_promises_to_pytorch(alone):
+def test_the_operators_keep_their_promises_to_pytorch(alone, monkeypatch):
+    # The operator returns the number of its call, which is another every time.
+    monkeypatch.setattr(alone, "begin_call", lambda: 1)
     number, index, saved = alone.prepared_of(None).call_of("")
     q, k, v, dout = inputs(257, HEADS, DIM)
     args = [x.requires_grad_() for x in (q, k, v)]
@@ -111,6 +113,24 @@ def test_the_operators_keep_their_promises_to_pytorch(alone):
         torch.ops.contextile.attention_backward.default,
         (dout, q.detach(), k.detach(), v.detach(), None, out, lse, kept, made_by, number, index),
     )
+
+
+def test_saved_tensors_may_be_copied(alone):
+    """Activation offload and compression copy what forward saves; the identity of the call travels with it."""
+    q, k, v, dout = inputs(257, HEADS, DIM)
+
+    def run():
+        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        outs = [attention(*leaves, executor=alone) for _ in range(3)]
+        sum((out * dout).sum() for out in outs).backward()
+        return [x.grad for x in leaves]
+
+    expected = run()
+    kept = []  # so that copies lie where nothing was saved
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.clone()) or kept[-1], lambda t: t.clone()):
+        found = run()
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
 
 
 def gradients_of(function, tensors):

@@ -292,3 +292,56 @@ def test_a_step_that_failed_is_not_taken():
         Text.__getitem__ = original
     assert loader.state_dict()["step"] == 0
     assert [step.step for step in loader] == [0, 1]
+
+
+class Chats:
+    """Prompts of 8 tokens that are not trained on, and answers."""
+
+    lengths = [12, 20]
+
+    def __init__(self, **more):
+        self.more = more
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        tokens = torch.arange(self.lengths[index]) + 100 * (index + 1)
+        labels = tokens.clone()
+        labels[:8] = -100
+        return {"tokens": tokens, "labels": labels, **self.more}
+
+
+def steps_of(dataset, ranks=1, **options):
+    found = []
+    for rank in range(ranks):
+        loader = DataLoader(
+            dataset, cluster=f"local:1x{ranks}", rank=rank, strategy="zigzag", block_size=4, tokens=32, end_step=1,
+            heads=(2, 1), head_dim=8, dtype="f32", **options,
+        )  # fmt: skip
+        found.extend(loader)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_labels_of_documents_are_kept(ranks):
+    steps = steps_of(Chats(), ranks)
+    labels = torch.cat([step.local.labels for step in steps])
+    expected = [*range(108, 112), *range(208, 220)]  # those of answers, each by the token before it
+    assert sorted(labels[labels != -100].tolist()) == expected
+    weights = torch.cat([step.local.loss_weights for step in steps])
+    assert torch.equal(weights > 0, labels != -100)
+    assert weights.sum().item() == pytest.approx(1)
+    masked = torch.arange(12) >= 8
+    only_mask = steps_of(type("Masked", (Chats,), {"lengths": [12, 12], "__getitem__": lambda self, index: {
+        "tokens": torch.arange(12) + 100 * (index + 1), "loss_mask": masked}})())  # fmt: skip
+    labels = only_mask[0].local.labels
+    assert sorted(labels[labels != -100].tolist()) == [*range(108, 112), *range(208, 212)]
+
+
+def test_fields_that_nobody_reads_are_refused():
+    with pytest.raises(ct.InvalidArgument, match="found pixel_values, too"):
+        steps_of(Chats(pixel_values=torch.zeros(3)))
+    assert steps_of(Chats(pixel_values=torch.zeros(3)), ignore_fields=["pixel_values"])
+    with pytest.raises(ct.InvalidArgument, match="labels of document"):
+        steps_of(Chats(labels=torch.zeros(3, dtype=torch.int64)))

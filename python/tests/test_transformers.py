@@ -221,3 +221,129 @@ def test_models_that_do_not_attend_through_it_are_refused():
     config.layer_types = ["chunked_attention", "full_attention", "full_attention"]
     with pytest.raises(ct.InvalidArgument, match="found chunked_attention"):
         cth.batch_of(config)
+
+
+def prepared_alone(model, lengths, **changes):
+    """An executor of one rank whose positions do not count from 0, the plan, and its tokens."""
+    executor = Executor(ct.inproc_group(1)[0])
+    batch = {**cth.batch_of(model), **changes}
+    plan = ct.plan(lengths, cluster="local:1x1", strategy="zigzag", block_size=8, **batch)
+    executor.prepare(plan)
+    tokens = torch.randint(3, 60, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    return executor, plan, local_batch(tokens, plan=plan, rank=0)
+
+
+def tiny(name, **changes):
+    config = getattr(transformers, f"{name.removesuffix('ForCausalLM').removesuffix('ForSequenceClassification')}Config")
+    torch.manual_seed(0)
+    return getattr(transformers, name)(config(**{**SMALL, **changes})).float()
+
+
+def test_positions_are_those_of_the_plan():
+    model = tiny("LlamaForCausalLM")
+    model.set_attn_implementation(cth.register())
+    executor, _, _ = prepared_alone(model, [32, 32])
+    _, _, other = prepared_alone(model, [16, 48])
+    _, _, one_row = prepared_alone(model, [64])
+    for local in (other, one_row):  # another batch of as many tokens; one planned as a single document
+        with pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's"), cth.use(executor):
+            model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
+    _, _, same = prepared_alone(model, [32, 32])
+    with cth.use(executor):
+        # Models of some families count from 1.
+        model(same.tokens[None], position_ids=same.positions[None] + 1, use_cache=False)
+    with cth.use(executor, check_positions=False):
+        model(other.tokens[None], position_ids=other.positions[None], use_cache=False)
+
+
+def test_models_that_count_positions_themselves_are_refused():
+    model = transformers.BartForCausalLM(
+        transformers.BartConfig(vocab_size=97, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
+                                encoder_attention_heads=4)  # fmt: skip
+    ).eval()
+    model.set_attn_implementation(cth.register())
+    executor, _, local = prepared_alone(model, [30, 34])
+    with pytest.raises(ct.InvalidArgument, match="BartForCausalLM would count"), cth.use(executor):
+        model(local.tokens[None], use_cache=False)
+
+
+def test_labels_are_not_shifted_by_ranks():
+    model = tiny("LlamaForCausalLM")
+    model.set_attn_implementation(cth.register())
+    executor, _, local = prepared_alone(model, [30, 34])
+    inputs = {"input_ids": local.tokens[None], "position_ids": local.positions[None], "use_cache": False}
+    for labels in ({"labels": local.tokens[None]}, {"labels": local.labels[None], "shift_labels": local.labels[None]}):
+        with pytest.raises(ct.InvalidArgument, match="labels: expected none inside use"), cth.use(executor):
+            model(**inputs, **labels)
+    count = (local.labels != -100).sum()
+    with cth.use(executor):
+        loss = model(**inputs, labels=local.labels[None], shift_labels=local.labels[None], num_items_in_batch=count).loss
+        logits = model(**inputs).logits[0]
+    assert torch.allclose(loss, loss_of(logits, local.labels, local.loss_weights), rtol=1e-5)
+
+
+def test_models_that_depend_on_the_order_of_tokens_are_refused():
+    pooled = tiny("LlamaForSequenceClassification")
+    pooled.set_attn_implementation(cth.register())
+    executor, _, local = prepared_alone(pooled, [30, 34])
+    with pytest.raises(ct.InvalidArgument, match="LlamaForSequenceClassification, which pools"), cth.use(executor):
+        pooled(local.tokens[None], position_ids=local.positions[None], use_cache=False)
+
+    model = tiny("LlamaForCausalLM")
+    model.set_attn_implementation(cth.register())
+    model.model.layers[0].mixer = torch.nn.Conv1d(4, 4, 3)
+    with pytest.raises(ct.InvalidArgument, match="attention alone mixes tokens"), cth.use(executor):
+        model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
+
+
+def test_arguments_that_would_be_dropped_are_refused():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0)
+    model = transformers.T5EncoderModel(config).eval()
+    model.set_attn_implementation(cth.register())
+    batch = {"mask": {"full": "full"}, "heads": 4, "head_dim": 8, "dtype": "f32", "scale": 1.0}
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([30, 34], cluster="local:1x1", strategy="zigzag", **batch))
+    with pytest.raises(ct.InvalidArgument, match="expected no position_bias"):
+        with cth.use(executor, check_masks=False, check_positions=False):
+            model(torch.ones(1, 64, dtype=torch.int64))
+
+
+def test_masks_of_images_are_refused_unless_the_plan_has_them():
+    from transformers.masking_utils import create_causal_mask
+
+    model = tiny("LlamaForCausalLM")
+    model.set_attn_implementation(cth.register())
+    blocks = torch.full((1, 64), -1)
+    arguments = {"config": model.config, "inputs_embeds": torch.zeros(1, 64, 8), "attention_mask": None}
+
+    def make_mask(ids):
+        return create_causal_mask(**arguments, block_sequence_ids=ids, position_ids=torch.arange(64)[None], cache=None)
+
+    assert make_mask(blocks) is None  # no token of an image
+    blocks[0, 5:9] = 0
+    with pytest.raises(ct.InvalidArgument, match="blockwise_overlay"):
+        make_mask(blocks)
+    with pytest.raises(ct.InvalidArgument, match="prefix"):
+        create_causal_mask(**arguments, or_mask_function=lambda b, h, q, k: k < 5, position_ids=None, cache=None)
+    executor, _, _ = prepared_alone(model, [64], mask={"full": "prefix_lm:9"})
+    with pytest.raises(ct.InvalidArgument, match="found no call"), cth.use(executor, check_masks=False):
+        assert make_mask(blocks) is None
+
+
+@pytest.mark.parametrize("kind", ["mamba", "rwkv", "gemma4_text"])
+def test_batch_of_says_what_it_cannot_describe(kind):
+    try:
+        config = transformers.AutoConfig.for_model(kind)
+    except ValueError:
+        pytest.skip(f"this transformers has no {kind}")
+    with pytest.raises(ct.InvalidArgument, match=kind):
+        cth.batch_of(config)
+
+
+def test_batch_of_takes_a_mask_for_layers_it_does_not_know():
+    config = transformers.AutoConfig.for_model("llama4_text")
+    with pytest.raises(ct.InvalidArgument, match="chunked_attention"):
+        cth.batch_of(config)
+    chunked = {"full": ct.masks.chunked(8)}
+    assert cth.batch_of(config, mask=chunked)["mask"] is chunked

@@ -14,12 +14,12 @@ from contextile.torch._executor import Executor, Prepared, executor_of, rank_exe
 
 
 def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns uninitialized out, lse, saved bytes, and the number of the plan that forward used."""
+    """Returns uninitialized out, lse, saved bytes, and made_by: numbers of forward's plan and call."""
     return (
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
         q.new_empty(q.shape[:2], dtype=torch.float32),
         q.new_empty((saved_bytes,), dtype=torch.uint8),
-        torch.empty((1,), dtype=torch.int64),  # on the CPU: reading it waits for no device
+        torch.empty((2,), dtype=torch.int64),  # on the CPU: reading it waits for no device
     )
 
 
@@ -41,12 +41,15 @@ def _forward(
     out, lse, saved, made_by = _new_output(q, v, saved_bytes)
     executor = executor_of(plan)
     rank = rank_executor_of(plan)
-    made_by.fill_(plan)
+    # The identity of the call travels with the saved tensors, because hooks may copy them (offload,
+    # compression): their addresses say nothing.
+    call = executor.begin_call()
+    made_by.copy_(torch.tensor([plan, call]))
     check = executor.check_tensor
     with executor.on_device() as stream:
         rank.forward(
             mask=mask,
-            call=executor.begin_call(lse),
+            call=call,
             q=check("q", q),
             k=check("k", k),
             v=check("v", v),
@@ -78,7 +81,8 @@ def _backward(
     plan: int,
     mask: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if made_by.item() != plan:
+    made_by_plan, call = made_by.tolist()
+    if made_by_plan != plan:
         raise _core.InvalidArgument(
             "checkpoint: expected forward computed again under the plan of its first time, found the executor prepared for "
             "another; give plan= what prepare returned for the batch, or context_fn (checkpoint_contexts)"
@@ -90,7 +94,7 @@ def _backward(
     with executor.on_device() as stream:
         rank.backward(
             mask=mask,
-            call=executor.call_that_made(lse),
+            call=call,
             q=check("q", q),
             k=check("k", k),
             v=check("v", v),

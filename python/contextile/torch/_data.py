@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -46,22 +46,42 @@ class Step(NamedTuple):
     pieces: list[Piece]  # the documents of the batch, in order
 
 
-def _lengths_of(dataset: Any) -> list[int]:
+def _lengths_of(dataset: Any, ignore_fields: frozenset[str]) -> list[int]:
     lengths = getattr(dataset, "lengths", None)
     if lengths is None:
-        return [len(_tokens_of(dataset, i)) for i in range(len(dataset))]
+        return [len(_document(dataset, i, ignore_fields)["tokens"]) for i in range(len(dataset))]
     if len(lengths) != len(dataset):
         raise _core.InvalidArgument(f"dataset: expected a length for each of {len(dataset)} documents, found {len(lengths)}")
     return [int(length) for length in lengths]
 
 
-def _tokens_of(dataset: Any, index: int) -> Tensor:
+_FIELDS = ("tokens", "labels", "loss_mask")
+
+
+def _document(dataset: Any, index: int, ignore_fields: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    """Returns the fields of a document. Refuses those that nobody would read."""
     item = dataset[index]
-    if isinstance(item, dict):
-        if "tokens" not in item:
-            raise _core.InvalidArgument(f"dataset: expected 'tokens' of document {index}, found {', '.join(map(str, item))}")
-        item = item["tokens"]
-    return whole_numbers(f"dataset: document {index}", item)
+    if not isinstance(item, dict):
+        item = {"tokens": item}
+    if "tokens" not in item:
+        raise _core.InvalidArgument(f"dataset: expected 'tokens' of document {index}, found {', '.join(map(str, item))}")
+    unknown = [str(name) for name in item if name not in _FIELDS and name not in ignore_fields]
+    if unknown:
+        raise _core.InvalidArgument(
+            f"dataset: expected {', '.join(_FIELDS)} of document {index}, found {', '.join(unknown)}, too; "
+            "ignore_fields= names fields to leave out"
+        )
+    found = {"tokens": whole_numbers(f"dataset: document {index}", item["tokens"])}
+    for name in ("labels", "loss_mask"):
+        if item.get(name) is not None:
+            field = torch.as_tensor(item[name])
+            if field.shape != found["tokens"].shape:
+                raise _core.InvalidArgument(
+                    f"dataset: expected {list(found['tokens'].shape)} {name} of document {index}, as tokens, "
+                    f"found {list(field.shape)}"
+                )
+            found[name] = field
+    return found
 
 
 class _Batches:
@@ -94,8 +114,9 @@ class DataLoader:
     Parameters
     ----------
     dataset
-        ``dataset[i]`` has the tokens of a document, or a dict with ``"tokens"``. ``dataset.lengths``
-        is optional and saves reading all documents once.
+        ``dataset[i]`` has the tokens of a document, or a dict with ``"tokens"`` and, if wanted,
+        ``"labels"`` and ``"loss_mask"`` as for ``local_batch``. ``dataset.lengths`` is optional and
+        saves reading all documents once.
     cluster, strategy
         As for ``contextile.plan``. Strategies with a time budget are refused, because plans must not
         depend on the machine.
@@ -131,6 +152,8 @@ class DataLoader:
         Seconds to wait for the plan of a step.
     ignore_index : int
         Label of tokens that predict nothing.
+    ignore_fields : iterable of str
+        Names of further fields that documents have. They are left out; other fields are refused.
     **batch
         ``heads``, ``head_dim``, ``dtype`` and the rest as for ``contextile.make_workload``; also
         ``block_size``, ``wire`` and ``backward``.
@@ -183,12 +206,14 @@ class DataLoader:
         end_step: int | None = None,
         timeout: float = 600.0,
         ignore_index: int = -100,
+        ignore_fields: Iterable[str] = (),
         **batch: Any,
     ) -> None:
         if store is None and threads < 1:
             raise _core.InvalidArgument("data loader: expected a store where no thread plans (threads=0), found none")
         self._dataset = dataset
-        self._lengths = _lengths_of(dataset)
+        self._ignore_fields = frozenset(ignore_fields)
+        self._lengths = _lengths_of(dataset, self._ignore_fields)
         sampler = _core.BatchSampler(
             self._lengths,
             tokens=tokens,
@@ -213,6 +238,7 @@ class DataLoader:
         self._end_step = end_step
         self._timeout = timeout
         self._ignore_index = ignore_index
+        self._has_targets: bool | None = None  # unknown until a document was read
         self._next_step = first_step
         self._job = _core.PlanJob(
             sampler=sampler,
@@ -330,19 +356,51 @@ class DataLoader:
                 self.close()
 
     def _local(self, pieces: list[Piece], plan: _core.Plan) -> LocalBatch:
-        """Returns this rank's share. Reads only documents that the rank holds tokens of."""
+        """Returns this rank's share.
+
+        Reads only documents that the rank holds tokens of, unless documents have labels or a loss
+        mask: the weight of a label depends on the number of labels in the whole batch.
+        """
         ranges = np.array(plan.local_ranges(self._rank), dtype=np.int64).reshape(-1, 2)
         tokens = torch.zeros(plan.num_tokens, dtype=torch.int64)
+        labels = torch.zeros(plan.num_tokens, dtype=torch.int64)
+        wanted = torch.ones(plan.num_tokens, dtype=torch.bool)
+        has_targets = self._documents_have_targets(pieces)
         for piece, (begin, end) in zip(pieces, plan.sequences):
-            if ((ranges[:, 0] < end) & (begin < ranges[:, 1])).any():
-                document = _tokens_of(self._dataset, piece.document)
-                if document.shape != (self._lengths[piece.document],):
-                    raise _core.InvalidArgument(
-                        f"dataset: expected [{self._lengths[piece.document]}] tokens in document {piece.document}, "
-                        f"found {list(document.shape)}"
-                    )
-                tokens[begin:end] = document[piece.begin : piece.end]
-        return local_batch(tokens, plan=plan, rank=self._rank, ignore_index=self._ignore_index)
+            is_local = ((ranges[:, 0] < end) & (begin < ranges[:, 1])).any()
+            if not is_local and not has_targets:
+                continue
+            document = _document(self._dataset, piece.document, self._ignore_fields)
+            if document["tokens"].shape != (self._lengths[piece.document],):
+                raise _core.InvalidArgument(
+                    f"dataset: expected [{self._lengths[piece.document]}] tokens in document {piece.document}, "
+                    f"found {list(document['tokens'].shape)}"
+                )
+            if not has_targets and len(document) > 1:
+                raise _core.InvalidArgument(
+                    f"dataset: expected labels or a loss_mask in every document or in none, found some in document "
+                    f"{piece.document} and none in document {pieces[0].document}"
+                )
+            part = slice(piece.begin, piece.end)
+            tokens[begin:end] = document["tokens"][part]
+            labels[begin:end] = whole_numbers("labels", document.get("labels", document["tokens"])[part])
+            if "loss_mask" in document:
+                wanted[begin:end] = document["loss_mask"][part].to(torch.bool)
+        return local_batch(
+            tokens,
+            plan=plan,
+            rank=self._rank,
+            labels=labels if has_targets else None,
+            loss_mask=wanted if has_targets else None,
+            ignore_index=self._ignore_index,
+        )
+
+    def _documents_have_targets(self, pieces: list[Piece]) -> bool:
+        """Returns true if documents have labels or a loss mask, judged by the first of the batch."""
+        if self._has_targets is None:
+            fields = _document(self._dataset, pieces[0].document, self._ignore_fields)
+            self._has_targets = "labels" in fields or "loss_mask" in fields
+        return self._has_targets
 
     # ------------------------------------------------------------------------------------------- state
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _numbers = itertools.count(2)
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
-_CALLS_KEPT = 1 << 14
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -99,6 +98,11 @@ class Prepared:
     def positions(self) -> torch.Tensor:
         """Positions of this rank's tokens in their documents, int64 [local tokens]."""
         return torch.from_numpy(self.plan.positions(self.rank))
+
+    @functools.cached_property
+    def counts_from_zero(self) -> bool:
+        """Whether this rank's positions are 0, 1, 2, …, as models count where none are given."""
+        return bool(torch.equal(self.positions, torch.arange(len(self.positions))))
 
     def call_of(self, mask: str) -> tuple[int, int, int]:
         """Returns the integers that the operators carry for a call under a mask.
@@ -224,7 +228,6 @@ class Executor:
         self._number = next(_numbers)  # of this executor
         self._num_calls = 0  # number of forward calls; the same on all ranks
         # Number of a forward call by the address of its LSE.
-        self._call_of_memory: OrderedDict[int, int] = OrderedDict()
 
     @property
     def transport(self) -> _core.Transport:
@@ -398,18 +401,10 @@ class Executor:
     def __reduce__(self) -> Any:
         raise _core.InvalidArgument("executor: expected to stay in its process, found it pickled; save the model's state_dict")
 
-    def begin_call(self, lse: torch.Tensor) -> int:
-        """Returns the number of a forward call that begins and will write its LSE there."""
+    def begin_call(self) -> int:
+        """Returns the number of the next forward, the same on every rank."""
         self._num_calls += 1
-        self._call_of_memory[lse.data_ptr()] = self._num_calls
-        self._call_of_memory.move_to_end(lse.data_ptr())
-        if len(self._call_of_memory) > _CALLS_KEPT:
-            self._call_of_memory.popitem(last=False)
         return self._num_calls
-
-    def call_that_made(self, lse: torch.Tensor) -> int:
-        """Returns the number of the forward call that wrote the LSE; 0 for a copy or no rows."""
-        return self._call_of_memory.get(lse.data_ptr(), 0) if lse.numel() > 0 else 0
 
 
 def executor_of(number: int) -> Executor:

@@ -116,8 +116,30 @@ def _blocks(counts: Tensor | None, indices: Tensor | None, batch: int, head: int
     return row.to(torch.int64).numpy(), listed[row, at].to(torch.int64).numpy()
 
 
-def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
-    """Returns row_splits [queries + 1], begins and ends of the ranges of a BlockMask."""
+def rows_of_block_mask(block_mask: Any, batch: int | None, head: int | None) -> Ranges:
+    """Returns row_splits [queries + 1], begins and ends of the ranges of a BlockMask.
+
+    If batch or head is None, all masks along it must be equal.
+    """
+    counts = [int(count) for count in block_mask.kv_num_blocks.shape[:2]]
+    batches = range(counts[0]) if batch is None else [batch]
+    heads = range(counts[1]) if head is None else [head]
+    first = None
+    for b in batches:
+        for h in heads:
+            found = _rows_of_block_mask(block_mask, b, h)
+            if first is None:
+                first = found
+            elif not all(np.array_equal(x, y) for x, y in zip(first, found)):
+                raise _core.InvalidArgument(
+                    f"BlockMask: expected one mask for all batches and heads, found another for batch {b}, head {h}; "
+                    "batch= and head= choose one"
+                )
+    assert first is not None
+    return first
+
+
+def _rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
     num_q, num_k = (int(length) for length in block_mask.seq_lengths)
     if num_q != num_k:
         raise _core.InvalidArgument(f"BlockMask: expected as many keys as queries, found {num_k} and {num_q}")
@@ -146,8 +168,48 @@ def rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
 # ------------------------------------------------------------------------------------------ mask_mod
 
 
-def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int) -> Ranges:
+class _LookedAt(Exception):
+    """A function has looked at an argument that it was not given."""
+
+
+class _Untouchable:
+    """Stands for an argument that a function must not look at."""
+
+
+def _look(self: _Untouchable, *_: Any, **__: Any) -> Any:
+    raise _LookedAt
+
+
+for _name in (
+    *(f"__{name}__" for name in ("lt", "le", "eq", "ne", "gt", "ge", "index", "int", "float", "bool", "getitem", "neg")),
+    *(f"__{name}__" for name in ("invert", "abs", "len", "iter", "torch_function", "hash", "getattr")),
+    *(
+        f"__{side}{name}__"
+        for side in ("", "r")
+        for name in ("add", "sub", "mul", "mod", "floordiv", "truediv", "and", "or", "xor", "lshift", "rshift", "pow")
+    ),
+):
+    setattr(_Untouchable, _name, classmethod(_look) if _name == "__torch_function__" else _look)
+
+
+def _check_untouched(mask_mod: Any, batch: int) -> None:
+    """Raises if the function looks at the head."""
+    zero = torch.tensor(0)
+    try:
+        mask_mod(torch.tensor(batch), _Untouchable(), zero, zero)
+    except Exception as error:  # noqa: BLE001
+        if not isinstance(error, _LookedAt) and not isinstance(error.__context__, _LookedAt):
+            return  # not for this reason; evaluation says what is wrong
+        raise _core.InvalidArgument(
+            "mask_mod: expected head=, for the function looks at the head and a plan has one mask for all heads; found none"
+        ) from None
+
+
+def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | None) -> Ranges:
     """Returns the same for a mask_mod(batch, head, q, k)."""
+    if head is None:
+        _check_untouched(mask_mod, batch)
+        head = 0
     if num_tokens < 1:
         raise _core.InvalidArgument(f"mask_mod: expected at least 1 token, found {num_tokens}")
     if batch < 0 or head < 0:

@@ -17,6 +17,12 @@ def _tokens_of(plan: _core.Plan, rank: int) -> Tensor:
     return torch.from_numpy(plan.local_tokens(rank))
 
 
+def _remedy(plan: _core.Plan) -> str:
+    if plan.num_tokens < plan.num_devices:
+        return f"the batch has {plan.num_tokens} tokens for {plan.num_devices} ranks: pack more documents or use fewer ranks"
+    return "a smaller block_size spreads them"
+
+
 def check_tokens_on_ranks(plan: _core.Plan) -> None:
     """Raises InvalidArgument if a rank owns no tokens, because models cannot reshape empty tensors.
 
@@ -25,7 +31,7 @@ def check_tokens_on_ranks(plan: _core.Plan) -> None:
     for rank in range(plan.num_devices) if plan.slice_of is None else [plan.slice_of]:
         if plan.num_local_tokens(rank) == 0:
             raise _core.InvalidArgument(
-                f"plan: expected tokens on every rank, found none on rank {rank}; a smaller block_size spreads them"
+                f"plan: expected tokens on every rank, found none on rank {rank}; {_remedy(plan)}"
             )
 
 
@@ -161,7 +167,28 @@ def whole_numbers(name: str, given: Any) -> Tensor:
     return tensor.to(torch.int64)
 
 
-def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int = -100) -> LocalBatch:
+def _truth_values(name: str, given: Any) -> Tensor:
+    tensor = torch.as_tensor(given)
+    if tensor.dtype != torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
+        raise _core.InvalidArgument(f"{name}: expected truth values, or 0 and 1, found others")
+    return tensor.to(torch.bool)
+
+
+def _of_batch(name: str, tensor: Tensor, plan: _core.Plan) -> Tensor:
+    if tensor.shape != (plan.num_tokens,):
+        raise _core.InvalidArgument(f"{name}: expected [{plan.num_tokens}], found {list(tensor.shape)}")
+    return tensor
+
+
+def local_batch(
+    tokens: Any,
+    *,
+    plan: _core.Plan,
+    rank: int,
+    labels: Any = None,
+    loss_mask: Any = None,
+    ignore_index: int = -100,
+) -> LocalBatch:
     """Returns a rank's tokens, positions, labels and loss weights of a batch.
 
     Not collective. The sum over ranks of
@@ -176,6 +203,11 @@ def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int =
         The plan of the batch, or the rank's slice.
     rank : int
         The rank whose share is returned.
+    labels : int array or Tensor [tokens of the batch], optional
+        The label that each token is, as Hugging Face's datasets have them: not shifted, and
+        ``ignore_index`` where a token is not to be predicted. Default: the tokens.
+    loss_mask : bool array or Tensor [tokens of the batch], optional
+        False for tokens that are not to be predicted, such as those of a prompt.
     ignore_index : int
         Label of tokens that predict nothing.
 
@@ -186,7 +218,8 @@ def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int =
     Raises
     ------
     InvalidArgument
-        There are more or fewer tokens than in the plan, or they are not whole numbers.
+        There are more or fewer tokens, labels or values of the loss mask than in the plan, or they
+        are not whole numbers, or truth values.
 
     Examples
     --------
@@ -202,15 +235,20 @@ def local_batch(tokens: Any, *, plan: _core.Plan, rank: int, ignore_index: int =
     tokens = whole_numbers("tokens", tokens)
     if tokens.shape != (plan.num_tokens,):
         raise _core.InvalidArgument(f"tokens: expected [{plan.num_tokens}], found {list(tokens.shape)}")
+    targets = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
+    if loss_mask is not None:
+        wanted = _of_batch("loss_mask", _truth_values("loss_mask", loss_mask), plan)
+        targets = torch.where(wanted, targets, ignore_index)
     following = torch.from_numpy(plan.rolled_tokens(rank))
-    has_label = following >= 0
-    labels = torch.where(has_label, tokens[following.clamp(min=0)], ignore_index)
-    num_labels = plan.num_tokens - len(plan.sequences)
-    weights = has_label.to(torch.float32) / max(num_labels, 1)
+    local_labels = torch.where(following >= 0, targets[following.clamp(min=0)], ignore_index)
+    # The first token of a document is nobody's next one.
+    is_predicted = targets != ignore_index
+    is_predicted[torch.tensor([begin for begin, _ in plan.sequences], dtype=torch.int64)] = False
+    weights = (local_labels != ignore_index).to(torch.float32) / max(int(is_predicted.sum()), 1)
     return LocalBatch(
         tokens[_tokens_of(plan, rank)],
         torch.from_numpy(plan.positions(rank)),
-        labels,
+        local_labels,
         weights,
         torch.from_numpy(plan.sequence_ids(rank)),
     )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
+import re
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +25,7 @@ _SLIDING = "sliding"
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
 _check_masks = True
+_check_positions = True
 _calls = 0  # number of calls of layers since the process began
 
 
@@ -48,12 +53,51 @@ def register(name: str = "contextile") -> str:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, _attend)
-    AttentionMaskInterface.register(name, _refuse_padding)
+    AttentionMaskInterface.register(name, _check_mask)
     return name
 
 
-def _refuse_padding(*args: Any, attention_mask: Tensor | None = None, **others: Any) -> None:
-    """Replaces the function that makes a model's mask. Refuses padding."""
+# Functions of transformers.masking_utils of which masks are made that layers name by their windows,
+# or that documents already have in the plan.
+_PLAIN_MASKS = {
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "sliding_window_overlay",
+    "sliding_window_bidirectional_overlay",
+    "packed_sequence_mask_function",
+    "padding_mask_function",  # refused by itself
+}
+
+
+def _odd_masks(function: Any) -> list[str]:
+    """Returns the names of the functions in a mask function that a plan's masks would replace."""
+    where = getattr(function, "__qualname__", type(function).__name__)
+    name = where.split(".<locals>", 1)[0]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ())) if hasattr(function, "__code__") else {}
+    if getattr(function, "__module__", "") == "transformers.masking_utils":
+        if name in ("and_masks", "or_masks"):
+            return [odd for part in cells["mask_functions"].cell_contents for odd in _odd_masks(part)]
+        if "mask_function" in cells:  # with offsets, or at other positions
+            return _odd_masks(cells["mask_function"].cell_contents)
+        if name == "blockwise_overlay" and not bool((cells["block_sequence_ids"].cell_contents >= 0).any()):
+            return []  # no token of this rank is in a block
+        if name in _PLAIN_MASKS:
+            return []
+    return [where]
+
+
+def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function: Any = None, **others: Any) -> None:
+    """Replaces the function that makes a model's mask. Refuses what the plan's masks would drop."""
+    # Compiled code cannot look into functions; a model that is compiled is checked where it runs
+    # eagerly.
+    is_checked = mask_function is not None and _check_masks and not torch.compiler.is_compiling()
+    odd = _odd_masks(mask_function) if is_checked else []
+    if odd:
+        raise _core.InvalidArgument(
+            f"attention: expected a model whose masks are causal or sliding windows, found {', '.join(odd)} (tokens that attend "
+            "each other both ways, such as an image's, or a prefix); plan the batch with that mask, and let the plan's masks "
+            "count: use(executor, check_masks=False)"
+        )
     if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
         raise _core.InvalidArgument(
             f"attention_mask: expected none, or ones, for documents are packed without padding and the plan has their masks; "
@@ -62,7 +106,7 @@ def _refuse_padding(*args: Any, attention_mask: Tensor | None = None, **others: 
 
 
 @contextlib.contextmanager
-def use(executor: Executor, *, check_masks: bool = True) -> Iterator[Executor]:
+def use(executor: Executor, *, check_masks: bool = True, check_positions: bool = True) -> Iterator[Executor]:
     """Makes the layers of models attend with an executor, inside ``with``.
 
     Calls are collective: every rank runs the model on its own tokens. If layers are checkpointed,
@@ -75,6 +119,9 @@ def use(executor: Executor, *, check_masks: bool = True) -> Iterator[Executor]:
     check_masks : bool
         Whether the plan's masks must reach as far as the layers' own: causal, sliding layers within
         their window. False lets the plan's masks replace them, such as prefix LM.
+    check_positions : bool
+        Whether position ids must be those of the plan's documents, up to a constant. False leaves
+        them to the caller: for models with positions of their own kind, or with none at all.
 
     Yields
     ------
@@ -83,10 +130,12 @@ def use(executor: Executor, *, check_masks: bool = True) -> Iterator[Executor]:
     Raises
     ------
     InvalidArgument
-        On entering, if a rank of the plan owns no tokens. In a layer, if it does not fit the plan:
-        another shape, scale, softcap or mask, an attention mask, dropout, a batch above 1, or
-        positions other than this rank's. On leaving, if no layer attended: the model then attended
-        on each rank alone.
+        On entering, if a rank of the plan owns no tokens. In the first layer, if the model computes
+        something outside attention that depends on the order of tokens: recurrent or convolutional
+        layers, a pooling head, or its own loss of ``labels``. In a layer, if it does not fit the
+        plan: another shape, scale, softcap or mask, an attention mask, dropout, a batch above 1,
+        positions other than this rank's, or an argument that would be dropped. On leaving, if no
+        layer attended: the model then attended on each rank alone.
 
     Examples
     --------
@@ -95,16 +144,16 @@ def use(executor: Executor, *, check_masks: bool = True) -> Iterator[Executor]:
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    global _executor, _check_masks
+    global _executor, _check_masks, _check_positions
     before_calls = _calls
     if executor.plan is not None:
         check_tokens_on_ranks(executor.plan)
-    before = _executor, _check_masks
-    _executor, _check_masks = executor, check_masks
+    before = _executor, _check_masks, _check_positions
+    _executor, _check_masks, _check_positions = executor, check_masks, check_positions
     try:
         yield executor
     finally:
-        _executor, _check_masks = before
+        _executor, _check_masks, _check_positions = before
     if _calls == before_calls:
         raise _core.InvalidArgument(
             "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
@@ -134,6 +183,30 @@ def _windows(config: Any) -> dict[str, tuple[str, int]]:
         return {_SLIDING: (f"sliding_window:{window}", num_layers)}
     rules = {_FULL: ("causal", kinds.count("full_attention")), _SLIDING: (f"sliding_window:{window}", kinds.count("sliding_attention"))}
     return {name: rule for name, rule in rules.items() if rule[1] > 0}
+
+
+def _check_attention_of(config: Any) -> None:
+    """Raises unless a configuration describes one kind of attention with heads."""
+    kind = getattr(config, "model_type", type(config).__name__)
+    for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"):
+        if not isinstance(getattr(config, name, None), int):
+            raise _core.InvalidArgument(
+                f"model: expected a decoder of attention layers, found {kind}, whose configuration has no whole number {name}"
+            )
+    # Layers of two shapes need two plans; these are the names under which configurations keep the second.
+    for name, first in (
+        ("global_head_dim", "head_dim"),
+        ("num_global_key_value_heads", "num_key_value_heads"),
+        ("swa_head_dim", "head_dim"),
+        ("swa_num_attention_heads", "num_attention_heads"),
+        ("swa_num_key_value_heads", "num_key_value_heads"),
+        ("swa_v_head_dim", "v_head_dim"),
+    ):
+        other = getattr(config, name, None)
+        if other is not None and other != getattr(config, first, other):
+            raise _core.InvalidArgument(
+                f"model: expected layers of one shape, found {kind} with {first} {getattr(config, first)} and {name} {other}"
+            )
 
 
 def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
@@ -168,14 +241,27 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
     ({'sliding': ('sliding_window:64', 2)}, (32, 8))
     """
     config = _text_config(model)
+    try:
+        return {**_found_in(model, config, changes), **changes}
+    except _core.Error:
+        raise
+    except Exception as error:  # configurations raise what they like where layers differ
+        kind = getattr(config, "model_type", type(config).__name__)
+        raise _core.InvalidArgument(
+            f"model: expected a decoder whose layers have one shape of attention, found {kind}: {error}"
+        ) from error
+
+
+def _found_in(model: Any, config: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    _check_attention_of(config)
     heads = config.num_attention_heads
     head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
     dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None) or torch.float32
     found = {
-        "mask": _windows(config),
+        "mask": changes["mask"] if "mask" in changes else _windows(config),
         "heads": (heads, getattr(config, "num_key_value_heads", None) or heads),
         "head_dim": head_dim,
-        "value_dim": (getattr(config, "v_head_dim", None) or head_dim) if hasattr(config, "qk_head_dim") else head_dim,
+        "value_dim": getattr(config, "v_head_dim", None) or head_dim,
         "dtype": dtype,
     }
     scalar = getattr(config, "query_pre_attn_scalar", None)
@@ -188,7 +274,7 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
         found["softcap"] = float(softcap)
     if getattr(config, "model_type", "") == "gpt_oss":
         found["sink"] = True
-    return {**found, **changes}
+    return found
 
 
 def _prepared(executor: Executor | None) -> Prepared:
@@ -234,26 +320,136 @@ def _check_reach(prepared: Prepared, rules: Rules, name: str, window: int | None
         )
 
 
-def _check_positions(prepared: Prepared, position_ids: Any) -> None:
-    """Raises if positions were not given.
-
-    Models then count their own tokens from 0, which is wrong unless the rank holds exactly those.
-    """
-    if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or position_ids.dim() != 2:
+def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
+    """Raises unless positions are this rank's in the plan's documents, up to a constant."""
+    if not isinstance(position_ids, Tensor) or position_ids.dim() not in (2, 3):
         return
     # All layers receive the same tensor. Reading it on a GPU waits for the device, so it is read
     # once.
     is_on_gpu = position_ids.device.type != "cpu"
     if is_on_gpu and prepared.positions_checked is not None and prepared.positions_checked() is position_ids:
         return
-    counted = torch.arange(position_ids.shape[1], device=position_ids.device)
-    if torch.equal(position_ids[0], counted) and not torch.equal(prepared.positions.to(counted.device), counted):
+    if position_ids.dim() == 3:  # of M-RoPE, by axis; of text all are equal
+        if not bool((position_ids == position_ids[:1]).all()):
+            return
+        rows = position_ids[0]
+    else:
+        rows = position_ids
+    expected = prepared.positions.to(rows.device)
+    found = rows[0]
+    if found.shape != expected.shape or (len(found) > 0 and not torch.equal(found - found[0], expected - expected[0])):
         raise _core.InvalidArgument(
-            "position_ids: expected those of this rank's tokens (local_batch(…).positions[None]), found 0, 1, 2, …, which "
-            "models take where none are given"
+            "position_ids: expected those of this rank's tokens in the documents of the plan that the executor is prepared for "
+            f"(local_batch(…).positions[None]), which begin {expected[:4].tolist()}, found {list(rows.shape)} that begin "
+            f"{found[:4].tolist()}; models count 0, 1, 2, … where none are given (use(executor, check_positions=False) leaves "
+            "positions to you)"
         )
     if is_on_gpu:
         prepared.positions_checked = weakref.ref(position_ids)
+
+
+# ------------------------------------------------------------------------------------------ models
+
+# Modules that mix tokens in the order in which this rank holds them.
+_ORDERED = re.compile(
+    "Mamba|SSM|R[wW][kK][vV]|[xm]LSTM|Recurrent|RgLru|DeltaNet|ShortConv|LightningAttention|LinearAttention|Hyena|Retention"
+)
+_POOLS = ("ForSequenceClassification", "ForMultipleChoice", "ForTextEncoding", "RewardModel")
+
+
+def _model_in_call() -> tuple[Any, dict[str, Any]] | None:
+    """Returns the outermost model of transformers that is computing, and the arguments of its forward."""
+    from transformers import PreTrainedModel
+
+    found = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            model = frame.f_locals.get("self")
+            if isinstance(model, PreTrainedModel):
+                found = model, frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _ordered_part(model: weakref.ref[Any]) -> str | None:
+    """Returns the name of a module that depends on the order of tokens, if the model has one."""
+    for name, module in model().named_modules():
+        kind = type(module).__name__
+        towers = ("vision", "visual", "audio", "speech", "image")
+        if any(tower in name.lower() for tower in towers):
+            continue  # sees patches or frames, not the tokens of the batch
+        is_convolution = isinstance(module, torch.nn.Conv1d) and module.kernel_size[0] > 1
+        if is_convolution or _ORDERED.search(kind):
+            return f"{name} ({kind})"
+    return None
+
+
+def _check_model(prepared: Prepared) -> None:
+    """Raises if the model that is computing would be wrong on a part of the tokens."""
+    found = _model_in_call()
+    if found is None:
+        return  # a part of a model, or layers that are recomputed in backward
+    model, arguments = found
+    name = type(model).__name__
+    ordered = _ordered_part(weakref.ref(model))
+    if ordered is not None:
+        raise _core.InvalidArgument(
+            f"model: expected one in which attention alone mixes tokens, found {name} with {ordered}, which would run over this "
+            "rank's tokens in the order in which it holds them"
+        )
+    if name.endswith(_POOLS):
+        raise _core.InvalidArgument(
+            f"model: expected one with an output for every token, found {name}, which pools those of this rank alone; run the "
+            "model below its head and pool what collect returns"
+        )
+    more = next((value for key, value in arguments.items() if key == "kwargs" and isinstance(value, dict)), {})
+    if arguments.get("labels") is not None and (
+        more.get("shift_labels") is None or more.get("num_items_in_batch") is None
+    ):
+        raise _core.InvalidArgument(
+            "labels: expected none inside use, for the model would shift them by this rank's tokens and average over them; "
+            "found some. Compute the loss from local.labels and local.loss_weights, or give shift_labels=local.labels and "
+            "num_items_in_batch= (of the whole batch), too, and sum the losses of the ranks"
+        )
+    if not _check_positions or prepared.counts_from_zero:
+        return
+    if arguments.get("position_ids") is not None:
+        _compare_positions(prepared, arguments["position_ids"])
+    else:
+        accepts = "position_ids" in inspect.signature(type(model).forward).parameters
+        hint = "give position_ids=local.positions[None]" if accepts else "it takes none, so ranks cannot hold parts of documents"
+        raise _core.InvalidArgument(
+            f"position_ids: expected those of this rank's tokens, found none: {name} would count 0, 1, 2, … on every rank; {hint} "
+            "(use(executor, check_positions=False) is for models without positions)"
+        )
+
+
+# Arguments that layers pass on and that change nothing about their attention.
+_WITHOUT_EFFECT = {
+    "cache_position",
+    "is_causal",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "past_key_values",
+    "position_ids",
+    "return_dict",
+    "shift_labels",
+    "use_cache",
+}
+
+
+def _check_others(others: dict[str, Any]) -> None:
+    """Raises on arguments of a layer that would be dropped."""
+    for name, value in others.items():
+        if name in _WITHOUT_EFFECT or value is None or value is False:
+            continue
+        raise _core.InvalidArgument(
+            f"attention: expected no {name}, for attention by a plan has no such thing, found "
+            + (f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.40}")
+        )
 
 
 def _attend(
@@ -285,7 +481,12 @@ def _attend(
     rules = prepared.rules[name]
     _check(rules, query, attention_mask, dropout, scaling, softcap)
     _check_reach(prepared, rules, name, sliding_window, other.get("is_causal", getattr(module, "is_causal", True)) is not False)
-    _check_positions(prepared, other.get("position_ids"))
+    _check_others(other)
+    if not torch.compiler.is_compiling():
+        if not getattr(module, "layer_idx", 0):  # once in a forward, where layers are numbered
+            _check_model(prepared)
+        if _check_positions:
+            _compare_positions(prepared, other.get("position_ids"))
     out = attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
