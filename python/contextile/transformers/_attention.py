@@ -480,6 +480,12 @@ def _attend(
     prepared.call_of(name)
     rules = prepared.rules[name]
     _check(rules, query, attention_mask, dropout, scaling, softcap)
+    if (s_aux is not None) != rules.has_sink:
+        raise _core.InvalidArgument(
+            "attention: expected a plan with sinks, as the layer has (batch_of(model, sink=True)), found one without"
+            if s_aux is not None
+            else "attention: expected a layer with sinks, as the plan has (sink=False leaves them out), found one without"
+        )
     _check_reach(prepared, rules, name, sliding_window, other.get("is_causal", getattr(module, "is_causal", True)) is not False)
     _check_others(other)
     if not torch.compiler.is_compiling():
