@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 volatile std::sig_atomic_t arrived = 0;
 void remember(int signal) { arrived = signal; }
 
-// SIGINT and SIGTERM are remembered while one lives.
+// SIGINT, SIGTERM and SIGHUP are remembered while one lives.
 class RememberSignals {
  public:
   RememberSignals() {
@@ -35,6 +35,8 @@ class RememberSignals {
     action.sa_handler = remember;
     for (std::size_t i = 0; i < std::size(kSignals); ++i) {
       ::sigaction(kSignals[i], &action, &before_[i]);
+      // nohup has it ignored.
+      if (before_[i].sa_handler == SIG_IGN) ::sigaction(kSignals[i], &before_[i], nullptr);
     }
   }
   ~RememberSignals() {
@@ -46,17 +48,24 @@ class RememberSignals {
   RememberSignals& operator=(const RememberSignals&) = delete;
 
  private:
-  static constexpr int kSignals[] = {SIGINT, SIGTERM};
-  struct sigaction before_[2] = {};
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction before_[3] = {};
 };
 
+// Each process is a group of its own: a terminal sends Ctrl-C to the launcher alone, which passes it
+// on once. A process that got it twice would take the second one for an order to end at once.
 pid_t start(const std::vector<std::string>& command) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   pid_t process = 0;
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  ::posix_spawnattr_setpgroup(&attributes, 0);
   const int error =
-      ::posix_spawnp(&process, arguments.front(), nullptr, nullptr, arguments.data(), environ);
+      ::posix_spawnp(&process, arguments.front(), nullptr, &attributes, arguments.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
   if (error != 0) {
     fail_io("{}: cannot start: {}", command.front(), std::generic_category().message(error));
   }

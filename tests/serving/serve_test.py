@@ -391,6 +391,15 @@ class Tests:
                 error = rank.communicate(timeout=LIMIT_S)[1]
                 assert rank.returncode == 2 and word in error and "on all ranks" in error, (option, rank.returncode, error)
 
+    def test_control_c_ends_launched_ranks_well(self):
+        if not self.gloo:
+            return
+        command = [self.program, "launch", "-n", "2", "--grace", "30", "--", "serve", "--port", "0", "--model", MODEL]
+        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert any(line.startswith("serving") for line in launcher.stdout)
+        os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does, to all of the group
+        assert launcher.wait(LIMIT_S) == 0, launcher.stderr.read()
+
     def test_the_log_has_a_line_for_each_request(self):
         with self.serve("--log", "requests") as server:
             assert server.complete(prompt="abc", max_tokens=3).status == 200

@@ -16,6 +16,10 @@ struct Request {
       0;  // tokens whose keys and values are in the cache, or will be after this step
   std::int64_t cached_tokens = -1;  // -1: it has not begun
   bool is_running = false;
+  // While it waits for another request to compute a beginning that both have: that one's arrival,
+  // and how many tokens they share, in whole blocks of the cache.
+  std::int64_t leader = -1;
+  std::int64_t shared_tokens = 0;
 
   [[nodiscard]] std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   [[nodiscard]] std::int64_t missing() const { return length() - computed; }
@@ -134,15 +138,56 @@ struct Scheduler::State {
     });
   }
 
+  // Whether a request should let `other` compute a beginning that both have: one that the other has
+  // still to compute, and that the cache then gives to this one.
+  [[nodiscard]] bool may_lead(const Request& other, Request& request, Arrival arrival) const {
+    const std::vector<std::int32_t>& a = request.tokens;
+    const std::vector<std::int32_t>& b = other.tokens;
+    if (a.front() != b.front() || other.missing() <= 1) return false;
+    // The last token of a request is always computed, for its logits.
+    const std::size_t most = std::min(a.size() - 1, b.size());
+    const auto end = a.begin() + static_cast<std::ptrdiff_t>(most);
+    const std::int64_t common = std::mismatch(a.begin(), end, b.begin()).first - a.begin();
+    const std::int64_t whole = common - common % cache.layout().block_tokens();
+    if (whole <= other.computed) return false;
+    request.leader = arrival;
+    request.shared_tokens = whole;
+    return true;
+  }
+
+  // Whether a request that has not begun waits for one that runs, or that begins in this step.
+  [[nodiscard]] bool follows(Request& request, const std::vector<Arrival>& beginning) {
+    if (!options.cache.share_prefixes) return false;
+    const auto leads = [&](Arrival arrival) {
+      const auto found = requests.find(arrival);
+      if (found == requests.end()) return false;
+      const bool is_alive =
+          found->second.is_running || std::ranges::find(beginning, arrival) != beginning.end();
+      return is_alive && found->second.computed < request.shared_tokens;
+    };
+    if (request.leader >= 0 && leads(request.leader)) return true;
+    request.leader = -1;
+    for (const auto& [arrival, other] : requests) {
+      if (other.is_running && may_lead(other, request, arrival)) return true;
+    }
+    return std::ranges::any_of(beginning, [&](Arrival arrival) {
+      return may_lead(requests.at(arrival), request, arrival);
+    });
+  }
+
   // How many tokens of each prompt a step computes at most: all, or else as many as of the others.
-  // What the cache holds of those that have not begun is not looked up here, in every step.
-  [[nodiscard]] std::map<Arrival, std::int64_t> shares(std::int64_t budget) const {
+  // What the cache holds of those that have not begun is not looked up here, in every step. Requests
+  // that follow another are passed over.
+  [[nodiscard]] std::map<Arrival, std::int64_t> shares(std::int64_t budget) {
     std::vector<std::pair<std::int64_t, Arrival>> wanted;
+    std::vector<Arrival> beginning;
     std::int64_t may_begin = options.max_running - num_running;
-    for (const auto& [arrival, request] : requests) {
+    for (auto& [arrival, request] : requests) {
       if (request.is_running) {
         if (request.missing() > 1) wanted.emplace_back(request.missing(), arrival);
-      } else if (may_begin-- > 0) {
+      } else if (may_begin > 0 && !follows(request, beginning)) {
+        --may_begin;
+        beginning.push_back(arrival);
         wanted.emplace_back(request.length(), arrival);
       }
     }

@@ -317,6 +317,52 @@ TEST(Scheduler, RefusesWhatCanNeverBeServed) {
               HasSubstr("the cache's 40 tokens"));
 }
 
+// Equal beginnings that arrive together are computed once.
+TEST(Scheduler, LetsOneRequestComputeABeginningForAll) {
+  EngineOptions options = options_of(1, 200);
+  options.max_running = 16;
+  options.max_step_tokens = 16;
+  Scheduler scheduler(options, 1000);
+  std::vector<std::int32_t> beginning(100);
+  std::iota(beginning.begin(), beginning.end(), 0);
+  for (std::int32_t id = 0; id < 8; ++id) {
+    std::vector<std::int32_t> prompt = beginning;
+    prompt.push_back(200 + id);
+    ASSERT_TRUE(scheduler.submit(request_of(id, prompt, 2)));
+  }
+  ASSERT_TRUE(scheduler.submit(request_of(8, {77, 78, 79}, 2)));  // passes those that wait
+  std::map<std::int32_t, std::int64_t> first_step;
+  for (std::int64_t step = 0; !scheduler.idle(); ++step) {
+    for (const ScheduledTokens& part : scheduler.next()) {
+      first_step.emplace(part.request.value, step);
+      if (part.needs_logits) static_cast<void>(scheduler.take(part.request, 5, 0));
+    }
+  }
+  EXPECT_EQ(first_step.at(8), 0);
+  const std::int64_t block = scheduler.cache().layout().block_tokens();
+  EXPECT_LE(scheduler.stats().num_computed_tokens, 101 + 7 * (block + 1) + 3 + 9);
+  EXPECT_GE(scheduler.stats().num_cached_tokens, 7 * (100 - block));
+}
+
+TEST(Scheduler, BeginsByItselfWhenTheRequestItFollowsIsCancelled) {
+  EngineOptions options = options_of(1, 200);
+  options.max_step_tokens = 8;
+  Scheduler scheduler(options, 1000);
+  const std::vector<std::int32_t> prompt(60, 9);
+  ASSERT_TRUE(scheduler.submit(request_of(1, prompt, 1)));
+  ASSERT_TRUE(scheduler.submit(request_of(2, prompt, 1)));
+  EXPECT_EQ(scheduler.next().size(), 1U);
+  EXPECT_TRUE(scheduler.cancel(RequestId(1)));
+  std::int32_t steps = 0;
+  while (!scheduler.idle() && steps++ < 100) {
+    for (const ScheduledTokens& part : scheduler.next()) {
+      EXPECT_EQ(part.request, RequestId(2));
+      if (part.needs_logits) static_cast<void>(scheduler.take(part.request, 5, 0));
+    }
+  }
+  EXPECT_TRUE(scheduler.idle());
+}
+
 TEST(Scheduler, RefusesMoreThanMayWait) {
   EngineOptions options = options_of(1, 4);
   options.max_running = 1;
