@@ -17,12 +17,27 @@ double log_sum(std::span<const float> logits, double most) {
   return most + std::log(sum);
 }
 
+struct Candidate {
+  float logit;
+  std::int32_t token;
+  double weight;
+
+  friend bool operator<(const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+  }
+};
+
 // Tokens and their weights, from which one is drawn. The order of tokens, the likeliest first and of
 // equally likely ones the one with the least id, is never made as a whole: every question is
 // answered by partial selection, in time linear in the number of tokens.
 class Candidates {
  public:
-  Candidates(std::span<const float> logits, double most, double temperature) {
+  // `scratch` holds the candidates; reusing it saves the faults of new pages for every token.
+  Candidates(std::span<const float> logits, double most, double temperature,
+             std::vector<Candidate>& scratch)
+      : all_(scratch) {
+    all_.clear();
+    all_.reserve(logits.size());
     for (std::size_t i = 0; i < logits.size(); ++i) {
       const float logit = logits[i];
       if (!(logit > -std::numeric_limits<float>::infinity())) continue;
@@ -48,16 +63,6 @@ class Candidates {
   }
 
  private:
-  struct Candidate {
-    float logit;
-    std::int32_t token;
-    double weight;
-
-    friend bool operator<(const Candidate& a, const Candidate& b) {
-      return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-    }
-  };
-
   [[nodiscard]] double sum(std::size_t begin, std::size_t end) const {
     double sum = 0;
     for (std::size_t i = begin; i < end; ++i) sum += all_[i].weight;
@@ -86,7 +91,7 @@ class Candidates {
     return begin;
   }
 
-  std::vector<Candidate> all_;
+  std::vector<Candidate>& all_;
 };
 
 }  // namespace
@@ -115,7 +120,8 @@ SampledToken sample(std::span<const float> logits, const SamplingParams& params,
     // Numbers of one request are drawn from generators of their own, so none depends on how many
     // were drawn before.
     Rng random(params.seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(number));
-    Candidates candidates(logits, most, params.temperature);
+    thread_local std::vector<Candidate> scratch;
+    Candidates candidates(logits, most, params.temperature, scratch);
     if (params.top_k > 0) candidates.keep(static_cast<std::size_t>(params.top_k));
     if (params.top_p < 1) candidates.keep_share(params.top_p);
     token = candidates.draw(random.uniform());
