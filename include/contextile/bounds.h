@@ -57,10 +57,10 @@ struct TimeBound {
 // Returns a time that simulate() never undercuts with any plan of the workload that keeps to the
 // options, whatever its strategy, blocks, rounds and schedule. Compute: the kernel's cost on the
 // best tiling of each document. Communication: the isoperimetry of attention, of devices at all
-// their ports and of nodes at their NICs (docs/simulator.md, "Bounds"). Backward may have kept Q, K
+// their ports and of nodes at their NICs (docs/predict.md, "Bounds"). Backward may have kept Q, K
 // and V from forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
 // O(bands · log + kinds of documents): 5 to 20 ms at 131072 tokens on 32 devices, a tenth of a
-// second at 2M on 512 (docs/simulator.md has a table).
+// second at 2M on 512 (docs/predict.md has a table).
 [[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
                                     Direction direction, const BoundOptions& options = {});
 

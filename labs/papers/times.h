@@ -18,7 +18,7 @@ namespace contextile {
 
 // For PaperResult::differences.
 inline constexpr const char* kTimesAreSimulated =
-    "Times are simulated on the preset's constants (contextile info, docs/simulator.md), not "
+    "Times are simulated on the preset's constants (contextile info, docs/predict.md), not "
     "measured on GPUs.";
 
 // Times of verified plans of one strategy: geometric means over batches.

@@ -9,7 +9,7 @@
 //   const auto best = fastest_helix(model, machine, 64, load, {}, HelixFamily::kHelix);
 //   if (best) std::printf("%.1f us a token\n", best->step.total_us());
 //
-// Times are those of reading memory and of moving bytes; docs/inference.md lists what is left out.
+// Times are those of reading memory and of moving bytes; docs/serving.md lists what is left out.
 // Everything here is a pure function.
 #pragma once
 

@@ -115,7 +115,7 @@ PaperResult make(const TableOverrides& overrides) {
                   {"cluster", setting.input.cluster.name}},
       .table = std::move(table),
       .differences = {"Throughput is the cluster's cost model's, the one that prices every tile "
-                      "(docs/simulator.md); no kernel is run.",
+                      "(docs/predict.md); no kernel is run.",
                       "The claim is what the authors write about it; that this is Fig. 5 is our "
                       "reading, its axes "
                       "and points are not in their text."}};

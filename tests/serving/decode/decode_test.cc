@@ -317,7 +317,7 @@ TEST(Decode, GivesTheSameBitsAgain) {
   }
 }
 
-// b requests, h heads a rank, N ranks: the formulas of docs/inference.md.
+// b requests, h heads a rank, N ranks: the formulas of docs/serving.md.
 TEST(Decode, SendsWhatTheFormulasSay) {
   const std::int64_t b = 5;
   const std::int64_t h = 4;
