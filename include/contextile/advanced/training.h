@@ -102,7 +102,7 @@ enum class PipelineSchedule : std::uint8_t {
   // The same over several model chunks per stage (Narayanan et al., SC 2021, section 2.2.2).
   kInterleaved,
   // Ticks in which all stages run forwards, or all run backwards, so that the attention of a tick
-  // can be balanced over the devices of all stages (DistCA, section 4.4).
+  // can be balanced over the devices of all stages (DistCA, section 4.1).
   kSamePhase,
 };
 [[nodiscard]] std::string_view to_string(PipelineSchedule schedule);  // "1f1b", "interleaved", …
@@ -266,7 +266,7 @@ enum class AttentionDetail : std::uint8_t {
                                       AttentionDetail detail = AttentionDetail::kTimes);
 
 // One part, or two that alternate, with the transfers of one during the compute of the other
-// (ping-pong; DistCA, section 4.3).
+// (ping-pong; DistCA, section 4.1).
 struct MicroBatchWork {
   std::vector<BatchPart> parts;
 

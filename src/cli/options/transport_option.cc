@@ -78,8 +78,7 @@ std::vector<BuildPart> transport_parts() {
           {"mpi", "ranks as processes of an MPI job (mpirun, Slurm)",
            mpi_transport_available() ? "" : "built without MPI (libopenmpi-dev)"},
           {"gloo", "ranks as processes over TCP, without a launcher",
-           gloo_transport_available() ? "" : "built without gloo (libgloo-dev)"},
-          {"nccl", "ranks as GPUs", "this version has no NCCL transport"}};
+           gloo_transport_available() ? "" : "built without gloo (libgloo-dev)"}};
 }
 
 void add_transport_options(CLI::App& app, TransportOptions& options) {

@@ -19,7 +19,7 @@ namespace contextile {
 
 // Two parts that run in turns, or one where the other would be empty. With kSamePhase keys have a
 // home on the stage, so a document may be cut: parts of equal tokens, to one, as DistCA's
-// nano-batches (§4.3), as long as the masks let the first rows of a document stand alone.
+// nano-batches (§4.1), as long as the masks let the first rows of a document stand alone.
 // Elsewhere a strategy chooses where keys are, for each part by itself: whole documents, about
 // equal tokens. O(documents · log).
 [[nodiscard]] StageParts ping_pong_parts(std::span<const std::int64_t> lengths,

@@ -24,7 +24,7 @@ struct SamePhaseTick {
 
 // The order F_0 … F_{p-2}, then (F_{p-1+i}, B_i) for i < m, then B_m … B_{m+p-2}: 2(m + p - 1)
 // ticks. Forward tick t runs micro-batch t - r on stage r, backward tick t runs t - (p - 1 - r).
-// Source: DistCA §4.4 (pipeline parallelism). Throws InvalidArgument unless both are positive.
+// Source: DistCA §4.1 (pipeline parallelism). Throws InvalidArgument unless both are positive.
 // O(ticks · stages).
 [[nodiscard]] std::vector<SamePhaseTick> same_phase_ticks(std::int32_t num_stages,
                                                           std::int32_t num_micro_batches);
