@@ -14,8 +14,8 @@
 // Time is CPU time of the thread, the kernel kept to one; the machine's peak is measured right
 // before and after every timed call, and a number is the median of rate / peak. Peak: fp32 FMA of
 // the kernel's vector width (bf16 products, by vectors or tiles, for bf16 on a kernel of such).
-// FLOPs are useful ones: exact pairs of the mask, backward 2.5 x forward. The goals stand in
-// docs/kernels.md; the last table says which were met.
+// FLOPs are useful ones: exact pairs of the mask, backward 2.5 x forward. The last table
+// lists the goals and which were met; docs/results/kernels.md has measured tables.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 

@@ -252,7 +252,7 @@ TEST(CudaPagedEntryPoints, ACallTakesTheSmallestKernelThatHoldsItsDims) {
   EXPECT_EQ(name(576, 528, true), "");
 }
 
-// What docs/gpu.md says of shared memory.
+// What docs/results/gpu.md says of shared memory.
 TEST(CudaPagedEntryPoints, SharedMemoryIsAsMuchAsDocumented) {
   EXPECT_EQ((PagedShape<false, 64, 64>::kShared), 22016U);
   EXPECT_EQ((PagedShape<false, 128, 128>::kShared), 40448U);

@@ -76,7 +76,7 @@ TEST(CudaLayout, TheRowsOfAMatrixSpreadOverAllBanks) {
   expect_rows_spread_over_banks<256>();
 }
 
-// What docs/gpu.md says of shared memory.
+// What docs/results/gpu.md says of shared memory.
 TEST(CudaLayout, SharedMemoryIsAsMuchAsDocumented) {
   EXPECT_EQ((kForwardShared<64, 64>), 24576U);
   EXPECT_EQ((kForwardShared<96, 96>), 36864U);

@@ -73,7 +73,7 @@ TEST(WgmmaLayout, NoTwoElementsAreInOnePlace) {
   expect_no_two_in_one_place<128>();
 }
 
-// What docs/gpu.md says of shared memory, and what a multiprocessor of sm_90 has for a CTA.
+// What docs/results/gpu.md says of shared memory, and what a multiprocessor of sm_90 has for a CTA.
 TEST(WgmmaLayout, SharedMemoryIsAsMuchAsDocumented) {
   EXPECT_EQ(kWgmmaForwardShared<64>, 81984U);
   EXPECT_EQ(kWgmmaForwardShared<128>, 163904U);

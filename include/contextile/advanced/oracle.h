@@ -62,7 +62,7 @@ struct RunError {
   std::string array;  // "out", "lse", "dq", "dk", "dv", "dsink"
   double error = 0;
   double single_device_error = 0;
-  double bound = 0;  // bound for the dtype and wire (docs/kernels.md)
+  double bound = 0;  // bound for the dtype and wire (docs/runtime.md)
 };
 // One rank in one repetition.
 struct RankRun {

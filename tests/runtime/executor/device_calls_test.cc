@@ -80,7 +80,7 @@ std::string row_of(const std::string& strategy, const std::string& pass, const G
 
 class GivenToTheDevice : public ::testing::TestWithParam<std::string> {};
 
-// Prints a row of docs/gpu.md for each pass.
+// Prints a row of docs/results/gpu.md for each pass.
 TEST_P(GivenToTheDevice, NothingIsUploadedInACall) {
   const std::string strategy = GetParam();
   HostDriver driver(HostDriver::Mode::kRecorded);
