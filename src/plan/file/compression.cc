@@ -7,7 +7,7 @@
 namespace contextile {
 namespace {
 
-// Higher levels store a few percent less and take longer (docs/plan-format.md).
+// Higher levels store a few percent less and take longer (docs/results/runtime.md).
 constexpr int kLevel = 1;
 
 // A frame that decompressors skip: magic, the number of bytes that follow, these bytes.
