@@ -15,7 +15,7 @@ Kind kind_of(const std::string& name) {
   fail("kind: expected q, kv, o, do, dq or dkv, found '" + name + "'");
 }
 
-void bind_directions(nb::module_& module) {
+void bind_placed_tile(nb::module_& module) {
   nb::class_<PlacedTile>(
       module, "PlacedTile",
       "A tile with the device that computes it, and the stage. A stage is one attention "
@@ -38,6 +38,10 @@ void bind_directions(nb::module_& module) {
         return repr_of(self, "PlacedTile",
                        {"q_block", "kv_block", "group", "device", "stage", "pairs"});
       });
+}
+
+void bind_directions(nb::module_& module) {
+  bind_placed_tile(module);
   nb::class_<Transfer>(
       module, "Transfer",
       "The move of one unit (kind, block, head group) from device src to device dst. It is "

@@ -63,6 +63,35 @@ void bind_constants(nb::class_<Cluster>& cluster) {
           "another, like NCCL on one stream).");
 }
 
+void bind_presets(nb::module_& module) {
+  module.def(
+      "cluster_presets",
+      [] {
+        std::vector<std::pair<std::string, std::string>> presets;
+        for (const ClusterPreset& preset : cluster_presets()) {
+          presets.emplace_back(preset.name, preset.description);
+        }
+        return presets;
+      },
+      "Returns name and description (hardware, constants and their source) of every preset.");
+}
+
+void bind_text(nb::class_<Cluster>& cluster) {
+  cluster
+      .def(
+          "__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); },
+          nb::is_operator())
+      .def("__getstate__", [](const Cluster& one) { return to_json(one); })
+      .def("__setstate__",
+           [](Cluster& self, const std::string& json) {
+             new (&self) Cluster(parse_cluster_json(json, "pickle"));
+           })
+      .def("__repr__", [](const Cluster& one) {
+        return "Cluster('" + one.name + "', " + std::to_string(one.nodes) + " x " +
+               std::to_string(one.devices_per_node) + " devices)";
+      });
+}
+
 }  // namespace
 
 void bind_clusters(nb::module_& module) {
@@ -115,29 +144,9 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
            "as one rank and the job has pp pipeline stages. Raises InvalidArgument if they do not "
            "fit.")
       .def("check", &check_cluster,
-           "Raises InvalidArgument if the numbers contradict each other or are out of range.")
-      .def(
-          "__eq__", [](const Cluster& a, const Cluster& b) { return to_json(a) == to_json(b); },
-          nb::is_operator())
-      .def("__getstate__", [](const Cluster& cluster) { return to_json(cluster); })
-      .def("__setstate__",
-           [](Cluster& self, const std::string& json) {
-             new (&self) Cluster(parse_cluster_json(json, "pickle"));
-           })
-      .def("__repr__", [](const Cluster& cluster) {
-        return "Cluster('" + cluster.name + "', " + std::to_string(cluster.nodes) + " x " +
-               std::to_string(cluster.devices_per_node) + " devices)";
-      });
-  module.def(
-      "cluster_presets",
-      [] {
-        std::vector<std::pair<std::string, std::string>> presets;
-        for (const ClusterPreset& preset : cluster_presets()) {
-          presets.emplace_back(preset.name, preset.description);
-        }
-        return presets;
-      },
-      "Returns name and description (hardware, constants and their source) of every preset.");
+           "Raises InvalidArgument if the numbers contradict each other or are out of range.");
+  bind_text(cluster);
+  bind_presets(module);
 }
 
 }  // namespace contextile::python

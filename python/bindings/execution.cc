@@ -194,6 +194,19 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
   self.on_stream(stream, [&] { self.executor().backward(mask, tensors, Saved()); });
 }
 
+void bind_inproc_group(nb::module_& module) {
+  module.def("inproc_group", &inproc_group, "num_ranks"_a, nb::kw_only(), "timeout"_a = 60.0,
+             R"(Returns a list with one end of a transport per rank, for threads of this process.
+
+num_ranks is 1 to 4096; timeout is the number of seconds without a byte moving after which ranks
+give up. Raises InvalidArgument.
+
+>>> import contextile as ct
+>>> [transport.rank for transport in ct.inproc_group(2)]
+[0, 1]
+)");
+}
+
 void bind_transports(nb::module_& module) {
   nb::class_<Transport>(
       module, "Transport",
@@ -251,16 +264,7 @@ Examples
 >>> transport.size
 1
 )");
-  module.def("inproc_group", &inproc_group, "num_ranks"_a, nb::kw_only(), "timeout"_a = 60.0,
-             R"(Returns a list with one end of a transport per rank, for threads of this process.
-
-num_ranks is 1 to 4096; timeout is the number of seconds without a byte moving after which ranks
-give up. Raises InvalidArgument.
-
->>> import contextile as ct
->>> [transport.rank for transport in ct.inproc_group(2)]
-[0, 1]
-)");
+  bind_inproc_group(module);
 }
 
 void bind_gpus(nb::module_& module) {

@@ -171,6 +171,9 @@ void bind_blocking(nb::module_& module) {
         return "Blocking(" + std::to_string(blocking.num_blocks()) + " blocks, " +
                std::to_string(blocking.total_tokens()) + " tokens)";
       });
+}
+
+void bind_tiles(nb::module_& module) {
   nb::class_<Tile>(module, "Tile", "The attended pairs of a block of queries and a block of keys.")
       .def_ro("q_block", &Tile::q_block)
       .def_ro("kv_block", &Tile::kv_block)
@@ -313,6 +316,7 @@ void bind_masks(nb::module_& module) {
   module.def("mask_from_slices", &mask_of_slices, "q_ranges"_a, "k_ranges"_a, "types"_a,
              "num_tokens"_a.none());
   bind_blocking(module);
+  bind_tiles(module);
 }
 
 }  // namespace contextile::python

@@ -341,6 +341,43 @@ Cluster cluster_for(const PlanObject& plan, const MaybeCluster& asked) {
        std::to_string(plan.plan->devices_per_node) + " devices");
 }
 
+// How the plan was made, and what it is equal to.
+void bind_identity(nb::class_<PlanObject>& plan) {
+  plan.def_prop_ro(
+          "has_backward",
+          [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); },
+          "True unless it was planned for forward only.")
+      .def_prop_ro(
+          "digest", [](const PlanObject& self) { return digest_text(self.plan->digest); },
+          "16 hexadecimal digits, which are equal for equal plans.")
+      .def_prop_ro(
+          "slice_of",
+          [](const PlanObject& self) -> std::optional<std::int32_t> {
+            if (!self.plan->slice_of.valid()) return std::nullopt;
+            return self.plan->slice_of.value;
+          },
+          "The only rank whose programs the plan has; None for a whole plan.")
+      .def_ro("arrange_s", &PlanObject::arrange_s,
+              "Seconds that the strategy took; 0 for a plan not made here.")
+      .def_ro("build_s", &PlanObject::build_s, "Seconds that building the programs took.")
+      .def_ro("verify_s", &PlanObject::verify_s, "Seconds that the proof took.")
+      .def_ro(
+          "search", &PlanObject::search,
+          "The search that found the plan, phase by phase. None if the strategy does not search in "
+          "phases, or the plan was not made here.")
+      .def(
+          "__eq__",
+          [](const PlanObject& a, const PlanObject& b) {
+            return a.plan->digest == b.plan->digest && a.plan->slice_of == b.plan->slice_of;
+          },
+          nb::is_operator())
+      .def("__hash__", [](const PlanObject& self) { return self.plan->digest; })
+      .def("__repr__", &plan_text)
+      .def("_repr_html_", [](nb::handle self) {
+        return nb::module_::import_("contextile._display").attr("plan_html")(self);
+      });
+}
+
 void bind_plans(nb::module_& module) {
   bind_statistics(module);
   bind_search(module);
@@ -388,40 +425,8 @@ True
           "mask_names", [](const PlanObject& self) { return mask_names(*self.plan); },
           "Names of the masks, in order.")
       .def("mask", &mask_of, "index"_a = 0,
-           "Returns one of its masks, also for a slice. Raises InvalidArgument.")
-      .def_prop_ro(
-          "has_backward",
-          [](const PlanObject& self) { return self.plan->has_direction(Direction::kBackward); },
-          "True unless it was planned for forward only.")
-      .def_prop_ro(
-          "digest", [](const PlanObject& self) { return digest_text(self.plan->digest); },
-          "16 hexadecimal digits, which are equal for equal plans.")
-      .def_prop_ro(
-          "slice_of",
-          [](const PlanObject& self) -> std::optional<std::int32_t> {
-            if (!self.plan->slice_of.valid()) return std::nullopt;
-            return self.plan->slice_of.value;
-          },
-          "The only rank whose programs the plan has; None for a whole plan.")
-      .def_ro("arrange_s", &PlanObject::arrange_s,
-              "Seconds that the strategy took; 0 for a plan not made here.")
-      .def_ro("build_s", &PlanObject::build_s, "Seconds that building the programs took.")
-      .def_ro("verify_s", &PlanObject::verify_s, "Seconds that the proof took.")
-      .def_ro(
-          "search", &PlanObject::search,
-          "The search that found the plan, phase by phase. None if the strategy does not search in "
-          "phases, or the plan was not made here.")
-      .def(
-          "__eq__",
-          [](const PlanObject& a, const PlanObject& b) {
-            return a.plan->digest == b.plan->digest && a.plan->slice_of == b.plan->slice_of;
-          },
-          nb::is_operator())
-      .def("__hash__", [](const PlanObject& self) { return self.plan->digest; })
-      .def("__repr__", &plan_text)
-      .def("_repr_html_", [](nb::handle self) {
-        return nb::module_::import_("contextile._display").attr("plan_html")(self);
-      });
+           "Returns one of its masks, also for a slice. Raises InvalidArgument.");
+  bind_identity(plan);
   bind_proof(plan);
   bind_layout(plan);
   bind_files(plan);

@@ -30,7 +30,6 @@ namespace {
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// What the kernels of this machine use, each once.
 std::vector<const RowOps*> all_row_ops() {
   std::vector<const RowOps*> all;
   for (const AttentionKernel* kernel : kernels()) {
@@ -356,7 +355,6 @@ TEST(RowOps, EveryInstructionSetGivesTheSameBitsAndLeavesTheGaps) {
   }
 }
 
-// The order of what is added is the reference's, so are the bits.
 TEST_P(EveryRowOps, FillsRowsAndSumsTheGradientOfSinks) {
   Rng rng(5);
   for (int turn = 0; turn < 20; ++turn) {

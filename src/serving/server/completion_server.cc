@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
@@ -14,6 +13,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "serving/server/completion.h"
+#include "serving/server/engine_health.h"
 #include "serving/server/http_front.h"
 #include "serving/server/protocol.h"
 #include "serving/server/request_queue.h"
@@ -47,38 +47,6 @@ ProtocolError error_of(const CallUpdate& update) {
     return {.status = 503, .type = "server_error", .message = update.failure};
   }
   return {.message = update.failure};
-}
-
-// What is known of the engines after a step.
-struct Snapshot {
-  EngineStats stats;
-  std::int32_t num_running = 0;
-  std::int32_t num_waiting = 0;
-  std::int32_t free_pages = 0;
-};
-
-std::string metrics_text(const Snapshot& now) {
-  std::string text;
-  const auto add = [&](std::string_view name, std::string_view type, std::string_view help,
-                       std::int64_t value) {
-    text +=
-        fmt::format("# HELP contextile_{0} {2}\n# TYPE contextile_{0} {1}\ncontextile_{0} {3}\n",
-                    name, type, help, value);
-  };
-  add("requests_running", "gauge", "Requests that have pages.", now.num_running);
-  add("requests_waiting", "gauge", "Requests that wait for room.", now.num_waiting);
-  add("kv_pages_free", "gauge", "Pages of a rank that no request uses.", now.free_pages);
-  add("steps_total", "counter", "Steps of the engines.", now.stats.num_steps);
-  add("prompt_tokens_total", "counter", "Tokens of prompts that have begun.",
-      now.stats.num_prompt_tokens);
-  add("cached_tokens_total", "counter", "Tokens of these that were in the cache.",
-      now.stats.num_cached_tokens);
-  add("computed_tokens_total", "counter", "Tokens computed, those computed again included.",
-      now.stats.num_computed_tokens);
-  add("output_tokens_total", "counter", "Tokens given out.", now.stats.num_output_tokens);
-  add("preemptions_total", "counter", "Requests that gave their pages back before their end.",
-      now.stats.num_preemptions);
-  return text;
 }
 
 class HttpServer final : public CompletionServer {
@@ -119,23 +87,13 @@ class HttpServer final : public CompletionServer {
   [[nodiscard]] std::int32_t port() const override { return port_; }
 
   void run(EngineRank& rank, const Engine& engine) override {
-    const std::int32_t ranks = engine.scheduler().cache().layout().num_ranks;
-    {
-      const std::lock_guard lock(health_mutex_);
-      if (health_.ranks_at_start == 0) health_.ranks_at_start = ranks;
-      health_.ranks = ranks;
-      health_.last_step = Clock::now();
-      health_.state = EngineState::kRunning;
-    }
+    health_.note_start(engine.scheduler().cache().layout().num_ranks);
     try {
       while (!rank_advances(rank, engine)) {
       }
     } catch (const std::exception& error) {
       log(ServeLog::kEvents, fmt::format("the engines were lost: {}", error.what()));
-      {
-        const std::lock_guard lock(health_mutex_);
-        health_.state = EngineState::kLost;
-      }
+      health_.note_lost();
       // Clients learn nothing of ranks and their addresses.
       queue_.restart(engine.scheduler(), "the engines were lost; the request may be sent again");
       throw;
@@ -192,19 +150,11 @@ class HttpServer final : public CompletionServer {
   // Whether all have stopped.
   [[nodiscard]] bool rank_advances(EngineRank& rank, const Engine& engine) {
     const EngineOutput output = rank.advance(queue_.take(options_.heartbeat));
-    const Scheduler& scheduler = engine.scheduler();
-    {
-      const std::lock_guard lock(health_mutex_);
-      const std::int64_t preempted =
-          scheduler.stats().num_preemptions - snapshot_.stats.num_preemptions;
-      if (preempted > 0) {
-        log(ServeLog::kEvents,
-            fmt::format("preempted {} requests for want of KV pages; they are computed again",
-                        preempted));
-      }
-      health_.last_step = Clock::now();
-      snapshot_ = {scheduler.stats(), scheduler.num_running(), scheduler.num_waiting(),
-                   scheduler.cache().free_pages()};
+    const std::int64_t preempted = health_.note_step(engine.scheduler());
+    if (preempted > 0) {
+      log(ServeLog::kEvents,
+          fmt::format("preempted {} requests for want of KV pages; they are computed again",
+                      preempted));
     }
     queue_.deliver(output);
     return output.stopped;
@@ -294,37 +244,13 @@ class HttpServer final : public CompletionServer {
                   .code = "model_not_found"});
         });
     server_.Get("/health", [this](const httplib::Request&, httplib::Response& response) {
-      const auto [status, text] = health_now();
+      const auto [status, text] = health_.now(options_.slow_step);
       response.status = status;
       response.set_content(text + '\n', "text/plain");
     });
     server_.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
-      const std::lock_guard lock(health_mutex_);
-      response.set_content(metrics_text(snapshot_), "text/plain; version=0.0.4");
+      response.set_content(health_.metrics(), "text/plain; version=0.0.4");
     });
-  }
-
-  // The status and text of /health.
-  [[nodiscard]] std::pair<int, std::string> health_now() {
-    const std::lock_guard lock(health_mutex_);
-    const auto since = Clock::now() - health_.last_step;
-    switch (health_.state) {
-      case EngineState::kStarting:
-        return {503, "starting"};
-      case EngineState::kLost:
-        return {503, "lost: ranks are gone, and no others have taken over"};
-      case EngineState::kRunning:
-        break;
-    }
-    if (since > options_.slow_step) {
-      return {503, fmt::format("degraded: no step has ended for {} s",
-                               std::chrono::duration_cast<std::chrono::seconds>(since).count())};
-    }
-    if (health_.ranks < health_.ranks_at_start) {
-      return {200, fmt::format("degraded: {} of {} ranks are left", health_.ranks,
-                               health_.ranks_at_start)};
-    }
-    return {200, "ok"};
   }
 
   [[nodiscard]] json model_json() const {
@@ -507,21 +433,11 @@ class HttpServer final : public CompletionServer {
     response.set_chunked_content_provider("text/event-stream", provide, release);
   }
 
-  enum class EngineState : std::uint8_t { kStarting, kRunning, kLost };
-  struct Health {
-    EngineState state = EngineState::kStarting;
-    std::int32_t ranks = 0;
-    std::int32_t ranks_at_start = 0;
-    Clock::time_point last_step{};
-  };
-
   const ServeOptions options_;
   const std::unique_ptr<Tokenizer> tokenizer_;
   const std::int64_t created_s_ = seconds_now();
   RequestQueue queue_;
-  std::mutex health_mutex_;
-  Health health_;
-  Snapshot snapshot_;
+  EngineHealth health_;
   std::int32_t port_ = -1;
   HttpFront server_;  // the last: its threads use the others
 };

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "serving/server/http_stream.h"
 
 namespace contextile {
 namespace {
@@ -48,172 +49,7 @@ std::string_view reason_of(int status) {
   }
 }
 
-// poll of one socket; the events that came.
-short poll_one(int socket, short events, milliseconds patience) {
-  pollfd watched = {socket, events, 0};
-  return ::poll(&watched, 1, static_cast<int>(patience.count())) > 0 ? watched.revents : short{0};
-}
-
-// The peer has closed its end, or the connection is broken.
-bool peer_is_gone(int socket) {
-  char byte = 0;
-  const ssize_t size = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return size == 0 || (size < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
-}
-
 }  // namespace
-
-// The connection of a request that a thread answers.
-class HttpFront::SocketStream final : public httplib::Stream {
- public:
-  SocketStream(HttpFront& front, const Job& job, std::size_t head_bytes)
-      : front_(front),
-        socket_(job.socket),
-        in_(job.in),
-        head_bytes_(head_bytes),
-        body_limit_(Clock::now() + front.limits_.body_time),
-        body_left_(job.head.content_length),
-        is_chunked_(job.head.is_chunked) {}
-
-  [[nodiscard]] bool is_readable() const override { return at_ < in_.size(); }
-  // Waits for room; false once the client has gone.
-  [[nodiscard]] bool is_writable() const override {
-    if (is_broken_ || peer_is_gone(socket_)) return false;
-    return wait_for_room();
-  }
-
-  ssize_t read(char* bytes, std::size_t size) override {
-    // A read ends with the head, and with the body where its length is known: what follows is the
-    // next request.
-    if (at_ < head_bytes_) {
-      size = std::min(size, head_bytes_ - at_);
-    } else if (!is_chunked_) {
-      size = std::min<std::size_t>(size, body_left_);
-    }
-    if (size == 0) return 0;
-    if (at_ == in_.size() && !fill()) return -1;
-    const std::size_t count = std::min(size, in_.size() - at_);
-    std::copy_n(in_.data() + at_, count, bytes);
-    if (at_ >= head_bytes_ && !is_chunked_) body_left_ -= count;
-    at_ += count;
-    return static_cast<ssize_t>(count);
-  }
-
-  ssize_t write(const char* bytes, std::size_t size) override {
-    if (first_line_.size() < kStatusEnd) {
-      first_line_.append(bytes, std::min(size, kStatusEnd - first_line_.size()));
-    }
-    std::size_t sent = 0;
-    while (sent < size) {
-      const ssize_t count = ::send(socket_, bytes + sent, size - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (count > 0) {
-        sent += static_cast<std::size_t>(count);
-      } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-        is_broken_ = true;
-        return -1;
-      } else if (!wait_for_room()) {
-        return -1;
-      }
-    }
-    return static_cast<ssize_t>(sent);
-  }
-
-  void get_remote_ip_and_port(std::string& ip, int& port) const override {
-    ip.clear();
-    port = 0;
-  }
-  void get_local_ip_and_port(std::string& ip, int& port) const override {
-    get_remote_ip_and_port(ip, port);
-  }
-  [[nodiscard]] socket_t socket() const override { return socket_; }
-
-  [[nodiscard]] bool is_gone() const { return is_broken_ || peer_is_gone(socket_); }
-  // Whether the next request may follow: all of this one was read and nothing failed.
-  [[nodiscard]] bool may_go_on() const {
-    const bool failed = first_line_.size() == kStatusEnd && first_line_[kStatusEnd - 3] >= '4';
-    return !is_broken_ && body_left_ == 0 && !(is_chunked_ && failed);
-  }
-  // The bytes behind this request.
-  [[nodiscard]] std::string rest() const { return in_.substr(at_); }
-
- private:
-  static constexpr std::size_t kStatusEnd = 12;  // "HTTP/1.1 200"
-
-  // More of the body, before its time is over.
-  [[nodiscard]] bool fill() {
-    in_.clear();
-    at_ = 0;
-    head_bytes_ = 0;
-    std::array<char, kChunk> bytes{};
-    while (!is_broken_) {
-      const ssize_t count = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
-      if (count > 0) {
-        in_.assign(bytes.data(), static_cast<std::size_t>(count));
-        return true;
-      }
-      const bool waits = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-      if (!waits || Clock::now() >= body_limit_) break;
-      static_cast<void>(poll_one(socket_, POLLIN, kSlice));
-    }
-    is_broken_ = true;
-    return false;
-  }
-
-  [[nodiscard]] bool wait_for_room() const {
-    const auto limit = Clock::now() + front_.limits_.write_time;
-    while (true) {
-      const short events = poll_one(socket_, POLLOUT, kSlice);
-      if ((events & (POLLERR | POLLHUP | POLLNVAL)) != 0) break;
-      if ((events & POLLOUT) != 0) return true;
-      if (Clock::now() >= limit) break;
-    }
-    is_broken_ = true;
-    return false;
-  }
-
-  HttpFront& front_;
-  const int socket_;
-  std::string in_;
-  std::size_t at_ = 0;
-  std::size_t head_bytes_;  // of `in_`
-  const Clock::time_point body_limit_;
-  std::uint64_t body_left_;
-  const bool is_chunked_;
-  std::string first_line_;  // of the answer
-  mutable bool is_broken_ = false;
-};
-
-// A head whose answer the front takes along.
-class HttpFront::MemoryStream final : public httplib::Stream {
- public:
-  explicit MemoryStream(std::string_view in) : in_(in) {}
-
-  [[nodiscard]] bool is_readable() const override { return !in_.empty(); }
-  [[nodiscard]] bool is_writable() const override { return true; }
-  ssize_t read(char* bytes, std::size_t size) override {
-    const std::size_t count = std::min(size, in_.size());
-    std::copy_n(in_.data(), count, bytes);
-    in_.remove_prefix(count);
-    return static_cast<ssize_t>(count);
-  }
-  ssize_t write(const char* bytes, std::size_t size) override {
-    out.append(bytes, size);
-    return static_cast<ssize_t>(size);
-  }
-  void get_remote_ip_and_port(std::string& ip, int& port) const override {
-    ip.clear();
-    port = 0;
-  }
-  void get_local_ip_and_port(std::string& ip, int& port) const override {
-    get_remote_ip_and_port(ip, port);
-  }
-  [[nodiscard]] socket_t socket() const override { return INVALID_SOCKET; }
-
-  std::string out;
-
- private:
-  std::string_view in_;
-};
 
 namespace {
 
@@ -493,7 +329,7 @@ void HttpFront::run_worker() {
 }
 
 void HttpFront::serve(Job job) {
-  SocketStream stream(*this, job, *head_size(job.in));
+  SocketStream stream(job.socket, job.in, job.head, limits_);
   job.in.clear();
   const std::function<bool()> is_gone = [&stream] { return stream.is_gone(); };
   t_is_gone = &is_gone;

@@ -78,8 +78,6 @@ class HttpFront : public httplib::Server {
     std::string rest;      // bytes behind the request
     bool lingers = false;  // no request follows; the client reads the answer and closes
   };
-  class SocketStream;
-  class MemoryStream;
 
   void run_front();
   [[nodiscard]] std::chrono::milliseconds time_to_next_limit() const;
