@@ -23,14 +23,14 @@
 namespace contextile {
 namespace {
 
-// The paper's (§7.1), largest first. The general engine does without the smallest, which would take
-// it minutes.
+// The block sizes of the paper (§7.1), largest first. The general engine leaves out the smallest,
+// which would take it minutes.
 constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
 
-// Larger nodes are beyond the grid engine.
+// The grid engine places on at most this many devices per node.
 constexpr std::int32_t kMaxGridDevicesPerNode = 64;
 
-// Owners and tile devices for one block size.
+// Owners of blocks and devices of tiles for one block size.
 struct Placement {
   TileGrid input;
   AttentionGrid grid;
@@ -115,13 +115,13 @@ class DcpArranger {
 };
 
 // Source: Jiang et al., DCP (SOSP 2025), §4: data and computation blocks as a hypergraph, placed on
-// nodes, then devices (§4.2), scheduled in divisions (Listing 3); the partitioner is our own
-// (docs/partition.md). Steps: T divisions; the first needs no communication, results go home after
-// the last. Bytes: what the placement needs, a copy of a unit for every device, across nodes, too;
-// with relays=on, which is ours, a unit crosses a node boundary once. Memory: all remote units of
-// two divisions, and an accumulator for every remote result. Loses where little communication is
-// left to save and much of it stays exposed: long causal documents on few devices (the paper's
-// §7.5).
+// nodes, then devices (§4.2), scheduled in divisions (Listing 3). The partitioner is Contextile's
+// own (docs/partition.md). Steps: T divisions; the first needs no communication, results go home
+// after the last. Bytes: the units that the placement needs, one copy per device, even across
+// nodes. With relays=on, which the paper does not have, a unit crosses a node boundary once.
+// Memory: all remote units of two divisions, and an accumulator for every remote result. Loses
+// where little communication can be saved and much of it stays exposed: long causal documents on
+// few devices (§7.5 of the paper).
 class DcpStrategy : public TypedStrategy<DcpOptions> {
  public:
   DcpStrategy()

@@ -14,7 +14,7 @@ std::int64_t bytes_per_token(const AttentionGrid& grid) {
   return (grid.row_bytes_per_token + grid.column_bytes_per_token) * grid.head_groups;
 }
 
-// What one part may have of the tiles among the vertices.
+// Returns the most tile work that one part may have, if the tiles among the vertices are split.
 std::int64_t work_bound_of(const Hypergraph& graph, std::int32_t parts, double eps) {
   std::vector<std::int64_t> work;
   for (const HyperWeight& weight : graph.vertex_weights) {
@@ -45,7 +45,7 @@ Hypergraph hypergraph_of(const AttentionGrid& grid) {
   for (const BlockId b : grid.blocks.ids()) {
     const std::int64_t tokens = grid.blocks[b].tokens;
     for (const GroupId g : groups) {
-      // Q and O have the same pins: the paper's two nets are one of both's bytes.
+      // Q and O have the same pins, so one net with the bytes of both replaces the paper's two.
       graph.add_net(rows[b][g], tokens * grid.row_bytes_per_token);
       graph.add_net(columns[b][g], tokens * grid.column_bytes_per_token);
     }
@@ -82,7 +82,7 @@ GridPartition partition_as_hypergraph(const AttentionGrid& grid, const GridSpec&
     problem.capacities.assign(IdRange<PartId>(parts), capacity);
     problem.effort = spec.effort;
     problem.seed = spec.seed;
-    problem.num_starts = 1;  // more gain a few percent of bytes for twice the time
+    problem.num_starts = 1;  // more starts save a few percent of bytes in twice the time
     return partition_hypergraph(whole, problem);
   };
   const NestedBounds bounds = nested_bounds(grid, spec);

@@ -17,24 +17,25 @@
 
 namespace contextile {
 
-// Throws InvalidArgument naming the option unless `text` is an integer in [low, high].
+// Returns the integer in `text`. Throws InvalidArgument that names the option unless it is in [low,
+// high].
 [[nodiscard]] std::int64_t parse_integer_option(std::string_view name, std::string_view text,
                                                 std::int64_t low, std::int64_t high);
-// The same for a finite number.
+// Returns the same for a finite number.
 [[nodiscard]] double parse_real_option(std::string_view name, std::string_view text, double low,
                                        double high);
-// Index of `text` among `choices`; throws InvalidArgument listing them.
+// Returns the index of `text` among `choices`. Throws InvalidArgument that lists them.
 [[nodiscard]] std::size_t parse_choice_option(std::string_view name, std::string_view text,
                                               const std::vector<std::string>& choices);
 // Throws InvalidArgument (listing the known keys) for the first key of `given` that no spec has.
 void check_option_keys(std::string_view strategy, const std::map<std::string, std::string>& given,
                        const std::vector<OptionSpec>& specs);
 
-// The options of one strategy as an aggregate with defaults, and how text becomes its fields.
+// The options of one strategy as an aggregate with defaults, and the parsers of its fields.
 template <typename Options>
 class OptionTable {
  public:
-  // An integer in [low, high].
+  // Adds an integer in [low, high].
   template <typename Int>
   OptionTable& integer(std::string name, Int Options::*field, std::int64_t low, std::int64_t high,
                        std::string help) {
@@ -45,7 +46,7 @@ class OptionTable {
         },
         [=](const Options& options) { return fmt::format("{}", options.*field); });
   }
-  // An integer in [low, high] or the word, which stands for the value 0.
+  // Adds an integer in [low, high] or the word, which means the value 0.
   template <typename Int>
   OptionTable& integer_or(std::string word, std::string name, Int Options::*field, std::int64_t low,
                           std::int64_t high, std::string help) {
@@ -61,7 +62,7 @@ class OptionTable {
           return options.*field == 0 ? word : fmt::format("{}", options.*field);
         });
   }
-  // A number in [low, high].
+  // Adds a number in [low, high].
   OptionTable& real(std::string name, double Options::*field, double low, double high,
                     std::string help) {
     return add(
@@ -71,7 +72,7 @@ class OptionTable {
         },
         [=](const Options& options) { return fmt::format("{}", options.*field); });
   }
-  // off or on.
+  // Adds a switch with the values off and on.
   OptionTable& on_off(std::string name, bool Options::*field, std::string help) {
     return add(
         name, std::move(help),
@@ -80,7 +81,7 @@ class OptionTable {
         },
         [=](const Options& options) { return options.*field ? "on" : "off"; }, {"off", "on"});
   }
-  // An enum whose values 0, 1, … have the given names.
+  // Adds an enum whose values 0, 1, … have the given names.
   template <typename Enum>
   OptionTable& choice(std::string name, Enum Options::*field, std::vector<std::string> choices,
                       std::string help) {
@@ -93,7 +94,8 @@ class OptionTable {
         choices);
   }
 
-  // Any other form: `parse` sets fields or throws InvalidArgument, `print` is its inverse.
+  // Adds an option of any other form: `parse` sets fields or throws InvalidArgument, `print` is its
+  // inverse.
   OptionTable& custom(std::string name, std::function<void(Options&, std::string_view)> parse,
                       std::function<std::string(const Options&)> print, std::string help) {
     return add(std::move(name), std::move(help), std::move(parse), std::move(print));
@@ -106,7 +108,7 @@ class OptionTable {
     }
     return result;
   }
-  // Defaults overwritten by what is given. Throws InvalidArgument.
+  // Returns the defaults, overwritten by the given values. Throws InvalidArgument.
   [[nodiscard]] Options parse(std::string_view strategy,
                               const std::map<std::string, std::string>& given) const {
     check_option_keys(strategy, given, specs());
@@ -122,7 +124,7 @@ class OptionTable {
     for (const Entry& entry : entries_) result[entry.name] = entry.print(options);
     return result;
   }
-  // Without those that have their default.
+  // Leaves out the options that have their default.
   [[nodiscard]] std::map<std::string, std::string> print_changed(const Options& options) const {
     std::map<std::string, std::string> result = print(options);
     for (const Entry& entry : entries_) {

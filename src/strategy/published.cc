@@ -14,8 +14,8 @@
 namespace contextile {
 
 std::span<const Strategy* const> published_strategies() {
-  // In the order tables list them. A new strategy is one line here and what
-  // docs/extending.md says; every test over all strategies takes it in.
+  // They are in the order in which tables list them. A new strategy is one line here and the steps
+  // in docs/extending.md; every test over all strategies then includes it.
   static const std::array kStrategies = {
       &ring_strategy(),              // KV round the ring, contiguous slices
       &zigzag_strategy(),            // the same, balanced for causal masks

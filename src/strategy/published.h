@@ -7,7 +7,8 @@
 
 namespace contextile {
 
-// All strategies but `auto`, which the planner adds (planner.h), in the order tables list them.
+// Returns all strategies except `auto`, which the planner adds (planner.h), in the order in which
+// tables list them.
 [[nodiscard]] std::span<const Strategy* const> published_strategies();
 
 }  // namespace contextile

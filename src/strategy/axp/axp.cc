@@ -57,8 +57,8 @@ class AxpArranger {
     return role_has(work_.blocks.role(b), kind);
   }
 
-  // Which positions compute a share of each key block's gradient, and which query blocks have any
-  // tile.
+  // Notes which positions compute a share of each key block's gradient and which query blocks have
+  // any tile.
   void note_shares() {
     shares_.assign(
         static_cast<std::size_t>(work_.blocks.num_blocks()) * static_cast<std::size_t>(p_), false);
@@ -83,7 +83,7 @@ class AxpArranger {
     }
   }
 
-  // Every unit of the kind from the rank that works on it to the rank of its head group.
+  // Sends every unit of the kind from its block's worker to the rank of the unit's head group.
   void scatter_heads(Kind kind, std::vector<Transfer>& out) const {
     for_each_block(kind, [&](BlockId b) {
       for (std::int32_t g = 0; g < a_; ++g) {
@@ -93,7 +93,7 @@ class AxpArranger {
     });
   }
 
-  // Results of the kind back again, those that exist.
+  // Sends the results of the kind back, those that exist.
   void gather_heads(Kind kind, std::int32_t stage, std::vector<Transfer>& out) const {
     for_each_block(kind, [&](BlockId b) {
       if (is_of_kv(kind) ? !has_gradient(b) : !attends_[b.index()]) return;
@@ -104,7 +104,7 @@ class AxpArranger {
     });
   }
 
-  // The positions' ring of head group g, nested as configured.
+  // Returns the ring of head group g over the positions, nested as configured.
   [[nodiscard]] NestedRing ring_of(std::int32_t g) const {
     const std::int32_t inner = config_.inner_ring > 0 ? config_.inner_ring : p_;
     return {p_, inner, [this, g](std::int32_t p) { return rank_at(g, p); }};
@@ -127,7 +127,8 @@ class AxpArranger {
     }
   }
 
-  // All keys and values to every position, before any compute. Returns the stage of the compute.
+  // Moves all keys and values to every position before any compute. Returns the stage of the
+  // compute.
   std::int32_t gather_kv(std::vector<Transfer>& out) const {
     if (p_ == 1) return first_stage_;
     for_each_block(Kind::kKv, [&](BlockId b) {
@@ -179,7 +180,7 @@ class AxpArranger {
     return out;
   }
 
-  // Returns the stage after everything.
+  // Returns the first stage after all tiles and transfers of the ring.
   std::int32_t backward_ring(ArrangedDirection& out) const {
     for_each_block(Kind::kKv, [&](BlockId b) {
       for (std::int32_t g = 0; g < a_; ++g) {
@@ -219,7 +220,7 @@ class AxpArranger {
     return config_.movement == KvMovement::kGatherRing ? compute + p_ : compute + 2;
   }
 
-  // What the all-to-all brought stays for backward.
+  // Retains for backward the units that the all-to-all brought.
   void retain(std::vector<RetainedUnit>& out) const {
     for (const Kind kind : {Kind::kQ, Kind::kKv}) {
       for_each_block(kind, [&](BlockId b) {
@@ -236,9 +237,9 @@ class AxpArranger {
   std::int32_t p_;
   std::int32_t first_stage_ = 0;
   WorkBlocks work_;
-  std::vector<Tile> tiles_;  // of the mask at hand
-  std::vector<bool>
-      shares_;  // [key block][position]: the position computes a share of its gradient
+  std::vector<Tile> tiles_;  // of the current mask
+  // [key block][position]: the position computes a share of its gradient
+  std::vector<bool> shares_;
   std::vector<bool> attends_;  // [query block]: it has a tile
 };
 
@@ -250,10 +251,10 @@ Arrangement arrange_axp(const Workload& workload, const Cluster& cluster, const 
 
 PaddingFactors padding_factors(const Workload& workload, TokenLayout layout,
                                std::int32_t num_ranks) {
-  if (layout == TokenLayout::kPerDocument) return {};  // it never pads
+  if (layout == TokenLayout::kPerDocument) return {};  // this layout never pads
   const std::int64_t unit = layout == TokenLayout::kContiguous ? num_ranks : 2 * num_ranks;
   const auto padded = [&](std::int64_t length) { return (length + unit - 1) / unit * unit; };
-  if (layout == TokenLayout::kPerSequence) {  // the pad is a document nobody attends
+  if (layout == TokenLayout::kPerSequence) {  // the padding is a document that no query attends
     const auto tokens = static_cast<double>(workload.num_tokens());
     return {static_cast<double>(padded(workload.num_tokens())) / tokens, 1};
   }

@@ -1,5 +1,6 @@
-// The A x P family: A ranks split the heads of what they hold together, P positions split the
-// tokens. ring, zigzag, ulysses, hybrid, double_ring and all_gather are presets of it.
+// The A x P family of strategies: A ranks split the heads of the tokens they hold together, P
+// positions split the tokens. ring, zigzag, ulysses, hybrid, double_ring and all_gather are presets
+// of it.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,9 @@ namespace contextile {
 
 // How keys and values reach the queries along the P positions.
 enum class KvMovement : std::uint8_t {
-  kRing,  // one hop a stage under the previous stage's compute; dKV travels back along with it
-  kGatherRing,    // all hops before any compute; dKV reduce-scattered round the ring
-  kGatherDirect,  // every owner sends to everybody at once; dKV partials straight home
+  kRing,          // one hop per stage, under the previous stage's compute; dKV travels back with it
+  kGatherRing,    // all hops before any compute; dKV is reduce-scattered round the ring
+  kGatherDirect,  // every owner sends to all positions at once; dKV partials go straight home
 };
 
 [[nodiscard]] constexpr KvMovement movement_of(GatherAlgorithm algorithm) {
@@ -30,20 +31,20 @@ struct AxpConfig {
   TokenLayout layout = TokenLayout::kZigzag;
   KvMovement movement = KvMovement::kRing;
   std::int32_t inner_ring = 0;  // kRing: positions of an inner ring, divides P; 0: one ring
-  std::optional<std::int64_t> block_size;  // tokens; unset: one block a rank
+  std::optional<std::int64_t> block_size;  // tokens; unset: one block per rank
   bool backward = true;
 };
 
-// One round. Tiles run with their queries: rank p·A + a computes head group a of all queries owned
-// by position p. The caller fills in name, options and wire.
+// Returns an arrangement of one round. Tiles run with their queries: rank p·A + a computes head
+// group a of all queries owned by position p. The caller fills in name, options and wire.
 //
-// Forward: all-to-all of Q, K, V inside the A ranks (retained for backward), KV along the P
-// positions, finished O back by all-to-all. Backward: all-to-all of dO, KV (and dKV) along the
-// positions in reverse, finished dQ, dKV back.
+// Forward: all-to-all of Q, K, V inside the A ranks (retained for backward), then KV along the P
+// positions, then finished O back by all-to-all. Backward: all-to-all of dO, then KV (and dKV)
+// along the positions in reverse, then finished dQ and dKV back.
 [[nodiscard]] Arrangement arrange_axp(const Workload& workload, const Cluster& cluster,
                                       const AxpConfig& config);
 
-// What padding every sequence to a multiple of 2·A·P (zigzag) or A·P (contiguous) tokens adds:
+// The cost of padding every sequence to a multiple of 2·A·P (zigzag) or A·P (contiguous) tokens:
 // padded over real tokens and causal pairs, as factors >= 1.
 struct PaddingFactors {
   double tokens = 1;

@@ -14,10 +14,11 @@
 namespace contextile {
 namespace {
 
-// How many ranks split heads.
+// Number of ranks that split heads.
 enum class HeadRanks : std::uint8_t { kOne, kAll, kOption };
 
-// One method of the family. A field that its options have as well is the user's to decide.
+// One method of the family. If the options of the method have a field of that name too, the user
+// decides it.
 template <typename Options>
 struct Preset {
   StrategyCard card;
@@ -27,10 +28,10 @@ struct Preset {
 };
 
 // Source: Liu et al., Ring Attention (2023); as ring-flash-attention runs it on packed batches.
-// Steps: R; KV one hop a step, overlapped; backward reversed, dKV one step behind.
-// Bytes sent per rank: forward ·kv, backward ·(kv + dkv), of T/R tokens; dKV in fp32.
-// Memory: two KV buffers. Loses under causal masks (the last rank works R times longer than the
-// first) and whenever documents are short: everything goes round the whole ring.
+// Steps: R; KV one hop per step, overlapped; backward reversed, dKV one step behind. Bytes sent per
+// rank: forward ·kv, backward ·(kv + dkv), of T/R tokens; dKV in fp32. Memory: two KV
+// buffers. Loses under causal masks (the last rank computes 2R-1 times as many pairs as the first,
+// in R times as many steps) and whenever documents are short: everything goes round the whole ring.
 constexpr Preset<RingOptions> kRing = {
     .card = {"ring", "RingAttention: contiguous slices of every sequence, KV round the ring",
              PartialWire::kF32},
@@ -40,10 +41,10 @@ constexpr Preset<RingOptions> kRing = {
 };
 
 // Source: Megatron-LM / TransformerEngine p2p context parallelism; Striped and zigzag ring
-// attention. Steps, bytes and memory as `ring` (TransformerEngine: and R partial outputs, see
-// count_stashed), dKV in the activation dtype. Balanced under the causal mask of every document, if
-// documents are long enough to be cut 2R times. Loses on short documents and sparse masks: most of
-// what travels is read by nobody.
+// attention. Steps, bytes and memory are those of `ring`, with dKV in the activation dtype
+// (TransformerEngine also keeps R partial outputs, see count_stashed). Balanced under the causal
+// mask of every document, if documents are long enough to be cut 2R times. Loses on short documents
+// and sparse masks: most of the keys that travel are never read.
 constexpr Preset<ZigzagOptions> kZigzag = {
     .card = {"zigzag",
              "Megatron/TransformerEngine p2p: chunks r and 2R-1-r of every sequence, KV round the "
@@ -68,9 +69,9 @@ constexpr Preset<UlyssesOptions> kUlysses = {
 };
 
 // Source: TransformerEngine a2a+p2p; Fang and Zhao, USP (2024); LoongTrain's head x context grid.
-// Steps: ulysses inside A consecutive ranks, zigzag ring over P = R/A positions of stride A.
-// Bytes sent per rank: (A-1)/A · (q + kv + o) each way, plus (P-1)·kv (backward 2x) of A·T/R tokens
-// and 1/A of the heads. Memory: retained Q, K, V plus two ring buffers (TransformerEngine: and P
+// Steps: ulysses inside A consecutive ranks, zigzag ring over P = R/A positions of stride A. Bytes
+// sent per rank: (A-1)/A · (q + kv + o) each way, plus (P-1)·kv (backward 2x) of A·T/R tokens and
+// 1/A of the heads. Memory: retained Q, K, V plus two ring buffers (TransformerEngine also keeps P
 // partial outputs, see count_stashed). Loses where KV heads are few (A small).
 constexpr Preset<HybridOptions> kHybrid = {
     .card = {"hybrid",
@@ -81,11 +82,12 @@ constexpr Preset<HybridOptions> kHybrid = {
     .movement = KvMovement::kRing,
 };
 
-// Source: Gu et al., LoongTrain (2024): 2D attention, Double-Ring-Attention. Steps: as hybrid, but
-// the P positions are inner rings of `inner_ring` positions joined by an outer ring: keys go round
-// the inner ring while the hop to the next inner ring has the whole round. Bytes sent per rank as
-// hybrid; of a unit's P-1 hops only P/inner_ring-1 leave the inner ring; dKV in fp32. Memory: one
-// more ring buffer than hybrid. Loses like zigzag: everything goes to everybody.
+// Source: Gu et al., LoongTrain (2024): 2D attention, Double-Ring-Attention. Steps: like hybrid,
+// but the P positions are inner rings of `inner_ring` positions joined by an outer ring. While keys
+// go all the way round the inner ring, they also hop to the next inner ring, so that this hop may
+// take all that time. Bytes sent per rank are those of hybrid; of a unit's P-1 hops only
+// P/inner_ring-1 leave the inner ring; dKV in fp32. Memory: one more ring buffer than hybrid. Loses
+// like zigzag: all keys go to all positions.
 constexpr Preset<DoubleRingOptions> kDoubleRing = {
     .card = {"double_ring",
              "LoongTrain: heads split inside A ranks, inner zigzag rings joined by an outer ring",
@@ -96,10 +98,10 @@ constexpr Preset<DoubleRingOptions> kDoubleRing = {
 };
 
 // Source: TransformerEngine all_gather, Llama 3 (2024) §3.3.2, WLB-LLM (2025) per-document
-// sharding. Steps: all KV gathered before compute (R-1 ring hops, or every owner straight to
-// everybody), then one attention; backward gathers again and reduce-scatters dKV. Bytes sent per
-// rank as zigzag. Memory: KV (and in backward dKV) of the whole batch on every rank. Loses by
-// exposing all communication, and on memory.
+// sharding. Steps: all KV gathered before compute (R-1 ring hops, or from every owner straight to
+// all other ranks), then one attention; backward gathers again and reduce-scatters dKV. Bytes sent
+// per rank are those of zigzag. Memory: KV (and in backward dKV) of the whole batch on every rank.
+// Loses by exposing all communication, and on memory.
 constexpr Preset<AllGatherOptions> kAllGather = {
     .card = {"all_gather", "TransformerEngine/Llama 3/WLB-LLM: all KV gathered before compute",
              PartialWire::kActivations},
@@ -108,7 +110,7 @@ constexpr Preset<AllGatherOptions> kAllGather = {
     .movement = KvMovement::kGatherRing,
 };
 
-// What the options of a preset expose.
+// Concepts for the fields that the options of a preset may have.
 template <typename Options>
 concept HasHeads = requires(Options options) {
   options.head_parallel;
@@ -200,8 +202,8 @@ class PresetStrategy : public TypedStrategy<Options> {
     return std::nullopt;
   }
 
-  // Strategies that split heads do so over every number of ranks that can; over all of them they
-  // are ulysses.
+  // hybrid is tried with every number of ranks that can split the heads, except all ranks: that is
+  // ulysses.
   [[nodiscard]] std::vector<Options> variants_with(const Workload& workload, const Cluster& cluster,
                                                    const StrategyRequest&) const override {
     std::vector<Options> variants = {Options{}};

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int32_t kMaxServers = 1 << 20;
 
-// What the original does, whatever the options that this decides say.
+// Sets the options that match_original decides to what the original does.
 void apply_upstream(DistcaOptions& options) {
   if (!options.match_original) return;
   options.kv = KvAccounting::kDocument;
@@ -32,8 +32,9 @@ void apply_upstream(DistcaOptions& options) {
   options.kv_subrange = false;
 }
 
-// Whether a query attends exactly the keys of its sequence up to its own. The bands are disjoint,
-// so it is enough that each keeps below the diagonal of its sequences and that none is missing.
+// Returns true if every query attends exactly the keys of its sequence up to its own. The bands are
+// disjoint, so it is enough that each stays below the diagonal of its sequences and that no pair is
+// missing.
 bool is_causal(const Mask& mask, std::span<const Range> sequences,
                std::span<const RoleRange> roles) {
   std::int64_t missing_pairs = 0;
@@ -62,7 +63,8 @@ bool is_causal(const Mask& mask, std::span<const Range> sequences,
   return missing_pairs == 0;
 }
 
-// Rows at home come in pairs that cost the document's length and one, as in the original's items.
+// Returns an error if rows at home are not shaped like the original's items: head and tail rows in
+// pairs, and the two rows of a pair together attend one key more than the document has.
 std::optional<std::string> not_head_tail(const Workload& workload, std::int32_t num_devices,
                                          std::int32_t nano_batches) {
   for (const auto& items :
@@ -82,7 +84,7 @@ std::optional<std::string> not_head_tail(const Workload& workload, std::int32_t 
   return std::nullopt;
 }
 
-// Why the original cannot place such a batch, or nothing.
+// Returns why the original cannot place such a batch, or nothing if it can.
 std::optional<std::string> upstream_cannot(const Workload& workload, const DistcaOptions& options,
                                            std::int32_t num_owners) {
   if (!options.match_original) return std::nullopt;
@@ -105,8 +107,9 @@ std::optional<std::string> upstream_cannot(const Workload& workload, const Distc
       parts, workload.num_tokens());
 }
 
-// Time of rows against all keys before them, as pairs that take as long on large full tiles: how
-// plans are simulated, but for cuts inside a shard.
+// Returns a cost function of rows against all keys before them: the number of pairs that take as
+// long on large full tiles. Plans are simulated with the same costs, except for cuts inside a
+// shard.
 auto profiled_cost(const Cluster& cluster, Direction direction) {
   return [profile = cluster.attention, shares = AttentionShares(cluster.attention), direction](
              std::int64_t q_tokens, std::int64_t kv_tokens) {
@@ -155,15 +158,15 @@ CaPlanOptions plan_options(const Workload& workload, const Cluster& cluster,
 
 // Source: DistCA (core attention disaggregation), §4: attention split off as stateless tasks,
 // scheduled greedily by communication; its code where the paper is silent. Steps: documents fill
-// devices in order, equal tokens, cut ones as head and tail pieces, or rows are where a home layout
-// says; parts of items move from overloaded devices to underloaded ones, fewest bytes per work
-// first; each nano-batch runs what is local, then what it received, its transfers under the other's
-// compute. Bytes: Q, O and dO, dQ of
-// the rows that moved, each needed key block once to each server, dKV back. Memory: received Q and
-// KV of the layer, retained for backward (resend=on: of two nano-batches), an accumulator for every
-// remote result. Loses where documents are longer than a device's share: then every device holds a
-// piece of them and fetches all keys before it, and the owner of a giant's rows sends many times
-// what others do.
+// devices in order with equal tokens, a cut document as head and tail pieces; with a home layout,
+// rows are where it says. Parts of items move from overloaded devices to underloaded ones, those
+// with the fewest bytes per work first. Each nano-batch runs what is local, then what it received;
+// its transfers travel under the compute of the other nano-batch. Bytes: Q, O and dO, dQ of the
+// rows that moved, each needed key block once to each server, dKV back. Memory: received Q and KV
+// of the layer, retained for backward (resend=on: of two nano-batches), and an accumulator for
+// every remote result. Loses where documents are longer than a device's share: every device then
+// holds a piece of them and fetches all keys before it, and the owner of rows of a giant document
+// sends many times as much as the others.
 class DistcaStrategy : public TypedStrategy<DistcaOptions> {
  public:
   DistcaStrategy()
@@ -260,7 +263,7 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
             "even lengths only: off, on");
   }
 
-  // Nothing when the buffer limit does not suffice even where nothing moves.
+  // Returns nothing if the buffer limit does not suffice even when nothing moves.
   [[nodiscard]] static std::optional<CaPlan> plan(const Workload& workload, const Cluster& cluster,
                                                   DistcaOptions options) {
     apply_upstream(options);

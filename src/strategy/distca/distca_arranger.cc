@@ -31,7 +31,7 @@ struct DocumentItems {
   std::vector<CaCachedRows> cached;
 };
 
-// Who computes some rows against which keys.
+// Keys that some rows attend, and the rank that computes these rows against them.
 struct KeyTask {
   Range keys;
   Rank server;
@@ -44,15 +44,15 @@ struct Segment {
   ByDirection<std::vector<KeyTask>> tasks;  // disjoint keys
 };
 
-// What the arranger knows of a block.
+// The nano-batch and the tasks of a block.
 struct BlockTask {
   std::int32_t nano_batch = 0;
-  ByDirection<Rank> servers{};       // where all of a composite block runs
+  ByDirection<Rank> servers{};       // the ranks that compute all of a composite block
   const Segment* segment = nullptr;  // the part of one document; null in a composite block
   std::int64_t first_position = 0;   // in the document
 };
 
-// Something a device needs or makes of a unit that is not its own, and the nano-batch (in order of
+// A unit that a device needs or makes and does not own, with the nano-batch (in order of
 // computation) that needs it first or makes it last.
 struct RemoteUse {
   Kind kind = Kind::kKv;
@@ -107,6 +107,8 @@ class DistcaArranger {
   }
 
  private:
+  // Cuts all documents into blocks. Documents that one device computes whole are joined into
+  // composite blocks if they have the same owner, nano-batch and servers.
   void cut_blocks(const std::vector<DocumentItems>& documents) {
     std::map<std::tuple<Rank, std::int32_t, ByDirection<Rank>>, std::vector<Range>> whole;
     segments_.resize(documents.size());
@@ -139,7 +141,7 @@ class DistcaArranger {
     }
   }
 
-  // A document with several tasks: a block from each cut to the next.
+  // Cuts a document with several tasks: a block reaches from each cut to the next.
   void cut_document(std::size_t d, const DocumentItems& items) {
     const std::vector<std::int64_t> cuts = cuts_of(items);
     std::vector<Segment>& segments = segments_[d];
@@ -148,6 +150,7 @@ class DistcaArranger {
       return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) -
                                       cuts.begin());
     };
+    // Cached rows have an owner and no task.
     for (const CaCachedRows& rows : items.cached) {
       const std::size_t end = segment_at(rows.rows.end);
       for (std::size_t s = segment_at(rows.rows.begin); s < end; ++s)
@@ -173,7 +176,7 @@ class DistcaArranger {
     }
   }
 
-  // Where rows or keys of a task begin or end.
+  // Returns the positions where rows or keys of a task begin or end.
   [[nodiscard]] static std::vector<std::int64_t> cuts_of(const DocumentItems& items) {
     std::vector<std::int64_t> cuts;
     for (const CaCachedRows& rows : items.cached) {
@@ -208,7 +211,7 @@ class DistcaArranger {
                   tile.q_block.value, tile.kv_block.value);
   }
 
-  // All masks are the same pairs.
+  // All masks have the same pairs, so all of them use the tiles of the first.
   [[nodiscard]] std::vector<PlacedTile> place_tiles(Direction direction) const {
     std::vector<PlacedTile> placed;
     for (const Tile& tile : tiles_) {
@@ -218,7 +221,7 @@ class DistcaArranger {
     return placed;
   }
 
-  // Which nano-batch, counted in the order they run, computes a tile.
+  // Returns the nano-batch, counted in the order they run, that computes a tile.
   [[nodiscard]] std::int32_t order_of(const PlacedTile& tile, Direction direction) const {
     const std::int32_t nano_batch = task_of(tile.q_block).nano_batch;
     return direction == Direction::kForward ? nano_batch : num_nano_batches_ - 1 - nano_batch;
@@ -230,7 +233,7 @@ class DistcaArranger {
     return !(retained && (kind == Kind::kQ || kind == Kind::kKv));
   }
 
-  // What a tile needs from, or makes for, another device.
+  // Visits every unit that a tile needs from another device or, with `results`, makes for one.
   template <typename Visit>
   void for_each_use(const PlacedTile& tile, Direction direction, bool results,
                     const Visit& visit) const {
@@ -243,7 +246,7 @@ class DistcaArranger {
     }
   }
 
-  // Every unit once, with the first (inputs) or last (results) nano-batch that uses it.
+  // Returns every unit once, with the first (inputs) or last (results) nano-batch that uses it.
   [[nodiscard]] std::vector<RemoteUse> uses(const std::vector<PlacedTile>& tiles,
                                             Direction direction, bool results) const {
     std::vector<RemoteUse> all;
@@ -264,6 +267,8 @@ class DistcaArranger {
     ArrangedDirection out;
     const std::vector<PlacedTile> tiles = place_tiles(direction);
     const std::vector<RemoteUse> inputs = uses(tiles, direction, false);
+    // A tile that needs an input of its own nano-batch waits for the second stage. All others run
+    // in the first, under the transfers.
     for (PlacedTile tile : tiles) {
       const std::int32_t order = order_of(tile, direction);
       bool waits = false;
@@ -276,11 +281,15 @@ class DistcaArranger {
       tile.stage = 2 * order + (waits ? 1 : 0);
       out.tiles.push_back(tile);
     }
+    // An input travels under the second stage of the nano-batch before its own and the first of its
+    // own.
     for (const RemoteUse& use : inputs) {
       const std::int32_t launch = std::max(0, 2 * use.order - 1);
       out.transfers.push_back({use.kind, use.block, GroupId{0}, worker(use.block), use.device,
                                launch, 2 * use.order + 1});
     }
+    // A result travels under both stages of the next nano-batch. After the last nano-batch there is
+    // nothing to hide it under, so that one stage is enough.
     for (const RemoteUse& use : uses(tiles, direction, true)) {
       const std::int32_t launch = 2 * use.order + 2;
       const bool is_last = use.order == num_nano_batches_ - 1;

@@ -1,4 +1,4 @@
-// Where documents are before anything migrates.
+// The places of documents before anything migrates.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -10,7 +10,8 @@
 namespace contextile {
 namespace {
 
-// Rows of one document where they live, against all keys before them.
+// Returns an item of rows of one document on the device where they live, against all keys before
+// them.
 CaItem resident(std::int32_t document, Rank device, Range head, Range tail) {
   return {document, device, device, {head, {0, head.end}}, {tail, {0, tail.end}}};
 }
@@ -75,7 +76,8 @@ std::vector<CaItem> place_documents(std::span<const DocumentRows> documents,
 
 namespace {
 
-// Ascending rows on one device of a document whose rows are `all`.
+// Pairs the ascending rows of a document on one device into items, from the outside in. `all` spans
+// the rows of the document on all devices.
 void append_pairs(std::int32_t document, Range all, Rank device, std::vector<Range> rows,
                   std::vector<CaItem>& items) {
   std::size_t front = 0;
@@ -92,13 +94,14 @@ void append_pairs(std::int32_t document, Range all, Rank device, std::vector<Ran
     if (last.empty()) --back;
   }
   if (front > back) return;
+  // Rows around the middle of the document become a head and a tail that meet; others a tail alone.
   const Range& middle = rows[front];
   const bool symmetric = std::abs(middle.begin + middle.end - all.begin - all.end) <= 1;
   const std::int64_t half = middle.begin + (symmetric ? middle.size() / 2 : 0);
   items.push_back(resident(document, device, {middle.begin, half}, {half, middle.end}));
 }
 
-// The items of every device, by document.
+// Returns the items of every device, ordered by document.
 std::vector<std::vector<CaItem>> residents(std::span<const Range> sequences,
                                            std::span<const HomeRange> home,
                                            std::int32_t num_devices) {
@@ -127,7 +130,7 @@ std::vector<std::vector<CaItem>> residents(std::span<const Range> sequences,
   return items;
 }
 
-// The first `rows` rows from the outside leave an item.
+// Takes the `rows` outermost rows out of an item and returns them.
 CaItem take_outer_rows(CaItem& item, std::int64_t rows) {
   const std::int64_t head_rows =
       std::clamp(rows / 2, rows - item.tail.queries.size(), item.head.queries.size());
@@ -150,14 +153,16 @@ std::vector<std::vector<CaItem>> items_at_home(std::span<const Range> sequences,
   std::vector<std::vector<CaItem>> parts(num_parts);
   std::int64_t placed_rows = 0;
   for (std::vector<CaItem>& items : residents(sequences, home, num_devices)) {
-    // By document, so that its parts on several devices meet in one nano-batch.
+    // The longest documents come first, so that the parts of a document on several devices meet in
+    // one nano-batch.
     std::stable_sort(items.begin(), items.end(), [&](const CaItem& a, const CaItem& b) {
       return sequences[static_cast<std::size_t>(a.document)].size() >
              sequences[static_cast<std::size_t>(b.document)].size();
     });
     std::int64_t rows = 0;
     for (const CaItem& item : items) rows += num_rows(item);
-    // Over all devices the parts' sizes differ by rounding once, not once for each of them.
+    // Carrying the rounding over makes nano-batches differ by one row in total, not by one per
+    // device.
     const std::int64_t carried = placed_rows % nano_batches;
     std::vector<std::int64_t> room(num_parts);
     for (std::int64_t n = 0; n < nano_batches; ++n) {
@@ -185,16 +190,17 @@ std::vector<std::vector<CaItem>> items_at_home(std::span<const Range> sequences,
 
 namespace {
 
-using RowsOf = std::map<std::pair<std::int32_t, Rank>, std::int64_t>;  // a document's, on a device
+using RowsOf = std::map<std::pair<std::int32_t, Rank>, std::int64_t>;  // of a document on a device
 
 // The items of one document in one nano-batch.
 struct GatherChoice {
   std::vector<CaItem*> items;
   double cost = 0;
-  std::vector<Rank> servers;  // where all of them may run with fewer bytes than where they are
+  std::vector<Rank> servers;  // where all items may run with fewer bytes than where they are
 };
 
-// Bytes that devices receive for the items where they are, against those to one of them alone.
+// Finds the servers: compares the bytes that devices receive for the items where they are with the
+// bytes that one of them would receive to run them all.
 void choose_servers(const RowsOf& rows_of, const MigrationOptions& options, GatherChoice& choice) {
   const std::int32_t document = choice.items.front()->document;
   std::map<Rank, std::int64_t> keys_end;
@@ -240,6 +246,8 @@ void gather_documents(std::vector<std::vector<CaItem>>& nano_batches, std::int32
       documents[item.document].items.push_back(&item);
       documents[item.document].cost += item_cost(item, options);
     }
+    // Documents that pay are taken off their devices first, then given out again, the costliest
+    // first.
     std::vector<GatherChoice> gathered;
     for (auto& [document, choice] : documents) {
       if (choice.items.size() == 1 || choice.cost > mean) continue;

@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-// The rows of packed tokens [tokens) by document.
+// Returns the rows of the packed tokens `tokens`, by document.
 std::vector<DocumentRows> documents_in(std::span<const Range> sequences, Range tokens) {
   std::vector<DocumentRows> documents;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
@@ -29,7 +29,7 @@ std::int64_t largest_buffer_bytes(const CaPlan& plan, std::int32_t num_devices,
       .largest_buffer_bytes();
 }
 
-// Nano-batches of equal tokens, each placed on its own.
+// Returns nano-batches of equal tokens, each placed on its own.
 std::vector<std::vector<CaItem>> placed_items(std::span<const Range> sequences,
                                               std::int32_t num_devices,
                                               const CaPlanOptions& options) {
@@ -69,6 +69,7 @@ std::optional<CaPlan> plan_tasks(std::span<const Range> sequences, std::span<con
     return nano_batches;
   };
   const std::vector<std::vector<CaItem>> start = gathered(options.migration);
+  // The tolerance grows until the buffers suffice. Once nothing moves, a larger one cannot help.
   constexpr double kToleranceStep = 0.05;
   for (int step = 0;; ++step) {
     CaPlan plan;

@@ -1,4 +1,5 @@
-// DistCA's plan of a batch: who owns which rows and who computes them, nano-batch by nano-batch.
+// DistCA's plan of a batch: the owner of every row and the device that computes it, nano-batch by
+// nano-batch.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +23,17 @@ struct CaPlanOptions {
 
 struct CaPlan {
   std::vector<std::vector<CaItem>> nano_batches;  // documents are sequences
-  std::vector<std::vector<CaItem>> backward;      // of the same rows; empty: as nano_batches
+  std::vector<std::vector<CaItem>> backward;      // of the same rows; empty: those of nano_batches
   std::vector<CaCachedRows> cached;
-  double tolerance = 0;  // that was used in the end
+  double tolerance = 0;  // the one used in the end
 };
 
-// Without a home layout the batch is cut into nano-batches of equal tokens, a document across a cut
-// into a front part and a later part that attends it, and each is placed; with one, rows stay where
-// they are (items_at_home). Each is balanced. With a buffer limit the tolerance grows by 0.05
-// until no device sends or receives more at once (forward inputs, or outputs, of the whole batch);
-// nothing when even residing alone does. Tokens without queries (`roles`) need a home.
+// Plans the tasks of a batch. Without a home layout, the batch is cut into nano-batches of equal
+// tokens and each is placed; a document across a cut becomes a front part and a later part that
+// attends it. With a home layout, rows stay where they are (items_at_home). Each nano-batch is then
+// balanced. With a buffer limit, the tolerance grows by 0.05 until no device sends or receives more
+// than the limit at once (forward inputs, or outputs, of the whole batch). Returns nothing if the
+// limit does not suffice even without moves. Tokens without queries (`roles`) need a home.
 // O(tries · moves · items).
 [[nodiscard]] std::optional<CaPlan> plan_tasks(std::span<const Range> sequences,
                                                std::span<const HomeRange> home,

@@ -63,7 +63,8 @@ struct OwnedRows {
 struct DocumentTasks {
   std::vector<OwnedRows> owned;
   std::map<Rank, std::vector<Range>> keys;                   // that a server reads
-  std::map<std::pair<Rank, Rank>, std::vector<Range>> rows;  // (source, server): computed away
+  std::map<std::pair<Rank, Rank>, std::vector<Range>> rows;  // (source, server): rows computed
+                                                             // elsewhere
 };
 
 void add_keys(const DocumentTasks& tasks, std::int64_t kv_bytes_per_token, CaVolume& volume) {
@@ -118,7 +119,7 @@ CaVolume forward_volume(std::span<const CaItem> items, std::int32_t num_devices,
     DocumentTasks& tasks = documents[item.document];
     for (const CaShard& shard : {item.head, item.tail}) {
       if (shard.empty()) continue;
-      // Rows whose keys are shared out appear once for each share: the one with the diagonal owns.
+      // Rows whose keys are divided appear once per share: the share with the diagonal owns them.
       if (shard.keys.end == shard.queries.end) tasks.owned.push_back({shard.queries, item.source});
       tasks.keys[item.server].push_back(shard.keys);
       if (item.server != item.source) {

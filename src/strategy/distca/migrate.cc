@@ -13,15 +13,15 @@ namespace {
 
 enum class Part : std::uint8_t { kAll, kRows, kKeys };
 
-// What could leave an item.
+// An item, or a part of one, that could move to another server.
 struct Move {
   std::size_t item = 0;
   Part part = Part::kAll;
   std::int64_t tokens = 0;  // rows of head and of tail each, or keys
   double load = 0;          // work that moves
-  double bytes = 0;         // that moving it sends, as accounted
-  double dear_bytes = 0;    // the same, dearer from hot senders
-  double priority = 0;      // smallest goes first
+  double bytes = 0;         // sent by the move, as accounted
+  double dear_bytes = 0;    // the same, with hot senders' bytes counted higher
+  double priority = 0;      // the smallest moves first
 };
 
 struct Owned {
@@ -29,14 +29,15 @@ struct Owned {
   Rank owner;
 };
 
-// A taker, and the work it is to get about (or at least) and at most.
+// A taker, and the work it should get: about (or at least) `least` and at most `most`.
 struct Wanted {
   double least = 0;
   double most = 0;
   std::size_t taker = 0;
 };
 
-// The rows nearest the middle: the end of the head, the start of the tail, or of a tail alone.
+// Returns the rows nearest the middle: the end of the head and the start of the tail, or of a tail
+// alone.
 CaItem inner_rows(const CaItem& item, std::int64_t rows) {
   CaItem inner = item;
   if (!item.head.empty()) inner.head.queries.begin = item.head.queries.end - rows;
@@ -45,7 +46,7 @@ CaItem inner_rows(const CaItem& item, std::int64_t rows) {
   return inner;
 }
 
-// The tail's rows against its first keys.
+// Returns the tail's rows against its first keys.
 CaItem first_keys(const CaItem& item, std::int64_t keys) {
   CaItem first = item;
   first.head = {};
@@ -81,7 +82,7 @@ class Migration {
       }
     }
     for (const CaCachedRows& rows : cached) {
-      length_of(rows.document);  // makes room for it
+      length_of(rows.document);  // makes room for the document
       own(rows.document, rows.rows, rows.owner);
     }
     for (auto& owned : owned_) {
@@ -115,7 +116,8 @@ class Migration {
     hold(document, owner, rows);
   }
 
-  // Devices below the mean, emptiest first, each until it lacks no more than the threshold.
+  // Devices below the mean, emptiest first, each take work until they lack no more than the
+  // threshold.
   void fill() {
     std::vector<std::size_t> takers;
     for (std::size_t d = 0; d < num_devices_; ++d) {
@@ -138,9 +140,9 @@ class Migration {
     }
   }
 
-  // The fullest device above the threshold gives to the emptiest, as much at once as that may take,
-  // until none is above: few large parts send less than many small ones. A device that has nothing
-  // that fits is left as it is.
+  // The fullest device above the threshold gives to the emptiest, as much at once as that one may
+  // take, until none is above: few large parts send less than many small ones. A device that has
+  // nothing that fits stays as it is.
   void drain() {
     std::vector<bool> stuck(num_devices_);
     for (;;) {
@@ -168,7 +170,7 @@ class Migration {
     }
   }
 
-  // The best way to take about `least`, at most `most`, from an item.
+  // Compares `best` with the best way to take about `least`, at most `most`, from an item.
   void consider(std::size_t i, double least, double most, std::size_t taker,
                 std::optional<Move>& best) const {
     const auto offer = [&](std::optional<Move> move) {
@@ -186,7 +188,8 @@ class Migration {
     if (options_.kv_subrange) offer(keys(i, wanted));
   }
 
-  // The code's form: the amount is decided by the document's length, its rounding comes later.
+  // The form of the original's code: the document's length decides the amount, which is rounded
+  // later.
   [[nodiscard]] std::optional<Move> upstream_rows(std::size_t i, double most) const {
     const auto per_row = static_cast<double>(length(i) + 1);
     const auto rows = static_cast<std::int64_t>(most / per_row);
@@ -205,7 +208,7 @@ class Migration {
                  [&](std::int64_t tokens) { return inner_rows(item, tokens); });
   }
 
-  // Keys before the tail's first row, so that every row attends all of them.
+  // Offers keys before the tail's first row, so that every row attends all of them.
   [[nodiscard]] std::optional<Move> keys(std::size_t i, const Wanted& wanted) const {
     const CaItem& item = items_[i];
     const std::int64_t limit =
@@ -214,8 +217,8 @@ class Migration {
                  [&](std::int64_t tokens) { return first_keys(item, tokens); });
   }
 
-  // The largest multiple of the granularity, up to `limit`, whose load is at most `most`; or the
-  // smallest that reaches `least`, where that is less.
+  // Offers the largest multiple of the granularity, up to `limit`, whose load is at most `most`, or
+  // the smallest that reaches `least` if that is less.
   template <typename PartOf>
   [[nodiscard]] std::optional<Move> sized(std::size_t i, Part part, std::int64_t limit,
                                           const Wanted& wanted, const PartOf& part_of) const {
@@ -266,8 +269,8 @@ class Migration {
     return move;
   }
 
-  // Who has to send what for a device to compute an item: its rows (and later their results) and
-  // the keys that are not there yet.
+  // Visits the devices that must send data before a device can compute an item, with the bytes: its
+  // rows (and later their results) and the keys that are not there yet.
   template <typename Visit>
   void for_each_sender(const CaItem& item, Rank device, const Visit& visit) const {
     if (device != item.source) {
@@ -291,11 +294,11 @@ class Migration {
       visit(owner->owner, static_cast<double>(tokens) * options_.kv_bytes_per_token);
       left -= tokens;
     }
-    // The others are of rows in no item here, but in another nano-batch.
+    // The remaining keys belong to rows of another nano-batch.
     if (left > 0) visit(item.source, static_cast<double>(left) * options_.kv_bytes_per_token);
   }
 
-  // An item goes to a device that computes it.
+  // Accounts for sending an item to the device that computes it.
   void send(const CaItem& item, Rank device) {
     for_each_sender(item, device, [&](Rank sender, double bytes) {
       sent_bytes_[sender.index()] += bytes;
@@ -311,7 +314,8 @@ class Migration {
     held = merged(std::move(held));
   }
 
-  // Bytes per work moved out of what exceeds the tolerance on either side, dearer from hot senders.
+  // Returns the bytes per useful work moved, with hot senders' bytes counted higher. Work is useful
+  // as far as it exceeds the tolerance on either side.
   [[nodiscard]] double two_sided_priority(const Move& move, std::size_t taker) const {
     const Rank giver = items_[move.item].server;
     const double excess = std::max(0.0, surplus_[giver.index()] - threshold_);
@@ -320,7 +324,7 @@ class Migration {
     return move.dear_bytes / useful;
   }
 
-  // What moves so far make a source send, over the mean of all devices.
+  // Returns the bytes that the moves so far make a source send, over the mean of all devices.
   [[nodiscard]] double heat(Rank source) const {
     if (total_sent_bytes_ <= 0) return 0;
     return sent_bytes_[source.index()] * static_cast<double>(num_devices_) / total_sent_bytes_;
@@ -363,12 +367,12 @@ class Migration {
   std::vector<double> loads_;              // one for each item
   std::vector<std::int64_t> lengths_;      // one for each document: its last row's end
   std::vector<std::vector<Owned>> owned_;  // rows of each document, ascending
-  // Keys of a document that a device owns or that came for what it was to compute.
+  // Keys of a document that a device owns or received for its tasks.
   std::map<std::pair<std::int32_t, Rank>, std::vector<Range>> held_;
   std::vector<double> surplus_;  // load above the mean, of every device
   double mean_ = 0;
   double threshold_ = 0;
-  std::vector<double> sent_bytes_;  // moves so far have made every source send
+  std::vector<double> sent_bytes_;  // by every source, for the moves so far
   double total_sent_bytes_ = 0;
 };
 

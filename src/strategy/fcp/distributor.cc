@@ -15,7 +15,8 @@
 namespace contextile {
 namespace {
 
-// Bins of equal capacity that appear when first needed. Finds the first with room in O(log bins).
+// Bins of equal capacity that appear when first needed. Finds the first bin with room in
+// O(log bins).
 class FirstFit {
  public:
   FirstFit(std::size_t max_bins, std::int64_t capacity) {
@@ -39,7 +40,7 @@ class FirstFit {
   std::vector<std::int64_t> room_;  // a tree of maxima; leaf of bin b: leaves_ + b
 };
 
-// Where tokens live, by positions of several devices.
+// The homes of tokens, as positions of several devices.
 class Homes {
  public:
   Homes(const Workload& workload, std::int32_t members)
@@ -47,7 +48,7 @@ class Homes {
 
   [[nodiscard]] bool any() const { return !ranges_.empty(); }
 
-  // Tokens that live at every position.
+  // Returns the number of tokens at every position where some of the ranges live.
   [[nodiscard]] std::map<std::int32_t, std::int64_t> tokens(std::span<const Range> ranges) const {
     std::map<std::int32_t, std::int64_t> at;
     for (const Range& range : ranges) {
@@ -60,7 +61,7 @@ class Homes {
     return at;
   }
 
-  // The last end of a home in [first, last], or last.
+  // Returns the last end of a home in [first, last], or `last` if there is none.
   [[nodiscard]] std::int64_t last_end(std::int64_t first, std::int64_t last) const {
     if (!any()) return last;
     const std::int64_t begin = first_after(last - 1)->tokens.begin;
@@ -77,7 +78,7 @@ class Homes {
   std::int32_t members_;
 };
 
-// The home of most tokens (ties: the first), and how many those are.
+// Returns the home of most tokens (ties: the first) and the number of these tokens.
 std::pair<std::int32_t, std::int64_t> home_of(const Homes& homes, std::span<const Range> ranges) {
   std::pair<std::int32_t, std::int64_t> most{-1, 0};
   for (const auto& [position, tokens] : homes.tokens(ranges)) {
@@ -114,7 +115,8 @@ void add_costs(const Workload& workload, std::vector<Shard>& shards) {
   }
 }
 
-// The first `tokens` tokens of a shard; the shard keeps the rest. Cost goes with the tokens.
+// Cuts off the first `tokens` tokens of a shard; the shard keeps the rest. Cost is divided by
+// tokens.
 Shard cut_front(Shard& shard, std::int64_t tokens) {
   Shard front;
   front.document = shard.document;
@@ -144,7 +146,7 @@ void sort_by_token(std::vector<PlacedShard>& placed) {
   });
 }
 
-// Positions by load, with the room each has left: in shards or in tokens.
+// Positions ordered by load, with the room that each has left: in shards or in tokens.
 class Placer {
  public:
   Placer(std::span<const Shard> shards, std::int32_t num_positions, const PlacementLimit& limit)
@@ -157,8 +159,8 @@ class Placer {
     load_limit_ = kPairOverload * total / num_positions;
   }
 
-  // Whether a position has room for the shards together, and several do not overload it; if so they
-  // are placed.
+  // Places the shards together on the least loaded position that has room for them. Returns false
+  // if there is none, or if several shards would overload it.
   [[nodiscard]] bool place(std::span<const Shard* const> shards) {
     std::int64_t needed = 0;
     std::int64_t cost = 0;
@@ -209,7 +211,7 @@ class Placer {
   std::vector<PlacedShard> placed_;
 };
 
-// Inside a position: which member owns which of its shards, by tokens.
+// Decides which member of a position owns which of its shards, by tokens.
 std::vector<PlacedShard> place_on_members(const std::vector<Shard>& shards,
                                           const FcpDistribution& distribution,
                                           const PlacementLimit& limit) {
@@ -285,7 +287,7 @@ std::vector<PlacedShard> place_shards(std::span<const Shard> shards,
                                       std::span<const ShardUnit> units, std::int32_t num_positions,
                                       const PlacementLimit& limit) {
   Placer placer(shards, num_positions, limit);
-  // Heaviest first; of equals the one with the first shard.
+  // The heaviest unit comes first; of equals the one with the first shard.
   std::map<std::pair<std::int64_t, std::size_t>, std::vector<std::size_t>> waiting;
   for (const ShardUnit& unit : units) waiting[{-unit.cost, unit.shards.front()}] = unit.shards;
   while (!waiting.empty()) {
@@ -305,13 +307,14 @@ std::vector<PlacedShard> place_shards(std::span<const Shard> shards,
 
 namespace {
 
-// The part of its work by which the busiest position's may grow, so that more stays at home.
+// The work of the busiest position may grow by one part in so many, so that more stays at home.
 constexpr std::int64_t kHomeSlack = 100;
 
-// What traffic is counted for, shards by masks by positions; beyond it placement is by load alone.
+// Most counts (shards x masks x positions) of traffic; with more, placement is by load alone.
 constexpr double kMaxCounts = 1 << 28;
 
-// Positions that send and receive evenly, and with homes little, at about the same loads.
+// Moves shards at about the same loads, so that positions send and receive evenly and, with a home
+// layout, little.
 void lower_traffic(const Workload& workload, const PlacementLimit& limit,
                    std::int32_t num_positions, std::vector<PlacedShard>& placed) {
   if (static_cast<double>(placed.size() * workload.masks.size()) * num_positions > kMaxCounts)

@@ -1,5 +1,5 @@
-// FCP's distributor: documents into blocks, blocks into pairs of about equal work, pairs onto
-// devices.
+// FCP's distributor: it cuts documents into blocks, pairs blocks to about equal work, and places
+// the pairs on devices.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace contextile {
 
-// What the distributor moves about as one: a piece of a long document, or several short documents.
+// Tokens that the distributor moves as one: a piece of a long document, or several short documents.
 struct Shard {
   std::vector<Range> ranges;   // ascending
   std::int64_t tokens = 0;     // of all ranges
@@ -23,27 +23,28 @@ struct Shard {
   std::int64_t tokens_at_home = 0;
 };
 
-// Documents shorter than `block` tokens are packed, first fit by length descending (ties by index),
-// into composite shards of at most `block` tokens; others are cut into ceil(length / block) shards.
-// Long documents come first, in order, then composites. With a home layout a shard of a long
-// document ends early where a home does in its second half, and composites are of documents with
-// one home, that of most of their tokens; a home is a position of `members` devices.
-// O((documents + tiles) · log).
+// Cuts documents into shards. Documents shorter than `block` tokens are packed, first fit by length
+// descending (ties by index), into composite shards of at most `block` tokens; others are cut into
+// ceil(length / block) shards. Long documents come first, in order, then composites. With a home
+// layout, a shard of a long document ends early if a home ends in its second half, and a composite
+// holds documents with one home, that of most of their tokens. A home is a position of `members`
+// devices. O((documents + tiles) · log).
 [[nodiscard]] std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block,
                                                  std::int32_t members = 1);
 
-// Shards placed together, by index; one or two.
+// One or two shards that are placed together, by index.
 struct ShardUnit {
   std::vector<std::size_t> shards;
   std::int64_t cost = 0;
 };
 
-// Shard i of a document with n shards and shard n-1-i; the middle of an odd n alone, composites
-// alone. A pair that costs more than the mean load of `num_positions` is left as two.
+// Pairs shard i of a document with n shards with shard n-1-i. The middle shard of an odd n stays
+// alone, and so does a composite. A pair that costs more than the mean load of `num_positions` is
+// left as two.
 [[nodiscard]] std::vector<ShardUnit> pair_shards(std::span<const Shard> shards,
                                                  std::int32_t num_positions);
 
-// How much a position may take: tokens, or equally many shards each.
+// Limit of a position: in tokens, or in shards, equally many each.
 struct PlacementLimit {
   std::optional<std::int64_t> tokens;  // unset: ceil(shards / positions) shards
 
@@ -57,28 +58,29 @@ struct PlacedShard {
   std::int32_t position = 0;
 };
 
-// Longest processing time first: units by cost descending (ties by first shard), each to the least
-// loaded position (ties by number) with room for it. A pair that fits nowhere, or would load its
-// position 5% above the mean, is taken apart and its shards wait for their turn. Under a token
-// limit a single shard that fits nowhere is cut, and as much as fits goes to the position with the
-// most room; all limits together must hold all tokens. Ordered by first token.
+// Places shards, longest processing time first: units by cost descending (ties by first shard),
+// each on the least loaded position (ties by number) with room for it. A pair that fits nowhere, or
+// would load its position 5% above the mean, is split, and its shards are placed in order of their
+// own costs. Under a token limit, a single shard that fits nowhere is cut, and as much as fits goes
+// to the position with the most room; all limits together must hold all tokens. The result is
+// ordered by first token.
 [[nodiscard]] std::vector<PlacedShard> place_shards(std::span<const Shard> shards,
                                                     std::span<const ShardUnit> units,
                                                     std::int32_t num_positions,
                                                     const PlacementLimit& limit);
 
 struct FcpDistribution {
-  std::int64_t block = 4096;       // tokens
-  std::int64_t token_cap = 0;      // tokens a device works on; 0: equally many shards each
+  std::int64_t block = 4096;   // tokens
+  std::int64_t token_cap = 0;  // most tokens that a device works on; 0: equally many shards each
   std::int32_t head_parallel = 1;  // A: devices of a position, which split heads
   std::int32_t num_devices = 1;    // a multiple of A
 };
 
-// All of the above: shards over positions of A consecutive devices, with traffic evened at the
-// loads of longest processing time first (traffic.h); inside a position, over its devices so that
-// tokens are even. The worker of a block is device position · A + member. With a home layout shards
-// stay at home as far as loads allow that are 1% above those, if that makes less or more even
-// traffic; slots are then for shards from elsewhere.
+// Runs all of the above: shards over positions of A consecutive devices, with traffic evened at the
+// loads of longest processing time first (fcp_traffic.h); then, inside a position, over its devices
+// so that tokens are even. The worker of a block is device position · A + member. With a home
+// layout, shards stay at home as far as loads of up to 1% above those allow, if this makes traffic
+// less or more even; slots then limit only shards from elsewhere.
 [[nodiscard]] WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribution);
 
 }  // namespace contextile

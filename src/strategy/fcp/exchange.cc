@@ -9,7 +9,7 @@
 namespace contextile {
 namespace {
 
-// Shards at their positions, and what single moves and swaps make better.
+// Shards at their positions, improved by single moves and swaps.
 class ShardExchange {
  public:
   ShardExchange(std::span<const Shard> shards, const PlacementLimit& limit, std::int64_t load_limit,
@@ -27,9 +27,10 @@ class ShardExchange {
     }
   }
 
-  // Shards, none of which is placed, go home, the cheapest first, which have the most tokens for
-  // their work, as long as that is within the load limit. The others, heaviest first, go where they
-  // cause the least traffic within the limit. False: one fits nowhere.
+  // Places all shards, none of which may be placed yet. Shards go home as long as the load limit
+  // allows, the cheapest first, because these have the most tokens for their work. The others,
+  // heaviest first, go where they cause the least traffic within the limit. Returns false if one
+  // fits nowhere.
   [[nodiscard]] bool keep_at_home() {
     std::vector<std::size_t> order(shards_.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -54,16 +55,16 @@ class ShardExchange {
     return true;
   }
 
-  // Until no position is above the load limit, as far as single moves and swaps go; whether that is
-  // so.
+  // Moves and swaps single shards until no position is above the load limit or none of them helps.
+  // Returns true if no position is above the limit.
   [[nodiscard]] bool level() {
     while (level_once()) {
     }
     return *std::max_element(load_.begin(), load_.end()) <= load_limit_;
   }
 
-  // Until the busiest position finds nobody to exchange a shard with, or the search has cost
-  // enough.
+  // Relieves the busiest position until it finds no other to exchange a shard with, or until the
+  // search has cost enough.
   void even() {
     for (;;) {
       std::int32_t busiest = 0;
@@ -80,15 +81,15 @@ class ShardExchange {
     std::optional<std::size_t> back;
     std::int32_t from = 0;
     std::int32_t to = 0;
-    std::int64_t load = 0;  // the larger of both afterwards, at least the limit
+    std::int64_t load = 0;  // the larger load of the two afterwards, at least the limit
     double unevenness = 0;
 
     [[nodiscard]] std::pair<std::int64_t, double> key() const { return {load, unevenness}; }
   };
 
-  static constexpr std::int64_t kUpdatesPerRead = 300;  // of the traffic, what a search may cost
-  static constexpr std::size_t kLightest = 8;           // positions that relieve a heavy one
-  static constexpr double kLeastGain = 1e-3;  // of the fourth power of the busiest's bytes
+  static constexpr std::int64_t kUpdatesPerRead = 300;  // traffic updates that a search may cost
+  static constexpr std::size_t kLightest = 8;           // positions that may relieve a heavy one
+  static constexpr double kLeastGain = 1e-3;  // of the fourth power of the busiest position's bytes
 
   static std::size_t index(std::int32_t position) { return static_cast<std::size_t>(position); }
   [[nodiscard]] std::int32_t num_positions() const { return static_cast<std::int32_t>(at_.size()); }
@@ -113,8 +114,8 @@ class ShardExchange {
     traffic_.place(s, position);
   }
 
-  // Where a shard that is placed nowhere causes the least traffic within the limits; if it fits
-  // nowhere, the least loaded position that has room.
+  // Returns the position where a shard that is not placed causes the least traffic within the
+  // limits. If it fits nowhere, that is the least loaded position with room.
   [[nodiscard]] std::optional<std::int32_t> least_traffic(std::size_t s) {
     std::optional<std::int32_t> best;
     double least = 0;
@@ -135,8 +136,9 @@ class ShardExchange {
     return best;
   }
 
-  // The swap with one of the least loaded positions, or the move there, that takes most off the
-  // most loaded one, down to the limit; of those, the one with the least traffic.
+  // Applies the swap with one of the least loaded positions, or the move there, that takes most off
+  // the most loaded one, down to the limit; of equals, the one with the least traffic. Returns
+  // false if there is none.
   bool level_once() {
     const auto heaviest =
         static_cast<std::int32_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
@@ -197,7 +199,7 @@ class ShardExchange {
     if (leveling.back) place(*leveling.back, leveling.from);
   }
 
-  // Whether a position has room for a shard that comes in and one (or none) that leaves.
+  // Returns true if a position has room for a shard that comes in while one (or none) leaves.
   [[nodiscard]] bool fits(std::int32_t position, std::size_t in, const std::size_t* out) const {
     const std::int64_t change = shards_[in].cost - (out != nullptr ? shards_[*out].cost : 0);
     const std::int64_t freed = out != nullptr ? needed(*out, position) : 0;
@@ -205,7 +207,7 @@ class ShardExchange {
            (change <= 0 || load_[index(position)] + change <= load_limit_);
   }
 
-  // Least busy first.
+  // Returns the other positions, least busy first.
   [[nodiscard]] std::vector<std::int32_t> others(std::int32_t position) const {
     std::vector<std::int32_t> result;
     for (std::int32_t p = 0; p < num_positions(); ++p) {
@@ -217,7 +219,7 @@ class ShardExchange {
     return result;
   }
 
-  // The first exchange of a shard with another position that lowers the unevenness.
+  // Makes the first exchange of a shard with another position that lowers the unevenness enough.
   bool relieve(std::int32_t position) {
     const std::int64_t bytes = traffic_.bytes(position);
     const double square = static_cast<double>(bytes) * static_cast<double>(bytes);
@@ -238,8 +240,8 @@ class ShardExchange {
     return false;
   }
 
-  // The shard, which is placed nowhere, goes to another position, and one of about its cost may
-  // come back. If that does not reach the goal all is as before.
+  // Moves the shard, which is not placed, to another position; one of about its cost may come back.
+  // If that does not reach the goal, all other shards stay in place.
   bool exchange(std::size_t s, std::int32_t from, std::int32_t to, double goal) {
     leave(s, from);
     bool is_better = false;

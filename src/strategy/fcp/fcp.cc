@@ -19,7 +19,7 @@
 namespace contextile {
 namespace {
 
-// What block=auto tries, largest first; 4096 is the paper's (§7).
+// Block sizes that block=auto tries, largest first. The paper uses 4096 (Hyper-parameters, §6.1).
 constexpr std::array<std::int64_t, 4> kBlockSizes = {8192, 4096, 2048, 1024};
 
 FcpLayout layout_of(const Workload& workload, const Cluster& cluster, const FcpOptions& options) {
@@ -50,15 +50,15 @@ FcpPipelineOptions pipeline_options(const FcpOptions& options) {
 }
 
 // Source: FCP (flexible context parallelism by fixed-size blocks): distributor, bipartite matching,
-// coalescer, block-level pipeline, reshuffler. Steps: ceil(Δ / coalesce) stages, Δ the most KV
-// blocks a device sends or receives; local tiles first and, while results leave, last. Bytes: a KV
-// block once to each device that needs it, in backward again with dKV back; with a home layout or
-// head_parallel > 1 also Q in and O out of every block whose worker is not its owner, never what
-// its home has. Memory: KV of `buffers` stages of `coalesce` blocks, and as many dKV accumulators;
-// with a home layout KV waits for its Q and for its turn. Loses where few KV heads are shared by
-// few query heads (only KV ever moves, never Q and O), where a block is attended by everybody (no
-// relays: it crosses the node boundary once for each receiver), and on batches with too few blocks
-// to balance.
+// coalescer, block-level pipeline, reshuffler. Steps: ceil(Δ / coalesce) stages, where Δ is the
+// most KV blocks a device sends or receives; local tiles run first and, while results leave, last.
+// Bytes: a KV block once to each device that needs it, in backward again with dKV back. With a home
+// layout or head_parallel > 1 also Q in and O out of every block whose worker is not its owner, but
+// never data that its home has. Memory: KV of `buffers` stages of `coalesce` blocks, and as many
+// dKV accumulators; with a home layout, KV waits for its Q and for its stage. Loses where few KV
+// heads are shared by few query heads (only KV ever moves, never Q and O), and on batches with too
+// few blocks to balance. It also loses where a block is attended by all devices: without relays it
+// crosses the node boundary once per receiver.
 class FcpStrategy : public TypedStrategy<FcpOptions> {
  public:
   FcpStrategy()
@@ -94,8 +94,9 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
     return {kBlockSizes.begin(), kBlockSizes.end()};
   }
 
-  // Half of the paper's blocks, and heads split over a node: one fetch of the keys of a part of the
-  // heads in place of one of all heads by every device.
+  // Variants with half of the paper's block size, and with heads split over a node. In the latter,
+  // a device fetches keys of a part of the heads once, while otherwise every device fetches those
+  // of all heads.
   [[nodiscard]] std::vector<FcpOptions> variants_with(
       const Workload& workload, const Cluster& cluster,
       const StrategyRequest& request) const override {

@@ -1,4 +1,4 @@
-// FCP: fixed-size blocks anywhere, congestion-free rounds, a pipeline of blocks.
+// FCP: fixed-size blocks on any device, congestion-free rounds, a pipeline of blocks.
 #pragma once
 
 #include "contextile/extend/strategy.h"

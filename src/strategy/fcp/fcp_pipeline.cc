@@ -12,7 +12,7 @@
 namespace contextile {
 namespace {
 
-// The round of every edge (sender, receiver). Edges come in block order.
+// Returns the round of every edge (sender, receiver). Edges come in block order.
 std::vector<std::int32_t> assign_rounds(std::span<const BipartiteEdge> edges, std::int32_t num_ends,
                                         Rounds rounds) {
   if (rounds == Rounds::kCongestionFree) return color_edges(edges, num_ends, num_ends).colors;
@@ -25,15 +25,15 @@ std::vector<std::int32_t> assign_rounds(std::span<const BipartiteEdge> edges, st
   return result;
 }
 
-// What every device sends and receives in every stage.
+// The bytes that every device sends and receives in every stage.
 class StageBytes {
  public:
   StageBytes(std::int32_t num_devices, std::int64_t budget, Rounds rounds)
       : num_devices_(static_cast<std::size_t>(num_devices)), budget_(budget), rounds_(rounds) {}
 
-  // Transfers of so many bytes each, side by side, go into the first stage from `stage` on in which
-  // all ends have room; what is more than the budget has a stage of its own. Where senders may be
-  // congested only receivers count.
+  // Puts parallel transfers of `bytes` bytes each into the first stage from `stage` on in which all
+  // ends have room. A transfer that exceeds the budget gets a stage of its own. If senders may be
+  // congested, only receivers count.
   std::int32_t first_fit(std::int32_t stage, std::span<const Rank> sources,
                          std::span<const Rank> destinations, std::int64_t bytes) {
     const auto has_room = [&](std::int64_t used) { return used == 0 || used + bytes <= budget_; };
@@ -101,8 +101,9 @@ void FcpPipeline::find_readers() {
   }
 }
 
-// Without a home layout a block's worker casts its keys. With one home does, unless it would send
-// more than the mean: then whoever reads them and sends least, keys asked for most first.
+// Without a home layout, a block's worker casts its keys. With one, the home casts them unless it
+// would then send more than the mean. In that case the reader that sends the least casts them. Keys
+// with the most bytes to send come first.
 void FcpPipeline::choose_casters() {
   casters_ = layout_.positions;
   if (!layout_.is_home) return;
@@ -138,6 +139,7 @@ void FcpPipeline::choose_casters() {
         if (at(reader) < at(caster)) caster = reader;
       }
     }
+    // A caster that is not the home receives the keys from home once and casts them to the others.
     const std::int32_t home = layout_.home(block);
     if (caster != home) at(home) += bytes;
     at(caster) += -negative - (caster != home ? bytes : 0);
@@ -174,7 +176,7 @@ void FcpPipeline::find_moves() {
 }
 
 std::vector<std::int32_t> FcpPipeline::cast_rounds() const {
-  // Head groups travel side by side, each between its own members: colouring positions is enough.
+  // Head groups travel in parallel, each between its own members: colouring positions is enough.
   std::vector<BipartiteEdge> edges;
   for (const Cast& cast : casts_) {
     edges.push_back({casters_[cast.block.index()], cast.position});
@@ -182,7 +184,7 @@ std::vector<std::int32_t> FcpPipeline::cast_rounds() const {
   return assign_rounds(edges, layout_.num_devices / layout_.head_parallel, options_.rounds);
 }
 
-// The first stage at which a cast's receiver has queries that read it.
+// Returns for every cast the first stage at which its receiver has queries that read it.
 std::vector<std::int32_t> FcpPipeline::first_uses() const {
   std::vector<std::int32_t> uses(casts_.size(), std::numeric_limits<std::int32_t>::max());
   for (const Tile& tile : tiles_) {
@@ -214,8 +216,8 @@ void FcpPipeline::note_arrivals() {
   }
 }
 
-// The all-to-all of A members, in colours like the casts that follow it: A times the units of 1/A
-// the bytes, as many more in a stage.
+// Assigns stages to the all-to-all of A members in colours, like the casts that follow it. It has A
+// times as many units of 1/A of the bytes, so A times as many fit in a stage.
 void FcpPipeline::assign_stages_by_rounds() {
   if (options_.reshuffle == Reshuffle::kOverlapped) {
     std::vector<BipartiteEdge> edges;  // of a unit, its queries and keys together
@@ -240,8 +242,9 @@ void FcpPipeline::assign_stages_by_rounds() {
   }
 }
 
-// Keys that are to be cast move first, then queries with the most work, then casts when they are of
-// use, by their rounds; each into the first stage in which both ends have room for its bytes.
+// Assigns stages so that in each of them both ends have room for the bytes: first to keys that are
+// to be cast, then to queries, those with the most work first, then to casts, in the order in which
+// they become useful and by their rounds.
 void FcpPipeline::assign_stages_by_bytes() {
   std::int64_t largest = 0;
   for (std::int32_t b = 0; b < layout_.blocks.num_blocks(); ++b) {

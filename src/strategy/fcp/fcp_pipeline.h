@@ -1,5 +1,5 @@
-// FCP's communication: rounds without congestion, coalesced into stages, pipelined at block level;
-// and the reshuffling between where data lives and where it is worked on.
+// FCP's communication: rounds without congestion, coalesced into stages and pipelined at block
+// level. It includes the reshuffling between where data lives and where it is worked on.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 
 namespace contextile {
 
-// Blocks, where they live and where they are worked on. Head group g of a block is worked on by
-// member g of the block's position, device position · A + g: with one member the block's worker,
-// with more the all-to-all of Ulysses.
+// Blocks, where they live and where they are worked on. Member g of a block's position works on
+// head group g of the block; that is device position · A + g. With one member this is the block's
+// worker, with more it is the all-to-all of Ulysses.
 struct FcpLayout {
   Blocking blocks;
   std::vector<Rank> owners;             // one for each block
@@ -23,12 +23,12 @@ struct FcpLayout {
   std::int32_t head_parallel = 1;       // A, also the number of head groups
   std::int32_t num_devices = 1;
   AttentionShape shape;
-  bool is_home = false;  // owners are the caller's: anybody who reads a block's keys may cast them
+  bool is_home = false;  // owners are the caller's: any reader of a block's keys may cast them
 
   [[nodiscard]] std::int32_t home(BlockId block) const {
     return owners[block.index()].value / head_parallel;
   }
-  [[nodiscard]] std::int64_t bytes(Kind kind, BlockId block) const {  // of a head group's unit
+  [[nodiscard]] std::int64_t bytes(Kind kind, BlockId block) const {  // of one head group's unit
     return unit_bytes(kind, blocks.num_tokens(block), shape, head_parallel, shape.dtype);
   }
   [[nodiscard]] Rank device(std::int32_t position, std::int32_t group) const {
@@ -40,39 +40,41 @@ struct FcpLayout {
 };
 
 enum class Rounds : std::uint8_t {
-  kBlockOrder,      // every receiver fetches in block order, whoever else asks the same sender
+  kBlockOrder,  // every receiver fetches in block order, even if others fetch from the same sender
   kCongestionFree,  // a device sends at most once and receives at most once in a round
 };
 struct FcpPipelineOptions {
   Rounds rounds = Rounds::kCongestionFree;
-  std::int32_t coalesce = 16;  // rounds in a stage: a device sends and receives at most as many
-                               // bytes as keys of so many of the largest blocks have
+  std::int32_t coalesce = 16;  // rounds per stage: a device sends and receives at most as many
+                               // bytes as the keys of so many of the largest blocks
   std::int32_t buffers = 3;    // stages whose data a device holds or receives; 1: nothing overlaps
   Reshuffle reshuffle = Reshuffle::kOverlapped;
 };
 
-// One mask's program. Tiles run with their queries. A block's keys go from their owner to its
-// caster, and from there to every position that needs them. Stages, in order: reshuffling, if owner
-// and worker or caster of a block differ, with KV rounds as soon as the keys are there; KV rounds;
-// last, what was kept of the local tiles while results leave.
+// The program of one mask. Tiles run with their queries. A block's keys go from their owner to its
+// caster, and from there to every position that needs them. The first stages reshuffle, if owner
+// and worker or caster of a block differ; KV rounds begin as soon as the keys are there. The last
+// stage runs local tiles that were kept back while results leave.
 class FcpPipeline {
  public:
-  // O(tiles + edges · log). `tiles` are all tiles of the layout's blocks under the mask.
+  // Plans the communication of one mask. `tiles` are all tiles of the layout's blocks under it.
+  // O(tiles + edges · log).
   FcpPipeline(const FcpLayout& layout, std::span<const Tile> tiles,
               const FcpPipelineOptions& options);
 
-  // Forward: q to the worker, kv to the caster; kv on to every position that needs it; o back when
-  // complete. Backward: likewise with do; kv again, dkv against every edge of kv; dq, dkv back.
+  // Returns the program of a direction. Forward: q goes to the worker, kv to the caster and on to
+  // every position that needs it; o goes back when complete. Backward: the same with do; kv again,
+  // dkv against every edge of kv; dq and dkv go back.
   [[nodiscard]] ArrangedDirection arrange(Direction direction) const;
 
-  // With A > 1, what reached its worker in forward stays for backward.
+  // Returns the units kept for backward: with A > 1, those that reached their worker in forward.
   [[nodiscard]] std::vector<RetainedUnit> retained() const;
 
  private:
-  struct Cast {  // a KV block that a position needs, one edge of the colouring
+  struct Cast {  // a KV block that a position needs; one edge of the colouring
     BlockId block;
     std::int32_t position = 0;
-    std::int32_t stage = 0;  // that needs it
+    std::int32_t stage = 0;  // that needs the block
   };
   struct Move {  // a unit's queries or keys whose worker or caster is not the owner
     Kind kind = Kind::kQ;
@@ -86,7 +88,7 @@ class FcpPipeline {
     return block.index() * static_cast<std::size_t>(layout_.head_parallel) +
            static_cast<std::size_t>(group);
   }
-  // Where the queries or keys of a block and head group have to be.
+  // Returns the device where the queries or keys of a block and head group have to be.
   [[nodiscard]] Rank place(Kind kind, BlockId block, std::int32_t group) const {
     return is_of_kv(kind) ? layout_.device(casters_[block.index()], group)
                           : layout_.worker(block, group);
@@ -101,7 +103,7 @@ class FcpPipeline {
   void note_arrivals();
   [[nodiscard]] std::vector<std::int32_t> cast_rounds() const;
   [[nodiscard]] std::vector<std::int32_t> first_uses() const;
-  // Index of the cast of a key block to a position that needs it.
+  // Returns the index of the cast of a key block to a position that needs it.
   [[nodiscard]] std::size_t cast_of(BlockId block, std::int32_t position) const;
 
   const FcpLayout& layout_;
@@ -113,8 +115,9 @@ class FcpPipeline {
   std::vector<Cast> casts_;                         // ordered by (block, position)
   std::vector<std::size_t> first_;                  // casts of block b: [first_[b], first_[b + 1])
   std::vector<Move> moves_;
-  std::vector<std::int32_t> q_arrival_;   // for each unit: stage it reaches its worker; 0: is there
-  std::vector<std::int32_t> kv_arrival_;  // likewise its caster
+  std::vector<std::int32_t> q_arrival_;   // for each unit: stage at which it is at its worker; 0:
+                                          // always
+  std::vector<std::int32_t> kv_arrival_;  // likewise at its caster
   std::int32_t move_stages_ = 0;
   std::int32_t last_stage_ = 0;  // the last of the KV rounds
 };

@@ -68,7 +68,7 @@ void ShardTraffic::add(std::vector<std::int64_t>& bytes, std::int32_t position,
   unevenness_ += fourth_power(value);
 }
 
-// Queries that are not worked on at home, and their outputs.
+// Accounts for queries that are not worked on at home, and for their outputs.
 void ShardTraffic::update_moves(std::size_t s, std::int32_t position, int sign) {
   const Shard& shard = shards_[s];
   if (shard.home == kNowhere) return;
@@ -79,8 +79,8 @@ void ShardTraffic::update_moves(std::size_t s, std::int32_t position, int sign) 
   add(received_, shard.home, sign * output_bytes_ * (shard.tokens_at_home - here));
 }
 
-// Where a shard's keys come from when the shard has no home: where it is placed, which reads them
-// for nothing.
+// Accounts for a shard's keys if it has no home. The keys then come from where the shard is placed,
+// and that position reads them without receiving anything.
 void ShardTraffic::update_source(std::size_t s, std::int32_t position, int sign) {
   if (shards_[s].home != kNowhere) return;
   for (std::size_t column = s; column < key_bytes_.size(); column += shards_.size()) {

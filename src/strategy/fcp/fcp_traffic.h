@@ -13,30 +13,31 @@
 namespace contextile {
 
 // Traffic of one forward pass of every layer, updated shard by shard. Queries run where their shard
-// is placed, which receives each shard of keys they read once. Keys leave from where their own
-// shard is placed; with a home layout from home, whoever then casts them, and queries that are
-// placed elsewhere travel there and their outputs back.
+// is placed; that position receives each shard of keys they read once. Keys leave from where their
+// own shard is placed. With a home layout they count as sent by no position, because any reader may
+// cast them; queries that are placed elsewhere travel there and their outputs back.
 class ShardTraffic {
  public:
   static constexpr std::int32_t kNowhere = -1;
 
-  // O(shards · positions + tiles · log). Nothing is placed yet.
+  // Begins with no shard placed. O(shards · positions + tiles · log).
   ShardTraffic(const Workload& workload, std::span<const Shard> shards, std::int32_t num_positions);
 
-  // Both O(shards that it reads).
+  // Places a shard or takes it away. O(shards that it reads).
   void place(std::size_t shard, std::int32_t position);
   void take(std::size_t shard);
 
   [[nodiscard]] std::int32_t position(std::size_t shard) const { return positions_[shard]; }
-  // The busier of both ways.
+  // Returns the bytes sent or received, whichever are more.
   [[nodiscard]] std::int64_t bytes(std::int32_t position) const {
     const auto p = static_cast<std::size_t>(position);
     return std::max(sent_[p], received_[p]);
   }
-  // Sum over positions and both ways of the fourth powers of bytes: falls as they get fewer or more
-  // even.
+  // Returns the sum of the fourth powers of the bytes, over positions and both ways. It falls as
+  // bytes get fewer or more even.
   [[nodiscard]] double unevenness() const { return unevenness_; }
-  // Shard reads of all queries together, what an update of every shard costs.
+  // Returns the number of shard reads of all queries, which is the cost of updating every shard
+  // once.
   [[nodiscard]] std::size_t num_reads() const { return reads_.size(); }
   [[nodiscard]] std::size_t num_reads(std::size_t shard) const {
     return first_read_[shard + 1] - first_read_[shard];
@@ -56,7 +57,8 @@ class ShardTraffic {
   std::vector<std::int64_t> key_bytes_;  // of every column: a shard's keys under one mask
   std::vector<std::int32_t> readers_;    // of every column: positions that read it
   std::vector<std::int32_t> count_;      // column by position: shards there that read it
-  std::vector<std::size_t> first_read_;  // columns a shard reads: reads_[first_read_[s], …[s + 1])
+  std::vector<std::size_t> first_read_;  // columns that shard s reads: reads_[first_read_[s], …[s +
+                                         // 1])
   std::vector<std::size_t> reads_;
   std::vector<std::int64_t> sent_;
   std::vector<std::int64_t> received_;
@@ -65,15 +67,15 @@ class ShardTraffic {
   double unevenness_ = 0;
 };
 
-// Places shards that have a home: there, the cheapest of every home first, up to the load limit;
-// the others where they cause the least traffic within it. False when a shard finds no room or a
-// position exceeds the load limit: what is placed is then of no use.
+// Places shards that have a home. They go there, the cheapest first, up to the load limit; the
+// others go where they cause the least traffic within it. Returns false if a shard finds no room or
+// a position exceeds the load limit; the placement is then of no use.
 [[nodiscard]] bool keep_at_home(std::span<const Shard> shards, const PlacementLimit& limit,
                                 std::int64_t load_limit, std::int32_t num_positions,
                                 ShardTraffic& traffic);
 
-// Moves and swaps shards of the busiest position while that lowers the unevenness. No position gets
-// above `load_limit` that was not, none loses its room.
+// Moves and swaps shards of the busiest position while that lowers the unevenness. No position is
+// pushed above `load_limit` or beyond its room.
 void even_traffic(std::span<const Shard> shards, const PlacementLimit& limit,
                   std::int64_t load_limit, std::int32_t num_positions, ShardTraffic& traffic);
 

@@ -10,12 +10,12 @@ namespace contextile {
 namespace {
 
 constexpr std::int32_t kNever = -1;
-// Stages of a paced program until they are as long as the others.
+// Stages of a paced program that are shorter than the later ones.
 constexpr std::int32_t kGrowingStages = 8;
 
 }  // namespace
 
-// One direction of the program. Stages here are those of the arrangement: where nothing may overlap
+// One direction of the program. Its stages are those of the arrangement. If nothing may overlap,
 // the pipeline's stages are two apart, and everything travels in between.
 class FcpPipeline::Arranging {
  public:
@@ -54,8 +54,8 @@ class FcpPipeline::Arranging {
   [[nodiscard]] std::int32_t query_arrival(BlockId block, std::int32_t group) const {
     return scale_ * pipeline_.q_arrival_[pipeline_.unit(block, group)];
   }
-  // Keys reach their caster before forward begins only if they live there; before backward also if
-  // they were retained.
+  // Returns the stage at which keys are at their caster. They are there before forward begins only
+  // if they live there; before backward also if they were retained.
   [[nodiscard]] std::int32_t key_arrival(BlockId block, std::int32_t group) const {
     if (backward() && pipeline_.is_retained()) return 0;
     return scale_ * pipeline_.kv_arrival_[pipeline_.unit(block, group)];
@@ -63,7 +63,7 @@ class FcpPipeline::Arranging {
   [[nodiscard]] std::int32_t caster(BlockId block) const {
     return pipeline_.casters_[block.index()];
   }
-  // No compute before this stage.
+  // Returns the first stage that may compute.
   [[nodiscard]] std::int32_t first_compute() const {
     return options_.reshuffle == Reshuffle::kBefore ? scale_ * pipeline_.move_stages_ : 0;
   }
@@ -71,7 +71,7 @@ class FcpPipeline::Arranging {
   [[nodiscard]] std::int32_t position_of(const PlacedTile& tile) const {
     return layout_.positions[tile.q_block.index()];
   }
-  // Keys that come neither from home nor through the position's own caster.
+  // Returns true if the keys come neither from home nor through the position's own caster.
   [[nodiscard]] bool reads_cast(const PlacedTile& tile) const {
     return position_of(tile) != caster(tile.kv_block) && tile.device != owner(tile.kv_block);
   }
@@ -100,7 +100,7 @@ class FcpPipeline::Arranging {
     }
   }
 
-  // Devices at either end of a result's transfer.
+  // Returns the devices at either end of a result's transfer.
   [[nodiscard]] std::vector<bool> devices_of_results() const {
     std::vector<bool> devices(static_cast<std::size_t>(layout_.num_devices));
     const auto note = [&](Rank a, Rank b) { devices[a.index()] = devices[b.index()] = true; };
@@ -123,8 +123,8 @@ class FcpPipeline::Arranging {
            (backward() && tile.device != owner(tile.kv_block) ? 1 : 0);
   }
 
-  // Half of a device's local tiles of every stage wait until the last remote keys are done, so that
-  // the last results leave under them; first those whose own results stay where they are.
+  // Lets half of a device's local tiles of every stage wait until the last remote keys are done, so
+  // that the last results leave under them. Tiles whose own results stay on the device wait first.
   void keep_local_tiles_for_the_end() {
     const std::vector<bool> has_results = devices_of_results();
     std::vector<PlacedTile*> local;
@@ -155,9 +155,9 @@ class FcpPipeline::Arranging {
     }
   }
 
-  // A device's tiles over its stages as evenly as their inputs' arrival allows, so that whom it
-  // sends to next does not wait for it; first those whose results leave, then those whose keys'
-  // buffers others wait for.
+  // Spreads a device's tiles over its stages as evenly as the arrival of their inputs allows, so
+  // that the device it sends to next does not wait for it. Tiles whose results leave come first,
+  // then those whose keys occupy buffers that others wait for.
   void pace_tiles() {
     std::vector<std::vector<PlacedTile*>> of_device(static_cast<std::size_t>(layout_.num_devices));
     for (PlacedTile& tile : out_.tiles) of_device[tile.device.index()].push_back(&tile);
@@ -172,8 +172,8 @@ class FcpPipeline::Arranging {
     }
   }
 
-  // Each stage runs its share of what is left, of what is there. The first stages are short, since
-  // keys go on only after them.
+  // Each stage runs its share of the remaining work, as far as the inputs are there. The first
+  // stages are short, since keys go on only after them.
   void pace(std::span<PlacedTile* const> tiles) const {
     std::map<std::int32_t, std::vector<std::size_t>> arriving;  // by stage, in order of urgency
     std::int64_t left = 0;
@@ -201,7 +201,7 @@ class FcpPipeline::Arranging {
     }
   }
 
-  // When the last tile of every result has run, on the device that has to send it.
+  // Notes the stage of the last tile of every result, on the device that has to send it.
   void note_last_stages() {
     const std::size_t num_units = pipeline_.q_arrival_.size();
     last_q_.assign(num_units, kNever);
@@ -227,13 +227,14 @@ class FcpPipeline::Arranging {
     out_.transfers.push_back({kind, block, GroupId{group}, src, dst, launch, need});
     last_need_ = std::max(last_need_, need);
   }
-  // An input needed at a stage is launched buffers - 1 stages before, but not before it is there.
+  // Launches an input buffers - 1 stages before the one that needs it, but not before it is there.
   void send_input(Kind kind, BlockId block, std::int32_t group, Rank src, Rank dst,
                   std::int32_t need, std::int32_t there) {
     const std::int32_t ahead = overlaps() ? options_.buffers - 1 : 1;
     send(kind, block, group, src, dst, std::max(there, need - ahead), need);
   }
-  // A result leaves as soon as it is complete, and has buffers - 1 stages to arrive.
+  // Sends a result as soon as it is complete; it has buffers - 1 stages to arrive. Returns the
+  // stage that needs it.
   std::int32_t send_result(Kind kind, BlockId block, std::int32_t group, Rank src, Rank dst,
                            std::int32_t complete) {
     const std::int32_t launch = overlaps() ? complete : complete | 1;  // odd: between computes
@@ -265,7 +266,7 @@ class FcpPipeline::Arranging {
     }
   }
 
-  // Every edge of the keys reversed, once its tiles are done.
+  // Reverses every edge of the keys once its tiles are done.
   void return_casts() {
     for (std::size_t c = 0; c < pipeline_.casts_.size(); ++c) {
       const Cast& cast = pipeline_.casts_[c];
@@ -276,6 +277,7 @@ class FcpPipeline::Arranging {
             send_result(Kind::kDkv, cast.block, g, src, layout_.device(caster(cast.block), g),
                         last_cast_[cast_index(c, g)] + 1);
         std::int32_t& last = last_kv_[pipeline_.unit(cast.block, g)];
+        // The caster's sum is complete only when this share has arrived.
         last = std::max(last, need - 1);
       }
     }

@@ -13,7 +13,7 @@
 namespace contextile {
 namespace {
 
-// Sequences that are placed together: a long one, or a bin of short ones.
+// Sequences that are placed together: one long sequence, or a bin of short ones.
 struct Parcel {
   std::int32_t num_ranks = 1;
   std::int64_t tokens = 0;
@@ -74,11 +74,11 @@ class WaveMaker {
   }
 
  private:
-  // The first of `count` consecutive free ranks with the least load in sum, or none.
+  // Returns the first of `count` consecutive free ranks with the least total load, or nothing.
   [[nodiscard]] std::optional<std::int32_t> least_loaded(std::int32_t count) const {
     std::optional<std::int32_t> best;
     double best_load = 0;
-    std::int32_t run = 0;  // free ranks up to r
+    std::int32_t run = 0;  // length of the run of free ranks that ends at r
     for (std::int32_t r = 0; r < options_.num_ranks; ++r) {
       run = is_free_[static_cast<std::size_t>(r)] ? run + 1 : 0;
       if (run < count) continue;
@@ -93,7 +93,7 @@ class WaveMaker {
 
   const WaveOptions& options_;
   std::vector<double> loads_;
-  std::vector<bool> is_free_;  // in the current wave; before the first wave none is
+  std::vector<bool> is_free_;  // in the current wave; no rank is free before the first wave
   std::vector<GroupRound> waves_;
 };
 

@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// What the least loaded ranks have the least of.
+// Load by which the least loaded ranks are chosen.
 enum class RankChoice : std::uint8_t {
   kTokens,
   kFlops,  // causal: the square of the length
@@ -22,11 +22,12 @@ struct WaveOptions {
   RankChoice choice = RankChoice::kTokens;
 };
 
-// Source: ByteScale (2025) as FCP describes it. A sequence of L > C tokens takes ceil(L / C) ranks;
-// the others are packed into bins of C tokens, each for one rank (first fit, longest first).
-// Longest first, each goes to the consecutive ranks that are free in the current wave and have the
-// least load in sum over all waves (ties: the lowest ranks); when there are none, a new wave
-// begins. lengths: positive tokens. Throws InvalidArgument when L > R·C. O(sequences · (bins + R)).
+// Schedules sequences in waves. Source: ByteScale (2025) as FCP describes it. A sequence of L > C
+// tokens takes ceil(L / C) ranks; the others are packed into bins of C tokens, each for one rank
+// (first fit, longest first). Each of them, longest first, goes to the consecutive ranks that are
+// free in the current wave and have the least total load over all waves (ties: the lowest ranks).
+// If there are none, a new wave begins. `lengths` are positive tokens. Throws InvalidArgument when
+// L > R·C. O(sequences · (bins + R)).
 [[nodiscard]] std::vector<GroupRound> schedule_bytescale(std::span<const std::int64_t> lengths,
                                                          const WaveOptions& options);
 

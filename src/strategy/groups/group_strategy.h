@@ -1,4 +1,4 @@
-// What the strategies that decide on rounds of groups have in common.
+// Common base of the strategies that decide on rounds of groups.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +18,19 @@ namespace contextile {
   return lengths;
 }
 
-// Tokens a rank should hold: T / R, rounded up.
+// Returns the tokens that a rank should hold: T / R, rounded up.
 [[nodiscard]] inline std::int64_t mean_tokens(const Workload& workload, std::int32_t num_ranks) {
   return std::max<std::int64_t>(1, (workload.num_tokens() + num_ranks - 1) / num_ranks);
 }
 
-// Options have `cap`, tokens of one rank; 0: mean_tokens().
+// A strategy whose options have `cap`, the tokens of one rank; 0: mean_tokens().
 template <typename Options>
 class GroupStrategy : public TypedStrategy<Options> {
  protected:
   using TypedStrategy<Options>::TypedStrategy;
 
-  // Decides, and writes what it decided into `options`, whose cap is set. Throws InvalidArgument
-  // with the reason when it cannot.
+  // Decides the rounds and writes the decisions into `options`, whose cap is set. Throws
+  // InvalidArgument with the reason when it cannot.
   [[nodiscard]] virtual std::vector<GroupRound> rounds(const Workload& workload,
                                                        std::int32_t num_ranks,
                                                        Options& options) const = 0;

@@ -16,13 +16,13 @@ namespace {
 constexpr std::int64_t kMaxRanks = 1 << 16;
 constexpr std::int64_t kMaxSequences = 1 << 20;
 
-// Source: Megatron-LM, --hybrid-context-parallel (BalancedCPScheduler). Steps: rounds of groups; in
-// a round every rank attends its samples one after another, each a zigzag ring over the c ranks
-// that share it, a barrier between rounds. Bytes sent per rank and sample of L tokens: forward
+// Source: Megatron-LM, --hybrid-context-parallel (BalancedCPScheduler). Steps: rounds of groups,
+// with a barrier between rounds. In a round every rank attends its samples one after another, each
+// a zigzag ring over the c ranks that share it. Bytes sent per rank and sample of L tokens: forward
 // (c-1)·L/c·kv, backward twice that (dKV in the activation dtype). Memory: two KV buffers of the
-// largest share. Loses where rounds are many: each waits for its slowest rank; nothing is packed,
-// so short samples run as small kernels; keys of the next sample do not travel under this one's
-// compute.
+// largest share. Loses where rounds are many, since each waits for its slowest rank. Nothing is
+// packed, so short samples run as small kernels, and keys of the next sample do not travel under
+// this one's compute.
 class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
  public:
   MegatronDynamicStrategy()
@@ -60,8 +60,9 @@ class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
 // Source: Megatron-LM dev, dynamic context parallelism with packing. Steps: rounds of groups; a
 // group packs its samples (THD) and attends them in one zigzag ring; a barrier between rounds.
 // Bytes sent per rank of a group of c ranks with L tokens: forward (c-1)·L/c·kv, backward twice
-// that (dKV in the activation dtype). Memory: two KV buffers of at most cap tokens. Loses as
-// megatron_dynamic where rounds are many, and on short samples that share a ring they do not need.
+// that (dKV in the activation dtype). Memory: two KV buffers of at most cap tokens. Like
+// megatron_dynamic it loses where rounds are many, and also on short samples that share a ring they
+// do not need.
 class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
  public:
   MegatronPackedStrategy()

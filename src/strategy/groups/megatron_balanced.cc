@@ -12,8 +12,8 @@
 namespace contextile {
 namespace {
 
-constexpr double kSlack = 0.05;        // of the most loaded rank, that counts as balanced
-constexpr double kBucketExcess = 1.1;  // a bucket's work over the mean
+constexpr double kSlack = 0.05;  // gap that counts as balanced, as a share of the most loaded rank
+constexpr double kBucketExcess = 1.1;  // work that a bucket may have, over the mean
 
 using Bucket = std::deque<std::int32_t>;
 
@@ -50,7 +50,7 @@ class RoundMaker {
     return groups_.most_load() - groups_.least_load() <= kSlack * groups_.most_load();
   }
 
-  // As many buckets as there are group sizes, of about equal work; the last may have more.
+  // Returns as many buckets as there are group sizes, of about equal work; the last may have more.
   [[nodiscard]] std::vector<Bucket> make_buckets(const std::vector<std::int32_t>& samples) const {
     std::set<std::int32_t> sizes;
     double total = 0;
@@ -64,7 +64,7 @@ class RoundMaker {
     double bucket_work = 0;
     auto still_open = static_cast<std::int64_t>(sizes.size());
     for (std::size_t i = 0; i < samples.size(); ++i) {
-      // NOTE: both the buckets still open and the buckets closed move, as in the original.
+      // NOTE: both the number of open buckets and that of closed ones change, as in the original.
       const bool save_rest =
           static_cast<std::int64_t>(samples.size() - i + buckets.size()) <= still_open;
       if (!bucket.empty() && (bucket_work + work(samples[i]) > limit || save_rest)) {
@@ -85,7 +85,8 @@ class RoundMaker {
                        [&](const RankGroup& group) { return group.size == need(s); });
   }
 
-  // The least loaded group of the size, or new ranks if every such group has some load.
+  // Returns the least loaded group of the size, or a group of new ranks if every such group has
+  // some load.
   RankGroup& group_for(std::int32_t size) {
     RankGroup* best = nullptr;
     for (RankGroup& group : groups_.groups) {
@@ -109,13 +110,14 @@ class RoundMaker {
       group.samples.push_back(s);
       group.load += work(s);
       while (!buckets.empty() && buckets.front().empty()) buckets.erase(buckets.begin());
+      // The round may end early only after it has begun to place smaller groups than its first.
       if (first_need == 0) first_need = need(s);
       check_balance = check_balance || need(s) < first_need;
       if (check_balance && !buckets.empty() && is_balanced()) return;
     }
   }
 
-  // The most loaded group gives up its last sample while that narrows the gap.
+  // Takes the last sample from the most loaded group while that narrows the gap.
   void trim(std::vector<std::int32_t>& leftover) {
     while (!is_balanced() && groups_.least_load() > 0) {
       RankGroup& group =
@@ -134,7 +136,7 @@ class RoundMaker {
     }
   }
 
-  // Empty ranks join the smallest groups.
+  // Lets empty ranks join the smallest groups.
   void fill() {
     const bool reproduce = options_.faults == UpstreamFaults::kReproduced;
     while (groups_.free_ranks() > 0) {
@@ -162,10 +164,10 @@ class RoundMaker {
   RankGroups groups_;
 };
 
-// Every group must be one of the process groups the original makes when it starts.
+// Checks that every group is one of the process groups that the original makes when it starts.
 void check_process_groups(const RankSamples& samples) {
   const auto num_ranks = static_cast<std::int32_t>(samples.size());
-  std::int32_t largest = 1;  // power of two below R / 2 or equal
+  std::int32_t largest = 1;  // the largest power of two that is at most R / 2
   while (largest * 4 <= num_ranks) largest *= 2;
   for (const GroupItem& group : group_items(samples, SampleOrder::kPacked)) {
     const bool is_power = (group.size & (group.size - 1)) == 0;

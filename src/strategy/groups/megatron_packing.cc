@@ -11,7 +11,8 @@
 namespace contextile {
 namespace {
 
-constexpr double kWorkExcess = 1.05;  // of the round's longest sample's work, that a rank may have
+constexpr double kWorkExcess = 1.05;  // of the longest sample's work in the round: most a rank may
+                                      // have
 
 class PackedRoundMaker {
  public:
@@ -41,7 +42,7 @@ class PackedRoundMaker {
     return std::clamp(ranks_needed(length(s), options_.cap_tokens), options_.min_ranks,
                       options_.num_ranks);
   }
-  // Tokens of the sample on every rank of a group.
+  // Returns the tokens of the sample on every rank of a group.
   [[nodiscard]] double share(std::int32_t s, std::int32_t size) const {
     return static_cast<double>(length(s)) / size;
   }
@@ -58,8 +59,8 @@ class PackedRoundMaker {
     packed_tokens_[g] += share(s, group.size);
   }
 
-  // Where the most loaded rank of all stays lowest; on ties the smaller group, existing ranks
-  // first.
+  // Places a sample where the most loaded rank of all stays lowest; ties go to the smaller group,
+  // and to existing ranks before new ones. Returns false if every place would exceed the limit.
   bool place(std::int32_t s) {
     struct Place {
       double most_load = 0;
@@ -87,7 +88,7 @@ class PackedRoundMaker {
     return true;
   }
 
-  // Whether the smallest groups, doubled one after another, come to all ranks.
+  // Doubles the smallest groups one after another. Returns true if they then use exactly all ranks.
   bool fill() {
     while (groups_.free_ranks() > 0) {
       RankGroup& group = groups_.smallest();
@@ -100,7 +101,7 @@ class PackedRoundMaker {
     return true;
   }
 
-  // All ranks as one group; returns the samples it has no room for.
+  // Makes all ranks one group and returns the samples for which it has no room.
   std::vector<std::int32_t> pack_all(const std::vector<std::int32_t>& samples) {
     groups_ = {.num_ranks = options_.num_ranks};
     packed_tokens_.clear();
@@ -125,7 +126,7 @@ class PackedRoundMaker {
   std::vector<double> packed_tokens_;  // on each rank of every group, while samples are placed
 };
 
-// Groups grow, smallest first, to all ranks.
+// Grows groups, the smallest first, to all ranks.
 RankSamples spread(std::span<const GroupItem> items, std::int32_t num_ranks) {
   RankGroups groups{.num_ranks = num_ranks};
   for (const GroupItem& item : items) groups.add(item.size).samples = item.sequences;
@@ -156,6 +157,7 @@ std::vector<ScheduledRound> schedule_dynamic_cp(std::span<const std::int64_t> le
 }
 
 std::vector<RankSamples> align_rounds(std::vector<RankSamples> rounds, std::int32_t multiple) {
+  // A round of several groups is cut in two; rounds of one group are passed over.
   CONTEXTILE_CHECK(multiple > 0, "rounds: expected a positive multiple, found {}", multiple);
   std::size_t i = rounds.size();
   std::size_t whole = 0;  // rounds in a row that are one group
@@ -189,6 +191,7 @@ std::vector<RankSamples> schedule_dp_balanced(std::span<const std::int64_t> leng
   check_sample_lengths(lengths, options.context_parallel, options.cap_tokens);
   const std::int64_t bin_tokens = options.cap_tokens * options.context_parallel;
   const auto max_samples = static_cast<std::size_t>(options.max_samples);
+  // Next fit: a sample goes into the last bin or opens a new one.
   std::vector<std::vector<std::int32_t>> bins;
   std::int64_t tokens = 0;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
@@ -201,6 +204,7 @@ std::vector<RankSamples> schedule_dp_balanced(std::span<const std::int64_t> leng
     bins.back().push_back(static_cast<std::int32_t>(s));
     tokens += lengths[s];
   }
+  // Single samples get bins of their own until the bins fill whole rounds.
   const auto groups = static_cast<std::size_t>(options.data_parallel);
   const std::size_t unit = groups * static_cast<std::size_t>(options.multiple);
   for (std::size_t last = bins.size(); bins.size() % unit != 0;) {

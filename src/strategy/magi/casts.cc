@@ -7,7 +7,7 @@
 namespace contextile {
 namespace {
 
-// Elements in stages 0 … s, for every s that has any.
+// Returns the number of elements in stages 0 … s, for every s that has any.
 std::vector<std::int64_t> elements_until_stage(std::int64_t num_elements, std::int32_t stages) {
   const std::int64_t with_own = num_elements + 1;
   const std::int64_t used = std::min<std::int64_t>(stages, num_elements);

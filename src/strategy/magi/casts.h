@@ -1,4 +1,4 @@
-// Which keys every rank fetches from others and in which stage: MagiAttention's overlap solver.
+// The keys that every rank fetches from others, by stage: MagiAttention's overlap solver.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace contextile {
 
-// What of `needed` is not in `held`, both as merged() gives them. O(n).
+// Returns the parts of `needed` that are not in `held`, both as merged() returns them. O(n).
 [[nodiscard]] std::vector<Range> keys_to_fetch(std::span<const Range> needed,
                                                std::span<const Range> held);
 
 struct StageRule {
-  std::int32_t stages = 1;            // that keys arrive in
-  std::int64_t element_tokens = 512;  // stages are made of elements of so many keys …
-  std::int64_t max_elements = 64;     // … or more, where that gives more elements than these
+  std::int32_t stages = 1;            // number of stages in which keys arrive
+  std::int64_t element_tokens = 512;  // keys of one element; stages are made of elements …
+  std::int64_t max_elements = 64;     // … which get larger if there would be more than this many
 };
 
 // Keys of one stage, counted from 0.
@@ -27,10 +27,10 @@ struct StagedKeys {
   friend bool operator==(const StagedKeys&, const StagedKeys&) = default;
 };
 
-// Ascending ranges cut into elements, in order, and these into `stages` runs of about equal counts,
-// the first ones longer. What the rank holds itself counts as one element of the first run, which
-// so has one less; with fewer elements than stages every stage has one and the last ones none. One
-// stage takes all. O(ranges + elements).
+// Cuts ascending ranges into elements, in order, and these into `stages` runs of about equal
+// counts, the first ones longer. The keys that the rank itself holds count as one element of the
+// first run, which therefore has one element less. With fewer elements than stages, every stage has
+// one and the last ones have none. A single stage takes all. O(ranges + elements).
 [[nodiscard]] std::vector<StagedKeys> cut_into_stages(std::span<const Range> keys,
                                                       const StageRule& rule);
 

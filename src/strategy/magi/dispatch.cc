@@ -17,7 +17,7 @@ constexpr std::int64_t kMinChunksPerRank = 8;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Keys that chunks brought to a rank, and how often.
+// The keys that chunks brought to a rank, with their counts.
 class KeyCounts {
  public:
   void add(std::span<const Range> ranges) {
@@ -28,8 +28,8 @@ class KeyCounts {
     std::sort(edges_.begin(), edges_.end());
   }
 
-  // The original's measure of what two lists of ranges share: where both have a key, how often they
-  // have it together, less one.
+  // Returns the original's measure of what two lists of ranges share: for every key in both, the
+  // number of times that they have it together, less one.
   [[nodiscard]] std::int64_t shared_with(const KeyCounts& other) const {
     std::int64_t shared = 0;
     std::int64_t here = 0;
@@ -94,6 +94,7 @@ std::vector<Rank> dispatch_topp_heap(std::span<const ChunkWork> chunks, std::int
   std::vector<std::int64_t> taken(static_cast<std::size_t>(num_ranks));
   std::vector<KeyCounts> keys_of_rank(static_cast<std::size_t>(num_ranks));
   std::vector<Rank> workers(chunks.size());
+  // Of the least loaded ranks, the one that shares most keys with the chunk gets it.
   for (const std::size_t c : by_area_descending(chunks, Ties::kEarlierFirst)) {
     KeyCounts keys;
     keys.add(chunks[c].keys);

@@ -1,4 +1,4 @@
-// Which rank works on which chunk of the batch: MagiAttention's dispatch solver.
+// MagiAttention's dispatch solver, which decides the rank that works on each chunk of the batch.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,30 @@
 
 namespace contextile {
 
-// Tokens of a chunk: as many as give every rank eight chunks, at most `requested` (0: no limit).
+// Returns the tokens of a chunk: as many as give every rank eight chunks, at most `requested` (0:
+// no limit).
 [[nodiscard]] std::int64_t magi_chunk_tokens(std::int64_t num_tokens, std::int32_t num_ranks,
                                              std::int64_t requested);
 
-// Equal chunks of the batch, the last one clipped to its tokens.
+// Returns equal chunks of the batch; the last one is clipped to the batch.
 [[nodiscard]] std::vector<Range> magi_chunks(std::int64_t num_tokens, std::int64_t chunk_tokens);
 
-// What the queries of a chunk attend. A chunk of padding has neither.
+// The keys that the queries of a chunk attend, and the work. A chunk of padding has neither.
 struct ChunkWork {
   std::int64_t area = 0;    // attended pairs, every mask weighted by its layers
   std::vector<Range> keys;  // of every band that meets the chunk; they may overlap
 };
-// What each of ascending chunks attends. O(bands · log + chunks that bands meet).
+// Returns the work of each of ascending chunks. O(bands · log + chunks that bands meet).
 [[nodiscard]] std::vector<ChunkWork> chunk_work(std::span<const NamedMask> masks,
                                                 std::span<const Range> chunks);
 
-// The rank of every chunk. No rank gets more than ceil(chunks / ranks).
+// Returns the rank of every chunk. No rank gets more than ceil(chunks / ranks).
 //   kMinHeap     by area descending (ties: the later chunk first) to the least loaded rank (ties:
 //                the lower one) that has a place.
-//   kToppHeap    by area descending (ties: the earlier chunk first) to that one of the
-//                max(1, ceil(top_p · ranks)) least loaded ranks with a place whose chunks so far
-//                have most keys in common with it (ties: the less loaded).
-//   kSequential  equal runs in order, the first ranks one more where they do not come out even.
+//   kToppHeap    by area descending (ties: the earlier chunk first) to one of the
+//                max(1, ceil(top_p · ranks)) least loaded ranks with a place: the one whose chunks
+//                so far have most keys in common with it (ties: the less loaded).
+//   kSequential  equal runs in order; the first ranks get one more if they do not divide evenly.
 // O(chunks · log), kToppHeap O(chunks · top_p · ranks · keys of a rank).
 [[nodiscard]] std::vector<Rank> dispatch_chunks(std::span<const ChunkWork> chunks,
                                                 std::int32_t num_ranks, MagiDispatch algorithm,

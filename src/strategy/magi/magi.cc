@@ -15,14 +15,14 @@ namespace {
 
 // Source: MagiAttention (SandAI, 2025), its dispatch and overlap solvers and (hierarchical)
 // group-collectives. Steps: local tiles, then the remote keys in `stages` portions, each fetched
-// under the compute of the one before (launch=all: all under the local tiles); backward the same,
-// each portion's dKV reduced at its owner under the next. hierarchical=on: local tiles in two
-// stages, the hop across nodes under the first, that inside them under the second. Bytes: exactly
-// the needed rows of K and V, once per (row, rank), or once per (row, node) across nodes; backward
-// that and as much dKV in the activations' dtype. Memory: the needed KV of two portions
-// (launch=all: of all). Loses where one rank's chunks lie in many long documents: then nearly all
-// KV is needed everywhere; with one stage whatever its transfers take longer than the local tiles
-// is exposed.
+// under the compute of the one before (launch=all: all under the local tiles). Backward is the
+// same, and each portion's dKV is reduced at its owner under the next. hierarchical=on: local tiles
+// in two stages, with the hop across nodes under the first and the hop inside nodes under the
+// second. Bytes: exactly the needed rows of K and V, once per (row, rank), or once per (row, node)
+// across nodes; backward that and as much dKV in the activations' dtype. Memory: the needed KV of
+// two portions (launch=all: of all). Loses where one rank's chunks lie in many long documents,
+// since nearly all KV is then needed everywhere. With one stage, transfers that take longer than
+// the local tiles are exposed.
 class MagiStrategy : public TypedStrategy<MagiOptions> {
  public:
   MagiStrategy()

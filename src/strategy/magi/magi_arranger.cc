@@ -18,14 +18,14 @@
 namespace contextile {
 namespace {
 
-// What every rank fetches for one mask, ascending, and where blocks end so that no rank needs one
-// in part.
+// The keys that every rank fetches for one mask, ascending, and the positions where blocks must end
+// so that no rank needs a block in part.
 struct FetchedKeys {
   std::vector<std::vector<StagedKeys>> of_rank;
   std::vector<std::int64_t> edges;
 };
 
-// Keys that are on a rank from the start.
+// Returns the keys that are on each rank from the start.
 std::vector<std::vector<Range>> held_keys(const Workload& workload, std::span<const Range> chunks,
                                           std::span<const Rank> workers, std::int32_t num_ranks) {
   std::vector<std::vector<Range>> held(static_cast<std::size_t>(num_ranks));
@@ -38,8 +38,8 @@ std::vector<std::vector<Range>> held_keys(const Workload& workload, std::span<co
   return held;
 }
 
-// Edges where what one rank fetches begins, ends or changes its stage. Keys it holds among those it
-// needs make none: blocks never mix owners.
+// Adds edges where the keys that one rank fetches begin, end or change their stage. Keys that it
+// holds among those it needs add none, because blocks never mix owners.
 void add_edges(std::span<const Range> needed, std::span<const StagedKeys> fetched,
                std::vector<std::int64_t>& edges) {
   auto range = needed.begin();
@@ -74,7 +74,7 @@ FetchedKeys fetched_keys(const NamedMask& mask, std::span<const Range> chunks,
   return fetched;
 }
 
-// Chunks cut at the edges of every mask.
+// Cuts chunks into blocks at the edges of every mask.
 WorkBlocks cut_blocks(const Workload& workload, std::span<const Range> chunks,
                       std::span<const Rank> workers, std::span<const FetchedKeys> fetched) {
   std::vector<std::int64_t> cuts;
@@ -96,8 +96,9 @@ WorkBlocks cut_blocks(const Workload& workload, std::span<const Range> chunks,
   return work;
 }
 
-// Stages: local tiles first, in two stages where keys take two hops, so that each hop has compute
-// to hide under; then those of each portion of fetched keys.
+// Arranges local tiles in the first stage, then those of each portion of fetched keys in a stage of
+// its own. If keys take two hops, local tiles have two stages, so that each hop has compute to hide
+// under.
 class ChunkArranger {
  public:
   ChunkArranger(const Workload& workload, const Cluster& cluster, std::span<const Range> chunks,
@@ -137,7 +138,7 @@ class ChunkArranger {
 
  private:
   using Receivers = std::map<Rank, std::int32_t>;  // → the stage that needs the block
-  // What a mask's tiles ask for, in both directions.
+  // The keys that a mask's tiles need, in both directions, and the queries they use.
   struct Casts {
     std::vector<bool> attends;         // of each block: its queries have a tile
     std::vector<Receivers> receivers;  // of each block's keys
@@ -171,7 +172,7 @@ class ChunkArranger {
         ->stage;
   }
 
-  // The later half of every device's local pairs, whole query blocks, moves to a second stage.
+  // Moves the later half of every device's local pairs, in whole query blocks, to a second stage.
   void split_local(std::vector<PlacedTile>& tiles) const {
     const auto is_local = [&](const PlacedTile& t) { return t.stage == first_stage_; };
     std::vector<std::int64_t> pairs_left(static_cast<std::size_t>(cluster_.num_devices()));
@@ -196,7 +197,8 @@ class ChunkArranger {
     const auto num_blocks = static_cast<std::size_t>(work_.blocks.num_blocks());
     const auto num_devices = static_cast<std::size_t>(cluster_.num_devices());
     Casts casts{std::vector<bool>(num_blocks), std::vector<Receivers>(num_blocks)};
-    std::vector<bool> is_cast(num_blocks * num_devices);  // a device needs a block in one stage
+    // [block][device]: already a receiver. A device needs a block in one stage only.
+    std::vector<bool> is_cast(num_blocks * num_devices);
     for (const PlacedTile& tile : tiles) {
       casts.attends[tile.q_block.index()] = true;
       if (owner(tile.kv_block) == tile.device) continue;
@@ -222,8 +224,9 @@ class ChunkArranger {
     return out;
   }
 
-  // Receivers of a block on another node than its owner, by the device that passes it on to them:
-  // the one with the owner's place in the node. Under kInvalidRank those that the owner serves.
+  // Groups the receivers of a block by the device that passes it on to them. On another node than
+  // the owner's, that is the device with the owner's place in the node. Receivers that the owner
+  // serves are under kInvalidRank.
   [[nodiscard]] std::map<Rank, Receivers> by_relay(BlockId block,
                                                    const Receivers& receivers) const {
     std::map<Rank, Receivers> result;
@@ -239,8 +242,9 @@ class ChunkArranger {
     return result;
   }
 
-  // Group-cast: the block once to each device that needs it, under the stage before, or all under
-  // the local tiles. A relay keeps it from the first stage that needs it on its node.
+  // Group-cast: sends the block once to each device that needs it, under the stage before, or all
+  // under the local tiles. A relay has it one stage before the first stage that needs it on its
+  // node.
   void cast(BlockId block, const Receivers& receivers, std::vector<Transfer>& out) const {
     const bool all_at_once = options_.launch == CastLaunch::kAll;
     const auto send = [&](Rank src, Rank dst, std::int32_t earliest, std::int32_t need) {
@@ -263,15 +267,15 @@ class ChunkArranger {
     }
   }
 
-  // Group-reduce: a stage's dKV home under the stage after. A relay adds up what its node has of a
-  // stage first.
+  // Group-reduce: sends a stage's dKV home under the stage after. A relay first adds up the shares
+  // that its node has of a stage.
   void reduce(BlockId block, const Receivers& receivers, std::vector<Transfer>& out) const {
     const auto send = [&](Rank src, Rank dst, std::int32_t launch) {
       out.push_back({Kind::kDkv, block, GroupId{0}, src, dst, launch, launch + 1});
     };
     for (const auto& [relay, served] : by_relay(block, receivers)) {
       const Rank dst = relay.valid() ? relay : owner(block);
-      std::set<std::int32_t> hops;  // launches of what the relay has gathered
+      std::set<std::int32_t> hops;  // launch stages of the sums that the relay has gathered
       for (const auto& [device, stage] : served) {
         if (device == dst) continue;
         send(device, dst, stage + 1);
@@ -284,8 +288,8 @@ class ChunkArranger {
     }
   }
 
-  // Queries (and what belongs to them) of blocks whose home is elsewhere: in before everything,
-  // results out after the last tiles.
+  // Moves queries of blocks whose home is elsewhere, with their gradients: inputs before
+  // everything, results after the last tiles.
   void move_queries(const std::vector<bool>& attends, Direction direction, std::int32_t end,
                     std::vector<Transfer>& out) const {
     for (std::int32_t b = 0; b < work_.blocks.num_blocks(); ++b) {

@@ -1,4 +1,4 @@
-// Chunks with their ranks as an arrangement: group-casts of keys, group-reduces of their gradients.
+// Arranges chunks with their ranks: group-casts of keys, group-reduces of their gradients.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace contextile {
 
-// `workers`: the rank of every chunk. Strategy, options and wire are left open.
+// Arranges chunks whose ranks are `workers`. The caller fills in strategy, options and wire.
 [[nodiscard]] Arrangement arrange_chunks(const Workload& workload, const Cluster& cluster,
                                          std::span<const Range> chunks,
                                          std::span<const Rank> workers, const MagiOptions& options,

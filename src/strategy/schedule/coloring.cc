@@ -24,9 +24,9 @@ std::int32_t largest(const std::vector<std::int32_t>& values) {
   return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
 
-// Neighbouring vertices become one while their degrees add up to at most `limit`. Any two
-// consecutive merged vertices exceed it together, so at most 2E/limit + 1 remain. A colouring of
-// the merged graph colours the original.
+// Joins neighbouring vertices while their degrees add up to at most `limit`. Any two consecutive
+// joined vertices exceed it together, so at most 2E/limit + 1 remain. A colouring of the joined
+// graph colours the original.
 std::int32_t merge_vertices(Edges& edges, std::int32_t BipartiteEdge::*end,
                             const std::vector<std::int32_t>& degree, std::int32_t limit) {
   std::vector<std::int32_t> merged(degree.size());
@@ -45,16 +45,16 @@ std::int32_t merge_vertices(Edges& edges, std::int32_t BipartiteEdge::*end,
 }
 
 // Colours a graph and, by recursion, the halves it is split into. Every half is a graph of its own
-// with its edges side by side in memory; tables are reused.
+// whose edges are contiguous in memory; tables are reused.
 class Colorer {
  public:
   Colorer(std::int32_t num_left, std::int32_t num_right)
       : num_left_(num_left), num_right_(num_right) {}
 
-  // Degrees are at most `degree`; as many colours are used.
+  // Colours edges whose degrees are at most `degree` with as many colours.
   std::vector<std::int32_t> color(const Edges& edges, std::int32_t degree) {
     if (degree == 1 || edges.empty()) return std::vector<std::int32_t>(edges.size(), 0);
-    std::vector<std::int32_t> colors = split(edges);  // which half, for now
+    std::vector<std::int32_t> colors = split(edges);  // the half, at first
     const std::int32_t half_degree = (degree + 1) / 2;
     for (const std::int32_t half : {0, 1}) {
       Edges part;
@@ -76,9 +76,9 @@ class Colorer {
   static constexpr std::int32_t kFirstHalf = -2;
   static constexpr std::int32_t kSecondHalf = -3;
 
-  // Euler split: edges are paired at every vertex, which makes paths and cycles of even length;
-  // along each, edges go to one half and the other in turn. A vertex of degree d keeps at most
-  // ceil(d / 2) in either.
+  // Euler split: edges are paired at every vertex, which makes paths and cycles of even length.
+  // Along each of them, edges alternate between the two halves. A vertex of degree d keeps at most
+  // ceil(d / 2) edges in either.
   std::vector<std::int32_t> split(const Edges& edges) {
     pair_up(edges, &BipartiteEdge::left, num_left_, other_at_left_);
     pair_up(edges, &BipartiteEdge::right, num_right_, other_at_right_);
@@ -122,8 +122,8 @@ class Colorer {
     }
   }
 
-  // The two halves used degree + 1 colours. The smallest class gives its colour up (the last
-  // colour takes its number), and its edges find places among the rest.
+  // Removes one of the degree + 1 colours that the two halves used. The smallest class gives up its
+  // colour (the last colour takes its number), and its edges get places among the rest.
   void remove_one_color(const Edges& edges, std::int32_t degree,
                         std::vector<std::int32_t>& colors) {
     std::vector<std::int32_t> sizes(static_cast<std::size_t>(degree) + 1);
@@ -162,9 +162,9 @@ class Colorer {
         std::find(row, row + static_cast<std::ptrdiff_t>(stride), kNone) - row);
   }
 
-  // Colour a is free at the left end, b at the right. The path of colours a, b, a, … from the
-  // right end never meets the left end (it enters left vertices by a); swapping its colours frees
-  // a.
+  // Colours an edge. Colour a is free at its left end, b at its right. The path of colours a, b, a,
+  // … from the right end never meets the left end (it enters left vertices by a), so swapping the
+  // path's colours frees a there.
   void insert(const Edges& edges, std::size_t e, std::size_t stride,
               std::vector<std::int32_t>& colors) {
     const std::size_t a = free_color(at_left_, edges[e].left, stride);

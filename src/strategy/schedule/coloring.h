@@ -18,14 +18,15 @@ struct EdgeColoring {
   std::vector<std::int32_t> colors;  // of every edge, 0 … num_colors - 1
 };
 
-// Colours the edges (parallel ones allowed) so that edges that share an end differ, with exactly as
-// many colours as the largest degree Δ: no colouring has fewer, and every bipartite graph has one
-// (König). Throws InvalidArgument for an end outside its side.
+// Colours the edges (parallel ones allowed) so that edges that share an end differ. The number of
+// colours is exactly the largest degree Δ: no colouring has fewer, and every bipartite graph has
+// one with as many (König). Throws InvalidArgument for an end outside its side.
 //
 // Source: Gabow, "Using Euler partitions to edge color bipartite multigraphs" (1976). Vertices of
-// small degree are merged first, which keeps tables at O(E); Euler splits halve Δ down to 1; where
-// Δ is odd the halves have one colour too many, and the smallest class is given back edge by edge
-// along alternating paths. O(E log Δ) for the splits; a path costs at most O(V), usually far less.
+// small degree are merged first, which keeps tables at O(E). Euler splits halve Δ down to 1. Where
+// Δ is odd, the halves have one colour too many, and the edges of the smallest class are recoloured
+// one by one along alternating paths. O(E log Δ) for the splits; a path costs at most O(V), usually
+// far less.
 [[nodiscard]] EdgeColoring color_edges(std::span<const BipartiteEdge> edges, std::int32_t num_left,
                                        std::int32_t num_right);
 

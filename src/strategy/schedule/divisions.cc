@@ -83,6 +83,7 @@ class DivisionScheduler {
         tile, true, [&](std::size_t r) { last_use_[r] = std::max(last_use_[r], division); });
   }
 
+  // Division 0 has the tiles that receive nothing.
   void take_local_tiles() {
     for (auto& mine : waiting_) {
       std::erase_if(mine, [&](std::size_t t) {
@@ -94,7 +95,7 @@ class DivisionScheduler {
     }
   }
 
-  // Whether everything the tile still lacks may travel for this division.
+  // Returns true if all inputs that the tile still lacks may travel for this division.
   [[nodiscard]] bool fits(std::size_t t, std::int32_t division) const {
     bool ok = true;
     index_.for_each_required(problem_.tiles[t], false, [&](std::size_t r) {
@@ -108,6 +109,8 @@ class DivisionScheduler {
     return ok;
   }
 
+  // Fills a division. The device with the least work in it is next, and takes its first tile that
+  // fits; the last division takes the rest.
   void fill(std::int32_t division, bool is_last) {
     if (is_last) {
       for (auto& mine : waiting_) {
@@ -137,8 +140,8 @@ class DivisionScheduler {
   }
 
   void move_inputs(ArrangedDirection& out) {
-    for (std::size_t r = 0; r < problem_.routes.size();
-         ++r) {  // a relay has the unit a division earlier
+    // A relay has the unit a division earlier.
+    for (std::size_t r = 0; r < problem_.routes.size(); ++r) {
       const UnitRoute& hop = problem_.routes[r];
       if (is_result(hop.kind) || first_use_[r] == kNotYet || hop.via == owner(hop.block)) continue;
       std::int32_t& relay = first_use_[index_.relay_of(r)];
@@ -153,8 +156,8 @@ class DivisionScheduler {
   }
 
   void move_results(std::int32_t end, ArrangedDirection& out) const {
-    std::vector<std::int32_t> ready(problem_.routes.size(),
-                                    kNotYet);  // stage at which it may leave
+    // Stage at which the result of a route may leave.
+    std::vector<std::int32_t> ready(problem_.routes.size(), kNotYet);
     const auto own = [&](std::size_t r) {
       return options_.results == ResultTiming::kEarly ? last_use_[r] + 1 : end;
     };
@@ -164,7 +167,7 @@ class DivisionScheduler {
     for (std::size_t r = 0; r < ready.size(); ++r) {
       if (moves(r)) ready[r] = own(r);
     }
-    for (std::size_t r = 0; r < ready.size(); ++r) {  // a relay waits for what it merges
+    for (std::size_t r = 0; r < ready.size(); ++r) {  // a relay waits for the partials it merges
       const UnitRoute& hop = problem_.routes[r];
       if (!moves(r) || hop.via == owner(hop.block)) continue;
       std::int32_t& relay = ready[index_.relay_of(r)];
@@ -182,7 +185,8 @@ class DivisionScheduler {
   RouteIndex index_;
   const DivisionOptions& options_;
   std::vector<std::int32_t> stage_;                             // of every tile
-  std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // all that a pair of devices moves
+  std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // all bytes that a pair of devices
+                                                                // moves
   std::unordered_map<std::int64_t, std::int64_t> moved_bytes_;  // in the division being filled
   std::vector<std::vector<std::size_t>> waiting_;               // tiles of every device, in order
   std::vector<std::int32_t> first_use_;  // of every input route: the division that needs it

@@ -1,5 +1,5 @@
 // DCP's communication schedule (Jiang et al., SOSP 2025, Listing 3): tiles in divisions, so that
-// what a division needs travels under the one before.
+// the inputs of a division travel under the one before.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,13 @@ struct DivisionOptions {
   ResultTiming results = ResultTiming::kAfter;
 };
 
-// The first division has the tiles that need nothing from elsewhere. Each next one fills the least
-// loaded device first (FLOPs in the division; ties by rank) with its tiles in (query, key, group)
-// order while no ordered pair of devices has moved its share, 1/T of all it will move; the last has
-// the rest. Where the listing leaves a choice we overlap more: a pair may pass its share by the
-// unit that reaches it. A unit that comes through a relay is used from the second division on,
-// because its two hops take two. O(tiles · T + routes).
+// Schedules tiles in divisions. The first division has the tiles that need nothing from other
+// devices. Each next one adds tiles to the least loaded device first (FLOPs in the division; ties
+// by rank), in (query, key, group) order, while no ordered pair of devices has moved its share, 1/T
+// of all it will move. The last division has the rest. Where the listing leaves a choice, this one
+// overlaps more: a pair may exceed its share by the unit that reaches it. A unit that comes through
+// a relay is used from the second division on, because its two hops take two.
+// O(tiles · T + routes).
 [[nodiscard]] ArrangedDirection schedule_divisions(const ScheduleProblem& problem,
                                                    const DivisionOptions& options);
 

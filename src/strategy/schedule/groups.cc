@@ -44,6 +44,7 @@ class RoundArranger {
     std::int32_t backward = 0;
   };
 
+  // Cuts the sequences of item i into blocks in a zigzag over its ranks.
   void cut(std::size_t i) {
     const GroupItem& item = items_[i];
     std::vector<Range> sequences;
@@ -60,7 +61,7 @@ class RoundArranger {
     rings_.emplace_back(item.size, item.size, [first](std::int32_t p) { return Rank{first + p}; });
   }
 
-  // An item begins when the last of its ranks is done with what came before.
+  // An item begins when the last of its ranks has finished the items before.
   void start_items() {
     std::int32_t num_ranks = 0;
     for (const GroupItem& item : items_) num_ranks = std::max(num_ranks, item.first + item.size);
@@ -104,7 +105,7 @@ class RoundArranger {
     return work_.workers[b.index()].value - items_[item_of(b)].first;
   }
 
-  // Which positions of its ring compute a share of each key block's gradient.
+  // Notes which positions of its ring compute a share of each key block's gradient.
   void note_shares() {
     shares_.assign(static_cast<std::size_t>(work_.blocks.num_blocks()), {});
     for (const Tile& tile : tiles_) {
@@ -152,7 +153,7 @@ class RoundArranger {
   std::vector<std::size_t> item_of_;       // of every block
   std::vector<NestedRing> rings_;          // of every item
   std::vector<Start> starts_;              // of every item
-  std::vector<Tile> tiles_;                // of the mask at hand
+  std::vector<Tile> tiles_;                // of the current mask
   std::vector<std::vector<bool>> shares_;  // [key block][position]; empty: it has no tile
 };
 

@@ -1,6 +1,6 @@
 // Rounds of groups: sequences given to runs of consecutive ranks, each attended by a zigzag ring of
-// its own. What dynamic context parallelism (Megatron, ByteScale) decides, made into rounds of an
-// arrangement.
+// its own. This turns the decisions of dynamic context parallelism (Megatron, ByteScale) into
+// rounds of an arrangement.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,13 @@ namespace contextile {
 struct GroupItem {
   std::int32_t first = 0;
   std::int32_t size = 1;
-  std::vector<std::int32_t> sequences;  // indices into Workload::sequences, in the ranks' order
+  std::vector<std::int32_t> sequences;  // indices into Workload::sequences, in the order of the
+                                        // ranks
 
   friend bool operator==(const GroupItem&, const GroupItem&) = default;
 };
-// What happens between two barriers. A rank takes part in its items one after another, in this
-// order; items of different ranks run at the same time.
+// The work between two barriers. A rank takes part in its items one after another, in this order;
+// items of different ranks run at the same time.
 using GroupRound = std::vector<GroupItem>;
 
 // The sequences of every rank in one round, as schedulers list them: [rank] → indices. Ranks that
@@ -42,19 +43,19 @@ struct GroupsConfig {
   bool backward = true;
 };
 
-// One arranged round per list of items; together they hold every sequence once. The caller fills in
-// name, options and wire.
+// Returns one arranged round per list of items; together they hold every sequence once. The caller
+// fills in name, options and wire.
 //
 // An item of c ranks is a zigzag ring of c steps over all its sequences, as TransformerEngine runs
-// it: KV one hop a step under the previous step's compute, backward reversed with dKV along. An
-// item of one rank moves nothing. An item starts when all its ranks are done with the items before.
-// O(tiles + tokens' ranges + items · c).
+// it: KV moves one hop per step under the previous step's compute; backward is reversed, with dKV
+// along. An item of one rank moves nothing. An item starts when all its ranks have finished the
+// items before. O(tiles + tokens' ranges + items · c).
 [[nodiscard]] Arrangement arrange_groups(const Workload& workload,
                                          std::span<const GroupRound> rounds,
                                          const GroupsConfig& config);
 
-// Why sequences cannot be attended in groups of their own: the mask and band that crosses from one
-// sequence to another, or nothing. O(bands · sequences they meet).
+// Returns why sequences cannot be attended in groups of their own (the mask and band that crosses
+// from one sequence to another), or nothing if they can. O(bands · sequences they meet).
 [[nodiscard]] std::optional<std::string> crosses_sequences(const Workload& workload);
 
 }  // namespace contextile

@@ -9,14 +9,14 @@
 namespace contextile {
 namespace {
 
-// A unit of some kind, and everything a direction does with it. Only units away from home are
-// noted.
+// A unit of some kind. Only units of blocks away from home are noted.
 struct UnitKey {
   Kind kind;
   BlockId block;
   GroupId group;
   friend auto operator<=>(const UnitKey&, const UnitKey&) = default;
 };
+// All uses of a unit in one direction.
 struct UnitUse {
   std::vector<std::pair<std::int32_t, Rank>> tiles;  // (stage, device), as arranged
   std::vector<Transfer> transfers;
@@ -47,6 +47,8 @@ class HomeRouter {
     return round_.owners[block.index()] != workers_[block.index()];
   }
 
+  // Delays everything by a stage, for the moves from home, and notes the uses of units away from
+  // home.
   void shift_and_note() {
     for (PlacedTile& tile : arranged_.tiles) {
       ++tile.stage;
@@ -80,6 +82,7 @@ class HomeRouter {
     return last;
   }
 
+  // Adds the move from home to the worker, if the worker uses the unit, and drops hops to the home.
   void route_input(const UnitKey& key, const UnitUse& use) {
     const Rank worker_rank = worker(key);
     bool used = std::any_of(use.tiles.begin(), use.tiles.end(),
@@ -93,19 +96,21 @@ class HomeRouter {
     }
   }
 
-  // Replays who holds a partial when, now that what reaches home stays there.
+  // Replays which device holds a partial result at which time, given that a partial that reaches
+  // home stays there.
   void route_result(const UnitKey& key, UnitUse& use, std::int32_t end) {
     std::stable_sort(
         use.transfers.begin(), use.transfers.end(),
         [](const Transfer& a, const Transfer& b) { return a.launch_stage < b.launch_stage; });
-    std::map<Rank, std::vector<std::int32_t>>
-        deposits;  // boundaries from which a device holds more
+    // Stage boundaries from which a device holds one more partial.
+    std::map<Rank, std::vector<std::int32_t>> deposits;
     for (const auto& [stage, device] : use.tiles) deposits[device].push_back(stage + 1);
     for (const Transfer& t : use.transfers) {
       std::vector<std::int32_t>& at_src = deposits[t.src];
       const auto later =
           std::stable_partition(at_src.begin(), at_src.end(),
                                 [&](std::int32_t stage) { return stage <= t.launch_stage; });
+      // A transfer without partials to carry is dropped.
       if (later == at_src.begin() || t.src == home(key)) continue;
       at_src.erase(at_src.begin(), later);
       deposits[t.dst].push_back(t.need_stage);

@@ -1,4 +1,4 @@
-// Home layouts: data that already sits somewhere, attention that runs elsewhere.
+// Home layouts: data that is already on some devices, attention that runs on others.
 #pragma once
 
 #include <vector>
@@ -9,15 +9,15 @@
 
 namespace contextile {
 
-// The owner of every block: its home where the workload has a home layout, else its worker.
+// Returns the owner of every block: its home if the workload has a home layout, else its worker.
 [[nodiscard]] std::vector<Rank> owners_of(const Workload& workload, const WorkBlocks& work);
 
-// Gives a round, arranged as if every block belonged to its worker, its blocks and owners. Where
-// home and worker of a block differ, reshuffling becomes ordinary remote execution: everything the
-// round does happens one stage later; before it q and kv (backward: q, kv, do) travel home → worker
-// if the worker uses them, and whatever any device has gathered of o (dq, dkv) in the end travels
-// home. Inputs the home would receive and results that would leave it are dropped: it has them, it
-// keeps them. O((tiles + transfers) · log).
+// Sets blocks and owners of a round that was arranged as if every block belonged to its worker. If
+// home and worker of a block differ, reshuffling becomes ordinary remote execution. Everything in
+// the round happens one stage later. Before it, q and kv (backward: q, kv, do) travel from home to
+// the worker if the worker uses them. The o (dq, dkv) that any device has gathered in the end
+// travels home. Inputs that the home would receive and results that would leave it are dropped,
+// because the home already has the former and keeps the latter. O((tiles + transfers) · log).
 void finish_round(const Workload& workload, WorkBlocks&& work, ArrangedRound& round);
 
 }  // namespace contextile

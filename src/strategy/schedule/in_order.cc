@@ -47,21 +47,21 @@ class InOrderScheduler {
   }
 
  private:
-  // What goes together: a row's tiles, or a column's.
+  // Tiles that run together: those of a row or of a column.
   struct Run {
     int turn = 0;              // lower ones first
-    std::int64_t tokens = 0;   // that it receives
-    std::int32_t arrival = 0;  // the least stage for its inputs
+    std::int64_t tokens = 0;   // tokens received for it
+    std::int32_t arrival = 0;  // the earliest stage for its inputs
     double us = 0;
     std::vector<std::size_t> tiles;
   };
 
-  // The least stage of a tile that uses what the route brings.
+  // Returns the earliest stage of a tile that uses the unit of the route.
   [[nodiscard]] std::int32_t arrival_of(std::size_t r) const {
     return feeds_[r] == kNoRoute ? 1 : 2;
   }
 
-  // The part of `total_us` that the middle of a run is in.
+  // Returns the part of `total_us` that contains the middle of a run.
   [[nodiscard]] std::int32_t part_of(double before_us, double us, double total_us) const {
     const double middle = total_us > 0 ? (before_us + us / 2) / total_us : 0;
     return std::min(options_.stages - 1, static_cast<std::int32_t>(middle * options_.stages));
@@ -71,7 +71,7 @@ class InOrderScheduler {
     for (const std::size_t t : run.tiles) stage_[t] = stage;
   }
 
-  // The device's tiles by row, or by column, each with its group.
+  // Returns the device's tiles by (row, group) or (column, group).
   template <typename KeyOf>
   [[nodiscard]] std::vector<Run> runs_of(std::span<const std::size_t> mine,
                                          const KeyOf& key_of) const {
@@ -86,6 +86,7 @@ class InOrderScheduler {
     return runs;
   }
 
+  // Rows without inputs run in stage 0, the others in parts of equal time from stage 1 on.
   void order_rows(std::span<const std::size_t> mine) {
     std::vector<Run> rows = runs_of(mine, [&](std::size_t t) {
       return std::pair(problem_.tiles[t].q_block, problem_.tiles[t].group);
@@ -113,6 +114,8 @@ class InOrderScheduler {
     }
   }
 
+  // Columns whose gradients cross nodes run first, then those that go to other devices of the node,
+  // then those that stay.
   void order_columns(std::span<const std::size_t> mine) {
     std::vector<Run> columns = runs_of(mine, [&](std::size_t t) {
       return std::pair(problem_.tiles[t].kv_block, problem_.tiles[t].group);
@@ -161,7 +164,7 @@ class InOrderScheduler {
       if (is_result(problem_.routes[r].kind)) {
         if (leave_[r] >= 0) leave_[feeds_[r]] = std::max(leave_[feeds_[r]], leave_[r] + 1);
       } else if (need_[r] != kNever) {
-        // The relay has it when it is to leave.
+        // The relay must have the unit when it is to leave.
         need_[feeds_[r]] = std::min(need_[feeds_[r]], std::max(1, need_[r] - options_.ahead));
       }
     }
@@ -195,10 +198,10 @@ class InOrderScheduler {
   std::span<const double> tile_us_;
   const InOrderOptions& options_;
   std::vector<std::int32_t> stage_;  // of every tile
-  std::vector<std::size_t> feeds_;   // of every route: the relay's own
+  std::vector<std::size_t> feeds_;   // of every route: the relay's own route
   std::vector<std::int32_t> need_;   // of every input route
   std::vector<std::int32_t> leave_;  // of every result route
-  std::int32_t last_ = 0;            // stage of any tile
+  std::int32_t last_ = 0;            // last stage of any tile
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ NestedRing::NestedRing(std::int32_t size, std::int32_t inner,
     : size_(size), inner_(inner), rank_at_(std::move(rank_at)) {
   CONTEXTILE_CHECK(size > 0 && inner > 0 && size % inner == 0,
                    "inner ring: expected a divisor of {} positions, found {}", size, inner);
-  // Keys of the next position come one hop, of the next place in the next inner ring two.
+  // Keys of the next position are one hop away, those of the next place in the next inner ring two.
   lead_ = size == 1 ? 0 : inner == 1 || inner == size ? 1 : 2;
 }
 
@@ -57,7 +57,7 @@ void NestedRing::relay_backward(BlockId block, GroupId group, std::int32_t home,
     const std::int32_t outer = ring_shift(home / inner_, -1 - j, num_rings());
     const Rank here = rank_at_(outer * inner_ + place);
     const std::int32_t start = start_of(j);
-    if (j + 1 < num_rings()) {  // the keys reach this ring a step before they start round it
+    if (j + 1 < num_rings()) {  // the keys reach this ring one step before they go round it
       const std::int32_t from = ring_shift(outer, 1, num_rings());
       out.push_back({Kind::kKv, block, group, rank_at_(from * inner_ + place), here,
                      j == 0 ? first_stage : start_of(j - 1), inner_ == 1 ? start : start - 1});
@@ -68,7 +68,7 @@ void NestedRing::relay_backward(BlockId block, GroupId group, std::int32_t home,
     gather_result({Kind::kDkv, block, group, ring_shift(place, -1, inner_), inner_, -1, in_ring},
                   inner_ - 1, start + 1, holds_in_ring, out);
     for (std::int32_t i = 0; i < inner_; ++i) gathered = gathered || holds_in_ring(i);
-    if (gathered && j + 1 < num_rings()) {  // everything of this ring is at its place now
+    if (gathered && j + 1 < num_rings()) {  // all shares of this ring are at the block's place now
       const std::int32_t next = ring_shift(outer, -1, num_rings());
       out.push_back({Kind::kDkv, block, group, here, rank_at_(next * inner_ + place),
                      start + inner_, start + 2 * inner_});

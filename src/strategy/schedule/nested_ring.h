@@ -10,34 +10,36 @@
 
 namespace contextile {
 
-// Which stage computes what, and how keys, values and their gradients travel. Positions count
-// inner ring by inner ring: position o·inner + i is place i of inner ring o; there are
-// P = size rings · inner places.
+// The stages of compute, and the ways of keys, values and their gradients. Positions count inner
+// ring by inner ring: position o·inner + i is place i of inner ring o. There are P = size positions
+// in size / inner inner rings.
 //
 // Forward (LoongTrain's Double-Ring-Attention; with one inner ring RingAttention): at outer step j
 // and inner step t, step j·inner + t, position (o, i) holds the keys of (o - j, i - t). Keys go
-// round the inner ring a hop a step; the hop to the next inner ring is launched at the start of an
-// outer step and has until its end. Backward is reversed: step j·inner + t holds the keys of (o + 1
-// + j, i + 1 + t), so that a position's own keys come last and gradients, one hop behind, end at
-// home: first gathered round each inner ring, then from inner ring to inner ring. Either way every
-// unit makes P - 1 hops, all but the number of inner rings - 1 of them inside an inner ring.
+// round the inner ring one hop per step; the hop to the next inner ring is launched at the start of
+// an outer step and has until its end. Backward is reversed: in step j·inner + t, position (o, i)
+// holds the keys of (o + 1 + j, i + 1 + t). A position's own keys therefore come last, and
+// gradients, one hop behind, end at home: first gathered round each inner ring, then from inner
+// ring to inner ring. In both directions every unit makes P - 1 hops, all except the number of
+// inner rings - 1 of them inside an inner ring.
 class NestedRing {
  public:
-  // `inner` divides `size`. rank_at maps a position to a device.
+  // `inner` divides `size`. `rank_at` maps a position to a device.
   NestedRing(std::int32_t size, std::int32_t inner, std::function<Rank(std::int32_t)> rank_at);
 
-  // Stages after the first one at which the queries of position `queries` meet the keys of `keys`.
+  // Return the stage, counted from the first, at which the queries of position `queries` meet the
+  // keys of position `keys`.
   [[nodiscard]] std::int32_t forward_stage(std::int32_t queries, std::int32_t keys) const;
   [[nodiscard]] std::int32_t backward_stage(std::int32_t queries, std::int32_t keys) const;
-  // Stages after the first one at whose boundary everything is done and every gradient is home.
+  // Return the number of stages after which all tiles are done and every gradient is home.
   [[nodiscard]] std::int32_t forward_stages() const { return size_; }
   [[nodiscard]] std::int32_t backward_stages() const { return lead_ + size_; }
 
-  // The hops of one key block that starts at position `home`.
+  // Appends the hops of one key block that starts at position `home`.
   void relay_forward(BlockId block, GroupId group, std::int32_t home, std::int32_t first_stage,
                      std::vector<Transfer>& out) const;
-  // Also the hops of its gradient. holds(position) says whether the device there computes a share;
-  // hops that would carry nothing are left out.
+  // Also appends the hops of its gradient. holds(position) returns true if the device there
+  // computes a share; hops that would carry nothing are left out.
   void relay_backward(BlockId block, GroupId group, std::int32_t home, std::int32_t first_stage,
                       const std::function<bool(std::int32_t)>& holds,
                       std::vector<Transfer>& out) const;
@@ -48,7 +50,7 @@ class NestedRing {
 
   std::int32_t size_;
   std::int32_t inner_;
-  std::int32_t lead_;  // backward stages before the first step: its keys arrive
+  std::int32_t lead_;  // backward stages before the first step, in which its keys arrive
   std::function<Rank(std::int32_t)> rank_at_;
 };
 

@@ -18,7 +18,7 @@ namespace contextile {
 namespace {
 
 constexpr std::int32_t kNoStage = -1;
-// Inputs take about this many times as long as a port alone would: others use it too.
+// Inputs take about this many times as long as with a port of their own, because others use it too.
 constexpr double kContention = 1.5;
 
 class OverlapScheduler {
@@ -69,12 +69,13 @@ class OverlapScheduler {
            (local ? costs_.intra_us_per_byte : costs_.inter_us_per_byte);
   }
 
-  // Tiles in the order in which their inputs should arrive, and the stage of each input: what one
-  // device sends another is spread evenly over the stages, every pair beginning elsewhere, so that
-  // neither port is hot in any stage.
+  // Sorts tiles in the order in which their inputs should arrive, and decides the stage of each
+  // input. Data that one device sends to another is spread evenly over the stages, and every pair
+  // begins in another one, so that neither port is overloaded in any stage.
   void order_inputs(std::vector<std::size_t>& mine) {
     order_by_rank(problem_, mine, [&](std::size_t t) {
       bool forwards = false;
+      // Tiles rank first if relays pass their inputs on, then if their results must travel.
       bool returns = false;
       for_each_route(t, false, [&](std::size_t r) { forwards = forwards || passes_on_[r]; });
       for_each_route(t, true, [&](std::size_t) { returns = true; });
@@ -98,6 +99,7 @@ class OverlapScheduler {
         receive_us += route_us(r);
       });
     }
+    // Inputs arrive over as many stages as they take compared with the compute.
     const double stages_of_input =
         compute_us > 0 ? kContention * receive_us / compute_us * num_stages_ : 1;
     const auto last_arrival = static_cast<std::int32_t>(
@@ -115,7 +117,7 @@ class OverlapScheduler {
     }
   }
 
-  // A relay has a unit one stage before it passes it on.
+  // Lets a relay have a unit one stage before it passes it on.
   void obey_relays() {
     for (std::size_t r = 0; r < need_.size(); ++r) {
       if (is_result(problem_.routes[r].kind) || feeds_[r] == kNoRoute || need_[r] == kNoStage) {
@@ -127,18 +129,21 @@ class OverlapScheduler {
     }
   }
 
-  // The result that a tile adds to and that must travel, if any: tiles of one run together.
+  // Returns the result that a tile adds to and that must travel, if any. The tiles of one result
+  // run together.
   [[nodiscard]] std::size_t result_of(std::size_t t) const {
     std::size_t result = kNoRoute;
     for_each_route(t, true, [&](std::size_t r) { result = r; });
     return result;
   }
 
-  // Fills the device's stages with equal compute from what has arrived: tiles whose results must
-  // travel first, all of one result together and those that are complete early before others.
+  // Fills the device's stages with equal compute from tiles whose inputs have arrived. Tiles whose
+  // results must travel come first, all of one result together, and results that can be complete
+  // early come before others.
   void place_tiles(std::vector<std::size_t>& mine) {
     double total_us = 0;
     std::unordered_map<std::size_t, std::int32_t> complete;  // stage at which a result may be
+                                                             // complete
     std::vector<std::int32_t> earliest(mine.size());
     for (std::size_t i = 0; i < mine.size(); ++i) {
       total_us += costs_.tile_us[mine[i]];
@@ -180,7 +185,7 @@ class OverlapScheduler {
     }
   }
 
-  // A relay sends on what it gathers one stage after it arrived.
+  // Lets a relay send a result one stage after the parts that it gathers have arrived.
   void time_results() {
     for (std::size_t r = 0; r < leave_.size(); ++r) {
       if (leave_[r] == kNoStage || feeds_[r] == kNoRoute) continue;
@@ -188,12 +193,14 @@ class OverlapScheduler {
     }
   }
 
-  // An input leaves up to `ahead` stages before its need, from a relay when that has it.
+  // Returns the stage at which an input leaves: up to `ahead` stages before its need, and from a
+  // relay not before the relay has it.
   [[nodiscard]] std::int32_t launch_of(std::size_t r) const {
     const std::int32_t at_hand = feeds_[r] == kNoRoute ? 0 : need_[feeds_[r]];
     return std::max(at_hand, need_[r] - ahead_);
   }
-  // A result is waited for where it is passed on, else `ahead` stages later.
+  // Returns the stage that waits for a result: the next one if the result is passed on, else
+  // `ahead` stages later.
   [[nodiscard]] std::int32_t arrival_of(std::size_t r) const {
     return leave_[r] + (feeds_[r] == kNoRoute ? ahead_ : 1);
   }
