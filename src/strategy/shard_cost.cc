@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-// Tokens in the union of ranges.
+// Returns the number of tokens in the union of ranges.
 std::int64_t union_tokens(std::vector<Range>& ranges) {
   std::sort(ranges.begin(), ranges.end());
   std::int64_t tokens = 0;
@@ -18,7 +18,7 @@ std::int64_t union_tokens(std::vector<Range>& ranges) {
   return tokens;
 }
 
-// Every rank's ranges cut at the ends of sequences, ascending.
+// Returns every rank's ranges cut at the ends of sequences, ascending.
 std::vector<AttentionShard> cut_at_sequences(std::span<const Range> sequences,
                                              std::span<const std::vector<Range>> ranges) {
   std::vector<AttentionShard> shards;

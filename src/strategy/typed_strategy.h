@@ -1,5 +1,5 @@
-// What all strategies have in common: options are parsed, the strategy is asked whether it can, and
-// the arrangement says who made it with which options.
+// Common base of all strategies: it parses options, asks the strategy whether it can plan, and
+// writes the strategy's name and options into the arrangement.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,23 +18,23 @@
 
 namespace contextile {
 
-// How partial results of the original travel; StrategyRequest::wire overrides it.
+// How partial results of the original travel. StrategyRequest::wire overrides it.
 enum class PartialWire : std::uint8_t {
   kF32,
   kActivations,  // in the dtype of the activations
-  kArranged,     // as arrange_with() says
+  kArranged,     // arrange_with() decides
 };
 
-// What a strategy says of itself.
+// The description of a strategy.
 struct StrategyCard {
   std::string_view name;
-  std::string_view summary;  // source and what it does, one line
+  std::string_view summary;  // its source and its method, in one line
   PartialWire wire = PartialWire::kF32;
   Deciding deciding = Deciding::kByRule;
 };
 
-// A strategy whose options are the aggregate `Options` (contextile/extend/strategies.h). A subclass says
-// what arrange_with() its options does, and why it may not.
+// A strategy whose options are the aggregate `Options` (contextile/extend/strategies.h). A subclass
+// defines how arrange_with() uses its options, and why it may refuse them.
 template <typename Options>
 class TypedStrategy : public Strategy {
  public:
@@ -43,7 +43,7 @@ class TypedStrategy : public Strategy {
   [[nodiscard]] Deciding deciding() const final { return card_.deciding; }
   [[nodiscard]] std::vector<OptionSpec> options() const final { return table_.specs(); }
 
-  // Text into options and back; the table's errors.
+  // Converts text to options and back, with the errors of the table.
   [[nodiscard]] Options parse(const std::map<std::string, std::string>& given) const {
     return table_.parse(name(), given);
   }
@@ -91,29 +91,30 @@ class TypedStrategy : public Strategy {
   TypedStrategy(StrategyCard card, OptionTable<Options> table)
       : card_(card), table_(std::move(table)) {}
 
-  // Why these options cannot be planned, or nothing. Asked before every arrange_with().
+  // Returns why these options cannot be planned, or nothing. It is called before every
+  // arrange_with().
   [[nodiscard]] virtual std::optional<std::string> unsupported_with(const Workload&, const Cluster&,
                                                                     const Options&) const {
     return std::nullopt;
   }
-  // The same for reasons that take as long to find as planning itself: only unsupported() asks,
-  // arrange_with() throws them when it meets them.
+  // The same for reasons that take as long to find as planning itself. Only unsupported() calls it;
+  // arrange_with() throws these reasons when it meets them.
   [[nodiscard]] virtual std::optional<std::string> unplannable_with(const Workload&, const Cluster&,
                                                                     const Options&) const {
     return std::nullopt;
   }
-  // Strategy::block_sizes.
+  // Implements Strategy::block_sizes.
   [[nodiscard]] virtual std::vector<std::int64_t> block_sizes_with(const StrategyRequest&,
                                                                    const Options&) const {
     return {};
   }
-  // Strategy::variants.
+  // Implements Strategy::variants.
   [[nodiscard]] virtual std::vector<Options> variants_with(const Workload&, const Cluster&,
                                                            const StrategyRequest&) const {
     return {Options{}};
   }
-  // Rounds, and what was decided beside the options: what `options` leaves open is written there,
-  // what is no option at all into the arrangement's options.
+  // Returns the rounds. Decisions that `options` leaves open are written to it, and decisions that
+  // are no option to the arrangement's options.
   [[nodiscard]] virtual Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
                                                  const StrategyRequest& request,
                                                  Options& options) const = 0;
@@ -127,7 +128,7 @@ class TypedStrategy : public Strategy {
   OptionTable<Options> table_;
 };
 
-// The block size that was asked for, among the options of a plan whose strategy has no such option.
+// Records the requested block size among the options of a plan whose strategy has no such option.
 inline void record_block_size(const StrategyRequest& request, Arrangement& arrangement) {
   if (!request.block_size) return;
   arrangement.options["block_size"] = fmt::format("{}", *request.block_size);

@@ -11,7 +11,7 @@
 namespace contextile {
 namespace {
 
-// Forward attention of the slowest rank over all layers.
+// Returns the forward attention time of the slowest rank over all layers.
 double estimate_us(const Workload& workload, const Cluster& cluster, TokenLayout layout) {
   const auto ranges = rank_ranges(layout, workload.sequences, cluster.num_devices());
   double total_us = 0;
@@ -22,7 +22,7 @@ double estimate_us(const Workload& workload, const Cluster& cluster, TokenLayout
   return total_us;
 }
 
-// Both shardings move the same bytes, so attention decides.
+// Returns the sharding with the faster attention: both move the same bytes.
 Sharding faster_sharding(const Workload& workload, const Cluster& cluster) {
   return estimate_us(workload, cluster, TokenLayout::kPerSequence) <
                  estimate_us(workload, cluster, TokenLayout::kPerDocument)
@@ -32,19 +32,20 @@ Sharding faster_sharding(const Workload& workload, const Cluster& cluster) {
 
 // Source: Wang et al., WLB-LLM (OSDI 2025), adaptive CP sharding of a micro-batch; its packing of
 // micro-batches is `pack_wlb`. Steps: all KV gathered before compute, then one attention; backward
-// gathers again and reduce-scatters dKV. Per document: every document in 2R parts, rank r has r and
-// 2R-1-r, so work is even and shards are small; per sequence: the same of the packed batch as a
-// whole, so shards are large and work is as even as the documents are. The faster one by estimated
-// attention time is taken. Bytes sent per rank: forward ·kv, backward twice that, of T/R
-// tokens. Memory: KV (and in backward dKV) of the whole batch on every rank. Loses by exposing all
-// communication, on memory, and where one very long document leaves the choice without effect.
+// gathers again and reduce-scatters dKV. Per document: every document is cut into 2R parts and rank
+// r has parts r and 2R-1-r, so work is even and shards are small. Per sequence: the packed batch as
+// a whole is cut like that, so shards are large and work is as even as the documents are. The one
+// that is faster by estimated attention time is taken. Bytes sent per rank: forward ·kv,
+// backward twice that, of T/R tokens. Memory: KV (and in backward dKV) of the whole batch on every
+// rank. Loses by exposing all communication, on memory, and where one very long document leaves the
+// choice without effect.
 class WlbStrategy : public TypedStrategy<WlbOptions> {
  public:
   WlbStrategy()
       : TypedStrategy(
             {"wlb",
              "WLB-LLM: per-document or per-sequence sharding by estimated time, all KV gathered",
-             PartialWire::kActivations},  // as the all-gather of TransformerEngine
+             PartialWire::kActivations},  // like the all-gather of TransformerEngine
             option_table()) {}
 
  protected:

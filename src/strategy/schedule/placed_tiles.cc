@@ -10,8 +10,8 @@
 namespace contextile {
 namespace {
 
-// The devices, other than its owner, where tiles have a unit as their row's, or their column's:
-// those of unit u are devices[first[u], first[u + 1]), ascending.
+// The devices, other than the owner, where tiles use a unit as that of their row or of their
+// column. Those of unit u are devices[first[u], first[u + 1]), ascending.
 struct UnitDevices {
   std::vector<std::size_t> first;
   std::vector<Rank> devices;
@@ -32,7 +32,7 @@ UnitDevices devices_of_units(const ScheduleProblem& problem, bool of_columns) {
   std::vector<Rank> all(next.back());
   std::vector<std::size_t> first = next;
   for_each_away([&](std::size_t unit, Rank device) {
-    // The tiles of a row on one device come one after another.
+    // Tiles of a row on one device are adjacent, so this removes most duplicates.
     std::size_t& end = next[unit];
     if (end == first[unit] || all[end - 1] != device) all[end++] = device;
   });

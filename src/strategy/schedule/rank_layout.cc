@@ -11,7 +11,7 @@ namespace {
 
 using RangesByRank = std::vector<std::vector<Range>>;
 
-// Neighbouring chunks of one rank become one range.
+// Appends a range; adjacent chunks of one rank become one range.
 void append_range(std::vector<Range>& ranges, Range range) {
   if (range.empty()) return;
   if (!ranges.empty() && ranges.back().end == range.begin) {
@@ -21,7 +21,7 @@ void append_range(std::vector<Range>& ranges, Range range) {
   }
 }
 
-// Chunk c of a sequence padded to `num_chunks` equal chunks, clipped to its real tokens.
+// Returns chunk c of a sequence padded to `num_chunks` equal chunks, clipped to its real tokens.
 Range clipped_chunk(Range sequence, std::int64_t num_chunks, std::int64_t c) {
   const std::int64_t size = (sequence.size() + num_chunks - 1) / num_chunks;
   return {std::min(sequence.begin + c * size, sequence.end),
@@ -44,7 +44,8 @@ void deal_contiguous(Range sequence, RangesByRank& out) {
   }
 }
 
-// `next_extra`: the chunk that gets the next remainder token; it goes on from document to document.
+// `next_extra` is the chunk that gets the next remainder token. It carries over from document to
+// document.
 void deal_document(Range document, std::int64_t& next_extra, RangesByRank& out) {
   const auto num_ranks = static_cast<std::int64_t>(out.size());
   const std::int64_t num_chunks = 2 * num_ranks;
@@ -67,14 +68,14 @@ void deal_document(Range document, std::int64_t& next_extra, RangesByRank& out) 
   }
 }
 
-// A run of tokens that may share a block: one role, one home owner.
+// A run of tokens that may share a block: they have one role and one home owner.
 struct Stretch {
   Range tokens;
   Role role = Role::kBoth;
   Rank home;
 };
 
-// `range` cut wherever role or home owner changes. O(log + pieces).
+// Returns `range` cut wherever role or home owner changes. O(log + pieces).
 std::vector<Stretch> stretches(const Workload& workload, Range range) {
   std::vector<Stretch> result;
   auto role = std::partition_point(workload.roles.begin(), workload.roles.end(),

@@ -9,13 +9,13 @@
 
 namespace contextile {
 
-// Position p in a ring of `size`, moved by `steps` of either sign.
+// Returns position p in a ring of `size`, moved by `steps` of either sign.
 [[nodiscard]] constexpr std::int32_t ring_shift(std::int32_t position, std::int32_t steps,
                                                 std::int32_t size) {
   return ((position + steps) % size + size) % size;
 }
 
-// One unit on a ring. rank_at maps a ring position to a device.
+// One unit on a ring. `rank_at` maps a ring position to a device.
 struct RingUnit {
   Kind kind = Kind::kKv;
   BlockId block;
@@ -26,13 +26,13 @@ struct RingUnit {
   std::function<Rank(std::int32_t)> rank_at;
 };
 
-// `hops` hops of an input: hop h is launched at first_stage + h and needed one stage later.
+// Appends `hops` hops of an input: hop h is launched at first_stage + h and needed one stage later.
 void relay_input(const RingUnit& unit, std::int32_t hops, std::int32_t first_stage,
                  std::vector<Transfer>& out);
 
-// A result that gathers every rank's share on its way: `hops` hops from `start`, hop h launched at
-// first_stage + h. holds(position) says whether the device there has computed a share; while
-// nothing has been gathered yet there is nothing to send and the hop is left out.
+// Appends the hops of a result that gathers every rank's share on its way: `hops` hops from
+// `start`, hop h launched at first_stage + h. holds(position) returns true if the device there has
+// computed a share. Hops before the first share are left out, because there is nothing to send.
 void gather_result(const RingUnit& unit, std::int32_t hops, std::int32_t first_stage,
                    const std::function<bool(std::int32_t)>& holds, std::vector<Transfer>& out);
 

@@ -18,6 +18,7 @@ RouteIndex::RouteIndex(const ScheduleProblem& problem)
   std::partial_sum(first_.begin(), first_.end(), first_.begin());
   std::vector<std::size_t> next(first_.begin(), first_.end() - 1);
   for (std::size_t r = 0; r < routes.size(); ++r) order_[next[key_of(routes[r])]++] = r;
+  // The routes of a unit are sorted by device for binary search; two to one device are an error.
   const auto device_of = [&](std::size_t r) { return routes[r].device; };
   for (std::size_t k = 0; k + 1 < first_.size(); ++k) {
     const auto of_unit = std::span(order_).subspan(first_[k], first_[k + 1] - first_[k]);

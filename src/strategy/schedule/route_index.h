@@ -1,4 +1,4 @@
-// Routes of a scheduling problem by what they move and where to.
+// Routes of a scheduling problem, indexed by their units and destinations.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +15,22 @@ namespace contextile {
 
 inline constexpr std::size_t kNoRoute = static_cast<std::size_t>(-1);
 
-// Refers to `problem`, which must outlive it.
+// Index of the routes of `problem`, which must outlive it.
 class RouteIndex {
  public:
-  // Throws when a unit has two routes to one device.
+  // Throws if a unit has two routes to one device.
   explicit RouteIndex(const ScheduleProblem& problem);
 
-  // The route of a unit to (or of a result from) a device: kNoRoute if it has none.
+  // Returns the route of a unit to (or of a result from) a device, or kNoRoute if it has none.
   [[nodiscard]] std::size_t find(Kind kind, BlockId block, GroupId group, Rank device) const;
-  // Throws if it has none.
+  // The same, but throws if there is no such route.
   [[nodiscard]] std::size_t at(Kind kind, BlockId block, GroupId group, Rank device) const;
-  // The relay's own route of the unit that route r moves, kNoRoute if r goes by its owner; throws
-  // if the relay has none.
+  // Returns the relay's own route of the unit that route r moves, or kNoRoute if r goes by the
+  // owner. Throws if the relay has none.
   [[nodiscard]] std::size_t relay_of(std::size_t r) const;
 
-  // Visits the routes of the inputs (or results) of the problem's tile t on its device. What has no
-  // route is at hand.
+  // Visits the routes of the inputs (or results) of the problem's tile t on its device. A unit
+  // without a route is already on the device.
   template <typename Visit>
   void for_each(std::size_t t, bool results, const Visit& visit) const {
     const RoutesOfTile& all = of_tiles_[t];
@@ -39,7 +39,7 @@ class RouteIndex {
       visit(static_cast<std::size_t>(all.routes[static_cast<std::size_t>(i)]));
     }
   }
-  // Throws when one that the device does not own has no route.
+  // Does the same for any tile. Throws if a unit that the device does not own has no route.
   template <typename Visit>
   void for_each_required(const PlacedTile& tile, bool results, const Visit& visit) const {
     for_each_unit(tile, results, [&](Kind kind, BlockId block) {
@@ -48,7 +48,7 @@ class RouteIndex {
   }
 
  private:
-  // Inputs first.
+  // Routes of one tile, inputs first.
   struct RoutesOfTile {
     std::array<std::uint32_t, kNumKinds> routes;
     std::int8_t num_inputs = 0;
@@ -68,15 +68,15 @@ class RouteIndex {
   }
 
   const ScheduleProblem& problem_;
-  // Routes of key k are those in order_[first_[k], first_[k + 1]), their devices ascending.
+  // The routes of key k are order_[first_[k], first_[k + 1]), their devices ascending.
   std::vector<std::size_t> first_;
   std::vector<std::size_t> order_;
   std::vector<Rank> devices_;
   std::vector<RoutesOfTile> of_tiles_;
 };
 
-// Tiles of one device, given as indices: those first that others wait for (`rank_of` 0), then those
-// whose results must travel (1), then the rest (2), each by row, column and group.
+// Sorts the tiles of one device, given as indices: first those that others wait for (`rank_of` 0),
+// then those whose results must travel (1), then the rest (2), each by row, column and group.
 template <typename RankOf>
 void order_by_rank(const ScheduleProblem& problem, std::vector<std::size_t>& mine,
                    const RankOf& rank_of) {

@@ -18,25 +18,25 @@ namespace {
 
 constexpr std::int32_t kNever = -1;
 constexpr double kBytesPerUsOfGbytes = 1e3;  // 1 GB/s = 1000 bytes/µs
-// A transfer with less left than this share of a slot is done in it.
+// A transfer with less than this share of a slot left to move is complete in that slot.
 constexpr double kRest = 0.02;
 
-// What a hop is to the network.
+// The network's view of a route.
 struct Hop {
   double us = 0;  // alone at full rate
   std::size_t out = 0;
-  std::size_t in = 0;  // ports it crosses
+  std::size_t in = 0;  // the two ports it crosses
   double deadline_us = std::numeric_limits<double>::infinity();
   std::size_t feed = kNoRoute;  // the relay's own route
-  std::int32_t tiles_left = 0;  // of a result: tiles and other routes still to add to it
-  // Slots: at hand at the sender from, first and last one with bytes moving, all moved after.
+  std::int32_t tiles_left = 0;  // of a result: tiles and other routes that have yet to add to it
+  // Slots: the first in which the sender has it, and the first and the last in which bytes move.
   std::int32_t at_hand = kNever;
   std::int32_t first = kNever;
   std::int32_t last = kNever;
   double left_us = 0;
 };
 
-// Tiles of a device that have what they need, best first.
+// A tile of a device that has all of its inputs; the best is first.
 struct ReadyTile {
   double complete_us = 0;  // deadline of the last input of the result
   std::size_t result = kNoRoute;
@@ -76,6 +76,8 @@ class Timeline {
     }
     std::size_t left = problem_.tiles.size();
     std::int32_t slot = 0;
+    // In every slot transfers use what was complete before it, then tiles run, and only then do the
+    // transfers of the slot count as arrived.
     for (; left > 0 || !waiting_.empty() || !entering_.empty(); ++slot) {
       move(slot);
       left -= compute(slot);
@@ -146,7 +148,7 @@ class Timeline {
       }
     }
   }
-  // With the hops before (inputs) or after it (results).
+  // Marks a route as used, with the hops before (inputs) or after it (results).
   void use(std::size_t r) {
     for (; r != kNoRoute && !used_[r]; r = hops_[r].feed) used_[r] = true;
   }
@@ -168,8 +170,8 @@ class Timeline {
     end_us_ = longest_us;
   }
 
-  // When a device would run out of tiles, its inputs in the order of tiles: those first that others
-  // wait for, then those whose results must travel.
+  // Sets deadlines. An input's is the time when its device would run out of tiles, if inputs come
+  // in the order of tiles: first those that others wait for, then those whose results must travel.
   void set_deadlines() {
     for (std::vector<std::size_t>& mine : mine_) {
       order_by_rank(problem_, mine, [&](std::size_t t) {
@@ -195,6 +197,7 @@ class Timeline {
         hops_[r].deadline_us = end_us_ - (hops_[r].feed == kNoRoute ? 0 : hops_[r].us);
       }
     }
+    // A relay needs an input early enough to pass it on.
     for (std::size_t r = 0; r < hops_.size(); ++r) {
       if (is_result(route(r).kind)) continue;
       for (const std::size_t next : fed_[r]) {
@@ -202,6 +205,7 @@ class Timeline {
             std::min(hops_[r].deadline_us, hops_[next].deadline_us - hops_[next].us - slot_us_);
       }
     }
+    // A result can be complete when the last input of its tiles is there.
     complete_us_.assign(hops_.size(), 0);
     for (std::size_t t = 0; t < problem_.tiles.size(); ++t) {
       if (result_[t] == kNoRoute) continue;
@@ -220,12 +224,13 @@ class Timeline {
     ready_[problem_.tiles[t].device.index()].push({complete_us, result, t});
   }
 
-  // The hop may move from this slot on.
+  // Lets the hop move from this slot on.
   void enter(std::size_t r, std::int32_t slot) {
     hops_[r].at_hand = slot;
     entering_.push_back(r);
   }
 
+  // Moves the bytes of one slot: hops take the capacity of their ports in the order of deadlines.
   void move(std::int32_t slot) {
     const auto earlier = [&](std::size_t a, std::size_t b) {
       return std::tie(hops_[a].deadline_us, a) < std::tie(hops_[b].deadline_us, b);
@@ -256,7 +261,7 @@ class Timeline {
     waiting_.resize(kept);
   }
 
-  // Returns how many tiles ran.
+  // Runs the ready tiles of one slot. Returns the number of tiles.
   std::size_t compute(std::int32_t slot) {
     std::size_t count = 0;
     const double begin_us = slot_us_ * slot;
@@ -275,14 +280,14 @@ class Timeline {
     }
     return count;
   }
-  // A tile or a hop before it has added to a result that travels.
+  // Notes that a tile, or a hop before it, has added to a result that travels.
   void complete_one(std::size_t r, std::int32_t slot) {
     Hop& hop = hops_[r];
     hop.at_hand = std::max(hop.at_hand, slot);
     if (--hop.tiles_left == 0) enter(r, hop.at_hand);
   }
 
-  // What moved in this slot is there in the next one.
+  // Makes units that arrived in this slot available in the next one.
   void arrive() {
     for (const std::size_t r : arrived_) {
       const std::int32_t next = hops_[r].last + 1;
@@ -300,12 +305,14 @@ class Timeline {
     arrived_.clear();
   }
 
-  // From its turn on, or a little earlier.
+  // Returns the slot in which the transfer's bytes begin to move, or a slot up to ahead - 1 before
+  // it.
   [[nodiscard]] std::int32_t launch_of(std::size_t r) const {
     return std::max(hops_[r].at_hand, hops_[r].first - (options_.ahead - 1));
   }
-  // No device waits before it must: for an input until a tile or a relayed hop takes it, for a
-  // result until it is passed on, or some slots after it should be there.
+  // Returns the stage that waits for a transfer, so late that no device waits before it must. An
+  // input is needed when a tile or a relayed hop takes it; a result when it is passed on, or some
+  // slots after it should have arrived.
   [[nodiscard]] std::int32_t need_of(std::size_t r) const {
     constexpr std::int32_t kPatience = 2;
     if (is_result(route(r).kind)) {
@@ -322,8 +329,8 @@ class Timeline {
 
   [[nodiscard]] ArrangedDirection arranged() const {
     ArrangedDirection out;
-    std::vector<std::vector<std::int32_t>> stops(
-        mine_.size());  // stages a device waits or launches at
+    // Stages at which a device waits or launches.
+    std::vector<std::vector<std::int32_t>> stops(mine_.size());
     for (std::size_t r = 0; r < hops_.size(); ++r) {
       if (!used_[r]) continue;
       const UnitRoute& at = route(r);
@@ -342,7 +349,7 @@ class Timeline {
       std::sort(stops[d].begin(), stops[d].end());
       for (const std::size_t t : mine_[d]) {
         out.tiles.push_back(problem_.tiles[t]);
-        // Slots between which a device neither waits nor launches are one attention call.
+        // Slots between two stops are one attention call.
         out.tiles.back().stage =
             *std::prev(std::upper_bound(stops[d].begin(), stops[d].end(), stage_[t]));
       }
@@ -364,14 +371,14 @@ class Timeline {
   std::vector<double> complete_us_;             // of a result: deadline of its last input
   std::vector<std::vector<std::size_t>> mine_;  // tiles of every device
   std::vector<std::int32_t> waits_;             // inputs a tile still waits for
-  std::vector<std::size_t> result_;             // of a tile: one that must travel, if any
+  std::vector<std::size_t> result_;             // of a tile: its result that must travel, if any
   std::vector<std::int32_t> stage_;
   std::vector<ReadyQueue> ready_;      // of every device
-  std::vector<double> clock_us_;       // when a device is done with what it began
+  std::vector<double> clock_us_;       // when a device has finished the tiles it began
   std::vector<double> ports_us_;       // capacity left in the slot
   std::vector<std::size_t> waiting_;   // hops on their way or ready to go, by deadline
-  std::vector<std::size_t> entering_;  // new ones
-  std::vector<std::size_t> arrived_;   // in this slot
+  std::vector<std::size_t> entering_;  // hops that join waiting_ in the next slot
+  std::vector<std::size_t> arrived_;   // in the current slot
 };
 
 }  // namespace

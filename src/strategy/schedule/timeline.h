@@ -11,22 +11,23 @@
 namespace contextile {
 
 struct TimelineOptions {
-  std::int32_t slots = 16;  // that the busiest device's compute is cut into, at least 1
-  // Slots before its turn that a transfer may start, at least 1: more hide uneven ports and keep
+  std::int32_t slots = 16;  // parts into which the busiest device's compute is cut, at least 1
+  // Slots by which a transfer may start early, plus 1. Higher values hide uneven ports and need
   // more buffers.
   std::int32_t ahead = 1;
-  Dtype partial_wire = Dtype::kF32;  // of results, as far as ports are concerned
+  Dtype partial_wire = Dtype::kF32;  // dtype of results, for the load of ports
 
   friend bool operator==(const TimelineOptions&, const TimelineOptions&) = default;
 };
 
-// A list schedule. Time is cut into slots; a device's stage s is slot s. In every slot ports and
-// NICs have a slot's capacity, which waiting transfers take in the order of their deadlines: an
-// input's is when its device would have run out of tiles without it (an earlier one where it is
-// passed on), a result's the end. Devices compute from what has arrived in earlier slots: first
-// tiles whose results must travel, all of one result together and those that can be complete early
-// before others. A result leaves after the device's last tile of it. Inputs without a route are at
-// hand already (owned or retained). `tile_us` are the times of the problem's tiles.
+// Returns a list schedule. Time is cut into slots; a device's stage s is slot s. In every slot each
+// port and NIC has the capacity of one slot, and waiting transfers take it in the order of their
+// deadlines. The deadline of an input is the time when its device would have run out of tiles
+// without it, or an earlier time if it is passed on. The deadline of a result is the end. Devices
+// compute tiles whose inputs arrived in earlier slots. Tiles whose results must travel come first,
+// all of one result together, and results that can be complete early come before others. A result
+// leaves after the device's last tile of it. Inputs without a route are already on the device
+// (owned or retained). `tile_us` are the times of the problem's tiles.
 // O(tiles · log + routes · slots).
 [[nodiscard]] ArrangedDirection schedule_timeline(const ScheduleProblem& problem,
                                                   std::span<const double> tile_us,
