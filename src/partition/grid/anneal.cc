@@ -11,7 +11,7 @@
 namespace contextile {
 namespace {
 
-// -ln(u) of 4096 evenly spaced u: thresholds of exponential distribution.
+// Returns -ln(u) of 4096 evenly spaced u: thresholds of exponential distribution.
 std::array<float, 4096> exponential_table() {
   std::array<float, 4096> table{};
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -34,6 +34,7 @@ class Annealer {
       if (step % kStepsPerTemperature == 0) {
         temperature_ = schedule.first_temperature * std::exp(cooling * static_cast<double>(step) /
                                                              static_cast<double>(schedule.steps));
+        // Good states are unlikely while it is hot, so the best is kept only in the last part.
         if (step > schedule.steps * 6 / 10) remember_if_best();
       }
       one_move();
@@ -50,7 +51,7 @@ class Annealer {
   static constexpr int kOwnerTries = 24;
   static constexpr int kSwapTries = 6;
 
-  // How many of 32 moves are of each kind; the other 6 are compound.
+  // Numbers of moves of each kind among 32; the other 6 are compound.
   static constexpr std::uint32_t kTileMoves = 20;
   static constexpr std::uint32_t kTileSwaps = 3;
   static constexpr std::uint32_t kOwnerMoves = 3;
@@ -93,7 +94,7 @@ class Annealer {
     return lowest_lane(mask);
   }
 
-  // Mostly a lane that the tile's row or column spans already, best both.
+  // Returns mostly a lane that the tile's row or column spans already, preferably both.
   [[nodiscard]] Lane pick_place(TileId t) {
     const Lane from = place(t);
     const LaneMask reach = s_.reachable(from) & ~lane_bit(from);
@@ -108,7 +109,7 @@ class Annealer {
     return pick_lane(s_.reachable(from));
   }
 
-  // Invalid if a few tries found none.
+  // Returns an invalid block if a few tries found none.
   [[nodiscard]] BlockId random_block_of(Lane lane) {
     for (int i = 0; i < kOwnerTries; ++i) {
       const BlockId b = random_block();
@@ -132,6 +133,8 @@ class Annealer {
     const Lane to = pick_place(t);
     if (to == from) return;
     double delta = static_cast<double>(s_.tile_delta(t, to));
+    // The traffic term is known only after the move, so a move that passes so far is made, and
+    // taken back if it fails.
     if (delta > threshold_) return;
     delta += load_delta(from, to, tile(t).work);
     if (delta > threshold_) return;
@@ -152,6 +155,7 @@ class Annealer {
       if (place(candidate) == to) other = candidate;
     }
     if (!other.valid()) return;
+    // The two moves depend on each other. This cheap bound rejects most pairs before both are made.
     if (static_cast<double>(s_.tile_delta(t, to)) > threshold_ + 4 * row_bytes_) return;
     const double before = s_.energy_without_penalties();
     const double delta_load = load_delta(from, to, tile(t).work - tile(other).work);
@@ -207,7 +211,7 @@ class Annealer {
 
   // --------------------------------------------------------------------------- compound moves
 
-  // Where a tile, or else a block's ownership, was before.
+  // The place of a tile, or else of a block's ownership, before a move.
   struct Undo {
     TileId tile{};
     BlockId block{};
@@ -237,8 +241,8 @@ class Annealer {
     return chosen == kAllGroups || chosen == g;
   }
 
-  // What moves together: the tiles on one device of a block's row or column nets, in one or all
-  // groups, and the block's ownership.
+  // A set that moves together: the tiles on one device of a block's row or column nets, in one or
+  // all groups, and the block's ownership.
   struct Segment {
     BlockId block{0};
     GroupId group{kAllGroups};
@@ -248,7 +252,7 @@ class Annealer {
     [[nodiscard]] bool covers(GroupId g) const { return covers_group(group, g); }
   };
 
-  // Drawn as two bits: the order counts.
+  // Drawn as two bits, so the order matters.
   enum class Compound : std::uint8_t { kColumn, kRowOfOneGroup, kRow, kBlockSwap };
 
   void try_compound(std::uint32_t dice) {
@@ -296,7 +300,7 @@ class Annealer {
     const std::int64_t held =
         (segment.with_owner ? held_tokens(segment.block) : 0) - held_tokens(other);
     const double penalty = load_delta(from, to, work - returned_work) + token_delta(from, to, held);
-    // The two deltas ignore each other; what they share is small.
+    // The two deltas ignore each other; the nets that they share are few.
     if (static_cast<double>(estimate) + penalty > threshold_ + 2 * row_bytes_) return;
     const double before = s_.energy_without_penalties();
     collect(returning, to, returning_);
@@ -315,7 +319,8 @@ class Annealer {
     return level_.net_bytes[net] * (s_.weight_of(after) - s_.weight_of(before));
   }
 
-  // Change of cost if the segment moved, without moving it; adds up the work of its tiles.
+  // Returns the change of cost if the segment moved, without moving it, and adds up the work of its
+  // tiles.
   [[nodiscard]] std::int64_t segment_delta(const Segment& segment, Lane from, Lane to,
                                            std::int64_t& work) const {
     std::int64_t delta = 0;
@@ -346,8 +351,8 @@ class Annealer {
     return delta;
   }
 
-  // The nets on the other side of a net's tiles on `from`. The block's own other net is left to the
-  // caller when its owner moves too.
+  // Returns the change on the nets that cross `net` at its tiles on `from`. The caller counts the
+  // block's own other net when its owner moves too.
   [[nodiscard]] std::int64_t far_side_delta(const Segment& segment, GridNetId net, Lane from,
                                             Lane to, std::int64_t& work,
                                             std::int32_t& on_diagonal) const {
@@ -383,7 +388,7 @@ class Annealer {
     if (segment.with_owner) journal_owner(segment.block, to);
   }
 
-  // A row's tiles go to the owners of their columns (or a column's to the owners of their rows):
+  // Moves a row's tiles to the owners of their columns (or a column's to the owners of their rows):
   // those owned where tile t's other side is owned, or anywhere in that node.
   void try_pull(TileId t, Side side, GroupId group, bool whole_node) {
     const Side far = other_side(side);

@@ -14,10 +14,10 @@ struct AnnealSchedule {
   double last_temperature = 1;   // reached geometrically
 };
 
-// Lowers state.energy() and leaves the best state seen in the last part of the run. Moves: a tile,
-// a swap of two tiles, an owner, a swap of two owners; and compound ones: a block's tiles of one
-// net together with its ownership, a swap of two blocks, and pulling a net's tiles to the owners on
-// their other side.
+// Lowers state.energy() and leaves the best state seen in the last part of the run. It moves a
+// tile, swaps two tiles, moves an owner or swaps two owners. Compound moves are a block's tiles of
+// one net together with its ownership, a swap of two blocks, and pulling a net's tiles to the
+// owners on their other side.
 void anneal(GridState& state, const AnnealSchedule& schedule, FastRandom& random);
 
 }  // namespace contextile

@@ -1,5 +1,5 @@
-// What a partition of a grid costs, from the assignment alone: none of the partitioner's
-// bookkeeping.
+// The cost of a partition of a grid, computed from the assignment alone and without the
+// partitioner's bookkeeping.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,7 @@ class Evaluator {
                                     in_node * nics_per_node() / spec_.devices_per_node);
   }
 
-  // What goes out of ports and into them.
+  // Bytes that leave and enter ports.
   struct Traffic {
     std::vector<std::int64_t> sent;
     std::vector<std::int64_t> received;
@@ -72,6 +72,8 @@ class Evaluator {
       const Rank owner = partition_.owner[b];
       for (const GroupId g : groups) {
         const std::vector<Rank>& row = rows[b][g];
+        // Half of a row's bytes are queries, which leave the owner; the other half are outputs,
+        // which return.
         add_unit(tokens * grid_.row_bytes_per_token / 2, owner, false, row);
         add_unit(tokens * grid_.row_bytes_per_token / 2, owner, true, row);
         add_unit(tokens * grid_.column_bytes_per_token, owner, false, columns[b][g]);
@@ -99,6 +101,7 @@ class Evaluator {
         const Rank to = unit.towards_owner ? unit.owner : device;
         devices.move(from.index(), to.index(), weighted(unit, from, to));
         quality_.total_bytes += unit.bytes;
+        // Devices ascend, so those of one node are adjacent: a unit crosses to each node once.
         if (node(device) == node(unit.owner) || node(device) == last_node) continue;
         last_node = node(device);
         quality_.inter_bytes += unit.bytes;

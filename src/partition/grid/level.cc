@@ -42,7 +42,7 @@ void build_nets(GridLevel& level) {
   }
 }
 
-// What coarsening needs to know of a sequence.
+// The properties of a sequence that coarsening depends on.
 struct SequenceShape {
   double work = 0;
   double tiles = 0;
@@ -65,8 +65,8 @@ IdVector<SequenceId, SequenceShape> sequence_shapes(const GridLevel& level) {
   return shapes;
 }
 
-// Tiles left after merging pairs of blocks: a quarter if the sequence is dense, more if it is a
-// thin band.
+// Returns the number of tiles after merging pairs of blocks: a quarter if the sequence is dense,
+// more if it is a thin band.
 double tiles_after_merge(const SequenceShape& shape, std::int32_t groups) {
   const auto blocks = static_cast<double>(shape.blocks);
   const double density = shape.tiles / (blocks * blocks * groups);
@@ -119,7 +119,7 @@ GridLevel coarsen(const GridLevel& fine, const IdVector<SequenceId, bool>& merge
     coarse.coarse_block.push_back(BlockId{coarse.num_blocks() - 1});
     ++in_sequence;
   }
-  // Fine tiles by the coarse tile they fall into.
+  // Fine tiles, keyed by the coarse tile that they belong to.
   struct Key {
     std::uint64_t place = 0;
     TileId tile;

@@ -9,17 +9,17 @@
 
 namespace contextile {
 
-using GridNetId = Id<struct GridNetTag>;  // what a block moves for one head group, row or column
-using PinId = Id<struct GridPinTag>;      // where a net lists a tile, over all nets
+using GridNetId = Id<struct GridNetTag>;  // units of one block, side (row or column) and head group
+using PinId = Id<struct GridPinTag>;      // place of a tile in a net's list, over all nets
 
-// A net is of the tiles of one row (what queries move) or of one column (what keys do).
+// A net has the tiles of one row (for units of queries) or of one column (for units of keys).
 enum class Side : std::uint8_t { kRow, kColumn };
 
 [[nodiscard]] constexpr Side other_side(Side side) {
   return side == Side::kRow ? Side::kColumn : Side::kRow;
 }
 
-// The nets of one block, for every side and group: numbers that lie num_blocks apart.
+// The nets of one block, for every side and group: ids that are num_blocks apart.
 class BlockNets {
  public:
   class Iterator {
@@ -51,12 +51,12 @@ class BlockNets {
   std::int32_t last_;
 };
 
-// Row net of (group g, block b): g·B + b. Column net: G·B + g·B + b. A net costs bytes for every
-// device it spans beside its owner.
+// The row net of (group g, block b) has id g·B + b, the column net G·B + g·B + b. A net costs its
+// bytes for every device that it spans in addition to its owner.
 struct GridLevel {
   struct LevelBlock {
-    std::int64_t tokens = 0;       // what its nets move
-    std::int64_t held_tokens = 0;  // what its owner holds; 0 if that is somebody outside this grid
+    std::int64_t tokens = 0;       // for the bytes of its nets
+    std::int64_t held_tokens = 0;  // held by its owner; 0 if the owner is outside this grid
     SequenceId sequence{0};
   };
   struct LevelTile {
@@ -79,10 +79,10 @@ struct GridLevel {
   IdVector<BlockId, LevelBlock> blocks;
   IdVector<TileId, LevelTile> tiles;
   IdVector<GridNetId, std::int64_t> net_bytes;
-  IdVector<GridNetId, PinId> first_pin;     // of every net and, last, where the pins end
-  IdVector<PinId, TileId> net_tiles;        // every net's tiles, in their order
-  IdVector<TileId, PinId> row_pin;          // where its row net lists it in net_tiles
-  IdVector<TileId, PinId> column_pin;       // and its column net
+  IdVector<GridNetId, PinId> first_pin;     // of every net and, last, the end of all pins
+  IdVector<PinId, TileId> net_tiles;        // the tiles of every net, in their order
+  IdVector<TileId, PinId> row_pin;          // the pin of a tile in its row net
+  IdVector<TileId, PinId> column_pin;       // and in its column net
   IdVector<BlockId, BlockId> coarse_block;  // of every block of the finer level
   IdVector<TileId, TileId> coarse_tile;
   std::int64_t total_work = 0;
@@ -114,15 +114,16 @@ struct GridLevel {
   [[nodiscard]] std::span<const TileId> tiles_of(GridNetId net) const {
     return {net_tiles.data() + pins_begin(net).index(), net_tiles.data() + pins_end(net).index()};
   }
-  // Sum over tiles of work · row bytes / work: the typical cost of one more device in a row.
+  // Returns the sum over tiles of work · row bytes / work: the typical cost of one more device in a
+  // row.
   [[nodiscard]] double mean_row_bytes() const;
 };
 
 [[nodiscard]] GridLevel finest_level(const AttentionGrid& grid);
 
-// Part of a grid as a grid of its own: the tiles with keep[tile], and every block they touch or
-// that held[block]. Blocks not held belong to somebody outside; their owner here is the device that
-// receives them first.
+// A part of a grid as a grid of its own: the tiles with keep[tile], and every block that they touch
+// or that has held[block]. The owners of other blocks are outside; their owner here is the device
+// that receives them first.
 struct SubGrid {
   GridLevel level;
   IdVector<BlockId, BlockId> block_of;  // of every block, its id in the whole grid
@@ -134,7 +135,7 @@ struct SubGrid {
 // Merges pairs of adjacent blocks of every sequence with merge[sequence].
 [[nodiscard]] GridLevel coarsen(const GridLevel& fine, const IdVector<SequenceId, bool>& merge);
 
-// Levels from fine to coarse. A sequence is coarsened while its coarse tiles stay below
+// Returns the levels from fine to coarse. A sequence is coarsened while its coarse tiles stay below
 // `tile_share` of a device's mean work and its blocks below `max_block_tokens`.
 [[nodiscard]] std::vector<GridLevel> coarsen_all(GridLevel finest, double mean_work,
                                                  double tile_share, std::int64_t max_block_tokens);

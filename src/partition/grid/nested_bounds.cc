@@ -19,7 +19,7 @@ std::vector<std::int64_t> tokens_of(const AttentionGrid& grid) {
   return tokens;
 }
 
-// (1 + eps) · mean, rounded down.
+// Returns (1 + eps) · mean, rounded down.
 std::int64_t share_with(double eps, std::int64_t total, std::int32_t parts) {
   const double allowed = (1 + eps) * static_cast<double>(total) / parts;
   return static_cast<std::int64_t>(std::min(allowed, static_cast<double>(total)));
@@ -31,7 +31,8 @@ std::int64_t sum_of(const std::vector<std::int64_t>& weights) {
   return sum;
 }
 
-// The fullest device where blocks go longest first to nodes, then to the devices of each.
+// Returns the load of the fullest device if blocks go to nodes, longest first, and then in the same
+// way to the devices of each node.
 std::int64_t longest_first_twice(const AttentionGrid& grid, const GridSpec& spec) {
   std::vector<std::int64_t> sizes = tokens_of(grid);
   std::ranges::sort(sizes, std::ranges::greater{});
@@ -68,7 +69,7 @@ class Holder {
     return {Rank{node * spec_.devices_per_node}, spec_.devices_per_node, 1};
   }
   enum class Vertices : std::uint8_t { kBlocks, kTiles };
-  // Blocks, or tiles, by the node they are on, ascending.
+  // Blocks, or tiles, of every node, ascending.
   using OnNodes = std::vector<std::vector<GridVertexId>>;
 
   [[nodiscard]] std::pair<std::int32_t, std::int32_t> range_of(Vertices which) const {
@@ -93,12 +94,13 @@ class Holder {
   void hold_tokens() {
     bool held =
         Rebalance(pinned_, all(Vertices::kBlocks), all_nodes()).bring_below(bounds_.node_tokens);
-    // Within a node nothing moves to another.
+    // Devices exchange only within their node here, so the node's tokens do not change.
     const OnNodes blocks = by_node(Vertices::kBlocks);
     for (std::int32_t n = 0; n < spec_.nodes && held; ++n) {
       held = Rebalance(pinned_, blocks[static_cast<std::size_t>(n)], devices_of(n))
                  .bring_below(bounds_.device_tokens);
     }
+    // Packing meets the bounds whatever the placement was.
     if (held) return;
     Rebalance(pinned_, all(Vertices::kBlocks), all_nodes()).pack_longest_first();
     OnNodes packed = by_node(Vertices::kBlocks);
@@ -121,6 +123,7 @@ class Holder {
     work.reserve(tiles.size());
     for (const GridVertexId t : tiles) work.push_back(pinned_.weight(t));
     Rebalance rebalance(pinned_, std::move(tiles), parts);
+    // The first bound may be infeasible with large tiles. The second is feasible: packing meets it.
     const bool held = rebalance.bring_below(share_with(eps, sum_of(work), parts.count)) ||
                       rebalance.bring_below(longest_first_max(std::move(work), parts.count));
     if (!held) rebalance.pack_longest_first();

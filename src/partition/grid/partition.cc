@@ -1,4 +1,5 @@
-// The driver: coarsen, choose nodes, choose devices, anneal all together, come back down.
+// The driver of the partitioner: it coarsens the grid, chooses nodes, chooses devices, anneals both
+// together, and refines level by level.
 #include "contextile/extend/partition.h"
 
 #include <algorithm>
@@ -20,11 +21,13 @@
 namespace contextile {
 namespace {
 
-// Tuned on packed batches of 131072 tokens under causal and sparse masks, 4 x 8 devices. Steps are
-// per tile of the level and multiplied by GridSpec::effort; temperatures are in mean row bytes.
+// Tuned on packed batches of 131072 tokens under causal and sparse masks, on 4 x 8 devices. Steps
+// are per tile of the level and are multiplied by GridSpec::effort. Temperatures are in mean row
+// bytes.
 struct Tuning {
-  double tile_share = 0.07;  // coarsen until a tile is this much of a device's work
-  // Coarse blocks are at most this many times a device's tokens, or the largest fine block.
+  double tile_share = 0.07;  // coarsen until a tile is this share of a device's work
+  // A coarse block has at most this many times a device's tokens, or those of the largest fine
+  // block.
   std::int64_t coarse_means = 2;
   std::int64_t coarse_blocks = 8;
   double node_steps = 50;
@@ -38,10 +41,11 @@ struct Tuning {
   double cold = 0.03;
   double joint_cold = 0.015;
   double fine_cold = 0.006;
-  std::int32_t max_fine_tiles = 4000;  // levels with more are refined greedily only
+  std::int32_t max_fine_tiles = 4000;  // levels with more tiles are only refined greedily
 };
 
-// Parts of one level of the machine: nodes of equal devices, each device with a share of the work.
+// The parts of one level of the machine: nodes of equal devices, each device with a share of the
+// work.
 struct Machine {
   LaneLayout layout;
   IdVector<Lane, double> share;  // empty: all equal
@@ -49,18 +53,19 @@ struct Machine {
   double eps_compute = 0;
   double eps_node = 0;
   std::int64_t token_cap = 0;      // of a device with share 1
-  std::optional<NodeLimits> node;  // of nodes, also once devices are chosen
+  std::optional<NodeLimits> node;  // of nodes; they also hold after devices are chosen
   std::int64_t node_weight = 0;
 };
 
-// What devices and nodes of the whole machine may have.
+// Bounds of devices and nodes of the whole machine.
 struct MachineBounds {
   double mean_work = 0;  // of a device
   std::int64_t token_cap = 0;
   std::optional<NodeLimits> node;
 };
 
-// To a machine's own devices: each is a group of nodes where groups are chosen.
+// An assignment to a machine's own devices. Where groups of nodes are chosen, each group is one
+// device.
 using Assignment = GridPartition;
 
 std::vector<std::int64_t> held_sizes(const GridLevel& level) {
@@ -89,12 +94,12 @@ class JointPartitioner {
     const double row_bytes = static_cast<double>(finest.total_held_tokens) *
                              static_cast<double>(finest.row_bytes_per_token) * finest.num_groups /
                              devices;
-    limits_.work_penalty = 18 * row_bytes;  // enough that overload never pays
+    limits_.work_penalty = 18 * row_bytes;  // enough to make overload never pay
     limits_.token_penalty = 60 * row_bytes;
     finest_block_tokens_ = largest(held_sizes(finest));
     const auto mean_tokens =
         static_cast<std::int64_t>(static_cast<double>(finest.total_held_tokens) / devices);
-    std::int64_t largest_tokens = 0;  // also of blocks held elsewhere
+    std::int64_t largest_tokens = 0;  // also of blocks held outside
     for (const GridLevel::LevelBlock& block : finest.blocks) {
       largest_tokens = std::max(largest_tokens, block.tokens);
     }
@@ -131,7 +136,7 @@ class JointPartitioner {
            random_);
   }
 
-  // Limits on a level whose blocks may be larger than a device's token cap.
+  // Returns limits for a level whose blocks may be larger than a device's token cap.
   [[nodiscard]] GridLimits limits_on(const GridLevel& level) const {
     GridLimits limits = limits_;
     const std::int64_t largest_block = largest(held_sizes(level));
@@ -140,6 +145,8 @@ class JointPartitioner {
     return limits;
   }
 
+  // Starts on the coarsest level. Choosing nodes first and devices inside them next makes the
+  // cheaper, inner bytes a smaller problem.
   GridState partition_coarsest() {
     const GridLevel& level = levels_.back();
     const LaneLayout& layout = machine_.layout;
@@ -167,7 +174,7 @@ class JointPartitioner {
     limits.mean_work *= layout.devices_per_node;
     limits.work_cap = 1 + machine_.eps_node;
     limits.node.reset();
-    // Everything crosses nodes here: a larger weight would only make annealing colder.
+    // Everything crosses nodes here, so a larger weight would only make annealing colder.
     constexpr std::int64_t kTunedNodeWeight = 3;
     limits.node_weight = std::min(limits.node_weight, kTunedNodeWeight);
     const std::vector<std::int64_t> sizes = held_sizes(level);
@@ -183,6 +190,7 @@ class JointPartitioner {
     return best_of_starts(state, tuning_.node_steps, tuning_.node_heat);
   }
 
+  // Anneals two very different starts and keeps the better result.
   GridState best_of_starts(const GridState& empty, double steps, double heat) {
     GridState contiguous = empty;
     GridState greedy = empty;
@@ -205,6 +213,7 @@ class JointPartitioner {
     return state;
   }
 
+  // Greedy refinement counts bytes only; the traffic term is switched off for it.
   void refine(GridState& state) {
     constexpr int kPasses = 6;
     const double traffic_weight = state.traffic_weight();
@@ -232,7 +241,7 @@ struct NodeGroup {
   Rank first_device{0};
 };
 
-// Groups that have `nodes` nodes together, as equal as can be.
+// Returns groups that have `nodes` nodes together and sizes that differ by at most one.
 IdVector<Rank, NodeGroup> even_groups(std::int32_t nodes, std::int32_t groups,
                                       std::int32_t devices_per_node) {
   IdVector<Rank, NodeGroup> result;
@@ -245,8 +254,8 @@ IdVector<Rank, NodeGroup> even_groups(std::int32_t nodes, std::int32_t groups,
   return result;
 }
 
-// What a machine of `nodes` nodes may have. One node's devices, or nodes of one device, are the
-// only level there is.
+// Returns the machine of `nodes` nodes with its bounds. If there is one node, or one device per
+// node, only one of the two levels of bounds remains.
 Machine machine_of(std::int32_t nodes, std::int64_t total_work, const GridSpec& spec,
                    const MachineBounds& bounds) {
   Machine machine{.layout = {nodes, spec.devices_per_node},
@@ -264,7 +273,7 @@ Machine machine_of(std::int32_t nodes, std::int64_t total_work, const GridSpec& 
   return machine;
 }
 
-// More devices than lanes: groups of nodes first, then each group on its own.
+// Partitions over more devices than lanes: over groups of nodes first, then inside each group.
 Assignment partition_nodes(GridLevel finest, std::int32_t nodes, const GridSpec& spec,
                            const MachineBounds& bounds);
 
@@ -284,7 +293,7 @@ Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, cons
   const Assignment group_of = JointPartitioner(finest, outer, spec).run();
   Assignment result{IdVector<BlockId, Rank>(finest.blocks.ids()),
                     IdVector<TileId, Rank>(finest.tiles.ids())};
-  // Every group writes its own tiles and blocks: the result does not depend on the threads.
+  // Every group writes its own tiles and blocks, so the result does not depend on the threads.
   parallel_for(0, groups, [&](std::int32_t g) {
     const Rank group{g};
     IdVector<TileId, bool> keep(finest.tiles.ids());

@@ -45,8 +45,8 @@ Rank PinnedGrid::device(GridVertexId v) const {
                      : partition_.device[TileId{v.value - num_blocks()}];
 }
 
-// Calls visit with the change of the net's cost for each of `to`. The device the vertex leaves
-// counts as one without pins if the vertex was its only one.
+// Calls visit with the change of the net's cost for each of `to`. If the vertex is the only one of
+// the device it leaves, that device counts as one without pins.
 template <typename Visit>
 void PinnedGrid::for_each_delta(NetId net, Rank from, std::span<const Rank> to,
                                 const Visit& visit) const {

@@ -1,5 +1,5 @@
-// An assignment of a grid to any number of devices, with what moving one vertex costs. GridState
-// knows more and is faster, but knows 64 devices at most.
+// An assignment of a grid to any number of devices, with the cost of moving one vertex. GridState
+// has more data and is faster, but is limited to 64 devices.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,13 @@ namespace contextile {
 
 using GridVertexId = Id<struct GridVertexTag>;  // the blocks in their order, then the tiles
 
-// Every unit of a block (row or column, one head group) is a net: its pins are the block and the
-// tiles that need it. It costs its bytes for every device beyond the first that has a pin, and
-// node_weight times as much for every node.
+// Every unit of a block (row or column, one head group) is a net whose pins are the block and the
+// tiles that need it. A net costs its bytes for every device beyond the first that has a pin, and
+// node_weight times as much for every node beyond the first.
 class PinnedGrid {
  public:
-  // The partition must fit the grid; both must outlive this, which moves within it.
+  // The partition must fit the grid. Both must outlive this object, which moves vertices in the
+  // partition.
   PinnedGrid(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition);
 
   [[nodiscard]] std::int32_t num_blocks() const {
@@ -27,17 +28,18 @@ class PinnedGrid {
   [[nodiscard]] std::int32_t num_vertices() const {
     return num_blocks() + static_cast<std::int32_t>(grid_.tiles.size());
   }
-  // Tokens of a block, work of a tile.
+  // Returns the tokens of a block, or the work of a tile.
   [[nodiscard]] std::int64_t weight(GridVertexId v) const;
   [[nodiscard]] Rank device(GridVertexId v) const;
-  // Change of cost, weighted bytes, if the vertex moved to another device. O(its nets).
+  // Returns the change of cost, in weighted bytes, if the vertex moved to another device.
+  // O(its nets).
   [[nodiscard]] std::int64_t delta(GridVertexId v, Rank to) const;
-  // The same for each of `to`, in their order.
+  // Returns the same for each of `to`, in their order.
   void find_deltas(GridVertexId v, std::span<const Rank> to,
                    std::vector<std::int64_t>& deltas) const;
   void move(GridVertexId v, Rank to);
   // Appends the devices that have pins of the vertex's nets, with repetitions.
-  // O(nodes + devices of those that have pins), of each net.
+  // O(nodes + devices of the nodes that have pins) per net.
   void append_devices(GridVertexId v, std::vector<Rank>& devices) const;
 
  private:
@@ -76,8 +78,8 @@ class PinnedGrid {
   std::size_t num_devices_;
   IdVector<NetId, std::int64_t> bytes_;  // rows of group 0, 1, …, then columns, each in the order
                                          // of blocks
-  // Dense, so that what a move costs is a look at few places: of each net, how many pins each
-  // device has, and how many devices of each node have any.
+  // Dense tables make the cost of a move a few look-ups: the pins of each net on each device, and
+  // the devices of each node that have any.
   std::vector<std::int32_t> pins_;
   std::vector<std::int32_t> reached_;
 };

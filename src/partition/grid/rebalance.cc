@@ -7,13 +7,14 @@
 namespace contextile {
 namespace {
 
-// With more devices than that a vertex looks at those its nets reach and at the emptiest parts.
+// With more devices than this, a vertex considers those that its nets reach and the emptiest parts.
 constexpr std::int32_t kFewDevices = 64;
 constexpr std::size_t kEmptiestParts = 16;
-// Vertices of a part that are compared to swap one vertex with.
+// Most vertices of a part that are compared as partners of a swap.
 constexpr int kSwapsOfPart = 8;
 
-// Gains come first, then the cheapest cost per weight removed from what is above the limit.
+// Returns a price by which gains come first, then the cheapest cost per weight removed above the
+// limit.
 double price_of(std::int64_t cost, std::int64_t removed) {
   const auto bytes = static_cast<double>(cost);
   return cost > 0 ? bytes / static_cast<double>(removed) : bytes;
@@ -90,7 +91,7 @@ void Rebalance::find_emptiest() {
   emptiest_.resize(wanted);
 }
 
-// Devices of other parts that have room.
+// Finds the devices of other parts that have room.
 void Rebalance::find_targets(GridVertexId v, GridPartId from) {
   targets_.clear();
   const auto append_part = [&](GridPartId part) {
@@ -131,6 +132,8 @@ Rebalance::Move Rebalance::best_move(GridVertexId v) {
   return best;
 }
 
+// Sorts the best moves of all vertices by price, then makes them until the part is within the
+// limit.
 bool Rebalance::shed(GridPartId part, const std::vector<GridVertexId>& vertices) {
   std::vector<Move> moves;
   for (const GridVertexId v : vertices) {
@@ -168,7 +171,8 @@ void Rebalance::for_each_swap(GridPartId from, const PartLists& lists, const Vis
   }
 }
 
-// The cheapest of the swaps that take about as much off what is above the limit as any.
+// Returns the cheapest of the swaps that remove at least half as much above the limit as the best
+// one.
 Rebalance::Swap Rebalance::best_swap(GridPartId from, const PartLists& lists) const {
   std::int64_t most = 0;
   for_each_swap(from, lists, [&](const Swap& swap) { most = std::max(most, swap.removed); });
@@ -199,8 +203,8 @@ bool Rebalance::swap_out(GridPartId part, PartLists& lists) {
   return progress;
 }
 
-// Brings the lists up to date: the vertex has moved out of a part. As by_part, while vertices
-// ascend.
+// Updates the lists after the vertex has moved out of a part. The order is that of by_part,
+// provided that vertices_ ascend.
 void Rebalance::relist(GridVertexId v, GridPartId from, PartLists& lists) const {
   const auto order = [this](GridVertexId u) { return std::pair(grid_.weight(u), u); };
   std::vector<GridVertexId>& left = lists[from];
@@ -229,7 +233,8 @@ bool Rebalance::move_if_cheaper(GridVertexId v) {
   return true;
 }
 
-// With a vertex of a part that it is cheaper in.
+// Swaps the vertex with one of a part in which it costs less. Returns false if no swap lowers the
+// cost.
 bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
   const Rank from = grid_.device(v);
   targets_.clear();

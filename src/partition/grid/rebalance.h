@@ -1,4 +1,4 @@
-// Parts that must not have more than a limit, and what brings them below it.
+// Moves that bring parts within a limit.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@ namespace contextile {
 
 using GridPartId = Id<struct GridPartTag>;
 
-// Consecutive parts of equally many consecutive devices: nodes, or the devices of one node.
+// Consecutive parts with equally many consecutive devices: nodes, or the devices of one node.
 struct DeviceParts {
   Rank first_device{0};
   std::int32_t count = 1;
-  std::int32_t devices = 1;  // of each
+  std::int32_t devices = 1;  // per part
 
   [[nodiscard]] IdRange<GridPartId> ids() const { return IdRange<GridPartId>(count); }
   [[nodiscard]] GridPartId of(Rank device) const {
@@ -27,22 +27,23 @@ struct DeviceParts {
   }
 };
 
-// Brings the parts to hold at most so much of the vertices' weight each. All vertices must be on
-// the parts' devices and stay there.
+// Brings parts to at most a limit of the vertices' weight each. All vertices must be on the parts'
+// devices and stay there.
 class Rebalance {
  public:
   Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const DeviceParts& parts);
 
   // Moves vertices out of parts above the limit into parts with room, cheapest bytes per weight
-  // first, and swaps them where none fits. Ends because each step lowers what is above the limit.
-  // Whether nothing is any more.
+  // first, and swaps them if none fits. It ends because each step lowers the weight above the
+  // limit. Returns true if no part is above the limit.
   bool bring_below(std::int64_t limit);
-  // Every vertex anew, heaviest first to the part with least, cheapest bytes of equals: the fullest
-  // part is longest_first_max.
+  // Places every vertex again, heaviest first, in the part with the least weight; of equal parts in
+  // the one that is cheapest in bytes. The fullest part then has longest_first_max.
   void pack_longest_first();
-  // Moves and swaps that cost less and keep the last limit, parts of one device each.
+  // Makes moves and swaps that lower the cost and keep the last limit. Parts must have one device
+  // each.
   void lower_cost();
-  [[nodiscard]] bool changed() const { return changed_; }  // whether anything has moved
+  [[nodiscard]] bool changed() const { return changed_; }  // true if anything has moved
 
  private:
   struct Move {
@@ -83,9 +84,9 @@ class Rebalance {
   bool changed_ = false;
   IdVector<GridPartId, std::int64_t> load_;
   IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
-  std::vector<GridPartId> emptiest_;          // parts with least; empty: loads have changed since
-  std::vector<Rank> targets_;                 // scratch: where a vertex may go
-  std::vector<std::int64_t> deltas_;          // scratch: what it costs there
+  std::vector<GridPartId> emptiest_;  // parts with the least load; empty: loads have changed since
+  std::vector<Rank> targets_;         // scratch: devices that a vertex may move to
+  std::vector<std::int64_t> deltas_;  // scratch: change of cost there
 };
 
 }  // namespace contextile

@@ -12,8 +12,8 @@ using OwnedBlocks = IdVector<Lane, std::vector<BlockId>>;
 
 std::int64_t block_tokens(const GridState& s, BlockId b) { return s.level->blocks[b].held_tokens; }
 
-// Best device for a tile among `candidates` with room for it; invalid if there is none.
-// `any_price`: even if the cost rises.
+// Returns the best device for a tile among `candidates` with room for it, or an invalid one if
+// there is none. With `any_price`, the cost may rise.
 Lane best_device(const GridState& s, TileId t, LaneMask candidates, bool any_price) {
   const std::int64_t work = s.level->tiles[t].work;
   const Lane from = s.place[t];
@@ -33,14 +33,14 @@ Lane best_device(const GridState& s, TileId t, LaneMask candidates, bool any_pri
   return best;
 }
 
-// Lanes any net of the block spans.
+// Returns the lanes that any net of the block spans.
 LaneMask lanes_of_block(const GridState& s, BlockId b) {
   LaneMask mask = 0;
   for (const GridNetId net : s.level->nets_of(b)) mask |= s.span(net);
   return mask;
 }
 
-// Blocks by owner, kept up to date by the caller's moves.
+// Returns blocks by owner. The caller updates the lists when it moves blocks.
 OwnedBlocks blocks_by_owner(const GridState& s) {
   OwnedBlocks result(s.layout.lanes());
   for (const BlockId b : s.level->blocks.ids()) result[s.owner[b]].push_back(b);
@@ -105,11 +105,11 @@ bool swap_owners(GridState& s) {
 struct TokenRepair {
   double price = std::numeric_limits<double>::infinity();  // bytes per token of overload removed
   BlockId block{};                                         // invalid: nothing helps
-  BlockId swapped{};  // what comes back for it; invalid: nothing
+  BlockId swapped{};  // block that returns for it; invalid: none
   Lane to{};
 };
 
-// The cheapest move or swap that lowers the overload of `from`.
+// Returns the cheapest move or swap that lowers the overload of `from`.
 TokenRepair best_token_repair(const GridState& s, Lane from, const OwnedBlocks& owned) {
   const auto overload = [&](Lane lane, std::int64_t shift) {
     return std::max<std::int64_t>(0, s.tokens[lane] + shift - s.token_cap(lane));
@@ -145,6 +145,7 @@ std::int64_t refine_tiles(GridState& s, FastRandom& random) {
   for (const TileId t : order) {
     const GridLevel::LevelTile& tile = s.level->tiles[t];
     const Lane from = s.place[t];
+    // Only a tile that is alone in its row or column on its device can lower the cost by leaving.
     const bool overloaded = s.load[from] > s.work_limit(from);
     const bool alone_in_row = s.count(tile.row_net, from) == 1 && s.owner[tile.row] != from;
     const bool alone_in_column =

@@ -1,4 +1,4 @@
-// Greedy refinement with hard caps, and repairs: what makes an annealed assignment feasible and
+// Greedy refinement with hard caps, and repairs, which make an annealed assignment feasible and
 // locally optimal.
 #pragma once
 
@@ -10,18 +10,18 @@
 namespace contextile {
 
 // Moves tiles, in random order, to the best device that has room: off overloaded devices at any
-// price, otherwise only if the cost falls. Returns by how much it fell.
+// price, otherwise only if the cost falls. Returns the decrease of the cost.
 std::int64_t refine_tiles(GridState& state, FastRandom& random);
 
-// Moves and swaps owners while the cost falls and token caps hold; owners on overfull devices move
-// at any price. Returns by how much the cost fell.
+// Moves and swaps owners while the cost falls and token caps hold. Owners on overfull devices move
+// at any price. Returns the decrease of the cost.
 std::int64_t refine_owners(GridState& state);
 
-// Moves and swaps owners until no device holds more tokens than the cap, cheapest bytes per token
-// first.
+// Moves and swaps owners, cheapest bytes per token first, until no device holds more tokens than
+// the cap.
 void repair_tokens(GridState& state);
 
-// Moves tiles off overloaded devices until none is above the cap or nothing fits any more.
+// Moves tiles off overloaded devices until none is above the cap or no tile fits elsewhere.
 void repair_work(GridState& state);
 
 }  // namespace contextile

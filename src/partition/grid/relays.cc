@@ -36,6 +36,7 @@ class RelayChooser {
                      [&](const Crossing& a, const Crossing& b) {
                        return units_[a.unit].bytes > units_[b.unit].bytes;
                      });
+    // Every pass chooses the relay of each crossing again, given all others.
     constexpr int kPasses = 3;
     for (int pass = 0; pass < kPasses; ++pass) {
       for (Crossing& crossing : crossings_) {
@@ -54,7 +55,7 @@ class RelayChooser {
   }
 
  private:
-  // What route multiplies bytes by.
+  // Factors by which route multiplies bytes.
   static constexpr std::int64_t kAdd = 1;
   static constexpr std::int64_t kTakeBack = -1;
 
@@ -80,7 +81,7 @@ class RelayChooser {
     received_[to] += bytes;
   }
 
-  // Adds (or takes back) the crossing's traffic through its relay.
+  // Adds the crossing's traffic through its relay, or takes it back.
   void route(const Crossing& crossing, std::int64_t sign) {
     const MovingUnit& unit = units_[crossing.unit];
     move(unit, unit.owner, crossing.relay, sign * unit.bytes * inter_weight_);
@@ -91,6 +92,8 @@ class RelayChooser {
     }
   }
 
+  // Returns the device of the crossing whose busier direction is lowest if it relays: the relay
+  // carries the unit across nodes and a copy for every other device of the crossing.
   [[nodiscard]] Rank least_loaded(const Crossing& crossing) const {
     const MovingUnit& unit = units_[crossing.unit];
     const std::int64_t fan =

@@ -13,12 +13,14 @@
 namespace contextile {
 namespace {
 
-// The fine for a device's work above the mean: this times the square of that part of the mean.
+// Penalty for a device's work above the mean: this times the square of the excess in means, times
+// the mean.
 constexpr double kOverloadFine = 20;
-constexpr double kFirstTemperature = 0.01;  // of the mean device's work, for one row a device
-constexpr double kLastTemperature = 0.002;  // of the first
-constexpr double kHopeless = 30;            // times the temperature
-// Transfers that take no longer than this part of the mean device's work are hidden by it.
+constexpr double kFirstTemperature = 0.01;  // of the mean device's work, if there is one row per
+                                            // device
+constexpr double kLastTemperature = 0.002;  // of the first temperature
+constexpr double kHopeless = 30;  // temperatures; a move with a higher penalty is given up early
+// Transfers that take no longer than this share of the mean device's work are hidden by it.
 constexpr double kHidden = 0.4;
 
 class RowAnnealer {
@@ -47,6 +49,8 @@ class RowAnnealer {
     } else {
       for (std::int32_t i = 0; i < num_rows_; ++i) put(i, start[index(i)]);
     }
+    // Counts the users of every row's keys after all rows have a place, because sending depends on
+    // the owner's place.
     for (std::int32_t i = 0; i < num_rows_; ++i) {
       for_each_key(i, [&](std::size_t j) { use(j, place_[index(i)], 1); });
     }
@@ -71,11 +75,11 @@ class RowAnnealer {
     double us = 0;
     double tokens = 0;  // of its rows
     double keys = 0;    // tokens whose keys it has
-    double sent = 0;    // to others of its node, of what it owns
+    double sent = 0;    // to other devices of its node, for rows that it owns
   };
   struct Node {
     double received = 0;
-    double passed_on = 0;  // inside
+    double passed_on = 0;  // inside the node
   };
 
   static std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
@@ -89,7 +93,7 @@ class RowAnnealer {
   [[nodiscard]] std::int32_t any(std::int32_t count) {
     return static_cast<std::int32_t>(rng_.next() % static_cast<std::uint64_t>(count));
   }
-  // Itself among them.
+  // Visits the rows whose keys row i attends, including row i.
   template <typename Visit>
   void for_each_key(std::int32_t i, const Visit& visit) const {
     visit(index(i));
@@ -109,6 +113,7 @@ class RowAnnealer {
     place_[index(i)] = place;
     change(place, rows_[index(i)].us, static_cast<double>(rows_[index(i)].tokens));
   }
+  // Returns the penalty for a load of `us` whose first `hidden` means are free.
   [[nodiscard]] double over(double us, double hidden) const {
     const double part = std::max(0.0, us / mean_us_ - hidden);
     return kOverloadFine * part * part * mean_us_;
@@ -124,7 +129,7 @@ class RowAnnealer {
     for_each_device(place, [&](std::size_t d) { sum += fine(static_cast<std::int32_t>(d)); });
     return sum;
   }
-  // The fines of everything that changes when work goes from one place to the other.
+  // Returns the penalties of all devices that change when work goes from one place to the other.
   [[nodiscard]] double fine_of(RowPlace a, RowPlace b) const {
     const bool overlap = node_of(a) == node_of(b) && (is_node(a) || is_node(b));
     return overlap ? fine_of(num_devices_ + node_of(a)) : fine_of(a) + fine_of(b);
@@ -144,12 +149,13 @@ class RowAnnealer {
     return is_node(place) ? 1.0 / spec_.devices_per_node : 1;
   }
 
-  // Adds what moving a row's keys takes of ports and NICs, or takes it off. Its owner sends them to
-  // everyone of its node who uses them and once to every other node, where somebody passes them on.
+  // Adds the load that moving a row's keys puts on ports and NICs, or takes it off (`sign`). The
+  // owner sends the keys to every user in its node and once to every other node, where a device
+  // passes them on.
   void count_sends(std::size_t j, double sign) {
     const RowPlace owner = place_[j];
     const double tokens = sign * static_cast<double>(rows_[j].tokens);
-    double sends = -1;  // not to itself
+    double sends = -1;  // the owner itself does not count
     double crossing = 0;
     for (std::int32_t n = 0; n < spec_.nodes; ++n) {
       const std::uint16_t users = users_of_node_[at(n, j)];
@@ -172,8 +178,8 @@ class RowAnnealer {
     return index(d / width * spec_.nics_per_node + d % width * spec_.nics_per_node / width);
   }
 
-  // The fine for what moves: of every NIC for the devices it serves, and of every device for its
-  // port and its part of the NIC together.
+  // Returns the penalty for all transfers: of every NIC for the devices it serves, and of every
+  // device for its port and its part of the NIC together.
   [[nodiscard]] double traffic() const {
     const std::int32_t width = spec_.devices_per_node;
     const double nics = spec_.nics_per_node;
@@ -196,6 +202,8 @@ class RowAnnealer {
     return sum;
   }
 
+  // Adds or removes a user of row j's keys at a place. Loads change only with the first and the
+  // last user there.
   void use(std::size_t j, RowPlace place, std::int32_t by) {
     std::uint16_t& users = users_[at(place, j)];
     const bool was_used = users > 0;
@@ -212,7 +220,7 @@ class RowAnnealer {
     if (was_used_by_node != (users_of_node > 0)) node_tokens_ += tokens;
   }
 
-  // Moves a row; what its keys and queries cost on average, more or less.
+  // Moves a row. Returns the change in cost of its keys and queries on average.
   double move_row(std::int32_t i, RowPlace from, RowPlace to) {
     const double devices = device_tokens_;
     const double nodes = node_tokens_;
@@ -242,7 +250,8 @@ class RowAnnealer {
     }
   }
 
-  // The place of a row near it, of a row whose keys it attends, one of its node, or any.
+  // Returns the place of a nearby row, of a row whose keys it attends, of a device in its node, or
+  // any.
   [[nodiscard]] RowPlace another_place(std::int32_t i) {
     const double kind = rng_.uniform();
     const std::vector<std::int32_t>& keys = rows_[index(i)].keys;
@@ -261,6 +270,8 @@ class RowAnnealer {
     return any(num_places_);
   }
 
+  // Penalties for loads are cheap, so they are compared first; bytes are moved only if these are
+  // not hopeless.
   void try_move(std::int32_t i, RowPlace from, RowPlace to) {
     const double us = rows_[index(i)].us;
     const auto tokens = static_cast<double>(rows_[index(i)].tokens);
@@ -307,8 +318,9 @@ class RowAnnealer {
 
   // ---------------------------------------------------------------------------- a start
 
-  // Sequences go whole to the node with least work, the longest first, and their rows to its
-  // devices, from both ends inwards where one device does not hold them all.
+  // Starts with whole sequences on the node with the least work, the longest first, and their rows
+  // on the node's devices. If one device does not hold all rows, they are taken alternately from
+  // both ends.
   void start_with_sequences() {
     struct Sequence {
       std::int32_t first = 0;
@@ -336,12 +348,14 @@ class RowAnnealer {
   }
 
   void start_with(std::span<const std::int32_t> order, double us, std::vector<double>& node_us) {
-    constexpr double kSpread = 0.7;  // of a device's work, from which rows of a sequence are spread
+    constexpr double kSpread = 0.7;  // of a device's work, above which a sequence's rows run on a
+                                     // node
     const std::int32_t width = spec_.devices_per_node;
     const bool spread = spec_.spread_heads && us > kSpread * mean_us_;
     const bool fits_a_device = us <= mean_us_;
     std::size_t next = 0;
     while (next < order.size()) {
+      // A node takes rows until it reaches the mean, a device (or the node as one place) likewise.
       const auto node =
           static_cast<std::int32_t>(std::ranges::min_element(node_us) - node_us.begin());
       double room = std::max(mean_us_ * width - node_us[index(node)], 0.2 * mean_us_);
@@ -379,20 +393,20 @@ class RowAnnealer {
   std::int32_t num_rows_;
   double mean_us_ = 0;
   double temperature_ = 0;
-  double threshold_ = 0;  // of a move
+  double threshold_ = 0;  // for the current move
   std::vector<RowPlace> place_;
   std::vector<Device> devices_;
   std::vector<std::uint16_t> users_;          // [place][row]: rows there that attend its keys
-  std::vector<std::uint16_t> users_of_node_;  // [node][row]: places of it
+  std::vector<std::uint16_t> users_of_node_;  // [node][row]: places of the node
   std::vector<Node> nodes_;
   std::vector<double> nics_;  // tokens sent to other nodes
   double device_tokens_ = 0;  // keys on all places
   double node_tokens_ = 0;    // keys on all nodes
-  double traffic_ = 0;        // the fine for it
+  double traffic_ = 0;        // the penalty for traffic
 };
 
-// Blocks that leave a device that owns too many tokens: to one with room, of its node if there is
-// one.
+// Chooses owners. Blocks leave a device that owns too many tokens for one with room, if possible of
+// the same node.
 class Owners {
  public:
   Owners(std::span<const WholeRow> rows, const RowSpec& spec, std::span<const RowPlace> places)
@@ -424,7 +438,7 @@ class Owners {
     const auto least = std::min_element(first, first + spec_.devices_per_node);
     return Rank{static_cast<std::int32_t>(least - tokens_.begin())};
   }
-  // Rows on a node go first, then those with most work for their tokens.
+  // Rows that run on a node leave first, then those with the most work for their tokens.
   void unload(Rank rank) {
     if (tokens_[rank.index()] <= spec_.token_cap) return;
     std::vector<std::size_t> mine;

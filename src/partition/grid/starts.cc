@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-using PlaceId = Id<struct PlaceTag>;  // a place among those that are open, lowest lane first
+using PlaceId = Id<struct PlaceTag>;  // one of the open places, lowest lane first
 
 IdVector<PlaceId, Lane> places_of(const GridState& state) {
   IdVector<PlaceId, Lane> places;
@@ -48,6 +48,7 @@ class ContiguousStart {
     std::stable_sort(order.begin(), order.end(), [&](SequenceId a, SequenceId b) {
       return share(sequences_[a]) > share(sequences_[b]);
     });
+    // Long sequences take consecutive places of their own; then short ones fill the gaps.
     std::size_t next = 0;
     PlaceId first_place{0};
     for (; next < order.size(); ++next) {
@@ -85,7 +86,7 @@ class ContiguousStart {
   [[nodiscard]] double tile_work(TileId t) const {
     return static_cast<double>(level_.tiles[t].work);
   }
-  // Relative to one place's fair share.
+  // Returns the sequence's size relative to the fair share of one place.
   [[nodiscard]] double share(const Sequence& sequence) const {
     return std::max(sequence.work / mean_work_, sequence.tokens / mean_tokens_);
   }
@@ -99,9 +100,10 @@ class ContiguousStart {
     work_[place] += tile_work(t);
   }
 
-  // Over consecutive places from `first`; returns how many, 0 if none is left.
+  // Spreads a sequence over consecutive places from `first`. Returns the number of places, 0 if no
+  // place is left.
   std::int32_t spread(const Sequence& sequence, PlaceId first) {
-    // A place may be overfull, by what is allowed, rather than open another.
+    // A place is rather overfull, within the limits, than another one opened.
     const double tightness = std::min(0.94, 1 / s_.limits.work_cap);
     const double wanted = std::ceil(std::max(
         {sequence.work / (mean_work_ * s_.limits.work_cap),
@@ -109,6 +111,8 @@ class ContiguousStart {
     const auto left = static_cast<double>(places_.size() - first.index());
     const auto count = static_cast<std::int32_t>(std::min(left, std::max(1.0, wanted)));
     if (count == 0) return 0;
+    // A tile or block goes to the place that its middle falls into, when the sequence is cut
+    // evenly.
     const auto slice = [&](double middle, double total) {
       const auto part = static_cast<std::int32_t>(middle * count / std::max(1.0, total));
       return PlaceId{first.value + std::min(count - 1, part)};
@@ -127,7 +131,7 @@ class ContiguousStart {
     return count;
   }
 
-  // The place that is least full with this much more.
+  // Returns the place that is least full with this much more.
   [[nodiscard]] PlaceId best_place(double work, double tokens, double& fullness) const {
     PlaceId best;
     for (const PlaceId p : places_.ids()) {

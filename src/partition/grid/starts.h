@@ -5,15 +5,15 @@
 
 namespace contextile {
 
-// Places are all devices, or under Reach::kNodes the first device of every node.
+// Places below are all devices, or under Reach::kNodes the first device of every node.
 
-// Long sequences get consecutive places, rows in order, tiles by work and owners by tokens; short
-// ones go whole, longest first, to the place they leave least full.
+// Gives long sequences consecutive places, with rows in order, tiles by work and owners by tokens.
+// Short ones go whole, longest first, to the place they leave least full.
 void start_contiguous(GridState& state);
-// Blocks by row work, heaviest first, to the least loaded place with room; a row's tiles stay with
-// its owner while that is under the cap.
+// Gives blocks by row work, heaviest first, to the least loaded place with room. A row's tiles stay
+// with its owner while the owner is below the cap.
 void start_greedy(GridState& state);
-// Nodes are chosen: inside every node rows go to its devices in order.
+// Divides the rows of every node among its devices, in order. The nodes are already chosen.
 void start_inside_nodes(GridState& state);
 
 }  // namespace contextile

@@ -149,9 +149,10 @@ void GridState::change_span(GridNetId net, LaneMask after, Lane owner_before, La
   mask = after;
 }
 
-// A row net moves half its bytes out (queries) and half back (partial outputs), a column net all of
-// them out. Across nodes a unit travels once, to (or from) one device that passes it on: which one
-// is not known here, so each of a node's devices carries an equal share of that.
+// A row net moves half of its bytes out (queries) and half back (partial outputs), a column net
+// moves all of them out. Across nodes a unit travels once, to (or from) one device that passes it
+// on. Because that device is not known here, each of the node's devices carries an equal share of
+// this.
 void GridState::add_traffic(GridNetId net, LaneMask mask, Lane owner_lane, double sign) {
   const double bytes = sign * static_cast<double>(level->net_bytes[net]);
   const bool row = level->side_of_net(net) == Side::kRow;
@@ -164,8 +165,8 @@ void GridState::add_traffic(GridNetId net, LaneMask mask, Lane owner_lane, doubl
     const bool local = n == layout.node(owner_lane);
     const auto weight = static_cast<double>(limits.inter_weight);
     const double times = local ? devices : weight;
-    // What a device there moves: its own copy, by the relay's hands or across nodes, and what it
-    // passes on.
+    // Copies that each device there moves: its own, which comes from the relay or across nodes, and
+    // those that it passes on as a relay.
     const double own = local ? 1 : (weight + devices - 1) / devices;
     const double relayed = local ? 0 : static_cast<double>(devices - 1) / devices;
     sent_[owner_lane] += out * times;
@@ -177,6 +178,7 @@ void GridState::add_traffic(GridNetId net, LaneMask mask, Lane owner_lane, doubl
   }
 }
 
+// The fourth power approximates the busiest device and stays smooth for annealing.
 double GridState::traffic_of(LaneMask mask) const {
   double sum = 0;
   for_each_lane(mask, [&](Lane lane) {
@@ -252,6 +254,7 @@ bool GridState::has_work_room(Lane from, Lane to, std::int64_t work) const {
   if (!crosses_limited_nodes(from, to)) return load[to] + work <= work_limit(to);
   const std::int64_t there = node_load[layout.node(to)] + work;
   if (there > limits.node->work || load[to] + work > work_limit_in(there)) return false;
+  // With less work on the node that it leaves, the limit of that node's devices falls, too.
   const std::int64_t limit = work_limit_in(node_load[layout.node(from)] - work);
   bool room = true;
   for_each_lane(layout.node_lanes(layout.node(from)) & ~lane_bit(from), [&](Lane lane) {

@@ -1,5 +1,5 @@
-// An assignment of one level, with everything a move changes kept exact: spans of nets, bytes,
-// loads, traffic of devices.
+// An assignment of one level. All quantities that a move changes are kept exact: spans of nets,
+// bytes, loads, traffic of devices.
 #pragma once
 
 #include <bit>
@@ -16,8 +16,8 @@ namespace contextile {
 using NodeId = Id<struct GridNodeTag>;
 using Lane = Id<struct LaneTag>;  // bit of a LaneMask
 
-// Devices as bits of one word: every node has `width` lanes, device d of node n is lane n·width +
-// d.
+// Devices as bits of one word: every node has `width` lanes, and device d of node n is lane n·width
+// + d.
 using LaneMask = std::uint64_t;
 inline constexpr std::int32_t kMaxLanes = 64;
 
@@ -30,7 +30,7 @@ void for_each_lane(LaneMask mask, const Visit& visit) {
   for (; mask != 0; mask &= mask - 1) visit(lowest_lane(mask));
 }
 
-// A lane in one byte, so that a net's tiles on a lane are found by searching bytes.
+// A lane in one byte, so that a search for bytes finds a net's tiles on a lane.
 struct PackedLane {
   std::uint8_t value = 0;
 
@@ -47,7 +47,7 @@ struct LaneLayout {
   std::int32_t devices_per_node = 1;
   std::int32_t width = 1;  // lanes of a node, a power of two
 
-  // nodes x devices must fit: see `fits`.
+  // The nodes and devices must fit, see `fits`.
   LaneLayout(std::int32_t nodes, std::int32_t devices_per_node);
   [[nodiscard]] static bool fits(std::int32_t nodes, std::int32_t devices_per_node);
 
@@ -57,7 +57,7 @@ struct LaneLayout {
   [[nodiscard]] Lane lane(Rank device) const {
     return Lane{device.value / devices_per_node * width + device.value % devices_per_node};
   }
-  // The lane of the node's device `in_node`, counted from 0.
+  // Returns the lane of the node's device `in_node`, counted from 0.
   [[nodiscard]] Lane lane(NodeId node, std::int32_t in_node) const {
     return Lane{node.value * width + in_node};
   }
@@ -80,10 +80,10 @@ struct LaneLayout {
   LaneMask node_firsts_ = 0;  // lane 0 of every node
 };
 
-// Where tiles and blocks may move.
+// The devices that tiles and blocks may move to.
 enum class Reach : std::uint8_t {
   kAll,      // any device
-  kNodes,    // everything of a node sits on its first device: nodes are being chosen
+  kNodes,    // nodes are being chosen: everything of a node is on its first device
   kInsides,  // devices of the same node
 };
 
@@ -131,7 +131,7 @@ class GridState {
   [[nodiscard]] LaneMask reachable(Lane from) const {
     return reach == Reach::kInsides ? layout.node_lanes(layout.node(from)) : lanes();
   }
-  // Lanes a net spans, its owner included.
+  // Returns the lanes that a net spans, including its owner.
   [[nodiscard]] LaneMask span(GridNetId net) const { return span_[net]; }
   [[nodiscard]] std::int32_t count(GridNetId net, Lane lane) const {
     return count_[count_index(net, lane)];
@@ -154,17 +154,17 @@ class GridState {
     return std::popcount(mask) + limits.node_weight * layout.count_nodes(mask);
   }
 
-  // Change of `cost`, without penalties and traffic.
+  // Return the change of `cost`, without penalties and traffic.
   [[nodiscard]] std::int64_t tile_delta(TileId tile, Lane to) const;
   [[nodiscard]] std::int64_t owner_delta(BlockId block, Lane to) const;
   void move_tile(TileId tile, Lane to);
   void move_owner(BlockId block, Lane to);
 
   [[nodiscard]] double penalties() const;
-  // Change of the penalties if work, or tokens, moved between two lanes.
+  // Return the change of the penalties if work, or tokens, moved between two lanes.
   [[nodiscard]] double work_penalty_delta(Lane from, Lane to, std::int64_t work) const;
   [[nodiscard]] double token_penalty_delta(Lane from, Lane to, std::int64_t held) const;
-  // What annealing minimises.
+  // Annealing minimises energy().
   [[nodiscard]] double energy_without_penalties() const {
     return static_cast<double>(cost) + traffic_cost;
   }
@@ -177,8 +177,8 @@ class GridState {
                : static_cast<std::int64_t>(limits.work_cap * limits.mean_work * share(lane));
   }
   [[nodiscard]] std::int64_t token_cap(Lane lane) const { return token_cap_[lane]; }
-  // Whether `to`, and its node, have room for what moves there, and none of the devices it leaves
-  // behind comes above its limit.
+  // Return true if `to` and its node have room for the moved work or tokens. For work, moreover, no
+  // device that stays in the node of `from` may come above its limit.
   [[nodiscard]] bool has_work_room(Lane from, Lane to, std::int64_t work) const;
   [[nodiscard]] bool has_token_room(Lane from, Lane to, std::int64_t held) const;
 
@@ -188,7 +188,7 @@ class GridState {
     if (count(net, from) == 1 && owner[block] != from) mask &= ~lane_bit(from);
     return mask | lane_bit(to);
   }
-  // What a device may have whose node has that much work.
+  // Returns the work that a device may have if its node has `work_of_node`.
   [[nodiscard]] std::int64_t work_limit_in(std::int64_t work_of_node) const {
     return static_cast<std::int64_t>(limits.work_cap * static_cast<double>(work_of_node) /
                                      layout.devices_per_node);
@@ -209,9 +209,10 @@ class GridState {
     const double excess = static_cast<double>(held - cap) / mean_tokens_;
     return excess > 0 ? limits.token_penalty * excess : 0;
   }
-  // What a node and its devices are fined if `changed`, one of them, had that much more work.
+  // Returns the penalties of a node and its devices if `changed`, one of them, had that much more
+  // work.
   [[nodiscard]] double node_penalties(Lane changed, std::int64_t more) const;
-  // Whether limits of nodes count and the lanes are on different ones.
+  // Returns true if nodes have limits and the lanes are on different nodes.
   [[nodiscard]] bool crosses_limited_nodes(Lane a, Lane b) const {
     return limits.node && layout.node(a) != layout.node(b);
   }
@@ -235,7 +236,7 @@ class GridState {
   IdVector<Lane, std::int64_t> token_cap_;
   IdVector<GridNetId, LaneMask> span_;
   std::vector<std::uint16_t> count_;          // [net][lane] tiles
-  IdVector<PinId, PackedLane> listed_place_;  // lane of the tile a net lists there
+  IdVector<PinId, PackedLane> listed_place_;  // lane of the tile that a net lists there
   double traffic_weight_ = 0;
   double mean_traffic_ = 1;
   IdVector<Lane, double> sent_;

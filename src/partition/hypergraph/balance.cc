@@ -7,18 +7,18 @@
 namespace contextile {
 namespace {
 
-// Less than this share of a part's fair load is rounding, not progress.
+// A gain below this share of a part's fair load is rounding, not progress.
 constexpr double kLeastProgress = 1e-12;
 constexpr int kMaxRounds = 24;
-// With more parts a vertex looks at its neighbours' parts and at the emptiest ones only.
+// With more parts, a vertex considers only its neighbours' parts and the emptiest ones.
 constexpr std::int32_t kFewParts = 64;
 constexpr std::size_t kEmptiestParts = 16;
-constexpr std::int64_t kPairsForSwap = 20'000;  // looked at for one swap, where there are more
-constexpr std::int64_t kMaxPairs = 4'000'000;   // looked at in all
+constexpr std::int64_t kPairsForSwap = 20'000;  // compared for one swap, if there are more
+constexpr std::int64_t kMaxPairs = 4'000'000;   // compared in all
 constexpr std::size_t kCostedPairs = 16;
 
-// A move or swap by what it costs and how much overload it removes. Gains come first, then the
-// cheapest cost per overload removed.
+// Returns the price of a move or swap by its cost and the overload it removes. Gains come first,
+// then the cheapest cost per overload removed.
 double price(double cost, double removed) { return cost > 0 ? cost / removed : cost; }
 
 struct Shedding {
@@ -76,7 +76,7 @@ class Repair {
     return vertices;
   }
 
-  // Emptiest in compute and emptiest in data.
+  // Finds the emptiest parts in compute and the emptiest in data.
   void find_emptiest() {
     emptiest_.clear();
     if (problem_.num_parts <= kFewParts) return;
@@ -98,8 +98,8 @@ class Repair {
     });
   }
 
-  // The best target of a vertex; `to` is invalid when no move of it lowers the overload. Cost is
-  // connectivity.
+  // Returns the best target of a vertex; `to` is invalid if no move of the vertex lowers the
+  // overload. Cost is connectivity.
   [[nodiscard]] Shedding best_move(VertexId v) {
     affinity_.measure(state_, v);
     Shedding best = {0, v, PartId{}};
@@ -147,6 +147,7 @@ class Repair {
            overload_of(b) - problem_.overload(b, state_.part_weight(b) - difference);
   }
 
+  // Keeps the kCostedPairs swaps that remove the most overload.
   void consider(std::vector<Swap>& best, VertexId v, VertexId u) const {
     if (state_.part(u) == state_.part(v) || !state_.level().movable(u)) return;
     const double removed = removed_by_swap(v, u);
@@ -171,6 +172,7 @@ class Repair {
       }
       return best;
     }
+    // With too many pairs to compare, a random sample is enough.
     pairs_left_ -= kPairsForSwap;
     for (std::int64_t pair = 0; pair < kPairsForSwap; ++pair) {
       const VertexId v = random_.pick(vertices);
@@ -197,7 +199,7 @@ class Repair {
       const Swap* best = nullptr;
       double best_price = 0;
       for (const Swap& swap : swaps) {
-        // A swap that removes far less than the best would need too many of its kind.
+        // A swap that removes far less than the best one would need too many of its kind.
         if (swap.removed < 0.5 * swaps.front().removed) break;
         const double candidate = price(cost_of_swap(swap), swap.removed);
         if (best != nullptr && candidate >= best_price) continue;

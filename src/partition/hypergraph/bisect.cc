@@ -19,12 +19,12 @@ constexpr std::int64_t kCoarseVertices = 160;
 constexpr double kTries = 16;  // at effort 1
 constexpr double kMostTries = 1000;
 constexpr std::uint64_t kSeedStride = 97;
-// How much of a half's slack its first split may use up; the rest is for the splits within.
+// Share of a half's slack that its first split may use up; the rest is for the splits within.
 constexpr double kSlackForOneSplit = 0.4;
 
 class Bisection {
  public:
-  // Vertices of the whole level by their id in a half's own.
+  // Vertices of the whole level, indexed by their id inside a half.
   using Members = IdVector<VertexId, VertexId>;
 
   Bisection(const HyperLevel& level, const HyperProblem& problem, double effort, std::uint64_t seed)
@@ -43,7 +43,7 @@ class Bisection {
   }
 
  private:
-  // Spreads the vertices over parts first … first + count - 1. Recursion as deep as log2(count).
+  // Spreads the vertices over parts first … first + count - 1. The recursion is log2(count) deep.
   void split(const Members& vertices, std::int32_t first, std::int32_t count) {
     if (count == 1 || vertices.empty()) {
       for (const VertexId v : vertices) parts_[v] = PartId{first};
@@ -61,7 +61,7 @@ class Bisection {
     split(sides[1], first + left, count - left);
   }
 
-  // The best of several tries on a coarse level, refined on the way back up.
+  // Returns the best of several tries on a coarse level, refined on the way back up.
   [[nodiscard]] IdVector<VertexId, PartId> halve(const HyperLevel& finest,
                                                  const HyperProblem& halves,
                                                  std::uint64_t seed) const {
@@ -86,7 +86,8 @@ class Bisection {
     return best;
   }
 
-  // Tries differ in how they begin: no way is the best for every hypergraph.
+  // Returns the start of a try. Tries start in different ways, because none is the best for every
+  // hypergraph.
   [[nodiscard]] static IdVector<VertexId, PartId> first_sides(const HyperLevel& level,
                                                               const HyperProblem& halves,
                                                               std::int32_t index,
@@ -102,8 +103,8 @@ class Bisection {
       repair(state, random);
       return state.parts();
     }
-    // All on one side but a random vertex: refinement, which first of all removes overload, lets
-    // the other side grow from there, cheapest vertices first.
+    // All vertices except a random one are on one side. Refinement, which removes overload first of
+    // all, lets the other side grow from there, cheapest vertices first.
     IdVector<VertexId, PartId> sides = level.fixed;
     for (PartId& side : sides) side = std::max(side, PartId{0});
     const VertexId seedling{random.below(level.num_vertices())};
@@ -111,7 +112,7 @@ class Bisection {
     return sides;
   }
 
-  // Fixed vertices by the side their part is on.
+  // Returns the side of every fixed vertex: that of its part.
   [[nodiscard]] HypergraphSpec sides_fixed(const Members& vertices, std::int32_t middle) const {
     HypergraphSpec spec;
     for (const VertexId v : vertices) {
@@ -121,7 +122,8 @@ class Bisection {
     return spec;
   }
 
-  // The vertices, renumbered in order, with what their nets have among them.
+  // Returns the subgraph of the vertices, renumbered in order, with the pins that nets have among
+  // them.
   [[nodiscard]] Hypergraph induced(const Members& vertices) {
     Hypergraph graph;
     IdVector<NetId, NetId> nets;
@@ -144,7 +146,8 @@ class Bisection {
     return graph;
   }
 
-  // A half may hold its share of the weight and some of the slack its parts have together.
+  // Returns the problem of one split: a half may hold its share of the weight and some of the
+  // common slack of its parts.
   [[nodiscard]] HyperProblem halves_of(const HyperLevel& here, std::int32_t first,
                                        std::int32_t left, std::int32_t count) const {
     HyperWeight total;
@@ -186,7 +189,7 @@ class Bisection {
   std::int32_t tries_;
   std::uint64_t seed_;
   IdVector<VertexId, PartId> parts_;
-  IdVector<NetId, NetId> net_here_;  // scratch: a net's id in the half at hand
+  IdVector<NetId, NetId> net_here_;  // scratch: a net's id in the current half
 };
 
 }  // namespace

@@ -10,9 +10,9 @@ namespace {
 
 // Clusters stay below this many times the mean vertex of the coarsest level.
 constexpr double kLargestCluster = 1.6;
-// A step must remove at least one vertex in this many, or it is the last.
+// A step must remove at least one of so many vertices, or it is the last.
 constexpr std::int32_t kLeastReduction = 25;
-// Larger nets say little about who belongs together, and rating them would be quadratic.
+// Larger nets say little about which vertices belong together, and rating them would be quadratic.
 constexpr std::size_t kLargestRatedNet = 400;
 
 HyperWeight cluster_limit(const HyperLevel& level, std::int64_t target) {
@@ -36,8 +36,9 @@ class Clustering {
     mean_size_ = 2.0 * problem.num_parts / level.num_vertices();
   }
 
-  // Visits all vertices once and joins each that is alone to its best cluster, until `target` are
-  // left. Returns the cluster of every vertex, numbered in order of first appearance.
+  // Visits all vertices once and joins each that is alone to its best cluster, until `target`
+  // clusters remain. Returns the cluster of every vertex, numbered in order of first appearance,
+  // and the number of clusters.
   std::pair<IdVector<VertexId, VertexId>, std::int32_t> run(std::int64_t target) {
     std::vector<VertexId> order(leader_.begin(), leader_.end());
     random_.shuffle(order);
@@ -61,8 +62,8 @@ class Clustering {
     return !level_.movable(v) || fits(weight_[v] + weight_[c], limit_);
   }
 
-  // A cluster in fair shares of a part. The mean keeps vertices without weight from attracting all
-  // others.
+  // Returns the size of a cluster in fair shares of a part. The mean term keeps vertices without
+  // weight from attracting all others.
   [[nodiscard]] double size(VertexId c) const {
     const HyperWeight weight = weight_[c];
     return mean_size_ + problem_.per_compute * static_cast<double>(weight.compute) +
@@ -87,10 +88,11 @@ class Clustering {
     VertexId best;
     double best_rating = 0;
     for (const VertexId c : candidates_) {
-      // Divided by its size, a cluster grows round instead of long.
+      // Dividing by its size lets a cluster grow round instead of long.
       const double rating = std::exchange(rating_[c], 0) / size(c);
       if (rating < best_rating || !may_join(v, c)) continue;
-      // Ties go to a random one, so that regular hypergraphs do not coarsen along their numbering.
+      // Ties are broken at random, so that regular hypergraphs do not coarsen along their
+      // numbering.
       if (rating > best_rating || random_.below(2) == 0) best = c;
       best_rating = rating;
     }
@@ -121,7 +123,8 @@ class Clustering {
   HyperWeight limit_;
   double mean_size_;
   FastRandom random_;
-  // A vertex that is alone leads itself; one that joined never becomes a leader: no chains.
+  // A vertex that is alone leads itself. One that joined never becomes a leader, so there are no
+  // chains.
   IdVector<VertexId, VertexId> leader_;
   IdVector<VertexId, HyperWeight> weight_;  // of the cluster, at its leader
   IdVector<VertexId, bool> alone_;
@@ -137,7 +140,8 @@ std::vector<HyperStep> coarsen(const HyperLevel& finest, const HyperProblem& pro
   std::vector<HyperStep> steps;
   const HyperLevel* level = &finest;
   while (level->num_vertices() > target) {
-    // At most to a third in one step: clusters that grow in several steps see their own nets again.
+    // One step shrinks a level at most to a third: clusters that grow in several steps see their
+    // own nets again.
     const std::int64_t goal = std::max<std::int64_t>(target, level->num_vertices() / 3);
     Clustering clustering(*level, problem, limit, seed + steps.size());
     auto [cluster, count] = clustering.run(goal);

@@ -1,4 +1,4 @@
-// Coarsening: vertices that share heavy small nets become one.
+// Coarsening: vertices that share heavy small nets are merged.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct HyperStep {
   IdVector<VertexId, VertexId> cluster;  // of every vertex of the finer level
 };
 
-// All steps from `finest` down to about `target` vertices, empty when it has no more or nothing
-// merges. A cluster holds only
-// vertices that agree in `fixed` and `start`, and at most a small share of a part in both
-// dimensions, so that parts can still be packed. Deterministic by seed. O(pins) a step.
+// Returns all steps from `finest` down to about `target` vertices; none if it has no more or
+// nothing merges. A cluster holds only vertices that agree in `fixed` and `start`, and at most a
+// small share of a part in both dimensions, so that parts can still be packed. Deterministic by
+// seed. O(pins) per step.
 [[nodiscard]] std::vector<HyperStep> coarsen(const HyperLevel& finest, const HyperProblem& problem,
                                              std::int64_t target, std::uint64_t seed);
 
-// Into each finer vertex what its cluster has.
+// Returns for every finer vertex the part of its cluster.
 [[nodiscard]] IdVector<VertexId, PartId> projected(const IdVector<VertexId, PartId>& parts,
                                                    const IdVector<VertexId, VertexId>& cluster);
 

@@ -17,8 +17,8 @@
 namespace contextile {
 namespace {
 
-// Vertices no net mentions take no room in a file without vertex weights; a few bytes must not
-// stand for gigabytes of them.
+// Vertices that no net mentions take no room in a file without vertex weights. This limit keeps a
+// file of a few bytes from allocating gigabytes for them.
 constexpr std::int64_t kMaxUnmentionedVertices = 1 << 20;
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max() - 1;
 
@@ -32,7 +32,7 @@ struct HgrHeader {
 
 HgrHeader parse_header(NumberLines& lines, std::size_t text_bytes) {
   if (!lines.next_line()) lines.fail("a header 'nets vertices [fmt [dimensions]]'", "end of file");
-  // Every net, and every vertex that is mentioned, takes a digit and a separator.
+  // Every net, and every mentioned vertex, takes a digit and a separator.
   const auto entries = static_cast<std::int64_t>(text_bytes / 2);
   HgrHeader header;
   header.nets =
@@ -93,7 +93,7 @@ void parse_vertex_weights(NumberLines& lines, const HgrHeader& header, Hypergrap
   }
 }
 
-// One number a line for each vertex.
+// Parses one number per line for each vertex.
 IdVector<VertexId, PartId> parse_part_lines(std::string_view text, std::int32_t num_vertices,
                                             std::int32_t num_parts, std::int32_t least,
                                             std::string_view where) {
@@ -150,7 +150,8 @@ std::string format_hgr(const Hypergraph& hypergraph) {
                                        [](std::int64_t weight) { return weight != 1; });
   const bool data = std::any_of(weights.begin(), weights.end(),
                                 [](const HyperWeight& weight) { return weight.data != 0; });
-  // parse_hgr takes no file that names far more vertices than it has words.
+  // parse_hgr rejects a file that names far more vertices than it has numbers, unless it lists
+  // weights.
   const bool too_many_unmentioned =
       std::ssize(weights) - std::ssize(hypergraph.pins) > kMaxUnmentionedVertices;
   const bool vertex_weights =

@@ -1,5 +1,5 @@
-// What a hypergraph, a spec and a partition must be, and what a partition costs: plain
-// recomputation, against which everything incremental is tested.
+// Validity of a hypergraph, a spec and a partition, and the cost of a partition. The cost is
+// recomputed plainly, and everything incremental is tested against it.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace contextile {
 namespace {
 
-// A running sum that stays below kMaxTotalWeight.
+// A running sum that must stay below kMaxTotalWeight.
 class BoundedSum {
  public:
   BoundedSum(std::string_view where, std::string_view what) : where_(where), what_(what) {}
@@ -76,7 +76,7 @@ void check_partition(const Hypergraph& hypergraph, std::int32_t num_parts,
   check_parts(partition.part, hypergraph.vertices(), num_parts, 0, "partition");
 }
 
-// (1 + eps) · ceil(total / parts), never below the heaviest vertex, never above the total.
+// Returns (1 + eps) · ceil(total / parts), never below the heaviest vertex, never above the total.
 std::int64_t derived_capacity(std::int64_t total, std::int64_t heaviest, std::int32_t parts,
                               double eps) {
   const std::int64_t mean = (total + parts - 1) / parts;
@@ -97,7 +97,7 @@ double overload(const IdVector<PartId, HyperWeight>& weights,
   return static_cast<double>(most) * static_cast<double>(weights.size()) / total - 1;
 }
 
-// Calls visit(net, parts that hold a pin of it, each once).
+// Calls visit(net, parts) for every net with the parts that hold a pin of it, each once.
 template <typename Visit>
 void for_each_net_span(const Hypergraph& hypergraph, std::int32_t num_parts,
                        const HypergraphPartition& partition, Visit visit) {

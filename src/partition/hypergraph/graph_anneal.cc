@@ -13,14 +13,14 @@ namespace contextile {
 namespace {
 
 constexpr std::int64_t kEpochs = 64;
-constexpr int kSamples = 512;              // moves the temperature is measured on
-constexpr std::uint32_t kStrayOneIn = 32;  // moves to any part
-constexpr std::uint32_t kGatherOneIn = 8;  // moves of a net's pins together
+constexpr int kSamples = 512;              // moves that the temperature is measured on
+constexpr std::uint32_t kStrayOneIn = 32;  // moves that go to any part
+constexpr std::uint32_t kGatherOneIn = 8;  // moves that gather a net's pins
 constexpr std::size_t kLargestGather = 8;
 constexpr int kSwapTries = 4;
 
-// -ln of the middles of equal slices of (0, 1): what a uniform draw allows a step to cost, in
-// temperatures.
+// The cost in temperatures that a step may have, by a uniform draw: -ln of the middles of equal
+// slices of (0, 1).
 class Allowances {
  public:
   Allowances() {
@@ -37,7 +37,7 @@ class Allowances {
   std::array<double, 1024> table_;
 };
 
-// The free vertices of every part, to draw from.
+// The free vertices of every part, for random draws.
 class Members {
  public:
   explicit Members(const HyperState& state)
@@ -99,8 +99,9 @@ class Annealer {
     PartId to;  // invalid: nothing to do
   };
 
+  // Returns a pin of the net other than the vertex. Nets have two at least.
   [[nodiscard]] VertexId another_pin(NetId net, VertexId vertex) {
-    const auto pins = level_.graph.pins_of(net);  // two at least
+    const auto pins = level_.graph.pins_of(net);
     const auto i = static_cast<std::size_t>(random_.below(static_cast<std::int32_t>(pins.size())));
     return pins[i] != vertex ? pins[i] : pins[i + 1 == pins.size() ? 0 : i + 1];
   }
@@ -118,7 +119,7 @@ class Annealer {
     return proposal;
   }
 
-  // Mean absolute cost of moves that cost or gain something.
+  // Returns the mean absolute cost of moves that cost or gain something.
   double mean_cost() {
     double sum = 0;
     int counted = 0;
@@ -159,7 +160,8 @@ class Annealer {
     }
   }
 
-  // Whether each of the two parts would fit, or at least hold no more than now in either dimension.
+  // Returns true if each of the two parts would fit, or at least not hold more than now in either
+  // dimension.
   [[nodiscard]] bool swap_fits(VertexId v, VertexId u) const {
     const HyperWeight difference = level_.weight(u) - level_.weight(v);
     const auto allowed = [this](PartId part, HyperWeight change) {
@@ -180,6 +182,7 @@ class Annealer {
       const VertexId u = random_.pick(others);
       if (!swap_fits(proposal.vertex, u)) continue;
       const PartId from = state_.part(proposal.vertex);
+      // The second cost is measured after the first move, because the two may share nets.
       const double first = state_.delta(proposal.vertex, proposal.to).total();
       state_.move(proposal.vertex, proposal.to);
       const double cost = first + state_.delta(u, from).total();
@@ -191,7 +194,7 @@ class Annealer {
     }
   }
 
-  // The net's pins in the vertex's part move together, as far as they fit.
+  // Moves the net's pins in the vertex's part together, as far as they fit.
   void gather(const Proposal& proposal) {
     const PartId from = state_.part(proposal.vertex);
     double cost = 0;

@@ -15,9 +15,10 @@ struct HyperAnnealing {
   std::uint64_t seed = 1;
 };
 
-// Moves to the part of a neighbour, swaps where that part is full, and moves of a net's pins
-// together; no step raises the overload of any part. Ends on the best partition seen, by (overload,
-// score): never worse than the one it began with. O(steps · nets of a vertex) + O(vertices · 64).
+// Anneals with moves to the part of a neighbour, swaps if that part is full, and moves of a net's
+// pins together. No step raises the overload of any part. Ends on the best partition seen, by
+// (overload, score), which is never worse than the one it began with. O(steps · nets of a vertex) +
+// O(vertices · 64).
 void anneal(HyperState& state, const HyperAnnealing& annealing);
 
 // Moves vertices to their best part as long as that lowers the score.

@@ -18,7 +18,8 @@ std::uint64_t spread(std::uint64_t x) {
   return x ^ (x >> 33);
 }
 
-// Collects nets as sorted pin lists; a net seen before only adds its weight.
+// Collects nets as sorted pin lists. A net with the pins of a known one only adds its weight to
+// that one.
 class NetSet {
  public:
   NetSet(Hypergraph& graph, std::int32_t num_nets_at_most) : graph_(graph) {
@@ -62,7 +63,7 @@ void index_vertices(HyperLevel& level) {
   }
 }
 
-// The nets of `fine` between clusters, added to `coarse`, whose vertices are there.
+// Adds the nets of `fine` between clusters to `coarse`, which has its vertices already.
 void contract_nets(const Hypergraph& fine, const IdVector<VertexId, VertexId>& cluster,
                    Hypergraph& coarse) {
   NetSet nets(coarse, fine.num_nets());

@@ -1,5 +1,4 @@
-// One level of the multilevel hierarchy: a hypergraph that can be walked from nets and from
-// vertices.
+// One level of the multilevel hierarchy: a hypergraph that is indexed by nets and by vertices.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +9,12 @@
 
 namespace contextile {
 
-// Nets have at least two pins, no two nets have the same pins.
+// Nets have at least two pins, and no two nets have the same pins.
 struct HyperLevel {
   Hypergraph graph;
   IdVector<VertexId, PartId> fixed;          // part of every vertex, invalid: free
-  IdVector<VertexId, PartId> start;          // a partition no cluster crosses; empty: none
-  std::vector<std::int64_t> vertex_offsets;  // of `nets`, one more than vertices
+  IdVector<VertexId, PartId> start;          // a partition that no cluster crosses; empty: none
+  std::vector<std::int64_t> vertex_offsets;  // of `nets`; one more than there are vertices
   std::vector<NetId> nets;                   // of every vertex
 
   [[nodiscard]] std::int32_t num_vertices() const { return graph.num_vertices(); }
@@ -29,14 +28,15 @@ struct HyperLevel {
   [[nodiscard]] bool movable(VertexId vertex) const { return !fixed[vertex].valid(); }
 };
 
-// The level whose vertices are the clusters 0 … num_clusters-1 of `fine`: pins are merged, nets
-// left with one pin dropped, nets with the same pins added up. With every vertex its own cluster:
-// `fine` without useless nets. Vertices of a cluster agree in `fixed` and `start`.
+// Returns the level whose vertices are the clusters 0 … num_clusters-1 of `fine`. Pins are merged,
+// nets with one remaining pin are dropped, and nets with the same pins are added up. If every
+// vertex is its own cluster, that is `fine` without useless nets. Vertices of a cluster must agree
+// in `fixed` and `start`.
 [[nodiscard]] HyperLevel contract(const HyperLevel& fine,
                                   const IdVector<VertexId, VertexId>& cluster,
                                   std::int32_t num_clusters);
 
-// The finest level. fixed and start are taken from the spec.
+// Returns the finest level, with `fixed` and `start` of the spec.
 [[nodiscard]] HyperLevel finest_level(const Hypergraph& hypergraph, const HypergraphSpec& spec);
 
 }  // namespace contextile

@@ -1,5 +1,6 @@
-// The driver: coarsen, partition the coarsest level from several starts, refine on the way back up,
-// then the same once more inside the parts found (a V-cycle).
+// The driver of the partitioner: it coarsens the hypergraph, partitions the coarsest level from
+// several starts, refines on the way back up, and repeats this once inside the parts found (a
+// V-cycle).
 #include <tbb/info.h>
 #include <tbb/task_arena.h>
 
@@ -33,12 +34,12 @@ constexpr double kLeastStartSteps = 8000;
 constexpr double kLeastFineSteps = 1000;
 constexpr double kMostSteps = 1e15;
 
-// Warm enough to move clusters between settled parts, cold enough to only polish.
+// Temperatures warm enough to move clusters between settled parts, or cold enough to only polish.
 constexpr double kCycleTemperature = 0.08;
 constexpr double kFineTemperature = 0.05;
 constexpr double kLastTemperature = 0.01;
 
-// A part of the coarsest level has about this many vertices, fewer where there are many parts.
+// A part of the coarsest level has about this many vertices, fewer if there are many parts.
 constexpr std::int64_t kVerticesPerPart = 100;
 constexpr std::int64_t kFewVerticesPerPart = 24;
 constexpr std::int64_t kSmallestCoarseLevel = 400;
@@ -73,7 +74,7 @@ class Multilevel {
   Multilevel(const HyperProblem& problem, const HypergraphSpec& spec)
       : problem_(problem), spec_(spec) {}
 
-  // From nothing.
+  // Partitions from nothing.
   [[nodiscard]] Candidate from_starts(const HyperLevel& finest) const {
     const std::vector<HyperStep> steps =
         coarsen(finest, problem_, coarse_target(spec_.num_parts), spec_.seed);
@@ -81,7 +82,7 @@ class Multilevel {
     return refine_up(finest, steps, best_start(coarsest));
   }
 
-  // From finest.start; never worse.
+  // Improves finest.start. The result is never worse.
   [[nodiscard]] Candidate from_partition(const HyperLevel& finest, std::uint64_t seed) const {
     Candidate given = candidate_of(HyperState(finest, problem_, finest.start));
     const std::vector<HyperStep> steps =
@@ -97,7 +98,7 @@ class Multilevel {
     return found.better_than(given) ? found : given;
   }
 
-  // Nets aside: the packing most likely to fit, then made as good as it can be.
+  // Ignores nets for the packing that is most likely to fit, then improves it as far as it can.
   [[nodiscard]] Candidate from_packing(const HyperLevel& finest) const {
     HyperState state(finest, problem_, pack(finest, problem_));
     return improved(state, fine_annealing(finest, spec_.seed));
@@ -139,14 +140,14 @@ class Multilevel {
     const int most = tbb::info::default_concurrency();
     tbb::task_arena arena(spec_.max_threads == 0 ? most : std::min(most, spec_.max_threads));
     arena.execute([&] { parallel_for(std::int32_t{0}, spec_.num_starts, run); });
-    std::size_t best = 0;  // the first of equals, whichever thread was faster
+    std::size_t best = 0;  // the first of equals, so that the result does not depend on threads
     for (std::size_t i = 1; i < candidates.size(); ++i) {
       if (candidates[i].better_than(candidates[best])) best = i;
     }
     return std::move(candidates[best]);
   }
 
-  // `coarse` is of the coarsest level.
+  // Refines `coarse`, a partition of the coarsest level, level by level.
   [[nodiscard]] Candidate refine_up(const HyperLevel& finest, const std::vector<HyperStep>& steps,
                                     Candidate coarse) const {
     for (std::size_t i = steps.size(); i-- > 0;) {
@@ -191,6 +192,7 @@ HypergraphPartition partition_hypergraph(const Hypergraph& hypergraph, const Hyp
   finest.start.clear();
   Candidate best = multilevel.from_starts(finest);
   if (from_start && !best.better_than(*from_start)) best = std::move(*from_start);
+  // Packing without nets is the last resort for capacities that are hard to meet.
   if (best.overload > 0) {
     Candidate packed = multilevel.from_packing(finest);
     if (packed.better_than(best)) best = std::move(packed);

@@ -1,5 +1,5 @@
-// What stays the same at every level of a hypergraph partitioning run: parts, capacities, weights
-// of the objective.
+// The constants of a hypergraph partitioning run at all levels: parts, capacities, weights of the
+// objective.
 #pragma once
 
 #include <algorithm>
@@ -21,26 +21,26 @@ namespace contextile {
   return weight.compute <= capacity.compute && weight.data <= capacity.data;
 }
 
-// Throws InvalidArgument when the spec is wrong in itself or does not fit the hypergraph.
+// Throws InvalidArgument if the spec is wrong in itself or does not fit the hypergraph.
 void check_spec(const Hypergraph& hypergraph, const HypergraphSpec& spec);
 
 struct HyperProblem {
   std::int32_t num_parts = 1;
   IdVector<PartId, HyperWeight> capacity;
   double traffic_weight = 0;
-  // One over a part's fair share: makes the two dimensions comparable.
+  // Inverse of a part's fair share, which makes the two dimensions comparable.
   double per_compute = 0;
   double per_data = 0;
 
   [[nodiscard]] IdRange<PartId> parts() const { return IdRange<PartId>(num_parts); }
   [[nodiscard]] HyperWeight room_of(PartId part) const { return capacity[part]; }
-  // A weight in fair shares, the larger of the two dimensions.
+  // Returns a weight in fair shares, the larger of the two dimensions.
   [[nodiscard]] double share(HyperWeight weight) const {
     return std::max(per_compute * static_cast<double>(weight.compute),
                     per_data * static_cast<double>(weight.data));
   }
-  // How far a part that holds `weight` is above its capacity, in fair shares; exactly 0 when it
-  // fits.
+  // Returns by how much a part that holds `weight` is above its capacity, in fair shares; exactly 0
+  // if it fits.
   [[nodiscard]] double overload(PartId part, HyperWeight weight) const {
     const HyperWeight room = room_of(part);
     double excess = 0;

@@ -10,7 +10,8 @@
 namespace contextile {
 namespace {
 
-// Larger nets connect everything with everything: following them is not being near.
+// Larger nets connect everything with everything, so that following them does not lead to
+// neighbours.
 constexpr std::size_t kLargestFollowedNet = 1000;
 constexpr int kSampledParts = 32;
 
@@ -21,7 +22,7 @@ std::vector<VertexId> in_order(const HyperLevel& level) {
   return order;
 }
 
-// All vertices, breadth first along nets from random ones.
+// Returns all vertices, breadth first along nets from random ones.
 std::vector<VertexId> neighbour_order(const HyperLevel& level, FastRandom& random) {
   std::vector<VertexId> roots = in_order(level);
   random.shuffle(roots);
@@ -49,7 +50,7 @@ std::vector<VertexId> neighbour_order(const HyperLevel& level, FastRandom& rando
   return order;
 }
 
-// Parts get equal stretches of the order, measured in the mean of both dimensions.
+// Gives parts equal stretches of the order, measured by the sum of both dimensions.
 IdVector<VertexId, PartId> fill_in_order(const HyperLevel& level, const HyperProblem& problem,
                                          std::span<const VertexId> order) {
   const auto size = [&](VertexId v) {
@@ -71,7 +72,8 @@ IdVector<VertexId, PartId> fill_in_order(const HyperLevel& level, const HyperPro
   return parts;
 }
 
-// Vertices in neighbour order go where most of their nets already are, among the parts with room.
+// Puts vertices, in neighbour order, in the part that has most of their nets already, among the
+// parts with room.
 class Growing {
  public:
   Growing(const HyperLevel& level, const HyperProblem& problem, FastRandom& random)

@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-// Below this many parts an array over all parts is the faster form for every net.
+// With at most this many parts, an array over all parts is the faster form for every net.
 constexpr std::int32_t kAlwaysDenseParts = 16;
 
 bool is_dense(std::size_t num_pins, std::int32_t num_parts) {
@@ -144,8 +144,8 @@ HyperDelta HyperState::delta(VertexId vertex, PartId to) const {
     const std::int64_t weight = level_->net_weight(e);
     const std::int32_t lambda = counts_.lambda(e);
     if (leaves != arrives) delta.connectivity += arrives ? weight : -weight;
-    // Nets have two pins at least, so a net that leaves or arrives is cut before or after. Becoming
-    // cut charges both ends, no longer being cut frees both.
+    // Nets have at least two pins, so a net that leaves or arrives is cut before or after. A net
+    // that becomes cut charges both ends, and one that is no longer cut frees both.
     if (leaves) traffic_from -= weight;
     if (arrives) traffic_to += weight;
     if (lambda == 1) traffic_from += weight;

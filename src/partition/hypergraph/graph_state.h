@@ -1,4 +1,4 @@
-// A partition of one level, with everything a move changes kept up to date.
+// A partition of one level. All quantities that a move changes are kept up to date.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace contextile {
 
-// How many pins of each net lie in each part. A net that is large beside the number of parts has an
-// array over all parts, a small one a list of the parts it touches: memory is O(pins) for any
-// number of parts.
+// Number of pins of each net in each part. A net that is large compared with the number of parts
+// has an array over all parts, a small one a list of the parts it touches. Memory is O(pins) for
+// any number of parts.
 class NetCounts {
  public:
   NetCounts(const Hypergraph& graph, std::int32_t num_parts);
 
-  // Number of parts that hold a pin of the net.
+  // Returns the number of parts that hold a pin of the net.
   [[nodiscard]] std::int32_t lambda(NetId net) const { return lambda_[net]; }
   [[nodiscard]] std::int32_t count(NetId net, PartId part) const {
     const Cells cells = cells_of(net);
@@ -30,7 +30,7 @@ class NetCounts {
   void add(NetId net, PartId part);
   void remove(NetId net, PartId part);  // the net must have a pin there
 
-  template <typename Visit>  // visit(part) for every part with a pin of the net
+  template <typename Visit>  // calls visit(part) for every part with a pin of the net
   void for_each_part(NetId net, Visit visit) const {
     const Cells cells = cells_of(net);
     if (cells.dense) {
@@ -56,12 +56,12 @@ class NetCounts {
   }
 
   std::int32_t num_parts_;
-  IdVector<NetId, std::int64_t> offsets_;  // 2 · first cell + (1 when dense)
+  IdVector<NetId, std::int64_t> offsets_;  // 2 · first cell + (1 if dense)
   IdVector<NetId, std::int32_t> lambda_;
-  std::vector<std::int32_t> data_;  // dense: a count a part; else pairs of part and count
+  std::vector<std::int32_t> data_;  // dense: one count per part; else pairs of part and count
 };
 
-// What moving a vertex would change.
+// Changes that moving a vertex would make.
 struct HyperDelta {
   std::int64_t connectivity = 0;
   double traffic = 0;  // of the traffic penalty
@@ -71,16 +71,17 @@ struct HyperDelta {
 
 class HyperState;
 
-// What a vertex shares with the parts around it: the exact connectivity cost of moving it anywhere,
-// for the price of one walk over its nets.
+// Weight that a vertex shares with the parts around it. One walk over its nets gives the exact
+// connectivity cost of moving it to any part.
 class Affinity {
  public:
   explicit Affinity(const HyperProblem& problem) : shared_(problem.parts(), 0) {}
 
   void measure(const HyperState& state, VertexId vertex);
-  // The parts that share a cut net with the vertex last measured, its own may be among them.
+  // Returns the parts that share a cut net with the vertex last measured. Its own may be among
+  // them.
   [[nodiscard]] const std::vector<PartId>& parts() const { return parts_; }
-  // HyperDelta::connectivity of moving it to another part.
+  // Returns HyperDelta::connectivity of moving the vertex to another part.
   [[nodiscard]] std::int64_t cost(PartId to) const { return cost_of_strange_part_ - shared_[to]; }
 
  private:
@@ -89,13 +90,13 @@ class Affinity {
   std::int64_t cost_of_strange_part_ = 0;
 };
 
-// While searching, the busiest part counts through the smooth penalty
+// A partition of a level. During a search, the busiest part counts through the smooth penalty
 //   traffic_weight · sum over parts of x · (x / mean)^3,
-// x being a part's traffic and mean the mean traffic when the state was assigned: exact for each
-// move and led by the busiest parts.
+// where x is a part's traffic and mean the mean traffic when the state was assigned. The penalty is
+// exact for each move, and the busiest parts dominate it.
 class HyperState {
  public:
-  // Both must outlive the state. One part a vertex.
+  // `level` and `problem` must outlive the state. `parts` has one part per vertex.
   HyperState(const HyperLevel& level, const HyperProblem& problem,
              IdVector<VertexId, PartId> parts);
 
@@ -108,19 +109,20 @@ class HyperState {
   [[nodiscard]] std::int64_t connectivity() const { return connectivity_; }
   [[nodiscard]] std::int64_t traffic(PartId part) const { return traffic_[part]; }
 
-  // Connectivity plus traffic penalty.
+  // Returns connectivity plus traffic penalty.
   [[nodiscard]] double score() const;
-  // As HypergraphQuality::objective.
+  // Returns the same as HypergraphQuality::objective.
   [[nodiscard]] double objective() const;
-  // Sum over parts, in fair shares; exactly 0 when every part fits.
+  // Returns the sum over parts, in fair shares; exactly 0 if every part fits.
   [[nodiscard]] double overload() const;
 
-  // O(nets of the vertex) each, times the parts of nets that are small beside the number of parts.
+  // O(nets of the vertex) each, times the parts of nets that are small compared with the number of
+  // parts.
   [[nodiscard]] HyperDelta delta(VertexId vertex, PartId to) const;
   void move(VertexId vertex, PartId to);
-  // Change of overload().
+  // Returns the change of overload().
   [[nodiscard]] double overload_delta(VertexId vertex, PartId to) const;
-  // Whether `to` still fits with the vertex in it.
+  // Returns true if `to` still fits with the vertex in it.
   [[nodiscard]] bool has_room(VertexId vertex, PartId to) const {
     return fits(part_weight(to) + level_->weight(vertex), problem_->room_of(to));
   }

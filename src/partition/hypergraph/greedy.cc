@@ -9,7 +9,7 @@ namespace contextile {
 namespace {
 
 constexpr int kMaxRounds = 12;
-// Pins of larger nets are not woken by a move: it rarely changes what is best for them.
+// A move does not wake the pins of larger nets, because it rarely changes what is best for them.
 constexpr std::size_t kLargestWakingNet = 64;
 // Gains below this share of the score are rounding of the traffic penalty.
 constexpr double kLeastGain = 1e-9;
@@ -40,7 +40,7 @@ class Greedy {
   }
 
  private:
-  // The part that lowers the score most, invalid when none does.
+  // Returns the part that lowers the score most, or an invalid one if none does.
   PartId best_part(VertexId v) {
     affinity_.measure(state_, v);
     PartId best;

@@ -7,24 +7,26 @@
 
 namespace contextile {
 
-// Hands out one line after the other, without blank lines and comments, and the numbers in it.
-// Every failure is an InvalidArgument "WHERE: line N: expected …, found …".
+// Reads one line after the other, without blank lines and comments, and the numbers in it. Every
+// failure is an InvalidArgument "WHERE: line N: expected …, found …".
 class NumberLines {
  public:
-  // `comment` starts a comment line; '\0': there are none. Both texts must outlive the object.
+  // `comment` starts a comment line; '\0' means that there are none. Both texts must outlive the
+  // object.
   NumberLines(std::string_view text, std::string_view where, char comment)
       : text_(text), where_(where), comment_(comment) {}
 
-  // Goes to the next line that holds anything; false at the end.
+  // Goes to the next line that holds anything. Returns false at the end.
   [[nodiscard]] bool next_line();
-  // Number of the line, from 1.
+  // Returns the number of the line, from 1.
   [[nodiscard]] std::int64_t number() const { return number_; }
   [[nodiscard]] bool line_is_done();
-  // The line's next number, which must be there and from `least` to `most`. `what` names it.
+  // Returns the line's next number, which must be there and from `least` to `most`. `what` names
+  // it.
   [[nodiscard]] std::int64_t next_number(
       std::string_view what, std::int64_t least,
       std::int64_t most = std::numeric_limits<std::int64_t>::max());
-  // The line must have nothing more. `what` says what it held.
+  // Checks that the line has nothing more. `what` names its contents.
   void expect_line_done(std::string_view what);
   [[noreturn]] void fail(std::string_view expected, std::string_view found) const;
 
@@ -34,7 +36,7 @@ class NumberLines {
   std::string_view text_;
   std::string_view where_;
   char comment_;
-  std::string_view line_;  // what is left of it
+  std::string_view line_;  // the rest of the line
   std::int64_t number_ = 0;
 };
 

@@ -6,10 +6,10 @@
 namespace contextile {
 namespace {
 
-// The exact search: a last resort for few vertices, where a greedy packing has no tails to fill
-// gaps with.
+// The exact search is a last resort for few vertices, where a greedy packing has no small vertices
+// to fill gaps with.
 constexpr std::size_t kLargestSearch = 64;
-constexpr std::int64_t kSearchSteps = 2'000'000;  // parts looked at
+constexpr std::int64_t kSearchSteps = 2'000'000;  // parts tried
 
 class Packing {
  public:
@@ -44,7 +44,7 @@ class Packing {
     parts_[v] = part;
     load(part) = load(part) + level_.weight(v);
   }
-  // How full a part would be with the vertex, relative to what it may hold.
+  // Returns how full a part would be with the vertex, relative to its capacity.
   [[nodiscard]] double fill(VertexId v, PartId part) {
     const HyperWeight with = load(part) + level_.weight(v);
     const HyperWeight room = problem_.room_of(part);
@@ -56,6 +56,8 @@ class Packing {
     return std::max(ratio(with.compute, room.compute), ratio(with.data, room.data));
   }
 
+  // Puts the vertex in the part that it overloads least, and among equals leaves least full.
+  // Returns true if it fits there.
   bool place(VertexId v) {
     PartId best{0};
     double best_overload = -1;
@@ -78,7 +80,7 @@ class Packing {
     return load(a) == load(b) && problem_.room_of(a) == problem_.room_of(b);
   }
 
-  // Depth first over the vertices from `next` on; parts that look alike are tried once.
+  // Searches depth first over the vertices from `next` on. Parts that look alike are tried once.
   bool search(std::size_t next) {
     if (next == free_.size()) return true;
     const VertexId v = free_[next];

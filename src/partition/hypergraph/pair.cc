@@ -10,11 +10,12 @@ namespace contextile {
 namespace {
 
 constexpr int kMaxPasses = 8;
-// A pass ends this many moves after its best point: at least, and as a share of the vertices.
+// A pass ends so many moves after its best point: the larger of this number and a share of the
+// vertices.
 constexpr std::int32_t kLeastPatience = 60;
 constexpr double kPatienceShare = 0.1;
 
-// Vertices by gain, highest first; every gain may change while its vertex waits.
+// Vertices by gain, highest first. The gain of a vertex may change while it waits.
 class GainHeap {
  public:
   void reset(IdRange<VertexId> vertices) {
@@ -115,7 +116,7 @@ class PairRefinement {
   }
   [[nodiscard]] std::array<std::int32_t, 2>& counts_of(NetId net) { return counts_[net]; }
 
-  // What the cut loses when v changes sides.
+  // Returns the decrease of the cut if v changes sides.
   [[nodiscard]] std::int64_t gain_of(VertexId v) {
     const std::size_t from = side_of(v);
     std::int64_t gain = 0;
@@ -146,7 +147,7 @@ class PairRefinement {
     if (heap.holds(v)) heap.add(v, change);
   }
 
-  // Only nets with none or one pin on a side change anybody's gain.
+  // Only nets with no pin or one pin on a side change the gain of a vertex.
   void move_and_update(VertexId v) {
     const std::size_t from = side_of(v);
     const std::size_t to = 1 - from;
@@ -196,8 +197,8 @@ class PairRefinement {
     settle(v, 1 - from);
   }
 
-  // The allowed move with the highest gain, invalid when there is none. What may not move now waits
-  // on its heap while the other side has moves.
+  // Returns the allowed move with the highest gain, or an invalid vertex if there is none. A vertex
+  // that may not move now waits on its heap while the other side has moves.
   [[nodiscard]] VertexId next_move() {
     while (true) {
       VertexId best;
@@ -215,6 +216,8 @@ class PairRefinement {
     }
   }
 
+  // Runs one pass: moves every vertex at most once, even at a loss, and undoes the moves after the
+  // best point. Returns true if that point is better than the start.
   bool improve() {
     for (GainHeap& heap : heaps_) heap.reset(sides_.ids());
     for (const VertexId v : level_.vertices()) {

@@ -13,14 +13,14 @@
 
 namespace contextile {
 
-// `sides` has the part, 0 or 1, of every vertex; fixed vertices stay. `problem` has two parts.
-// Passes until one finds nothing. Never ends with more overload, nor with the same and a larger
-// cut. O(pins · log) a pass. Returns whether anything changed.
+// Runs passes until one finds nothing. `sides` has the part, 0 or 1, of every vertex; fixed
+// vertices stay. `problem` has two parts. Never ends with more overload, or with the same overload
+// and a larger cut. O(pins · log) per pass. Returns true if anything changed.
 bool refine_pair(const HyperLevel& level, const HyperProblem& problem,
                  IdVector<VertexId, PartId>& sides, FastRandom& random);
 
-// The same between all pairs of parts that share much, round after round while they change. Never
-// raises (overload, score).
+// Runs the same between all pairs of parts that share much, round after round while they change.
+// Never raises (overload, score).
 void refine_pairs(HyperState& state, std::uint64_t seed);
 
 }  // namespace contextile

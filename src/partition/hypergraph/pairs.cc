@@ -9,9 +9,9 @@ namespace contextile {
 namespace {
 
 constexpr int kMaxRounds = 3;
-// Partners of a part in one round: those it shares the heaviest cut nets with.
+// Partners of a part in one round: those with which it shares the heaviest cut nets.
 constexpr std::size_t kMostPartners = 12;
-// Nets in more parts than this say little about which two belong together.
+// Nets in more parts than this say little about which two of them belong together.
 constexpr std::int32_t kLargestLambda = 64;
 
 class PairwiseRefinement {
@@ -42,10 +42,11 @@ class PairwiseRefinement {
   }
 
  private:
-  // Vertices of the level by their id in a pair's own.
+  // Vertices of the level, indexed by their id inside a pair.
   using Members = IdVector<VertexId, VertexId>;
 
-  // Parts that share cut nets, every part with its heaviest partners; in random order.
+  // Returns pairs of parts that share cut nets, every part with its heaviest partners, in random
+  // order.
   [[nodiscard]] std::vector<std::pair<PartId, PartId>> pairs() {
     const IdRange<PartId> parts = state_.problem().parts();
     IdVector<PartId, std::vector<NetId>> nets(parts);
@@ -80,7 +81,7 @@ class PairwiseRefinement {
     return found;
   }
 
-  // The vertices of two parts, and of their nets what lies in them.
+  // Returns the level of two parts: their vertices, and the pins that nets have in them.
   [[nodiscard]] HyperLevel level_of(PartId a, PartId b, const Members& vertices) {
     HyperLevel pair;
     IdVector<NetId, NetId> nets;
@@ -139,12 +140,12 @@ class PairwiseRefinement {
         state_.score() < before) {
       return true;
     }
-    // Less connectivity, but a busier busiest part.
+    // Connectivity is lower, but the busiest part is busier.
     apply(a, b, vertices, given);
     return false;
   }
 
-  // Part 0 of the pair's two is a, part 1 is b.
+  // Returns the sides of the vertices: part a is side 0, part b is side 1.
   [[nodiscard]] IdVector<VertexId, PartId> sides_now(PartId a, const Members& vertices) const {
     IdVector<VertexId, PartId> sides;
     for (const VertexId v : vertices) sides.push_back(PartId{state_.part(v) == a ? 0 : 1});
@@ -165,7 +166,7 @@ class PairwiseRefinement {
   const HyperLevel& level_;
   FastRandom random_;
   IdVector<PartId, std::vector<VertexId>> members_;
-  // Scratch: of every net, its id in the pair at hand, or one of these.
+  // Scratch: for every net its id in the current pair, or one of these.
   static constexpr NetId kUnseen{-1};
   static constexpr NetId kLonely{-2};  // one pin in the pair
   IdVector<NetId, NetId> net_number_;
