@@ -20,7 +20,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kChunk = 16 << 10;
-constexpr milliseconds kSlice{100};           // between two looks at whether the server closes
 constexpr milliseconds kLinger{2'000};        // for a refused client to read why
 constexpr milliseconds kWithoutSockets{100};  // before accepting again
 
