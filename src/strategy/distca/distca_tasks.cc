@@ -63,8 +63,7 @@ struct OwnedRows {
 struct DocumentTasks {
   std::vector<OwnedRows> owned;
   std::map<Rank, std::vector<Range>> keys;                   // that a server reads
-  std::map<std::pair<Rank, Rank>, std::vector<Range>> rows;  // (source, server): rows computed
-                                                             // elsewhere
+  std::map<std::pair<Rank, Rank>, std::vector<Range>> rows;  // (source, server): rows that move
 };
 
 void add_keys(const DocumentTasks& tasks, std::int64_t kv_bytes_per_token, CaVolume& volume) {

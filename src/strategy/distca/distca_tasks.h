@@ -73,9 +73,9 @@ struct CaHome {
 // rows of a document on one device are paired from the outside in, its first with its last, so that
 // head-tail homes give the items they came from. Unpaired rows that do not lie around the
 // document's middle become a tail alone. Each nano-batch has the same number of rows of every
-// device, to within one, and about the same work: items of the longest documents come first, and
-// each goes to the lightest nano-batch that has room and is cut where the room ends (outer rows
-// first). O(homes · log).
+// device, to within one, and about the same work. Items of the longest documents come first. Each
+// goes to the lightest nano-batch that has room and is cut where the room ends (outer rows first).
+// O(homes · log).
 [[nodiscard]] std::vector<std::vector<CaItem>> items_at_home(std::span<const Range> sequences,
                                                              std::span<const HomeRange> home,
                                                              std::int32_t num_devices,
@@ -107,10 +107,10 @@ struct MigrationOptions {
                                                std::int32_t num_devices,
                                                const MigrationOptions& options);
 
-// Lets one device compute all of a document in a nano-batch if the document lies on so many devices
-// that the keys for all of them are more bytes than the rows and keys for that one, and if it costs
-// no more than the mean of the devices. The costliest documents come first, and each goes to the
-// least loaded device among those that pay. The sources do not change. O(items · log).
+// Lets one device compute all of a document in a nano-batch. The document must lie on so many
+// devices that the keys for all of them are more bytes than the rows and keys for that one. It must
+// cost no more than the mean of the devices. The costliest documents come first, and each goes to
+// the least loaded device among those that pay. The sources do not change. O(items · log).
 void gather_documents(std::vector<std::vector<CaItem>>& nano_batches, std::int32_t num_devices,
                       const MigrationOptions& options, std::span<const CaCachedRows> cached = {});
 

@@ -242,9 +242,9 @@ void FcpPipeline::assign_stages_by_rounds() {
   }
 }
 
-// Assigns stages so that in each of them both ends have room for the bytes: first to keys that are
-// to be cast, then to queries, those with the most work first, then to casts, in the order in which
-// they become useful and by their rounds.
+// Assigns stages so that in each of them both ends have room for the bytes. Keys that are to be
+// cast come first, then queries, those with the most work first. Casts come last, in the order in
+// which they become useful and by their rounds.
 void FcpPipeline::assign_stages_by_bytes() {
   std::int64_t largest = 0;
   for (std::int32_t b = 0; b < layout_.blocks.num_blocks(); ++b) {

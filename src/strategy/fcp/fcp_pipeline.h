@@ -115,8 +115,7 @@ class FcpPipeline {
   std::vector<Cast> casts_;                         // ordered by (block, position)
   std::vector<std::size_t> first_;                  // casts of block b: [first_[b], first_[b + 1])
   std::vector<Move> moves_;
-  std::vector<std::int32_t> q_arrival_;   // for each unit: stage at which it is at its worker; 0:
-                                          // always
+  std::vector<std::int32_t> q_arrival_;   // for each unit: stage of arrival at its worker; 0: there
   std::vector<std::int32_t> kv_arrival_;  // likewise at its caster
   std::int32_t move_stages_ = 0;
   std::int32_t last_stage_ = 0;  // the last of the KV rounds

@@ -57,8 +57,7 @@ class ShardTraffic {
   std::vector<std::int64_t> key_bytes_;  // of every column: a shard's keys under one mask
   std::vector<std::int32_t> readers_;    // of every column: positions that read it
   std::vector<std::int32_t> count_;      // column by position: shards there that read it
-  std::vector<std::size_t> first_read_;  // columns that shard s reads: reads_[first_read_[s], …[s +
-                                         // 1])
+  std::vector<std::size_t> first_read_;  // shard s reads columns reads_[first_read_[s], …[s + 1])
   std::vector<std::size_t> reads_;
   std::vector<std::int64_t> sent_;
   std::vector<std::int64_t> received_;

@@ -11,8 +11,7 @@
 namespace contextile {
 namespace {
 
-constexpr double kWorkExcess = 1.05;  // of the longest sample's work in the round: most a rank may
-                                      // have
+constexpr double kWorkExcess = 1.05;  // of the longest sample's work: most a rank may have
 
 class PackedRoundMaker {
  public:

@@ -94,7 +94,7 @@ std::vector<Rank> dispatch_topp_heap(std::span<const ChunkWork> chunks, std::int
   std::vector<std::int64_t> taken(static_cast<std::size_t>(num_ranks));
   std::vector<KeyCounts> keys_of_rank(static_cast<std::size_t>(num_ranks));
   std::vector<Rank> workers(chunks.size());
-  // Of the least loaded ranks, the one that shares most keys with the chunk gets it.
+  // The chunk goes to that one of the least loaded ranks that shares most keys with it.
   for (const std::size_t c : by_area_descending(chunks, Ties::kEarlierFirst)) {
     KeyCounts keys;
     keys.add(chunks[c].keys);

@@ -23,8 +23,8 @@ struct EdgeColoring {
 // one with as many (König). Throws InvalidArgument for an end outside its side.
 //
 // Source: Gabow, "Using Euler partitions to edge color bipartite multigraphs" (1976). Vertices of
-// small degree are merged first, which keeps tables at O(E). Euler splits halve Δ down to 1. Where
-// Δ is odd, the halves have one colour too many, and the edges of the smallest class are recoloured
+// small degree are merged first, which keeps tables at O(E). Euler splits halve Δ down to 1. If Δ
+// is odd, the halves have one colour too many, and the edges of the smallest class are recoloured
 // one by one along alternating paths. O(E log Δ) for the splits; a path costs at most O(V), usually
 // far less.
 [[nodiscard]] EdgeColoring color_edges(std::span<const BipartiteEdge> edges, std::int32_t num_left,

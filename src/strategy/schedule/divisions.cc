@@ -185,8 +185,7 @@ class DivisionScheduler {
   RouteIndex index_;
   const DivisionOptions& options_;
   std::vector<std::int32_t> stage_;                             // of every tile
-  std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // all bytes that a pair of devices
-                                                                // moves
+  std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // total of each pair of devices
   std::unordered_map<std::int64_t, std::int64_t> moved_bytes_;  // in the division being filled
   std::vector<std::vector<std::size_t>> waiting_;               // tiles of every device, in order
   std::vector<std::int32_t> first_use_;  // of every input route: the division that needs it

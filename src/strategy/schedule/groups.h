@@ -19,8 +19,7 @@ namespace contextile {
 struct GroupItem {
   std::int32_t first = 0;
   std::int32_t size = 1;
-  std::vector<std::int32_t> sequences;  // indices into Workload::sequences, in the order of the
-                                        // ranks
+  std::vector<std::int32_t> sequences;  // indices into Workload::sequences, in ranks' order
 
   friend bool operator==(const GroupItem&, const GroupItem&) = default;
 };

@@ -10,8 +10,7 @@
 namespace contextile {
 
 struct InOrderOptions {
-  std::int32_t stages = 1;  // parts into which runs that wait for other devices, or that others
-                            // wait for, are cut
+  std::int32_t stages = 1;  // equal parts of the rows or columns with transfers
   std::int32_t ahead = 1;   // stages before its need that a transfer may start, at least 1
 
   friend bool operator==(const InOrderOptions&, const InOrderOptions&) = default;

@@ -142,8 +142,7 @@ class OverlapScheduler {
   // early come before others.
   void place_tiles(std::vector<std::size_t>& mine) {
     double total_us = 0;
-    std::unordered_map<std::size_t, std::int32_t> complete;  // stage at which a result may be
-                                                             // complete
+    std::unordered_map<std::size_t, std::int32_t> complete;  // a result's earliest stage
     std::vector<std::int32_t> earliest(mine.size());
     for (std::size_t i = 0; i < mine.size(); ++i) {
       total_us += costs_.tile_us[mine[i]];
