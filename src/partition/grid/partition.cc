@@ -64,8 +64,7 @@ struct MachineBounds {
   std::optional<NodeLimits> node;
 };
 
-// An assignment to a machine's own devices. Where groups of nodes are chosen, each group is one
-// device.
+// An assignment to a machine's own devices. A group of nodes is one device while groups are chosen.
 using Assignment = GridPartition;
 
 std::vector<std::int64_t> held_sizes(const GridLevel& level) {
@@ -145,8 +144,8 @@ class JointPartitioner {
     return limits;
   }
 
-  // Starts on the coarsest level. Choosing nodes first and devices inside them next makes the
-  // cheaper, inner bytes a smaller problem.
+  // Partitions the coarsest level: chooses nodes first, then devices inside the nodes, then anneals
+  // both together with the traffic term.
   GridState partition_coarsest() {
     const GridLevel& level = levels_.back();
     const LaneLayout& layout = machine_.layout;

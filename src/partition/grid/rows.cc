@@ -16,8 +16,7 @@ namespace {
 // Penalty for a device's work above the mean: this times the square of the excess in means, times
 // the mean.
 constexpr double kOverloadFine = 20;
-constexpr double kFirstTemperature = 0.01;  // of the mean device's work, if there is one row per
-                                            // device
+constexpr double kFirstTemperature = 0.01;  // of the mean device's work, at one row per device
 constexpr double kLastTemperature = 0.002;  // of the first temperature
 constexpr double kHopeless = 30;  // temperatures; a move with a higher penalty is given up early
 // Transfers that take no longer than this share of the mean device's work are hidden by it.
@@ -348,8 +347,7 @@ class RowAnnealer {
   }
 
   void start_with(std::span<const std::int32_t> order, double us, std::vector<double>& node_us) {
-    constexpr double kSpread = 0.7;  // of a device's work, above which a sequence's rows run on a
-                                     // node
+    constexpr double kSpread = 0.7;  // of a device's work; rows of larger sequences run on a node
     const std::int32_t width = spec_.devices_per_node;
     const bool spread = spec_.spread_heads && us > kSpread * mean_us_;
     const bool fits_a_device = us <= mean_us_;

@@ -1,7 +1,7 @@
 // Placement of whole query rows. A row, which is a block of queries with all keys they attend, runs
 // on one device, or by its heads on all devices of a node. The device that runs it need not own it.
 // Kernels take longer for a row in two runs than in one, which grids of tiles
-// (contextile/extend/partition.h) do not model. Where tiles must be cut, grids are better.
+// (contextile/extend/partition.h) do not model. Grids are better if tiles must be cut.
 #pragma once
 
 #include <cstdint>

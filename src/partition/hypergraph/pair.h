@@ -1,5 +1,5 @@
-// Refinement between two parts: Fiduccia and Mattheyses' passes of moves, each undone back to the
-// best point it went through.
+// Refinement between two parts, with the passes of Fiduccia and Mattheyses: each makes moves and
+// undoes those after its best point.
 #pragma once
 
 #include <array>
