@@ -1,4 +1,5 @@
-// What holds for every strategy: valid plans for any batch it accepts, the same plan every time.
+// Properties of every strategy: it makes valid plans for any batch it accepts, and the same plan
+// every time.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +26,7 @@ struct Batch {
   StrategyRequest request;
 };
 
-// Tokens lose their queries or keys at random; the masks lose the pairs that went with them.
+// Some tokens lose their queries or keys at random; the masks lose the pairs that need them.
 void add_roles(Rng& rng, Workload& workload) {
   for (std::int64_t at = 0; at < workload.num_tokens();) {
     const std::int64_t end = std::min(workload.num_tokens(), at + random_between(rng, 1, 60));
@@ -96,7 +97,7 @@ Batch random_batch_of(std::uint64_t seed) {
   return batch;
 }
 
-// `auto` tries all the others on every batch: it gets every tenth.
+// `auto` tries all the others on every batch, so it gets every tenth only.
 bool is_too_slow_for(const Strategy& strategy, std::uint64_t seed) {
   return strategy.name() == "auto" && seed % 10 != 0;
 }

@@ -1,5 +1,5 @@
 // DCP's three constraints, recomputed from finished arrangements and plans: work of nodes, work of
-// devices in their nodes, tokens of both.
+// devices in their nodes, and tokens of both.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,8 @@ std::int64_t sum_of(const Weights& weights) {
   return std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
 }
 
-// Heaviest first, each to the part that has least: the fullest part.
+// Packs weights, heaviest first, each into the part with the least. Returns the load of the fullest
+// part.
 std::int64_t packed_longest_first(Weights weights, std::int32_t parts) {
   std::sort(weights.begin(), weights.end(), std::greater<>());
   Weights held(static_cast<std::size_t>(parts));
@@ -38,7 +39,8 @@ std::int64_t packed_longest_first(Weights weights, std::int32_t parts) {
   return *std::max_element(held.begin(), held.end());
 }
 
-// The fullest device where blocks are packed on nodes, then each node's on its devices.
+// Returns the load of the fullest device if blocks are packed on nodes, then those of each node on
+// its devices.
 double packed_nodes_first(Weights weights, const Cluster& cluster) {
   std::sort(weights.begin(), weights.end(), std::greater<>());
   std::vector<Weights> nodes(static_cast<std::size_t>(cluster.nodes));
@@ -54,7 +56,7 @@ double packed_nodes_first(Weights weights, const Cluster& cluster) {
   return static_cast<double>(fullest);
 }
 
-// What no part may exceed: (1 + eps) of the mean, or what packing its items needs.
+// Returns the bound of a part's work: (1 + eps) of the mean, or what packing its items needs.
 double work_bound(const Weights& items, std::int32_t parts, double eps) {
   return std::max((1 + eps) * static_cast<double>(sum_of(items)) / parts,
                   static_cast<double>(packed_longest_first(items, parts)));
@@ -105,7 +107,7 @@ void expect_tokens(const ArrangedRound& round, const Cluster& cluster, const Dcp
   const auto bound = [&](std::int32_t parts) {
     return static_cast<double>(packed_longest_first(sizes, parts)) + tolerated;
   };
-  // A tolerance below one block may be more than nodes and their devices can both keep.
+  // A tolerance below one block may be too small for both nodes and their devices to keep.
   const double of_devices =
       options.data_tolerance < 1
           ? std::max(bound(cluster.num_devices()), packed_nodes_first(sizes, cluster))
@@ -118,7 +120,7 @@ void expect_tokens(const ArrangedRound& round, const Cluster& cluster, const Dcp
   }
 }
 
-// The plan computes and owns what the arrangement says.
+// Checks that the plan computes and owns what the arrangement says.
 void expect_same_in_plan(const ArrangedRound& round, const PlanStats& stats) {
   const std::vector<PlacedTile>& tiles = round.programs.front().forward->tiles;
   std::vector<double> pairs(stats.forward->devices.size());
@@ -141,7 +143,7 @@ constexpr const char* kMasks[] = {"causal", "sliding_window:3000", "lambda:64,40
                                   "causal_blockwise:256,4,1", "shared_question:0.2,4"};
 constexpr std::int64_t kBlockSizes[] = {512, 1024, 2048, 4096};
 
-// Few long documents, many short ones, or both; tails of any length.
+// Returns few long documents, many short ones, or both, with tails of any length.
 std::vector<std::int64_t> batch_lengths(Rng& rng, std::int64_t tokens) {
   std::vector<std::int64_t> lengths;
   const std::int64_t longest = std::int64_t{1} << random_between(rng, 10, 17);

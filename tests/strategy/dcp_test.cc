@@ -72,7 +72,7 @@ TEST(Dcp, KeepsEpsAndBalancesData) {
       statistics(plan_of(workload, cluster_of(4, 4),
                          request_with(1024, {{"eps_node", "0.02"}, {"eps_device", "0.07"}})));
   EXPECT_LE(stats.forward->compute_overload, 1.02 * 1.07 - 1 + 1e-6);
-  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect
+  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect balance
 }
 
 TEST(Dcp, MovesLessThanAStaticRing) {
@@ -131,7 +131,7 @@ TEST(DcpHypergraph, KeepsEpsOfNodesAndOfDevicesInThem) {
     EXPECT_LE(node_flops[d / 4], 1.02 * total / 2 * (1 + 1e-9));
     EXPECT_LE(stats.forward->devices[d].flops, 1.07 * node_flops[d / 4] / 4 * (1 + 1e-9));
   }
-  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect
+  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect balance
 }
 
 TEST(DcpHypergraph, PlansTheSameTwiceAndOtherwiseThanTheGrid) {

@@ -13,7 +13,7 @@ namespace contextile {
 
 class OriginalOutputs : public testing::Test {
  protected:
-  // Whether the file is there.
+  // Loads a file. Returns true if it is there.
   [[nodiscard]] bool load(const std::string& name) {
     std::ifstream file(std::string(CONTEXTILE_GOLDEN) + "/" + name);
     if (file) vectors_ = nlohmann::json::parse(file);
@@ -23,8 +23,8 @@ class OriginalOutputs : public testing::Test {
   nlohmann::json vectors_;
 };
 
-// Says how many outputs of the original were compared with ours: at least one, whichever recording
-// the tests were given.
+// Prints how many outputs of the original were compared. There must be at least one, whichever
+// recording the tests were given.
 inline void report_compared(std::int64_t num_compared) {
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
   std::printf("%s: %lld outputs of the original compared\n", test->name(),

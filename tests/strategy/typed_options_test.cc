@@ -1,4 +1,4 @@
-// Options as types: what choice_of prints, strategies read, for every strategy.
+// Options as types: every strategy reads what choice_of prints.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -253,7 +253,7 @@ TEST(ChoiceOf, RefusesValuesOutOfRangeWhereTheyAreUsed) {
 // ----------------------------------------------------------------------------------- the frame
 
 struct ToyOptions {
-  std::int32_t size = 0;  // 0: 7; 13 cannot be, and that 14 cannot be only planning shows
+  std::int32_t size = 0;  // 0 means 7; 13 is unsupported, 14 unplannable
 };
 
 class ToyStrategy : public TypedStrategy<ToyOptions> {

@@ -51,7 +51,8 @@ void append_merged(Range range, std::vector<Range>& out) {
   }
 }
 
-// Chunk c of the original's per-document sharding: for each document [id, prefix, length] or null.
+// Returns the ranges of the original's per-document sharding. Chunk c has [id, prefix, length] or
+// null for each document.
 std::vector<std::vector<Range>> per_document_ranges(const json& one, const Workload& workload) {
   const int num_ranks = one["cp"];
   const json& chunks = one["per_doc_chunks"];
@@ -78,7 +79,8 @@ std::vector<std::int64_t> pairs_of_ranks(const std::vector<AttentionShard>& shar
   return pairs;
 }
 
-// Query lengths, key lengths and the first key of the shards inside a chunk of the packed batch.
+// Returns query lengths, key lengths and the first key of the shards inside a chunk of the packed
+// batch.
 json pieces_of(const std::vector<AttentionShard>& shards, Range chunk) {
   json q = json::array();
   json k = json::array();
@@ -86,7 +88,7 @@ json pieces_of(const std::vector<AttentionShard>& shards, Range chunk) {
   for (const AttentionShard& shard : shards) {
     const Range piece = intersect(shard.tokens, chunk);
     if (piece.empty()) continue;
-    // A rank's two chunks may touch: then its shard goes on beyond this chunk.
+    // A rank's two chunks may touch, in which case its shard extends beyond this chunk.
     const std::int64_t first_key = shard.tokens.end - shard.kv_tokens;
     q.push_back(piece.size());
     k.push_back(piece.end - first_key);
@@ -174,14 +176,15 @@ TEST(AttentionShards, EndWithTheirSequence) {
 TEST(AttentionEstimate, IsTheSlowestRanksCallAndRectangles) {
   AttentionShape shape;
   shape.q_heads = shape.kv_heads = 1;
-  shape.head_dim = shape.value_dim = 125;  // 500 FLOPs a pair
+  shape.head_dim = shape.value_dim = 125;  // 500 FLOPs per pair
   Cluster cluster = cluster_of(1, 3);
   cluster.attention_tflops = 2;
   cluster.attention = {.q_rows = {1}, .kv_rows = {1}, .forward = {0.5}, .backward = {0.5}};
   cluster.attention.call_us = 20;
   cluster.attention.kernel_tile_rows = 128;
-  // Rank 0: 100 rows as 128, of 100 keys each on average, and 64 for the edge. Rank 1: 256 rows as
-  // they are that attend all of 500 keys. Rank 2: nothing to do. At 1 TFLOP/s 10^6 FLOPs take 1 us.
+  // Rank 0: 100 rows, padded to 128, of 100 keys each on average, plus 64 for the edge. Rank 1: 256
+  // rows without padding that attend all of 500 keys. Rank 2 has nothing to do. At 1 TFLOP/s, 10^6
+  // FLOPs take 1 us.
   const std::vector<AttentionShard> shards = {{Rank{0}, {0, 100}, 224, 10'000},
                                               {Rank{1}, {100, 356}, 500, 128'000},
                                               {Rank{2}, {356, 360}, 0, 0}};
@@ -189,7 +192,7 @@ TEST(AttentionEstimate, IsTheSlowestRanksCallAndRectangles) {
                    20 + 128 * 164 * 500 / 1e6);
   EXPECT_DOUBLE_EQ(estimate_attention_us(shards, shape, cluster), 20 + 128'000 * 500 / 1e6);
   EXPECT_EQ(estimate_attention_us({&shards[2], 1}, shape, cluster), 0);
-  cluster.attention.kernel_tile_rows = 0;  // only attended pairs cost
+  cluster.attention.kernel_tile_rows = 0;  // only attended pairs cost time
   EXPECT_DOUBLE_EQ(estimate_attention_us({shards.data(), 1}, shape, cluster),
                    20 + 10'000 * 500 / 1e6);
 }
@@ -241,7 +244,7 @@ TEST(Wlb, TakesTheShardingWithTheLowerEstimateOverAllLayers) {
     EXPECT_EQ(arranged("wlb", workload, cluster, {}).options.at("sharding"),
               per_document ? "per_document" : "per_sequence");
   }
-  EXPECT_GT(chosen_per_document, 5);  // both happen
+  EXPECT_GT(chosen_per_document, 5);  // both occur
   EXPECT_LT(chosen_per_document, kTrials - 5);
 }
 

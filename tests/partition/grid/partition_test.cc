@@ -35,7 +35,7 @@ IdVector<Rank, std::int64_t> tokens_held(const AttentionGrid& grid, const GridSp
 
 constexpr SequenceId kOnly{0};
 
-// One causal sequence of equal blocks.
+// Returns a grid of one causal sequence of equal blocks.
 AttentionGrid causal_grid(std::int32_t num_blocks, std::int64_t tokens, std::int32_t groups) {
   AttentionGrid grid;
   grid.head_groups = groups;
@@ -160,7 +160,7 @@ TEST(NestedBounds, AnyPartitionIsMadeToKeepThemAndOneThatDoesStays) {
 }
 
 TEST(NestedBounds, AreThoseOfLongestFirstPackingWhereTilesAreCoarse) {
-  EXPECT_EQ(work_bound({1, 1, 1}, 2, 0.1), 2);  // 1.65 is out of reach
+  EXPECT_EQ(work_bound({1, 1, 1}, 2, 0.1), 2);  // 1.65 is infeasible
   EXPECT_EQ(work_bound({10, 1, 1}, 3, 0.1), 10);
   EXPECT_EQ(work_bound(std::vector<std::int64_t>(100, 10), 10, 0.1), 110);
   EXPECT_EQ(work_bound({}, 4, 0.1), 0);
@@ -236,7 +236,7 @@ TEST(PartitionGrid, HandlesWhatIsDegenerate) {
   no_tiles.blocks = {{10, kOnly}, {10, kOnly}};
   EXPECT_EQ(partition_grid(no_tiles, spec_of(2, 4)).owner.size(), 2U);
   AttentionGrid giant = causal_grid(4, 10, 1);
-  giant.tiles.front().work = 1'000'000'000;  // one tile heavier than all devices should have
+  giant.tiles.front().work = 1'000'000'000;  // one tile is heavier than all devices should be
   const GridPartition partition = partition_grid(giant, spec_of(2, 4));
   EXPECT_EQ(partition.device.size(), giant.tiles.size());
   EXPECT_EQ(partition_grid(causal_grid(4, 10, 1), spec_of(1, 1)).device,
@@ -274,7 +274,7 @@ TEST(Evaluate, CountsByHandWhatASmallPartitionMoves) {
   EXPECT_EQ(quality.max_nic_bytes, 7);
 }
 
-// Devices 0 and 1 of a node each fetch the keys of one on the other.
+// Devices 0 and 1 of a node each fetch the keys of one device on the other node.
 TEST(Evaluate, CountsWhatDevicesThatShareANicMoveThroughIt) {
   AttentionGrid grid;
   grid.column_bytes_per_token = 7;

@@ -14,8 +14,8 @@
 namespace contextile {
 namespace {
 
-// What the partition costs, from its definition: of every unit the bytes of all devices that have
-// its block or a tile that needs it, and of their nodes.
+// Returns the cost of the partition, from its definition: for every unit its bytes for all devices
+// that have its block or a tile that needs it, and for their nodes.
 std::int64_t cost_of(const AttentionGrid& grid, const GridSpec& spec,
                      const GridPartition& partition) {
   std::map<std::tuple<bool, BlockId, std::int32_t>, std::set<Rank>> devices;  // of every unit

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kTokens = 1000;
 
-// Causal sequences of so many rows; a row takes as long as it has keys.
+// Returns causal sequences of `lengths` rows; the time of a row is proportional to its keys.
 std::vector<WholeRow> causal_rows(const std::vector<std::int32_t>& lengths) {
   std::vector<WholeRow> rows;
   SequenceId sequence{0};
@@ -149,7 +149,7 @@ TEST(PlaceRows, DearBytesKeepRowsTogether) {
     }
     return held.size();
   };
-  EXPECT_EQ(nodes_with_keys(1), rows.size());  // each sequence on a node of its own
+  EXPECT_EQ(nodes_with_keys(1), rows.size());  // each sequence is on a node of its own
 }
 
 TEST(PlaceRows, AHandicapTakesWorkAway) {
@@ -183,7 +183,7 @@ TEST(OwnRows, TheDeviceThatRunsARowOwnsItUnlessItOwnsTooMany) {
   RowSpec spec = spec_of(rows, 2, 2);
   spec.token_cap = 2 * kTokens;
   spec.spread_heads = true;
-  const std::vector<RowPlace> places{0, 0, 0, 5, 3};  // 5: the second node
+  const std::vector<RowPlace> places{0, 0, 0, 5, 3};  // place 5 is the second node
   const std::vector<Rank> owners = own_rows(rows, spec, places);
   std::vector<std::int32_t> of(5);
   for (std::size_t i = 0; i < 5; ++i) of[i] = owners[i].value;

@@ -28,7 +28,7 @@ GridLimits limits_for(const GridLevel& level, std::int32_t devices) {
   return limits;
 }
 
-// Any of the ids 0 … size-1.
+// Returns any of the ids 0 … size-1.
 template <typename I>
 I any_id(Rng& rng, std::int32_t size) {
   return I{static_cast<std::int32_t>(random_between(rng, 0, size - 1))};
@@ -46,7 +46,7 @@ GridState random_state(Rng& rng, const GridLevel& level, const LaneLayout& layou
   return state;
 }
 
-// The same assignment, everything derived from scratch.
+// Returns the same assignment with everything derived from scratch.
 GridState recomputed(const GridState& state) {
   GridState copy = state;
   copy.rebuild();

@@ -10,8 +10,8 @@
 
 namespace contextile {
 
-// A few sequences, some dense and causal, some thin bands, blocks of uneven size, tails of few
-// tokens.
+// Returns a grid with a few sequences, some dense and causal and some thin bands, with blocks of
+// uneven size and tails of few tokens.
 inline AttentionGrid random_grid(Rng& rng, std::int32_t max_blocks = 40) {
   AttentionGrid grid;
   grid.head_groups = static_cast<std::int32_t>(random_between(rng, 1, 3));

@@ -60,7 +60,7 @@ TEST(Repair, EndsFeasibleFromAnywhereWhereTailsFillGaps) {
     }
     const HyperLevel level = finest_level(hypergraph, spec);
     const HyperProblem problem = problem_of(hypergraph, spec);
-    // Everything in one part is as far from balance as can be.
+    // A partition with everything in one part is as unbalanced as can be.
     IdVector<VertexId, PartId> parts(hypergraph.vertices(), PartId{0});
     if (seed % 2 == 0) parts = random_parts(hypergraph, spec, random);
     for (const VertexId v : IdRange<VertexId>(20)) parts[v] = spec.fixed[v];
@@ -73,7 +73,7 @@ TEST(Repair, EndsFeasibleFromAnywhereWhereTailsFillGaps) {
 }
 
 TEST(Repair, SwapsWhereNoMoveFits) {
-  // Two parts of capacity 10 hold 6 + 6 and 4 + 4: only a swap repairs that.
+  // Two parts of capacity 10 hold 6 + 6 and 4 + 4, which only a swap repairs.
   Hypergraph hypergraph;
   hypergraph.vertex_weights = {{6, 0}, {6, 0}, {4, 0}, {4, 0}};
   const HypergraphSpec spec = {.num_parts = 2, .capacities = {{10, 0}, {10, 0}}};

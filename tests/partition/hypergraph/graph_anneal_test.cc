@@ -20,7 +20,7 @@ HyperProblem problem_of(const Hypergraph& hypergraph, const HypergraphSpec& spec
           .per_data = 0.01};
 }
 
-// Runs `search` on random states and holds it to its word.
+// Checks that `search` keeps its promises on random states.
 template <typename Search>
 void expect_keeps_its_word(Search search) {
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
@@ -38,7 +38,7 @@ void expect_keeps_its_word(Search search) {
     const HyperLevel level = finest_level(hypergraph, spec);
     const HyperProblem problem = problem_of(hypergraph, spec);
     HyperState state(level, problem, pack(level, problem));
-    if (seed % 2 == 1) {  // an infeasible one
+    if (seed % 2 == 1) {  // an infeasible state
       state = HyperState(level, problem, random_parts(hypergraph, spec, random));
     }
     const std::pair before = {state.overload(), state.score()};

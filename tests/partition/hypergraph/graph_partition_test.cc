@@ -73,7 +73,7 @@ TEST(PartitionHypergraph, NeverEndsWorseThanItsStart) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
-    // Capacities that just fit a hidden partition, which nothing but luck finds again.
+    // Capacities that just fit a hidden partition, which only luck finds again.
     const Hypergraph hypergraph = random_hypergraph({.vertices = 60, .nets = 80}, random);
     HypergraphSpec spec = {
         .num_parts = 5, .traffic_weight = seed % 2 == 0 ? 0 : 0.3, .effort = 0.2};
@@ -94,7 +94,7 @@ TEST(PartitionHypergraph, IsBetterWithThePartitionsOfNeighbouringTiles) {
   const HypergraphPartition partition = partition_hypergraph(hypergraph, spec);
   const HypergraphQuality quality = evaluate_hypergraph(hypergraph, spec, partition);
   EXPECT_TRUE(quality.feasible);
-  // Every device owning every eighth block and computing its rows receives all earlier keys.
+  // If every device owns every eighth block and computes its rows, it receives all earlier keys.
   HypergraphPartition rows;
   for (std::int32_t b = 0; b < 32; ++b) rows.part.push_back(PartId{b % 8});
   for (std::int32_t q = 0; q < 32; ++q) {
@@ -118,7 +118,7 @@ TEST(PartitionHypergraph, TakesAVertexHeavierThanAPart) {
   const HypergraphSpec spec = {.num_parts = 4, .effort = 0.3};
   EXPECT_TRUE(
       evaluate_hypergraph(hypergraph, spec, partition_hypergraph(hypergraph, spec)).feasible);
-  // With capacities of its own the part that must hold it is over, the others are not.
+  // With capacities given, only the part that must hold the vertex is above its capacity.
   HypergraphSpec tight = spec;
   tight.capacities.assign(IdRange<PartId>(4), {2000, 2000});
   const auto weights = part_weights(hypergraph, 4, partition_hypergraph(hypergraph, tight));

@@ -27,7 +27,7 @@ struct Instance {
         level(finest_level(hypergraph, spec)) {}
 };
 
-// 5 parts: arrays over parts; 40: some nets lists, some arrays; 1000: lists.
+// With 5 parts, nets have arrays; with 40, some have lists and some have arrays; with 1000, lists.
 class HyperStateWith : public testing::TestWithParam<std::int32_t> {};
 
 TEST_P(HyperStateWith, DeltasEqualRecomputation) {
@@ -39,7 +39,7 @@ TEST_P(HyperStateWith, DeltasEqualRecomputation) {
                      random_parts(instance.hypergraph, instance.spec, random));
     for (int step = 0; step < 300; ++step) {
       const VertexId v{static_cast<std::int32_t>(random() % 60)};
-      // Half of the moves join a neighbour, else parts of many hardly ever meet.
+      // Half of the moves join a neighbour, because among many parts others hardly ever meet.
       const PartId to = step % 2 == 0
                             ? state.part(VertexId{static_cast<std::int32_t>(random() % 60)})
                             : PartId{static_cast<std::int32_t>(

@@ -1,4 +1,4 @@
-// Hypergraphs to test on, and the best partition of a tiny one by looking at all.
+// Hypergraphs for tests, and the best partition of a tiny one by exhaustive search.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace contextile {
 
 [[nodiscard]] std::vector<VertexId> pins(std::initializer_list<std::int32_t> vertices);
-// By vertex 0, 1, …; -1: none.
+// Returns parts by vertex 0, 1, …; -1: none.
 [[nodiscard]] IdVector<VertexId, PartId> parts(std::initializer_list<std::int32_t> of_vertices);
 
 struct RandomHypergraph {
@@ -25,16 +25,18 @@ struct RandomHypergraph {
 
 [[nodiscard]] Hypergraph random_hypergraph(const RandomHypergraph& shape, std::mt19937_64& random);
 
-// Causal attention of one sequence: `blocks` vertices with data, a vertex with compute for each
-// tile, a net for each row and column. The last block is a tail of `tail` times the others' size.
+// Returns causal attention of one sequence: `blocks` vertices with data, a vertex with compute for
+// each tile, a net for each row and column. The last block is a tail of `tail` times the size of
+// the others.
 [[nodiscard]] Hypergraph causal_attention(std::int32_t blocks, double tail = 1);
 
-// Uniform parts; fixed vertices where they belong.
+// Returns uniform parts. Fixed vertices are in their parts.
 [[nodiscard]] IdVector<VertexId, PartId> random_parts(const Hypergraph& hypergraph,
                                                       const HypergraphSpec& spec,
                                                       std::mt19937_64& random);
 
-// The lowest objective of all feasible partitions; nothing when there is none. num_parts^vertices.
+// Returns the lowest objective of all feasible partitions, or nothing if there is none. Takes
+// num_parts^vertices steps.
 [[nodiscard]] std::optional<double> best_objective(const Hypergraph& hypergraph,
                                                    const HypergraphSpec& spec);
 

@@ -31,7 +31,7 @@ struct Instance {
                .per_data = 1e-2};
   }
 
-  // What is wrong with a partition, worst first.
+  // Returns the faults of a partition, worst first.
   [[nodiscard]] std::pair<double, std::int64_t> rank(
       const IdVector<VertexId, PartId>& parts) const {
     const HyperState state(level, problem, parts);

@@ -1,4 +1,4 @@
-// The A x P family moves what its originals move: bytes against their published formulas.
+// The A x P family moves the same data as its originals: bytes against their published formulas.
 #include "strategy/axp/axp.h"
 
 #include <fmt/format.h>
@@ -63,7 +63,7 @@ TEST(Zigzag, MovesTheRingsBytes) {
     EXPECT_EQ(device.received_bytes, forward);
   }
   for (const DeviceStats& device : planned.stats.backward->devices) {
-    EXPECT_EQ(device.sent_bytes, 2 * forward);  // dKV in the activation dtype along with KV
+    EXPECT_EQ(device.sent_bytes, 2 * forward);  // dKV in the activation dtype travels along with KV
     EXPECT_EQ(device.received_bytes, 2 * forward);
   }
   EXPECT_LT(planned.stats.forward->compute_imbalance, 1e-2);
@@ -81,7 +81,8 @@ TEST(Zigzag, WiderWireMovesWiderGradients) {
 
 TEST(Ring, LeavesTheLastRankMostOfTheCausalWork) {
   const auto planned = plan_with("ring", {kTokens}, causal(), cluster_of(1, 8));
-  EXPECT_NEAR(planned.stats.forward->compute_overload, 7.0 / 8, 0.01);  // 2R/(R+1)... of the mean
+  // The last rank has (2R-1)/R of the mean.
+  EXPECT_NEAR(planned.stats.forward->compute_overload, 7.0 / 8, 0.01);
 }
 
 TEST(Ring, EveryBlockMovesRoundTheRingThoughFewNeedIt) {
@@ -155,7 +156,7 @@ TEST(Hybrid, SplitsHeadsInsideANodeByDefault) {
   EXPECT_EQ(planned.plan.rounds[0].head_groups, 4);
 }
 
-// Over all ranks it would be ulysses again.
+// Over all ranks it would be ulysses.
 TEST(Hybrid, TriesEveryNumberOfRanksBetweenOneAndAll) {
   AttentionShape shape;
   shape.kv_heads = 8;

@@ -27,8 +27,8 @@ TEST(DoubleRing, MovesTheRingsBytesAndFewerOfThemBetweenNodes) {
   const std::int64_t kv = shape.kv_heads * 2 * shape.head_dim * 2;  // bytes of a token, bf16
   const Workload workload = default_batch_of({tokens / 2, tokens / 2});
   const Cluster cluster = cluster_of(3, 4);
-  // Shares that cross a node boundary: a plain ring crosses three edges in each of 11 steps; rings
-  // inside nodes send every share to two other nodes.
+  // Number of times that shares cross a node boundary: a plain ring crosses three edges in each of
+  // 11 steps; rings inside nodes send every share to two other nodes.
   for (const auto& [inner, crossings] :
        std::map<std::string, std::int64_t>{{"12", 11 * 3}, {"4", 2 * 12}, {"1", 11 * 3}}) {
     SCOPED_TRACE("inner " + inner);

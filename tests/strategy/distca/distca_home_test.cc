@@ -1,4 +1,4 @@
-// distca on tokens that are somewhere already: nothing moves that is there.
+// distca on tokens that are already on some devices: no data moves to where it is.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ Rank home_of(const Workload& workload, std::int64_t token) {
   return kInvalidRank;
 }
 
-// Every other document or so begins with tokens that were computed before.
+// Lets about every other document begin with tokens that were computed earlier.
 void cache_prefixes(Rng& rng, Workload& workload) {
   std::vector<Range> cached;
   for (const Range& sequence : workload.sequences) {
@@ -87,8 +87,8 @@ std::int64_t bytes_of(const DirectionStats& stats, Kind kind) {
   return stats.bytes_by_kind[static_cast<std::size_t>(kind)];
 }
 
-// Every input comes from where it lives, once, to a device that lacks it and computes with it;
-// every result goes home from one that computed it.
+// Checks that every input comes from where it lives, once, to a device that lacks it and computes
+// with it, and that every result goes home from a device that computed it.
 void expect_nothing_needless(const ArrangedRound& round, const ArrangedDirection& direction) {
   std::set<std::tuple<Kind, BlockId, Rank>> used;
   for (const PlacedTile& tile : direction.tiles) {
@@ -139,7 +139,7 @@ TEST(DistcaHome, NoByteMovesThatHomeAlreadyHas) {
   }
 }
 
-// A document's last rows on device 1, their keys cached on device 0 and needed once.
+// The last rows of a document are on device 1; their keys are cached on device 0 and needed once.
 TEST(DistcaHome, CachedKeysComeFromWhereTheyAre) {
   Workload workload = batch_of({4096, 1024});
   workload.home = {{{0, 3072}, Rank{0}}, {{3072, 5120}, Rank{1}}};
@@ -161,8 +161,8 @@ TEST(DistcaHome, TokensWithoutQueriesNeedAHome) {
   EXPECT_NE(reason->find("[0, 100)"), std::string::npos) << *reason;
 }
 
-// The last rows of a document are where the second part is placed, those before them where the
-// first one is.
+// The last rows of a document are where the second part is placed, and the rows before them are
+// where the first part is.
 TEST(DistcaHome, StageHomesOfALaterPartHaveTheRowsOfTheEarlierOne) {
   const StageParts parts = {{{0, {0, 600}}, {1, {0, 400}}}, {{0, {600, 1000}}, {2, {0, 600}}}};
   std::vector<HomeRange> home;
@@ -197,7 +197,7 @@ TEST(DistcaHome, NothingButKeysMovesWhereNothingMigrates) {
   for (const Kind kind : {Kind::kDo, Kind::kDq}) EXPECT_EQ(bytes_of(*stats.backward, kind), 0);
 }
 
-// Half of the documents on each of two devices of four: two of each have to leave.
+// Two of four devices have half of the documents each, so two documents of each have to leave.
 TEST(DistcaHome, EightEqualDocumentsOnHalfOfTheDevicesMoveHalfOfThem) {
   constexpr std::int64_t kLength = 1024;
   Workload workload = batch_of(std::vector<std::int64_t>(8, kLength));
@@ -233,7 +233,7 @@ TEST(DistcaHome, PairsTheRowsOfADeviceFromTheOutsideIn) {
   // Head and tail.
   EXPECT_EQ(items_of(16, {{{0, 3}, Rank{0}}, {{3, 13}, Rank{1}}, {{13, 16}, Rank{0}}}),
             (std::vector<CaItem>{item(0, {0, 3}, {13, 16}), item(1, {3, 8}, {8, 13})}));
-  // A long end beside a short front: what has no partner in front is paired with itself.
+  // A long end and a short front: end rows without a partner in front become a tail alone.
   EXPECT_EQ(items_of(16, {{{0, 3}, Rank{0}}, {{3, 9}, Rank{1}}, {{9, 16}, Rank{0}}}),
             (std::vector<CaItem>{item(0, {0, 3}, {13, 16}), item(0, {9, 9}, {9, 13}),
                                  item(1, {3, 3}, {3, 9})}));
@@ -280,7 +280,7 @@ TEST(DistcaHome, EveryNanoBatchHasAnEqualShareOfEveryDevicesRows) {
   }
 }
 
-// Keys of a document on every device are worth sending to none of them but one.
+// The keys of a document that lies on every device are worth sending to one of them only.
 TEST(DistcaHome, GathersDocumentsThatAreEverywhereWhereThatMovesFewerBytes) {
   Rng rng(3);
   Workload workload = default_batch_of(std::vector<std::int64_t>(64, 4096));
@@ -329,8 +329,8 @@ TEST(DistcaHome, AttentionServersHaveNoTokensAtHome) {
   EXPECT_NE(reason(4)->find("found [1275, 1700) on rank 3"), std::string::npos);
 }
 
-// Llama-8B, TP 8, 16 ranks in two or four stages, of which only the first has documents. Where
-// documents were placed anew over all ranks, nearly all Q, K, V and O went there and back.
+// Llama-8B, TP 8, 16 ranks in two or four stages, of which only the first has documents. Placing
+// the documents again over all ranks would send nearly all Q, K, V and O there and back.
 TEST(DistcaHome, AWarmUpTickMovesOnlyWhatFillsOtherStages) {
   AttentionShape shape;
   shape.q_heads = 4;

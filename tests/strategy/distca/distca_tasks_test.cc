@@ -34,7 +34,8 @@ CaItem item(std::int32_t document, std::int32_t source, std::int32_t server, Ran
   return {document, Rank{source}, Rank{server}, {head, {0, head.end}}, {tail, {0, tail.end}}};
 }
 
-// Long-tailed lengths that fill `tokens`: many short documents, a few of most of a device's share.
+// Returns long-tailed lengths that fill `tokens`: many short documents, and a few of nearly a
+// device's share.
 std::vector<std::int64_t> long_tailed_lengths(Rng& rng, std::int64_t tokens) {
   std::vector<std::int64_t> lengths;
   while (tokens > 0) {
@@ -105,8 +106,8 @@ TEST(DistcaPlacement, GivesEveryDeviceEqualTokensAndEveryRowOneOwner) {
   }
 }
 
-// A document of 16 beside four of 4: device 0 computes 136 pairs, device 1 40; the mean is 88 and
-// two rows from either side of the middle are 34 pairs.
+// One document of 16 tokens and four of 4. Device 0 computes 136 pairs and device 1 computes 40;
+// the mean is 88. Two rows from either side of the middle have 34 pairs.
 TEST(DistcaMigration, MovesTheRowsNearestTheMiddle) {
   std::vector<CaItem> items = place_documents(documents_of({16, 4, 4, 4, 4}), 2);
   MigrationOptions options = plain_options();
@@ -119,8 +120,8 @@ TEST(DistcaMigration, MovesTheRowsNearestTheMiddle) {
 }
 
 TEST(DistcaMigration, UpstreamEndsATurnWhereARefinedMoveGoesOn) {
-  // Device 1 lacks 46.5 pairs: two rows from either side of the middle are 34. Then no pair of rows
-  // of the long document fits, the whole short one does.
+  // Device 1 lacks 46.5 pairs, and two rows from either side of the middle have 34. After that, no
+  // pair of rows of the long document fits, but the whole short one does.
   const std::vector<CaItem> start = {item(0, 0, 0, {0, 8}, {8, 16}), item(1, 0, 0, {0, 1}, {1, 2}),
                                      item(2, 1, 1, {0, 4}, {4, 8}), item(3, 1, 1, {0, 2}, {2, 4})};
   MigrationOptions options = plain_options();
@@ -231,8 +232,8 @@ TEST(DistcaMigration, ChargingForActualKeysMovesFewerBytes) {
 }
 
 TEST(DistcaMigration, ChargesOnlyKeysThatAreNotThereYet) {
-  // Half of document 0, or the inner half of document 1, would balance; device 1 reads all keys of
-  // document 1 for the rows it owns.
+  // Half of document 0, or the inner half of document 1, would restore balance. Device 1 reads all
+  // keys of document 1 for the rows it owns.
   std::vector<CaItem> items = {item(0, 0, 0, {0, 8}, {8, 16}), item(1, 0, 0, {4, 8}, {8, 12}),
                                item(1, 1, 1, {0, 4}, {12, 16})};
   migrate(items, 2, plain_options());
@@ -251,7 +252,7 @@ TEST(DistcaMigration, SplitsATailAloneFromItsFirstRows) {
 }
 
 TEST(DistcaMigration, BalancesWhatAProfileSaysTasksCost) {
-  // Every row costs something beside its pairs.
+  // Every row costs something in addition to its pairs.
   const auto profile = [](std::int64_t q_tokens, std::int64_t kv_tokens) {
     const auto q = static_cast<double>(q_tokens);
     const auto kv = static_cast<double>(kv_tokens);
@@ -292,7 +293,7 @@ TEST(DistcaMigration, FillsServersThatOwnNothing) {
 }
 
 TEST(DistcaVolume, CountsEachKeyOnceForEachServer) {
-  // Rows 6 … 9 of 16 run on device 1 in two items: Q of four rows, keys 0 … 9 once.
+  // Rows 6 … 9 of 16 run on device 1 in two items, which need Q of four rows and keys 0 … 9 once.
   const std::vector<CaItem> items = {item(0, 0, 0, {0, 6}, {10, 16}), item(0, 0, 1, {7, 8}, {8, 9}),
                                      item(0, 0, 1, {6, 7}, {9, 10})};
   const CaVolume volume = forward_volume(items, 2, 100, 10);
@@ -321,7 +322,7 @@ TEST(DistcaPlan, RaisesTheToleranceUntilBuffersFit) {
   const CaPlan limited = plan_tasks(sequences, {}, 8, options).value();
   EXPECT_GT(limited.tolerance, 0.05);
   EXPECT_LE(buffer(limited), options.buffer_limit_bytes);
-  options.migration.tolerance = limited.tolerance - 0.05;  // the try before did not fit
+  options.migration.tolerance = limited.tolerance - 0.05;  // one step earlier did not fit
   options.buffer_limit_bytes = 0;
   EXPECT_GT(buffer(plan_tasks(sequences, {}, 8, options).value()), buffer(unlimited) * 9 / 10);
   options.buffer_limit_bytes = 1;  // documents that are cut send keys even when nothing moves

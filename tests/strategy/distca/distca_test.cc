@@ -22,7 +22,7 @@
 namespace contextile {
 namespace {
 
-// Heads of few dims: what moves is small beside the compute.
+// Heads of few dims make transfers small compared with the compute.
 Workload narrow_batch_of(const std::vector<std::int64_t>& lengths,
                          const std::string& mask = "causal") {
   AttentionShape shape = grouped_heads();
@@ -57,7 +57,7 @@ StrategyRequest random_request(Rng& rng, std::int32_t devices) {
   return request;
 }
 
-// On the first `owners` devices.
+// Gives tokens a home on the first `owners` devices.
 void add_home(Rng& rng, std::int32_t owners, Workload& workload) {
   for (std::int64_t at = 0; at < workload.num_tokens();) {
     const std::int64_t end = std::min(workload.num_tokens(), at + random_between(rng, 1, 150));
@@ -100,7 +100,7 @@ TEST(Distca, IsCausalOnlyHoweverTheMaskIsWritten) {
   }
   EXPECT_FALSE(reason(narrow_batch_of({30, 1, 44}, "sliding_window:44")));
   EXPECT_FALSE(reason(narrow_batch_of({1, 1, 1}, "full")));
-  Workload pieces = narrow_batch_of({30, 6});  // the same pairs in several bands
+  Workload pieces = narrow_batch_of({30, 6});  // has the same pairs in several bands
   const Mask causal = pieces.masks[0].mask;
   pieces.masks[0].mask.bands.clear();
   for (const Range& keys : {Range{0, 11}, Range{11, 36}}) {
@@ -163,7 +163,8 @@ TEST(Distca, RefusesServersWithoutOwnersAndNoNumberOfThem) {
   }
 }
 
-// In each half of the batch one document of most of a device's share, for four devices.
+// Returns lengths that put one document of nearly a device's share, for four devices, in each half
+// of the batch.
 std::vector<std::int64_t> two_uneven_halves() {
   std::vector<std::int64_t> lengths;
   for (int half = 0; half < 2; ++half) {

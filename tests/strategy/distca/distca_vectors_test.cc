@@ -1,4 +1,4 @@
-// Plans of the original system for batches of sampled documents: items, loads and bytes must be the
+// Plans of the original system for batches of sampled documents. Items, loads and bytes must be the
 // same, in the same order.
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ namespace {
 
 using nlohmann::json;
 
-// The file's form of an item's shards: queries and last key of each; one shard for a whole
-// document.
+// Appends an item's shards in the file's form: queries and last key of each, or one shard for a
+// whole document.
 void append_shards(const CaItem& item, std::int64_t length, json& out) {
   if (item.head.queries.begin == 0 && item.tail.queries.end == length &&
       item.head.queries.end == item.tail.queries.begin) {
@@ -139,7 +139,7 @@ TEST_P(DistcaVectors, APlanMovesTheSameBytes) {
       *statistics(
            build_plan(workload, cluster, distca_strategy().arrange(workload, cluster, request)))
            .forward;
-  const std::int64_t lse_bytes =  // one fp32 for each head of a moved row
+  const std::int64_t lse_bytes =  // one fp32 per head of a moved row
       file_["fwd_bytes_q"].get<std::int64_t>() / q_bytes_ * shape.q_heads * 4;
   const auto bytes = [&](Kind kind) {
     return forward.bytes_by_kind[static_cast<std::size_t>(kind)];

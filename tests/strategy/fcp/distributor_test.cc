@@ -17,8 +17,8 @@ namespace {
 using testing::ElementsAre;
 
 TEST(FcpDistributor, PacksShortDocumentsFirstFitByLengthAndCutsLongOnes) {
-  // Documents 7, 3, 25, 4, 6, 2 with blocks of 10: 25 is cut into 10 + 10 + 5; of the others by
-  // length, 7 opens a composite, 6 another, 4 fits the second, 3 the first, 2 a third.
+  // Documents 7, 3, 25, 4, 6, 2 with blocks of 10: 25 is cut into 10 + 10 + 5. The others come by
+  // length: 7 opens a composite, 6 another, 4 fits the second, 3 the first, and 2 opens a third.
   const std::vector<Shard> shards = shard_documents(batch_of({7, 3, 25, 4, 6, 2}), 10);
   ASSERT_EQ(shards.size(), 6U);
   EXPECT_THAT(shards[0].ranges, ElementsAre(Range{10, 20}));
@@ -37,9 +37,9 @@ TEST(FcpDistributor, PacksShortDocumentsFirstFitByLengthAndCutsLongOnes) {
 }
 
 TEST(FcpDistributor, PairsBlocksFromBothEndsOfADocument) {
-  // A causal document of 5 blocks of 10 and one of 2: pairs (0, 4), (1, 3), the middle alone;
-  // (5, 6). Costs 55, 155, 255, 355, 455, then 55, 155; the mean of 3 is 495, so (0, 4) and (1, 3)
-  // at 510 are too heavy.
+  // A causal document of 5 blocks of 10, and one of 2 blocks: pairs (0, 4), (1, 3), the middle
+  // alone, and (5, 6). Costs are 55, 155, 255, 355, 455, then 55, 155. The mean of 3 is 495, so (0,
+  // 4) and (1, 3) at 510 are too heavy.
   const std::vector<Shard> shards = shard_documents(batch_of({50, 20}), 10);
   const auto members = [](const std::vector<ShardUnit>& units) {
     std::vector<std::vector<std::size_t>> result;
@@ -54,8 +54,8 @@ TEST(FcpDistributor, PairsBlocksFromBothEndsOfADocument) {
 }
 
 TEST(FcpDistributor, GivesTheHeaviestUnitToTheLeastLoadedPosition) {
-  // Units by cost, 2 positions of 4 slots: (0, 4) 510 → 0; (1, 3) 510 → 1; 2 255 → 0 (tie);
-  // (5, 6) 210 → 1. Loads 765 and 720.
+  // Units by cost on 2 positions of 4 slots: (0, 4) with 510 → 0; (1, 3) with 510 → 1; 2 with 255 →
+  // 0 (tie); (5, 6) with 210 → 1. Loads are 765 and 720.
   const std::vector<Shard> shards = shard_documents(batch_of({50, 20}), 10);
   const std::vector<PlacedShard> placed =
       place_shards(shards, pair_shards(shards, 2), 2, PlacementLimit{});
@@ -72,7 +72,7 @@ TEST(FcpDistributor, GivesTheHeaviestUnitToTheLeastLoadedPosition) {
 
 TEST(FcpDistributor, TakesAPairApartWhenNoPositionHasTwoSlots) {
   // 5 blocks on 3 positions: 2 slots each. The three documents of one block go first, one to each
-  // position; the pair of the last document then finds only single slots.
+  // position. The pair of the last document then finds only single slots.
   std::vector<Shard> shards(5);
   for (std::size_t s = 0; s < shards.size(); ++s) {
     const auto at = static_cast<std::int64_t>(10 * s);
@@ -89,7 +89,8 @@ TEST(FcpDistributor, TakesAPairApartWhenNoPositionHasTwoSlots) {
 }
 
 TEST(FcpDistributor, TakesAPairApartThatWouldOverloadItsPosition) {
-  // Three pairs of 10 + 6 on two positions, mean 24: a second pair would make 32, its shards 26.
+  // Three pairs of 10 + 6 on two positions with mean 24: a second pair would make 32, its shards
+  // 26.
   std::vector<Shard> shards(6);
   std::vector<ShardUnit> units;
   for (std::size_t s = 0; s < shards.size(); ++s) {

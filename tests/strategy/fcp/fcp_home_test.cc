@@ -1,4 +1,4 @@
-// FCP with data that already lives somewhere: what stays, what moves, when.
+// FCP with data that already lives on devices: which data stays, which moves, and when.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ void add_scattered_home(Workload& workload, std::int32_t num_devices, std::int64
   }
 }
 
-// A few long documents among many short ones, about as many tokens on each of `num_devices`.
+// Returns a few long documents among many short ones, with about as many tokens per device.
 Workload long_tail(std::uint64_t seed, std::int32_t num_devices) {
   Rng rng(seed);
   std::vector<std::int64_t> lengths;
@@ -53,8 +53,8 @@ const ArrangedDirection& direction_of(const ArrangedMask& mask, Direction direct
   return direction == Direction::kForward ? *mask.forward : *mask.backward;
 }
 
-// Whatever the batch, the mask and the layout: inputs never travel to their home nor twice to
-// anybody, results never leave their home.
+// Checks that inputs never travel to their home or twice to one device, and that results never
+// leave their home. This holds for any batch, mask and layout.
 void expect_nothing_moves_that_home_has(const Arrangement& arrangement) {
   const ArrangedRound& round = arrangement.rounds[0];
   for (const ArrangedMask& mask : round.programs) {
@@ -98,7 +98,7 @@ TEST(FcpHome, NoByteMovesThatHomeHas) {
 }
 
 TEST(FcpHome, WhatIsEvenAtHomeStaysThere) {
-  // A document of 3000 tokens on each of 8 devices, cut into blocks that share no multiple with it.
+  // A document of 3000 tokens on each of 8 devices, cut into blocks whose size does not divide it.
   Workload workload = batch_of(std::vector<std::int64_t>(8, 3000));
   add_contiguous_home(workload, 8);
   const Arrangement arrangement =
@@ -108,8 +108,8 @@ TEST(FcpHome, WhatIsEvenAtHomeStaysThere) {
 }
 
 struct HomeShares {
-  double at_home = 0;    // of pairs: on the home of query and key
-  double in_a_home = 0;  // with query and key in one home
+  double at_home = 0;    // share of pairs on the home of query and key
+  double in_a_home = 0;  // share of pairs with query and key in one home
 };
 HomeShares shares_of(const ArrangedRound& round) {
   HomeShares shares;
@@ -153,7 +153,7 @@ TEST(FcpHome, CutsStagesByBytes) {
         workload, cluster_of(2, 8),
         request_with({{"block", "256"}, {"coalesce", fmt::format("{}", coalesce)}}));
     const ArrangedRound& round = arrangement.rounds[0];
-    using Key = std::tuple<bool, Rank, std::int32_t>;  // sends, device, stage that needs it
+    using Key = std::tuple<bool, Rank, std::int32_t>;  // true: sends; device; stage that needs it
     std::map<Key, std::int64_t> bytes;
     std::int32_t last_move = 0;
     std::int32_t first_cast = 1 << 20;

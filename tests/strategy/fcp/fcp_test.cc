@@ -32,12 +32,12 @@ StrategyRequest with(Options options) {
   return request;
 }
 
-// Eight KV heads, so that Ulysses groups have something to split.
+// Returns documents with eight KV heads, so that Ulysses groups have heads to split.
 Workload many_heads_of(const std::vector<std::int64_t>& lengths) {
   return batch_of(lengths, "causal", AttentionShape{});
 }
 
-// Every device holds an equal run of tokens.
+// Gives every device an equal run of tokens.
 void add_contiguous_home(Workload& workload, std::int32_t num_devices) {
   const std::int64_t tokens = workload.num_tokens();
   for (std::int32_t r = 0; r < num_devices; ++r) {
@@ -78,7 +78,7 @@ int largest(const Counts& counts) {
   return result;
 }
 
-// The most blocks a device sends or receives in all: no fewer rounds are possible.
+// Returns the most blocks that a device sends or receives in total: fewer rounds are impossible.
 int largest_degree(const std::pair<Counts, Counts>& counts) {
   std::map<Rank, int> sends;
   std::map<Rank, int> receives;
@@ -291,7 +291,7 @@ TEST(FcpUlysses, MovesHeadsInsideTheGroupAndAnAthOfTheKeysBetweenGroups) {
   };
   const auto q = static_cast<std::size_t>(Kind::kQ);
   const auto o = static_cast<std::size_t>(Kind::kO);
-  const std::int64_t moved = 16384 * 3 / 4;  // tokens times share of heads that leave
+  const std::int64_t moved = 16384 * 3 / 4;  // tokens times the share of heads that leave
   EXPECT_EQ(bytes("1")[q], 0);
   EXPECT_EQ(bytes("4")[q], moved * shape.q_heads * shape.head_dim * 2);
   EXPECT_EQ(bytes("4")[o], moved * shape.q_heads * (shape.head_dim * 2 + 4));

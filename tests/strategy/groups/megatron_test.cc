@@ -26,7 +26,7 @@ const std::vector<std::int64_t> kBlogLengths = {32768, 16384, 8192, 4096, 4096, 
 
 // ------------------------------------------------------------------------------- schedules
 
-// Every sample in exactly one round, on consecutive ranks of one group.
+// Checks that every sample is in exactly one round, on consecutive ranks of one group.
 void expect_every_sample_once(const std::vector<RankSamples>& rounds, std::size_t num_samples) {
   std::vector<int> seen(num_samples);
   for (const RankSamples& round : rounds) {
@@ -76,7 +76,7 @@ TEST(BalancedCp, WorksOnAnyNumberOfRanks) {
 }
 
 TEST(BalancedCp, CountsAllSamplesOfAGrownGroupTheOriginalTheFirst) {
-  // Four ranks take both samples, the two left over join them.
+  // Four ranks take both samples, and the two other ranks join them.
   const std::vector<std::int64_t> lengths = {400, 390};
   const auto repaired = schedule_balanced_cp(lengths, {.num_ranks = 6, .cap_tokens = 100});
   const auto original = schedule_balanced_cp(lengths, {6, 100, UpstreamFaults::kReproduced});
@@ -89,14 +89,14 @@ TEST(BalancedCp, CountsAllSamplesOfAGrownGroupTheOriginalTheFirst) {
 }
 
 TEST(BalancedCp, FailsWhereTheOriginalFailsWhenAskedTo) {
-  // Five of six ranks round up to eight.
+  // The five ranks needed of six round up to eight.
   const std::vector<std::int64_t> lengths = {500, 100};
   const auto rounds = schedule_balanced_cp(lengths, {.num_ranks = 6, .cap_tokens = 100});
   EXPECT_EQ(rounds[0].samples, RankSamples(6, {0}));
   EXPECT_THROW(
       static_cast<void>(schedule_balanced_cp(lengths, {6, 100, UpstreamFaults::kReproduced})),
       InvalidArgument);
-  // Two groups of two leave one rank empty, too few to double a group.
+  // Two groups of two leave one rank empty, which is too few to double a group.
   EXPECT_THROW(static_cast<void>(schedule_balanced_cp(std::vector<std::int64_t>{200, 200},
                                                       {5, 100, UpstreamFaults::kReproduced})),
                InvalidArgument);
@@ -162,7 +162,7 @@ TEST(AlignRounds, CutsTheLastRoundAtTheMiddleAndSpreadsBothParts) {
 
 TEST(DpBalanced, FillsBinsInOrderAndSplitsTheLastOnes) {
   const std::vector<std::int64_t> lengths = {60, 50, 40, 30, 20, 10};
-  // Bins of 100 tokens: {0}, {1, 2}, {3, 4, 5}; two groups need four: 5 gets its own.
+  // Bins of 100 tokens: {0}, {1, 2}, {3, 4, 5}. Two groups need four bins, so 5 gets its own.
   const auto rounds =
       schedule_dp_balanced(lengths, {.context_parallel = 2, .data_parallel = 2, .cap_tokens = 50});
   EXPECT_EQ(rounds, (std::vector<RankSamples>{{{0}, {0}, {1, 2}, {1, 2}},  //
@@ -183,7 +183,8 @@ TEST(MegatronDynamic, RunsTheWorkedExampleAsTwoRoundsOfRings) {
   const VerifyReport report = verify(plan);
   EXPECT_TRUE(report.ok()) << report.violations.front();
   EXPECT_TRUE(report.grouped_launches_ok);
-  // Forward: rings of 8 with 4096 tokens a rank, of 4 with 4096, of 2 with 4096, and none.
+  // Forward has rings of 8, of 4 and of 2 ranks with 4096 tokens per rank; two ranks are then
+  // alone.
   const std::int64_t share = 4096 * 8 * 2 * 128 * 2;
   const PlanStats stats = statistics(plan);
   std::vector<std::int64_t> sent;
@@ -228,7 +229,7 @@ TEST(MegatronPacked, GivesEqualGroupsTheirBins) {
   EXPECT_NE(reason->find("divisor of 4 devices"), std::string::npos) << *reason;
 }
 
-// The most sequences that groups of two ranks attend in a round.
+// Returns the most sequences that groups of two ranks attend in a round.
 std::size_t most_sequences_of_a_pair(const Workload& workload, const std::string& limit) {
   const Arrangement arrangement = megatron_packed_strategy().arrange(
       workload, cluster_of(1, 4),
@@ -254,7 +255,7 @@ TEST(MegatronPacked, GivesAGroupAtMostSoManySequences) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(seed);
-    std::vector<std::int64_t> lengths = {20000};  // room for many of the others
+    std::vector<std::int64_t> lengths = {20000};  // leaves room for many of the others
     for (int i = 0; i < 25; ++i) lengths.push_back(random_between(rng, 1, 2000));
     const Workload workload = default_batch_of(lengths);
     ASSERT_GT(most_sequences_of_a_pair(workload, "0"), 5U);

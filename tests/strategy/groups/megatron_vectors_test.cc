@@ -106,7 +106,7 @@ TEST_F(OriginalOutputs, DpBalancedMakesMegatronsMicroBatches) {
   }
 }
 
-// Token indices of ascending ranges.
+// Returns the token indices of ascending ranges.
 std::vector<std::int64_t> tokens_of(const std::vector<Range>& ranges) {
   std::vector<std::int64_t> tokens;
   for (const Range& range : ranges) {
@@ -137,14 +137,14 @@ TEST_F(OriginalOutputs, ZigzagGivesEveryRankTransformerEnginesTokens) {
 }
 
 TEST_F(OriginalOutputs, ZigzagRanksOneAfterAnotherHoldChunksInTheAllToAllsOrder) {
-  // After the all-to-all a rank has the chunks of rank 0, 1, … in turn: chunk number of every place
-  // is TransformerEngine's order before attention's results are scattered; its inverse is the order
-  // in which gathered chunks are read.
+  // After the all-to-all, a rank has the chunks of rank 0, 1, … one after another. The chunk number
+  // of every place is TransformerEngine's order before it scatters attention's results. The inverse
+  // is the order in which gathered chunks are read.
   if (!load("te_cp_helpers.json")) GTEST_SKIP() << "te_cp_helpers.json is missing";
   for (const Json& c : vectors_["chunk_ids"]) {
     const std::int32_t ranks = c["cp"];
     SCOPED_TRACE(ranks);
-    const Range sequence{0, 2 * ranks};  // a token a chunk
+    const Range sequence{0, 2 * ranks};  // one token per chunk
     std::vector<std::int64_t> gathered;
     for (const auto& ranges : rank_ranges(TokenLayout::kZigzag, {&sequence, 1}, ranks)) {
       for (const std::int64_t chunk : tokens_of(ranges)) gathered.push_back(chunk);
@@ -159,9 +159,9 @@ TEST_F(OriginalOutputs, ZigzagRanksOneAfterAnotherHoldChunksInTheAllToAllsOrder)
 }
 
 TEST_F(OriginalOutputs, ClippedChunksHoldTransformerEnginesRealTokens) {
-  // Sequences padded to `padded` tokens whose first `real` are real: the real tokens of a rank's
-  // two chunks. Ours pads each sequence only as far as its chunks need, so the cases are those
-  // whose padding is exactly that.
+  // Sequences are padded to `padded` tokens, of which the first `real` are real; compared are the
+  // real tokens of a rank's two chunks. Contextile pads each sequence only as far as its chunks
+  // need, so only cases with exactly that padding are compared.
   if (!load("te_cp_helpers.json")) GTEST_SKIP() << "te_cp_helpers.json is missing";
   int compared = 0;
   for (const Json& c : vectors_["cu_seqlens_on_cp_rank"]) {
@@ -184,8 +184,8 @@ TEST_F(OriginalOutputs, ClippedChunksHoldTransformerEnginesRealTokens) {
   report_compared(compared);
 }
 
-// The keys a query chunk attends, from the tiles of a plan: what TransformerEngine's all-gather
-// slices out of the gathered keys.
+// Compares the keys that a query chunk attends in the tiles of a plan with the keys that
+// TransformerEngine's all-gather slices out of the gathered keys.
 TEST_F(OriginalOutputs, QueryChunksAttendTheKeysTransformerEngineSlices) {
   if (!load("te_cp_helpers.json")) GTEST_SKIP() << "te_cp_helpers.json is missing";
   int compared = 0;
@@ -199,7 +199,7 @@ TEST_F(OriginalOutputs, QueryChunksAttendTheKeysTransformerEngineSlices) {
     spec.rule = !c["causal"].get<bool>() ? MaskSpec::Rule::kFull
                 : window < 0             ? MaskSpec::Rule::kCausal
                                          : MaskSpec::Rule::kSlidingWindow;
-    if (window >= 0) spec.window = window + 1;  // theirs does not count the token itself
+    if (window >= 0) spec.window = window + 1;  // their window does not count the token itself
     if (spec.rule == MaskSpec::Rule::kFull && window >= 0) continue;
     const Range sequence{0, length};
     const Mask mask = build_mask(spec, {&sequence, 1});

@@ -147,7 +147,7 @@ TEST(MagiCasts, StagesPartitionAnyKeysInOrder) {
       tokens[staged[i].stage] += staged[i].tokens.size();
     }
     EXPECT_EQ(merged(again), merged(keys));
-    EXPECT_EQ(tokens.rbegin()->first + 1, std::ssize(tokens));  // only last stages are empty
+    EXPECT_EQ(tokens.rbegin()->first + 1, std::ssize(tokens));  // only the last stages may be empty
     EXPECT_LT(tokens.rbegin()->first, rule.stages);
     const std::int64_t element =
         std::max(rule.element_tokens, (total + rule.max_elements - 1) / rule.max_elements);
@@ -157,7 +157,7 @@ TEST(MagiCasts, StagesPartitionAnyKeysInOrder) {
   }
 }
 
-// How often a rank gets each row of K and V: [rank][token].
+// Number of times that a rank receives each row of K and V: [rank][token].
 using Copies = std::vector<std::vector<int>>;
 
 // Calls visit(token) for every token of a block.
@@ -168,7 +168,7 @@ void for_each_token(const Blocking& blocks, BlockId block, const Visit& visit) {
   }
 }
 
-// Once what the rank's queries attend and others own, row by row.
+// Returns 1 for every row that the rank's queries attend and another rank owns.
 Copies needed_copies(const ArrangedRound& round, std::size_t mask, const Copies& none) {
   std::vector<Rank> owner_of(none.front().size());
   std::vector<Rank> worker_of(none.front().size());
@@ -193,7 +193,7 @@ Copies needed_copies(const ArrangedRound& round, std::size_t mask, const Copies&
   return needed;
 }
 
-// Without what a relay only passes on.
+// Counts received rows, except those that a relay only passes on.
 Copies received_copies(const ArrangedRound& round, std::size_t mask, const Copies& none) {
   const ArrangedDirection& forward = *round.programs[mask].forward;
   std::set<std::pair<Rank, BlockId>> attended;
@@ -270,7 +270,8 @@ TEST(Magi, GivesEveryRankEquallyManyChunks) {
   EXPECT_LE(statistics(plan).token_imbalance, 11 * 100 * 8 / 8200.0 - 1);  // ceil(82 / 8) chunks
 }
 
-// A chunk is cut where windows of later chunks begin: once or twice, however long the document.
+// A chunk is cut where windows of later chunks begin, which is once or twice, however long the
+// document.
 TEST(Magi, CutsFewBlocksOfLongDocuments) {
   for (const char* mask : {"causal", "sliding_window:4096", "lambda:64,4096",
                            "causal_blockwise:256,2,1", "shared_question:0.2,4"}) {
@@ -281,8 +282,8 @@ TEST(Magi, CutsFewBlocksOfLongDocuments) {
   }
 }
 
-// Pages of a cache dealt to ranks in turn: a block has what one of them holds of a piece of a
-// chunk.
+// Pages of a cache are dealt to the ranks round-robin. A block has the tokens that one of them
+// holds of a piece of a chunk.
 TEST(Magi, CutsNoBlocksForInterleavedHomes) {
   for (const std::int64_t page : {1, 16}) {
     for (const char* mask : {"causal", "sliding_window:1000", "lambda:64,500"}) {
@@ -291,7 +292,8 @@ TEST(Magi, CutsNoBlocksForInterleavedHomes) {
         workload.home.push_back({{at, at + page}, Rank{static_cast<std::int32_t>(at / page % 4)}});
       }
       const Arrangement arrangement = arrange(workload, cluster_of(1, 4), {});
-      // Two pieces of each of 32 chunks, one more where the sink ends, by four owners.
+      // Each of 32 chunks has two pieces, one chunk has a third where the sink ends, and there are
+      // four owners.
       EXPECT_LE(arrangement.rounds[0].blocks.num_blocks(), (2 * 32 + 1) * 4) << mask;
     }
   }
@@ -304,7 +306,7 @@ TEST(Magi, RelaysCrossEachNodeBoundaryOnce) {
     const Arrangement arrangement =
         arrange(workload, cluster, {.stages = stages, .hierarchical = true});
     const ArrangedRound& round = arrangement.rounds[0];
-    std::set<BlockId> crossed;  // two nodes: each block crosses one boundary at most
+    std::set<BlockId> crossed;  // there are two nodes, so each block crosses at most one boundary
     std::int64_t rows = 0;
     for (const Transfer& t : round.programs[0].forward->transfers) {
       if (t.src.value / 8 == t.dst.value / 8) continue;
@@ -313,7 +315,7 @@ TEST(Magi, RelaysCrossEachNodeBoundaryOnce) {
       rows += round.blocks.num_tokens(t.block);
     }
     EXPECT_LE(rows, workload.num_tokens());
-    std::map<BlockId, int> back;  // gradients, added up on the relay, once a stage
+    std::map<BlockId, int> back;  // gradients, added up on the relay, once per stage
     for (const Transfer& t : round.programs[0].backward->transfers) {
       if (t.kind == Kind::kDkv && t.src.value / 8 != t.dst.value / 8) ++back[t.block];
     }

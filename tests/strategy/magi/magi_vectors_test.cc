@@ -32,7 +32,8 @@ using Partition = std::vector<std::vector<std::size_t>>;
 
 class MagiOutputs : public OriginalOutputs {};
 
-// One sequence: the originals' masks are of the whole batch, whatever its documents.
+// Returns a workload of one sequence, because the originals' masks cover the whole batch, whatever
+// its documents.
 Workload workload_of(const Json& c) {
   std::vector<Slice> slices;
   for (const Json& range : c["ranges"]) {
@@ -45,7 +46,7 @@ Workload workload_of(const Json& c) {
   return workload;
 }
 
-// Chunks of a rank, for every rank.
+// Returns the chunks of every rank.
 Partition partition_of(const std::vector<Rank>& workers, std::int32_t num_ranks) {
   Partition partition(static_cast<std::size_t>(num_ranks));
   for (std::size_t c = 0; c < workers.size(); ++c) partition[workers[c].index()].push_back(c);
@@ -57,7 +58,7 @@ struct Algorithm {
   double top_p = 0;
 };
 
-// By the name in the files; nothing for those we lack.
+// Returns the algorithm with that name in the files, or nothing if Contextile does not have it.
 std::optional<Algorithm> algorithm_of(const std::string& name) {
   constexpr std::string_view kTopp = "topp_heap_";
   if (name == "min_heap") return Algorithm{};
@@ -70,7 +71,9 @@ TEST_F(MagiOutputs, ChunksHaveMagiAttentionsSize) {
   if (!load("magi_chunk_size.json")) GTEST_SKIP() << "magi_chunk_size.json is missing";
   int compared = 0;
   for (const Json& c : vectors_["cases"]) {
-    if (c.value("refused", false)) continue;  // ours leaves ranks without tokens
+    if (c.value("refused", false))
+      continue;  // refused by the original: Contextile leaves ranks
+                 // without tokens
     SCOPED_TRACE(c.dump());
     const Json& requested = c["requested_chunk"];
     EXPECT_EQ(magi_chunk_tokens(c["tokens"], c["cp"],
@@ -107,7 +110,7 @@ TEST_F(MagiOutputs, ChunksHaveMagiAttentionsAreasAndRanks) {
   report_compared(compared);
 }
 
-// A case of magi_cast.json with the original's own partition, arranged by us.
+// A case of magi_cast.json with the original's own partition, arranged by Contextile.
 struct CastCase {
   explicit CastCase(const Json& c) : workload(workload_of(c)), num_ranks(c["cp"]) {
     chunks = magi_chunks(workload.num_tokens(), c["chunk"]);
@@ -129,7 +132,7 @@ struct CastCase {
                 std::vector<std::int64_t>(static_cast<std::size_t>(columns)));
   }
 
-  // Arranged, with a plan that verifies.
+  // Arranges the case and verifies the plan.
   [[nodiscard]] ArrangedRound arranged() const {
     const Arrangement arrangement =
         arrange_chunks(workload, cluster, chunks, workers, options, true);
@@ -210,8 +213,9 @@ TEST_F(MagiOutputs, PairsAreComputedInMagiAttentionsStages) {
   }
 }
 
-// Rows of the three steps of the hierarchical group-cast: [rank][sender], senders of the second by
-// node, of the others by place in the node. What a relay passes on to itself counts.
+// Rows of the three steps of the hierarchical group-cast: [rank][sender]. Senders of the second
+// step are nodes, those of the others places in the node. Rows that a relay passes on to itself
+// count.
 struct HierarchicalRows {
   Rows pre_intra;
   Rows inter;
@@ -241,8 +245,8 @@ HierarchicalRows rows_of_steps(const CastCase& one, const ArrangedRound& round) 
   return rows;
 }
 
-// What crosses to a node, by the relay: the original sends a row again for every stage in which a
-// rank of the node needs it, ours keeps it on the relay.
+// Returns the rows that cross to a node, by relay. The original sends a row again for every stage
+// in which a rank of the node needs it, while Contextile keeps it on the relay.
 Rows distinct_rows_across(const CastCase& one, const Json& stage_ranges) {
   const std::int32_t places = one.cluster.devices_per_node;
   std::vector<std::vector<Range>> needed(static_cast<std::size_t>(one.cluster.nodes));

@@ -29,7 +29,8 @@ std::int32_t largest_degree(const std::vector<BipartiteEdge>& edges) {
   return largest;
 }
 
-// Every edge has a colour in range, edges with a common end differ, and there are Δ colours.
+// Checks that every edge has a colour in range, edges with a common end differ, and there are Δ
+// colours.
 void expect_proper(const std::vector<BipartiteEdge>& edges, const EdgeColoring& coloring) {
   ASSERT_EQ(coloring.num_colors, largest_degree(edges));
   ASSERT_EQ(coloring.colors.size(), edges.size());
@@ -87,7 +88,7 @@ TEST(Coloring, CompleteGraphsNeedOneColorAVertex) {
   }
 }
 
-// Where greedy colouring in edge order would need a third colour.
+// Greedy colouring in edge order would need a third colour here.
 TEST(Coloring, FindsTwoColorsOfAPathGivenInABadOrder) {
   const std::vector<BipartiteEdge> edges = {{0, 0}, {1, 1}, {1, 0}};
   const EdgeColoring coloring = color_edges(edges, 2, 2);

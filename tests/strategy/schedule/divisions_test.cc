@@ -90,7 +90,8 @@ TEST(Divisions, APairMovesItsShareADivision) {
   const ArrangedDirection arranged = f.schedule({.divisions = 4});
   std::map<std::int32_t, int> moved;
   for (const Transfer& t : arranged.transfers) ++moved[t.need_stage];
-  EXPECT_EQ(moved, (std::map<std::int32_t, int>{{1, 2}, {2, 2}, {3, 4}}));  // the rest comes last
+  // The last division moves the rest.
+  EXPECT_EQ(moved, (std::map<std::int32_t, int>{{1, 2}, {2, 2}, {3, 4}}));
 }
 
 TEST(Divisions, ARelayHasTheUnitADivisionEarlier) {

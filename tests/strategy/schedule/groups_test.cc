@@ -13,7 +13,7 @@
 namespace contextile {
 namespace {
 
-// Stages at which every device computes.
+// Returns the stages at which every device computes.
 std::map<std::int32_t, std::set<std::int32_t>> stages_of(const ArrangedDirection& direction) {
   std::map<std::int32_t, std::set<std::int32_t>> stages;
   for (const PlacedTile& tile : direction.tiles) stages[tile.device.value].insert(tile.stage);
@@ -39,7 +39,7 @@ TEST(ArrangeGroups, RunsARanksItemsOneAfterAnother) {
   EXPECT_EQ(forward.at(0), (std::set<std::int32_t>{0, 1, 4, 5, 6}));
   EXPECT_EQ(forward.at(1), (std::set<std::int32_t>{0, 1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(forward.at(2), (std::set<std::int32_t>{4, 5, 6}));
-  // Backward a ring first fetches: 1 + 2 stages, two local ones, 1 + 3.
+  // In backward a ring fetches first: 1 + 2 stages, two local ones, 1 + 3.
   const auto backward = stages_of(*programs.backward);
   EXPECT_EQ(backward.at(0), (std::set<std::int32_t>{1, 2, 6, 7, 8}));
   EXPECT_EQ(backward.at(1), (std::set<std::int32_t>{1, 2, 3, 4, 6, 7, 8}));
@@ -79,7 +79,7 @@ TEST(ArrangeGroups, GivesEveryRoundTheMaskOfItsTokens) {
 TEST(CrossesSequences, NamesTheMaskThatDoes) {
   Workload workload = batch_of({10, 20});
   EXPECT_FALSE(crosses_sequences(workload));
-  // One band over both sequences that stays inside each: every token attends itself.
+  // One band covers both sequences and stays inside each: every token attends itself.
   workload.masks.push_back({"own", 1, {{{{0, 30}, {0, 30}, 0, 0}}}});
   EXPECT_FALSE(crosses_sequences(workload));
   workload.masks.push_back({"before", 1, {{{{0, 30}, {0, 30}, -1, 0}}}});

@@ -80,7 +80,7 @@ TEST(InOrder, ForwardRunsLocalRowsFirstAndThenThoseThatReceiveLeast) {
   EXPECT_EQ(keys.launch_stage, row - 1);
   EXPECT_EQ(keys.need_stage, row);
 
-  Example two;  // rows 0 and 1 on device 0: the second receives less and goes first
+  Example two;  // rows 0 and 1 on device 0: the second receives less, so it goes first
   two.tile(0, 2, 0, 10);
   two.tile(0, 3, 0, 10);
   two.tile(1, 2, 0, 20);
@@ -115,8 +115,8 @@ TEST(InOrder, ARelayHasWhatItPassesOn) {
 TEST(InOrder, BackwardBeginsWithColumnsWhoseGradientsTravelFurthest) {
   Example example(Direction::kBackward);
   example.tile(0, 0, 0, 10);  // stays
-  example.tile(0, 2, 0, 10);  // to the device beside it
-  example.tile(0, 3, 0, 10);  // to the other node; keys are at hand
+  example.tile(0, 2, 0, 10);  // to the other device of the node
+  example.tile(0, 3, 0, 10);  // to the other node; keys are there already
   example.route(Kind::kDkv, 2, 0, 1);
   example.route(Kind::kDkv, 3, 0, 2);
   const ArrangedDirection out = example.schedule({.stages = 2});
@@ -130,7 +130,7 @@ TEST(InOrder, BackwardBeginsWithColumnsWhoseGradientsTravelFurthest) {
   EXPECT_EQ(gradient->src.value, 0);
   EXPECT_EQ(gradient->dst.value, 2);
   EXPECT_EQ(gradient->launch_stage, 1);
-  EXPECT_GT(gradient->need_stage, 2);  // nobody stops for it
+  EXPECT_GT(gradient->need_stage, 2);  // no device waits for it
 }
 
 TEST(InOrder, AColumnWaitsForItsInputs) {

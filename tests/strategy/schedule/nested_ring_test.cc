@@ -36,7 +36,7 @@ std::vector<Hop> hops_of(const std::vector<Transfer>& transfers, Kind kind) {
 }
 
 TEST(NestedRing, KeysGoRoundTheirInnerRingWhileTheNextRingGetsThem) {
-  // Two rings of three, keys of place 1 in ring 0, hand-computed.
+  // Two rings of three with keys of place 1 in ring 0, computed by hand.
   std::vector<Transfer> transfers;
   ring_of(6, 3).relay_forward(BlockId{0}, GroupId{0}, 1, 10, transfers);
   EXPECT_EQ(hops_of(transfers, Kind::kKv),
@@ -80,8 +80,8 @@ TEST(NestedRing, EveryPositionMeetsAllKeysOnceAStep) {
   }
 }
 
-// Simulates one block: keys are where they are used when they are used, and gradients of all
-// positions that hold a share end at home.
+// Simulates one block. Keys must be where they are used in time, and gradients of all positions
+// that hold a share must end at home.
 TEST(NestedRing, KeysArriveInTimeAndGradientsEndAtHome) {
   for (const auto& [size, inner] : shapes()) {
     for (std::int32_t home = 0; home < size; ++home) {
@@ -92,8 +92,8 @@ TEST(NestedRing, KeysArriveInTimeAndGradientsEndAtHome) {
         const auto holds = [every](std::int32_t p) { return p % every == 0; };
         std::vector<Transfer> backward;
         ring.relay_backward(BlockId{0}, GroupId{0}, home, 3, holds, backward);
-        std::map<std::int32_t, std::int32_t> has_keys{{home, 0}};  // position → from which stage
-        std::map<std::int32_t, std::set<std::int32_t>> gathered;   // position → shares it has
+        std::map<std::int32_t, std::int32_t> has_keys{{home, 0}};  // position → first stage
+        std::map<std::int32_t, std::set<std::int32_t>> gathered;  // position → shares that it has
         std::map<std::size_t, std::set<std::int32_t>> cargo;
         const std::int32_t end = 3 + ring.backward_stages();
         for (std::int32_t stage = 0; stage <= end; ++stage) {

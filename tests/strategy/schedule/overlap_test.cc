@@ -66,7 +66,7 @@ TEST(Overlap, LocalTilesHideWhatArrives) {
 
 TEST(Overlap, TilesWhoseResultsTravelRunBeforeLocalOnes) {
   Example example;
-  example.tile(2, 2, 1, 10);  // stays
+  example.tile(2, 2, 1, 10);  // the result stays
   example.tile(0, 2, 1, 10);  // queries come, the result goes back
   example.routes.push_back({Kind::kQ, BlockId{0}, GroupId{0}, Rank{1}, Rank{0}});
   example.routes.push_back({Kind::kO, BlockId{0}, GroupId{0}, Rank{1}, Rank{0}});
@@ -74,7 +74,7 @@ TEST(Overlap, TilesWhoseResultsTravelRunBeforeLocalOnes) {
   example.routes.push_back({Kind::kKv, BlockId{1}, GroupId{0}, Rank{1}, Rank{0}});
   const ArrangedDirection out = example.schedule({.stages = 3});
   const auto stage = stages(out);
-  EXPECT_EQ(stage.at({2, 2}), 0);  // nothing else has what it needs
+  EXPECT_EQ(stage.at({2, 2}), 0);  // no other tile has its inputs
   EXPECT_LT(stage.at({0, 2}), stage.at({2, 1}));
   for (const Transfer& transfer : out.transfers) {
     if (transfer.kind == Kind::kO) {

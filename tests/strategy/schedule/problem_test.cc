@@ -40,7 +40,8 @@ struct Example {
   }
 };
 
-// "kv 0.1>3": the unit of kv of block 0 and group 1 to device 3, all by their owners.
+// Returns routes as text. "kv 0.1>3" is the unit of kv of block 0 and group 1 to device 3. All go
+// by their owners.
 std::string routes_of(const ScheduleProblem& problem) {
   std::string text;
   for (const UnitRoute& route : problem.routes) {

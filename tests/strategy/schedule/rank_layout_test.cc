@@ -49,7 +49,8 @@ TEST(RankLayout, EveryTokenGoesToExactlyOneRank) {
 TEST(RankLayout, ZigzagGivesChunksRAndItsMirror) {
   const std::vector<Range> sequences = {{0, 16}, {16, 24}};
   const auto ranks = rank_ranges(TokenLayout::kZigzag, sequences, 2);
-  EXPECT_EQ(ranks[0], (std::vector<Range>{{0, 4}, {12, 18}, {22, 24}}));  // 12-16 and 16-18 touch
+  // The chunks 12-16 and 16-18 are adjacent.
+  EXPECT_EQ(ranks[0], (std::vector<Range>{{0, 4}, {12, 18}, {22, 24}}));
   EXPECT_EQ(ranks[1], (std::vector<Range>{{4, 12}, {18, 22}}));
 }
 
@@ -61,7 +62,8 @@ TEST(RankLayout, ZigzagClipsThePaddedChunksOfOddSequences) {
 }
 
 TEST(RankLayout, PerDocumentDealsRemaindersOnFromDocumentToDocument) {
-  // 2 ranks, 4 parts. 6 = 1+1+1+1 and two extras to parts 0, 1; 7 = 1+1+1+1 and three to 2, 3, 0.
+  // With 2 ranks there are 4 parts. 6 = 1+1+1+1 and two extras to parts 0, 1; 7 = 1+1+1+1 and three
+  // to parts 2, 3, 0.
   const std::vector<Range> sequences = {{0, 6}, {6, 13}};
   const auto ranks = rank_ranges(TokenLayout::kPerDocument, sequences, 2);
   EXPECT_EQ(ranks[0], (std::vector<Range>{{0, 2}, {5, 8}, {11, 13}}));

@@ -16,7 +16,7 @@
 namespace contextile {
 namespace {
 
-// Blocks owned by devices in turn, on nodes of two, with random tiles.
+// Blocks owned by devices round-robin, on nodes of two devices, with random tiles.
 struct RandomProblem {
   Blocking blocks;
   std::vector<Rank> owners;
@@ -46,7 +46,7 @@ struct RandomProblem {
         direction);
   }
 
-  // The route as one that looks through all of them finds it.
+  // Finds the route by looking through all of them.
   [[nodiscard]] std::size_t scan(Kind kind, BlockId block, GroupId group, Rank device) const {
     for (std::size_t r = 0; r < problem.routes.size(); ++r) {
       const UnitRoute& route = problem.routes[r];

@@ -12,7 +12,7 @@ namespace contextile {
 namespace {
 
 // Three devices on one node; blocks of 1000 tokens, block b owned by owners[b]. A unit of keys or
-// queries of a block takes a port 10 us.
+// queries of a block occupies a port for 10 us.
 struct Example {
   Blocking blocks;
   std::vector<Rank> owners{Rank{0}, Rank{0}, Rank{1}, Rank{2}};
@@ -26,7 +26,7 @@ struct Example {
     cluster.nodes = 1;
     cluster.devices_per_node = 3;
     cluster.nics_per_node = 1;
-    cluster.intra_gbytes_per_s = 6.4;  // 64 bytes a token of K and V
+    cluster.intra_gbytes_per_s = 6.4;  // 64 bytes per token of K and V
   }
   void tile(std::int32_t q, std::int32_t kv, std::int32_t device, double us) {
     tiles.push_back({BlockId{q}, BlockId{kv}, GroupId{0}, Rank{device}, 0, 100});
@@ -81,15 +81,15 @@ TEST(Timeline, LocalTilesHideWhatArrives) {
   EXPECT_EQ(out.transfers[0].need_stage, 1);
 }
 
-// One port sends to two devices, a unit a slot: the one with work of its own can wait.
+// One port sends to two devices, one unit per slot. The device with work of its own can wait.
 TEST(Timeline, DevicesThatWouldStarveAreServedFirst) {
   Example example;
   example.tile(2, 2, 1, 30);  // device 1 has 30 us of its own
   example.tile(2, 0, 1, 10);
   example.route(Kind::kKv, 0, 1, 0);
-  example.tile(3, 1, 2, 40);  // device 2 has nothing
+  example.tile(3, 1, 2, 40);  // device 2 has no such work
   example.route(Kind::kKv, 1, 2, 0);
-  const ArrangedDirection out = example.schedule({.slots = 4});  // of 10 us
+  const ArrangedDirection out = example.schedule({.slots = 4});  // slots of 10 us
   EXPECT_EQ(transfer_of(out, Kind::kKv, 1, 2).launch_stage, 0);
   EXPECT_EQ(stage_of(out, 3, 1), 1);
   EXPECT_EQ(transfer_of(out, Kind::kKv, 0, 1).launch_stage, 1);
@@ -117,7 +117,7 @@ TEST(Timeline, RelaysPassOnWhatTheyHave) {
   example.tile(3, 0, 2, 40);
   example.route(Kind::kKv, 0, 1, 0);
   example.route(Kind::kKv, 0, 2, 1);  // through device 1, which has no tile of it
-  example.route(Kind::kQ, 1, 1, 0);   // nobody needs it: does not move
+  example.route(Kind::kQ, 1, 1, 0);   // no tile needs it: does not move
   const ArrangedDirection out = example.schedule({.slots = 4});
   ASSERT_EQ(out.transfers.size(), 2U);
   const Transfer first = transfer_of(out, Kind::kKv, 0, 1);
