@@ -6,9 +6,9 @@
 
 namespace contextile::cuda {
 
-// Elements of 16 bits in rows of tokens and heads, and the box of them that one copy brings:
-// columns innermost, then heads, then tokens, 16 bytes of a row changing places as the 128-byte
-// swizzle has it. What a box has beyond the rows is zeros.
+// Describes elements of 16 bits in rows of tokens and heads, and the box of them that one copy
+// brings. A box has columns innermost, then heads, then tokens; the pieces of 16 bytes of a row
+// change places as in the 128-byte swizzle. The part of a box beyond the rows is zeros.
 struct BoxSource {
   const void* data = nullptr;  // at a multiple of 16 bytes, as are the strides
   std::int32_t cols = 0;
@@ -21,8 +21,8 @@ struct BoxSource {
   std::int32_t box_tokens = 0;
 };
 
-// The same as the device reads it (CUtensorMap); only its driver knows how. What orders reading it
-// behind writing it works on 128 bytes.
+// The same as the device reads it (CUtensorMap); only the device's driver knows the format. The
+// fence that orders a read of the map after its write works on 128 bytes.
 struct alignas(128) BoxMap {
   std::byte opaque[128] = {};
 };

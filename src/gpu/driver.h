@@ -1,7 +1,8 @@
 // A device as the executor's parts see it: memory, streams whose work runs in order, events between
-// them, launches. One implementation drives a GPU, another records and runs on the CPU in tests.
+// them, launches. One implementation drives a GPU; another, for tests, records the work and runs it
+// on the CPU.
 //
-// Nothing here waits for the device but `synchronize` and `read`.
+// Only `synchronize` and `read` wait for the device.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ struct Rows {
   std::int64_t stride_bytes = 0;
 };
 
-// What a launch reads and writes; a place it adds to is in both.
+// The memory that a launch reads and writes. Memory that it adds to is in both lists.
 struct Access {
   std::vector<Rows> reads;
   std::vector<Rows> writes;
@@ -54,69 +55,74 @@ struct Grid {
   std::int32_t shared_bytes = 0;  // dynamic
 };
 
-// Calls of several threads may run side by side, those that name one stream one after another.
-// Throws DeviceError.
+// A device. Several threads may call it at the same time, except that calls that name the same
+// stream must come one after another. Throws DeviceError.
 class Driver {
  public:
   virtual ~Driver() = default;
 
-  // "NVIDIA H200", …
+  // The name that the driver reports, for example "NVIDIA H200".
   [[nodiscard]] virtual std::string_view device_name() const = 0;
 
-  // Aligned to 256 bytes. `free` waits for no work: what used the memory must be done.
+  // Memory is aligned to 256 bytes. `free` does not wait: all work that uses the memory must be
+  // done.
   [[nodiscard]] virtual std::byte* allocate(std::int64_t bytes) = 0;
   virtual void free(std::byte* memory) noexcept = 0;
-  // Memory that exists for work on the stream from here on, and up to here.
+  // Allocates memory for the work given to the stream from here on; `free_on` frees it after the
+  // work given to the stream so far.
   [[nodiscard]] virtual std::byte* allocate_on(Stream stream, std::int64_t bytes) = 0;
   virtual void free_on(Stream stream, std::byte* memory) = 0;
 
   [[nodiscard]] virtual Stream create_stream() = 0;
-  // A stream of another library of this device by its handle (CUstream; null: the default one). It
-  // stays theirs; the same one has the same name every time.
+  // Returns the name of a stream that another library created on this device, by its handle
+  // (CUstream; null: the default stream). The other library keeps owning it. The same handle always
+  // has the same name.
   [[nodiscard]] virtual Stream adopt_stream(void* native) = 0;
   [[nodiscard]] virtual Event create_event() = 0;
-  // The event stands for all work on the stream up to here; work on a stream after `wait` begins
-  // when that is done. An event may be recorded again: waits are for what was recorded last.
+  // `record` makes the event stand for all work given to the stream so far. Work given to a stream
+  // after `wait` begins when that work is done. An event may be recorded again; `wait` refers to
+  // the latest recording.
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait(Stream stream, Event event) = 0;
 
-  // In the order of the stream. `from` is read before `write` returns.
+  // These four run in the order of the stream. `from` is read before `write` returns.
   virtual void write(Stream stream, std::byte* to, std::span<const std::byte> from) = 0;
-  // Rows of one length in all: as many bytes on both sides.
+  // Copies rows of one length: both sides have the same row length and number of rows.
   virtual void copy(Stream stream, const Rows& to, const Rows& from) = 0;
   virtual void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) = 0;
-  // `arguments` is the kernel's only parameter, read before `launch` returns; `access` is asked
-  // only by drivers that check the order of work.
+  // Launches a kernel. `arguments` is the kernel's only parameter and is read before `launch`
+  // returns. Only drivers that check the order of work call `access`.
   virtual void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
                       const std::function<Access()>& access) = 0;
 
-  // Whether kernels of a module can be launched.
+  // Returns true if kernels of the module can be launched.
   [[nodiscard]] virtual bool has_module(std::string_view module) const = 0;
   [[nodiscard]] virtual BoxMap map_boxes(const BoxSource& source) = 0;
 
-  // From here on the stream's work is kept instead of done, as is that of every stream that waits
-  // for an event of it. One capture at a time. Until it ends, nothing may wait for such a stream or
-  // event, nor may a stream that takes part wait for work before the capture. What is allocated on
-  // a captured stream belongs to the graph and stays until that is freed; what is written to it is
-  // kept with it.
+  // From here on, the stream's work is kept instead of done, and so is the work of every stream
+  // that waits for an event of it. There is one capture at a time. Until it ends, nothing may wait
+  // for such a stream or event, and a stream that takes part may not wait for work from before the
+  // capture. Memory that is allocated on a captured stream belongs to the graph and stays until the
+  // graph is freed; data that is written to a captured stream is kept with the graph.
   virtual void begin_capture(Stream stream) = 0;
-  // The stream has waited for what the others that take part hold.
+  // Ends the capture. The stream must have waited for the work of all other streams that take part.
   [[nodiscard]] virtual Graph end_capture(Stream stream) = 0;
-  // Ends a capture that is of no use, whatever state it is in; nothing where there is none.
+  // Ends a capture that is of no use, in whatever state it is. Does nothing if there is no capture.
   virtual void drop_capture(Stream stream) noexcept = 0;
-  // All that was captured, as one piece of work of the stream.
+  // Launches all work that was captured as one piece of work of the stream.
   virtual void launch_graph(Stream stream, Graph graph) = 0;
-  // Its work that was given to streams is done, or ordered before what these are given now.
+  // Frees a graph. Its launches must be done, or be ordered before all work given to streams from
+  // now on.
   virtual void free_graph(Graph graph) noexcept = 0;
 
-  // Whether everything that the event stands for is done.
+  // Returns true if all work that the event stands for is done.
   [[nodiscard]] virtual bool is_done(Event event) = 0;
-  // Makes the device the calling thread's, for other libraries.
+  // Makes this device the calling thread's current one, for other libraries.
   virtual void enter() = 0;
-  // The stream as other libraries of the device know it (CUstream).
+  // Returns the stream as other libraries of the device know it (CUstream).
   [[nodiscard]] virtual void* native(Stream stream) = 0;
 
-  // Waits for the stream. `read` does, and then copies.
+  // `synchronize` waits for the stream. `read` waits for it and then copies.
   virtual void synchronize(Stream stream) = 0;
   virtual void read(Stream stream, std::span<std::byte> to, const std::byte* from) = 0;
 };
@@ -131,7 +137,7 @@ struct RankStreams {
   Stream moves;
 };
 
-// Bytes in device memory for work on one stream, freed behind it.
+// Device memory for work on one stream. It is freed after the work given to the stream so far.
 class StreamMemory {
  public:
   StreamMemory(Driver& driver, Stream stream, std::int64_t bytes)

@@ -1,4 +1,4 @@
-// The functions of CUDA's driver, by its library.
+// The functions of CUDA's driver, loaded from its shared library.
 #pragma once
 
 #include <dlfcn.h>
@@ -12,8 +12,8 @@
 
 namespace contextile::cuda {
 
-// The driver's interface as far as it is used, from its manual (CUDA Driver API). Names carry the
-// version of the symbol.
+// The part of the driver's interface that is used here, from its manual (CUDA Driver API). Names
+// carry the version of the symbol.
 using Result = int;
 using DevicePointer = unsigned long long;  // NOLINT(google-runtime-int): the driver's type
 struct Copy2D {
@@ -36,13 +36,13 @@ struct Copy2D {
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
-constexpr unsigned kNonBlocking = 1;              // a stream beside the default one
+constexpr unsigned kNonBlocking = 1;              // a stream independent of the default one
 constexpr unsigned kNoTiming = 2;                 // an event without a clock
-constexpr int kRelaxed = 2;                       // a capture that forbids other calls nothing
+constexpr int kRelaxed = 2;                       // a capture that forbids no other calls
 constexpr int kNotCaptured = 0;                   // status of a stream
 constexpr int kDynamicShared = 8;                 // attribute of a function
 constexpr int kReleaseThreshold = 4;              // attribute of a memory pool
-constexpr std::size_t kPinnedBytes = 256 * 1024;  // least chunk of memory for writes
+constexpr std::size_t kPinnedBytes = 256 * 1024;  // smallest chunk of memory for writes
 
 // Functions of the library, looked up when it is opened.
 class Library {

@@ -1,4 +1,4 @@
-// cuTensorMapEncodeTiled as the driver's manual has it: the map of a BoxSource.
+// Makes the map of a BoxSource by cuTensorMapEncodeTiled, as the driver's manual describes it.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@ using EncodeMap = int (*)(void* map, int type, std::uint32_t rank, void* data,
                           const std::uint32_t* box, const std::uint32_t* every, int interleave,
                           int swizzle, int promotion, int fill);
 
-// Returns the driver's result.
+// Writes the map of `source` to `map` and returns the driver's result.
 [[nodiscard]] inline int encode_map(EncodeMap encode, const BoxSource& source, BoxMap& map) {
   constexpr int kElementsOf16Bits = 1;
   constexpr int kNotInterleaved = 0;
   constexpr int kSwizzle128 = 3;
-  constexpr int kPromote256 = 3;  // bytes that the second-level cache fetches
+  constexpr int kPromote256 = 3;  // bytes fetched into the second-level cache
   constexpr int kFillZeros = 0;
   const std::array sizes = {static_cast<std::uint64_t>(source.cols),
                             static_cast<std::uint64_t>(source.heads),

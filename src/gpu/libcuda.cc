@@ -82,7 +82,7 @@ class GpuDriver : public Driver {
         cuda_.free_host(chunk.memory);
       }
     }
-    cuda_.release_context(device_);  // modules go with it
+    cuda_.release_context(device_);  // unloads the modules as well
   }
   GpuDriver(const GpuDriver&) = delete;
   GpuDriver& operator=(const GpuDriver&) = delete;
@@ -188,7 +188,7 @@ class GpuDriver : public Driver {
               const std::function<Access()>& /*access*/) override {
     select();
     const auto mine = turn();
-    void* argument = const_cast<std::byte*>(arguments.data());  // read alone
+    void* argument = const_cast<std::byte*>(arguments.data());  // the driver only reads it
     const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
     check(grid.kernel, cuda_.launch(function(grid), size(grid.blocks_x), size(grid.blocks_y), 1,
                                     size(grid.threads), 1, 1, size(grid.shared_bytes),
@@ -271,13 +271,14 @@ class GpuDriver : public Driver {
   }
 
  private:
-  // Page-locked memory from which a write goes to the device, and when that is done.
+  // Page-locked memory from which a write goes to the device, and the event that says it is free
+  // again.
   struct Chunk {
     void* memory = nullptr;
     std::size_t bytes = 0;
     void* free = nullptr;  // an event
   };
-  // What was captured, and what it reads and writes that is nobody else's.
+  // An executable graph, and the memory and chunks that only it reads and writes.
   struct KeptGraph {
     void* executable = nullptr;
     std::vector<std::byte*> memory = {};
@@ -289,7 +290,7 @@ class GpuDriver : public Driver {
   };
   struct Function {
     void* handle = nullptr;
-    std::int32_t shared_bytes = 0;  // that it is set up for
+    std::int32_t shared_bytes = 0;  // set as the kernel's limit so far
   };
 
   void check(std::string_view call, Result result) const {
@@ -299,8 +300,8 @@ class GpuDriver : public Driver {
     throw DeviceError(fmt::format("{}: {}: {} (CUDA error {})", name_.empty() ? "cuda" : name_,
                                   call, text, result));
   }
-  // Calls of several threads into one capture come one after another: a graph that is made is not
-  // the driver's to keep consistent. Nobody waits for anybody where there is none.
+  // Serializes calls of several threads into one capture, because the driver does not protect a
+  // graph under construction. Without a capture the lock is not taken and no call waits.
   [[nodiscard]] std::unique_lock<std::mutex> turn() {
     std::unique_lock lock(capture_mutex_, std::defer_lock);
     if (is_capturing_) lock.lock();
@@ -312,7 +313,8 @@ class GpuDriver : public Driver {
     check("cuStreamIsCapturing", cuda_.is_capturing(handle(stream), &status));
     return status != kNotCaptured;
   }
-  // Streams give no memory in a capture; what it needs lives as long as its graph.
+  // Allocates outside of streams, because they give no memory in a capture. The memory lives as
+  // long as its graph.
   [[nodiscard]] std::byte* allocate_in_capture(std::int64_t bytes) {
     std::byte* const memory = allocate(bytes);
     const std::lock_guard lock(mutex_);
@@ -324,7 +326,8 @@ class GpuDriver : public Driver {
     const std::lock_guard lock(mutex_);
     return graph_memory_.contains(memory);
   }
-  // Needs the lock and the device. Freeing memory waits for work that uses it.
+  // Frees everything a graph keeps. Needs the lock and the device. Freeing memory waits for work
+  // that uses it.
   void give_back(KeptGraph& kept) noexcept {
     if (kept.executable != nullptr) cuda_.destroy_executable(kept.executable);
     for (std::byte* memory : kept.memory) {
@@ -337,10 +340,10 @@ class GpuDriver : public Driver {
     }
     kept = {};
   }
-  // Each thread names the device before it uses it.
+  // Makes the device current; each thread must do so before it uses the device.
   void select() const { check("cuCtxSetCurrent", cuda_.set_context(context_)); }
 
-  // Memory that streams give back stays for the next that ask.
+  // Lets the device's pool keep the memory that streams free, for the next allocations.
   void keep_memory() {
     void* pool = nullptr;
     check("cuDeviceGetDefaultMemPool", cuda_.default_pool(&pool, device_));
@@ -408,7 +411,8 @@ class GpuDriver : public Driver {
     }
     return new_chunk(std::max(bytes, kPinnedBytes));
   }
-  // A graph keeps its chunks, so they are no larger than what it uploads.
+  // Makes a chunk of exactly this size: a graph keeps its chunks, so they should not be larger than
+  // what it uploads.
   [[nodiscard]] Chunk new_chunk(std::size_t bytes) const {
     Chunk chunk{nullptr, bytes, new_event()};
     check("cuMemHostAlloc", cuda_.allocate_host(&chunk.memory, chunk.bytes, 0));
@@ -434,11 +438,11 @@ class GpuDriver : public Driver {
   void* context_ = nullptr;
   std::mutex mutex_;
   std::vector<void*> modules_;
-  std::vector<std::string> names_;  // of them
+  std::vector<std::string> names_;  // names of modules_, in order
   std::map<std::string, Function> functions_;
   std::vector<OpenStream> streams_;
   std::vector<void*> events_;
-  std::vector<Chunk> chunks_;  // that nobody writes to
+  std::vector<Chunk> chunks_;  // that no call is filling
   std::mutex capture_mutex_;
   std::atomic<bool> is_capturing_ = false;
   KeptGraph capture_;  // what the capture under way needs

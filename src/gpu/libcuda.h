@@ -1,5 +1,5 @@
-// NVIDIA GPUs by the driver's library, which is loaded when a device is opened: nothing of CUDA is
-// needed to build, install or run without one.
+// NVIDIA GPUs through the driver's library, which is loaded when a device is opened. So nothing of
+// CUDA is needed to build, install or run Contextile without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,24 @@ namespace contextile::cuda {
 
 struct DeviceOptions {
   std::int32_t ordinal = 0;
-  // Kernels are in FOLDER/MODULE.ARCHITECTURE.cubin, as scripts/cuda-kernels leaves them.
+  // Folder of the kernels: FOLDER/MODULE.ARCHITECTURE.cubin, as scripts/cuda-kernels writes them.
   std::string folder;
   std::vector<std::string> modules;
-  // Modules that are loaded where they are compiled for the device.
+  // Modules that are loaded only if they have been compiled for the device.
   std::vector<std::string> optional_modules = {};
-  // The driver's library; empty: that of the system.
+  // File of the driver's library; empty: the system's own.
   std::string library;
 };
-// How many this machine has. Throws as open_device does.
+// Returns the number of devices of this machine, 0 if the driver does not start. Throws as
+// open_device does.
 [[nodiscard]] std::int32_t count_devices(const std::string& library);
 
-// "sm_80", "sm_90a" or "sm_100": what is compiled and runs on a device of that compute capability.
-// Throws InvalidArgument naming the capability where nothing does.
+// Returns "sm_80", "sm_90a" or "sm_100": the architecture whose compiled code runs on a device of
+// that compute capability. Throws InvalidArgument naming the capability if none does.
 [[nodiscard]] std::string_view compiled_architecture(std::int32_t major, std::int32_t minor);
 
-// Throws InvalidArgument where there is no driver library, no such device or no kernels for it,
-// DeviceError where the driver reports an error.
+// Throws InvalidArgument if there is no driver library, no such device or no kernels for it, and
+// DeviceError if the driver reports an error.
 [[nodiscard]] std::unique_ptr<Driver> open_device(const DeviceOptions& options);
 
 }  // namespace contextile::cuda

@@ -1,5 +1,6 @@
-// The driver's library, by one that is a CPU (support/fake_libcuda.cc): whether every function is
-// found and called as its manual says. CONTEXTILE_FAKE_LIBCUDA is its file.
+// Tests the code that calls the driver's library against a library that emulates a device on the CPU
+// (support/fake_libcuda.cc). It checks that every function is found and called as its manual says.
+// CONTEXTILE_FAKE_LIBCUDA is the emulator's file.
 #include "gpu/libcuda.h"
 
 #include <gmock/gmock.h>
@@ -78,7 +79,7 @@ TEST_F(FakeGpu, RunsPlansWithTheBitsOfTheHost) {
   }
 }
 
-// By maps that the driver makes, from the same launches as those of mma.
+// The maps come from the driver; the launches are the same as those of mma.
 TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
   put("wgmma",
       "\x7f"
@@ -107,8 +108,8 @@ TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
   EXPECT_EQ(run_plan(plan, run).masks.at(0).result_bits, expected.masks.at(0).result_bits);
 }
 
-// Calls of both directions, the first of each captured and the others replayed, inputs written
-// between them. By wgmma every call makes lists and maps, which its graph keeps.
+// Calls of both directions: the first of each is captured and the others are replayed, with inputs
+// written between them. With wgmma every call makes lists and maps, which its graph keeps.
 TEST_F(FakeGpu, ReplaysCallsWithTheBitsOfTheHost) {
   put("wgmma",
       "\x7f"
@@ -140,8 +141,8 @@ TEST_F(FakeGpu, ReplaysCallsWithTheBitsOfTheHost) {
   }
 }
 
-// Memory and uploads of a capture live as long as its graph; what it forbids is an error, behind
-// which the device goes on.
+// Memory and uploads of a capture live as long as its graph. Calls that a capture forbids are
+// errors, after which the device still works.
 TEST_F(FakeGpu, CapturesKeepWhatTheyNeed) {
   const std::unique_ptr<Driver> gpu = open_device(options());
   const Stream stream = gpu->create_stream();
@@ -167,7 +168,7 @@ TEST_F(FakeGpu, CapturesKeepWhatTheyNeed) {
   const Graph graph = gpu->end_capture(stream);
   EXPECT_EQ(read(), (std::array<std::byte, 4>{}));
   for (int turn = 0; turn < 2; ++turn) {
-    gpu->write(stream, memory, std::array<std::byte, 4>{});  // not from what the graph reads
+    gpu->write(stream, memory, std::array<std::byte, 4>{});  // not a chunk that the graph reads
     gpu->launch_graph(stream, graph);
     EXPECT_EQ(read(), ones);
   }
