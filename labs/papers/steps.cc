@@ -7,7 +7,8 @@
 namespace contextile {
 
 const std::string kStepsAreModelled =
-    "Steps are modelled (docs/training-steps.md): linear layers at half of the peak, TP collectives "
+    "Steps are modelled (docs/training-steps.md): linear layers at half of the peak, TP "
+    "collectives "
     "not overlapped, gradients overlapped with linear layers; attention simulated from verified "
     "plans. Nothing is measured on GPUs.";
 

@@ -116,8 +116,8 @@ TEST_F(Reference, HelpOfManyOptionsCountsThoseItLeavesOut) {
   };
   const std::size_t left_out = num_options(full_help("plan")) - num_options(help);
   EXPECT_GT(left_out, 0U);
-  EXPECT_THAT(help, HasSubstr(fmt::format("\n{} more options: contextile plan --help-all\n",
-                                          left_out)));
+  EXPECT_THAT(help,
+              HasSubstr(fmt::format("\n{} more options: contextile plan --help-all\n", left_out)));
   EXPECT_THAT(output({"help"}), HasSubstr("\nPlan and look:\n"));
 }
 

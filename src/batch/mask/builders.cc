@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "contextile/mask.h"
 #include "batch/mask/mask_text.h"
+#include "contextile/mask.h"
 
 namespace contextile {
 namespace {

@@ -82,10 +82,25 @@ TEST(HttpHead, KeepsToTheLimitsOfFieldsAndBodies) {
 
 // Heads made of pieces that matter: either refused with a status, or of one meaning.
 TEST(HttpHead, TakesAnyBytes) {
-  const std::vector<std::string> pieces = {
-      "GET ", "POST ", "/", "/health", " HTTP/1.1", "\r\n", "\n", "\r", ":", " ", "Host: x",
-      "Content-Length: 5", "Content-Length: 99999999999999999999", "Transfer-Encoding: chunked",
-      std::string(1, '\0'), "\xff", "a", ";", "\t"};
+  const std::vector<std::string> pieces = {"GET ",
+                                           "POST ",
+                                           "/",
+                                           "/health",
+                                           " HTTP/1.1",
+                                           "\r\n",
+                                           "\n",
+                                           "\r",
+                                           ":",
+                                           " ",
+                                           "Host: x",
+                                           "Content-Length: 5",
+                                           "Content-Length: 99999999999999999999",
+                                           "Transfer-Encoding: chunked",
+                                           std::string(1, '\0'),
+                                           "\xff",
+                                           "a",
+                                           ";",
+                                           "\t"};
   std::mt19937 random(7);
   for (int i = 0; i < 100'000; ++i) {
     std::string head;
