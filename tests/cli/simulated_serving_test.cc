@@ -76,7 +76,7 @@ TEST_F(SimulatedServing, OptionsChangeWhatTheySay) {
   EXPECT_GT(run({}).at("hit_rate").get<double>(), 0.1);
   EXPECT_EQ(run({"--no-share-prefixes"}).at("hit_rate").get<double>(), 0);
   EXPECT_GT(run({"--kv-tokens", "32K"}).at("preemptions").get<int>(), 0);
-  EXPECT_GT(run({"--max-waiting", "1"}).at("refused").get<int>(), 0);
+  EXPECT_GT(run({"--max-waiting", "1", "--max-running", "2"}).at("refused").get<int>(), 0);
 }
 
 TEST_F(SimulatedServing, SaysWhereNothingFits) {

@@ -416,7 +416,7 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
   add_size<std::int32_t>(app, "--max-running", options.engine.max_running, 1,
                          {"N", "requests that are computed at a time", ""});
   add_size<std::int32_t>(app, "--max-waiting", options.engine.max_waiting, 1,
-                         {"N", "requests that wait; more are answered 429", ""});
+                         {"N", "requests that wait until others end; more are answered 429", ""});
   add_size<std::int32_t>(app, "--step-tokens", options.engine.max_step_tokens, 1,
                          {"N", "tokens of a step; longer prompts are computed in chunks", ""});
   add_toggle(app, "share-prefixes", "keep what prompts begin with for later ones", "share",

@@ -148,7 +148,8 @@ TEST(ServingSimulation, MoreLoadIsNoFaster) {
 TEST(ServingSimulation, RefusesWhatFindsNoPlaceToWait) {
   const std::vector<TraceRequest> trace(5, {.prompt_tokens = 30, .output_tokens = 4});
   EngineOptions engine = engine_of(100, 32);
-  engine.max_waiting = 2;
+  engine.max_running = 1;
+  engine.max_waiting = 1;  // besides the one that can begin at once
   const ServingSimulation found = simulate_serving(trace, engine, simple_cost);
   EXPECT_EQ(found.num_refused(), 3);
   EXPECT_EQ(found.stats.num_output_tokens, 8);
