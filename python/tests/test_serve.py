@@ -239,12 +239,17 @@ def test_texts_are_cut_as_by_tokenizers(make_tokenizer, tmp_path):
     texts = TEXTS + ["".join(source.choices(PIECES, k=source.randrange(2, 12))) for _ in range(300)]
     with serve(tmp_path) as server:
         answers = [server.ask("POST", "/tokenize", json.dumps({"prompt": text})) for text in texts]
+        bare = server.ask("POST", "/tokenize", '{"prompt": "the end", "add_special_tokens": false}').json()["tokens"]
         choice = server.complete(prompt="the", max_tokens=100, ignore_eos=True).json()["choices"][0]
     if tokenizer.decoder is not None:
         assert choice["text"] == tokenizer.decode(choice["token_ids"])
+    prefix = tokenizer.encode("").ids
+    assert bare == tokenizer.encode("the end", add_special_tokens=False).ids
     wrong = []
     for text, answer in zip(texts, answers, strict=True):
-        expected = tokenizer.encode(text).ids
+        # The beginning-of-text token is not put before a text that begins with it.
+        plain = tokenizer.encode(text, add_special_tokens=False).ids
+        expected = plain if plain[: len(prefix)] == prefix else prefix + plain
         found = answer.json().get("tokens", answer.body)
         if found != expected:
             wrong.append(f"{text!r}: expected {expected}, found {found}")
