@@ -26,7 +26,8 @@ std::string text_of(std::span<const Setting> settings) {
   return text;
 }
 
-// The settings in such a text; what a peer may have sent instead gives any number of any.
+// Returns the settings in such a text. Any other text that a peer may have sent gives some
+// settings, too.
 Pairs pairs_of(std::string_view text) {
   const auto next = [&] {
     const std::size_t end = std::min(text.find('\0'), text.size());
@@ -42,7 +43,7 @@ Pairs pairs_of(std::string_view text) {
   return pairs;
 }
 
-// The texts of all ranks, which may differ in length.
+// Returns the texts of all ranks, which may differ in length.
 std::vector<std::string> gather_texts(Transport& transport, const std::string& mine) {
   const auto size = static_cast<std::int64_t>(mine.size());
   std::int64_t longest = 0;
@@ -64,7 +65,7 @@ std::vector<std::string> gather_texts(Transport& transport, const std::string& m
   return texts;
 }
 
-// Speaks of the first setting that a rank has otherwise than rank 0.
+// Describes the first setting in which a rank differs from rank 0; nothing if there is none.
 std::optional<std::string> difference_of(std::string_view who,
                                          const std::vector<std::string>& texts) {
   const Pairs first = pairs_of(texts[0]);
@@ -88,7 +89,7 @@ std::optional<std::string> difference_of(std::string_view who,
 void let_all_look(Transport& transport) {
   try {
     barrier(transport);
-  } catch (const TransportError&) {  // what was found out matters more than who is lost meanwhile
+  } catch (const TransportError&) {  // the difference matters more than ranks lost meanwhile
   }
 }
 

@@ -1,4 +1,4 @@
-// What the ranks of a group must have alike.
+// Checks settings that all ranks of a group must share.
 #pragma once
 
 #include <span>
@@ -14,14 +14,14 @@ struct Setting {
   std::string value;
 };
 
-// Collective. Throws InvalidArgument on all ranks, with the same words, unless they have the same
+// Collective. Throws InvalidArgument on all ranks, with the same text, unless they have the same
 // settings: "run: expected the same repeats on all ranks, found 1 on rank 0 and 3 on rank 2".
 void check_same_settings(Transport& transport, std::string_view who,
                          std::span<const Setting> settings);
 
-// For what every rank has found out by the same messages and is about to throw: returns when all
-// have come so far, or cannot any more. Who throws at once ends the group, and the others would
-// hear of it while they still look.
+// For an error that every rank has found from the same messages and is about to throw. Returns when
+// all ranks have come this far or can no longer come. A rank that throws at once ends the group,
+// and the others would hear of that while they still look.
 void let_all_look(Transport& transport);
 
 }  // namespace contextile

@@ -1,5 +1,5 @@
-// A transport that passes every call on: what times, counts or delays another overrides what it
-// changes.
+// A transport that passes every call on. A transport that times, counts or delays another one
+// derives from it and overrides the calls that it changes.
 #pragma once
 
 #include <cstdint>

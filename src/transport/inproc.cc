@@ -12,7 +12,8 @@
 namespace contextile {
 namespace {
 
-// What the ranks of one run threw, in the order of time.
+// Keeps the first exception that a rank of a run threw. An echo of another rank's failure is
+// rethrown only if no cause was thrown.
 class Failures {
  public:
   void add(std::exception_ptr exception, bool is_echo) {
@@ -47,13 +48,13 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
   }
 }
 
-// run(transport) on one thread for each end of a group, joined.
+// Calls run(transport) on one thread for each end of a group and joins the threads.
 template <typename Ends, typename Run>
 void run_threads(Ends& group, const Run& run) {
   std::vector<std::thread> threads;
   try {
     for (auto& transport : group) threads.emplace_back([&run, &transport] { run(transport); });
-  } catch (...) {  // no more threads to be had: the ranks that run must not wait for the others
+  } catch (...) {  // no more threads can be had: the ranks that run must not wait for the others
     for (std::size_t r = threads.size(); r < group.size(); ++r) {
       group[r]->abort("a thread for this rank could not be started");
     }

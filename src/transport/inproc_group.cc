@@ -67,7 +67,8 @@ std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
   return launch->ticket;
 }
 
-// Meets the oldest waiting other end of the pair, or queues. Needs the lock.
+// Matches the posted end with the oldest waiting one of the other side, or queues it. Needs the
+// lock.
 void InprocGroup::post(const EndOfLaunch& posted, std::vector<Transfer>& ready) {
   const bool is_send = posted.end().is_send;
   const Rank rank = posted.launch->rank;
@@ -194,7 +195,7 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
   for (const std::int64_t moved : launch->moved) mover_->wait(rank, moved);
 }
 
-// An end that can never move because the peer is gone and has not posted its side.
+// Returns an end that can never move because its peer is gone and has not posted its side, or null.
 const PostedEnd* InprocGroup::abandoned_end(const Launch& launch) const {
   for (const PostedEnd& end : launch.ends) {
     if (!end.matched && ranks_[end.peer.index()]->left) return &end;

@@ -28,29 +28,31 @@ class GroupFailed : public TransportError {
   using TransportError::TransportError;
 };
 
-// How bytes get from one rank's memory to another's: at once, or by work on devices that ranks
+// Moves bytes from one rank's memory to another's: at once, or by work on devices that the ranks
 // order among themselves. Tokens are the mover's own.
 class SegmentMover {
  public:
   virtual ~SegmentMover() = default;
-  // As a rank launches `num_ends` messages: what its memory is ready behind.
+  // Called when a rank launches `num_ends` messages. Returns a token for the work after which the
+  // rank's memory is ready.
   virtual std::int64_t ready(Rank rank, std::int64_t num_ends) = 0;
-  // Once both ends are posted, without the group's lock, on either end's thread or another one.
-  // Returns behind what the bytes have moved.
+  // Called once both ends are posted, without the group's lock, on the thread of either end or
+  // another one. Returns a token for the work after which the bytes have moved.
   virtual std::int64_t move(const PostedEnd& send, std::int64_t send_ready, Rank receiver,
                             const PostedEnd& recv, std::int64_t recv_ready) = 0;
-  // As a rank waits for a launch, for each of its ends: what it does next is behind `moved`.
+  // Called when a rank waits for a launch, once for each of its ends. The rank's next work runs
+  // after `moved`.
   virtual void wait(Rank rank, std::int64_t moved) = 0;
 };
 
-// Messages wait in one FIFO per ordered pair of ranks until both ends are posted; then whoever came
-// second copies, or the delay thread does later.
+// The group. Messages wait in one FIFO per ordered pair of ranks until both ends are posted. Then
+// the thread that posted the second end copies, or the delay thread does later.
 //
 // Invariant: no copy that touches a rank's memory is under way or will start once `fail`, `leave`,
 // or a throwing `launch` or `wait` of that rank has returned. A rank may then free its buffers.
 class InprocGroup {
  public:
-  // Copies in this process's memory unless there is another mover.
+  // Copies in this process's memory unless another mover is given.
   InprocGroup(std::int32_t num_ranks, const InprocOptions& options,
               std::unique_ptr<SegmentMover> mover = nullptr);
   ~InprocGroup();
@@ -60,9 +62,10 @@ class InprocGroup {
   [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(ranks_.size()); }
   std::int64_t launch(Rank rank, std::span<const Message> sends, std::span<const Message> recvs);
   void wait(Rank rank, std::int64_t ticket);
-  // `rank` gives up; the first failure of a group is the one everybody hears of.
+  // Makes `rank` give up. The first failure of a group is the one that all ranks hear of.
   void fail(Rank rank, std::string_view reason);
-  // `rank` will not be heard of again. With launches it never waited for, that is a failure.
+  // Says that `rank` will not be heard of again. If it never waited for a launch, that is a
+  // failure.
   void leave(Rank rank);
   [[nodiscard]] std::vector<OpenTransfer> open_transfers(Rank rank) const;
   [[nodiscard]] std::int64_t sent_bytes(Rank rank) const;
@@ -75,10 +78,10 @@ class InprocGroup {
   struct Launch {
     Rank rank;
     std::int64_t ticket = 0;
-    std::int64_t ready = 0;     // by the mover
+    std::int64_t ready = 0;     // the mover's token
     std::int64_t num_open = 0;  // ends that have not moved
     std::vector<PostedEnd> ends;
-    std::vector<std::int64_t> moved;  // of every end, by the mover
+    std::vector<std::int64_t> moved;  // the mover's token of every end
   };
   struct EndOfLaunch {
     std::shared_ptr<Launch> launch;
@@ -128,7 +131,7 @@ class InprocGroup {
   [[nodiscard]] const PostedEnd* abandoned_end(const Launch& launch) const;
 
   const InprocOptions options_;
-  const std::unique_ptr<SegmentMover> mover_;  // null: copies
+  const std::unique_ptr<SegmentMover> mover_;  // null: copies in memory
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<Channel> channels_;  // [src][dst]
@@ -137,7 +140,7 @@ class InprocGroup {
   Rank failed_rank_;
   std::string failure_;
 
-  // Delay thread; unused without delays.
+  // State of the delay thread; unused without delays.
   Rng delay_rng_;
   std::priority_queue<DelayedTransfer> delayed_;
   std::uint64_t next_order_ = 0;

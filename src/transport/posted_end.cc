@@ -56,7 +56,7 @@ std::string open_ends(std::span<const PostedEnd> ends) {
       break;
     }
     if (!text.empty()) text += ", ";
-    if (end.segments.empty()) {  // only a barrier sends messages of nothing
+    if (end.segments.empty()) {  // only a barrier sends messages without segments
       text += fmt::format("barrier signal {} rank {}", end.is_send ? "to" : "from", end.peer.value);
     } else {
       text += fmt::format("{} rank {} ({} bytes)", end.is_send ? "send to" : "receive from",

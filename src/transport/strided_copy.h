@@ -1,4 +1,4 @@
-// Copying between lists of strided segments that are cut differently, at once or in pieces.
+// Copies between lists of strided segments that are cut differently, at once or in pieces.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace contextile {
 
-// Walks the bytes of a segment list as contiguous runs. Refers to the list.
+// Walks the bytes of a segment list as contiguous runs. Keeps a reference to the list.
 class SegmentCursor {
  public:
   explicit SegmentCursor(std::span<const Segment> segments) : segments_(segments) { skip_empty(); }
 
   [[nodiscard]] bool done() const { return segment_ == segments_.size(); }
   [[nodiscard]] std::byte* data() const;
-  // Bytes from data() that stand side by side.
+  // Number of contiguous bytes from data() on.
   [[nodiscard]] std::int64_t run_bytes() const;
   void advance(std::int64_t bytes);  // at most run_bytes()
 
-  // The next bytes (no more than there are) to or from memory in one piece.
+  // Copy the next bytes (no more than there are) to or from contiguous memory.
   void read(std::byte* to, std::int64_t bytes);
   void write(const std::byte* from, std::int64_t bytes);
 

@@ -18,7 +18,7 @@ std::vector<std::vector<std::byte>> all_gather(Transport& transport,
   const auto bytes = static_cast<std::int64_t>(mine.size());
   std::vector<std::vector<std::byte>> all(static_cast<std::size_t>(size),
                                           std::vector<std::byte>(mine.begin(), mine.end()));
-  // Segments are mutable for the receiving side's sake; the own row serves as the memory to send.
+  // Segments are mutable because receives write them, so this rank's own row is the memory to send.
   std::byte* const own = all[transport.rank().index()].data();
   std::vector<Message> sends;
   std::vector<Message> recvs;
@@ -33,7 +33,7 @@ std::vector<std::vector<std::byte>> all_gather(Transport& transport,
   return all;
 }
 
-// Dissemination: after step s everybody has heard, directly or not, of 2^(s+1) ranks.
+// Uses dissemination: after step s every rank has heard, directly or not, of 2^(s+1) ranks.
 void barrier(Transport& transport) {
   const std::int32_t size = transport.size();
   for (std::int32_t distance = 1; distance < size; distance *= 2) {

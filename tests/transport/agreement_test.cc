@@ -1,4 +1,4 @@
-// Settings that all ranks of a group must share.
+// Tests of settings that all ranks of a group must share.
 #include "transport/agreement.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,8 @@ using ::testing::StartsWith;
 
 using Settings = std::vector<Setting>;
 
-// What each of four ranks says of its settings; each gives up at once when it has something to say.
+// Returns the error that each of four ranks finds in its settings. A rank gives up at once if it
+// finds one.
 std::vector<std::string> said_by_ranks(const std::function<Settings(Rank)>& settings_of,
                                        const InprocOptions& options = {}) {
   std::vector<std::string> said(4);

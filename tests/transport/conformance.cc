@@ -28,7 +28,7 @@ std::span<const ConformanceCase> conformance_cases() {
 }
 
 std::string run_case(const ConformanceCase& tested, const MakeTransport& make) {
-  std::string first;  // turns go on after a failure: the peers make the next group, too
+  std::string first;  // later turns still run after a failure: the peers make the next group, too
   for (std::int32_t turn = 0; turn < tested.num_turns; ++turn) {
     std::string text;
     const std::unique_ptr<Transport> transport = make(tested.timeout);

@@ -1,5 +1,5 @@
-// What every transport must do, as cases that all ranks of a group run together. Ranks tell each
-// other nothing but by the transport, so they may be threads or processes of one machine.
+// The requirements on every transport, as cases that all ranks of a group run together. Ranks
+// communicate only through the transport, so they may be threads or processes of one machine.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace contextile {
 
-// Thrown by a case on a rank where the transport did something else than it must.
+// Thrown by a case on a rank if the transport does not do what it must.
 class ConformanceFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -24,8 +24,8 @@ class ConformanceFailure : public std::runtime_error {
 
 struct ConformanceCase {
   std::string_view name;  // a sentence in PascalCase
-  // Sizes of the groups of threads it is worth running on. It runs on any group of at least
-  // sizes[0] ranks: those it has no use for return at once.
+  // Sizes of the groups of threads that are worth running. The case runs on any group of at least
+  // sizes[0] ranks; ranks that it does not need return at once.
   std::vector<std::int32_t> sizes;
   std::int32_t num_turns = 1;                 // each on a fresh group
   std::chrono::milliseconds timeout{30'000};  // the group's
@@ -35,7 +35,7 @@ struct ConformanceCase {
 
 [[nodiscard]] std::span<const ConformanceCase> conformance_cases();
 
-// One rank's end of a fresh group, made by all ranks together.
+// Makes one rank's end of a fresh group; all ranks make it together.
 using MakeTransport = std::function<std::unique_ptr<Transport>(std::chrono::milliseconds timeout)>;
 
 // Runs all turns of a case as one rank of a process group. A failure reaches the peers as an abort,

@@ -12,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The sender may be done before the receiver looks: then it hears in what it does next.
+// The sender may be done before the receiver looks. Then it hears of the failure in its next call.
 void mismatch_names_both_ends(Transport& transport, std::int32_t) {
   const std::int32_t rank = transport.rank().value;
   if (rank > 1) return;
@@ -75,7 +75,7 @@ void leaving_without_waiting_fails(Transport& transport, std::int32_t) {
   expect_parts(text, {"rank 0 left the group"});
 }
 
-// For the address and thread sanitizers: nobody copies from or into a rank that has given up.
+// For the address and thread sanitizers: no copy touches the memory of a rank that has given up.
 void memory_is_free_after_giving_up(Transport& transport, std::int32_t turn) {
   const std::int32_t rank = transport.rank().value;
   if (rank > 1) return;
@@ -131,7 +131,7 @@ void tickets_are_waited_once(Transport& transport, std::int32_t) {
       error_of<InvalidArgument>("a ticket of nothing", [&] { transport.wait(ticket + 7); }));
 }
 
-// A launch that cannot move yet, one that has, and both once the group has failed.
+// A launch that cannot move yet and one that has moved, both seen after the group has failed.
 void open_transfers_are_told(Transport& transport, std::int32_t) {
   const std::int32_t rank = transport.rank().value;
   expect(transport.open_transfers().empty(), "expected nothing open, found {} transfers",
@@ -167,7 +167,7 @@ std::vector<ConformanceCase> failure_cases() {
        .run = mismatch_names_both_ends},
       {.name = "AStallEndsInATimeoutThatNamesRankOperationAndPeer",
        .sizes = {3},
-       .timeout = milliseconds(1000),  // ranks of processes must find each other in it, too
+       .timeout = milliseconds(1000),  // processes must find each other within it, too
        .run = stall_ends_in_a_timeout},
       {.name = "ARankThatGivesUpWakesEveryWaitingRank",
        .sizes = {2, 4},

@@ -1,4 +1,4 @@
-// What the conformance cases of transports are written with.
+// Helpers that the conformance cases of transports use.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ void expect(bool holds, fmt::format_string<Args...> format, Args&&... args) {
   if (!holds) throw ConformanceFailure(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// The text of the error of type E that the call ends in.
+// Returns the text of the error of type E that the call ends in.
 template <typename E, typename Call>
 std::string error_of(std::string_view what, const Call& call) {
   try {
@@ -62,7 +62,7 @@ inline std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
 
 inline std::vector<Message> one(Rank peer, Segment segment) { return {Message{peer, {segment}}}; }
 
-// Every rank's value, by rank.
+// Returns every rank's value, by rank.
 template <typename T>
 std::vector<T> gather_values(Transport& transport, const T& mine) {
   std::vector<T> values;
@@ -74,7 +74,7 @@ std::vector<T> gather_values(Transport& transport, const T& mine) {
   return values;
 }
 
-// Starts nothing and notices that the group has failed all the same: the text of the error.
+// Starts nothing and still notices that the group has failed. Returns the text of the error.
 inline std::string hear_of_failure(Transport& transport) {
   return error_of<TransportError>("a rank of a failed group", [&] {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);

@@ -1,5 +1,5 @@
-// The conformance cases on groups of threads. Transports between processes run the same cases by
-// tests/tools/transport_ranks.cc, started once a rank.
+// The conformance cases on groups of threads. Transports between processes run the same cases
+// through tests/tools/transport_ranks.cc, which is started once per rank.
 
 #include "transport/conformance.h"
 
@@ -51,7 +51,7 @@ TEST_P(TransportConformance, Inproc) {
   }
 }
 
-// Ranks that share a device, on one that does its work at once: what a case reads is there.
+// Ranks that share a device, on one that does its work at once, so that cases can read their data.
 TEST_P(TransportConformance, Streams) {
   const ConformanceCase& tested = *GetParam().tested;
   InprocOptions options;

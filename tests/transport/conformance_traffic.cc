@@ -27,7 +27,7 @@ void message_arrives_unchanged(Transport& transport, std::int32_t) {
   const std::int32_t rank = transport.rank().value;
   if (rank > 1) return;
   std::int64_t total = 0;
-  // The largest is several pieces of any transport that cuts messages, and a rest.
+  // Any transport that cuts messages cuts the largest into several pieces and a rest.
   for (const std::size_t size : {1000UL, 1UL, 65'537UL, 9'000'001UL}) {
     total += static_cast<std::int64_t>(size);
     const std::vector<std::byte> sent = pattern(size, 7);
@@ -42,7 +42,7 @@ void message_arrives_unchanged(Transport& transport, std::int32_t) {
   }
 }
 
-// Everybody sends numbered messages to everybody, one launch each, and waits at the end only.
+// Every rank sends numbered messages to every other, one launch each, and waits only at the end.
 void nth_message_meets_nth(Transport& transport, std::int32_t) {
   constexpr std::size_t kMessages = 200;
   const std::int32_t rank = transport.rank().value;
@@ -91,7 +91,7 @@ void messages_of_no_bytes_meet(Transport& transport, std::int32_t) {
          transport.received_bytes());
 }
 
-// `total` bytes as strided segments with gaps of their own; `memory` gets the room they need.
+// Returns `total` bytes as strided segments with gaps between rows, and makes `memory` hold them.
 std::vector<Segment> random_segments(Rng& rng, std::int64_t total, std::vector<std::byte>& memory) {
   std::vector<Segment> segments;
   std::int64_t end = 0;
@@ -126,7 +126,7 @@ void for_each_byte(const std::vector<Segment>& segments, const Visit& visit) {
   }
 }
 
-// The last turns are of several pieces.
+// From turn 20 on, messages have several pieces.
 void ends_cut_differently(Transport& transport, std::int32_t turn) {
   if (transport.rank().value > 1) return;
   const bool sends = transport.rank().value == 0;
@@ -165,7 +165,7 @@ void all_gather_returns_all(Transport& transport, std::int32_t) {
   }
 }
 
-// Ranks of one machine share the clock.
+// Times can be compared because the ranks run on one machine and share its clock.
 void nobody_leaves_a_barrier_early(Transport& transport, std::int32_t) {
   const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
   for (std::int32_t turn = 0; turn < 5; ++turn) {
@@ -182,7 +182,7 @@ void nobody_leaves_a_barrier_early(Transport& transport, std::int32_t) {
   }
 }
 
-// The same list of (src, dst, size, step) on every rank; steps become launches.
+// Every rank draws the same list of (src, dst, size, step); steps become launches.
 void random_traffic_arrives(Transport& transport, std::int32_t turn) {
   struct Parcel {
     Rank src, dst;

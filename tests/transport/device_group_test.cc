@@ -1,4 +1,5 @@
-// One rank a device, by communicators that wait for each other as NCCL's do, on a recorded device.
+// One rank per device, with communicators that wait for each other as NCCL's do, on a recorded
+// device.
 #include "transport/cuda/device_group.h"
 
 #include <fmt/format.h>
@@ -37,7 +38,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A rank's end with what it stands on.
+// A rank's end that owns the transports it uses.
 class WholeRank : public ForwardingTransport {
  public:
   WholeRank(std::unique_ptr<Transport> control, std::unique_ptr<Transport> data)
@@ -49,7 +50,7 @@ class WholeRank : public ForwardingTransport {
   std::unique_ptr<Transport> data_;
 };
 
-// Ranks with a device each, all of them the recorded one.
+// Ranks with a device each; all of these are the recorded one.
 class CommunicatorRanks : public RankHost {
  public:
   explicit CommunicatorRanks(HostDriver& driver, std::chrono::milliseconds timeout = {})
@@ -115,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, PlansOfDevices,
                                            "dcp:relays=on", "fcp:block=64", "magi:chunk=64",
                                            "distca:granularity=16", "auto:steps=2000"));
 
-// What a case reads is there once the device has stood still.
+// Waits for the device as well, so that a case can read what it has received.
 class Patient : public ForwardingTransport {
  public:
   Patient(Transport& inner, const AttentionKernel& kernel)
@@ -148,7 +149,8 @@ TEST(DeviceGroup, MovesWhatEveryTransportMoves) {
   }
 }
 
-// Runs rank 0 alone with a launch to rank 1 that nobody meets; returns what the next wait says.
+// Runs rank 0 alone with a launch to rank 1 that nothing meets. Returns the error of a later
+// launch.
 std::string lonely_launch(CommunicatorRanks& ranks) {
   const auto group = ranks.make_group(2);
   std::array<std::byte, 8> bytes{};
@@ -191,8 +193,8 @@ TEST(DeviceGroup, GivingUpEndsWhatIsUnderWay) {
               HasSubstr("enough"));
 }
 
-// Ranks as users have them: a process each with a GPU and a group for words, here a thread each
-// with libraries of the driver and of NCCL that are this CPU.
+// Ranks as users have them: each is a process with a GPU and a group for control messages. Here
+// each is a thread, and the libraries of the driver and of NCCL run on this CPU.
 TEST(Nccl, RanksOfAGroupRunPlansWithTheBitsOfOneDevice) {
   const std::string folder = ::testing::TempDir() + "/nccl_kernels";
   std::filesystem::create_directories(folder);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the conformance cases of transports over gloo, kills and stops ranks of running groups, and starts groups that
-cannot be.
+"""Runs the conformance cases of transports over gloo, kills and stops ranks of running groups, and
+starts groups that cannot exist.
 
   gloo_test.py --program build/transport_ranks [--gloo ON|OFF]
 
-Ends with 77, and a line that says what is missing, where there is no gloo.
+Ends with status 77 and a line that says what is missing if there is no gloo.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Groups:
         return ["--rendezvous", f"tcp://127.0.0.1:{port}", "--run", f"run {self.num_groups}"]
 
     def start(self, kind, ranks, size, *options):
-        """A process for every entry of `ranks`; `size` is a number or one for each."""
+        """Starts one process per entry of `ranks`; `size` is a number or one number for each."""
         sizes = size if isinstance(size, list) else [size] * len(ranks)
         where = self.rendezvous(kind)
         return [
@@ -51,7 +51,7 @@ class Groups:
 
 
 def ends_of(processes):
-    """(status, stdout, stderr) of each; a status of None for one that hung."""
+    """Returns (status, stdout, stderr) of each process; the status of one that hung is None."""
     limit = time.monotonic() + LIMIT_S
     ends = []
     for process in processes:
@@ -65,7 +65,7 @@ def ends_of(processes):
 
 
 def errors_unless(ends, texts):
-    """What is wrong unless every process ended in one error, with all texts of its own list."""
+    """Returns what is wrong unless each process ended in one error with all texts of its list."""
     wrong = []
     for (status, _, error), expected in zip(ends, texts):
         one_line = error.startswith("transport_ranks: ") and error.count("\n") == 1
@@ -75,7 +75,7 @@ def errors_unless(ends, texts):
 
 
 def run_cases(groups, kind, size):
-    """Every conformance case; what is wrong, or nothing."""
+    """Runs every conformance case. Returns what is wrong, or nothing."""
     ends = ends_of(groups.start(kind, range(size), size))
     wrong = [f"rank {rank}: status {status}\n{out}{error}"
              for rank, (status, out, error) in enumerate(ends)
@@ -124,7 +124,7 @@ def disagree_on_size(groups, kind):
 
 
 def find_old_files(groups):
-    """What other runs left does not matter; what seems to be of this one is no peer."""
+    """Files of other runs do not matter; a file that seems to be of this run is no peer."""
     old = "contextile gloo 1\n6f6c64\n1\n2\n00\n\n"
     (groups.folder / "old.rank-1").write_text(old, encoding="utf-8")
     (groups.folder / "old.failed").write_text("out of luck", encoding="utf-8")
@@ -140,7 +140,7 @@ def find_old_files(groups):
 
 
 def refuse_options(groups):
-    """Options that cannot be are refused before anybody waits."""
+    """Impossible options are refused before any rank waits."""
     run = [groups.program, "gloo", "--run", "run"]
     url = f"file://{groups.folder}"
     wrong = []
@@ -161,7 +161,7 @@ def refuse_options(groups):
 
 
 def in_folder(program, test):
-    """The test on groups that meet in a folder of their own."""
+    """Runs the test on groups that meet in a folder of their own."""
     with tempfile.TemporaryDirectory() as folder:
         return test(Groups(program, folder))
 

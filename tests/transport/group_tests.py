@@ -2,10 +2,11 @@
 
 
 def run_all(tests):
-    """`tests`: pairs of a name and what returns what is wrong, or nothing. 1 if anything is, else 0.
+    """Runs `tests`, pairs of a name and a function that returns what is wrong, or nothing.
 
-    Tests of lost ranks have timeouts of seconds, which a busy machine may not give a rank: what fails is run once more,
-    but for the cases that every transport passes.
+    Returns 1 if anything is wrong, otherwise 0. Tests of lost ranks have timeouts of seconds, and
+    on a busy machine a rank may not run in that time. So a test that fails is run once more, except
+    the cases that every transport passes.
     """
     status = 0
     for name, test in tests:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Runs commands on hosts that scripts/hosts makes, and looks for what it leaves behind however it ends.
+"""Runs commands on hosts that scripts/hosts makes, and looks for anything it leaves
+behind, however it ends.
 
   hosts_test.py --hosts scripts/hosts
 
-Ends with 77, and a line that says why, where no hosts can be made.
+Ends with status 77 and a line that says why if no hosts can be made.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def namespaces_of(pid):
 
 
 def left_of(pid, marks):
-    """Namespaces, control groups and processes of a run of that process."""
+    """Returns namespaces, control groups and processes that a run of that process left."""
     alive = [mark.read_text() for mark in marks if pathlib.Path(f"/proc/{mark.read_text().strip()}").exists()]
     return namespaces_of(pid) + list(CPU_GROUPS.glob(f"ctxhosts{pid}*")) + alive
 
@@ -105,7 +106,7 @@ def cut_link_is_down(program, _):
 
 
 def nothing_is_left_of(program, folder, end):
-    """Two hosts that wait; `end` ends the script."""
+    """Starts two hosts that wait, and lets `end` end the script."""
     name = "mark"
     marks = [folder / f"{name}0", folder / f"{name}1"]
     for mark in marks:
@@ -185,7 +186,7 @@ def bad_options_are_refused(program, _):
 
 
 def readers_may_leave(program, _):
-    """As head -1 does: the run ends, without a word of Python's."""
+    """A reader may leave early, like head -1: the run ends without a message of Python."""
     for words in (["--help"], ["--", "sh", "-c", "while echo line; do sleep 0.01; done"]):
         process = subprocess.Popen([program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         process.stdout.readline()
@@ -197,7 +198,7 @@ def readers_may_leave(program, _):
 
 
 def shares_of_control_groups_of_version_two(program, folder):
-    """On files that look like them: machines have either version."""
+    """Uses files that look like these groups, because machines have either version."""
     loader = importlib.machinery.SourceFileLoader("hosts_script", program)
     script = importlib.util.module_from_spec(importlib.util.spec_from_loader("hosts_script", loader))
     sys.dont_write_bytecode = True

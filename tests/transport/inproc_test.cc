@@ -1,4 +1,4 @@
-// What is the in-process transport's alone: delays, groups that stay.
+// Tests of properties that only the in-process transport has: delays, groups that serve many runs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ TEST(InprocTransport, CallsAStallInABarrierOne) {
   options.timeout = std::chrono::milliseconds(20);
   const auto group = make_inproc_group(2, options);
   try {
-    barrier(*group[0]);  // rank 1 is there and does not come
+    barrier(*group[0]);  // rank 1 exists and does not come
     FAIL() << "expected TransportError";
   } catch (const TransportError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0"), HasSubstr("nothing moved"),

@@ -3,7 +3,7 @@
 
   mpi_test.py --program build/transport_ranks [--mpi ON|OFF]
 
-Ends with 77, and a line that says what is missing, where there is no MPI.
+Ends with status 77 and a line that says what is missing if there is no MPI.
 """
 
 import argparse
@@ -25,17 +25,20 @@ LIMIT_S = 120  # a hang, even on a machine that is busy with other things
 
 
 def environment(layers):
-    """Of a group whose ranks talk by these layers of Open MPI; another MPI does not look."""
+    """Returns the environment of a group whose ranks talk over these layers of Open MPI.
+
+    Other MPIs ignore it.
+    """
     return os.environ | {
         "OMPI_MCA_btl": layers,
-        "OMPI_MCA_btl_tcp_if_include": "lo",  # else it may pick an interface that leads elsewhere
+        "OMPI_MCA_btl_tcp_if_include": "lo",  # others may lead elsewhere
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
 
 
 def run_cases(program, layers, *options):
-    """Every conformance case; what is wrong, or nothing."""
+    """Runs every conformance case. Returns what is wrong, or nothing."""
     command = ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, program, "mpi", *options]
     done = subprocess.run(command, env=environment(layers), capture_output=True, text=True, check=False)
     passed = re.findall(r"^rank \d of \d: \d+ cases, 0 failed$", done.stdout, re.MULTILINE)
@@ -45,7 +48,10 @@ def run_cases(program, layers, *options):
 
 
 def start_endless(program, layers, timeout_ms):
-    """A group that sends messages without end, its output as it comes, and rank -> process."""
+    """Starts a group that sends messages without end.
+
+    Returns the group, the thread that reads its output, the lines read so far and rank -> process.
+    """
     group = subprocess.Popen(
         ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, program, "mpi", "--endless", str(timeout_ms)],
         env=environment(layers), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -62,7 +68,7 @@ def start_endless(program, layers, timeout_ms):
 
 
 def runs(process):
-    """Whether a process is there and no zombie, after a moment in which it may end."""
+    """Returns True if a process exists and is no zombie, after a moment in which it may end."""
     for _ in range(100):
         try:
             state = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
@@ -75,8 +81,11 @@ def runs(process):
 
 
 def lose_rank(program, layers, how, timeout_ms, expected):
-    """Sends a signal to rank 2 of a running group: every other rank must end in one error with one of the
-    expected texts. What is wrong, or nothing."""
+    """Sends a signal to rank 2 of a running group.
+
+    Every other rank must end in one error with one of the expected texts. Returns what is wrong, or
+    nothing.
+    """
     group, reader, lines, processes = start_endless(program, layers, timeout_ms)
     if len(processes) < RANKS:
         group.kill()
@@ -92,7 +101,7 @@ def lose_rank(program, layers, how, timeout_ms, expected):
     reader.join(10)
     wrong = []
     for rank, process in processes.items():
-        if runs(process):  # the launcher kills what is left of its job
+        if runs(process):  # the launcher kills the rest of its job
             wrong.append(f"rank {rank}: its process still runs")
             os.kill(process, signal.SIGKILL)
         said = [line for line in lines if line.startswith(f"transport_ranks: rank {rank}, ")]

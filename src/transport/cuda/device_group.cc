@@ -27,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLookEvery{50};
 
-// One piece of memory, or nothing where it is several.
+// Returns the segments as one piece of memory, or nothing if they are several pieces.
 std::optional<Rows> one_piece(std::span<const Segment> segments) {
   if (segments.size() != 1) return std::nullopt;
   const Segment& segment = segments.front();
@@ -128,13 +128,13 @@ class DeviceGroup : public Transport {
     Event done;
     std::vector<PostedEnd> ends;
   };
-  // A message on its way through memory of its own, which is in one piece.
+  // A message that is copied through contiguous memory of its own.
   struct Packed {
     const PostedEnd* end = nullptr;
     std::unique_ptr<StreamMemory> memory;
   };
 
-  // Puts a launch on the stream for moves; returns what it is over with.
+  // Puts a launch on the stream for moves. Returns the event that stands for its end.
   Event move(std::span<const PostedEnd> ends) {
     const Event ready = events_.take(1);
     driver_.record(ready, streams_.compute);
@@ -150,14 +150,14 @@ class DeviceGroup : public Transport {
     for (const Packed& message : packed) {
       if (!message.end->is_send) copy(message, {}, message.end->segments);
     }
-    // Waited for once, and looked at by the watcher.
+    // One use is for `wait`, the other for the watcher.
     const Event done = events_.take(2);
     driver_.record(done, streams_.moves);
     return done;
   }
 
   PeerBytes bytes_of(const PostedEnd& end, std::vector<Packed>& packed) {
-    if (end.size_bytes == 0) {  // a barrier's: a byte that nobody reads
+    if (end.size_bytes == 0) {  // a barrier's: a byte that is never read
       return {end.peer, signal_ + (end.is_send ? 0 : kSignalBytes), 1};
     }
     if (const std::optional<Rows> piece = one_piece(end.segments)) {
@@ -169,7 +169,8 @@ class DeviceGroup : public Transport {
     return {end.peer, packed.back().memory->data(), end.size_bytes};
   }
 
-  // Between the segments of a message and its packed memory, whichever list is given.
+  // Copies between the segments of a message and its packed memory. The list that is not empty
+  // holds the segments.
   void copy(const Packed& message, std::span<const Segment> from, std::span<const Segment> to) {
     const std::int64_t bytes = message.end->size_bytes;
     const Segment all{message.memory->data(), bytes, 1, bytes};
@@ -209,7 +210,7 @@ class DeviceGroup : public Transport {
     }
   }
 
-  // Takes what is done off the list. Needs the lock.
+  // Takes launches that are done off the list, and notes failures. Needs the lock.
   void look() {
     try {
       while (!under_way_.empty() && driver_.is_done(under_way_.front().done)) {
@@ -241,7 +242,7 @@ class DeviceGroup : public Transport {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Launch> under_way_;             // in the order of the stream
-  std::map<std::int64_t, Event> events_of_;  // of launches that nobody has waited for
+  std::map<std::int64_t, Event> events_of_;  // of launches not yet waited for
   Clock::time_point last_end_ = Clock::now();
   std::string failure_;
   bool stopping_ = false;

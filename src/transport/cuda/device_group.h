@@ -1,5 +1,5 @@
-// One rank a device: messages by a communicator between devices, words between processes by another
-// transport.
+// A group with one device per rank. Messages go over a communicator between devices, control
+// messages over another transport between processes.
 #pragma once
 
 #include <chrono>
@@ -15,23 +15,25 @@
 namespace contextile::cuda {
 
 struct DeviceGroupOptions {
-  // Without a launch ending on the device while one is under way.
+  // Longest time without a launch ending on the device while one is under way.
   std::chrono::milliseconds timeout{60'000};
   std::string_view name = "nccl";
 };
 
-// Rank control.rank() of control.size(). A launch is one group of the communicator on the stream
-// for moves, behind what the compute stream has been given so far; `wait` makes the compute stream
-// wait and returns at once. Launches of a rank move one after another: plans whose grouped launches
-// do not deadlock (verify) do not here. What is not one piece of memory goes through a copy.
+// Returns rank control.rank() of a group of control.size() ranks. A launch is one group of the
+// communicator on the stream for moves. It runs after the work that the compute stream has been
+// given so far; `wait` makes the compute stream wait and returns at once. Launches of a rank move
+// one after another, so plans whose grouped launches do not deadlock (verify) do not deadlock here.
+// A message that is not one piece of memory goes through a copy.
 //
-// Where a launch does not end for the timeout, or the communicator fails, it is aborted, `control`
-// hears of it, and the next call throws TransportError. `streams` and `control` must outlive it.
+// If no launch ends within the timeout, or the communicator fails, the communicator and `control`
+// are aborted and the next call throws TransportError. `streams` and `control` must outlive the
+// transport.
 [[nodiscard]] std::unique_ptr<Transport> make_device_group(
     RankStreams& streams, std::unique_ptr<PointToPoint> communicator, Transport& control,
     const DeviceGroupOptions& options = {});
 
-// The same by NCCL, whose identity goes from rank 0 over `control`. Collective.
+// Returns the same over NCCL, whose id goes from rank 0 to the others over `control`. Collective.
 [[nodiscard]] std::unique_ptr<Transport> make_nccl_group(RankStreams& streams, Transport& control,
                                                          const DeviceGroupOptions& options = {},
                                                          const std::string& library = {});

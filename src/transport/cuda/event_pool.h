@@ -1,4 +1,4 @@
-// Events of a driver, used again and again.
+// A pool of a driver's events.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 
 namespace contextile::cuda {
 
-// Events that are recorded again once nobody is left to wait for them.
+// Keeps events and hands one out again only when no work will wait for its last recording any more.
 class EventPool {
  public:
   explicit EventPool(Driver& driver) : driver_(driver) {}
 
-  // An event that `uses` calls of `release` give back.
+  // Returns an event that goes back to the pool after `uses` calls of `release`.
   Event take(std::int64_t uses) {
     const std::lock_guard lock(mutex_);
     if (idle_.empty()) {

@@ -13,7 +13,8 @@
 namespace contextile::cuda {
 namespace {
 
-// The library's interface as far as it is used, from its manual (NCCL 2: point-to-point, groups).
+// The part of the library's interface that is used here, from its manual (NCCL 2: point-to-point,
+// groups).
 using Result = int;
 constexpr Result kSuccess = 0;
 constexpr Result kInProgress = 7;
@@ -103,7 +104,7 @@ class NcclCommunicator : public PointToPoint {
       note(nccl_.recv(recv.data, static_cast<std::size_t>(recv.bytes), kBytes, recv.peer.value,
                       communicator_, on));
     }
-    note(nccl_.group_end());  // ends what has begun, whatever failed
+    note(nccl_.group_end());  // ends the group, whatever failed
     nccl_.check("a group of sends and receives", first);
   }
 

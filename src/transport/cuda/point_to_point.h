@@ -1,4 +1,4 @@
-// Messages between the devices of a group as work on their streams: what NCCL is used for.
+// Messages between the devices of a group as work on their streams. NCCL is used for this.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,14 @@ class PointToPoint {
  public:
   virtual ~PointToPoint() = default;
 
-  // A group: messages that move side by side. It begins in the order of the stream, and is over
-  // when all of them have moved, for which the peers' groups have to begin. Throws DeviceError.
+  // Exchanges a group of messages that move at the same time. The group begins in the order of the
+  // stream and ends when all its messages have moved, for which the peers' groups have to begin.
+  // Throws DeviceError.
   virtual void exchange(Stream stream, std::span<const PeerBytes> sends,
                         std::span<const PeerBytes> recvs) = 0;
-  // What has gone wrong with groups under way; empty: nothing.
+  // Returns what went wrong with groups under way; empty if nothing did.
   [[nodiscard]] virtual std::string failure() = 0;
-  // Ends groups under way, so that streams go on. Nothing may be exchanged any more.
+  // Ends groups under way, so that streams continue. Nothing may be exchanged afterwards.
   virtual void abort() noexcept = 0;
 };
 

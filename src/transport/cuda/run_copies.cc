@@ -9,7 +9,7 @@
 namespace contextile::cuda {
 namespace {
 
-// Runs of equal length at equal distances on both sides become one copy.
+// Merges runs of equal length at equal distances on both sides into one copy.
 class RunCopies {
  public:
   RunCopies(Driver& driver, Stream stream) : driver_(driver), stream_(stream) {}

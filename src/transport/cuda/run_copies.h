@@ -8,7 +8,8 @@
 
 namespace contextile::cuda {
 
-// Copies the bytes of `from`, in order, into `to`, of the same total size, however they are cut.
+// Copies the bytes of `from`, in order, into `to`. Both have the same total size; they may be cut
+// differently.
 void copy_on_stream(Driver& driver, Stream stream, std::span<const Segment> from,
                     std::span<const Segment> to);
 

@@ -14,12 +14,12 @@
 
 namespace contextile::cuda {
 
-// When calls of a group are kept.
+// Says when calls of a group are captured: when they come again, when they first come, or never.
 enum class KeptCalls : std::uint8_t { kSecond, kFirst, kNever };
 
-// What the ranks of a group share. A capture begins on a stream of its own, which all streams of
-// all ranks wait for and which waits for them at the end: messages between ranks are edges of one
-// graph.
+// The graphs that the ranks of a group share. A capture begins on a stream of its own. All streams
+// of all ranks wait for that stream, and it waits for them at the end, so that messages between
+// ranks become edges of one graph.
 class GroupGraphs {
  public:
   // The ranks share a driver and outlive it.
@@ -28,14 +28,15 @@ class GroupGraphs {
   GroupGraphs(const GroupGraphs&) = delete;
   GroupGraphs& operator=(const GroupGraphs&) = delete;
 
-  // By one of the ranks while the others stand still.
+  // One of the ranks calls these three while the others wait.
   void begin();
   [[nodiscard]] std::int64_t end();
   void launch(std::int64_t number);
-  // The graph goes when every rank has forgotten it.
+  // Frees the graph when every rank has forgotten it.
   void forget(std::int64_t number) noexcept;
-  // By a rank that gives up in a capture, which all will do. The last one ends it and the others
-  // wait for that: work given to streams behind its end would be done, on memory that never was.
+  // Called by a rank that gives up during a capture; all ranks will do so. The last one ends the
+  // capture and the others wait for that. Otherwise their streams would execute work that is given
+  // to them after the end, on memory that went with the capture.
   void leave(Rank rank) noexcept;
   [[nodiscard]] std::int64_t last_number() const { return last_number_; }
 
@@ -44,7 +45,8 @@ class GroupGraphs {
     Graph graph;
     std::size_t num_ranks = 0;  // that have not forgotten it
   };
-  // Every stream behind this one, or this one behind every stream.
+  // `spread` makes every rank's stream wait for stream_; `gather` makes stream_ wait for all of
+  // them.
   void spread();
   void gather();
 
@@ -56,12 +58,12 @@ class GroupGraphs {
   std::mutex mutex_;
   std::condition_variable capture_is_over_;
   bool is_open_ = false;          // a capture is under way
-  std::vector<bool> takes_part_;  // by rank: in it, and has not left
+  std::vector<bool> takes_part_;  // by rank: it takes part and has not left
   std::map<std::int64_t, Kept> kept_;
   std::int64_t last_number_ = 0;
 };
 
-// One rank's end. `control` is that of the rank's transport.
+// One rank's end. `control` is the control group of the rank's transport.
 class RankGraphs : public CallGraphs {
  public:
   RankGraphs(std::shared_ptr<GroupGraphs> group, Transport& control, KeptCalls kept)
@@ -74,7 +76,7 @@ class RankGraphs : public CallGraphs {
   void forget(std::int64_t number) noexcept override { group_->forget(number); }
 
  private:
-  // Runs work on rank 0 when all have come so far; all go on when it has.
+  // Runs `work` on rank 0 when all ranks have come this far; all continue when it is done.
   template <typename Work>
   void alone(const Work& work);
 

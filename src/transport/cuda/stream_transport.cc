@@ -15,7 +15,7 @@
 namespace contextile::cuda {
 namespace {
 
-// Moves on the receiver's stream for moves. Tokens are events.
+// Copies segments on the receiver's stream for moves. Its tokens are events.
 class StreamMover : public SegmentMover {
  public:
   explicit StreamMover(std::span<RankStreams* const> ranks)
@@ -51,7 +51,7 @@ class StreamMover : public SegmentMover {
     events_.release(event_of(moved));
   }
 
-  // All moves so far, on the device.
+  // Waits until the device has done all moves so far.
   void synchronize() {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       const std::lock_guard lock(mutexes_[r]);
@@ -103,7 +103,7 @@ class StreamTransport : public ForwardingTransport {
     std::int64_t sent = 0;
     std::int64_t received = 0;
   };
-  // Counts the bytes of calls that are done again.
+  // Counts the bytes of replayed calls.
   class CountedGraphs : public RankGraphs {
    public:
     CountedGraphs(std::shared_ptr<GroupGraphs> group, StreamTransport& transport, KeptCalls kept)

@@ -1,5 +1,5 @@
-// A rendezvous at rank 0's address: the others send their introductions there and are sent all of
-// them back, or why there is no group.
+// A rendezvous at rank 0's address. The other ranks send their introductions there. They receive
+// the introductions of all ranks, or the reason why there is no group.
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -24,12 +24,12 @@ namespace contextile {
 namespace {
 
 constexpr std::chrono::milliseconds kMostBetweenTries{100};
-constexpr std::chrono::milliseconds kMostForGreeting{2'000};  // a stranger's silence costs no more
-// What a rank says of itself: a run, and an address for every rank.
+constexpr std::chrono::milliseconds kMostForGreeting{2'000};  // a silent stranger costs no more
+// Bound on the introduction of a rank: a run, and an address for every rank.
 constexpr std::uint64_t most_bytes(std::int32_t size) {
   return (std::uint64_t{1} << 16) + (std::uint64_t{1} << 10) * static_cast<std::uint64_t>(size);
 }
-// What rank 0 says of all, or why there is no group.
+// Bound on rank 0's answer: the introductions of all ranks, or why there is no group.
 constexpr std::uint64_t most_answer_bytes(std::int32_t size) {
   return (std::uint64_t{1} << 16) + most_bytes(size) * static_cast<std::uint64_t>(size);
 }
@@ -52,14 +52,14 @@ class Socket {
 
  private:
   void close() const {
-    const int error = errno;  // of what went wrong with it
+    const int error = errno;  // says what went wrong with the socket
     if (fd_ >= 0) ::close(fd_);
     errno = error;
   }
   int fd_ = -1;
 };
 
-// Waits for the events; false once the deadline has passed.
+// Waits for the events. Returns false once the deadline has passed.
 bool wait_for(const Socket& socket, short events, Clock::time_point deadline) {
   while (true) {
     const auto left =
@@ -94,7 +94,7 @@ bool receive_all(const Socket& socket, char* bytes, std::size_t size, Clock::tim
   return true;
 }
 
-// Texts travel behind their length.
+// Puts a text's length in front of it: all texts travel like this.
 std::string with_length(std::string_view text) {
   const std::uint64_t size = text.size();
   std::string bytes(sizeof(size), '\0');
@@ -178,7 +178,8 @@ class AddressRendezvous : public Rendezvous {
     return error == 0;
   }
 
-  // Listens as rank 0, connects as another; false, and errno, where that cannot be now.
+  // Listens as rank 0, connects as any other rank. Returns false and sets errno if that is
+  // impossible now.
   [[nodiscard]] bool open() {
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
@@ -204,6 +205,7 @@ class AddressRendezvous : public Rendezvous {
     return false;
   }
 
+  // Serves as rank 0: collects the introductions of all ranks, then sends each of them the answer.
   [[nodiscard]] std::vector<Introduction> serve(const Introduction& mine) {
     std::vector<Socket> clients(static_cast<std::size_t>(size_));
     std::vector<Introduction> all(static_cast<std::size_t>(size_));
@@ -218,13 +220,15 @@ class AddressRendezvous : public Rendezvous {
       throw;
     }
     for (const Introduction& introduction : all) answer += with_length(introduction.text());
-    // Who has the answer may be done with this group, and come for the next, before this rank goes
-    // on: it must not find this listener, which would take its introduction and never answer.
+    // A rank that has its answer may finish with this group and come for the next one before this
+    // rank continues. It must not find this listener, which would take its introduction and never
+    // answer.
     socket_ = Socket();
     answer_all(clients, answer);
     return all;
   }
 
+  // Takes introductions until all ranks have come. Connections that send none are ignored.
   void welcome(const Introduction& mine, std::vector<Socket>& clients,
                std::vector<Introduction>& all) {
     for (std::int32_t num_come = 1; num_come < size_;) {
@@ -234,7 +238,7 @@ class AddressRendezvous : public Rendezvous {
       const auto text = receive_text(client, most_bytes(size_),
                                      std::min(deadline_, Clock::now() + kMostForGreeting));
       const auto found = text ? Introduction::parse(*text) : std::nullopt;
-      if (!found) continue;  // not one of us
+      if (!found) continue;  // not a rank
       if (found->run_id != mine.run_id) {
         answer_all({&client, 1},
                    fmt::format("{}expected run '{}', found '{}' of rank {}", kFailure, mine.run_id,
@@ -243,7 +247,7 @@ class AddressRendezvous : public Rendezvous {
       }
       const auto& others = all;
       const bool taken = found->size == size_ && others[found->rank.index()].rank.valid();
-      if (taken || found->size != size_) {  // hears of it like those that came before
+      if (taken || found->size != size_) {  // it hears of the failure like those that came before
         clients.push_back(std::move(client));
       }
       check_fits(mine, *found);
@@ -254,14 +258,15 @@ class AddressRendezvous : public Rendezvous {
     }
   }
 
-  // Those that come a little later hear why there is no group, too.
+  // Tells ranks that come a little later why there is no group, too.
   void turn_away(const std::vector<Socket>& clients, const std::string& failure) const {
     const Clock::time_point deadline = std::min(deadline_, Clock::now() + kMostForGreeting);
     std::int64_t num_come = std::count_if(clients.begin(), clients.end(),
                                           [](const Socket& client) { return client.valid(); });
     for (; num_come + 1 < size_ && wait_for(socket_, POLLIN, deadline); ++num_come) {
       const Socket client(::accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-      // Read what it says first: a connection closed with that unread takes the answer with it.
+      // Reads the introduction first: closing a connection with unread data would discard the
+      // answer.
       if (!client.valid() || !receive_text(client, most_bytes(size_), deadline)) continue;
       answer_all({&client, 1}, failure);
     }
@@ -279,14 +284,15 @@ class AddressRendezvous : public Rendezvous {
   static void answer_all(std::span<const Socket> clients, const std::string& answer) {
     const std::string bytes = with_length(answer);
     for (const Socket& client : clients) {
-      if (client.valid()) {  // who does not take it will notice by itself
+      if (client.valid()) {  // a rank that does not take it will notice by itself
         static_cast<void>(send_all(client, bytes, Clock::now() + kMostForGreeting));
       }
     }
   }
 
   [[nodiscard]] std::vector<Introduction> ask(const Introduction& mine) {
-    // Rank 0 says who is missing when it gives up: it may, a little later than this rank would.
+    // When rank 0 gives up, it says which ranks are missing, which may be a little after this
+    // rank's own deadline.
     const Clock::time_point deadline = deadline_ + kMostForGreeting;
     std::optional<std::string> answer;
     if (send_all(socket_, with_length(mine.text()), deadline)) {
@@ -312,7 +318,7 @@ class AddressRendezvous : public Rendezvous {
       const auto found = Introduction::parse(rest.substr(0, bytes));
       rest.remove_prefix(std::min<std::uint64_t>(bytes, rest.size()));
       if (!found || found->rank.index() != all.size()) break;
-      check_fits(mine, *found);  // every address of theirs that is for this rank is there
+      check_fits(mine, *found);  // so each of them has an address for this rank
       all.push_back(*found);
     }
     if (all.size() != static_cast<std::size_t>(size_)) fail("rank 0 gave no list of the ranks");

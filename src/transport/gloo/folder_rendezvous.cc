@@ -1,5 +1,5 @@
-// A rendezvous in a folder that all ranks see: a file a rank, made in one step, so that nobody
-// reads half of one and no number is taken twice.
+// A rendezvous in a folder that all ranks see. A rank makes its file in one step, so that no other
+// rank reads half of it and no rank number is taken twice.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -27,7 +27,7 @@ std::optional<std::string> contents_of(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// The run as part of a file's name: letters and digits as they are.
+// Returns the run as part of a file name: letters and digits stay as they are.
 std::string name_of(std::string_view run_id) {
   std::string name;
   for (const char c : run_id) {
@@ -53,7 +53,7 @@ class FolderRendezvous : public Rendezvous {
       publish(mine);
       return collect(mine);
     } catch (const TransportError& error) {
-      // The others need not wait for what cannot come.
+      // Lets the others stop waiting for a group that cannot come about.
       static_cast<void>(make_file(failure_path(), error.what()));
       throw;
     }
@@ -66,7 +66,7 @@ class FolderRendezvous : public Rendezvous {
   }
   [[nodiscard]] std::string failure_path() const { return prefix_ + ".failed"; }
 
-  // Returns false if the file is there already.
+  // Makes a file in one step. Returns false if it exists already.
   [[nodiscard]] bool make_file(const std::string& path, const std::string& text) const {
     const std::string draft =
         fmt::format("{}.draft-{}-{}", path, ::getpid(), Clock::now().time_since_epoch().count());
@@ -137,7 +137,7 @@ class FolderRendezvous : public Rendezvous {
   const std::chrono::milliseconds timeout_;
   const Clock::time_point deadline_;
   const std::string prefix_;
-  bool is_mine_ = false;  // the file of this rank was made by this process and is still there
+  bool is_mine_ = false;  // this rank's file was made by this process and still exists
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What one rank writes to another: frames, in order, each at most a piece of a message.
+// The frames that one rank writes to another, in order. Each holds at most a piece of a message.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ enum class FrameKind : std::uint32_t {
   kPing,       // answered by kPong: shows that the process lives and whether bytes move there
   kPong,
   kAbort,  // the group has failed, payload: why; number: 1 if before all had said hello
-  kLeave,  // nothing will follow but kPong and kSeen
+  kLeave,  // only kPong and kSeen will follow
   kSeen,   // answers kAbort and kLeave: they have been read, the connection may be closed
 };
 
-// Ranks of one group run on machines of one byte order.
+// Precedes the payload of every frame. The ranks of a group run on machines of one byte order.
 struct FrameHeader {
   FrameKind kind{};
   std::uint32_t payload_bytes = 0;
@@ -26,8 +26,8 @@ struct FrameHeader {
   std::int64_t num_moved = 0;  // pieces that the writer has sent and received so far
 };
 
-// So much of a peer's words goes into messages, the rest is left out.
+// Bound on the part of a peer's text that goes into errors; the rest is left out.
 inline constexpr std::size_t kMostWordsOfPeers = 4000;  // bytes
-inline constexpr std::int64_t kPieceBytes = 1 << 20;    // the most a frame carries
+inline constexpr std::int64_t kPieceBytes = 1 << 20;    // most data of a frame
 
 }  // namespace contextile

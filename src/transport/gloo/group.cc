@@ -9,10 +9,10 @@
 namespace contextile {
 namespace {
 
-// How long a group that has failed, or a peer that does not answer, is waited for when leaving.
+// Longest time that a leaving rank waits for its peers, in a working group and in a failed one.
 constexpr std::chrono::milliseconds kMostForLeaving{5'000};
 constexpr std::chrono::milliseconds kMostForFailing{1'000};
-constexpr std::int32_t kMostUnanswered = 3;  // pings, of a process that runs
+constexpr std::int32_t kMostUnanswered = 3;  // pings that a running process leaves unanswered
 
 }  // namespace
 
@@ -43,6 +43,7 @@ void GlooGroup::start(const std::vector<std::string>& members) {
     peers_.push_back(r == rank().value ? nullptr : std::make_unique<Peer>());
     if (r != rank().value) peers_.back()->rank = Rank{r};
   }
+  // Connects to all peers, then starts two threads for each.
   for (const auto& peer : peers_) {
     if (!peer) continue;
     try {
@@ -62,6 +63,7 @@ void GlooGroup::start(const std::vector<std::string>& members) {
     peer->sender = std::thread([this, &peer = *peer] { run_sender(peer); });
     peer->receiver = std::thread([this, &peer = *peer] { run_receiver(peer); });
   }
+  // Waits until every peer has said hello.
   std::vector<std::int32_t> missing;
   bool lost = false;
   const auto all_here = [&] {
@@ -74,7 +76,8 @@ void GlooGroup::start(const std::vector<std::string>& members) {
     return missing.empty();
   };
   while (!all_here()) {
-    // A rank that has heard of all may give up at once: to its peers that is a group that failed.
+    // A peer that has heard of all ranks may give up at once. Then the complete group has failed,
+    // which the first launch reports.
     if (failed_gathering_ || lost) throw_failure(lock, "rendezvous");
     if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !all_here()) {
       throw TransportError(fmt::format("rank {}, rendezvous: no word of {} in {} ms", rank().value,
@@ -97,8 +100,8 @@ GlooGroup::~GlooGroup() {
   leave();
 }
 
-// Connections are closed when the peers have read how this rank's part ended: data on its way
-// would be lost with them.
+// Leaves the group. Connections are closed only when the peers have read how this rank's part
+// ended, because data on its way would be lost with them.
 void GlooGroup::leave() {
   Lock lock(mutex_);
   for (const auto& peer : peers_) {
@@ -122,7 +125,7 @@ void GlooGroup::leave() {
   for (const auto& peer : peers_) {
     if (peer) peer->work.notify_all();
   }
-  // What is left are answers. Gloo does not tell when it drops one with its connection.
+  // Only answers are left to send. Gloo does not report when it drops one with its connection.
   wait_for_peers([](const Peer&) { return false; });
   lock.unlock();
   stop_threads();
@@ -154,6 +157,7 @@ std::int64_t GlooGroup::launch(std::span<const Message> sends, std::span<const M
   launch->ticket = next_ticket_++;
   const std::string operation = fmt::format("launch {}", launch->ticket);
   if (failed_) throw_failure(lock, operation);
+  // A send waits until the peer has announced its receive; a receive is announced to the peer.
   for (std::size_t i = 0; i < launch->ends.size(); ++i) {
     const PostedEnd& end = launch->ends[i];
     Peer& peer = *peers_[end.peer.index()];
@@ -171,7 +175,7 @@ std::int64_t GlooGroup::launch(std::span<const Message> sends, std::span<const M
   return launch->ticket;
 }
 
-// Sends that the peer has announced its end of go out. Needs the lock.
+// Queues the sends whose receive the peer has announced for its sender thread. Needs the lock.
 void GlooGroup::meet(Peer& peer) {
   while (!failed_ && !peer.sends.empty() && !peer.announced.empty()) {
     const EndOfLaunch sent = std::move(peer.sends.front());
@@ -191,7 +195,7 @@ void GlooGroup::meet(Peer& peer) {
   }
 }
 
-// A piece has moved; whether it was the last.
+// Notes that a piece of a message has moved. Returns true if it was the last one.
 bool GlooGroup::advance(const EndOfLaunch& moved, std::int64_t bytes) {
   ++num_moved_;
   last_moved_ = Clock::now();
@@ -236,19 +240,20 @@ void GlooGroup::wait(std::int64_t ticket) {
   launches_.erase(ticket);
 }
 
-// Shows peers that have died without a word, those that live, and whether bytes move elsewhere.
+// Pings all peers. Their answers show which peers live, which have died silently, and whether bytes
+// move elsewhere.
 void GlooGroup::ping_peers() {
   for (const auto& peer : peers_) {
     if (!peer || peer->left || peer->gone) continue;
     ++peer->num_unanswered;
-    // One that is not read yet says as much as two.
+    // A ping that is not sent yet says as much as two.
     if (!peer->controls.empty() && peer->controls.back().kind == FrameKind::kPing) continue;
     peer->controls.push_back({FrameKind::kPing});
     peer->work.notify_all();
   }
 }
 
-// An end that can never move because the peer is gone.
+// Returns an end that can never move because its peer has left the group, or null.
 const PostedEnd* GlooGroup::abandoned_end(const Launch& launch) const {
   for (const PostedEnd& end : launch.ends) {
     if (!end.moved && peers_[end.peer.index()]->left) return &end;
@@ -274,7 +279,8 @@ std::string GlooGroup::silent_peers() const {
 
 // ---------------------------------------------------------------------------------------- failing
 
-// Every rank passes on what it heard first: who told it may be gone before the others hear.
+// Every rank passes on the first failure that it hears of: the rank that reported it may be gone
+// before the others hear.
 void GlooGroup::set_failure(std::string text, bool while_gathering) {
   if (failed_) return;
   failed_ = true;

@@ -1,4 +1,4 @@
-// One rank's end of a gloo group: which messages have met, and the threads that move them.
+// One rank's end of a gloo group: the messages that have met, and the threads that move them.
 #pragma once
 
 #include <chrono>
@@ -23,9 +23,9 @@
 
 namespace contextile {
 
-// A message is sent once its receiver has announced its end (kPosted), so that no data waits for a
-// launch, and frames that tell of failures are never stuck behind it. Each peer has a thread that
-// fills frames and one that reads them.
+// One rank's end of a gloo group. A message is sent only after its receiver has announced its end
+// (kPosted). So data never waits for a launch, and frames that tell of failures are never stuck
+// behind data. Each peer has one thread that fills frames and one that reads them.
 //
 // Invariant: no copy that touches the caller's memory is under way or will start once `fail`,
 // `leave`, or a throwing `launch` or `wait` has returned.
@@ -35,14 +35,14 @@ class GlooGroup {
   // rank, are their addresses for this rank.
   GlooGroup(const GlooOptions& options, std::unique_ptr<GlooMesh> mesh,
             const std::vector<std::string>& members);
-  // Leaves the group: with launches that were never waited for, that is a failure.
+  // Leaves the group. If a launch was never waited for, that is a failure.
   ~GlooGroup();
   GlooGroup(const GlooGroup&) = delete;
   GlooGroup& operator=(const GlooGroup&) = delete;
 
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs);
   void wait(std::int64_t ticket);
-  // This rank gives up; the first failure of a group is the one everybody hears of.
+  // Makes this rank give up. The first failure of a group is the one that all ranks hear of.
   void fail(std::string_view reason);
   [[nodiscard]] std::vector<OpenTransfer> open_transfers() const;
   [[nodiscard]] std::vector<Rank> silent_ranks() const;
@@ -69,7 +69,7 @@ class GlooGroup {
     [[nodiscard]] PostedEnd& end() const { return launch->ends[index]; }
     [[nodiscard]] Progress& progress() const { return launch->progress[index]; }
   };
-  struct Control {  // a frame that is no data
+  struct Control {  // a frame without data
     FrameKind kind{};
     std::int64_t number = 0;
     std::int64_t message_bytes = 0;
@@ -80,7 +80,7 @@ class GlooGroup {
     std::unique_ptr<GlooLink> link;
     std::deque<EndOfLaunch> sends;       // launched, not yet announced by the peer
     std::deque<std::int64_t> announced;  // sizes of its receives that no send has met
-    std::deque<EndOfLaunch> outgoing;    // both: to be sent
+    std::deque<EndOfLaunch> outgoing;    // launched and announced, to be sent
     std::deque<EndOfLaunch> recvs;       // launched, not all there
     std::deque<Control> controls;        // go before data
     std::int64_t num_sends_met = 0;
@@ -90,9 +90,9 @@ class GlooGroup {
     Clock::time_point last_heard;
     bool greeted = false;     // has said hello
     bool left = false;        // will send no more
-    bool has_seen = false;    // how this rank's part ended
-    bool gone = false;        // no connection any more
-    bool is_sending = false;  // its thread has not ended
+    bool has_seen = false;    // has read how this rank's part ended
+    bool gone = false;        // has no connection any more
+    bool is_sending = false;  // its sender thread has not ended
     std::condition_variable work;
     std::thread sender;
     std::thread receiver;
@@ -139,10 +139,10 @@ class GlooGroup {
   std::int64_t received_bytes_ = 0;
   std::int64_t num_moved_ = 0;    // pieces sent and received
   std::int32_t num_copies_ = 0;   // under way that touch the caller's memory
-  Clock::time_point last_moved_;  // a piece, anywhere as far as is known
+  Clock::time_point last_moved_;  // time when a piece last moved, anywhere as far as is known
   bool gathering_ = true;         // not all have said hello
   bool failed_ = false;
-  bool failed_gathering_ = false;  // it never was a group
+  bool failed_gathering_ = false;  // it failed before all had said hello
   bool closing_ = false;
   std::string failure_;
 };

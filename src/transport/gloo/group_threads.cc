@@ -50,7 +50,7 @@ void GlooGroup::run_sender(Peer& peer) noexcept {
   changed_.notify_all();
 }
 
-// Returns the bytes of the frame; 0 if the work has gone meanwhile.
+// Fills a frame with the next work. Returns its bytes, 0 if the work is gone by now.
 std::size_t GlooGroup::fill(Peer& peer, std::span<std::byte> frame) {
   Lock lock(mutex_);
   if (peer.controls.empty()) return fill_data(lock, peer, frame);
@@ -130,7 +130,7 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
       read_data(lock, peer, payload);
       break;
     case FrameKind::kPing:
-      // One that waits to be sent answers all.
+      // A pong that waits to be sent answers all pings so far.
       if (peer.controls.empty() || peer.controls.back().kind != FrameKind::kPong) {
         peer.controls.push_back({FrameKind::kPong});
       }
@@ -187,11 +187,12 @@ void GlooGroup::read_data(Lock& lock, Peer& peer, std::span<const std::byte> pay
   if (advance(received, bytes)) peer.recvs.pop_front();
 }
 
-// Nothing more comes from the peer.
+// Notes that nothing more comes from the peer.
 void GlooGroup::lose(Peer& peer, std::string_view why) {
   const Lock lock(mutex_);
   peer.gone = true;
-  // A group that is being left loses its peers one by one; so does one that has failed.
+  // While this rank leaves the group, its peers disappear one by one; in a failed group they do,
+  // too.
   if (!peer.left && !closing_) {
     set_failure(fmt::format("rank {} died: its connection to rank {} broke: {}", peer.rank.value,
                             rank().value, why));

@@ -22,7 +22,7 @@ constexpr std::size_t kFramesOfARing = 4;
 constexpr std::uint64_t kSlot = 1;
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 
-// Gloo's text without the place in gloo's source it begins with.
+// Returns gloo's text without the place in gloo's source that it begins with.
 std::string reason_of(const std::exception& error) {
   std::string_view text = error.what();
   if (text.starts_with('[')) {
@@ -44,10 +44,10 @@ sigset_t sigpipe() {
 // -------------------------------------------------------------------------------------- a link
 
 struct GlooLink::Frame {
-  // Not initialized: pages that nobody writes are no memory.
+  // Not initialized: pages that are never written take no memory.
   std::unique_ptr<std::byte[]> bytes{new std::byte[kFrameBytes]};
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
-  bool under_way = false;  // handed to gloo and not yet back
+  bool under_way = false;  // gloo has it
   std::string refusal;     // why it could not be handed to gloo
 };
 
@@ -66,7 +66,7 @@ GlooLink::~GlooLink() = default;
 bool GlooLink::wait_sent(Frame& frame) {
   try {
     while (frame.under_way) {
-      if (sending_stopped_) return false;  // the wake-up call counts for one wait only
+      if (sending_stopped_) return false;  // an abort wakes one wait only
       frame.under_way = !frame.buffer->waitSend(kForever);
     }
   } catch (const std::exception& error) {
@@ -98,7 +98,8 @@ void GlooLink::flush() {
   }
 }
 
-// A peer that is gone refuses receives; what it sent before is still to be read.
+// Posts a receive. A peer that is gone refuses it; the refusal waits until everything the peer sent
+// before has been read.
 void GlooLink::post_receive(Frame& frame) {
   frame.under_way = true;
   try {
@@ -146,7 +147,7 @@ GlooMesh::GlooMesh(const GlooOptions& options, const std::string& hostname) {
   try {
     device_ = gloo::transport::tcp::CreateDevice(attributes);
     context_ = device_->createContext(options.rank.value, options.size);
-    // Gloo waits for a connection five times as long.
+    // Gloo waits for a connection five times as long as its timeout.
     context_->setTimeout(options.connect_timeout / 5 + std::chrono::milliseconds(1));
     for (int peer = 0; peer < options.size; ++peer) {
       std::string address;
@@ -194,7 +195,7 @@ SigpipeBlock::SigpipeBlock() {
 SigpipeBlock::~SigpipeBlock() {
   if (was_blocked_) return;
   const sigset_t set = sigpipe();
-  if (!was_pending_) {  // the one that we caused
+  if (!was_pending_) {  // takes the signal that this object caused
     const timespec now{};
     while (sigtimedwait(&set, nullptr, &now) == -1 && errno == EINTR) {
     }

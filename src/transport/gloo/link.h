@@ -25,10 +25,10 @@ class LinkClosed : public TransportError {
   using TransportError::TransportError;
 };
 
-// One thread at a time sends, one receives. Both directions have a ring of frames that gloo's own
-// thread moves while ours fill or read others.
+// A link to one peer. One thread at a time sends, one receives. Each direction has a ring of
+// frames: gloo's own thread moves some while the callers fill or read others.
 //
-// NOTE: gloo ends the process when more arrives than a receive asked for, and closes every
+// NOTE: gloo ends the process when more data arrives than a receive has room for, and closes every
 // connection of a process when one wait runs into its timeout. So every receive has room for the
 // largest frame, and waits have no timeout but are woken by `stop_*`.
 class GlooLink {
@@ -38,19 +38,20 @@ class GlooLink {
   GlooLink(const GlooLink&) = delete;
   GlooLink& operator=(const GlooLink&) = delete;
 
-  // The next frame to fill, once gloo has sent what was in it; empty when stopped. The same one
-  // until `send`.
+  // Returns the next frame to fill, once gloo has sent its previous content; empty when stopped.
+  // Returns the same frame until `send`.
   [[nodiscard]] std::span<std::byte> next_frame();
   void send(std::size_t frame_bytes);
-  // Returns when everything is on its way, or sending is stopped.
+  // Waits until everything is on its way or sending is stopped.
   void flush();
 
-  // The next frame that has come (its header says how much of it counts); empty when stopped.
+  // Waits for the next frame and returns it (its header says how much of it counts); empty when
+  // stopped.
   [[nodiscard]] std::span<const std::byte> receive();
-  // The frame has been read.
+  // Lets gloo reuse the frame that has been read.
   void release();
 
-  // From any thread: who waits returns at once, now and later.
+  // May be called from any thread. Waits return at once, now and later.
   void stop_sending();
   void stop_receiving();
 
@@ -72,14 +73,15 @@ class GlooLink {
 // Gloo's device with its thread, and a connection to every peer.
 class GlooMesh {
  public:
-  // Binds an address a peer; `addresses` tells them. Throws InvalidArgument where the machine has
+  // Binds one address per peer; `addresses` returns them. Throws InvalidArgument if the machine has
   // no such network.
   GlooMesh(const GlooOptions& options, const std::string& hostname);
   ~GlooMesh();
   GlooMesh(const GlooMesh&) = delete;
   GlooMesh& operator=(const GlooMesh&) = delete;
 
-  // What peer r needs to connect, in gloo's own form; empty for this rank.
+  // Returns, by rank, the address that the peer needs to connect, in gloo's own form; empty for
+  // this rank.
   [[nodiscard]] const std::vector<std::string>& addresses() const { return addresses_; }
   // Connects to the peer, which is at the address.
   void connect(Rank peer, const std::string& address);
@@ -91,8 +93,8 @@ class GlooMesh {
   std::vector<std::string> addresses_;
 };
 
-// While it lives, writing to a connection that the peer has closed does not end the process.
-// Threads started meanwhile keep that for good.
+// While an object of this class lives, writing to a connection that the peer has closed does not
+// end the process. Threads that are started in that time keep this for good.
 class SigpipeBlock {
  public:
   SigpipeBlock();

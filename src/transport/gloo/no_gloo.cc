@@ -1,4 +1,4 @@
-// Stands for the transport in builds without gloo.
+// Takes the place of the transport in builds without gloo.
 
 #include "base/check.h"
 #include "contextile/extend/transport.h"

@@ -31,7 +31,7 @@ std::optional<std::string> bytes_of(std::string_view hex) {
   return bytes;
 }
 
-// The text up to the next line break, which is taken off.
+// Takes the text up to the next line break off `text` and returns it.
 std::string_view next_line(std::string_view& text) {
   const std::size_t end = std::min(text.find('\n'), text.size());
   const std::string_view line = text.substr(0, end);

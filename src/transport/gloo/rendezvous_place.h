@@ -1,4 +1,4 @@
-// Where the processes of a group meet, as text; for builds without gloo, too.
+// The place where the processes of a group meet, as text. Builds without gloo have it, too.
 #pragma once
 
 #include <string>
@@ -6,13 +6,14 @@
 
 namespace contextile {
 
-// Either a folder, or host and port.
+// Names either a folder, or a host and a port.
 struct RendezvousPlace {
   std::string folder;
   std::string host;  // without the brackets of an IPv6 address
   std::string port;
 };
-// Throws InvalidArgument unless it is file:///FOLDER or tcp://HOST:PORT, with a port of 1 to 65535.
+// Throws InvalidArgument unless the text is file:///FOLDER or tcp://HOST:PORT, with a port of 1 to
+// 65535.
 [[nodiscard]] RendezvousPlace parse_rendezvous(std::string_view url);
 
 }  // namespace contextile

@@ -9,7 +9,8 @@
 namespace contextile {
 namespace {
 
-constexpr std::chrono::milliseconds kSignalPeriod{20};  // a signal handler can wake nobody
+// How often a waiting thread looks for SIGTERM, because a signal handler cannot wake it.
+constexpr std::chrono::milliseconds kSignalPeriod{20};
 
 }  // namespace
 
@@ -74,7 +75,8 @@ void MpiLaunches::wait(std::int64_t ticket) {
   launches_.erase(ticket);
 }
 
-// An end that can never move: the peer is gone and had not posted its side.
+// Returns an end that can never move because its peer is gone without having posted its side, or
+// null.
 const PostedEnd* MpiLaunches::abandoned_end(const MpiLaunch& launch) const {
   for (const PostedEnd& end : launch.ends) {
     const Pair& pair = pairs_[end.peer.index()];

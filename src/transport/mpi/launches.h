@@ -1,5 +1,5 @@
-// The launches of one rank of an MPI job: posted and awaited by the thread that drives the rank,
-// moved by its progress thread.
+// The launches of one rank of an MPI job. The thread that drives the rank posts them and waits for
+// them; its progress thread moves them.
 #pragma once
 
 #include <chrono>
@@ -21,10 +21,10 @@ namespace contextile {
 struct MpiLaunch {
   std::int64_t ticket = 0;
   std::int64_t num_open = 0;    // ends that have not moved
-  std::vector<PostedEnd> ends;  // of them the progress thread changes `moved` alone, by `finish`
+  std::vector<PostedEnd> ends;  // the progress thread changes only their `moved`, by `finish`
 };
 
-// What the progress thread has to do next.
+// The work that the progress thread has to do next.
 struct MpiOrders {
   std::vector<std::shared_ptr<MpiLaunch>> posted;
   std::string announcement;  // a failure of this rank that the peers have to hear of, once
@@ -32,16 +32,18 @@ struct MpiOrders {
   bool closing = false;
 };
 
-// How many messages one rank had posted to and from another when it left.
+// Numbers of messages that one rank had posted to and from another when it left.
 struct MpiDeparture {
   std::int64_t num_sent = 0;
   std::int64_t num_expected = 0;
 };
 
+// The launches of one rank, which its two threads share.
+//
 // Invariant: the progress thread touches no memory of the caller's once `abort`, `close` or a
-// throwing `launch` or `wait` has returned: it copies by `with_memory` alone, which a failure ends.
-// Nothing waits for that thread itself: MPIs have been seen not to come back from a call when a
-// peer has died.
+// throwing `launch` or `wait` has returned. It copies only through `with_memory`, which a failure
+// ends. Nothing waits for that thread itself: some MPIs do not return from a call when a peer has
+// died.
 class MpiLaunches {
  public:
   MpiLaunches(Rank rank, std::int32_t num_ranks, std::chrono::milliseconds timeout);
@@ -50,7 +52,8 @@ class MpiLaunches {
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs);
   void wait(std::int64_t ticket);
   void abort(std::string_view reason);
-  // The rank will not be heard of again. With launches it never waited for, that is a failure.
+  // Says that the rank will not be heard of again. If it never waited for a launch, that is a
+  // failure.
   void close();
   [[nodiscard]] std::vector<OpenTransfer> open_transfers() const;
   [[nodiscard]] std::int64_t sent_bytes() const;
@@ -62,12 +65,13 @@ class MpiLaunches {
   void pause(std::chrono::microseconds at_most);
   void finish(MpiLaunch& launch, std::size_t end);
   void note_progress();  // a piece has moved
-  // The first failure of a group is the one everybody hears of.
-  void fail(std::string text);          // noticed here: the peers have to be told
-  void fail_by_peer(std::string text);  // heard of
+  // The first failure of a group is the one that all ranks hear of.
+  void fail(std::string text);          // noticed here: the peers must hear of it
+  void fail_by_peer(std::string text);  // reported by a peer
   void depart(Rank peer, MpiDeparture departure);
   [[nodiscard]] MpiDeparture departure_for(Rank peer) const;
-  // Runs copy() unless the group has failed, and whether it ran. It must not call this object.
+  // Runs copy() unless the group has failed; returns true if it ran. copy() must not call this
+  // object.
   template <typename Copy>
   bool with_memory(const Copy& copy) {
     const std::lock_guard<std::mutex> lock(memory_mutex_);
@@ -108,7 +112,7 @@ class MpiLaunches {
   bool closing_ = false;
   bool has_orders_ = false;
 
-  std::mutex memory_mutex_;  // held while the caller's memory is touched; taken behind mutex_
+  std::mutex memory_mutex_;  // held while the caller's memory is touched; taken after mutex_
   bool memory_closed_ = false;
 };
 

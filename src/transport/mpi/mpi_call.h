@@ -1,4 +1,4 @@
-// What MPI calls return, as errors of ours.
+// Turns what MPI calls return into errors.
 #pragma once
 
 #include <mpi.h>
@@ -13,8 +13,8 @@ void check_mpi(int code, std::string_view call);
 
 [[nodiscard]] std::string mpi_error_text(int code);
 
-// The ranks of the communicator that MPI knows to be dead, as text for errors; empty where it knows
-// of none, or never does (MPIs without ULFM, the extension for fault tolerance).
+// Returns the ranks of the communicator that MPI knows to be dead, as text for errors. The text is
+// empty if MPI knows of none, or never does (MPIs without ULFM, the extension for fault tolerance).
 [[nodiscard]] std::string dead_ranks_text(MPI_Comm comm);
 
 }  // namespace contextile

@@ -12,12 +12,12 @@
 namespace contextile {
 namespace {
 
-// Pieces under way to a peer, and from it: while one moves the next is packed.
+// Most pieces under way to a peer, and from it. While one moves, the next is packed.
 constexpr std::int64_t kPiecesUnderWay = 2;
 // How long a rank that leaves waits for peers to do the same.
 constexpr std::chrono::milliseconds kLinger{1000};
-// The same once SIGTERM has come: SIGKILL follows within the second, and the error is not yet
-// printed.
+// The same once SIGTERM has come. SIGKILL follows within the second, and the error must be printed
+// before.
 constexpr std::chrono::milliseconds kSignalLinger{200};
 
 struct PieceHeader {
@@ -73,7 +73,7 @@ void MpiProgress::run() noexcept {
       error = "an exception of unknown type";
     }
     if (!error.empty()) {
-      // An MPI that fails once may do so in every call, so from now on nothing hangs on it.
+      // An MPI that fails once may fail in every call, so from now on nothing depends on it.
       deaf_ = true;
       launches_->fail("rank " + std::to_string(wire_->rank().value) + ": " + error);
       if (!stopped_) stop();
@@ -171,7 +171,8 @@ void MpiProgress::start_send(Rank rank, Peer& peer) {
   if (--parcel->num_unstarted == 0) peer.sends.pop_front();
 }
 
-// Always with room for a whole piece, so that one of a larger message than expected can be named.
+// Posts a receive with room for a whole piece, so that a piece of a larger message than expected
+// can be named.
 void MpiProgress::start_receive(Rank rank, Peer& peer, std::shared_ptr<MpiParcel> parcel) {
   auto piece = std::make_shared<MpiPiece>();
   piece->kind = MpiPiece::Kind::kReceive;
@@ -199,7 +200,7 @@ bool MpiProgress::complete_pieces() {
     if (piece->kind == MpiPiece::Kind::kReceive) complete_arrived(piece->peer, peer);
   }
   if (moved) launches_->note_progress();
-  if (!error.empty() && !stopped_) throw TransportError(error);  // after it nothing is news
+  if (!error.empty() && !stopped_) throw TransportError(error);  // later errors say nothing new
   return moved;
 }
 
@@ -209,7 +210,8 @@ void MpiProgress::complete_send(Peer& peer, MpiPiece& piece) {
   free_memory_.push_back(std::move(piece.memory));
 }
 
-// Pieces may complete in another order than they were sent in; they are unpacked in that order.
+// Pieces may complete in another order than they were sent in. They are unpacked in the order of
+// sending.
 void MpiProgress::complete_arrived(Rank rank, Peer& peer) {
   while (!peer.arriving.empty() && peer.arriving.front()->completed) {
     const std::shared_ptr<MpiPiece> piece = std::move(peer.arriving.front());
@@ -266,8 +268,8 @@ std::unique_ptr<std::byte[]> MpiProgress::take_memory() {
 
 // ------------------------------------------------------------------------- failures and the end
 
-// The group has failed: forgets all messages. Their pieces under way stay MPI's; what comes of them
-// is dropped.
+// Forgets all messages because the group has failed. Their pieces under way stay with MPI, and are
+// dropped when they complete.
 void MpiProgress::stop() {
   stopped_ = true;
   for (Peer& peer : peers_) {
@@ -276,7 +278,7 @@ void MpiProgress::stop() {
   }
 }
 
-// A peer that cannot be told does not keep the others from hearing.
+// Sends a note to every peer. A peer that cannot be reached does not keep the others from hearing.
 void MpiProgress::tell_all(const MpiNote& note) {
   for (std::size_t r = 0; r < peers_.size(); ++r) {
     MpiNote mine = note;
@@ -296,6 +298,8 @@ void MpiProgress::tell_all(const MpiNote& note) {
   }
 }
 
+// Leaves the group: tells all peers once, then waits until they have left, too, or for a short
+// time.
 void MpiProgress::close_turn() {
   if (!leaving_) {
     leaving_ = true;
@@ -316,7 +320,7 @@ void MpiProgress::close_turn() {
   }
 }
 
-// What the peer sent before it left is received, receives that nothing will meet are taken back.
+// Receives what the peer sent before it left, and cancels receives that nothing will meet.
 void MpiProgress::take_rest(Rank rank, Peer& peer) {
   if (deaf_) return;
   const std::int64_t missing = peer.num_expected - peer.num_arrived;
@@ -336,7 +340,7 @@ void MpiProgress::pause(bool moved) {
     std::this_thread::yield();
     return;
   }
-  // With nothing under way this thread only listens for peers that fail.
+  // If nothing is under way, this thread only listens for peers that fail.
   const std::int64_t longest_us = wire_->idle() ? 2000 : 200;
   const std::int64_t doublings = std::min<std::int64_t>((num_still_turns_ - kEagerTurns) / 4, 8);
   launches_->pause(std::chrono::microseconds(std::min(longest_us, std::int64_t{10} << doublings)));

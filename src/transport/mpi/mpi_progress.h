@@ -31,23 +31,24 @@ struct MpiParcel {
   std::int64_t moved_bytes = 0;
 };
 
-// MPI moves large messages only inside MPI calls; this thread makes them while kernels compute. All
-// its state but the launches is its own.
+// Moves the messages of one rank. MPI moves large messages only inside MPI calls; this thread makes
+// them while kernels compute. It shares only the launches with other threads.
 //
-// Every message is one piece or more, each behind a header of its own: which message, how large,
-// where. Pieces are packed into and out of memory of this thread's.
+// Every message is sent as one or more pieces. The header of a piece names the message, its size
+// and the place of the piece in it. Pieces are packed into and unpacked from memory of this thread.
 //
-// In the end every rank tells its peers what it sent, takes what is still on its way to it, and
-// leaves the communicator empty. After a failure that may not come about: then it stays.
+// At the end every rank tells its peers what it sent, takes what is still on its way to it, and
+// leaves the communicator empty. After a failure that may be impossible; then the communicator
+// stays.
 class MpiProgress {
  public:
   MpiProgress(std::unique_ptr<MpiWire> wire, std::shared_ptr<MpiLaunches> launches,
               std::int64_t piece_bytes);
 
-  // The thread's whole life. Behind MpiLaunches::close it ends when all peers have left, or a
-  // moment later.
+  // Runs for the thread's whole life. After MpiLaunches::close it ends when all peers have left, or
+  // a short time later if they do not.
   void run() noexcept;
-  // Waits for that end; false if it does not come, because MPI does not return.
+  // Waits for that end. Returns false if it does not come because MPI does not return.
   [[nodiscard]] bool has_ended();
 
  private:
@@ -64,7 +65,7 @@ class MpiProgress {
     bool left = false;
   };
 
-  bool turn();  // whether anything moved
+  bool turn();  // returns true if anything moved
   bool hear_notes();
   void accept(const std::vector<std::shared_ptr<MpiLaunch>>& posted);
   void start_pieces(Rank rank, Peer& peer);
@@ -73,7 +74,7 @@ class MpiProgress {
   bool complete_pieces();
   void complete_send(Peer& peer, MpiPiece& piece);
   void complete_arrived(Rank rank, Peer& peer);
-  bool unpack(Rank rank, MpiPiece& piece);  // false: the group has failed
+  bool unpack(Rank rank, MpiPiece& piece);  // returns false if the group has failed
   void move_piece(MpiParcel& parcel);
   void stop();
   void tell_all(const MpiNote& note);
@@ -88,9 +89,9 @@ class MpiProgress {
   const std::int64_t piece_bytes_;
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<std::byte[]>> free_memory_;
-  std::int64_t num_still_turns_ = 0;  // since anything moved
+  std::int64_t num_still_turns_ = 0;  // number of calls of turn() since anything moved
   bool stopped_ = false;              // the group has failed: nothing touches the caller's memory
-  bool deaf_ = false;                 // MPI fails: no notes
+  bool deaf_ = false;                 // MPI fails: no more notes
   bool leaving_ = false;
   bool done_ = false;
   Clock::time_point leave_deadline_;

@@ -66,7 +66,7 @@ std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
                    "MPI: expected pieces of 1 to {} bytes, found {}", kMostPieceBytes,
                    options.piece_bytes);
   start_mpi();
-  const SigtermWatch sigterm;  // joining may be told to end, too
+  const SigtermWatch sigterm;  // the signal may come while joining, too
   return std::make_unique<MpiTransport>(
       options, std::make_unique<MpiWire>(options.timeout, options.piece_bytes));
 }

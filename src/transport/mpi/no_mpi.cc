@@ -1,4 +1,4 @@
-// In builds without MPI.
+// Takes the place of the transport in builds without MPI.
 #include "base/check.h"
 #include "contextile/extend/transport.h"
 

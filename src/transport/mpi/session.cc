@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-// NOTE: process-wide, as what they stand for.
+// NOTE: these are process-wide, like the things that they stand for.
 std::mutex process_mutex;
 int num_watches = 0;
 struct sigaction before_watch {};
@@ -27,7 +27,7 @@ bool ends_orderly = false;  // end_at_exit is registered
 thread_local bool in_progress_thread = false;
 
 // Open MPI's launcher kills all processes as soon as one ends in failure, or while it waits for
-// them to obey SIGTERM: the first should not end before the others have said why they do.
+// them to obey SIGTERM. So the first process must not end before the others have said why they end.
 constexpr std::chrono::milliseconds kLastWords{500};
 
 extern "C" void note_sigterm(int /*signal*/) { sigterm_came = true; }
@@ -38,8 +38,9 @@ bool finalized() {
   return done != 0;
 }
 
-// MPI_Finalize would wait forever for a lost peer. A progress thread ends the program only where an
-// MPI gives up inside a call. An error has nobody left to hear it.
+// Finalises MPI if it can: MPI_Finalize would wait forever for a lost peer, and a progress thread
+// ends the program only if an MPI gives up inside a call. Errors are ignored because
+// nothing is left that could report them.
 void end_at_exit() {
   int done = 0;
   if (lost_peer || sigterm_came || in_progress_thread) {
@@ -97,7 +98,7 @@ SigtermWatch::~SigtermWatch() {
   if (--num_watches > 0) return;
   struct sigaction now {};
   if (sigaction(SIGTERM, nullptr, &now) != 0 || now.sa_handler != note_sigterm) return;
-  // NOTE: once the signal has come, it stays noted: the launcher sends it again, and the program
+  // NOTE: once the signal has come, it stays noted. The launcher sends it again, and the program
   // has yet to print why it ends.
   if (!sigterm_came) sigaction(SIGTERM, &before_watch, nullptr);
 }

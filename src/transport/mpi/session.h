@@ -1,21 +1,22 @@
-// What a process has once: MPI itself and the signal that launchers end it by.
+// The state that a process has once: MPI itself, and the signal by which launchers end the process.
 #pragma once
 
 namespace contextile {
 
-// Initialises MPI unless somebody has, and then finalises it at exit. Throws InvalidArgument if MPI
-// was initialised without MPI_THREAD_MULTIPLE, TransportError if it has been finalised.
+// Initialises MPI unless that has been done, and then finalises it at exit. Throws InvalidArgument
+// if MPI was initialised without MPI_THREAD_MULTIPLE, TransportError if it has been finalised.
 void start_mpi();
 
-// A peer died, stopped or did not come: from now on MPI is not finalised at exit.
+// Notes that a peer died, stopped or did not come. From now on MPI is not finalised at exit.
 void note_lost_peer();
 
-// Called by a thread that makes MPI calls for others, first of all. There writing to a peer that
-// has died is an error of that write alone: MPIs do not mind that SIGPIPE ends the process by
-// default.
+// Prepares a thread that makes MPI calls for others; the thread calls it first. In such a thread,
+// writing to a peer that has died is only an error of that write. MPIs do not prevent SIGPIPE from
+// ending the process, which it does by default.
 void enter_progress_thread();
 
-// While one lives, SIGTERM is noted instead of ending the process, unless the program handles it.
+// While an object of this class lives, SIGTERM is noted instead of ending the process, unless the
+// program handles it.
 class SigtermWatch {
  public:
   SigtermWatch();
@@ -23,7 +24,7 @@ class SigtermWatch {
   SigtermWatch(const SigtermWatch&) = delete;
   SigtermWatch& operator=(const SigtermWatch&) = delete;
 
-  // Whether the signal has come in the life of any watch.
+  // Returns true if the signal has come during the life of any watch.
   [[nodiscard]] static bool has_come();
 };
 

@@ -38,13 +38,13 @@ MpiWire::MpiWire(std::chrono::milliseconds timeout, std::int64_t piece_bytes) {
 }
 
 MpiWire::~MpiWire() {
-  // NOTE: leaked on purpose. MPI may still write there.
+  // NOTE: this memory is leaked on purpose, because MPI may still write there.
   for (const std::shared_ptr<MpiPiece>& piece : pieces_) {
     static_cast<void>(piece->memory.release());
   }
 }
 
-// Not MPI_Comm_dup, which would wait for a missing rank forever.
+// Does not use MPI_Comm_dup, which would wait for a missing rank forever.
 void MpiWire::join(std::chrono::milliseconds timeout) {
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup");
@@ -72,7 +72,7 @@ void MpiWire::finish_joining(MPI_Request& request, std::chrono::milliseconds tim
     if (done != 0) return;
     const bool ended = SigtermWatch::has_come();
     if (ended || std::chrono::steady_clock::now() >= deadline) {
-      note_lost_peer();  // whoever did not come will not come there, either
+      note_lost_peer();  // a rank that did not come will not come there, either
       throw TransportError(
           fmt::format("rank {} of {}, joining the group: {}", rank_.value, size_,
                       ended ? std::string("told to end (SIGTERM) before every rank had come")
@@ -89,7 +89,7 @@ void MpiWire::finish_joining(MPI_Request& request, std::chrono::milliseconds tim
 void MpiWire::start(const std::shared_ptr<MpiPiece>& piece) {
   const int count = count_of(piece->size_bytes);
   MPI_Request request = MPI_REQUEST_NULL;
-  // Room first: a request that has begun must not be lost.
+  // Makes room first: a request that has begun must not be lost.
   requests_.reserve(requests_.size() + 1);
   pieces_.reserve(pieces_.size() + 1);
   if (piece->kind == MpiPiece::Kind::kReceive) {
@@ -133,7 +133,7 @@ std::vector<std::shared_ptr<MpiPiece>> MpiWire::take_completed() {
   int num_completed = 0;
   const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(),
                                 &num_completed, indices_.data(), statuses_.data());
-  // Each request says for itself whether it went wrong.
+  // The status of each request says whether it went wrong.
   if (code != MPI_ERR_IN_STATUS) check_mpi(code, "MPI_Testsome");
   std::vector<std::shared_ptr<MpiPiece>> completed;
   for (int i = 0; i < num_completed; ++i) {
@@ -177,7 +177,7 @@ std::optional<MpiNote> MpiWire::take_note() {
   int count = 0;
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
   std::vector<char> bytes(static_cast<std::size_t>(count));
-  // Has come already: does not wait.
+  // The note has come already, so this does not wait.
   check_mpi(MPI_Recv(bytes.data(), count, MPI_BYTE, status.MPI_SOURCE, kNoteTag, comm_,
                      MPI_STATUS_IGNORE),
             "MPI_Recv");

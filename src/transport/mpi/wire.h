@@ -1,4 +1,4 @@
-// What goes over MPI between one rank and its peers: pieces of messages and short notes.
+// The traffic over MPI between one rank and its peers: pieces of messages, and short notes.
 #pragma once
 
 #include <mpi.h>
@@ -24,7 +24,7 @@ struct MpiPiece {
   Rank peer;
   std::unique_ptr<std::byte[]> memory;
   std::int64_t size_bytes = 0;        // of a receive: room at first, then what has come
-  std::shared_ptr<MpiParcel> parcel;  // whose bytes these are; none: nobody's, to be dropped
+  std::shared_ptr<MpiParcel> parcel;  // the message that it is part of; none: it is dropped
   bool completed = false;
   bool cancelled = false;
   std::string error;  // empty: none
@@ -40,9 +40,9 @@ struct MpiNote {
   std::string text;               // kAbort: why
 };
 
-// A communicator of its own and the requests under way on it. MPI holds memory of pieces only,
-// never the caller's: a request whose peer is dead or stopped can neither be finished nor taken
-// back. Not thread-safe.
+// A communicator of its own, and the requests under way on it. MPI only ever holds the memory of
+// pieces, never the caller's, because a request whose peer is dead or stopped can neither be
+// finished nor cancelled. Not thread-safe.
 class MpiWire {
  public:
   // Collective over MPI_COMM_WORLD. Throws TransportError if a rank does not come within the
@@ -57,16 +57,18 @@ class MpiWire {
   [[nodiscard]] std::int32_t size() const { return size_; }
   [[nodiscard]] bool idle() const { return requests_.empty(); }
 
-  // Pieces of one peer arrive in the order of their sends, in the order of the receives.
+  // Starts to send or receive a piece. The pieces of one peer arrive in the order in which they are
+  // sent, and fill the receives in the order in which these are started.
   void start(const std::shared_ptr<MpiPiece>& piece);
   void start_note(const MpiNote& note);
-  // Asks MPI to take back a receive that nothing will meet. It completes as cancelled.
+  // Asks MPI to cancel a receive that nothing will meet. It completes as cancelled.
   void cancel(const MpiPiece& piece);
-  // Pieces that have completed since the last call; errors stand in them.
+  // Returns the pieces that have completed since the last call, with their errors.
   [[nodiscard]] std::vector<std::shared_ptr<MpiPiece>> take_completed();
-  // Where MPI tells of dead ranks, this call does: a TransportError that names them.
+  // Returns a note that has come, if there is one. If MPI reports dead ranks, throws a
+  // TransportError that names them.
   [[nodiscard]] std::optional<MpiNote> take_note();
-  // Gives the communicator back; nothing is under way and every peer has left.
+  // Frees the communicator. Nothing may be under way, and every peer must have left.
   void free();
 
  private:

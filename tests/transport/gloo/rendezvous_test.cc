@@ -1,4 +1,4 @@
-// How ranks find each other, where timing matters; gloo_test.py does the rest with processes.
+// Ranks find each other in cases where timing matters; gloo_test.py tests the rest with processes.
 #include "transport/gloo/rendezvous.h"
 
 #include <arpa/inet.h>
@@ -55,7 +55,7 @@ TEST(AddressRendezvous, TakesARankThatComesForTheNextGroupBeforeRankZeroIsDoneWi
   other.join();
 }
 
-// What rank 1 says of a rank 0 that answers with these bytes and ends the connection.
+// Returns the error of rank 1 if rank 0 answers with these bytes and ends the connection.
 std::string error_of_answer(const std::string& answer) {
   const std::uint16_t port = free_port();
   const int server = ::socket(AF_INET, SOCK_STREAM, 0);
