@@ -24,7 +24,7 @@ class CommandLine {
   std::map<const CLI::App*, Action> actions_;
 };
 
-// What is wrong with a command line that CLI11 refuses, in the words of all other messages.
+// The reason why CLI11 refuses a command line, in the words of all other messages.
 [[nodiscard]] std::string problem_text(const CLI::App& app, const CLI::ParseError& error);
 
 }  // namespace contextile

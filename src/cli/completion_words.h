@@ -30,7 +30,7 @@ struct CompletionValues {
 // The answer to a script: "files" or "words", then for each candidate its word, a tab, its text.
 [[nodiscard]] std::string answer_text(const CompletionValues& candidates);
 
-// What `contextile completion SHELL` prints.
+// The script that `contextile completion SHELL` prints.
 [[nodiscard]] const std::vector<std::string>& completion_shells();
 // Throws InvalidArgument on a shell that is none of them.
 [[nodiscard]] std::string_view completion_script(std::string_view shell);

@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// NOTE: global because signals are. What arrived, to be passed on.
+// NOTE: global because signals are. The signal that arrived, to be passed on.
 volatile std::sig_atomic_t arrived = 0;
 void remember(int signal) { arrived = signal; }
 
@@ -52,8 +52,8 @@ class RememberSignals {
   struct sigaction before_[3] = {};
 };
 
-// Each process is a group of its own: a terminal sends Ctrl-C to the launcher alone, which passes it
-// on once. A process that got it twice would take the second one for an order to end at once.
+// Each process is a group of its own: a terminal sends Ctrl-C to the launcher alone, which passes
+// it on once. A process that got it twice would take the second one for an order to end at once.
 pid_t start(const std::vector<std::string>& command) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));

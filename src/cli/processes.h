@@ -1,4 +1,4 @@
-// Programs started beside each other, and ended together.
+// Programs started next to each other, and ended together.
 #pragma once
 
 #include <chrono>
@@ -20,8 +20,8 @@ struct EndedProcess {
 // Starts a process for each command line (program first, found as a shell finds it), with this
 // process's input, output and error streams, and returns when all have ended. When one fails the
 // others have `grace` to end by themselves, then get SIGTERM, a second later SIGKILL. SIGINT,
-// SIGTERM and SIGHUP that arrive meanwhile go to all of them, unless they are ignored. Throws IoError
-// when one cannot be started, after ending those that were.
+// SIGTERM and SIGHUP that arrive meanwhile go to all of them, unless they are ignored. Throws
+// IoError when one cannot be started, after ending those that were.
 [[nodiscard]] std::vector<EndedProcess> run_processes(
     std::span<const std::vector<std::string>> commands, std::chrono::milliseconds grace);
 

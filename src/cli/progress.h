@@ -16,7 +16,7 @@ namespace contextile {
 // "[######..................]  25% 2/8 fcp: building the plan, 12 s left".
 [[nodiscard]] std::string progress_text(double share_done, std::string_view what, double left_s);
 
-// One line on stderr, a few times a second; silent unless stderr is a terminal, gone when the
+// One line on stderr, a few times per second; silent unless stderr is a terminal, gone when the
 // object is. Steps that are named one after another, each of which may tell how far it is itself.
 class ProgressBar {
  public:

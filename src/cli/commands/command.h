@@ -1,4 +1,4 @@
-// What a command of a program is, and what its exit codes mean.
+// The type of a program's commands, and the meaning of exit codes.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,7 @@ inline constexpr ExitCode kExitCodes[] = {
      "a rank stalled, an output could not be written, memory ran out"},
 };
 
-// What to do once the command line is parsed; returns the exit code.
+// Runs once the command line is parsed; returns the exit code.
 using Action = std::function<int()>;
 
 // A command of a program: `add` adds its options and examples to `app` and returns its action.

@@ -157,15 +157,15 @@ std::string tokens_text(std::int64_t tokens) {
   return tokens % 1024 == 0 ? fmt::format("{}K", tokens / 1024) : fmt::format("{}", tokens);
 }
 
-// What a page needs of a plan; it must outlive the page's writing.
+// The inputs of a page about a plan; they must outlive the page's writing.
 struct SimulatedPlan {
   std::string name;
   PlannedBatch planned;
   Simulation simulation;
 };
 
-// A page with the fastest plan and zigzag's, or with zigzag's alone where that is the fastest. Plans
-// both again: the comparison keeps no instructions, and a page shows them.
+// Writes a page with the fastest plan and zigzag's, or with zigzag's alone if that is the fastest.
+// Plans both again: the comparison keeps no instructions, and a page shows them.
 void write_page(const DemoOptions& options, const std::string& best, std::ostream& page) {
   const PlanInput input = load_input(planned_input(options, "causal"));
   std::deque<SimulatedPlan> plans;

@@ -122,7 +122,7 @@ void print_broken(const RunCommandOptions& options, const VerifyReport& verified
   }
 }
 
-// What was run, on which cluster it was predicted, and how it went.
+// The plan that ran, the cluster it was predicted on, and how it went.
 struct FinishedRun {
   const Plan& plan;
   const RunOptions& settings;

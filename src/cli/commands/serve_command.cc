@@ -52,7 +52,7 @@ struct ServeCommandOptions {
 constexpr const char* kRandom = "random";
 constexpr std::int64_t kKvTokens = 65'536;
 
-// What all ranks of a group are made of.
+// Everything that the ranks of a group have in common.
 struct Serving {
   ServedModel model;
   DecoderOptions decoder;

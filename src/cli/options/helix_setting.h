@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// What was given beside the presets' numbers.
+// Numbers that were given in place of the presets'.
 struct HelixSettingOptions {
   std::string model = "llama-3-405b";
   std::optional<double> weight_bytes, kv_bytes, activation_bytes;
@@ -24,7 +24,8 @@ void add_element_options(CLI::App& app, HelixSettingOptions& options);
 // --hardware, --memory-bandwidth, --network-bandwidth, --latency, --memory, --reserve.
 void add_hardware_options(CLI::App& app, HelixSettingOptions& options);
 
-// Throw InvalidArgument as load_helix_model, load_helix_hardware and the checks of advanced/helix.h do.
+// Throw InvalidArgument as load_helix_model, load_helix_hardware and the checks of
+// advanced/helix.h do.
 [[nodiscard]] HelixModel helix_model_of(const HelixSettingOptions& options);
 [[nodiscard]] HelixHardware helix_hardware_of(const HelixSettingOptions& options);
 

@@ -125,7 +125,7 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
             });
 }
 
-// What a token costs, forward, on a device of the group.
+// The cost of a token, forward, on a device of the group.
 std::optional<double> linear_us(const InputOptions& options, const Cluster& group) {
   const std::string& text = options.linear_layers;
   if (text.empty()) return std::nullopt;

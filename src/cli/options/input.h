@@ -17,7 +17,7 @@ namespace contextile {
 // auto with a search of about a second on two cores: for plans at hand, not for the best there is.
 inline constexpr const char* kQuickAuto = "auto:steps=4000000";
 
-// What the command line says. Defaults here are the ones `--help` shows.
+// The values of the command line. Defaults here are the ones `--help` shows.
 struct InputOptions {
   std::string lengths_path;
   std::string length_field = "length";

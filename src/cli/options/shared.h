@@ -33,7 +33,7 @@ void add_json_option(CLI::App& app, bool& json);
 void add_csv_option(CLI::App& app, bool& csv, const std::string& rows);
 // Throws InvalidArgument when both were given.
 void check_formats(bool json, bool csv);
-// A seed that is drawn anew in every run unless given.
+// A seed that is drawn again in every run unless given.
 void add_random_seed_option(CLI::App& app, std::optional<std::uint64_t>& seed,
                             const std::string& text);
 [[nodiscard]] std::uint64_t given_or_random(const std::optional<std::uint64_t>& seed);

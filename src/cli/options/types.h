@@ -29,7 +29,7 @@ struct OptionHelp {
   std::vector<std::string> values = {};
 };
 
-// What a shell can offer for an option's value.
+// The values that a shell can offer for an option.
 struct ValueHints {
   std::vector<std::string> words;  // as in OptionHelp::values, and the placeholder's own
   bool file = false;               // paths, too

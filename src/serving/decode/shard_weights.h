@@ -1,4 +1,4 @@
-// What each shard of a softmax weighs.
+// The weight of each shard of a softmax.
 #pragma once
 
 #include <span>

@@ -27,9 +27,9 @@ struct Candidate {
   }
 };
 
-// Tokens and their weights, from which one is drawn. The order of tokens, the likeliest first and of
-// equally likely ones the one with the least id, is never made as a whole: every question is
-// answered by partial selection, in time linear in the number of tokens.
+// Tokens and their weights, from which one is drawn. The order of tokens has the likeliest first
+// and, of equally likely ones, the one with the least id. It is never made as a whole: every
+// question is answered by partial selection, in time linear in the number of tokens.
 class Candidates {
  public:
   // `scratch` holds the candidates; reusing it saves the faults of new pages for every token.
@@ -70,9 +70,9 @@ class Candidates {
   }
   [[nodiscard]] double total() const { return sum(0, all_.size()); }
 
-  // The place, in order, of the candidate with which the sum of weights reaches `sum_wanted`: halves
-  // the range in which it is, so that the whole takes twice the time of the first selection. Leaves
-  // that candidate at its place, and before it those that come before it.
+  // Returns the place, in order, of the candidate with which the sum of weights reaches
+  // `sum_wanted`. Halves the range in which it is, so that the whole takes twice the time of the
+  // first selection. Leaves that candidate at its place, and before it those that come first.
   [[nodiscard]] std::size_t place_of(double sum_wanted) {
     std::size_t begin = 0;
     std::size_t end = all_.size();

@@ -124,8 +124,8 @@ struct Scheduler::State {
     return added;
   }
 
-  // Whether what did not fit a step before cannot fit now: looking up what the cache has of a long
-  // prompt takes too long for every step in which it waits.
+  // True if a request that did not fit in an earlier step cannot fit now. Looking up the tokens that
+  // the cache has of a long prompt takes too long for every step in which it waits.
   [[nodiscard]] bool is_still_short(Arrival arrival, std::int64_t count) const {
     return num_running > 0 && shortage.arrival == arrival && count >= shortage.count &&
            cache.free_pages() <= shortage.num_free;
@@ -138,7 +138,7 @@ struct Scheduler::State {
     });
   }
 
-  // Whether a request should let `other` compute a beginning that both have: one that the other has
+  // True if a request should let `other` compute a beginning that both have: one that the other has
   // still to compute, and that the cache then gives to this one.
   [[nodiscard]] bool may_lead(const Request& other, Request& request, Arrival arrival) const {
     const std::vector<std::int32_t>& a = request.tokens;
@@ -155,7 +155,7 @@ struct Scheduler::State {
     return true;
   }
 
-  // Whether a request that has not begun waits for one that runs, or that begins in this step.
+  // True if a request that has not begun waits for one that runs, or that begins in this step.
   [[nodiscard]] bool follows(Request& request, const std::vector<Arrival>& beginning) {
     if (!options.cache.share_prefixes) return false;
     const auto leads = [&](Arrival arrival) {
@@ -176,8 +176,8 @@ struct Scheduler::State {
   }
 
   // How many tokens of each prompt a step computes at most: all, or else as many as of the others.
-  // What the cache holds of those that have not begun is not looked up here, in every step. Requests
-  // that follow another are passed over.
+  // The tokens that the cache holds of a waiting prompt are not looked up here, in every step.
+  // Requests that follow another are passed over.
   [[nodiscard]] std::map<Arrival, std::int64_t> shares(std::int64_t budget) {
     std::vector<std::pair<std::int64_t, Arrival>> wanted;
     std::vector<Arrival> beginning;

@@ -84,7 +84,7 @@ void read_scaling(const ConfigReader& scaling, RopeConfig& rope) {
   rope.original_length = scaling.count("original_max_position_embeddings");
 }
 
-// Newer files have theta and scaling in one object, older ones beside each other.
+// Newer files have theta and scaling in one object, older ones next to each other.
 RopeConfig read_rope(const ConfigReader& config) {
   RopeConfig rope;
   if (config.has("rope_theta")) rope.theta = config.positive("rope_theta");

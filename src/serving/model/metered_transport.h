@@ -13,7 +13,7 @@ class MeteredTransport final : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
 
-  // What is launched from here on is added to `bytes`, which stays where it is.
+  // Bytes launched from here on are added to `bytes`, which stays where it is.
   void meter(std::int64_t& bytes) { bytes_ = &bytes; }
 
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {

@@ -1,4 +1,4 @@
-// Where a model's weights come from: named matrices of which any part can be read as fp32.
+// The source of a model's weights: named matrices of which any part can be read as fp32.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace contextile {
 
-// What all ways are given. References outlive the algorithm.
+// The inputs of all algorithms. References outlive the algorithm.
 struct PrefillContext {
   Transport& transport;
   const AttentionKernel& kernel;

@@ -1,4 +1,4 @@
-// Where new keys and values go to be kept.
+// The ranks that keep new keys and values.
 #pragma once
 
 #include <cstdint>

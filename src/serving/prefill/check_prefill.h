@@ -1,4 +1,4 @@
-// Whether a rank's tensors are those of its batch.
+// Checks that a rank's tensors are those of its batch.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which rows of which rank see which keys of which other.
+// The rows of each rank that see keys of another rank.
 //
 // A rank's keys are one block: of each sequence its cached tokens, ascending, then its new ones.
 #pragma once
@@ -37,7 +37,7 @@ class PrefillGeometry {
   // The cached tokens that any new one sees, as the rank counts its own.
   [[nodiscard]] std::vector<Range> cached_keys(Rank rank, std::size_t sequence) const;
 
-  // What a chunk of queries of one rank sees of the keys of another, counted from the first row of
+  // The keys that a chunk of queries of one rank sees of another, counted from the first row of
   // the chunk and the first key of the sequence.
   [[nodiscard]] std::vector<LocalBand> bands(Rank q_rank, std::size_t chunk, Rank kv_rank,
                                              std::size_t sequence) const;

@@ -7,7 +7,7 @@ namespace contextile {
 namespace {
 
 // Source: arXiv 2411.01783, ring pass-KV. N - 1 steps; in each a rank hands the block it has on and
-// receives the next one while it computes with it. Two blocks of memory beside its own.
+// receives the next one while it computes with it. Two blocks of memory in addition to its own.
 class PassKv : public PrefillAlgorithm {
  public:
   explicit PassKv(const PrefillContext& context)

@@ -69,7 +69,7 @@ class PassQ : public PrefillAlgorithm {
     }
     return most;
   }
-  // What is computed with and sent on, and what arrives meanwhile, lie in turns.
+  // The queries to compute with and send on, and those that arrive meanwhile, lie in turns.
   [[nodiscard]] TensorView block(std::int32_t step, std::int64_t rows) {
     return slice(queries_[static_cast<std::size_t>(step % 2)].view(), 0, rows, 0,
                  context_.shape.q_heads);

@@ -146,7 +146,7 @@ std::int64_t prefill_bytes(PrefillMode mode, const PrefillWork& work, Rank rank,
   return 0;
 }
 
-// What one batch has.
+// The state of one batch.
 struct PreparedPrefill {
   PreparedPrefill(Transport& transport, const AttentionKernel& kernel, const PrefillBatch& batch,
                   const AttentionShape& attention, const PrefillOptions& options)

@@ -56,7 +56,7 @@ struct RowRun {
   std::int64_t rows = 0;
 };
 
-// Where every local row of a plan comes from.
+// The source of every local row of a plan.
 struct LocalRows {
   std::vector<PageRun> cached;
   std::vector<RowRun> fresh;

@@ -66,7 +66,7 @@ class Ulysses : public PrefillAlgorithm {
   [[nodiscard]] KvRows keys_of(Rank rank) {
     return all_kv_.rows(first_kv_row_[rank.index()], context_.geometry.num_kv_rows(rank));
   }
-  // What a rank computes of this rank's tokens.
+  // The heads that a rank computes for this rank's tokens.
   [[nodiscard]] TensorView heads_for(Rank rank, const TensorView& q_THD) const {
     return slice(q_THD, 0, q_THD.tokens, rank.value * q_heads_, q_heads_);
   }

@@ -108,7 +108,7 @@ std::optional<char> byte_of(std::string_view token) {
   return static_cast<char>(byte);
 }
 
-// Where a space is put before text, which added tokens cut into pieces.
+// The places where a space is put before text, which added tokens cut into pieces.
 enum class SpaceBefore : std::uint8_t {
   kNothing,
   kText,       // unless it begins with one or with an added token
@@ -116,7 +116,7 @@ enum class SpaceBefore : std::uint8_t {
   kAllPieces,  // even then
 };
 
-// What a tokenizer.json says.
+// The contents of a tokenizer.json.
 struct Description {
   std::unordered_map<std::string, std::int32_t> tokens;
   std::vector<std::pair<std::string, std::string>> merges;

@@ -16,7 +16,7 @@ class Completion {
   // Both stay.
   Completion(const CompletionRequest& request, const Tokenizer& tokenizer);
 
-  // What a token adds to its completion, its last piece where that has ended.
+  // The piece that a token adds to its completion, its last piece where that has ended.
   [[nodiscard]] CompletionChoice add(std::int32_t index, const EngineEvent& event);
   // A completion has ended though its request goes on: its text has come to a stop sequence.
   [[nodiscard]] bool ends_early(std::int32_t index, const EngineEvent& event) const;

@@ -147,7 +147,7 @@ class HttpServer final : public CompletionServer {
     response.set_content(refusal(error), kJson);
   }
 
-  // Whether all have stopped.
+  // Runs one step; true when all ranks have stopped.
   [[nodiscard]] bool rank_advances(EngineRank& rank, const Engine& engine) {
     const EngineOutput output = rank.advance(queue_.take(options_.heartbeat));
     const std::int64_t preempted = health_.note_step(engine.scheduler());
@@ -281,7 +281,7 @@ class HttpServer final : public CompletionServer {
     });
   }
 
-  // What the engines are asked for a call: n times each prompt.
+  // The requests of a call to the engines: n for each prompt.
   [[nodiscard]] std::vector<GenerationRequest> requests_of(const CompletionRequest& asked) const {
     std::vector<GenerationRequest> requests;
     const std::uint64_t seed = asked.has_seed ? asked.sampling.seed : random_bits();

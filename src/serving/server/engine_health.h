@@ -20,8 +20,8 @@ class EngineHealth {
   // A step has ended. Returns the number of preemptions since the last one.
   std::int64_t note_step(const Scheduler& scheduler);
 
-  // The HTTP status and the text of /health: "starting", "ok", "degraded: ...", "lost: ...". Engines
-  // without the end of a step for `slow_step` are degraded.
+  // Returns the HTTP status and the text of /health: "starting", "ok", "degraded: ...",
+  // "lost: ...". Engines without the end of a step for `slow_step` are degraded.
   [[nodiscard]] std::pair<int, std::string> now(std::chrono::milliseconds slow_step) const;
   // The text of /metrics, in the format of Prometheus.
   [[nodiscard]] std::string metrics() const;

@@ -53,7 +53,7 @@ class HttpFront : public httplib::Server {
   // Closes idle connections; requests under way have `grace` to send the rest of their answers.
   void close(std::chrono::milliseconds grace);
 
-  // Whether the client of the request that this thread answers has closed its connection. False in
+  // True if the client of the request that this thread answers has closed its connection. False in
   // other threads.
   [[nodiscard]] static bool client_is_gone();
 

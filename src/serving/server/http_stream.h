@@ -29,7 +29,7 @@ class SocketStream final : public httplib::Stream {
   [[nodiscard]] socket_t socket() const override { return socket_; }
 
   [[nodiscard]] bool is_gone() const;
-  // Whether the next request may follow: all of this one was read and nothing failed.
+  // True if the next request may follow: all of this one was read and nothing failed.
   [[nodiscard]] bool may_go_on() const;
   // The bytes behind this request.
   [[nodiscard]] std::string rest() const { return in_.substr(at_); }

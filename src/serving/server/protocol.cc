@@ -100,7 +100,7 @@ void check_keys(const json& object) {
                                                "return_token_ids",
                                                "user",
                                                "add_special_tokens"};
-  // What other servers take, and clients send with a value that changes nothing.
+  // Parameters that other servers take, and that clients send with a value that changes nothing.
   const auto is_neutral = [](const std::string& key, const json& value) {
     if (value.is_null()) return true;
     if (key == "presence_penalty" || key == "frequency_penalty") return value == 0;

@@ -14,7 +14,7 @@
 
 namespace contextile {
 
-// What a client is told when it is not served.
+// The answer to a client that is not served.
 struct ProtocolError {
   int status = 400;
   std::string type = "invalid_request_error";
