@@ -9,7 +9,7 @@
 namespace contextile {
 namespace {
 
-// Calls visit(row n, head, offset in an array [T, heads, dim] of row tokens[n]) for every row.
+// Calls visit(row n, head, offset of row tokens[n] in an array [T, heads, dim]) for every row.
 template <typename Visit>
 void for_each_row(const TensorView& tensor, std::span<const std::int64_t> tokens,
                   const Visit& visit) {

@@ -1,4 +1,4 @@
-// The memory that the tensors of a kernel's calls lie in.
+// The memory that holds the tensors of a kernel's calls.
 #pragma once
 
 #include <cstddef>
@@ -8,25 +8,26 @@
 
 namespace contextile {
 
-// Memory that a kernel's tensors lie in, where whoever runs it puts results and what it stages.
+// Memory for a kernel's tensors. The caller of the kernel puts results and staged rows there, too.
 class RowMemory {
  public:
   virtual ~RowMemory() = default;
-  // Aligned to 64 bytes at least. Throws std::bad_alloc.
+  // Returns memory aligned to at least 64 bytes. Throws std::bad_alloc.
   [[nodiscard]] virtual std::byte* allocate(std::int64_t bytes) const = 0;
   virtual void free(std::byte* memory) const noexcept = 0;
-  // From and to this process's memory, in the order of calls. `read` waits for what comes before.
+  // Copy from and to this process's memory, in the order of calls. `read` waits for all earlier
+  // work.
   virtual void write(std::byte* to, std::span<const std::byte> from) const = 0;
   virtual void read(std::span<std::byte> to, const std::byte* from) const = 0;
-  // Until everything that was asked of the kernel so far is done.
+  // Waits until everything that the kernel has been asked to do so far is done.
   virtual void wait() const = 0;
-  // All bits ones: NaN in every dtype.
+  // Sets all bits to one, which is NaN in every dtype.
   virtual void poison(std::byte* memory, std::int64_t bytes) const = 0;
 };
-// That of this process.
+// Returns the memory of this process.
 [[nodiscard]] const RowMemory& host_memory();
 
-// Owns some of it.
+// Owns a piece of row memory.
 class RowBuffer {
  public:
   RowBuffer() = default;

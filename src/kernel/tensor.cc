@@ -68,14 +68,14 @@ TensorView view_of(std::span<const std::byte> bytes_THD, Dtype dtype, std::int64
   const std::int64_t element_bytes = bytes_per_element(dtype);
   const auto found = static_cast<std::int64_t>(bytes_THD.size());
   const std::int64_t token_elements = std::int64_t{heads} * dim;
-  // Divided, as the product of hostile extents may not fit.
+  // The check divides because the product of hostile extents may not fit.
   const std::int64_t elements = found / element_bytes;
   CONTEXTILE_CHECK(found % element_bytes == 0 && elements % token_elements == 0 &&
                        elements / token_elements == tokens,
                    "view: expected the elements of [{}, {}, {}] as {}, found {} bytes, {} elements",
                    tokens, heads, dim, to_string(dtype), found, elements);
   CONTEXTILE_CHECK(bytes_THD.data() != nullptr || tokens == 0, "view: expected data, found none");
-  // The pointer's value, not its object, is in question.
+  // The check is about the value of the pointer, not its object.
   const auto address = reinterpret_cast<std::uintptr_t>(bytes_THD.data());
   CONTEXTILE_CHECK(address % static_cast<std::uintptr_t>(element_bytes) == 0,
                    "view: expected data aligned to the {} bytes of {}, found address {:#x}",

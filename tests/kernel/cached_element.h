@@ -1,4 +1,4 @@
-// Elements of caches of every dtype, one at a time.
+// Reads and writes elements of caches of every dtype, one at a time.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// Rounded to what the dtype has: whole numbers for int8.
+// Writes an element, rounded to a number that the dtype has: whole numbers for int8.
 inline void put_element(KvDtype dtype, std::uint8_t* bytes, std::int64_t i, float value) {
   const auto put = [&](auto bits) {
     std::memcpy(bytes + i * static_cast<std::int64_t>(sizeof(bits)), &bits, sizeof(bits));

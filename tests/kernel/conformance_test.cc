@@ -1,4 +1,4 @@
-// What every kernel must do, against loops written straight from the definition.
+// The requirements on every kernel, against loops written straight from the definition.
 //
 // Suffixes: N query rows, M key rows, H query heads, D head dim.
 
@@ -74,7 +74,7 @@ class Strided {
     for_each([&](std::int64_t n, std::int32_t h, std::int32_t d) { all.push_back(at(n, h, d)); });
     return all;
   }
-  // What stands between the rows, as bits.
+  // Returns true if the bits between the rows are as at first.
   [[nodiscard]] bool gaps_are_untouched() const {
     for (std::int64_t n = 0; n < tokens_; ++n) {
       for (std::int64_t i = 0; i < token_stride_; ++i) {
@@ -144,8 +144,8 @@ struct Expected {
   std::vector<double> o, lse, dq, dk, dv;
 };
 
-// Dense attention from the definition; `mask` says who attends whom. Gradients use this forward's
-// own LSE and delta, which are also stored into `t` for the kernel to read.
+// Computes dense attention from the definition; `mask` says which keys a query attends. Gradients
+// use this forward's own LSE and delta, which are also stored in `t` for the kernel to read.
 Expected dense(const Case& c, Tensors& t, const DenseMask& mask) {
   const KernelParams& p = c.params;
   Expected e;
@@ -206,7 +206,7 @@ Expected dense(const Case& c, Tensors& t, const DenseMask& mask) {
   return e;
 }
 
-// Disjoint bands: random ones, each kept only if it shares no pair with those before.
+// Returns disjoint bands: random ones, each kept only if it shares no pair with earlier ones.
 std::vector<LocalBand> random_bands(Rng& rng, std::int64_t rows, std::int64_t keys) {
   std::vector<LocalBand> bands;
   DenseMask taken(rows, keys);
@@ -243,7 +243,7 @@ Case random_case(Rng& rng, std::uint64_t seed) {
   return c;
 }
 
-// The nearest case that the CUDA kernels take.
+// Returns the nearest case that the CUDA kernels take.
 Case cuda_case(Case c) {
   if (c.dtype == Dtype::kF32) c.dtype = Dtype::kF16;
   for (std::int32_t* dim : {&c.params.head_dim, &c.params.value_dim}) {
@@ -259,14 +259,16 @@ class KernelConformance : public ::testing::TestWithParam<const AttentionKernel*
   static Case taken(const Case& c) {
     return kernel().name().starts_with("cuda:") ? cuda_case(c) : c;
   }
-  // What rounding the weights of a row to bf16 adds to a bound: the unit in the last place.
+  // Returns the amount that rounding the weights of a row to bf16 adds to a bound: the unit in the
+  // last place.
   static double rounding(const Case& c) { return weight_rounding(kernel().weight_dtype(c.dtype)); }
   static void expect_close(const Strided& found, const std::vector<double>& expected, double bound,
                            std::string_view what, double floor = 1e-2) {
     EXPECT_LE(relative_error(found.values(), expected, floor), bound) << what;
     EXPECT_TRUE(found.gaps_are_untouched()) << what;
   }
-  // Where a gradient cancels (a row with one key has none), the terms that cancel are the measure.
+  // If a gradient cancels (a row with one key has none), its error is measured by the terms that
+  // cancel.
   static void expect_gradients_close(const Case& c, const Tensors& t, const Expected& expected,
                                      double bound) {
     bound += 2 * rounding(c);  // of weights and of slopes
@@ -316,8 +318,8 @@ TEST_P(KernelConformance, BackwardEqualsTheDefinition) {
   }
 }
 
-// Deals the bands to tiles of one call that write the same slots: the first overwrites, the others
-// merge.
+// Splits the bands among tiles of one call that write the same slots: the first overwrites, the
+// others merge.
 TEST_P(KernelConformance, TilesOfOneSlotMergeIntoTheWhole) {
   for (std::uint64_t seed = 200; seed < 240; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -358,7 +360,7 @@ TEST_P(KernelConformance, RowsWithoutAPairAreWrittenAndNeverMultiplied) {
       EXPECT_TRUE(std::isfinite(t.o.at(0, h, d)));
     }
   }
-  // A slot whose rows are empty so far may hold anything in O: merging must not look at it.
+  // A slot whose rows are empty so far may hold anything in O: merging must not read it.
   for (std::int32_t h = 0; h < 2; ++h) {
     for (std::int64_t n = 0; n < 3; ++n) t.lse.set(n, h, 0, -kInf);
     for (std::int32_t d = 0; d < 8; ++d) t.o.set(0, h, d, std::nan(""));
@@ -459,8 +461,8 @@ INSTANTIATE_TEST_SUITE_P(OfRoundedWeights, KernelConformance,
 INSTANTIATE_TEST_SUITE_P(OfCuda, KernelConformance,
                          ::testing::Values(&cuda_host_kernel(), &wgmma_host_kernel()), name_of);
 
-// The same on a device that has its own memory: what the driver's library gives, a GPU's where
-// CONTEXTILE_TEST_GPU names one, else the CPU's once more.
+// Does the same on a device that has its own memory: through the driver's library, a GPU if
+// CONTEXTILE_TEST_GPU names one, otherwise the CPU again.
 INSTANTIATE_TEST_SUITE_P(OfDevice, KernelConformance,
                          ::testing::ValuesIn(staged_kernels().begin(), staged_kernels().end()),
                          name_of);

@@ -1,4 +1,4 @@
-// What the CUDA kernels for keys in pages are made of: bytes widened, lists, the order of work. The
+// The parts of the CUDA kernels for keys in pages: widened bytes, lists, the order of work. The
 // program itself runs in paged_attention_test.
 //
 // Suffixes: N query rows, H heads, D head dim.
@@ -187,7 +187,8 @@ class PagedOnADevice : public ::testing::Test {
     kv.kv_heads = 2;
     return kv;
   }
-  // One query sees all keys but those of the last token: in runs, which are merged.
+  // Attends with one query that sees all keys except those of the last token, in runs that are
+  // merged.
   void attend() {
     for (std::int32_t i = 0; i < kPages; ++i) table_.push_back(PageId(kPages - 1 - i));
     keys_ = {{0, kPages * 16 - 1}};
@@ -211,7 +212,7 @@ class PagedOnADevice : public ::testing::Test {
 
 TEST_F(PagedOnADevice, ReadsOnlyTheKeysThatAreSeen) {
   attend();
-  // A token is appended on another stream meanwhile: the last of the page that is first.
+  // Meanwhile a token is appended on another stream, as the last one of the first page in memory.
   driver_.fill(streams_.moves, k_ + 15 * 256, 0, 256);
   driver_.fill(streams_.moves, v_ + 15 * 256, 0, 256);
   driver_.synchronize(streams_.moves);
@@ -252,7 +253,7 @@ TEST(CudaPagedEntryPoints, ACallTakesTheSmallestKernelThatHoldsItsDims) {
   EXPECT_EQ(name(576, 528, true), "");
 }
 
-// What docs/results/gpu.md says of shared memory.
+// The sizes of shared memory must be those of docs/results/gpu.md.
 TEST(CudaPagedEntryPoints, SharedMemoryIsAsMuchAsDocumented) {
   EXPECT_EQ((PagedShape<false, 64, 64>::kShared), 22016U);
   EXPECT_EQ((PagedShape<false, 128, 128>::kShared), 40448U);

@@ -1,5 +1,5 @@
-// What the CUDA kernels are made of: where elements stand, lists of blocks, what a launch takes.
-// The program itself runs in the conformance tests, as "cuda:host".
+// The parts of the CUDA kernels: the places of elements, lists of blocks, the calls that a launch
+// takes. The program itself runs in the conformance tests, as "cuda:host".
 //
 // Suffixes: N query rows, M key rows, H heads, D head dim.
 
@@ -26,7 +26,8 @@
 namespace contextile::cuda {
 namespace {
 
-// As the PTX manual words it, element by element ("Matrix fragments for mma.m16n8k16").
+// The places are written out element by element as in the PTX manual ("Matrix fragments for
+// mma.m16n8k16").
 TEST(CudaLayout, ElementsStandWhereThePtxManualPutsThem) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const int group = lane >> 2;
@@ -76,7 +77,7 @@ TEST(CudaLayout, TheRowsOfAMatrixSpreadOverAllBanks) {
   expect_rows_spread_over_banks<256>();
 }
 
-// What docs/results/gpu.md says of shared memory.
+// The sizes of shared memory must be those of docs/results/gpu.md.
 TEST(CudaLayout, SharedMemoryIsAsMuchAsDocumented) {
   EXPECT_EQ((kForwardShared<64, 64>), 24576U);
   EXPECT_EQ((kForwardShared<96, 96>), 36864U);
@@ -95,7 +96,8 @@ TEST(CudaLayout, SharedMemoryIsAsMuchAsDocumented) {
 }
 
 TEST(CudaLayout, TwoBlocksOfThreadsFitTheSharedMemoryOfSm80) {
-  // 164 KiB, of which the system takes one for every CTA (the architecture's tuning guide).
+  // An SM has 164 KiB, of which the system takes one for every CTA (the architecture's tuning
+  // guide).
   constexpr std::int32_t kMost = (164 / 2 - 1) * 1024;
   for (const std::int32_t dim : {64, 96, 128, 192, 256}) {
     const KernelParams params{1, 1, dim, dim == 192 ? 128 : dim, 1, 0};
@@ -141,7 +143,7 @@ TEST(CudaEntryPoints, EveryGradientIsWrittenByOnePass) {
   }
 }
 
-// A tile without numbers, slots by address.
+// A tile without numbers; its slots are known by address.
 struct TileOfBands {
   std::int64_t rows = 0;
   std::int64_t keys = 0;
@@ -159,7 +161,8 @@ BackwardTile backward_tile(const TileOfBands& tile, int* slots, bool init) {
   return made;
 }
 
-// How often a table meets every pair of flat rows [owned][streamed], and with what.
+// Number of times that a table meets every pair of flat rows [owned][streamed], and in which
+// blocks.
 struct Met {
   std::vector<int> counts;
   std::int64_t full_blocks = 0;

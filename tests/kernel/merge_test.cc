@@ -1,4 +1,4 @@
-// Merging and summing by hand, with the row operations of every kernel.
+// Merging and summing of hand-written rows, with the row operations of every kernel.
 
 #include <gtest/gtest.h>
 
@@ -90,10 +90,10 @@ TEST_P(EveryKernel, SumsInListedOrderAndRoundsOnce) {
     return TensorView{v.data(), Dtype::kF32, 1, 1, 2, 2, 2};
   };
   GetParam()->row_ops().sum(view(b), std::vector<TensorView>{view(a), view(b), view(c)});
-  EXPECT_EQ(b, (std::vector<float>{7, 1}));  // in fp32 the 1 would have been lost
+  EXPECT_EQ(b, (std::vector<float>{7, 1}));  // in fp32 the 1 would be lost
 }
 
-// The number of sources decides how they are summed, and must not decide the sign.
+// The number of sources decides how they are summed, but must not change the sign.
 TEST_P(EveryKernel, ASumOfNegativeZerosIsNegative) {
   for (std::size_t count = 1; count < 8; ++count) {
     std::vector<float> zero = {-0.0F};

@@ -38,12 +38,12 @@ RequestOf causal(std::int64_t length, std::int64_t rows) {
   return request;
 }
 
-// The program of a GPU on the CPU, and a device with memory of its own.
+// Returns the program of a GPU on the CPU, and a device with memory of its own.
 std::vector<const PagedKernel*> device_kernels() {
   return {&host_paged_kernel(), &staged_paged_kernel()};
 }
 
-// The nearest shape that a GPU takes.
+// Returns the nearest shape that a GPU takes.
 Shape on_device(Shape shape) {
   if (shape.dtype == KvDtype::kF32) shape.dtype = KvDtype::kBf16;
   const bool is_f16 = shape.dtype == KvDtype::kF16 || shape.dtype == KvDtype::kFp8;
@@ -70,8 +70,8 @@ void expect_right(const Shape& shape, const std::vector<RequestOf>& requests, do
   for (const PagedKernel* kernel : device_kernels()) expect_of(*kernel, of_device, taken);
 }
 
-// What decoding asks: one query, drafts, windows with sinks, trees of drafts, rows that see
-// nothing, a request that is only just there.
+// Returns the kinds of requests that decoding makes: one query, drafts, windows with sinks, trees
+// of drafts, rows that see nothing, a request that has only its first token.
 std::vector<RequestOf> mixed_batch() {
   return {causal(1, 1),
           causal(131, 1),
@@ -148,9 +148,9 @@ TEST(PagedAttention, ManyKeysAreCutInRunsAndMerged) {
   expect_right(shape, {causal(9000, 1), window, causal(5000, 3)}, 4e-6);
 }
 
-// Chunks of prompts, on a rank that holds every third token: edges of rows move every third row.
-// Windows that leave keys behind, also wholly; rows that see nothing; keys between those of two
-// rows that nobody sees.
+// Returns chunks of prompts, on a rank that holds every third token, so the edges of rows move
+// every third row. There are windows that leave keys behind, also entirely; rows that see nothing;
+// and keys between those of two rows that no row sees.
 std::vector<RequestOf> chunks() {
   RequestOf shared;
   RequestOf window;
@@ -193,7 +193,7 @@ TEST(PagedAttention, GivesTheSameBitsAgain) {
   }
 }
 
-// Some keys in runs that are merged, each by whatever block of threads comes first.
+// Some keys are in runs that are merged, each computed by whichever block of threads comes first.
 TEST(PagedAttention, OnADeviceGivesTheSameBitsAgain) {
   const Shape shape = on_device({});
   const Case one(shape, {causal(1100, 1), causal(70, 4)}, 3);
@@ -207,7 +207,7 @@ TEST(PagedAttention, OnADeviceGivesTheSameBitsAgain) {
   }
 }
 
-// A request's results do not depend on what else is in the batch.
+// The results of a request do not depend on the rest of the batch.
 TEST(PagedAttention, OnADeviceARequestHasTheSameBitsBesideOthers) {
   const Shape shape = on_device({});
   const Case both(shape, {causal(1100, 1), causal(1100, 2), causal(3, 1)}, 3);
@@ -229,7 +229,7 @@ TEST(PagedAttention, ANanThatIsSeenIsThere) {
   Shape shape;
   shape.kv_heads = shape.q_heads = 1;
   Case one(shape, {causal(10, 2)}, 5);
-  // The key that the second row alone sees.
+  // This is the key that only the second row sees.
   const PagedKv kv = one.kv();
   const PageId page = one.requests()[0].table[2];
   auto* value = static_cast<float*>(const_cast<void*>(kv.v.data)) + page.value * kv.v.page_stride +

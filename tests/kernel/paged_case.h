@@ -1,4 +1,4 @@
-// Requests to keys in pages whose answer fp64 knows.
+// Requests to keys in pages whose answers fp64 computes.
 //
 // Suffixes: N query rows, H heads, D dim.
 #pragma once
@@ -18,7 +18,8 @@ namespace contextile {
 
 inline constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// Elements of a cache by their bits; poisoned: NaN, or as far from anything as int8 goes.
+// Elements of a cache by their bits. At first they are poisoned: NaN, or the largest number of
+// int8.
 class Elements {
  public:
   Elements(KvDtype dtype, std::int64_t count)
@@ -52,7 +53,7 @@ struct Shape {
 };
 
 struct RequestOf {
-  std::vector<std::vector<Range>> rows;  // keys that each sees
+  std::vector<std::vector<Range>> rows;  // keys that each row sees
 };
 
 struct Errors {
@@ -60,7 +61,8 @@ struct Errors {
   double lse = 0;
 };
 
-// A cache filled where anybody looks and poisoned elsewhere, and what fp64 makes of it.
+// A cache that is filled where any row sees it and poisoned elsewhere, and the results of fp64 on
+// it.
 class Case {
  public:
   Case(const Shape& shape, const std::vector<RequestOf>& requests, std::uint64_t seed)
@@ -105,7 +107,7 @@ class Case {
   [[nodiscard]] const std::vector<PagedRequest>& requests() const { return asked_; }
   [[nodiscard]] PagedParams params() const { return {0.2F, shape_.softcap}; }
 
-  // The largest differences from fp64, of results relative to the largest value.
+  // Returns the largest differences from fp64, those of results relative to the largest value.
   [[nodiscard]] Errors errors_of(const HostTensor& out, const HostTensor& lse) const {
     Errors worst;
     for (const PagedRequest& request : asked_) {
@@ -137,7 +139,7 @@ class Case {
     return t;
   }
 
-  // Pages in any order, none where nobody looks.
+  // Places pages in any order, and no page where no row sees a key.
   void place(const std::vector<RequestOf>& requests) {
     tables_.resize(requests.size());
     keys_.resize(requests.size());
@@ -264,7 +266,7 @@ class Case {
     return errors;
   }
 
-  // A NaN is larger than anything.
+  // Returns the larger one; a NaN is larger than anything.
   static double larger(double known, double found) {
     return found <= known ? known : std::isnan(found) ? -kNothing : found;
   }

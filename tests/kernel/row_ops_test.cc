@@ -63,7 +63,7 @@ struct Rows {
       }
     }
   }
-  // What stands between the rows is as it was.
+  // Returns true if the bytes between the rows are as at first.
   bool gaps_are_untouched() const {
     const std::int64_t size = bytes_per_element(view.dtype);
     for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -101,7 +101,7 @@ Rows rows_of(const Shape& shape, Dtype dtype = Dtype::kF32) {
 }
 Rows stats_of(const Shape& shape) { return {Dtype::kF32, shape.tokens, shape.heads, 1, shape.gap}; }
 
-// Partial results of which some rows are empty, their O left NaN.
+// Partial results; some rows are empty and their O stays NaN.
 struct Partials {
   Partials(Rng& rng, const Shape& shape, std::size_t count) {
     for (std::size_t s = 0; s < count; ++s) {
@@ -230,7 +230,7 @@ TEST_P(EveryRowOps, SumsAndDeltasAreRoundedOnce) {
   }
 }
 
-// Every pattern of 16 bits widened; numbers at, beside and between them narrowed.
+// Widens every pattern of 16 bits; narrows numbers at, next to and between them.
 TEST_P(EveryRowOps, CastsEqualTheScalarOnes) {
   std::vector<std::uint16_t> bits;
   for (std::uint32_t i = 0; i < 65536; ++i) bits.push_back(static_cast<std::uint16_t>(i));
@@ -313,7 +313,7 @@ TEST_P(EveryRowOps, FinishesRowsWithAndWithoutASink) {
 INSTANTIATE_TEST_SUITE_P(All, EveryRowOps, ::testing::ValuesIn(all_row_ops()),
                          [](const auto& tested) { return std::string(tested.param->name()); });
 
-// Results and everything between the rows, of every operation.
+// Returns the results of every operation with all bytes between the rows.
 std::vector<std::byte> all_results(const RowOps& ops, std::uint64_t seed) {
   Rng rng(seed);
   const Shape shape = random_shape(rng);
@@ -390,7 +390,7 @@ TEST_P(EveryRowOps, FillsRowsAndSumsTheGradientOfSinks) {
   }
 }
 
-// Everything that a list of random calls of every kind needs, and what they leave.
+// The data that lists of random calls of every kind need, and their results.
 struct Lists {
   explicit Lists(std::uint64_t seed) {
     Rng rng(seed);
@@ -409,7 +409,7 @@ struct Lists {
     }
   }
 
-  // Runs the lists, those that need others behind them.
+  // Runs the lists; lists that need the results of others come after them.
   std::vector<std::byte> run(const RowOps& lists) {
     std::vector<RowOps::Merge> merges;
     std::vector<RowOps::Sum> sums;
@@ -457,7 +457,7 @@ struct Lists {
   std::vector<Rows> rows, stats;  // four of each call
 };
 
-// More calls than a launch takes, more sources than go with one.
+// There are more calls than a launch takes, and more sources than go with one.
 TEST(RowOps, ListsGiveTheBitsOfCallsOneAfterAnother) {
   std::vector<const RowOps*> all = all_row_ops();
   all.push_back(&cuda_host_kernel().row_ops());

@@ -1,5 +1,5 @@
-// What the SIMD kernels promise beside conformance: long rows and many panels, the same bits on any
-// number of threads, names that choose.
+// The promises of the SIMD kernels in addition to conformance: long rows and many panels, the same
+// bits on any number of threads, names that choose.
 //
 // Suffixes: N query rows, M key rows, H query heads, D head dim.
 #include "kernel/cpu/simd_kernel.h"
@@ -59,7 +59,7 @@ struct Layer {
     kernel.backward(params, {&backward, 1});
   }
 
-  // delta = rowsum(dO ∘ O).
+  // Sets delta to rowsum(dO ∘ O).
   void set_delta() {
     std::vector<float> a(static_cast<std::size_t>(params.value_dim));
     std::vector<float> b(a.size());
@@ -78,7 +78,7 @@ struct Layer {
   HostTensor q, k, v, dout, delta, o, lse, dq, dk, dv;
 };
 
-// The largest error of any array against the reference kernel's, or that of the rounding to bf16.
+// Expects every array to be close to the reference kernel's. The bounds include rounding to bf16.
 void expect_close(Layer& found, Layer& expected, double forward_bound, double gradient_bound) {
   EXPECT_LE(relative_error(doubles_of(found.o), doubles_of(expected.o), 1e-2), forward_bound);
   EXPECT_LE(relative_error(doubles_of(found.lse), doubles_of(expected.lse), 1), 2e-6);
@@ -95,7 +95,7 @@ void expect_same_bits(Layer& a, Layer& b) {
   EXPECT_EQ(doubles_of(a.dv), doubles_of(b.dv));
 }
 
-// Several documents, some with a window, some full, some rows of nothing.
+// Returns several documents: some with a window, some full, some whose rows attend nothing.
 std::vector<LocalBand> long_bands(Rng& rng, std::int64_t rows, std::int64_t keys) {
   std::vector<LocalBand> bands;
   for (std::int64_t q = 0; q < rows;) {
@@ -155,7 +155,8 @@ TEST_P(Simd, ManyPanelsAndBlocksEqualTheReference) {
   }
 }
 
-// Later blocks of keys score far above what the rows have seen: what they have is scaled down.
+// Later blocks of keys score far above all earlier ones of a row, so the sums so far are scaled
+// down.
 TEST_P(Simd, ScoresThatGrowFromBlockToBlockEqualTheReference) {
   const KernelParams params{3, 1, 64, 48, 0.125F, 0};
   const std::vector<LocalBand> bands = {{{0, 50}, {0, 1000}}};
@@ -192,8 +193,8 @@ TEST_P(Simd, EightThousandKeysStayWithinThePromise) {
   EXPECT_LE(relative_error(doubles_of(found.dv), doubles_of(expected.dv), 0), 1e-5);
 }
 
-// Every row attends one key, so dS = P·(dP - delta) is 0 but for rounding, and so are dq and dk.
-// Measured by the terms that cancel, as compare_results does.
+// Every row attends one key, so dS = P·(dP - delta) is 0 except for rounding, and so are dq and dk.
+// They are measured by the terms that cancel, as compare_results does.
 TEST_P(Simd, WhereAllTermsCancelOnlyTheRoundingOfOutAndDeltaIsLeft) {
   const std::vector<LocalBand> own_key = {{{0, 64}, {0, 64}, 0, 0}};
   const std::vector<LocalBand> one_key = {{{0, 64}, {0, 1}}};
@@ -215,8 +216,8 @@ TEST_P(Simd, WhereAllTermsCancelOnlyTheRoundingOfOutAndDeltaIsLeft) {
   }
 }
 
-// Tiles of one slot meet in registers, so their bits differ from those of one call each; they do
-// not depend on threads or on the run.
+// Tiles of one slot meet in registers, so their bits differ from those of one call each. The bits
+// do not depend on threads or on the run.
 TEST_P(Simd, ThreadsAndRepetitionsChangeNoBitOfACallOfManyTiles) {
   const KernelParams params{6, 2, 64, 64, 0.125F, 0};
   const std::vector<std::vector<LocalBand>> bands = {
@@ -360,7 +361,7 @@ TEST(SimdKernels, ThePreferredOneIsFoundByTheirCommonName) {
   EXPECT_EQ(simd_kernels().back()->name(), "simd:portable");
 }
 
-// Tiles before vectors; these only where the processor has made them faster than fp32.
+// Tiles come before vectors, and vectors only if the processor runs them faster than fp32.
 TEST(SimdKernels, TheOneForBf16InputsIsTheFastestItsProcessorHas) {
   std::string expected(simd_kernels().front()->name());
   if (cpu_has_avx512_bf16() && cpu_has_fast_bf16()) expected = "simd:avx512_bf16";
@@ -379,7 +380,7 @@ TEST(SimdKernels, OnlyThoseThatMultiplyBf16RoundItsWeights) {
 }
 
 TEST(SimdKernels, ANameChoosesTheKernelThatComputes) {
-  // The instruction sets order the same sums differently: other bits, the same result.
+  // The instruction sets order the same sums differently: the bits differ, the result is the same.
   const KernelParams params{2, 1, 64, 64, 0.125F, 0};
   const std::vector<LocalBand> bands = {{{0, 100}, {0, 600}}};
   std::vector<std::vector<double>> outputs;

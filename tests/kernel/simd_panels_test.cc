@@ -48,7 +48,7 @@ bool holds(const LaneBand& band, std::int64_t q, std::int64_t k) {
          k - q >= band.lo && k - q <= band.hi;
 }
 
-// Times every (token, key) of a panel is met by a step's bands, and by its full part.
+// Counts how often a step's bands meet every (token, key) of a panel, and lists its full part.
 void count_pairs(const PanelBands& bands, std::int64_t panel, Range tokens, DenseMask& by_bands,
                  std::vector<std::pair<std::int64_t, std::int64_t>>& full) {
   for (const PanelStep& step : bands.steps(panel)) {

@@ -1,4 +1,4 @@
-// Views of arrays and tensors that own theirs.
+// Views of arrays, and tensors that own their arrays.
 
 #include "contextile/extend/tensor.h"
 
@@ -34,7 +34,7 @@ TEST(TensorView, OfAnArrayIsTokenMajorInItsOwnMemory) {
   EXPECT_EQ(view_of(std::vector<Bf16>(30), 3, 2, 5).dtype, Dtype::kBf16);
   EXPECT_EQ(view_of(std::vector<F16>(30), 3, 2, 5).dtype, Dtype::kF16);
   EXPECT_EQ(view_of({floats.data(), 10}, 1, 2, 5).tokens, 1);
-  std::vector<std::uint16_t> bits(30);  // somebody else's bf16
+  std::vector<std::uint16_t> bits(30);  // bf16 of another library
   const TensorView of_bits = view_of(std::as_bytes(std::span(bits)), Dtype::kBf16, 3, 2, 5);
   EXPECT_EQ(of_bits.data, bits.data());
   EXPECT_EQ(of_bits.token_stride, 10);
@@ -48,7 +48,7 @@ TEST(TensorView, RefusesAnArrayOfAnotherSize) {
                 AllOf(HasSubstr("expected the elements of [" + std::to_string(tokens) + ", 2, 5]"),
                       HasSubstr("as f32, found 120 bytes, 30 elements")));
   }
-  // As many elements, but extents that are none, and extents whose product wraps to 0.
+  // There are as many elements, but the extents are invalid, or their product wraps to 0.
   EXPECT_THAT(message_of([&] { return view_of(floats, -3, -2, 5); }),
               HasSubstr("found [-3, -2, 5]"));
   EXPECT_THAT(message_of([&] { return view_of(floats, 30, 1, 0); }), HasSubstr("found [30, 1, 0]"));
@@ -71,7 +71,7 @@ TEST(TensorView, RefusesBytesThatAreNoElements) {
 TEST(Bf16, RoundsToNearestEvenAndComesBackExactly) {
   EXPECT_EQ(Bf16(1.0F).bits, 0x3f80);
   EXPECT_EQ(Bf16(1.00390625F).bits, 0x3f80);  // half a unit above 1: to even
-  EXPECT_EQ(Bf16(1.01171875F).bits, 0x3f82);  // half a unit above an odd one: to even, too
+  EXPECT_EQ(Bf16(1.01171875F).bits, 0x3f82);  // half a unit above an odd number: to even, too
   EXPECT_EQ(static_cast<float>(Bf16(-2.5F)), -2.5F);
   EXPECT_TRUE(std::isnan(static_cast<float>(Bf16(std::numeric_limits<float>::quiet_NaN()))));
 }

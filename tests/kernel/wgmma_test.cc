@@ -1,6 +1,6 @@
-// What the kernels for wgmma are made of: descriptors, masks of whole rows, and the block of
-// warpgroups in loops, which has to see what is used too early or changed too soon. The program
-// itself runs in the conformance tests, as "cuda:host_wgmma".
+// The parts of the kernels for wgmma: descriptors, masks of whole rows, and the emulated block of
+// warpgroups, which must notice data that is used too early or changed too soon. The program itself
+// runs in the conformance tests, as "cuda:host_wgmma".
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -73,7 +73,8 @@ TEST(WgmmaLayout, NoTwoElementsAreInOnePlace) {
   expect_no_two_in_one_place<128>();
 }
 
-// What docs/results/gpu.md says of shared memory, and what a multiprocessor of sm_90 has for a CTA.
+// The sizes of shared memory must be those of docs/results/gpu.md, and no more than a
+// multiprocessor of sm_90 has for a CTA.
 TEST(WgmmaLayout, SharedMemoryIsAsMuchAsDocumented) {
   EXPECT_EQ(kWgmmaForwardShared<64>, 81984U);
   EXPECT_EQ(kWgmmaForwardShared<128>, 163904U);
@@ -92,7 +93,7 @@ TEST(WgmmaLayout, RegistersThatAreTakenWereGiven) {
   EXPECT_LE(Shares::kAtStart * kWgmmaThreads, 65536);
 }
 
-// A mask of random bands, by rows at once and pair by pair.
+// Compares masks of random bands, computed for whole rows at once and pair by pair.
 template <bool kKeysOwn>
 void expect_masks_agree(Rng& rng) {
   constexpr int kTiles = 16;
@@ -151,8 +152,8 @@ TEST(WgmmaPasses, GroupsOfMoreHeadsThanABlockHasRowsAreMma) {
   EXPECT_EQ(taken_program(params, Program::kWgmma), Program::kMma);
 }
 
-// One consumer that multiplies 64 rows with as many, which a producer has brought; tests leave
-// something out or do it in the wrong order.
+// One consumer multiplies 64 rows with as many, which a producer has copied. Tests leave out steps
+// or do them in the wrong order.
 class WgmmaGroups : public ::testing::Test {
  protected:
   static constexpr int kRows = 64;

@@ -1,5 +1,4 @@
-// Compiled with -mamx-tile -mamx-bf16 and the options of simd_avx512_bf16.cc where the compiler has
-// them.
+// Compiled with -mamx-tile -mamx-bf16 and the options of avx512_bf16.cc if the compiler has them.
 #include "kernel/cpu/task.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && \

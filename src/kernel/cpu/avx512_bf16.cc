@@ -1,5 +1,5 @@
-// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mfma -mf16c where the
-// compiler has them.
+// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mfma -mf16c if the
+// compiler has these options.
 #include "kernel/cpu/task.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512DQ__) && defined(__AVX512VL__)

@@ -1,8 +1,8 @@
-// Backward on panels, keys outermost: every block of packed keys meets all panels of a task.
+// Backward on panels. Keys are outermost: every block of packed keys meets all panels of a task.
 //
-// Scores S[key][query] = K·Qᵀ and dP[key][query] = V·dOᵀ as in forward, then
-//   P = exp(S - lse), dS = P ∘ (dP - delta), dV += P·dO, dK += dS·Q, dQ += dSᵀ·K,
-// dQ and dK without the scale, which enters when they go to their slots.
+// Scores S[key][query] = K·Qᵀ and dP[key][query] = V·dOᵀ are computed as in forward, then
+//   P = exp(S - lse), dS = P ∘ (dP - delta), dV += P·dO, dK += dS·Q, dQ += dSᵀ·K.
+// dQ and dK are without the scale, which is applied when they are added to their slots.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct BackwardPanel {
   float* dq = nullptr;             // [width][row stride], of the share
 };
 
-// What all shares of a task read.
+// The packed panels of a task, which all its shares read.
 template <class V>
 struct PackedPanels {
   CONTEXTILE_INLINE PackedPanels(const BackwardTask& task, void* memory) {
@@ -55,7 +55,7 @@ struct PackedPanels {
   std::size_t bytes;
 };
 
-// What a share has for itself.
+// The working memory of one share.
 template <class V>
 struct BackwardWork {
   using Element = typename V::Element;
@@ -112,20 +112,21 @@ struct BackwardWork {
   float* dk;                // [key][key stride]
   float* dv;                // [key][value stride]
   float* weights;           // S[key][width], then P as elements [key][width / kPair]
-  float* slopes;            // dP, then dS alike
+  float* slopes;            // dP, then dS in the same form
   Element* slope_rows;      // dS as elements [key / kPair][width]
   std::size_t bytes;
   Ahead ahead;
 };
 
-// The factor of dS that a softcap brings: 1 - (capped score / cap)².
+// Returns the factor of dS that a softcap brings: 1 - (capped score / cap)².
 template <class V>
 CONTEXTILE_INLINE typename V::Float cap_slope(typename V::Float score, float out_of_cap) {
-  const auto t = V::max(V::mul(score, V::set(out_of_cap)), V::set(-1.0F));  // -inf where masked
+  // the score is -inf if masked
+  const auto t = V::max(V::mul(score, V::set(out_of_cap)), V::set(-1.0F));
   return V::sub(V::set(1.0F), V::mul(t, t));
 }
 
-// S and dP of the vectors of one key to P and dS.
+// Turns S and dP of the vectors of one key into P and dS.
 template <class V, int kVectors>
 CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& rows,
                                  const BackwardPanel<V>& state, std::int64_t key, float out_of_cap,
@@ -142,6 +143,7 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
     slope[n] = V::sub(slope[n], V::load(state.delta + n * V::kLanes));
     largest = V::max(largest, weight[n]);
   }
+  // Keys that dominate a row are rare; their dP - delta is computed again in fp64.
   if (V::any(V::less(V::set(kDominant), largest))) [[unlikely]] {
     for (int n = 0; n < kVectors; ++n) {
       redo_dominant<V>(rows, block.first_key + key, n * V::kLanes, weight[n],
@@ -155,7 +157,7 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
   }
 }
 
-// All of a step, in place; rows of bf16 are half as long.
+// Turns all S and dP of a step into P and dS, in place. Rows of bf16 are half as long.
 template <class V, int kVectors>
 inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
                          const BackwardPanel<V>& state, float out_of_cap, BackwardWork<V>& work) {
@@ -191,7 +193,7 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
       }
     }
   }
-  if constexpr (V::kHasTiles) {  // whole tiles
+  if constexpr (V::kHasTiles) {  // clears the rest of the last tile
     const std::int64_t first = round_up(block.num_keys, V::kPair) * kWidth / V::kPair;
     const std::int64_t end = round_up(block.num_keys, V::kProductRows) * kWidth / V::kPair;
     for (float* rows : {work.weights, work.slopes, reinterpret_cast<float*>(work.slope_rows)}) {
@@ -200,6 +202,7 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
   }
 }
 
+// Adds the products of a step: dV += P·dO, dK += dS·Q and dQ += dSᵀ·K.
 template <class V, int kVectors>
 inline void add_gradients(std::int64_t num_keys, const BackwardPanel<V>& state,
                           std::int64_t first_row, BackwardWork<V>& work) {
@@ -220,7 +223,7 @@ inline void add_gradients(std::int64_t num_keys, const BackwardPanel<V>& state,
                                       work.key_stride, state.dq, work.key_stride);
 }
 
-// dV, dK and dQ of a step by tiles; dQ stands transposed, [row stride][width].
+// Adds dV, dK and dQ of a step by tiles. dQ is transposed, [row stride][width].
 template <class V, int kVectors>
 inline void add_tiled_gradients(std::int64_t num_keys, const BackwardPanel<V>& state,
                                 std::int64_t first_row, BackwardWork<V>& work) {
@@ -245,6 +248,7 @@ inline void add_tiled_gradients(std::int64_t num_keys, const BackwardPanel<V>& s
                              keys, work.slope_rows, kWidth, state.dq, kWidth);
 }
 
+// One step: the scores S and dP of a panel and a range of keys, their weights, and the gradients.
 template <class V, int kVectors>
 [[gnu::noinline]] void backward_step(const BackwardTask& task, const BackwardTile& tile,
                                      const ScoreBlock<V>& block, const BackwardPanel<V>& state,
@@ -254,7 +258,9 @@ template <class V, int kVectors>
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   Float unused[kVectors];
   for (int n = 0; n < kVectors; ++n) unused[n] = V::zero();
+  // S = K·Qᵀ. The largest scores are not needed, because the LSE is known.
   score_keys<V, kVectors, false>(block, work.weights, unused);
+  // dP = V·dOᵀ, for kProductRows keys at a time.
   const Element* values = work.values + first_row * work.value_depth;
   [[maybe_unused]] const std::int64_t depth = (task.params->value_dim + V::kPair - 1) / V::kPair;
   for (std::int64_t row = 0; row < block.num_keys; row += V::kProductRows) {
@@ -279,6 +285,7 @@ template <class V, int kVectors>
   }
 }
 
+// Packs panels [first, first + count) of the task: their queries, dO and row statistics.
 template <class V>
 inline void pack_backward(const BackwardTask& task, std::int64_t first, std::int64_t count) {
   const ScoreScale scale(*task.params);
@@ -298,6 +305,8 @@ inline void pack_backward(const BackwardTask& task, std::int64_t first, std::int
   }
 }
 
+// Packs a block of keys and values, runs the steps of all panels on it, and adds dK and dV to their
+// slots.
 template <class V>
 inline void backward_block(const BackwardTask& task, std::size_t tile, const KeySpan& keys,
                            const ScoreScale& scale, BackwardWork<V>& work) {
@@ -313,6 +322,7 @@ inline void backward_block(const BackwardTask& task, std::size_t tile, const Key
   }
   clear<V>(work.dk, count * work.key_stride);
   clear<V>(work.dv, count * work.value_stride);
+  // The slots of dK and dV are needed last; they are fetched into the cache during the steps.
   work.ahead.rows[0] = AheadRows(t.dk_MHD, keys.begin, count, 1, task.kv_head);
   work.ahead.rows[1] = AheadRows(t.dv_MHD, keys.begin, count, 1, task.kv_head);
   for (std::int64_t p = 0; p < task.num_panels; ++p) {
@@ -349,6 +359,7 @@ inline void add_shares(const BackwardTask& task, std::span<const float* const> s
   }
 }
 
+// Runs one share: every block of keys that belongs to it, in order.
 template <class V>
 inline void run_backward(const BackwardTask& task, void* memory) {
   constexpr std::int64_t kWidth = kPanelWidth<V>;
@@ -366,6 +377,7 @@ inline void run_backward(const BackwardTask& task, void* memory) {
       if (keys.begin < keys.end) backward_block<V>(task, tile, keys, scale, work);
     }
   }
+  // If there are several shares, the caller adds them.
   if (task.dq_share != nullptr) return;
   add_shares<V>(task, {&work.dq, 1});
 }

@@ -1,4 +1,4 @@
-// What backward reads from and adds to slots of fp32 rows.
+// The slots of fp32 rows that backward reads and adds to.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ CONTEXTILE_INLINE void clear(float* at, std::int64_t elements) {
   for (std::int64_t i = 0; i < elements; i += V::kLanes) V::store(at + i, V::zero());
 }
 
-// Arrays by row of a panel.
+// Statistics of the rows of a panel, by row.
 struct RowStatArrays {
   float* lse = nullptr;  // in units of log2; inf for rows without a gradient
   float* delta = nullptr;
@@ -23,6 +23,7 @@ struct RowStatArrays {
   char* keep = nullptr;            // 0 for rows without a gradient
 };
 
+// Reads the statistics of a panel's rows. Rows without a gradient get weights of 0.
 template <class V>
 inline void load_row_stats(const BackwardTile& tile, const Panel& panel, std::int64_t heads,
                            std::int64_t first_head, const RowStatArrays& to) {
@@ -48,7 +49,7 @@ inline void load_row_stats(const BackwardTile& tile, const Panel& panel, std::in
   }
 }
 
-// slot += factor · rows, for rows [first, first + count) of a head.
+// Adds factor · rows to a slot, for rows [first, first + count) of a head.
 template <class V>
 [[gnu::noinline]] void add_to_slot(const TensorView& slot, std::int64_t first, std::int64_t count,
                                    std::int64_t head, const float* rows, std::int64_t stride,
@@ -65,8 +66,8 @@ template <class V>
   }
 }
 
-// dQ of the task's panels to its slot: the sum over shares, in order, times the scale. A share
-// holds panel after panel [kMaxPanelVectors · kLanes][row stride].
+// Writes dQ of the task's panels to its slot: the sum over shares, in order, times the scale. A
+// share holds panel after panel, each [kMaxPanelVectors · kLanes][row stride].
 template <class V>
 [[gnu::noinline]] void write_dq(const BackwardTask& task, const float* const* shares,
                                 std::size_t num_shares) {
@@ -98,7 +99,7 @@ template <class V>
   }
 }
 
-// The same for panels that hold dQ transposed, [row stride][width of the panel].
+// Does the same for panels that hold dQ transposed, [row stride][width of the panel].
 template <class V>
 [[gnu::noinline]] void write_dq_columns(const BackwardTask& task, const float* const* shares,
                                         std::size_t num_shares) {

@@ -10,7 +10,8 @@ namespace contextile {
 namespace {
 
 #if defined(__x86_64__) && defined(__linux__)
-// The processor has tiles of bf16 and the system saves them with a thread's registers.
+// Returns true if the processor has tiles of bf16 and the system saves them with a thread's
+// registers.
 bool cpu_has_tiles() {
   unsigned a = 0;
   unsigned b = 0;
@@ -27,7 +28,7 @@ bool cpu_has_tiles() {
   return (saved & kTileState) == kTileState;
 }
 
-// Linux gives the large state of tiles to processes that ask for it.
+// Requests tiles: Linux gives their large state only to processes that request it.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;

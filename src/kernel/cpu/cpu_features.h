@@ -1,4 +1,4 @@
-// Which instruction sets this CPU has; false on another family of processors.
+// The instruction sets of this CPU. All functions return false on another family of processors.
 #pragma once
 
 namespace contextile {
@@ -6,11 +6,12 @@ namespace contextile {
 [[nodiscard]] bool cpu_has_avx512();  // F, BW, DQ, VL
 [[nodiscard]] bool cpu_has_avx2();    // and FMA
 [[nodiscard]] bool cpu_has_avx512_bf16();
-// Tiles of bf16 beside AVX-512 BF16. Asks the system, once a process, to let its threads use them;
-// false where it does not.
+// Returns true for tiles of bf16 together with AVX-512 BF16. Once per process, it requests of the
+// system that threads may use them; false if the system refuses.
 [[nodiscard]] bool cpu_has_amx_bf16();
-// Products of bf16 pairs that are faster than as many fp32 ones: where AVX-512 BF16 runs at twice
-// the rate of fp32. Others have the instructions at half of it, and it is faster to widen.
+// Returns true if products of bf16 pairs are faster than as many fp32 products. That is so if
+// AVX-512 BF16 runs at twice the rate of fp32. Other processors run these instructions at half that
+// rate, and widening is faster.
 [[nodiscard]] bool cpu_has_fast_bf16();
 
 }  // namespace contextile

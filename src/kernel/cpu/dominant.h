@@ -1,9 +1,9 @@
 // Slopes of keys that dominate a row of attention.
 //
-// dS = P·(dP - delta) cancels where a row attends (almost) one key: dP is then delta but for the
-// rounding of a sum of `value_dim` products in fp32, which would be all that is left of the row's
-// gradient. For a key with more than kDominant of a row's weight, of which there is at most one a
-// row, the sum is done again in fp64.
+// dS = P·(dP - delta) cancels if a row attends (almost) one key. Then dP equals delta except for
+// the rounding of a sum of `value_dim` products in fp32, and nothing but that rounding would remain
+// of the row's gradient. For a key with more than kDominant of a row's weight (a row has at most
+// one), the sum is computed again in fp64.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace contextile {
 
 inline constexpr float kDominant = 0.875F;
 
-// The rows of values and of dO behind the scores of one panel.
+// The rows of values and of dO that belong to the scores of one panel.
 struct SlopeRows {
   const BackwardTile* tile = nullptr;
   Panel panel;
@@ -39,6 +39,7 @@ CONTEXTILE_INLINE double dot_in_fp64(const char* a, const char* b, std::int64_t 
   return sum;
 }
 
+// Returns dP of one key and one row of the panel in fp64.
 template <class V>
 CONTEXTILE_INLINE double value_times_dout(const SlopeRows& rows, std::int64_t key,
                                           std::int64_t row) {
@@ -53,8 +54,8 @@ CONTEXTILE_INLINE double value_times_dout(const SlopeRows& rows, std::int64_t ke
   });
 }
 
-// dP - delta of a key for the kLanes rows from `first_row` of the panel, anew where the weight
-// dominates.
+// Replaces dP - delta of a key, for those of the kLanes rows from `first_row` of the panel whose
+// weight dominates.
 template <class V>
 [[gnu::noinline]] void redo_dominant(const SlopeRows& rows, std::int64_t key,
                                      std::int64_t first_row, typename V::Float weight,

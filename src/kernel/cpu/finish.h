@@ -1,4 +1,4 @@
-// The end of forward: a panel's result, divided by its sum, joins the rows of its slot.
+// The end of forward: a panel's result is divided by its sum and merged into the rows of its slot.
 #pragma once
 
 #include <cmath>
@@ -11,32 +11,32 @@
 
 namespace contextile {
 
-// Below every score, so that a row that has seen nothing needs no test.
+// A number below every score, so that a row that has seen nothing needs no test.
 inline constexpr float kLeastTop = -1e30F;
 
-// One panel of a task: its queries and what it has so far.
+// One panel of a task: its queries and its results so far.
 template <class V>
 struct ForwardPanel {
   Panel panel;
   typename V::Element* queries = nullptr;  // [depth stride][width]
   float* out = nullptr;                    // [value dim][width], of weights 2^(score - top)
   float* top = nullptr;            // [width] largest score in units of log2, at least kLeastTop
-  float* sum = nullptr;            // [width] of the weights; 0: nothing seen
+  float* sum = nullptr;            // [width] sum of the weights; 0: nothing seen
   std::int32_t* tokens = nullptr;  // [width]
   bool is_started = false;
-  bool has_out = false;       // a step has written out
-  std::size_t last_tile = 0;  // the last keys it meets end at last_key of last_tile
+  bool has_out = false;       // a step has written `out`
+  std::size_t last_tile = 0;  // the last keys that it meets end at last_key of last_tile
   std::int64_t last_key = -1;
 };
 
-// How a row's new result joins what its slot holds: slot = held·slot + fresh·new.
+// Weights by which a row's new result joins its slot: slot = held·slot + fresh·new.
 struct RowWeights {
   float fresh = 0;
   float held = 0;
   bool is_kept = false;  // the slot stays as it is
 };
 
-// Merges the log-sum-exp of a row into its slot; the slot's O counts only if its LSE is finite.
+// Merges the log-sum-exp of a row into its slot. The slot's O counts only if its LSE is finite.
 template <class V>
 inline RowWeights merge_lse(float top, float sum, float& slot, bool init) {
   constexpr float kEmpty = kNoScore;
@@ -55,6 +55,7 @@ inline RowWeights merge_lse(float top, float sum, float& slot, bool init) {
   return weights;
 }
 
+// Writes the rows of a panel to their slots, kLanes rows at a time.
 template <class V>
 [[gnu::noinline]] void finish_panel(const ForwardTask& task, const ForwardPanel<V>& state) {
   using Float = typename V::Float;
@@ -82,6 +83,7 @@ template <class V>
         ++token;
       }
     }
+    // `out` has queries in lanes; blocks of it are transposed into rows.
     for (std::int64_t d = 0; d < dim; d += V::kLanes) {
       Float block[V::kLanes];
 #pragma GCC unroll 16

@@ -1,7 +1,7 @@
 // Forward on panels: online softmax over blocks of packed keys.
 //
-// Queries stand in lanes: scores[key][query] = K·Qᵀ, out[d][query] = Vᵀ·P. Maximum, sum, rescaling
-// and mask act on whole vectors, and K and V are read in their own order.
+// Queries are in lanes: scores[key][query] = K·Qᵀ, out[d][query] = Vᵀ·P. So maximum, sum, rescaling
+// and mask work on whole vectors, and K and V are read in their own order.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 
 namespace contextile {
 
+// The working memory of one task.
 template <class V>
 struct ForwardWork {
   using Element = typename V::Element;
@@ -39,7 +40,8 @@ struct ForwardWork {
         round_up(smaller(most_keys, V::kForwardKeys), V::kProductRows) + V::kProductRows;
     keys = carver.take<Element>(rows * key_stride);
     if constexpr (V::kHasTiles) {
-      // Not a power of two: rows of a tile would share few sets of the cache.
+      // The stride is no power of two: otherwise the rows of a tile would share few sets of the
+      // cache.
       key_pairs = round_up(rows / V::kPair, V::kTilePairs) + V::kTilePairs;
       values = carver.take<Element>(value_stride * key_pairs);
       tail = carver.take<Element>(value_stride * V::kTilePairs);
@@ -69,7 +71,8 @@ struct KeyBlock {
   KeySpan keys;
 };
 
-// The first such block at or after (tile, begin); tile = number of tiles if there is none.
+// Returns the first such block at or after (tile, begin), or tile = number of tiles if there is
+// none.
 template <class V>
 inline KeyBlock find_block(const ForwardTask& task, std::size_t tile, std::int64_t begin) {
   for (; tile < task.tiles.size(); ++tile, begin = 0) {
@@ -86,7 +89,7 @@ inline KeyBlock find_block(const ForwardTask& task, std::size_t tile, std::int64
   return {tile, 0, {}};
 }
 
-// Scores to weights 2^(score - top), in place; returns nothing but the sums in `total`.
+// Turns scores into weights 2^(score - top), in place, and adds their sums to `total`.
 template <class V, int kVectors>
 CONTEXTILE_INLINE void weigh(float* scores, std::int64_t num_keys, typename V::Float to_log2,
                              const typename V::Float* top, typename V::Float* total) {
@@ -110,11 +113,11 @@ CONTEXTILE_INLINE void weigh(float* scores, std::int64_t num_keys, typename V::F
   }
 }
 
-// How far scores may pass the top of a row, in units of log2, before its weights are scaled anew:
-// weights of tiles are floats of few bits, not fixed-point numbers.
+// Largest amount, in units of log2, by which scores may pass the top of a row before its weights
+// are scaled again: weights of tiles are floats of few bits, not fixed-point numbers.
 inline constexpr float kTopSlack = 8;
 
-// The step of products by tiles: O is only rescaled where scores have left their top far behind.
+// One step with products by tiles. O is rescaled only if scores have left their top far behind.
 // `values` are columns of key pairs.
 template <class V, int kVectors>
 [[gnu::noinline]] void tiled_forward_step(const ScoreBlock<V>& block,
@@ -130,6 +133,7 @@ template <class V, int kVectors>
   const std::int64_t rows = round_up(value_dim, V::kLanes);
   Float top[kVectors];
   Float total[kVectors];
+  // Rescales the rows whose new top is far above the old one; the others keep their top.
   for (int n = 0; n < kVectors; ++n) {
     const Float old = V::load(state.top + n * V::kLanes);
     const Float now = V::mul(largest[n], to_log2);
@@ -169,6 +173,7 @@ template <class V, int kVectors>
   state.has_out = true;
 }
 
+// One step with products of vectors: scores, new tops, weights, and O = keep·O + Vᵀ·P.
 template <class V, int kVectors>
 [[gnu::noinline]] void forward_step(const ScoreBlock<V>& block, const typename V::Element* values,
                                     std::int64_t value_stride, std::int64_t value_dim,
@@ -197,6 +202,7 @@ template <class V, int kVectors>
   }
   const auto* weights = reinterpret_cast<const typename V::Element*>(scores);
   const std::int64_t depth = (block.num_keys + V::kPair - 1) / V::kPair;
+  // O is rescaled in the same pass that adds the product.
   for (std::int64_t d = 0; d < value_dim; d += V::kProductRows) {
     block.ahead->fetch();
     float* const out = state.out + d * kWidth;
@@ -211,7 +217,7 @@ template <class V, int kVectors>
   state.has_out = true;
 }
 
-// Packs a panel's queries. Its `out` is left to the first step.
+// Packs a panel's queries. The first step writes its `out`.
 template <class V>
 inline void start_panel(const ForwardTask& task, const ScoreScale& scale, ForwardPanel<V>& state) {
   const std::int64_t heads = task.params->q_heads / task.params->kv_heads;
@@ -234,7 +240,7 @@ inline void start_panel(const ForwardTask& task, const ScoreScale& scale, Forwar
   state.is_started = true;
 }
 
-// All steps of a panel in a packed block.
+// Runs all steps of a panel in a packed block.
 template <class V>
 inline void run_panel(const ForwardTask& task, const KeyBlock& keys, std::int64_t p,
                       const ScoreScale& scale, ForwardWork<V>& work) {
@@ -266,7 +272,7 @@ inline void run_panel(const ForwardTask& task, const KeyBlock& keys, std::int64_
   }
 }
 
-// The last block that meets a panel: the panel is finished behind it.
+// Finds the last block that meets each panel. The panel is finished after it.
 template <class V>
 inline void find_last_keys(const ForwardTask& task, ForwardWork<V>& work) {
   for (std::int64_t p = 0; p < task.num_panels; ++p) {
@@ -281,6 +287,7 @@ inline void find_last_keys(const ForwardTask& task, ForwardWork<V>& work) {
   }
 }
 
+// Runs a task: packs each block of keys once and lets all panels that meet it take it.
 template <class V>
 inline void run_forward(const ForwardTask& task, void* memory) {
   const ScoreScale scale(*task.params);
@@ -300,6 +307,7 @@ inline void run_forward(const ForwardTask& task, void* memory) {
     } else {
       pack_row_pairs<V>(tile.v_MHD, block.keys.begin, count, task.kv_head, work.values);
     }
+    // The rows of the next block are fetched into the cache while this one is computed.
     const KeyBlock next = find_block<V>(task, block.tile, block.grid_begin + V::kForwardKeys);
     if (next.tile < task.tiles.size()) {
       const std::int64_t next_count = next.keys.end - next.keys.begin;
@@ -313,6 +321,7 @@ inline void run_forward(const ForwardTask& task, void* memory) {
                                        block.keys.begin, block.keys.end);
       if (met.begin == met.end) continue;
       if (!state.is_started) start_panel<V>(task, scale, state);
+      // Also fetched are the queries of the next panel and, before a panel is finished, its slot.
       if (p + 1 < task.num_panels && !work.panels[p + 1].is_started) {
         const Panel& after = work.panels[p + 1].panel;
         work.ahead.rows[2] =
@@ -328,7 +337,7 @@ inline void run_forward(const ForwardTask& task, void* memory) {
     }
     block = next;
   }
-  for (std::int64_t p = 0; p < task.num_panels; ++p) {  // those that met no key
+  for (std::int64_t p = 0; p < task.num_panels; ++p) {  // panels that met no key
     ForwardPanel<V>& state = work.panels[p];
     if (state.is_started) continue;
     start_panel<V>(task, scale, state);

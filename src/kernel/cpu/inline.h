@@ -1,8 +1,8 @@
-// Shared by the vector classes.
+// Macros and constants that the vector classes share.
 #pragma once
 
-// Everything a kernel's inner loops call is inlined into a function of a template over the vector
-// class: no code compiled for one instruction set can be picked for another by the linker.
+// Everything that a kernel's inner loops call is inlined into a function of a template over the
+// vector class. So the linker cannot pick code of one instruction set for another.
 #if defined(__CUDACC__)
 #define CONTEXTILE_INLINE __host__ __device__ __forceinline__
 #else
@@ -12,7 +12,7 @@
 
 namespace contextile {
 
-// 2^f on [-1/2, 1/2] as 1 + f·(c0 + f·(c1 + …)), relative error 1.6e-7 in fp32.
+// Coefficients of 2^f on [-1/2, 1/2] as 1 + f·(c0 + f·(c1 + …)); relative error 1.6e-7 in fp32.
 inline constexpr float kExp2Of[5] = {6.931470037e-01F, 2.402224243e-01F, 5.550733581e-02F,
                                      9.671512991e-03F, 1.326472731e-03F};
 

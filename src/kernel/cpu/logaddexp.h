@@ -3,7 +3,7 @@
 
 namespace contextile {
 
-// log(exp(a) + exp(b)); -inf when both are -inf, NaN when one is NaN.
+// Returns log(exp(a) + exp(b)): -inf if both are -inf, NaN if one is NaN.
 [[nodiscard]] double logaddexp(double a, double b);
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// Copying rows of tensors into contiguous elements of products: as rows, as pairs of rows, or as
+// Copies rows of tensors into contiguous elements of products: as rows, as pairs of rows, or as
 // panels with rows in lanes. Everything is padded with zeros.
 #pragma once
 
@@ -17,8 +17,8 @@ CONTEXTILE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t step) {
 CONTEXTILE_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 CONTEXTILE_INLINE std::int64_t larger(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 
-// Elements of a row of `dim` numbers that is walked along its depth, and of one that is walked
-// across, both rounded up to whole vectors.
+// Number of elements of a row of `dim` numbers: of one that is walked along its depth, and of one
+// that is walked across. Both are rounded up to whole vectors.
 template <class V>
 CONTEXTILE_INLINE std::int64_t depth_stride(std::int64_t dim) {
   return round_up((dim + V::kPair - 1) / V::kPair, V::kLanes);
@@ -27,13 +27,13 @@ template <class V>
 CONTEXTILE_INLINE std::int64_t row_stride(std::int64_t dim) {
   return round_up(dim, V::kLanes);
 }
-// As row_stride, with room for whole pairs of vectors.
+// The same as row_stride, with room for whole pairs of vectors.
 template <class V>
 CONTEXTILE_INLINE std::int64_t panel_row_stride(std::int64_t dim) {
   return depth_stride<V>(dim) * V::kPair;
 }
 
-// A tensor's rows as bytes.
+// The rows of a tensor as bytes.
 struct ByteRows {
   const char* data = nullptr;
   std::int64_t token_bytes = 0;
@@ -51,7 +51,7 @@ CONTEXTILE_INLINE ByteRows byte_rows(const TensorView& view) {
           view.head_stride * element, view.dim};
 }
 
-// Vectors of a row as floats, whatever it is made of.
+// Loads vectors of a row as floats, whatever its dtype.
 template <class V, Dtype kDtype>
 struct Widened {
   static constexpr Dtype kDtypeOfRow = kDtype;
@@ -70,7 +70,7 @@ struct Widened {
   }
 };
 
-// Vectors of a bf16 row as they are, two numbers to a lane.
+// Loads vectors of a bf16 row unchanged, two numbers to a lane.
 template <class V>
 struct Paired {
   static constexpr std::int64_t kBytes = 2;
@@ -81,7 +81,7 @@ struct Paired {
   }
 };
 
-// The vector at `index` of a row of `dim` numbers, zero beyond its end.
+// Returns the vector at `index` of a row of `dim` numbers, with zeros after its end.
 template <class V, class Source>
 CONTEXTILE_INLINE typename V::Float load_part(const char* row, std::int64_t index,
                                               std::int64_t dim) {
@@ -93,7 +93,7 @@ CONTEXTILE_INLINE typename V::Float load_part(const char* row, std::int64_t inde
   return Source::load(some, 0);
 }
 
-// Stores kLanes elements, or as many as a row still has.
+// Store and load kLanes elements, or as many as a row still has.
 template <class V>
 CONTEXTILE_INLINE void store_row_part(float* to, typename V::Float value, std::int64_t count) {
   if (count >= V::kLanes) {
@@ -155,7 +155,8 @@ template <class V, class Source>
   }
 }
 
-// Rows [first, first + count) of a head, [row][depth stride], then `num_zero_rows` rows of zeros.
+// Packs rows [first, first + count) of a head, [row][depth stride], then `num_zero_rows` rows of
+// zeros.
 template <class V>
 inline void pack_rows(const TensorView& from, std::int64_t first, std::int64_t count,
                       std::int64_t head, typename V::Element* to, std::int64_t num_zero_rows) {
@@ -185,7 +186,7 @@ template <class V>
   }
 }
 
-// The same rows walked across, [row / kPair][row stride]: pairs of bf16 hold two rows.
+// Packs the same rows to be walked across, [row / kPair][row stride]: pairs of bf16 hold two rows.
 template <class V>
 inline void pack_row_pairs(const TensorView& from, std::int64_t first, std::int64_t count,
                            std::int64_t head, typename V::Element* to) {
@@ -196,7 +197,7 @@ inline void pack_row_pairs(const TensorView& from, std::int64_t first, std::int6
   }
 }
 
-// Pairs of rows turned into columns: [dim up to the row stride][`stride` pairs], zeros beyond the
+// Packs pairs of rows as columns: [dim up to the row stride][`stride` pairs], with zeros after the
 // last row up to whole tiles.
 template <class V>
 [[gnu::noinline]] void pack_columns(const TensorView& from, std::int64_t first, std::int64_t count,
@@ -229,8 +230,8 @@ template <class V>
   }
 }
 
-// The last pairs of packed columns that hold `count` keys from `columns` on, zeros behind them, to
-// `tail`; null if these are whole tiles.
+// Copies the last pairs of packed columns that hold `count` keys from `columns` on, followed by
+// zeros, to `tail`. Returns null if the pairs are whole tiles.
 template <class V>
 inline const typename V::Element* pack_tail(const typename V::Element* columns, std::int64_t stride,
                                             std::int64_t count, std::int64_t dims,
@@ -246,12 +247,12 @@ inline const typename V::Element* pack_tail(const typename V::Element* columns, 
 
 // ------------------------------------------------------------------------------------- panels
 
-// Rows of the widest panel.
+// Number of rows of the widest panel.
 template <class V>
 inline constexpr std::int64_t kPanelWidth =
     std::int64_t{kMaxPanelVectors} * V::kGridVectors* V::kLanes;
 
-// A panel with its vectors counted as those of V.
+// Returns a panel with its vectors counted as those of V.
 template <class V>
 inline Panel panel_of_grid(const PanelGrid& grid, std::int64_t index) {
   Panel panel = grid.panel(index);
@@ -272,7 +273,7 @@ CONTEXTILE_INLINE void with_vectors(std::int32_t vectors, const Visit& visit) {
   }
 }
 
-// Where a panel's flat rows stand.
+// The places of a panel's flat rows.
 struct PanelRows {
   std::int64_t first_row = 0;  // flat
   std::int32_t num_rows = 0;
@@ -286,7 +287,7 @@ struct PanelRows {
   }
 };
 
-// kLanes vectors of kLanes rows: as rows unless null, and transposed.
+// Stores kLanes vectors of kLanes rows: as rows (unless null) and transposed.
 template <class V>
 CONTEXTILE_INLINE void store_block(typename V::Float (&block)[V::kLanes], float* columns,
                                    std::int64_t width, float* rows, std::int64_t stride) {
@@ -355,8 +356,8 @@ template <class V, class Source>
   }
 }
 
-// Elements times `factor` (1, -1 or 0): columns[depth stride][width], width = vectors · kLanes,
-// and, unless null, walked across: rows[width / kPair][panel row stride].
+// Packs elements times `factor` (1, -1 or 0): columns[depth stride][width], width = vectors ·
+// kLanes, and, unless null, to be walked across: rows[width / kPair][panel row stride].
 template <class V>
 inline void pack_panel(const TensorView& from, const PanelRows& panel, float factor,
                        typename V::Element* columns, typename V::Element* rows) {

@@ -8,7 +8,7 @@
 namespace contextile {
 namespace {
 
-// Row and key indices and their differences fit 32-bit lanes with room to spare.
+// Bound on rows and keys: indices and their differences fit 32-bit lanes with room to spare.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 29;
 
 LaneBand lane_band(const LocalBand& band) {
@@ -19,7 +19,8 @@ LaneBand lane_band(const LocalBand& band) {
           narrow(band.k.end),   narrow(band.lo),    narrow(band.hi)};
 }
 
-// The band's part of a panel: the keys any token meets, and those every token of the panel meets.
+// Returns the band's part of a panel: the keys that any token meets, and those that every token of
+// the panel meets.
 PanelStep clip_to_panel(const LaneBand& band, Range tokens) {
   const auto begin = static_cast<std::int32_t>(tokens.begin);
   const auto end = static_cast<std::int32_t>(tokens.end);
@@ -40,7 +41,7 @@ bool has_full_part(const PanelStep& step) { return step.full_begin < step.full_e
 bool join(PanelStep& step, const PanelStep& next) {
   if (next.begin > step.end) return false;
   if (has_full_part(step) && has_full_part(next)) {
-    if (step.full_end != next.full_begin) return false;  // disjoint bands: they do not overlap
+    if (step.full_end != next.full_begin) return false;  // disjoint bands never overlap
     step.full_end = next.full_end;
   } else if (has_full_part(next)) {
     step.full_begin = next.full_begin;
@@ -61,6 +62,7 @@ PanelGrid::PanelGrid(std::int64_t num_rows, std::int32_t lanes, std::int32_t mos
     narrow_vectors_ = 1;
     return;
   }
+  // Solves 3·wide + 2·narrow = vectors with as few narrow panels as possible.
   num_narrow_ = (kMaxPanelVectors - vectors % kMaxPanelVectors) % kMaxPanelVectors;
   num_wide_ = (vectors - 2 * num_narrow_) / kMaxPanelVectors;
 }
@@ -90,7 +92,7 @@ PanelBands::PanelBands(std::span<const LocalBand> bands, std::int64_t num_rows,
                    num_keys);
   const PanelGrid grid(num_rows * heads_per_kv, lanes, most_vectors);
   const auto num_panels = static_cast<std::size_t>(grid.num_panels());
-  // Bands by panel, in listed order.
+  // Sorts the bands by panel, in listed order, by counting.
   std::vector<std::pair<std::size_t, std::size_t>> panels_of_band;
   std::vector<std::size_t> first(num_panels + 1);
   for (const LocalBand& wide : bands) {
@@ -110,6 +112,7 @@ PanelBands::PanelBands(std::span<const LocalBand> bands, std::int64_t num_rows,
       meeting[next[p]++] = static_cast<std::uint32_t>(b);
     }
   }
+  // Cuts each panel's bands into steps.
   for (std::size_t p = 0; p < num_panels; ++p) {
     const Panel panel = grid.panel(static_cast<std::int64_t>(p));
     const std::int64_t last_row = panel.first_row + panel.num_rows - 1;

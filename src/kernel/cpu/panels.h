@@ -1,4 +1,4 @@
-// How the rows of a tile become panels of vector lanes, and which keys every panel meets.
+// Cuts the rows of a tile into panels of vector lanes, and finds the keys that every panel meets.
 //
 // The query rows of all heads that read one KV head are numbered token by token, head by head: flat
 // row r is token r / heads, head r % heads. A panel is up to three vectors of consecutive flat
@@ -23,8 +23,9 @@ struct Panel {
   std::int32_t vectors = 0;    // 1 … kMaxPanelVectors
 };
 
-// Cuts `num_rows` flat rows into panels: as many of three vectors as leave a rest of twos; one
-// vector only where there is no more, or where panels have one at most (`most_vectors` 1).
+// Cuts `num_rows` flat rows into panels: as many of three vectors as leave a rest that panels of
+// two can hold. There are panels of one vector only if there are no more rows, or if panels have at
+// most one (`most_vectors` 1).
 class PanelGrid {
  public:
   PanelGrid(std::int64_t num_rows, std::int32_t lanes,
@@ -32,7 +33,7 @@ class PanelGrid {
 
   [[nodiscard]] std::int64_t num_panels() const { return num_wide_ + num_narrow_; }
   [[nodiscard]] Panel panel(std::int64_t index) const;
-  // The panel that holds a flat row.
+  // Returns the panel that holds a flat row.
   [[nodiscard]] std::int64_t panel_of(std::int64_t row) const;
 
  private:
@@ -43,8 +44,9 @@ class PanelGrid {
   std::int32_t narrow_vectors_ = 2;
 };
 
-// Keys [begin, end) that a panel meets, every row of it in [full_begin, full_end) without a mask;
-// elsewhere row by row the bands `bands[first_band … first_band + num_bands)` of PanelBands say.
+// The keys [begin, end) that a panel meets. All its rows attend those in [full_begin, full_end), so
+// these need no mask. For the others, `bands[first_band … first_band + num_bands)` of PanelBands
+// say row by row which rows attend.
 struct PanelStep {
   std::int32_t begin = 0;
   std::int32_t end = 0;
@@ -61,12 +63,12 @@ struct LaneBand {
   std::int32_t lo = 0, hi = 0;
 };
 
-// The steps of every panel of a tile: bands that meet the panel clipped to it, those that touch or
-// overlap joined. Panels are those of `PanelGrid(rows * heads, lanes, most_vectors)`.
+// The steps of every panel of a tile. A step is a band clipped to the panel; bands that touch or
+// overlap are joined. Panels are those of `PanelGrid(rows * heads, lanes, most_vectors)`.
 class PanelBands : public PreparedBands {
  public:
-  // bands: disjoint, over local rows [0, num_rows) and keys [0, num_keys), both below 2^29 (else
-  // InvalidArgument). O(bands + panels + steps).
+  // `bands` are disjoint, over local rows [0, num_rows) and keys [0, num_keys). Both numbers must
+  // be below 2^29 (otherwise InvalidArgument). O(bands + panels + steps).
   PanelBands(std::span<const LocalBand> bands, std::int64_t num_rows, std::int64_t num_keys,
              std::int32_t heads_per_kv, std::int32_t lanes,
              std::int32_t most_vectors = kMaxPanelVectors);

@@ -1,8 +1,8 @@
 // Matrix products of register tiles.
 //
 // A is read one element at a time, B and C by vectors. An element is a float, or a pair of bf16
-// that are neighbours along the depth; then the depth counts pairs. Leading dimensions count
-// elements.
+// numbers that are neighbours along the depth; then the depth counts pairs. Leading dimensions
+// count elements.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace contextile {
 
-// a[m·lda + k] or a[k·lda + m].
+// The form of A: a[m·lda + k] or a[k·lda + m].
 enum class AForm : std::uint8_t { kRowMajor, kColumnMajor };
-// What C is multiplied with before the product is added; by kLanes, `factor` gives one number to
-// every lane of C.
+// The factor of C before the product is added. With kLanes, `factor` gives one number to every lane
+// of C.
 enum class Before : std::uint8_t { kZero, kOne, kLanes };
 
-// c[kRows x kVectors vectors] = before·c + a·b over `depth`; the largest element of every lane is
-// folded into `largest` if kMax. The product is summed before it meets C: long sums stay accurate.
-// A function of its own, so that its loop has all registers.
+// Computes c[kRows x kVectors vectors] = before·c + a·b over `depth`, and folds the largest element
+// of every lane into `largest` if kMax. The product is summed before it is added to C, so that long
+// sums stay accurate. It is a function of its own so that its loop has all registers.
 template <class V, int kRows, int kVectors, AForm kForm, Before kBefore, bool kMax>
 [[gnu::noinline]] void product(std::int64_t depth, const typename V::Element* __restrict a,
                                std::int64_t lda, const typename V::Element* __restrict b,
@@ -63,7 +63,7 @@ template <class V, int kRows, int kVectors, AForm kForm, Before kBefore, bool kM
   }
 }
 
-// c[rows x kVectors vectors] += a·b.
+// Adds a·b to c[rows x kVectors vectors].
 template <class V, int kVectors, AForm kForm>
 inline void add_product_strip(std::int64_t rows, std::int64_t depth, const typename V::Element* a,
                               std::int64_t lda, const typename V::Element* b, std::int64_t ldb,
@@ -84,7 +84,7 @@ inline void add_product_strip(std::int64_t rows, std::int64_t depth, const typen
   }
 }
 
-// c[rows x columns] += a·b; columns is a multiple of kLanes.
+// Adds a·b to c[rows x columns]; `columns` is a multiple of kLanes.
 template <class V, AForm kForm>
 inline void add_product(std::int64_t rows, std::int64_t columns, std::int64_t depth,
                         const typename V::Element* a, std::int64_t lda,

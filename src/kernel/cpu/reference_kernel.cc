@@ -1,4 +1,5 @@
-// Suffixes as in contextile/extend/kernel.h: N query rows, M key rows, D head dim, C keys of one chunk.
+// Suffixes as in contextile/extend/kernel.h: N query rows, M key rows, D head dim, C keys of one
+// chunk.
 
 #include "kernel/cpu/reference_kernel.h"
 
@@ -23,7 +24,7 @@ constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 // Below this many multiply-adds a call runs on the calling thread.
 constexpr double kSerialFlops = 4e6;
 
-// y[0, n) += Σ_i a[i] · x[i·stride + (0, n)). The sum over i is in order for every y, so the
+// Adds Σ_i a[i] · x[i·stride + (0, n)) to y[0, n). The sum over i is in order for every y, so the
 // compiler may vectorise over y without changing a bit.
 void add_weighted(double* __restrict y, const double* __restrict a, std::int64_t count,
                   const double* __restrict x, std::int64_t stride, std::int64_t n) {
@@ -43,7 +44,7 @@ void add_weighted(double* __restrict y, const double* __restrict a, std::int64_t
   }
 }
 
-// Rows [first, first + count) of one head, in fp64, row after row.
+// Reads rows [first, first + count) of one head, in fp64, row after row.
 void read_rows(const TensorView& view, std::int64_t first, std::int64_t count, std::int32_t head,
                std::vector<double>& rows) {
   rows.resize(static_cast<std::size_t>(count * view.dim));
@@ -54,7 +55,8 @@ void read_rows(const TensorView& view, std::int64_t first, std::int64_t count, s
   }
 }
 
-// [rows][dim] → [dim][kChunkKeys], so that a query meets all keys of a chunk side by side.
+// Transposes [rows][dim] to [dim][kChunkKeys], so that the keys of a chunk that a query meets are
+// contiguous.
 void transpose(const std::vector<double>& rows_CD, std::int64_t dim, std::vector<double>& cols_DC) {
   cols_DC.resize(static_cast<std::size_t>(dim * kChunkKeys));
   const auto count = static_cast<std::int64_t>(rows_CD.size()) / dim;
@@ -80,7 +82,8 @@ void for_each_row(std::span<const LocalBand> bands, Range chunk, const Visit& vi
   }
 }
 
-// scale · q·k of one query with keys [first, first + count) of the chunk, capped.
+// Computes the capped scores scale · q·k of one query with keys [first, first + count) of the
+// chunk.
 void scores_of_row(const KernelParams& params, const double* q, const double* k_DC,
                    std::int64_t first, std::int64_t count, double* s) {
   std::fill(s, s + count, 0.0);
@@ -94,7 +97,7 @@ void scores_of_row(const KernelParams& params, const double* q, const double* k_
 
 // ---------------------------------------------------------------------------------- forward
 
-// One head of one tile at a time; the vectors are reused from tile to tile.
+// Forward for one head of one tile at a time; the vectors are reused from tile to tile.
 class ForwardHead {
  public:
   ForwardHead(const KernelParams& params, std::int32_t head)
@@ -125,7 +128,8 @@ class ForwardHead {
     });
   }
 
-  // Online softmax: what the row has so far is rescaled when a larger score comes.
+  // Adds keys to a row by online softmax: its results so far are rescaled when a larger score
+  // comes.
   void add_keys(std::size_t n, std::int64_t first, std::int64_t count) {
     double* s = s_.data();
     const double* q = q_ND_.data() + n * static_cast<std::size_t>(params_.head_dim);
@@ -154,7 +158,7 @@ class ForwardHead {
     const bool is_empty = max_N_[n] == kEmpty && sum_N_[n] == 0;
     const double lse = is_empty ? kEmpty : max_N_[n] + std::log(sum_N_[n]);
     const double held_lse = tile.init ? kEmpty : static_cast<double>(out_lse);
-    if (held_lse == kEmpty) {  // what stands in the slot is never multiplied
+    if (held_lse == kEmpty) {  // the rows of the slot are never multiplied
       if (!tile.init && is_empty) return;
       for (std::int32_t d = 0; d < params_.value_dim; ++d) {
         out[d] = is_empty ? 0.0F : static_cast<float>(o[d] / sum_N_[n]);
@@ -185,7 +189,7 @@ class ForwardHead {
 
 // --------------------------------------------------------------------------------- backward
 
-// One KV head of one tile at a time, with all query heads that read it.
+// Backward for one KV head of one tile at a time, with all query heads that read it.
 class BackwardHead {
  public:
   BackwardHead(const KernelParams& params, std::int32_t kv_head)
@@ -241,7 +245,7 @@ class BackwardHead {
       p[j] = std::exp(s - lse);
       double ds = p[j] * (dp[j] - delta);
       if (params_.softcap != 0) ds *= 1 - (s / params_.softcap) * (s / params_.softcap);
-      dp[j] = params_.scale * ds;  // of the unscaled score
+      dp[j] = params_.scale * ds;  // gradient of the unscaled score
     }
     add_weighted(dq_ND_.data() + n * dim, dp, count, k_CD_.data() + first * dim, dim, dim);
     for (std::int64_t j = 0; j < count; ++j) {
@@ -282,7 +286,7 @@ double multiply_adds(const KernelParams& params, std::span<const Tile> tiles) {
   return pairs * params.q_heads * (params.head_dim + params.value_dim);
 }
 
-// Runs every head's list of tiles, heads side by side: they share no output.
+// Runs every head's list of tiles. Heads run at the same time because they share no output.
 template <typename Head, typename Tile>
 void run_heads(const KernelParams& params, std::span<const Tile> tiles, std::int32_t num_heads) {
   const auto run_head = [&](std::int32_t head) {

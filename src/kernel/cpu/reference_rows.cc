@@ -1,4 +1,4 @@
-// Compiled without fusing multiply and add, as every implementation of RowOps is.
+// Compiled without fusing multiply and add, like every implementation of RowOps.
 #include "kernel/cpu/reference_rows.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace contextile {
 namespace {
 
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-constexpr double kNothingYet = -0.0;  // so that a sum of negative zeros is one
+constexpr double kNothingYet = -0.0;  // so that a sum of negative zeros is a negative zero
 
 // Calls visit(token, head) for every row.
 template <typename Visit>
@@ -27,7 +27,7 @@ void for_each_row(const TensorView& view, const Visit& visit) {
   }
 }
 
-// The log-sum-exps of one row's sources become their weights, 0 for empty ones. Returns the
+// Turns the log-sum-exps of one row's sources into their weights, 0 for empty ones. Returns the
 // log-sum-exp of all, -inf if all are empty.
 double weigh(std::span<double> sources) {
   double top = sources[0];
@@ -44,7 +44,7 @@ double weigh(std::span<double> sources) {
   return top + log_of(sum);
 }
 
-// The upper half of the sums added to the lower one until one is left.
+// Adds the upper half of the sums to the lower half until one sum is left.
 double halved(std::array<double, 32>& sums) {
   for (std::size_t half = sums.size() / 2; half > 0; half /= 2) {
     for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
@@ -65,7 +65,7 @@ class ReferenceRows : public RowOps {
       for (std::int32_t d = 0; d < dst.o_NHD.dim; ++d) {
         double sum = lse == kEmpty ? 0.0 : kNothingYet;
         for (std::size_t s = 0; s < srcs.size(); ++s) {
-          // What stands in an empty row is never read.
+          // The memory of an empty row is never read.
           if (weights[s] != 0) sum += weights[s] * row_at<float>(srcs[s].o_NHD, n, h)[d];
         }
         to[d] = static_cast<float>(sum);
@@ -84,8 +84,8 @@ class ReferenceRows : public RowOps {
     });
   }
 
-  // Element d is added to sum d modulo 32, then the sums are halved until one is left: an order
-  // that vectors of any length up to 32 can keep.
+  // Adds element d to sum d modulo 32, then halves the number of sums until one is left. Vectors of
+  // any length up to 32 can keep this order.
   void delta(const TensorView& dout_NHD, const TensorView& out_NHD,
              const RowStats& delta_NH) const override {
     std::vector<double> dout(static_cast<std::size_t>(dout_NHD.dim));

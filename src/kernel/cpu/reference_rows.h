@@ -1,4 +1,4 @@
-// The row operations everything else is checked against.
+// The row operations that all others are checked against.
 #pragma once
 
 #include "contextile/extend/kernel.h"
@@ -6,8 +6,8 @@
 
 namespace contextile {
 
-// Plain loops over elements, compiled without fusing multiply and add: the bits every other
-// implementation must give. Stateless.
+// Returns plain loops over elements, compiled without fusing multiply and add. They give the bits
+// that every other implementation must give. Stateless.
 [[nodiscard]] const RowOps& reference_rows();
 
 }  // namespace contextile

@@ -1,6 +1,6 @@
-// exp and log of a few numbers at a time in plain fp64 arithmetic, so that loops of them become
-// vectors. Relative error below 1e-10; the same bits for any vector length if the compiler fuses
-// nothing (-ffp-contract=off).
+// Computes exp and log of a few numbers at a time in plain fp64 arithmetic, so that loops of them
+// become vectors. The relative error is below 1e-10, and the bits are the same for any vector
+// length if the compiler fuses nothing (-ffp-contract=off).
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// exp(x) for x <= 0 and NaN; 0 below -700. exp(0) is 1.
+// Returns exp(x) for x <= 0 and NaN; 0 below -700. exp(0) is 1.
 CONTEXTILE_INLINE double exp_of_negative(double x) {
   constexpr double kLog2OfE = 1.4426950408889634;
   constexpr double kLn2High = 0.693147180369123816490;  // 32 bits
@@ -34,14 +34,14 @@ CONTEXTILE_INLINE double exp_of_negative(double x) {
   return x < -700 ? 0.0 : p * std::bit_cast<double>(power);
 }
 
-// log(x) for finite x >= 1, and NaN. log(1) is 0.
+// Returns log(x) for finite x >= 1, and NaN. log(1) is 0.
 CONTEXTILE_INLINE double log_of(double x) {
   constexpr double kLn2 = 0.693147180559945309417;
   constexpr std::uint64_t kRootOfHalf = 0x3fe6a09e00000000;  // about sqrt(1/2)
   const auto bits = std::bit_cast<std::uint64_t>(x);
   const std::uint64_t exponent = (bits - kRootOfHalf) >> 52;  // small: x >= 1
   const double m = std::bit_cast<double>(bits - (exponent << 52));
-  // 2^52 + exponent as bits, back to a number
+  // Converts 2^52 + exponent, given as bits, back to a number.
   const double power = std::bit_cast<double>(exponent | 0x4330000000000000U) - 4503599627370496.0;
   const double s = (m - 1) / (m + 1);  // |s| <= 0.172
   const double z = s * s;

@@ -1,5 +1,5 @@
-// Compiled with -mavx2 -mfma -mf16c where the compiler has
-// them, and without fusing multiply and add.
+// Compiled with -mavx2 -mfma -mf16c if the compiler has these options, and without fusing multiply
+// and add.
 #include "kernel/cpu/row_target.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

@@ -1,4 +1,4 @@
-// The row operations over a vector class. Include only from the file of its instruction set.
+// The row operations over a vector class. Include this only from the file of its instruction set.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr std::int64_t kRowsAtOnce = RowWorkspace::kRows;
 inline constexpr std::int64_t kElementsAtOnce = 64;  // of a row, in registers or the first cache
 inline constexpr float kEmptyLse = -__builtin_inff();
 
-// Rows of a tensor whose heads, or heads and tokens, stand side by side are longer rows.
+// Joins rows of tensors to longer rows if their heads, or heads and tokens, are contiguous.
 struct RowShape {
   std::int64_t tokens = 0;
   std::int64_t heads = 0;
@@ -75,8 +75,8 @@ struct Doubles {
   }
 };
 
-// to[i] = Σ_s weights[s]·rows[s][i], added in order in fp64 and rounded once; rows of fp32 of which
-// `to` may be one.
+// Sets to[i] to Σ_s weights[s]·rows[s][i], added in order in fp64 and rounded once. `rows` are
+// fp32, and `to` may be one of them.
 template <class V, int kRows>
 CONTEXTILE_INLINE void weighted_sum_of(float* to, const float* const* rows, const double* weights,
                                        std::int64_t dim) {
@@ -102,7 +102,7 @@ CONTEXTILE_INLINE void weighted_sum_of(float* to, const float* const* rows, cons
   }
 }
 
-// The sum of two: one rounding in fp32 as well.
+// Adds two rows. The sum has one rounding in fp32 as well.
 template <class V>
 CONTEXTILE_INLINE void sum_of_two(float* to, const float* a, const float* b, std::int64_t dim) {
   std::int64_t i = 0;
@@ -112,6 +112,7 @@ CONTEXTILE_INLINE void sum_of_two(float* to, const float* a, const float* b, std
   for (; i < dim; ++i) to[i] = a[i] + b[i];
 }
 
+// Computes the weighted sum of any number of rows.
 template <class V>
 CONTEXTILE_INLINE void weighted_sum(float* to, const float* const* rows, const double* weights,
                                     std::int64_t num_rows, std::int64_t dim) {
@@ -130,6 +131,7 @@ CONTEXTILE_INLINE void weighted_sum(float* to, const float* const* rows, const d
     default:
       break;
   }
+  // Many rows are added in parts of a row, whose sums stay in the first cache.
   for (std::int64_t first = 0; first < dim; first += kElementsAtOnce) {
     const std::int64_t count = smaller(kElementsAtOnce, dim - first);
     double sums[kElementsAtOnce];
@@ -148,12 +150,13 @@ CONTEXTILE_INLINE void weighted_sum(float* to, const float* const* rows, const d
 
 // ------------------------------------------------------------------------------------- merge
 
-// Log-sum-exps of kRowsAtOnce rows of some sources, [source][row], to the weights of the sources;
-// `total` becomes the log-sum-exp of all. Empty sources weigh 0.
+// Turns log-sum-exps of kRowsAtOnce rows of some sources, [source][row], into the weights of the
+// sources. `total` becomes the log-sum-exp of all. Empty sources weigh 0.
 template <class V>
 [[gnu::noinline]] void weigh_sources(std::int64_t num_sources, double* weights, double* total) {
   double top[kRowsAtOnce];
   double sum[kRowsAtOnce] = {};
+  // The largest log-sum-exp of each row is subtracted first, so that exp cannot overflow.
   for (std::int64_t r = 0; r < kRowsAtOnce; ++r) top[r] = weights[r];
   for (std::int64_t s = 1; s < num_sources; ++s) {
     const double* lse = weights + s * kRowsAtOnce;
@@ -179,13 +182,13 @@ template <class V>
   }
 }
 
-// A row into the cache that will be needed kRowsAhead rows later.
+// Fetches a row into the cache that will be needed kRowsAhead rows later.
 inline constexpr std::int64_t kRowsAhead = 12;
 CONTEXTILE_INLINE void fetch_row(const char* row, std::int64_t bytes) {
   for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-// Walks flat rows (token by token, head by head) from one on.
+// Walks flat rows (token by token, head by head) from one row on.
 struct RowPlace {
   std::int64_t token = 0;
   std::int64_t head = 0;
@@ -202,6 +205,7 @@ CONTEXTILE_INLINE float& lse_of(const PartialOutput& partial, const RowPlace& at
       .data[at.token * partial.lse_NH.token_stride + at.head * partial.lse_NH.head_stride];
 }
 
+// Merges kRowsAtOnce rows at a time: first their weights, then their weighted sums.
 template <class V>
 void merge_rows(const PartialOutput& dst, std::span<const PartialOutput> srcs,
                 const RowWorkspace& workspace) {
@@ -230,7 +234,7 @@ void merge_rows(const PartialOutput& dst, std::span<const PartialOutput> srcs,
       std::int64_t used = 0;
       for (std::int64_t s = 0; s < num_sources; ++s) {
         const double weight = workspace.weights[s * kRowsAtOnce + r];
-        if (weight == 0) continue;  // what stands there is never read
+        if (weight == 0) continue;  // the memory of an empty row is never read
         workspace.rows[used] =
             reinterpret_cast<const float*>(row_of<V>(srcs[s].o_NHD, first.token, first.head));
         workspace.row_weights[used++] = weight;
@@ -286,7 +290,8 @@ CONTEXTILE_INLINE void add_products(typename V::Float a, typename V::Float b,
   }
 }
 
-// In kSums sums, element i in sum i modulo kSums, whatever the vectors.
+// Returns the dot product of two rows. It uses kSums sums, element i in sum i modulo kSums,
+// whatever the length of the vectors.
 template <class V, Dtype kA, Dtype kB>
 CONTEXTILE_INLINE double dot_of_rows(const char* a, const char* b, std::int64_t dim) {
   constexpr std::int64_t kSums = 32;
@@ -304,6 +309,7 @@ CONTEXTILE_INLINE double dot_of_rows(const char* a, const char* b, std::int64_t 
     add_products<V, kA, kB>(load_part<V, Widened<V, kA>>(a, d + v * V::kLanes, dim),
                             load_part<V, Widened<V, kB>>(b, d + v * V::kLanes, dim), sums + 2 * v);
   }
+  // Halves the number of sums, first across vectors, then inside the last vector.
   for (int half = kVectors; half > 0; half /= 2) {
     for (int v = 0; v < half; ++v) sums[v] += sums[v + half];
   }
@@ -380,7 +386,7 @@ void convert_rows(const TensorView& dst, const TensorView& src) {
 
 // ------------------------------------------------------------------------------------ finish
 
-// A row times a number of fp64, to any dtype.
+// Stores a row times a number of fp64, as any dtype.
 template <class V, Dtype kTo>
 CONTEXTILE_INLINE void scale_row(char* to, const float* from, double factor, std::int64_t dim) {
   constexpr std::int64_t kBytes = kTo == Dtype::kF32 ? 4 : 2;

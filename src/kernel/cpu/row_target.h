@@ -1,4 +1,4 @@
-// Row operations as code compiled for one instruction set, a table: see RowOps.
+// A table of the row operations compiled for one instruction set; see RowOps.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace contextile {
 
-// Memory for merges and sums of `sources` arrays. The caller's, because code of one instruction set
-// must not instantiate what other files share.
+// Memory for merges and sums of `sources` arrays. The caller allocates it, because code of one
+// instruction set must not instantiate templates that other files share.
 struct RowWorkspace {
-  static constexpr std::int64_t kRows = 32;  // whose weights are found together
+  static constexpr std::int64_t kRows = 32;  // rows whose weights are computed together
   double* weights = nullptr;                 // [sources][kRows]
   double* row_weights = nullptr;             // [sources]
   const float** rows = nullptr;              // [sources]
 };
 
-// One instruction set. Everything as the functions of RowOps.
+// One instruction set. The functions do the same as those of RowOps.
 struct RowTarget {
   const char* name = nullptr;  // "avx512"
   void (*merge)(const PartialOutput& dst, std::span<const PartialOutput> srcs,
@@ -31,8 +31,8 @@ struct RowTarget {
                  const TensorView& out_NHD, const RowStats& lse_NH) = nullptr;
 };
 
-// Null where the compiler or the processor's family has no such instructions; whether this CPU has
-// them is for the caller to ask. There as long as the kernel of the same name is (simd/task.h).
+// Null if the compiler or the processor's family has no such instructions. The caller must check
+// whether this CPU has them. A table is there if the kernel of the same name is (cpu/task.h).
 [[nodiscard]] const RowTarget* row_target_avx512();
 [[nodiscard]] const RowTarget* row_target_avx2();
 [[nodiscard]] const RowTarget* row_target_portable();  // never null

@@ -1,4 +1,4 @@
-// Scores of one panel against consecutive keys, masked; shared by forward and backward.
+// Masked scores of one panel against consecutive keys, for forward and backward.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ inline constexpr float kLog2E = 1.44269504088896341F;
 inline constexpr double kLn2 = 0.693147180559945309;
 inline constexpr float kNoScore = -__builtin_inff();
 
-// Scores are kept as q·k with the sign of the scale (a factor of the packed queries), and enter
-// exp2 times `to_log2`. With a softcap they are kept capped in units of log2, and to_log2 is 1.
+// The scale of scores. Scores are kept as q·k with the sign of the scale (a factor of the packed
+// queries), and are multiplied by `to_log2` when they enter exp2. With a softcap they are kept
+// capped in units of log2, and to_log2 is 1.
 struct ScoreScale {
   CONTEXTILE_INLINE explicit ScoreScale(const KernelParams& params)
       : query_factor(params.scale > 0   ? 1.0F
@@ -36,7 +37,7 @@ struct ScoreScale {
   float cap_log2;
 };
 
-// A weight 2^x, as exact as it will be kept.
+// Returns a weight 2^x, as exact as it will be kept.
 template <class V>
 CONTEXTILE_INLINE typename V::Float weight_of(typename V::Float x) {
   if constexpr (V::kHasTiles) {
@@ -46,7 +47,7 @@ CONTEXTILE_INLINE typename V::Float weight_of(typename V::Float x) {
   }
 }
 
-// tanh, relative error about 2e-7. Below 5/8 by a series in x², above by exp.
+// Returns tanh with a relative error of about 2e-7: below 5/8 by a series in x², above by exp.
 template <class V>
 CONTEXTILE_INLINE typename V::Float tanh_of(typename V::Float x) {
   using Float = typename V::Float;
@@ -65,11 +66,12 @@ CONTEXTILE_INLINE typename V::Float tanh_of(typename V::Float x) {
   return V::select(V::less(size, V::set(0.625F)), small, large);
 }
 
-// Rows that will be needed soon, fetched into the cache a row at a time while products run.
+// Rows that will be needed soon. They are fetched into the cache a row at a time while products
+// run.
 class AheadRows {
  public:
   AheadRows() = default;
-  // Flat rows `first` and on of a tensor, token by token, `heads` of them to a token.
+  // Takes `count` flat rows of a tensor from `first` on, token by token, `heads` rows per token.
   CONTEXTILE_INLINE AheadRows(const TensorView& view, std::int64_t first, std::int64_t count,
                               std::int64_t heads, std::int64_t first_head)
       : rows_(byte_rows(view)),
@@ -101,7 +103,7 @@ class AheadRows {
   std::int64_t head_ = 0;
 };
 
-// Everything that is fetched ahead at one time.
+// All rows that are fetched ahead at one time.
 struct Ahead {
   AheadRows rows[4];
   CONTEXTILE_INLINE void fetch() {
@@ -117,12 +119,12 @@ struct ScoreBlock {
   std::int64_t key_stride = 0;
   std::int64_t depth = 0;       // elements of a key
   std::int64_t first_key = 0;   // of the tile
-  std::int64_t num_keys = 0;    // rows up to a multiple of kProductRows can be read
-  std::int64_t full_begin = 0;  // keys counted from the first that need no mask
+  std::int64_t num_keys = 0;    // keys; rows up to a multiple of kProductRows can be read
+  std::int64_t full_begin = 0;  // keys that need no mask, counted from the first key
   std::int64_t full_end = 0;
   const PanelBands* bands = nullptr;
   const PanelStep* step = nullptr;
-  const std::int32_t* tokens = nullptr;  // of every lane; -1: none
+  const std::int32_t* tokens = nullptr;  // of every lane; -1: no token
   const ScoreScale* scale = nullptr;
   Ahead* ahead = nullptr;
 };
@@ -137,7 +139,7 @@ CONTEXTILE_INLINE void cap_scores(const ScoreScale& scale, float* scores) {
   }
 }
 
-// Who attends the key: bands over this panel's tokens.
+// Sets the lanes that attend the key, from the bands over this panel's tokens.
 template <class V, int kVectors>
 CONTEXTILE_INLINE void mask_of_key(const ScoreBlock<V>& block, std::int64_t key,
                                    const typename V::Int* tokens, typename V::Mask* masks) {
@@ -153,7 +155,7 @@ CONTEXTILE_INLINE void mask_of_key(const ScoreBlock<V>& block, std::int64_t key,
   }
 }
 
-// Scores of kProductRows keys from `row`; -inf where nobody attends.
+// Masks the scores of kProductRows keys from `row` on; -inf if a lane does not attend a key.
 template <class V, int kVectors>
 inline void masked_scores(const ScoreBlock<V>& block, std::int64_t row, float* scores,
                           typename V::Float* largest) {
@@ -178,7 +180,7 @@ inline void masked_scores(const ScoreBlock<V>& block, std::int64_t row, float* s
   }
 }
 
-// With tiles: products of kProductRows rows, of depth `stride`, and a panel's columns.
+// Multiplies kProductRows rows, of depth `stride`, with a panel's columns by tiles.
 template <class V, int kVectors>
 CONTEXTILE_INLINE void multiply_keys(const typename V::Element* rows, std::int64_t stride,
                                      const typename V::Element* columns, float* to) {
@@ -200,8 +202,8 @@ CONTEXTILE_INLINE void fold_largest(const float* scores, typename V::Float* larg
   }
 }
 
-// scores[key][lane] of num_keys keys rounded up to kProductRows; the largest of every lane is
-// folded into `largest` (with tiles, only if kMax).
+// Computes scores[key][lane] of num_keys keys, rounded up to kProductRows. The largest score of
+// every lane is folded into `largest` (with tiles, only if kMax).
 template <class V, int kVectors, bool kMax>
 inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Float* largest) {
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
@@ -225,8 +227,8 @@ inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Fl
   }
 }
 
-// The part of a step inside packed keys [first_packed, end_packed); false if there is none. Whole
-// pairs only: a first key may be one that nobody of the step attends.
+// Cuts a step to packed keys [first_packed, end_packed). Returns false if nothing is left. It keeps
+// whole pairs, so the first key may be one that no row of the step attends.
 template <class V>
 CONTEXTILE_INLINE bool cut_step(const PanelStep& step, std::int64_t first_packed,
                                 std::int64_t end_packed, ScoreBlock<V>& block) {
@@ -242,7 +244,7 @@ CONTEXTILE_INLINE bool cut_step(const PanelStep& step, std::int64_t first_packed
   return true;
 }
 
-// The keys of [begin, end) that any step of the panels meets, as one range.
+// The smallest range that holds the keys of [begin, end) that any step of the panels meets.
 struct KeySpan {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -266,7 +268,7 @@ CONTEXTILE_INLINE KeySpan meeting_keys(const PanelBands& bands, std::int64_t fir
   return span;
 }
 
-// Arrays one after another in a workspace, 64-byte aligned. With null memory it only counts.
+// Places arrays one after another in a workspace, 64-byte aligned. With null memory it only counts.
 class Carver {
  public:
   CONTEXTILE_INLINE explicit Carver(void* memory) : memory_(static_cast<char*>(memory)) {}

@@ -31,19 +31,19 @@ namespace {
 
 // Below this many multiply-adds a call runs on the calling thread.
 constexpr double kSerialMultiplyAdds = 4e6;
-// Backward cuts the keys of a KV head into shares when KV heads alone are few: at most so many
+// Backward cuts the keys of a KV head into shares if there are few KV heads: into at most this many
 // tasks, none of fewer key blocks.
 constexpr std::int64_t kMostBackwardTasks = 16;
 constexpr std::int64_t kLeastShareBlocks = 4;
-// Panels packed by one task before the shares read them.
+// Number of panels that one task packs before the shares read them.
 constexpr std::int64_t kPackedPanels = 8;
-// Forward tasks for every thread, if there are panels enough: panels of one task share packed keys.
-// The cut changes no bit.
+// Number of forward tasks per thread, if there are enough panels: panels of one task share packed
+// keys. The cut changes no bit.
 constexpr std::int64_t kTasksPerThread = 3;
 constexpr std::int64_t kLeastForwardPanels = 16;
 
-// Results below 2^-126 become 0 while one of these lives on a thread: weights of far keys would
-// otherwise run through the processor's slow path.
+// Makes results below 2^-126 zero while an object lives on a thread. Otherwise weights of far keys
+// would run through the processor's slow path.
 class FlushSubnormals {
  public:
 #if defined(__x86_64__)
@@ -62,7 +62,7 @@ class FlushSubnormals {
 #endif
 };
 
-// 64-byte aligned bytes, grown when asked for more.
+// 64-byte aligned bytes that grow on demand.
 class Workspace {
  public:
   void* reserve(std::size_t bytes) {
@@ -83,14 +83,14 @@ class Workspace {
 };
 using Workspaces = tbb::enumerable_thread_specific<Workspace>;
 
-// Memory of one call, used again by all its parts.
+// Memory of one call, reused by all its parts.
 struct CallMemory {
   Workspaces by_thread;
   Workspace packed;     // panels of all KV heads
   Workspace dq_shares;  // of all KV heads
 };
 
-// Classified bands of a tile for the panels of either target of a mixed kernel.
+// Classified bands of a tile for the panels of both targets of a mixed kernel.
 class BandsOfTwo : public PreparedBands {
  public:
   BandsOfTwo(PanelBands first, PanelBands second)
@@ -112,7 +112,7 @@ const PanelBands* panel_bands(const PreparedBands* prepared, std::int32_t lanes)
   return two != nullptr ? two->of(lanes) : dynamic_cast<const PanelBands*>(prepared);
 }
 
-// Classified bands of every tile of a call: those that came with the tiles, or made here.
+// Classified bands of every tile of a call: those that came with the tiles, or ones made here.
 template <typename Tile>
 class CallBands {
  public:
@@ -148,10 +148,10 @@ void* result_of(const BackwardTile& tile) { return tile.dq_NHD.data; }
 bool starts_result(const ForwardTile& tile) { return tile.init; }
 bool starts_result(const BackwardTile& tile) { return tile.init_dq; }
 
-// Groups of the tiles from `first` on, up to the first tile that must see its slots as tiles before
-// it left them: one that starts anew what those wrote, pairs a slot with other queries, or adds to
-// the dk of a tile of its own group (shares of a group's keys run side by side). Sets `first` to
-// that tile.
+// Groups the tiles from `first` on, up to the first tile that must see its slots as earlier tiles
+// left them. Such a tile starts a slot again that those wrote, pairs a slot with other queries, or
+// adds to the dk of a tile of its own group (shares of a group's keys run at the same time). Sets
+// `first` to that tile.
 template <typename Tile>
 std::vector<TileGroup<Tile>> take_groups(std::span<const Tile> tiles, const CallBands<Tile>& bands,
                                          const KernelParams& params, std::int32_t lanes,
@@ -190,7 +190,7 @@ bool is_small(const KernelParams& params, std::span<const Tile> tiles) {
   return pairs * params.q_heads * (params.head_dim + params.value_dim) < kSerialMultiplyAdds;
 }
 
-// Runs work(i) for every i below `count`, side by side unless `serial`.
+// Runs work(i) for every i below `count`, in parallel unless `serial`.
 template <typename Work>
 void for_each_task(std::size_t count, bool serial, const Work& work) {
   const auto run = [&work](std::size_t i) {
@@ -250,6 +250,7 @@ class SimdKernel : public AttentionKernel {
     for (std::size_t next = 0; next < tiles.size();) {
       const std::size_t first = next;
       const auto groups = take_groups(tiles, bands, params, target_.lanes, next);
+      // Shares only add to dK and dV, so slots that start here are cleared first.
       for (const BackwardTile& tile : tiles.subspan(first, next - first)) {
         if (!tile.init_dkv) continue;
         clear_rows(tile.dk_MHD);
@@ -265,6 +266,7 @@ class SimdKernel : public AttentionKernel {
   }
 
  private:
+  // Cuts the panels of a group into tasks for all threads.
   void add_tasks(const KernelParams& params, const TileGroup<ForwardTile>& group, bool serial,
                  std::vector<ForwardTask>& tasks) const {
     const std::int64_t num_panels = group.grid.num_panels();
@@ -282,12 +284,13 @@ class SimdKernel : public AttentionKernel {
     }
   }
 
-  // Some panels of all KV heads, their keys in shares.
+  // Runs some panels of all KV heads, with the keys cut into shares.
   void run_panels(const KernelParams& params, const TileGroup<BackwardTile>& group,
                   std::int64_t panel, bool serial, CallMemory& memory) const {
     BackwardTask common{&params, group.tiles, group.bands, &group.grid, panel};
     common.num_panels = std::min(target_.backward_panels, group.grid.num_panels() - panel);
     common.init_dq = group.tiles[0].init_dq;
+    // Decides on the number of shares.
     std::int64_t blocks = 0;
     for (const BackwardTile& tile : group.tiles) {
       blocks += (tile.k_MHD.tokens + target_.backward_keys - 1) / target_.backward_keys;
@@ -295,6 +298,7 @@ class SimdKernel : public AttentionKernel {
     const std::int64_t num_shares =
         std::clamp<std::int64_t>(blocks / kLeastShareBlocks, 1,
                                  std::max<std::int64_t>(1, kMostBackwardTasks / params.kv_heads));
+    // Packs the queries and dO of the panels, which all shares read.
     const std::int64_t elements = num_shares == 1 ? 0 : target_.dq_share_elements(common);
     const std::size_t packed_bytes = target_.packed_bytes(common);
     auto* const packed_heads = static_cast<std::byte*>(
@@ -312,6 +316,7 @@ class SimdKernel : public AttentionKernel {
       target_.pack_backward(task_of(i / slices), first,
                             std::min(kPackedPanels, common.num_panels - first));
     });
+    // Runs the shares. Each of several shares writes a dQ of its own.
     auto* const shares = static_cast<float*>(memory.dq_shares.reserve(
         static_cast<std::size_t>(elements * num_shares * params.kv_heads) * sizeof(float)));
     const auto share_of = [&](std::size_t task) {
@@ -326,6 +331,7 @@ class SimdKernel : public AttentionKernel {
       task.dq_share = share_of(i);
       target_.backward(task, memory.by_thread.local().reserve(target_.backward_bytes(task)));
     });
+    // Adds the dQ of the shares, in order.
     if (num_shares == 1) return;
     for_each_task(static_cast<std::size_t>(params.kv_heads), serial, [&](std::size_t kv_head) {
       std::vector<const float*> rows;
@@ -342,7 +348,7 @@ class SimdKernel : public AttentionKernel {
   const std::string name_;
 };
 
-// bf16 inputs by one target, the others by another.
+// Runs bf16 inputs on one target, all others on another.
 class MixedKernel : public AttentionKernel {
  public:
   MixedKernel(const SimdTarget& bf16, const SimdTarget& wide, const RowTarget& rows)
@@ -380,7 +386,7 @@ class MixedKernel : public AttentionKernel {
   const SimdKernel wide_;
 };
 
-// All kernels that can run, and the one for bf16 inputs. For the others the first is the fastest:
+// All kernels that can run, and the one for bf16 inputs. For other inputs the first is the fastest:
 // kernels of bf16 products take the target of simd:avx512 then.
 class SimdKernels {
  public:

@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-// Owns what a RowWorkspace points to.
+// Owns the memory that a RowWorkspace points to.
 class SourceRows {
  public:
   explicit SourceRows(std::size_t sources)

@@ -1,4 +1,4 @@
-// Row operations on the CPU's vector instructions.
+// Row operations that use the CPU's vector instructions.
 #pragma once
 
 #include "contextile/extend/kernel.h"

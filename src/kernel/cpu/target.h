@@ -1,4 +1,4 @@
-// The table of a vector class. Include only from the file of its instruction set.
+// The table of a vector class. Include this only from the file of its instruction set.
 #pragma once
 
 #include "kernel/cpu/backward.h"

@@ -1,4 +1,5 @@
-// What the SIMD kernel hands to code compiled for one instruction set, and that code as a table.
+// The tasks that the SIMD kernel hands to code compiled for one instruction set, and the table of
+// that code.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +22,10 @@ struct ForwardTask {
   std::int32_t kv_head = 0;
 };
 
-// The same with the keys cut: of all tiles' key blocks, numbered one after another, those of one
-// share. dk and dv of a block are touched by its share alone; dq of several shares would meet, so
-// then each share fills `dq_share` (dq_share_elements floats) and the shares are added afterwards.
+// The same with the keys cut. The key blocks of all tiles are numbered one after another, and a
+// task has those of one share. dk and dv of a block are touched only by its share. dq of several
+// shares would collide, so each share then fills `dq_share` (dq_share_elements floats), and the
+// shares are added afterwards.
 struct BackwardTask {
   const KernelParams* params = nullptr;
   std::span<const BackwardTile> tiles;  // of one q and dq slot; dk and dv are added to
@@ -34,7 +36,7 @@ struct BackwardTask {
   std::int32_t kv_head = 0;
   std::int64_t first_block = 0;
   std::int64_t num_blocks = 0;
-  void* packed = nullptr;     // the panels' queries and dO, shared by the shares: pack_backward
+  void* packed = nullptr;     // queries and dO of the panels, for all shares: pack_backward
   float* dq_share = nullptr;  // null: dq is written to its slot
   bool init_dq = false;
 };
@@ -45,11 +47,11 @@ struct SimdTarget {
   std::int32_t lanes = 0;      // of a vector of the panel grid
   std::int64_t forward_panels = 0;
   std::int64_t backward_panels = 0;
-  std::int64_t backward_keys = 0;  // of one key block
+  std::int64_t backward_keys = 0;  // keys of one key block
   std::size_t (*forward_bytes)(const ForwardTask&) = nullptr;
   void (*forward)(const ForwardTask&, void* workspace) = nullptr;
-  std::size_t (*packed_bytes)(const BackwardTask&) = nullptr;  // of task.packed
-  // Fills what panels [first, first + count) of the task take in task.packed.
+  std::size_t (*packed_bytes)(const BackwardTask&) = nullptr;  // size of task.packed
+  // Fills the parts of panels [first, first + count) of the task in task.packed.
   void (*pack_backward)(const BackwardTask&, std::int64_t first, std::int64_t count) = nullptr;
   std::size_t (*backward_bytes)(const BackwardTask&) = nullptr;
   void (*backward)(const BackwardTask&, void* workspace) = nullptr;
@@ -58,8 +60,8 @@ struct SimdTarget {
   void (*add_dq_shares)(const BackwardTask&, std::span<const float* const> shares) = nullptr;
 };
 
-// Null where the compiler or the processor's family has no such instructions; whether this CPU has
-// them is for the caller to ask.
+// Null if the compiler or the processor's family has no such instructions. The caller must check
+// whether this CPU has them.
 [[nodiscard]] const SimdTarget* simd_avx512();
 [[nodiscard]] const SimdTarget* simd_avx512_bf16();  // bf16 inputs only
 [[nodiscard]] const SimdTarget* simd_amx_bf16();     // bf16 inputs only

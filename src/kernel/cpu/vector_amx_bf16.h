@@ -1,8 +1,8 @@
-// Vectors of 16 floats whose products are made by tiles of 16 x 64 bytes: AMX-BF16 beside AVX-512
-// BF16. Include only from files compiled for them.
+// Vectors of 16 floats whose products are made by tiles of 16 x 64 bytes: AMX-BF16 together with
+// AVX-512 BF16. Include this only from files compiled for them.
 //
-// The instructions are written out, with memory clobbered: the intrinsics of some compilers forget
-// to say that they read and write memory.
+// The instructions are written out, with memory clobbered, because the intrinsics of some compilers
+// do not declare that they read and write memory.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace contextile {
 
-// 2^f on [0, 1] as kExp2Of, a degree less: relative error 2.9e-6.
+// Coefficients of 2^f on [0, 1] in the form of kExp2Of, one degree less: relative error 2.9e-6.
 inline constexpr float kShortExp2Of[4] = {6.930448449e-01F, 2.412802048e-01F, 5.224247419e-02F,
                                           1.342668429e-02F};
 
-// Everything but products is VectorAvx512Bf16.
+// A vector class that differs from VectorAvx512Bf16 only in its products.
 struct VectorAmxBf16 : VectorAvx512Bf16 {
   static constexpr bool kHasTiles = true;
   static constexpr int kGridVectors = 2;  // panels of whole depths of a tile: 32, 64 or 96 rows
@@ -24,18 +24,18 @@ struct VectorAmxBf16 : VectorAvx512Bf16 {
   static constexpr int kBackwardKeys = 384;
   static constexpr int kForwardPanels = 16;
   static constexpr int kBackwardPanels = 16;
-  // Pairs of a tile along the depth, rows of one.
+  // Number of pairs of a tile along the depth, which is also its number of rows.
   static constexpr int kTilePairs = 16;
 
-  // Rows of pairs along the depth, a left factor of a product: the row m has its pairs at
-  // data[m · stride]. `tail`, unless null, has the last 16 pairs of every row instead, 16 to a row.
+  // The left factor of a product: rows of pairs along the depth. Row m has its pairs at data[m ·
+  // stride]. If `tail` is not null, it holds the last 16 pairs of every row instead, 16 per row.
   struct TileFactor {
     const Element* data = nullptr;
     std::int64_t stride = 0;
     const Element* tail = nullptr;
   };
 
-  // While one lives, its thread has tiles: all eight of 16 rows of 64 bytes.
+  // While an object lives, its thread has tiles: all eight of 16 rows of 64 bytes.
   class TileUse {
    public:
     CONTEXTILE_INLINE TileUse() {
@@ -54,8 +54,8 @@ struct VectorAmxBf16 : VectorAvx512Bf16 {
     TileUse& operator=(const TileUse&) = delete;
   };
 
-  // c[16·row_tiles][16·column_tiles] = a·b, added to c if kAdd; b[16·depth_tiles][≥ columns] are
-  // pairs. Strides count elements of four bytes.
+  // Computes c[16·row_tiles][16·column_tiles] = a·b, added to c if kAdd; b[16·depth_tiles][≥
+  // columns] are pairs. Strides count elements of four bytes.
   template <bool kAdd>
   static void multiply(std::int64_t row_tiles, std::int64_t column_tiles, std::int64_t depth_tiles,
                        const TileFactor& a, const Element* b, std::int64_t ldb, float* c,
@@ -83,15 +83,15 @@ struct VectorAmxBf16 : VectorAvx512Bf16 {
     }
   }
 
-  // The first `numbers` bf16 numbers, zeros behind them.
+  // Stores the first `numbers` bf16 numbers, followed by zeros.
   CONTEXTILE_INLINE static void store_first(Element* to, const Element* from, int numbers) {
     const __mmask32 mask = numbers >= 32 ? ~__mmask32{0} : (__mmask32{1} << numbers) - 1;
     _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(mask, from));
   }
 
-  // 2^x as exp2, relative error 3e-6: weights are rounded to bf16.
+  // Returns 2^x like exp2, with relative error 3e-6: weights are rounded to bf16.
   CONTEXTILE_INLINE static Float short_exp2(Float x) {
-    const Float fraction = _mm512_reduce_ps(x, 1);  // from the integer below, which scalef takes
+    const Float fraction = _mm512_reduce_ps(x, 1);  // above the integer below, which scalef takes
     Float p = set(kShortExp2Of[3]);
     p = fma(p, fraction, set(kShortExp2Of[2]));
     p = fma(p, fraction, set(kShortExp2Of[1]));
@@ -124,7 +124,7 @@ struct VectorAmxBf16 : VectorAvx512Bf16 {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB) : "memory");
   }
 
-  // Tiles 0 to 3 are c, 4 and 5 of a, 6 and 7 of b.
+  // Multiplies up to 2 x 2 tiles. Tiles 0 to 3 hold c, 4 and 5 hold a, 6 and 7 hold b.
   template <int kRows, int kColumns, bool kAdd>
   CONTEXTILE_INLINE static void multiply_block(std::int64_t depth_tiles, const TileFactor& a,
                                                const Element* b, std::int64_t ldb, float* c,

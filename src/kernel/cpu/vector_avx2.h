@@ -1,4 +1,4 @@
-// Vectors of 8 floats: AVX2, FMA, F16C. Include only from files compiled for them.
+// Vectors of 8 floats: AVX2, FMA, F16C. Include this only from files compiled for them.
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@
 
 namespace contextile {
 
-// As VectorAvx512 says. exp2 is 0 below 2^-126.
+// A vector class with the interface of VectorAvx512. exp2 is 0 below 2^-126.
 struct VectorAvx2 {
   using Float = __m256;
   using Int = __m256i;
@@ -22,7 +22,7 @@ struct VectorAvx2 {
   CONTEXTILE_INLINE static HalfFloats narrow(Doubles x) { return _mm256_cvtpd_ps(x); }
 
   static constexpr int kLanes = 8;
-  // What products are made of: a float each.
+  // The elements of products: one float each.
   using Element = float;
   using Factor = Float;
   static constexpr int kPair = 1;

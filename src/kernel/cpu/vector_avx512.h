@@ -1,4 +1,4 @@
-// Vectors of 16 floats: AVX-512 F, BW, DQ, VL. Include only from files compiled for it.
+// Vectors of 16 floats: AVX-512 F, BW, DQ, VL. Include this only from files compiled for it.
 #pragma once
 
 #include <immintrin.h>
@@ -9,26 +9,26 @@
 
 namespace contextile {
 
-// The interface of a vector class (functions as their names say, element by element):
+// A vector class. Its functions work element by element, as their names say:
 //   exp2 has relative error 1.6e-7 down to results of 2^-126, and is 0 for -inf;
 //   between(x, lo, hi): lo <= x <= hi;  select(mask, a, b): mask ? a : b;
 //   transpose turns kLanes rows of kLanes elements into columns;
 //   sum, most: of the lanes;  sum_each: of the lanes of each of kLanes vectors, in its lane.
-// Products are made of elements of kPair numbers that are neighbours along the depth of a product;
-// with kPair = 2 a class has besides
+// Products are made of elements of kPair numbers that are neighbours along the depth of a product.
+// With kPair = 2 a class has in addition
 //   interleave(a, b, low, high): pairs (a0, b0), (a1, b1), … of the numbers of two rows;
 //   store_elements: numbers rounded, one after another (half a vector);
 //   store_pairs: pairs (a0, b0), (a1, b1), … rounded.
 // A class with kHasTiles multiplies matrices by tiles, of 16 pairs along the depth (kTilePairs), in
-// threads that hold a TileUse; it has besides
+// threads that hold a TileUse. It has in addition
 //   multiply: products of matrices;
-//   store_first: the first numbers of some pairs, zeros behind them;
-//   short_exp2: exp2 as exact as weights are that become bf16.
-// times_sign is the product with 1, -1 or 0, of loaded elements.
-// Register tiles: kProductRows x kMaxPanelVectors for scores and outputs, kGradientRows x
-// kGradientVectors for gradients. A vector of the panel grid is kGridVectors of the class.
-// kForwardKeys, kBackwardKeys: keys of one block (multiples of kProductRows); kForwardPanels,
-// kBackwardPanels: the most panels that share a packed block.
+//   store_first: the first numbers of some pairs, followed by zeros;
+//   short_exp2: exp2 as exact as weights that become bf16 need it.
+// times_sign is the product of loaded elements with 1, -1 or 0. Register tiles are kProductRows x
+// kMaxPanelVectors for scores and outputs, and kGradientRows x kGradientVectors for gradients. A
+// vector of the panel grid is kGridVectors of the class. kForwardKeys and kBackwardKeys are the
+// keys of one block (multiples of kProductRows); kForwardPanels and kBackwardPanels are the most
+// panels that share a packed block.
 struct VectorAvx512 {
   using Float = __m512;
   using Int = __m512i;
@@ -41,7 +41,7 @@ struct VectorAvx512 {
   CONTEXTILE_INLINE static HalfFloats narrow(Doubles x) { return _mm512_cvtpd_ps(x); }
 
   static constexpr int kLanes = 16;
-  // What products are made of: a float each.
+  // The elements of products: one float each.
   using Element = float;
   using Factor = Float;
   static constexpr int kPair = 1;
@@ -106,7 +106,8 @@ struct VectorAvx512 {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
   }
-  // e4m3: as f16 its exponent is 8 too small. What would be its largest numbers are NaN.
+  // Widens e4m3: as f16 its exponent is 8 too small. The encodings of its would-be largest numbers
+  // are NaN.
   CONTEXTILE_INLINE static Float load_fp8(const std::uint8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     const __m256i wide = _mm256_cvtepu8_epi16(bytes);
@@ -118,7 +119,7 @@ struct VectorAvx512 {
     return _mm512_mask_blend_ps(is_nan, value, _mm512_set1_ps(__builtin_nanf("")));
   }
 
-  // Rounded to nearest even; a NaN stays one.
+  // Rounds to nearest even; a NaN stays a NaN.
   CONTEXTILE_INLINE static void store_bf16(std::uint16_t* to, Float a) {
     const __m512i bits = _mm512_castps_si512(a);
     const __m512i high = _mm512_srli_epi32(bits, 16);

@@ -1,5 +1,5 @@
-// Vectors of 16 floats whose products are made of pairs of bf16: AVX-512 BF16. Include only from
-// files compiled for it.
+// Vectors of 16 floats whose products are made of pairs of bf16: AVX-512 BF16. Include this only
+// from files compiled for it.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace contextile {
 
-// Products round their factors to bf16 (inputs are bf16 already; weights and dS lose bits) and add
-// in fp32, without subnormals. Everything else is VectorAvx512.
+// A vector class that differs from VectorAvx512 only in its products. They round their factors to
+// bf16 (inputs are bf16 already; weights and dS lose bits) and add in fp32, without subnormals.
 struct VectorAvx512Bf16 : VectorAvx512 {
   using Element = std::uint32_t;
   using Factor = __m512bh;
@@ -50,15 +50,15 @@ struct VectorAvx512Bf16 : VectorAvx512 {
   }
 
  private:
-  // 0, 32, 1, 33, …: numbers of the first and of the second operand in turn.
+  // Returns 0, 32, 1, 33, …: numbers of the first and the second operand alternate.
   CONTEXTILE_INLINE static __m512i order_of_pairs() {
     return _mm512_add_epi32(counting(), _mm512_set1_epi32(32 << 16));
   }
-  // 0, 16, 1, 17, …: the halves of one vector in turn.
+  // Returns 0, 16, 1, 17, …: the halves of one vector alternate.
   CONTEXTILE_INLINE static __m512i order_of_halves() {
     return _mm512_add_epi32(counting(), _mm512_set1_epi32(16 << 16));
   }
-  // i in both halves of lane i.
+  // Returns i in both halves of lane i.
   CONTEXTILE_INLINE static __m512i counting() {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     return _mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16));

@@ -1,4 +1,4 @@
-// Vectors of floats in the compiler's own terms: any processor.
+// Vectors of floats in terms of the compiler, for any processor.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct VectorsOf4 {
   using Doubles = double __attribute__((vector_size(16)));
 };
 
-// As VectorAvx512 says, on the compiler's vectors of any length. exp2 is 0 below 2^-126.
+// A vector class with the interface of VectorAvx512, on the compiler's vectors of any length. exp2
+// is 0 below 2^-126.
 template <class Vectors>
 struct VectorOf {
   using Float = typename Vectors::Float;
@@ -36,7 +37,7 @@ struct VectorOf {
   }
 
   static constexpr int kLanes = Vectors::kLanes;
-  // What products are made of: a float each.
+  // The elements of products: one float each.
   using Element = float;
   using Factor = Float;
   static constexpr int kPair = 1;

@@ -1,4 +1,4 @@
-// What launches say that they touch.
+// Helpers that list the memory that launches touch.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline void append_rows(std::vector<Rows>& rows, const TensorView& view) {
   }
 }
 
-// Those of the rows of `of`.
+// Appends the statistics of the rows of `of`.
 inline void append_stats(std::vector<Rows>& rows, const RowStats& stats, const TensorView& of) {
   append_rows(rows, as_tensor(stats, of.tokens, of.heads));
 }

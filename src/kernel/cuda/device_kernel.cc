@@ -22,7 +22,8 @@ std::vector<TileMaps> maps_of(Driver& driver, Program program, const KernelParam
   return tile_maps(driver, program, params, tiles);
 }
 
-// A call whose tiles nobody prepared: its lists and tiles go to the device first, in one piece.
+// Runs a call whose tiles were not prepared: its lists and tiles go to the device first, in one
+// piece.
 template <typename Tile>
 void run_tiles(const RankStreams& streams, Program program, const KernelParams& params,
                std::span<const Tile> tiles) {

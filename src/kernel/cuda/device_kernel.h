@@ -16,7 +16,7 @@
 
 namespace contextile::cuda {
 
-// Memory for work on the compute stream: nothing waits when it is taken or given back.
+// Memory for work on the compute stream. Nothing waits when it is allocated or freed.
 class DeviceRowMemory : public RowMemory {
  public:
   explicit DeviceRowMemory(const RankStreams& streams) : streams_(streams) {}
@@ -32,12 +32,13 @@ class DeviceRowMemory : public RowMemory {
   const RankStreams& streams_;
 };
 
-// cuda:mma or cuda:wgmma. Calls put launches on the stream and return; tensors are in device
-// memory. bf16 and f16, head dims that are multiples of 8 up to 256 (else InvalidArgument). Calls
-// that cuda:wgmma does not take, by their dims or query heads of a KV head, are those of cuda:mma.
+// The kernel cuda:mma or cuda:wgmma. Calls put launches on the stream and return; tensors are in
+// device memory. It takes bf16 and f16 and head dims that are multiples of 8 up to 256 (otherwise
+// InvalidArgument). Calls that cuda:wgmma does not take, because of their dims or the query heads
+// per KV head, run as those of cuda:mma.
 class DeviceKernel : public AttentionKernel {
  public:
-  // `streams` must outlive it; its driver has the program's module.
+  // `streams` must outlive the kernel; its driver must have the program's module.
   explicit DeviceKernel(const RankStreams& streams, Program program = Program::kMma)
       : streams_(streams), program_(program), rows_(streams), memory_(streams) {}
 
@@ -48,7 +49,7 @@ class DeviceKernel : public AttentionKernel {
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override;
-  // Maps of cuda:wgmma hold addresses, which every call has anew.
+  // Only cuda:mma makes lists: maps of cuda:wgmma hold addresses, which are new in every call.
   [[nodiscard]] bool makes_lists() const override { return program_ == Program::kMma; }
   [[nodiscard]] std::unique_ptr<const PreparedProgram> prepare_forward(
       const KernelParams& params, std::span<const TensorView> arrays,

@@ -15,7 +15,7 @@ std::uintptr_t address_of(const void* data) { return reinterpret_cast<std::uintp
 template <typename Tile>
 constexpr bool kIsForward = std::is_same_v<Tile, ForwardTile>;
 
-// Rows of an array where the part is.
+// Returns the rows of an array at the place of the part.
 TensorView rows_of(const TilePart& part, std::span<const TensorView> arrays, std::int64_t tokens,
                    std::int32_t heads) {
   const TensorView& array = arrays[static_cast<std::size_t>(part.array)];

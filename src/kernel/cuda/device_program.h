@@ -1,10 +1,10 @@
 // All attention of a program on a rank's compute stream: lists that are uploaded once, and one
-// launch a run that says where tensors are.
+// launch per run that passes the places of the tensors.
 //
-// Arrays of the caller's may be elsewhere in every call. Lists of addresses would have to go to the
-// device again with each; lists of places in arrays stay, and the arrays themselves, at most 18,
-// are arguments of the launch that turns places into addresses. The attention kernels read
-// addresses as ever.
+// Arrays of the caller may be elsewhere in every call. Lists of addresses would have to go to the
+// device again with each call. Lists of places in arrays stay, and the arrays themselves, at most
+// 18, are arguments of the launch that turns places into addresses. The attention kernels read only
+// addresses.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace contextile::cuda {
 
-// Finds the array that a tensor is rows of, by address.
+// Finds the array whose rows a tensor is, by address.
 class PartFinder {
  public:
   explicit PartFinder(std::span<const TensorView> arrays);
@@ -34,14 +34,15 @@ class PartFinder {
     std::int32_t array = 0;
   };
   std::span<const TensorView> arrays_;
-  std::vector<Place> places_;  // of those that are not empty, ascending
+  std::vector<Place> places_;  // of the arrays that are not empty, ascending
 };
 
-// A program by cuda:mma.
+// A program that runs on cuda:mma.
 template <typename Tile>
 class DeviceProgram : public PreparedProgram {
  public:
-  // As AttentionKernel::prepare_forward and prepare_backward. `streams` must outlive it.
+  // Prepares a program as AttentionKernel::prepare_forward and prepare_backward do. `streams` must
+  // outlive it.
   DeviceProgram(const RankStreams& streams, const KernelParams& params,
                 std::span<const TensorView> arrays, std::span<const std::vector<Tile>> lists);
 
@@ -56,7 +57,7 @@ class DeviceProgram : public PreparedProgram {
   void run(std::size_t list, std::span<const TensorView> arrays, std::byte* call) const override;
 
  private:
-  // What a tile has beside the places of its tensors.
+  // A tile: the places of its tensors, and its other properties.
   struct KnownTile {
     TileParts parts;
     std::int64_t num_rows = 0;
@@ -73,7 +74,7 @@ class DeviceProgram : public PreparedProgram {
 
   void add_tiles(const PartFinder& find, std::span<const Tile> tiles);
   void upload(const ByteList& lists);
-  // The tiles of a list as they are in these arrays, for whoever checks the order of work.
+  // Returns the tiles of a list in these arrays, for drivers that check the order of work.
   [[nodiscard]] std::vector<Tile> tiles_of(const List& list,
                                            std::span<const TensorView> arrays) const;
 
@@ -83,7 +84,7 @@ class DeviceProgram : public PreparedProgram {
   std::vector<bool> is_loaded_;  // by array: its rows are copied 16 bytes at a time
   std::vector<List> lists_;
   std::vector<ListedLaunch> launches_;
-  std::int64_t parts_ = 0;  // where the places of tiles are in the memory
+  std::int64_t parts_ = 0;  // offset of the tiles' places in the memory
   std::int64_t memory_bytes_ = 0;
   std::unique_ptr<const StreamMemory> memory_;
 };

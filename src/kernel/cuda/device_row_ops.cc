@@ -42,7 +42,7 @@ PartialView partial_view(const PartialOutput& partial) {
 
 RowShape shape_of(const TensorView& view) { return {view.tokens, view.heads, view.dim}; }
 
-// The same where a warp holds a row whole.
+// Returns the shape of rows that a warp holds whole.
 RowShape held_shape_of(const TensorView& view) {
   CONTEXTILE_CHECK(view.dim <= kMaxRowDim,
                    "cuda rows: expected rows of up to {} elements, found {}", kMaxRowDim, view.dim);
@@ -53,7 +53,7 @@ void append_partial(std::vector<Rows>& rows, const PartialOutput& partial) {
   append_rows(rows, partial.o_NHD);
   append_stats(rows, partial.lse_NH, partial.o_NHD);
 }
-// Launches a call for every item: add_call(launcher, item) adds it.
+// Launches a call for every item; add_call(launcher, item) adds it.
 template <typename List, typename Item, typename Append, typename AddCall>
 void launch_all(const RankStreams& streams, std::string_view kernel, std::span<const Item> items,
                 const Append& append, const AddCall& add_call) {

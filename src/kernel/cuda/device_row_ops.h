@@ -11,10 +11,10 @@
 
 namespace contextile::cuda {
 
-// A list is one launch for about as many calls as fit into 4 KB of parameters (docs/gpu.md), a call
-// is a list of one; nothing waits. Tensors, sinks and sums are in device memory,
-// elements at multiples of their size, rows to merge and to sum of up to kMaxRowDim elements (else
-// InvalidArgument).
+// Runs a list as one launch for about as many calls as fit into 4 KB of parameters (docs/gpu.md). A
+// single call is a list of one; nothing waits. Tensors, sinks and sums are in device memory,
+// elements at multiples of their size. Rows to merge and to sum have up to kMaxRowDim elements
+// (otherwise InvalidArgument).
 class DeviceRowOps : public RowOps {
  public:
   explicit DeviceRowOps(const RankStreams& streams) : streams_(streams) {}

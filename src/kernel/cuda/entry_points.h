@@ -1,4 +1,4 @@
-// The names of the kernels in the compiled module, and which of them a call takes.
+// The names of the kernels in the compiled module, and the choice of a call's kernel.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include "kernel/cuda/mma_forward.h"
 
 // Visits every compiled attention kernel: X(name of the number, Number, name of the dims, head dim,
-// value dim), smaller dims first: a call takes the first that holds its own. Keys own dK and dV in
-// one pass, or in two.
+// value dim), smaller dims first, because a call takes the first kernel that holds its own dims.
+// Keys own dK and dV in one pass, or in two.
 #define CONTEXTILE_ONE_PASS_KERNELS(X)      \
   X(bf16, Number::kBf16, 64, 64, 64)        \
   X(bf16, Number::kBf16, 96, 96, 96)        \
@@ -26,7 +26,8 @@
 #define CONTEXTILE_ATTENTION_KERNELS(X) \
   CONTEXTILE_ONE_PASS_KERNELS(X) CONTEXTILE_TWO_PASS_KERNELS(X)
 
-// Visits every pass of backward of given dims: X(what it writes, Gradient, the rest as above).
+// Visits every pass of backward of given dims: X(name of the gradient, Gradient, the rest as
+// above).
 #define CONTEXTILE_ONE_PASS_GRADIENTS(X, ...) \
   X(dq, Gradient::kQ, __VA_ARGS__) X(dkv, Gradient::kKAndV, __VA_ARGS__)
 #define CONTEXTILE_TWO_PASS_GRADIENTS(X, ...) \
@@ -47,7 +48,7 @@
 namespace contextile::cuda {
 
 struct EntryPoint {
-  std::string_view name = {};  // empty: there is none
+  std::string_view name = {};  // empty: there is no kernel
   std::int32_t shared_bytes = 0;
   std::int32_t rows = 0;  // streamed at a time
 };
@@ -69,7 +70,7 @@ struct EntryPoint {
   return {};
 }
 
-// None where other passes write the gradient.
+// Returns no entry if other passes write the gradient.
 [[nodiscard]] inline EntryPoint backward_entry(const KernelParams& params, Dtype dtype,
                                                Gradient gradient) {
 #define CONTEXTILE_PASS(pass, of, text, number, name, dim, value_dim)       \

@@ -1,4 +1,5 @@
-// What a launch reads: the tiles, and for every block of rows that a CTA owns the blocks it meets.
+// The data that a launch reads: the tiles and, for every block of rows that a CTA owns, the blocks
+// that it meets.
 //
 // The rows of all heads that read one KV head are numbered token by token, head by head: flat row r
 // is token r / heads, head r % heads. Keys have one head.
@@ -23,7 +24,8 @@ struct TokenBand {
   }
 };
 
-// Flat rows [begin, end) of the streamed side of a tile. Full (every pair attends) without bands.
+// Flat rows [begin, end) of the streamed side of a tile. A block without bands is full: every pair
+// attends.
 struct StreamedBlock {
   std::int32_t tile = 0;
   std::int32_t begin = 0;
@@ -34,7 +36,7 @@ struct StreamedBlock {
 
 // The work of one CTA: the flat rows it owns and what they meet, in order.
 struct OwnedBlock {
-  std::int32_t tile = 0;  // the first of the slot
+  std::int32_t tile = 0;  // the first tile of the slot
   std::int32_t begin = 0;
   std::int32_t end = 0;
   std::int32_t first_block = 0;
@@ -62,8 +64,8 @@ struct DeviceTile {
   DeviceRows<float> o, lse, delta, dq, dk, dv;
 };
 
-// A tile's tensors as boxes of rows: 64 columns of one KV head, of keys as many as a block has, of
-// query rows those of as many whole tokens as a block holds.
+// A tile's tensors as boxes of rows: 64 columns of one KV head. A box has as many keys as a block,
+// or the query rows of as many whole tokens as a block holds.
 struct TileMaps {
   BoxMap k, v, q, dout;
 };
@@ -73,7 +75,7 @@ struct Launch {
   const OwnedBlock* owned = nullptr;
   const StreamedBlock* blocks = nullptr;
   const TokenBand* bands = nullptr;
-  const TileMaps* maps = nullptr;  // of every tile, for kernels by wgmma; else null
+  const TileMaps* maps = nullptr;  // of every tile, for kernels of wgmma; otherwise null
   std::int32_t heads = 1;          // query heads of a KV head
   std::int32_t head_dim = 0;
   std::int32_t value_dim = 0;

@@ -16,10 +16,10 @@
 
 namespace contextile::cuda {
 
-// Arrays one after another, to be written to the device in one piece.
+// Arrays one after another, which are written to the device in one piece.
 class ByteList {
  public:
-  // Where it begins, bytes; a multiple of what any array of lists needs.
+  // Adds an array. Returns its offset in bytes, a multiple of the alignment that any array needs.
   template <typename T>
   std::int64_t add(const std::vector<T>& array) {
     const std::size_t begin = bytes_.size();
@@ -48,8 +48,8 @@ struct ListedLaunch {
   std::int64_t end_bytes = 0;  // of the lists
 };
 
-// The launches of one call in order, without those that have nothing to do; their lists are added
-// to `lists`.
+// Returns the launches of one call in order, without those that have nothing to do, and adds their
+// lists to `lists`.
 [[nodiscard]] std::vector<ListedLaunch> list_launches(Program program, const KernelParams& params,
                                                       std::span<const ForwardTile> tiles,
                                                       ByteList& lists);
@@ -57,18 +57,18 @@ struct ListedLaunch {
                                                       std::span<const BackwardTile> tiles,
                                                       ByteList& lists);
 
-// What a launch does to the tensors of its tiles.
+// Returns the memory of its tiles' tensors that a launch reads and writes.
 [[nodiscard]] Access access_of(std::span<const ForwardTile> tiles, const ListedLaunch& launch);
 [[nodiscard]] Access access_of(std::span<const BackwardTile> tiles, const ListedLaunch& launch);
 
-// What a call has in device memory.
+// The tables of a call in device memory.
 struct CallTables {
   const DeviceTile* tiles = nullptr;
-  const TileMaps* maps = nullptr;  // of programs that read by them
+  const TileMaps* maps = nullptr;  // for programs that read by maps
   std::byte* lists = nullptr;
 };
-// Puts it on the compute stream: a block of threads for every owned block and KV head. `tensors` as
-// Driver::launch asks.
+// Puts the launch on the compute stream, with a block of threads for every owned block and KV head.
+// `tensors` returns the access that Driver::launch may ask about.
 void launch_listed(const RankStreams& streams, const KernelParams& params,
                    const ListedLaunch& launch, const CallTables& tables,
                    const std::function<Access()>& tensors);

@@ -1,8 +1,10 @@
-// Backward in two passes, each of which owns what it writes, so that nothing is added atomically:
-// query rows own dQ and stream keys, keys own dK and dV and stream query rows. Either way
+// Backward in two passes, each of which owns the gradients that it writes, so that nothing is added
+// atomically: query rows own dQ and stream keys, keys own dK and dV and stream query rows. In both
+// passes
 //   S = owned · streamedᵀ (Q and K),  dP = owned · streamedᵀ (dO and V),  dS = P ∘ (dP - delta),
 //   gradient of the owned += dS · streamed, and with keys that own: dV += P · dO.
-// Where the registers do not hold dK and dV together, each is a pass, that of dV without dP.
+// If the registers cannot hold dK and dV together, each has a pass of its own; that of dV needs no
+// dP.
 #pragma once
 
 #include <cmath>
@@ -13,6 +15,7 @@
 
 namespace contextile::cuda {
 
+// The gradients that a warp sums for its 16 owned rows.
 template <typename Cta, Gradient kGradient, int kDim, int kValueDim>
 struct BackwardRows {
   static constexpr int kTiles = kBackwardRows<kGradient, kDim, kValueDim> / 8;
@@ -20,8 +23,8 @@ struct BackwardRows {
   typename Cta::template PerLane<Sums<has_second(kGradient) ? kValueDim / 8 : 1>> second;  // dV
 };
 
-// LSE (in units of log2(e)) and delta of query row `begin + at`. A row that attends nothing, or is
-// none, has weights exp2(s - inf) = 0.
+// Loads LSE (in units of log2(e)) and delta of query row `begin + at`. A row that attends nothing,
+// or is beyond the end, gets weights exp2(s - inf) = 0.
 CONTEXTILE_HD void load_row_stats(const Launch& launch, const DeviceTile& tile, int kv_head,
                                   std::int32_t begin, std::int32_t end, int at, float* stats) {
   const std::int32_t row = begin + at;
@@ -38,7 +41,7 @@ CONTEXTILE_HD void load_stats(Cta& cta, const Launch& launch, const DeviceTile& 
   });
 }
 
-// Scores become weights, dP becomes dS but for the scale.
+// Turns scores into weights, and dP into dS without the scale.
 template <bool kKeysOwn, int kTiles, typename Cta>
 CONTEXTILE_HD void slopes(Cta& cta, const Launch& launch, const float* stats, int warp_row,
                           typename Cta::template PerLane<Sums<kTiles>>& scores,
@@ -64,7 +67,7 @@ CONTEXTILE_HD void slopes(Cta& cta, const Launch& launch, const float* stats, in
   });
 }
 
-// Gradients of 16 owned rows, times `scale`, into the slot or added to it.
+// Writes the gradients of 16 owned rows, times `scale`, to the slot or adds them to it.
 template <int kDim, typename Cta>
 CONTEXTILE_HD void write_gradient(Cta& cta, const OwnedBlock& owned, int warp_row,
                                   const DeviceRows<float>& slot, std::int32_t heads, int kv_head,
@@ -90,7 +93,7 @@ CONTEXTILE_HD void write_gradient(Cta& cta, const OwnedBlock& owned, int warp_ro
   });
 }
 
-// Scores become weights.
+// Turns scores into weights.
 template <int kTiles, typename Cta>
 CONTEXTILE_HD void weights_of_keys(Cta& cta, const float* stats,
                                    typename Cta::template PerLane<Sums<kTiles>>& scores) {
@@ -106,7 +109,7 @@ CONTEXTILE_HD void weights_of_keys(Cta& cta, const float* stats,
   });
 }
 
-// Where a CTA's rows stand in shared memory.
+// The places of a CTA's rows in shared memory.
 struct BackwardShared {
   std::uint16_t* first = nullptr;   // Q or K
   std::uint16_t* second = nullptr;  // dO or V
@@ -115,7 +118,7 @@ struct BackwardShared {
   float* stats = nullptr;
 };
 
-// What one warp does with a streamed block.
+// Adds a streamed block to the gradients of one warp.
 template <Number kNumber, Gradient kGradient, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& owned,
                              const StreamedBlock& block, int warp_row, const BackwardShared& shared,
@@ -123,6 +126,7 @@ CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& o
   constexpr bool kKeysOwn = keys_own(kGradient);
   constexpr int kTiles = BackwardRows<Cta, kGradient, kDim, kValueDim>::kTiles;
   typename Cta::template PerLane<Sums<kTiles>> scores;
+  // S = owned · streamedᵀ, masked and capped.
   multiply_rows<kNumber, kDim, kTiles>(cta, shared.first, warp_row, shared.streamed_first, scores);
   const std::int32_t first_row = owned.begin + warp_row;
   if (block.num_bands == 0) {
@@ -130,6 +134,7 @@ CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& o
   } else {
     finish_scores<true, kKeysOwn, kTiles>(cta, launch, block, first_row, scores);
   }
+  // dP, dS, and the gradient of the owned rows, dQ or dK.
   if constexpr (has_first(kGradient)) {
     typename Cta::template PerLane<Sums<kTiles>> dp;
     multiply_rows<kNumber, kValueDim, kTiles>(cta, shared.second, warp_row, shared.streamed_second,
@@ -139,6 +144,7 @@ CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& o
   } else {
     weights_of_keys<kTiles>(cta, shared.stats, scores);
   }
+  // The second gradient of owned keys: dV += P · dO.
   if constexpr (has_second(kGradient)) {
     add_weighted_rows<kNumber, kValueDim, kTiles>(cta, scores, shared.streamed_second, warp.second);
   }
@@ -156,6 +162,7 @@ CONTEXTILE_HD BackwardShared backward_shared(std::uint16_t* shared) {
   return places;
 }
 
+// Does everything one CTA does: loads its own rows, streams the blocks they meet, writes gradients.
 template <Number kNumber, Gradient kGradient, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void backward_cta(Cta& cta, const Launch& launch, const OwnedBlock& owned,
                                 int kv_head, std::uint16_t* shared) {

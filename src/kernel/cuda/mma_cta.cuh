@@ -1,5 +1,5 @@
-// A block of threads on the device, from sm_80 on: mma.sync, ldmatrix and cp.async by inline PTX.
-// A thread has its own part of everything; loops over lanes and warps are one turn.
+// A block of threads on the device, from sm_80 on: mma.sync, ldmatrix and cp.async by inline PTX. A
+// thread holds only its own part of everything, so loops over lanes and warps run once.
 #pragma once
 
 #include <cstdint>
@@ -90,7 +90,7 @@ class MmaCta {
     }
   }
 
-  // 16 bytes of shared memory, and a pair of 16 bits into it.
+  // Read 16 bytes of shared memory, write 16 bytes, and write a pair of 16 bits.
   static __device__ __forceinline__ Registers read16(const std::uint16_t* from) {
     const uint4 words = *reinterpret_cast<const uint4*>(from);
     return {{words.x, words.y, words.z, words.w}};
@@ -102,7 +102,7 @@ class MmaCta {
     *reinterpret_cast<std::uint32_t*>(to) = pair;
   }
 
-  // The instructions take the upper half first.
+  // Packs two numbers. The instructions take the upper half first.
   template <Number kNumber>
   static __device__ __forceinline__ std::uint32_t pack(float low, float high) {
     std::uint32_t both;
@@ -119,7 +119,8 @@ class MmaCta {
     return y;
   }
 
-  // Lane 0 has the sum of all, the upper half of the lanes added to the lower one until one is left.
+  // Leaves the sum of all lanes in lane 0: the upper half of the lanes is added to the lower half
+  // until one lane is left.
   __device__ __forceinline__ void halve_sums(PerLane<double>& sums) {
     for (int half = kLanes / 2; half > 0; half /= 2) {
       sums.part += __shfl_down_sync(kAllLanes, sums.part, half);

@@ -10,7 +10,7 @@
 
 namespace contextile::cuda {
 
-// What a warp keeps from block to block. A lane has parts of two rows, 8 apart.
+// The data that a warp keeps from block to block. A lane has parts of two rows, 8 apart.
 template <typename Cta, int kKeys, int kValueDim>
 struct ForwardRows {
   struct TopAndSum {
@@ -22,7 +22,7 @@ struct ForwardRows {
   typename Cta::template PerLane<TopAndSum> rows;
 };
 
-// Scores become weights; what the rows have so far is rescaled where the largest score rises.
+// Turns scores into weights. The sums so far of a row are rescaled if its largest score rises.
 template <int kKeys, int kValueDim, typename Cta>
 CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kKeys, kValueDim>& warp) {
   constexpr int kTiles = kKeys / 8;
@@ -64,10 +64,10 @@ CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kKeys, kValueDim>& warp) {
   }
 }
 
-// How a row's result joins what the slot holds: o := keep · o + weight · out, lse := lse.
+// The factors by which a row's result joins its slot: o := keep · o + weight · out, lse := lse.
 struct RowMerge {
   float lse = -INFINITY;
-  float keep = 0;  // 0: what the slot holds is not read
+  float keep = 0;  // 0: the slot is not read
   float weight = 0;
 };
 
@@ -80,7 +80,7 @@ CONTEXTILE_HD RowMerge merge_row(float top, float sum, float held_lse) {
   return {merged, std::exp(held_lse - merged), std::exp(lse - merged) / sum};
 }
 
-// Merges a warp's rows into their slot: their top (in units of log2(e)) and sum, their output.
+// Merges a warp's rows into their slot: their top (in units of log2(e)), sum and output.
 template <int kValueDim, typename Cta, typename Rows>
 CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
                               int warp_row, const Rows& rows,
@@ -120,8 +120,8 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
   });
 }
 
-// Everything one CTA does. Keys of the next block are on their way while weights meet values,
-// values while scores are computed.
+// Does everything one CTA does. Keys of the next block are on their way while weights are
+// multiplied with values, and values while scores are computed.
 template <Number kNumber, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
                                std::uint16_t* shared) {
@@ -140,7 +140,7 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
   if (owned.num_blocks > 0) load_keys(blocks[0]);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock block = blocks[b];
-    cta.wait_for_copies();  // keys are here, nobody reads values
+    cta.wait_for_copies();  // keys have arrived, no warp reads values
     load_rows<kKeys, kValueDim>(cta, v, launch.tiles[block.tile].v, 1, kv_head, block.begin,
                                 block.end, launch.value_dim);
     cta.each_warp([&](int w) {
@@ -154,7 +154,7 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
       }
       weigh<kKeys, kValueDim>(cta, warp);
     });
-    cta.wait_for_copies();  // values are here, nobody reads keys
+    cta.wait_for_copies();  // values have arrived, no warp reads keys
     if (b + 1 < owned.num_blocks) load_keys(blocks[b + 1]);
     cta.each_warp([&](int w) {
       add_weighted_rows<kNumber, kValueDim, kKeys / 8>(cta, warps[w].scores, v, warps[w].out);

@@ -1,5 +1,5 @@
-// The kernels of cuda:paged: one CTA for every work (x) and KV head (y), dynamic shared memory of
-// PagedShape::kShared bytes; and the merge of what runs of keys have left.
+// The kernels of cuda:paged: one CTA for every work (x) and KV head (y), with dynamic shared memory
+// of PagedShape::kShared bytes; and the kernel that merges the results of runs of keys.
 
 #include "kernel/cuda/mma_cta.cuh"
 #include "kernel/cuda/paged_attend.h"

@@ -1,6 +1,6 @@
 // Attention of 16 flat rows of a request to a run of keys in pages. Every warp scores 16 keys of a
 // step of 64, all warps agree on the rows' largest scores, and each adds a quarter of the values'
-// columns: few registers, so that CTAs whose loads are on their way are many.
+// columns. This takes few registers, so many CTAs can have loads on their way.
 #pragma once
 
 #include <cmath>
@@ -13,10 +13,10 @@
 
 namespace contextile::cuda {
 
-// What a CTA has in shared memory.
+// The shapes of a CTA's data in shared memory.
 template <bool kBytes, int kDim, int kValueDim>
 struct PagedShape {
-  // Values are the beginnings of keys, which then stand there once.
+  // Values are the first columns of keys, so shared memory holds both once.
   static constexpr bool kLatent = kDim > 256;
   static constexpr int kQuarter = kValueDim / kWarps;
   static constexpr int kQueries = kPagedRows * kDim;
@@ -25,8 +25,8 @@ struct PagedShape {
   static constexpr int kWeights = kPagedRows * kPagedStepKeys;
   static constexpr int kNarrow =
       kBytes ? kPagedStepKeys * (kDim > kValueDim ? kDim : kValueDim) / 2 : 0;
-  // CTAs of an SM that registers shall allow: with fewer asked for, nvcc 13 aims at more and
-  // spills.
+  // Number of CTAs of an SM that registers must allow. If fewer are requested, nvcc 13 aims at more
+  // and spills.
   static constexpr int kBlocksOfSm = kLatent ? 2 : 4;
   static constexpr std::size_t kShared =
       std::size_t{kQueries + kKeys + kValues + kWeights + kNarrow} * sizeof(std::uint16_t) +
@@ -38,8 +38,8 @@ struct PagedShared {
   std::uint16_t* k = nullptr;
   std::uint16_t* v = nullptr;
   std::uint16_t* weights = nullptr;
-  std::uint16_t* narrow = nullptr;  // bytes as they come
-  float* tops = nullptr;            // [warp][row]: the largest of its scores of a step
+  std::uint16_t* narrow = nullptr;  // bytes as they arrive
+  float* tops = nullptr;            // [warp][row]: its largest score of a step
   float* sums = nullptr;            // [warp][row]
   KeyPlace* places = nullptr;       // of the keys of two steps
 };
@@ -59,7 +59,7 @@ CONTEXTILE_HD PagedShared paged_shared(std::uint16_t* shared) {
   return places;
 }
 
-// What a warp keeps from step to step; a lane has parts of two rows, 8 apart.
+// The data that a warp keeps from step to step. A lane has parts of two rows, 8 apart.
 template <typename Cta, int kQuarter>
 struct PagedWarp {
   struct TopAndSum {
@@ -71,7 +71,7 @@ struct PagedWarp {
   typename Cta::template PerLane<TopAndSum> rows;
 };
 
-// The steps of a work, one after another.
+// Iterates over the steps of a work.
 class PagedSteps {
  public:
   CONTEXTILE_HD PagedSteps(const PagedLaunch& launch, const PagedWork& work)
@@ -96,6 +96,7 @@ class PagedSteps {
   std::int32_t begin_ = 0;
 };
 
+// Returns true if a row of the work sees a key.
 CONTEXTILE_HD bool sees(const PagedLaunch& launch, const PagedWork& work, std::int32_t row,
                         std::int32_t key) {
   if (row >= work.end) return false;
@@ -106,8 +107,8 @@ CONTEXTILE_HD bool sees(const PagedLaunch& launch, const PagedWork& work, std::i
   return false;
 }
 
-// Products into scores in units of log2(e), -inf where a key is not seen; the largest of each row
-// for all warps.
+// Turns products into scores in units of log2(e), -inf if a key is not seen. Writes the largest
+// score of each row to `tops` for all warps.
 template <typename Cta>
 CONTEXTILE_HD void finish_paged_scores(Cta& cta, const PagedLaunch& launch, const PagedWork& work,
                                        const PagedPiece& step, float scale, int warp,
@@ -147,7 +148,8 @@ CONTEXTILE_HD void finish_paged_scores(Cta& cta, const PagedLaunch& launch, cons
   }
 }
 
-// Scores become weights, of which the warp leaves its own for all; what it has is rescaled.
+// Turns scores into weights, which the warp writes to shared memory for all warps, and rescales its
+// own sums.
 template <Number kNumber, int kQuarter, typename Cta>
 CONTEXTILE_HD void weigh_paged(Cta& cta, const PagedShared& shared, int warp,
                                PagedWarp<Cta, kQuarter>& kept) {
@@ -182,7 +184,8 @@ CONTEXTILE_HD void weigh_paged(Cta& cta, const PagedShared& shared, int warp,
   });
 }
 
-// sums += weights · columns [first_col, first_col + kQuarter) of values in rows of kStride.
+// Computes sums += weights · columns [first_col, first_col + kQuarter) of values in rows of
+// kStride.
 template <Number kNumber, int kStride, int kQuarter, typename Cta>
 CONTEXTILE_HD void add_columns(Cta& cta, const std::uint16_t* weights, const std::uint16_t* values,
                                int first_col,
@@ -212,7 +215,7 @@ CONTEXTILE_HD DeviceRows<T> rows_from(const DeviceRows<T>& rows, std::int32_t fi
   return {rows.data + first * rows.token_stride, rows.token_stride, rows.head_stride};
 }
 
-// O and LSE of the run: where they are whole to the rows, else to the parts.
+// Writes O and LSE of the run: to the rows if it is their only run, otherwise to the parts.
 template <int kQuarter, typename Cta>
 CONTEXTILE_HD void write_paged(Cta& cta, const PagedLaunch& launch, const PagedWork& work,
                                int kv_head, const float* sums, int warp,
@@ -249,7 +252,8 @@ CONTEXTILE_HD void write_paged(Cta& cta, const PagedLaunch& launch, const PagedW
   });
 }
 
-// Weights of a step's keys into shared memory, for all warps once copies are waited for.
+// Writes the weights of a step's keys to shared memory. All warps may read them after the next wait
+// for copies.
 template <Number kNumber, int kDim, int kQuarter, typename Cta>
 CONTEXTILE_HD void score_step(Cta& cta, const PagedLaunch& launch, const PagedWork& work,
                               const PagedPiece& step, int kv_head, const PagedShared& shared,
@@ -263,6 +267,7 @@ CONTEXTILE_HD void score_step(Cta& cta, const PagedLaunch& launch, const PagedWo
   cta.each_warp([&](int w) { weigh_paged<kNumber, kQuarter>(cta, shared, w, warps[w]); });
 }
 
+// Adds the sums of all lanes and warps and writes the results of the work.
 template <int kQuarter, typename Cta>
 CONTEXTILE_HD void finish_paged(Cta& cta, const PagedLaunch& launch, const PagedWork& work,
                                 int kv_head, const PagedShared& shared,
@@ -284,8 +289,9 @@ CONTEXTILE_HD void finish_paged(Cta& cta, const PagedLaunch& launch, const Paged
       [&](int w) { write_paged<kQuarter>(cta, launch, work, kv_head, shared.sums, w, warps[w]); });
 }
 
-// Everything one CTA does. Values are on their way while keys are scored, the next step's keys
-// while values are added; a latent cache's keys, which are values too, wait for both.
+// Does everything one CTA does. Values are on their way while keys are scored, and the next step's
+// keys while values are added. The keys of a latent cache are also its values, so the next ones
+// wait until both uses are done.
 template <Number kNumber, bool kBytes, int kDim, int kValueDim, typename Cta>
 CONTEXTILE_HD void paged_cta(Cta& cta, const PagedLaunch& launch, const PagedWork& work,
                              int kv_head, std::uint16_t* memory) {
@@ -310,7 +316,7 @@ CONTEXTILE_HD void paged_cta(Cta& cta, const PagedLaunch& launch, const PagedWor
     steps.advance();
     KeyPlace* const next = shared.places + (turn + 1) % 2 * kPagedStepKeys;
     if (!steps.is_over()) find_places(cta, launch, work, steps.step(), next);
-    cta.wait_for_copies();  // keys are here, nobody reads values
+    cta.wait_for_copies();  // keys have arrived, no warp reads values
     if constexpr (kBytes) {
       widen_rows<kNumber, kDim>(cta, shared.narrow, launch.is_int8, shared.k);
       cta.sync();
@@ -320,7 +326,7 @@ CONTEXTILE_HD void paged_cta(Cta& cta, const PagedLaunch& launch, const PagedWor
                                          launch.value_dim);
     }
     score_step<kNumber, kDim, kQuarter>(cta, launch, work, step, kv_head, shared, warps);
-    cta.wait_for_copies();  // values and weights are here, nobody reads keys to score them
+    cta.wait_for_copies();  // values and weights are there, no warp reads keys for scores
     if constexpr (kBytes && !Shape::kLatent) {
       widen_rows<kNumber, kValueDim>(cta, shared.narrow, launch.is_int8, shared.v);
       cta.sync();

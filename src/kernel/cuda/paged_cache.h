@@ -1,4 +1,5 @@
-// Keys and values of a step out of their pages into shared memory, bytes widened to 16 bits there.
+// Copies keys and values of a step from their pages into shared memory and widens bytes to 16 bits
+// there.
 #pragma once
 
 #include <bit>
@@ -10,13 +11,13 @@
 
 namespace contextile::cuda {
 
-// Where a key lies. Page -1: there is no such key.
+// The place of a key. Page -1 means that there is no such key.
 struct KeyPlace {
   std::int32_t page = -1;
   std::int32_t token = 0;  // of the page
 };
 
-// Places of keys [begin, end), up to kPagedStepKeys.
+// Finds the places of keys [begin, end), up to kPagedStepKeys.
 template <typename Cta>
 CONTEXTILE_HD void find_places(Cta& cta, const PagedLaunch& launch, const PagedWork& work,
                                const PagedPiece& step, KeyPlace* places) {
@@ -32,12 +33,12 @@ CONTEXTILE_HD void find_places(Cta& cta, const PagedLaunch& launch, const PagedW
   });
 }
 
-// Starts copying the rows of a step: bytes as they are, one row after another; 16 bits as
-// load_rows does. Zeros for keys that are not there and beyond `dim`.
+// Starts copying the rows of a step: bytes unchanged, one row after another; 16 bits as load_rows
+// does. Absent keys and columns beyond `dim` become zeros.
 template <bool kBytes, int kDim, typename Cta>
 CONTEXTILE_HD void load_paged_rows(Cta& cta, std::uint16_t* shared, const PagedCache& cache,
                                    const KeyPlace* places, int kv_head, std::int32_t dim) {
-  constexpr int kElements = kBytes ? 16 : 8;  // of one copy
+  constexpr int kElements = kBytes ? 16 : 8;  // elements of one copy
   constexpr int kChunks = kDim / kElements;
   static_assert(kPagedStepKeys * kChunks % kThreads == 0);
   const std::byte* const head = cache.data + kv_head * cache.head_bytes;
@@ -59,7 +60,7 @@ CONTEXTILE_HD void load_paged_rows(Cta& cta, std::uint16_t* shared, const PagedC
   });
 }
 
-// e4m3's exponent where fp32 has its own is 120 too small; what would be the largest number is NaN.
+// The exponent of e4m3 in the bits of fp32's is 120 too small. The largest magnitude encodes NaN.
 CONTEXTILE_HD float fp8_value(std::uint32_t byte) {
   if ((byte & 0x7fU) == 0x7fU) return std::numeric_limits<float>::quiet_NaN();
   return std::bit_cast<float>(((byte & 0x80U) << 24) | ((byte & 0x7fU) << 20)) * 0x1p120F;
@@ -70,7 +71,7 @@ CONTEXTILE_HD float int8_value(std::uint32_t byte) {
   return std::bit_cast<float>(0x4b000000U | (byte ^ 0x80U)) - 8388736.0F;
 }
 
-// Bytes of a step as 16 bits, which hold both kinds exactly.
+// Widens the bytes of a step to 16 bits, which hold both kinds exactly.
 template <Number kNumber, int kDim, typename Cta>
 CONTEXTILE_HD void widen_rows(Cta& cta, const std::uint16_t* bytes, bool is_int8,
                               std::uint16_t* shared) {

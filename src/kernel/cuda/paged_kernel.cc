@@ -80,7 +80,7 @@ class UploadedArrays {
     const auto bytes = static_cast<std::int64_t>(array.size_bytes());
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
-  // Where the array will be; null where it has nothing.
+  // Adds an array. Returns its place in device memory, null if it is empty.
   template <typename T>
   const T* put(std::span<const T> array) {
     if (array.empty()) return nullptr;
@@ -113,7 +113,7 @@ std::int64_t bytes_of(const PagedTable& table, const PagedKv& kv, const Of& size
          size_of(kv.k.scale_H) + size_of(kv.v.scale_H);
 }
 
-// One call: what it has in device memory, and the argument of its launches.
+// One call: its arrays in device memory, and the argument of its launches.
 class Call {
  public:
   Call(const RankStreams& streams, const PagedParams& params, const PagedKv& kv,
@@ -159,7 +159,8 @@ class Call {
 
   [[nodiscard]] const PagedLaunch& launch() const { return launch_; }
 
-  // What works read and write: of the cache the keys of their pieces, no others.
+  // Returns the memory that the works read and write. From the cache, they read only the keys of
+  // their pieces.
   [[nodiscard]] Access access_of_works() const {
     Access access;
     append_rows(access.reads, q_);

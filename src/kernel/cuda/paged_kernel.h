@@ -9,16 +9,18 @@
 
 namespace contextile::cuda {
 
-// cuda:paged. Calls put launches on the stream and return. Queries, results, keys and values are in
-// device memory; tables, ranges and scales of heads in this process', read before a call returns.
+// The kernel cuda:paged. Calls put launches on the stream and return. Queries, results, keys and
+// values are in device memory. Tables, ranges and scales of heads are in the memory of this process
+// and are read before a call returns.
 //
-// Queries bf16 or f16; caches of their dtype, fp8 or int8. Head and value dims are multiples of 8
-// (fp8 and int8: of 16) up to 256, or up to 576 and 512 where values are the beginnings of keys;
-// rows begin at multiples of 16 bytes (else InvalidArgument). Weights are rounded to the queries'
-// dtype, and what a row of a request does not see must be finite where another row sees it.
+// Queries are bf16 or f16; caches have the same dtype, or fp8 or int8. Head and value dims are
+// multiples of 8 (fp8 and int8: of 16) up to 256, or up to 576 and 512 if values are the first
+// columns of keys. Rows begin at multiples of 16 bytes. Other calls throw InvalidArgument. Weights
+// are rounded to the queries' dtype. A key that one row of a request sees must be finite even if
+// another row does not see it.
 class DevicePagedKernel : public PagedKernel {
  public:
-  // `streams` must outlive it.
+  // `streams` must outlive the kernel.
   explicit DevicePagedKernel(const RankStreams& streams) : streams_(streams) {}
 
   [[nodiscard]] std::string_view name() const override { return "cuda:paged"; }

@@ -1,5 +1,5 @@
-// What a launch of attention to keys in pages reads. Query rows of the heads that read one KV head
-// are numbered as in launch.h, in each request from 0.
+// The data that a launch of attention to keys in pages reads. Query rows of the heads that read one
+// KV head are numbered as in launch.h, in each request from 0.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,9 @@
 
 namespace contextile::cuda {
 
-inline constexpr int kPagedRows = 16;      // of a CTA
-inline constexpr int kPagedStepKeys = 64;  // that a CTA has on chip at a time; each warp scores 16
+inline constexpr int kPagedRows = 16;      // rows of a CTA
+inline constexpr int kPagedStepKeys = 64;  // keys that a CTA has on chip at a time; each warp
+                                           // scores 16
 
 // Keys or values of one layer in device memory.
 struct PagedCache {
@@ -31,7 +32,7 @@ struct KeyRange {
   std::int32_t end = 0;
 };
 
-// Keys that some of a CTA's rows see. Full (all of them do) unless masked.
+// Keys that some of a CTA's rows see. All rows see them unless the piece is masked.
 struct PagedPiece {
   std::int32_t begin = 0;
   std::int32_t end = 0;
@@ -40,18 +41,18 @@ struct PagedPiece {
 
 // The work of one CTA: some rows of a request and a run of the keys that they see.
 struct PagedWork {
-  std::int32_t first_row = 0;  // of q and out: the request's
+  std::int32_t first_row = 0;  // first row of the request in q and out
   std::int32_t begin = 0;      // flat rows of the request
   std::int32_t end = 0;
-  std::int32_t first_page = 0;   // of its table
-  std::int32_t first_split = 0;  // of its rows
+  std::int32_t first_page = 0;   // of the request's table
+  std::int32_t first_split = 0;  // of the request's rows
   std::int32_t first_piece = 0;
   std::int32_t num_pieces = 0;
-  std::int32_t part = -1;  // row of the parts where results wait to be merged; -1: they are whole
+  std::int32_t part = -1;  // row of the parts where results wait for a merge; -1: they are whole
 };
 
-// Rows whose keys were cut in runs: part p of flat row r is row first_part + p · (end - begin) + r
-// - begin of the parts.
+// Rows whose keys were cut into runs. Part p of flat row r is row first_part + p · (end - begin) +
+// r - begin of the parts.
 struct PagedMerge {
   std::int32_t first_row = 0;
   std::int32_t begin = 0;
@@ -78,7 +79,7 @@ struct PagedLaunch {
   std::int32_t head_dim = 0;
   std::int32_t value_dim = 0;
   std::int32_t page_size = 1;
-  bool is_int8 = false;  // of caches of one byte: else fp8
+  bool is_int8 = false;  // for caches of one byte; false: fp8
   float scale = 1;
   float softcap = 0;  // 0: none
 };

@@ -1,4 +1,5 @@
-// The results of runs of keys into those of rows, in the order of the keys: a warp for each row.
+// Merges the results of runs of keys into those of rows, in the order of the keys: a warp for each
+// row.
 #pragma once
 
 #include <cmath>
@@ -9,11 +10,12 @@
 
 namespace contextile::cuda {
 
-inline constexpr int kPagedMostDim = 512;  // of values
+inline constexpr int kPagedMostDim = 512;  // largest value dim
 
-// Blocks of threads that take the rows of one merge, kWarps each.
+// Number of blocks of threads that take the rows of one merge, kWarps rows each.
 inline constexpr int kPagedMergeBlocks = kPagedRows / kWarps;
 
+// Merges the parts of a flat row and writes its O and LSE.
 CONTEXTILE_HD void merge_parts(const PagedLaunch& launch, const PagedMerge& merge, int kv_head,
                                std::int32_t flat, int lane) {
   const std::int32_t rows = merge.end - merge.begin;
@@ -52,7 +54,7 @@ CONTEXTILE_HD void merge_parts(const PagedLaunch& launch, const PagedMerge& merg
   }
 }
 
-// `block`: KV head by KV head, kPagedMergeBlocks each.
+// `block` counts KV head by KV head, kPagedMergeBlocks each.
 template <typename Cta>
 CONTEXTILE_HD void paged_merge_cta(Cta& cta, const PagedLaunch& launch, const PagedMerge& merge,
                                    int block) {

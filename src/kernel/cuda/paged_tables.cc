@@ -17,8 +17,8 @@ std::int32_t narrow(std::int64_t value) {
   return static_cast<std::int32_t>(value);
 }
 
-// What rows [begin, end) see, ascending: where a range begins or ends the number of rows that see
-// changes.
+// Returns the keys that rows [begin, end) see, ascending. The number of rows that see a key changes
+// where a range begins or ends.
 std::vector<PagedPiece> pieces_of(const PagedRequest& request, std::int64_t begin,
                                   std::int64_t end) {
   std::vector<std::pair<std::int64_t, int>> edges;
@@ -75,7 +75,7 @@ class PagedTableBuilder {
   PagedTable take() { return std::move(table_); }
 
  private:
-  // The rows' keys in runs of whole steps.
+  // Cuts the keys of the rows into runs of whole steps.
   void add_rows(PagedWork work, const std::vector<PagedPiece>& pieces) {
     std::int64_t total = 0;
     for (const PagedPiece& piece : pieces) total += piece.end - piece.begin;
@@ -107,6 +107,7 @@ class PagedTableBuilder {
     number_parts(first_work);
   }
 
+  // Gives the works of rows with several runs their places among the parts, and adds the merge.
   void number_parts(std::size_t first_work) {
     const std::span<PagedWork> works = std::span(table_.works).subspan(first_work);
     if (works.size() == 1) return;

@@ -1,6 +1,6 @@
-// The lists that launches of attention to keys in pages read, from requests. By what a request asks
-// alone: neither the device nor other requests change how its keys are cut, so its results are the
-// same bits beside any others.
+// Makes the lists that launches of attention to keys in pages read, from requests. They depend only
+// on the requests themselves: neither the device nor other requests change how the keys of a
+// request are cut. So a request has the same bits whatever others it runs with.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace contextile::cuda {
 
-// A work's keys, about: more are cut in runs.
+// Approximate number of a work's keys; more keys are cut into runs.
 inline constexpr std::int64_t kPagedRunKeys = 512;
 
 struct PagedTable {
@@ -25,8 +25,8 @@ struct PagedTable {
   std::int32_t num_parts = 0;  // rows of parts
 };
 
-// `heads` counts the query heads of a KV head. Requests fit (check_paged). Throws InvalidArgument
-// where rows or keys are 2^31 or more.
+// `heads` counts the query heads of a KV head. Requests must be valid (check_paged). Throws
+// InvalidArgument if there are 2^31 or more rows or keys.
 [[nodiscard]] PagedTable paged_table(std::span<const PagedRequest> requests, std::int32_t heads);
 
 }  // namespace contextile::cuda

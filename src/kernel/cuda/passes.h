@@ -1,4 +1,4 @@
-// Which kernel a call takes, and how its launches are cut.
+// The choice of a call's kernel, and the shape of its launches.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace contextile::cuda {
 
-// The programs for attention, each a compiled module of that name.
+// The programs for attention. Each is a compiled module of that name.
 enum class Program : std::uint8_t {
   kMma,    // every architecture
   kWgmma,  // sm_90a
 };
-// "mma", "wgmma"; "cuda:mma", "cuda:wgmma".
+// Return "mma" or "wgmma", and "cuda:mma" or "cuda:wgmma".
 [[nodiscard]] std::string_view module_of(Program program);
 [[nodiscard]] std::string_view name_of(Program program);
 
-// `program`, or where it does not take such calls one that does: wgmma streams query rows as whole
-// tokens of up to 64 heads, of dims up to 128.
+// Returns `program`, or a program that takes the call if `program` does not: wgmma streams query
+// rows as whole tokens of up to 64 heads, of dims up to 128.
 [[nodiscard]] Program taken_program(const KernelParams& params, Program program);
-// That a CTA owns.
+// Returns the number of rows that a CTA owns.
 [[nodiscard]] std::int32_t owned_rows(Program program);
 
 struct Pass {
@@ -30,9 +30,9 @@ struct Pass {
   BlockRows rows;
   std::int32_t threads = 0;  // of a CTA
 };
-// `program` takes the call.
+// Return a pass of the call, which `program` must take.
 [[nodiscard]] Pass forward_pass(Program program, const KernelParams& params, Dtype dtype);
-// Without an entry where other passes write the gradient.
+// The pass has no entry if other passes write the gradient.
 [[nodiscard]] Pass gradient_pass(Program program, const KernelParams& params, Dtype dtype,
                                  Gradient gradient);
 

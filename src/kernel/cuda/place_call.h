@@ -1,4 +1,4 @@
-// Where the tensors of tiles are in a call: lists are made once for a plan, arrays move.
+// Finds the tensors of tiles in a call: lists are made once for a plan, but arrays move.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,20 @@
 
 namespace contextile::cuda {
 
-// An operand of a tile as a part of an array of the call: from a token and a head on.
+// An operand of a tile as a part of an array of the call, from a token and a head on.
 struct TilePart {
   std::int32_t array = -1;  // none: the tile has no such operand
   std::int32_t first_head = 0;
   std::int64_t first_token = 0;
 };
 
-// As DeviceTile.
+// The parts of a tile's operands, named as in DeviceTile.
 struct TileParts {
   TilePart q, k, v, dout;
   TilePart o, lse, delta, dq, dk, dv;
 };
 
-// More than a program has: inputs, arenas and accumulators of all kinds and parts.
+// Bound on the arrays of a program: inputs, arenas and accumulators of all kinds and parts.
 inline constexpr int kMaxArrays = 18;
 
 // Strides count elements.
@@ -31,7 +31,7 @@ struct PlacedArray {
   std::int64_t head_stride = 0;
 };
 
-// tiles := where the parts are in these arrays. shape: a row for each tile.
+// Sets `tiles` to the places of the parts in these arrays. The shape has a row for each tile.
 struct PlaceCall {
   RowShape shape;
   const TileParts* parts = nullptr;

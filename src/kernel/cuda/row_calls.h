@@ -1,5 +1,6 @@
 // The row operations of a device: a warp for each row, element d in lane d modulo 32, several calls
-// a launch. Compiled without fusing multiply and add: the same bits as on the CPU.
+// per launch. They are compiled without fusing multiply and add, so they give the same bits as on
+// the CPU.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,7 @@ struct PartialView {
   StatsView lse;
 };
 
-// The rows of a call, and which one a warp has.
+// The rows of a call, and the row of each warp.
 struct RowShape {
   std::int64_t tokens = 0;
   std::int32_t heads = 0;
@@ -70,7 +71,7 @@ struct RowShape {
   }
 };
 
-// The sources of a call among those that go with its list, or, where they are many, in device
+// The sources of a call. They are among those that go with its list or, if they are many, in device
 // memory.
 template <typename Source>
 struct Sources {
@@ -99,7 +100,7 @@ CONTEXTILE_HD void each_element(int lane, std::int32_t dim, const Work& work) {
 
 // ------------------------------------------------------------------------------------- calls
 
-// dst := the merge of the sources in order, dst maybe among them.
+// Sets dst to the merge of the sources in order. dst may be among them.
 struct MergeCall {
   RowShape shape;
   PartialView dst;
@@ -127,7 +128,7 @@ struct MergeCall {
       for (std::int32_t s = 0; s < sources.count; ++s) {
         const double weight =
             exp_of_negative(static_cast<double>(sources.at(s, near).lse.at(n, h)) - top) * scale;
-        if (weight == 0) continue;  // what stands there is never read
+        if (weight == 0) continue;  // the memory of an empty row is never read
         const RowsView& o = sources.at(s, near).o;
         each_element(lane, shape.dim, [&](int part, int d) {
           sums.x[part] += weight * static_cast<double>(o.load(o.at(n, h) + d));
@@ -145,7 +146,7 @@ struct MergeCall {
   }
 };
 
-// dst := the sum of the sources in order, dst maybe among them.
+// Sets dst to the sum of the sources in order. dst may be among them.
 struct SumCall {
   RowShape shape;
   RowsView dst;
@@ -157,7 +158,7 @@ struct SumCall {
     const std::int32_t h = shape.head(row);
     cta.each_lane([&](int lane) {
       each_element(lane, shape.dim, [&](int, int d) {
-        double sum = -0.0;  // so that a sum of negative zeros is one
+        double sum = -0.0;  // so that a sum of negative zeros is a negative zero
         for (std::int32_t s = 0; s < sources.count; ++s) {
           const RowsView& source = sources.at(s, near);
           sum += static_cast<double>(source.load(source.at(n, h) + d));
@@ -168,7 +169,8 @@ struct SumCall {
   }
 };
 
-// delta := rowsum(dO ∘ O): element d in sum d modulo 32, the sums halved until one is left.
+// Sets delta to rowsum(dO ∘ O): element d is added to sum d modulo 32, then the number of sums is
+// halved until one is left.
 struct DeltaCall {
   RowShape shape;
   RowsView dout, out;
@@ -193,7 +195,7 @@ struct DeltaCall {
   }
 };
 
-// Rounds to nearest even where dst is narrower; the same bits where types are the same.
+// Copies rows, rounded to nearest even if dst is narrower. Equal types keep their bits.
 struct ConvertCall {
   RowShape shape;
   RowsView dst, src;
@@ -218,7 +220,7 @@ struct ConvertCall {
   }
 };
 
-// Rounds accumulated outputs, the sinks of the heads applied.
+// Rounds accumulated outputs and applies the sinks of the heads.
 struct FinishCall {
   RowShape shape;
   PartialView accumulated;
@@ -243,7 +245,7 @@ struct FinishCall {
       final_lse = sum == 0 ? kEmptyLse : static_cast<float>(top + log_of(sum));
       if (sum != 0) weight *= 1 / sum;
     }
-    cta.sync_warp();  // `lse` may be where `accumulated` has it
+    cta.sync_warp();  // `lse` may be the memory of `accumulated.lse`
     cta.each_lane([&](int lane) {
       for (int d = lane; d < shape.dim; d += kLanes) {
         float value = 0;
@@ -272,15 +274,16 @@ struct FillCall {
   }
 };
 
-// Rows whose share of the gradient of sinks a call takes.
+// Rows whose share of the gradient of sinks a call computes.
 struct SinkPart {
   StatsView lse, delta;
   std::int64_t num_tokens = 0;
 };
 inline constexpr int kSinkParts = 64;
 
-// sums_H -= the sinks' share of the gradient over the tokens of each part, part by part: a row for
-// each head. Token n in sum n modulo 32, the sums halved until one is left. shape.tokens is 1.
+// Subtracts the sinks' share of the gradient over the tokens of each part from sums_H, part by
+// part; there is a row for each head. Token n is added to sum n modulo 32, then the number of sums
+// is halved until one is left. shape.tokens is 1.
 struct SinkCall {
   RowShape shape;
   const float* sink_H = nullptr;
@@ -311,7 +314,7 @@ struct SinkCall {
 };
 static_assert(sizeof(SinkCall) <= kParameterBytes);
 
-// dst_H := sums_H as fp32. shape: one row of as many elements.
+// Sets dst_H to sums_H as fp32. The shape is one row of as many elements.
 struct RoundCall {
   RowShape shape;
   const double* sums_H = nullptr;
@@ -327,13 +330,13 @@ struct RoundCall {
 
 // ------------------------------------------------------------------------------------- lists
 
-// How many calls of a kind one launch takes.
+// Number of calls of a kind that one launch takes.
 template <typename Call>
 inline constexpr int kCallsOfList = (kParameterBytes - 64) /
                                     static_cast<int>(sizeof(Call) + sizeof(std::int64_t));
 
-// Calls of one kind as one launch, in which none touches what another writes: the rows of the
-// first, then those of the second, and so on.
+// Calls of one kind as one launch, in which no call touches memory that another writes. The rows of
+// the first call come first, then those of the second, and so on.
 template <typename Call, int kMostCalls>
 struct CallRows {
   RowShape shape = {0, 1, 1};  // as many tokens as there are rows
@@ -368,7 +371,7 @@ struct RowList : CallRows<Call, kCallsOfList<Call>> {
   }
 };
 
-// The same of calls with sources.
+// The same for calls with sources.
 template <typename Call, typename Source, int kMostCalls>
 struct SourcedList : CallRows<Call, kMostCalls> {
   static constexpr int kMostSources =

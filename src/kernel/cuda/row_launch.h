@@ -11,7 +11,8 @@
 
 namespace contextile::cuda {
 
-// A warp for every row of the call; nothing where there is none. `access` as Driver::launch asks.
+// Launches a warp for every row of the call, and nothing if there are no rows. `access` returns the
+// access that Driver::launch may ask about.
 template <typename Call, typename AccessOf>
 void launch_rows(const RankStreams& streams, std::string_view kernel, const Call& call,
                  const AccessOf& access) {

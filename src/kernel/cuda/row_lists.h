@@ -17,8 +17,8 @@
 
 namespace contextile::cuda {
 
-// Puts calls on a rank's compute stream, as many a launch as a launch takes. `List` is one of the
-// lists of row_calls.h; append(access, item) says what the call of an item touches.
+// Puts calls on a rank's compute stream, as many per launch as it takes. `List` is one of the lists
+// of row_calls.h; append(access, item) adds the memory that the call of an item touches.
 template <typename List, typename Item, typename Append>
 class ListLauncher {
  public:
@@ -38,7 +38,7 @@ class ListLauncher {
     list_.num_calls = static_cast<std::int32_t>(items_.size());
   }
 
-  // The same of a call with sources.
+  // Adds a call with sources.
   template <typename Source>
   void add(Call call, const Item& item, const std::vector<Source>& sources) {
     if (call.shape.num_rows() == 0) return;
@@ -56,7 +56,7 @@ class ListLauncher {
     add(call, item);
   }
 
-  // To be called behind the last one.
+  // Launches the calls that are left. It must be called after the last `add`.
   void flush() {
     if (items_.empty()) return;
     launch_rows(streams_, kernel_, list_, [this] {
@@ -87,7 +87,7 @@ class ListLauncher {
   List list_{};
   std::vector<const Item*> items_;  // of the calls of the list
   std::size_t num_sources_ = 0;
-  std::vector<std::unique_ptr<StreamMemory>> far_;  // given back behind the launch
+  std::vector<std::unique_ptr<StreamMemory>> far_;  // freed after the launch
   std::vector<Rows> far_rows_;
 };
 

@@ -1,5 +1,5 @@
-// Row operations: a warp for each row. Compiled with -fmad=false, so that they give the bits that
-// CPUs give.
+// Row operations: a warp for each row. Compiled with -fmad=false, so that they give the same bits
+// as CPUs.
 
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/mma_cta.cuh"
@@ -15,11 +15,11 @@ __device__ __forceinline__ void run_row(const Call& call) {
   if (row < call.shape.num_rows()) call.run(cta, row);
 }
 
-// At least so many blocks share a processor: what fp64 arithmetic and calls in lists need does not
-// spill then on any architecture.
+// Least number of blocks that share a processor. With this number, the data of fp64 arithmetic and
+// of calls in lists does not spill on any architecture.
 inline constexpr int kRowBlocks = 6;
 
-// Calls are read where they are, by an index of their own for each row.
+// Calls are read in place, by an index of their own for each row.
 #define CONTEXTILE_KERNEL(name, Call)                                                          \
   extern "C" __global__ void __launch_bounds__(kThreads, kRowBlocks)                           \
       name(const __grid_constant__ Call call) {                                                \

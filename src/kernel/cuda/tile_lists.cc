@@ -13,14 +13,14 @@ namespace {
 
 constexpr std::int32_t kLargestDim = 256;
 
-// The side of a tile whose rows own what is written.
+// The side of a tile whose rows own the result.
 struct OwnedSide {
   const void* slot = nullptr;
   bool init = false;
   std::int64_t owned_tokens = 0;
   std::int64_t streamed_tokens = 0;
   std::vector<LocalBand> bands;            // owned tokens as q, streamed ones as k
-  const PanelBands* classified = nullptr;  // them, where that was done before
+  const PanelBands* classified = nullptr;  // the same bands if they were classified before
 };
 
 LocalBand transposed(const LocalBand& band) { return {band.k, band.q, -band.hi, -band.lo}; }
@@ -43,6 +43,7 @@ class TileListBuilder {
         owned_rows_(rows.owned),
         rows_(rows.streamed) {}
 
+  // Makes the table of a launch. The longest work comes first.
   LaunchTable build(std::span<const OwnedSide> sides, std::size_t first_tile) {
     std::map<const void*, std::size_t> group_of_slot;
     std::vector<std::vector<std::size_t>> groups;
@@ -58,6 +59,7 @@ class TileListBuilder {
   }
 
  private:
+  // Adds the owned blocks of one slot with the blocks that they meet in all its tiles.
   void add_group(std::span<const OwnedSide> sides, std::span<const std::size_t> group,
                  std::size_t first_tile) {
     const OwnedSide& slot = sides[group.front()];
@@ -95,6 +97,7 @@ class TileListBuilder {
     }
   }
 
+  // Adds the blocks of a step. Only blocks that are not full refer to its bands.
   void add_step(std::int32_t tile, const PanelStep& step, const PanelBands& classified) {
     const auto first_band = static_cast<std::int32_t>(table_.bands.size());
     for (std::uint32_t b = 0; b < step.num_bands; ++b) {
@@ -127,7 +130,7 @@ class TileListBuilder {
 template <typename Tile>
 using FirstOfSlot = std::map<const void*, const Tile*>;
 
-// Whether a tile can join those before it that write a slot of its own.
+// Returns true if a tile can join those before it that write a slot of its own.
 template <typename Tile, typename SameRows>
 bool joins(FirstOfSlot<Tile>& first_of_slot, const void* slot, bool init, const Tile& tile,
            const SameRows& same_rows) {
@@ -170,7 +173,8 @@ DeviceTile inputs_of(const Tile& tile) {
   return device;
 }
 
-// Owners are query rows; `slot` is what they write, `init` whether they begin it.
+// Makes the table of query rows as owners. `slot` is their result, and `init` is true if they start
+// it.
 template <typename Tile>
 LaunchTable query_table(const KernelParams& params, std::span<const Tile> tiles, std::size_t first,
                         const BlockRows& rows, TensorView Tile::*slot, bool Tile::*init) {

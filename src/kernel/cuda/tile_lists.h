@@ -1,5 +1,5 @@
-// The lists that launches read, from tiles: classified by the code of the CPU kernels (panels of as
-// many rows as a CTA owns), cut into blocks.
+// Makes the lists that launches read from tiles. The code of the CPU kernels classifies the tiles,
+// in panels of as many rows as a CTA owns; then they are cut into blocks.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,21 @@
 
 namespace contextile::cuda {
 
-// One launch: every slot once, all tiles of a slot in listed order, the longest work first. Tiles
-// are numbered as in the call.
+// The table of one launch: every slot once, all tiles of a slot in listed order, the longest work
+// first. Tiles are numbered as in the call.
 struct LaunchTable {
   std::vector<OwnedBlock> owned;
   std::vector<StreamedBlock> blocks;
   std::vector<TokenBand> bands;
 };
 
-// Rows that a CTA owns, and most that a block of the other side has.
+// Numbers of rows: those that a CTA owns, and the most that a block of the other side has.
 struct BlockRows {
   std::int32_t owned = kOwnedRows;
   std::int32_t streamed = 0;
 };
 
-// The bands of a tile as both kinds of owners meet them, worked out once for all calls.
+// The bands of a tile as both kinds of owners meet them, computed once for all calls.
 class DeviceBands : public PreparedBands {
  public:
   DeviceBands(const KernelParams& params, std::span<const LocalBand> bands, std::int64_t num_rows,
@@ -44,13 +44,13 @@ class DeviceBands : public PreparedBands {
   PanelBands keys_;
 };
 
-// The end of the tiles from `first` on that one launch can take: up to the first tile that starts
-// anew a slot that they write, or pairs a slot with other rows than they do.
+// Returns the end of the tiles from `first` on that one launch can take. It ends before the first
+// tile that starts a slot again that they write, or pairs a slot with other rows than they do.
 [[nodiscard]] std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first);
 [[nodiscard]] std::size_t end_of_launch(std::span<const BackwardTile> tiles, std::size_t first);
 
-// Tables of tiles [first, end) of a call; what a tile has prepared is DeviceBands of as many
-// owned rows.
+// Returns the table of tiles [first, end) of a call. If tiles are prepared, they hold DeviceBands
+// of the same number of owned rows.
 [[nodiscard]] LaunchTable forward_table(const KernelParams& params,
                                         std::span<const ForwardTile> tiles, std::size_t first,
                                         std::size_t end, const BlockRows& rows);
@@ -64,12 +64,13 @@ class DeviceBands : public PreparedBands {
                                              std::span<const BackwardTile> tiles, std::size_t first,
                                              std::size_t end, const BlockRows& rows);
 
-// Throws InvalidArgument unless tensors are bf16 or f16 and dims multiples of 8 up to 256.
+// Throws InvalidArgument unless tensors are bf16 or f16 and dims are multiples of 8 up to 256.
 void check_inputs(Dtype dtype, std::int32_t dim);
-// The same for a tensor, and unless its rows begin at multiples of 16 bytes.
+// Throws for a tensor in these cases, and if its rows do not begin at multiples of 16 bytes.
 void check_rows(const TensorView& view);
-// The tiles of a call with the types of the device. Throws InvalidArgument unless q, k, v and dout
-// are bf16 or f16, dims are multiples of 8 up to 256 and rows begin at multiples of 16 bytes.
+// Returns the tiles of a call with the types of the device. Throws InvalidArgument unless q, k, v
+// and dout are bf16 or f16, dims are multiples of 8 up to 256 and rows begin at multiples of 16
+// bytes.
 [[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const ForwardTile> tiles);
 [[nodiscard]] std::vector<DeviceTile> device_tiles(std::span<const BackwardTile> tiles);
 

@@ -8,10 +8,10 @@
 namespace contextile::cuda {
 namespace {
 
-// Boxes of `rows` flat rows, `heads` of them a token.
+// Maps boxes of `rows` flat rows, of which a token has `heads`.
 BoxMap map_rows(Driver& driver, const TensorView& view, std::int32_t heads, std::int32_t rows) {
-  if (view.tokens == 0) return {};  // nobody reads it
-  // A stride that nothing is multiplied with may be anything, but not for the driver.
+  if (view.tokens == 0) return {};  // no kernel reads it
+  // A stride that nothing is multiplied with may have any value, but the driver accepts only some.
   const auto stride_bytes = [&view](std::int64_t count, std::int64_t stride) {
     return (count > 1 ? stride : view.dim) * std::int64_t{sizeof(std::uint16_t)};
   };

@@ -11,8 +11,8 @@
 
 namespace contextile::cuda {
 
-// Maps of what `program` streams of every tile of a call, in boxes of its blocks; empty where it
-// reads without maps.
+// Returns maps of the tensors that `program` streams of every tile of a call, in boxes of its
+// blocks; nothing if the program reads without maps.
 [[nodiscard]] std::vector<TileMaps> tile_maps(Driver& driver, Program program,
                                               std::span<const ForwardTile> tiles);
 [[nodiscard]] std::vector<TileMaps> tile_maps(Driver& driver, Program program,

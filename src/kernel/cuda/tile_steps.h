@@ -1,9 +1,9 @@
-// What forward and backward are made of: rows into shared memory, products of a warp, scores.
+// The parts of forward and backward: rows into shared memory, products of a warp, scores.
 //
-// Cta is what stands for a block of threads. PerLane<T> and PerWarp<T> are what every lane and
-// every warp has of its own, each_thread, each_lane and each_warp do their argument for all of
-// them; on the device a thread has its own part alone and does its own turn alone. Between two
-// syncs warps share nothing they write.
+// Cta represents a block of threads. PerLane<T> and PerWarp<T> are the data that every lane and
+// every warp has of its own; each_thread, each_lane and each_warp run their argument for all of
+// them. On the device a thread has only its own part and runs the argument only for itself. Between
+// two syncs warps share nothing that they write.
 #pragma once
 
 #include <cmath>
@@ -23,13 +23,13 @@ struct Sums {
   float x[kTiles][4] = {};
 };
 
-// The four registers that a lane gives to mma or has from ldmatrix, two numbers each.
+// The four registers that a lane passes to mma or gets from ldmatrix, two numbers each.
 struct Registers {
   std::uint32_t x[4] = {};
 };
 
-// Starts copying flat rows [first, first + kRows) of one KV head; zeros for what is beyond `end`
-// or `dim`. Rows begin at multiples of 16 bytes.
+// Starts copying flat rows [first, first + kRows) of one KV head. Parts beyond `end` or `dim`
+// become zeros. Rows begin at multiples of 16 bytes.
 template <int kRows, int kDim, typename Cta>
 CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared,
                              const DeviceRows<const std::uint16_t>& rows, std::int32_t heads,
@@ -49,7 +49,7 @@ CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared,
   });
 }
 
-// The 16 x 16 left factor whose corner is (row, col).
+// Reads the 16 x 16 left factor whose corner is (row, col).
 template <int kDim, typename Cta>
 CONTEXTILE_HD void read_left(Cta& cta, const std::uint16_t* shared, int row, int col,
                              typename Cta::template PerLane<Registers>& out) {
@@ -61,7 +61,8 @@ CONTEXTILE_HD void read_left(Cta& cta, const std::uint16_t* shared, int row, int
   cta.template load_matrices<false>(from, out);
 }
 
-// sums := left · rightᵀ, left: 16 rows from `first_row`, right: 8·kTiles rows, both of kDim.
+// Computes sums := left · rightᵀ. left: 16 rows from `first_row`; right: 8·kTiles rows; both of
+// kDim.
 template <Number kNumber, int kDim, int kTiles, typename Cta>
 CONTEXTILE_HD void multiply_rows(Cta& cta, const std::uint16_t* left, int first_row,
                                  const std::uint16_t* right,
@@ -86,8 +87,8 @@ CONTEXTILE_HD void multiply_rows(Cta& cta, const std::uint16_t* left, int first_
   }
 }
 
-// sums += weights · rows: weights 16 x 8·kDepthTiles as the sums of another product left them, rows
-// of kDim in shared memory.
+// Computes sums += weights · rows. The weights are 16 x 8·kDepthTiles, as the sums of another
+// product left them; the rows of kDim are in shared memory.
 template <Number kNumber, int kDim, int kDepthTiles, typename Cta>
 CONTEXTILE_HD void add_weighted_rows(Cta& cta,
                                      typename Cta::template PerLane<Sums<kDepthTiles>>& weights,
@@ -119,8 +120,8 @@ CONTEXTILE_HD void add_weighted_rows(Cta& cta,
   }
 }
 
-// Whether a pair of flat rows attends. kKeysOwn: a CTA owns keys and streams query rows, otherwise
-// the other way round.
+// Returns true if a pair of flat rows attends. kKeysOwn: a CTA owns keys and streams query rows,
+// otherwise the other way round.
 template <bool kKeysOwn>
 CONTEXTILE_HD bool attends(const Launch& launch, const StreamedBlock& block, std::int32_t owned,
                            std::int32_t streamed) {
@@ -133,8 +134,8 @@ CONTEXTILE_HD bool attends(const Launch& launch, const StreamedBlock& block, std
   return false;
 }
 
-// Products into scores in units of log2(e), capped; -inf where a pair does not attend. A full block
-// (kMasked false) looks at no band.
+// Turns products into scores in units of log2(e), capped; -inf if a pair does not attend. A full
+// block (kMasked false) needs no band.
 template <bool kMasked, bool kKeysOwn, int kTiles, typename Cta>
 CONTEXTILE_HD void finish_scores(Cta& cta, const Launch& launch, const StreamedBlock& block,
                                  std::int32_t first_row,

@@ -1,6 +1,6 @@
-// Backward by wgmma, in the two passes of backward.h: 128 query rows own dQ and stream keys, 128
-// keys own dK and dV and stream query rows. Each of two consumers has 64 of the owned rows. While
-// slopes are made, dP or the other consumer's products are being multiplied.
+// Backward by wgmma, in the two passes of mma_backward.h: 128 query rows own dQ and stream keys,
+// 128 keys own dK and dV and stream query rows. Each of two consumers has 64 of the owned rows.
+// While slopes are computed, dP or the other consumer's products are being multiplied.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,12 @@
 
 namespace contextile::cuda {
 
-// Streamed rows of a block: gradients of two tensors leave registers for half as many scores.
+// Number of streamed rows of a block. Gradients of two tensors leave registers for half as many
+// scores.
 template <bool kKeysOwn>
 inline constexpr int kWgmmaStreamed = kKeysOwn ? 64 : 128;
 
-// Query rows of a block where `heads` of them are a token: whole tokens.
+// Returns the number of query rows of a block if a token has `heads` of them: whole tokens.
 CONTEXTILE_HD constexpr std::int32_t whole_rows(std::int32_t heads) {
   return kWgmmaStreamed<true> / heads * heads;
 }
@@ -28,7 +29,7 @@ struct WgmmaBackwardPlaces {
   static constexpr int kStats = 2 * 2 * kGroupRows;  // LSE and delta of 64 query rows
   static constexpr int kFirstAt = 2 * kConsumers * kOwned;
   static constexpr int kSecondAt = kFirstAt + kStages * kBlock;
-  // One for each consumer's rows, or for each stage's.
+  // There is one for each consumer's rows, or for each stage's.
   static constexpr int kStatsAt = kSecondAt + kStages * kBlock;
   static constexpr int kRingsAt = kStatsAt + kStats * (kKeysOwn ? kStages : kConsumers);
 
@@ -40,7 +41,7 @@ inline constexpr std::size_t kWgmmaBackwardShared = WgmmaBackwardPlaces<kDim, kK
                                                         sizeof(std::uint16_t) +
                                                     2 * sizeof(Ring);
 
-// Brings what is streamed into the rings: K and V, or Q and dO.
+// Copies the streamed tensors into the rings: K and V, or Q and dO.
 template <int kDim, bool kKeysOwn, typename Group>
 CONTEXTILE_HD void bring_rows(Group& group, const Launch& launch, const OwnedBlock& owned,
                               int kv_head, std::uint16_t* shared) {
@@ -73,7 +74,7 @@ CONTEXTILE_HD void bring_rows(Group& group, const Launch& launch, const OwnedBlo
   }
 }
 
-// Brings LSE and delta of streamed query rows, which fill a place together with Q.
+// Copies LSE and delta of streamed query rows, which fill a place together with Q.
 template <int kDim, typename Group>
 CONTEXTILE_HD void bring_stats(Group& group, const Launch& launch, const OwnedBlock& owned,
                                int kv_head, std::uint16_t* shared) {
@@ -96,6 +97,7 @@ CONTEXTILE_HD void bring_stats(Group& group, const Launch& launch, const OwnedBl
   }
 }
 
+// The scores, weights and gradients of a consumer's 64 rows.
 template <int kDim, bool kKeysOwn, typename Group>
 struct WgmmaBackwardRows {
   static constexpr int kTiles = kWgmmaStreamed<kKeysOwn> / 8;
@@ -107,7 +109,7 @@ struct WgmmaBackwardRows {
   GroupSums<Group, kDim / 8> second;  // dV
 };
 
-// Starts copying a consumer's own rows; comes back when they are there.
+// Copies a consumer's own rows, and returns when they have arrived.
 template <int kDim, bool kKeysOwn, typename Group>
 CONTEXTILE_HD void load_owned(Group& group, const Launch& launch, const OwnedBlock& owned,
                               int kv_head, std::int32_t first_row, std::uint16_t* place,
@@ -123,7 +125,8 @@ CONTEXTILE_HD void load_owned(Group& group, const Launch& launch, const OwnedBlo
   group.wait_for_copies();
 }
 
-// Scores and dP of a block become weights and slopes, rounded, while dP is still on its way.
+// Turns scores and dP of a block into weights and slopes, rounded. Weights are computed while dP is
+// still being multiplied.
 template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
 CONTEXTILE_HD void make_slopes(Group& group, const Launch& launch, const StreamedBlock& block,
                                std::int32_t first_row, const float* stats,
@@ -166,6 +169,7 @@ CONTEXTILE_HD void write_gradients(Group& group, const Launch& launch, const Own
   });
 }
 
+// Does the work of one consumer: scores, slopes and gradients of every block that its rows meet.
 template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
 CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const OwnedBlock& owned,
                                  int kv_head, std::uint16_t* shared) {
@@ -185,6 +189,7 @@ CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const Owned
     const auto [stage, parity] = turn_of(b);
     std::uint16_t* const first = shared + Places::kFirstAt + stage * Places::kBlock;
     std::uint16_t* const second = shared + Places::kSecondAt + stage * Places::kBlock;
+    // Starts S and dP of the block as soon as each pair of factors has arrived.
     group.wait(rings[0].full[stage], parity);
     group.pin(state.scores);
     group.begin_products();
@@ -197,9 +202,11 @@ CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const Owned
     group.commit_products();
     make_slopes<kNumber>(group, launch, block, first_row, stats_at(kKeysOwn ? stage : consumer),
                          state);
+    // The second tensor is no longer needed if queries own: its place may be filled again.
     if constexpr (!kKeysOwn) group.arrive_warps(rings[1].empty[stage]);
     group.pin(state.first);
     if constexpr (kKeysOwn) group.pin(state.second);
+    // Starts the products of the gradients and waits for them.
     group.begin_products();
     if constexpr (kKeysOwn) {
       start_weighted<kNumber, kDim, kRows>(group, state.weights, second, state.second);
@@ -215,7 +222,7 @@ CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const Owned
   write_gradients<kDim, kKeysOwn>(group, launch, owned, kv_head, state);
 }
 
-// Rows that no copy brings, because blocks hold whole tokens, are zeros.
+// Sets rows to zero that no copy fills, because blocks hold whole tokens.
 template <int kDim, typename Group>
 CONTEXTILE_HD void clear_rest(Group& group, std::int32_t heads, std::uint16_t* shared) {
   using Places = WgmmaBackwardPlaces<kDim, true>;
@@ -234,7 +241,7 @@ CONTEXTILE_HD void clear_rest(Group& group, std::int32_t heads, std::uint16_t* s
   group.publish_writes();
 }
 
-// Everything one group of a CTA does.
+// Does everything one group of a CTA does.
 template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
 CONTEXTILE_HD void wgmma_backward(Group& group, const Launch& launch, const OwnedBlock& owned,
                                   int kv_head, std::uint16_t* shared) {

@@ -1,5 +1,5 @@
-// A warpgroup on the device, sm_90a: TMA, mbarriers and wgmma by inline PTX. A thread has its own
-// part of everything; loops over lanes and warps are one turn.
+// A warpgroup on the device, sm_90a: TMA, mbarriers and wgmma by inline PTX. A thread holds only
+// its own part of everything, so loops over lanes and warps run once.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ namespace contextile::cuda {
       CONTEXTILE_TILE(11), CONTEXTILE_TILE(12), CONTEXTILE_TILE(13), CONTEXTILE_TILE(14), \
       CONTEXTILE_TILE(15)
 
-// Both factors in shared memory, neither transposed. Operand `at` is the first behind the sums.
+// Both factors are in shared memory, neither is transposed. Operand `at` is the first after the
+// sums.
 #define CONTEXTILE_MULTIPLY_ROWS(shape, type, sums, tiles, at0, at1, at2)                     \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" at2                                       \
                ", 0;\n"                                                                       \
@@ -37,7 +38,7 @@ namespace contextile::cuda {
                : tiles                                                                        \
                : "l"(left), "l"(right), "r"(static_cast<int>(adds))                           \
                : "memory")
-// The left factor in registers, the right one with its rows along the depth.
+// The left factor is in registers; the right one has its rows along the depth.
 #define CONTEXTILE_MULTIPLY_WEIGHTS(shape, type, sums, tiles, at0, at1, at2, at3, at4)         \
   asm volatile("wgmma.mma_async.sync.aligned." shape ".f32." type "." type " " sums ", {%" at0 \
                ", %" at1 ", %" at2 ", %" at3 "}, %" at4 ", 1, 1, 1, 1;"                        \
@@ -48,7 +49,7 @@ namespace contextile::cuda {
 class WgmmaGroup : public MmaCta {
  public:
   [[nodiscard]] __device__ __forceinline__ int index() const {
-    // The same in all lanes, which the compiler cannot know.
+    // The index is the same in all lanes, which the compiler cannot know.
     return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   }
   template <typename Work>
@@ -70,18 +71,18 @@ class WgmmaGroup : public MmaCta {
   }
 
   __device__ __forceinline__ void sync_cta() { __syncthreads(); }
-  // Products and copies of boxes see what this thread has written.
+  // Makes the writes of this thread visible to products and copies of boxes.
   __device__ __forceinline__ void publish_writes() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
-  // What copy16 of this group has brought is there, for products as well.
+  // Waits until the data that copy16 of this group copies has arrived, for products as well.
   __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
     publish_writes();
     asm volatile("bar.sync %0, %1;" ::"r"(index()), "n"(kGroupThreads) : "memory");
   }
-  // A barrier for each consumer's turns, behind those of wait_for_copies: it and the other meet
-  // there.
+  // Each consumer has a barrier for its turns, numbered after those of wait_for_copies. The
+  // consumer and the other one meet there.
   __device__ __forceinline__ void await_turn() {
     asm volatile("bar.sync %0, %1;" ::"r"(kConsumers + index()), "n"(kConsumers * kGroupThreads)
                  : "memory");
@@ -134,7 +135,7 @@ class WgmmaGroup : public MmaCta {
         : "memory");
   }
 
-  // Maps are written by the host before the launch, at places where others may have been before.
+  // Prepares reading maps. The host writes them before the launch, where other maps may have been.
   __device__ __forceinline__ void read_maps(const BoxMap& first, const BoxMap& second) {
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(&first) : "memory");
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(&second) : "memory");

@@ -1,6 +1,6 @@
 // Forward by wgmma: a CTA owns 128 flat query rows of one slot, 64 for each of two consumers, and
-// meets the keys of all its tiles in one pass. While weights of a block are made, the scores of the
-// next one, or the values of the one before, are being multiplied.
+// meets the keys of all its tiles in one pass. While weights of a block are computed, the scores of
+// the next block, or the values of the previous one, are being multiplied.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace contextile::cuda {
 
-inline constexpr int kWgmmaKeys = 128;  // of a block
+inline constexpr int kWgmmaKeys = 128;  // keys of a block
 
 // Places in shared memory, in elements of 16 bits.
 template <int kDim>
@@ -28,7 +28,7 @@ inline constexpr std::size_t kWgmmaForwardShared = WgmmaForwardPlaces<kDim>::kRi
                                                        sizeof(std::uint16_t) +
                                                    2 * sizeof(Ring);
 
-// Brings keys and values into the rings.
+// Copies keys and values into the rings.
 template <int kDim, typename Group>
 CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
                               int kv_head, std::uint16_t* shared) {
@@ -56,7 +56,7 @@ CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlo
   }
 }
 
-// What a lane has of two rows, 8 apart.
+// A lane's part of two rows, 8 apart.
 struct TopAndSum {
   float top[2] = {-INFINITY, -INFINITY};  // the largest score
   float sum[2] = {0, 0};                  // over the lane's own columns
@@ -76,8 +76,8 @@ struct WgmmaForwardRows {
   typename Group::template PerWarp<typename Group::template PerLane<Keep>> keep;
 };
 
-// Scores times this are exponents of 2. Without a cap products are the scores; with one, or where
-// the scale would not keep their order, they are finished before.
+// Scores times `exponent_factor` are exponents of 2. Without a cap the products are the scores.
+// With a cap, or if the scale would not keep their order, the products are finished before.
 CONTEXTILE_HD bool scores_are_products(const Launch& launch) {
   return launch.softcap == 0 && launch.scale > 0;
 }
@@ -85,7 +85,7 @@ CONTEXTILE_HD float exponent_factor(const Launch& launch) {
   return scores_are_products(launch) ? launch.scale * kLog2OfE : 1;
 }
 
-// Scores of a warp become weights; `keep` is what its sums so far count for from here on.
+// Turns the scores of a warp into weights. `keep` is the factor of its sums so far from here on.
 template <int kTiles, typename Group, typename Keep>
 CONTEXTILE_HD void weigh_rows(Group& group, float factor,
                               typename Group::template PerLane<Sums<kTiles>>& scores,
@@ -111,7 +111,7 @@ CONTEXTILE_HD void weigh_rows(Group& group, float factor,
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         float* pair = &scores[lane].x[tile][half * 2];
-        // The difference first: the largest weight is 1 to the bit, which rounding keeps.
+        // The difference is taken first: so the largest weight is exactly 1, which rounding keeps.
         pair[0] = Group::exp2((pair[0] - base) * factor);
         pair[1] = Group::exp2((pair[1] - base) * factor);
         sum += pair[0] + pair[1];
@@ -121,7 +121,7 @@ CONTEXTILE_HD void weigh_rows(Group& group, float factor,
   }
 }
 
-// Products of a block become weights, in place.
+// Turns the products of a block into weights, in place.
 template <int kDim, typename Group>
 CONTEXTILE_HD void weigh_block(Group& group, const Launch& launch, const StreamedBlock& block,
                                std::int32_t first_row, WgmmaForwardRows<kDim, Group>& state) {
@@ -152,7 +152,7 @@ CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kDim, Group>& stat
   });
 }
 
-// Merges what the rows have into their slot.
+// Merges the results of the rows into their slot.
 template <int kDim, typename Group>
 CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const OwnedBlock& owned,
                                     int kv_head, int group_row,
@@ -173,8 +173,8 @@ CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const Ow
   });
 }
 
-// Start the scores of a block when its keys are there, and what its weights add to the output when
-// its values are.
+// Start the scores of a block when its keys have arrived, and the products of its weights and
+// values when its values have arrived.
 template <Number kNumber, int kDim, typename Group>
 CONTEXTILE_HD void start_keys(Group& group, std::uint16_t* shared, std::int32_t b,
                               WgmmaForwardRows<kDim, Group>& state) {
@@ -202,6 +202,7 @@ CONTEXTILE_HD void start_values(Group& group, std::uint16_t* shared, std::int32_
   group.commit_products();
 }
 
+// Does the work of one consumer: the attention of its 64 rows to all blocks.
 template <Number kNumber, int kDim, typename Group>
 CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
                                int kv_head, std::uint16_t* shared) {
@@ -217,6 +218,8 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
                         launch.tiles[owned.tile].q, launch.heads, kv_head, first_row, owned.end,
                         launch.head_dim);
   group.wait_for_copies();
+  // The weights of the first block are computed before the loop, which always starts the scores of
+  // one block together with the values of the block before.
   if (owned.num_blocks > 0) {
     start_keys<kNumber, kDim>(group, shared, 0, state);
     group.template wait_products<0>();
@@ -225,7 +228,7 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
     weigh_block<kDim>(group, launch, blocks[0], first_row, state);
     round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     for (std::int32_t b = 1; b < owned.num_blocks; ++b) {
-      // The first consumer begins; the last turn is passed to nobody.
+      // The first consumer begins; after the last block no turn is passed on.
       if (is_second || b > 1) group.await_turn();
       start_keys<kNumber, kDim>(group, shared, b, state);
       start_values<kNumber, kDim>(group, shared, b - 1, state);
@@ -247,7 +250,7 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
   write_group_rows<kDim>(group, launch, owned, kv_head, group_row, state);
 }
 
-// Everything one group of a CTA does.
+// Does everything one group of a CTA does.
 template <Number kNumber, int kDim, typename Group>
 CONTEXTILE_HD void wgmma_forward(Group& group, const Launch& launch, const OwnedBlock& owned,
                                  int kv_head, std::uint16_t* shared) {

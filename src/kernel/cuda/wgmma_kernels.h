@@ -1,7 +1,7 @@
 // The kernels of the compiled module wgmma.
 #pragma once
 
-// Visits every one: X(name of the number, Number, head dim). Smaller head dims run in the next
+// Visits every kernel: X(name of the number, Number, head dim). Smaller head dims run in the next
 // larger one.
 #define CONTEXTILE_WGMMA_KERNELS(X) \
   X(bf16, Number::kBf16, 64)        \

@@ -1,18 +1,17 @@
-// What the programs for wgmma are made of: warpgroups, barriers between them, products that are
-// started and waited for, masks.
+// The parts of the programs for wgmma: warpgroups, barriers between them, products that are started
+// and waited for, masks.
 //
-// Group is what stands for a warpgroup, 128 threads of a CTA of three: group 0 brings what is
-// streamed into shared memory, groups 1 and 2 own 64 rows each. It is also the Cta of tile_steps.h
-// for the warps of the group. What it does beside:
-//   wait(barrier, parity)  until the phase of that parity is over;
-//   await_turn, pass_turn  consumers start products in turns: while those of one are multiplied,
-//   the
-//                          other makes weights (FlashAttention-3, section 3.1);
-//   producer_warp          which warp of group 0 this is: those have work of their own;
-//   copy_box               a copy that ends at a barrier, as bytes that were expected there;
+// Group represents a warpgroup, 128 threads of a CTA of three groups: group 0 copies the streamed
+// rows into shared memory, groups 1 and 2 own 64 rows each. It is also the Cta of tile_steps.h for
+// the warps of the group. In addition it has:
+//   wait(barrier, parity)  waits until the phase of that parity is over;
+//   await_turn, pass_turn  let consumers start products in turns: while those of one are multiplied,
+//                          the other computes weights (FlashAttention-3, section 3.1);
+//   producer_warp          returns the warp of group 0 that this is: those have work of their own;
+//   copy_box               starts a copy that ends at a barrier, as bytes that are expected there;
 //   multiply_…             starts a product; its sums, its weights and its rows in shared memory
 //                          belong to it until wait_products has seen it end;
-//   pin                    what was written before stays before, and what is read after, after.
+//   pin                    keeps earlier writes before it and later reads after it.
 #pragma once
 
 #include <cmath>
@@ -25,13 +24,13 @@
 
 namespace contextile::cuda {
 
-inline constexpr int kProducer = 0;   // the index of that group
+inline constexpr int kProducer = 0;   // index of that group
 inline constexpr int kConsumers = 2;  // groups
 inline constexpr int kWgmmaThreads = kGroupThreads * (1 + kConsumers);
 inline constexpr int kWgmmaOwned = kGroupRows * kConsumers;
 
-// Registers of a thread, of which a multiprocessor has 65536: the producer gives away what
-// consumers take. At the start all have the largest multiple of 8 that fits.
+// Numbers of registers of a thread, of which a multiprocessor has 65536. The producer gives away
+// the registers that consumers take. At the start all have the largest multiple of 8 that fits.
 template <int kOfProducer>
 struct RegisterShares {
   static constexpr int kProducer = kOfProducer;
@@ -39,16 +38,17 @@ struct RegisterShares {
   static constexpr int kConsumer = (kAtStart * (1 + kConsumers) - kOfProducer) / kConsumers / 8 * 8;
 };
 
-// In shared memory (mbarrier): a phase is over when all have arrived and all expected bytes have.
+// A barrier in shared memory (mbarrier). A phase is over when all threads and all expected bytes
+// have arrived.
 using Barrier = std::uint64_t;
 
-// Places that the producer fills and consumers empty, in turn.
+// Number of places that the producer fills and consumers empty, one after another.
 inline constexpr int kStages = 2;
 struct Ring {
   Barrier full[kStages];
   Barrier empty[kStages];  // every warp of the consumers arrives
 };
-// Where the block with that number is, and the parity of the phase in which it is.
+// The place of the block with that number, and the parity of the phase in which it is there.
 struct Turn {
   int stage = 0;
   std::uint32_t parity = 0;
@@ -69,8 +69,8 @@ template <typename Group, int kTiles>
 using GroupWeights =
     typename Group::template PerWarp<typename Group::template PerLane<Weights<kTiles>>>;
 
-// The two of a program, by one thread, before anybody uses them. What fills a place arrives once,
-// at the first ring as often as is said.
+// Opens the two rings of a program, by one thread, before any thread uses them. A copy that fills a
+// place arrives once; at the first ring there are `arrivals_at_first` arrivals.
 template <typename Group>
 CONTEXTILE_HD void open_rings(Group& group, Ring* rings, int arrivals_at_first) {
   if (group.index() == kProducer && group.producer_warp() == 0) {
@@ -90,7 +90,7 @@ CONTEXTILE_HD void open_rings(Group& group, Ring* rings, int arrivals_at_first) 
 }
 
 // Starts copying kRows rows from `token` on, all columns, into a place of shared memory, which is
-// full when they are there. By one thread.
+// full when they have arrived. Called by one thread.
 template <int kRows, int kDim, typename Group>
 CONTEXTILE_HD void copy_rows(Group& group, std::uint16_t* place, const BoxMap& map, int head,
                              std::int32_t token, Barrier& full) {
@@ -101,7 +101,7 @@ CONTEXTILE_HD void copy_rows(Group& group, std::uint16_t* place, const BoxMap& m
   }
 }
 
-// Starts copying the 64 flat rows of a consumer; zeros for what is beyond `end` or `dim`.
+// Starts copying the 64 flat rows of a consumer. Parts beyond `end` or `dim` become zeros.
 template <int kDim, typename Group>
 CONTEXTILE_HD void load_group_rows(Group& group, std::uint16_t* shared,
                                    const DeviceRows<const std::uint16_t>& rows, std::int32_t heads,
@@ -145,7 +145,7 @@ CONTEXTILE_HD void start_weighted(Group& group, const GroupWeights<Group, kRows 
   }
 }
 
-// Sums become a left factor: a pair of sums is a register of it.
+// Turns sums into a left factor: each pair of sums becomes one of its registers.
 template <Number kNumber, int kTiles, typename Group>
 CONTEXTILE_HD void round_weights(Group& group, const GroupSums<Group, kTiles>& sums,
                                  GroupWeights<Group, kTiles>& weights) {
@@ -163,7 +163,7 @@ CONTEXTILE_HD void round_weights(Group& group, const GroupSums<Group, kTiles>& s
   });
 }
 
-// A bit for every column below `end` among those of a lane, two of each tile.
+// Returns a bit for every column below `end` among those of a lane, two of each tile.
 CONTEXTILE_HD std::uint32_t columns_below(int lane, std::int32_t end, int tiles) {
   if (end <= 0) return 0;
   if (end >= tiles * 8) return ~std::uint32_t{0};
@@ -172,7 +172,7 @@ CONTEXTILE_HD std::uint32_t columns_below(int lane, std::int32_t end, int tiles)
   return count == 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << count) - 1;
 }
 
-// The lane's columns of a block that a band lets an owned token attend.
+// Returns the lane's columns of a block that a band lets an owned token attend.
 template <int kTiles>
 CONTEXTILE_HD std::uint32_t columns_of_band(const TokenBand& band, const StreamedBlock& block,
                                             std::int32_t owned_token, std::int32_t streamed_heads,
@@ -182,15 +182,15 @@ CONTEXTILE_HD std::uint32_t columns_of_band(const TokenBand& band, const Streame
   const std::int32_t hi = owned_token + band.hi + 1;
   const std::int32_t end = hi < band.streamed_end ? hi : band.streamed_end;
   const std::int32_t begin = lo > band.streamed_begin ? lo : band.streamed_begin;
-  if (begin >= end) return 0;  // and no product overflows
+  if (begin >= end) return 0;  // so that no product overflows
   const std::int32_t flat_end = end * streamed_heads;
   const std::int32_t last = flat_end < block.end ? flat_end : block.end;
   return columns_below(lane, last - block.begin, kTiles) &
          ~columns_below(lane, begin * streamed_heads - block.begin, kTiles);
 }
 
-// Scores of a warp's 16 rows become -inf where a pair does not attend. As `attends`, for all
-// columns of a row at once.
+// Sets scores of a warp's 16 rows to -inf if a pair does not attend. It does the same as `attends`,
+// for all columns of a row at once.
 template <bool kKeysOwn, int kTiles, typename Cta>
 CONTEXTILE_HD void mask_scores(Cta& cta, const Launch& launch, const StreamedBlock& block,
                                std::int32_t first_row,

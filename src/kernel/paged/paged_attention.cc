@@ -36,7 +36,7 @@ std::int32_t padded(std::int32_t count, std::int32_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-// A task's memory, and what it has summed.
+// One run of a task: its memory and the sums so far.
 class TaskRun {
  public:
   TaskRun(const PagedTarget& target, const PagedParams& params, const PagedKv& kv,
@@ -64,6 +64,7 @@ class TaskRun {
     read_queries(q_NHD);
   }
 
+  // Takes all keys of the task, kPagedChunk at a time.
   void run() {
     std::vector<std::int64_t> all;
     for (const Range& range : task_.keys) {
@@ -77,6 +78,8 @@ class TaskRun {
         keys.k[keys.count] = at(kv_.k, all[i]);
         keys.v[keys.count] = at(kv_.v, all[i]);
       }
+      // The first keys of the next chunk are known ahead so that they can be fetched into the
+      // cache.
       for (std::size_t j = 0; j < kPagedKeys; ++j) {
         keys.next[j] = at(kv_.k, all[std::min(end + j, all.size() - 1)]);
       }
@@ -88,7 +91,7 @@ class TaskRun {
     }
   }
 
-  // O and LSE of the task's rows.
+  // Writes O and LSE of the task's rows.
   void write(const PartialOutput& out, std::int64_t first_row) {
     std::vector<float> row(static_cast<std::size_t>(kv_.v.dim));
     for (std::int32_t head = 0; head < kv_.kv_heads; ++head) {
@@ -115,7 +118,7 @@ class TaskRun {
            static_cast<std::size_t>(r);
   }
 
-  // Scores come out in powers of 2.
+  // Copies the queries, scaled so that scores are exponents of 2.
   void read_queries(const TensorView& q_NHD) {
     const auto dim = static_cast<std::size_t>(shape_.padded_head_dim);
     const float scale = params_.scale * 1.4426950408889634F;
@@ -137,9 +140,9 @@ class TaskRun {
     return static_cast<const std::byte*>(tensor.data) + element * bytes_per_element(kv_.dtype);
   }
 
-  // Which row sees which key; false: all see all.
+  // Notes which row sees which key. Returns false if all rows see all keys.
   bool find_seen(std::span<const std::int64_t> indices) {
-    if (task_.num_rows == 1) return false;  // the keys are those that it sees
+    if (task_.num_rows == 1) return false;  // it has only keys that its row sees
     const auto rows = static_cast<std::size_t>(task_.num_rows);
     seen_.assign(indices.size() * rows, 0);
     std::size_t count = 0;
@@ -196,7 +199,7 @@ class SimdPagedKernel final : public PagedKernel {
   void run_tasks(const PagedParams& params, const PagedKv& kv, const TensorView& q_NHD,
                  std::span<const PagedRequest> requests, const PartialOutput& out) const {
     const std::vector<PagedTask> tasks = paged_tasks(requests);
-    // Where the results of tasks that share rows wait to be merged.
+    // Results of tasks that share rows wait here to be merged.
     std::vector<HostTensor> parts(tasks.size());
     std::vector<HostTensor> lse(tasks.size());
     parallel_for(std::size_t{0}, tasks.size(), [&](std::size_t i) {
@@ -215,6 +218,7 @@ class SimdPagedKernel final : public PagedKernel {
     merge_parts(tasks, requests, parts, lse, out);
   }
 
+  // Merges the results of tasks that share rows, in the order of their keys.
   static void merge_parts(const std::vector<PagedTask>& tasks,
                           std::span<const PagedRequest> requests, std::vector<HostTensor>& parts,
                           std::vector<HostTensor>& lse, const PartialOutput& out) {

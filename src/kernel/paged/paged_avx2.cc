@@ -1,4 +1,4 @@
-// Compiled with -mavx2 -mfma -mf16c where the compiler has them.
+// Compiled with -mavx2 -mfma -mf16c if the compiler has these options.
 #include "kernel/paged/paged_target.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

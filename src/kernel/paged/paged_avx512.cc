@@ -1,5 +1,5 @@
-// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c where the compiler has
-// them.
+// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c if the compiler has these
+// options.
 #include "kernel/paged/paged_target.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)

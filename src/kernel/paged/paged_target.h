@@ -1,4 +1,4 @@
-// Attention to gathered keys as code compiled for one instruction set, a table.
+// A table of the code for attention to gathered keys, compiled for one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace contextile {
 
-// Keys whose scores are found together, and of one tile of products.
+// Number of keys whose scores are computed together, and number of keys in one tile of products.
 inline constexpr int kPagedChunk = 64;
 inline constexpr int kPagedKeys = 4;
 
-// What a task computes: rows are grouped by KV head, [kv_heads][rows of a head], of which
-// `rows_of_head` count and the rest up to `padded_rows` are zero queries.
+// The shape of a task. Its rows are grouped by KV head, [kv_heads][rows of a head]. `rows_of_head`
+// of them count; the others up to `padded_rows` are zero queries.
 struct PagedShape {
   std::int32_t kv_heads = 1;
   std::int32_t rows_of_head = 1;
@@ -22,8 +22,8 @@ struct PagedShape {
   const float* k_scale = nullptr;  // [kv_heads]; null: 1
 };
 
-// Memory of one task, all of it padded; the caller's, because code of one instruction set must not
-// instantiate what other files share.
+// Memory of one task, all of it padded. The caller allocates it, because code of one instruction
+// set must not instantiate templates that other files share.
 struct PagedWorkspace {
   const float* q = nullptr;  // [kv_heads][padded_rows][padded_head_dim], times scale·log2(e)
   float* scores = nullptr;   // [kv_heads][padded_rows][kPagedChunk]
@@ -33,33 +33,32 @@ struct PagedWorkspace {
   float* sum = nullptr;      // [kv_heads][padded_rows]
 };
 
-// Up to kPagedChunk keys. Bit r of seen[j] says that query r of the request sees key j; null: all
-// see all.
+// Up to kPagedChunk keys.
 struct PagedKeys {
   const std::byte* k[kPagedChunk];  // head 0
   const std::byte* v[kPagedChunk];
-  const std::byte* next[kPagedKeys];  // keys that come after these; the last ones where none do
+  const std::byte* next[kPagedKeys];  // keys that come after these; the last ones if none do
   int count = 0;
-  const std::uint8_t* seen = nullptr;  // [count][num_queries], 0 or 1
-  int num_queries = 1;  // row r of a head is of query r / (rows_of_head / num_queries)
+  const std::uint8_t* seen = nullptr;  // [count][num_queries], 1: is seen, 0: is not; null: all are
+  int num_queries = 1;  // row r of a head belongs to query r / (rows_of_head / num_queries)
 };
 
-// Floats of PagedWorkspace::tile.
+// Number of floats of PagedWorkspace::tile.
 [[nodiscard]] constexpr std::int64_t paged_tile(std::int64_t padded_dim) {
   return kPagedKeys * padded_dim > kPagedChunk * 64 ? kPagedKeys * padded_dim : kPagedChunk * 64;
 }
 
 struct PagedTarget {
   const char* name = nullptr;
-  // Rows of a head are padded to multiples of this.
+  // The rows of a head are padded to a multiple of this.
   int row_tile = 1;
-  // Takes the keys into out, top and sum.
+  // Adds the keys to out, top and sum.
   void (*take)(const PagedParams& params, const PagedKv& kv, const PagedShape& shape,
                const PagedKeys& keys, const PagedWorkspace& workspace) = nullptr;
 };
 
-// Null where the compiler or the processor's family has no such instructions; whether this CPU has
-// them is for the caller to ask.
+// Null if the compiler or the processor's family has no such instructions. The caller must check
+// whether this CPU has them.
 [[nodiscard]] const PagedTarget* paged_avx512();
 [[nodiscard]] const PagedTarget* paged_avx2();
 [[nodiscard]] const PagedTarget* paged_portable();  // never null

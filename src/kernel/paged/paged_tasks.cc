@@ -8,10 +8,10 @@
 namespace contextile {
 namespace {
 
-// A request is cut in at most so many runs of keys.
+// Largest number of runs of keys that a request is cut into.
 constexpr std::int64_t kMostRuns = 64;
 
-// What any of the rows sees.
+// Returns the keys that any of the rows sees.
 std::vector<Range> keys_of_rows(const PagedRequest& request, std::int64_t begin, std::int64_t end) {
   std::vector<Range> all;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -31,6 +31,7 @@ std::vector<Range> keys_of_rows(const PagedRequest& request, std::int64_t begin,
   return merged;
 }
 
+// Cuts the keys of rows [begin, end) into runs of nearly equal length, each a task.
 void add_tasks(std::size_t index, const PagedRequest& request, std::int64_t begin, std::int64_t end,
                std::vector<PagedTask>& tasks) {
   const std::vector<Range> keys = keys_of_rows(request, begin, end);

@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::int64_t kLeastRows = 32;
 constexpr std::int64_t kKeysOfTile = 512;
-constexpr std::int64_t kTilesAtATime = 8;  // whose keys are copied before they are attended
+constexpr std::int64_t kTilesAtATime = 8;  // their keys are copied before they are attended
 
-// Keys that some row sees, ascending.
+// Returns the keys that some row sees, ascending.
 std::vector<Range> seen_by_any(const PagedRequest& request) {
   std::vector<Range> ranges;
   for (const Range& keys : request.keys) {
@@ -34,7 +34,8 @@ std::vector<Range> seen_by_any(const PagedRequest& request) {
   return seen;
 }
 
-// What every row sees is one band, so that the edges of rows cut up no more than lies between them.
+// Returns the bands that the rows see. The keys that all rows see are one band, so that the edges
+// of single rows cut up only the keys outside it.
 std::vector<Band> bands_of(const PagedRequest& request) {
   Range common = request.keys.front();
   for (const Range& keys : request.keys) common = intersect(common, keys);
@@ -53,7 +54,7 @@ std::vector<Band> bands_of(const PagedRequest& request) {
   return bands;
 }
 
-// The bands' parts in some keys, which are counted from there.
+// Returns the parts of the bands within `keys`, counted from the first of these keys.
 std::vector<LocalBand> bands_in(const std::vector<Band>& bands, std::int64_t num_rows, Range keys) {
   std::vector<LocalBand> local;
   for (const Band& band : bands) {
@@ -100,7 +101,8 @@ void copy_keys(const PagedTensor& tensor, const PagedKv& kv, std::span<const Pag
   }
 }
 
-// Some keys of a request, zeros for those that nobody sees: whatever stands there is not read.
+// Copies some keys of a request. Keys that no row sees become zeros and are not read, whatever
+// their memory holds.
 HostTensor copied(const PagedTensor& tensor, const PagedKv& kv, const PagedRequest& request,
                   const std::vector<Range>& seen, Range keys) {
   HostTensor all(Dtype::kF32, keys.size(), kv.kv_heads, tensor.dim);

@@ -1,5 +1,5 @@
-// Attention of many queries to keys in pages: a chunk of a prompt. Bound by arithmetic, so it is
-// done by the kernel for tiles.
+// Attention of many queries to keys in pages, for example of a chunk of a prompt. It is bound by
+// arithmetic, so the kernel for tiles does it.
 #pragma once
 
 #include "contextile/extend/kernel.h"
@@ -7,11 +7,11 @@
 
 namespace contextile {
 
-// Whether a request's rows are so many that copying its keys out of their pages pays, and see one
-// range each.
+// Returns true if a request has so many rows that copying its keys out of their pages pays, and
+// each row sees one range of keys.
 [[nodiscard]] bool goes_by_tiles(const PagedRequest& request);
 
-// O and LSE of the request's rows, as PagedKernel::run gives them; `kernel` for fp32.
+// Computes O and LSE of the request's rows, as PagedKernel::run does; `kernel` must be for fp32.
 void run_by_tiles(const AttentionKernel& kernel, const PagedParams& params, const PagedKv& kv,
                   const TensorView& q_NHD, const PagedRequest& request, const PartialOutput& out);
 

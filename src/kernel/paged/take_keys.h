@@ -1,4 +1,4 @@
-// One chunk of keys. Include only from the file of an instruction set.
+// Attention to one chunk of keys. Include this only from the file of an instruction set.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace contextile {
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Elements of a cache as floats, kLanes at a time.
+// Returns elements of a cache as floats, kLanes at a time.
 template <class V, KvDtype dtype>
 CONTEXTILE_INLINE typename V::Float load_cached(const std::byte* from, std::int64_t element) {
   if constexpr (dtype == KvDtype::kF32) {
@@ -31,7 +31,7 @@ CONTEXTILE_INLINE typename V::Float load_cached(const std::byte* from, std::int6
   }
 }
 
-// One element; what is left over of a dim that is no multiple of the lanes.
+// Widens the elements that remain of a row whose dim is no multiple of the lanes.
 template <class V, KvDtype dtype>
 CONTEXTILE_INLINE void load_rest(const std::byte* from, std::int64_t begin, std::int64_t end,
                                  float* to) {
@@ -42,7 +42,7 @@ CONTEXTILE_INLINE void load_rest(const std::byte* from, std::int64_t begin, std:
   V::store(to + begin, load_cached<V, dtype>(some, 0));
 }
 
-// A row of the cache as floats, zeros behind its dim.
+// Widens a row of the cache to floats, with zeros after its dim.
 template <class V, KvDtype dtype>
 CONTEXTILE_INLINE void widen_row(const std::byte* from, std::int32_t dim, std::int32_t padded,
                                  float* to) {
@@ -55,12 +55,12 @@ CONTEXTILE_INLINE void widen_row(const std::byte* from, std::int32_t dim, std::i
   for (; d < padded; d += V::kLanes) V::store(to + d, V::zero());
 }
 
-// Rows of queries in one tile of products: as many products as a vector has lanes.
+// Number of query rows in one tile of products: a tile has as many products as a vector has lanes.
 template <class V>
 inline constexpr int kPagedRows = V::kLanes / kPagedKeys;
 
-// Scores of kPagedRows rows and kPagedKeys keys; load(j, d) is a vector of key j; fetch(d) asks for
-// what is needed later.
+// Computes the scores of kPagedRows rows and kPagedKeys keys. load(j, d) returns a vector of key j;
+// fetch(d) prefetches data for later.
 template <class V, class Load, class Fetch>
 CONTEXTILE_INLINE void multiply_tile(const float* q, std::int32_t padded_dim, const Load& load,
                                      const Fetch& fetch, float* scores) {
@@ -91,11 +91,11 @@ CONTEXTILE_INLINE void multiply_tile(const float* q, std::int32_t padded_dim, co
   }
 }
 
-// Values of a row are summed for so many rows and vectors at a time, in registers.
+// Numbers of rows and of vectors whose values are summed at a time, in registers.
 inline constexpr int kPagedSumRows = 4;
 template <class V>
 inline constexpr int kPagedSumVectors = V::kLanes == 16 ? 4 : 2;
-// The largest part of a row that this is.
+// Largest part of a row, in floats, that is summed at a time.
 inline constexpr int kPagedPart = 64;
 
 template <class V, KvDtype dtype>
@@ -117,12 +117,12 @@ struct PagedChunk {
     return static_cast<std::ptrdiff_t>(head) * tensor.head_stride * kBytes;
   }
 
-  // Keys behind the last are the last once more.
+  // Returns key j; indices after the last key return the last one again.
   [[nodiscard]] CONTEXTILE_INLINE const std::byte* key(int j) const {
     return keys.k[j < keys.count ? j : keys.count - 1];
   }
 
-  // Rows of queries from `r` on, with a tile of keys that load(j, d) gives.
+  // Multiplies the query rows from `r` on with a tile of keys, which load(j, d) returns.
   template <class Load, class Fetch>
   CONTEXTILE_INLINE void multiply_rows(std::int32_t r, std::int32_t end, int first,
                                        std::int32_t head, const Load& load,
@@ -134,9 +134,9 @@ struct PagedChunk {
     }
   }
 
-  // Hardware foresees neither the next page nor values that are read head by head where the tokens
-  // of a page lie side by side: while scores are found, the keys of the next tile and the values of
-  // this one are fetched.
+  // Scores a tile of keys. Meanwhile the keys of the next tile and the values of this one are
+  // fetched: hardware foresees neither the next page nor, if the tokens of a page lie side by side,
+  // values that are read head by head.
   void score_tile(int first, std::int32_t head) const {
     const std::byte* from[kPagedKeys];
     const std::byte* next[kPagedKeys];
@@ -184,7 +184,8 @@ struct PagedChunk {
     }
   }
 
-  // Scales of the head, the softcap, and -inf where a key is not seen or not there.
+  // Applies the scale of the head and the softcap, and sets keys that are not seen or absent to
+  // -inf.
   void finish_scores(std::int32_t head, std::int32_t r, float* scores) const {
     constexpr float kLog2E = 1.4426950408889634F;
     if (shape.k_scale != nullptr) {
@@ -206,21 +207,21 @@ struct PagedChunk {
     for (int j = keys.count; j < kPagedChunk; ++j) scores[j] = kNothing;
   }
 
-  // Whether one of the keys' scores is no number.
+  // Returns true if one of the keys' scores is NaN.
   CONTEXTILE_INLINE bool has_nan(const float* scores) const {
     if (keys.count == kPagedChunk && keys.seen == nullptr) {
       typename V::Float zeros = V::zero();
       for (int j = 0; j < kPagedChunk; j += V::kLanes) {
         zeros = V::fma(V::load(scores + j), V::zero(), zeros);
       }
-      return V::sum(zeros) != 0;  // NaN is no 0; nor is what infinities make
+      return V::sum(zeros) != 0;  // true for NaN and for what infinities make of it
     }
     bool found = false;
     for (int j = 0; j < keys.count; ++j) found = found || scores[j] != scores[j];
     return found;
   }
 
-  // Scores become weights; what was summed before is brought to the new largest score.
+  // Turns scores into weights and rescales earlier sums to the new largest score.
   void weigh(std::int32_t head, std::int32_t r) const {
     float* scores = work.scores + row(head, r) * kPagedChunk;
     finish_scores(head, r, scores);
@@ -254,8 +255,8 @@ struct PagedChunk {
     work.sum[row(head, r)] += top == top ? V::sum(sum) : kNan;
   }
 
-  // Rows [r, r + kPagedSumRows) and kVectors vectors from d on; load(j, i) is vector i of key j's
-  // values.
+  // Adds the values to rows [r, r + kPagedSumRows) and kVectors vectors from d on; load(j, i)
+  // returns vector i of key j's values.
   template <int kVectors, class Load>
   CONTEXTILE_INLINE void sum_values(std::int32_t head, std::int32_t r, std::int32_t d,
                                     const Load& load) const {
@@ -287,7 +288,7 @@ struct PagedChunk {
     }
   }
 
-  // Elements [d, d + size) of all keys' values as floats, zeros behind their dim.
+  // Widens elements [d, d + size) of all keys' values to floats, with zeros after their dim.
   CONTEXTILE_INLINE void widen_part(std::int32_t head, std::int32_t d, std::int32_t size) const {
     const std::ptrdiff_t offset = offset_of(kv.v, head) + d * kBytes;
     const std::int32_t dim = kv.v.dim - d < size ? kv.v.dim - d : size;
@@ -331,8 +332,8 @@ struct PagedChunk {
     }
   }
 
-  // The same where some rows do not see all keys: of each row the keys alone that it sees, for what
-  // it does not see may be NaN.
+  // Does the same as `add` if some rows do not see all keys. To each row only the keys that it sees
+  // are added, because the others may be NaN.
   void add_seen() const {
     for (std::int32_t head = 0; head < shape.kv_heads; ++head) {
       const std::ptrdiff_t offset = offset_of(kv.v, head);
