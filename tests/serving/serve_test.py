@@ -400,6 +400,42 @@ class Tests:
         os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does, to all of the group
         assert launcher.wait(LIMIT_S) == 0, launcher.stderr.read()
 
+    def test_health_says_what_is_so(self):
+        if not self.gloo:
+            return
+        meeting = tempfile.mkdtemp(dir=self.folder)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
+                   f"file://{meeting}", "--run-id", "a", "--port", str(port)]  # fmt: skip
+        first = subprocess.Popen([*command, "--rank", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        second = subprocess.Popen([*command, "--rank", "1"], stderr=subprocess.DEVNULL)
+        try:
+            assert any(line.startswith("serving") for line in first.stdout)
+
+            def health():
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+                connection.request("GET", "/health")
+                response = connection.getresponse()
+                return response.status, response.read().decode()
+
+            assert health() == (200, "ok\n")
+            second.send_signal(signal.SIGSTOP)
+            limit = time.monotonic() + 30
+            while health()[0] == 200:
+                assert time.monotonic() < limit
+                time.sleep(0.5)
+            assert health()[1].startswith("degraded: no step has ended for"), health()
+            second.send_signal(signal.SIGCONT)
+            while health()[0] != 200:
+                assert time.monotonic() < limit
+                time.sleep(0.5)
+        finally:
+            for process in (first, second):
+                process.kill()
+                process.wait()
+
     def test_the_log_has_a_line_for_each_request(self):
         with self.serve("--log", "requests") as server:
             assert server.complete(prompt="abc", max_tokens=3).status == 200
