@@ -42,8 +42,14 @@ def test_snippets(page, tmp_path):
         pytest.importorskip(module)
     code = snippets(page)
     assert code
-    begin = "import torch.distributed as dist; dist.init_process_group('gloo'); " if "torch" in needed else ""
-    (tmp_path / f"page_{page.stem}.py").write_text(code.replace("\n", begin + "\n", 1) if begin else code)
+    if "torch" in needed:
+        # Threads of a process group that is never destroyed may end an exiting interpreter.
+        code += "\nif dist.is_initialized():\n    dist.destroy_process_group()\n"
+        begin = "import torch.distributed as dist"
+        if "init_process_group" not in code:
+            begin += "; dist.init_process_group('gloo')"
+        code = code.replace("\n", begin + "\n", 1)
+    (tmp_path / f"page_{page.stem}.py").write_text(code)
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run(
         [sys.executable, f"page_{page.stem}.py"], cwd=tmp_path, env=environment, capture_output=True, text=True,
