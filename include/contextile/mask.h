@@ -69,7 +69,9 @@ void check_mask(const Mask& mask, std::int64_t num_tokens);
 // ------------------------------------------------------------------------------------ builders
 
 // The RoPE positions of a range of tokens: token t of `tokens` has position first_position + (t -
-// tokens.begin).
+// tokens.begin). Tokens of a segment follow one another. The first token of a segment follows none
+// that is stored before it. It begins a sequence, a document inside a sequence, or a branch, such
+// as an answer to a shared question.
 struct PositionSegment {
   Range tokens;
   std::int64_t sequence = 0;        // index of the sequence
@@ -124,9 +126,19 @@ struct MaskSpec {
 [[nodiscard]] Mask build_document_mask(std::span<const MaskSpec> specs,
                                        std::span<const Range> sequences);
 // Returns the positions that the rule implies, one segment per sequence. A shared question has one
-// segment for the question and one for every answer, and each answer restarts at the question's
-// end.
+// segment for the question with its first answer, and one for every other answer. Each answer
+// begins at the question's end.
 [[nodiscard]] std::vector<PositionSegment> build_positions(const MaskSpec& spec,
+                                                           std::span<const Range> sequences);
+// Returns the positions that masks without a rule imply, all of them masks of the same batch:
+//  * A document begins at every token that no pair of any mask joins to the tokens before it.
+//    Positions restart there.
+//  * A document is a tree if, under one of the masks, each of its tokens attends itself and the
+//    keys of the token that it follows. A branch begins at a token that no mask lets attend the
+//    token stored before it. Its position is one more than that of the last key before it.
+//  * All other tokens follow the token stored before them.
+// O(T + B log B) for T tokens and B bands, plus the pairs of a branch and a band that meet.
+[[nodiscard]] std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
                                                            std::span<const Range> sequences);
 
 // Builds a mask from rows: rows[q] holds the key ranges of query q, in any order, disjoint within a

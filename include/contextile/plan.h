@@ -314,8 +314,8 @@ struct TokenPosition {
 // Returns the position of every local row.
 [[nodiscard]] std::vector<TokenPosition> positions(const Plan& plan, Rank rank);
 
-// Returns, for every local row, the global index of the token whose label it predicts (the next one
-// of its sequence), or -1 for the last token of a sequence.
+// Returns, for every local row, the global index of the token that it predicts: the next one of its
+// position segment, or -1 for the last token of a segment.
 [[nodiscard]] std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank);
 
 }  // namespace contextile

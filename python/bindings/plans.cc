@@ -267,7 +267,7 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           },
           "rank"_a,
           "Returns the index in the batch of the token that every token of a rank predicts; -1 at "
-          "the end of a document: int64 [local tokens].");
+          "the end of a document or of a branch: int64 [local tokens].");
 }
 
 void bind_files(nb::class_<PlanObject>& plan) {
@@ -421,6 +421,17 @@ True
       .def_prop_ro(
           "sequences", [](const PlanObject& self) { return self.plan->sequences; },
           "Token range (begin, end) of every document.")
+      .def_prop_ro(
+          "position_segments",
+          [](const PlanObject& self) {
+            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> rows;
+            for (const auto& [tokens, sequence, first] : self.plan->positions) {
+              rows.emplace_back(tokens.begin, tokens.end, sequence, first);
+            }
+            return rows;
+          },
+          "Rows (begin, end, document, first position) of tokens that follow one another. A row "
+          "begins a document, or a branch of one, such as another answer to a shared question.")
       .def_prop_ro(
           "mask_names", [](const PlanObject& self) { return mask_names(*self.plan); },
           "Names of the masks, in order.")

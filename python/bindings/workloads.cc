@@ -1,6 +1,7 @@
 // contextile/workload.h: batches.
 #include <nanobind/stl/variant.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -34,8 +35,7 @@ Mask built(const AnyMask& mask, const std::vector<Range>& sequences) {
   return object.mask;
 }
 
-// Returns the positions that the rules of a mask set, if any. make_workload takes those of the
-// first mask that sets any.
+// Returns the positions that the rules of a mask set, if it is made of rules.
 std::vector<PositionSegment> positions_of(const AnyMask& mask,
                                           const std::vector<Range>& sequences) {
   if (const auto* spec = std::get_if<MaskSpec>(&mask)) return build_positions(*spec, sequences);
@@ -98,6 +98,15 @@ Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& sh
         workload.positions = std::move(positions);
       }
     }
+  }
+  // Rules know their positions. If none has its own, masks without a rule show theirs.
+  const bool has_bands = std::ranges::any_of(masks, [](const MaskEntry& entry) {
+    return std::holds_alternative<MaskObject>(std::get<2>(entry));
+  });
+  if (has_bands && workload.positions == plain) {
+    std::vector<const Mask*> all;
+    for (const NamedMask& mask : workload.masks) all.push_back(&mask.mask);
+    workload.positions = infer_positions(all, workload.sequences);
   }
   workload.home = home_of(home, workload.sequences, num_ranks);
   workload.roles = roles_of(roles);

@@ -471,6 +471,60 @@ def test_local_batches_add_up_to_the_mean_loss():
     assert total == pytest.approx(expected / count, rel=1e-5)
 
 
+def tree_rows(parents):
+    rows = []
+    for token, parent in enumerate(parents):
+        rows.append(([] if parent < 0 else rows[parent]) + [(token, token + 1)])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("mask", "positions", "starts"),
+    [
+        # The answers to a question, packed documents, a tree: the same batch in three notations each.
+        (ct.masks.shared_question(lengths=[4, 3, 5]), [*range(7), *range(4, 9)], [7]),
+        (
+            ct.masks.from_slices([(0, 7), (7, 12), (7, 12)], [(0, 7), (0, 4), (7, 12)], ["causal", "full", "causal"]),
+            [*range(7), *range(4, 9)],
+            [7],
+        ),
+        (ct.masks.from_cu_seqlens([0, 5, 12]), [*range(5), *range(7)], [5]),
+        (
+            ct.masks.from_mask_mod(lambda b, h, q, k: (k <= q) & ((q < 5) == (k < 5)), num_tokens=12),
+            [*range(5), *range(7)],
+            [5],
+        ),
+        (
+            ct.masks.from_row_ranges(tree_rows([-1, 0, 1, 1, 3, 0, 5, 2, 7, -1, 9, 10])),
+            [0, 1, 2, 2, 3, 1, 2, 3, 4, 0, 1, 2],
+            [3, 5, 7, 9],
+        ),
+        # Rules of a whole document keep its order, whatever their masks leave out.
+        (ct.masks.chunked(4), [*range(12)], []),
+        (ct.masks.sliding_window(1), [*range(12)], []),
+        ({"long": "causal", "short": ct.masks.chunked(4)}, [*range(12)], []),
+    ],
+)  # fmt: skip
+def test_positions_and_labels_follow_the_mask(mask, positions, starts):
+    plan = ct.plan([12], mask=mask, cluster="local:1x2", strategy="ring", heads=(2, 1), head_dim=8, block_size=4)
+    tokens = torch.arange(100, 112)
+    found = {}
+    for rank in range(2):
+        local = local_batch(tokens, plan=plan, rank=rank)
+        found |= dict(zip(local.tokens.tolist(), zip(local.positions.tolist(), local.labels.tolist(), local.loss_weights.tolist())))
+    labels = [-100 if token + 1 in starts or token == 11 else token + 101 for token in range(12)]
+    assert [found[token][0] for token in tokens.tolist()] == positions
+    assert [found[token][1] for token in tokens.tolist()] == labels
+    weight = 1 / sum(label >= 0 for label in labels)
+    assert [found[token][2] for token in tokens.tolist()] == pytest.approx([weight * (label >= 0) for label in labels])
+    # The answer also survives a plan file, a slice and JSON.
+    for copy in (ct.Plan.from_bytes(plan.to_bytes()), ct.Plan.from_json(plan.to_json())):
+        assert local_batch(tokens, plan=copy, rank=1).labels.equal(local.labels)
+    piece = ct.Plan.slice_from_bytes(plan.slice_to_bytes(1))
+    assert local_batch(tokens, plan=piece, rank=1).labels.equal(local.labels)
+    assert local_batch(tokens, plan=piece, rank=1).loss_weights.equal(local.loss_weights)
+
+
 def test_dispatch_and_local_batch_check_their_tokens():
     plan = planned()
     with pytest.raises(ct.InvalidArgument, match="expected 257 tokens in dimension 0, found 256"):

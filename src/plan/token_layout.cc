@@ -80,14 +80,17 @@ std::vector<TokenPosition> positions(const Plan& plan, Rank rank) {
 }
 
 std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank) {
-  const std::span<const Range> sequences = plan.sequences;
-  const auto tokens_of = [](const Range& range) { return range; };
+  const std::vector<PositionSegment> segments = position_segments(plan);
+  const auto tokens_of = [](const PositionSegment& segment) { return segment.tokens; };
   std::vector<std::int64_t> result;
   for (const Range& range : local_ranges(plan, rank)) {
-    std::size_t at = find_holder(sequences, range.begin, tokens_of);
+    std::size_t at =
+        find_holder(std::span<const PositionSegment>(segments), range.begin, tokens_of);
     for (std::int64_t t = range.begin; t < range.end; ++t) {
-      if (t >= sequences[at].end) at = find_holder(sequences, t, tokens_of);
-      result.push_back(t + 1 < sequences[at].end ? t + 1 : -1);
+      if (t >= segments[at].tokens.end) {
+        at = find_holder(std::span<const PositionSegment>(segments), t, tokens_of);
+      }
+      result.push_back(t + 1 < segments[at].tokens.end ? t + 1 : -1);
     }
   }
   return result;

@@ -142,9 +142,10 @@ class LocalBatch(NamedTuple):
     tokens : int64 Tensor [local tokens]
         Token ids.
     positions : int64 Tensor [local tokens]
-        Positions in the documents, for RoPE.
+        Positions in the documents, for RoPE. Answers to a shared question, and other branches of a
+        tree, continue at the token that they follow.
     labels : int64 Tensor [local tokens]
-        The next token of the document; ``ignore_index`` at its end.
+        The next token of the document; ``ignore_index`` at its end and at the end of a branch.
     loss_weights : float32 Tensor [local tokens]
         Weights of the mean over all labels of the batch; 0 for tokens without a label.
     sequence_ids : int64 Tensor [local tokens]
@@ -241,9 +242,9 @@ def local_batch(
         targets = torch.where(wanted, targets, ignore_index)
     following = torch.from_numpy(plan.rolled_tokens(rank))
     local_labels = torch.where(following >= 0, targets[following.clamp(min=0)], ignore_index)
-    # The first token of a document is nobody's next one.
+    # The first token of a document, or of a branch such as another answer, is nobody's next one.
     is_predicted = targets != ignore_index
-    is_predicted[torch.tensor([begin for begin, _ in plan.sequences], dtype=torch.int64)] = False
+    is_predicted[torch.tensor([row[0] for row in plan.position_segments], dtype=torch.int64)] = False
     weights = (local_labels != ignore_index).to(torch.float32) / max(int(is_predicted.sum()), 1)
     return LocalBatch(
         tokens[_tokens_of(plan, rank)],

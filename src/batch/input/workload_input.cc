@@ -45,6 +45,8 @@ Workload load_workload(std::span<const std::int64_t> lengths, const WorkloadInpu
     workload.masks = {{.name = "file",
                        .layers = 1,
                        .mask = read_mask_file(input.mask_path, workload.num_tokens())}};
+    const Mask* const mask = &workload.masks.front().mask;
+    workload.positions = infer_positions({&mask, 1}, workload.sequences);
   }
   if (!input.layout.empty()) {
     workload.home = load_layout(input.layout, workload.sequences, num_ranks);

@@ -166,12 +166,19 @@ std::vector<PositionSegment> build_positions(const MaskSpec& spec,
       continue;
     }
     const std::vector<std::int64_t> lengths = shared_question_lengths(spec, tokens.size());
-    std::int64_t begin = tokens.begin;
-    for (std::size_t part = 0; part < lengths.size(); ++part) {
-      const Range own = {begin, begin + lengths[part]};
-      if (!own.empty()) segments.push_back({own, sequence, part == 0 ? 0 : lengths.front()});
-      begin = own.end;
+    // The first answer that has tokens follows the question.
+    PositionSegment segment = {{tokens.begin, tokens.begin + lengths.front()}, sequence, 0};
+    bool is_answered = false;
+    for (std::size_t part = 1; part < lengths.size(); ++part) {
+      if (lengths[part] == 0) continue;
+      if (is_answered) {
+        segments.push_back(segment);
+        segment = {{segment.tokens.end, segment.tokens.end}, sequence, lengths.front()};
+      }
+      segment.tokens.end += lengths[part];
+      is_answered = true;
     }
+    segments.push_back(segment);
   }
   return segments;
 }

@@ -125,7 +125,7 @@ TEST(MakeWorkload, TakesPositionsFromTheFirstMaskThatSetsThem) {
       parse_mask_use("causal"), parse_mask_use("shared_question:0.5,2"),
       parse_mask_use("late=shared_question:0.1,3"), parse_mask_use("full")};
   const Workload workload = make_workload(std::vector<std::int64_t>{8}, {}, masks);
-  const std::vector<PositionSegment> positions = {{{0, 4}, 0, 0}, {{4, 6}, 0, 4}, {{6, 8}, 0, 4}};
+  const std::vector<PositionSegment> positions = {{{0, 6}, 0, 0}, {{6, 8}, 0, 4}};
   EXPECT_EQ(workload.positions, positions);
 }
 
