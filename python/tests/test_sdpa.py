@@ -460,3 +460,63 @@ def test_modules_say_what_they_cannot(executor):
     ):
         with pytest.raises(ct.InvalidArgument, match=message):
             call()
+
+
+class Mixing(nn.Module):
+    """A model with one layer of attention and one other part."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, tokens, q, k, v):
+        return sdpa(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [nn.Conv1d(HIDDEN, HIDDEN, 3), nn.GRU(HIDDEN, HIDDEN), nn.LSTM(HIDDEN, HIDDEN), type("MambaMixer", (nn.Module,), {})()],
+    ids=lambda part: type(part).__name__,
+)  # fmt: skip
+def test_models_that_mix_tokens_elsewhere_are_refused(executor, part):
+    _, local = prepared(executor, "zigzag")
+    model = Mixing(nn.Sequential(nn.Linear(2, 2), part))
+    with (
+        pytest.raises(ct.InvalidArgument, match=f"expected one in which attention alone mixes tokens, found Mixing with part.1 .{type(part).__name__}"),
+        use(executor),
+    ):
+        model(local.tokens, *tensors())
+    with use(executor, check_model=False):
+        model(local.tokens, *tensors())
+    # A convolution of images, or of one token at a time, mixes no tokens of the batch.
+    with use(executor):
+        Mixing(nn.ModuleDict({"vision": part, "pointwise": nn.Conv1d(4, 4, 1)}))(local.tokens, *tensors())
+
+
+@pytest.mark.parametrize("name", ["tokens", "positions", "labels", "sequence_ids"])
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[None], lambda t: t.view(1, -1)[:, :4]])
+def test_batches_of_another_plan_are_refused(executor, name, view):
+    plan, local = prepared(executor, "zigzag")
+    prepared(executor, "zigzag", [33, 90, 5])  # as many tokens, other documents
+    argument = view(getattr(local, name))
+    model = Mixing(nn.Identity())
+    with pytest.raises(ct.InvalidArgument, match="expected tokens of the plan .* found those that local_batch made"), use(executor):
+        model(argument, *tensors())
+    executor.prepare(plan)
+    with use(executor):
+        model(argument, *tensors())
+
+
+def test_models_of_transformers_are_held_to_their_checks(executor):
+    transformers = pytest.importorskip("transformers")
+    _, local = prepared(executor, "zigzag")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=32, num_hidden_layers=1, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, head_dim=DIM, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    given = {"position_ids": local.positions[None], "use_cache": False}
+    with pytest.raises(ct.InvalidArgument, match="labels: expected none inside use"), use(executor, is_causal=None):
+        model(local.tokens[None], labels=local.labels[None], **given)
+    with pytest.raises(ct.InvalidArgument, match="position_ids: expected those"), use(executor, is_causal=None):
+        model(local.tokens[None], use_cache=False)

@@ -247,13 +247,15 @@ def test_positions_are_those_of_the_plan():
     _, _, one_row = prepared_alone(model, [64])
     for local in (other, one_row):  # another batch of as many tokens; one planned as a single document
         with pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's"), cth.use(executor):
-            model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
+            model(local.tokens.clone()[None], position_ids=local.positions.clone()[None], use_cache=False)
+        with pytest.raises(ct.InvalidArgument, match="found those that local_batch made for another"), cth.use(executor, check_positions=False):
+            model(local.tokens[None], position_ids=torch.arange(64)[None], use_cache=False)
     _, _, same = prepared_alone(model, [32, 32])
     with cth.use(executor):
         # Models of some families count from 1.
         model(same.tokens[None], position_ids=same.positions[None] + 1, use_cache=False)
     with cth.use(executor, check_positions=False):
-        model(other.tokens[None], position_ids=other.positions[None], use_cache=False)
+        model(same.tokens[None], position_ids=same.positions[None] ** 2, use_cache=False)
 
 
 def test_models_that_count_positions_themselves_are_refused():

@@ -11,10 +11,11 @@ from torch.utils import checkpoint
 
 from contextile import _core
 from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
+from contextile.torch._models import check_batch
 
 
 def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns uninitialized out, lse, saved bytes, and made_by: numbers of forward's plan and call."""
+    """Returns uninitialized out, lse, saved and made_by (forward's plan and call numbers)."""
     return (
         q.new_empty((q.shape[0], q.shape[1], v.shape[2])),
         q.new_empty(q.shape[:2], dtype=torch.float32),
@@ -239,8 +240,9 @@ def attention(
     InvalidArgument
         The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
         device than the plan needs; dropout is not 0; autocast is on with another dtype than the
-        plan's; a reentrant checkpoint encloses a call without ``plan``. It is also raised if ranks
-        meet in different calls, after which the group has ended.
+        plan's; a reentrant checkpoint encloses a call without ``plan``; a module that is computing,
+        unless it is compiled, was given tokens or positions that ``local_batch`` made for another
+        plan. It is also raised if ranks meet in different calls, after which the group has ended.
     TransportError
         A peer died, failed or stalled longer than the executor's timeout. The group has ended; make
         a new executor.
@@ -282,8 +284,10 @@ def attention(
     _refuse_forward_mode(q, k, v, sink)
     prepared = executor.prepared_of(plan)
     number, index, saved_bytes = prepared.call_of(mask)
-    if plan is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        refuse_reentrant()
+    if not torch.compiler.is_compiling():
+        check_batch(prepared.plan)
+        if plan is None and not torch.is_grad_enabled():
+            refuse_reentrant()
     q, k, v = _as_autocast(prepared, q, k, v)
     leading = q.shape[:-2]
     if leading != k.shape[:-2] or leading != v.shape[:-2]:

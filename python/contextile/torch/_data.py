@@ -59,7 +59,7 @@ _FIELDS = ("tokens", "labels", "loss_mask")
 
 
 def _document(dataset: Any, index: int, ignore_fields: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-    """Returns the fields of a document. Refuses those that nobody would read."""
+    """Returns the fields of a document. Refuses those that would not be read."""
     item = dataset[index]
     if not isinstance(item, dict):
         item = {"tokens": item}
@@ -396,7 +396,7 @@ class DataLoader:
         )
 
     def _documents_have_targets(self, pieces: list[Piece]) -> bool:
-        """Returns true if documents have labels or a loss mask, judged by the first of the batch."""
+        """Returns true if documents have labels or a loss mask, as the batch's first one shows."""
         if self._has_targets is None:
             fields = _document(self._dataset, pieces[0].document, self._ignore_fields)
             self._has_targets = "labels" in fields or "loss_mask" in fields

@@ -101,7 +101,7 @@ class Prepared:
 
     @functools.cached_property
     def counts_from_zero(self) -> bool:
-        """Whether this rank's positions are 0, 1, 2, …, as models count where none are given."""
+        """True if this rank's positions are 0, 1, 2, …, as models count where none are given."""
         return bool(torch.equal(self.positions, torch.arange(len(self.positions))))
 
     def call_of(self, mask: str) -> tuple[int, int, int]:

@@ -242,14 +242,25 @@ def local_batch(
         targets = torch.where(wanted, targets, ignore_index)
     following = torch.from_numpy(plan.rolled_tokens(rank))
     local_labels = torch.where(following >= 0, targets[following.clamp(min=0)], ignore_index)
-    # The first token of a document, or of a branch such as another answer, is nobody's next one.
+    # The first token of a document, or of a branch such as another answer, is no token's next one.
     is_predicted = targets != ignore_index
     is_predicted[torch.tensor([row[0] for row in plan.position_segments], dtype=torch.int64)] = False
     weights = (local_labels != ignore_index).to(torch.float32) / max(int(is_predicted.sum()), 1)
-    return LocalBatch(
+    local = LocalBatch(
         tokens[_tokens_of(plan, rank)],
         torch.from_numpy(plan.positions(rank)),
         local_labels,
         weights,
         torch.from_numpy(plan.sequence_ids(rank)),
     )
+    for tensor in local:
+        tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
+    return local
+
+
+def digest_behind(tensor: Tensor) -> str | None:
+    """Returns the digest of the plan that ``local_batch`` made a tensor for; of a view, its base."""
+    digest = getattr(tensor, "_contextile_plan", None)
+    if digest is None and tensor._base is not None:
+        digest = getattr(tensor._base, "_contextile_plan", None)
+    return digest

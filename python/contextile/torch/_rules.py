@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch._attention import attention, refuse_reentrant
 from contextile.torch._executor import Executor, Prepared, Rules
+from contextile.torch._models import model_in_call, ordered_part
 
 # The plans of forwards that are being recomputed, innermost last. Not thread-local: backward runs
 # on a thread of its own while the thread that called it waits.
@@ -45,6 +47,23 @@ def _current(executor: Executor) -> Prepared:
 
 
 # ------------------------------------------------------------------------------------------------- checks
+
+
+def _check_model(prepared: Prepared) -> None:
+    """Raises if the model that is computing mixes tokens outside attention."""
+    found = model_in_call()
+    if found is None:
+        return
+    ordered = ordered_part(found[0])
+    if ordered is not None:
+        raise _core.InvalidArgument(
+            f"model: expected one in which attention alone mixes tokens, found {type(found[0]).__name__} with {ordered}, which "
+            "would run over this rank's tokens in the order in which it holds them (check_model=False allows it)"
+        )
+    if "transformers" in sys.modules:
+        from contextile.transformers._attention import check_model
+
+        check_model(prepared)
 
 
 def _check_causal(rules: Rules, expected: bool | None, found: bool | None) -> None:
@@ -102,23 +121,31 @@ class Call(NamedTuple):
     enable_gqa: bool = False
 
 
-def attend(
-    executor: Executor, mask: str, is_causal: bool | None, q: Tensor, k: Tensor, v: Tensor, call: Call
-) -> Tensor:
+class Expected(NamedTuple):
+    """The mask of a model's calls, and the checks that they have to pass."""
+
+    mask: str
+    is_causal: bool | None
+    check_model: bool
+
+
+def attend(executor: Executor, expected: Expected, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """Checks a call and attends by the plan. Collective.
 
     Takes q [1, q_heads, tokens, dim], k and v [1, kv_heads, tokens, …] and returns
     [1, q_heads, tokens, value_dim].
     """
+    prepared = _current(executor)
+    if expected.check_model and not torch.compiler.is_compiling():
+        _check_model(prepared)
     if call.attn_mask is not None:
         raise _core.InvalidArgument("attention: expected no attn_mask, for the plan has the batch's masks; found one")
     if call.dropout_p != 0.0:
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {call.dropout_p}")
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         refuse_reentrant()
-    prepared = _current(executor)
-    rules = rules_of(prepared, mask)
-    _check_causal(rules, is_causal, call.is_causal)
+    rules = rules_of(prepared, expected.mask)
+    _check_causal(rules, expected.is_causal, call.is_causal)
     _check_shapes(rules, q, k, v, call.enable_gqa)
     scale = 1.0 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
     if not math.isclose(scale, rules.scale, rel_tol=1e-6):
@@ -129,5 +156,5 @@ def attend(
         )
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return attention(  # type: ignore[union-attr]
-        q, k, v, executor=executor, plan=prepared, mask=mask
+        q, k, v, executor=executor, plan=prepared, mask=expected.mask
     ).transpose(1, 2)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from contextile import _core
 from contextile.torch._executor import Executor
 from contextile.torch._layout import check_tokens_on_ranks
-from contextile.torch._rules import Call, attend, recomputed, rules_of
+from contextile.torch._rules import Call, Expected, attend, recomputed, rules_of
 
 _LAYOUTS = ("BHTD", "BTHD")
 # Parts of the names of functions and operators that attend: flex_attention, _varlen_attn,
@@ -37,9 +37,9 @@ def _sdpa_call(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, executor: Executor, mask: str, is_causal: bool | None) -> None:
+    def __init__(self, executor: Executor, expected: Expected) -> None:
         super().__init__()
-        self.executor, self.mask, self.is_causal = executor, mask, is_causal
+        self.executor, self.expected = executor, expected
         self.has_attended = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,7 +47,7 @@ class _Mode(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             self.has_attended = True
             q, k, v, call = _sdpa_call(*args, **kwargs)
-            return attend(self.executor, self.mask, self.is_causal, q, k, v, call)
+            return attend(self.executor, self.expected, q, k, v, call)
         _refuse_other(func)
         return func(*args, **kwargs)
 
@@ -62,7 +62,9 @@ def _refuse_other(func: Any) -> None:
 
 
 @contextlib.contextmanager
-def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) -> Iterator[Executor]:
+def use(
+    executor: Executor, *, mask: str = "", is_causal: bool | None = True, check_model: bool = True
+) -> Iterator[Executor]:
     """Makes ``torch.nn.functional.scaled_dot_product_attention`` attend by a plan, inside ``with``.
 
     It takes over the calls of a model, compiled ones included. The calls are collective: every rank
@@ -83,6 +85,9 @@ def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) ->
         The ``is_causal`` that calls are expected to pass. It must agree with the plan's mask, which
         takes its place: True with a mask that attends later tokens is an error. None: only the plan
         counts.
+    check_model : bool
+        Whether the model is searched for parts outside attention that depend on the order of tokens.
+        False allows them: for models that give such parts whole documents.
 
     Yields
     ------
@@ -94,8 +99,11 @@ def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) ->
         On entering, if there is no plan or no such mask, or a rank owns no tokens. In a call, if it
         has an attn_mask or dropout, another scale, dtype, is_causal or shape than the plan, a batch
         above 1, or a reentrant checkpoint around it; also for ``nn.MultiheadAttention``,
-        FlexAttention and other functions that attend, as far as PyTorch shows them. On leaving, if
-        no call was taken over: the model then attended on each rank alone.
+        FlexAttention and other functions that attend, as far as PyTorch shows them; if the model has
+        recurrent or convolutional layers, or is one of Hugging Face that pools tokens, shifts labels
+        itself, or gets other positions than the plan's; if the model is given tokens or positions
+        that ``local_batch`` made for another plan. Compiled code is not searched. On leaving, if no
+        call was taken over: the model then attended on each rank alone.
 
     Examples
     --------
@@ -116,7 +124,7 @@ def use(executor: Executor, *, mask: str = "", is_causal: bool | None = True) ->
     prepared = executor.prepared_of(None)
     check_tokens_on_ranks(prepared.plan)
     rules_of(prepared, mask)
-    mode = _Mode(executor, mask, is_causal)
+    mode = _Mode(executor, Expected(mask, is_causal, check_model))
     with mode:
         yield executor
     if not mode.has_attended:
@@ -137,7 +145,7 @@ class ScaledDotProductAttention(nn.Module):
     ----------
     executor : Executor
         The executor that the module attends with.
-    mask, is_causal
+    mask, is_causal, check_model
         As for ``use``.
     layout : str
         Order of the dimensions of q, k, v and the result: ``"BHTD"`` (batch, heads, tokens, dim) as
@@ -163,12 +171,19 @@ class ScaledDotProductAttention(nn.Module):
     """
 
     def __init__(
-        self, executor: Executor, *, mask: str = "", is_causal: bool | None = True, layout: str = "BHTD"
+        self,
+        executor: Executor,
+        *,
+        mask: str = "",
+        is_causal: bool | None = True,
+        check_model: bool = True,
+        layout: str = "BHTD",
     ) -> None:
         super().__init__()
         if layout not in _LAYOUTS:
             raise _core.InvalidArgument(f"layout: expected {' or '.join(_LAYOUTS)}, found '{layout}'")
         self.executor, self.mask, self.is_causal, self.layout = executor, mask, is_causal, layout
+        self.check_model = check_model
 
     def extra_repr(self) -> str:
         return f"mask='{self.mask}', is_causal={self.is_causal}, layout='{self.layout}'"
@@ -217,7 +232,8 @@ class ScaledDotProductAttention(nn.Module):
         if self.layout == "BTHD":
             tensors = tuple(x.transpose(1, 2) for x in tensors)  # type: ignore[assignment]
         call = Call(attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        out = attend(self.executor, self.mask, self.is_causal, *tensors, call)
+        expected = Expected(self.mask, self.is_causal, self.check_model)
+        out = attend(self.executor, expected, *tensors, call)
         return out.transpose(1, 2) if self.layout == "BTHD" else out
 
 
@@ -228,6 +244,7 @@ def replace_attention(
     name: str = "inner_attention",
     mask: str | Callable[[str], str] = "",
     is_causal: bool | None = True,
+    check_model: bool = True,
     layout: str = "BHTD",
 ) -> list[str]:
     """Replaces the attention modules of a model by ``ScaledDotProductAttention``.
@@ -237,7 +254,7 @@ def replace_attention(
     model : Module
         The model, which is changed in place. Call this after weights are initialized and before the
         model is compiled.
-    executor, is_causal, layout
+    executor, is_causal, check_model, layout
         As for ``ScaledDotProductAttention``.
     name : str
         The attribute that holds a layer's attention of q, k and v.
@@ -270,7 +287,10 @@ def replace_attention(
     for place, parent in found:
         where = f"{place}.{name}" if place else name
         chosen = mask(where) if callable(mask) else mask
-        setattr(parent, name, ScaledDotProductAttention(executor, mask=chosen, is_causal=is_causal, layout=layout))
+        attend_by_plan = ScaledDotProductAttention(
+            executor, mask=chosen, is_causal=is_causal, check_model=check_model, layout=layout
+        )
+        setattr(parent, name, attend_by_plan)
         places.append(where)
     if not places:
         raise _core.InvalidArgument(f"model: expected modules called {name}, found none")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import math
-import re
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +16,7 @@ from contextile import _core
 from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._layout import check_tokens_on_ranks
+from contextile.torch._models import model_in_call, ordered_part
 
 _FULL = "full"
 _SLIDING = "sliding"
@@ -350,50 +348,19 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
 
 # ------------------------------------------------------------------------------------------ models
 
-# Modules that mix tokens in the order in which this rank holds them.
-_ORDERED = re.compile(
-    "Mamba|SSM|R[wW][kK][vV]|[xm]LSTM|Recurrent|RgLru|DeltaNet|ShortConv|LightningAttention|LinearAttention|Hyena|Retention"
-)
 _POOLS = ("ForSequenceClassification", "ForMultipleChoice", "ForTextEncoding", "RewardModel")
 
 
-def _model_in_call() -> tuple[Any, dict[str, Any]] | None:
-    """Returns the outermost model of transformers that is computing, and the arguments of its forward."""
+def check_model(prepared: Prepared) -> None:
+    """Raises if the model that is computing would be wrong on a part of the tokens."""
     from transformers import PreTrainedModel
 
-    found = None
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "forward":
-            model = frame.f_locals.get("self")
-            if isinstance(model, PreTrainedModel):
-                found = model, frame.f_locals
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _ordered_part(model: weakref.ref[Any]) -> str | None:
-    """Returns the name of a module that depends on the order of tokens, if the model has one."""
-    for name, module in model().named_modules():
-        kind = type(module).__name__
-        towers = ("vision", "visual", "audio", "speech", "image")
-        if any(tower in name.lower() for tower in towers):
-            continue  # sees patches or frames, not the tokens of the batch
-        is_convolution = isinstance(module, torch.nn.Conv1d) and module.kernel_size[0] > 1
-        if is_convolution or _ORDERED.search(kind):
-            return f"{name} ({kind})"
-    return None
-
-
-def _check_model(prepared: Prepared) -> None:
-    """Raises if the model that is computing would be wrong on a part of the tokens."""
-    found = _model_in_call()
+    found = model_in_call(PreTrainedModel)
     if found is None:
         return  # a part of a model, or layers that are recomputed in backward
     model, arguments = found
     name = type(model).__name__
-    ordered = _ordered_part(weakref.ref(model))
+    ordered = ordered_part(model)
     if ordered is not None:
         raise _core.InvalidArgument(
             f"model: expected one in which attention alone mixes tokens, found {name} with {ordered}, which would run over this "
@@ -490,7 +457,7 @@ def _attend(
     _check_others(other)
     if not torch.compiler.is_compiling():
         if not getattr(module, "layer_idx", 0):  # once in a forward, where layers are numbered
-            _check_model(prepared)
+            check_model(prepared)
         if _check_positions:
             _compare_positions(prepared, other.get("position_ids"))
     out = attention(

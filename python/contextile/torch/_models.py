@@ -1,0 +1,72 @@
+"""Looks at the model that is computing: its parts that depend on the order of tokens, its batch."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contextile import _core
+from contextile.torch._layout import digest_behind
+
+# Modules that mix tokens in the order in which this rank holds them.
+_ORDERED = re.compile(
+    "Mamba|SSM|R[wW][kK][vV]|[xm]LSTM|Recurrent|RgLru|DeltaNet|ShortConv|LightningAttention|LinearAttention|Hyena|Retention"
+)
+# They see patches or frames, not the tokens of the batch.
+_TOWERS = ("vision", "visual", "audio", "speech", "image")
+
+
+def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
+    """Returns the outermost module of a kind that is computing, and its forward's arguments."""
+    found = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            model = frame.f_locals.get("self")
+            if isinstance(model, kind):
+                found = model, frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def check_batch(plan: _core.Plan) -> None:
+    """Raises if a module that is computing has tensors of ``local_batch`` for another plan."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            for name, value in frame.f_locals.items():
+                if not isinstance(value, Tensor) or value.dtype is not torch.int64:
+                    continue
+                digest = digest_behind(value)
+                if digest is not None and digest != plan.digest:
+                    raise _core.InvalidArgument(
+                        f"attention: expected {name} of the plan that the executor is prepared for ({plan.digest}), found those "
+                        f"that local_batch made for another ({digest}); call prepare with the plan of each batch"
+                    )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+@functools.lru_cache(maxsize=64)
+def _ordered_part(model: weakref.ref[Any]) -> str | None:
+    for name, module in model().named_modules():
+        if any(tower in name.lower() for tower in _TOWERS):
+            continue
+        is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        kind = type(module).__name__
+        if is_convolution or isinstance(module, nn.RNNBase) or _ORDERED.search(kind):
+            return f"{name} ({kind})" if name else kind
+    return None
+
+
+def ordered_part(model: nn.Module) -> str | None:
+    """Returns the name of a part that depends on the order of tokens, if the model has one.
+
+    Looked at are the modules that the model has at the first call.
+    """
+    return _ordered_part(weakref.ref(model))
