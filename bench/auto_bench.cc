@@ -86,6 +86,7 @@ struct Quick {
 Quick quick_plan(const Workload& workload, const Cluster& cluster) {
   const tbb::global_control one_thread(tbb::global_control::max_allowed_parallelism, 1);
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
   request.options["budget_ms"] = fmt::format("{}", kQuickMs);
   const auto start = std::chrono::steady_clock::now();
   const Plan plan =
@@ -155,6 +156,7 @@ FastestPlans fastest_of(const Strategy& strategy, const Workload& workload,
   FastestPlans fastest;
   for (const auto& options : strategy.variants(workload, cluster, {})) {
     StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
     request.options = options;
     if (strategy.unsupported(workload, cluster, request)) continue;
     const std::vector<std::int64_t> sizes = strategy.block_sizes(request);

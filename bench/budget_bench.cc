@@ -70,6 +70,7 @@ void measure(const Hostile& hostile, std::int64_t budget_ms) {
   const MaskUse use = parse_mask_use("causal");
   const Workload workload = make_workload(hostile.lengths, {}, {&use, 1});
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
   request.options["budget_ms"] = fmt::format("{}", budget_ms);
   request.block_size = hostile.block_size;
   const Cluster cluster = load_cluster(hostile.cluster);

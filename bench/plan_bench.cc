@@ -26,6 +26,7 @@ struct Case {
   Workload workload;
   Cluster cluster;
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
 };
 
 Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
@@ -41,6 +42,7 @@ std::vector<Case> cases() {
   std::vector<Case> result;
   const Cluster small = load_cluster("dgx-h200:4x8");
   StrategyRequest blocks_of_1024;
+  blocks_of_1024.max_roundings = kAnyRoundings;
   blocks_of_1024.block_size = 1024;
   for (const char* mask : {"causal", "lambda:64,4096"}) {
     result.push_back({fmt::format("prolong_128K/{}", mask),

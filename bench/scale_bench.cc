@@ -123,6 +123,7 @@ void run(const Case& c) {
   const StrategyChoice choice = parse_strategies(c.strategy).front();
   const Strategy& strategy = find_strategy(choice.name);
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
   request.options = choice.options;
   const Arrangement arrangement =
       timed([&] { return arrange_timed(strategy, workload, cluster, request); });

@@ -137,6 +137,7 @@ double forced_by_one_block(const Arrangement& arrangement, std::int32_t num_devi
 Imbalance measure(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
                   std::int64_t block_size) {
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
   request.block_size = block_size;
   const Arrangement arrangement = strategy.arrange(workload, cluster, request);
   const Plan plan = build_plan(workload, cluster, arrangement);

@@ -79,6 +79,7 @@ Planned plan_case(const Case& c, const Strategy& strategy) {
   const MaskUse causal = parse_mask_use("causal");
   const Workload workload = make_workload(c.lengths, {}, {&causal, 1});
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
   request.block_size = 1024;
   Planned planned;
   planned.plan = build_plan(workload, c.cluster, strategy.arrange(workload, c.cluster, request));

@@ -112,6 +112,7 @@ void check_plan(const Model& model, const std::vector<std::int64_t>& lengths, st
   Cluster cluster;
   cluster.devices_per_node = devices;
   StrategyRequest request;
+  request.max_roundings = kAnyRoundings;  // as the originals
   request.options = options;
   request.options["nano_batches"] = "1";
   const Plan plan =

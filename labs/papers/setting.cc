@@ -48,6 +48,7 @@ void apply_overrides(const TableOverrides& overrides, PaperSetting& setting) {
   check_shape(setting.shape);
   setting.input.cluster = load_cluster(setting.cluster_name);
   setting.input.options.seed = setting.batch.seed;
+  setting.input.options.max_roundings = kAnyRoundings;  // as the originals
   if (overrides.wire) setting.input.options.wire = overrides.wire;
   if (overrides.block_size) setting.input.options.block_size = overrides.block_size;
 }

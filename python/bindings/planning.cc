@@ -16,7 +16,7 @@ PlanOptions options_of(std::optional<std::int64_t> block_size,
                        const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
                        std::optional<std::int64_t> token_limit,
                        std::optional<std::int64_t> memory_limit_bytes, bool force,
-                       nb::object progress) {
+                       std::int32_t max_roundings, nb::object progress) {
   PlanOptions options;
   options.block_size = block_size;
   if (wire) options.wire = parse_dtype(*wire);
@@ -24,6 +24,7 @@ PlanOptions options_of(std::optional<std::int64_t> block_size,
   options.seed = seed;
   options.limits = {token_limit, memory_limit_bytes};
   options.force = force;
+  options.max_roundings = max_roundings;
   options.progress = progress_hook(std::move(progress));
   return options;
 }
@@ -164,9 +165,7 @@ void bind_comparison(nb::module_& module) {
       });
 }
 
-}  // namespace
-
-void bind_planning(nb::module_& module) {
+void bind_options(nb::module_& module) {
   nb::class_<PlanOptions>(
       module, "PlanOptions",
       "Options of a plan that do not depend on the strategy. A strategy in Python receives them as "
@@ -176,25 +175,38 @@ void bind_planning(nb::module_& module) {
           [](PlanOptions* self, std::optional<std::int64_t> block_size,
              const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
              std::optional<std::int64_t> token_limit,
-             std::optional<std::int64_t> memory_limit_bytes, bool force, nb::object progress) {
+             std::optional<std::int64_t> memory_limit_bytes, bool force, std::int32_t max_roundings,
+             nb::object progress) {
             new (self) PlanOptions(options_of(block_size, wire, backward, seed, token_limit,
-                                              memory_limit_bytes, force, std::move(progress)));
+                                              memory_limit_bytes, force, max_roundings,
+                                              std::move(progress)));
           },
           nb::kw_only(), "block_size"_a = nb::none(), "wire"_a = nb::none(), "backward"_a = true,
           "seed"_a = 0, "token_limit"_a = nb::none(), "memory_limit_bytes"_a = nb::none(),
-          "force"_a = false, "progress"_a = nb::none())
+          "force"_a = false, "max_roundings"_a = PlanOptions().max_roundings,
+          "progress"_a = nb::none())
       .def_ro("block_size", &PlanOptions::block_size)
       .def_prop_ro("wire",
                    [](const PlanOptions& options) -> std::optional<std::string> {
                      if (!options.wire) return std::nullopt;
                      return std::string(to_string(*options.wire));
                    })
+      .def_ro(
+          "max_roundings", &PlanOptions::max_roundings,
+          "Where wire is None: how often a partial result may be rounded on its way in the dtype "
+          "of the strategy's original. Above it, partial results travel in f32.")
       .def_ro("backward", &PlanOptions::backward)
       .def_ro("seed", &PlanOptions::seed)
       .def_prop_ro("token_limit", [](const PlanOptions& options) { return options.limits.tokens; })
       .def_prop_ro("memory_limit_bytes",
                    [](const PlanOptions& options) { return options.limits.memory_bytes; });
+  module.attr("ANY_ROUNDINGS") = kAnyRoundings;
+}
 
+}  // namespace
+
+void bind_planning(nb::module_& module) {
+  bind_options(module);
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   module.def(
       "plan_batch",

@@ -260,6 +260,17 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           },
           "rank"_a,
           "Returns the number of the document of every token of a rank: int64 [local tokens].")
+      .def_prop_ro(
+          "position_segments",
+          [](const PlanObject& self) {
+            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> rows;
+            for (const auto& [tokens, sequence, first] : self.plan->positions) {
+              rows.emplace_back(tokens.begin, tokens.end, sequence, first);
+            }
+            return rows;
+          },
+          "Rows (begin, end, document, first position) of tokens that follow one another. A row "
+          "begins a document, or a branch of one, such as another answer to a shared question.")
       .def(
           "rolled_tokens",
           [](const PlanObject& self, Rank rank) {
@@ -421,17 +432,6 @@ True
       .def_prop_ro(
           "sequences", [](const PlanObject& self) { return self.plan->sequences; },
           "Token range (begin, end) of every document.")
-      .def_prop_ro(
-          "position_segments",
-          [](const PlanObject& self) {
-            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> rows;
-            for (const auto& [tokens, sequence, first] : self.plan->positions) {
-              rows.emplace_back(tokens.begin, tokens.end, sequence, first);
-            }
-            return rows;
-          },
-          "Rows (begin, end, document, first position) of tokens that follow one another. A row "
-          "begins a document, or a branch of one, such as another answer to a shared question.")
       .def_prop_ro(
           "mask_names", [](const PlanObject& self) { return mask_names(*self.plan); },
           "Names of the masks, in order.")

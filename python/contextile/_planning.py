@@ -84,6 +84,8 @@ def _count(name: str, value: Any) -> int:
 def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
     """Returns plan options. The strategy decides those that are None."""
     counts = ("block_size", "seed", "token_limit", "memory_limit_bytes")
+    if given.get("wire") == "original":
+        given = {**given, "wire": None, "max_roundings": _core.ANY_ROUNDINGS}
     options = {
         name: _whole(name, value) if name in counts else dtype_name(value) if name == "wire" else value
         for name, value in given.items()
@@ -275,7 +277,9 @@ def plan(
     block_size : int, optional
         Tokens per block. Default: the strategy's own.
     wire : str, optional
-        dtype of partial results while they move. Default: that of the strategy's original.
+        dtype of partial results while they move: ``"f32"``, ``"bf16"``, ``"f16"``, or ``"original"``
+        for that of the strategy's original. Default: the original's, but f32 where one would be
+        rounded more than four times on its way.
     backward : bool
         Whether to plan backward, too. False is for prefill.
     seed : int

@@ -661,3 +661,12 @@ def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
         executor.forward(q[:, :, 0], k, v)
     with pytest.raises(ct.InvalidArgument, match="q: expected float32"):
         executor.forward(q.tolist(), k, v)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wire", "expected"),
+    [(4, None, "bf16"), (8, None, "f32"), (8, "original", "bf16"), (8, "bf16", "bf16"), (4, "f32", "f32")],
+)
+def test_results_that_are_rounded_often_travel_in_f32(ranks, wire, expected):
+    plan = ct.plan([4096], cluster=f"dgx-h200:1x{ranks}", strategy="zigzag", wire=wire)
+    assert json.loads(plan.to_json())["shape"]["partial_wire"] == expected

@@ -93,6 +93,8 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
                                                  std::span<const StrategyChoice> choices,
                                                  const ComparisonHooks& hooks) {
   for (const Workload& workload : input.batches) check_workload(workload);
+  PlanOptions options = input.options;
+  options.max_roundings = kAnyRoundings;
   std::vector<ComparedStrategy> compared;
   for (const StrategyChoice& choice : choices) {
     compared.push_back({.choice = choice,
@@ -111,7 +113,7 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
       const Workload& workload = input.batches[b];
       try {
         PlannedBatch planned =
-            plan_checked_batch(workload, input.cluster, row.choice, input.options);
+            plan_checked_batch(workload, input.cluster, row.choice, options);
         if (planned.verified.ok()) {
           row.simulations.push_back(simulate(*planned.plan, input.cluster));
           row.bounds.push_back(

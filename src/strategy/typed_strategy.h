@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "contextile/extend/strategy.h"
 #include "strategy/options.h"
+#include "strategy/roundings.h"
 
 namespace contextile {
 
@@ -81,7 +82,10 @@ class TypedStrategy : public Strategy {
     arrangement.strategy = name();
     arrangement.options.merge(table_.print(options));
     if (card_.wire != PartialWire::kArranged) {
-      const bool in_f32 = card_.wire == PartialWire::kF32;
+      const bool in_f32 = card_.wire == PartialWire::kF32 ||
+                          (!request.wire && workload.shape.dtype != Dtype::kF32 &&
+                           request.max_roundings != kAnyRoundings &&
+                           most_roundings(arrangement) > request.max_roundings);
       arrangement.partial_wire = request.wire.value_or(in_f32 ? Dtype::kF32 : workload.shape.dtype);
     }
     return arrangement;

@@ -86,7 +86,7 @@ TEST_F(Completion, ValuesAreOfferedBehindTheirOption) {
   EXPECT_THAT(words({"iterate", "--schedule", ""}),
               ElementsAre("1f1b", "interleaved", "same_phase"));
   EXPECT_THAT(words({"iterate", "--gradient-overlap", ""}), ElementsAre("on", "off"));
-  EXPECT_THAT(words({"plan", "--wire", ""}), ElementsAre("f32", "bf16", "f16"));
+  EXPECT_THAT(words({"plan", "--wire", ""}), ElementsAre("f32", "bf16", "f16", "original"));
   EXPECT_THAT(words({"plan", "--block-size", ""}), ElementsAre("auto"));
   EXPECT_THAT(words({"run", "p.plan", "--kernel", "ref"}), ElementsAre("reference"));
   EXPECT_THAT(words({"completion", ""}), ElementsAre("bash", "zsh", "fish"));

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -64,14 +65,23 @@ struct SearchReport {
 // Called once at the end of a search. An exception from it ends the call that searched.
 using SearchHook = std::function<void(const SearchReport& report)>;
 
+// Any number of roundings of a partial result (PlanOptions::max_roundings).
+inline constexpr std::int32_t kAnyRoundings = std::numeric_limits<std::int32_t>::max();
+
 // The options of a plan, whatever the strategy. They are declared once: the program reads options
 // into them, and the planner passes them to strategies unchanged.
 struct PlanOptions {
   std::optional<std::int64_t> block_size = {};  // tokens; unset: the strategy's own
   std::optional<Dtype> wire = {};  // of partial results; unset: that of the original method
-  bool backward = true;            // false: forward only (prefill)
-  std::uint64_t seed = 0;          // of strategies that draw random numbers
-  DeviceLimits limits = {};        // searches keep to them
+  // How often a partial result may be rounded on its way from rank to rank. It counts if `wire` is
+  // unset and the original sends partial results in the dtype of the activations. If a plan would
+  // round one more often, its partial results travel in f32. Errors grow with the square root of
+  // the roundings. At four they are about twice those of one rounding, which a finished result has
+  // anyway.
+  std::int32_t max_roundings = 4;
+  bool backward = true;      // false: forward only (prefill)
+  std::uint64_t seed = 0;    // of strategies that draw random numbers
+  DeviceLimits limits = {};  // searches keep to them
   // Time of a token outside attention: the matrix products of one layer, forward, on its device. It
   // decides between block sizes. Unset: that of a Llama 3 layer as wide as the query heads, at half
   // of the device's peak.

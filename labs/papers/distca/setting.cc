@@ -59,6 +59,7 @@ TrainingJob distca_job(const DistcaPoint& point, const TableOverrides& overrides
   }
   job.cluster.nodes = point.devices / job.cluster.devices_per_node;
   job.plan.wire = overrides.wire;
+  job.plan.max_roundings = kAnyRoundings;  // as the originals
   job.plan.block_size = overrides.block_size;
   job.plan.seed = overrides.seed.value_or(0);
   return job;

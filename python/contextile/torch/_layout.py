@@ -259,7 +259,7 @@ def local_batch(
 
 
 def digest_behind(tensor: Tensor) -> str | None:
-    """Returns the digest of the plan that ``local_batch`` made a tensor for; of a view, its base."""
+    """Returns the digest of the plan that ``local_batch`` made a tensor or its base for."""
     digest = getattr(tensor, "_contextile_plan", None)
     if digest is None and tensor._base is not None:
         digest = getattr(tensor._base, "_contextile_plan", None)

@@ -190,7 +190,7 @@ void add_blocking_options(CLI::App& app, InputOptions& options) {
               options.plan.block_size.reset();
               if (text != "auto") options.plan.block_size = parse_size("--block-size", text, 1);
             });
-  add_wire_option(app, options.plan.wire, "how partial results travel", "the strategy's original");
+  add_wire_option(app, options.plan);
 }
 
 void add_input_options(CLI::App& app, InputOptions& options) {

@@ -64,6 +64,22 @@ void add_dtype_option(CLI::App& app, Dtype& dtype, const std::string& text) {
             [&dtype](const std::string& value) { dtype = parse_dtype(value); });
 }
 
+void add_wire_option(CLI::App& app, PlanOptions& options) {
+  std::vector<std::string> names = dtype_names();
+  names.emplace_back("original");
+  add_value(app, "--wire",
+            {"TYPE", "how partial results travel: {} (that of the strategy's original)",
+             fmt::format("original, but f32 where one would be rounded more than {} times on its "
+                         "way; compare: original",
+                         options.max_roundings),
+             std::move(names)},
+            [&options](const std::string& value) {
+              const bool is_original = value == "original";
+              options.max_roundings = is_original ? kAnyRoundings : PlanOptions().max_roundings;
+              options.wire = is_original ? std::nullopt : std::optional(parse_dtype(value));
+            });
+}
+
 void add_wire_option(CLI::App& app, std::optional<Dtype>& wire, const std::string& text,
                      const std::string& unset) {
   add_value(app, "--wire", {"TYPE", fmt::format("{}: {{}}", text), unset, dtype_names()},

@@ -21,6 +21,8 @@ void add_dataset_option(CLI::App& app, std::string& dataset, const std::string& 
                         const std::string& unset = "");
 // --dtype; the default is what `dtype` holds.
 void add_dtype_option(CLI::App& app, Dtype& dtype, const std::string& text);
+// --wire of a plan, and of something else.
+void add_wire_option(CLI::App& app, PlanOptions& options);
 void add_wire_option(CLI::App& app, std::optional<Dtype>& wire, const std::string& text,
                      const std::string& unset);
 // --kernel; empty unless given, which means the preferred one for the dtype.

@@ -119,6 +119,16 @@ Measure of_terms(double largest) {
   return {largest / kCancellation, largest / kRoundedCancellation};
 }
 
+// Returns the error of a sum that is rounded n times, in roundings of its result: at most n. A
+// rounding to nearest is off by an error of mean zero whose deviation is 1/sqrt(3) of the step, and
+// is independent of the others. A sum of terms with random signs grows with the square root of
+// their number, so the k-th of n roundings weighs sqrt(k/n), and the deviation of all is sqrt(n/6).
+// Six deviations cover 10^8 elements.
+double error_of_roundings(int n) {
+  constexpr double kDeviations = 6;
+  return std::min(static_cast<double>(n), kDeviations * std::sqrt(n / 6.0));
+}
+
 // What rounded weights may add to the error of an array as relative_error measures it.
 double rounded_bound(double rounding, double largest, const Measure& measure) {
   const double denominator = std::max(largest, measure.least);
@@ -146,7 +156,7 @@ std::vector<RunError> compare_results(const ResultComparison& c) {
     }
     error.bound =
         std::max(error.bound, rounded_bound(weight_bound, max_abs(c.truth.*array), measure));
-    error.bound += roundings * c.rounding.step;
+    error.bound += error_of_roundings(roundings) * c.rounding.step;
     errors.push_back(std::move(error));
   };
   if (c.with_forward) {

@@ -51,11 +51,34 @@ MaskUse causal() { return {}; }
 constexpr std::int64_t kElement = 2;  // bf16
 constexpr std::int64_t kTokens = 4096;
 
+TEST(Wires, AreF32WhereAResultWouldBeRoundedOften) {
+  // A ring's accumulator travels through all ranks; results that are gathered directly move once.
+  const auto wire = [](const std::string& strategy, std::int32_t ranks,
+                       const std::map<std::string, std::string>& options = {},
+                       std::int32_t max_roundings = PlanOptions().max_roundings) {
+    StrategyRequest request;
+    request.options = options;
+    request.max_roundings = max_roundings;
+    return plan_with(strategy, {4096}, causal(), cluster_of(1, ranks), {}, request)
+        .plan.partial_wire;
+  };
+  for (const char* strategy : {"zigzag", "all_gather"}) {
+    EXPECT_EQ(wire(strategy, 4), Dtype::kBf16) << strategy;
+    EXPECT_EQ(wire(strategy, 8), Dtype::kF32) << strategy;
+    EXPECT_EQ(wire(strategy, 8, {}, 7), Dtype::kBf16) << strategy;
+    EXPECT_EQ(wire(strategy, 8, {}, 6), Dtype::kF32) << strategy;
+    EXPECT_EQ(wire(strategy, 32, {}, kAnyRoundings), Dtype::kBf16) << strategy;
+  }
+  EXPECT_EQ(wire("all_gather", 32, {{"algorithm", "direct"}}), Dtype::kBf16);
+}
+
 TEST(Zigzag, MovesTheRingsBytes) {
   const std::int32_t ranks = 8;
   const AttentionShape shape;
+  StrategyRequest original;
+  original.max_roundings = kAnyRoundings;
   const auto planned = plan_with("zigzag", {kTokens / 2, kTokens / 4, kTokens / 4}, causal(),
-                                 cluster_of(1, ranks), shape);
+                                 cluster_of(1, ranks), shape, original);
   const std::int64_t local = kTokens / ranks;
   const std::int64_t forward = (ranks - 1) * 2 * local * shape.kv_heads * shape.head_dim * kElement;
   for (const DeviceStats& device : planned.stats.forward->devices) {
