@@ -149,7 +149,8 @@ struct PageCopy {
 // The cache of requests and prefixes. Tokens of full pages are remembered in a radix tree, with one
 // edge for the tokens of one page of all ranks, and later prompts find them again. So hits are
 // multiples of layout.block_tokens(). A page that no request uses is free, and stays in the tree
-// until its space is needed: the longest unused page goes first, and of one request the last tokens
+// until its space is needed. Pages that no later prompt can find go first: parts of pages, and
+// second copies of a prefix. The longest unused page is next, and of one request the last tokens
 // before the first.
 //
 // A call that fails, by its return value or by throwing InvalidArgument, changes nothing. One

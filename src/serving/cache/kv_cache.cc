@@ -58,9 +58,18 @@ struct KvCache::State {
     return page;
   }
 
-  // The last first, so that the beginnings of prompts stay for longest.
+  // The last first, so that the beginnings of prompts stay for longest. Pages that no prompt would
+  // find or miss, such as the part of a block at the end of a request, are given out before all
+  // others.
   void drop(std::span<const PageId> pages) {
-    for (auto it = pages.rbegin(); it != pages.rend(); ++it) pool.drop(*it);
+    for (auto it = pages.rbegin(); it != pages.rend(); ++it) {
+      if (pool.users(*it) == 1 && prefixes.is_redundant(*it)) {
+        prefixes.erase(*it);
+        pool.discard(*it);
+      } else {
+        pool.drop(*it);
+      }
+    }
   }
 
   [[nodiscard]] std::int64_t num_whole(const Request& request) const {

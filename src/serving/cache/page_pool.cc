@@ -23,6 +23,19 @@ void PagePool::drop(PageId page) {
   if (--pages_[page.index()].users == 0) append(page.value);
 }
 
+void PagePool::discard(PageId page) {
+  if (--pages_[page.index()].users == 0) prepend(page.value);
+}
+
+void PagePool::prepend(std::int32_t page) {
+  Page& added = pages_[static_cast<std::size_t>(page)];
+  added.before = -1;
+  added.after = first_;
+  (first_ >= 0 ? pages_[static_cast<std::size_t>(first_)].before : last_) = page;
+  first_ = page;
+  ++num_free_;
+}
+
 void PagePool::append(std::int32_t page) {
   Page& added = pages_[static_cast<std::size_t>(page)];
   added.before = last_;

@@ -8,7 +8,8 @@
 
 namespace contextile {
 
-// Unused pages form a queue: what became unused first is given out first.
+// Unused pages form a queue. A page that became unused earlier is given out earlier, except that
+// pages without value go first.
 class PagePool {
  public:
   explicit PagePool(std::int32_t num_pages);
@@ -23,8 +24,10 @@ class PagePool {
   PageId take();
   // One more user; an unused page leaves the queue.
   void use(PageId page);
-  // One user less; without any the page goes to the end of the queue.
+  // One user less. A page without any goes to the end of the queue.
   void drop(PageId page);
+  // The same, but the page goes to the front: its contents are of no use to anybody.
+  void discard(PageId page);
 
   // Throws std::logic_error unless queue and users agree.
   void check_consistency() const;
@@ -37,6 +40,7 @@ class PagePool {
   };
 
   void append(std::int32_t page);
+  void prepend(std::int32_t page);
   void remove(std::int32_t page);
 
   std::vector<Page> pages_;

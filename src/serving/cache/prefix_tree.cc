@@ -102,6 +102,11 @@ void PrefixTree::insert(Tokens tokens, std::span<const PageId> pages, std::int64
   }
 }
 
+bool PrefixTree::is_redundant(PageId page) const {
+  const Node* node = node_of_page_[page.index()];
+  return node == nullptr || node->pages.size() > 1;
+}
+
 void PrefixTree::erase(PageId page) {
   Node* node = std::exchange(node_of_page_[page.index()], nullptr);
   if (node == nullptr) return;

@@ -31,6 +31,9 @@ class PrefixTree {
   void erase(PageId page);
 
   [[nodiscard]] bool holds(PageId page) const { return node_of_page_[page.index()] != nullptr; }
+  // Returns true if no prompt would miss the page: it holds no remembered prefix, or another page
+  // holds the same one.
+  [[nodiscard]] bool is_redundant(PageId page) const;
   [[nodiscard]] std::int32_t num_pages() const { return num_held_; }
 
   // Throws std::logic_error unless nodes and pages agree.

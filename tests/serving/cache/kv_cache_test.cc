@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -188,6 +189,48 @@ TEST(KvCache, SharesWhatVllmShares) {
       cache.check_consistency();
     }
   }
+}
+
+TEST(KvCache, GivesOutPagesFirstThatNoPromptCanFind) {
+  const auto tokens = [](std::int32_t first, std::int32_t count) {
+    Tokens all(static_cast<std::size_t>(count));
+    std::iota(all.begin(), all.end(), first);
+    return all;
+  };
+  KvCache cache({.layout = {.page_size = 8}, .num_pages = 7});
+  const Tokens one = tokens(100, 25);  // three pages and a part of one
+  const Tokens two = tokens(200, 19);  // two pages and a part
+  ASSERT_EQ(cache.add(RequestId(1), one), 0);
+  ASSERT_EQ(cache.add(RequestId(2), two), 0);
+  cache.free(RequestId(1));
+  cache.free(RequestId(2));
+  EXPECT_EQ(cache.unused_prefix_pages(), 5);
+  // Two short requests fit where the parts were, and both beginnings stay.
+  ASSERT_EQ(cache.add(RequestId(3), tokens(300, 3)), 0);
+  ASSERT_EQ(cache.add(RequestId(4), tokens(400, 3)), 0);
+  EXPECT_EQ(cache.cached_tokens(one), 24);
+  EXPECT_EQ(cache.cached_tokens(two), 16);
+  // A third one takes the page that was unused for longest: the end of the first prompt.
+  ASSERT_EQ(cache.add(RequestId(5), tokens(500, 3)), 0);
+  EXPECT_EQ(cache.cached_tokens(one), 16);
+  EXPECT_EQ(cache.cached_tokens(two), 16);
+  cache.check_consistency();
+}
+
+TEST(KvCache, KeepsOneCopyOfAPrefix) {
+  // Both requests compute the same block before either is found: their second tokens complete it.
+  KvCache cache({.layout = {.page_size = 2}, .num_pages = 3});
+  ASSERT_EQ(cache.add(RequestId(1), Tokens{7}), 0);
+  ASSERT_EQ(cache.add(RequestId(2), Tokens{7}), 0);
+  ASSERT_TRUE(cache.append(RequestId(1), Tokens{8}));
+  ASSERT_TRUE(cache.append(RequestId(2), Tokens{8}));
+  cache.free(RequestId(1));
+  EXPECT_EQ(cache.unused_prefix_pages(), 0);  // the second request has it
+  cache.free(RequestId(2));
+  EXPECT_EQ(cache.unused_prefix_pages(), 1);
+  ASSERT_EQ(cache.add(RequestId(3), Tokens{1, 2, 3}), 0);  // takes the two others
+  EXPECT_EQ(cache.cached_tokens(Tokens{7, 8, 9}), 2);
+  cache.check_consistency();
 }
 
 // --------------------------------------------------------------------------------- any history
