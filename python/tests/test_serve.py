@@ -182,8 +182,8 @@ def served():
 
 
 @contextlib.contextmanager
-def serve(folder, *, ranks=1):
-    with Server([PROGRAM, "serve", "--model", str(folder), "--ranks", str(ranks), "--port", "0"]) as server:
+def serve(folder, *options, ranks=1):
+    with Server([PROGRAM, "serve", "--model", str(folder), "--ranks", str(ranks), "--port", "0", *options]) as server:
         yield server
         assert server.stop() == 0
 
@@ -218,6 +218,38 @@ def test_ends_as_generation_does(tmp_path):
     expected = alone(model)
     assert expected[2] == tokens[: last + 1]
     check(tmp_path, expected, ranks=1)
+
+
+def test_sampling_is_that_of_the_model_unless_a_request_says(tmp_path):
+    model = make("llama")
+    model.save_pretrained(tmp_path)
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    config = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0.0, "typical_p": None}
+
+    def first(server, **given):
+        asked = {"prompt": [1, 2, 3], "max_tokens": 12, "seed": 5, "return_token_ids": True, **given}
+        answer = server.ask("POST", "/v1/completions", json.dumps(asked))
+        assert answer.status == 200, answer.body
+        return answer.tokens
+
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    with serve(tmp_path) as server:
+        assert "temperature 0.5, top_p 0.9, top_k 20, unless" in server.started
+        assert "also has repetition_penalty 1.1, which the server" in server.started
+        as_model = first(server)
+        assert as_model == first(server, temperature=0.5, top_p=0.9, top_k=20)
+        as_protocol = first(server, temperature=1, top_p=1, top_k=-1)
+    with serve(tmp_path, "--generation-config", "none") as server:
+        assert "temperature 1, unless" in server.started
+        assert first(server) == as_protocol != as_model
+    (tmp_path / "generation_config.json").write_text(json.dumps({**config, "do_sample": False}))
+    with serve(tmp_path) as server:
+        assert "the likeliest token, top_p 0.9" in server.started
+        assert first(server, seed=1) == first(server, seed=2)
+    for key, value in [("temperature", 3), ("temperature", "hot"), ("top_k", 1.5), ("do_sample", "no")]:
+        (tmp_path / "generation_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(RuntimeError, match=rf"generation_config.json, {key}: expected"), serve(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

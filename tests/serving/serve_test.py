@@ -48,10 +48,12 @@ class Server:
         self.others = [subprocess.Popen(other, stderr=subprocess.PIPE, text=True) for other in others]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.url = None
+        self.started = ""  # the lines before
         for line in self.process.stdout:
             if line.startswith("serving"):
                 self.url = urllib.parse.urlparse(line.split()[1])
                 break
+            self.started += line
         if self.url is None:
             raise RuntimeError(f"{command}: no server: {self.process.stderr.read()}")
 

@@ -52,6 +52,17 @@ class Tokenizer {
 // Loads the tokenizer of a model's folder. Throws IoError and InvalidArgument.
 [[nodiscard]] std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
+// The sampling that a model's makers recommend.
+struct GenerationDefaults {
+  SamplingParams sampling = {.temperature = 1};
+  // Fields that would change completions and that the server does not have: "min_p 0.05".
+  std::vector<std::string> ignored;
+};
+// Reads generation_config.json in a model's folder: temperature, top_p, top_k and do_sample, where
+// false means the likeliest token. Without the file, the defaults are those of the protocol. Throws
+// IoError and InvalidArgument.
+[[nodiscard]] GenerationDefaults read_generation_defaults(const std::string& folder);
+
 // ------------------------------------------------------------------------------- completion server
 
 // How much a server writes to its log.

@@ -41,6 +41,7 @@ struct ServeCommandOptions {
   std::string store;  // empty: a lost rank ends the others
   ServeOptions serve;
   EngineOptions engine;
+  bool reads_generation_config = true;
   std::optional<std::int64_t> kv_tokens;  // unset: kKvTokens, or what fits
   std::string mode = "auto";
   std::string kv_dtype = "f32";
@@ -71,6 +72,11 @@ ServeLog parse_log(const std::string& text) {
   if (text == "events") return ServeLog::kEvents;
   if (text == "requests") return ServeLog::kRequests;
   fail_argument("--log: expected quiet, events or requests, found {}", quote(text));
+}
+
+bool reads_generation_config(const std::string& text) {
+  if (text == "model" || text == "none") return text == "model";
+  fail_argument("--generation-config: expected model or none, found {}", quote(text));
 }
 
 // What ranks of this process take must be there: weights once among them and pages, more or less.
@@ -225,12 +231,34 @@ class StopOnSignal {
   std::thread waiter_;
 };
 
+// What requests get that do not say how to sample.
+GenerationDefaults generation_defaults(const ServeCommandOptions& options, const Serving& serving) {
+  if (!options.reads_generation_config || serving.model.folder.empty()) return {};
+  return read_generation_defaults(serving.model.folder);
+}
+
+std::string sampling_text(const GenerationDefaults& defaults) {
+  const SamplingParams& sampling = defaults.sampling;
+  std::string text = sampling.temperature == 0
+                         ? "the likeliest token"
+                         : fmt::format("temperature {:g}", sampling.temperature);
+  if (sampling.top_p < 1) text += fmt::format(", top_p {:g}", sampling.top_p);
+  if (sampling.top_k > 0) text += fmt::format(", top_k {}", sampling.top_k);
+  text += ", unless a request says otherwise";
+  if (!defaults.ignored.empty()) {
+    text += fmt::format("; generation_config.json also has {}, which the server does not have",
+                        printable(fmt::format("{}", fmt::join(defaults.ignored, ", "))));
+  }
+  return text;
+}
+
 std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options,
                                               const Serving& serving) {
   ServeOptions serve = options.serve;
   serve.model = options.name.empty() ? serving.model.name : options.name;
   serve.vocab_size = serving.model.config.vocab_size;
   serve.end_tokens = serving.model.config.end_tokens;
+  serve.sampling = generation_defaults(options, serving).sampling;
   const std::int64_t room =
       std::int64_t{serving.engine.cache.num_pages} * serving.engine.cache.layout.block_tokens();
   serve.max_length = std::min(serving.model.config.max_length, room);
@@ -249,13 +277,15 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
       "model     {}: {} layers, {} query heads, {} KV heads, {:.1f} million parameters\n"
       "ranks     {} on {}, attention {}\n"
       "KV cache  {} tokens in {} pages of {} tokens, {:.1f} MiB a rank\n"
+      "sampling  {}\n"
       "serving   http://{}:{}/v1/completions\n",
       printable(serving.model.name), config.num_layers, config.q_heads, config.kv_heads,
       static_cast<double>(num_parameters(config)) * 1e-6, serving.decoder.layout.num_ranks,
       options.transport.name, to_string(serving.decoder.mode),
       pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
       static_cast<double>(pages * serving.decoder.layout.page_size * token_bytes) / (1 << 20),
-      printable(options.serve.host), server.port()));
+      sampling_text(generation_defaults(options, serving)), printable(options.serve.host),
+      server.port()));
   check_stdout();
 }
 
@@ -438,6 +468,14 @@ Action add_serve_command(CLI::App& app) {
       [options](const std::string& text) { options->model = text; });
   add_value(app, "--name", {"TEXT", "what clients call the model", "the folder's name"},
             [options](const std::string& text) { options->name = text; });
+  add_value(app, "--generation-config",
+            {"model|none",
+             "the sampling of requests that do not say: that of the model's "
+             "generation_config.json; that of the protocol (temperature 1)",
+             "model"},
+            [options](const std::string& text) {
+              options->reads_generation_config = reads_generation_config(text);
+            });
   add_text(app, "--host", options->serve.host, {"ADDRESS", "where to listen", ""});
   add_size<std::int32_t>(app, "--port", options->serve.port, 0, {"N", "0: a free one", ""});
   add_size<std::int32_t>(app, "--max-connections", options->serve.max_connections, 1,
