@@ -523,6 +523,10 @@ class Tests:
             assert [answer.result().tokens for answer in waiting] == expected[:3:2]
             assert server.complete(prompt=self.prompts()[3], max_tokens=12).tokens == expected[3]
             assert "2 of 3 are left" in server.process.stdout.readline()
+            again = subprocess.run(server.others[1].args, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            assert again.returncode == 3, again
+            assert "goes on without this rank" in again.stderr, again.stderr
+            assert server.complete(prompt=self.prompts()[2], max_tokens=12).tokens == expected[2]
             assert server.stop() == 0
             assert server.others[0].wait(LIMIT_S) == 0
 

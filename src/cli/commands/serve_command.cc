@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/contextile_program.h"
+#include "cli/commands/run_beat.h"
 #include "cli/commands/simulated_serving.h"
 #include "cli/help.h"
 #include "cli/options/served_model.h"
@@ -330,9 +331,12 @@ int serve_inproc(const ServeCommandOptions& options) {
 // Ranks of processes, who go on without those that are lost where they can meet again.
 class ProcessRanks {
  public:
-  explicit ProcessRanks(const ServeCommandOptions& options)
-      : options_(options), transport_(open_transport(options.transport, options.ranks, "rank")) {
-    if (!options.store.empty()) store_ = open_store(options.store);
+  explicit ProcessRanks(const ServeCommandOptions& options) : options_(options) {
+    if (!options.store.empty()) {
+      store_ = open_store(options.store);
+      refuse_if_running(*store_, options.transport.run_id);
+    }
+    transport_ = open_transport(options.transport, options.ranks, "rank");
   }
 
   [[nodiscard]] Transport& transport() { return *transport_; }
@@ -341,6 +345,9 @@ class ProcessRanks {
   void agree(const Serving& serving) {
     run_ = fmt::format("{}/{:016x}", options_.transport.run_id,
                        agree_on_engine(*transport_, settings_of(serving)));
+    if (store_ != nullptr && transport_->rank().value == 0) {
+      beat_.emplace(*store_, options_.transport.run_id);
+    }
   }
 
   // Opens a group of those that are left, of which this is one. Throws TransportError where the
@@ -373,6 +380,7 @@ class ProcessRanks {
   const ServeCommandOptions& options_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Store> store_;
+  std::optional<RunBeat> beat_;  // of the first rank
   std::string run_;
   std::int32_t generation_ = 0;
 };
