@@ -110,6 +110,8 @@ def attention_of(torch, peer, mask, tokens, q, k, v):
     else:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+        # Without a reset, the ninth shape reaches the recompile limit and runs unfused.
+        torch._dynamo.reset()
         compiled = torch.compile(flex_attention)
         blocks = None
         if rule is not None:
@@ -140,7 +142,9 @@ def rows_of(torch, clock, longest):
                         dout = torch.randn_like(out)
                         flops = 4 * pairs * 32 * dim
                         row["forward_tflops"] = flops / clock.of(call) / 1e12
-                        backward = clock.of(lambda o=out, d=dout: o.backward(d, retain_graph=True))
+                        # Not backward(), which also adds to .grad.
+                        backward = clock.of(
+                            lambda o=out, d=dout, x=(q, k, v): torch.autograd.grad(o, x, d, retain_graph=True))
                         row["backward_tflops"] = 2.5 * flops / backward / 1e12
                     except Exception as error:  # a peer that fails is a row, not the end  # noqa: BLE001
                         row["reason"] = str(error).splitlines()[0][:120]

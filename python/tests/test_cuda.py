@@ -33,7 +33,7 @@ def kernels(tmp_path, monkeypatch):
     """Where kernels of the driver in libcuda's place are, which takes any file for one."""
     monkeypatch.setenv("CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY", "1")
     for name in ("mma", "paged", "rows"):
-        (tmp_path / f"{name}.sm_90a.cubin").write_bytes(b"\x7fELF")
+        (tmp_path / f"{name}.sm_90a.cubin").write_bytes(b"\x7fELF" + name.encode())
     return str(tmp_path)
 
 

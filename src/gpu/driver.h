@@ -46,14 +46,18 @@ struct Access {
   std::vector<Rows> writes;
 };
 
-// A kernel of the module, by the name of its entry point, and the shape of its launch.
+// A kernel by its module and the name of its entry point, and the shape of its launch.
 struct Grid {
+  std::string_view module;
   std::string_view kernel;
   std::int32_t blocks_x = 1;
   std::int32_t blocks_y = 1;
   std::int32_t threads = 1;       // of a block
   std::int32_t shared_bytes = 0;  // dynamic
 };
+
+// Work of an urgent stream gets processors before work of others that has not begun.
+enum class Priority : std::uint8_t { kNormal, kUrgent };
 
 // A device. Several threads may call it at the same time, except that calls that name the same
 // stream must come one after another. Throws DeviceError.
@@ -73,7 +77,8 @@ class Driver {
   [[nodiscard]] virtual std::byte* allocate_on(Stream stream, std::int64_t bytes) = 0;
   virtual void free_on(Stream stream, std::byte* memory) = 0;
 
-  [[nodiscard]] virtual Stream create_stream() = 0;
+  [[nodiscard]] virtual Stream create_stream(Priority priority) = 0;
+  [[nodiscard]] Stream create_stream() { return create_stream(Priority::kNormal); }
   // Returns the name of a stream that another library created on this device, by its handle
   // (CUstream; null: the default stream). The other library keeps owning it. The same handle always
   // has the same name.
@@ -117,8 +122,8 @@ class Driver {
 
   // Returns true if all work that the event stands for is done.
   [[nodiscard]] virtual bool is_done(Event event) = 0;
-  // Makes this device the calling thread's current one, for other libraries.
-  virtual void enter() = 0;
+  // Calls `work` with this device as the calling thread's current one, for other libraries.
+  virtual void within(const std::function<void()>& work) = 0;
   // Returns the stream as other libraries of the device know it (CUstream).
   [[nodiscard]] virtual void* native(Stream stream) = 0;
 
@@ -127,10 +132,12 @@ class Driver {
   virtual void read(Stream stream, std::span<std::byte> to, const std::byte* from) = 0;
 };
 
-// The streams of one rank: attention and row operations on one, transfers on the other.
+// The streams of one rank: attention and row operations on one, transfers on the other. Transfers
+// are urgent, because a kernel that moves data would otherwise wait until the blocks of an attention
+// kernel that began before it have all been handed out.
 struct RankStreams {
   explicit RankStreams(Driver& of)
-      : driver(of), compute(of.create_stream()), moves(of.create_stream()) {}
+      : driver(of), compute(of.create_stream()), moves(of.create_stream(Priority::kUrgent)) {}
 
   Driver& driver;
   Stream compute;

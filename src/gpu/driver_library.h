@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <cstddef>
 #include <string>
 #include <type_traits>
@@ -34,8 +35,19 @@ struct Copy2D {
   static constexpr int kDevice = 2;
 };
 constexpr Result kSuccess = 0;
+constexpr Result kNotFound = 500;
 constexpr Result kNotReady = 600;
-constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
+constexpr int kMajor = 75, kMinor = 76;  // of the compute capability
+struct PoolProperties {                  // CUmemPoolProps
+  int allocation = 1;                    // pinned
+  int handles = 0;                       // none
+  int location = 1;                      // a device
+  int device = 0;
+  void* security = nullptr;
+  std::size_t largest = 0;  // as the system has it
+  std::array<unsigned char, 56> reserved{};
+};
+static_assert(sizeof(PoolProperties) == 88);
 constexpr unsigned kNonBlocking = 1;              // a stream independent of the default one
 constexpr unsigned kNoTiming = 2;                 // an event without a clock
 constexpr int kRelaxed = 2;                       // a capture that forbids no other calls
@@ -63,21 +75,25 @@ class Library {
     find(device_get, "cuDeviceGet");
     find(device_name, "cuDeviceGetName");
     find(device_attribute, "cuDeviceGetAttribute");
-    find(default_pool, "cuDeviceGetDefaultMemPool");
+    find(create_pool, "cuMemPoolCreate");
+    find(destroy_pool, "cuMemPoolDestroy");
     find(pool_attribute, "cuMemPoolSetAttribute");
     find(retain_context, "cuDevicePrimaryCtxRetain");
     find(release_context, "cuDevicePrimaryCtxRelease_v2");
     find(set_context, "cuCtxSetCurrent");
+    find(get_context, "cuCtxGetCurrent");
+    find(priorities, "cuCtxGetStreamPriorityRange");
     find(load_module, "cuModuleLoadData");
+    find(unload_module, "cuModuleUnload");
     find(get_function, "cuModuleGetFunction");
     find(set_function, "cuFuncSetAttribute");
     find(allocate, "cuMemAlloc_v2");
     find(free, "cuMemFree_v2");
-    find(allocate_async, "cuMemAllocAsync");
+    find(allocate_async, "cuMemAllocFromPoolAsync");
     find(free_async, "cuMemFreeAsync");
     find(allocate_host, "cuMemHostAlloc");
     find(free_host, "cuMemFreeHost");
-    find(create_stream, "cuStreamCreate");
+    find(create_stream, "cuStreamCreateWithPriority");
     find(destroy_stream, "cuStreamDestroy_v2");
     find(synchronize, "cuStreamSynchronize");
     find(wait_event, "cuStreamWaitEvent");
@@ -99,8 +115,17 @@ class Library {
     find(launch_graph, "cuGraphLaunch");
     find(destroy_graph, "cuGraphDestroy");
     find(destroy_executable, "cuGraphExecDestroy");
+    // Of CUDA 12.4 and newer.
+    const auto find_newer = [&](auto& function, const char* symbol) {
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
+    };
+    find_newer(count_functions, "cuModuleGetFunctionCount");
+    find_newer(list_functions, "cuModuleEnumerateFunctions");
+    find_newer(load_function, "cuFuncLoad");
   }
-  ~Library() { ::dlclose(handle_); }
+  // The library stays open: other libraries of the process may have threads in it.
+  ~Library() = default;
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
@@ -110,21 +135,28 @@ class Library {
   Result (*device_get)(int*, int) = nullptr;
   Result (*device_name)(char*, int, int) = nullptr;
   Result (*device_attribute)(int*, int, int) = nullptr;
-  Result (*default_pool)(void**, int) = nullptr;
+  Result (*create_pool)(void**, const PoolProperties*) = nullptr;
+  Result (*destroy_pool)(void*) = nullptr;
   Result (*pool_attribute)(void*, int, void*) = nullptr;
   Result (*retain_context)(void**, int) = nullptr;
   Result (*release_context)(int) = nullptr;
   Result (*set_context)(void*) = nullptr;
+  Result (*get_context)(void**) = nullptr;
+  Result (*priorities)(int*, int*) = nullptr;
   Result (*load_module)(void**, const void*) = nullptr;
+  Result (*unload_module)(void*) = nullptr;
+  Result (*count_functions)(unsigned*, void*) = nullptr;
+  Result (*list_functions)(void**, unsigned, void*) = nullptr;
+  Result (*load_function)(void*) = nullptr;
   Result (*get_function)(void**, void*, const char*) = nullptr;
   Result (*set_function)(void*, int, int) = nullptr;
   Result (*allocate)(DevicePointer*, std::size_t) = nullptr;
   Result (*free)(DevicePointer) = nullptr;
-  Result (*allocate_async)(DevicePointer*, std::size_t, void*) = nullptr;
+  Result (*allocate_async)(DevicePointer*, std::size_t, void*, void*) = nullptr;
   Result (*free_async)(DevicePointer, void*) = nullptr;
   Result (*allocate_host)(void**, std::size_t, unsigned) = nullptr;
   Result (*free_host)(void*) = nullptr;
-  Result (*create_stream)(void**, unsigned) = nullptr;
+  Result (*create_stream)(void**, unsigned, int) = nullptr;
   Result (*destroy_stream)(void*) = nullptr;
   Result (*synchronize)(void*) = nullptr;
   Result (*wait_event)(void*, void*, unsigned) = nullptr;

@@ -52,10 +52,11 @@ class GpuDriver : public Driver {
     const std::string_view architecture = compiled_architecture(major, minor);
     check("cuDevicePrimaryCtxRetain", cuda_.retain_context(&context_, device_));
     try {
-      select();
-      keep_memory();
+      const Current current(*this);
+      make_pool();
       const auto file_of = [&](const std::string& module) {
-        return fmt::format("{}/{}.{}.cubin", options.folder, module, architecture);
+        return fmt::format("{}/{}.{}.{}", options.folder, module, architecture,
+                           architecture.starts_with("sm_") ? "cubin" : "ptx");
       };
       for (const std::string& module : options.modules) load(module, file_of(module));
       for (const std::string& module : options.optional_modules) {
@@ -63,13 +64,14 @@ class GpuDriver : public Driver {
         if (std::filesystem::exists(file_of(module), error)) load(module, file_of(module));
       }
     } catch (...) {
+      if (const Current current(*this, std::nothrow); current) release_modules();
       cuda_.release_context(device_);
       throw;
     }
   }
 
   ~GpuDriver() override {
-    if (cuda_.set_context(context_) == kSuccess) {
+    if (const Current current(*this, std::nothrow); current) {
       for (const OpenStream& stream : streams_) {
         if (!stream.is_ours) continue;
         cuda_.synchronize(stream.handle);
@@ -81,8 +83,9 @@ class GpuDriver : public Driver {
         cuda_.destroy_event(chunk.free);
         cuda_.free_host(chunk.memory);
       }
+      release_modules();
     }
-    cuda_.release_context(device_);  // unloads the modules as well
+    cuda_.release_context(device_);
   }
   GpuDriver(const GpuDriver&) = delete;
   GpuDriver& operator=(const GpuDriver&) = delete;
@@ -90,32 +93,39 @@ class GpuDriver : public Driver {
   [[nodiscard]] std::string_view device_name() const override { return name_; }
 
   [[nodiscard]] std::byte* allocate(std::int64_t bytes) override {
-    select();
+    const Current current(*this);
     DevicePointer pointer = 0;
     check("cuMemAlloc", cuda_.allocate(&pointer, static_cast<std::size_t>(bytes)));
     return memory_at(pointer);
   }
   void free(std::byte* memory) noexcept override {
-    if (cuda_.set_context(context_) == kSuccess) cuda_.free(pointer_to(memory));
+    if (const Current current(*this, std::nothrow); current) cuda_.free(pointer_to(memory));
   }
   [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override {
-    select();
+    const Current current(*this);
     if (is_captured(stream)) return allocate_in_capture(bytes);
     DevicePointer pointer = 0;
-    check("cuMemAllocAsync",
-          cuda_.allocate_async(&pointer, static_cast<std::size_t>(bytes), handle(stream)));
+    check("cuMemAllocFromPoolAsync",
+          cuda_.allocate_async(&pointer, static_cast<std::size_t>(bytes), pool_, handle(stream)));
     return memory_at(pointer);
   }
   void free_on(Stream stream, std::byte* memory) override {
     if (is_of_a_graph(memory)) return;
-    if (cuda_.set_context(context_) == kSuccess)
+    if (const Current current(*this, std::nothrow); current) {
       cuda_.free_async(pointer_to(memory), handle(stream));
+    }
   }
 
-  [[nodiscard]] Stream create_stream() override {
-    select();
+  using Driver::create_stream;
+  [[nodiscard]] Stream create_stream(Priority priority) override {
+    const Current current(*this);
+    int least = 0;
+    int greatest = 0;
+    check("cuCtxGetStreamPriorityRange", cuda_.priorities(&least, &greatest));
     void* stream = nullptr;
-    check("cuStreamCreate", cuda_.create_stream(&stream, kNonBlocking));
+    check("cuStreamCreateWithPriority",
+          cuda_.create_stream(&stream, kNonBlocking,
+                              priority == Priority::kUrgent ? greatest : least));
     const std::lock_guard lock(mutex_);
     return add_stream({stream, true});
   }
@@ -133,19 +143,19 @@ class GpuDriver : public Driver {
     return {static_cast<std::int32_t>(events_.size() - 1)};
   }
   void record(Event event, Stream stream) override {
-    select();
+    const Current current(*this);
     const auto mine = turn();
     check("cuEventRecord", cuda_.record_event(handle(event), handle(stream)));
   }
   void wait(Stream stream, Event event) override {
-    select();
+    const Current current(*this);
     const auto mine = turn();
     check("cuStreamWaitEvent", cuda_.wait_event(handle(stream), handle(event), 0));
   }
 
   void write(Stream stream, std::byte* to, std::span<const std::byte> from) override {
     if (from.empty()) return;
-    select();
+    const Current current(*this);
     const bool is_kept = is_captured(stream);
     Chunk chunk = is_kept ? new_chunk(from.size()) : take_chunk(from.size());
     std::memcpy(chunk.memory, from.data(), from.size());
@@ -159,7 +169,7 @@ class GpuDriver : public Driver {
     (is_kept ? capture_.chunks : chunks_).push_back(chunk);
   }
   void copy(Stream stream, const Rows& to, const Rows& from) override {
-    select();
+    const Current current(*this);
     const auto mine = turn();
     const auto width = static_cast<std::size_t>(to.row_bytes);
     if (to.num_rows == 1 ||
@@ -179,14 +189,14 @@ class GpuDriver : public Driver {
     check("cuMemcpy2DAsync", cuda_.copy_2d(&copy, handle(stream)));
   }
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override {
-    select();
+    const Current current(*this);
     const auto mine = turn();
     check("cuMemsetD8Async",
           cuda_.fill(pointer_to(to), value, static_cast<std::size_t>(bytes), handle(stream)));
   }
   void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
               const std::function<Access()>& /*access*/) override {
-    select();
+    const Current current(*this);
     const auto mine = turn();
     void* argument = const_cast<std::byte*>(arguments.data());  // the driver only reads it
     const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
@@ -196,24 +206,24 @@ class GpuDriver : public Driver {
   }
 
   [[nodiscard]] bool has_module(std::string_view module) const override {
-    return std::ranges::find(names_, module) != names_.end();
+    return modules_.contains(module);
   }
   [[nodiscard]] BoxMap map_boxes(const BoxSource& source) override {
     BoxMap map;
-    select();
+    const Current current(*this);
     check("cuTensorMapEncodeTiled", encode_map(cuda_.encode_map, source, map));
     return map;
   }
 
   void begin_capture(Stream stream) override {
-    select();
+    const Current current(*this);
     const std::lock_guard lock(mutex_);
     CONTEXTILE_CHECK(!is_capturing_, "cuda: expected no capture under way, found one");
     check("cuStreamBeginCapture", cuda_.begin_capture(handle_of(stream), kRelaxed));
     is_capturing_ = true;
   }
   [[nodiscard]] Graph end_capture(Stream stream) override {
-    select();
+    const Current current(*this);
     const std::lock_guard lock(mutex_);
     is_capturing_ = false;
     void* captured = nullptr;
@@ -227,19 +237,27 @@ class GpuDriver : public Driver {
       throw;
     }
     cuda_.destroy_graph(captured);
-    graphs_.push_back(std::move(kept));
-    return {static_cast<std::int32_t>(graphs_.size() - 1)};
+    if (free_graphs_.empty()) {
+      graphs_.emplace_back();
+      free_graphs_.push_back(graphs_.size() - 1);
+    }
+    const std::size_t place = free_graphs_.back();
+    free_graphs_.pop_back();
+    graphs_[place] = std::move(kept);
+    return {static_cast<std::int32_t>(place)};
   }
   void drop_capture(Stream stream) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (!is_capturing_.exchange(false) || cuda_.set_context(context_) != kSuccess) return;
+    if (!is_capturing_.exchange(false)) return;
+    const Current current(*this, std::nothrow);
+    if (!current) return;
     void* captured = nullptr;
     cuda_.end_capture(handle_of(stream), &captured);
     if (captured != nullptr) cuda_.destroy_graph(captured);
     give_back(capture_);
   }
   void launch_graph(Stream stream, Graph graph) override {
-    select();
+    const Current current(*this);
     const std::lock_guard lock(mutex_);
     check("cuGraphLaunch",
           cuda_.launch_graph(graphs_.at(static_cast<std::size_t>(graph.id)).executable,
@@ -247,26 +265,31 @@ class GpuDriver : public Driver {
   }
   void free_graph(Graph graph) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (cuda_.set_context(context_) == kSuccess)
-      give_back(graphs_[static_cast<std::size_t>(graph.id)]);
+    const auto place = static_cast<std::size_t>(graph.id);
+    if (const Current current(*this, std::nothrow); current) give_back(graphs_[place]);
+    free_graphs_.push_back(place);
   }
 
   [[nodiscard]] bool is_done(Event event) override {
-    select();
+    const Current current(*this);
     const Result state = cuda_.query_event(handle(event));
     if (state != kNotReady) check("cuEventQuery", state);
     return state == kSuccess;
   }
-  void enter() override { select(); }
+  void within(const std::function<void()>& work) override {
+    const Current current(*this);
+    work();
+  }
   [[nodiscard]] void* native(Stream stream) override { return handle(stream); }
 
   void synchronize(Stream stream) override {
-    select();
+    const Current current(*this);
     check("cuStreamSynchronize", cuda_.synchronize(handle(stream)));
   }
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override {
     synchronize(stream);
     if (to.empty()) return;
+    const Current current(*this);
     check("cuMemcpyDtoH", cuda_.to_host(to.data(), pointer_to(from), to.size()));
   }
 
@@ -340,41 +363,102 @@ class GpuDriver : public Driver {
     }
     kept = {};
   }
-  // Makes the device current; each thread must do so before it uses the device.
-  void select() const { check("cuCtxSetCurrent", cuda_.set_context(context_)); }
+  // While it lives, this device's context is the calling thread's current one. The context from
+  // before is the thread's again afterwards, because other libraries may rely on it.
+  class Current {
+   public:
+    explicit Current(const GpuDriver& driver) : Current(driver, std::nothrow) {
+      if (!is_set_) driver.check("cuCtxSetCurrent", result_);
+    }
+    Current(const GpuDriver& driver, std::nothrow_t) noexcept : cuda_(driver.cuda_) {
+      result_ = cuda_.get_context(&before_);
+      if (result_ == kSuccess && before_ != driver.context_) {
+        result_ = cuda_.set_context(driver.context_);
+        is_changed_ = result_ == kSuccess;
+      }
+      is_set_ = result_ == kSuccess;
+    }
+    ~Current() {
+      if (is_changed_) cuda_.set_context(before_);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    explicit operator bool() const { return is_set_; }
 
-  // Lets the device's pool keep the memory that streams free, for the next allocations.
-  void keep_memory() {
-    void* pool = nullptr;
-    check("cuDeviceGetDefaultMemPool", cuda_.default_pool(&pool, device_));
+   private:
+    const Library& cuda_;
+    void* before_ = nullptr;
+    Result result_ = kSuccess;
+    bool is_set_ = false;
+    bool is_changed_ = false;
+  };
+
+  // Makes a pool that keeps the memory that streams free, for the next allocations. The device's own
+  // pool is left alone, because other libraries allocate from it.
+  void make_pool() {
+    PoolProperties properties;
+    properties.device = device_;
+    check("cuMemPoolCreate", cuda_.create_pool(&pool_, &properties));
     std::uint64_t everything = UINT64_MAX;
-    check("cuMemPoolSetAttribute", cuda_.pool_attribute(pool, kReleaseThreshold, &everything));
+    check("cuMemPoolSetAttribute", cuda_.pool_attribute(pool_, kReleaseThreshold, &everything));
   }
 
-  void load(const std::string& module_name, const std::string& file) {
-    const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view name) {
-      constexpr std::array<std::uint8_t, 4> kElf = {0x7f, 'E', 'L', 'F'};
-      CONTEXTILE_CHECK(std::ranges::equal(first.first(std::min(first.size(), kElf.size())), kElf),
-                       "{}: expected a compiled CUDA module (ELF), found something else", name);
+  // Unloads what the constructor loaded. Needs the device.
+  void release_modules() noexcept {
+    for (const auto& [name, module] : modules_) cuda_.unload_module(module);
+    modules_.clear();
+    if (pool_ != nullptr) cuda_.destroy_pool(std::exchange(pool_, nullptr));
+  }
+
+  // Loads a cubin, or PTX, which the driver compiles.
+  void load(const std::string& name, const std::string& file) {
+    const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view where) {
+      constexpr std::string_view kElf =
+          "\x7f"
+          "ELF";
+      const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
+      CONTEXTILE_CHECK(
+          text.starts_with(kElf) || text.starts_with("//") || text.starts_with(".version"),
+          "{}: expected a compiled CUDA module (ELF, or PTX), found something else", where);
       return kMaxTextBytes;
     });
+    // PTX is text that ends with a zero byte.
+    const std::string with_end(reinterpret_cast<const char*>(image.bytes().data()),
+                               image.bytes().size());
     void* module = nullptr;
-    check(file, cuda_.load_module(&module, image.bytes().data()));
-    modules_.push_back(module);
-    names_.push_back(module_name);
+    check(file, cuda_.load_module(&module, with_end.c_str()));
+    modules_[name] = module;
+    load_functions(module);
+  }
+
+  // Loads all kernels of a module at once. A kernel that is loaded by its first launch may wait for
+  // the device while another kernel waits for a peer, and the peer for this rank.
+  void load_functions(void* module) {
+    if (cuda_.count_functions == nullptr || cuda_.list_functions == nullptr ||
+        cuda_.load_function == nullptr) {
+      return;
+    }
+    unsigned count = 0;
+    check("cuModuleGetFunctionCount", cuda_.count_functions(&count, module));
+    std::vector<void*> functions(count);
+    check("cuModuleEnumerateFunctions", cuda_.list_functions(functions.data(), count, module));
+    for (void* function : functions) check("cuFuncLoad", cuda_.load_function(function));
   }
 
   void* function(const Grid& grid) {
     const std::lock_guard lock(mutex_);
     const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
     Function& found = at->second;
-    for (std::size_t m = 0; found.handle == nullptr && m < modules_.size(); ++m) {
-      if (cuda_.get_function(&found.handle, modules_[m], at->first.c_str()) != kSuccess) {
-        found.handle = nullptr;
-      }
+    if (found.handle == nullptr) {
+      const auto module = modules_.find(grid.module);
+      CONTEXTILE_CHECK(module != modules_.end(), "cuda: expected a module {} for {}, found none",
+                       grid.module, grid.kernel);
+      const Result result = cuda_.get_function(&found.handle, module->second, at->first.c_str());
+      if (result != kSuccess) found.handle = nullptr;
+      CONTEXTILE_CHECK(result != kNotFound, "cuda: expected a kernel {} in {}, found none",
+                       grid.kernel, grid.module);
+      check(grid.kernel, result);
     }
-    CONTEXTILE_CHECK(found.handle != nullptr,
-                     "cuda: expected a kernel {} in the modules, found none", grid.kernel);
     if (grid.shared_bytes > found.shared_bytes) {
       check("cuFuncSetAttribute",
             cuda_.set_function(found.handle, kDynamicShared, grid.shared_bytes));
@@ -390,7 +474,7 @@ class GpuDriver : public Driver {
   }
 
   [[nodiscard]] void* new_event() const {
-    select();
+    const Current current(*this);
     void* event = nullptr;
     check("cuEventCreate", cuda_.create_event(&event, kNoTiming));
     return event;
@@ -437,8 +521,8 @@ class GpuDriver : public Driver {
   int device_ = 0;
   void* context_ = nullptr;
   std::mutex mutex_;
-  std::vector<void*> modules_;
-  std::vector<std::string> names_;  // names of modules_, in order
+  void* pool_ = nullptr;
+  std::map<std::string, void*, std::less<>> modules_;  // by name
   std::map<std::string, Function> functions_;
   std::vector<OpenStream> streams_;
   std::vector<void*> events_;
@@ -447,6 +531,7 @@ class GpuDriver : public Driver {
   std::atomic<bool> is_capturing_ = false;
   KeptGraph capture_;  // what the capture under way needs
   std::vector<KeptGraph> graphs_;
+  std::vector<std::size_t> free_graphs_;  // places of graphs_ that are free
   std::set<const std::byte*> graph_memory_;
 };
 
@@ -455,9 +540,10 @@ class GpuDriver : public Driver {
 std::string_view compiled_architecture(std::int32_t major, std::int32_t minor) {
   if (major == 8) return "sm_80";
   if (major == 9 && minor == 0) return "sm_90a";
-  if (major == 10 && minor == 0) return "sm_100";
-  fail_argument("cuda: expected a device of compute capability 8.x, 9.0 or 10.0, found {}.{}",
-                major, minor);
+  if (major == 10) return "sm_100";
+  if (major > 8) return "compute_80";
+  fail_argument("cuda: expected a device of compute capability 8.0 or higher, found {}.{}", major,
+                minor);
 }
 
 std::int32_t count_devices(const std::string& library) {

@@ -17,9 +17,9 @@ class RunGpu : public ShellTest {
   RunGpu() {
     std::filesystem::copy_file(CONTEXTILE_FAKE_LIBCUDA, path("libcuda.so.1"));
     for (const char* module : {"mma", "paged", "rows"}) {
-      file(std::string(module) + ".sm_90a.cubin",
-           "\x7f"
-           "ELF");
+      file(std::string(module) + ".sm_90a.cubin", std::string("\x7f"
+                                                              "ELF") +
+                                                      module);
     }
   }
   // `more` are options of the run, `environment` NAME=VALUE words before it.
@@ -45,7 +45,7 @@ TEST_F(RunGpu, TakesTheKernelForTheGpuWhereItIsCompiled) {
                     "found a CPU without"});
   file("wgmma.sm_90a.cubin",
        "\x7f"
-       "ELF");
+       "ELFwgmma");
   for (const char* asked : {"", "--gpu-kernel cuda:wgmma"}) {
     const Outcome outcome = run(asked, here);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;

@@ -3,6 +3,7 @@
 // CONTEXTILE_FAKE_LIBCUDA is the emulator's file.
 #include "gpu/libcuda.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,6 +23,7 @@
 #include "support/device_calls.h"
 #include "support/host_driver.h"
 #include "support/message_of.h"
+#include "transport/cuda/run_copies.h"
 
 namespace contextile::cuda {
 namespace {
@@ -32,13 +34,16 @@ class FakeGpu : public ::testing::Test {
  protected:
   FakeGpu() {
     std::filesystem::create_directories(folder_);
-    for (const char* module : {"mma", "rows"})
-      put(module,
-          "\x7f"
-          "ELF and code");
+    for (const char* module : {"mma", "rows"}) put_module(module);
   }
   ~FakeGpu() override { std::filesystem::remove_all(folder_); }
 
+  // The driver in libcuda's place knows a module by the name behind the first bytes.
+  void put_module(const std::string& module) const {
+    put(module, std::string("\x7f"
+                            "ELF") +
+                    module);
+  }
   void put(const std::string& module, const std::string& text) const {
     std::ofstream(folder_ + "/" + module + ".sm_90a.cubin") << text;
   }
@@ -81,9 +86,7 @@ TEST_F(FakeGpu, RunsPlansWithTheBitsOfTheHost) {
 
 // The maps come from the driver; the launches are the same as those of mma.
 TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
-  put("wgmma",
-      "\x7f"
-      "ELF");
+  put_module("wgmma");
   DeviceOptions with_wgmma = options();
   with_wgmma.optional_modules = {"wgmma", "absent"};
   AttentionShape shape;
@@ -111,9 +114,7 @@ TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
 // Calls of both directions: the first of each is captured and the others are replayed, with inputs
 // written between them. With wgmma every call makes lists and maps, which its graph keeps.
 TEST_F(FakeGpu, ReplaysCallsWithTheBitsOfTheHost) {
-  put("wgmma",
-      "\x7f"
-      "ELF");
+  put_module("wgmma");
   DeviceOptions with_wgmma = options();
   with_wgmma.optional_modules = {"wgmma"};
   AttentionShape shape;
@@ -227,7 +228,90 @@ TEST_F(FakeGpu, WhatIsMissingIsNamed) {
               HasSubstr("other.sm_90a.cubin"));
   put("rows", "text");
   EXPECT_THAT(message_of<InvalidArgument>([&] { static_cast<void>(open_device(options())); }),
-              HasSubstr("expected a compiled CUDA module (ELF)"));
+              HasSubstr("expected a compiled CUDA module (ELF, or PTX)"));
+}
+
+template <typename Function>
+Function* of_library(const char* name) {
+  void* const library = ::dlopen(CONTEXTILE_FAKE_LIBCUDA, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function*>(::dlsym(library, name));
+}
+
+// compute-sanitizer counts a search for a function in a module without it as an error.
+TEST_F(FakeGpu, AsksForFunctionsInTheirModulesAlone) {
+  put_module("wgmma");
+  DeviceOptions with_wgmma = options();
+  with_wgmma.optional_modules = {"wgmma"};
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  const Workload workload = batch_of({300, 37}, "causal", shape);
+  const auto plan =
+      plan_and_check(workload, cluster_of(1, 2), parse_strategies("zigzag").at(0), {}).plan;
+  RunOptions run;
+  run.compare = false;
+  const auto missed = of_library<int()>("contextileFakeMissedFunctions");
+  const int before = missed();
+  const std::unique_ptr<Driver> gpu = open_device(with_wgmma);
+  DeviceRanks ranks(*gpu, {}, Program::kWgmma);
+  run.host = &ranks;
+  EXPECT_GT(run_plan(plan, run).masks.at(0).result_bits, 0U);
+  EXPECT_EQ(missed(), before);
+}
+
+TEST_F(FakeGpu, LeavesTheContextOfTheThreadAlone) {
+  const auto current = of_library<int(void**)>("cuCtxGetCurrent");
+  void* context = this;
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  const Stream stream = gpu->create_stream();
+  std::byte* const memory = gpu->allocate(4);
+  gpu->fill(stream, memory, 1, 4);
+  gpu->synchronize(stream);
+  ASSERT_EQ(current(&context), 0);
+  EXPECT_EQ(context, nullptr);
+  gpu->within([&] {
+    ASSERT_EQ(current(&context), 0);
+    EXPECT_NE(context, nullptr);
+    gpu->fill(stream, memory, 2, 4);
+    void* still = nullptr;
+    ASSERT_EQ(current(&still), 0);
+    EXPECT_EQ(still, context);
+  });
+  gpu->free(memory);
+}
+
+TEST_F(FakeGpu, MovesDataBeforeAttentionThatHasNotBegun) {
+  const auto priority = of_library<int(void*, int*)>("cuStreamGetPriority");
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  const RankStreams streams(*gpu);
+  gpu->within([&] {
+    int compute = -1;
+    int moves = 0;
+    ASSERT_EQ(priority(gpu->native(streams.compute), &compute), 0);
+    ASSERT_EQ(priority(gpu->native(streams.moves), &moves), 0);
+    EXPECT_EQ(compute, 0);
+    EXPECT_EQ(moves, -5);  // a lower number is more urgent
+  });
+}
+
+TEST_F(FakeGpu, TakesPtxForAModule) {
+  put("rows", "// rows");
+  EXPECT_TRUE(open_device(options())->has_module("rows"));
+}
+
+// Two tensors that lie at a distance are not rows of one copy: what is between them is not ours.
+TEST_F(FakeGpu, CopiesWithinOneTensorAtATime) {
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  const Stream stream = gpu->create_stream();
+  std::array<std::byte*, 2> tensors = {gpu->allocate(64), gpu->allocate(64)};
+  if (tensors[1] < tensors[0]) std::swap(tensors[0], tensors[1]);
+  std::byte* const packed = gpu->allocate(128);
+  const std::array<Segment, 2> from = {{{tensors[0], 16, 2, 32}, {tensors[1], 16, 2, 32}}};
+  const Segment to{packed, 64, 1, 64};
+  copy_on_stream(*gpu, stream, from, {&to, 1});
+  gpu->synchronize(stream);
+  for (std::byte* memory : {tensors[0], tensors[1], packed}) gpu->free(memory);
 }
 
 TEST(CompiledArchitecture, IsOneThatRunsThere) {
@@ -235,6 +319,9 @@ TEST(CompiledArchitecture, IsOneThatRunsThere) {
   EXPECT_EQ(compiled_architecture(8, 9), "sm_80");
   EXPECT_EQ(compiled_architecture(9, 0), "sm_90a");
   EXPECT_EQ(compiled_architecture(10, 0), "sm_100");
+  EXPECT_EQ(compiled_architecture(10, 3), "sm_100");
+  EXPECT_EQ(compiled_architecture(9, 1), "compute_80");
+  EXPECT_EQ(compiled_architecture(12, 0), "compute_80");
   EXPECT_THAT(message_of<InvalidArgument>([] { static_cast<void>(compiled_architecture(7, 5)); }),
               HasSubstr("found 7.5"));
 }

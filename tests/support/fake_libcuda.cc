@@ -1,7 +1,7 @@
 // A driver library as libcuda.so.1 is, on a device that is this machine's CPU: what the manual says
 // of the functions that src/gpu/libcuda.cc calls, with its checks of arguments. Work is done
-// where it is asked for, or kept where its stream is captured. Modules are files that begin as ELF;
-// kernels run in loops.
+// where it is asked for, or kept where its stream is captured. Modules are files that begin as ELF,
+// or PTX, with the module's name behind; kernels run in loops.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,7 @@ constexpr Result kCaptureUnmatched = 903;
 constexpr Result kCaptureUnjoined = 904;
 constexpr Result kCaptureIsolation = 905;
 constexpr Result kCapturedEvent = 907;
+constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
 constexpr std::size_t kLargestAllocation = std::size_t{1} << 30;
 constexpr int kSharedWithoutAsking = 49152;
 
@@ -52,11 +54,14 @@ struct State {
   std::mutex mutex;
   bool initialized = false;
   int num_holders = 0;
+  int num_missed_functions = 0;
   int context = 0;                               // its address is the context
   std::map<std::uintptr_t, std::size_t> device;  // allocations
-  std::set<void*> streams, events, pinned, modules;
-  std::map<std::string, int> shared;  // dynamic bytes that a function is set up for
-  std::optional<Capture> capture;     // under way; one at a time
+  std::set<void*> events, pinned, pools;
+  std::map<void*, int> streams;          // and their priorities
+  std::map<void*, std::string> modules;  // and their names
+  std::map<std::string, int> shared;     // dynamic bytes that a function is set up for
+  std::optional<Capture> capture;        // under way; one at a time
   int num_captures = 0;
   std::map<void*, std::pair<int, std::size_t>> captured_events;  // a node of which capture
   std::set<Graph*> graphs;                                       // and executable ones
@@ -120,7 +125,8 @@ Result make_handle(void** handle, std::set<void*>& all) {
   all.insert(*handle);
   return kSuccess;
 }
-Result drop_handle(void* handle, std::set<void*>& all) {
+template <typename Handles>
+Result drop_handle(void* handle, Handles& all) {
   if (all.erase(handle) == 0) return kInvalidHandle;
   std::free(handle);
   return kSuccess;
@@ -155,12 +161,26 @@ extern "C" Result cuDeviceGetAttribute(int* value, int attribute, int device) {
   *value = attribute == 75 ? 9 : 0;
   return kSuccess;
 }
-extern "C" Result cuDeviceGetDefaultMemPool(void** pool, int device) {
-  *pool = &state().context;
-  return device == 7 ? kSuccess : kInvalidValue;
+// As cuda.h lays it out (CUmemPoolProps).
+struct PoolProperties {
+  int allocation, handles, location, device;
+  void* security;
+  std::size_t largest;
+  unsigned char reserved[56];
+};
+extern "C" Result cuMemPoolCreate(void** pool, const PoolProperties* properties) {
+  return guarded([&] {
+    const bool is_of_device = properties->allocation == 1 && properties->location == 1 &&
+                              properties->device == 7 && properties->reserved[0] == 0;
+    return is_of_device ? make_handle(pool, state().pools) : kInvalidValue;
+  });
+}
+extern "C" Result cuMemPoolDestroy(void* pool) {
+  return guarded([&] { return drop_handle(pool, state().pools); });
 }
 extern "C" Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
-  return pool == &state().context && attribute == 4 && value != nullptr ? kSuccess : kInvalidValue;
+  return state().pools.contains(pool) && attribute == 4 && value != nullptr ? kSuccess
+                                                                            : kInvalidValue;
 }
 extern "C" Result cuDevicePrimaryCtxRetain(void** context, int device) {
   const std::lock_guard lock(state().mutex);
@@ -172,38 +192,65 @@ extern "C" Result cuDevicePrimaryCtxRetain(void** context, int device) {
 extern "C" Result cuDevicePrimaryCtxRelease_v2(int device) {
   const std::lock_guard lock(state().mutex);
   const bool is_empty = state().streams.empty() && state().events.empty() &&
-                        state().pinned.empty() && state().graphs.empty() && !state().capture;
-  if (--state().num_holders == 0) {
-    if (!is_empty) std::abort();
-    for (void* module : state().modules) std::free(module);  // they go with the context
-    state().modules.clear();
-  }
+                        state().pinned.empty() && state().graphs.empty() &&
+                        state().modules.empty() && state().pools.empty() && !state().capture;
+  if (--state().num_holders == 0 && !is_empty) std::abort();
   return device == 7 ? kSuccess : kInvalidValue;
 }
 extern "C" Result cuCtxSetCurrent(void* context) {
-  if (context != &state().context) return kInvalidValue;
+  if (context != nullptr && context != &state().context) return kInvalidValue;
   current = context;
   return kSuccess;
 }
+extern "C" Result cuCtxGetCurrent(void** context) {
+  *context = current;
+  return kSuccess;
+}
+extern "C" Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return current == nullptr ? kNoContext : kSuccess;
+}
 extern "C" Result cuModuleLoadData(void** module, const void* image) {
   return guarded([&] {
-    if (std::memcmp(image,
-                    "\x7f"
-                    "ELF",
-                    4) != 0)
-      return kInvalidImage;
-    return make_handle(module, state().modules);
+    std::string_view text = static_cast<const char*>(image);
+    const bool is_known = text.starts_with(
+                              "\x7f"
+                              "ELF") ||
+                          text.starts_with("// ");
+    if (!is_known) return kInvalidImage;
+    text.remove_prefix(text.starts_with("//") ? 3 : 4);
+    *module = std::malloc(1);
+    state().modules[*module] = std::string(text);
+    return kSuccess;
   });
+}
+extern "C" Result cuModuleUnload(void* module) {
+  return guarded([&] { return drop_handle(module, state().modules); });
+}
+// The module that scripts/cuda-kernels compiles a kernel into.
+std::string module_of_function(std::string_view name) {
+  for (const char* module : {"rows", "paged", "wgmma"}) {
+    if (name.starts_with(std::string(module) + "_")) return module;
+  }
+  return "mma";
 }
 // A function is its name.
 extern "C" Result cuModuleGetFunction(void** function, void* module, const char* name) {
   return guarded([&] {
-    if (!state().modules.contains(module)) return kInvalidHandle;
-    const auto [at, is_new] = state().shared.try_emplace(name, kSharedWithoutAsking);
+    const auto found = state().modules.find(module);
+    if (found == state().modules.end()) return kInvalidHandle;
+    if (found->second != module_of_function(name)) {
+      ++state().num_missed_functions;
+      return kNotFound;
+    }
+    const auto at = state().shared.try_emplace(name, kSharedWithoutAsking).first;
     *function = const_cast<char*>(at->first.c_str());
-    return is_new || std::strlen(name) > 0 ? kSuccess : kNotFound;
+    return kSuccess;
   });
 }
+// How often a function was looked for where it is not. compute-sanitizer counts that as an error.
+extern "C" int contextileFakeMissedFunctions() { return state().num_missed_functions; }
 extern "C" Result cuFuncSetAttribute(void* function, int attribute, int value) {
   return guarded([&] {
     if (attribute != 8) return kInvalidValue;
@@ -217,11 +264,13 @@ extern "C" Result cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
 extern "C" Result cuMemFree_v2(DevicePointer pointer) {
   return guarded([&] { return release(pointer); });
 }
-extern "C" Result cuMemAllocAsync(DevicePointer* pointer, std::size_t bytes, void* stream) {
+extern "C" Result cuMemAllocFromPoolAsync(DevicePointer* pointer, std::size_t bytes, void* pool,
+                                          void* stream) {
   return guarded([&] {
     if (is_captured(stream))
       return kNotSupported;  // what a graph takes is not what the driver asks for
-    return is_stream(stream) ? allocate(pointer, bytes) : kInvalidHandle;
+    const bool is_known = is_stream(stream) && state().pools.contains(pool);
+    return is_known ? allocate(pointer, bytes) : kInvalidHandle;
   });
 }
 extern "C" Result cuMemFreeAsync(DevicePointer pointer, void* stream) {
@@ -240,8 +289,21 @@ extern "C" Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
 extern "C" Result cuMemFreeHost(void* memory) {
   return guarded([&] { return drop_handle(memory, state().pinned); });
 }
-extern "C" Result cuStreamCreate(void** stream, unsigned flags) {
-  return guarded([&] { return flags <= 1 ? make_handle(stream, state().streams) : kInvalidValue; });
+extern "C" Result cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
+  return guarded([&] {
+    if (flags > 1 || priority > 0 || priority < -5) return kInvalidValue;
+    *stream = std::malloc(1);
+    state().streams[*stream] = priority;
+    return kSuccess;
+  });
+}
+extern "C" Result cuStreamGetPriority(void* stream, int* priority) {
+  return guarded([&] {
+    const auto found = state().streams.find(stream);
+    if (found == state().streams.end()) return kInvalidHandle;
+    *priority = found->second;
+    return kSuccess;
+  });
 }
 extern "C" Result cuStreamDestroy_v2(void* stream) {
   return guarded([&] { return drop_handle(stream, state().streams); });
@@ -342,7 +404,14 @@ extern "C" Result cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
   return guarded([&] {
     if (!is_stream(stream) || copy->from_kind != 2 || copy->to_kind != 2 || copy->from_x != 0 ||
         copy->from_y != 0 || copy->to_x != 0 || copy->to_y != 0 || copy->width > copy->from_pitch ||
-        copy->width > copy->to_pitch) {
+        copy->width > copy->to_pitch || copy->from_pitch > kLargestPitch ||
+        copy->to_pitch > kLargestPitch) {
+      return kInvalidValue;
+    }
+    // Both sides are in one allocation, from the first row to the last.
+    const std::size_t behind = copy->height - 1;
+    if (!is_device(copy->from, behind * copy->from_pitch + copy->width) ||
+        !is_device(copy->to, behind * copy->to_pitch + copy->width)) {
       return kInvalidValue;
     }
     return on_stream(stream, [all = *copy] {
@@ -411,7 +480,8 @@ extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigne
     const std::vector<std::byte> bytes(argument, argument + contextile::cuda::argument_bytes(name));
     return on_stream(stream, [=] {
       try {
-        contextile::cuda::run_on_host({name, size(x), size(y), size(threads), size(shared)}, bytes);
+        contextile::cuda::run_on_host({{}, name, size(x), size(y), size(threads), size(shared)},
+                                      bytes);
       } catch (const std::exception&) {
         return kLaunchFailed;
       }

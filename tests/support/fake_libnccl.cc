@@ -1,7 +1,7 @@
 // A library as libnccl.so.2 is, for ranks that are threads of one process and devices that are this
 // machine's CPU (fake_libcuda.cc): what the manual says of the functions that
-// src/transport/cuda/nccl.cc calls. A group is over when it returns.
-#include <condition_variable>
+// src/transport/cuda/nccl.cc calls. Communicators are not blocking: a call may return before it is
+// done, and ncclCommGetAsyncError says when it is.
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -18,17 +18,14 @@ using Result = int;
 constexpr Result kSuccess = 0;
 constexpr Result kInvalidArgument = 4;
 constexpr Result kInvalidUsage = 5;
+constexpr Result kInProgress = 7;
 
 struct Group {
   int size = 0;
   int joined = 0;
   std::map<std::pair<int, int>, std::deque<std::vector<char>>> mail;  // from, to
 };
-struct Communicator {
-  std::string id;
-  int rank = 0;
-  bool is_over = false;
-};
+struct Communicator;
 struct Call {
   Communicator* communicator = nullptr;
   int peer = 0;
@@ -37,8 +34,14 @@ struct Call {
   std::size_t bytes = 0;
 };
 
+struct Communicator {
+  std::string id;
+  int rank = 0;
+  std::vector<Call> open = {};  // receives that have no message yet
+  Result failure = kSuccess;
+};
+
 std::mutex g_mutex;
-std::condition_variable g_changed;
 std::map<std::string, Group> g_groups;
 thread_local bool t_in_group = false;
 thread_local std::vector<Call> t_calls;
@@ -68,26 +71,50 @@ extern "C" Result ncclGetUniqueId(UniqueId* id) {
   std::memcpy(id->bytes, &++number, sizeof(number));
   return kSuccess;
 }
-// Returns once all ranks have come.
-extern "C" Result ncclCommInitRank(void** communicator, int size, UniqueId id, int rank) {
-  std::unique_lock lock(g_mutex);
-  if (rank < 0 || rank >= size || id.bytes[127] != 'n') return kInvalidArgument;
+// As nccl.h of 2.14 lays it out.
+struct Config {
+  std::size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+extern "C" Result ncclCommInitRankConfig(void** communicator, int size, UniqueId id, int rank,
+                                         Config* config) {
+  const std::lock_guard lock(g_mutex);
+  const bool is_config = config->size >= 24 && config->magic == 0xcafebeef &&
+                         config->version >= 21400 && config->blocking == 0;
+  if (rank < 0 || rank >= size || id.bytes[127] != 'n' || !is_config) return kInvalidArgument;
   const std::string name(id.bytes, sizeof(id.bytes));
   Group& group = g_groups[name];
   group.size = size;
   ++group.joined;
-  g_changed.notify_all();
-  g_changed.wait(lock, [&] { return group.joined == size; });
-  *communicator = new Communicator{name, rank, false};
-  return kSuccess;
+  *communicator = new Communicator{name, rank};
+  return kInProgress;
 }
+extern "C" Result ncclCommFinalize(void*) { return kSuccess; }
 extern "C" Result ncclCommDestroy(void* communicator) {
+  const std::lock_guard lock(g_mutex);
   delete static_cast<Communicator*>(communicator);
   return kSuccess;
 }
 extern "C" Result ncclCommAbort(void* communicator) { return ncclCommDestroy(communicator); }
+// Moves messages that have come.
 extern "C" Result ncclCommGetAsyncError(void* communicator, Result* error) {
-  *error = communicator == nullptr ? kInvalidArgument : kSuccess;
+  const std::lock_guard lock(g_mutex);
+  auto& mine = *static_cast<Communicator*>(communicator);
+  Group& group = g_groups[mine.id];
+  std::erase_if(mine.open, [&](const Call& call) {
+    auto& mail = group.mail[{call.peer, mine.rank}];
+    if (mail.empty()) return false;
+    if (mail.front().size() != call.bytes) {
+      mine.failure = kInvalidUsage;
+    } else {
+      std::memcpy(call.to, mail.front().data(), call.bytes);
+    }
+    mail.pop_front();
+    return true;
+  });
+  const bool is_done = group.joined == group.size && mine.open.empty();
+  *error = mine.failure != kSuccess ? mine.failure : is_done ? kSuccess : kInProgress;
   return kSuccess;
 }
 extern "C" const char* ncclGetErrorString(Result error) {
@@ -108,23 +135,19 @@ extern "C" Result ncclRecv(void* to, std::size_t count, int type, int peer, void
              stream);
 }
 extern "C" Result ncclGroupEnd() {
-  std::unique_lock lock(g_mutex);
+  const std::lock_guard lock(g_mutex);
   const std::vector<Call> calls = std::exchange(t_calls, {});
   t_in_group = false;
+  Result result = kSuccess;
   for (const Call& call : calls) {
-    if (call.from == nullptr) continue;
-    const auto* bytes = static_cast<const char*>(call.from);
-    g_groups[call.communicator->id].mail[{call.communicator->rank, call.peer}].emplace_back(
-        bytes, bytes + call.bytes);
+    if (call.from != nullptr) {
+      const auto* bytes = static_cast<const char*>(call.from);
+      g_groups[call.communicator->id].mail[{call.communicator->rank, call.peer}].emplace_back(
+          bytes, bytes + call.bytes);
+    } else {
+      call.communicator->open.push_back(call);
+      result = kInProgress;
+    }
   }
-  g_changed.notify_all();
-  for (const Call& call : calls) {
-    if (call.to == nullptr) continue;
-    auto& mail = g_groups[call.communicator->id].mail[{call.peer, call.communicator->rank}];
-    g_changed.wait(lock, [&] { return !mail.empty(); });
-    if (mail.front().size() != call.bytes) return kInvalidUsage;
-    std::memcpy(call.to, mail.front().data(), call.bytes);
-    mail.pop_front();
-  }
-  return kSuccess;
+  return result;
 }

@@ -144,7 +144,7 @@ BoxMap HostDriver::map_boxes(const BoxSource& source) { return packed_map(source
 
 // ------------------------------------------------------------------------- streams and events
 
-Stream HostDriver::create_stream() {
+Stream HostDriver::create_stream(Priority /*priority*/) {
   const std::lock_guard lock(mutex_);
   streams_.push_back(kNone);
   return {static_cast<std::int32_t>(streams_.size() - 1)};

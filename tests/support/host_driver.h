@@ -37,7 +37,8 @@ class HostDriver : public Driver {
   void free(std::byte* memory) noexcept override;
   [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override;
   void free_on(Stream stream, std::byte* memory) override;
-  [[nodiscard]] Stream create_stream() override;
+  using Driver::create_stream;
+  [[nodiscard]] Stream create_stream(Priority priority) override;
   [[nodiscard]] Stream adopt_stream(void* native) override;
   [[nodiscard]] Event create_event() override;
   void record(Event event, Stream stream) override;
@@ -58,7 +59,7 @@ class HostDriver : public Driver {
   void free_graph(Graph graph) noexcept override;
   // Runs what can run.
   [[nodiscard]] bool is_done(Event event) override;
-  void enter() override {}
+  void within(const std::function<void()>& work) override { work(); }
   [[nodiscard]] void* native(Stream stream) override;
   void synchronize(Stream stream) override;
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -21,6 +22,7 @@
 #include "contextile/advanced/gpu.h"
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
+#include "gpu/libcuda.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/row_memory.h"
 #include "runtime/cuda/device_ranks.h"
@@ -193,6 +195,75 @@ TEST(DeviceGroup, GivingUpEndsWhatIsUnderWay) {
               HasSubstr("enough"));
 }
 
+// A device whose compute stream is busy for a while: no event is done.
+class BusyDriver : public HostDriver {
+ public:
+  BusyDriver() : HostDriver(Mode::kRecorded) {}
+  [[nodiscard]] bool is_done(Event event) override {
+    return --looks_left_ < 0 && HostDriver::is_done(event);
+  }
+  [[nodiscard]] bool is_free() const { return looks_left_ < 0; }
+
+ private:
+  std::atomic<int> looks_left_ = 20;  // more than fit into the timeout
+};
+
+TEST(DeviceGroup, TheTimeoutBeginsBehindTheRanksOwnWork) {
+  BusyDriver driver;
+  CommunicatorRanks ranks(driver, std::chrono::milliseconds(200));
+  EXPECT_THAT(lonely_launch(ranks), HasSubstr("nothing moved for 200 ms"));
+  EXPECT_TRUE(driver.is_free());
+}
+
+class NcclPair : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::unique_ptr<PointToPoint> join(std::int32_t rank,
+                                                   std::chrono::milliseconds timeout) {
+    return join_nccl(*driver_, id_, Rank(rank), 2, timeout, CONTEXTILE_FAKE_LIBNCCL);
+  }
+
+  std::unique_ptr<Driver> driver_ =
+      open_device({.ordinal = 0, .folder = "", .modules = {}, .library = CONTEXTILE_FAKE_LIBCUDA});
+  NcclId id_ = make_nccl_id(CONTEXTILE_FAKE_LIBNCCL);
+};
+constexpr std::chrono::milliseconds kLong{60'000};
+
+TEST_F(NcclPair, APeerThatNeverConnectsEndsInATimeout) {
+  EXPECT_THAT(message_of<TransportError>(
+                  [&] { static_cast<void>(join(0, std::chrono::milliseconds(50))); }),
+              HasSubstr("rank 0, nccl: connecting: expected all peers within 50 ms"));
+}
+
+TEST_F(NcclPair, AMessageThatNeverComesEndsInATimeoutOrWithTheGroup) {
+  for (const bool is_aborted : {false, true}) {
+    id_ = make_nccl_id(CONTEXTILE_FAKE_LIBNCCL);
+    std::unique_ptr<PointToPoint> mine;
+    std::thread other([&] { mine = join(1, kLong); });
+    const std::unique_ptr<PointToPoint> zero =
+        join(0, is_aborted ? kLong : std::chrono::milliseconds(500));
+    other.join();
+    const Stream stream = driver_->create_stream();
+    std::array<std::byte, 8> bytes{};
+    const PeerBytes from_one{Rank{1}, bytes.data(), 8};
+    std::thread aborting([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (is_aborted) zero->abort();
+    });
+    EXPECT_THAT(message_of<TransportError>([&] {
+                  zero->exchange(stream, {}, {&from_one, 1});
+                }),
+                HasSubstr(is_aborted ? "the group has ended" : "expected all peers within 500 ms"));
+    aborting.join();
+    zero->abort();
+    EXPECT_EQ(zero->failure(), "");
+    EXPECT_THAT(message_of<TransportError>([&] {
+                  zero->exchange(stream, {}, {&from_one, 1});
+                }),
+                HasSubstr("the group has ended"));
+    mine->abort();
+  }
+}
+
 // Ranks as users have them: each is a process with a GPU and a group for control messages. Here
 // each is a thread, and the libraries of the driver and of NCCL run on this CPU.
 TEST(Nccl, RanksOfAGroupRunPlansWithTheBitsOfOneDevice) {
@@ -200,7 +271,8 @@ TEST(Nccl, RanksOfAGroupRunPlansWithTheBitsOfOneDevice) {
   std::filesystem::create_directories(folder);
   for (const char* module : {"mma", "paged", "rows"}) {
     std::ofstream(fmt::format("{}/{}.sm_90a.cubin", folder, module)) << "\x7f"
-                                                                        "ELF";
+                                                                        "ELF"
+                                                                     << module;
   }
   AttentionShape shape;
   shape.q_heads = 4;

@@ -87,15 +87,15 @@ void DeviceKernel::backward(const KernelParams& params, std::span<const Backward
 std::unique_ptr<const PreparedProgram> DeviceKernel::prepare_forward(
     const KernelParams& params, std::span<const TensorView> arrays,
     std::span<const std::vector<ForwardTile>> lists) const {
-  if (!makes_lists()) return AttentionKernel::prepare_forward(params, arrays, lists);
-  return std::make_unique<DeviceProgram<ForwardTile>>(streams_, params, arrays, lists);
+  return std::make_unique<DeviceProgram<ForwardTile>>(streams_, taken_program(params, program_),
+                                                      params, arrays, lists);
 }
 
 std::unique_ptr<const PreparedProgram> DeviceKernel::prepare_backward(
     const KernelParams& params, std::span<const TensorView> arrays,
     std::span<const std::vector<BackwardTile>> lists) const {
-  if (!makes_lists()) return AttentionKernel::prepare_backward(params, arrays, lists);
-  return std::make_unique<DeviceProgram<BackwardTile>>(streams_, params, arrays, lists);
+  return std::make_unique<DeviceProgram<BackwardTile>>(streams_, taken_program(params, program_),
+                                                       params, arrays, lists);
 }
 
 }  // namespace contextile::cuda

@@ -49,8 +49,7 @@ class DeviceKernel : public AttentionKernel {
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override;
-  // Only cuda:mma makes lists: maps of cuda:wgmma hold addresses, which are new in every call.
-  [[nodiscard]] bool makes_lists() const override { return program_ == Program::kMma; }
+  [[nodiscard]] bool makes_lists() const override { return true; }
   [[nodiscard]] std::unique_ptr<const PreparedProgram> prepare_forward(
       const KernelParams& params, std::span<const TensorView> arrays,
       std::span<const std::vector<ForwardTile>> lists) const override;

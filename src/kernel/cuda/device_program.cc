@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "base/check.h"
 #include "kernel/cuda/access.h"
 #include "kernel/cuda/row_launch.h"
+#include "kernel/cuda/tile_maps.h"
 
 namespace contextile::cuda {
 namespace {
@@ -53,17 +55,17 @@ TilePart PartFinder::part_of(const void* data) const {
 }
 
 template <typename Tile>
-DeviceProgram<Tile>::DeviceProgram(const RankStreams& streams, const KernelParams& params,
-                                   std::span<const TensorView> arrays,
+DeviceProgram<Tile>::DeviceProgram(const RankStreams& streams, Program program,
+                                   const KernelParams& params, std::span<const TensorView> arrays,
                                    std::span<const std::vector<Tile>> lists)
-    : streams_(streams), params_(params), is_loaded_(arrays.size()) {
+    : streams_(streams), program_(program), params_(params), is_loaded_(arrays.size()) {
   const PartFinder find(arrays);
   ByteList bytes;
   for (const std::vector<Tile>& tiles : lists) {
     List list{.first_tile = tiles_.size(), .first_launch = launches_.size()};
     add_tiles(find, tiles);
     const std::vector<ListedLaunch> launches =
-        list_launches(Program::kMma, params, std::span<const Tile>(tiles), bytes);
+        list_launches(program, params, std::span<const Tile>(tiles), bytes);
     launches_.insert(launches_.end(), launches.begin(), launches.end());
     list.end_tile = tiles_.size();
     list.end_launch = launches_.size();
@@ -116,6 +118,36 @@ void DeviceProgram<Tile>::upload(const ByteList& lists) {
 }
 
 template <typename Tile>
+std::byte* DeviceProgram<Tile>::maps_in(std::byte* call) const {
+  const std::uintptr_t end = address_of(call + tile_bytes());
+  const auto alignment = static_cast<std::uintptr_t>(kMapAlignment);
+  return call + tile_bytes() + (alignment - end % alignment) % alignment;
+}
+
+template <typename Tile>
+void DeviceProgram<Tile>::make_maps(std::span<const TensorView> arrays) const {
+  std::vector<PlacedArray> places;
+  for (const TensorView& array : arrays) {
+    places.push_back({array.data, array.token_stride, array.head_stride});
+  }
+  if (places == mapped_arrays_) return;
+  maps_.clear();
+  mapped_arrays_.clear();
+  for (const List& list : lists_) {
+    const std::vector<Tile> tiles = tiles_of(list, arrays);
+    const std::vector<TileMaps> some = [&] {
+      if constexpr (kIsForward<Tile>) {
+        return tile_maps(streams_.driver, program_, tiles);
+      } else {
+        return tile_maps(streams_.driver, program_, params_, tiles);
+      }
+    }();
+    maps_.insert(maps_.end(), some.begin(), some.end());
+  }
+  mapped_arrays_ = std::move(places);
+}
+
+template <typename Tile>
 void DeviceProgram<Tile>::begin(std::span<const TensorView> arrays, std::byte* call) const {
   if (tiles_.empty()) return;
   PlaceCall place;
@@ -130,8 +162,11 @@ void DeviceProgram<Tile>::begin(std::span<const TensorView> arrays, std::byte* c
   launch_rows(streams_, "rows_place", place, [&] {
     const auto parts_bytes = num_tiles * static_cast<std::int64_t>(sizeof(TileParts));
     return Access{.reads = {{memory_->data() + parts_, parts_bytes, 1, 0}},
-                  .writes = {{call, call_bytes(), 1, 0}}};
+                  .writes = {{call, tile_bytes(), 1, 0}}};
   });
+  if (!reads_maps()) return;
+  make_maps(arrays);
+  streams_.driver.write(streams_.compute, maps_in(call), std::as_bytes(std::span(maps_)));
 }
 
 template <typename Tile>
@@ -141,12 +176,16 @@ void DeviceProgram<Tile>::run(std::size_t list, std::span<const TensorView> arra
   const auto* const tiles = reinterpret_cast<const DeviceTile*>(call) + mine.first_tile;
   for (std::size_t i = mine.first_launch; i < mine.end_launch; ++i) {
     const ListedLaunch& launch = launches_[i];
-    launch_listed(streams_, params_, launch, {.tiles = tiles, .lists = memory_->data()}, [&] {
+    const auto* const maps =
+        reads_maps() ? reinterpret_cast<const TileMaps*>(maps_in(call)) + mine.first_tile : nullptr;
+    const CallTables tables{.tiles = tiles, .maps = maps, .lists = memory_->data()};
+    launch_listed(streams_, params_, launch, tables, [&] {
       Access access = access_of(std::span<const Tile>(tiles_of(mine, arrays)), launch);
       const auto at = static_cast<std::int64_t>(mine.first_tile * sizeof(DeviceTile));
       const auto bytes =
           static_cast<std::int64_t>((mine.end_tile - mine.first_tile) * sizeof(DeviceTile));
       access.reads.push_back({call + at, bytes, 1, 0});
+      if (reads_maps()) access.reads.push_back({maps_in(call), map_bytes(), 1, 0});
       return access;
     });
   }

@@ -233,7 +233,8 @@ void DevicePagedKernel::attend(const PagedParams& params, const PagedKv& kv,
   const Call call(streams_, params, kv, q_NHD, out, table);
   const std::span<const std::byte> argument = std::as_bytes(std::span(&call.launch(), 1));
   streams_.driver.launch(streams_.compute,
-                         {.kernel = entry.name,
+                         {.module = "paged",
+                          .kernel = entry.name,
                           .blocks_x = static_cast<std::int32_t>(table.works.size()),
                           .blocks_y = kv.kv_heads,
                           .threads = kThreads,
@@ -241,7 +242,8 @@ void DevicePagedKernel::attend(const PagedParams& params, const PagedKv& kv,
                          argument, [&] { return call.access_of_works(); });
   if (table.merges.empty()) return;
   streams_.driver.launch(streams_.compute,
-                         {.kernel = "paged_merge",
+                         {.module = "paged",
+                          .kernel = "paged_merge",
                           .blocks_x = static_cast<std::int32_t>(table.merges.size()),
                           .blocks_y = kv.kv_heads * kPagedMergeBlocks,
                           .threads = kThreads,

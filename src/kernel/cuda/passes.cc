@@ -49,23 +49,28 @@ std::int32_t owned_rows(Program program) {
 Pass forward_pass(Program program, const KernelParams& params, Dtype dtype) {
   if (program == Program::kMma) {
     const EntryPoint entry = forward_entry(params, dtype);
-    return {entry, {kOwnedRows, entry.rows}, kThreads};
+    return {module_of(program), entry, {kOwnedRows, entry.rows}, kThreads};
   }
-  return {wgmma_entries(params, dtype).forward, {kWgmmaOwned, kWgmmaKeys}, kWgmmaThreads};
+  return {module_of(program),
+          wgmma_entries(params, dtype).forward,
+          {kWgmmaOwned, kWgmmaKeys},
+          kWgmmaThreads};
 }
 
 Pass gradient_pass(Program program, const KernelParams& params, Dtype dtype, Gradient gradient) {
   if (program == Program::kMma) {
     const EntryPoint entry = backward_entry(params, dtype, gradient);
-    return {entry, {kOwnedRows, entry.rows}, kThreads};
+    return {module_of(program), entry, {kOwnedRows, entry.rows}, kThreads};
   }
   switch (gradient) {
     case Gradient::kQ:
-      return {wgmma_entries(params, dtype).query_gradient,
+      return {module_of(program),
+              wgmma_entries(params, dtype).query_gradient,
               {kWgmmaOwned, kWgmmaStreamed<false>},
               kWgmmaThreads};
     case Gradient::kKAndV:
-      return {wgmma_entries(params, dtype).key_gradient,
+      return {module_of(program),
+              wgmma_entries(params, dtype).key_gradient,
               {kWgmmaOwned, whole_rows(params.q_heads / params.kv_heads)},
               kWgmmaThreads};
     case Gradient::kK:

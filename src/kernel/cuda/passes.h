@@ -26,6 +26,7 @@ enum class Program : std::uint8_t {
 [[nodiscard]] std::int32_t owned_rows(Program program);
 
 struct Pass {
+  std::string_view module;
   EntryPoint entry;
   BlockRows rows;
   std::int32_t threads = 0;  // of a CTA

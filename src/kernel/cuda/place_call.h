@@ -29,6 +29,7 @@ struct PlacedArray {
   void* data = nullptr;
   std::int64_t token_stride = 0;
   std::int64_t head_stride = 0;
+  friend bool operator==(const PlacedArray&, const PlacedArray&) = default;
 };
 
 // Sets `tiles` to the places of the parts in these arrays. The shape has a row for each tile.

@@ -22,7 +22,8 @@ void launch_rows(const RankStreams& streams, std::string_view kernel, const Call
   CONTEXTILE_CHECK(blocks < (std::int64_t{1} << 31),
                    "cuda rows: expected fewer than 2^33 rows, found {}", rows);
   streams.driver.launch(streams.compute,
-                        {.kernel = kernel,
+                        {.module = "rows",
+                         .kernel = kernel,
                          .blocks_x = static_cast<std::int32_t>(blocks),
                          .blocks_y = 1,
                          .threads = kThreads,

@@ -84,6 +84,11 @@ class TileListBuilder {
       owned.tile = static_cast<std::int32_t>(first_tile + group.front());
       owned.begin = begin;
       owned.end = std::min(begin + owned_rows_, num_rows);
+      constexpr auto kMostBlocks =
+          static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
+      CONTEXTILE_CHECK(table_.blocks.size() < kMostBlocks,
+                       "cuda lists: expected fewer than 2^31 pairs of blocks in a launch, found {}",
+                       table_.blocks.size());
       owned.first_block = static_cast<std::int32_t>(table_.blocks.size());
       owned.init = slot.init;
       for (std::size_t i = 0; i < group.size(); ++i) {
@@ -195,7 +200,10 @@ void check_inputs(Dtype dtype, std::int32_t dim) {
 void check_rows(const TensorView& view) {
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   check_inputs(view.dtype, view.dim);
-  CONTEXTILE_CHECK(address % 16 == 0 && view.token_stride % 8 == 0 && view.head_stride % 8 == 0,
+  // A stride that no index is multiplied with may have any value.
+  const bool tokens_fit = view.tokens <= 1 || view.token_stride % 8 == 0;
+  const bool heads_fit = view.heads <= 1 || view.head_stride % 8 == 0;
+  CONTEXTILE_CHECK(address % 16 == 0 && tokens_fit && heads_fit,
                    "cuda kernels: expected rows at multiples of 16 bytes, found strides of {}, {}",
                    view.token_stride, view.head_stride);
 }

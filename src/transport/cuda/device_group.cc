@@ -69,13 +69,12 @@ class DeviceGroup : public Transport {
     std::vector<PostedEnd> ends = make_ends(rank(), size(), sends, recvs);
     const std::int64_t ticket = next_ticket_++;
     check(fmt::format("launch {}", ticket));
-    const Event done = move(ends);
+    const auto [begun, done] = move(ends);
     const std::lock_guard lock(mutex_);
     for (const PostedEnd& end : ends) {
       (end.is_send ? sent_bytes_ : received_bytes_) += end.size_bytes;
     }
-    if (under_way_.empty()) last_end_ = Clock::now();
-    under_way_.push_back({ticket, done, std::move(ends)});
+    under_way_.push_back({ticket, begun, done, std::move(ends)});
     events_of_[ticket] = done;
     changed_.notify_all();
     return ticket;
@@ -125,6 +124,7 @@ class DeviceGroup : public Transport {
   static constexpr std::int64_t kSignalBytes = 256;
   struct Launch {
     std::int64_t ticket = 0;
+    std::optional<Event> begun;  // unset: it is done
     Event done;
     std::vector<PostedEnd> ends;
   };
@@ -134,12 +134,15 @@ class DeviceGroup : public Transport {
     std::unique_ptr<StreamMemory> memory;
   };
 
-  // Puts a launch on the stream for moves. Returns the event that stands for its end.
-  Event move(std::span<const PostedEnd> ends) {
+  // Puts a launch on the stream for moves. Returns the events that stand for its beginning, when the
+  // work that it waits for is done, and for its end.
+  std::pair<Event, Event> move(std::span<const PostedEnd> ends) {
     const Event ready = events_.take(1);
     driver_.record(ready, streams_.compute);
     driver_.wait(streams_.moves, ready);
     events_.release(ready);
+    const Event begun = events_.take(1);
+    driver_.record(begun, streams_.moves);
     std::vector<PeerBytes> sends;
     std::vector<PeerBytes> recvs;
     std::vector<Packed> packed;
@@ -153,7 +156,7 @@ class DeviceGroup : public Transport {
     // One use is for `wait`, the other for the watcher.
     const Event done = events_.take(2);
     driver_.record(done, streams_.moves);
-    return done;
+    return {begun, done};
   }
 
   PeerBytes bytes_of(const PostedEnd& end, std::vector<Packed>& packed) {
@@ -214,9 +217,15 @@ class DeviceGroup : public Transport {
   void look() {
     try {
       while (!under_way_.empty() && driver_.is_done(under_way_.front().done)) {
+        note_begun(under_way_.front());
         events_.release(under_way_.front().done);
         under_way_.pop_front();
-        last_end_ = Clock::now();
+        last_progress_ = Clock::now();
+      }
+      // The time of a launch does not count while it waits for this rank's own work.
+      if (!under_way_.empty() && under_way_.front().begun) {
+        if (driver_.is_done(*under_way_.front().begun)) note_begun(under_way_.front());
+        last_progress_ = Clock::now();
       }
     } catch (const DeviceError& error) {
       return set_failure(error.what());
@@ -226,8 +235,15 @@ class DeviceGroup : public Transport {
     if (const std::string problem = communicator_->failure(); !problem.empty()) {
       return set_failure(fmt::format("{}; open: {}", problem, open));
     }
-    if (Clock::now() - last_end_ < options_.timeout) return;
+    if (Clock::now() - last_progress_ < options_.timeout) return;
     set_failure(fmt::format("nothing moved for {} ms; open: {}", options_.timeout.count(), open));
+  }
+
+  // Needs the lock.
+  void note_begun(Launch& launch) {
+    if (const std::optional<Event> begun = std::exchange(launch.begun, std::nullopt)) {
+      events_.release(*begun);
+    }
   }
 
   RankStreams& streams_;
@@ -243,7 +259,7 @@ class DeviceGroup : public Transport {
   std::condition_variable changed_;
   std::deque<Launch> under_way_;             // in the order of the stream
   std::map<std::int64_t, Event> events_of_;  // of launches not yet waited for
-  Clock::time_point last_end_ = Clock::now();
+  Clock::time_point last_progress_ = Clock::now();
   std::string failure_;
   bool stopping_ = false;
   std::int64_t sent_bytes_ = 0;
@@ -268,9 +284,9 @@ std::unique_ptr<Transport> make_nccl_group(RankStreams& streams, Transport& cont
   if (control.rank() == Rank{0}) id = make_nccl_id(name);
   const auto ids = all_gather(control, std::as_bytes(std::span(&id, 1)));
   std::memcpy(id.data(), ids.front().data(), id.size());
-  return make_device_group(streams,
-                           join_nccl(streams.driver, id, control.rank(), control.size(), name),
-                           control, options);
+  return make_device_group(
+      streams, join_nccl(streams.driver, id, control.rank(), control.size(), options.timeout, name),
+      control, options);
 }
 
 }  // namespace contextile::cuda

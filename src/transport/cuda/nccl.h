@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -21,9 +22,11 @@ using NcclId = std::array<std::byte, 128>;
 [[nodiscard]] NcclId make_nccl_id(const std::string& library = kNcclLibrary);
 
 // Returns rank `rank` of a group of `size`, on the device of `driver`, which must outlive it.
-// Collective. Throws as make_nccl_id does.
+// Collective. Throws as make_nccl_id does, and TransportError if not all ranks connect within the
+// timeout, which also limits how long `exchange` waits for the connections of its first messages.
 [[nodiscard]] std::unique_ptr<PointToPoint> join_nccl(Driver& driver, const NcclId& id, Rank rank,
                                                       std::int32_t size,
+                                                      std::chrono::milliseconds timeout,
                                                       const std::string& library = kNcclLibrary);
 
 }  // namespace contextile::cuda

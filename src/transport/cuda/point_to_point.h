@@ -26,12 +26,13 @@ class PointToPoint {
 
   // Exchanges a group of messages that move at the same time. The group begins in the order of the
   // stream and ends when all its messages have moved, for which the peers' groups have to begin.
-  // Throws DeviceError.
+  // Throws DeviceError, and TransportError if peers do not connect in time or `abort` was called.
   virtual void exchange(Stream stream, std::span<const PeerBytes> sends,
                         std::span<const PeerBytes> recvs) = 0;
   // Returns what went wrong with groups under way; empty if nothing did.
   [[nodiscard]] virtual std::string failure() = 0;
-  // Ends groups under way, so that streams continue. Nothing may be exchanged afterwards.
+  // Ends groups under way, so that streams continue. Any thread may call it. Nothing may be
+  // exchanged afterwards.
   virtual void abort() noexcept = 0;
 };
 

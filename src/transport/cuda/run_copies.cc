@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "transport/strided_copy.h"
 
 namespace contextile::cuda {
 namespace {
 
-// Merges runs of equal length at equal distances on both sides into one copy.
+// The driver's limit of the distance between rows of a copy (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
+constexpr std::int64_t kLargestStride = (std::int64_t{1} << 31) - 1;
+
+// Merges runs of equal length at equal distances on both sides into one copy. Runs of different
+// segments stay apart: what lies between them may be another tensor's memory, or nobody's.
 class RunCopies {
  public:
   RunCopies(Driver& driver, Stream stream) : driver_(driver), stream_(stream) {}
@@ -33,6 +38,7 @@ class RunCopies {
     const std::int64_t from_stride =
         from - (from_.data + (from_.num_rows - 1) * from_.stride_bytes);
     if (to_stride < bytes || from_stride < bytes) return false;
+    if (to_stride > kLargestStride || from_stride > kLargestStride) return false;
     const bool is_second = to_.num_rows == 1;
     if (!is_second && (to_stride != to_.stride_bytes || from_stride != from_.stride_bytes)) {
       return false;
@@ -57,7 +63,10 @@ void copy_on_stream(Driver& driver, Stream stream, std::span<const Segment> from
   SegmentCursor source(from);
   SegmentCursor target(to);
   RunCopies copies(driver, stream);
+  std::pair<std::size_t, std::size_t> segments = {source.segment(), target.segment()};
   while (!source.done() && !target.done()) {
+    const std::pair now = {source.segment(), target.segment()};
+    if (std::exchange(segments, now) != now) copies.flush();
     const std::int64_t bytes = std::min(source.run_bytes(), target.run_bytes());
     copies.add(target.data(), source.data(), bytes);
     source.advance(bytes);
