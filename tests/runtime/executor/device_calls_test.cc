@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -101,14 +102,14 @@ TEST_P(GivenToTheDevice, NothingIsUploadedInACall) {
 // A device whose kernel takes tiles with every call.
 class TileByTile : public RankHost {
  public:
-  explicit TileByTile(HostDriver& driver) : driver_(driver) {}
+  TileByTile(HostDriver& driver, cuda::Program program) : driver_(driver), program_(program) {}
 
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
       std::int32_t num_ranks) override {
     std::vector<cuda::RankStreams*> streams;
     for (std::int32_t r = 0; r < num_ranks; ++r) {
       streams_.push_back(std::make_unique<cuda::RankStreams>(driver_));
-      kernels_.push_back(std::make_unique<Kernel>(*streams_.back()));
+      kernels_.push_back(std::make_unique<Kernel>(*streams_.back(), program_));
       streams.push_back(streams_.back().get());
     }
     return cuda::make_stream_group(streams);
@@ -125,6 +126,7 @@ class TileByTile : public RankHost {
   };
 
   HostDriver& driver_;
+  const cuda::Program program_;
   std::vector<std::unique_ptr<cuda::RankStreams>> streams_;
   std::vector<std::unique_ptr<Kernel>> kernels_;
 };
@@ -143,14 +145,52 @@ TEST_P(GivenToTheDevice, ListsOfAPlanGiveTheBitsOfTilesWithEveryCall) {
   shape.sink = true;
   const auto plan = plan_of(GetParam(), "causal", shape);
   HostDriver at_once(HostDriver::Mode::kAtOnce);
-  TileByTile host(at_once);
-  DeviceCalls tile_by_tile(host, plan);
-  DeviceRanks ranks(at_once);
-  DeviceCalls calls(ranks, plan);
-  for (const std::int32_t more_heads : {0, 2, 1}) {
-    calls.move_tensors(more_heads);
-    const auto seed = static_cast<std::uint64_t>(more_heads);
-    EXPECT_TRUE(results_of(calls, seed) == results_of(tile_by_tile, seed)) << more_heads;
+  for (const cuda::Program program : {cuda::Program::kMma, cuda::Program::kWgmma}) {
+    TileByTile host(at_once, program);
+    DeviceCalls tile_by_tile(host, plan);
+    DeviceRanks ranks(at_once, {}, program);
+    DeviceCalls calls(ranks, plan);
+    for (const std::int32_t more_heads : {0, 2, 1}) {
+      calls.move_tensors(more_heads);
+      const auto seed = static_cast<std::uint64_t>(more_heads);
+      EXPECT_TRUE(results_of(calls, seed) == results_of(tile_by_tile, seed)) << more_heads;
+    }
+  }
+}
+
+// A device that counts the bytes that calls upload.
+class CountingDriver : public HostDriver {
+ public:
+  CountingDriver() : HostDriver(Mode::kAtOnce) {}
+  void write(cuda::Stream stream, std::byte* to, std::span<const std::byte> from) override {
+    written_ += std::ssize(from);
+    HostDriver::write(stream, to, from);
+  }
+  [[nodiscard]] std::int64_t take_written() { return written_.exchange(0); }
+
+ private:
+  std::atomic<std::int64_t> written_ = 0;
+};
+
+// Lists grow with the square of a batch, and stay on the device; calls upload maps of tiles at most.
+TEST(PreparedLists, StayOnTheDevice) {
+  AttentionShape shape = small_shape();
+  for (const cuda::Program program : {cuda::Program::kMma, cuda::Program::kWgmma}) {
+    std::vector<std::int64_t> uploaded;
+    for (const std::int64_t tokens : {1024, 4096}) {
+      const auto plan = plan_and_check(batch_of({tokens}, "causal", shape), cluster_of(1, 2),
+                                       parse_strategies("ring").at(0), {})
+                            .plan;
+      CountingDriver driver;
+      DeviceRanks ranks(driver, {}, program, Graphs::kOff);
+      DeviceCalls calls(ranks, plan);
+      calls.set_inputs(1);
+      static_cast<void>(driver.take_written());
+      calls.forward();
+      calls.backward();
+      uploaded.push_back(driver.take_written());
+    }
+    EXPECT_EQ(uploaded[0], uploaded[1]) << cuda::name_of(program);
   }
 }
 
