@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 constexpr std::int32_t kFormat = 1;
 constexpr std::size_t kMaxListed = 1 << 12;   // steps, transfers, peers; a rank keeps 512 steps
 constexpr std::int32_t kMostRanks = 1 << 16;  // of a group
-constexpr std::size_t kMaxErrorBytes = 4000;  // of an error that is kept
+constexpr std::size_t kMaxErrorBytes = 4000;  // of an error text
 constexpr std::int64_t kMostClockSkewUs = 1'000'000;
 
 std::int64_t number_in(const json& found, const std::string& where, std::int64_t least,
@@ -34,14 +34,14 @@ std::int64_t number_in(const json& found, const std::string& where, std::int64_t
   return found.get<std::int64_t>();
 }
 
-// The values of one object, each asked for once by its key.
+// The values of one object, each read once by its key.
 class ObjectReader {
  public:
   ObjectReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {
     CONTEXTILE_CHECK(object.is_object(), "{}: expected an object, found {}", where_,
                      object.type_name());
   }
-  // After all keys have been asked for.
+  // Call this after all keys have been read.
   void check_no_more() const {
     CONTEXTILE_CHECK(num_read_ == object_.size(), "{}: expected {} keys, found {}", where_,
                      num_read_, object_.size());
@@ -59,7 +59,7 @@ class ObjectReader {
   [[nodiscard]] std::int64_t number(const char* key, std::int64_t least) {
     return number(key, least, INT64_MAX);
   }
-  // 0 where there is none: records of earlier versions lack the key.
+  // Returns 0 if the key is missing: records of earlier versions lack it.
   [[nodiscard]] std::int64_t number_if_any(const char* key) {
     return object_.contains(key) ? number(key, 0) : 0;
   }
@@ -75,7 +75,7 @@ class ObjectReader {
                      found.type_name());
     return found.get<bool>();
   }
-  // The items of a list, each with where it stands.
+  // Reads the items of a list, each with its place for messages.
   template <typename Read>
   void list(const char* key, const Read& read) {
     const json& found = value(key);
@@ -155,7 +155,8 @@ FlightTransfer transfer_of(const json& found, const std::string& where, std::int
   return transfer;
 }
 
-// A rank that does not come to a run removes no record of an earlier one.
+// Keeps the records of the newest run: a rank that does not come to a run leaves a record of an
+// earlier one in the folder.
 void leave_newest_run(std::vector<FlightRecord>& records) {
   const auto newest = std::ranges::max_element(records, {}, &FlightRecord::failed_us);
   const std::int32_t size = newest->num_ranks;

@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kMostUnits = 8;  // named of a message
+constexpr std::size_t kMostUnits = 8;  // listed of a message
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -26,7 +26,7 @@ std::int64_t unix_us(std::chrono::system_clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
 }
 
-// Since the Unix epoch; 0 where the system does not say.
+// Microseconds since the Unix epoch; 0 if the system does not say.
 std::int64_t process_began_us() {
   std::ifstream file("/proc/self/stat");
   std::string text;
@@ -44,7 +44,7 @@ std::int64_t process_began_us() {
       0, unix_us(std::chrono::system_clock::now()) - static_cast<std::int64_t>(1e6 * age_s));
 }
 
-// What is known whatever has happened.
+// The part of a record that is known whatever has happened.
 FlightRecord begun_record(const Plan* plan, const std::exception& error) {
   FlightRecord record;
   record.version = version();
@@ -57,7 +57,7 @@ FlightRecord begun_record(const Plan* plan, const std::exception& error) {
   return record;
 }
 
-// The units of a message are those of its launch that go to its peer.
+// Adds the units of a message: those of its launch that go to its peer.
 void name_units(const LaunchOp& launch, FlightTransfer& transfer) {
   for (const TransferEnd& end : transfer.is_send ? launch.sends : launch.recvs) {
     if (end.peer != transfer.peer) continue;
@@ -102,7 +102,7 @@ std::vector<FlightTransfer> FlightRecorder::transfers() const {
 }
 
 FlightRecord FlightRecorder::record(const Plan* plan, const std::exception& error) const {
-  // What ranks find out about each other is nobody's own error.
+  // An error that ranks find while they compare data with each other is no rank's own error.
   const bool in_exchange = num_steps_ > 0 && !newest().ended && newest().step.op == "exchange";
   const bool is_cause = !in_exchange && dynamic_cast<const TransportError*>(&error) == nullptr;
   const auto unix_now = std::chrono::system_clock::now();

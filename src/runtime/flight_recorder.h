@@ -18,7 +18,7 @@
 
 namespace contextile {
 
-// As FlightStep, with what costs nothing to keep.
+// Like FlightStep, with only those fields that cost nothing to keep.
 struct RecordedStep {
   std::string_view op;  // of static storage
   std::int64_t call = 0;
@@ -30,14 +30,14 @@ struct RecordedStep {
   const LaunchOp* launch = nullptr;  // of a launch, while its plan is the executor's
 };
 
-// Steps of one thread: they follow one another. Costs two looks at the clock a step.
+// The steps of one thread, which follow one another. Reads the time twice per step.
 class FlightRecorder {
  public:
-  // `folder` is where `write` leaves records; empty: nowhere. A record that is there of this rank
-  // is removed: it is of an earlier run.
+  // `folder` is where `write` leaves records; empty: nowhere. A record of this rank that is already
+  // there is removed: it is of an earlier run.
   FlightRecorder(const Transport& transport, std::string folder);
 
-  // Runs work() as a step; it stays under way when that throws.
+  // Runs work() as a step; the step stays unfinished if work throws.
   template <typename Work>
   auto step(const RecordedStep& what, const Work& work) {
     begin(what);
@@ -50,18 +50,19 @@ class FlightRecorder {
       return result;
     }
   }
-  // Which launch the step under way is about, once that is known.
+  // Sets the launch that the current step is about, once it is known.
   void note_ticket(std::int64_t ticket) { newest().step.ticket = ticket; }
-  // Another plan comes: the launches of this one are about to go. An error of the last one that
-  // left the group as it was (plans that differ) does not keep a later one from being written.
+  // Call this when another plan comes and the launches of this one are about to go. An error of the
+  // last plan that left the group intact (plans that differ) does not prevent a later one from
+  // being written.
   void forget_plan();
 
   [[nodiscard]] FlightRecord record(const Plan* plan, const std::exception& error) const;
-  // Leaves the record of the error under way in the folder, if there is one; of the first error
-  // only. Never throws: the error matters more.
+  // Writes the record of the current error to the folder, if there is one; of the first error only.
+  // Never throws: the error matters more.
   void write(const Plan* plan, const std::exception& error) noexcept;
 
-  // Testing: called before every step.
+  // For tests: called before every step.
   std::function<void(const RecordedStep&)> before_step;
 
  private:

@@ -14,12 +14,12 @@ namespace {
 using Culprits = std::vector<FlightVerdict::Culprit>;
 using Records = std::span<const FlightRecord>;
 
-// When somebody noticed first.
+// The time at which a rank first noticed a failure.
 std::int64_t first_failure_us(Records records) {
   return std::ranges::min_element(records, {}, &FlightRecord::failed_us)->failed_us;
 }
 
-// What the rank was in at that time; null: in nothing that is recorded.
+// The step that the rank was in at that time; null: none that is recorded.
 const FlightStep* step_at(const FlightRecord& record, std::int64_t time_us) {
   for (const FlightStep& step : record.steps) {
     if (step.began_us <= time_us && (step.ended_us == -1 || step.ended_us > time_us)) return &step;
@@ -27,8 +27,8 @@ const FlightStep* step_at(const FlightRecord& record, std::int64_t time_us) {
   return nullptr;
 }
 
-// Ranks whose value is not that of most; of two that are as many, the first rank's counts. A rank
-// may have failed before it had one.
+// Ranks whose value is not the most common one; if two values are equally common, the first rank's
+// counts. A rank may have failed before it had a value.
 Culprits odd_ones(Records records, std::string_view what, std::string FlightRecord::*value) {
   std::map<std::string, std::int64_t> counts;
   for (const FlightRecord& record : records) {
@@ -74,7 +74,7 @@ Culprits without_record(Records records) {
   return culprits;
 }
 
-// The rank from which most others had no sign of life.
+// The rank that most others had no sign of life from.
 Culprits silent_to_most(Records records) {
   std::map<Rank, std::size_t> counts;
   for (const FlightRecord& record : records) {
@@ -107,12 +107,12 @@ Culprits at_work(Records records) {
     culprits.push_back({record.rank, fmt::format("was in {} for {:.3g} s while others waited",
                                                  printable(step->op), seconds)});
   }
-  // All at work: nobody waited for anybody, so that says nothing.
+  // If all were at work, no rank waited for another, so that says nothing.
   if (culprits.size() == records.size()) culprits.clear();
   return culprits;
 }
 
-// Messages by (from, to), as the ranks at both ends have them.
+// Messages by (from, to), as recorded by the ranks at both ends.
 struct OpenPair {
   bool sent = false;
   bool expected = false;
@@ -133,7 +133,7 @@ OpenPairs open_pairs(Records records) {
   return pairs;
 }
 
-// Ends of connections on which both ranks waited: the rank that is on all of them, or all.
+// Connections on which both ranks waited: returns the rank that is an end of all of them, or all.
 Culprits cut_off(const OpenPairs& pairs) {
   std::map<Rank, std::set<Rank>> peers;
   for (const auto& [ends, open] : pairs) {
@@ -157,10 +157,10 @@ Culprits cut_off(const OpenPairs& pairs) {
   return all;
 }
 
-// Ranks that never sent what another waited for, and waited for nothing of that kind themselves; or
-// that never took what another sent.
+// Ranks that never sent a message another waited for, and waited for no such message themselves; or
+// that never took a message another sent.
 Culprits silent_ends(const OpenPairs& pairs) {
-  std::map<Rank, Rank> unsent;  // who never sent, to whom
+  std::map<Rank, Rank> unsent;  // the rank that never sent, to the one that waited
   std::map<Rank, Rank> untaken;
   std::set<Rank> waiting;
   for (const auto& [ends, open] : pairs) {

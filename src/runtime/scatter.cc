@@ -17,7 +17,7 @@ bool is_contiguous(const TensorView& view) {
   return view.head_stride == view.dim && view.token_stride == std::int64_t{view.heads} * view.dim;
 }
 
-// Tensors of one shape and dtype.
+// Copies rows between tensors of one shape and dtype.
 void copy_rows(const TensorView& to, const TensorView& from) {
   const std::int64_t row_bytes = from.dim * bytes_per_element(from.dtype);
   const std::int64_t token_bytes = row_bytes * from.heads;

@@ -19,7 +19,7 @@ struct LayerTensors {
   void poison_outputs();
   [[nodiscard]] ForwardTensors forward();
   [[nodiscard]] BackwardTensors backward();
-  // Rows of the results to their tokens in arrays of the whole batch.
+  // Copies the rows of the results to their tokens in arrays of the whole batch.
   void put_forward(OracleResult& result);
   void put_backward(OracleResult& result);
 

@@ -22,7 +22,8 @@ namespace contextile {
 namespace {
 
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
-// Rows are taken together and keys in chunks, so that K, V and their gradients are read from cache.
+// Rows are processed together and keys in chunks, so that K, V and their gradients are read from
+// cache.
 constexpr std::int64_t kRowsPerTask = 32;
 constexpr std::int64_t kChunkKeys = 32;
 
@@ -34,7 +35,7 @@ std::vector<double> random_tensor(Rng& rng, std::int64_t elements, Dtype dtype) 
   return values;
 }
 
-// Eight independent partial sums, so that the compiler may use vector registers.
+// Keeps eight independent partial sums, so that the compiler may use vector registers.
 double dot(const double* a, const double* b, std::int64_t n) {
   double sums[8] = {};
   std::int64_t i = 0;
@@ -167,7 +168,7 @@ class Oracle {
     }
   }
 
-  // Scores of all rows, their LSE, then the values under the weights.
+  // Computes the scores of all rows, their LSE, then the values under the weights.
   void forward_rows(Range tokens, std::int32_t kv_head) {
     std::vector<std::vector<double>> scores(at(tokens.size() * heads_per_kv_));
     rows_.for_each_chunk(tokens, [&](Range chunk) {

@@ -20,7 +20,7 @@ constexpr double kOutBound = 2e-6;
 constexpr double kGradientBound = 1e-5;
 constexpr double kSingleDeviceFactor = 1.5;
 constexpr double kCancellation = 64;
-// Where a kernel rounds weights: docs/kernels.md.
+// Bounds for kernels that round weights (docs/kernels.md says where they round).
 constexpr double kRoundedLseBound = 0x1p-18;
 constexpr double kRoundedCancellation = 2;
 
@@ -107,14 +107,14 @@ double relative_error(std::span<const double> found, std::span<const double> tru
 
 namespace {
 
-// What errors of an array are relative to, besides its largest value: at least `least`, and
-// `least_rounded` for what rounded weights may add.
+// The least denominators of relative errors: at least `least`, and `least_rounded` for the error
+// that rounded weights may add.
 struct Measure {
   double least = 0;
   double least_rounded = 0;
 };
 
-// An array whose terms cancel.
+// Returns the measure of an array whose terms cancel.
 Measure of_terms(double largest) {
   return {largest / kCancellation, largest / kRoundedCancellation};
 }
@@ -129,7 +129,7 @@ double error_of_roundings(int n) {
   return std::min(static_cast<double>(n), kDeviations * std::sqrt(n / 6.0));
 }
 
-// What rounded weights may add to the error of an array as relative_error measures it.
+// Returns how much rounded weights may add to the error of an array as relative_error measures it.
 double rounded_bound(double rounding, double largest, const Measure& measure) {
   const double denominator = std::max(largest, measure.least);
   if (denominator == 0) return 0;

@@ -31,7 +31,7 @@
 namespace contextile {
 namespace {
 
-// What one rank measured in one repetition of one mask.
+// The measurements of one rank in one repetition of one mask.
 struct Measured {
   RankCall forward;
   RankCall backward;
@@ -108,7 +108,7 @@ AttentionOutput true_output(const Plan& plan, std::size_t m, const OracleResult&
           {}};
 }
 
-// Whether results of all ranks come together in this process.
+// Returns true if the results of all ranks come together in this process.
 bool is_whole(const RunOptions& options) {
   return options.rank == nullptr || options.rank->rank() == Rank{0};
 }
@@ -161,7 +161,8 @@ void run_mask(Work& work, std::size_t m, PlanRanks& ranks) {
   mask.found.dsink = {gradients.dsink_H.begin(), gradients.dsink_H.end()};
 }
 
-// The plan with one mask's programs only, without the charge for padding nobody sends.
+// Statistics of the plan with one mask's programs only, without the charge for padding that is
+// never sent.
 PlanStats statistics_of_mask(const Plan& plan, std::size_t m) {
   Plan single;
   single.shape = plan.shape;
@@ -184,7 +185,7 @@ PlanStats statistics_of_mask(const Plan& plan, std::size_t m) {
   return statistics(single);
 }
 
-// Slowest rank of the fastest repetition.
+// Returns the time of the slowest rank in the fastest repetition.
 template <typename Seconds>
 double fastest(const std::vector<std::vector<Measured>>& measured, const Seconds& seconds) {
   double best = std::numeric_limits<double>::infinity();
@@ -196,7 +197,8 @@ double fastest(const std::vector<std::vector<Measured>>& measured, const Seconds
   return best;
 }
 
-// What weights were rounded to: by the host's kernels where it gives ranks theirs.
+// Returns the dtype that weights are rounded to. If a host gives ranks their kernels, its kernels
+// decide.
 Dtype weight_dtype_of(const Work& work) {
   const RunOptions& options = work.options;
   const Rank rank = options.rank == nullptr ? Rank(0) : options.rank->rank();
@@ -262,8 +264,8 @@ RunReference make_inputs(std::span<const Range> sequences, const AttentionShape&
   return reference;
 }
 
-// True results of the plan's masks: where a backward without a forward starts from them, or all
-// that are compared.
+// True results of the plan's masks: only those that a backward without a forward starts from, or
+// all that are compared.
 enum class Needed { kToRun, kToCompare };
 std::vector<RunReference::OfMask> true_results(const Plan& plan, const RunOptions& options,
                                                const BatchTensors& batch, Needed needed) {
@@ -322,7 +324,7 @@ Work make_work(const Plan& plan, const RunOptions& options, const RunReference& 
   return work;
 }
 
-// The options of this process: where results are not whole nothing is compared.
+// The options of this process: it compares nothing unless its results are whole.
 RunOptions own_options(RunOptions options) {
   options.compare = options.compare && is_whole(options);
   return options;
@@ -334,7 +336,7 @@ void check_plan(const std::shared_ptr<const Plan>& plan) {
   CONTEXTILE_CHECK(!plan->rounds.empty(), "run: expected a plan with a round, found none");
 }
 
-// What all ranks of a group of processes have alike, beside the plan.
+// Checks the options that all ranks of a group of processes must share, in addition to the plan.
 void check_same_options(const RunOptions& options) {
   const Setting settings[] = {
       {"kernel", options.kernel.empty() ? "the preferred one" : options.kernel},
@@ -343,8 +345,8 @@ void check_same_options(const RunOptions& options) {
   check_same_settings(options.rank->control(), "run", settings);
 }
 
-// `complete` makes what results are compared with behind the runs: it takes rank 0 of a group of
-// processes longer than the others may have to wait.
+// `complete` computes the results to compare with, after the runs: on rank 0 of a group of
+// processes it takes longer than the others may have to wait.
 RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
                   const RunReference& reference, const std::function<void()>& complete) {
   Work work = make_work(*plan, options, reference);
@@ -367,7 +369,7 @@ RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
   return report;
 }
 
-// How large the arrays of inputs and results are.
+// Describes the arrays of inputs and results.
 std::string size_text(std::int64_t tokens, const AttentionShape& shape) {
   return fmt::format(
       "inputs and results of {} tokens with {} query heads and {} KV heads of {} and {} elements",
@@ -417,7 +419,7 @@ RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given) {
         reference.masks = true_results(*plan, options, reference.batch, Needed::kToRun);
         return execute(plan, options, reference, [&] {
           if (!options.compare) return;
-          // Moved one by one: the work under way points at them.
+          // Moved one by one, because the current work holds pointers to them.
           std::ranges::move(true_results(*plan, options, reference.batch, Needed::kToCompare),
                             reference.masks.begin());
         });
@@ -453,7 +455,7 @@ void check_run_memory(const Plan& plan, const PlanStats& statistics) {
   const AttentionShape& shape = plan.shape;
   const double elements = static_cast<double>(plan.num_tokens()) *
                           (shape.q_heads + shape.kv_heads) * (shape.head_dim + shape.value_dim);
-  // Inputs and the oracle's results in fp64, beside the run itself.
+  // Inputs and the oracle's results in fp64, and the run itself.
   check_machine_memory("run", plan, 2 * sizeof(double) * elements + inproc_bytes(plan, statistics));
 }
 

@@ -1,4 +1,5 @@
-// The whole batch on one device with one kernel call: what distribution is measured against.
+// The whole batch on one device with one kernel call: the baseline that distribution is measured
+// against.
 #pragma once
 
 #include "contextile/advanced/oracle.h"
@@ -7,8 +8,8 @@
 
 namespace contextile {
 
-// Forward and, if asked for, backward of the mask as a single tile, inputs and outputs in the
-// shape's dtype, rounded as the executor rounds. Memory O(T · heads · dim).
+// Runs forward and, if requested, backward of the mask as a single tile. Inputs and outputs have
+// the shape's dtype, rounded as the executor rounds. Memory O(T · heads · dim).
 [[nodiscard]] OracleResult run_single_device(const BatchTensors& batch, const AttentionShape& shape,
                                              const Mask& mask, const AttentionKernel& kernel,
                                              Passes passes);

@@ -1,4 +1,4 @@
-// Ranks of a plan on one device: streams of their own, one memory.
+// Ranks of a plan on one device, each with streams of its own, in one memory.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace contextile::cuda {
 
-// Whole plans on a single GPU: N logical ranks, transfers as copies. Groups are over when the next
-// one is made.
+// Whole plans on a single GPU: N logical ranks, transfers as copies. Making a group ends the group
+// made before it.
 class DeviceRanks : public RankHost {
  public:
   // `driver`, which has the program's module, must outlive it.
@@ -29,9 +29,9 @@ class DeviceRanks : public RankHost {
     return one_of(rank).kernel;
   }
   [[nodiscard]] const PagedKernel& paged_kernel(Rank rank) const { return one_of(rank).paged; }
-  // Those of a rank, made where it has none.
+  // The streams of a rank, made on first use.
   [[nodiscard]] RankStreams& streams_of(Rank rank);
-  // As Gpu (contextile/advanced/gpu.h).
+  // The same as in Gpu (contextile/advanced/gpu.h).
   void begin_behind(Rank rank, void* stream);
   void end_before(Rank rank, void* stream);
 
@@ -47,8 +47,8 @@ class DeviceRanks : public RankHost {
     RankStreams streams;
     DeviceKernel kernel;
     DevicePagedKernel paged;
-    Event given;     // what a caller's stream held
-    Event computed;  // what the rank was given
+    Event given;     // the work on the caller's stream
+    Event computed;  // the work of the rank
     Event moved;
   };
 

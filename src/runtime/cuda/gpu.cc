@@ -20,7 +20,7 @@
 namespace contextile::cuda {
 namespace {
 
-// Where kernels may be, the likeliest place first.
+// The folders where kernels may be, the likeliest first.
 std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) {
   if (!options.kernels.empty()) return {options.kernels};
   if (const char* named = std::getenv("CONTEXTILE_CUDA_KERNELS")) return {named};
@@ -29,7 +29,7 @@ std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) 
       std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   std::vector<std::filesystem::path> places = {folder / "cuda",
                                                folder.parent_path() / "lib/contextile/cuda"};
-  // Beside the shared library that this is part of, such as a Python module.
+  // Next to the shared library that contains this code, such as a Python module.
   static constexpr char kHere = 0;
   Dl_info found = {};
   if (dladdr(&kHere, &found) != 0 && found.dli_fname != nullptr && *found.dli_fname == '/') {

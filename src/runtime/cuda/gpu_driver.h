@@ -12,7 +12,7 @@ namespace contextile::cuda {
 // Throws as open_gpu does.
 [[nodiscard]] std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options);
 // The program of the kernel that the options name, or the fastest that the driver has. Throws
-// InvalidArgument where there is no such kernel, or the driver has not its module.
+// InvalidArgument if there is no such kernel, or if the driver lacks its module.
 [[nodiscard]] Program program_of(const GpuOptions& options, const Driver& driver);
 
 }  // namespace contextile::cuda

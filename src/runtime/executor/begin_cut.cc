@@ -15,7 +15,7 @@ namespace {
 
 using Pair = std::pair<Rank, Rank>;  // sender, receiver
 
-// To whom a rank sends, and from whom it receives, in one launch; each once, ascending.
+// The ranks a rank sends to and receives from in one launch; each once, ascending.
 struct LaunchPeers {
   std::vector<Rank> sends;
   std::vector<Rank> recvs;
@@ -83,7 +83,7 @@ bool cut(Prefix& prefix, Rank rank, const Counts& sent, const Counts& expected) 
   return false;
 }
 
-// Cuts every rank's prefix until all ends meet; returns where that of `rank` ends.
+// Cuts every rank's prefix until all ends meet; returns the end of `rank`'s prefix.
 std::size_t cut_all(std::vector<Prefix> prefixes, Rank rank) {
   bool changed = true;
   while (changed) {
@@ -102,7 +102,7 @@ std::size_t cut_all(std::vector<Prefix> prefixes, Rank rank) {
   return prefixes[rank.index()].first_wait;
 }
 
-// ------------------------------------------------------------------------------- told to others
+// ------------------------------------------------------------------- exchanged between ranks
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -121,7 +121,7 @@ void write(const Prefix& prefix, Numbers& out) {
   }
 }
 
-// Reads what write has written, of a rank that may run another version.
+// Reads the numbers that write has written on a rank that may run another version.
 class PrefixReader {
  public:
   PrefixReader(const Numbers& numbers, std::size_t rank) : numbers_(numbers), rank_(rank) {}
@@ -158,7 +158,7 @@ class PrefixReader {
   std::size_t at_ = 0;
 };
 
-// Every rank's numbers on every rank, however many each has.
+// Gathers every rank's numbers on every rank; ranks may have different counts.
 std::vector<Numbers> gather_numbers(Transport& transport, const Numbers& mine) {
   const std::int64_t size = std::ssize(mine);
   std::int64_t longest = 0;

@@ -18,9 +18,9 @@ namespace contextile {
 [[nodiscard]] std::size_t begin_cut(const PlanRound& round, std::size_t mask, Direction direction,
                                     Rank rank);
 
-// The same of every mask and direction, where ranks may hold slices and know only their own
-// programs: each tells the others what it launches before its first wait. Collective; the result of
-// begin_cut for this transport's rank. Throws TransportError when a peer says nonsense.
+// Exchanges the same for every mask and direction, if ranks may hold slices and know only their own
+// programs: each sends the others its launches before its first wait. Collective; returns the
+// result of begin_cut for this transport's rank. Throws TransportError when a peer sends nonsense.
 using BeginCuts = std::vector<std::array<std::size_t, 2>>;  // by mask and Direction
 [[nodiscard]] BeginCuts exchange_begin_cuts(const PlanRound& round, Transport& transport);
 

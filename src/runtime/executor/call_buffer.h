@@ -1,4 +1,4 @@
-// The memory one call in flight works in.
+// The working memory of one call in flight.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@ namespace contextile {
 
 class CallBuffer {
  public:
-  // In the memory of the kernel that runs the call, which must outlive it.
+  // Allocates in the memory of the kernel that runs the call, which must outlive the buffer.
   explicit CallBuffer(const RowMemory& memory) : memory_(memory) {}
 
-  // Keeps what fits; old contents are lost when it grows.
+  // Keeps arrays that are large enough; the old contents are lost when one grows.
   void reserve(std::int64_t bytes, std::int64_t stats, std::int64_t heads) {
     grow(data_, bytes);
     grow(delta_, stats * static_cast<std::int64_t>(sizeof(float)));

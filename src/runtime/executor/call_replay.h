@@ -1,4 +1,4 @@
-// Calls of a rank that its group keeps and does again: the same plan, mask, direction and tensors.
+// Captured calls that a rank replays: the same plan, mask, direction and tensors.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace contextile {
 
-// What tells one call from another: everything that its work was made of.
+// Identifies a call by everything that its work depends on.
 class CallKey {
  public:
   explicit CallKey(std::size_t mask) { add(mask); }
@@ -47,12 +47,12 @@ class CallReplay {
   CallReplay(const CallReplay&) = delete;
   CallReplay& operator=(const CallReplay&) = delete;
 
-  // Whether there is anybody to keep calls; all ranks of a group say the same.
+  // Returns true if the transport can keep calls; the answer is the same on all ranks of a group.
   [[nodiscard]] bool is_possible() const { return graphs_ != nullptr; }
-  // Collective. Does the call again where all ranks know it by one number; else runs it, and keeps
-  // it where all ranks are willing: by then all have seen theirs before, unless first calls are
-  // kept. A call that takes memory that outlives it is never kept. Returns its stats, and whether
-  // it was run. What ranks tell each other are exchanges in the recorder.
+  // Collective. Replays the call if all ranks know it by one number. Otherwise it runs the call,
+  // and keeps it if all ranks are willing: by then all have seen theirs before, unless first calls
+  // are kept. A call that takes memory that outlives it is never kept. Returns the call's stats,
+  // and whether it ran. The messages between ranks are exchanges in the recorder.
   struct Outcome {
     ExecutionStats stats;
     bool was_run = false;
@@ -60,23 +60,24 @@ class CallReplay {
   enum class Keep : std::uint8_t { kNever, kIfAllDo };
   Outcome call(const CallKey& key, Keep keep, FlightRecorder& recorder,
                const std::function<ExecutionStats()>& run);
-  // The plan, or memory, is about to go.
+  // Call this when the plan, or memory, is about to go.
   void forget_all();
 
  private:
-  // The calls that were used last; layers of a model have tensors of their own.
+  // Most calls that are known at once, the latest used; layers of a model have tensors of their
+  // own.
   static constexpr std::size_t kMostCalls = 256;
   struct Known {
     CallKey key;
     std::int64_t number = 0;  // 0: not kept
     ExecutionStats stats;     // of the run that was kept
   };
-  // What a rank tells the others about a call.
+  // The message that a rank sends the others about a call.
   struct Said {
     std::int64_t number = 0;
     std::int64_t is_willing = 0;
   };
-  // Puts the call's entry in front of all others; whether it is new.
+  // Moves the call's entry to the front of all others; returns true if it is new.
   bool find(const CallKey& key);
   void forget(Known& known);
 

@@ -121,7 +121,7 @@ class ProgramCheck {
     }
   }
 
-  // Blocks that are none are named by what checks units.
+  // Invalid blocks are reported by the checks of units.
   void check_groups(const TileOp& tile) const {
     if (!tile.q_block.valid() || !tile.kv_block.valid()) return;
     const std::int32_t of_queries = round_.groups_of(tile.q_block);
@@ -215,7 +215,7 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
   }
   for (std::size_t r = 0; r < num_devices; ++r) {
     const DeviceProgram& device = round.devices[r];
-    if (plan.slice_of.valid() && plan.slice_of.index() != r) continue;  // has nothing
+    if (plan.slice_of.valid() && plan.slice_of.index() != r) continue;  // a slice lacks other ranks
     if (device.programs.size() != round.masks.size()) {
       fail_plan("{} rank {}: expected a program for each of {} masks, found {}", where, r,
                 round.masks.size(), device.programs.size());

@@ -72,7 +72,7 @@ struct Executor::State {
     return plan == nullptr ? nullptr : plan->plan.get();
   }
 
-  // Runs work that peers take part in: whatever goes wrong, they hear of it instead of waiting.
+  // Runs work that peers take part in: if it fails, they are notified and do not wait.
   template <typename Work>
   auto collectively(const Work& work) {
     return recorded(current_plan(), [&] {
@@ -123,7 +123,7 @@ struct Executor::State {
     ++next_begin;
   }
 
-  // Runs a whole call, or has it done again by those who kept it; returns whether it was run.
+  // Runs a whole call, or has it replayed by the ranks that kept it; returns whether it ran.
   template <typename Tensors, typename Run>
   bool run_or_replay(std::size_t mask, const Tensors& tensors, const Run& run) {
     if (plan == nullptr || !replay.is_possible()) {
@@ -134,7 +134,7 @@ struct Executor::State {
       CallKey key = key_of(mask, tensors);
       key.add(std::uint64_t{poison ? 1U : 0U});
       for (const auto& buffer : idle) key.add(static_cast<const void*>(buffer->data()));
-      // What forward keeps lies in memory of the caller's, or there is none.
+      // Forward keeps nothing for backward, or keeps it in memory of the caller's.
       const bool keeps_memory = tensors.saved.empty() && has_retained(mask);
       const CallReplay::Outcome outcome = replay.call(
           key, keeps_memory ? CallReplay::Keep::kNever : CallReplay::Keep::kIfAllDo, recorder, [&] {
@@ -166,7 +166,7 @@ Executor& Executor::operator=(Executor&&) noexcept = default;
 
 namespace {
 
-// What all ranks must agree on. Its layout stays, so that versions can tell each other apart.
+// The data that all ranks must agree on. Its layout stays, so that versions can detect a mismatch.
 struct PlanIdentity {
   std::uint64_t digest = 0;
   std::int32_t num_devices = 0;
@@ -211,7 +211,7 @@ void check_identities(std::span<const PlanIdentity> plans) {
   }
 }
 
-// Every rank throws the same when plans differ. Returns whether any rank has only a slice.
+// Every rank throws the same when plans differ. Returns true if any rank has only a slice.
 bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
   const std::vector<std::vector<std::byte>> all =
       all_gather(transport, std::as_bytes(std::span(&mine, 1)));

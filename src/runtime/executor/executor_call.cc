@@ -43,7 +43,7 @@ void check_saved(std::string_view where, std::size_t found, std::int64_t expecte
                    where, expected, found);
 }
 
-// The rows of a unit's part as a tight array in saved bytes, of which `at` moves behind it.
+// The rows of a unit's part as a tight array in saved bytes; moves `at` past them.
 TensorView saved_rows(const TensorView& part, std::byte*& at) {
   const TensorView rows = contiguous(at, part.dtype, part.tokens, part.heads, part.dim);
   at += part.tokens * part.heads * part.dim * bytes_per_element(part.dtype);
@@ -315,7 +315,7 @@ void Executor::Handle::Call::restore_retained() {
   const auto& forward =
       round().masks[mask_].programs[static_cast<std::size_t>(Direction::kForward)];
   if (!forward) return;
-  // Views know no const; nothing writes these bytes.
+  // TensorView has no const variant; nothing writes these bytes.
   auto* bytes = const_cast<std::byte*>(backward_.saved.data()) + saved_at_;
   if (backward_.saved.empty()) bytes = (*restored_)[round_].data();
   saved_at_ += forward->memory.retained_bytes;
@@ -331,7 +331,7 @@ void Executor::Handle::Call::restore_retained() {
   tools_->kernel.row_ops().convert_all(list);
 }
 
-// What RowOps::finish makes of rows nobody attends from: O = 0, L = sink or -inf.
+// Fills the rows of tokens that attend nothing as RowOps::finish would: O = 0, L = sink or -inf.
 void Executor::Handle::Call::add_empty_rows(const TensorView& out, const TensorView& lse,
                                             std::vector<RowOps::Fill>& fills,
                                             std::vector<RowOps::Convert>& copies) const {
@@ -340,7 +340,7 @@ void Executor::Handle::Call::add_empty_rows(const TensorView& out, const TensorV
     fills.push_back({lse, kEmptyLse});
     return;
   }
-  // The same row for every token. Views know no const; nothing writes the sinks.
+  // The same row for every token. TensorView has no const variant; nothing writes the sinks.
   const TensorView sinks = {
       const_cast<float*>(forward_.sink_H.data()), Dtype::kF32, lse.tokens, lse.heads, 1, 0, 1};
   copies.push_back({lse, sinks});

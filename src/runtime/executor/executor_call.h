@@ -17,7 +17,7 @@
 
 namespace contextile {
 
-// What forward hands to backward: of every round the retained units, one after another.
+// The data that forward hands to backward: the retained units of every round, one after another.
 struct Saved::Buffers {
   using Rounds = std::vector<RowBuffer>;
 
@@ -27,10 +27,10 @@ struct Saved::Buffers {
   std::int64_t size_bytes = 0;
 };
 
-// What forward of a mask keeps for backward, all rounds of this rank.
+// Bytes that forward of a mask keeps for backward, all rounds of this rank.
 [[nodiscard]] std::int64_t forward_retained_bytes(const PreparedPlan& plan, std::size_t mask);
 
-// What forward returns that put all it keeps into memory of the caller's.
+// The result of a forward that put everything it keeps into memory of the caller's.
 [[nodiscard]] std::unique_ptr<Saved::Buffers> nothing_saved(const PreparedPlan& plan,
                                                             std::size_t mask);
 
@@ -65,11 +65,11 @@ struct Executor::Handle::Call {
   [[nodiscard]] std::span<double> dsink_sums() const;
   void check_call(std::size_t mask) const;
   void check_forward() const;
-  // What forward of this call's mask keeps for backward, all rounds.
+  // Bytes that forward of this call's mask keeps for backward, all rounds.
   [[nodiscard]] std::int64_t retained_bytes() const;
   void check_backward(const Saved::Buffers* saved) const;
-  // An exception of `work` ends the call: peers hear of it, and no transfer touches the buffer any
-  // more.
+  // An exception of `work` ends the call: peers are notified, and transfers no longer touch the
+  // buffer.
   template <typename Work>
   void guarded(const Work& work);
   void run_remaining();

@@ -1,4 +1,4 @@
-// Whether this machine can hold a batch and the ranks that work on it.
+// Checks that this machine can hold a batch and the ranks that work on it.
 #pragma once
 
 #include <string_view>
@@ -7,8 +7,8 @@
 
 namespace contextile {
 
-// What executing a plan on in-process ranks takes, bytes: inputs and results of the whole batch and
-// again by rank, in the activation dtype, and what the plan's devices need beside them.
+// Memory for executing a plan on in-process ranks, bytes: inputs and results of the whole batch and
+// again by rank, in the activation dtype, plus the memory that the plan's devices need.
 [[nodiscard]] double inproc_bytes(const Plan& plan, const PlanStats& statistics);
 
 // Throws InvalidArgument with `where` when that many bytes are more than this machine has.

@@ -22,10 +22,10 @@ namespace {
 
 constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
 
-// A tensor in the memory of a rank's kernel, and a copy here where that is elsewhere.
+// A tensor in the memory of a rank's kernel, with a copy in host memory if that is elsewhere.
 class RankTensor {
  public:
-  // Elsewhere it lies in `place`, which grows where it has to.
+  // If the kernel's memory is elsewhere, the tensor is placed in `place`, which grows as needed.
   RankTensor(const RowMemory& memory, HostTensor tensor, RowBuffer* place)
       : host_(std::move(tensor)), memory_(memory), is_here_(place == nullptr) {
     if (is_here_) return;
@@ -45,7 +45,7 @@ class RankTensor {
   [[nodiscard]] std::span<float> floats() {
     return {static_cast<float*>(view().data), host_.bytes().size() / sizeof(float)};
   }
-  // Brings here what is there.
+  // Copies the tensor to host memory and returns it.
   HostTensor& fetched() {
     if (!is_here_) {
       const auto to = static_cast<std::byte*>(host_.view().data);
@@ -61,8 +61,8 @@ class RankTensor {
   std::byte* there_ = nullptr;
 };
 
-// Makes and moves the tensors of one rank for a call. Those of the same call lie where they lay the
-// last time, so that devices may know it again.
+// Makes and moves the tensors of one rank for a call. Repeated calls place them at the same
+// addresses, so that devices may recognize the call.
 class RankTensors {
  public:
   RankTensors(const Plan& plan, Rank rank, const AttentionKernel& kernel,
@@ -120,8 +120,8 @@ void check_output(const Plan& plan, const AttentionOutput& output) {
                    plan.num_devices(), output.saved.size());
 }
 
-// Rows of a tensor of the batch that other processes have, to that of rank 0; `local` are the rows
-// of this rank.
+// Moves rows of a tensor of the batch from other processes to the tensor of rank 0; `local` are the
+// rows of this rank.
 void collect_rows(Transport& transport, const Plan& plan, const TensorView& batch,
                   const HostTensor& local) {
   const auto message = [](Rank peer, const HostTensor& rows) {
@@ -238,7 +238,7 @@ void PlanRanks::measure(Transport& transport, Executor& executor, const Call& ca
   call();
   memory.wait();
   RankCall measured{executor.last_stats(), transport.sent_bytes() - before};
-  // The executor's own clock ends where the last of the work is under way.
+  // The executor's own time ends when the last of the work has been submitted.
   measured.stats.total_s = seconds_since(start);
   executor.record_exchange([&] { share(transport.control(), measured, calls_); });
 }
@@ -254,7 +254,7 @@ void PlanRanks::share(Transport& transport, const Item& mine, std::vector<Item>&
   }
 }
 
-// A rank's rows of a result become rows of the batch's.
+// Copies a rank's rows of a result into the batch's tensor.
 void PlanRanks::deliver(Transport& transport, const TensorView& batch,
                         const HostTensor& local) const {
   gather(*plan_, transport.rank(), local.view(), batch);

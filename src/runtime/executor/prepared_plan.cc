@@ -178,8 +178,8 @@ class BandTable {
   std::map<std::pair<BlockId, BlockId>, std::pair<BandSpan, std::int64_t>> spans_;
 };
 
-// Gives the kernel all attention of a program at once. Bands that it has classified before have
-// done their work where it makes lists of them.
+// Gives the kernel all attention of a program at once. Bands that it has classified before are no
+// longer needed if it makes lists of them.
 void prepare_lists(const Plan& plan, const LocalRound& round, const LocalMask& mask,
                    Direction direction, const AttentionKernel& kernel, LocalProgram& local) {
   const StandIns there = stand_ins(plan.shape, round, direction);

@@ -1,4 +1,4 @@
-// One rank's share of a plan, laid out: where slots stand in memory, the bands of every tile.
+// One rank's share of a plan, laid out: the places of slots in memory, the bands of every tile.
 #pragma once
 
 #include <array>
@@ -21,14 +21,14 @@ namespace contextile {
 template <typename T>
 using ByKindAndPart = std::array<std::array<T, kMaxParts>, kNumKinds>;
 
-// Bands of one tile in LocalMask::bands, and what the kernel made of them (may be null).
+// Bands of one tile in LocalMask::bands, and the form the kernel prepared (may be null).
 struct BandSpan {
   std::size_t first = 0;
   std::size_t count = 0;
   const PreparedBands* prepared = nullptr;  // owned by LocalMask::prepared
 };
 
-// A unit that forward hands to backward, and where it stands in the saved bytes of its round.
+// A unit that forward hands to backward, and its place in the saved bytes of its round.
 struct RetainedSlot {
   Kind kind = Kind::kKv;
   BlockId block;
@@ -38,8 +38,8 @@ struct RetainedSlot {
   std::int64_t offset_bytes = 0;
 };
 
-// One program of this rank. Offsets are bytes into a call's buffer; every array is 64-byte aligned,
-// the padding is counted in total_bytes and nowhere else.
+// One program of this rank. Offsets are bytes into a call's buffer; every array is 64-byte aligned.
+// The padding is counted in total_bytes and nowhere else.
 struct LocalProgram {
   const Program* program = nullptr;
   ByKindAndPart<std::int64_t> accumulator_offset{};  // of owned results
@@ -52,8 +52,8 @@ struct LocalProgram {
   std::vector<std::pair<Kind, SlotId>> unwritten;  // owned results no instruction writes
   std::vector<RetainedSlot> retained;              // forward only
   std::vector<std::size_t> batch_end;              // reduce_batches
-  // What the kernel made of all attention instructions (may be null), and where a call has its
-  // share.
+  // The lists that the kernel made of all attention instructions (may be null), and the place of
+  // their share in a call's buffer.
   std::unique_ptr<const PreparedProgram> lists;
   std::int64_t lists_offset = 0;
 };
@@ -70,8 +70,8 @@ struct LocalRound {
   std::int64_t num_rows = 0;
   std::vector<BlockId> blocks;    // local, by position
   std::vector<std::int64_t> row;  // of every position, inside the round
-  // First row of every position in the accumulator of a result kind, which skips blocks whose role
-  // lacks it.
+  // First row of every position in the accumulator of a result kind. Blocks whose role lacks the
+  // kind have no rows there.
   std::array<std::vector<std::int64_t>, kNumKinds> accumulator_row;
   std::array<std::int64_t, kNumKinds> accumulator_rows{};  // in all
   std::vector<LocalMask> masks;
@@ -86,13 +86,13 @@ struct PreparedPlan {
   std::int64_t buffer_bytes = 0;  // the largest program's, padding included
   DeviceMemory largest;           // of the program with the most bytes
   std::int64_t band_bytes = 0;    // of the bands of tiles, classified or not, and of lists
-  BeginCuts begin_cuts;           // of the first round, where a rank has only a slice; else empty
+  BeginCuts begin_cuts;           // of the first round, if a rank has only a slice; else empty
 };
 
 // Throws InvalidPlan naming round, mask, direction and instruction when this rank's programs do not
-// hold together (docs/runtime.md lists what is checked; `verify` proves the rest), InvalidArgument
-// where the kernel has no such heads. O(bands + this rank's tiles and instructions), and what the
-// kernel's prepare_bands costs. The plan is for calls of that kernel.
+// fit together (docs/runtime.md lists the checks; `verify` proves the rest). Throws InvalidArgument
+// if the kernel does not support these heads. Costs O(bands + this rank's tiles and instructions)
+// plus the kernel's prepare_bands. The plan is for calls of that kernel.
 [[nodiscard]] PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
                                         const AttentionKernel& kernel);
 

@@ -1,4 +1,4 @@
-// One program of one rank under way: interprets its instructions over a transport with a kernel.
+// The run of one program of one rank: interprets its instructions over a transport with a kernel.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace contextile {
 
-// Everything a rank executes programs with; the same for all programs of a call.
+// Everything a rank needs to execute programs; the same for all programs of a call.
 struct RankTools {
   Transport& transport;
   const AttentionKernel& kernel;
@@ -37,7 +37,8 @@ struct ProgramChoice {
   }
 };
 
-// Memory of one run: the caller's tensors, and a buffer of program.total_bytes bytes, aligned to 64.
+// Memory of one run: the caller's tensors, and a buffer of program.total_bytes bytes, 64-byte
+// aligned.
 struct RunMemory {
   const OwnedInputs& inputs;
   std::byte* buffer = nullptr;
@@ -54,7 +55,7 @@ class ProgramRun {
   void run_until(std::size_t end);
   void run_to_end() { run_until(program_.program->instructions.size()); }
 
-  // The unit's parts where it stands: in the caller's tensors, an accumulator or an arena.
+  // The unit's parts in their place: the caller's tensors, an accumulator or an arena.
   [[nodiscard]] UnitView unit(Kind kind, BlockId block, GroupId group, SlotId slot) const {
     return views_.unit(kind, block, group, slot);
   }
@@ -92,7 +93,7 @@ class ProgramRun {
   const RecordedStep step_;
   const RowOps& rows_;  // the kernel's
   const ProgramViews views_;
-  const std::vector<TensorView> arrays_;  // of the views, where the kernel has lists
+  const std::vector<TensorView> arrays_;  // of the views, if the kernel has lists
   std::byte* const conversion_;
   std::byte* const lists_;  // memory of this call for the kernel's lists
   const KernelParams params_;

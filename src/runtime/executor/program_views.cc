@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-// No tensor is larger, and a process has at least 2^47 bytes of addresses.
+// No tensor is larger, and the address space of a process has at least 2^47 bytes.
 constexpr std::uintptr_t kStandInBytes = std::uintptr_t{1} << 41;
 
 TensorView array_view(std::byte* data, const PartShape& part, std::int64_t rows) {

@@ -1,4 +1,4 @@
-// Where the units of a program stand in memory: in the caller's tensors, accumulators and arenas.
+// Places of a program's units in memory: in the caller's tensors, accumulators and arenas.
 #pragma once
 
 #include <array>
@@ -20,12 +20,12 @@ using OwnedInputs = ByKindAndPart<TensorView>;
 
 class ProgramViews {
  public:
-  // `buffer` holds program.total_bytes bytes. What is given by reference must outlive the views;
+  // `buffer` holds program.total_bytes bytes. Arguments passed by reference must outlive the views;
   // the inputs are copied.
   ProgramViews(const AttentionShape& shape, const LocalRound& round, const LocalProgram& program,
                Direction direction, const OwnedInputs& inputs, std::byte* buffer);
 
-  // The unit's parts where it stands.
+  // The unit's parts in their place.
   [[nodiscard]] UnitView unit(Kind kind, BlockId block, GroupId group, SlotId slot) const;
   // All heads of an owned result.
   [[nodiscard]] UnitView owned_result(Kind kind, std::size_t position) const;
@@ -50,8 +50,8 @@ class ProgramViews {
   ByKindAndPart<TensorView> arenas_{};  // the heads of one of the round's groups
 };
 
-// Tensors of a program's calls at addresses where nothing is, each alone in a part of the address
-// space: lists are made of them before there is a call.
+// Tensors of a program's calls at addresses that hold nothing, each in a part of the address space
+// of its own: lists are made of them before the first call.
 struct StandIns {
   OwnedInputs inputs{};
   std::byte* buffer = nullptr;

@@ -7,7 +7,7 @@
 namespace contextile {
 namespace {
 
-// So that finding them stays cheap; a device takes fewer in one launch.
+// Keeps the search for a batch cheap; a device takes fewer in one launch.
 constexpr std::size_t kMostReductions = 64;
 
 // Rows that a unit occupies in an accumulator or an arena of its kind.
@@ -33,7 +33,8 @@ class Batch {
  public:
   Batch(const LocalRound& round, const Program& program) : round_(round), program_(program) {}
 
-  // Adds it unless it touches what those before it write, or writes what they touch.
+  // Adds the reduction unless it touches a place that earlier ones write, or writes a place that
+  // they touch.
   bool add(const ReduceOp& op) {
     if (num_reductions_ == kMostReductions) return false;
     const Place dst = place(op, op.dst);

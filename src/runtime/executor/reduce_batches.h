@@ -1,4 +1,4 @@
-// Which reductions of a program can be one list.
+// Reductions of a program that can run as one list.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace contextile {
 
-// For every instruction of the program the end of those that can run as one list with it: for a
-// reduction, the reductions that follow it and of which none touches what another writes; for any
-// other, itself. O(reductions · sources · what a list holds).
+// For every instruction of the program, returns the end of those that can run as one list with it.
+// For a reduction these are the reductions that follow it, as long as none touches a place that
+// another writes; for any other, it is itself. O(reductions · sources · list length).
 [[nodiscard]] std::vector<std::size_t> reduce_batches(const LocalRound& round,
                                                       const Program& program);
 

@@ -59,8 +59,8 @@ void append_segments(const UnitView& unit, std::vector<Segment>& segments) {
 
 namespace {
 
-// Calls visit(part, the same on the wire) for every part; `bytes` may stand at an odd multiple of
-// two, even where a part is fp32.
+// Calls visit(part, the same on the wire) for every part; `bytes` may lie at an odd multiple of
+// two, even if a part is fp32.
 template <typename Visit>
 void for_each_wire_part(const UnitView& unit, Dtype wire, std::byte* bytes, const Visit& visit) {
   for (std::size_t p = 0; p < unit.num_parts; ++p) {

@@ -1,4 +1,4 @@
-// What a unit is made of, and where its parts stand in memory or on the wire.
+// The parts of a unit, and their places in memory or on the wire.
 //
 // A unit (kind, token block, head group) has up to three parts, each [tokens, heads, dim]:
 //   q: Q;  kv: K, V;  o: O, LSE;  do: dO, LSE, delta;  dq: dQ;  dkv: dK, dV.
@@ -18,7 +18,7 @@
 
 namespace contextile {
 
-// Place of a kind in arrays with an element a kind.
+// Place of a kind in arrays with one element per kind.
 [[nodiscard]] constexpr std::size_t index_of(Kind kind) { return static_cast<std::size_t>(kind); }
 
 inline constexpr std::size_t kMaxParts = 3;
@@ -38,7 +38,7 @@ struct UnitShape {
 [[nodiscard]] UnitShape unit_shape(Kind kind, const AttentionShape& shape,
                                    std::int32_t head_groups);
 
-// What a kernel is told about one head group.
+// The kernel's parameters for one head group.
 [[nodiscard]] KernelParams kernel_params(const AttentionShape& shape, std::int32_t head_groups);
 
 struct UnitView {
@@ -52,12 +52,12 @@ struct UnitView {
   return is_result(kind) && wire != Dtype::kF32;
 }
 
-// LSE and delta: fp32 on any wire.
+// Returns true for LSE and delta, which are fp32 on any wire.
 [[nodiscard]] constexpr bool is_stat(Kind kind, std::size_t part) {
   return part > 0 && (kind == Kind::kO || kind == Kind::kDo);
 }
 
-// The unit's bytes in wire order, without a copy.
+// Appends the unit's bytes in wire order, without a copy.
 void append_segments(const UnitView& unit, std::vector<Segment>& segments);
 
 // Converts a result to and from its wire form: rows as `wire`, LSE as fp32, nothing between.

@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::int64_t kLaunches = 16;  // of a sample of their cost
 constexpr std::int32_t kLaunchSamples = 20;
-// Calls during a transfer take so many times as long as it does alone: it is over before they are.
+// Calls during a transfer take this many times as long as the transfer alone, so that it ends
+// before they do.
 constexpr double kBusyTimes = 2.5;
 constexpr std::int32_t kBusyTurns = 15;
 constexpr double kLeastSecond = 1e-9;
@@ -88,8 +89,8 @@ double LinkMeasurement::exchange_s(TransferPattern pattern, std::int64_t bytes) 
   });
 }
 
-// Small messages around a ring. Behind the barrier they have come, because messages of a pair come
-// in order: their waits find it so.
+// Sends small messages around a ring. After the barrier they have arrived, because messages of a
+// pair come in order, so the waits do not block.
 double LinkMeasurement::launch_s() const {
   TransferBench bench(rank_, widest_ring(), ranks(), settings_.devices_per_node,
                       settings_.message_bytes.front());
@@ -110,7 +111,7 @@ double LinkMeasurement::launch_s() const {
   return time_of_ranks(rank_, ranks(), fastest, TimeOfRanks::kSlowest);
 }
 
-// Largest messages.
+// Uses the largest messages.
 BusySample LinkMeasurement::busy_calls(TransferPattern pattern, TileBench& bench) const {
   const std::int64_t bytes = settings_.message_bytes.back();
   TransferBench transfers(rank_, pattern, ranks(), settings_.devices_per_node, bytes);
@@ -128,7 +129,7 @@ BusySample LinkMeasurement::busy_calls(TransferPattern pattern, TileBench& bench
   const auto compute = [&] {
     for (std::int64_t i = 0; i < calls; ++i) bench.forward();
   };
-  // In turns, so that a machine that becomes slower does so for both.
+  // The two alternate, so that a machine that becomes slower does so for both.
   std::vector<double> quiet_s;
   std::vector<double> added_s;
   for (std::int32_t i = 0; i < kBusyTurns; ++i) {
@@ -162,7 +163,7 @@ void LinkMeasurement::run(TileBench& bench, MachineProfile& profile) const {
     step(fmt::format("computing during {}", to_string(pattern)));
     profile.busy.push_back(busy_calls(pattern, bench));
   }
-  // Rings come first: inside nodes, then between them; a machine with one kind has that alone.
+  // Rings come first: inside nodes, then between them; a machine with one kind has only that one.
   const LinkRate& intra = rates[0];
   const LinkRate& inter =
       settings_.devices_per_node > 1 && settings_.nodes > 1 ? rates[1] : rates[0];

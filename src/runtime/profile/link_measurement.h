@@ -1,4 +1,4 @@
-// What messages between the processes of a group cost: on the links, and on the ranks' processors.
+// Costs of messages between the processes of a group: on the links, and on the ranks' processors.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,20 @@ struct LinkSettings {
   TimingEffort effort;
 };
 
-// Latency from the smallest message, bandwidth from what the largest adds to the next smaller one.
-// `samples` are of one pattern, by bytes.
+// Latency from the smallest message; bandwidth from the time that the largest adds to the next
+// smaller one. `samples` are of one pattern, by bytes.
 struct LinkRate {
   double latency_s = 0;
   double gbytes_per_s = 0;  // of one rank, each direction
 };
 [[nodiscard]] LinkRate rate_of(std::span<const TransferSample> samples, double launch_s);
 
-// The same of links, where fast is what the largest messages reach, the better of the two.
+// Rate of links with the same latency; the bandwidth is the better of the two largest messages'.
 [[nodiscard]] LinkRate link_rate_of(std::span<const TransferSample> samples, double launch_s);
 
-// What moving data takes from compute: a share while anything moves, and an amount a MB. Told apart
-// by a rank that sends and receives the same at once, for `transfer_s` each, and one that does
-// either.
+// Compute time lost to moving data: a share while anything moves, and an amount per MB. The two are
+// separated by comparing a rank that sends and receives the same amount at once, for `transfer_s`
+// each, with ranks that do only one of them.
 struct StolenCompute {
   double share = 0;
   double us_per_mb = 0;

@@ -32,9 +32,9 @@ constexpr std::int64_t kMergedRows = 512;
 // More than caches hold, as the rows of a rank are.
 constexpr std::int64_t kMergedRowsOfProcesses = 8192;
 constexpr std::int64_t kSmallMessageBytes = 64;
-// A tile costs at least this share of its call: call_us is measured on other calls.
+// A tile costs at least this share of its call, because call_us is measured on other calls.
 constexpr double kLeastTileShare = 0.1;
-// A call on small tiles has at most so many.
+// Most tiles of a call on small tiles.
 constexpr std::int64_t kMostTiles = 4;
 constexpr std::int64_t kCallTokens = 1024;
 constexpr std::int64_t kManyLaunches = 16;
@@ -59,7 +59,7 @@ struct Settings {
 Settings settings_of(const ProfileOptions& options, const Transport* rank) {
   constexpr std::int64_t kKilo = 1024;
   if (rank != nullptr && options.effort == ProfileEffort::kThorough) {
-    // Samples are long beside the periods in which machines share cores out.
+    // Samples are long compared with the periods in which machines share out their cores.
     return {{16, 64, 256, 1024, 4096},
             {kSmallMessageBytes, 4 * kKilo, 64 * kKilo, kKilo * kKilo, 4 * kKilo * kKilo},
             {.sample_s = 0.2, .samples = 4, .settle_s = 0.03},
@@ -80,7 +80,7 @@ Settings settings_of(const ProfileOptions& options, const Transport* rank) {
           5};
 }
 
-// Small tiles come several in a call, as in plans.
+// Small tiles come several per call, as in plans.
 std::int64_t tiles_of_call(std::int64_t rows, std::int64_t keys) {
   return std::clamp<std::int64_t>(kCallTokens / std::max(rows, keys), 1, kMostTiles);
 }
@@ -135,7 +135,7 @@ class MachineMeasurement {
     return seconds_per_call(*rank_, ranks, effort, prepare);
   }
 
-  // Measures a call on so many tiles, on so many ranks at once.
+  // Measures a call on that many tiles, on that many ranks at once.
   [[nodiscard]] double call_of_s(std::int32_t ranks, Direction direction, const Band& band,
                                  std::int64_t tiles) const {
     return timed_s(ranks, [&](Transport&) {
@@ -150,7 +150,7 @@ class MachineMeasurement {
     return call_of_s(options_.ranks, direction, band, tiles);
   }
 
-  // The faster of this measurement and those before it.
+  // Keeps the fastest of this measurement and earlier ones.
   void measure_tile(KernelSample& sample) const {
     step(fmt::format("{} x {} tokens", sample.q_rows, sample.kv_rows));
     const Band band = full_band(sample.q_rows, sample.kv_rows);
@@ -161,8 +161,8 @@ class MachineMeasurement {
     sample.backward_s = is_first ? backward_s : std::min(sample.backward_s, backward_s);
   }
 
-  // The diagonal says where the grid ends. Several passes: what disturbs one measurement often
-  // disturbs the next ones, too.
+  // The diagonal decides where the grid ends. There are several passes, because a disturbance of
+  // one measurement often affects the next ones, too.
   void measure_grid() {
     for (const std::int64_t size : settings_.sizes) {
       KernelSample sample{size, size, tiles_of_call(size, size)};
@@ -184,7 +184,7 @@ class MachineMeasurement {
     slots_ = measured_slots();
   }
 
-  // What a call costs beside its tiles, and what a partial tile costs beside its pairs.
+  // Measures the cost of a call apart from its tiles, and of a partial tile apart from its pairs.
   void measure_overheads() {
     step("calls");
     const Band smallest = full_band(grid_.front(), grid_.front());
@@ -201,8 +201,8 @@ class MachineMeasurement {
     }
   }
 
-  // The largest tile on one rank that has the machine to itself; the faster of this measurement and
-  // those before it.
+  // Measures the largest tile on one rank that has the machine to itself; keeps the fastest of this
+  // measurement and earlier ones.
   void measure_alone() {
     if (devices_per_node_ == 1) return;
     step("one rank");
@@ -212,14 +212,14 @@ class MachineMeasurement {
     alone_s_ = alone_s_ == 0 ? seconds : std::min(alone_s_, seconds);
   }
 
-  // All ranks at once compute as fast as so many would that each have the machine to themselves.
+  // All ranks at once compute as fast as this many ranks that each have the machine to themselves.
   [[nodiscard]] double measured_slots() const {
     if (devices_per_node_ == 1) return options_.ranks;  // nodes share nothing
     return std::clamp(options_.ranks * alone_s_ / profile_.kernel_samples.back().forward_s, 1.0,
                       static_cast<double>(options_.ranks));
   }
 
-  // What would take a rank alone as long as all ranks at once take for it.
+  // The time that a rank alone would take for work that takes all ranks at once `seconds`.
   [[nodiscard]] double at_full_speed(double seconds) const {
     return seconds * slots_ / options_.ranks;
   }
@@ -246,13 +246,13 @@ class MachineMeasurement {
         rows.merge(dst, srcs);
       });
     });
-    // As the cost model counts: the result and both sources.
+    // Counts bytes as the cost model does: the result and both sources.
     const double bytes =
         3.0 * static_cast<double>(num_rows) * shape.q_heads * (shape.value_dim + 1) * sizeof(float);
     profile_.cluster.memory_gbytes_per_s = bytes / at_full_speed(seconds) * 1e-9;
   }
 
-  // So many launches on each of so many ranks: from the first one to the end of the last wait.
+  // Seconds from the first launch to the end of the last wait; each rank launches `launches` times.
   [[nodiscard]] double exchange_s(TransferPattern pattern, std::int32_t ranks, std::int64_t bytes,
                                   std::int64_t launches = 1) const {
     const std::int32_t devices = rank_ == nullptr ? ranks : devices_per_node_;
@@ -292,13 +292,13 @@ class MachineMeasurement {
     return std::span<const TransferSample>(profile_.transfers).last(settings_.message_bytes.size());
   }
 
-  // What one tile of a call takes at full speed.
+  // The time of one tile of a call at full speed.
   [[nodiscard]] double tile_s(double call_s, std::int64_t tiles) const {
     return at_full_speed(std::max(call_s - call_s_, kLeastTileShare * call_s) /
                          static_cast<double>(tiles));
   }
 
-  // The rows of kernel tiles with which the profile predicts the causal calls best.
+  // The rows of kernel tiles for which the profile predicts the causal calls best.
   [[nodiscard]] std::int64_t best_tile_rows(AttentionProfile profile, double peak_flops) const {
     std::int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
@@ -370,7 +370,7 @@ class MachineMeasurement {
     cluster.intra_gbytes_per_s = rate.gbytes_per_s;
     cluster.launch_us = 1e6 * at_full_speed(launch_s_);
     cluster.intra_latency_us = 1e6 * rate.latency_s;
-    // One node: never asked for.
+    // One node: nothing reads these.
     cluster.inter_gbytes_per_s_per_node = cluster.intra_gbytes_per_s;
     cluster.inter_latency_us = cluster.intra_latency_us;
   }
@@ -386,7 +386,7 @@ class MachineMeasurement {
   std::vector<std::int64_t> grid_;  // sizes of the measured tiles
   std::vector<CausalSample> causal_;
   double last_diagonal_s_ = 0;
-  double call_s_ = 0;   // of an attention call, beside its tiles
+  double call_s_ = 0;   // of an attention call, apart from its tiles
   double alone_s_ = 0;  // of a call on the largest tile
   double slots_ = 1;
   double launch_s_ = 0;
@@ -395,7 +395,7 @@ class MachineMeasurement {
 }  // namespace
 
 std::int64_t profile_steps(const ProfileOptions& options) {
-  // As many as either kind of ranks takes.
+  // The count is the same for both kinds of ranks.
   const Settings settings = settings_of(options, nullptr);
   const auto sizes = static_cast<std::int64_t>(settings.sizes.size());
   const auto groups = static_cast<std::int64_t>(group_sizes(options.ranks).size());

@@ -14,7 +14,7 @@ namespace contextile {
 inline Band full_band(std::int64_t rows, std::int64_t keys) { return {{0, rows}, {0, keys}}; }
 inline Band causal_band(std::int64_t rows) { return {{0, rows}, {0, rows}, -kUnbounded, 0}; }
 
-// What belongs to the queries of some tiles, and to their keys.
+// The tensors that belong to the queries of some tiles, or to their keys.
 struct QueryTensors {
   QueryTensors(Rng& rng, const AttentionShape& shape, std::int64_t rows)
       : q(normal_tensor(rng, shape.dtype, rows, shape.q_heads, shape.head_dim)),
@@ -34,7 +34,7 @@ struct KeyTensors {
   HostTensor k, v, dk, dv;
 };
 
-// Calls of the kernel on some tiles, as plans make them: so many query blocks with one key block,
+// Calls of the kernel on some tiles, as plans make them: several query blocks with one key block,
 // the same band in each. (Several key blocks of a query block are one run of the cost model.)
 class TileBench {
  public:

@@ -32,16 +32,16 @@ double span_s(const std::vector<Interval>& intervals) {
   return std::chrono::duration<double>(end - start).count();
 }
 
-// Seconds of a call by sample. `sample_s(n)` takes a sample of n calls; what it says is the same on
-// every rank, so that all take as many.
+// Seconds per call of each sample. `sample_s(n)` takes a sample of n calls; its result is the same
+// on every rank, so that all take the same number.
 template <typename Sample>
 std::vector<double> sampled_s(const TimingEffort& effort, const Sample& sample_s) {
-  static_cast<void>(sample_s(1));  // warms caches and threads up
+  static_cast<void>(sample_s(1));  // warms up caches and threads
   const double once_s = std::max(sample_s(1), 1e-9);
   const auto calls =
       static_cast<std::int64_t>(std::clamp(effort.sample_s / once_s, 1.0, kMostCalls));
   std::vector<double> samples;
-  if (once_s >= effort.sample_s) samples.push_back(once_s);  // a call that fills a sample was one
+  if (once_s >= effort.sample_s) samples.push_back(once_s);  // one call fills a sample
   while (std::ssize(samples) < effort.samples) {
     samples.push_back(sample_s(calls) / static_cast<double>(calls));
   }

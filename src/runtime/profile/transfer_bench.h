@@ -10,20 +10,21 @@
 
 namespace contextile {
 
-// One rank's part of an exchange: it sends a message to every peer of one list and receives one of
-// every peer of another, in one launch.
+// One rank's part of an exchange: it sends a message to every peer of one list and receives one
+// from every peer of another, in one launch.
 class TransferBench {
  public:
-  // The first `ranks` of the group take part; a node has so many consecutive ranks. A rank behind
-  // them, or with nobody to send to or to hear from, launches nothing.
+  // The first `ranks` of the group take part; each node has `devices_per_node` consecutive ranks.
+  // Ranks after them, and ranks without a peer, launch nothing.
   TransferBench(Transport& transport, TransferPattern pattern, std::int32_t ranks,
                 std::int32_t devices_per_node, std::int64_t bytes);
 
   [[nodiscard]] std::int64_t launch();
   void wait(std::int64_t ticket) { transport_.wait(ticket); }
-  // Launches so many times, then waits for all. Now and then receivers answer, in patterns in which
-  // nothing else goes back: a small send may end before it arrives (MPI), and senders were seen to
-  // get thousands of messages ahead of a receiver that then had nothing to hear for a minute.
+  // Launches `launches` times, then waits for all. If a pattern sends nothing in the other
+  // direction, receivers answer now and then. Otherwise a small send may end before it arrives
+  // (MPI), and senders can get thousands of messages ahead of a receiver, which then receives
+  // nothing for a minute.
   void exchange(std::int64_t launches = 1);
 
  private:
