@@ -1,4 +1,4 @@
-// Planning of workloads that somebody has checked already.
+// Planning of workloads that have been checked already.
 #pragma once
 
 #include "contextile/planner.h"

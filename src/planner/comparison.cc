@@ -9,7 +9,7 @@
 namespace contextile {
 namespace {
 
-// Batches differ, strategies do not always apply to all of them: one reason skips the row.
+// Batches differ, and a strategy may not apply to all of them: one reason skips the row.
 std::string skip_reason(const StrategyChoice& choice, const PlanInput& input) {
   for (const Workload& workload : input.batches) {
     if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
@@ -19,7 +19,7 @@ std::string skip_reason(const StrategyChoice& choice, const PlanInput& input) {
   return "";
 }
 
-// What describes the plan: all but bands, owners and programs.
+// Copies the description of the plan: all except bands, owners and programs.
 std::shared_ptr<const Plan> description_of(const Plan& plan) {
   auto description = std::make_shared<Plan>();
   description->strategy = plan.strategy;

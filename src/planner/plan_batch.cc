@@ -20,7 +20,7 @@
 namespace contextile {
 namespace {
 
-// Strategies count by device and divide by the cluster's numbers.
+// Strategies count by device and divide by the cluster's numbers, so those must be valid.
 void check_fits(const Workload& workload, const Cluster& cluster) {
   check_cluster(cluster);
   for (const HomeRange& home : workload.home) {
@@ -36,7 +36,7 @@ void begin_step(const PlanOptions& options, std::string_view what, std::int64_t 
   if (options.progress) options.progress(what, step, kSteps);
 }
 
-// Tells of a part of one step as that part of all of them.
+// Reports a part of one step as a part of all of them.
 ProgressHook within_step(const PlanOptions& options, std::int64_t step) {
   if (!options.progress) return {};
   return [&options, step](std::string_view what, std::int64_t done, std::int64_t total) {
@@ -102,7 +102,7 @@ PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster
                                 const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
   check_fits(workload, cluster);
-  // A strategy's own sizes do not explode.
+  // The sizes that strategies choose do not make too many tiles.
   if (options.block_size && !options.force) {
     check_plan_size(workload, cluster, *options.block_size);
   }

@@ -14,7 +14,7 @@ double estimated_tiles(const Workload& workload, std::int64_t block_size) {
       const double rows = static_cast<double>(band.q.size()) / block + 1;
       const double columns = static_cast<double>(band.k.size()) / block + 1;
       const double inside = static_cast<double>(num_pairs(band)) / (block * block);
-      // No more than all block pairs, no fewer than those along one edge.
+      // At most all block pairs, at least those along one edge.
       tiles += std::min(rows * columns, inside + rows);
     }
   }

@@ -15,7 +15,7 @@ std::span<const Strategy* const> strategies() {
   static const std::vector<const Strategy*> kStrategies = [] {
     const std::span<const Strategy* const> published = published_strategies();
     std::vector<const Strategy*> all(published.begin(), published.end());
-    all.push_back(&auto_strategy());  // ours: all of them and own placements, by predicted time
+    all.push_back(&auto_strategy());  // ours: all of them and its own placements, by predicted time
     return all;
   }();
   return kStrategies;

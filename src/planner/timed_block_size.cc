@@ -18,8 +18,8 @@ namespace contextile {
 
 namespace {
 
-// A guess where the model is unknown: attention says how wide it is, not what is between. Llama 3's
-// feed-forward is 3.5 times as wide as its layers.
+// A guess if the model is unknown: attention says how wide it is, but not how wide the feed-forward
+// is. Llama 3's feed-forward is 3.5 times as wide as its layers.
 double guessed_linear_us(const AttentionShape& shape, const Cluster& cluster) {
   const std::int32_t hidden = shape.q_heads * shape.head_dim;
   const ModelSpec model{.hidden = hidden,

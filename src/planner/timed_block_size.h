@@ -11,31 +11,31 @@
 
 namespace contextile {
 
-// Sizes other than the best guess that would make more tiles are not timed: dcp takes 4 s for 33
-// 000 tiles of one document, and minutes for the 2 million of its smallest size at 1M tokens.
+// Sizes other than the best guess are not timed if they would make more tiles. dcp takes 4 s for
+// 33,000 tiles of one document, and minutes for the 2 million of its smallest size at 1M tokens.
 inline constexpr double kMostTimedTiles = 2e5;
 
-// The sizes of Strategy::block_sizes worth timing: the best guess, and those whose tiles do not
-// take too long to arrange. Empty: the strategy leaves none open.
+// The sizes of Strategy::block_sizes that are worth timing: the best guess, and those whose tiles
+// do not take too long to arrange. Empty: the strategy leaves no size open.
 [[nodiscard]] std::vector<std::int64_t> timed_sizes(const Strategy& strategy,
                                                     const Workload& workload,
                                                     const StrategyRequest& request);
 
-// strategy.arrange; where the request leaves the block size open, at every size that
-// Strategy::block_sizes names and kMostTimedTiles allows, in parallel, of which the one with the
-// least layers_us is returned, ties to the earlier. Throws as Strategy::arrange and build_plan do.
+// Calls strategy.arrange. If the request leaves the block size open, it arranges every size that
+// Strategy::block_sizes names and kMostTimedTiles allows, in parallel, and returns the arrangement
+// with the least layers_us, ties to the earlier. Throws as Strategy::arrange and build_plan do.
 [[nodiscard]] Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                                         const Cluster& cluster, const StrategyRequest& request);
 
-// What linear layers take in forward passes, with backward, which takes two.
+// Time of linear layers in forward passes, with backward, which takes two.
 inline constexpr double kPassesWithBackward = 3;
 
-// What a token costs outside attention, in one layer of every mask, both directions, µs.
+// Time of a token outside attention, in one layer of every mask, both directions, µs.
 [[nodiscard]] double linear_layers_us(const Workload& workload, const Cluster& cluster,
                                       const StrategyRequest& request);
 
-// What one layer of every mask takes, µs: attention as simulated, and the linear layers of the
-// device that owns most tokens, which the others wait for at the next attention.
+// Time of one layer of every mask, µs: attention as simulated, and the linear layers of the device
+// that owns most tokens, which the others wait for at the next attention.
 [[nodiscard]] double layers_us(const Workload& workload, const Cluster& cluster,
                                const Arrangement& arrangement, const StrategyRequest& request);
 

@@ -25,10 +25,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Thrown into a search by its ProgressHook. No Error: nothing takes it for a failure of its own.
+// Thrown into a search by its ProgressHook. Not an Error, so that nothing takes it for a failure of
+// its own.
 struct PlanningStopped {};
 
-// Tells this planner's claims from all others'.
+// Makes a name that distinguishes this planner's claims from all others'.
 std::vector<std::uint8_t> random_name() {
   std::random_device random;
   const std::string name = fmt::format("planner-{:08x}{:08x}", random(), random());
@@ -64,7 +65,7 @@ void check_options(const LookaheadOptions& options) {
       options.claim_expiry.count(), options.poll_interval.count());
 }
 
-// How far every rank has come, as the store says.
+// The progress of every rank, as recorded in the store.
 class RankSteps {
  public:
   RankSteps(std::int32_t num_ranks, std::int64_t first_step)
@@ -77,8 +78,7 @@ class RankSteps {
     slowest_ = *std::ranges::min_element(next_);
   }
 
-  // The same where ranks only go forward: it is enough to ask those that are last, until one of
-  // them still is.
+  // The same if ranks only go forward: it reads the last rank again until that has not moved.
   void refresh_slowest(Store& store, const LookaheadKeys& keys) {
     while (true) {
       const auto last = std::ranges::min_element(next_);
@@ -105,7 +105,7 @@ class RankSteps {
   }
 
   std::vector<std::int64_t> next_;  // by rank
-  const std::int64_t first_step_;   // of those that have not said anything
+  const std::int64_t first_step_;   // of ranks without an entry in the store
   std::int64_t slowest_;
 };
 
@@ -138,7 +138,7 @@ struct LookaheadPlanner::State {
   std::set<std::int64_t> ready;  // in the window, as last seen
   Clock::time_point looked_at_all{};
 
-  mutable std::mutex mutex;  // guards what follows
+  mutable std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   std::set<std::int64_t> mine;  // claimed and not yet published
   std::exception_ptr failure;
@@ -204,9 +204,9 @@ void LookaheadPlanner::State::pause(milliseconds time) {
   changed.wait_for(lock, time, [this] { return stopped.load(); });
 }
 
-// ------------------------------------------------------------------------------ who plans what
+// --------------------------------------------------------------------------- dividing the work
 
-// With `looking` held.
+// Called with `looking` held.
 void LookaheadPlanner::State::look() {
   constexpr auto kBetweenLooksAtAll = std::chrono::seconds(1);
   const bool all = Clock::now() - looked_at_all >= kBetweenLooksAtAll;
@@ -214,7 +214,7 @@ void LookaheadPlanner::State::look() {
   if (all) {
     ranks.refresh_all(*store, keys);
     looked_at_all = Clock::now();
-    ready.clear();  // ranks that begin again earlier take marks away
+    ready.clear();  // ranks that start again at an earlier step take marks away
   } else {
     ranks.refresh_slowest(*store, keys);
   }
@@ -239,7 +239,7 @@ std::optional<std::int64_t> LookaheadPlanner::State::claim_next() {
   return claimed;
 }
 
-// Whether this planner shall plan the step. With `looking` held.
+// Returns true if this planner shall plan the step. Called with `looking` held.
 bool LookaheadPlanner::State::claim(std::int64_t step) {
   {
     const std::scoped_lock lock(mutex);
@@ -250,8 +250,8 @@ bool LookaheadPlanner::State::claim(std::int64_t step) {
     return false;
   }
   if (!store->put(keys.claim(step), name, options.claim_expiry)) return false;
-  // Its last owner may have finished it between the two; then it is marked, or all ranks are past
-  // it.
+  // Its last owner may have finished it between the two calls. It is then marked, or all ranks are
+  // past it.
   const bool is_ready = store->get(keys.ready(step)).has_value();
   ranks.refresh_slowest(*store, keys);
   if (is_ready || step < ranks.slowest()) {
@@ -269,7 +269,8 @@ void LookaheadPlanner::State::give_back(std::int64_t step) {
     const std::scoped_lock lock(mutex);
     mine.erase(step);
   }
-  // If it ran out meanwhile it may be another's, who then plans on without it: nothing is lost.
+  // If the claim has expired it may be another planner's, which then plans on without it. That does
+  // no harm.
   store->erase(keys.claim(step));
 }
 
@@ -280,7 +281,7 @@ void LookaheadPlanner::State::renew_claims() {
     steps = mine;
   }
   for (const std::int64_t step : steps) {
-    // One that ran out is not taken again: who has it now makes the same plan.
+    // An expired claim is not taken again: the planner that has it now makes the same plan.
     static_cast<void>(store->renew(keys.claim(step), name, options.claim_expiry));
   }
 }
@@ -296,7 +297,7 @@ void LookaheadPlanner::State::work() {
   pause(options.poll_interval);
   const std::scoped_lock lock(mutex);
   counted.idle_s += seconds_since(started);
-  changed.notify_all();  // wait_for looks how far ranks are
+  changed.notify_all();  // wait_for checks the progress of ranks
 }
 
 void LookaheadPlanner::State::serve(std::int64_t step) {
@@ -325,7 +326,7 @@ PlannedBatch LookaheadPlanner::State::plan(std::int64_t step) const {
   return plan_and_check(workload_of(job, step), job.cluster, job.choice, asked);
 }
 
-// By rank. An error of planning is every rank's value.
+// The values of a step by rank. An error of planning is every rank's value.
 std::vector<std::vector<std::uint8_t>> LookaheadPlanner::State::values_of(std::int64_t step,
                                                                           bool& failed) const {
   const Clock::time_point started = Clock::now();
@@ -354,7 +355,8 @@ std::vector<std::vector<std::uint8_t>> LookaheadPlanner::State::values_of(std::i
   return values;
 }
 
-// Returns how many bytes went into the store. The mark comes last: with it everything is there.
+// Returns how many bytes went into the store. The mark comes last: it says that all values are
+// there.
 std::int64_t LookaheadPlanner::State::publish(
     std::int64_t step, const std::vector<std::vector<std::uint8_t>>& values) {
   std::vector<bool> needed(values.size());
@@ -381,7 +383,7 @@ LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
   state_ = std::make_unique<State>(std::move(job), std::move(options), std::move(store));
   try {
     state_->start();
-  } catch (...) {  // no more threads to be had
+  } catch (...) {  // the system has no more threads
     state_->stop();
     throw;
   }

@@ -1,4 +1,4 @@
-// Where planners and ranks of a run find each other in a store.
+// The keys under which planners and ranks of a run exchange data in a store.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace contextile {
 
-// Every key of a run. Of a step: one value for each rank, put by whoever planned it (step_value.h),
-// a mark that all of them are there, the claim of whoever is at it. Of a rank: the step that it
-// needs next.
+// Every key of a run. A step has one value for each rank, put by the planner that planned it
+// (step_value.h), a mark that all of them are there, and the claim of the planner at work on it. A
+// rank has the step that it needs next.
 class LookaheadKeys {
  public:
-  // Throws InvalidArgument on an id that makes no keys.
+  // Throws InvalidArgument for an id that is not valid in keys.
   explicit LookaheadKeys(std::string run_id);
 
   [[nodiscard]] std::string slice(std::int64_t step, Rank rank) const;

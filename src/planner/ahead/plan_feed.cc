@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A shape's own scale, and that of its head dim given as a number, are the same.
+// Compares shapes. A shape's default scale equals the same number given explicitly.
 bool same_shape(AttentionShape a, AttentionShape b) {
   a.scale = a.effective_scale();
   b.scale = b.effective_scale();
@@ -44,9 +44,9 @@ struct PlanFeed::State {
 
   void tell_next() { store->replace(keys.next(rank), step_as_text(next), options.expiry); }
 
-  // What has been put under the step's key for this rank.
+  // Waits for the value under the step's key for this rank.
   StoreValue wait_for(std::int64_t step) {
-    // A sign of life now and then: a store that lost its memory is told again.
+    // Sends a sign of life now and then, because a store may have lost its memory.
     constexpr milliseconds kBetweenSigns{1000};
     const std::string key = keys.slice(step, rank);
     const Clock::time_point deadline = Clock::now() + options.timeout;
@@ -65,8 +65,8 @@ struct PlanFeed::State {
     }
   }
 
-  // A step is marked as ready and this rank's value is not there: it was acknowledged by an earlier
-  // start of this rank, or has expired. Without the mark it is planned again.
+  // A step is marked as ready but this rank's value is missing: it was acknowledged by an earlier
+  // start of this rank, or has expired. Removes the mark so that the step is planned again.
   void ask_again(std::int64_t step, const std::string& key) {
     if (!store->get(keys.ready(step))) return;
     if (!store->get(key)) store->erase(keys.ready(step));  // in this order: the mark comes last

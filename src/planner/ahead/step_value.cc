@@ -25,7 +25,7 @@ constexpr FrameFormat kFormat{.magic = kMagic,
                               .name = "a step's plan of a planner",
                               .noun = "value"};
 
-// XXH3-64 of everything but itself.
+// XXH3-64 of everything except the checksum itself.
 std::uint64_t checksum_of_value(std::span<const std::uint8_t> bytes) {
   const std::uint64_t header = identify(bytes.first(kChecksumAt)).hash;
   const std::uint64_t payload = identify(bytes.subspan(kHeaderBytes)).hash;

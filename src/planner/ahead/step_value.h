@@ -1,4 +1,4 @@
-// What planners put under a step's keys, one for every rank.
+// The values that planners put under a step's keys, one for every rank.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,12 @@ enum class StepValueKind : std::uint8_t {
 struct StepValue {
   std::int64_t step = 0;
   StepValueKind kind = StepValueKind::kPlanned;
-  std::int64_t planning_us = 0;           // what the whole plan took
+  std::int64_t planning_us = 0;           // of the whole plan
   std::span<const std::uint8_t> payload;  // of the encoded bytes, when decoded
 };
 
 [[nodiscard]] std::vector<std::uint8_t> encode_step_value(const StepValue& value);
-// Untrusted bytes: throws InvalidPlan naming `where` unless they are a value for that step, as they
-// were written.
+// Untrusted bytes: throws InvalidPlan naming `where` unless they are an intact value for that step.
 [[nodiscard]] StepValue decode_step_value(std::span<const std::uint8_t> bytes, std::int64_t step,
                                           std::string_view where);
 

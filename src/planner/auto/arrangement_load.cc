@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-// What goes out of and into devices, or the NICs of all nodes, bytes.
+// Bytes out of and into devices, or the NICs of all nodes.
 struct Ports {
   std::vector<double> out;
   std::vector<double> in;

@@ -1,4 +1,4 @@
-// What an arrangement asks of devices and links, without building its plan.
+// The load that an arrangement puts on devices and links, computed without its plan.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace contextile {
 
-// What the device owns that owns most.
+// Tokens of the device that owns most.
 [[nodiscard]] std::int64_t most_tokens(const Arrangement& arrangement, const Cluster& cluster);
 
-// How many all rounds and masks have, in the direction that has more.
+// Tiles of all rounds and masks, in the direction that has more.
 [[nodiscard]] std::int64_t tiles_of_a_direction(const Arrangement& arrangement);
 
 // A time that simulate() does not undercut for the arrangement's plan, both directions, µs: for

@@ -17,11 +17,13 @@
 namespace contextile {
 namespace {
 
-// Source: ours (docs/auto.md). Steps: placements by the grid partitioner, fed with the cost model's
-// times and weighing a byte by how long it takes; stages of equal compute that inputs arrive in
-// evenly from every sender and that results leave from as soon as they are complete; every other
-// strategy as a candidate; the least predicted time wins. Bytes and memory: those of the winner;
-// with retained inputs forward's q and kv stay for backward. Loses where the prediction is wrong.
+// Source: ours (docs/auto.md).
+// Steps: the grid partitioner makes placements from the cost model's times, with a byte weighted by
+// the time it takes. Stages have equal compute; inputs arrive in them evenly from every sender, and
+// results leave as soon as they are complete. Every other strategy is a candidate as well. The
+// least predicted time wins.
+// Bytes and memory: those of the winner; with retained inputs forward's q and kv stay for backward.
+// Loses if the prediction is wrong.
 class AutoStrategy : public TypedStrategy<AutoOptions> {
  public:
   AutoStrategy()

@@ -1,4 +1,4 @@
-// What binds a plan on a cluster.
+// The resource that limits a plan on a cluster.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace contextile {
 
 // The one of "compute", "inter-node", "intra-node" and "latency" that would shorten the plan most
-// were it free. Four simulations.
+// if it were free. Four simulations.
 [[nodiscard]] std::string binding_of(const Plan& plan, const Cluster& cluster);
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// What rates of links are in.
+// Units of the rates of links.
 #pragma once
 
 namespace contextile {

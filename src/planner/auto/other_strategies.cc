@@ -17,9 +17,9 @@
 namespace contextile {
 namespace {
 
-// The lower bound of an arrangement counts for 1% less: with many devices the simulator shares
-// rates out only now and then, so that a plan may come out slightly below its bound. No measurement
-// of the 1% is recorded; `bounds_bench` compares bounds with plans.
+// The lower bound of an arrangement counts for 1% less. With many devices the simulator computes
+// shares of rates only now and then, so a plan may come out slightly below its bound. No
+// measurement of the 1% is recorded; `bounds_bench` compares bounds with plans.
 constexpr double kMargin = 0.99;
 // Among the variants that decide by rule, the two with the least bound held the fastest within
 // 0.05% on average over 112 workloads; the first alone takes 0.1 to 2.3% longer (2026-11-24).
@@ -55,7 +55,7 @@ OtherStrategies::OtherStrategies(SearchState& state, Candidates which) : state_(
 void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice) {
   const StrategyRequest request = request_of(state_, choice, {});
   if (strategy.unsupported(state_.workload, state_.cluster, request)) return;
-  // Strategies that leave a size open partition also where one is asked for.
+  // A strategy that chooses its own block size partitions even if the request names a size.
   StrategyRequest open = request;
   open.block_size.reset();
   std::vector<std::int64_t> sizes = timed_sizes(strategy, state_.workload, open);
@@ -82,7 +82,7 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
 }
 
 void OtherStrategies::try_likely(double share_of_arranging, double share) {
-  constexpr std::int64_t kPartOfArranging = 8;  // of what a strategy takes, one of so many
+  constexpr std::int64_t kPartOfArranging = 8;  // arranging takes 1/8 of a strategy's steps
   std::vector<std::size_t> by_rule;
   state_.settle();
   for (std::size_t i = 0; i < quick_.size(); ++i) {

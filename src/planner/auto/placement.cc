@@ -19,12 +19,12 @@ namespace {
 double intra_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;
 }
-// A byte through a device's share of its node's NICs.
+// Time of a byte through a device's share of its node's NICs.
 double inter_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes * cluster.devices_per_node / cluster.inter_gbytes_per_s_per_node;
 }
 
-// How many times as long a byte across nodes takes as one inside, all devices moving.
+// Time of a byte between nodes in multiples of one inside a node, while all devices send.
 std::int64_t inter_weight(const Cluster& cluster) {
   constexpr std::int64_t kMost = 64;
   return std::clamp<std::int64_t>(
@@ -32,9 +32,9 @@ std::int64_t inter_weight(const Cluster& cluster) {
 }
 
 // Times of the tiles of one mask. A call computes the pieces of the same rows as one run, whose
-// length depends on the placement: a tile counts as its share of a run of the row's keys, but,
-// unless rows are placed whole, of no more of them than a device's share of the work has if it is
-// about square.
+// length depends on the placement. A tile counts as its share of a run. If rows are placed whole,
+// the run has all the row's keys; else it has no more keys than the edge of a square that holds a
+// device's share of the work.
 class TilePricer {
  public:
   TilePricer(const NamedMask& named, const Blocking& blocks, const std::vector<Tile>& tiles,
@@ -106,7 +106,7 @@ GridBytes bytes_of(const AttentionShape& shape, std::int32_t head_groups, Dtype 
   return grid;
 }
 
-// `us`: the times of tiles of all heads, of which every group has its part.
+// `us`: the times of tiles of all heads; each group has its part of them.
 ArrangedDirection schedule_tiles(ScheduleProblem problem, const std::vector<double>& us,
                                  const Cluster& cluster, const Schedule& schedule) {
   std::vector<double> tile_us;

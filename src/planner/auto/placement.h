@@ -1,5 +1,5 @@
-// Placements made for predicted time: the grid partitioner fed with the cost model's times and with
-// what a byte costs on this cluster, and stages that hide transfers.
+// Placements made for predicted time: the grid partitioner, given the cost model's times and the
+// cost of a byte on this cluster, and stages that hide transfers.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 
 namespace contextile {
 
-// What a placement places: tiles on a grid, or rows whole (partition/rows.h), on devices alone or
+// The units of a placement: tiles on a grid, or rows whole (partition/rows.h), on devices alone or
 // also spread by their heads over the devices of a node.
 enum class PlacedUnit : std::uint8_t { kTiles, kRows, kSpreadRows };
 
@@ -29,16 +29,16 @@ enum class PlacedUnit : std::uint8_t { kTiles, kRows, kSpreadRows };
 struct PlacementChoice {
   PlacedUnit unit = PlacedUnit::kTiles;
   std::int64_t block_size = 1024;
-  std::int32_t head_groups = 1;  // of rows spread over a node: its devices
-  double eps = 0.05;             // compute above the mean that a device may have; of tiles alone
+  std::int32_t head_groups = 1;  // for rows spread over a node: its devices
+  double eps = 0.05;             // tiles only: compute above the mean that a device may have
   double effort = 1;             // of the partitioner
   std::uint64_t seed = 1;
 };
 
-// One blocking of the workload with what its tiles cost; shared by placements on it.
+// One blocking of the workload with the costs of its tiles; shared by placements on it.
 struct PricedTiles {
   TileGrid tiles;
-  bool whole_rows = false;  // a tile is its share of its row in one run
+  bool whole_rows = false;  // a tile costs its share of its row in one run
   std::int64_t block_size = 0;
   // Times of all heads together, µs: [mask][tile].
   std::vector<std::vector<double>> forward_us;
@@ -49,31 +49,31 @@ struct PricedTiles {
                                       std::int64_t block_size, bool backward,
                                       bool whole_rows = false);
 
-// All layers' work spread evenly over so many devices, µs.
+// All layers' work spread evenly over that many devices, µs.
 [[nodiscard]] double mean_work_us(const PricedTiles& priced, std::int64_t devices);
 
 struct Placement {
-  std::shared_ptr<const PricedTiles> priced;  // as the choice's unit has it
+  std::shared_ptr<const PricedTiles> priced;  // for the unit of the choice
   PlacementChoice choice;
   GridPartition partition;
-  std::vector<RowPlace> places;                 // of rows, where they are placed whole
+  std::vector<RowPlace> places;                 // of rows, if they are placed whole
   std::vector<std::int32_t> block_head_groups;  // as in a round
-  double estimate_us = 0;  // what binds: compute, device ports or NICs, and part of the others
+  double estimate_us = 0;  // the most of compute, device ports and NICs, and part of the other two
 };
-// Steps to go on from there, as a choice's effort.
+// Effort of a placement that starts from an earlier one.
 inline constexpr double kWarmEffort = 0.2;
-// Rows placed before, to go on from, and what every device is to be taken to have besides, µs.
+// Rows placed earlier, to start from, and the extra time to assume for every device, µs.
 struct RowStart {
   std::vector<RowPlace> places;
   std::vector<double> handicap_us;
 };
 
-// What every placement of a search keeps to.
+// Rules that every placement of a search follows.
 struct PlacingRules {
   Dtype wire = Dtype::kF32;  // of partial results
   bool backward = true;
   bool retain = false;         // forward keeps received q and kv
-  std::int64_t token_cap = 0;  // that a device may own; 0: as blocks need, and one more
+  std::int64_t token_cap = 0;  // that a device may own; 0: the need of its blocks, and one block
 };
 [[nodiscard]] Placement place(const Workload& workload, const Cluster& cluster,
                               std::shared_ptr<const PricedTiles> priced,

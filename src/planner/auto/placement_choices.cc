@@ -20,13 +20,14 @@ namespace {
 constexpr double kMostPlacedTiles = 150'000;  // of all head groups; of one as many as there are
 constexpr double kMostRowTiles = 150'000;     // likewise
 constexpr double kTilesOfDevice = 750;        // of all head groups, placed quickly
-// That RowPartitioner numbers; many more blocks of tiles take long, however little is done to them.
+// RowPartitioner numbers no more rows. Many more blocks of tiles take long, even with little effort
+// for each.
 constexpr std::int64_t kMostPlacedRows = 65'535;
 
 std::vector<std::int64_t> grid_block_sizes(const Workload& workload, const Cluster& cluster,
                                            const StrategyRequest& request) {
   if (request.block_size) return {*request.block_size};
-  // Larger blocks only where every device still has a few of them.
+  // Larger blocks only if every device still has a few of them.
   constexpr std::int64_t kBlocksOfDevice = 2;
   constexpr std::int64_t kMostBlocks = 4096;
   std::vector<std::int64_t> sizes;
@@ -55,7 +56,7 @@ std::vector<std::int32_t> grid_head_groups(const Workload& workload) {
 
 constexpr std::int64_t kSmallestRow = 128;
 
-// Powers of two, of about four, eight and two blocks a device; the largest last.
+// Powers of two, of about four, eight and two blocks per device; the largest last.
 std::vector<std::int64_t> row_block_sizes(const Workload& workload, const Cluster& cluster,
                                           const StrategyRequest& request) {
   if (request.block_size) return {*request.block_size};
@@ -70,7 +71,7 @@ std::vector<std::int64_t> row_block_sizes(const Workload& workload, const Cluste
   return sizes;
 }
 
-// Both kinds at a size, as far as they have no more than so many tiles of all head groups.
+// Adds both kinds of rows at a block size, unless they have more tiles of all head groups.
 void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice choice,
               double most_tiles, std::vector<PlacementChoice>& choices) {
   constexpr std::int64_t kMostRows = 16'384;
@@ -135,7 +136,7 @@ std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const 
                                                 const StrategyRequest& request, int turns) {
   constexpr double kEffort = 0.1;
   constexpr double kTilesOfGroup = 100;      // of a device
-  constexpr std::array kEps = {0.12, 0.25};  // in turns
+  constexpr std::array kEps = {0.12, 0.25};  // alternating
   std::vector<std::int64_t> sizes = grid_block_sizes(workload, cluster, request);
   std::ranges::sort(sizes);
   const auto fitting = std::ranges::find_if(sizes, [&](std::int64_t size) {
@@ -202,7 +203,7 @@ bool decide_retain(const Workload& workload, const Cluster& cluster, const Strat
   const AttentionShape& shape = workload.shape;
   const std::int64_t token_bytes = unit_bytes(Kind::kQ, 1, shape, 1, shape.dtype) +
                                    unit_bytes(Kind::kKv, 1, shape, 1, shape.dtype);
-  // What one device receives in forward is at most a few times what it owns.
+  // In forward a device receives at most a few times as much as it owns.
   const std::int64_t owned = workload.num_tokens() / cluster.num_devices() + 1;
   constexpr std::int64_t kTimesOwned = 4;
   constexpr std::int64_t kShareOfMemory = 20;

@@ -1,4 +1,4 @@
-// Which placements are worth making for a workload.
+// The placements that are worth making for a workload.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace contextile {
 
-// That documents are cut into, each of which begins one.
+// Number of blocks that documents are cut into. Every document begins a block.
 [[nodiscard]] std::int64_t num_blocks(const Workload& workload, std::int64_t block_size);
 
-// Steps of placing (search_budget.h): rows with the choice's effort, tiles with all that there is.
+// Steps of placing (search_budget.h): rows with the choice's effort, tiles with full effort.
 [[nodiscard]] std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choice);
 [[nodiscard]] std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
                                           const PlacementChoice& choice);
-// The tiles of all head groups where every document is split into those of the choice.
+// The tiles of all head groups if every document is split into those of the choice.
 [[nodiscard]] std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice);
 
-// Whole rows, on devices and spread by their heads over nodes, likeliest first. Quick ones are one
-// of each kind with few steps.
+// Whole rows, on devices and spread by their heads over nodes, likeliest first. The quick choices
+// are one of each kind with few steps.
 [[nodiscard]] std::vector<PlacementChoice> quick_row_choices(const Workload& workload,
                                                              const Cluster& cluster,
                                                              const StrategyRequest& request);
-// Several block sizes and seeds.
+// Whole rows at several block sizes and seeds.
 [[nodiscard]] std::vector<PlacementChoice> row_choices(const Workload& workload,
                                                        const Cluster& cluster,
                                                        const StrategyRequest& request,
@@ -37,15 +37,15 @@ namespace contextile {
                                                         const Cluster& cluster,
                                                         const StrategyRequest& request, double eps);
 
-// Tiles in blocks as small and head groups as many as few steps do for, so many times over: how
-// good such a placement becomes is much a matter of luck.
+// Tiles for few steps, with blocks as small and head groups as many as those allow. There are
+// several of them, because the quality of such a placement is much a matter of luck.
 [[nodiscard]] std::vector<PlacementChoice> quick_tile_choices(const Workload& workload,
                                                               const Cluster& cluster,
                                                               const StrategyRequest& request,
                                                               int turns);
 
-// Whether what forward receives is to stay for backward: as asked for, or where that takes little
-// of a known memory.
+// True if the data that forward receives shall stay for backward: if requested, or if it takes
+// little of a known memory.
 [[nodiscard]] bool decide_retain(const Workload& workload, const Cluster& cluster,
                                  const StrategyRequest& request, RetainInputs asked);
 

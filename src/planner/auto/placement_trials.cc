@@ -174,7 +174,7 @@ void PlacementTrials::try_pairs_again(std::span<Tried> tried, std::span<const Sc
 }
 
 Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
-  // The part of a device's lateness that its handicap takes over in a round; no measurement is
+  // The part of a device's lateness that its handicap takes over in a round. No measurement is
   // recorded. A larger part may overshoot, a smaller one needs more rounds. `contextile plan
   // --explain` shows what rounds find.
   constexpr double kGain = 0.7;

@@ -1,4 +1,4 @@
-// Placements of our own tried out: made, put under schedules, simulated.
+// Trials of our own placements: each is made, scheduled and simulated.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace contextile {
 
-// When every device is done with a direction, µs.
+// The time when each device is done with a direction, µs.
 struct DeviceEnds {
   std::vector<double> forward;
   std::vector<double> backward;
 };
 
-// What a placement takes under schedules.
+// The times of a placement under schedules.
 struct TrialOutcome {
   SchedulePair schedules;
   PlanTimes times;
   DeviceEnds ends;
 
-  // Takes over a direction that is faster under the other's schedules.
+  // Takes each direction from `other` if it is faster there.
   void take_better(const TrialOutcome& other);
 };
 
@@ -38,29 +38,29 @@ class PlacementTrials {
  public:
   PlacementTrials(SearchState& state, bool retain) : state_(state), retain_(retain) {}
 
-  // The tiles that a choice places, cut and priced once for all that place them. Not at once by
-  // several threads.
+  // The tiles that a choice places, cut and priced once for all choices that place them. Not safe
+  // to call from several threads at once.
   [[nodiscard]] const std::shared_ptr<const PricedTiles>& priced(const PlacementChoice& choice);
-  // In parallel, without those that would not end in time, but for the first where there is no plan
-  // yet. `starts` is empty or has one for every choice.
+  // Makes placements in parallel, without those that would not end in time. The first is always
+  // made if there is no plan yet. `starts` is empty or has one for every choice.
   [[nodiscard]] std::vector<Placement> place(std::span<const PlacementChoice> choices);
 
-  // Simulates every placement under the pairs of schedules; of each the best schedule of either
-  // direction. In the order given, without those for which time was too short. The best of all is
-  // a candidate.
+  // Simulates every placement under the pairs of schedules and keeps the best schedule of each
+  // direction. The results have the order given, without those that time was too short for. The
+  // best of all is a candidate.
   [[nodiscard]] std::vector<Tried> try_pairs(std::span<const Placement> placements,
                                              std::span<const SchedulePair> pairs);
-  // The same for placements that have been tried: what is better than before is kept.
+  // The same for placements that have been tried: keeps a schedule that is better.
   void try_pairs_again(std::span<Tried> tried, std::span<const SchedulePair> pairs);
 
-  // Rows placed whole, on from where they are: device by device what ends late counts for more.
-  // Returns the best of so many rounds, and itself.
+  // Places whole rows again from where they are; every round the work of devices that end late
+  // counts for more. Returns the best of that many rounds and of the given one.
   [[nodiscard]] Tried rebalanced(const Tried& tried, int rounds) const;
 
   void take_if_best(const Tried& tried);
 
  private:
-  // The best of each placement.
+  // The best outcome of each placement.
   [[nodiscard]] std::vector<TrialOutcome> simulate_all(std::span<const Placement* const> placements,
                                                        std::span<const SchedulePair> pairs);
   [[nodiscard]] TrialOutcome simulated(const Placement& placement,

@@ -16,16 +16,16 @@ namespace {
 // change with `build/auto_bench --devices 32 --seed 11 --clusters dgx-h200 --kv-heads 8`, which
 // also prints the search that has 50 ms and one thread, and with `build/budget_bench`.
 constexpr std::size_t kSimulated = 3;  // of the placements, at most
-// Others than the first only where they are expected within that of the best so far.
+// Placements other than the first must be expected within this multiple of the best so far.
 constexpr double kNearQuick = 1.15;
-// A batch is lopsided where the rows of a block take that much of the mean device's work, and so
-// many times as much as others by their tokens.
+// A batch is lopsided if the rows of one block take this much of the mean device's work, and this
+// many times as much as their tokens would on average.
 constexpr double kMuchOfDevice = 0.7;
 constexpr double kTimesTheMean = 10;
-// Rows look good where their placement is estimated to take less than so many times the mean work.
+// Rows look good if their placement is estimated to take less than this multiple of the mean work.
 constexpr double kGood = 2;
-constexpr int kTurns = 3;  // of placing tiles where there are no rows
-// Little effort takes less than its share of the steps of placing tiles: much is done once.
+constexpr int kTurns = 3;  // placements of tiles, if there are none of rows
+// Little effort takes less than its share of the steps of placing tiles: much is done only once.
 constexpr double kStepsOfEffort = 0.4;
 
 // Geometric mean of simulated time over estimate. Fitted on 2026-11-24 to quick placements of seed
@@ -44,7 +44,7 @@ double times_the_estimate(const PlacementChoice& choice) {
   return choice.head_groups == 1 ? 1.2 : 1.13;
 }
 
-// Rows go with the first schedule of theirs, tiles with two.
+// Rows are tried with the first of their schedules, tiles with two.
 std::size_t num_pairs_of(PlacedUnit unit) { return unit == PlacedUnit::kTiles ? 2 : 1; }
 
 }  // namespace
@@ -112,7 +112,7 @@ std::vector<Tried> QuickSearch::simulate(std::vector<Placement> placements, doub
     const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(placement));
     if (state_.has_plan() && expected_us(placement) > kNearQuick * state_.best.cost_us) break;
     state_.settle();
-    // The first plan may take what there is.
+    // The first plan may use all that is left of the limits.
     const double limit = state_.has_plan() ? share : 1;
     auto pairs = likely_schedules(placement.choice.unit, placement.estimate_us)
                      .first(num_pairs_of(placement.choice.unit));

@@ -12,11 +12,10 @@
 namespace contextile {
 namespace {
 
-// Ports and NICs are never all busy: a byte counts for more than its share of all. No measurement
-// of this weight, the annealing steps at effort 1 and the heat of a warm start is recorded: they
-// balance traffic against work, and quality against time. Judge a change with `build/auto_bench
-// --devices 32
-// --seed 11`, clusters p4de and dgx-h200.
+// Ports and NICs are never all busy, so a byte counts for more than its share of all. No
+// measurement is recorded of this weight, the annealing steps at effort 1 and the heat of a warm
+// start. They balance traffic against work, and quality against time. Judge a change with
+// `build/auto_bench --devices 32 --seed 11`, clusters p4de and dgx-h200.
 constexpr double kWeightOfBytes = 4;
 constexpr std::int64_t kSteps = 200'000;
 constexpr double kWarmHeat = 0.3;
@@ -68,8 +67,8 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
   return spec;
 }
 
-// Rows that attend keys of one another, a document's, have equally many head groups: one, unless
-// some of them are spread over a node.
+// Rows that attend keys of one another (those of a document) have the same number of head groups:
+// one, unless some of them are spread over a node.
 std::vector<std::int32_t> head_groups_of_rows(const PricedTiles& priced,
                                               const std::vector<RowPlace>& places,
                                               std::int32_t num_devices, std::int32_t spread) {

@@ -1,4 +1,5 @@
-// Placements of whole rows (partition/rows.h) on what the cluster's ports and NICs take.
+// Placements of whole rows (partition/rows.h), weighted by the rates of the cluster's ports and
+// NICs.
 #pragma once
 
 #include <vector>
@@ -15,10 +16,10 @@ namespace contextile {
 struct PlacedRows {
   std::vector<RowPlace> places;
   std::vector<std::int32_t> block_head_groups;  // as in a round
-  // Tiles of a row are on the row's device, or on its node's for their head group.
+  // Tiles of a row are on the row's device, or on the device of its node for their head group.
   GridPartition partition;
 };
-// From sequences as they are, or on from `warm`. `bytes` are those of one head group.
+// Starts with the sequences in order, or from `warm`. `bytes` are those of one head group.
 [[nodiscard]] PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
                                           const PricedTiles& priced, const PlacementChoice& choice,
                                           GridBytes bytes, const PlacingRules& rules,

@@ -75,7 +75,7 @@ void RowSearch::try_schedules(std::size_t most, std::size_t first, std::size_t e
 void RowSearch::rebalance(std::size_t most, int rounds, double share) {
   std::vector<Tried> best;
   state_.settle();
-  // Each takes what it is expected to; of those that take long there are fewer.
+  // Each takes its expected steps; if they take long, fewer are rebalanced.
   std::int64_t left = static_cast<std::int64_t>(kMostSteps * state_.options.effort);
   for (const Tried& tried : tried_) {
     if (best.size() == most || tried.cost_us > kNearRows * state_.best.cost_us) break;

@@ -12,23 +12,23 @@ class RowSearch {
  public:
   RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
-  // One that has been tried.
+  // Adds one that has been tried.
   void take(Tried tried);
-  // The best of them rebalanced, under more schedules.
+  // Rebalances the best of them, under more schedules.
   void refine(double share);
-  // More block sizes, seeds and steps, the best under more schedules.
+  // Tries more block sizes, seeds and steps, the best under more schedules.
   void widen(double share);
-  // The best rebalanced for longer.
+  // Rebalances the best for longer.
   void improve();
 
  private:
-  // Those that limits allow.
+  // Places and tries those that limits allow.
   void place_and_try(std::vector<PlacementChoice> choices, double share);
-  // The best of those near the best so far.
+  // Tries schedules on the best of those near the best so far.
   void try_schedules(std::size_t most, std::size_t first, std::size_t end, double share);
   void rebalance(std::size_t most, int rounds, double share);
   [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice) const;
-  // The tiles of a placement at the choice, as those of its kind had them that were tried.
+  // The tiles to expect of a placement at the choice, as tried placements of its kind have them.
   [[nodiscard]] std::int64_t likely_tiles(const PlacementChoice& choice) const;
 
   SearchState& state_;

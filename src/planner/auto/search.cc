@@ -22,8 +22,8 @@
 namespace contextile {
 namespace {
 
-// Steps of a search without a limit: about two minutes of one core. Only the largest
-// batches need more, whose candidates take seconds each (docs/auto.md, Limits).
+// Steps of a search without a limit: about two minutes of one core. Only the largest batches, whose
+// candidates take seconds each, need more (docs/auto.md, Limits).
 constexpr std::int64_t kMostSteps = 120'000'000;
 
 // The phase that found the best candidate.
@@ -111,7 +111,7 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
                       .binding = {},
                       .candidates = state.tried,
                       .report = std::move(report)};
-  constexpr std::int64_t kPlansOfBinding = 2;  // what building it and simulating it freed takes
+  constexpr std::int64_t kPlansOfBinding = 2;  // cost of building the plan and simulating it freed
   state.reserve_us = 0;
   if (state.has_time_for(kPlansOfBinding *
                          steps_of_simulating(cluster.num_devices(), state.best.tiles))) {

@@ -16,8 +16,8 @@ struct SearchResult {
   Arrangement arrangement;
   std::string chosen;       // "placement" or the name of another strategy
   double predicted_us = 0;  // forward + backward, one layer of every mask
-  // What costs most: "compute", "inter-node", "intra-node", "latency"; empty where there was no
-  // time to find out.
+  // The resource that costs most: "compute", "inter-node", "intra-node", "latency"; empty if there
+  // was no time to find out.
   std::string binding;
   std::int32_t candidates = 0;  // plans simulated
   SearchReport report;
@@ -26,8 +26,8 @@ struct SearchResult {
 // Walks the table of phases (search_phases.h) and keeps the candidate of the least predicted time;
 // ties go to the earlier candidate. By prediction it is never slower than any other strategy with
 // its defaults, as far as the limits let every phase run. Deterministic unless budget_ms is set.
-// Throws InvalidArgument where every candidate needs more memory than a device has or than the
-// request allows.
+// Throws InvalidArgument if every candidate needs more memory than a device has or than the request
+// allows.
 [[nodiscard]] SearchResult search(const Workload& workload, const Cluster& cluster,
                                   const StrategyRequest& request, const AutoOptions& options);
 

@@ -1,4 +1,4 @@
-// What a search may spend, and how far it has come.
+// The limits of a search, and its progress.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace contextile {
 
-// A limit in steps. A step is about a microsecond of one core, by what candidates cost on one
-// machine (docs/auto.md): unlike time it is the same on every machine, and so is what is found.
+// A limit in steps. A step is about a microsecond of one core, by the costs of candidates on one
+// machine (docs/auto.md). Unlike time it is the same on every machine, and so is the plan found.
 class StepBudget {
  public:
   explicit StepBudget(std::int64_t limit) : limit_(limit) {}
 
-  // Whether no more than that share of the limit is taken with the steps.
+  // Returns true if the steps so far and these are within that share of the limit.
   [[nodiscard]] bool fits(std::int64_t steps, double share) const {
     return static_cast<double>(taken_ + steps) <= share * static_cast<double>(limit_);
   }
@@ -26,7 +26,7 @@ class StepBudget {
     taken_ += steps;
     return true;
   }
-  // What has been taken so far turned out to be so many.
+  // Replaces the count of steps taken so far.
   void correct(std::int64_t taken) { taken_ = taken; }
 
  private:
@@ -34,19 +34,19 @@ class StepBudget {
   std::int64_t taken_ = 0;
 };
 
-// Tells a hook how far a search has come, from any thread. It goes through phases, whose shares of
-// the whole are guesses; how many candidates a phase has is known as it goes.
+// Reports the progress of a search to a hook, from any thread. The search goes through phases,
+// whose shares of the whole are guesses; the number of candidates of a phase grows as it runs.
 class SearchProgress {
  public:
   explicit SearchProgress(const ProgressHook& hook) : hook_(hook) {}
 
-  // The phase that ends when that share of the search is done.
+  // Begins the phase that ends when that share of the search is done.
   void begin_phase(double end_share) {
     begin_share_ = end_share_;
     end_share_ = end_share;
     expected_ = done_ = 0;
   }
-  // More candidates of this phase are known to come.
+  // Adds candidates that will be tried in this phase.
   void expect(std::int64_t candidates) { expected_ += candidates; }
   void one_done(std::string_view what) {
     if (!hook_) return;
@@ -77,13 +77,12 @@ class SearchProgress {
   std::int64_t told_ = 0;
 };
 
-// Costs of candidates, in steps. `tiles` and `units`, which are blocks, are those of all head
-// groups; of rows, which are placed with all heads, of one. The coefficients were set between
-// 2026-11-22 and 2026-11-24 from the time that searches took on two cores at 2.8 GHz and on an AMD
-// EPYC; timings of single candidates were not kept. A coefficient that is too small breaks a limit
-// in time, one that is too large leaves time unused. `build/budget_bench` shows both
-// (docs/results/auto.md, Keeping a budget); `contextile plan --explain --strategy
-// auto:budget_ms=N` shows the phase.
+// Costs of candidates, in steps. `tiles` and `units`, which are blocks, count all head groups; for
+// rows, which are placed with all heads, one. The coefficients were set between 2026-11-22 and
+// 2026-11-24 from the time that searches took on two cores at 2.8 GHz and on an AMD EPYC; timings
+// of single candidates were not kept. A coefficient that is too small breaks a limit in time, one
+// that is too large leaves time unused. `build/budget_bench` shows both (docs/results/auto.md,
+// Keeping a budget); `contextile plan --explain --strategy auto:budget_ms=N` shows the phase.
 constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
                                         std::int64_t tiles) {
   return 1300 * devices + 60 * units + tiles;
@@ -95,11 +94,11 @@ constexpr std::int64_t steps_of_placing_rows(double effort, std::int64_t rows, s
 constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
   return 80 * devices + 2 * tiles / 5;
 }
-// Its first half.
+// The first half of simulating a candidate.
 constexpr std::int64_t steps_of_arranging(std::int64_t devices, std::int64_t tiles) {
   return steps_of_simulating(devices, tiles) / 2;
 }
-// What dcp takes, and simulating its plan.
+// Cost of dcp's partitioning, and of simulating its plan.
 constexpr std::int64_t steps_of_partitioning(std::int64_t devices, std::int64_t units,
                                              std::int64_t tiles) {
   return 3 * steps_of_placing(devices, units, tiles) + steps_of_simulating(devices, tiles);

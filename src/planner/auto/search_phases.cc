@@ -49,8 +49,8 @@ constexpr std::array<PhaseRow, 14> kTable = {{
      nullptr, [](SearchParts& parts, const PhaseRow&) { parts.rows.improve(); }},
     {"improve tiles", "place the best tiles with other balances, more steps and more schedules", 0,
      1, 1, nullptr, [](SearchParts& parts, const PhaseRow&) { parts.tiles.improve(); }},
-    // The last three run only where the limits let nothing finish: the cheapest candidate has to
-    // do.
+    // The last three run only if the limits let no candidate finish: the cheapest candidate is then
+    // the plan.
     {"any other", "without a plan: the cheapest other strategy, whatever it takes", 0, 1, 1,
      lacks_plan,
      [](SearchParts& parts, const PhaseRow& row) {
@@ -103,7 +103,7 @@ std::vector<SearchPhase> search_phases() {
 std::vector<SearchPhase> run_phases(SearchParts& parts) {
   const SearchState& state = parts.state;
   std::vector<SearchPhase> phases;
-  double told_share = 0;  // rows that end at one place of the progress bar share its part
+  double told_share = 0;  // rows with the same progress_share share one part of the progress bar
   for (const PhaseRow& row : kTable) {
     if (row.progress_share > told_share) parts.state.progress.begin_phase(row.progress_share);
     told_share = row.progress_share;

@@ -19,7 +19,7 @@ namespace contextile {
 struct SearchParts {
   SearchParts(SearchState& the_state, bool retain);
 
-  // Hands quick placements to the search that goes on from them.
+  // Hands quick placements to the searches that continue from them.
   void take(std::vector<Tried> quick_placements);
 
   SearchState& state;
@@ -44,7 +44,7 @@ struct PhaseRow {
 // The table as Strategy::search_phases returns it.
 [[nodiscard]] std::vector<SearchPhase> search_phases();
 
-// Walks the table. Returns one element a row, with its result.
+// Walks the table. Returns one element per row, with its result.
 [[nodiscard]] std::vector<SearchPhase> run_phases(SearchParts& parts);
 
 }  // namespace contextile

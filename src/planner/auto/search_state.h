@@ -1,4 +1,4 @@
-// What the parts of a search share: its limits, how far it has come, the best candidate so far.
+// State that the parts of a search share: its limits, its progress, the best candidate so far.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ namespace contextile {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// An arrangement, made when it is asked for, with its predicted time.
+// An arrangement, made on first use, with its predicted time.
 struct PlanCandidate {
   double cost_us = kNever;        // SearchState::cost_us
   double time_us = kNever;        // infinity: not tried, or does not fit the device
@@ -40,8 +40,8 @@ struct PlanCandidate {
   std::function<Arrangement()> arrange;
 };
 
-// Bytes that a device may need in a direction: of its memory, as far as that is known, and no more
-// than was asked for. Empty: no limit.
+// Bytes that a device may need in a direction: its memory, if that is known, and no more than the
+// request allows. Empty: no limit.
 [[nodiscard]] std::optional<std::int64_t> memory_limit(const Cluster& cluster,
                                                        const StrategyRequest& request);
 
@@ -59,7 +59,7 @@ struct PlanTimes {
 [[nodiscard]] PlanTimes times_of(const Plan& plan, const Simulation& simulation,
                                  std::optional<std::int64_t> memory_limit_bytes);
 
-// What tokens on a device count for (AutoOptions::tokens).
+// The cost of tokens on a device (AutoOptions::tokens).
 struct TokenRule {
   std::int64_t cap = 0;  // that a device may own; 0: none
   double us = 0;         // of a token of the fullest device, all passes
@@ -67,10 +67,10 @@ struct TokenRule {
 [[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                                    const StrategyRequest& request, const AutoOptions& options);
 
-// That work on a search.
+// Number of threads that a search uses.
 [[nodiscard]] std::int64_t num_threads();
 
-// The steps that a search may take: as asked for, what its threads have time for, or more than any
+// The steps that a search may take: as requested, as its threads have time for, or more than all
 // but the largest batches need.
 [[nodiscard]] std::int64_t step_limit(const AutoOptions& options);
 
@@ -87,9 +87,9 @@ struct SearchState {
         tokens(token_rule(the_workload, the_cluster, the_request, the_options)),
         memory_limit_bytes(memory_limit(the_cluster, the_request)) {}
 
-  // What candidates are compared by: the time of a plan whose fullest device owns so many tokens,
-  // with that of its linear layers where tokens have a price. Plans of more tokens than the cap are
-  // taken only where there is no other.
+  // The cost by which candidates are compared: the time of a plan whose fullest device owns
+  // `most_tokens` tokens, and that of its linear layers if tokens have a price. Plans of more
+  // tokens than the cap are taken only if there is no other.
   [[nodiscard]] double cost_us(double time_us, std::int64_t most_tokens) const {
     constexpr double kOverTheCap = 1e3;
     if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= kOverTheCap;
@@ -107,38 +107,38 @@ struct SearchState {
         .count();
   }
   [[nodiscard]] bool out_of_time() const { return !has_time_for(0); }
-  // Whether so many steps, which are about microseconds, end in that share of the time.
+  // Returns true if that many steps, each about a microsecond, end in that share of the time.
   [[nodiscard]] bool has_time_for(std::int64_t steps, double share = 1) const {
     if (options.budget_ms == 0) return true;
     const double limit_us = 1e3 * static_cast<double>(options.budget_ms) - reserve_us;
     return elapsed_us() + static_cast<double>(steps) < share * limit_us;
   }
-  // Makes the candidate the best if it is better. The rest of the time has to do for arranging it.
+  // Makes the candidate the best if it is better. The rest of the time must suffice to arrange it.
   void keep_if_best(PlanCandidate candidate) {
     if (candidate.cost_us >= best.cost_us) return;
     best = std::move(candidate);
     reserve_us = static_cast<double>(best.arranging_steps);
   }
-  // Counts a plan that was simulated and needs so much memory.
+  // Counts a plan that was simulated and needs that much memory.
   void count_tried(std::int64_t memory_bytes) {
     ++tried;
     least_memory_bytes = std::min(least_memory_bytes, memory_bytes);
   }
-  // All that was taken is done. Of a limit in time what it took counts, not what was expected.
+  // All steps taken so far are done. A limit in time then counts their time, not the estimate.
   void settle() {
     if (options.budget_ms == 0 || options.steps > 0) return;
     budget.correct(static_cast<std::int64_t>(elapsed_us()) * num_threads());
   }
-  // Whether the steps fit into that share of all limits.
+  // Returns true if the steps fit into that share of all limits.
   [[nodiscard]] bool fits(std::int64_t steps, double share) const {
     return has_time_for(steps, share) && budget.fits(steps, share);
   }
-  // Takes the steps of what is about to be done if they fit into that share of all limits.
+  // Takes the steps of the next work if they fit into that share of all limits.
   [[nodiscard]] bool take(std::int64_t steps, double share) {
     return has_time_for(steps, share) && budget.take(steps, share);
   }
-  // Those of the choices whose steps fit, which are taken. Where there is no plan yet and none fits
-  // the cheapest, if it fits into the whole limits, or any has to do.
+  // Takes the steps of those choices that fit and returns them. If there is no plan yet and none
+  // fits, returns the cheapest choice if it fits into the whole limits or if any choice will do.
   template <typename Choice, typename Steps>
   [[nodiscard]] std::vector<Choice> affordable(const std::vector<Choice>& choices, double share,
                                                const Steps& steps_of) {

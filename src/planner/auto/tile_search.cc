@@ -34,7 +34,7 @@ std::int64_t TileSearch::steps_of(const PlacementChoice& choice, std::int64_t si
 
 void TileSearch::place_and_try(std::vector<PlacementChoice> choices, std::size_t most,
                                std::span<const SchedulePair> pairs, double share) {
-  // Every second choice is simulated, or more of few.
+  // Simulates every second choice, or more if there are few.
   const std::int64_t simulations = std::ssize(pairs) / 2;
   std::vector<Placement> placements =
       trials_.place(state_.affordable(choices, share, [&](const PlacementChoice& choice) {

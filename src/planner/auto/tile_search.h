@@ -14,18 +14,18 @@ class TileSearch {
  public:
   TileSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
-  // One that has been tried.
+  // Adds one that has been tried.
   void take(Tried tried);
-  // The best of them near the best so far under more schedules.
+  // Tries the best of them near the best so far under more schedules.
   void refine(double share);
-  // Several block sizes and head groups, the most promising under several schedules.
+  // Tries several block sizes and head groups, the most promising under several schedules.
   void try_sizes(double share);
-  // Where the best of them is near the best so far: other balances, then more steps and other
+  // If the best of them is near the best so far, tries other balances, then more steps and other
   // seeds, under more schedules.
   void improve();
 
  private:
-  // With so many simulations of each.
+  // Steps of a choice with that many simulations.
   [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice,
                                       std::int64_t simulations) const;
   void place_and_try(std::vector<PlacementChoice> choices, std::size_t most,

@@ -10,8 +10,8 @@
 namespace contextile {
 namespace {
 
-// Two halves of about equal tokens, whole documents each: longest first, to the half with fewer.
-// Each keeps the order of the documents.
+// Splits whole documents into two halves of about equal tokens: longest first, each to the half
+// with fewer tokens. Each half keeps the order of the documents.
 StageParts whole_document_halves(std::span<const std::int64_t> lengths) {
   std::vector<std::size_t> order(lengths.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -30,9 +30,9 @@ StageParts whole_document_halves(std::span<const std::int64_t> lengths) {
   return halves;
 }
 
-// Moves half of what one half has more to the other one: the last rows of the shortest document
-// whose first rows the masks let stand alone. The half that keeps those goes first; the other one
-// attends their keys.
+// Makes the halves equal by moving half of the difference to the smaller one: the last rows of the
+// shortest document whose first rows the masks let stand alone. The half that keeps the first rows
+// runs first; the other one attends their keys.
 StageParts equal_halves(StageParts halves, std::span<const MaskUse> masks) {
   if (computed_tokens(halves[0]) < computed_tokens(halves[1])) std::swap(halves[0], halves[1]);
   const std::int64_t rows = (computed_tokens(halves[0]) - computed_tokens(halves[1])) / 2;

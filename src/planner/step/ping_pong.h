@@ -1,4 +1,4 @@
-// What of a micro-batch goes through the layers together.
+// The parts of a micro-batch that go through the layers together.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace contextile {
 
-// Rows with queries.
+// Number of rows with queries.
 [[nodiscard]] std::int64_t computed_tokens(const std::vector<DocumentRows>& documents);
 
-// All documents in one part.
+// Puts all documents into one part.
 [[nodiscard]] StageParts whole_documents(std::span<const std::int64_t> lengths);
 
-// Two parts that run in turns, or one where the other would be empty. With kSamePhase keys have a
-// home on the stage, so a document may be cut: parts of equal tokens, to one, as DistCA's
-// nano-batches (§4.1), as long as the masks let the first rows of a document stand alone.
-// Elsewhere a strategy chooses where keys are, for each part by itself: whole documents, about
-// equal tokens. O(documents · log).
+// Two parts that alternate, or one if the other would be empty. With kSamePhase keys have a home on
+// the stage, so a document may be cut: the parts have equal tokens, to one, like DistCA's
+// nano-batches (§4.1), as long as the masks let the first rows of a document stand alone. With
+// other schedules a strategy places keys for each part by itself, so parts are whole documents of
+// about equal tokens. O(documents · log).
 [[nodiscard]] StageParts ping_pong_parts(std::span<const std::int64_t> lengths,
                                          PipelineSchedule schedule, std::span<const MaskUse> masks);
 

@@ -21,7 +21,7 @@ std::int64_t tokens_of(const BatchLengths& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
 }
 
-// What goes through the layers together.
+// The parts of a micro-batch that go through the layers together.
 StageParts parts_of(const StepSetting& setting, const BatchLengths& lengths,
                     std::span<const MaskUse> masks) {
   return setting.nano_batches == NanoBatches::kOne
@@ -37,7 +37,7 @@ PipelineShape pipeline_of(const StepSetting& setting, std::int32_t micro_batches
           .group = setting.group};
 }
 
-// What the stages of a replica run in one tick, and where its tokens are.
+// The documents that the stages of a replica run in one tick, and the homes of their tokens.
 struct PooledBatch {
   std::vector<DocumentRows> documents;
   std::vector<HomeRange> home;
