@@ -17,7 +17,7 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kPackAlignmentBytes - 1) / kPackAlignmentBytes * kPackAlignmentBytes;
 }
 
-// The conversion buffer of one program while its launches and waits are walked.
+// The conversion buffer of one program, followed through its launches and waits.
 class ConversionWalk {
  public:
   ConversionWalk(const Plan& plan, const PlanRound& round) : plan_(plan), round_(round) {}

@@ -1,4 +1,4 @@
-// Which transfers are converted on their way. Their places are in `conversion_layout` (plan.h).
+// Transfers that are converted on their way. Their places are in `conversion_layout` (plan.h).
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace contextile {
   return is_result(end.kind) && end.wire != Dtype::kF32;
 }
 
-// Whether the program needs a conversion buffer at all. O(transfers), without allocating.
+// Returns true if the program needs a conversion buffer at all. O(transfers), without allocating.
 [[nodiscard]] inline bool converts_anything(const Program& program) {
   return std::any_of(
       program.instructions.begin(), program.instructions.end(), [](const Instruction& instruction) {

@@ -1,4 +1,4 @@
-// How large a plan is, in words.
+// The size of a plan, in words.
 #pragma once
 
 #include <string>

@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<Kind, kNumKinds> kKinds = {Kind::kQ,  Kind::kKv, Kind::kO,
                                                 Kind::kDo, Kind::kDq, Kind::kDkv};
 
-// verify asks for the memory of plans it is about to call broken: unknown blocks weigh nothing.
+// verify computes the memory of plans that it is about to reject: unknown blocks count as empty.
 bool is_known(const PlanRound& round, BlockId block) {
   return block.valid() && block.value < round.blocks.num_blocks();
 }
@@ -25,12 +25,12 @@ std::int64_t tokens_of(const PlanRound& round, BlockId block) {
   return is_known(round, block) ? round.blocks.num_tokens(block) : 0;
 }
 
-// What the arenas and owned accumulators of a kind are made of.
+// The dtype of the arenas and owned accumulators of a kind.
 Dtype storage_dtype(Kind kind, const AttentionShape& shape) {
   return is_result(kind) ? Dtype::kF32 : shape.dtype;
 }
 
-// Bytes of the units that stand in the retained slots when the program ends.
+// Bytes of the units that are in the retained slots when the program ends.
 std::int64_t retained_bytes(const Plan& plan, const PlanRound& round, const Program& program) {
   if (program.retain.empty()) return 0;
   const auto last_written = program.last_brought();
@@ -45,8 +45,8 @@ std::int64_t retained_bytes(const Plan& plan, const PlanRound& round, const Prog
   return bytes;
 }
 
-// What the original's ring keeps besides, if the strategy was asked to count it (count_stashed=on):
-// of each of P steps an output of all queries, summed when forward ends.
+// Bytes that the original's ring keeps in addition, if the strategy's option requests the count
+// (count_stashed=on): for each of P steps an output of all queries, summed when forward ends.
 std::int64_t stashed_bytes(const Plan& plan, const PlanRound& round, const Program& program) {
   const auto option = plan.options.find("count_stashed");
   const std::int32_t steps = plan.num_devices() / round.head_groups;
@@ -68,7 +68,7 @@ std::int64_t stashed_bytes(const Plan& plan, const PlanRound& round, const Progr
 
 // ---------------------------------------------------------------------------------- balance
 
-// Largest and mean load, summed over runs: devices wait for each other between runs.
+// Largest and mean load, summed over runs, because devices wait for each other between runs.
 struct Balance {
   double max = 0;
   double mean = 0;
@@ -181,8 +181,8 @@ class DirectionCount {
     stats_.messages += std::unique(peers_.begin(), peers_.end()) - peers_.begin();
   }
 
-  // The plan moves and computes real tokens only; what padding would have cost the original is
-  // added to the numbers, not to the programs.
+  // The plan moves and computes real tokens only. The cost of padding in the original is added to
+  // the numbers, not to the programs.
   void charge_padding() {
     const double bytes = plan_.padded_bytes_factor;
     const double pairs = plan_.padded_pairs_factor;

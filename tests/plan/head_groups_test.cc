@@ -203,7 +203,7 @@ TEST(BlockHeadGroups, VerifyHasNoRoomForGroupsThatBlocksLack) {
   round.owners.assign(kTokens, Rank{0});
   round.block_head_groups.assign(kTokens, 1);
   device.programs.emplace_back().forward.emplace();
-  EXPECT_THAT(violations_text(verify(plan)), HasSubstr("of group 0 is computed by nobody"));
+  EXPECT_THAT(violations_text(verify(plan)), HasSubstr("of group 0 is never computed"));
 }
 
 TEST(BlockHeadGroups, OfATileAreEqual) {
@@ -254,7 +254,7 @@ TEST(BlockHeadGroups, OfATileAreEqual) {
               HasSubstr("expected a slot of q among 0"));
   slot = right;
   plan.rounds[0].block_head_groups = {2, 2};
-  EXPECT_THAT(violations_text(verify(plan)), HasSubstr("of group 1 is computed by nobody"));
+  EXPECT_THAT(violations_text(verify(plan)), HasSubstr("of group 1 is never computed"));
 }
 
 }  // namespace

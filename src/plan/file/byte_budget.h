@@ -1,5 +1,5 @@
 // A guard against FlatBuffers whose offsets name one object many times: a small buffer can then
-// describe very much. What an honest buffer visits never exceeds its size.
+// describe very much. An honest buffer is never visited for more bytes than it has.
 #pragma once
 
 #include <flatbuffers/flatbuffers.h>
@@ -20,12 +20,12 @@ class ByteBudget {
   // Every table takes at least its own offset and the one that names it.
   void visit_table() { spend(2 * sizeof(flatbuffers::uoffset_t)); }
 
-  // A list of numbers or structs, which it passes on.
+  // Counts a list of numbers or structs and returns it.
   template <typename T>
   [[nodiscard]] const flatbuffers::Vector<T>& list(const flatbuffers::Vector<T>* v) {
     constexpr std::size_t kElementBytes = flatbuffers::IndirectHelper<T>::element_stride;
     spend(v->size() * kElementBytes);
-    // FlatBuffers' own check is about the list's size, which stands 4 bytes before the elements.
+    // FlatBuffers' own check covers the list's size, 4 bytes before the elements.
     if (v->size() > 0 && reinterpret_cast<std::uintptr_t>(v->Data()) % kAlignment<T> != 0) {
       place_.fail("expected a list aligned to {} bytes, found one that is not", kAlignment<T>);
     }

@@ -12,10 +12,10 @@
 
 namespace contextile {
 
-// A section's content is at most so many times as large as what is stored of it. This bounds what a
-// small file can make a reader allocate; the writer pads what compresses better.
+// Most bytes of a section's content per stored byte. This bounds the memory that a small file can
+// make a reader allocate; the writer pads sections that compress better.
 inline constexpr std::uint64_t kMaxInflation = 32;
-// FlatBuffers are smaller.
+// FlatBuffers are smaller than this.
 inline constexpr std::uint64_t kEndOfContentBytes = (std::uint64_t{1} << 31) - 1;
 
 // Compresses one section after another; one thread uses it at a time.
@@ -23,8 +23,8 @@ class Compressor {
  public:
   Compressor();
 
-  // What to store of `content`: a zstd frame, or `content` itself where that is no longer. The same
-  // content gives the same bytes with one version of zstd. O(content).
+  // Returns the bytes to store for `content`: a zstd frame, or `content` itself if that is no
+  // longer. The same content gives the same bytes with one version of zstd. O(content).
   [[nodiscard]] std::vector<std::uint8_t> compress(std::span<const std::uint8_t> content);
 
  private:
@@ -41,8 +41,8 @@ class Decompressor {
   Decompressor();
 
   // The content of a section, `content_bytes` long, aligned for FlatBuffers. Untrusted bytes:
-  // throws InvalidPlan if they are no zstd frame of that content, before allocating if
-  // content_bytes is more than kMaxInflation times what is stored.
+  // throws InvalidPlan if they are no zstd frame of that content. It throws before allocating if
+  // content_bytes is more than kMaxInflation times the stored bytes.
   [[nodiscard]] std::vector<std::uint8_t> decompress(std::span<const std::uint8_t> stored,
                                                      std::uint64_t content_bytes,
                                                      const FilePlace& place);

@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-// A list that programs take elements from in turn.
+// A list whose elements programs take one after another.
 template <typename T>
 class ListReader {
  public:
@@ -19,7 +19,7 @@ class ListReader {
   ListReader(const flatbuffers::Vector<T>& list, std::string_view what)
       : list_(list), what_(what) {}
 
-  // Passes on the number of elements that are taken next, if there are so many.
+  // Returns the number of elements that are taken next, if there are that many.
   std::size_t expect(std::uint32_t count, const FilePlace& place) const {
     if (count > list_.size() - next_) {
       place.fail("expected at most {} {} (that are left), found a count of {}",
@@ -30,7 +30,7 @@ class ListReader {
   Element take() { return list_.Get(next_++); }
 
   [[nodiscard]] flatbuffers::uoffset_t size() const { return list_.size(); }
-  // That other columns have as many rows as this one.
+  // Checks that other columns have as many rows as this one.
   template <typename... Columns>
   void expect_alike(const FilePlace& place, const Columns&... columns) const {
     for (const flatbuffers::uoffset_t size : {columns.size()...}) {
@@ -87,7 +87,7 @@ class TileReader {
     backward_do_.expect_end(place);
   }
 
-  // Any numbers, but for the flags.
+  // Accepts any numbers; only the flags are checked.
   TileOp take(Direction direction, const FilePlace& place) {
     const bool backward = direction == Direction::kBackward;
     TileOp tile;
@@ -168,7 +168,7 @@ class DeviceDecoder {
         sources_(budget_.list(device_.sources()), "sources"),
         transfers_(*device_.transfers(), budget_, place) {}
 
-  // Nothing is allocated before the numbers of rounds and programs are known to be right.
+  // Allocates nothing until the numbers of rounds and programs are known to be right.
   std::vector<DeviceProgram> decode() {
     if (device_.rank() != place_.rank)
       place_.fail("expected its own rank, found {}", device_.rank());

@@ -16,7 +16,7 @@ constexpr std::size_t kMaxSectionBytes = FLATBUFFERS_MAX_BUFFER_SIZE / 2;
 
 std::uint32_t count_of(std::size_t count) { return static_cast<std::uint32_t>(count); }
 
-// Programs of all rounds, masks and directions are taken apart into one list of each kind of thing.
+// Splits the programs of all rounds, masks and directions into one list for each kind of item.
 class DeviceEncoder {
  public:
   DeviceEncoder(const Plan& plan, std::size_t rank) : plan_(plan), rank_(rank) {}
@@ -26,7 +26,7 @@ class DeviceEncoder {
     check_size();
     constexpr std::size_t kFixedBytes = 1024;
     FlatBufferBuilder builder(section_bytes() + kFixedBytes);
-    // One after another, since the order decides the bytes.
+    // Created one after another, since the order determines the bytes.
     const auto num_local_blocks = builder.CreateVector(num_local_blocks_);
     const auto local_blocks = builder.CreateVector(local_blocks_);
     const auto programs = builder.CreateVectorOfStructs(programs_);
@@ -201,7 +201,7 @@ class DeviceEncoder {
   template <typename Row>
   using Lists = std::vector<std::span<const Row>>;
 
-  // One number of each of `size` rows.
+  // A column with one number of each of `size` rows.
   template <typename T, typename Row, typename Get>
   static Offset<flatbuffers::Vector<T>> column(FlatBufferBuilder& builder, const Lists<Row>& lists,
                                                std::size_t size, const Get& get) {

@@ -1,4 +1,5 @@
-// Plans whose blocks have head groups of their own, as plans whose blocks all have the round's.
+// Converts plans whose blocks have head groups of their own into plans whose blocks all have the
+// round's.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +19,12 @@
 namespace contextile {
 namespace {
 
-// So many of the round's groups a block's may have: an even form has that many times as much at
-// most, whatever a plan from outside says.
+// Most of the round's groups that one group of a block may cover. An even form has at most that
+// many times as much data, even for a plan from outside.
 constexpr std::int32_t kMaxParts = 256;
 
-// A unit's slot becomes one for each of the round's head groups in the unit, side by side where the
-// unit was.
+// A unit's slot becomes one slot for each of the round's head groups in the unit, next to each
+// other in place of the unit.
 class EvenProgram {
  public:
   // `where` names the program in messages.
@@ -84,7 +85,7 @@ class EvenProgram {
     check_staged(kind, whole);
     StagingSlot place = program_.staging[k][static_cast<std::size_t>(whole.value - num_owned_)];
     if (n > 1) {
-      // What a slot has too little or too much for the unit, its last parts have.
+      // If the slot is smaller or larger than the unit, the last parts get less or more.
       const std::int64_t tokens = round_.blocks.num_tokens(block);
       const std::int64_t left = std::max<std::int64_t>(place.capacity_tokens - part * tokens, 0);
       place = {place.offset_tokens + part * tokens, part + 1 < n ? std::min(left, tokens) : left};

@@ -18,7 +18,7 @@ constexpr int kJsonVersion = 1;
 constexpr std::array<Kind, kNumKinds> kKinds = {Kind::kQ,  Kind::kKv, Kind::kO,
                                                 Kind::kDo, Kind::kDq, Kind::kDkv};
 
-// Collects text and hands it on in large pieces, so that documents of any size need little memory.
+// Collects text and writes it in large pieces, so that documents of any size need little memory.
 class JsonStream {
  public:
   explicit JsonStream(std::ostream& out) : out_(out) {}
@@ -48,7 +48,7 @@ class JsonStream {
     buffer_.push_back('"');
   }
 
-  // Items separated by ", " and `line`, each written by write(item).
+  // Writes items separated by ", " and `line`, each by write(item).
   template <typename Items, typename Write>
   void list(const Items& items, std::string_view line, const Write& write) {
     bool first = true;
@@ -126,7 +126,7 @@ class PlanExport {
     write_additions();
   }
 
-  // What most plans do not have.
+  // Writes the members that most plans lack.
   void write_additions() {
     if (!plan_.home.empty()) {
       json_.print(",\n \"home\": ");
@@ -161,7 +161,7 @@ class PlanExport {
       json_.print("null");
     }
     json_.print(", \"sink\": {}", shape.sink);
-    // What the head dimension says anyway was said all the same: another plan to the digest.
+    // An explicit scale that equals the default of the head dimension changes the digest.
     if (shape.scale == scale_of_head_dim(shape)) json_.print(", \"scale_given\": true");
     json_.print("}},\n");
   }

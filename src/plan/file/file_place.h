@@ -1,4 +1,4 @@
-// Where in a plan file a reader stands, for error messages.
+// The reader's place in a plan file, for error messages.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +34,13 @@ struct FilePlace {
     return out;
   }
 
-  // Throws InvalidPlan: the place, then the message.
+  // Throws InvalidPlan with the place, then the message.
   template <typename... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     throw InvalidPlan(text() + ": " + fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // Passes `value` on if it is in [low, high).
+  // Returns `value` if it is in [low, high).
   template <typename Int>
   Int in_range(Int value, std::int64_t low, std::int64_t high, std::string_view what) const {
     const auto number = static_cast<std::int64_t>(value);

@@ -18,7 +18,7 @@ void check_frame_begin(std::span<const std::uint8_t> bytes, const FrameFormat& f
     fail_plan("{}: not {}: expected it to begin with {}, found {}", where, format.name,
               quote(format.magic), quote(found));
   }
-  // Before anything else: another version may have another header.
+  // The version is checked first, because another version may have another header.
   if (bytes.size() < FrameFormat::kVersionAt + 4) return;  // too short for any version
   const std::uint64_t version = get(bytes, FrameFormat::kVersionAt, 4);
   if (version != format.version) {

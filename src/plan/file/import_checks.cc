@@ -1,4 +1,4 @@
-// What must fit together in a plan's JSON.
+// Checks that the parts of a plan's JSON fit together.
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -26,13 +26,13 @@ class ImportCheck {
   }
 
  private:
-  // Throws InvalidPlan: the document, the path, the message.
+  // Throws InvalidPlan with the document, the path and the message.
   template <typename... Args>
   [[noreturn]] void fail(const std::string& path, fmt::format_string<Args...> format,
                          Args&&... args) const {
     fail_plan("{}: {}: {}", where_, path, fmt::format(format, std::forward<Args>(args)...));
   }
-  // That `value` is below `end`; `path` makes the path for the message.
+  // Checks that `value` is below `end`; `path` makes the path for the message.
   template <typename Path>
   void below(std::int64_t value, std::int64_t end, std::string_view what, const Path& path) const {
     if (value >= end) fail(path(), "expected {} in [0, {}), found {}", what, end, value);
@@ -50,7 +50,7 @@ class ImportCheck {
     }
   }
 
-  // Ranges that partition the tokens, end to end.
+  // Checks that ranges partition the tokens, end to end.
   template <typename List, typename TokensOf>
   void check_end_to_end(const char* name, const List& list, std::int64_t end,
                         const TokensOf& tokens_of) const {
@@ -252,8 +252,8 @@ class ImportCheck {
     }
   }
 
-  // What counts pairs; nothing if blocks share tokens, bands share pairs, or the mask has too
-  // many tiles beside the `num_listed` of the plan.
+  // The table that counts pairs. Empty if blocks share tokens, bands share pairs, or the mask has
+  // too many tiles compared with the `num_listed` of the plan.
   static std::optional<TileTable> tiles_of(const NamedMask& mask, const Blocking& blocks,
                                            std::int64_t num_listed) {
     if (find_overlap(mask.mask.bands)) return std::nullopt;
@@ -264,7 +264,7 @@ class ImportCheck {
     }
   }
 
-  // Pairs of all devices' tiles under one mask.
+  // Fills in or checks the pairs of all devices' tiles under one mask.
   void check_pairs(PlanRound& round) {
     const std::optional<TileTable> table =
         tiles_of(round.masks[mask_], round.blocks, round.most_tiles(mask_));
@@ -305,7 +305,7 @@ class ImportCheck {
 
   Plan& plan_;
   std::string_view where_;
-  // Where in the plan the checks stand.
+  // The place in the plan that is being checked.
   std::size_t round_ = 0;
   std::size_t device_ = 0;
   std::size_t mask_ = 0;

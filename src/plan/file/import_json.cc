@@ -211,7 +211,7 @@ class DocumentReader {
     if (!in_.null()) limit = in_.whole(0, kEndOfInt64, "a limit");
   }
 
-  // Devices and programs say which they are, so that nobody takes a part for the whole.
+  // Devices and programs state their index, so that a part is not mistaken for the whole.
   void read_device(std::size_t index, DeviceProgram& device) {
     in_.object({{"rank", [&] { expect_index(index, "rank"); }},
                 {"local_blocks",

@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-// Members of instructions, by bit. Which of them an operation has says needs_of.
+// Members of instructions, by bit. needs_of returns the members of an operation.
 enum Members : std::uint32_t {
   kTiles = 1,
   kId = 2,
@@ -32,10 +32,10 @@ constexpr std::uint32_t kNamesUnit = kUnit | kBlock | kGroup | kDst;
 constexpr std::array<std::uint32_t, kOperations.size()> kNeeds = {
     kTiles, kNamesUnit | kSrcs, kNamesUnit | kSrc, kId | kSends | kRecvs, kId};
 
-// An instruction before it is known which: "op" may stand anywhere.
+// An instruction whose operation is not known yet: "op" may come after the other members.
 struct AnyInstruction {
   std::size_t operation = 0;
-  std::uint32_t members = 0;  // that were read
+  std::uint32_t members = 0;  // read so far
   AttentionOp attention;
   ReduceOp reduce;  // and the unit of a copy
   SlotId src;

@@ -1,4 +1,4 @@
-// What a plan's JSON says by leaving it out.
+// Values of members that a plan's JSON may leave out.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace contextile {
 
-// Every sequence counts its positions from zero.
+// Positions of sequences that each count from zero.
 [[nodiscard]] inline std::vector<PositionSegment> positions_from_zero(
     std::span<const Range> sequences) {
   std::vector<PositionSegment> positions;
@@ -22,7 +22,7 @@ namespace contextile {
   return positions;
 }
 
-// What a shape without a scale of its own has.
+// The scale of a shape without a scale of its own.
 [[nodiscard]] inline double scale_of_head_dim(AttentionShape shape) {
   shape.scale = 0;
   return shape.effective_scale();

@@ -38,7 +38,7 @@ void append_utf8(std::uint32_t code, std::string& out) {
 void JsonReader::object(std::initializer_list<JsonMember> members) {
   open('{', "an object");
   std::uint32_t seen = 0;
-  std::size_t next = 0;  // the member that follows in the documented order
+  std::size_t next = 0;  // the next member in the documented order
   for (std::int64_t i = 0; more('}', i); ++i) {
     const std::string_view name = key();
     if (next == members.size() || members.begin()[next].name() != name) {
@@ -148,7 +148,7 @@ std::string_view JsonReader::take_number() {
 
 std::int64_t JsonReader::whole(std::int64_t low, std::int64_t high, std::string_view what) {
   const std::string_view token = take_number();
-  at_ -= token.size();  // messages say what stands here
+  at_ -= token.size();  // messages name the text at at_
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), value);
   if (token.empty() || error != std::errc() || end != token.data() + token.size() || value < low ||
@@ -253,7 +253,7 @@ std::size_t JsonReader::one_of(std::span<const std::string_view> names) {
   if (!at_end() && next() == '"') {
     const auto at = std::ranges::find(names, string("a name"));
     if (at != names.end()) return static_cast<std::size_t>(at - names.begin());
-    at_ = start;  // the message says what stands here
+    at_ = start;  // the message names the text at at_
   }
   fail("expected one of {}, found {}", fmt::join(names, ", "), found());
 }

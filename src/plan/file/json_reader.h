@@ -1,5 +1,5 @@
-// One JSON document, read from front to back by someone who knows what should be in it. There is no
-// tree: memory is what the caller makes of it.
+// Reads one JSON document from front to back for a caller that knows what should be in it. There is
+// no tree: memory holds only the data that the caller keeps.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ namespace contextile {
 
 enum class Presence : std::uint8_t { kRequired, kOptional };
 
-// A member of an object, and what reads its value.
+// A member of an object, with the function that reads its value.
 class JsonMember {
  public:
-  // `name` outlives the reader, `read` the call that it is handed to.
+  // `name` must outlive the reader, `read` the call that it is passed to.
   template <typename Read>
   JsonMember(std::string_view name, const Read& read, Presence presence = Presence::kRequired)
       : name_(name),
@@ -42,14 +42,15 @@ class JsonMember {
 
 // Every function takes one value or throws InvalidPlan, which names the document and the path of
 // the value in it ("plan.json: rounds[0].blocks[2].owner: expected …, found …"), with line and
-// column where it is no JSON. Nesting is as deep as the caller's calls; nothing is allocated for
-// what has not been read.
+// column if it is not JSON. Nesting is as deep as the caller's calls; nothing is allocated for text
+// that has not been read.
 class JsonReader {
  public:
-  // Both outlive the reader.
+  // Both must outlive the reader.
   JsonReader(std::string_view text, std::string_view where) : text_(text), where_(where) {}
 
-  // At most 32 members in any order, each at most once, those required once, and no others.
+  // Reads at most 32 members in any order, each at most once, the required ones exactly once, and
+  // no others.
   void object(std::initializer_list<JsonMember> members);
   // Calls read(index) before each element.
   template <typename Read>
@@ -62,7 +63,7 @@ class JsonReader {
     }
     path_.pop_back();
   }
-  // An array of exactly `size` elements.
+  // Reads an array of exactly `size` elements.
   template <typename Read>
   void tuple(std::int64_t size, const Read& read) {
     std::int64_t found = 0;
@@ -74,7 +75,7 @@ class JsonReader {
     });
     if (found < size) fail("expected {} elements, found {}", size, found);
   }
-  // An object with any keys: calls read(key) before each value.
+  // Reads an object with any keys: calls read(key) before each value.
   template <typename Read>
   void map(const Read& read) {
     open('{', "an object");
@@ -84,20 +85,20 @@ class JsonReader {
     }
   }
 
-  // A whole number in [low, high), written without fraction and exponent.
+  // Reads a whole number in [low, high), written without fraction and exponent.
   [[nodiscard]] std::int64_t whole(std::int64_t low, std::int64_t high, std::string_view what);
   [[nodiscard]] double number(std::string_view what);  // finite
   [[nodiscard]] bool boolean();
-  // Unescaped; valid until the next call.
+  // Returns the unescaped string; valid until the next call.
   [[nodiscard]] std::string_view string(std::string_view what);
-  // The index of a string in `names`.
+  // Returns the index of a string in `names`.
   [[nodiscard]] std::size_t one_of(std::span<const std::string_view> names);
-  // Whether the next value is null, which is then taken.
+  // Returns true if the next value is null, which it then takes.
   [[nodiscard]] bool null();
-  // That nothing follows.
+  // Checks that nothing follows.
   void end();
 
-  // Throws InvalidPlan: the path of the value that is being read, then the message.
+  // Throws InvalidPlan with the path of the current value, then the message.
   template <typename... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     throw InvalidPlan(
@@ -110,7 +111,7 @@ class JsonReader {
     std::int64_t index = 0;
   };
 
-  // Whether another element follows those `taken`; takes what stands before it.
+  // Returns true if another element follows those `taken`; takes the separator before it.
   bool more(char close, std::int64_t taken);
   void open(char bracket, std::string_view what);
   std::string_view key();
@@ -119,14 +120,14 @@ class JsonReader {
   [[nodiscard]] char next() const { return at_end() ? '\0' : text_[at_]; }
   bool take_word(std::string_view word);
   bool take_digits();
-  // The number that stands here; empty if none does.
+  // Takes the number at this place; returns an empty text if there is none.
   std::string_view take_number();
   std::string_view take_escaped_string();
   void take_escape();
   std::uint32_t take_hex();
 
   [[nodiscard]] std::string place() const;
-  // What stands here, for messages.
+  // Describes the text at this place, for messages.
   [[nodiscard]] std::string found() const;
   [[noreturn]] void fail_syntax(std::string_view expected) const;
 

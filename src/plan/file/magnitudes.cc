@@ -8,7 +8,7 @@
 namespace contextile {
 namespace {
 
-// Sums of what statistics add up, in doubles: far from exact near 2^62, far from wrong elsewhere.
+// The sums of statistics, as doubles: inexact near 2^62, exact enough elsewhere.
 struct Magnitude {
   double tokens = 0;  // of slots, arenas and transfers
   double pairs = 0;

@@ -1,4 +1,4 @@
-// Whether what a plan's statistics add up fits 64 bits.
+// Checks that the sums in a plan's statistics fit 64 bits.
 #pragma once
 
 #include <string_view>

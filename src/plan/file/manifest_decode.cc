@@ -111,7 +111,7 @@ class ManifestDecoder {
     if (devices > kMost) fail("expected at most {} devices, found {}", kMost, devices);
   }
 
-  // Ranges that partition the tokens: the one after a range that ends at `after`.
+  // Reads one of the ranges that partition the tokens: the one after a range that ends at `after`.
   Range read_next(const fbs::Range& in, std::int64_t after, std::int64_t total) const {
     if (in.begin() != after) fail("expected to begin at {}, found {}", after, in.begin());
     place_.in_range(in.end(), after + 1, total + 1, "the end of a token range");

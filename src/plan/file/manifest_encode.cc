@@ -13,7 +13,7 @@ using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 fbs::Range range_of(const Range& range) { return {range.begin, range.end}; }
 
-// A list of structs, made of the elements of another list.
+// Builds a list of structs from the elements of another list.
 template <typename Struct, typename List, typename Make>
 Offset<flatbuffers::Vector<const Struct*>> structs(FlatBufferBuilder& builder, const List& list,
                                                    const Make& make) {
@@ -46,7 +46,7 @@ Offset<fbs::Blocks> encode_blocks(FlatBufferBuilder& builder, const PlanRound& r
   return fbs::CreateBlocksDirect(builder, &owners, &roles, &counts, &begins, &sizes);
 }
 
-// Bounds at or beyond kUnbounded are one value: none.
+// Bounds at or beyond kUnbounded become one value, which means none.
 fbs::Band band_of(const Band& band) {
   return {range_of(band.q), range_of(band.k), std::clamp(band.lo, -kUnbounded, kUnbounded),
           std::clamp(band.hi, -kUnbounded, kUnbounded)};

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kMagic{"CTXPLAN\0", 8};
 
-// Offsets of the header's numbers; the checksum is at 32.
+// Offsets of the header's fields; the checksum is at 32.
 constexpr std::size_t kHeaderBytesAt = 12;
 constexpr std::size_t kFileBytesAt = 16;
 constexpr std::size_t kDigestAt = 24;

@@ -14,7 +14,7 @@ namespace contextile {
 
 inline constexpr std::uint32_t kPlanFileVersion = 2;
 
-// What follows a section begins there.
+// Offset at which the data after a section begins.
 constexpr std::uint64_t aligned_to_8(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 struct PlanFileHeader {
@@ -26,7 +26,7 @@ struct PlanFileHeader {
   std::uint64_t num_sections = 0;
 };
 
-// What identifies a section's content, whatever zstd makes of it.
+// Identifies a section's content, independent of how zstd compresses it.
 struct ContentId {
   std::uint64_t bytes = 0;
   std::uint64_t hash = 0;  // XXH3-64
@@ -38,23 +38,23 @@ struct Section {
   static constexpr std::size_t kTableBytes = 32;  // of its row in the section table
 
   ContentId content;
-  std::vector<std::uint8_t> stored;  // as compression.h gives it
+  std::vector<std::uint8_t> stored;  // as returned by Compressor (compression.h)
 };
 struct SectionView {
   ContentId content;
   std::span<const std::uint8_t> stored;
 };
 
-// The whole file. Sections are the manifest's, then those of every rank.
+// Writes the whole file. Sections are the manifest's, then those of every rank.
 [[nodiscard]] std::vector<std::uint8_t> write_frame(std::span<const Section> sections);
 
-// What the first bytes say about the size of the whole file. Throws InvalidPlan naming `file`
+// Returns the size of the whole file, as its first bytes state it. Throws InvalidPlan naming `file`
 // unless magic and version are right.
 [[nodiscard]] std::uint64_t stated_file_bytes(std::span<const std::uint8_t> first,
                                               std::string_view file);
 
-// A file taken apart: views into its bytes. Throws InvalidPlan naming `file` unless magic, version,
-// sizes and offsets are exactly those write_frame gives and checksum and digest are right.
+// A parsed file: views into its bytes. Throws InvalidPlan naming `file` unless magic, version,
+// sizes and offsets are exactly those that write_frame writes and checksum and digest are right.
 struct PlanFileViews {
   PlanFileHeader header;
   SectionView manifest;
@@ -62,14 +62,14 @@ struct PlanFileViews {
 };
 [[nodiscard]] PlanFileViews read_frame(std::span<const std::uint8_t> bytes, std::string_view file);
 
-// A plan's digest: XXH3-64 of the sections' sizes and hashes, which are the canonical bytes of
-// everything else.
+// A plan's digest: XXH3-64 of the sections' sizes and hashes, which represent everything else in
+// canonical form.
 [[nodiscard]] std::uint64_t digest_of(std::span<const ContentId> sections);
 // XXH3-64 of a file's bytes with the checksum taken as zero. `file` holds at least the header.
 [[nodiscard]] std::uint64_t checksum_of(std::span<const std::uint8_t> file);
 void put_checksum(std::span<std::uint8_t> file, std::uint64_t checksum);
 
-// What the sections of a plan's file hold: the manifest, then every rank. O(plan).
+// Returns the contents of the sections of a plan's file: the manifest, then every rank. O(plan).
 [[nodiscard]] std::vector<std::vector<std::uint8_t>> encode_contents(const Plan& plan);
 
 }  // namespace contextile

@@ -20,8 +20,8 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Calls work(i) for every i below `count`, in parallel. If several throw, the lowest one's error
-// comes out, whatever the timing.
+// Calls work(i) for every i below `count`, in parallel. If several throw, the error of the lowest i
+// is thrown, independent of timing.
 template <typename Work>
 void for_each_index(std::size_t count, const Work& work) {
   std::vector<std::exception_ptr> errors(count);
@@ -37,7 +37,7 @@ void for_each_index(std::size_t count, const Work& work) {
   }
 }
 
-// Sections of a plan: the manifest, then every rank. Checks what all of them rely on.
+// Number of sections of a plan: the manifest, then every rank. Checks what all of them rely on.
 std::size_t num_sections(const Plan& plan) {
   check_whole(plan, "plan to write");
   const auto num_devices = static_cast<std::size_t>(plan.num_devices());
@@ -54,7 +54,7 @@ Bytes encode_section(const Plan& plan, std::size_t section) {
   return section == 0 ? encode_manifest(plan) : encode_device(plan, section - 1);
 }
 
-// The content of a section, which is what its row in the table says.
+// The content of a section, checked against its row in the table.
 Bytes content_of(Decompressor& decompressor, const SectionView& section, const FilePlace& place) {
   Bytes content = decompressor.decompress(section.stored, section.content.bytes, place);
   const ContentId found = identify(content);
@@ -65,7 +65,8 @@ Bytes content_of(Decompressor& decompressor, const SectionView& section, const F
   return content;
 }
 
-// Every section, stored; `contents` says what they hold. The plan's digest is checked.
+// Makes every section; `contents` receives the sizes and hashes of their contents. Checks the
+// plan's digest.
 std::vector<Section> make_sections(const Plan& plan, std::vector<ContentId>& contents) {
   std::vector<Section> sections(num_sections(plan));
   contents.resize(sections.size());
@@ -83,7 +84,7 @@ std::vector<Section> make_sections(const Plan& plan, std::vector<ContentId>& con
   return sections;
 }
 
-// The manifest, which names as many devices as the frame.
+// Decodes the manifest, which must have as many devices as the frame.
 DecodedManifest manifest_of(Decompressor& decompressor, const SectionView& section,
                             std::size_t num_devices, std::string_view where) {
   DecodedManifest manifest = decode_manifest(
@@ -168,7 +169,7 @@ Plan deserialize_slice(std::span<const std::uint8_t> bytes, std::string_view whe
       device_of(decompressor, manifest, views.device, views.rank.index(), where);
   for (std::size_t r = 0; r < manifest.plan.rounds.size(); ++r) {
     PlanRound& round = manifest.plan.rounds[r];
-    // Nothing that goes over all devices finds less than it looks for.
+    // Other devices have empty programs, so that loops over all devices find a complete table.
     round.devices.assign(views.num_devices,
                          DeviceProgram{{}, std::vector<ProgramPair>(round.masks.size())});
     round.devices[views.rank.index()] = std::move(device[r]);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kSliceMagic = "CTXSLICE";
 
-// Offsets of the header's numbers; up to the number of sections they are those of a plan file.
+// Offsets of the header's fields; up to the number of sections they are those of a plan file.
 constexpr std::size_t kSliceHeaderBytesAt = 12;
 constexpr std::size_t kSliceBytesAt = 16;
 constexpr std::size_t kSliceDigestAt = 24;
@@ -31,7 +31,7 @@ constexpr FrameFormat kSliceFormat{.magic = kSliceMagic,
                                    .name = "a slice of a plan",
                                    .noun = "slice"};
 
-// Everything that can be said without looking behind the header.
+// Checks everything that does not need the bytes after the header.
 void check_header(std::span<const std::uint8_t> bytes, std::string_view where) {
   check_frame_header(bytes, kSliceFormat, where);
   if (get(bytes, kSliceHeaderBytesAt, 4) != SliceHeader::kBytes) {

@@ -18,12 +18,13 @@ struct SliceHeader {
   static constexpr std::size_t kTableBytes = 16;  // of a section's row
 };
 
-// `contents` of the manifest and of every rank; what is stored of two of them.
+// Writes a slice. `contents` are those of the manifest and of every rank; the two sections are
+// stored.
 [[nodiscard]] std::vector<std::uint8_t> write_slice_frame(std::span<const ContentId> contents,
                                                           const Section& manifest,
                                                           const Section& device, Rank rank);
 
-// A slice taken apart: views into its bytes.
+// A parsed slice: views into its bytes.
 struct SliceViews {
   std::uint64_t digest = 0;
   std::uint64_t num_devices = 0;
@@ -32,7 +33,7 @@ struct SliceViews {
   SectionView device;
 };
 // Throws InvalidPlan naming `where` unless magic, version, sizes and offsets are exactly those that
-// write_slice_frame gives and checksum and digest are right.
+// write_slice_frame writes and checksum and digest are right.
 [[nodiscard]] SliceViews read_slice_frame(std::span<const std::uint8_t> bytes,
                                           std::string_view where);
 

@@ -6,12 +6,13 @@
 
 namespace contextile {
 
-// Units are the caller's (tokens, bytes). First fit from the bottom, so placement is deterministic.
+// Units are the caller's (tokens, bytes). Allocates first fit from the bottom, so placement is
+// deterministic.
 class Arena {
  public:
-  // Lowest free place of `size` > 0 units. O(free ranges).
+  // Returns the lowest free place of `size` > 0 units. O(free ranges).
   [[nodiscard]] std::int64_t allocate(std::int64_t size);
-  // Gives back exactly what `allocate(size)` returned.
+  // Releases exactly one range that `allocate(size)` returned.
   void release(std::int64_t offset, std::int64_t size);
   // One past the highest unit ever used.
   [[nodiscard]] std::int64_t extent() const { return extent_; }

@@ -48,7 +48,7 @@ void check_block_head_groups(const ArrangedRound& round, const std::string& wher
   }
 }
 
-// The blocks of all rounds partition the tokens.
+// Checks that the blocks of all rounds partition the tokens.
 void check_partition(const Workload& workload, const Arrangement& arrangement) {
   std::vector<Range> ranges;
   for (const ArrangedRound& round : arrangement.rounds) {
@@ -71,7 +71,7 @@ void check_partition(const Workload& workload, const Arrangement& arrangement) {
                    arrangement.strategy, workload.num_tokens(), next);
 }
 
-// Indices inside their ranges and stages in order, so that lowering can index without looking.
+// Checks that indices are in range and stages in order, so that lowering can index without checks.
 void check_direction(const RoundLayout& layout, const ArrangedDirection& arranged,
                      Direction direction, const std::string& where) {
   const ArrangedRound& round = *layout.round;
@@ -156,7 +156,7 @@ void check_retain(const RoundLayout& layout, const ArrangedMask& mask, const std
   }
 }
 
-// Both directions of one mask, appended to every device's programs.
+// Appends both directions of one mask to every device's programs.
 void add_programs(PlanRound& out, const RoundLayout& layout, const ArrangedMask& mask,
                   const Workload& workload, const Arrangement& arrangement,
                   const std::string& where) {

@@ -17,10 +17,10 @@ namespace {
 struct InputCopy {
   Place place;
   std::int32_t available_stage = 0;
-  std::int32_t free_stage = 0;  // first boundary at which nothing reads it any more
+  std::int32_t free_stage = 0;  // first boundary at which nothing reads it any longer
 };
 
-// What this device has gathered of one result unit.
+// The parts of one result unit that this device has gathered.
 struct Gathered {
   bool owned = false;
   bool holds = false;                      // `place` holds a partial
@@ -38,8 +38,8 @@ struct Group {
   std::vector<std::int32_t> recvs;
 };
 
-// For every kind and unit, the index of this device's InputCopy or Gathered. Shared by all devices
-// and wiped through the list of what was touched, so a device costs what it uses.
+// For every kind and unit, the index of this device's InputCopy or Gathered. All devices share it.
+// Only touched entries are wiped, so the cost of a device depends on the units it uses.
 class UnitTable {
  public:
   explicit UnitTable(std::size_t num_units) {
@@ -114,7 +114,7 @@ class DeviceLowering {
     return layout_.unit(t.block, t.group);
   }
   [[nodiscard]] bool owns(std::size_t unit) const { return layout_.owner_of(unit) == rank_; }
-  // What the unit takes in an arena.
+  // The tokens that the unit takes in an arena.
   [[nodiscard]] std::int64_t tokens_of(std::size_t unit) const {
     const ArrangedRound& round = *layout_.round;
     const BlockId block = layout_.block_of(unit);
@@ -151,7 +151,7 @@ class DeviceLowering {
   }
 
   InputCopy& add_copy(Kind kind, std::size_t unit, std::int32_t available_stage) {
-    if (owns(unit)) fail("{} arrives at its owner, who has it", name(kind, unit));
+    if (owns(unit)) fail("{} arrives at its owner, which has it", name(kind, unit));
     if (table_.find(kind, unit) >= 0) fail("{} arrives twice", name(kind, unit));
     table_.set(kind, unit, copies_.size());
     return copies_.emplace_back(InputCopy{{}, available_stage, available_stage});
@@ -179,7 +179,7 @@ class DeviceLowering {
     }
   }
 
-  // Notes that the unit is read from `stage` on until boundary `until`.
+  // Records that the unit is read from `stage` on until boundary `until`.
   void use_input(Kind kind, std::size_t unit, std::int32_t stage, std::int32_t until) {
     if (owns(unit)) return;
     const std::int32_t found = table_.find(kind, unit);
@@ -240,7 +240,8 @@ class DeviceLowering {
     return stages;
   }
 
-  // At each boundary: waits, merges of what arrived, launches; then the stage's attention.
+  // Emits the instructions: at each boundary waits, merges of arrived partials and launches; then
+  // the attention of the stage.
   void sweep() {
     std::size_t next_wait = 0;
     std::size_t next_launch = 0;
@@ -285,7 +286,7 @@ class DeviceLowering {
     for (const std::size_t r : arrived_) {
       Gathered& result = gathered_[r];
       if (result.pending.empty()) continue;
-      if (result.in_flight) {  // the owned slot is being written: merge when that has landed
+      if (result.in_flight) {  // the owned slot is being written: merge after that has arrived
         deferred.push_back(r);
         continue;
       }
@@ -294,7 +295,7 @@ class DeviceLowering {
     arrived_ = std::move(deferred);
   }
 
-  // Partials in the order they arrived, after what was gathered here.
+  // Merges partials in the order they arrived, after those that were gathered here.
   void merge(Kind kind, std::size_t unit, Gathered& result) {
     std::vector<Place> sources = std::move(result.pending);
     result.pending.clear();
@@ -371,7 +372,7 @@ class DeviceLowering {
     return copies_[static_cast<std::size_t>(table_.find(kind, unit))].place.slot;
   }
 
-  // The accumulator a tile writes; `init` says whether it starts it.
+  // Returns the accumulator that a tile writes; sets `init` if the tile is the first to write it.
   SlotId accumulate(Kind kind, std::size_t unit, bool& init) {
     Gathered& result = gathered(kind, unit);
     init = !result.holds;
@@ -439,8 +440,8 @@ std::vector<std::vector<std::int32_t>> by_rank(std::size_t count, std::int32_t n
   return buckets;
 }
 
-// Devices that are lowered one after another share a table of all units. Small rounds are not worth
-// a second thread.
+// Number of consecutive devices that share a table of all units. A second thread does not pay for
+// small rounds.
 std::int32_t devices_of_share(std::int32_t num_devices) {
   constexpr std::int32_t kFew = 64;
   constexpr std::int32_t kShares = 8;

@@ -12,7 +12,7 @@
 
 namespace contextile {
 
-// Who owns what in a round, indexed both ways.
+// The owners of blocks in a round, indexed both ways.
 struct RoundLayout {
   const ArrangedRound* round = nullptr;
   std::vector<std::vector<BlockId>> local_blocks;  // by rank, ascending
@@ -46,7 +46,7 @@ struct LoweringRequest {
   const RoundLayout* layout = nullptr;
   const ArrangedDirection* arranged = nullptr;
   Direction direction = Direction::kForward;
-  std::span<const RetainedUnit> retain;  // kept by forward, there from the start in backward
+  std::span<const RetainedUnit> retain;  // kept by forward, present at the start of backward
   std::span<const Dtype> wires;          // of every transfer
   std::string where;                     // for messages: "round 0 mask 1 forward"
 };

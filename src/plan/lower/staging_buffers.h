@@ -1,4 +1,4 @@
-// Where the units of one device stand while nothing else needs their place.
+// The places of one device's units, each reused as soon as its unit no longer needs it.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace contextile {
 
-// A stage that never comes.
+// A stage after all others.
 inline constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
 
 // A place in a staging arena and the slot that names it.

@@ -11,7 +11,7 @@
 namespace contextile {
 namespace {
 
-// What one sender gathers of one unit over time: (stage from which it counts, tiles).
+// The tiles that one sender gathers of one unit over time: (first stage that counts them, tiles).
 struct Account {
   std::vector<std::pair<std::int32_t, std::int64_t>> deposits;
   std::size_t next = 0;
@@ -23,7 +23,7 @@ struct Account {
       deposits.emplace_back(stage, tiles);
     }
   }
-  // Everything deposited for boundaries up to `stage` and not withdrawn yet.
+  // Returns and removes everything deposited for boundaries up to `stage`.
   std::int64_t withdraw(std::int32_t stage) {
     const auto rest = deposits.begin() + static_cast<std::ptrdiff_t>(next);
     if (!std::is_sorted(rest, deposits.end())) std::stable_sort(rest, deposits.end());
@@ -56,7 +56,7 @@ class Accounts {
   }
 
   [[nodiscard]] bool empty() const { return accounts_.empty(); }
-  // That of a sender, nullptr if it sends nothing of the unit.
+  // The account of a sender, or nullptr if it sends nothing of the unit.
   [[nodiscard]] Account* find(Kind kind, std::size_t unit, Rank device) {
     const std::size_t k = key(kind, unit);
     const auto first = devices_.begin() + static_cast<std::ptrdiff_t>(first_[k]);
@@ -107,7 +107,7 @@ std::vector<Dtype> transfer_wires(const RoundLayout& layout, const ArrangedDirec
   for (std::size_t i = 0; i < arranged.transfers.size(); ++i) {
     if (is_result(arranged.transfers[i].kind)) order.push_back(i);
   }
-  // By launch stage: what a sender has received was launched earlier.
+  // Sorted by launch stage, because a sender's received data was launched earlier.
   std::ranges::stable_sort(order, {},
                            [&](std::size_t i) { return arranged.transfers[i].launch_stage; });
   for (const std::size_t i : order) {

@@ -1,4 +1,4 @@
-// Wire dtypes of transfers: which results are finished when they travel.
+// Wire dtypes of transfers, which depend on whether a result is finished when it travels.
 #pragma once
 
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace contextile {
 
-// Inputs travel in the activation dtype; a result that holds all tiles of its unit (finished) too;
-// a partial one in `partial_wire`. O(tiles + transfers · log).
+// Inputs travel in the activation dtype, and so does a result that holds all tiles of its unit (a
+// finished one); a partial one travels in `partial_wire`. O(tiles + transfers · log).
 [[nodiscard]] std::vector<Dtype> transfer_wires(const RoundLayout& layout,
                                                 const ArrangedDirection& arranged,
                                                 Direction direction, Dtype dtype,

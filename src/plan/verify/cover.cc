@@ -1,4 +1,4 @@
-// Who owns what, and that every tile is computed exactly once.
+// Checks the owners of blocks, and that every tile is computed exactly once.
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -43,7 +43,8 @@ void check_home(const RoundFacts& facts, Findings& findings) {
   }
 }
 
-// Where in a list of the tiles of all head groups those of each block pair begin, and its end.
+// The index at which the tiles of each block pair begin in a list of all head groups' tiles, and
+// the end of the list.
 std::vector<std::size_t> first_tiles(const PlanRound& round, std::span<const Tile> tiles) {
   std::vector<std::size_t> first{0};
   first.reserve(tiles.size() + 1);
@@ -173,7 +174,7 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
       if (times[i] == 1) continue;
       once = false;
       if (times[i] == 0) {
-        findings.cause(place, "tile ({}, {}) of group {} is computed by nobody", tile.q_block.value,
+        findings.cause(place, "tile ({}, {}) of group {} is never computed", tile.q_block.value,
                        tile.kv_block.value, i - first[n]);
       } else {
         findings.cause(place, "tile ({}, {}) of group {} is computed {} times", tile.q_block.value,

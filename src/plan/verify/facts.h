@@ -1,4 +1,4 @@
-// What verification knows of a round and of a mask before it looks at a program.
+// Facts about a round and a mask that verification collects before it examines a program.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ struct RoundFacts {
     return static_cast<std::int64_t>(round.devices[rank.index()].local_blocks.size()) *
            round.head_groups;
   }
-  // The unit that an owned slot holds; none where its block has fewer groups.
+  // The unit that an owned slot holds; none if its block has fewer groups.
   [[nodiscard]] UnitId owned_unit(Rank rank, SlotId slot) const {
     const auto& local = round.devices[rank.index()].local_blocks;
     const BlockId block = local[slot.index() / static_cast<std::size_t>(round.head_groups)];
@@ -64,7 +64,7 @@ class MaskFacts {
 
   [[nodiscard]] const TileTable& table() const { return table_; }
   [[nodiscard]] std::span<const Tile> tiles() const { return table_.tiles(); }
-  // How many tiles end in one group's result unit of the block.
+  // Number of tiles that end in one group's result unit of the block.
   [[nodiscard]] std::int32_t num_tiles_of(Kind result, BlockId block) const {
     return (is_of_kv(result) ? num_of_kv_block_ : num_of_q_block_)[block.index()];
   }
@@ -81,30 +81,31 @@ class MaskFacts {
 using DirectionPrograms = std::vector<const Program*>;
 
 // ------------------------------------------------------------------------- structure (ranges)
-// Each reports what it finds. False: what is broken would be used as an index or as a size, so
-// nothing that builds on it can be examined.
+// Each reports its findings. It returns false if a broken value would be used as an index or as a
+// size, so that nothing that depends on it can be examined.
 
 [[nodiscard]] bool check_plan_structure(const Plan& plan, Findings& findings);
-// Blocks, owners, masks and the number of programs of one round.
+// Checks blocks, owners, masks and the number of programs of one round.
 [[nodiscard]] bool check_round_structure(const RoundFacts& facts, Findings& findings);
 [[nodiscard]] bool check_program_structure(const RoundFacts& facts, const Program& program,
                                            Direction direction, const PlanPlace& place,
                                            Findings& findings);
 
-// What one mask of the round demands; nothing, and a finding, when that is too much to compare with
-// what the programs list (tiles_beside). Bands and blocks must be disjoint and inside the batch.
+// Returns the tiles that one mask of the round requires. Returns nothing, and reports a finding, if
+// there are too many to compare with those that the programs list (tiles_beside). Bands and blocks
+// must be disjoint and inside the batch.
 [[nodiscard]] std::optional<MaskFacts> facts_of_mask(const RoundFacts& facts, std::size_t mask,
                                                      const PlanPlace& place, Findings& findings);
 
 // ---------------------------------------------------------------------------------- ownership
 
-// Local blocks and token limit against the owners; home layout.
+// Checks local blocks and the token limit against the owners, and the home layout.
 void check_ownership(const RoundFacts& facts, Findings& findings);
-// Roles of every tile's blocks, pairs outside the round's tokens.
+// Checks the roles of every tile's blocks, and pairs outside the round's tokens.
 void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64_t mask_pairs,
                       const PlanPlace& place, Findings& findings);
-// Every tile of every group computed exactly once, with the pairs the mask has. Whether each is,
-// and nothing else.
+// Returns true if every tile of every group is computed exactly once, with the pairs the mask has,
+// and nothing else is computed.
 [[nodiscard]] bool check_cover(const RoundFacts& facts, const MaskFacts& mask,
                                const DirectionPrograms& programs, const PlanPlace& place,
                                Findings& findings);

@@ -1,4 +1,4 @@
-// Where verification found something, and what.
+// The findings of verification, with their places.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 
 namespace contextile {
 
-// A place in a plan. What is unset is left out of the text.
+// A place in a plan. Unset members are left out of the text.
 struct PlanPlace {
   std::int64_t round = -1;
   std::int64_t mask = -1;
@@ -24,7 +24,7 @@ struct PlanPlace {
   std::optional<Direction> direction{};
   std::int64_t rank = -1;
   std::int64_t instruction = -1;
-  std::string_view op{};  // of the instruction, or what happens outside of any
+  std::string_view op{};  // of the instruction, or the activity outside of any
 
   [[nodiscard]] PlanPlace at_rank(std::int64_t value) const {
     PlanPlace place = *this;
@@ -53,8 +53,8 @@ struct PlanPlace {
   }
 };
 
-// Counts violations and keeps the first few, causes of many others in front. Texts are only made
-// when they are kept: a broken plan may have millions of violations.
+// Counts violations and keeps the first few, with causes of many others in front. Texts are made
+// only if they are kept: a broken plan may have millions of violations.
 class Findings {
  public:
   explicit Findings(std::int64_t max_shown)
@@ -65,7 +65,7 @@ class Findings {
     ++num_violations_;
     keep(violations_, place, format, std::forward<Args>(args)...);
   }
-  // A violation that others are likely to follow from.
+  // Reports a violation that others are likely to follow from.
   template <typename... Args>
   void cause(const PlanPlace& place, fmt::format_string<Args...> format, Args&&... args) {
     ++num_violations_;

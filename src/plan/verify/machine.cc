@@ -282,7 +282,7 @@ void PlanMachine::end_receive(const MessageSide& side) {
       continue;
     }
     SlotContent content = in_flight_[from.first + n];
-    // An input is never written where its owner keeps it; that was reported when the receive began.
+    // Owned input slots are never written; that was reported when the receive began.
     if (!content.unit.valid() || (slots.is_owned(end.slot) && !is_result(end.kind))) continue;
     Movement move;
     move.direction = direction_;
@@ -305,7 +305,7 @@ SlotPool::Slot* PlanMachine::find(Kind kind, SlotId slot) {
   return nullptr;
 }
 
-// The content if it is `unit`; reports why not otherwise.
+// Returns the content if it is `unit`; else reports why it is not.
 SlotContent PlanMachine::read(Kind kind, SlotId slot, UnitId unit) {
   const SlotPool::Slot* found = find(kind, slot);
   if (found == nullptr) return {};
@@ -326,7 +326,7 @@ SlotContent PlanMachine::read(Kind kind, SlotId slot, UnitId unit) {
   return found->content;
 }
 
-// Reads; a result leaves its slot.
+// Reads a slot; a result leaves its slot.
 SlotContent PlanMachine::consume(Kind kind, SlotId slot, UnitId unit, SlotPool::Gone how) {
   const SlotContent content = read(kind, slot, unit);
   if (content.unit.valid() && is_result(kind)) {
@@ -338,7 +338,7 @@ SlotContent PlanMachine::consume(Kind kind, SlotId slot, UnitId unit, SlotPool::
   return content;
 }
 
-// Content without a unit: a receive of `unit` begins.
+// Writes a slot. Content without a unit means that a receive of `unit` begins.
 void PlanMachine::write(Kind kind, SlotId slot, UnitId unit, const SlotContent& content) {
   SlotPool::Slot* into = find(kind, slot);
   if (into == nullptr) return;
@@ -367,7 +367,7 @@ void PlanMachine::write(Kind kind, SlotId slot, UnitId unit, const SlotContent& 
   into->content = content;
 }
 
-// The content of `slot` gives way to a write into `by`, which is the same or overlaps it.
+// Removes the content of `slot` for a write into `by`, which is the same or overlaps it.
 void PlanMachine::displace(Kind kind, SlotId slot, SlotId by) {
   SlotPool::Slot& old = pool(kind).at(slot);
   if (old.receiving || old.num_sending > 0) {

@@ -1,5 +1,5 @@
-// The abstract run of one direction's programs: which unit is in which slot when, with which tiles
-// inside.
+// The abstract run of one direction's programs: the unit in each slot at any time, and the tiles
+// inside it.
 #pragma once
 
 #include <array>
@@ -38,9 +38,9 @@ struct RetainedInput {
   SlotContent content;
 };
 
-// Runs all programs together. Launches do not block, a wait blocks until both ends of every message
+// Runs all programs together. Launches do not block; a wait blocks until both ends of every message
 // of its launch have been launched. Nothing may touch a slot in flight, so contents do not depend
-// on timing and one order of execution proves all. Reading a result consumes it.
+// on timing, and one order of execution proves all. Reading a result consumes it.
 class PlanMachine {
  public:
   PlanMachine(const RoundFacts& facts, const MaskFacts& mask, const MessagePlan& messages,
@@ -49,15 +49,15 @@ class PlanMachine {
 
   // Fills backward's staging slots before the run.
   void place_retained(std::span<const RetainedInput> inputs);
-  // Every tile of the mask is computed once and no other is (check_cover). Then a result is right
-  // when it holds as many tiles as it must: what it holds are tiles of its own unit, and no tile is
-  // in two results, since who reads a partial takes it away.
+  // Call this if every tile of the mask is computed once and no other is (check_cover). A result is
+  // then right when it holds as many tiles as it must: it holds only tiles of its own unit, and no
+  // tile is in two results, since reading a partial takes it away.
   void trust_cover() { covered_ = true; }
-  // Told of instructions that have been run.
+  // Reports every instruction that has run to `progress`.
   void tell(VerifyProgress& progress) { progress_ = &progress; }
-  // False on a deadlock. Checks the owners' results at the end.
+  // Returns false on a deadlock. Checks the owners' results at the end.
   bool run();
-  // What the retain lists keep, after the run.
+  // The inputs that the retain lists keep, after the run.
   [[nodiscard]] std::vector<RetainedInput> retained();
 
  private:
@@ -120,7 +120,7 @@ class PlanMachine {
   std::vector<Cursor> cursors_;                         // by rank
   std::vector<std::int8_t> launched_sides_;             // of each message
   std::vector<std::int32_t> missing_sides_;  // of each launch: messages not launched by both
-  std::vector<SlotContent> in_flight_;       // beside MessagePlan::units
+  std::vector<SlotContent> in_flight_;       // one for each of MessagePlan::units
   std::vector<Tile> tiles_;
   bool covered_ = false;
   VerifyProgress* progress_ = nullptr;

@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-// Walks one program after another and writes down launches, waits and message sides.
+// Walks one program after another and records launches, waits and message sides.
 class SideCollector {
  public:
   SideCollector(const RoundFacts& facts, const PlanPlace& place, Findings& findings,
@@ -110,7 +110,7 @@ std::pair<Rank, Rank> route(const MessageSide& side) {
   return side.is_send ? std::pair(side.rank, side.peer) : std::pair(side.peer, side.rank);
 }
 
-// Pairs the n-th sent with the n-th expected of every route.
+// Pairs the n-th message sent with the n-th expected on every route.
 void pair_sides(MessagePlan& plan) {
   std::vector<std::int32_t> order(plan.sides.size());
   std::iota(order.begin(), order.end(), 0);

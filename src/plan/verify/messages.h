@@ -1,5 +1,5 @@
-// How launches of one direction meet: the n-th message from a to b with the n-th that b expects of
-// a. Matching depends on program order alone, never on timing, so it is found before anything runs.
+// Pairs the launches of one direction: the n-th message from a to b with the n-th that b expects of
+// a. Matching depends on program order alone, never on timing, so it happens before anything runs.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace contextile {
 
-// All that one launch sends to, or expects of, one peer.
+// Everything that one launch sends to, or expects from, one peer.
 struct MessageSide {
   std::int32_t launch = -1;   // index into MessagePlan::launches
   std::int32_t message = -1;  // index into MessagePlan::messages
@@ -64,13 +64,13 @@ struct MessagePlan {
   }
 };
 
-// Matches the messages; reports peers that are none, ids used twice, launches never waited for,
+// Matches the messages. Reports peers that do not exist, ids used twice, launches never waited for,
 // waits without a launch, messages without a partner and messages whose units, kinds or wires
 // differ. O(transfers · log). Programs must pass check_program_structure and outlive the result.
 [[nodiscard]] MessagePlan match_messages(const RoundFacts& facts, const DirectionPrograms& programs,
                                          const PlanPlace& place, Findings& findings);
 
-// Whether two ends are the same transfer (their slots are each rank's own affair).
+// Returns true if two ends are the same transfer (slots may differ: each rank chooses its own).
 [[nodiscard]] bool same_transfer(const TransferEnd& a, const TransferEnd& b);
 
 // The stricter deadlock model: the launches of a device run strictly one after another, each until

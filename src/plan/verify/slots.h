@@ -13,8 +13,8 @@
 
 namespace contextile {
 
-// What a slot holds. Of inputs: the movement that brought it (-1: the owner's own). Of results: the
-// tiles inside, a linked list, so that merging two partials costs O(1).
+// The content of a slot. An input has the movement that brought it (-1: the owner's own). A result
+// has the tiles inside, as a linked list, so that merging two partials costs O(1).
 struct SlotContent {
   UnitId unit;  // invalid: nothing
   std::int32_t origin = -1;
@@ -26,15 +26,14 @@ struct SlotContent {
 // The slots of one kind on one rank.
 class SlotPool {
  public:
-  // What happened last to the content of an empty slot.
+  // The last event that emptied a slot.
   enum class Gone : std::uint8_t { kNever, kSent, kReduced, kCopied, kOverwritten };
 
   struct Slot {
     SlotContent content;
     std::int32_t num_sending = 0;  // transfers under way that read it
     bool receiving = false;        // a transfer under way writes it
-    bool in_use = false;           // its range is its own: since it was written no other slot was
-                                   // that overlaps it
+    bool in_use = false;           // since it was written, no slot that overlaps it was written
     Gone gone = Gone::kNever;
     std::int32_t gone_at = 0;  // instruction
 
@@ -56,8 +55,8 @@ class SlotPool {
   [[nodiscard]] Range range(SlotId slot) const;
   [[nodiscard]] bool overlap(SlotId a, SlotId b) const;
 
-  // Puts a staging slot's range in use; appends the other slots that were in use on a part of it
-  // and no longer are. O(1) where the slot's own was, else O(log + pushed out).
+  // Marks a staging slot's range as in use; appends the other slots that were in use on a part of
+  // it and no longer are. O(1) if the slot's own range was in use, else O(log + pushed out).
   void occupy(SlotId slot, std::vector<SlotId>& pushed_out);
 
  private:

@@ -1,4 +1,4 @@
-// Ranges of every number that later steps index with or multiply.
+// Checks the ranges of every number that later steps index with or multiply.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace contextile {
 namespace {
 
-// Far above anything real; keep products of sizes inside 64 bits.
+// Far above any real size; they keep products of sizes inside 64 bits.
 constexpr std::int32_t kMaxShapeExtent = 1 << 20;
 constexpr std::int64_t kMaxStagingTokens = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
@@ -23,7 +23,7 @@ bool is_kind(Kind kind) { return static_cast<int>(kind) < kNumKinds; }
 bool is_dtype(Dtype dtype) { return dtype <= Dtype::kF16; }
 bool is_role(Role role) { return role <= Role::kQOnly; }
 
-// fp32 bytes of all tensors of one token, of the widest kinds together.
+// Bytes in fp32 of all tensors of one token, of the widest kinds together.
 std::int64_t max_bytes_per_token(const AttentionShape& shape) {
   const std::int64_t dims = std::int64_t{shape.head_dim} + shape.value_dim;
   return 4 * (shape.q_heads * (dims + 2) + shape.kv_heads * dims);
@@ -71,7 +71,7 @@ bool check_sequences(const std::vector<Range>& sequences, Findings& findings) {
   return true;
 }
 
-// Ranges that must be the whole batch in ascending order; `ranges` yields them.
+// Checks that ranges are the whole batch in ascending order; `ranges` yields them.
 template <typename Items>
 void check_partition(std::string_view what, const Items& items, std::int64_t num_tokens,
                      Findings& findings) {
@@ -90,7 +90,7 @@ void check_partition(std::string_view what, const Items& items, std::int64_t num
   }
 }
 
-// Every segment inside the sequence it names.
+// Checks that every segment is inside the sequence it names.
 void check_positions(const Plan& plan, Findings& findings) {
   check_partition("position", plan.positions, plan.num_tokens(), findings);
   for (const auto& [tokens, sequence, first_position] : plan.positions) {
@@ -111,7 +111,7 @@ void check_positions(const Plan& plan, Findings& findings) {
   }
 }
 
-// The blocks of all rounds partition the tokens.
+// Checks that the blocks of all rounds partition the tokens.
 void check_blocks_partition(const Plan& plan, Findings& findings) {
   struct Piece {
     Range tokens;

@@ -45,7 +45,7 @@ class MaskVerifier {
   }
 
  private:
-  // Every rank's program, or nothing when the direction is absent or cannot be examined.
+  // Every rank's program, or nothing if the direction is absent or cannot be examined.
   std::optional<DirectionPrograms> programs_of(Direction direction, const PlanPlace& place) {
     DirectionPrograms programs;
     for (const DeviceProgram& device : facts_.round.devices) {
@@ -121,7 +121,8 @@ class MaskVerifier {
     }
   }
 
-  // What attention reads, its way there, and what was retained for a read.
+  // Marks movements as needed: those that attention reads, those that brought them, and those that
+  // were retained for a read.
   void mark_needed() {
     for (std::size_t n = 0; n < movements_.size(); ++n) {
       if (!movements_[n].used) continue;
@@ -167,7 +168,7 @@ class MaskVerifier {
       const Count& m = moved[static_cast<std::size_t>(direction)];
       const Count& k = kept[static_cast<std::size_t>(direction)];
       if (m.unread > 0) {
-        findings_.warning(place, "{} of {} transfers carry data nobody reads", m.unread, m.all);
+        findings_.warning(place, "{} of {} transfers carry unread data", m.unread, m.all);
       }
       if (k.unread > 0) {
         findings_.warning(place, "{} of {} retained slots are never read", k.unread, k.all);
@@ -218,7 +219,7 @@ VerifyReport verify(const Plan& plan, const VerifyOptions& options) {
   } catch (const VerifyProgress::Stopped& stopped) {
     std::rethrow_exception(stopped.reason);
   } catch (const Error& error) {
-    // Structure checks come before anything that throws; this is for what they overlooked.
+    // Structure checks come before anything that throws; this is for cases they overlooked.
     findings.cause({}, "examination ends here: {}", error.what());
   }
   findings.move_into(report);

@@ -1,4 +1,4 @@
-// How far verification has come.
+// The progress of verification.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,16 @@
 
 namespace contextile {
 
-// Tells a hook now and then how many of a plan's instructions have been run.
+// Reports to a hook now and then how many of a plan's instructions have been run.
 class VerifyProgress {
  public:
-  // What the hook threw: no Error, which verification would take for the plan's.
+  // Wraps an exception of the hook. It is not an Error, which verification would attribute to the
+  // plan.
   struct Stopped {
     std::exception_ptr reason;
   };
 
-  // Nothing is told through an empty hook.
+  // An empty hook gets no reports.
   VerifyProgress(const Plan& plan, ProgressHook hook) : hook_(std::move(hook)) {
     if (!hook_) return;
     for (const PlanRound& round : plan.rounds) {

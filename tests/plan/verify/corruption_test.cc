@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
     Tiles, CorruptedExample,
     testing::Values(
         Corruption{"Dropped", [](Plan& p) { op<AttentionOp>(forward(p, 1), 1).tiles.pop_back(); },
-                   "round 0 mask 0 (causal) forward: tile (2, 2) of group 0 is computed by nobody"},
+                   "round 0 mask 0 (causal) forward: tile (2, 2) of group 0 is never computed"},
         Corruption{"Twice",
                    [](Plan& p) {
                      auto& tiles = op<AttentionOp>(forward(p, 1), 1).tiles;

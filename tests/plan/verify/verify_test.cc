@@ -130,7 +130,7 @@ TEST(VerifyDeadlock, AnExchangeInOneLaunchIsFine) {
     return {LaunchOp{0, {kv_end(r, 0, 1 - r)}, {kv_end(1 - r, 1, 1 - r)}}, WaitOp{0}};
   }));
   EXPECT_TRUE(report.ok()) << violations_text(report);
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("2 of 2 transfers carry data nobody reads")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("2 of 2 transfers carry unread data")));
   EXPECT_EQ(report.movement[0].redundant_transfers, 2);
   EXPECT_EQ(report.movement[0].redundant_bytes, 2 * 2 * 2 * 2);  // units, tokens, K and V, bf16
 }
@@ -231,8 +231,8 @@ TEST(VerifyRedundancy, ARelayThatEndsUnreadIsRedundantAllTheWay) {
   EXPECT_EQ(report.movement[0].redundant_transfers, 2);
   EXPECT_EQ(report.movement[0].redundant_bytes, 8);
   EXPECT_THAT(report.warnings,
-              Contains("round 0 mask 0 (some) forward: 2 of 2 transfers carry data "
-                       "nobody reads"));
+              Contains("round 0 mask 0 (some) forward: 2 of 2 transfers carry unread "
+                       "data"));
 }
 
 TEST(VerifyRedundancy, ARetainedInputThatBackwardReadsIsAUseOfItsTransfer) {
@@ -249,7 +249,7 @@ TEST(VerifyRedundancy, ARetainedInputThatBackwardReadsIsAUseOfItsTransfer) {
   EXPECT_EQ(report.movement[0].redundant_transfers, 1);
   EXPECT_THAT(report.warnings,
               Contains(HasSubstr("backward: 1 of 2 retained slots are never read")));
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("forward: 1 of 3 transfers carry data nobody")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("forward: 1 of 3 transfers carry unread data")));
 }
 
 // ------------------------------------------------------------------------------------- reports
