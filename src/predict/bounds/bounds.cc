@@ -92,14 +92,14 @@ TokenBytes token_bytes(const AttentionShape& shape, Direction direction, std::in
   return {bytes(Kind::kDo, dtype) + bytes(Kind::kDq, result), bytes(Kind::kDkv, result)};
 }
 
-// The least that any message waits before it flows.
+// The least latency of any message, before its data flows.
 double least_latency_of_messages_us(const Cluster& cluster) {
   if (cluster.nodes == 1) return cluster.intra_latency_us;
   if (cluster.devices_per_node == 1) return cluster.inter_latency_us;
   return std::min(cluster.intra_latency_us, cluster.inter_latency_us);
 }
 
-// Bytes leave a device for its node by its own port, for others by its NIC.
+// Bytes to devices of the same node leave by the device's port, others by its NIC.
 PartLevel device_level(const Cluster& cluster, const OwnedTokens& owned) {
   PartLevel level;
   level.parts = cluster.num_devices();
@@ -135,7 +135,7 @@ struct MaskBound {
   double latency_us = 0;
   double joint_us = 0;
 
-  // In the order of kCauseNames: of equal ones the first counts.
+  // In the order of kCauseNames; of equal causes the first counts.
   [[nodiscard]] std::array<double, 5> by_cause() const {
     return {compute_us, devices_us, nodes_us, latency_us, joint_us};
   }
@@ -191,7 +191,7 @@ class Bounds {
   }
 
  private:
-  // Components that agree in all that their cost depends on are one load.
+  // Groups components that agree in everything that their cost depends on into one load.
   [[nodiscard]] std::vector<ComponentLoad> loads_of(
       const std::vector<MaskComponent>& components) const {
     std::vector<MaskComponent> sorted = components;
@@ -211,7 +211,8 @@ class Bounds {
     return loads;
   }
 
-  // What the device with the most work takes, at least the mean and not 0, or all slots together.
+  // Time of the device with the most work, which is at least the mean and at least one call, or of
+  // all slots together.
   [[nodiscard]] double compute_us(const std::vector<ComponentLoad>& loads) const {
     double cost = 0;
     for (const ComponentLoad& load : loads) cost += load.count * load.cost.of(load.component);
@@ -220,12 +221,12 @@ class Bounds {
                     work_us / cluster_.compute_slots());
   }
 
-  // What crossing the borders of parts takes; raises the bound's latency.
+  // Time of moving data between parts; raises the bound's latency.
   [[nodiscard]] double traffic_us(const MaskComponents& components, const PartLevel& level,
                                   MaskBound& bound) const {
     TrafficBound traffic(components, price_, level, rates_, bytes_, bound.compute_us);
     const double us = traffic.least_us();
-    // An input is launched, travels and is read by a call after it; a result is launched after one.
+    // An input is launched, travels and is read by a later call; a result is launched after a call.
     const double latency_us = level.setup_us + rates_.call_us;
     const bool is_cut = std::ranges::any_of(components.components, [&](const MaskComponent& c) {
       return static_cast<double>(c.connected_tokens) > level.owned_tokens;
@@ -238,7 +239,8 @@ class Bounds {
     return us;
   }
 
-  // A plan that could do without any message takes a time at which nothing has to be moved.
+  // A plan has a message, or takes so long that nothing has to move. Returns the least time of the
+  // two.
   [[nodiscard]] static double least_latency_us(TrafficBound& traffic, double latency_us,
                                                const MaskBound& bound) {
     constexpr double kClose = 1.01;

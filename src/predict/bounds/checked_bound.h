@@ -1,4 +1,4 @@
-// Lower bounds of workloads that somebody has checked already.
+// Lower bounds of workloads that have been checked already.
 #pragma once
 
 #include "contextile/bounds.h"

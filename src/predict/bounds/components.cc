@@ -11,15 +11,15 @@ Range hull(const Band& band) {
   return {std::min(band.q.begin, band.k.begin), std::max(band.q.end, band.k.end)};
 }
 
-// From `token` on degrees are larger by `value` and grow by `slope` more a token.
+// From `token` on, degrees are larger by `value` and grow by `slope` more per token.
 struct DegreeEvent {
   std::int64_t token = 0;
   std::int64_t value = 0;
   std::int64_t slope = 0;
 };
 
-// Keys of query q in a band: up to min(k.end, q + hi + 1) from max(k.begin, q + lo), each of the
-// two bent at one query.
+// Keys of query q in a band: from max(k.begin, q + lo) up to min(k.end, q + hi + 1). Each of the
+// two limits bends at one query.
 void append_events(const Band& band, std::vector<DegreeEvent>& events) {
   const std::int64_t upper_bend = band.k.end - band.hi - 1;  // rises before
   const std::int64_t lower_bend = band.k.begin - band.lo;    // rises after
@@ -104,8 +104,8 @@ void add_counts(std::span<const Band> bands, MaskComponent& component) {
   component.diagonal = tokens_outside(own, future);
 }
 
-// Rows next to each other in a band that is more than a single diagonal share a key, so that all
-// its tokens are connected, and with those of bands that share a token.
+// In a band that is more than a single diagonal, neighbouring rows share a key. So all its tokens
+// are connected, also with those of bands that share a token.
 std::int64_t most_connected(std::span<const Band> bands) {
   struct Piece {
     Range tokens;
@@ -143,7 +143,7 @@ std::int64_t most_connected(std::span<const Band> bands) {
   return tokens.empty() ? 0 : std::ranges::max(tokens);
 }
 
-// Runs of `runs` from `next` on that begin inside the component.
+// The end of the runs, from `next` on, that begin inside the component.
 std::size_t runs_within(const std::vector<DegreeRun>& runs, std::size_t next, Range tokens) {
   std::size_t end = next;
   while (end < runs.size() && runs[end].begin < tokens.end) ++end;

@@ -1,4 +1,4 @@
-// A mask's tokens in independent pieces, with the counts that bounds are made of.
+// The independent pieces of a mask's tokens, with the counts that bounds are computed from.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct DegreeRun {
   [[nodiscard]] std::int64_t last() const { return first + (count - 1) * slope; }
 };
 
-// Consecutive tokens that attend, and are attended by, each other alone: a document, usually; a
+// Consecutive tokens that attend, and are attended by, only each other: usually a document, or a
 // chunk of a chunked one.
 struct MaskComponent {
   Range tokens;
@@ -26,12 +26,11 @@ struct MaskComponent {
   std::int64_t rows = 0;          // that attend anything
   std::int64_t max_degree = 0;    // most keys of a row
   std::int64_t future_pairs = 0;  // with key > query
-  // Tokens that attend themselves and no later token. Of two of them only the later attends the
+  // Tokens that attend themselves and no later token. In any two of them only the later attends the
   // earlier.
   std::int64_t diagonal = 0;
-  // Most tokens that no plan can separate without moving something: between any two of them there
-  // is a path of attended pairs. At most what is so, as bands of a single diagonal count for
-  // nothing.
+  // Most tokens that no plan can separate without moving data: a path of attended pairs connects
+  // any two of them. A lower estimate, as bands of a single diagonal do not count.
   std::int64_t connected_tokens = 0;
   std::size_t first_row_run = 0;  // into MaskComponents::row_runs, up to the next component's
   std::size_t first_column_run = 0;

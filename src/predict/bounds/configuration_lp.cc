@@ -19,8 +19,9 @@ struct Column {
 
 double dot(const Vector& x, const Vector& y) { return x[0] * y[0] + x[1] * y[1] + x[2] * y[2]; }
 
-// min Σ cost·x with Σ a·x >= b, x >= 0, by the revised simplex method on three rows; columns of
-// surplus and an expensive stand-in for all work make it feasible and bounded.
+// min Σ cost·x with Σ a·x >= b, x >= 0, by the revised simplex method on three rows. Columns of
+// surplus and an expensive artificial column, which does all the work, make the problem feasible
+// and bounded.
 class Simplex {
  public:
   Simplex(std::vector<Column> columns, const Vector& b) : columns_(std::move(columns)), b_(b) {
@@ -33,11 +34,11 @@ class Simplex {
     }
     columns_.push_back({{b[0], 0, 0}, kStandIn * dearest});
     const std::size_t n = columns_.size();
-    basis_ = {n - 1, n - 3, n - 2};  // the stand-in; slack in tokens and parts
+    basis_ = {n - 1, n - 3, n - 2};  // the artificial column; slack in tokens and parts
     for (std::size_t i = 0; i < 3; ++i) invert_column(i);
   }
 
-  // Prices of the rows at the optimum, or where the steps ran out.
+  // Prices of the rows at the optimum, or after the last step allowed.
   Vector prices() {
     Vector y{};
     for (int step = 0; step < kMostSteps; ++step) {
@@ -48,7 +49,7 @@ class Simplex {
     return y;
   }
 
-  // Columns of the basis, those that were added here included.
+  // Columns of the basis, including those that were added here.
   [[nodiscard]] const std::array<std::size_t, 3>& basis() const { return basis_; }
 
  private:
@@ -116,7 +117,7 @@ class Simplex {
 
 ConfigurationBound configuration_lp_bound(std::span<const Configuration> configurations,
                                           double parts, double work, double tokens) {
-  // Scaled so that all rows are about 1.
+  // Scaled so that all rows are of the order of 1.
   std::vector<Column> columns;
   columns.reserve(configurations.size() + 4);
   for (const Configuration& one : configurations) {
@@ -128,7 +129,7 @@ ConfigurationBound configuration_lp_bound(std::span<const Configuration> configu
   for (const std::size_t column : simplex.basis()) {
     if (column < configurations.size()) bound.used.push_back(column);
   }
-  // Whatever the rounding: with these μ and ν the largest λ makes a bound.
+  // Despite rounding: with these μ and ν the largest λ makes a bound.
   const double mu = std::max(0.0, y[1]) * parts / tokens;
   const double nu = std::max(0.0, y[2]);
   double lambda = std::numeric_limits<double>::infinity();
@@ -136,7 +137,7 @@ ConfigurationBound configuration_lp_bound(std::span<const Configuration> configu
     if (one.work <= 0) continue;
     lambda = std::min(lambda, (one.bytes + mu * one.owned + nu) / one.work);
   }
-  bound.bytes = lambda;  // infinite: nobody can do anything
+  bound.bytes = lambda;  // infinite: no part can do anything
   if (std::isfinite(lambda)) {
     bound.bytes = std::max(0.0, lambda * work - mu * tokens - nu * parts);
   }

@@ -9,8 +9,8 @@ namespace contextile {
 namespace {
 
 constexpr double kNoDegree = std::numeric_limits<double>::infinity();
-// Steps of at most 1/kLevels of the largest degree, joined while the sum of degrees grows by at
-// most 1/kJoins a step.
+// Steps of at most 1/kLevels of the largest degree, joined as long as the sum of degrees grows by
+// at most 1/kJoins per step.
 constexpr std::int64_t kLevels = 128;
 constexpr double kJoins = 256;
 
@@ -118,8 +118,8 @@ double DegreeSteps::least_cap(double rows, double pairs) const {
   };
   const auto it = std::ranges::partition_point(
       steps_, [&](const Step& step) { return clipped_sum(step) >= pairs; });
-  // Between this step's degree and the next one's the sum is linear in the cap. Before the first:
-  // rows lie inside the first step.
+  // Between this step's degree and the next one's the sum is linear in the cap. In front of the
+  // first step, rows lie inside it.
   const Step& step = it == steps_.begin() ? *it : *std::prev(it);
   if (rows <= step.end) return pairs / rows;
   return (pairs - whole + step.sum_end) / step.end;

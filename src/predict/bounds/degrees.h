@@ -9,13 +9,13 @@
 
 namespace contextile {
 
-// A step function over ranks, never below the degree of the row of that rank and close to it.
+// A step function over ranks, close to the degree of the row of each rank and never below it.
 class DegreeSteps {
  public:
   DegreeSteps() = default;
   explicit DegreeSteps(std::span<const DegreeRun> runs);
 
-  // At every rank the larger of the two.
+  // Takes the larger of the two at every rank.
   [[nodiscard]] static DegreeSteps envelope(const DegreeSteps& a, const DegreeSteps& b);
 
   // Σ over the `rows` first rows of min(degree, cap).
@@ -34,7 +34,7 @@ class DegreeSteps {
   };
 
   void append(double degree, double count);
-  // Joins steps where that adds little.
+  // Joins steps if that adds little.
   [[nodiscard]] static DegreeSteps compressed(const DegreeSteps& steps);
   [[nodiscard]] double prefix_sum(double rows) const;
 

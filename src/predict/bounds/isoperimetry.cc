@@ -59,8 +59,7 @@ bool Isoperimetry::overlap_is_forced(double pairs, double owned) const {
   return rows + area / rows > (kind_.tokens + owned) * (1 + kSurfaceRounding);
 }
 
-// Left out are x rows and y keys, as many bytes of them as the disc allows; no more than are not
-// owned.
+// Leaves out x rows and y keys, as many bytes of them as the disc allows, but none that are owned.
 Isoperimetry::Tangent Isoperimetry::forced_bytes(double pairs, double owned) const {
   const double most = kind_.tokens - owned;
   const double left_over =
@@ -69,7 +68,7 @@ Isoperimetry::Tangent Isoperimetry::forced_bytes(double pairs, double owned) con
   const double norm = std::hypot(row_bytes_, key_bytes_);
   const double x = std::clamp(radius * row_bytes_ / norm - 0.5, 0.0, most);
   const double y = std::clamp(radius * key_bytes_ / norm - 0.5, 0.0, most);
-  // Where one is at its limit, the other has the rest of the disc.
+  // If one is at its limit, the other has the rest of the disc.
   const auto rest = [&](double fixed) {
     const double square = radius * radius - (fixed + 0.5) * (fixed + 0.5);
     return std::clamp(std::sqrt(std::max(0.25, square)) - 0.5, 0.0, most);
@@ -93,8 +92,8 @@ double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
   if (rows <= 0) return kNoSet;
   const double most = kind_.tokens;
   double keys = (pairs + std::max(0.0, couples(owned) - kind_.future_pairs)) / rows;
-  // Overlap forced by a + b > tokens, s tokens: a·b - s(s - 1)/2 + future_pairs >= pairs, the
-  // smaller root.
+  // With s = a + b - tokens > 0 forced overlap requires a·b - s(s - 1)/2 + future_pairs >= pairs;
+  // take the smaller root.
   const double forced = rows + keys - most;
   if (couples(forced) > kind_.future_pairs) {
     const double p = 2 * rows + 1;
@@ -115,8 +114,8 @@ Isoperimetry::Probe Isoperimetry::probe(double rows, double pairs, double owned)
   return {rows, key_bytes_ * keys, row_bytes_ * (rows - owned) + key_bytes_ * keys};
 }
 
-// Golden-section search over the rows; what is moved is convex in them (see the header). At its end
-// the least lies in [low, high], where nothing is below the fewest rows with the fewest keys.
+// Golden-section search over the rows; the bytes moved are convex in them (see the header). At its
+// end the least lies in [low, high], where nothing is below the fewest rows with the fewest keys.
 double Isoperimetry::least_bytes(double pairs, double owned, double& near) const {
   constexpr double kGolden = 0.6180339887498949;
   constexpr double kClose = 0.98;
@@ -128,7 +127,7 @@ double Isoperimetry::least_bytes(double pairs, double owned, double& near) const
   double low = owned;
   Probe high = at(kind_.tokens);
   if (high.bytes == kNoSet) return kNoSet;
-  // Where the middle of three is least, the least of all lies between the others.
+  // If the middle of three is least, the least of all lies between the others.
   const double near_low = (1 - kNear) * near;
   if (near_low > owned && (1 + kNear) * near < kind_.tokens) {
     const Probe above = at((1 + kNear) * near);

@@ -53,7 +53,7 @@ KernelPrice::KernelPrice(const AttentionProfile& profile, Direction direction) :
     raise_line(profile_.kv_rows,
                [&](std::size_t j) -> double& { return shares[i * num_keys + j]; });
   }
-  // Raising along rows keeps what holds along keys: maxima and multiples of lines that have it.
+  // Raising along rows keeps the property along keys: maxima and multiples of lines have it, too.
   for (std::size_t j = 0; j < num_keys; ++j) {
     raise_line(profile_.q_rows, [&](std::size_t i) -> double& { return shares[i * num_keys + j]; });
   }
@@ -64,8 +64,8 @@ double KernelPrice::share(double rows, double keys) const {
 }
 
 // A piece computes at most the rectangle, and per row at most its longest row and half a kernel
-// tile. A run of several pieces may compute more; it costs no less than one that computes so much,
-// and its pairs and tokens on the diagonal are no more than that one may have.
+// tile. A run of several pieces may compute more. It costs no less than one piece of this size, and
+// has no more pairs and tokens on the diagonal than that piece may have.
 double KernelPrice::most_keys(const MaskComponent& component) const {
   return std::min(static_cast<double>(component.tokens.size()),
                   static_cast<double>(component.max_degree) +
@@ -91,8 +91,8 @@ KernelPrice::Corners KernelPrice::corners_of(const MaskComponent& component) con
   return corners;
 }
 
-// The best bound of one α. What is left for β + ε / r at row length r is the least of k / share -
-// α·k; candidates for ε use it up at the longest rows and at one other length.
+// The best bound of one α. At row length r, β + ε / r may be at most the least of k / share - α·k.
+// The candidates for ε reach that at the longest rows and at one other length.
 KernelCost KernelPrice::least_cost(const MaskComponent& component, const Corners& corners,
                                    double alpha) const {
   const std::size_t num_keys = corners.keys.size();

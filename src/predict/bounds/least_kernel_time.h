@@ -1,4 +1,4 @@
-// The least a kernel takes for a document, however it is cut into tiles.
+// The least time a kernel takes for a document, however it is cut into tiles.
 #pragma once
 
 #include <vector>
@@ -11,19 +11,19 @@ namespace contextile {
 
 // Costs are in pairs at the device's peak (Cluster::attention_tflops).
 //
-// What TileCosts charges: the pieces of a call that have the same query rows are a run; a run of r
+// The cost in TileCosts: the pieces of a call that have the same query rows are a run. A run of r
 // rows that computes c pairs costs g(r, c) = c / share(r, c / r); the c are its attended pairs p
-// and those wasted along edges. Every piece lies inside one component, and so does every run. Of a
-// run's pieces one alone has tokens on the diagonal: if two had, t in one and t' > t in the other,
+// and those wasted along edges. Every piece lies inside one component, and so does every run. Only
+// one of a run's pieces has tokens on the diagonal: if two had, t in one and t' > t in the other,
 // the other's band would hold t too, as it has t' and a key of row t, none of them after t. "Piece"
 // below is a run.
 //
-// The bound: if α, β, γ, δ >= 0 are such that every possible piece costs at least
-// α·p + β·r + γ·m + δ, m its tokens on the diagonal, then a component costs at least
-// α·pairs + β·rows + γ·diagonal + δ: pairs and tokens on the diagonal are in exactly one piece, a
-// row that attends anything in one at least, and there is a piece.
+// The bound: let α, β, γ, δ >= 0 be such that every possible piece costs at least
+// α·p + β·r + γ·m + δ, m its tokens on the diagonal. Then a component costs at least
+// α·pairs + β·rows + γ·diagonal + δ. Pairs and tokens on the diagonal are in exactly
+// one piece, a row that attends anything is in at least one, and there is a piece.
 //
-// Which α, β, ε satisfy g(r, c) >= α·c + β·r + ε: let the share grow along rows and along keys, but
+// To find α, β, ε with g(r, c) >= α·c + β·r + ε, let the share grow along rows and along keys, but
 // never faster than they do (the constructor raises shares until that holds, which only lowers
 // costs). With k = c / r that reads k / share(r, k) >= α·k + β + ε / r. In a cell of the profile
 // log(k / share) is bilinear in log r and log k with slopes in [-1, 0] and [0, 1]: k / share is
@@ -36,7 +36,7 @@ namespace contextile {
 // keys), h half a kernel tile, to p as long as that fits into the rectangle. So c - p >= h·m, or c
 // is the rectangle and c - p >= m(m - 1)/2. With γ = α·u, u <= h: in the first case α·p + γ·m <=
 // α·c; in the second α·p + γ·m <= α·c + α·(u·m - m(m - 1)/2) <= α·c + α·(u + 1/2)²/2. So δ = ε -
-// α·(u + 1/2)²/2 will do.
+// α·(u + 1/2)²/2 suffices.
 struct KernelCost {
   double pair = 0;      // α
   double row = 0;       // β
@@ -53,10 +53,10 @@ class KernelPrice {
  public:
   KernelPrice(const AttentionProfile& profile, Direction direction);
 
-  // The prices that make the component dearest; its pieces cost at least these, and the component
-  // at least what it costs by them.
+  // The prices at which the component costs most; its pieces cost at least these, and the component
+  // at least its cost by them.
   [[nodiscard]] KernelCost least_cost(const MaskComponent& component) const;
-  // No piece of the component computes more pairs in the time of one at peak.
+  // The largest share of the peak that a piece of the component can reach.
   [[nodiscard]] double best_share(const MaskComponent& component) const;
 
  private:

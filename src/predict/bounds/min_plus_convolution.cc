@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kNoSum = std::numeric_limits<double>::infinity();
 
-// Value at t; `i` is the first point beyond it.
+// The value at t; `i` is the first point beyond it.
 double value_at(const Polyline& line, std::size_t i, double t) {
   if (i == 0) return line.y[0];
   if (i == line.x.size()) return line.y[i - 1];

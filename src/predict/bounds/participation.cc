@@ -8,13 +8,13 @@
 namespace contextile {
 namespace {
 
-// Tokens that are worth so much work each.
+// Tokens that are worth `us_per_token` of work each.
 struct TokenWorth {
   double us_per_token = 0;
   double tokens = 0;
 };
 
-// The most work on `owned` tokens of the component, a token.
+// The most work per token on `owned` tokens of the component.
 double most_cost_per_token(const ComponentLoad& load, double owned) {
   const MaskComponent& component = load.component;
   const double n = std::min(owned, static_cast<double>(component.tokens.size()));
@@ -24,7 +24,7 @@ double most_cost_per_token(const ComponentLoad& load, double owned) {
          load.cost.piece / static_cast<double>(component.rows);
 }
 
-// The same of a device that takes part in no transfer.
+// The same for a device that takes part in no transfer.
 double most_cost_alone(const ComponentLoad& load, double owned) {
   const auto tokens = static_cast<double>(load.component.tokens.size());
   const bool is_connected = load.component.connected_tokens == load.component.tokens.size();
@@ -70,7 +70,7 @@ class Participation {
   }
 
   [[nodiscard]] double work_us() const { return work_us_; }
-  // What a foreign device loses.
+  // Time that a foreign device loses.
   [[nodiscard]] double foreign_us() const { return foreign_us_; }
 
   // The right side of the inequality, for the best m and m'.
@@ -79,7 +79,7 @@ class Participation {
     const double local_us = std::max(0.0, time_us - pace_.call_us - pace_.launch_us);
     const double alone_us = std::max(0.0, time_us - pace_.call_us);
     double most = 0;
-    double best_local_gain = 0;  // of at most so many local devices as are left
+    double best_local_gain = 0;  // of at most as many local devices as remain
     for (std::size_t alone = local_worth_us_.size(); alone-- > 0;) {
       const std::size_t others = local_worth_us_.size() - 1 - alone;
       const auto local = static_cast<double>(others);

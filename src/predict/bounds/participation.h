@@ -1,5 +1,5 @@
-// What devices lose to transfers however well these hide behind compute: time to launch them, and
-// another call or an idle moment around the first input or the last result.
+// The time that devices lose to transfers even if compute hides them: launching them, and another
+// call or an idle moment around the first input or the last result.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// Components that are alike.
+// Components that are alike, as one load.
 struct ComponentLoad {
   MaskComponent component;
   KernelCost cost;
@@ -31,9 +31,9 @@ struct DevicePace {
 //
 // Let w be the time of a device's work on tiles. A device is one of three:
 // * alone: it takes part in no transfer. Its time is call + w. Then all pairs of its tokens are its
-//   own work: what computes one of them reads both tokens or writes their results, and every unit
-//   that another device owns is sent. So it owns tokens that attended pairs connect together or not
-//   at all, and works on what it owns.
+//   own work: a device that computes one of them reads both tokens or writes their results, and
+//   every unit that another device owns is sent. So it owns tokens that attended pairs connect
+//   together or not at all, and works on its own tokens.
 // * local: it launches, but computes only pairs of tokens it owns. Its time is call + launch + w.
 // * foreign: it computes a pair of a token that it does not own. In forward a call reads an input
 //   that has come; in backward, where Q, K and V may have stayed, a call writes a result that
@@ -41,14 +41,15 @@ struct DevicePace {
 //   call, the launch and the latency come before it or after it. Else there are two calls. Its time
 //   is call + launch + min(call, latency) + w.
 //
-// Work: with a component's prices (extend/kernel.h), its δ shared out among its rows, a device's w is at
-// least its pairs, rows and diagonal tokens at these prices, and all devices' sum is at least the
-// loads' cost W. A device that owns n tokens of a component has at most n rows and n diagonal
-// tokens among them, and at most n·min(max_degree, n) pairs, n·min(max_degree, (n + 1)/2) where no
-// token attends a later one: its work a token grows with n. Let M(m) be the most that m devices'
-// tokens can be worth by that, the dearest tokens first, each component's as many as it has; and
-// M'(m) the same for devices alone: tokens of a component that is connected are worth their share
-// of its cost if one device can own them all, nothing otherwise.
+// Work: take a component's prices (extend/kernel.h), with its δ shared out among its rows. A
+// device's w is at least its pairs, rows and diagonal tokens at these prices, and all devices' sum
+// is at least the loads' cost W. A device that owns n tokens of a component has at most n rows and
+// n diagonal tokens among them. It has at most n·min(max_degree, n) pairs, and
+// n·min(max_degree, (n + 1)/2) if no token attends a later one, so its work per token grows with n.
+// Let M(m) be the most that m devices' tokens can be worth by that, the dearest tokens first, each
+// component's as many as it has. Let M'(m) be the same for devices alone: tokens of a component
+// that is connected are worth their share of its cost if one device can own them all, nothing
+// otherwise.
 //
 // With m' devices alone and m local ones, of K, in time T:
 //   W <= (K - m - m')·(T - foreign) + min(m·(T - local), M(m)) + min(m'·(T - alone), M'(m')).

@@ -12,12 +12,12 @@
 namespace contextile {
 namespace {
 
-// Cells at first, and the width of those that are not split any more, as a part of the most tokens
-// that a part can own.
+// The number of cells at first, and the width at which cells are no longer split, as a share of the
+// most tokens that a part can own.
 constexpr int kFirstCells = 4;
 constexpr double kNarrowCell = 1.0 / 128;
 constexpr std::size_t kMostCells = 30;
-constexpr double kCurveReach = 1.5;  // times the work asked for, where curves were too short
+constexpr double kCurveReach = 1.5;  // times the work requested, if curves were too short
 // More kinds of documents than this are joined with similar ones.
 constexpr std::size_t kMostKinds = 64;
 constexpr double kTrafficRounding = 1e-6;
@@ -48,14 +48,14 @@ DocumentKind document_of(const MaskComponents& all, std::size_t index, const Ker
   return kind;
 }
 
-// What holds for the documents of both.
+// Joins two kinds into one whose limits hold for the documents of both.
 void join(DocumentKind& kind, const DocumentKind& other) {
   kind.tokens = std::max(kind.tokens, other.tokens);
   kind.pairs = std::min(kind.pairs, other.pairs);
   kind.future_pairs = std::max(kind.future_pairs, other.future_pairs);
   kind.best_share = std::max(kind.best_share, other.best_share);
   kind.count += other.count;
-  // Without degrees in one of them only the rest holds for both.
+  // Unless both have degrees, only the other limits hold for both.
   kind.degrees_matter = kind.degrees_matter && other.degrees_matter;
   if (!kind.degrees_matter) return;
   kind.rows = DegreeSteps::envelope(kind.rows, other.rows);

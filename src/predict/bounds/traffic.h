@@ -1,4 +1,5 @@
-// The least that parts of a machine move for a mask in a given time, and the time that takes.
+// The least bytes that parts of a machine move for a mask in a given time, and the least time in
+// which a plan can do so.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +34,15 @@ struct TokenBytes {
   double key = 0;
 };
 
-// Let F(w, n) be the least a part moves that computes w pairs, over all head groups, and owns n
-// tokens: pairs of the groups add up to w at the least sum of Isoperimetry::least_bytes. For one
-// document V(T) is the least Σ F over parts whose pairs add up to the document's and whose tokens
-// to at most its length, w no more than a part computes in T and n no more than a part owns.
-// Different documents may well be in each other's way; V forgets that. What moves for one document
-// moves for no other, every byte leaves one part, by one port: a plan that takes T has
-// Σ V(T) <= bytes_per_us · (T - setup_us). V falls with T.
+// Let F(w, n) be the least that a part moves if it computes w pairs, over all head groups, and owns
+// n tokens: the least sum of Isoperimetry::least_bytes over pairs of the groups that add up to w.
+// For one document V(T) is the least Σ F over parts whose pairs add up to the document's and whose
+// tokens to at most its length, w no more than a part computes in T and n no more than a part owns.
+// Different documents may well be in each other's way; V ignores that. A byte moved for one
+// document is not moved for another, and every byte leaves one part, by one port. So a plan that
+// takes T has Σ V(T) <= bytes_per_us · (T - setup_us). V falls with T.
 //
-// Owned tokens are told apart in cells. Few at first; those that the solution of the configuration
+// Owned tokens are divided into cells, few at first. Cells that the solution of the configuration
 // LP uses are split until they are narrow. Any cells make a bound, narrower ones a higher one.
 class TrafficBound {
  public:
@@ -52,12 +53,12 @@ class TrafficBound {
   [[nodiscard]] double least_bytes(double time_us);
 
   // A time below which no plan is done, at most 1% too low; 0 if nothing has to move. No plan is
-  // done before least_us.
+  // done before the least_us of the constructor.
   [[nodiscard]] double least_us();
 
  private:
-  // Parts that own more than `least_owned` and at most `owned` tokens of a document: they own as
-  // few and move as little as any of them might.
+  // Parts that own more than `least_owned` and at most `owned` tokens of a document. They count as
+  // owning as few and moving as little as any of them might.
   struct OwnedCell {
     double least_owned = 0;
     double owned = 0;
@@ -71,7 +72,7 @@ class TrafficBound {
   void add_kinds(const MaskComponents& components, const KernelPrice& price);
   [[nodiscard]] double pairs_of_part(double best_share, double time_us) const;
   [[nodiscard]] WorkCurve curve_of(const Kind& kind, double owned, double most_pairs) const;
-  // Makes curves reach to the work of that time.
+  // Extends the curves to `most_pairs`.
   void extend_curves(Kind& kind, double most_pairs) const;
   // The configuration LP over the kind's cells, which splits cells that its solution uses.
   [[nodiscard]] double refined_bytes(Kind& kind, double most_work, double most_bytes) const;

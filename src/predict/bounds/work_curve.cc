@@ -13,12 +13,12 @@ namespace contextile {
 namespace {
 
 constexpr std::int64_t kSteps = 64;
-// Parts that could do a whole head group do less than that of each of the others: finer steps.
+// A part that could do a whole head group does less than that of each group, so steps are finer.
 constexpr std::int64_t kStepsOfGroups = 128;
-// With this many whole head groups in a part the last, broken one says little.
+// With this many whole head groups in a part, the last, partial one hardly matters.
 constexpr double kMostWholeGroups = 4;
 constexpr double kBendRounding = 1e-9;
-// Where degrees matter, the first step is searched at distances from kNearest of it on.
+// If degrees matter, the search begins at kNearest of the first step.
 constexpr double kNearest = 1.0 / 256;
 constexpr double kNearRatio = 1.2;
 
@@ -30,9 +30,9 @@ struct Chord {
   [[nodiscard]] double middle() const { return 0.5 * (left + right); }
 };
 
-// Least bytes by search. They grow with pairs: between two points they are no less than at the
-// first. In the first step a line from 0 lies below all of that from kNearest of the step on, and
-// before by no more than its height there above.
+// Least bytes by search. They grow with pairs, so between two points they are no less than at the
+// first. In the first step a line from 0 lies below all of them from kNearest of the step on.
+// Closer to 0 it exceeds them by at most its height at kNearest.
 SampledBytes searched_bytes(const Isoperimetry& isoperimetry, double owned, double from,
                             double step, std::int64_t num_steps) {
   double near = 0;
@@ -75,8 +75,8 @@ void append_hull(std::span<const Configuration> points, std::vector<Configuratio
 
 }  // namespace
 
-// Several lines lie below on a step: the one highest in its middle is taken; a value is the
-// lower of the two lines that meet there.
+// Several lines are lower bounds on a step; the one that is highest in the middle of the step is
+// taken. A value is the lower of the two lines that meet there.
 SampledBytes sampled_least_bytes(const Isoperimetry& isoperimetry, double owned, double from,
                                  double step, std::int64_t num_steps) {
   SampledBytes searched;
@@ -92,7 +92,7 @@ SampledBytes sampled_least_bytes(const Isoperimetry& isoperimetry, double owned,
     Chord best{left_bytes, right_bytes};
     for (const double bend : isoperimetry.area_bends(owned)) {
       if (bend <= left * (1 + kBendRounding) || bend >= left + step) continue;
-      // From there on bytes rise faster: go on as before it.
+      // From the bend on bytes rise faster: continue the line from the left of it.
       const double rise = (isoperimetry.area_bytes(bend, owned) - left_bytes) / (bend - left);
       best.right = std::min(best.right, left_bytes + step * rise);
     }
@@ -124,7 +124,7 @@ WorkCurve::WorkCurve(const Isoperimetry& isoperimetry, double owned, double grou
   }
   const double whole_groups = beyond / of_group;
   const bool are_many = whole_groups > kMostWholeGroups;
-  // Steps end where a head group does, if a part can do a whole one.
+  // Steps end at the end of a head group, if a part can do a whole one.
   std::int64_t group_steps = kSteps;
   double step = of_group / static_cast<double>(kSteps);
   if (whole_groups < 1) {

@@ -1,4 +1,4 @@
-// What every request of a trace keeps to.
+// Checks a request of a trace.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace contextile {
 
-// Throws InvalidArgument that begins with `where`. earliest_s: when the request before it came.
+// Throws InvalidArgument that begins with `where`. earliest_s: arrival of the request before it.
 void check_request(const TraceRequest& request, double earliest_s, std::string_view where);
 
 }  // namespace contextile

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int32_t kMostDevices = 1 << 16;
 
-// The rule that a layout breaks, as "expected …, found …"; empty where it breaks none.
+// Describes the rule that a layout breaks, as "expected …, found …"; empty if it breaks none.
 std::string broken_rule(const HelixModel& model, const HelixLayout& layout) {
   for (const std::int32_t size : {layout.kvp, layout.tpa, layout.tpf, layout.ep, layout.dp}) {
     if (size < 1 || size > kMostDevices) {
@@ -26,7 +26,7 @@ std::string broken_rule(const HelixModel& model, const HelixLayout& layout) {
                        std::max(group * layout.dp, ffn_devices));
   }
   if (layout.dp > 1 && layout.kvp > 1) {
-    return fmt::format("expected DP 1 beside KVP {}, found {}", layout.kvp, layout.dp);
+    return fmt::format("expected DP 1 with KVP {}, found {}", layout.kvp, layout.dp);
   }
   if (layout.dp > 1 && ffn_devices != group * layout.dp) {
     return fmt::format("expected TPF x EP of all {} devices, found {}", group * layout.dp,

@@ -59,13 +59,12 @@ void check_helix_model(const HelixModel& model) {
   check_positive(where, "bytes of an activation", model.activation_bytes);
   if (model.latent) {
     const LatentAttention& latent = *model.latent;
-    check_sizes(model,
-                std::array<Size, 6>{{{"KV heads beside a latent", model.shape.kv_heads, 1, 1},
-                                     {"query rank", latent.query_rank, 1, kMost},
-                                     {"KV rank", latent.kv_rank, 1, kMost},
-                                     {"rope dim", latent.rope_dim, 0, kMost},
-                                     {"nope dim", latent.nope_dim, 1, kMost},
-                                     {"value dim", latent.value_dim, 1, kMost}}});
+    check_sizes(model, std::array<Size, 6>{{{"KV heads with a latent", model.shape.kv_heads, 1, 1},
+                                            {"query rank", latent.query_rank, 1, kMost},
+                                            {"KV rank", latent.kv_rank, 1, kMost},
+                                            {"rope dim", latent.rope_dim, 0, kMost},
+                                            {"nope dim", latent.nope_dim, 1, kMost},
+                                            {"value dim", latent.value_dim, 1, kMost}}});
   }
   if (model.experts) {
     const HelixExperts& experts = *model.experts;

@@ -34,7 +34,7 @@ void check_search(const HelixSearch& search) {
   CONTEXTILE_CHECK(!search.batches.empty(), "search: expected batches, found none");
 }
 
-// The fastest of a family for every number of devices and batch that it can hold.
+// The fastest layout of a family for every number of devices and batch that the memory can hold.
 std::vector<HelixPoint> points_of(const HelixModel& model, const HelixHardware& hardware,
                                   const HelixSearch& search, HelixFamily family) {
   std::vector<HelixPoint> points;
@@ -48,7 +48,7 @@ std::vector<HelixPoint> points_of(const HelixModel& model, const HelixHardware& 
   return points;
 }
 
-// The most requests that one of the points serves in so much time.
+// The most requests that one of the points serves within `us` per step.
 std::int32_t most_requests(std::span<const HelixPoint> points, double us) {
   std::int32_t most = 0;
   for (const HelixPoint& point : points) {
@@ -65,7 +65,7 @@ double least_us(std::span<const HelixPoint> points, std::int32_t batch) {
   return least;
 }
 
-// The most tokens/s of a device at so many of a user; 0: no point has as many.
+// The most tokens/s per device at that many per user; 0: no point has as many.
 double most_per_device(std::span<const HelixPoint> points, double tokens_per_s_user) {
   double most = 0;
   for (const HelixPoint& point : points) {
@@ -162,7 +162,7 @@ HelixGain helix_gain(const HelixModel& model, const HelixHardware& hardware,
           std::max(gain.throughput, most_per_device(helix, point.tokens_per_s_user()) / most);
     }
   };
-  compare_at(helix);  // both sides change at points alone
+  compare_at(helix);  // each side changes only at its points
   compare_at(others);
   if (!others.empty()) gain.interactivity = most_per_user(helix) / most_per_user(others);
   return gain;

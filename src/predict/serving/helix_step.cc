@@ -36,7 +36,7 @@ double token_elements(const HelixModel& model, const HelixLayout& layout) {
   return static_cast<double>(kv_heads_of_device(model, layout)) * kv_elements(model);
 }
 
-// Those of so many requests that one device attends to, at most.
+// The most of those requests that one device attends to.
 double attended_requests(const HelixLayout& layout, double requests) {
   return layout.dp == 1 ? requests : std::ceil(requests / layout.dp);
 }
@@ -50,7 +50,7 @@ struct GroupTimes {
   double all_reduce = 0;           // both
 };
 
-// Experts that so many tokens are expected to reach, each taking its `active` ones at random.
+// Experts that `tokens` tokens are expected to reach, each taking its `active` ones at random.
 double reached_experts(const HelixExperts& experts, double tokens) {
   const double missed = 1 - static_cast<double>(experts.active) / experts.routed;
   return experts.routed * (1 - std::pow(missed, tokens));
@@ -66,7 +66,7 @@ double exchange_us(const HelixModel& model, const HelixHardware& hardware,
   return repeats == 1 ? merged : merged + send_us(hardware, (repeats - 1) * heads * row_bytes);
 }
 
-// What moves around the output projection and the feed-forward.
+// Time of the all-reduces around the output projection and the feed-forward.
 double all_reduces_us(const HelixModel& model, const HelixHardware& hardware,
                       const HelixLayout& layout, double requests) {
   const auto all_reduce_bytes = [&](std::int32_t devices, double its_requests) {
@@ -103,14 +103,14 @@ GroupTimes group_times(const HelixModel& model, const HelixHardware& hardware,
   return times;
 }
 
-// The step when the batch takes turns in so many groups.
+// The step when the batch is divided into groups that alternate.
 HelixStep grouped_step(const HelixModel& model, const HelixHardware& hardware,
                        const HelixLayout& layout, const HelixLoad& load, HopBReading reading,
                        std::int32_t groups) {
   const double layers = model.shape.layers;
   const GroupTimes group =
       group_times(model, hardware, layout, load, static_cast<double>(load.batch) / groups);
-  // Who reads the matrices: a group alone, or all of the batch at once.
+  // Either each group reads the matrices, or the whole batch at once.
   const bool whole_layers = reading == HopBReading::kFeedForward;
   const std::int32_t turns = whole_layers ? groups : 1;
   const GroupTimes turn =
@@ -157,7 +157,7 @@ void check_rows(const HelixRows& rows) {
                    rows.pairs);
 }
 
-// One layer's attention of a step of any rows.
+// One layer's attention of a step with any rows.
 double mixed_attention_us(const HelixModel& model, const HelixHardware& hardware,
                           const HelixLayout& layout, const HelixRows& rows) {
   const double read =
@@ -170,7 +170,7 @@ double mixed_attention_us(const HelixModel& model, const HelixHardware& hardware
   return std::max(read, compute_us(hardware, pair_flops * rows.pairs));
 }
 
-// All matrices of a step of so many rows, those of every layer and the head's.
+// All matrices of a step with those rows: those of every layer and the head's.
 double mixed_weights_us(const HelixModel& model, const HelixHardware& hardware,
                         const HelixLayout& layout, const HelixRows& rows) {
   const LayerShares shares = layer_shares(model, layout);

@@ -14,8 +14,8 @@ std::int32_t output_devices(const HelixLayout& layout) {
   return layout.dp > 1 ? layout.tpa : layout.ffn_devices();
 }
 
-// Matrices of attention on a device, as the latent is read without expanding it: queries go through
-// the key half of the expansion, outputs through the value half once they are whole.
+// Matrices of attention on a device. The latent is read without expanding it: queries go through
+// the key half of the expansion, outputs through the value half once they are complete.
 void add_latent_shares(const HelixModel& model, const HelixLayout& layout, LayerShares& shares) {
   const LatentAttention& latent = *model.latent;
   const double hidden = model.shape.hidden;

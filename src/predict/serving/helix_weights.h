@@ -1,4 +1,4 @@
-// How many elements of a model's matrices a device reads and holds.
+// The number of elements of a model's matrices that a device reads and holds.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace contextile {
 // KV heads that every device of a layout holds: ⌈K/TPA⌉.
 [[nodiscard]] std::int32_t kv_heads_of_device(const HelixModel& model, const HelixLayout& layout);
 
-// Elements of one layer's matrices on a device: what comes before attention, the output
+// Elements of one layer's matrices on a device: those applied before attention, the output
 // projection, a dense feed-forward or the shared experts, one routed expert.
 struct LayerShares {
   double before_attention = 0;

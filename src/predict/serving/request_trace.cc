@@ -20,7 +20,7 @@ using nlohmann::json;
 constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max() / 2;
 
 double exponential(Rng& random, double mean) { return -mean * portable_log(1 - random.uniform()); }
-// At least 1.
+// A random length of at least 1.
 std::int64_t random_length(Rng& random, double mean) {
   const double length = std::ceil(exponential(random, mean));
   return static_cast<std::int64_t>(std::clamp(length, 1.0, static_cast<double>(kMostTokens)));

@@ -83,7 +83,7 @@ class Simulation {
 
   std::span<const TraceRequest> trace_;
   Scheduler scheduler_;
-  std::size_t next_ = 0;  // that has not come yet
+  std::size_t next_ = 0;  // first request that has not arrived yet
   ServingSimulation found_;
 };
 

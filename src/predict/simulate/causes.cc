@@ -1,4 +1,4 @@
-// What a plan's time is made of, measured: simulate it again without each cause.
+// The causes of a plan's time, measured by simulating the plan again without each of them.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -18,9 +18,9 @@ namespace {
 
 // A cause below this share of the time is not worth a line.
 constexpr double kLeastGain = 1e-3;
-// One port is the cause if it alone gains as much of what all of its kind do.
+// A single port is the cause if it alone gains this share of the gain of all of its kind.
 constexpr double kAloneOfAll = 0.9;
-// Instead of infinitely fast: divisions stay finite.
+// Used instead of an infinite rate, so that divisions stay finite.
 constexpr double kBoundlessGbytes = 1e12;  // the most that a cluster may have
 
 using KindSet = std::array<bool, 6>;  // by StepKind
@@ -31,7 +31,7 @@ constexpr KindSet kinds(std::initializer_list<StepKind> of) {
   return set;
 }
 
-// The steps of a path that a cause is about.
+// The kinds of path steps that belong to a cause.
 KindSet kinds_of(Cause cause) {
   switch (cause) {
     case Cause::kImbalance:
@@ -74,7 +74,7 @@ double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// One direction with its path, and how long each step takes by itself in another simulation.
+// One direction with its path, and the duration of each of its steps in another simulation.
 class DirectionSteps {
  public:
   explicit DirectionSteps(const SimulatedDirection& simulated)
@@ -88,7 +88,7 @@ class DirectionSteps {
     return program_of(step).messages[static_cast<std::size_t>(step.message)];
   }
 
-  // What the steps of those kinds lose in the other simulation.
+  // Time by which steps of those kinds are shorter in the other simulation.
   [[nodiscard]] double shorter_us(const SimulatedDirection& other, const KindSet& kinds) const {
     const Durations durations(other);
     double us = 0;
@@ -105,7 +105,7 @@ class DirectionSteps {
     });
   }
 
-  // What the path's attention would lose if its devices computed as long as the mean of theirs.
+  // Time that the path's attention would save if its devices computed as long as the mean device.
   [[nodiscard]] double beyond_mean_us() const {
     std::vector<std::vector<double>> attention_us;  // by program and device
     std::vector<double> mean_us;
@@ -123,7 +123,7 @@ class DirectionSteps {
     return us;
   }
 
-  // How long messages of the path queued behind others of the path, and how many.
+  // Time that messages of the path queued behind others of the path, and their number.
   [[nodiscard]] std::pair<double, std::int64_t> queued() const {
     double us = 0;
     std::int64_t messages = 0;
@@ -141,8 +141,8 @@ class DirectionSteps {
     return {us, messages};
   }
 
-  // How long the devices on which the path goes on have waited at barriers of rounds, and how many
-  // barriers there are.
+  // Time that the devices on which the path continues have waited at barriers of rounds, and the
+  // number of barriers.
   [[nodiscard]] std::pair<double, std::int64_t> waited_at_barriers() const {
     double us = 0;
     std::int64_t barriers = 0;
@@ -171,7 +171,7 @@ class DirectionSteps {
   }
 
  private:
-  // How long every instruction and message of a simulation takes.
+  // The duration of every instruction and message of a simulation.
   class Durations {
    public:
     explicit Durations(const SimulatedDirection& simulated) {
@@ -192,7 +192,7 @@ class DirectionSteps {
         const ActivitySpan& span =
             steps.program_of(step).activities[static_cast<std::size_t>(step.activity)];
         const auto found = spans_.find({program, span.device.value, span.instruction});
-        return found == spans_.end() ? 0 : found->second;  // spans without time are left out
+        return found == spans_.end() ? 0 : found->second;  // spans without time are not recorded
       }
       const MessageSpan& message = steps.message_of(step);
       const auto& [latency_us, transfer_us] =
@@ -211,7 +211,7 @@ class DirectionSteps {
   std::vector<PathStep> path_;
 };
 
-// The cluster on which a cause does not exist, for those that the cluster describes.
+// The cluster without a cause, for causes that are properties of the cluster.
 Cluster without(Cause cause, Cluster cluster) {
   AttentionProfile& attention = cluster.attention;
   switch (cause) {
@@ -284,7 +284,7 @@ class Causes {
   }
 
   [[nodiscard]] TimeCause measure(Cause cause, const WhatIf& what_if) const {
-    // With other numbers of instructions the time of the path is found otherwise.
+    // If the number of instructions changes, steps cannot be compared one by one.
     const bool compares_steps = !what_if.without_barriers && !what_if.even_attention;
     const Simulation other =
         simulate_if(plan_, without(cause, cluster_), {.timeline = compares_steps}, what_if);
@@ -304,7 +304,7 @@ class Causes {
     if (cause.gain_us >= kLeastGain * simulation_.time_us()) causes_.push_back(cause);
   }
 
-  // Where a device computes longest beyond the mean.
+  // Adds the device that computes longest beyond the mean.
   void add_imbalance() {
     TimeCause found;
     double most_us = 0;
@@ -328,7 +328,7 @@ class Causes {
     add_if_costly(cause);
   }
 
-  // The port that most of the path's transfers go through, or all of its kind.
+  // Adds the port that most of the path's transfers go through, or all of its kind.
   void add_links(Cause kind) {
     std::map<std::pair<PortKind, std::int32_t>, double> us_of_port;
     for (const DirectionSteps& direction : directions_) direction.add_transfers(us_of_port);

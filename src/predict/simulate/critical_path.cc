@@ -23,8 +23,8 @@ StepKind kind_of(Activity activity) {
   fail_argument("critical path: expected an activity that computes, found a wait");
 }
 
-// Who let whom begin, in one program. Spans of a device follow each other without gaps, and a wait
-// ends with its message, so equal times are the same event.
+// Finds the event that let another begin, in one program. Spans of a device follow each other
+// without gaps, and a wait ends with its message, so equal times are the same event.
 class Dependencies {
  public:
   explicit Dependencies(const SimulatedProgram& program) : program_(program) {
@@ -53,7 +53,7 @@ class Dependencies {
             static_cast<std::int32_t>(end - spans.begin())};
   }
 
-  // The span of a device that ends then; -1: it has not begun.
+  // The span of a device that ends at that time; -1: it has not begun.
   [[nodiscard]] std::int32_t span_ending_at(Rank device, double time_us) const {
     const auto [begin, end] = spans_of(device);
     const auto first = program_.activities.begin() + begin;
@@ -63,7 +63,7 @@ class Dependencies {
     return after == first ? -1 : static_cast<std::int32_t>(after - program_.activities.begin()) - 1;
   }
 
-  // From the end of a span back to a time; latest first.
+  // The steps from the end of a span back to a time; latest first.
   [[nodiscard]] std::vector<PathStep> back_from(std::int32_t activity, double until_us) const {
     std::vector<PathStep> steps;
     while (activity >= 0) {
@@ -96,7 +96,7 @@ class Dependencies {
     return program_.activities[static_cast<std::size_t>(activity)];
   }
 
-  // Past the message, and those that it queued behind, to the span that let it start.
+  // Goes back past the message, and those that it queued behind, to the span that let it start.
   std::int32_t through_message(std::int32_t m, double until_us,
                                std::vector<PathStep>& steps) const {
     while (true) {
@@ -163,7 +163,7 @@ double overlap_us(double a_start, double a_end, double b_start, double b_end) {
   return std::max(0.0, std::min(a_end, b_end) - std::max(a_start, b_start));
 }
 
-// Splits the wait into what happened to its message.
+// Splits the wait by the phases of its message.
 void split(const Dependencies& dependencies, const ActivitySpan& wait, WaitReason& reason) {
   const SimulatedProgram& program = dependencies.program();
   const MessageSpan& message = program.messages[static_cast<std::size_t>(reason.message)];

@@ -11,13 +11,14 @@
 namespace contextile {
 namespace {
 
-// Rates are exact up to this many devices; beyond, sharing out at every change would be quadratic.
+// Rates are exact up to this many devices; beyond, computing shares at every change would be
+// quadratic.
 constexpr std::int32_t kExactDevices = 64;
-// With more devices, a share-out is due 1 µs after the last one for every so many flows: what it
-// costs grows with them, what one flow that ends leaves unused shrinks.
+// With more devices, the next share-out is due 1 µs after the last one for every kFlowsPerUs flows.
+// Its cost grows with the flows, and the share that an ended flow leaves unused shrinks with them.
 constexpr double kFlowsPerUs = 512;
 
-// What a port without a limit carries, bytes per µs. Not infinite: shares are differences.
+// The rate of a port without a limit, bytes per µs. Not infinite, because shares are differences.
 constexpr double kNoLimit = 1e18;
 
 std::vector<double> capacities(const Ports& ports, const std::vector<NetworkPort>& unlimited) {
@@ -28,7 +29,7 @@ std::vector<double> capacities(const Ports& ports, const std::vector<NetworkPort
   return capacity;
 }
 
-// A device that moves data computes at this share of its speed at least: the system is fair to it.
+// A device that moves data computes at least at this share of its speed: the system is fair to it.
 constexpr double kLeastShare = 0.1;
 constexpr double kMbPerByte = 1e-6;
 
@@ -55,7 +56,7 @@ Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std
 
 // ------------------------------------------------------------------------------------ set-up
 
-// One group for each launch; waits learn theirs.
+// Makes one group for each launch and links waits to theirs.
 void Machine::number_groups() {
   for (std::size_t d = 0; d < programs_.size(); ++d) {
     std::unordered_map<std::int32_t, std::int32_t> group_of;  // by launch id
@@ -80,7 +81,7 @@ void Machine::number_groups() {
   }
 }
 
-// One message for each send; those of a pair of devices share a stream.
+// Makes one message for each send; those of a pair of devices share a stream.
 void Machine::number_messages() {
   for (std::size_t d = 0; d < programs_.size(); ++d) {
     const Rank device(static_cast<std::int32_t>(d));
@@ -105,7 +106,7 @@ void Machine::number_messages() {
   }
 }
 
-// The k-th message from one device to another is the k-th that the other expects from it.
+// Matches the k-th message from one device to another with the k-th that the other expects.
 void Machine::match_messages() {
   std::vector<std::vector<std::int32_t>> sent_to(programs_.size());  // by sender, in program order
   for (std::size_t m = 0; m < messages_.size(); ++m) {
@@ -213,7 +214,7 @@ double Machine::speed_of(std::int32_t d) const {
   return computing <= slots ? left : left * slots / computing;
 }
 
-// A compute step that has begun goes on at the speed of now for what is left of it.
+// Continues the device's compute step, if there is one, at the current speed.
 void Machine::change_speed(std::int32_t d) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   const double speed = speed_of(d);
@@ -225,13 +226,13 @@ void Machine::change_speed(std::int32_t d) {
   push(now_ + device.work_left_us / speed, EventType::kStepDone, d, ++device.version);
 }
 
-// Transfers begin or end at a device; with sm_fraction its compute slows down or speeds up.
+// Called when transfers begin or end at a device; with sm_fraction they change its compute speed.
 void Machine::change_moving(std::int32_t d, std::int32_t by) {
   devices_[static_cast<std::size_t>(d)].moving += by;
   change_speed(d);
 }
 
-// Rates have changed: with transfer_compute_us_per_mb devices compute slower or faster.
+// Called when rates have changed: with transfer_compute_us_per_mb they change devices' speeds.
 void Machine::charge_transfers() {
   if (cluster_.transfer_compute_us_per_mb == 0) return;
   for (Device& device : devices_) device.moved_per_us = 0;
@@ -249,14 +250,14 @@ void Machine::count_computing(std::int32_t d, std::int32_t by) {
   sharing_changed_ = true;
 }
 
-// Once all that happens now has happened.
+// Called after all events of the current time.
 void Machine::share_slots() {
   if (!sharing_changed_) return;
   sharing_changed_ = false;
   for (std::int32_t d = 0; d < cluster_.num_devices(); ++d) change_speed(d);
 }
 
-// Books the time of the step that ends now and moves on.
+// Records the time of the step that ends now and begins the next one.
 void Machine::end_step(std::int32_t d) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   const TimedStep& step = step_of(d);
@@ -287,14 +288,14 @@ void Machine::issue_group(std::int32_t d) {
   }
 }
 
-// `after`: the launch of the device that had to be done first, -1: none.
+// `after`: the launch of the device that had to end first; -1: none.
 void Machine::activate(std::int32_t g, std::int32_t after) {
   Group& group = groups_[static_cast<std::size_t>(g)];
   for (const std::int32_t message : group.messages) open_end(message, group.device, after);
   if (group.messages.empty()) group.done = true;
 }
 
-// kGrouped: the next launched group with anything to move, if there is one.
+// For kGrouped: activates the next launched group with anything to move, if there is one.
 void Machine::activate_next(std::int32_t d, std::int32_t after) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   device.group_runs = false;

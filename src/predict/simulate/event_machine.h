@@ -1,4 +1,4 @@
-// The clockwork: devices run their steps, messages flow.
+// The event loop of the simulation: devices run their steps, messages flow.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 namespace contextile {
 
 // Runs one program of every device from time 0. `where` names round, mask and direction in errors;
-// ports in `unlimited` carry anything.
+// ports in `unlimited` carry any amount at once.
 class Machine {
  public:
   Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
           const SimulateOptions& options, const std::vector<NetworkPort>& unlimited = {});
 
-  // Throws InvalidPlan when devices wait for each other forever, or ends of messages do not match.
+  // Throws InvalidPlan if devices wait for each other forever, or ends of messages do not match.
   void run();
 
   [[nodiscard]] const std::vector<DeviceTimes>& devices() const { return times_; }
@@ -140,11 +140,11 @@ class Machine {
   double share_out_due_us_ = 0;
   bool flows_changed_ = false;
   bool share_out_queued_ = false;
-  bool sharing_changed_ = false;  // with compute_slots_per_node: other devices compute than before
+  bool sharing_changed_ = false;  // with compute_slots_per_node: the devices that compute changed
   std::int64_t intra_bytes_ = 0;
   std::int64_t inter_bytes_ = 0;
   ProgressHook progress_;
-  std::int64_t steps_over_ = 0;  // of all devices
+  std::int64_t steps_over_ = 0;  // finished steps of all devices
   std::int64_t next_told_ = 0;
 };
 

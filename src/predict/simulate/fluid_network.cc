@@ -11,8 +11,8 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Where changes reach most streams, looking for those they do not reach is not worth it for so
-// many share-outs.
+// If changes reach most streams, searching for the others does not pay. This is the number of
+// share-outs that then go without a search.
 constexpr std::int64_t kSharedOutUnsearched = 16;
 
 }  // namespace
@@ -47,7 +47,7 @@ void FluidNetwork::add(std::int32_t stream, double bytes, std::int32_t tag) {
   ++num_flows_;
 }
 
-// Puts the stream on the lists of its ports and among those with flows.
+// Adds the stream to the lists of its ports and to the streams with flows.
 void FluidNetwork::list(std::int32_t id) {
   const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
   Members& members = members_[static_cast<std::size_t>(id)];
@@ -80,7 +80,7 @@ void FluidNetwork::unlist(std::int32_t id) {
   }
 }
 
-// Books flows that come or go.
+// Records flows that come or go.
 void FluidNetwork::count(std::int32_t id, std::int32_t flows) {
   Stream& stream = streams_[static_cast<std::size_t>(id)];
   stream.num_flows += flows;
@@ -96,7 +96,7 @@ void FluidNetwork::join(const Joining& flow, double now_us) {
   if (tracks_ports_) bound_at_join_[flow.tag] = bound_us(flow.stream, now_us);
   if (stream.num_flows == 0) list(flow.stream);
   count(flow.stream, 1);
-  // What the stream has served is booked up to the last share-out only.
+  // The bytes that the stream has served are recorded only up to the last share-out.
   const double served = stream.served + stream.rate * (now_us - since_us_);
   flows.emplace_back(served + flow.bytes, flow.tag);
   std::push_heap(flows.begin(), flows.end(), std::greater<>());
@@ -117,7 +117,7 @@ FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t id, double now_us) c
   return times;
 }
 
-// From now on this port sets the stream's rate.
+// Records that this port sets the stream's rate from now on.
 void FluidNetwork::note_port(std::int32_t id, std::int32_t port) {
   Members& members = members_[static_cast<std::size_t>(id)];
   const auto& ports = streams_[static_cast<std::size_t>(id)].path.port;
@@ -140,7 +140,7 @@ void FluidNetwork::note_end(std::int32_t id, std::int32_t tag, double now_us) {
   }
 }
 
-// Books what has moved since the last share-out.
+// Records the bytes that have moved since the last share-out.
 void FluidNetwork::advance(double now_us) {
   for (const std::int32_t id : active_) {
     Stream& stream = streams_[static_cast<std::size_t>(id)];
@@ -156,7 +156,7 @@ void FluidNetwork::reach(std::int32_t port) {
   reached_.push_back(port);
 }
 
-// The ports of all streams that a change may give another rate: those that cross a changed port,
+// Finds the ports of all streams whose rate a change may affect: those that cross a changed port,
 // those that cross a port of one of them, and so on.
 void FluidNetwork::find_reached() {
   reached_.clear();
@@ -181,7 +181,7 @@ void FluidNetwork::find_reached() {
   if (2 * streams > active_.size()) next_search_ = num_share_outs_ + kSharedOutUnsearched;
 }
 
-// The port is full: each of its flows without a rate gets this one.
+// Fixes the rates at a port that is full: each of its flows without a rate gets this share.
 void FluidNetwork::fix(std::size_t port, double share) {
   for (const std::int32_t id : listed_[port]) {
     std::int64_t& shared_in = shared_in_[static_cast<std::size_t>(id)];
@@ -221,7 +221,7 @@ void FluidNetwork::find_alike() {
   for (const Alike& alike : alike_) alike_of(alike.first) = -1;
 }
 
-// The reached ports by (share of a flow, port). Shares are few: sorted by counting.
+// Sorts the reached ports by (share of a flow, port). Shares are few, so it sorts by counting.
 void FluidNetwork::order_reached() {
   constexpr std::size_t kFew = 16;
   if (kFew * reached_.size() < capacity_.size()) {
@@ -272,7 +272,7 @@ void FluidNetwork::fill() {
     }
     const auto [queued_share, p] = least;
     if (waiting_[p] == 0) continue;
-    // Shares only grow while others are served: an outdated one is too small and goes back.
+    // Shares only grow while others are served: an outdated one is too small and is queued again.
     const double share = std::max(0.0, left_[p]) / waiting_[p];
     if (share > queued_share) {
       tightest_.emplace_back(share, p);
@@ -283,7 +283,7 @@ void FluidNetwork::fill() {
   }
 }
 
-// Ends are many and only the next ones matter until the next share-out.
+// Collects the next ends of flows. There are many, and only those up to the next share-out matter.
 void FluidNetwork::collect_ends() {
   ends_.clear();
   double earliest_us = kNever;

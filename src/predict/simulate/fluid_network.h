@@ -20,30 +20,30 @@ struct FlowPath {
 };
 
 // Flows over one path always have the same rate, so rates belong to streams: a path with the flows
-// on it. A flow ends when its stream has served each of its flows as many bytes as the flow has.
+// on it. A flow ends when its stream has served, to each of its flows, the bytes of that flow.
 class FluidNetwork {
  public:
   // Bytes per µs of every port.
   explicit FluidNetwork(std::vector<double> capacity);
 
-  // A stream without flows; returns its number: 0, 1, ….
+  // Adds a stream without flows; returns its number: 0, 1, ….
   std::int32_t add_stream(const FlowPath& path);
 
-  // From now on `ended_at_port` knows its answer. Before the first flow.
+  // Makes `ended_at_port` valid. Call it before adding the first flow.
   void track_ports() { tracks_ports_ = true; }
 
-  // The flow moves from the next `share_out` on. `tag` is returned when it is done.
+  // Adds a flow that moves from the next `share_out` on. `tag` is returned when it is done.
   void add(std::int32_t stream, double bytes, std::int32_t tag);
 
-  // Gives every flow its share of now on: the least rate first, all flows of a port that is full
-  // get the same. Bertsekas and Gallager, Data Networks, 6.5.2. Streams that no change reaches,
-  // over streams that cross a port together, keep their rates to the bit. O(streams with flows),
-  // and of those reached O(streams · ports of a stream + ports · log). The first flows to end, and
-  // all that end by `horizon_us`, end by themselves; for what ends later there must be another
-  // share-out.
+  // Gives every flow its share from now on: the least rate first; all flows of a port that is full
+  // get the same (Bertsekas and Gallager, Data Networks, 6.5.2). Streams that no change reaches,
+  // through streams that cross a port together, keep their rates to the bit. O(streams with flows),
+  // and for those reached O(streams · ports of a stream + ports · log). The first flows to end, and
+  // all that end by `horizon_us`, need no other share-out; later ends do.
   void share_out(double now_us, double horizon_us);
 
-  // When the next flow ends at today's rates; infinity if none does before the next share-out.
+  // The time at which the next flow ends at current rates; infinity if none does before the next
+  // share-out.
   [[nodiscard]] double next_end_us() const;
   // Removes the next flow to end; returns its tag.
   std::int32_t pop_ended();
@@ -62,14 +62,14 @@ class FluidNetwork {
   struct Stream {
     FlowPath path;
     std::int32_t num_flows = 0;
-    double rate = 0;    // of each flow, bytes per µs
-    double served = 0;  // bytes each flow has got since the stream was last empty, at `since_us_`
+    double rate = 0;         // of each flow, bytes per µs
+    double served = 0;       // bytes of each flow since the stream was last empty, at `since_us_`
     FlowEnd first_end = {};  // of the first flow to end
   };
   using PortTimes = std::array<double, kMaxPortsOfFlow>;  // by place in the path
   struct Members {
-    // With track_ports: how long each port has set the rate, at `since_us_`; the one that does now,
-    // -1: without flows.
+    // With track_ports: the time for which each port has set the rate, at `since_us_`, and the port
+    // that sets it now (-1: without flows).
     PortTimes bound_us{};
     std::int32_t bound_by = -1;
     std::array<std::int32_t, kMaxPortsOfFlow> place{};  // of the stream in its ports' lists
@@ -115,18 +115,18 @@ class FluidNetwork {
   std::vector<std::int64_t> reached_in_;           // by stream: the last share-out that reached it
   std::vector<std::vector<std::int32_t>> listed_;  // streams with flows, by port
   std::vector<std::int32_t> active_;               // streams with flows
-  std::vector<std::int32_t> changed_;              // ports whose flows came or went since then
+  std::vector<std::int32_t> changed_;              // ports whose flows changed since the last share-out
   std::vector<std::int32_t> reached_;              // ports whose rates a share-out sets
-  std::vector<std::int64_t> port_reached_in_;      // by port, as reached_in_
-  std::int64_t next_search_ = 0;                   // share-outs before that one reach all ports
+  std::vector<std::int64_t> port_reached_in_;      // by port, like reached_in_
+  std::int64_t next_search_ = 0;                   // earlier share-outs reach all ports
   std::vector<std::int32_t> flows_of_port_;
   std::vector<Joining> joining_;                     // flows that move from the next share-out on
   std::vector<double> left_;                         // capacity not given away yet, by port
   std::vector<std::int32_t> waiting_;                // flows without a rate yet, by port
   using PortShare = std::pair<double, std::size_t>;  // (share of a waiting flow, port)
   std::vector<PortShare> in_order_;                  // of the reached ports at first, ascending
-  std::vector<PortShare> tightest_;                  // a heap: those that have more by now
-  // Scratch of order_reached: ports are alike that have equal capacities and as many flows.
+  std::vector<PortShare> tightest_;                  // a heap: those whose share has grown since
+  // Scratch of order_reached: ports with equal capacities and equally many flows are alike.
   struct Alike {
     double share = 0;
     std::size_t first = 0;  // of the ports

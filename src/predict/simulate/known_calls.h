@@ -1,4 +1,4 @@
-// Attention calls whose times are known: devices that split heads, and both directions, make the
+// Attention calls whose times are known. Devices that split heads, and both directions, make the
 // same calls.
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace contextile {
 
-// µs by Direction.
+// Times in µs by Direction.
 using CallTimes = std::array<double, 2>;
 
-// Calls are alike when they list the same blocks in the same order, head groups counted from that
-// of their first tile: a group costs what any other costs. Keeps the last two of each hash.
+// Calls are alike if they list the same blocks in the same order, with head groups counted from
+// that of their first tile: all groups cost the same. Keeps the last two of each hash.
 class KnownCalls {
  public:
-  // Room for about that many; what is kept must outlive this.
+  // Makes room for about that many calls; tiles that are kept must outlive the object.
   explicit KnownCalls(std::size_t num_calls);
 
-  // The times of a call alike, or null. O(tiles).
+  // The times of an equal call, or null. O(tiles).
   [[nodiscard]] const CallTimes* find(const std::vector<TileOp>& tiles) const;
   void keep(const std::vector<TileOp>& tiles, const CallTimes& times);
 

@@ -13,7 +13,7 @@ auto place(const PartRun& part) { return std::tie(part.run, part.q.begin, part.q
 
 }  // namespace
 
-// Where the run is, or belongs: linear probing.
+// The slot that holds the run, or an empty one for it, by linear probing.
 PartRuns::Slot& PartRuns::slot_of(std::size_t run, Range q) {
   std::uint64_t hash = static_cast<std::uint64_t>(run) * 0x9E3779B97F4A7C15U;
   hash = (hash ^ static_cast<std::uint64_t>(q.begin)) * 0xC2B2AE3D27D4EB4FU;
@@ -68,7 +68,7 @@ void PartRuns::clear() {
   runs_.clear();
   ascending_ = true;
   if (++call_ != 0) return;
-  slots_.clear();  // calls are numbered anew
+  slots_.clear();  // calls are numbered from the start again
   call_ = 1;
 }
 

@@ -1,5 +1,5 @@
-// Runs of parts of query blocks: what the pieces of one attention call with the same queries
-// compute together.
+// Runs of parts of query blocks: the pairs that the pieces of one attention call with the same
+// queries compute together.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ struct PartRun {
   double computed_pairs = 0;
 };
 
-// Adds pieces up as they come: a call of composite blocks has far more pieces than runs.
+// Adds up pieces as they come: a call of composite blocks has far more pieces than runs.
 class PartRuns {
  public:
-  // O(1) in the mean. Not between `sorted` and `clear`.
+  // O(1) on average. Not between `sorted` and `clear`.
   void add(std::size_t run, Range q, double computed_pairs) {
     if (ascending_ && !runs_.empty()) {
       PartRun& last = runs_.back();
@@ -36,30 +36,30 @@ class PartRuns {
     }
     add_elsewhere(run, q, computed_pairs);
   }
-  // What was added since `clear`, by run and queries, each once.
+  // The runs added since `clear`, by run and queries, each once.
   [[nodiscard]] std::span<const PartRun> sorted();
   void clear();
 
  private:
   struct Slot {
-    std::uint32_t call = 0;  // it is empty in all others
+    std::uint32_t call = 0;  // the slot is empty in all others
     std::uint32_t index = 0;
   };
 
-  // In place: copies of what was just written stall.
+  // Builds the run in place: copying a run that was just written stalls.
   void append(std::size_t run, Range q, double computed_pairs) {
     PartRun& added = runs_.emplace_back();
     added.run = run;
     added.q = q;
     added.computed_pairs = computed_pairs;
   }
-  void add_elsewhere(std::size_t run, Range q, double computed_pairs);  // than at the last one
+  void add_elsewhere(std::size_t run, Range q, double computed_pairs);  // not to the last run
   void add_in_any_order(std::size_t run, Range q, double computed_pairs);
   [[nodiscard]] Slot& slot_of(std::size_t run, Range q);
   void fill_slots(std::size_t num_slots);
 
   std::vector<PartRun> runs_;
-  bool ascending_ = true;    // runs came in their order: slots_ has none of them
+  bool ascending_ = true;    // runs came in order, so slots_ has none of them
   std::vector<Slot> slots_;  // a hash table of indices into runs_
   std::uint32_t call_ = 1;
 };

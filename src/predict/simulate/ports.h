@@ -1,4 +1,4 @@
-// The ports of a cluster's network, numbered as the fluid network wants them: every device into and
+// The ports of a cluster's network, numbered as the fluid network expects: every device into and
 // out of its node's fabric, then every NIC out and in.
 #pragma once
 
@@ -18,7 +18,7 @@ class Ports {
   [[nodiscard]] std::int32_t num_ports() const { return 2 * (cluster_.num_devices() + num_nics()); }
   // Bytes per µs, by number.
   [[nodiscard]] std::vector<double> capacities() const;
-  // What a message from one device to another crosses.
+  // The ports that a message from one device to another crosses.
   [[nodiscard]] FlowPath path_between(Rank src, Rank dst) const;
 
   [[nodiscard]] NetworkPort port(std::int32_t number) const;

@@ -86,7 +86,7 @@ bool ProgramCosts::has_cut_tile(const std::vector<TileOp>& tiles) const {
   });
 }
 
-// Going through the pieces of composite blocks is most of what simulating their plans takes.
+// Most of the time of simulating plans with composite blocks is spent on their pieces.
 double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction direction) {
   const bool cut = has_cut_tile(tiles);
   if (cut) {
@@ -99,7 +99,7 @@ double ProgramCosts::attention_us(const std::vector<TileOp>& tiles, Direction di
   return times[index_of(direction)];
 }
 
-// Runs of whole blocks are found by block and group; those of parts of blocks by their queries.
+// Finds runs of whole blocks by block and group, and those of parts of blocks by their queries.
 void ProgramCosts::add_runs(const std::vector<TileOp>& tiles) {
   for (const TileOp& tile : tiles) {
     const std::int64_t rows = round_.blocks.num_tokens(tile.q_block);
@@ -145,7 +145,7 @@ void ProgramCosts::clear_runs() {
   part_runs_.clear();
 }
 
-// Documents cut alike make the same runs in tile after tile.
+// Caches times, because documents that are cut alike make the same runs in tile after tile.
 const CallTimes& ProgramCosts::part_run_us(std::int64_t rows, double computed_pairs,
                                            std::int32_t head_groups) {
   std::uint64_t hash = std::bit_cast<std::uint64_t>(computed_pairs) ^
@@ -216,7 +216,7 @@ TimedStep ProgramCosts::launch_step(const LaunchOp& launch) {
   step.launch_id = launch.id;
   step.sends = message_ends(launch.sends);
   step.receives = message_ends(launch.recvs);
-  // Accumulators are fp32: another wire type is converted on both ends.
+  // Accumulators are fp32: a result with another wire dtype is converted on both ends.
   double converted_bytes = 0;
   for (const auto* transfers : {&launch.sends, &launch.recvs}) {
     for (const TransferEnd& transfer : *transfers) {

@@ -1,4 +1,4 @@
-// What a device's instructions cost on a cluster: durations of compute, sizes of messages.
+// Costs of a device's instructions on a cluster: durations of compute, sizes of messages.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ struct TimedStep {
   std::int32_t launch_id = -1;  // of launches and waits
   bool is_wait = false;
   std::int32_t group = -1;             // set by Machine: which launch of the device
-  std::vector<MessageEnd> sends = {};  // of a launch, a peer once
+  std::vector<MessageEnd> sends = {};  // of a launch, each peer once
   std::vector<MessageEnd> receives = {};
 };
 
@@ -35,12 +35,13 @@ struct TimedProgram {
   double flops = 0;
 };
 
-// Costs of one round and mask on the devices that are asked for. Memory: of the largest call's
-// pieces, not of all tiles'.
+// Costs of one round and mask on the requested devices. Memory: that of the largest call's pieces,
+// not of all tiles'.
 class ProgramCosts {
  public:
-  // `index` is of the round's mask and blocks, and outlives this; what it takes to make is shared.
-  // Has room for the calls of `num_devices` devices from `first` on, and is fastest with these.
+  // `index` is of the round's mask and blocks, and must outlive the object; making it is expensive,
+  // so it is shared. Has room for the calls of `num_devices` devices from `first` on, and is
+  // fastest with these.
   ProgramCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask,
                const TileIndex& index, Rank first, std::int32_t num_devices);
 
@@ -54,15 +55,15 @@ class ProgramCosts {
     CallTimes us{};
   };
 
-  // What one call takes, without its overhead.
+  // Time of one call, without its overhead.
   [[nodiscard]] double attention_us(const std::vector<TileOp>& tiles, Direction direction);
-  // Whether a tile is less than its two blocks.
+  // Returns true if a tile is less than its two blocks.
   [[nodiscard]] bool has_cut_tile(const std::vector<TileOp>& tiles) const;
   void add_runs(const std::vector<TileOp>& tiles);
-  // What the runs that were added take.
+  // Time of the runs that were added.
   [[nodiscard]] CallTimes runs_us();
   void clear_runs();
-  // As TileCosts::run_us, looked up where it was asked before.
+  // TileCosts::run_us, from the cache if possible.
   [[nodiscard]] const CallTimes& part_run_us(std::int64_t rows, double computed_pairs,
                                              std::int32_t head_groups);
   // Head groups of the query block of a run.
@@ -72,7 +73,7 @@ class ProgramCosts {
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
   [[nodiscard]] std::int64_t transfer_bytes(const TransferEnd& transfer) const;
   [[nodiscard]] TimedStep merge_step(Kind kind, BlockId block, std::size_t sources) const;
-  // What reading and writing that many bytes of a device's memory takes.
+  // Time of reading and writing that many bytes of a device's memory.
   [[nodiscard]] double memory_us(double bytes) const;
   [[nodiscard]] double accumulator_bytes(Kind kind, BlockId block) const;
 
@@ -84,13 +85,13 @@ class ProgramCosts {
   const TileIndex& index_;
   std::array<double, 2> flops_per_pair_{};  // of one of the round's head groups, by Direction
   KnownCalls known_calls_;                  // those with a cut tile
-  // Scratch of attention_us: runs of whole blocks with their rows, and what each computes (0
-  // between calls), by q block and group; those of parts of blocks.
+  // Scratch of attention_us: runs of whole blocks with their rows, and the pairs that each computes
+  // (0 between calls), by q block and group; then those of parts of blocks.
   std::vector<std::pair<std::size_t, std::int64_t>> runs_;
   std::vector<double> computed_of_run_;
   PartRuns part_runs_;
   std::vector<TilePiece> pieces_;
-  std::vector<KnownRun> known_runs_;       // by hash, the last one asked
+  std::vector<KnownRun> known_runs_;       // by hash, the last one looked up
   std::vector<std::int32_t> end_of_peer_;  // scratch of message_ends, -1 between calls
 };
 

@@ -21,7 +21,7 @@
 namespace contextile {
 namespace {
 
-// Attention of a device by stage: how many waits come before.
+// Attention times of a device by stage, which is the number of waits before the call.
 std::vector<double> attention_of_stages(const TimedProgram& program) {
   std::vector<double> us(1);
   for (const TimedStep& step : program.steps) {
@@ -31,8 +31,8 @@ std::vector<double> attention_of_stages(const TimedProgram& program) {
   return us;
 }
 
-// Makes the attention of every stage as long as wanted: calls in proportion, or one before the
-// stage's end where there is none. Stages that the device does not have join its last one.
+// Sets the attention time of every stage. Calls are scaled in proportion; a stage without calls
+// gets one before its end. Stages that the device does not have are added to its last one.
 void set_attention(std::vector<double> wanted_us, TimedProgram& program) {
   const std::vector<double> has_us = attention_of_stages(program);
   wanted_us.resize(std::max(wanted_us.size(), has_us.size()));
@@ -70,7 +70,7 @@ void even_out_attention(std::vector<TimedProgram>& programs) {
   for (TimedProgram& program : programs) set_attention(mean_us, program);
 }
 
-// Puts the steps of a later round behind those of the rounds before, with launch ids of their own.
+// Appends the steps of a later round to those of earlier rounds, with launch ids of their own.
 void append(TimedProgram&& later, TimedProgram& program) {
   std::int32_t first_id = 0;
   for (const TimedStep& step : program.steps) first_id = std::max(first_id, step.launch_id + 1);
@@ -81,8 +81,8 @@ void append(TimedProgram&& later, TimedProgram& program) {
   program.flops += later.flops;
 }
 
-// Costs of one round and mask, several devices at a time. Neighbours, which may split the heads of
-// one call, stay together.
+// Costs of one round and mask, several devices at a time. Neighbours stay together, because they
+// may split the heads of one call.
 class RoundCosts {
  public:
   RoundCosts(const Plan& plan, const Cluster& cluster, std::size_t round, std::size_t mask)
@@ -112,7 +112,7 @@ class RoundCosts {
 
   std::int32_t num_devices_;
   TileIndex index_;
-  std::vector<std::unique_ptr<ProgramCosts>> shares_;  // of so many devices each, by rank
+  std::vector<std::unique_ptr<ProgramCosts>> shares_;  // of several devices each, by rank
 };
 
 class Simulator {

@@ -1,4 +1,4 @@
-// The simulation of a plan in another world than its own: what causes of time are measured by.
+// Simulates a plan under changed conditions, which measures the causes of its time.
 #pragma once
 
 #include <vector>
@@ -7,17 +7,17 @@
 
 namespace contextile {
 
-// Beyond what the cluster says.
+// Changes that a cluster cannot describe.
 struct WhatIf {
   std::vector<NetworkPort> unlimited = {};  // ports that carry anything at once
-  // Every stage's attention, from one wait to the next, is on every device as long as the mean.
-  // Instructions may then have other numbers than the plan's.
+  // Every device's attention in a stage, from one wait to the next, takes the mean time of all
+  // devices. Instructions may then have other numbers than the plan's.
   bool even_attention = false;
-  bool without_barriers = false;  // a device goes on to its next round when it is done
+  bool without_barriers = false;  // a device begins its next round as soon as it is done
 };
 
-// As `simulate`, which asks nothing. Without barriers the programs of a mask's rounds are one, of
-// round 0.
+// Like `simulate`, with changed conditions. Without barriers the programs of a mask's rounds are
+// one, of round 0.
 [[nodiscard]] Simulation simulate_if(const Plan& plan, const Cluster& cluster,
                                      const SimulateOptions& options, const WhatIf& what_if);
 

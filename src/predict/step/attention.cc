@@ -49,7 +49,7 @@ Cluster transfers_only(Cluster cluster) {
   return cluster;
 }
 
-// By round and mask what every device owns and when it is done.
+// The tokens that every device owns and its end time, by round and mask.
 std::vector<RoundShares> round_shares(const Plan& plan, const Simulation& simulation,
                                       std::span<const double> shares) {
   std::map<std::pair<std::int32_t, std::int32_t>, RoundShares> of_program;
@@ -87,8 +87,8 @@ double input_share(const DirectionStats& stats, Direction direction) {
 AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const double> shares) {
   AttentionTimes times;
   times.time_us = mean_layer_us(simulated, shares);
-  // By what the busiest device waits, not by what it computes: where it never waits, compute is the
-  // whole time to the last bit.
+  // Subtracts the busiest device's waiting time instead of adding up its compute. If it never
+  // waits, compute is then the whole time to the last bit.
   double waiting_us = simulated.time_us;
   for (const DeviceTimes& device : simulated.devices) {
     waiting_us = std::min(waiting_us, device.of(Activity::kExposed) + device.idle_us);
@@ -98,7 +98,8 @@ AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const dou
   return times;
 }
 
-// What forward keeps for backward of one layer (the mean over masks), on the device with most.
+// Bytes that forward keeps for backward of one layer (the mean over masks), on the device with
+// most.
 std::int64_t retained_bytes(const Plan& plan, std::span<const double> shares) {
   double most = 0;
   for (std::int32_t r = 0; r < plan.num_devices(); ++r) {

@@ -16,14 +16,14 @@ namespace {
 constexpr double kBytesPerUsAtOneGbyte = 1e3;  // 1 GB/s
 constexpr double kBackwardLinear = 2;          // times forward's FLOPs
 // Sequence parallel TP (Korthikanti et al., 2022): an all-gather before and a reduce-scatter after
-// each of the two blocks of a layer; one of the four stands before attention.
+// each of the two blocks of a layer; one of the four comes before attention.
 constexpr double kCollectivesBefore = 1;
 constexpr double kCollectivesAfter = 3;
 
-// Two parts in turns, `layers` of them. Barriered ticks of compute beside transfers, by part: L0
-// beside the results of the layer before, L1 beside inputs of 0, attention of 0 beside inputs of 1,
-// attention of 1 beside results of 0. L is what lies between two attentions. Returns how much
-// longer than their compute the ticks are: exactly 0 where compute hides all transfers.
+// Two parts that alternate, for `layers` layers. Ticks with barriers overlap compute with
+// transfers, by part: L0 with the results of the layer before, L1 with inputs of 0, attention of 0
+// with inputs of 1, attention of 1 with results of 0. L is the work between two attentions. Returns
+// how much longer than their compute the ticks are: exactly 0 if compute hides all transfers.
 double ping_pong_exposed_us(std::int32_t layers, const std::array<AttentionTimes, 2>& attention,
                             const std::array<double, 2>& first_us,
                             const std::array<double, 2>& last_us) {
@@ -182,8 +182,8 @@ StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tok
                 kCollectivesAfter * collective_us, 0};
   if (forward) return cost;
   if (step_.options.recompute == Recompute::kSelective) {
-    // A norm reads and writes `hidden`; the activation reads all matrices but the last's input and
-    // writes that.
+    // A norm reads and writes `hidden`. The activation reads the outputs of all matrices except
+    // the last and writes the last one's input.
     const double ffn = step_.model.ffn;
     cost.before.recompute_us = elementwise_us(2 * hidden, tokens);
     cost.after.recompute_us = elementwise_us(2 * hidden + step_.model.ffn_matrices() * ffn, tokens);
@@ -229,7 +229,7 @@ PhaseCost StepCosts::layers_cost(Direction direction, const Place& place, bool h
   for (std::size_t i = 0; i < batch.parts.size(); ++i) {
     const BatchPart& part = batch.parts[i];
     double early_us = 0;
-    // Parts in turns meet at the end of every tick: the fullest device counts.
+    // Alternating parts meet at the end of every tick, so the fullest device counts.
     for (const RoundShares& round : takes_turns ? even_shares(part) : shares_of(part)) {
       const GapCost gaps = gaps_cost(direction, round, layers, has_head);
       cost.linear_us += round.layers * gaps.work.linear_us;
@@ -285,7 +285,7 @@ PhaseCost StepCosts::phase(Direction direction, std::int32_t replica, std::int32
   const Place place{replica, virtual_stage, micro_batch};
   PhaseCost cost = layers_cost(direction, place, has_head(place));
   if (direction == Direction::kBackward && step_.options.recompute == Recompute::kFull) {
-    // The layers' forward alone: logits are kept.
+    // Recomputes only the layers' forward: logits are kept.
     cost.recompute_us += layers_cost(Direction::kForward, place, false).total_us();
   }
   return cost;

@@ -1,4 +1,4 @@
-// What the pieces of a training step cost: layers of a stage for one micro-batch, collectives,
+// Costs of the pieces of a training step: layers of a stage for one micro-batch, collectives,
 // weights.
 #pragma once
 
@@ -41,7 +41,8 @@ class StepCosts {
   // Checks that the parts of the step fit each other.
   explicit StepCosts(const TrainingStep& step);
 
-  // Layers of a virtual stage: even, the first ones one more where they do not divide.
+  // Layers of a virtual stage. They are split evenly; if they do not divide, the first stages have
+  // one more.
   [[nodiscard]] std::int32_t layers_of(std::int32_t virtual_stage) const;
   [[nodiscard]] std::int32_t layers_of_stage(std::int32_t stage) const;
   // Parameters on one device of a stage.
@@ -49,11 +50,11 @@ class StepCosts {
 
   [[nodiscard]] PhaseCost phase(Direction direction, std::int32_t replica,
                                 std::int32_t virtual_stage, std::int32_t micro_batch) const;
-  // Linear layers and TP collectives of one phase on the device that has least of them, of those
+  // Linear layers and TP collectives of one phase, on the device that has least of them among those
   // that own tokens.
   [[nodiscard]] double least_linear_us(Direction direction, std::int32_t replica,
                                        std::int32_t virtual_stage, std::int32_t micro_batch) const;
-  // From virtual stage `boundary` to the next one, one way.
+  // Time of a transfer from virtual stage `boundary` to the next one, one way.
   [[nodiscard]] double transfer_us(std::int32_t boundary, const MicroBatchWork& micro_batch) const;
 
   // Attention of one part: of the micro-batch itself, or with kSamePhase of its tick.
@@ -62,7 +63,7 @@ class StepCosts {
                                                         std::int32_t micro_batch,
                                                         std::size_t part) const;
 
-  // Over the ranks that hold the same weights.
+  // The ring over the ranks that hold the same weights.
   [[nodiscard]] const RingCost& gradient_ring() const { return gradient_ring_; }
   [[nodiscard]] double optimizer_us(std::int32_t stage) const;
   [[nodiscard]] const ModelWeights& weights() const { return weights_; }
@@ -77,13 +78,13 @@ class StepCosts {
     [[nodiscard]] double total_us() const { return linear_us + tensor_parallel_us + recompute_us; }
     OutsideCost& add(const OutsideCost& other, double times = 1);
   };
-  // What a device does before and after the attention of a layer, in the order of the direction.
+  // Work of a device before and after the attention of a layer, in the order of the direction.
   struct LayerCost {
     OutsideCost before;
     OutsideCost after;
   };
-  // What lies between attentions, on devices that others wait for: their own work, and how long
-  // before the end of attention they began with it.
+  // Work between attentions, on devices that others wait for: their own work, and how long before
+  // the end of attention they began with it.
   struct GapCost {
     OutsideCost work;
     double early_us = 0;
@@ -102,16 +103,16 @@ class StepCosts {
   [[nodiscard]] bool has_head(const Place& place) const;
   [[nodiscard]] LayerCost layer_cost(Direction direction, std::int64_t tokens) const;
   [[nodiscard]] OutsideCost head_cost(Direction direction, std::int64_t tokens) const;
-  // Before the first of `layers` attentions, between them and after the last one.
+  // Costs before the first of `layers` attentions, between them and after the last one.
   [[nodiscard]] GapCost gaps_cost(Direction direction, const RoundShares& round,
                                   std::int32_t layers, bool has_head) const;
   [[nodiscard]] PhaseCost layers_cost(Direction direction, const Place& place, bool has_head) const;
   [[nodiscard]] const AttentionTimes& attention_times(Direction direction, const Place& place,
                                                       std::size_t part) const;
-  // What two parts in turns wait for transfers.
+  // Time that two alternating parts wait for transfers.
   [[nodiscard]] double ping_pong_us(Direction direction, const Place& place) const;
   [[nodiscard]] double linear_us(double flops_per_token, std::int64_t tokens) const;
-  // What is seen of one collective over the TP group.
+  // Exposed time of one collective over the TP group.
   [[nodiscard]] double tensor_parallel_us(std::int64_t tokens) const;
   [[nodiscard]] double elementwise_us(double elements_per_token, std::int64_t tokens) const;
 

@@ -16,10 +16,10 @@ constexpr double kLseBytes = 4;  // log-sum-exp of a row and head, fp32
 // A logit takes bf16 and its softmax in fp32, which its gradient overwrites.
 constexpr double kLogitBytes = 6;
 
-// What forward keeps of one token and layer for backward with FlashAttention and sequence
-// parallelism (all of it is divided by TP): the layer's input, the first norm's output, Q, K, V, O
-// with its log-sum-exp, the second norm's input and output, inputs and output of the FFN's
-// activation.
+// Bytes that forward keeps of one token and layer for backward, with FlashAttention and sequence
+// parallelism (all of it is divided by TP). These are the layer's input, the first norm's output,
+// Q, K, V, O with its log-sum-exp, the second norm's input and output, and the inputs and output of
+// the FFN's activation.
 double layer_bytes_per_token(const ModelSpec& model, Recompute recompute) {
   const double hidden = model.hidden;
   const double ffn = model.ffn;
@@ -46,7 +46,7 @@ class StageMemoryCount {
 
  private:
   [[nodiscard]] bool full() const { return step_.options.recompute == Recompute::kFull; }
-  // What one device keeps of one layer and token.
+  // Bytes that one device keeps of one layer and token.
   [[nodiscard]] double per_token(Recompute recompute) const {
     return layer_bytes_per_token(step_.model, recompute) / step_.sizes.tp;
   }
@@ -61,7 +61,7 @@ class StageMemoryCount {
     memory_.optimizer_bytes = rounded(kOptimizerBytes * weights / shards);
   }
 
-  // What attention of a micro-batch keeps for backward, one layer.
+  // Bytes that attention of a micro-batch keeps for backward, one layer.
   [[nodiscard]] double retained_bytes(std::int32_t replica, std::int32_t micro_batch) const {
     const MicroBatchWork& batch = batch_of(replica, micro_batch);
     double bytes = 0;

@@ -8,13 +8,13 @@
 namespace contextile {
 namespace {
 
-// Whether runs of `size` ranks are whole nodes, or equal parts of one.
+// Returns true if runs of `size` ranks are whole nodes, or equal parts of one.
 bool fits_nodes(std::int64_t size, std::int64_t ranks_per_node) {
   return size % ranks_per_node == 0 || ranks_per_node % size == 0;
 }
 
 void check_parallel_sizes(const Cluster& cluster, const ParallelSizes& sizes) {
-  // The model's heads and layers do not matter here: one head for each TP rank, one layer a stage.
+  // The model's heads and layers do not matter here: one head per TP rank, one layer per stage.
   const ModelSpec model{.layers = sizes.pp, .q_heads = sizes.tp, .kv_heads = sizes.tp};
   if (const auto problem = parallel_sizes_problem(model, cluster, sizes)) {
     fail_argument("placement: {}", *problem);
@@ -67,7 +67,7 @@ Cluster pooled_cluster(const Cluster& cluster, const ParallelSizes& sizes) {
   check_parallel_sizes(cluster, sizes);
   const std::int32_t ranks_per_node = cluster.devices_per_node / sizes.tp;
   // Ranks of one replica on a node: its part of a stage that fills nodes, or of all the stages that
-  // share one.
+  // share a node.
   const std::int32_t stage_ranks = sizes.cp * sizes.dp;
   const std::int32_t stages_per_node =
       stage_ranks >= ranks_per_node ? 1 : std::min(sizes.pp, ranks_per_node / stage_ranks);

@@ -60,7 +60,7 @@ class PipelineRun {
     return times_.transfer_us.empty() ? 0 : times_.transfer_us[boundary][micro_batch];
   }
 
-  // When the step's input is there; kUnknown: what makes it has not run.
+  // The time at which the step's input is ready; kUnknown if the step that makes it has not run.
   [[nodiscard]] double ready_us(std::size_t stage, const PipelineStep& step) const {
     const std::size_t v = virtual_stage(stage, step);
     const auto i = static_cast<std::size_t>(step.micro_batch);

@@ -31,8 +31,8 @@ std::vector<std::pair<std::int32_t, std::int32_t>> chunk_table(const PipelineSha
   return table;
 }
 
-// `warm_up` forwards, one forward and one backward in turn, the backwards left. With one chunk and
-// stages - 1 - stage forwards this is 1F1B.
+// `warm_up` forwards, then one forward and one backward alternating, then the remaining backwards.
+// With one chunk and stages - 1 - stage forwards this is 1F1B.
 std::vector<PipelineStep> alternating_order(const PipelineShape& shape, std::size_t warm_up) {
   const std::vector<std::pair<std::int32_t, std::int32_t>> table = chunk_table(shape);
   warm_up = std::min(warm_up, table.size());

@@ -75,8 +75,8 @@ class Prediction {
     return cost.total_us();
   }
 
-  // What a device computes outside attention for one micro-batch in one direction: the one of all
-  // the stage's that computes least. While attention runs, its transfers have the network.
+  // Compute outside attention for one micro-batch in one direction, on the device of the stage that
+  // computes least. During attention the network belongs to attention's transfers.
   [[nodiscard]] double hiding_us(std::int32_t stage, Direction direction,
                                  std::int32_t micro_batch) const {
     double least = std::numeric_limits<double>::infinity();
@@ -90,8 +90,8 @@ class Prediction {
     return least;
   }
 
-  // What is seen of a collective of all a stage's layers beside `hiding` of compute: at least that
-  // of one layer, whose gradients come last (whose weights are needed first).
+  // Exposed time of a collective of all a stage's layers while `hiding` of compute runs. It is at
+  // least that of one layer, whose gradients come last (or whose weights are needed first).
   [[nodiscard]] double seen_us(double us, double hiding, std::int32_t stage) const {
     if (step_.options.gradient_overlap == GradientOverlap::kOff) return us;
     return std::max(us - hiding, us / costs_.layers_of_stage(stage));

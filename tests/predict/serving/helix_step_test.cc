@@ -312,7 +312,7 @@ TEST(HelixStep, RefusesWhatIsNoStep) {
   EXPECT_THAT(CHANGED(model.weight_bytes = NAN), HasSubstr("weight: expected more than 0"));
   EXPECT_THAT(CHANGED(model.activation_bytes = -1), HasSubstr("activation: expected more than 0"));
   EXPECT_THAT(CHANGED(model.shape.layers = 0), HasSubstr("layers: expected 1"));
-  EXPECT_THAT(CHANGED(model.shape.kv_heads = 2), HasSubstr("KV heads beside a latent"));
+  EXPECT_THAT(CHANGED(model.shape.kv_heads = 2), HasSubstr("KV heads with a latent"));
   EXPECT_THAT(CHANGED(model.latent->kv_rank = 0), HasSubstr("KV rank: expected 1"));
   EXPECT_THAT(CHANGED(model.experts->active = 257), HasSubstr("active experts: expected 1 to 256"));
   EXPECT_THAT(CHANGED(model.experts->dense_layers = 62), HasSubstr("dense layers: expected 0 to"));
@@ -326,7 +326,7 @@ TEST(HelixStep, RefusesWhatIsNoStep) {
               HasSubstr("groups that divide 8 requests, found 3 groups"));
   EXPECT_THAT(CHANGED(hop_b = (HopB{HopBReading::kOff, 2})), HasSubstr("no groups, found 2"));
   EXPECT_THAT(CHANGED(layout.tpf = 4), HasSubstr("TPF x EP of KVP x TPA = 8 or of TPA = 1"));
-  EXPECT_THAT(CHANGED(layout.dp = 2), HasSubstr("DP 1 beside KVP 8, found 2"));
+  EXPECT_THAT(CHANGED(layout.dp = 2), HasSubstr("DP 1 with KVP 8, found 2"));
   EXPECT_THAT(CHANGED(layout = (HelixLayout{1, 2, 2, 1, 4})), HasSubstr("all 8 devices, found 2"));
   EXPECT_THAT(CHANGED(layout = (HelixLayout{1, 1 << 16, 1, 1, 2})), HasSubstr("at most 65536"));
   EXPECT_THAT(CHANGED(layout = (HelixLayout{0, 1, 1, 1})), HasSubstr("sizes of 1 to"));
