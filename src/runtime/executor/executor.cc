@@ -134,7 +134,7 @@ struct Executor::State {
       CallKey key = key_of(mask, tensors);
       key.add(std::uint64_t{poison ? 1U : 0U});
       for (const auto& buffer : idle) key.add(static_cast<const void*>(buffer->data()));
-      // Forward keeps nothing for backward, or keeps it in memory of the caller's.
+      // A call is kept only if forward keeps nothing for backward, or in memory of the caller's.
       const bool keeps_memory = tensors.saved.empty() && has_retained(mask);
       const CallReplay::Outcome outcome = replay.call(
           key, keeps_memory ? CallReplay::Keep::kNever : CallReplay::Keep::kIfAllDo, recorder, [&] {

@@ -176,11 +176,13 @@ void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, const Ran
   guarded([this] {
     const Stopwatch stopwatch(stats_.total_s);
     if (!dsink_sums().empty()) {
+      // The sums are doubles: two fp32 zeros each.
       const auto words = static_cast<std::int32_t>(2 * dsink_sums().size());
       tools_->kernel.row_ops().fill(contiguous(dsink_sums().data(), Dtype::kF32, words, 1, 1), 0);
     }
     if (num_rounds() == 0) return;
     tools_->recorder.step(step("rows"), [this] { start_round(); });
+    // A rank with a slice knows only the exchanged cuts; with a whole plan it computes its own.
     const BeginCuts& known = plan_->begin_cuts;
     run_->run_until(known.empty() ? begin_cut(*round().round, mask_, direction_, plan_->rank)
                                   : known[mask_][static_cast<std::size_t>(direction_)]);
@@ -237,6 +239,7 @@ void Executor::Handle::Call::start_round() {
   inputs_[index_of(Kind::kKv)][0] = slice(k_THD, first, rows, 0, shape.kv_heads);
   inputs_[index_of(Kind::kKv)][1] = slice(v_THD, first, rows, 0, shape.kv_heads);
   if (!is_forward) {
+    // Backward also reads dO, the final LSE and delta, which is computed here from dO and O.
     const TensorView lse = as_tensor(backward_.lse_TH, plan_->local_rows, shape.q_heads);
     const TensorView deltas = as_tensor(delta(), plan_->local_rows, shape.q_heads);
     inputs_[index_of(Kind::kDo)] = {slice(backward_.dout_THD, first, rows, 0, shape.q_heads),

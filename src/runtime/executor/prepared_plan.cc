@@ -87,6 +87,7 @@ void place_buffers(const Plan& plan, const LocalRound& round, Direction directio
 // Owned results that are the target of nothing.
 std::vector<std::pair<Kind, SlotId>> unwritten_slots(const LocalRound& round, Direction direction,
                                                      const Program& program) {
+  // Every slot that some instruction writes.
   std::set<std::pair<Kind, SlotId>> written;
   for (const Instruction& instruction : program.instructions) {
     if (const auto* attention = std::get_if<AttentionOp>(&instruction)) {
@@ -182,6 +183,7 @@ class BandTable {
 // longer needed if it makes lists of them.
 void prepare_lists(const Plan& plan, const LocalRound& round, const LocalMask& mask,
                    Direction direction, const AttentionKernel& kernel, LocalProgram& local) {
+  // Views of stand-in addresses describe the tiles; a call replaces the addresses with its own.
   const StandIns there = stand_ins(plan.shape, round, direction);
   const ProgramViews views(plan.shape, round, local, direction, there.inputs, there.buffer);
   const KernelParams params = kernel_params(plan.shape, round.round->head_groups);
@@ -203,6 +205,7 @@ void prepare_lists(const Plan& plan, const LocalRound& round, const LocalMask& m
                     : kernel.prepare_backward(params, views.arrays(), backward);
   if (local.lists == nullptr) return;
   Placement placement(local.total_bytes);
+  // The lists need memory in each call, after its other arrays.
   local.lists_offset = placement.add(local.lists->call_bytes());
   local.total_bytes = placement.end();
 }
@@ -238,6 +241,7 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
       mine.retained = retained_slots(plan, round, *program, where, mine.memory.retained_bytes);
       check_retained(plan, *round.round, mine.retained, pair.backward, rank, where);
     }
+    // Looks up the bands of every tile in program order and checks its pairs.
     for (const Instruction& instruction : program->instructions) {
       const auto* attention = std::get_if<AttentionOp>(&instruction);
       if (attention == nullptr) continue;

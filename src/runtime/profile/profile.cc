@@ -395,7 +395,7 @@ class MachineMeasurement {
 }  // namespace
 
 std::int64_t profile_steps(const ProfileOptions& options) {
-  // The count is the same for both kinds of ranks.
+  // The larger of the counts for threads and for processes.
   const Settings settings = settings_of(options, nullptr);
   const auto sizes = static_cast<std::int64_t>(settings.sizes.size());
   const auto groups = static_cast<std::int64_t>(group_sizes(options.ranks).size());
