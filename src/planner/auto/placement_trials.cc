@@ -132,11 +132,13 @@ std::vector<TrialOutcome> PlacementTrials::simulate_all(
   state_.progress.expect(std::ssize(outcomes));
   parallel_for(std::size_t{0}, outcomes.size(), [&](std::size_t i) {
     const Placement& placement = *placements[i % placements.size()];
+    // Without a plan the first is simulated at any cost, so that the search returns one.
     const bool is_first = i == 0 && !has_plan;
     if (!is_first &&
         !state_.has_time_for(steps_of_simulating(state_.num_devices(), num_tiles(placement)))) {
       return;
     }
+    // Ordered pair by pair, so that a short time covers all placements under the first pair.
     outcomes[i] = simulated(placement, pairs[i / placements.size()]);
     state_.progress.one_done("simulating placements");
   });
@@ -189,6 +191,8 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
     ends.resize(warm.handicap_us.size(), 0);
     const std::vector<double>& backward = last.outcome.ends.backward;
     for (std::size_t d = 0; d < backward.size(); ++d) ends[d] += backward[d];
+    // A device that ends later than the mean gets a larger handicap, so the next placement gives it
+    // less work.
     const double mean_end =
         std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
     for (std::size_t d = 0; d < ends.size(); ++d) {
@@ -226,6 +230,7 @@ void PlacementTrials::take_if_best(const Tried& tried) {
       .tiles = num_tiles(tried.placement),
       .arranging_steps = steps_of_arranging(state_.num_devices(), num_tiles(tried.placement)),
       .arrange = {}};
+  // The candidate keeps the placement only; its arrangement is made again if it wins.
   candidate.arrange = [&state = state_, retain = retain_, placement = tried.placement,
                        schedules = tried.outcome.schedules, options = std::move(options)] {
     Arrangement arrangement = arrange_placement(state.workload, state.cluster, placement,

@@ -42,7 +42,7 @@ class PlacementTrials {
   // to call from several threads at once.
   [[nodiscard]] const std::shared_ptr<const PricedTiles>& priced(const PlacementChoice& choice);
   // Makes placements in parallel, without those that would not end in time. The first is always
-  // made if there is no plan yet. `starts` is empty or has one for every choice.
+  // made if there is no plan yet.
   [[nodiscard]] std::vector<Placement> place(std::span<const PlacementChoice> choices);
 
   // Simulates every placement under the pairs of schedules and keeps the best schedule of each
