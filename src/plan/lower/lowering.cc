@@ -62,6 +62,7 @@ class UnitTable {
   std::vector<std::pair<Kind, std::size_t>> touched_;
 };
 
+// Lowers the tiles and transfers of one device to its program.
 class DeviceLowering {
  public:
   DeviceLowering(const LoweringRequest& request, Rank rank,
@@ -85,6 +86,7 @@ class DeviceLowering {
     collect_inputs(recvs);
     collect_uses(sends);
     if (!backward) {
+      // Forward keeps a retained input to the end, so its place is never reused.
       for (const std::int32_t i : retained) retained_copy(i).free_stage = kNever;
     }
     if (backward) {  // the first boundary comes after everything retained is in place
@@ -130,6 +132,8 @@ class DeviceLowering {
                   fmt::format(format, std::forward<Args>(args)...));
   }
 
+  // Collects transfers with equal stages into launches, in launch order, and sorts these by need
+  // stage for their waits.
   void group_transfers(std::span<const std::int32_t> sends, std::span<const std::int32_t> recvs) {
     std::map<std::pair<std::int32_t, std::int32_t>, Group> groups;
     for (const bool sending : {true, false}) {
@@ -150,6 +154,7 @@ class DeviceLowering {
     });
   }
 
+  // Adds an input that becomes available at boundary `available_stage`.
   InputCopy& add_copy(Kind kind, std::size_t unit, std::int32_t available_stage) {
     if (owns(unit)) fail("{} arrives at its owner, which has it", name(kind, unit));
     if (table_.find(kind, unit) >= 0) fail("{} arrives twice", name(kind, unit));
@@ -192,6 +197,7 @@ class DeviceLowering {
     copy.free_stage = std::max(copy.free_stage, until);
   }
 
+  // The entry of a result unit, added on first use.
   Gathered& gathered(Kind kind, std::size_t unit) {
     const std::int32_t found = table_.find(kind, unit);
     if (found >= 0) return gathered_[static_cast<std::size_t>(found)];
@@ -203,6 +209,8 @@ class DeviceLowering {
     return result;
   }
 
+  // Determines how long inputs are needed and which stages write results. A sent input must stay
+  // until the wait for its launch.
   void collect_uses(std::span<const std::int32_t> sends) {
     const bool backward = request_.direction == Direction::kBackward;
     for (const PlacedTile* tile : tiles_) {
@@ -226,6 +234,7 @@ class DeviceLowering {
     }
   }
 
+  // All stages at which this device does something, ascending.
   [[nodiscard]] std::vector<std::int32_t> boundaries() const {
     std::vector<std::int32_t> stages;
     for (const PlacedTile* tile : tiles_) {
@@ -263,6 +272,7 @@ class DeviceLowering {
     }
   }
 
+  // Emits the wait for a launch and hands its received results to merging.
   void finish_launch(std::size_t g) {
     program_.instructions.emplace_back(WaitOp{static_cast<std::int32_t>(g)});
     for (const std::int32_t i : groups_[g].recvs) {
@@ -300,6 +310,7 @@ class DeviceLowering {
     std::vector<Place> sources = std::move(result.pending);
     result.pending.clear();
     if (!result.owned && !result.holds) {
+      // Without an accumulator the first arrival becomes it.
       result.place = sources.front();
     } else if (result.holds) {
       sources.insert(sources.begin(), result.place);
@@ -337,6 +348,7 @@ class DeviceLowering {
     if (!result.holds)
       fail("sends {} at stage {} but has nothing of it", name(t.kind, unit), t.launch_stage);
     result.holds = false;
+    // The place is reused only after the wait, because the transfer reads it until then.
     buffers_.give_back_at(t.need_stage, t.kind, result.place);
     return end_of(i, result.place.slot, t.dst);
   }
@@ -351,6 +363,8 @@ class DeviceLowering {
       return end_of(i, copy.place.slot, t.src);
     }
     Gathered& result = gathered(t.kind, unit);
+    // A partial may arrive straight in the owned slot if that is empty and nothing writes it before
+    // the wait. Otherwise it is staged and merged.
     if (result.owned && !result.holds && !result.in_flight && result.pending.empty() &&
         !writes_between(result, t.launch_stage, t.need_stage)) {
       result.in_flight = true;

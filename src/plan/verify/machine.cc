@@ -56,6 +56,7 @@ PlanMachine::PlanMachine(const RoundFacts& facts, const MaskFacts& mask,
   }
 }
 
+// Runs each rank until it blocks in a wait or ends. A launch wakes ranks whose waits it completes.
 bool PlanMachine::run() {
   for (std::size_t r = programs_.size(); r-- > 0;) {
     awake_.emplace_back(static_cast<std::int32_t>(r));
@@ -116,6 +117,7 @@ void PlanMachine::attend(Kind input, SlotId slot, UnitId unit) {
 }
 
 void PlanMachine::accumulate(Kind result, SlotId slot, bool init, UnitId unit, BlockId other) {
+  // A tile is a list of one element.
   SlotContent one;
   one.unit = unit;
   one.first_tile = one.last_tile = static_cast<std::int32_t>(tiles_.size());
@@ -125,6 +127,7 @@ void PlanMachine::accumulate(Kind result, SlotId slot, bool init, UnitId unit, B
     write(result, slot, unit, one);
     return;
   }
+  // Without `init` the tile joins the tiles that the slot already holds.
   const SlotContent before = read(result, slot, unit);
   if (!before.unit.valid()) return;
   SlotPool::Slot& into = pool(result).at(slot);
@@ -187,6 +190,7 @@ bool PlanMachine::execute(const LaunchOp&) {
   if (event.launch < 0) return true;
   const auto sides = messages_.sides_of(messages_.launches[static_cast<std::size_t>(event.launch)]);
   for (const MessageSide& side : sides) {
+    // Sends come first, so that a receive into a slot that the launch sends from is reported.
     if (side.is_send) begin_send(side);
   }
   for (const MessageSide& side : sides) {
@@ -194,6 +198,7 @@ bool PlanMachine::execute(const LaunchOp&) {
   }
   for (const MessageSide& side : sides) {
     const auto message = static_cast<std::size_t>(side.message);
+    // Both sides of the message are launched: it no longer blocks either launch.
     if (++launched_sides_[message] < 2) continue;
     for (const std::int32_t end :
          {messages_.messages[message].sent, messages_.messages[message].expected}) {
@@ -236,6 +241,7 @@ void PlanMachine::check_wire(const TransferEnd& end, const SlotContent& content)
   if (!content.unit.valid() || end.wire == facts_.plan.partial_wire) return;
   const bool finished =
       content.num_tiles >= mask_.num_tiles_of(end.kind, facts_.block_of(content.unit));
+  // A result may travel in the activation dtype only if no tile is missing.
   if (end.wire == activation && finished) return;
   flag("partial {} of {} travels in {}, not {}", to_string(end.kind), unit_text(content.unit),
        to_string(end.wire), to_string(facts_.plan.partial_wire));
@@ -277,6 +283,7 @@ void PlanMachine::end_receive(const MessageSide& side) {
     if (!slots.contains(end.slot)) continue;
     SlotPool::Slot& slot = slots.at(end.slot);
     slot.receiving = false;
+    // If the two sides disagree, only the units that match arrive; the mismatch was reported.
     if (!message.agreed &&
         (n >= from.count || !same_transfer(*messages_.units[from.first + n], end))) {
       continue;
@@ -291,6 +298,8 @@ void PlanMachine::end_receive(const MessageSide& side) {
     move.unit = content.unit;
     move.used = is_result(end.kind);
     move.parent = content.origin;
+    // A later use of an input is attributed to this movement and, through its parent, to earlier
+    // ones.
     if (!is_result(end.kind)) content.origin = static_cast<std::int32_t>(movements_.size());
     movements_.push_back(move);
     slot.content = content;
@@ -349,6 +358,7 @@ void PlanMachine::write(Kind kind, SlotId slot, UnitId unit, const SlotContent& 
       flag("overwrites the caller's input {}[{}]", to_string(kind), slot.value);
       return;
     }
+    // An owned slot is for one unit only.
     if (const UnitId own = facts_.owned_unit(rank_, slot); unit != own) {
       flag("writes {} into {}[{}], the place of {}", unit_text(unit), to_string(kind), slot.value,
            unit_text(own));
@@ -389,6 +399,7 @@ void PlanMachine::check_apart(Kind kind, SlotId src, SlotId dst) {
   flag("{}[{}] overlaps its source {}[{}]", to_string(kind), dst.value, to_string(kind), src.value);
 }
 
+// Concatenates the lists of tiles in O(1).
 SlotContent PlanMachine::join(const SlotContent& a, const SlotContent& b) {
   if (a.num_tiles == 0) return b;
   if (b.num_tiles == 0) return a;
@@ -470,6 +481,8 @@ void PlanMachine::check_results() {
   }
 }
 
+// Checks that a result holds every tile of its unit exactly once. If the cover is proven, their
+// number suffices.
 void PlanMachine::check_owned_result(Kind kind, UnitId unit, const SlotContent& content) {
   const std::int32_t wanted = mask_.num_tiles_of(kind, facts_.block_of(unit));
   if (covered_ && content.num_tiles == wanted) return;

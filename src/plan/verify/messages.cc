@@ -84,6 +84,7 @@ class SideCollector {
         plan_.units.push_back(&end);
       }
     }
+    // All units for one peer are one message: sort them together, in the order of the launch.
     const auto begin = plan_.units.begin() + static_cast<std::ptrdiff_t>(first);
     std::stable_sort(begin, plan_.units.end(),
                      [](const TransferEnd* a, const TransferEnd* b) { return a->peer < b->peer; });
@@ -117,6 +118,8 @@ void pair_sides(MessagePlan& plan) {
   const auto side = [&](std::int32_t n) -> MessageSide& {
     return plan.sides[static_cast<std::size_t>(n)];
   };
+  // Sides of one route come together, its sends first. The sort is stable, so each part stays in
+  // program order.
   std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
     return std::tuple(route(side(a)), !side(a).is_send) <
            std::tuple(route(side(b)), !side(b).is_send);
@@ -133,6 +136,7 @@ void pair_sides(MessagePlan& plan) {
            route(side(order[end])) == std::pair(src, dst)) {
       ++end;
     }
+    // [begin, middle) are the sends, [middle, end) the receives; a surplus has no partner.
     for (std::size_t n = 0; n < std::max(middle - begin, end - middle); ++n) {
       const auto message = static_cast<std::int32_t>(plan.messages.size());
       plan.messages.push_back({.src = src, .dst = dst, .number = static_cast<std::int64_t>(n)});
@@ -156,6 +160,7 @@ std::string text_of(std::span<const TransferEnd* const> units, std::size_t n) {
                      unit.group.value, to_string(unit.wire));
 }
 
+// Reports a message without a partner, or the first unit in which its two sides differ.
 void compare_sides(const MessagePlan& plan, PlannedMessage& message, const PlanPlace& place,
                    Findings& findings) {
   if (message.sent < 0 || message.expected < 0) {
@@ -189,6 +194,7 @@ struct Lane {
   bool started = false;      // `running` has begun
 };
 
+// Runs the launches of all devices in the grouped model until no device can move.
 class GroupedRun {
  public:
   explicit GroupedRun(const MessagePlan& plan)
@@ -221,6 +227,8 @@ class GroupedRun {
   }
 
  private:
+  // Issues launches up to a wait for one that has not ended, and ends those whose messages have all
+  // begun on both sides.
   void advance(std::size_t rank) {
     Lane& lane = lanes_[rank];
     const std::vector<LaunchEvent>& events = plan_.events[rank];
@@ -248,6 +256,7 @@ class GroupedRun {
         half_started_[message] = true;
         continue;
       }
+      // This is the second side to begin: the message no longer holds up either launch.
       const PlannedMessage& both = plan_.messages[message];
       const std::int32_t other =
           both.sent == &side - plan_.sides.data() ? both.expected : both.sent;
