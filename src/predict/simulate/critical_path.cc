@@ -66,10 +66,12 @@ class Dependencies {
   // The steps from the end of a span back to a time; latest first.
   [[nodiscard]] std::vector<PathStep> back_from(std::int32_t activity, double until_us) const {
     std::vector<PathStep> steps;
+    // Each iteration goes from an event to the one that let it happen.
     while (activity >= 0) {
       const ActivitySpan& span = at(activity);
       if (span.end_us <= until_us) break;
       if (span.activity == Activity::kExposed) {
+        // A wait ends with the last message of its launch.
         activity = through_message(last_message(span.device, span.launch), until_us, steps);
       } else {
         steps.push_back({.kind = kind_of(span.activity),
@@ -114,6 +116,7 @@ class Dependencies {
       }
       if (message.start_us <= until_us) return -1;
       if (message.queued_after < 0) return span_ending_at(message.opener, message.start_us);
+      // In the grouped order it queued behind an earlier launch of the device that opened it.
       m = last_message(message.opener, message.queued_after);
     }
   }
@@ -138,6 +141,7 @@ class PortMessages {
     }
   }
 
+  // Messages that crossed the binding port of `m` while it flowed.
   [[nodiscard]] std::vector<std::int32_t> beside(std::int32_t m) const {
     const MessageSpan& message = at(m);
     std::vector<std::int32_t> others;
@@ -204,6 +208,8 @@ std::vector<PathStep> critical_path(const SimulatedDirection& simulated) {
   std::vector<PathStep> path;
   double offset_us = 0;
   Rank slowest{0};
+  // Programs run one after another, with a barrier between them. The path of each goes back from
+  // its last end.
   for (std::size_t p = 0; p < simulated.programs.size(); ++p) {
     const SimulatedProgram& program = simulated.programs[p];
     const Dependencies dependencies(program);

@@ -179,6 +179,7 @@ void Machine::proceed(std::int32_t d) {
       return;
     }
     if (!groups_[static_cast<std::size_t>(step.group)].done) {
+      // end_message_at ends this wait when the last message of its launch has arrived.
       device.waiting = true;
       return;
     }
@@ -270,6 +271,7 @@ void Machine::end_step(std::int32_t d) {
   const bool launches = !step.is_wait && step.launch_id >= 0;
   ++device.step;
   ++steps_over_;
+  // A launch is issued when its step has ended.
   if (launches) issue_group(d);
   proceed(d);
 }
@@ -306,6 +308,7 @@ void Machine::activate_next(std::int32_t d, std::int32_t after) {
   }
 }
 
+// One end of a message may move. When both may, its latency begins, then its flow.
 void Machine::open_end(std::int32_t m, std::int32_t device, std::int32_t after) {
   Message& message = messages_[static_cast<std::size_t>(m)];
   if (--message.ends_open > 0) return;
@@ -368,6 +371,7 @@ void Machine::handle(const Event& event) {
   switch (event.type) {
     case EventType::kStepDone: {
       const Device& device = devices_[static_cast<std::size_t>(event.index)];
+      // A change of speed has queued another end of the step: this one is outdated.
       if (!device.computing || device.version != event.version) return;
       end_compute(event.index);
       end_step(event.index);
@@ -382,6 +386,7 @@ void Machine::handle(const Event& event) {
   }
 }
 
+// The time between share-outs: 0 means that rates follow every change exactly.
 double Machine::resolution_us() const {
   if (resolution_us_) return *resolution_us_;
   const std::int32_t devices = cluster_.num_devices();
@@ -390,6 +395,7 @@ double Machine::resolution_us() const {
                   static_cast<double>(network_.num_flows()) / kFlowsPerUs);
 }
 
+// Shares out rates at most once per resolution; until then an event keeps the next one due.
 void Machine::share_out_if_due() {
   if (!flows_changed_) return;
   if (now_ >= share_out_due_us_) {
@@ -421,6 +427,7 @@ void Machine::run() {
     const double next = std::min(next_event, network_.next_end_us());
     if (next == std::numeric_limits<double>::infinity()) break;
     now_ = next;
+    // All ends and events of this time come first, so that rates are computed once for them.
     while (network_.next_end_us() <= now_) end_message(network_.pop_ended());
     while (!events_.empty() && events_.top().time_us <= now_) {
       const Event event = events_.top();
@@ -431,6 +438,7 @@ void Machine::run() {
     tell_progress();
   }
   for (std::size_t d = 0; d < devices_.size(); ++d) {
+    // Nothing can happen any longer: a device that has not finished waits forever.
     if (!finished(static_cast<std::int32_t>(d))) fail_stuck();
   }
   double end = 0;

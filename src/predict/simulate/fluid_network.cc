@@ -60,6 +60,7 @@ void FluidNetwork::list(std::int32_t id) {
   }
 }
 
+// Removes the stream from all lists without moving others: the last one takes its place in each.
 void FluidNetwork::unlist(std::int32_t id) {
   const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
   const std::int32_t active_place = members_[static_cast<std::size_t>(id)].active_place;
@@ -103,6 +104,7 @@ void FluidNetwork::join(const Joining& flow, double now_us) {
   stream.first_end = flows.front();
 }
 
+// The time at which the first flow of the stream ends at current rates.
 double FluidNetwork::end_us(const Stream& stream) const {
   const double bytes_left = stream.first_end.first - stream.served;
   if (bytes_left <= 0) return since_us_;
@@ -125,6 +127,8 @@ void FluidNetwork::note_port(std::int32_t id, std::int32_t port) {
       static_cast<std::int32_t>(std::find(ports.begin(), ports.end(), port) - ports.begin());
 }
 
+// Finds the port that set the rate of an ended flow for most of its time, by the difference of the
+// stream's times now and those when the flow joined.
 void FluidNetwork::note_end(std::int32_t id, std::int32_t tag, double now_us) {
   Members& members = members_[static_cast<std::size_t>(id)];
   PortTimes times = bound_us(id, now_us);
@@ -149,6 +153,7 @@ void FluidNetwork::advance(double now_us) {
   }
 }
 
+// Adds the port to the reached ones, once per share-out and only if it has flows.
 void FluidNetwork::reach(std::int32_t port) {
   std::int64_t& reached_in = port_reached_in_[static_cast<std::size_t>(port)];
   if (reached_in == num_share_outs_ || flows_of_port_[static_cast<std::size_t>(port)] == 0) return;
@@ -166,6 +171,7 @@ void FluidNetwork::find_reached() {
   }
   for (const std::int32_t port : changed_) reach(port);
   std::size_t streams = 0;
+  // Breadth-first search; `reached_` is its queue.
   for (std::size_t next = 0; next < reached_.size(); ++next) {
     for (const std::int32_t id : listed_[static_cast<std::size_t>(reached_[next])]) {
       std::int64_t& reached_in = reached_in_[static_cast<std::size_t>(id)];
@@ -206,6 +212,7 @@ std::int32_t& FluidNetwork::alike_of(std::size_t port) {
   return of_flows[flows];
 }
 
+// Groups the reached ports by capacity and number of flows, so that few shares need sorting.
 void FluidNetwork::find_alike() {
   alike_.clear();
   for (const std::int32_t port : reached_) {
@@ -224,6 +231,7 @@ void FluidNetwork::find_alike() {
 // Sorts the reached ports by (share of a flow, port). Shares are few, so it sorts by counting.
 void FluidNetwork::order_reached() {
   constexpr std::size_t kFew = 16;
+  // Ports must be ascending within a share. If many are reached, a scan beats sorting.
   if (kFew * reached_.size() < capacity_.size()) {
     std::ranges::sort(reached_);
   } else {
@@ -236,6 +244,7 @@ void FluidNetwork::order_reached() {
   by_share_.resize(alike_.size());
   std::iota(by_share_.begin(), by_share_.end(), std::size_t{0});
   std::ranges::sort(by_share_, {}, [this](std::size_t a) { return alike_[a].share; });
+  // Each distinct share gets a range of places; every port goes to the next place of its share.
   next_place_.clear();
   std::size_t place = 0;
   for (std::size_t i = 0; i < by_share_.size(); ++i) {
@@ -252,6 +261,8 @@ void FluidNetwork::order_reached() {
   }
 }
 
+// Progressive filling: repeatedly takes the port with the least share for its flows without a rate
+// and fixes their rates at that share.
 void FluidNetwork::fill() {
   for (const std::int32_t port : reached_) {
     const auto p = static_cast<std::size_t>(port);
@@ -263,6 +274,7 @@ void FluidNetwork::fill() {
   std::size_t next = 0;
   while (next < in_order_.size() || !tightest_.empty()) {
     PortShare least;
+    // The least is at the front of the initial order or of the heap of updated shares.
     if (tightest_.empty() || (next < in_order_.size() && in_order_[next] < tightest_.front())) {
       least = in_order_[next++];
     } else {
@@ -334,6 +346,7 @@ std::int32_t FluidNetwork::pop_ended() {
   }
   stream.first_end = flows.front();
   const double next_us = end_us(stream);
+  // The stream's next flow counts only if it ends before the next share-out.
   if (next_us <= limit_us_) {
     ends_.push_back({next_us, stream.first_end.second, id});
     std::push_heap(ends_.begin(), ends_.end(), std::greater<>());

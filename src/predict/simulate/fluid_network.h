@@ -115,7 +115,7 @@ class FluidNetwork {
   std::vector<std::int64_t> reached_in_;           // by stream: the last share-out that reached it
   std::vector<std::vector<std::int32_t>> listed_;  // streams with flows, by port
   std::vector<std::int32_t> active_;               // streams with flows
-  std::vector<std::int32_t> changed_;              // ports whose flows changed since the last share-out
+  std::vector<std::int32_t> changed_;              // ports whose flows changed since share_out
   std::vector<std::int32_t> reached_;              // ports whose rates a share-out sets
   std::vector<std::int64_t> port_reached_in_;      // by port, like reached_in_
   std::int64_t next_search_ = 0;                   // earlier share-outs reach all ports

@@ -65,6 +65,7 @@ StepCosts::StepCosts(const TrainingStep& step)
   tensor_ring_ = {step.sizes.tp, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
   const std::int32_t ranks = step.sizes.cp * step.sizes.dp;
   gradient_ring_ = {ranks, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
+  // Ranks with the same weights do not fit one node.
   if (ranks > cluster.devices_per_node / step.sizes.tp) {
     // A ring for each TP rank crosses every node's NICs once.
     gradient_ring_.latency_us = cluster.inter_latency_us;
@@ -188,6 +189,7 @@ StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tok
     cost.before.recompute_us = elementwise_us(2 * hidden, tokens);
     cost.after.recompute_us = elementwise_us(2 * hidden + step_.model.ffn_matrices() * ffn, tokens);
   }
+  // Backward runs the layer in reverse order.
   std::swap(cost.before, cost.after);
   return cost;
 }
@@ -200,6 +202,7 @@ StepCosts::OutsideCost StepCosts::head_cost(Direction direction, std::int64_t to
 StepCosts::GapCost StepCosts::gaps_cost(Direction direction, const RoundShares& round,
                                         std::int32_t layers, bool has_head) const {
   const bool forward = direction == Direction::kForward;
+  // The gaps before, between and after the attentions, each on the device that is done last.
   std::array<std::optional<GapCost>, 3> latest;
   for (const DeviceShare& device : round.devices) {
     const double early_us = forward ? device.forward_idle_us : device.backward_idle_us;
@@ -238,6 +241,7 @@ PhaseCost StepCosts::layers_cost(Direction direction, const Place& place, bool h
       early_us += round.layers * gaps.early_us;
     }
     const AttentionTimes& attention = attention_times(direction, place, i);
+    // Devices that finish attention early have begun the work of the gap by then.
     const double attention_us = std::max(0.0, layers * attention.time_us - early_us);
     const double compute_us = std::min(layers * attention.compute_us, attention_us);
     cost.attention_us += compute_us;
