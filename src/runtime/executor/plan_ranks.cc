@@ -206,6 +206,7 @@ void PlanRanks::stop() noexcept {
   group_.clear();
 }
 
+// Runs the body on every rank of this process. A failure aborts the group and writes a record.
 void PlanRanks::run(const Body& body) {
   const auto run_rank = [&](Transport& transport, Executor& executor) {
     try {
@@ -233,6 +234,7 @@ void PlanRanks::measure(Transport& transport, Executor& executor, const Call& ca
   const RowMemory& memory = kernel(transport.rank()).memory();
   memory.wait();
   executor.record_exchange([&] { barrier(transport.control()); });
+  // The time starts after a barrier, so that it contains no waiting for ranks that come late.
   const std::int64_t before = transport.sent_bytes();
   const auto start = Clock::now();
   call();
