@@ -100,6 +100,7 @@ StepPlanner::StepPlanner(const TrainingJob& job, PlanNotice notice)
 Workload StepPlanner::workload_of(const std::vector<DocumentRows>& documents,
                                   std::int32_t tp) const {
   BatchLengths lengths;
+  // A part of a document attends keys of its earlier parts, whose queries belong to those parts.
   std::vector<Range> of_earlier_parts;
   std::int64_t begin = 0;
   for (const DocumentRows& document : documents) {
@@ -115,6 +116,7 @@ Workload StepPlanner::workload_of(const std::vector<DocumentRows>& documents,
 const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
                                                      const Cluster& group, const Workload& workload,
                                                      const std::string& what) {
+  // Settings that share a key share the plan, so that a sweep plans every batch once.
   const Key key{choice_text(setting.strategy),     group.nodes,      group.devices_per_node,
                 group.inter_gbytes_per_s_per_node, setting.sizes.tp, what};
   const auto known = plans_.find(key);
@@ -136,6 +138,7 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
   return plans_.emplace(key, std::move(part)).first->second;
 }
 
+// A step without plans: tokens spread evenly, attention without time. It shows what cannot fit.
 TrainingStep StepPlanner::even_step(const StepSetting& setting) const {
   const auto dp = static_cast<std::size_t>(setting.sizes.dp);
   TrainingStep step{
@@ -203,6 +206,7 @@ std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, T
     parts.push_back(parts_of(setting, lengths, masks_));
     num_parts = std::max(num_parts, parts.back().size());
   }
+  // Outside attention every micro-batch stays on its stage; its attention is the tick's.
   for (std::size_t k = 0; k < parts.size(); ++k) {
     MicroBatchWork& micro_batch = step.replicas[k % dp][k / dp];
     micro_batch.parts.clear();
@@ -250,6 +254,7 @@ StepOutcome StepPlanner::predict(const StepSetting& setting) {
   }
   TrainingStep step = even_step(setting);
   if (impossible(pipeline_problem(step.pipeline))) return outcome;
+  // Settings that exceed the memory even without attention's own are not worth planning.
   outcome.memory = step_memory(step);
   if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {
     outcome.verdict = Verdict::kOutOfMemory;
