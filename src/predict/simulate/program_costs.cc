@@ -106,6 +106,7 @@ void ProgramCosts::add_runs(const std::vector<TileOp>& tiles) {
     const std::int64_t keys = round_.blocks.num_tokens(tile.kv_block);
     const std::size_t run =
         tile.q_block.index() * static_cast<std::size_t>(round_.head_groups) + tile.group.index();
+    // A full tile is one piece; others are cut along the mask.
     if (tile.pairs == rows * keys) {
       add_to_run(run, rows, static_cast<double>(tile.pairs));
       continue;

@@ -36,6 +36,7 @@ std::vector<double> attention_of_stages(const TimedProgram& program) {
 void set_attention(std::vector<double> wanted_us, TimedProgram& program) {
   const std::vector<double> has_us = attention_of_stages(program);
   wanted_us.resize(std::max(wanted_us.size(), has_us.size()));
+  // Adds stages that this device lacks to its last one.
   for (; wanted_us.size() > has_us.size(); wanted_us.pop_back()) {
     wanted_us[wanted_us.size() - 2] += wanted_us.back();
   }
@@ -58,6 +59,7 @@ void set_attention(std::vector<double> wanted_us, TimedProgram& program) {
   program.steps = std::move(steps);
 }
 
+// Gives every device the mean attention time in each stage.
 void even_out_attention(std::vector<TimedProgram>& programs) {
   std::vector<double> mean_us;
   for (const TimedProgram& program : programs) {
@@ -157,6 +159,7 @@ class Simulator {
     return programs;
   }
 
+  // Runs the programs of a round, or collects them if rounds are joined.
   void add_programs(std::vector<TimedProgram> programs, std::size_t r, std::size_t m,
                     Direction direction) {
     if (!what_if_.without_barriers) {
@@ -168,6 +171,7 @@ class Simulator {
     for (std::size_t d = 0; d < programs.size(); ++d) append(std::move(programs[d]), joined[d]);
   }
 
+  // Simulates one program of every device and adds its times to the direction.
   void run_programs(std::vector<TimedProgram> programs, std::size_t r, std::size_t m,
                     Direction direction) {
     SimulatedDirection& result = result_of(direction);
