@@ -9,11 +9,11 @@
 namespace contextile {
 
 struct ExecutorTesting {
-  // From now on every call first fills its staging, accumulator and conversion memory with NaN:
+  // Makes every later call first fill its staging, accumulator and conversion memory with NaN:
   // nothing may depend on what a buffer held before.
   static void poison_buffers(Executor& executor);
 
-  // From now on called on the rank's thread before every step it takes.
+  // Calls `observer` on the rank's thread before every later step it takes.
   static void before_step(Executor& executor, std::function<void(const RecordedStep&)> observer);
 };
 

@@ -417,7 +417,7 @@ void check_profile_options(const ProfileOptions& options) {
 
 namespace {
 
-// All ranks take the same measurements.
+// Checks that all ranks take the same measurements.
 void check_same_options(const ProfileOptions& options, Transport& rank) {
   const AttentionShape& shape = options.shape;
   const Setting settings[] = {

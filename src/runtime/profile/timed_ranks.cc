@@ -21,7 +21,7 @@ struct Interval {
   Clock::time_point end;
 };
 
-// From the first start to the last end.
+// Seconds from the first start to the last end.
 double span_s(const std::vector<Interval>& intervals) {
   Clock::time_point start = intervals.front().start;
   Clock::time_point end = intervals.front().end;
