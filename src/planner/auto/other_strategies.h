@@ -13,9 +13,9 @@ namespace contextile {
 
 class OtherStrategies {
  public:
-  // All of them with every option they find worth trying (Strategy::variants), from the newest
-  // strategy to the oldest, defaults first, at every block size that one leaves open. Empty if only
-  // our own placements are candidates.
+  // Collects all of them with every option they find worth trying (Strategy::variants), from the
+  // newest strategy to the oldest, defaults first, at every block size that one leaves open. Empty
+  // if only our own placements are candidates.
   OtherStrategies(SearchState& state, Candidates which);
 
   // Tries the strategies that decide by rule whose arrangements have the least lower bounds.

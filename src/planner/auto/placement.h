@@ -49,7 +49,7 @@ struct PricedTiles {
                                       std::int64_t block_size, bool backward,
                                       bool whole_rows = false);
 
-// All layers' work spread evenly over that many devices, µs.
+// Time of all layers' work spread evenly over that many devices, µs.
 [[nodiscard]] double mean_work_us(const PricedTiles& priced, std::int64_t devices);
 
 struct Placement {
