@@ -42,7 +42,7 @@ struct MaskComponents {
   std::vector<DegreeRun> column_runs;     // queries of every key
 };
 
-// O(bands · log). Bands are disjoint.
+// Splits a mask, whose bands must be disjoint. O(bands · log).
 [[nodiscard]] MaskComponents components_of(const Mask& mask);
 
 }  // namespace contextile

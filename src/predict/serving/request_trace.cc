@@ -72,7 +72,7 @@ void set_value(TraceSpec& spec, std::string_view key, std::string_view value) {
   }
 }
 
-// One line as a request.
+// Parses one line as a request.
 class TraceLine {
  public:
   TraceLine(std::string_view line, std::string where)

@@ -21,7 +21,7 @@ struct PartRun {
 // Adds up pieces as they come: a call of composite blocks has far more pieces than runs.
 class PartRuns {
  public:
-  // O(1) on average. Not between `sorted` and `clear`.
+  // O(1) on average. Do not call it between `sorted` and `clear`.
   void add(std::size_t run, Range q, double computed_pairs) {
     if (ascending_ && !runs_.empty()) {
       PartRun& last = runs_.back();

@@ -29,7 +29,7 @@ FlowPath Ports::path_between(Rank src, Rank dst) const {
   std::int32_t nic_out = cluster_.nic_of(src);
   const std::int32_t nic_in = cluster_.nic_of(dst);
   if (cluster_.rails && nic_out != nic_in) {
-    // To the first device of the sender's node on the receiver's rail.
+    // The message goes to the first device of the sender's node on the receiver's rail.
     std::int32_t proxy = cluster_.node_of(src) * cluster_.devices_per_node;
     while (cluster_.nic_of(Rank{proxy}) != nic_in) ++proxy;
     path.cross(number({PortKind::kDeviceOut, src.value}));

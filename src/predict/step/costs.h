@@ -32,7 +32,7 @@ struct RingCost {
   double latency_us = 0;
   double gbytes_per_s = 1;
 
-  // All-gather to, or reduce-scatter of, `bytes` on every rank.
+  // Time of an all-gather to, or a reduce-scatter of, `bytes` on every rank.
   [[nodiscard]] double us(double bytes) const;
 };
 
