@@ -174,9 +174,9 @@ void parse_packing(std::string_view text, BatchOptions& options);
 
 // The treatment of documents that are too long, and of those that cross the end of a batch.
 enum class LongDocuments : std::uint8_t {
-  // They are cut: a document into pieces of at most max_document_tokens, and the last piece at the
-  // end of a batch, so that its rest begins the next batch. Every batch has exactly `tokens`; no
-  // token is left out.
+  // Long documents are split into pieces of at most max_document_tokens. The last piece of a batch
+  // is cut at the batch's end, and the rest begins the next batch. Every batch has exactly
+  // `tokens`; no token is left out.
   kSplit,
   // Documents that are too long are left out. A document that no longer fits begins the next batch.
   // Batches have at most `tokens`; no document is cut.

@@ -32,12 +32,12 @@ def _address_here() -> str:
         return "127.0.0.1"
 
 
-def _check_initialised() -> None:
+def _check_initialized() -> None:
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
         raise _core.InvalidArgument(
-            "group: expected an initialised torch.distributed (torchrun, init_process_group), found none"
+            "group: expected a torch.distributed process group, found none; call torch.distributed.init_process_group first"
         )
 
 
@@ -95,7 +95,7 @@ def make_transport(
     """
     import torch.distributed as dist
 
-    _check_initialised()
+    _check_initialized()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise _core.InvalidArgument("group: expected one that this rank is in, found another")
@@ -130,7 +130,7 @@ def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local") -> _
         Hosts have different numbers of ranks, the ranks of a host are not consecutive, or the preset
         is unknown.
     """
-    _check_initialised()
+    _check_initialized()
     hosts = _hosts(group)
     runs: list[list[Any]] = []
     for host in hosts:

@@ -205,8 +205,8 @@ def local_batch(
     rank : int
         The rank whose share is returned.
     labels : int array or Tensor [tokens of the batch], optional
-        The label that each token is, as Hugging Face's datasets have them: not shifted, and
-        ``ignore_index`` where a token is not to be predicted. Default: the tokens.
+        One label per token, as in Hugging Face's datasets: not shifted, and ``ignore_index`` where a
+        token is not to be predicted. Default: the tokens.
     loss_mask : bool array or Tensor [tokens of the batch], optional
         False for tokens that are not to be predicted, such as those of a prompt.
     ignore_index : int

@@ -20,9 +20,9 @@ void check_sequences(std::span<const Range> sequences) {
   }
 }
 
-// Appends bands, leaving out those without a row or a column.
 constexpr std::size_t kMaxBands = std::size_t{1} << 23;  // planning takes some 300 bytes of each
 
+// Appends bands, leaving out those without a row or a column.
 class BandWriter {
  public:
   explicit BandWriter(std::vector<Band>& bands) : bands_(bands) {}

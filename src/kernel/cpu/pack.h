@@ -17,8 +17,8 @@ CONTEXTILE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t step) {
 CONTEXTILE_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 CONTEXTILE_INLINE std::int64_t larger(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 
-// Number of elements of a row of `dim` numbers: of one that is walked along its depth, and of one
-// that is walked across. Both are rounded up to whole vectors.
+// The number of elements that a packed row of `dim` numbers takes: depth_stride if it is walked
+// along its depth, the other if it is walked across. Both round up to whole vectors.
 template <class V>
 CONTEXTILE_INLINE std::int64_t depth_stride(std::int64_t dim) {
   return round_up((dim + V::kPair - 1) / V::kPair, V::kLanes);

@@ -182,8 +182,8 @@ template <class V>
   }
 }
 
-// Fetches a row into the cache that will be needed kRowsAhead rows later.
 inline constexpr std::int64_t kRowsAhead = 12;
+// Prefetches a row that is needed kRowsAhead rows later.
 CONTEXTILE_INLINE void fetch_row(const char* row, std::int64_t bytes) {
   for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
