@@ -17,7 +17,7 @@ from transformers.generation import StoppingCriteria
 from transformers.masking_utils import sdpa_mask
 
 from contextile import _core
-from contextile.torch._group import _check_initialised
+from contextile.torch._group import _check_initialized
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,7 +39,7 @@ class _Shard:
     """The tokens of a rank: ranks alternate every ``interleave`` tokens, as in ``KvLayout``."""
 
     def __init__(self, group: ProcessGroup | None, interleave: int) -> None:
-        _check_initialised()
+        _check_initialized()
         if interleave < 1:
             raise _core.InvalidArgument(f"interleave: expected at least 1 token, found {interleave}")
         self.group, self.interleave = group, interleave
