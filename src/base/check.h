@@ -35,7 +35,7 @@ template <typename To, typename From>
 
 }  // namespace contextile
 
-// Contract of a public function: throws InvalidArgument with the message (a format string and
+// The contract of a public function: throws InvalidArgument with the message (a format string and
 // arguments).
 #define CONTEXTILE_CHECK(condition, ...)        \
   do {                                          \
@@ -44,7 +44,7 @@ template <typename To, typename From>
     }                                           \
   } while (false)
 
-// Internal invariant: checked in debug builds only, a bug of the library when it fails.
+// An internal invariant, checked in debug builds only. A failure is a bug of the library.
 #ifdef NDEBUG
 #define CONTEXTILE_DCHECK(condition) \
   do {                               \

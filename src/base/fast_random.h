@@ -29,7 +29,7 @@ class FastRandom {
   auto pick(const List& list) {
     return list[static_cast<std::size_t>(below(static_cast<std::int32_t>(list.size())))];
   }
-  // Fisher and Yates's, from the back.
+  // Fisher-Yates shuffle, from the back.
   template <typename List>
   void shuffle(List& list) {
     for (std::size_t i = list.size(); i > 1; --i) {

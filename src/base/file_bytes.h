@@ -11,28 +11,28 @@
 
 namespace contextile {
 
-// Looks at the first bytes of a source (all of it, or at least kFirstBytes), which messages call
-// `name`, and throws when nothing that is expected begins like that; returns how many bytes at most
-// are worth reading.
+// Looks at the first bytes of a source (all of it, or at least kFirstBytes) and returns how many
+// bytes at most are worth reading. Throws if nothing that is expected begins like that; `name` is
+// the source in messages.
 using FirstLook =
     std::function<std::uint64_t(std::span<const std::uint8_t> first, std::string_view name)>;
 inline constexpr std::size_t kFirstBytes = 4096;
 
-// More than any text we read; a source without an end stops here.
+// More than any text that is read. A source without an end stops here.
 inline constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
 
-// A FirstLook for text: throws InvalidArgument on a byte that no text has. `what` the text is ("a
-// cluster as JSON") is for the message.
+// A FirstLook for text: throws InvalidArgument on a byte that no text has. `what` names the text in
+// the message ("a cluster as JSON").
 [[nodiscard]] FirstLook expect_text(std::string what);
 
-// Regular files are mapped, so that only the pages a parser looks at are read; anything else (a
-// pipe, a device, standard input) is read piece by piece, to its end or the limit. NOTE: cutting
-// the file short while it is mapped is a bus error, as with every mapping.
+// The bytes of a file. Regular files are mapped, so that only the pages that a parser looks at are
+// read. Anything else (a pipe, a device, standard input) is read piece by piece, to its end or the
+// limit. NOTE: as with every mapping, cutting the file short while it is mapped is a bus error.
 class FileBytes {
  public:
-  // Throws IoError with the source and the system's reason, or when a source that is no regular
-  // file goes on behind the limit; and what `look` throws.
-  // `path` kStandardStream is standard input.
+  // Throws IoError with the source and the system's reason, also if a source that is no regular
+  // file goes on beyond the limit, and what `look` throws. `path` kStandardStream is standard
+  // input.
   FileBytes(const std::string& path, const FirstLook& look);
   ~FileBytes();
   FileBytes(const FileBytes&) = delete;

@@ -28,15 +28,15 @@ namespace contextile {
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
-// e4m3 without infinities: as f16 its exponent is 8 too small, and what would be its largest
-// numbers are NaN.
+// Reads e4m3, which has no infinities. As f16 its exponent is 8 too small, and the codes that would
+// be its largest numbers are NaN.
 [[nodiscard]] constexpr float fp8_to_float(std::uint8_t bits) {
   if ((bits & 0x7fU) == 0x7fU) return std::bit_cast<float>(0x7fc00000U);
   const auto f16 = static_cast<std::uint16_t>(((bits & 0x80U) << 8) | ((bits & 0x7fU) << 7));
   return f16_to_float(f16) * 256.0F;
 }
 
-// Rounded to nearest even; what is too large becomes the largest number, 448.
+// Rounds to nearest even. A number that is too large becomes the largest one, 448.
 [[nodiscard]] constexpr std::uint8_t float_to_fp8(float value) {
   const auto sign = static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(value) >> 24) & 0x80U);
   if (value != value) return static_cast<std::uint8_t>(sign | 0x7fU);

@@ -1,4 +1,4 @@
-// What memory ran out for.
+// An exception that says what memory ran out for.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,10 @@
 
 namespace contextile {
 
-// Memory ran out while something was made that is as large as the input asks for.
+// Memory ran out while something was made whose size depends on the input.
 class OutOfMemory : public std::bad_alloc {
  public:
-  // What it was and how large: "a plan of 4096 tiles on 8 devices".
+  // `subject` says what was made and how large it is: "a plan of 4096 tiles on 8 devices".
   explicit OutOfMemory(std::string subject)
       : subject_(std::make_shared<const std::string>(std::move(subject))) {}
   [[nodiscard]] const char* what() const noexcept override { return subject_->c_str(); }
@@ -20,8 +20,8 @@ class OutOfMemory : public std::bad_alloc {
   std::shared_ptr<const std::string> subject_;  // copies of exceptions must not throw
 };
 
-// make(). When memory runs out in it, OutOfMemory says what for: subject(), or the subject of the
-// innermost of such calls within each other.
+// Returns make(). If memory runs out in it, throws OutOfMemory with subject(); of nested calls, the
+// innermost one gives the subject.
 template <typename Subject, typename Make>
 decltype(auto) with_memory_for(const Subject& subject, const Make& make) {
   try {

@@ -1,4 +1,4 @@
-// Loops whose turns run side by side. Rooms that have one link oneTBB.
+// Loops whose iterations run side by side. Rooms that have one link oneTBB.
 #pragma once
 
 #include <tbb/parallel_for.h>
@@ -11,9 +11,10 @@ namespace contextile {
 
 #ifdef CONTEXTILE_THREAD_SANITIZER
 
-// oneTBB's library is built without ThreadSanitizer, which therefore does not see what it orders:
-// all before the loop comes before every turn, and every turn before all after the loop. This says
-// so again. Turns remain unordered among each other, so that those that race are reported.
+// Tells ThreadSanitizer what oneTBB orders. oneTBB's library is built without it, so it does not
+// see that everything before the loop comes before every iteration, and every iteration before
+// everything after the loop. Iterations remain unordered among each other, so that races between
+// them are reported.
 template <typename Index, typename Work>
 class OrderedTurns {
  public:
@@ -23,7 +24,7 @@ class OrderedTurns {
   OrderedTurns& operator=(const OrderedTurns&) = delete;
 
   void operator()(Index i) const {
-    __tsan_acquire(begun());  // before anything of the loop is read, this object too
+    __tsan_acquire(begun());  // before anything of the loop is read, even this object
     const End end{ended()};
     work_(i);
   }
@@ -34,7 +35,7 @@ class OrderedTurns {
     ~End() { __tsan_release(address); }
   };
 
-  // Addresses alone: nothing is read or written there.
+  // Only the addresses count: nothing is read or written there.
   [[nodiscard]] void* begun() const { return const_cast<OrderedTurns*>(this); }
   [[nodiscard]] void* ended() const { return static_cast<char*>(begun()) + 8; }
 
@@ -44,8 +45,9 @@ class OrderedTurns {
 
 #endif
 
-// work(i) for every i in [begin, end), in any order and on any of oneTBB's threads; returns when
-// all are done. What one of them throws comes out, once no other runs.
+// Calls work(i) for every i in [begin, end), in any order and on any of oneTBB's threads, and
+// returns when all calls are done. If one throws, its exception is thrown here once no other call
+// runs.
 template <typename Index, typename Work>
 void parallel_for(Index begin, Index end, const Work& work) {
 #ifdef CONTEXTILE_THREAD_SANITIZER

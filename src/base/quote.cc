@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::size_t kMaxPrintableBytes = 80;
 
-// Marks, embeddings and isolates of right-to-left text, which show what follows in another order.
+// Marks, embeddings and isolates of right-to-left text, which show the text behind them in another
+// order.
 bool turns_text(std::string_view character) {
   constexpr std::string_view kTurning[] = {"\u200e", "\u200f", "\u202a", "\u202b",
                                            "\u202c", "\u202d", "\u202e", "\u2066",
@@ -21,8 +22,8 @@ bool turns_text(std::string_view character) {
   return std::ranges::find(kTurning, character) != std::end(kTurning);
 }
 
-// How many bytes the printable character has that `text` begins with; 0: it begins with none. C1
-// control codes (U+0080 to U+009F) are orders to terminals, too.
+// Number of bytes of the printable character that `text` begins with; 0 if it begins with none. C1
+// control codes (U+0080 to U+009F) are commands to terminals, too.
 std::size_t printable_bytes(std::string_view text) {
   const std::size_t bytes = utf8_bytes(text);
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };

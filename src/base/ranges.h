@@ -7,7 +7,8 @@
 
 namespace contextile {
 
-// The same positions, ascending, neighbours and overlaps as one, none empty. O(n · log).
+// The same positions in ascending ranges: neighbours and overlaps are joined, none is empty. O(n
+// log n).
 [[nodiscard]] std::vector<Range> merged(std::vector<Range> ranges);
 
 }  // namespace contextile

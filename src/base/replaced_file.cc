@@ -29,7 +29,7 @@ namespace {
       fmt::format("{}: cannot write: {}", path, std::generic_category().message(error)));
 }
 
-// The names of unfinished files, where a signal handler finds them. One that has no place in the
+// Names of unfinished files, where a signal handler finds them. A file that has no place in the
 // table is written all the same.
 struct Unfinished {
   std::atomic<bool> taken = false;
@@ -56,8 +56,8 @@ void forget(Unfinished* entry) {
   entry->taken = false;
 }
 
-// What stands at the end of symbolic links, whether it is there or not. Throws OutputError where
-// they lead in a circle.
+// The path at the end of symbolic links, whether it exists or not. Throws OutputError if they lead
+// in a circle.
 std::string target_of(const std::string& path) {
   constexpr int kMaxLinks = 40;
   std::filesystem::path target = path;
@@ -73,7 +73,7 @@ std::string target_of(const std::string& path) {
   return target.string();
 }
 
-constexpr mode_t kReadWriteForAll = 0666;  // less what the process masks
+constexpr mode_t kReadWriteForAll = 0666;  // without the bits that the process masks
 constexpr mode_t kPermissions = 07777;
 
 }  // namespace
@@ -91,7 +91,7 @@ class ReplacedFile::Buffer : public std::streambuf {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // Not in the constructor: what fails halfway is cleaned up by the destructor.
+  // Not part of the constructor: the destructor cleans up when it fails halfway.
   void open_target() {
     const std::string path = name_;
     if (path == kStandardStream) {
@@ -103,7 +103,7 @@ class ReplacedFile::Buffer : public std::streambuf {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return replace(path, std::nullopt);
     if (S_ISREG(status.st_mode)) {
-      // Replacing needs no right to write to the file itself; to ask for it is only polite.
+      // Replacing needs no right to write to the file itself; checking for it is only polite.
       if (::access(path.c_str(), W_OK) != 0) fail_writing(path, errno);
       return replace(path, status.st_mode & kPermissions);
     }
@@ -115,7 +115,7 @@ class ReplacedFile::Buffer : public std::streambuf {
 
   void commit() {
     flush();
-    // Reports what a write-back file system only says at the end.
+    // Reports errors that a write-back file system only reports at the end.
     if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail_writing(name_, errno);
     if (temporary_.empty()) return;
     if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail_writing(name_, errno);
@@ -145,7 +145,8 @@ class ReplacedFile::Buffer : public std::streambuf {
     if (descriptor_ < 0) fail_writing(name_, errno);
   }
 
-  // A name of this thread's own beside the target: rename works inside one file system only.
+  // Writes under a name of this thread's own in the target's folder: rename works inside one file
+  // system only.
   void replace(const std::string& path, std::optional<mode_t> mode) {
     target_ = target_of(path);
     const std::size_t thread = std::hash<std::thread::id>{}(std::this_thread::get_id());

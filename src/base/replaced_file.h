@@ -1,4 +1,4 @@
-// A file that results go to: nobody ever sees half of it.
+// A file that results go to. It is never visible half written.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ class OutputError : public IoError {
   using IoError::IoError;
 };
 
-// What is written stands in a temporary file beside the target, which takes the target's place on
-// commit(); without commit() nothing has happened. A symbolic link stays, its target is replaced;
-// the new file has the old one's mode. A pipe or character device is written to, kStandardStream is
-// standard output; what else is no regular file (a directory, a socket, a block device) is refused.
-// Throws OutputError (where, the system's reason).
+// A file that is written in a temporary file in the target's folder. On commit(), the temporary
+// file takes the target's place; without commit() nothing has happened. If the target is a symbolic
+// link, the link stays and its target is replaced. The new file has the old one's mode. A pipe or
+// character device is written to, and kStandardStream is standard output. Anything else that is no
+// regular file (a directory, a socket, a block device) is refused. Throws OutputError (where, the
+// system's reason).
 class ReplacedFile {
  public:
   explicit ReplacedFile(const std::string& path);
@@ -35,7 +36,7 @@ class ReplacedFile {
   // The same as a stream. It throws OutputError, too: badbit is in its exception mask.
   [[nodiscard]] std::ostream& stream();
   [[nodiscard]] std::int64_t num_bytes() const;  // written so far
-  // Everything is on its way to the disk and the target is replaced.
+  // Sends everything on its way to the disk and replaces the target.
   void commit();
 
  private:
@@ -44,8 +45,8 @@ class ReplacedFile {
   std::ostream stream_;
 };
 
-// Removes the temporary files of this process that stand unfinished. For a signal handler: calls
-// nothing that is not async-signal-safe.
+// Removes the unfinished temporary files of this process. For a signal handler: it calls nothing
+// that is not async-signal-safe.
 void remove_unfinished_files() noexcept;
 
 }  // namespace contextile

@@ -11,7 +11,7 @@ std::size_t utf8_bytes(std::string_view text) {
   for (std::size_t i = 1; i < size; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
-  // No longer form of a shorter character, no surrogates, nothing beyond U+10FFFF.
+  // Rejects longer forms of shorter characters, surrogates, and anything beyond U+10FFFF.
   const unsigned second = byte(1);
   const bool valid = first == 0xe0   ? second >= 0xa0
                      : first == 0xed ? second < 0xa0

@@ -6,8 +6,8 @@
 
 namespace contextile {
 
-// Bytes of the UTF-8 character that `text`, which is not empty, begins with; 0 if it begins with
-// none.
+// Number of bytes of the UTF-8 character that `text`, which is not empty, begins with; 0 if it
+// begins with none.
 [[nodiscard]] std::size_t utf8_bytes(std::string_view text);
 
 }  // namespace contextile
