@@ -71,7 +71,7 @@ std::vector<DocumentPiece> BatchSampler::pieces(std::int64_t step) const {
   return options_.long_documents == LongDocuments::kSplit ? pieces_cut(step) : pieces_whole(step);
 }
 
-// Documents in the order of that epoch (Fisher and Yates).
+// The documents in the order of that epoch (Fisher-Yates).
 std::vector<DocumentPiece> BatchSampler::order(std::int64_t epoch) const {
   constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15ULL;  // seeds of epochs are far apart
   Rng rng(options_.seed + kSpread * (static_cast<std::uint64_t>(epoch) + 1));
@@ -82,7 +82,7 @@ std::vector<DocumentPiece> BatchSampler::order(std::int64_t epoch) const {
   return documents;
 }
 
-// Epochs one after another are one stream of tokens, cut where batches end.
+// Cuts the stream of tokens that consecutive epochs form where batches end.
 std::vector<DocumentPiece> BatchSampler::pieces_cut(std::int64_t step) const {
   std::vector<DocumentPiece> batch;
   std::int64_t missing = options_.tokens;

@@ -26,7 +26,7 @@ void check_options(const BatchOptions& options) {
                    "scale: expected a positive number, found {}", options.scale);
 }
 
-// Scaled first, so that max_length is what it says.
+// Scales first, so that max_length means what it says.
 std::int64_t adjusted(std::int64_t length, const BatchOptions& options) {
   const double scaled = std::floor(static_cast<double>(length) * options.scale);
   const double most = static_cast<double>(
@@ -46,8 +46,8 @@ class SequentialBatches {
   SequentialBatches(const BatchOptions& options, Next next)
       : options_(options), next_(std::move(next)) {}
 
-  // The next one. Fails when the lengths run out, saying what `num_wanted` batches would have
-  // taken; `what` calls these batches by name.
+  // Returns the next batch. Fails if the lengths run out, and then says what `num_wanted` batches
+  // would have taken; `what` names these batches.
   std::vector<std::int64_t> take(std::int64_t num_wanted, std::string_view what) {
     std::vector<std::int64_t> batch;
     for (std::int64_t missing = options_.tokens; missing > 0; ++num_documents_) {
@@ -82,7 +82,7 @@ Batches fill_in_order(const BatchOptions& options, Source& source) {
   return batches;
 }
 
-// Every step: the documents of N sequential batches into N micro-batches.
+// Packs the documents of N sequential batches into N micro-batches at every step.
 template <typename Source>
 Batches fill_in_steps(const BatchOptions& options, Source& source) {
   WlbPackingOptions packing = options.wlb;

@@ -15,8 +15,8 @@
 
 namespace contextile {
 
-// Lengths have either these quantiles or, where there are none, a log-normal distribution. Of a
-// mixture some documents are long: their logarithm is uniform from `long_least` to `max_length`,
+// Lengths have either these quantiles or, if there are none, a log-normal distribution. In a
+// mixture, some documents are long: their logarithm is uniform from `long_least` to `max_length`,
 // and the others are shorter than `long_least`.
 struct LengthDistribution {
   std::span<const std::int32_t> quantiles;  // tokens at kProbabilities
@@ -59,17 +59,17 @@ constexpr LengthDistribution kLongAlign = {
 // LongDataCollections: far more short documents than long ones, cut at 131072 in the DCP paper.
 constexpr LengthDistribution kLongDataCollections = {
     .quantiles = {}, .median = 2'500, .sigma = 1.4, .max_length = 131'072};
-// FCP: about log-normal with a long tail to 512K, and half of vanilla context parallelism's
-// communication in sequences under 4K. Vanilla moves every token's keys and values the same number
-// of times, so half of all tokens lie in sequences under 4096: weighted by tokens, a log-normal's
-// median is median · exp(sigma²), which is 4096 for 317 and 1.6. This sigma leaves 0.5% of the
-// tokens to sequences over 256K and 0.1% to those that 512K cuts.
+// FCP describes it as about log-normal with a long tail to 512K, and half of vanilla context
+// parallelism's communication is in sequences under 4K. Vanilla moves every token's keys and values
+// the same number of times, so half of all tokens lie in sequences under 4096. Weighted by tokens,
+// a log-normal's median is median · exp(sigma²), which is 4096 for 317 and 1.6. This sigma leaves
+// 0.5% of the tokens to sequences over 256K and 0.1% to those that 512K cuts.
 constexpr LengthDistribution kLognormal512k = {
     .quantiles = {}, .median = 317, .sigma = 1.6, .max_length = 524'288};
-// FCP: half of the tokens in documents under 4K, the longest about 400K, and no more is published.
-// Short documents are about log-normal (921 tokens on average), long ones have as many tokens in
-// any range of lengths as in another of the same width (88053 on average): 0.010354 / 0.989646 =
-// 921 / 88053 makes them half of the tokens.
+// FCP publishes no more than this: half of the tokens are in documents under 4K, and the longest
+// document has about 400K. Short documents are about log-normal (921 tokens on average). Long ones
+// have as many tokens in any range of lengths as in another of the same width (88053 on average):
+// 0.010354 / 0.989646 = 921 / 88053 makes them half of the tokens.
 constexpr LengthDistribution kMixture400k = {.quantiles = {},
                                              .median = 700,
                                              .sigma = 0.9,

@@ -10,8 +10,8 @@ namespace contextile {
 
 struct LengthDistribution;
 
-// An endless stream of independent document lengths, the same on every platform for a name and
-// seed.
+// An endless stream of independent document lengths. A name and a seed give the same lengths on
+// every platform.
 class LengthSampler {
  public:
   // Throws InvalidArgument on an unknown name, with the known ones.

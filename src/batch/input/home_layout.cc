@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-// Neighbours of one owner become one range.
+// Appends a range; neighbours of one owner become one range.
 void append(std::vector<HomeRange>& home, Range tokens, Rank owner) {
   if (tokens.empty()) return;
   if (!home.empty() && home.back().owner == owner && home.back().tokens.end == tokens.begin) {

@@ -22,8 +22,8 @@ inline constexpr std::string_view kIdxMagic = std::string_view("MMIDIDX\0\0", 9)
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The value as a length; `unit` and `number` say which one it is ("line 3", "index 7") when it is
-// none.
+// Returns the value as a length. If it is none, `unit` and `number` say in the message which value
+// it is ("line 3", "index 7").
 template <typename Integer>
 [[nodiscard]] std::int64_t checked_length(Integer value, std::string_view where,
                                           std::string_view unit, std::size_t number) {

@@ -8,7 +8,7 @@
 // Megatron-LM's index (megatron/core/datasets/indexed_dataset.py), little endian, no padding:
 //   0  magic        9 bytes
 //   9  version      u64, 1
-//  17  dtype code   u8, of the tokens in the .bin beside it: 1 … 8
+//  17  dtype code   u8, of the tokens in the .bin file: 1 … 8
 //  18  sequences    u64, N
 //  26  indices      u64, M: one more than there are documents
 //  34  lengths      N x i32, tokens

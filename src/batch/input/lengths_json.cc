@@ -9,7 +9,7 @@ namespace {
 
 using nlohmann::json;
 
-// Feeds every value to `Derived::value(integer)` or, when it is none, to `Derived::other(what)`;
+// Passes every value to `Derived::value(integer)` or, if it is none, to `Derived::other(what)`, and
 // containers and keys to the functions of the same name. Nothing is built, so neither depth nor
 // size of the input costs memory.
 template <typename Derived>

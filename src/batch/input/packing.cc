@@ -71,7 +71,7 @@ class Bins {
         workload_(bins_.size()),
         tokens_(bins_.size()) {}
 
-  // Returns whether it found room.
+  // Returns true if a bin has room.
   bool place(const Document& document) {
     for (const std::size_t bin : {argmin(workload_), argmin(tokens_)}) {
       if (tokens_[bin] + document.length_tokens > options_.max_tokens) continue;
@@ -102,7 +102,8 @@ class Bins {
   std::vector<std::int64_t> tokens_;
 };
 
-// Outliers into their queues; the rest, and then what the queues release, into the result.
+// Puts outliers into their queues. The result has the other documents, and then those that the
+// queues release.
 std::vector<Document> pass_queues(std::span<const Document> arriving,
                                   std::span<const std::int64_t> levels, std::size_t num_released,
                                   OutlierRelease release,

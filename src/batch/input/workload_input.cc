@@ -51,7 +51,7 @@ Workload load_workload(std::span<const std::int64_t> lengths, const WorkloadInpu
   if (!input.layout.empty()) {
     workload.home = load_layout(input.layout, workload.sequences, num_ranks);
   }
-  // The only check of the whole, its shape included.
+  // This is the only check of the whole workload, its shape included.
   check_workload(workload);
   return workload;
 }

@@ -13,7 +13,7 @@ namespace {
 // Bounds as numbers that can be added to token indices without overflow.
 std::int64_t finite(std::int64_t bound) { return std::clamp(bound, -kUnbounded, kUnbounded); }
 
-// What two bands share is a band: both rectangles, both bounds.
+// The pairs that two bands share. They form a band: both rectangles and both bounds apply.
 Band shared_pairs(const Band& a, const Band& b) {
   Band shared = a;
   shared.lo = std::max(a.lo, b.lo);
@@ -33,8 +33,8 @@ std::int64_t pairs_up_to(std::int64_t d, std::int64_t num_x, std::int64_t num_y)
 }
 
 // Walks the bands in ascending query order with the intervals of the current row in an ordered set.
-// Both edges of a tight band stay or move by one from row to row, so disjoint intervals keep their
-// order, and the first two intervals to collide are neighbours before they do: testing every two
+// Both edges of a tight band stay or move by one from row to row. So disjoint intervals keep their
+// order, and the first two intervals to collide are neighbours before they do. Testing every two
 // bands that become neighbours finds an overlap if there is one.
 class OverlapSweep {
  public:
@@ -76,8 +76,8 @@ class OverlapSweep {
     return false;
   }
 
-  // Bands that end by `row` leave, in the order of their last rows: the set is ordered only as far
-  // as the bands in it go.
+  // Removes the bands that end by `row`, in the order of their last rows: the set is ordered only
+  // up to the last row of each band in it.
   bool remove_until(std::int64_t row) {
     for (; next_end_ < by_end_.size() && bands_[by_end_[next_end_]].q.end <= row; ++next_end_) {
       row_ = bands_[by_end_[next_end_]].q.end - 1;

@@ -46,8 +46,8 @@ class BandWriter {
   std::vector<Band>& bands_;
 };
 
-// Sink keys as one causal band, the window as another over the keys behind them: disjoint where the
-// rule's two ranges overlap.
+// Adds the sink keys as one causal band and the window as another one over the keys behind them:
+// they are disjoint where the rule's two ranges overlap.
 void add_lambda(const MaskSpec& spec, Range tokens, BandWriter& out) {
   const std::int64_t split = tokens.begin + std::min(spec.sink, tokens.size());
   out.causal(tokens, {tokens.begin, split});
@@ -65,7 +65,7 @@ void add_causal_blockwise(const MaskSpec& spec, Range tokens, BandWriter& out) {
   out.causal({last, tokens.end}, tokens);
 }
 
-// One causal band for the question's keys, which every row sees, and one per answer.
+// Adds one causal band for the question's keys, which every row sees, and one per answer.
 void add_shared_question(const MaskSpec& spec, Range tokens, BandWriter& out) {
   const std::vector<std::int64_t> lengths = shared_question_lengths(spec, tokens.size());
   std::int64_t begin = tokens.begin + lengths.front();

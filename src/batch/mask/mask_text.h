@@ -1,4 +1,4 @@
-// What a rule's parameters must be; shared by the parser and the builders.
+// The checks of a rule's parameters, which the parser and the builders share.
 #pragma once
 
 #include <cstdint>

@@ -70,7 +70,8 @@ class RowMerger {
     next_.clear();
     auto open = open_.begin();
     for (const Range keys : ranges) {
-      // A band goes on in the range that begins where it did, or one further: at most one does.
+      // A band goes on in the range that begins where its last row did or one token further. There
+      // is at most one such range.
       for (; open != open_.end() && open->keys().begin < keys.begin - 1; ++open) close(*open);
       if (open != open_.end() && open->keys().begin <= keys.begin) {
         if (open->extend(keys)) {

@@ -17,8 +17,8 @@ std::span<const RangeOfBlock> meeting(std::span<const RangeOfBlock> ranges, Rang
   return {first, last};
 }
 
-// The first of the ranges from `from` on that is not `before`, which none is that follows one that
-// is not. Who goes through ranges in their order finds it within a few.
+// The first of the ranges from `from` on that is not `before`; no range behind it is. A caller that
+// goes through ranges in their order finds it within a few steps.
 template <typename Iterator, typename Before>
 Iterator first_not(Iterator from, Iterator end, const Before& before) {
   constexpr int kNear = 8;
@@ -42,7 +42,7 @@ constexpr std::size_t kMaxIncidences = std::size_t{1} << 26;
 
 std::int64_t shift_of(const RangeOfBlock& range) { return range.tokens.begin - range.first_row; }
 
-// A tight band moved into local rows; a bound that cuts nothing becomes none.
+// A tight band moved into local rows. A bound that cuts nothing is dropped.
 LocalBand to_local(const Band& band, std::int64_t q_shift, std::int64_t k_shift) {
   LocalBand local;
   local.q = {band.q.begin - q_shift, band.q.end - q_shift};
@@ -52,8 +52,8 @@ LocalBand to_local(const Band& band, std::int64_t q_shift, std::int64_t k_shift)
   return local;
 }
 
-// Whether every query of the tight band attends all of the keys: most pieces are rectangles, and
-// need no cut.
+// True if every query of the tight band attends all of the keys. Most pieces are such rectangles,
+// which need no cut.
 bool is_rectangle(const Band& band, Range keys) {
   return band.k.begin <= keys.begin && keys.end <= band.k.end &&
          keys.end - 1 - band.q.begin <= band.hi && keys.begin - (band.q.end - 1) >= band.lo;
@@ -224,7 +224,7 @@ void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) c
   const std::size_t end = first_incidence_[q_block.index() + 1];
   const std::span<const std::int64_t> reach(reach_.data() + begin, end - begin);
   const std::span<const Incidence> own(incidences_.data() + begin, end - begin);
-  // Only incidences whose keys can reach the block's tokens.
+  // Only incidences whose keys can reach the block's tokens count.
   const auto first =
       own.begin() + (std::ranges::upper_bound(reach, ranges.front().tokens.begin) - reach.begin());
   const auto last =

@@ -6,10 +6,11 @@
 namespace contextile {
 namespace {
 
-// A plan may lack a few tiles and still have each of them named.
+// A plan may lack this many tiles and still have each of them named.
 constexpr std::int64_t kTilesListedByNobody = std::int64_t{1} << 20;
-// Tiles of blocks with many ranges have many pieces, a band of the kernel's each: a right plan may
-// list few tiles and have many. Nobody keeps them, they are added up in 2 to 25 ns each.
+// Tiles of blocks with many ranges have many pieces, each of them a band for the kernel: a right
+// plan may list few tiles and have many pieces. Pieces are not kept; adding them up takes 2 to 25
+// ns each.
 constexpr std::int64_t kPiecesListedByNobody = std::int64_t{1} << 30;
 constexpr std::int64_t kPiecesOfTile = 4096;
 

@@ -43,7 +43,7 @@ void check_roles(const Workload& workload) {
   }
 }
 
-// `ranges` cut [0, num_tokens) into consecutive non-empty pieces.
+// Checks that `ranges` cut [0, num_tokens) into consecutive non-empty pieces.
 template <typename Pieces>
 void check_partition(const Pieces& pieces, std::int64_t num_tokens, std::string_view what) {
   std::int64_t end = 0;
@@ -74,7 +74,7 @@ void check_positions(const Workload& workload) {
   }
 }
 
-// No query where a token has none, no key where it has none.
+// Checks that the mask has no query where a token has none, and no key where it has none.
 void check_roles_of_mask(const NamedMask& named, std::span<const RoleRange> roles) {
   std::vector<Range> no_queries;
   std::vector<Range> no_keys;
