@@ -11,7 +11,7 @@ namespace contextile {
 namespace {
 
 constexpr std::int64_t kMaxDevices = 65536;
-constexpr double kLeastSlots = 1e-3;  // tp shares the slots of a node out
+constexpr double kLeastSlots = 1e-3;  // tp divides the slots of a node
 
 // Wider than any machine by factors of thousands, narrow enough for arithmetic with every digit.
 struct Limits {
@@ -22,7 +22,7 @@ constexpr Limits kRate = {1e-9, 1e12};  // GB/s, TFLOP/s
 constexpr Limits kDelay = {0, 1e9};     // microseconds
 
 void check_within(Limits limits, double value, std::string_view name, std::string_view key) {
-  // So that a NaN fails, too.
+  // This form lets a NaN fail, too.
   CONTEXTILE_CHECK(value >= limits.least && value <= limits.most,
                    "cluster {}: {}: expected {} to {}, found {}", name, key, limits.least,
                    limits.most, value);
@@ -94,7 +94,7 @@ Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
   result.devices_per_node = stage_ranks / result.nodes;
   result.inter_gbytes_per_s_per_node = inter_gbytes_per_s_per_node / tp;
   result.nics_per_node = std::clamp(nics_per_node / tp, 1, result.devices_per_node);
-  // The others of the node compute at the same time.
+  // The other devices of the node compute at the same time.
   result.compute_slots_per_node =
       compute_slots_per_node * result.devices_per_node / devices_per_node;
   return result;

@@ -100,7 +100,7 @@ void read_profile_value(const json& value, std::string_view key, std::vector<Num
   }
 }
 
-// The "attention" object: keys not given keep the values of `profile`; a grid comes whole.
+// Reads the "attention" object: keys not given keep the values of `profile`; a grid comes whole.
 AttentionProfile read_profile(const json& object, AttentionProfile profile) {
   CONTEXTILE_CHECK(object.is_object(), "attention: expected an object, found {}",
                    quote(object.dump()));
@@ -189,7 +189,7 @@ class ClusterReader {
     }
   }
 
-  // Whether the key is given. It may be missing only when a preset holds the value.
+  // True if the key is given. It may be missing only when a preset holds the value.
   [[nodiscard]] bool has(const char* key) const {
     const bool given = object_.contains(key);
     CONTEXTILE_CHECK(given || is_complete_, "{}: expected a value (or a \"preset\"), found none",
@@ -275,7 +275,7 @@ std::string to_json(const Cluster& cluster) {
       {"q_rows", profile.q_rows},   {"kv_rows", profile.kv_rows},
       {"forward", profile.forward}, {"backward", profile.backward},
       {"call_us", profile.call_us}, {"kernel_tile_rows", profile.kernel_tile_rows}};
-  // A name that is no UTF-8 (set by a program; files cannot hold one) is replaced, not refused.
+  // A name that is no UTF-8 is repaired, not refused. Programs can set one; files cannot hold it.
   return with_escaped_controls(
       object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }

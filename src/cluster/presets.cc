@@ -4,22 +4,23 @@ namespace contextile {
 
 namespace {
 
-// FlashAttention-2 class, forward, causal, 64 query heads of 128 on an H100 (measurements published
-// with DistCA): 0.90 us + 10.7 ns·L + 46.7 ps·L² a document, 351 TFLOP/s without end: a row costs
-// 115 keys more than it attends, of which half a kernel tile lies across the diagonal; a document
-// 9600 pairs more. A call takes 20 us at least.
+// FlashAttention-2 class, forward, causal, 64 query heads of 128 on an H100. The measurements
+// published with DistCA give 0.90 us + 10.7 ns·L + 46.7 ps·L² per document, and 351 TFLOP/s for
+// endless ones. A row costs 115 keys more than it attends; half a kernel tile of them lies across
+// the diagonal. A document costs 9600 pairs more. A call takes 20 us at least.
 AttentionProfile fa2_class() { return AttentionProfile::from_overheads(115 - 64, 9600, 0.86); }
 
-// FlashAttention-3 class on H100: what a row costs is fitted to the twelve points of
+// FlashAttention-3 class on H100. The cost of a row is fitted to the twelve points of
 // FlashAttention-3's own charts (head dim 128, 16384 tokens of documents of 512 to 16384, causal
-// and not), whose calls are full; that a call of one short document is slower still is its
-// `call_us`. Backward 586 TFLOP/s beside 680 forward, causal, at 32K (charts of MagiAttention's
-// benchmark). The points and how far off the fit is stand in tests/predict/simulate/calibration_test.cc.
+// and not), whose calls are full. A call of one short document is slower still; `call_us` covers
+// that. Backward has 586 TFLOP/s compared with 680 forward, causal, at 32K (charts of
+// MagiAttention's benchmark). tests/predict/simulate/calibration_test.cc has the points and how far
+// off the fit is.
 AttentionProfile fa3_class() { return AttentionProfile::from_overheads(218, 9600, 0.86); }
 
 AttentionProfile uncalibrated() { return AttentionProfile::from_overheads(16, 1000, 0.8, 64); }
 
-// Constants and their sources stand in the descriptions, so that a table of presets shows them.
+// The descriptions contain the constants and their sources, so that a table of presets shows them.
 // Presets of GPUs launch one group of transfers after another: their transport is NCCL, which runs
 // a stream's groups in order.
 
@@ -40,7 +41,7 @@ ClusterPreset p4de() {
        .peak_tflops = 312,
        .attention = fa2_class(),
        .memory_gbytes_per_s = 2000,
-       // One uplink: with a NIC of its own for every two devices, rings would be four times slower
+       // One uplink: if every two devices had a NIC of their own, rings would be four times slower
        // between nodes than the DCP paper measured.
        .nics_per_node = 1,
        .launches = LaunchOrder::kGrouped}};
