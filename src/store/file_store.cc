@@ -1,5 +1,5 @@
 // Values as files of a folder. Readers need no lock: a value appears and goes in one step. Writers
-// hold the folder's lock, which the system gives back when a process ends, however it ends.
+// hold the folder's lock, which the system releases when a process ends, however it ends.
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -27,9 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-constexpr mode_t kReadWriteForAll = 0666;  // less what the process masks
+constexpr mode_t kReadWriteForAll = 0666;  // without the bits that the process masks
 constexpr std::int64_t kSweepInterval = 256;
-constexpr auto kDraftLife = std::chrono::minutes(10);  // nobody writes one value for that long
+constexpr auto kDraftLife = std::chrono::minutes(10);  // writing one value takes less
 constexpr std::string_view kDraftPrefix = "draft-";
 constexpr std::string_view kValuePrefix = "v-";
 
@@ -39,7 +39,7 @@ std::int64_t now_ms() {
       .count();
 }
 
-// Letters, digits, - and _ as they are: no key leads out of the folder.
+// Keeps letters, digits, - and _ as they are: no key leads out of the folder.
 std::string file_name_of(std::string_view key) {
   std::string name(kValuePrefix);
   for (const char c : key) {
@@ -60,7 +60,7 @@ class Descriptor {
   Descriptor& operator=(Descriptor&&) = delete;
   [[nodiscard]] int get() const { return descriptor_; }
   [[nodiscard]] bool valid() const { return descriptor_ >= 0; }
-  // What a write-back file system says only at the end.
+  // Returns false on errors, too, that a write-back file system only reports at the end.
   [[nodiscard]] bool close() { return ::close(std::exchange(descriptor_, -1)) == 0; }
 
  private:
@@ -85,7 +85,7 @@ bool write_all(int descriptor, std::span<const std::uint8_t> bytes) {
   return true;
 }
 
-// Returns how many bytes there were, or -1.
+// Returns how many bytes were read, or -1.
 std::int64_t read_all(int descriptor, std::span<std::uint8_t> bytes) {
   std::size_t done = 0;
   while (done < bytes.size()) {
@@ -98,7 +98,7 @@ std::int64_t read_all(int descriptor, std::span<std::uint8_t> bytes) {
   return static_cast<std::int64_t>(done);
 }
 
-// An open value: what it says of itself, its bytes still to be read.
+// An open value: its header, and its bytes, still to be read.
 struct OpenValue {
   Descriptor file;
   ValueHeader header;
@@ -116,7 +116,7 @@ struct OpenValue {
   }
 };
 
-// Nothing if there is no such file.
+// Returns nothing if there is no such file.
 std::optional<OpenValue> open_value(const std::string& path) {
   Descriptor file = open_file(path, O_RDONLY | O_NONBLOCK);  // a pipe would wait for its other end
   if (!file.valid() && errno == ENOENT) return std::nullopt;
@@ -166,7 +166,8 @@ class FileStore : public Store {
   }
 
   [[nodiscard]] std::optional<StoreValue> do_pull(Key key, Milliseconds timeout) override {
-    // No notification works on every network: ever longer looks, the last at the deadline.
+    // Notifications do not work on every network, so it looks at ever longer intervals, the last
+    // time at the deadline.
     constexpr milliseconds kLongestPause{20};
     const Clock::time_point deadline = Clock::now() + timeout;
     for (milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
@@ -197,7 +198,7 @@ class FileStore : public Store {
   }
 
  private:
-  // A value that nobody sees yet; gone unless it is placed.
+  // A value that is not visible yet. It is removed unless it is placed.
   struct Draft {
     std::string path;
     explicit Draft(std::string p) : path(std::move(p)) {}
@@ -223,7 +224,7 @@ class FileStore : public Store {
     return value;
   }
 
-  // The folder's lock, until it is destroyed.
+  // Holds the folder's lock until the result is destroyed.
   [[nodiscard]] Descriptor hold(std::string_view operation, Key key) const {
     Descriptor file = open_file(folder_ + "/lock", O_RDWR | O_CREAT);
     if (!file.valid()) fail(operation, key, errno);
@@ -245,13 +246,13 @@ class FileStore : public Store {
 
   [[nodiscard]] Draft write_draft(std::string_view operation, Key key, Bytes value,
                                   Milliseconds expiry) {
-    // Processes of many machines have the same numbers: a random name.
+    // Processes of several machines can have the same number, hence a random name.
     std::random_device random;
     Draft draft(fmt::format("{}/{}{:08x}{:08x}", folder_, kDraftPrefix, random(), random()));
     Descriptor file = open_file(draft.path, O_WRONLY | O_CREAT | O_EXCL);
     if (!file.valid()) {
       const int error = errno;
-      draft.path.clear();  // another's
+      draft.path.clear();  // it belongs to another writer
       fail(operation, key, error);
     }
     const auto header = encode_value_header({now_ms() + expiry.count(), value.size()});
@@ -261,15 +262,14 @@ class FileStore : public Store {
     return draft;
   }
 
-  // With the lock held.
+  // Requires the lock.
   void place(Draft& draft, std::string_view operation, Key key) {
     if (::rename(draft.path.c_str(), path_of(key).c_str()) != 0) fail(operation, key, errno);
     draft.path.clear();
     if (++num_placed_ % kSweepInterval == 0) sweep();
   }
 
-  // Removes values whose life is over and what killed processes left unfinished. With the lock
-  // held.
+  // Removes values whose life is over and drafts that killed processes left. Requires the lock.
   void sweep() const {
     std::error_code none;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder_, none)) {
@@ -289,7 +289,7 @@ class FileStore : public Store {
     try {
       const std::optional<OpenValue> value = open_value(path);
       if (value && !value->lives()) ::unlink(path.c_str());
-    } catch (const IoError&) {  // whoever asks for it is told
+    } catch (const IoError&) {  // a caller that gets it sees the error
     }
   }
 

@@ -60,7 +60,7 @@ class Gathering {
     note_present();
   }
 
-  // Whoever has come by now. Ranks never take back that they have.
+  // The ranks that have come by now. Ranks never take back that they have come.
   [[nodiscard]] const std::vector<Rank>& look() {
     for (std::int32_t r = 0; r < num_ranks_; ++r) {
       if (!std::ranges::binary_search(present_, Rank{r}) && store_.get(key_of(Rank{r}))) {
@@ -133,7 +133,7 @@ Membership agree_on_members(Store& store, std::string_view run, std::int32_t gen
   while (true) {
     if (const auto members = gathering.decision(poll)) return membership_of(*members, rank);
     const std::vector<Rank>& present = gathering.look();
-    // The first rank decides for all; when it is lost, too, the next ones do, a while later each.
+    // The first rank decides for all. If it is lost, too, the next ones do, each a while later.
     const auto place = std::ranges::lower_bound(present, rank) - present.begin();
     const Clock::time_point settled = gathering.last_came() + options.settle * (place + 1);
     if (std::ssize(present) == num_ranks || Clock::now() >= settled) gathering.decide();

@@ -1,4 +1,4 @@
-// Values of one process.
+// Values in the memory of one process.
 
 #include <condition_variable>
 #include <map>
@@ -72,7 +72,7 @@ class MemoryStore : public Store {
     Clock::time_point end;
   };
 
-  // Null, and nothing is kept, when its life is over.
+  // Null if the entry's life is over; then it is erased.
   Entry* live(Key key) {
     const auto found = entries_.find(key);
     if (found == entries_.end()) return nullptr;
@@ -82,7 +82,7 @@ class MemoryStore : public Store {
   }
 
   void set(Key key, Bytes value, Milliseconds expiry) {
-    // What nobody asks for again goes now and then, so that memory is bounded by what lives.
+    // Expired values are removed now and then, so that memory is bounded by the values that live.
     if (++num_stored_ % kSweepInterval == 0) {
       std::erase_if(entries_, [now = Clock::now()](const auto& e) { return e.second.end <= now; });
     }

@@ -1,4 +1,4 @@
-// Where a Redis server is.
+// The address of a Redis server.
 #pragma once
 
 #include <cstdint>

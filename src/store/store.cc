@@ -40,7 +40,7 @@ std::array<StoreKind, 4> all_kinds() {
             redis_missing(), open_redis_unix_store}}};
 }
 
-// Up to the password's end an address is nobody's business.
+// The address for messages, without all that comes before the password's end.
 std::string shown(std::string_view address) {
   const std::size_t at = address.rfind('@');
   return at == std::string_view::npos ? quote(address)
@@ -67,7 +67,7 @@ std::optional<StoreValue> Store::get(std::string_view key) {
 
 std::optional<StoreValue> Store::pull(std::string_view key, milliseconds timeout) {
   check_key("pull", key);
-  // Without a bound the sum with the time of day would overflow.
+  // Without a bound, the sum with the time of day would overflow.
   return do_pull(key, std::clamp(timeout, milliseconds(0), kMaxStoreExpiry));
 }
 

@@ -19,8 +19,8 @@ struct ValueHeader {
 
 [[nodiscard]] std::array<std::uint8_t, ValueHeader::kBytes> encode_value_header(
     const ValueHeader& header);
-// The first bytes of a file of `file_bytes`. Throws IoError naming `file` unless they are a header
-// of a file of that size with a value within bounds.
+// Decodes the first bytes of a file of `file_bytes`. Throws IoError naming `file` unless they are a
+// header of a file of that size with a value within bounds.
 [[nodiscard]] ValueHeader decode_value_header(std::span<const std::uint8_t> first,
                                               std::uint64_t file_bytes, std::string_view file);
 

@@ -16,12 +16,12 @@ struct redisContext;
 
 namespace contextile {
 
-// The connection cannot be made or is lost; another may do better.
+// The connection cannot be made or is lost. Another one may succeed.
 class ConnectionLost : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-// The server has answered that it will not. No other connection does better.
+// The server has refused. No other connection would do better.
 class RedisRefusal : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -38,15 +38,15 @@ class RedisConnection {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  // Connects, says who it is and chooses the database, each within `timeout`. Throws
-  // ConnectionLost, RedisRefusal.
+  // Connects, authenticates and chooses the database, each within `timeout`. Throws ConnectionLost,
+  // RedisRefusal.
   RedisConnection(const RedisAddress& address, Milliseconds timeout);
   ~RedisConnection();
   RedisConnection(const RedisConnection&) = delete;
   RedisConnection& operator=(const RedisConnection&) = delete;
 
   // Sends a command and waits for its answer, at most `timeout` without a byte moving. Throws
-  // ConnectionLost, after which there is nothing more to do with the connection, and RedisRefusal.
+  // ConnectionLost, after which the connection is of no use, and RedisRefusal.
   [[nodiscard]] RedisReply call(std::span<const std::string_view> words, Milliseconds timeout);
 
  private:

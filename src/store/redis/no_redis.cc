@@ -1,4 +1,4 @@
-// Stands for the store over Redis in builds without hiredis.
+// The store over Redis in builds without hiredis.
 
 #include "base/check.h"
 #include "store/implementations.h"

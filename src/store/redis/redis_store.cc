@@ -1,6 +1,6 @@
 // Values on a Redis server. Each is a list of one element, because Redis waits for lists only:
-// BLMOVE from a list to itself waits for the element and leaves it, and its end of life, where they
-// are. What takes several commands is a script, which the server runs as one.
+// BLMOVE from a list to itself waits for the element and leaves it, and its end of life, in place.
+// An operation of several commands is a script, which the server runs as one.
 
 #include <algorithm>
 #include <array>
@@ -31,7 +31,7 @@ constexpr std::string_view kRenew =
     "if redis.call('lindex',KEYS[1],0)~=ARGV[1] then return 0 end "
     "return redis.call('pexpire',KEYS[1],ARGV[2])";
 
-// The server holds a waiting call for no longer, so that one that is gone is noticed.
+// The server holds a waiting call for no longer than this, so that one that is gone is noticed.
 constexpr milliseconds kLongestWait{1000};
 constexpr milliseconds kLongestConnect{2000};
 
@@ -52,7 +52,7 @@ class RedisStore : public Store {
   [[nodiscard]] bool do_put(Key key, Bytes value, Milliseconds expiry) override {
     const auto [reply, again] = call_script({"put", key}, kPut, value, expiry);
     if (reply.number == 1 || !again) return reply.number == 1;
-    // The first time it may have been stored before the answer was lost.
+    // The first attempt may have stored it before the answer was lost.
     const std::optional<StoreValue> found = do_get(key);
     return found && std::equal(found->begin(), found->end(), value.begin(), value.end());
   }
@@ -106,8 +106,8 @@ class RedisStore : public Store {
     return answer;
   }
 
-  // Tries until the timeout, with a new connection each time. `waits`: how long the server may take
-  // beside.
+  // Tries until the timeout, with a new connection each time. `waits` is the time that the server
+  // may take in addition.
   Answer call(Operation operation, std::initializer_list<std::string_view> words,
               milliseconds waits = milliseconds(0)) {
     constexpr milliseconds kLongestPause{250};
@@ -153,7 +153,7 @@ class RedisStore : public Store {
     fail_io("store {}: {} {}: {}", name_, operation.name, quote(operation.key), what);
   }
 
-  // Whoever waits for a value has a connection for itself: others are not held up.
+  // A waiting call has a connection of its own, so that it holds up no other.
   std::unique_ptr<RedisConnection> borrow() {
     {
       const std::scoped_lock lock(mutex_);
