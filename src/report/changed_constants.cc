@@ -15,7 +15,7 @@ namespace contextile {
 namespace {
 
 constexpr double kFactors[] = {0.5, 2};
-constexpr double kSomeSms = 0.15;  // of a device, where no transfer took any
+constexpr double kSomeSms = 0.15;  // of a device, if no transfer took any
 constexpr double kSameShare = 1e-9;
 constexpr double kOverheadDigits = 1e6;  // grids carry rounding errors of a billionth
 
@@ -25,7 +25,7 @@ std::string_view name_of(LaunchOrder order) {
   return order == LaunchOrder::kGrouped ? "grouped" : "concurrent";
 }
 
-// What AttentionProfile::from_overheads was given.
+// The arguments that AttentionProfile::from_overheads received.
 struct Overheads {
   double row_keys = 0;
   double call_pairs = 0;
@@ -45,8 +45,8 @@ bool same_shares(const std::vector<double>& a, const std::vector<double>& b) {
                             [](double x, double y) { return std::abs(x - y) <= kSameShare * x; });
 }
 
-// Solves two points of the grid for what a row and a call cost, and looks whether that makes the
-// whole grid. Both points are of so many rows and keys that whole kernel tiles do not decide.
+// Solves two points of the grid for the costs of a row and of a call, and checks that these make
+// the whole grid. Both points have so many rows and keys that whole kernel tiles do not matter.
 std::optional<Overheads> overheads_of(const AttentionProfile& profile) {
   const std::size_t last = profile.q_rows.size() - 1;
   const auto few = static_cast<std::size_t>(
@@ -75,7 +75,7 @@ std::optional<Overheads> overheads_of(const AttentionProfile& profile) {
   return same ? std::optional(found) : std::nullopt;
 }
 
-// Shares when all that is lost against the best of them is so many times as long.
+// The shares if all that is lost compared with the best of them takes `factor` times as long.
 std::vector<double> with_losses(const std::vector<double>& shares, double factor) {
   const double least = 1 / *std::ranges::max_element(shares);
   std::vector<double> changed;

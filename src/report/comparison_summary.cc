@@ -14,7 +14,7 @@
 namespace contextile {
 namespace {
 
-// Indices of what has a time, the shortest first.
+// Indices of the entries that have a time, the shortest first.
 template <typename Seconds>
 std::vector<std::size_t> by_time(std::size_t count, const Seconds& seconds) {
   std::vector<std::pair<double, std::size_t>> timed;
@@ -63,14 +63,14 @@ Bytes bytes_of(const ComparedStrategy& comparison) {
   return bytes;
 }
 
-// What a strategy's runs moved and took, sums over batches and masks, and its largest errors.
+// Bytes and times of a strategy's runs, sums over batches and masks, and its largest errors.
 struct Executed {
   std::int64_t moved_bytes = 0;
   std::int64_t planned_bytes = 0;
   double seconds = 0;
   double output_error = 0;
   double gradient_error = 0;
-  double of_bound = 0;  // the largest error as a share of what it may be
+  double of_bound = 0;  // the largest error as a share of its bound
 };
 
 // The larger one; NaN is larger than everything.

@@ -14,12 +14,12 @@ namespace contextile {
 
 // How one strategy's plans were executed.
 struct StrategyRuns {
-  std::vector<RunReport> reports;     // one a batch
+  std::vector<RunReport> reports;     // one per batch
   std::vector<Simulation> predicted;  // of each, on the machine that executed it
 };
-// `runs` below: of every compared strategy, or empty when nothing was executed.
+// `runs` below has an entry for every compared strategy, or is empty if nothing was executed.
 
-// Nothing is wrong with plans and runs, or the strategy does not apply.
+// True if nothing is wrong with plans and runs, or if the strategy does not apply.
 [[nodiscard]] bool compared_ok(const ComparedStrategy& compared, const StrategyRuns& runs);
 
 // Bytes, balance, memory, planning time and predicted times: means over batches, memory the
@@ -30,12 +30,12 @@ struct StrategyRuns {
                                     std::span<const StrategyRuns> runs);
 [[nodiscard]] Json comparisons_json(std::span<const ComparedStrategy> comparisons,
                                     std::span<const StrategyRuns> runs);
-// What was compared and its tables; `run_seed` is that of the executed inputs.
+// The compared inputs and the tables; `run_seed` is the seed of the executed inputs.
 [[nodiscard]] std::string comparison_text(const PlanInput& input,
                                           std::span<const ComparedStrategy> comparisons,
                                           std::span<const StrategyRuns> runs,
                                           std::uint64_t run_seed, bool colour);
-// Every violation, error and wrong result, one a line.
+// Every violation, error and wrong result, one per line.
 [[nodiscard]] std::vector<std::string> failures(std::span<const ComparedStrategy> comparisons,
                                                 std::span<const StrategyRuns> runs);
 

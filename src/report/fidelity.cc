@@ -55,7 +55,7 @@ PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   double forward_us = 0;
   double backward_us = 0;
   double exposed_us = 0;
-  double peak_us = 0;  // what all FLOPs would take at the peak rate
+  double peak_us = 0;  // time of all FLOPs at the peak rate
   for (const Simulation& simulation : comparison.simulations) {
     if (simulation.forward) forward_us += simulation.forward->time_us;
     if (simulation.backward) backward_us += simulation.backward->time_us;

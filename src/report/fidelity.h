@@ -1,4 +1,4 @@
-// Times in comparisons: predicted ones, and predicted beside measured ones.
+// Times in comparisons: predicted ones, and predicted compared with measured ones.
 #pragma once
 
 #include <optional>
@@ -19,18 +19,18 @@ struct PredictedTimes {
   Cell backward_s;
   Cell total_s;
   Cell of_bound;  // total over the bounds' total: 1 or more
-  Cell exposed;   // share of the total that devices wait for transfers
+  Cell exposed;   // share of the total in which devices wait for transfers
   Cell mfu;
-  Cell layer_s;  // with linear layers; none where nobody said what tokens cost
+  Cell layer_s;  // with linear layers; none if the cost of tokens is unknown
 };
 [[nodiscard]] PredictedTimes predicted_times(const ComparedStrategy& comparison);
 [[nodiscard]] double mean_planning_s(const ComparedStrategy& comparison);
-// The predicted times of one batch beside its bound.
+// The predicted times of one batch and its bound.
 [[nodiscard]] Json prediction_json(const Simulation& simulation, const BatchBound& bound);
 
 // Predicted and planning times, means over batches.
 [[nodiscard]] Table prediction_table(std::span<const ComparedStrategy> comparisons);
-// Predicted beside measured times of executed strategies, sums over batches.
+// Predicted and measured times of executed strategies, sums over batches.
 [[nodiscard]] Table fidelity_table(std::span<const ComparedStrategy> comparisons,
                                    std::span<const StrategyRuns> runs);
 // How well predicted times order the executed strategies.

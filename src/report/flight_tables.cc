@@ -30,7 +30,7 @@ void append_transfers(const FlightRecord& record, bool sends, std::string& text)
   }
 }
 
-// The ranks from `first` to before `end`, a row each; many have one together.
+// Adds the ranks in [first, end), one per row or, if there are many, all in one row.
 void add_ranks_without_record(std::int32_t first, std::int32_t end, Table& table) {
   constexpr std::int32_t kMostRows = 8;
   const auto add = [&](std::string ranks) {
@@ -40,7 +40,7 @@ void add_ranks_without_record(std::int32_t first, std::int32_t end, Table& table
   for (std::int32_t r = first; r < end; ++r) add(fmt::format("{}", r));
 }
 
-// Seconds in its last step.
+// Seconds that the rank spent in its last step.
 Cell seconds_in(const FlightRecord& record) {
   const FlightStep* step = last_step(record);
   if (step == nullptr) return std::monostate();

@@ -16,7 +16,7 @@ namespace {
 constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kDataParallel,
                                      HelixFamily::kContextParallel, HelixFamily::kHelix};
 
-// "8x8/64x1": KVP x TPA / TPF x EP, or DP x TPA / TPF x EP, as the family says.
+// "8x8/64x1": KVP x TPA / TPF x EP, or DP x TPA / TPF x EP, depending on the family.
 std::string short_text(const HelixLayout& layout) {
   return fmt::format("{}x{}/{}x{}", layout.dp * layout.kvp, layout.tpa, layout.tpf, layout.ep);
 }
@@ -53,7 +53,7 @@ struct Fastest {
     helix = of(HelixFamily::kHelix);
   }
 
-  // The faster one of those that share tokens, and of those that do not.
+  // The faster of the families that share tokens.
   [[nodiscard]] const Point& sharing() const { return faster(context_parallel, helix); }
   [[nodiscard]] const Point& others() const { return faster(tensor_parallel, data_parallel); }
   [[nodiscard]] Cell gain() const {

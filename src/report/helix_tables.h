@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// What is predicted: every context with every batch and number of devices.
+// The predicted cases: every context with every batch and number of devices.
 struct HelixStudy {
   HelixModel model;
   HelixHardware hardware;
@@ -24,23 +24,23 @@ struct HelixStudy {
 [[nodiscard]] std::string describe_helix(const HelixStudy& study);
 [[nodiscard]] Json helix_setting_json(const HelixStudy& study);
 
-// One row a context, batch and number of devices: the fastest layout of every family that fits.
+// One row per context, batch and number of devices: the fastest layout of every family that fits.
 [[nodiscard]] Table helix_time_table(const HelixStudy& study);
-// One row a number of devices and batch: from which context on sharing tokens pays, and what it
-// costs at the shortest one.
+// One row per number of devices and batch: the context from which on sharing tokens pays, and its
+// cost at the shortest context.
 [[nodiscard]] Table helix_loss_table(const HelixStudy& study);
 // The longest context of every batch, and the most requests of every context, that some layout of
-// every family holds.
+// every family can hold.
 [[nodiscard]] Table helix_context_table(const HelixStudy& study);
 [[nodiscard]] Table helix_batch_table(const HelixStudy& study);
-// Where the time goes with the last context, batch and number of devices: one row a family, for
-// Helix one a reading of HOP-B.
+// The parts of the time with the last context, batch and number of devices: one row per family, and
+// for Helix one per reading of HOP-B.
 [[nodiscard]] Table helix_parts_table(const HelixStudy& study);
 // Tokens/s of a user against tokens/s of a device with the last context, over all devices and
 // batches of 1, 2, 4, … up to `most_requests`.
 [[nodiscard]] HelixSearch helix_search_of(const HelixStudy& study, std::int32_t most_requests);
 [[nodiscard]] Table helix_front_table(const HelixStudy& study, const HelixSearch& search);
-// What Helix gains over such points of tensor parallelism alone, and of all others.
+// The gain of Helix over such points of tensor parallelism alone, and over all others.
 [[nodiscard]] Table helix_gain_table(const HelixStudy& study, const HelixSearch& search);
 
 }  // namespace contextile

@@ -1,5 +1,5 @@
-// What the library says of plans (statistics, verification) as tables and JSON objects. Front
-// ends share these, so that a number has one name and one unit everywhere.
+// Statistics and verification of plans as tables and JSON objects. Front ends share these, so that
+// a number has one name and one unit everywhere.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ namespace contextile {
 // Name and shape.
 [[nodiscard]] Json cluster_json(const Cluster& cluster);
 
-// One row a quantity, one column a direction.
+// One row per quantity, one column per direction.
 [[nodiscard]] std::string statistics_text(const PlanStats& statistics);
 [[nodiscard]] Json statistics_json(const PlanStats& statistics);
 
-// Violations and warnings one a line, then the verdict.
+// Violations and warnings one per line, then the verdict.
 [[nodiscard]] std::string verify_text(const VerifyReport& report, bool colour);
 [[nodiscard]] Json verify_json(const VerifyReport& report);
 

@@ -117,7 +117,7 @@ std::string run_text(const RunReport& report, bool colour) {
          work.text(colour) + fmt::format("waiting for transfers: {}\n", exposed) +
          fmt::format(
              "memory of the largest rank: {} staging, {} accumulators,\n"
-             "  {} conversion (predicted {} in all), {} workspace beside it\n",
+             "  {} conversion (predicted {} in all), {} workspace in addition\n",
              megabytes(memory.staging_bytes), megabytes(memory.accumulator_bytes),
              megabytes(memory.conversion_bytes), megabytes(report.predicted_memory_bytes),
              megabytes(memory.workspace_bytes));

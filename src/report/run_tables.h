@@ -1,4 +1,4 @@
-// Executed plans as tables and JSON, beside what was predicted.
+// Executed plans as tables and JSON, next to their predictions.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace contextile {
 
-// Errors beside one device's and their bounds, time, bytes against the prediction, memory.
+// Errors next to those of one device and their bounds, time, bytes next to the prediction, memory.
 [[nodiscard]] std::string run_text(const RunReport& report, bool colour);
 [[nodiscard]] Json run_json(const RunReport& report);
 
@@ -25,13 +25,13 @@ struct MaskPrediction {
 };
 [[nodiscard]] MaskPrediction predicted_of_mask(const Simulation& simulation, std::int32_t mask);
 
-// One row a mask and direction: predicted and measured time, predicted over measured.
+// One row per mask and direction: predicted and measured time, predicted over measured.
 [[nodiscard]] Table run_prediction_table(const RunReport& report, const Simulation& simulation);
 
-// Adds "predicted_forward_s" and "predicted_backward_s" to what run_json says of each mask.
+// Adds "predicted_forward_s" and "predicted_backward_s" to run_json's entry of each mask.
 void add_prediction(const Simulation& simulation, Json& masks);
-// The masks of run_json as flat rows, one a mask and direction: times, bytes, and the largest error
-// as a share of its bound where errors are known.
+// The masks of run_json as flat rows, one per mask and direction: times, bytes, and the largest
+// error as a share of its bound if errors are known.
 [[nodiscard]] Json run_rows_json(const Json& masks);
 
 }  // namespace contextile

@@ -8,7 +8,7 @@
 
 namespace contextile {
 
-// One row a phase, then the winner. Phases that did not run have no numbers but their share.
+// One row per phase, then the winner. Phases that did not run have no numbers except their share.
 [[nodiscard]] std::string search_text(const SearchReport& report);
 [[nodiscard]] Json search_json(const SearchReport& report);
 

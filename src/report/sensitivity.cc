@@ -19,7 +19,7 @@ constexpr double kSameTime = 1e-9;
 
 using Times = std::vector<std::optional<double>>;
 
-// None where the programs wait for each other forever on this cluster.
+// Returns none if the programs wait for each other forever on this cluster.
 std::optional<double> time_on(const Plan& plan, const Cluster& cluster) {
   try {
     return simulate(plan, cluster).time_us();

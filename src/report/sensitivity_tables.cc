@@ -47,7 +47,7 @@ std::string heading_text(const Sensitivity& sensitivity) {
           ? "what the ranking hangs on: the plans above, made for the cluster as it is, on\n"
             "clusters with one constant changed\n"
           : "what the ranking hangs on: clusters with one constant changed, every plan made\n"
-            "anew for each\n";
+            "again for each\n";
   text +=
       "behind: how much longer the next time takes, and the best of auto; +N: so many\n"
       "others take the same time\n\n";

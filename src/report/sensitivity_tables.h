@@ -1,4 +1,4 @@
-// What a comparison hangs on, as tables and JSON.
+// The constants that a comparison depends on, as tables and JSON.
 #pragma once
 
 #include <string>
@@ -8,12 +8,14 @@
 
 namespace contextile {
 
-// One row a changed constant, the cluster as it is first: who is fastest, by how much, and where
-// auto stands. Text names the first of those that take the same time and counts the others.
+// One row per changed constant, first the cluster as it is: the fastest strategy, by how much it
+// leads, and the place of auto. Text names the first of those that take the same time and counts
+// the others.
 [[nodiscard]] Table sensitivity_table(const Sensitivity& sensitivity);
 // The rows of the table, each with the times of all strategies.
 [[nodiscard]] Json sensitivity_json(const Sensitivity& sensitivity);
-// The table under what it says, and a sentence about where another strategy is fastest.
+// The table under a heading, and a sentence about the constants with which another strategy is
+// fastest.
 [[nodiscard]] std::string sensitivity_text(const Sensitivity& sensitivity, bool colour);
 
 }  // namespace contextile

@@ -31,7 +31,7 @@ StateTimes seconds_of(const DeviceTimes& device) {
   return seconds;
 }
 
-// A direction with what the plan says of it.
+// A direction's simulation and the plan's statistics of it.
 struct Outcome {
   Direction direction = Direction::kForward;
   const SimulatedDirection& simulated;
@@ -64,7 +64,7 @@ std::vector<Outcome> outcomes_of(const Simulation& simulation, const PlanStats& 
   return outcomes;
 }
 
-// One row a direction.
+// One row per direction.
 Table directions_of(const std::vector<Outcome>& outcomes) {
   std::vector<Column> columns = {{"direction", "direction"},
                                  {"time_s", ""},
@@ -96,7 +96,7 @@ Table directions_of(const std::vector<Outcome>& outcomes) {
   return table;
 }
 
-// One row a device and direction.
+// One row per device and direction.
 Table devices_of(const std::vector<Outcome>& outcomes) {
   std::vector<Column> columns = {{"direction", ""}, {"device", "device"}};
   for (std::size_t i = 0; i <= kIdle; ++i) {

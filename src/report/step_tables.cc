@@ -40,7 +40,7 @@ std::string_view overlap_name(const IterationOptions& options) {
   return options.gradient_overlap == GradientOverlap::kOn ? "on" : "off";
 }
 
-// "8 x 4 x 2 x 1" as the header says them.
+// "8 x 4 x 2 x 1" in the order of the header.
 std::string sizes_text(const StepSetting& setting) {
   const ParallelSizes& sizes = setting.sizes;
   return fmt::format("{}x{}x{}x{}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
@@ -96,7 +96,7 @@ std::size_t count_of(std::span<const StepOutcome> outcomes, Verdict verdict) {
                     [&](const StepOutcome& outcome) { return outcome.verdict == verdict; }));
 }
 
-// Whether the verdict is about the sizes, whatever the strategy, and the one before says the
+// True if the verdict is about the sizes, whatever the strategy, and the verdict before is the
 // same.
 bool repeats(const StepOutcome& outcome, const StepOutcome& before) {
   return !outcome.planned && !before.planned && outcome.verdict == before.verdict &&
@@ -107,7 +107,7 @@ std::string strategy_text(const StepOutcome& outcome) {
   return outcome.planned ? choice_text(outcome.setting.strategy) : "any";
 }
 
-// Those out of memory: by how much, and what fills it.
+// The outcomes out of memory: by how much, and what fills it.
 Table full_table(std::span<const StepOutcome> outcomes) {
   Table table({{"strategy", "strategy"},
                {"placement", "TPxCPxDPxPP"},
@@ -131,7 +131,7 @@ Table full_table(std::span<const StepOutcome> outcomes) {
   return table;
 }
 
-// A line for each impossible one: strategy, sizes, why.
+// A line for each impossible outcome: strategy, sizes, why.
 std::string impossible_text(std::span<const StepOutcome> outcomes) {
   Table table({{"strategy", "impossible"}, {"reason", "TPxCPxDPxPP"}}, kWidestLabel);
   const StepOutcome* before = nullptr;

@@ -14,16 +14,17 @@ namespace contextile {
 [[nodiscard]] std::string describe_job(const TrainingJob& job);
 [[nodiscard]] Json job_json(const TrainingJob& job);
 
-// Those that fit by time, then those out of memory by memory, then the impossible ones.
+// Sorts: first the outcomes that fit by time, then those out of memory by memory, then the
+// impossible ones.
 void sort_outcomes(std::vector<StepOutcome>& outcomes);
 
-// One row an outcome: strategy and sizes, time, tokens/s, MFU, bubbles, exposed communication,
-// memory; the reason where it does not fit.
+// One row per outcome: strategy and sizes, time, tokens/s, MFU, bubbles, exposed communication,
+// memory; the reason if it does not fit.
 [[nodiscard]] Table outcome_table(std::span<const StepOutcome> outcomes);
-// Tables of the first `top` that fit, of those out of memory, of the impossible ones. Where no plan
-// could change the verdict, one row stands for all strategies.
+// Tables of the first `top` outcomes that fit, of those out of memory, and of the impossible ones.
+// If no plan could change the verdict, one row represents all strategies.
 [[nodiscard]] std::string outcomes_text(std::span<const StepOutcome> outcomes, std::size_t top);
-// Where the time of a stage's device goes, and its memory.
+// The parts of the time of a stage's device, and its memory.
 [[nodiscard]] std::string stages_text(const StepOutcome& outcome);
 [[nodiscard]] Json outcome_json(const StepOutcome& outcome);
 

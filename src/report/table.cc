@@ -25,7 +25,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   }
 }
 
-// Columns a text takes: bytes that continue a character of UTF-8 take none.
+// Number of columns of a text: bytes that continue a character of UTF-8 take none.
 std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::count_if(
       text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
@@ -213,7 +213,7 @@ void Table::append_row(const Layout& layout, const Row& row, bool colour, std::s
   const std::size_t label = layout.shown.front();
   const std::size_t label_width = layout.width[label];
   std::vector<std::string> labels = label_lines(row);
-  std::vector<std::string> rest;  // beside the label's lines
+  std::vector<std::string> rest;  // to the right of the label's lines
   if (!row.note.empty()) {
     rest = lines_of(wrap(row.note, kTextColumns - label_width - kGap.size()));
     for (std::string& line : rest) line.insert(0, kGap);
@@ -233,7 +233,7 @@ void Table::append_row(const Layout& layout, const Row& row, bool colour, std::s
   }
 }
 
-// A label that is too wide breaks after commas and colons, at the latest at the width itself.
+// A label that is too wide breaks after commas and colons, or else at the width itself.
 std::vector<std::string> Table::label_lines(const Row& row) const {
   const auto shown =
       std::ranges::find_if(columns_, [](const Column& c) { return !c.header.empty(); });

@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr std::size_t kTextColumns = 80;
 
-// How a number reads in a text table. CSV and JSON always carry it as it is.
+// The form of a number in a text table. CSV and JSON always carry it as it is.
 enum class Format : std::uint8_t {
   kPlain,         // text, whole numbers, four significant digits of others
   kMegabytes,     // bytes, printed in 1e6 bytes
@@ -42,14 +42,14 @@ class Table {
   explicit Table(std::vector<Column> columns, std::size_t widest_label = 18);
 
   // One cell for each column. With a note, text shows the first cell and the note in place of the
-  // others; CSV and JSON show the cells, and the note under "note" unless a column that text leaves
+  // others. CSV and JSON show the cells, and the note under "note" unless a column that text leaves
   // out says it.
   void add_row(std::vector<Cell> cells, std::string note = "");
 
   // Notes wrap at 80 columns. Colours mark verdicts.
   [[nodiscard]] std::string text(bool colour = false) const;
   [[nodiscard]] std::string csv() const;
-  // An array of one object a row; empty cells are left out.
+  // An array of one object per row; empty cells are left out.
   [[nodiscard]] Json json() const;
 
   [[nodiscard]] std::span<const Column> columns() const { return columns_; }
@@ -79,15 +79,15 @@ class Table {
 
 // Whole numbers from 1000 on, four significant digits below.
 [[nodiscard]] std::string format_number(double value);
-// In the unit that text shows.
+// The value in the unit that text shows.
 [[nodiscard]] double scaled(double value, Format format);
 [[nodiscard]] std::string format_cell(const Cell& cell, Format format);
 // "12.3 MB", "4.5%", "0.123 ms".
 [[nodiscard]] std::string megabytes(std::int64_t bytes);
 [[nodiscard]] std::string percent(double fraction);
 [[nodiscard]] std::string milliseconds(double seconds);
-// Text broken into lines of at most `columns` at spaces. The first line goes on where `first`
-// columns stand already, the others begin with `others` spaces.
+// Text broken at spaces into lines of at most `columns`. The first line goes on behind `first`
+// columns that exist already; the others begin with `others` spaces.
 struct Indent {
   std::size_t first = 0;
   std::size_t others = 0;

@@ -1,4 +1,4 @@
-// How well predicted times order what was measured.
+// How well predicted times order measured ones.
 #pragma once
 
 #include <cstdint>

@@ -25,10 +25,10 @@ namespace {
 
 constexpr std::int32_t kComputeRow = 0;
 constexpr std::int32_t kSendRow = 1;
-// Rows of received messages follow as many rows of sent ones as a viewer can show.
+// Rows of received messages follow as many rows of sent messages as a viewer can show.
 constexpr std::int32_t kReceiveRow = 1'000'000;
 
-// Spans are placed on whole nanoseconds: what does not overlap before rounding does not after.
+// Spans are placed on whole nanoseconds: spans that do not overlap before rounding do not after it.
 std::int64_t to_ns(double us) { return std::llround(us * 1e3); }
 
 // Nanoseconds as the microseconds of trace events.
@@ -46,7 +46,7 @@ struct Span {
   std::int64_t end_ns = 0;
 };
 
-// Writes events one a line.
+// Writes events one per line.
 class TraceFile {
  public:
   explicit TraceFile(std::ostream& out) : out_(out) {
@@ -62,7 +62,7 @@ class TraceFile {
         category, json_text(name), args));
   }
 
-  // From the start of one span to the start of another.
+  // Draws an arrow from the start of one span to the start of another.
   void arrow(const Span& from, const Span& to) {
     const std::int64_t id = next_arrow_++;
     for (const auto& [phase, span] : {std::pair("s", from), std::pair("f", to)}) {
@@ -198,7 +198,7 @@ class TraceWriter {
     write_messages(direction, simulated);
   }
 
-  // Marks what of the program the path goes through.
+  // Marks the parts of the program that the path goes through.
   void find_critical(const std::vector<PathStep>& path, std::size_t p,
                      const SimulatedProgram& program) {
     critical_activities_.assign(program.activities.size(), false);
@@ -223,7 +223,7 @@ class TraceWriter {
         json_text(text.peer_was));
   }
 
-  // The critical path in a row of its own.
+  // Writes the critical path in a row of its own.
   void write_path(Direction direction, const std::vector<PathStep>& path, std::size_t p,
                   const SimulatedProgram& program, double begin_us) {
     for (const PathStep& step : path) {
@@ -280,7 +280,8 @@ class TraceWriter {
   }
 
   void write_messages(Direction direction, const SimulatedProgram& simulated) {
-    // First to start, first placed: then a new row is needed only when all are busy.
+    // Places the messages in the order of their start, so that a new row is needed only if all are
+    // busy.
     std::vector<const MessageSpan*> messages;
     for (const MessageSpan& message : simulated.messages) messages.push_back(&message);
     std::stable_sort(
@@ -314,7 +315,7 @@ class TraceWriter {
     file_.arrow(send, receive);
   }
 
-  // A sender, a receiver and a launch of the sender.
+  // The key of a launch's message: sender, receiver and the sender's launch.
   [[nodiscard]] std::int64_t key_of(Rank src, Rank dst, std::int32_t launch) const {
     const std::int64_t devices = plan_.num_devices();
     return (std::int64_t{launch} * devices + src.value) * devices + dst.value;

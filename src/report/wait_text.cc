@@ -30,7 +30,7 @@ std::string joined(const std::vector<std::string>& parts, std::string_view last_
   return text;
 }
 
-// "8-11, 14"; of many runs the first few.
+// "8-11, 14"; the first few if there are many runs.
 std::string runs_text(const std::set<std::int32_t>& numbers) {
   std::vector<std::string> runs;
   for (auto it = numbers.begin(); it != numbers.end();) {
@@ -135,7 +135,7 @@ std::string WaitTexts::link(const WaitReason& reason) const {
                             senders.size() == 1 ? "" : "s", runs_text(senders));
 }
 
-// Where it begins: the longest step of those that led to the end of the wait.
+// The origin: the longest of the steps that led to the end of the wait.
 std::string WaitTexts::root(const WaitReason& reason) const {
   const PathStep& step = reason.root();
   const std::string time = time_text(step.end_us - step.start_us);

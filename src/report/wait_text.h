@@ -1,4 +1,4 @@
-// What devices wait for, in words.
+// The reasons for which devices wait, in words.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class WaitTexts {
   [[nodiscard]] WaitText of(const WaitReason& reason) const;
   // "4 kv of blocks 8-11".
   [[nodiscard]] std::string units(const MessageSpan& message) const;
-  // Bit k: it carries units of kind k.
+  // Bit k is set if it carries units of kind k.
   [[nodiscard]] std::int64_t kinds(const MessageSpan& message) const;
 
  private:

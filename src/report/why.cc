@@ -53,7 +53,7 @@ std::vector<LongWait> longest_waits(const Plan& plan, const Cluster& cluster,
   return waits;
 }
 
-// Words after `begin`; lines behind the first stand below the names of entries.
+// Wraps words after `begin`; lines behind the first are below the names of entries.
 std::string wrapped(std::string_view begin, std::string_view text) {
   constexpr std::size_t kIndent = 5;
   return fmt::format("{}{}\n", begin,

@@ -10,8 +10,8 @@
 
 namespace contextile {
 
-// What a cause is, "device 3 computes 1.75x the mean", and what the plan was simulated with to find
-// out what it costs, "attention spread evenly over the devices".
+// The cause, "device 3 computes 1.75x the mean", and the change with which the plan was simulated
+// to find its cost, "attention spread evenly over the devices".
 struct CauseText {
   std::string what;
   std::string remedy;
@@ -19,7 +19,7 @@ struct CauseText {
 [[nodiscard]] CauseText cause_text(const TimeCause& cause, const Plan& plan,
                                    const Cluster& cluster);
 
-// `simulation` is of `plan` on `cluster`, with a timeline; `causes` are its own.
+// `simulation` is of `plan` on `cluster` and has a timeline; `causes` are those of this simulation.
 [[nodiscard]] std::string why_text(const Plan& plan, const Cluster& cluster,
                                    const Simulation& simulation,
                                    const std::vector<TimeCause>& causes);

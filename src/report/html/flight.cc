@@ -31,7 +31,7 @@ constexpr double kTop = 8;
 constexpr double kThinnest = 0.4;  // bars below are left out
 constexpr std::size_t kMostArrows = 400;
 
-// What is drawn of large groups.
+// The part of a large group that is drawn.
 struct Detail {
   std::size_t rows = 256;        // ranks from 0 on, and culprits among the others
   std::size_t steps = SIZE_MAX;  // the last ones of each
@@ -48,7 +48,8 @@ struct Window {
   }
 };
 
-// The steps in which ranks hung take the larger part, the ones before them the rest.
+// The time from which on ranks hung takes the larger part of the picture, the steps before it the
+// rest.
 Window window_of(Records records) {
   Window window{INT64_MAX, 0};
   std::int64_t hung_us = INT64_MAX;
@@ -131,7 +132,7 @@ std::string row_svg(Rank rank, const FlightRecord* record, bool culprit, const W
   return svg + bars_svg(*record, window, top, detail);
 }
 
-// From who waits to whom it waits for.
+// Arrows from a rank that waits to the rank that it waits for.
 std::string arrows_svg(Records records, const std::map<Rank, std::size_t>& rows,
                        const FlightVerdict& verdict) {
   std::string svg;
@@ -198,7 +199,7 @@ std::string legend_html() {
   return html + "<span><i class=\"outlined\"></i>never ended</span></div>";
 }
 
-// The picture in at most so many bytes, or with the least detail there is.
+// The picture in at most `most_bytes`, or with the least detail there is.
 std::string bounded_picture_html(Records records, const FlightVerdict& verdict,
                                  std::size_t most_bytes) {
   constexpr std::size_t kFewestSteps = 4;
@@ -218,7 +219,7 @@ std::string bounded_picture_html(Records records, const FlightVerdict& verdict,
          "the picture (--max-size).</p>";
 }
 
-// One row for each record, as far as they fit into so many bytes.
+// One row for each record, as far as they fit into `most_bytes`.
 std::string ranks_html(Records records, const FlightVerdict& verdict, std::size_t most_bytes) {
   std::string html =
       "<div class=\"scroll\"><table><thead><tr><th>rank</th><th>host, process</th><th>was in</th>"

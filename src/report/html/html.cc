@@ -138,7 +138,7 @@ struct Pictures {
   std::vector<std::string> traffic_notes;
 };
 
-// Tiles get what the others leave. Base64 makes four bytes of three.
+// Tiles get the bytes that the others leave. Base64 makes four bytes of three.
 Pictures pictures_of(const ReportSubject& subject, std::size_t budget_bytes) {
   const Plan& plan = subject.reported.plan;
   TimelinePicture timeline = timeline_picture(plan, subject.reported.cluster,

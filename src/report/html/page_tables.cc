@@ -125,7 +125,7 @@ std::string verified_text(const VerifyReport& verified) {
     const DataMovement& movement = verified.movement[static_cast<std::size_t>(direction)];
     if (movement.redundant_transfers == 0) continue;
     text +=
-        fmt::format("; {}: {} of {} carry data nobody reads ({})", to_string(direction),
+        fmt::format("; {}: {} of {} carry data that nothing reads ({})", to_string(direction),
                     grouped(movement.redundant_transfers), counted(movement.transfers, "transfer"),
                     bytes_text(static_cast<double>(movement.redundant_bytes)));
   }
@@ -241,7 +241,7 @@ void add_time_rows(QuantityTable& table) {
 struct Card {
   std::string name;
   std::string html;
-  std::string beside;  // what the number is of
+  std::string beside;  // the subject of the number
 };
 
 std::vector<Card> cards_of(const ReportSubject& subject) {

@@ -35,20 +35,20 @@ struct ReportSubject {
 };
 using ReportSubjects = std::span<const ReportSubject>;
 
-// "dcp" or, of two plans, "A: dcp".
+// "dcp" or, if there are two plans, "A: dcp".
 [[nodiscard]] std::string short_name(ReportSubjects subjects, std::size_t i);
 
 // The few numbers to look at first.
 [[nodiscard]] std::string headline_html(ReportSubjects subjects);
-// One row a fact, one column a plan.
+// One row per fact, one column per plan.
 [[nodiscard]] std::string facts_html(ReportSubjects subjects);
-// One row a quantity; a column for every direction and plan, with B / A between two.
+// One row per quantity, and a column for every direction and plan, with B / A if there are two.
 [[nodiscard]] std::string statistics_html(ReportSubjects subjects);
-// Simulated time beside what no plan undercuts, and what that is made of.
+// Simulated time, the time that no plan undercuts, and the parts of that one.
 [[nodiscard]] std::string bounds_html(ReportSubjects subjects);
-// One row a device.
+// One row per device.
 [[nodiscard]] std::string devices_html(const ReportSubject& subject);
-// Node to node, of up to 16 nodes; empty beyond.
+// Bytes from node to node for up to 16 nodes; empty beyond.
 [[nodiscard]] std::string node_traffic_html(const Plan& plan);
 
 }  // namespace contextile

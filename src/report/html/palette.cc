@@ -35,7 +35,7 @@ std::uint8_t gamma_encoded(double linear) {
   return static_cast<std::uint8_t>(std::lround(255 * std::clamp(value, 0.0, 1.0)));
 }
 
-// As colourful as asked, or as screens can show.
+// The colour, as colourful as requested or as screens can show.
 Colour shown(double lightness, double chroma, double hue) {
   std::array<double, 3> rgb = linear_rgb(lightness, chroma, hue);
   const auto outside = [](double x) { return x < -0.0005 || x > 1.0005; };

@@ -14,9 +14,10 @@ struct Colour {
   friend bool operator==(const Colour&, const Colour&) = default;
 };
 
-// By rank. Every node has a slice of the hue circle; its devices go from dark to light and through
-// that slice. Few nodes lie round the circle in order; of many, consecutive ones lie far apart. All
-// are readable on white and on near-black. Chosen in OKLCH, where equal steps look equal.
+// The colours by rank. Every node has a slice of the hue circle; its devices go from dark to light
+// and through that slice. Few nodes lie round the circle in order; of many, consecutive ones lie
+// far apart. All colours are readable on white and on near-black. They are chosen in OKLCH, where
+// equal steps look equal.
 [[nodiscard]] std::vector<Colour> device_colours(std::int32_t nodes, std::int32_t devices_per_node);
 
 [[nodiscard]] std::string hex_text(Colour colour);  // "1f77b4"

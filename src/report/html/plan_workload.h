@@ -6,8 +6,8 @@
 
 namespace contextile {
 
-// Sequences, shape, homes and positions as the plan has them; masks of all rounds together; roles
-// of its blocks. O((blocks + bands) · log).
+// Sequences, shape, homes and positions as the plan has them, the masks of all rounds together, and
+// the roles of its blocks. O((blocks + bands) log).
 [[nodiscard]] Workload workload_of(const Plan& plan);
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// Text and numbers on a page. What users named (files, masks, clusters, options) never becomes
+// Text and numbers on a page. Names that users gave (files, masks, clusters, options) never become
 // markup or script.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What tile pictures are made of: rows of tokens, bands met in order, devices of tiles.
+// The parts of tile pictures: rows of tokens, bands met in order, devices of tiles.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace contextile {
 
-// The token ranges of all blocks of all rounds in token order, one or several to a row.
+// The token ranges of all blocks of all rounds in token order, one or several per row.
 class TileRows {
  public:
   struct Row {
@@ -24,11 +24,11 @@ class TileRows {
     std::int32_t round = 0;
   };
 
-  // One range a row.
+  // Begins with one range per row.
   explicit TileRows(const Plan& plan);
 
-  // Merges twice as many ranges as before into a row: of one document and round, and once every
-  // document is one row, of one round. False when there is nothing left to merge.
+  // Merges twice as many ranges as before into a row: first ranges of one document and round and,
+  // once every document is one row, of one round. Returns false if there is nothing left to merge.
   bool coarsen();
 
   [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(rows_.size()); }
@@ -67,12 +67,12 @@ class TileRows {
   bool merges_documents_ = false;
 };
 
-// Bands that hold queries of ever later ranges.
+// Walks the bands along ranges of queries that only move forward.
 class BandSweep {
  public:
   explicit BandSweep(std::span<const Band> bands);
 
-  // The bands that meet `queries`, whose begin never goes back from call to call.
+  // The bands that meet `queries`, whose begin never moves back from call to call.
   [[nodiscard]] std::span<const Band> advance(Range queries);
 
  private:
@@ -81,12 +81,12 @@ class BandSweep {
   std::vector<Band> active_;
 };
 
-// Device of every tile of one round, mask, direction and head group.
+// The device of every tile of one round, mask, direction and head group.
 class TileDevices {
  public:
   TileDevices(const PlanRound& round, std::size_t mask, Direction direction, GroupId group);
 
-  // The tile exists.
+  // The tile must exist.
   [[nodiscard]] std::int32_t of(BlockId q_block, BlockId kv_block) const;
 
  private:

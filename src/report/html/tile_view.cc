@@ -17,8 +17,8 @@
 namespace contextile {
 namespace {
 
-// A picture of more pieces is not worth its time: rows are merged instead, and devices of merged
-// rows found from a sample.
+// A picture of more pieces takes too long. Rows are merged instead, and the devices of merged rows
+// are found from a sample.
 constexpr std::int64_t kMaxPieces = 8'000'000;
 
 struct Plane {
@@ -41,7 +41,7 @@ std::vector<Plane> planes_of(const Plan& plan) {
   return planes;
 }
 
-// Rounds may differ in their number of head groups: those of the plane's heads.
+// The round's head group of the plane's heads. Rounds may differ in their number of head groups.
 GroupId group_of(const PlanRound& round, std::int32_t group, std::int32_t groups) {
   return GroupId{static_cast<std::int32_t>(std::int64_t{group} * round.head_groups / groups)};
 }
@@ -65,7 +65,7 @@ std::int32_t eighths_percent(std::int64_t part, std::int64_t all) {
   return static_cast<std::int32_t>(std::lround(std::round(share * 8) * 12.5));
 }
 
-// The device of most pairs of each column, consecutive columns of one device together.
+// The device of most pairs of each column; consecutive columns of one device form one run.
 std::vector<Run> runs_of(std::vector<Cell>& cells, bool merged) {
   std::ranges::sort(cells, {}, [](const Cell& c) { return std::pair(c.column, c.device); });
   std::vector<Run> runs;
@@ -108,7 +108,7 @@ class PlaneEncoder {
     }
   }
 
-  // Nothing when it takes more than `budget_bytes` or too long.
+  // Returns nothing if it takes more than `budget_bytes` or too long.
   [[nodiscard]] std::optional<VarintText> encode(std::size_t budget_bytes) {
     std::int32_t last_device = 0;
     for (std::int32_t row = 0; row < rows_.size(); ++row) {
@@ -147,8 +147,8 @@ class PlaneEncoder {
     }
   }
 
-  // Adds the devices of what a band attends in one cell: of a sample of the merged ranges, of all
-  // when the sample meets none of it.
+  // Adds the devices of the pairs that a band attends in one cell: of a sample of the merged
+  // ranges, or of all if the sample meets none of them.
   void collect_cell(std::int32_t row, std::int32_t column, const Band& band) {
     for (const std::int32_t most : {kSampled, rows_.most_merged()}) {
       const std::size_t before = cells_.size();
@@ -198,7 +198,7 @@ std::string encode_ranges(const TileRows& rows, std::size_t& size) {
   return packed.base64();
 }
 
-// Nothing when it takes more than `budget_bytes`.
+// Returns nothing if it takes more than `budget_bytes`.
 std::optional<std::string> encode_bands(const Plan& plan, std::size_t mask,
                                         std::size_t budget_bytes) {
   std::vector<Band> bands;

@@ -27,9 +27,9 @@ struct TilePicture {
   std::vector<std::string> notes;  // what the picture leaves out, as sentences
 };
 
-// All rounds on one picture. When it would take more than `budget_bytes`, ranges that follow each
+// All rounds on one picture. If it would take more than `budget_bytes`, ranges that follow each
 // other in a document are merged, 2, 4, 8, … of them, and if need be documents. O(tiles + pieces),
-// a piece being what a range of queries attends in a range of keys.
+// where a piece is the set of pairs that a range of queries attends in a range of keys.
 [[nodiscard]] TilePicture tile_picture(const Plan& plan, std::size_t budget_bytes);
 
 }  // namespace contextile

@@ -18,7 +18,7 @@
 namespace contextile {
 namespace {
 
-// What a span is, in the order of Instruction.
+// The kind of a span, numbered in the order of Instruction, and its numbers.
 struct SpanFacts {
   std::int64_t what = 0;
   std::array<std::int64_t, 3> numbers{};
@@ -44,7 +44,8 @@ SpanFacts facts_of(const Instruction& instruction, Direction direction, const At
   return facts;
 }
 
-// Equal parts of a direction's time on every device, and what share of each is spent how.
+// Cuts a direction's time on every device into equal parts and keeps the share of each activity in
+// each part.
 template <std::size_t N>
 class Bins {
  public:
@@ -237,9 +238,9 @@ class DirectionTimeline {
 
 constexpr std::int64_t kMostBins = 512;
 constexpr std::int64_t kFewestBins = 16;
-constexpr std::size_t kBytesOfSpan = 12;  // about, as of a message
+constexpr std::size_t kBytesOfSpan = 12;  // roughly; the same for a message
 
-// Bins of every direction, as many as the budget takes.
+// The bins of every direction, as many as the budget allows.
 struct PackedBins {
   std::int64_t bins = 0;
   std::vector<VarintText> directions;

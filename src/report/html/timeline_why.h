@@ -1,4 +1,4 @@
-// What the timeline says of waiting: the critical path, and why every wait waits.
+// The timeline's account of waiting: the critical path, and the reason of every wait.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,19 @@
 
 namespace contextile {
 
-// Times of the timeline. Spans of no nanosecond are left out of it.
+// A time on the timeline. Spans shorter than a nanosecond are left out of it.
 [[nodiscard]] std::int64_t timeline_ns(double us);
 
-// The steps, one after the other from the direction's start: ns, StepKind, device, and of
-// latency and transfer the sender. Barriers are left out.
+// The steps, one after the other from the direction's start: ns, StepKind, device, and for latency
+// and transfer the sender. Barriers are left out.
 [[nodiscard]] VarintText packed_path(const SimulatedDirection& simulated);
 
-// The waits in the order of the timeline's spans: peer, 1 if it sends, bytes, kinds (bit k:
-// kind k), kind and index of the port that bound the message, how many messages crossed it
-// meanwhile; ns for which the peer had not launched it, it queued, its latency took; and the
-// longest step that led to the wait's end: StepKind, device, of a message the sender + 1, else 0,
-// and its ns.
+// The waits in the order of the timeline's spans, each as these numbers:
+// - peer, 1 if it sends, bytes, kinds (bit k: kind k);
+// - kind and index of the port that bound the message, how many messages crossed it meanwhile;
+// - ns for which the peer had not launched it, it queued, its latency took;
+// - the longest step that led to the wait's end: StepKind, device, of a message the sender + 1,
+//   else 0, and its ns.
 [[nodiscard]] VarintText packed_waits(const Plan& plan, const Cluster& cluster, Direction direction,
                                       const SimulatedDirection& simulated);
 

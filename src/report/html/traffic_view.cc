@@ -31,7 +31,7 @@ VarintText encode(const TrafficMatrix& matrix, std::int64_t unit_bytes) {
   return packed;
 }
 
-// Numbers of devices a row may stand for: parts of a node, then whole nodes.
+// Possible numbers of devices per row: parts of a node, then whole nodes.
 std::vector<std::int32_t> row_sizes(const Plan& plan) {
   std::vector<std::int32_t> sizes;
   for (std::int32_t k = 1; k <= plan.devices_per_node; ++k) {

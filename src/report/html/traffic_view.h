@@ -1,4 +1,4 @@
-// Who sends how much to whom.
+// The bytes between every two devices, as a picture.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace contextile {
 
-// Bytes from each device to each, one direction, all rounds and masks; with the padding that
-// statistics charge.
+// Bytes from each device to each, in one direction, over all rounds and masks, with the padding
+// that statistics charge.
 class TrafficMatrix {
  public:
   // `merged` devices that follow each other count as one.
