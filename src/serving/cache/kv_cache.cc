@@ -45,13 +45,13 @@ struct KvCache::State {
     }
   }
 
-  // Whole blocks of a prompt's tokens but the last that are remembered.
+  // The pages of a prompt's whole blocks that are remembered; its last token is not looked up.
   [[nodiscard]] std::vector<PageId> find(std::span<const std::int32_t> tokens) const {
     if (!options.share_prefixes || tokens.empty()) return {};
     return prefixes.find(tokens.first(tokens.size() - 1));
   }
 
-  // The page that has been unused for longest; what it held is forgotten.
+  // Takes the page that has been unused for longest; its contents are forgotten.
   PageId take() {
     const PageId page = pool.take();
     prefixes.erase(page);
@@ -76,7 +76,7 @@ struct KvCache::State {
     return static_cast<std::int64_t>(request.tokens.size()) / options.layout.block_tokens();
   }
 
-  // Takes in what is behind the table's first `first` blocks.
+  // Remembers the blocks of the request's table from block `first` on.
   void remember(const Request& request, std::int64_t first) {
     if (options.share_prefixes) prefixes.insert(request.tokens, request.table, first);
   }
@@ -138,7 +138,7 @@ bool KvCache::append(RequestId request, std::span<const std::int32_t> tokens) {
   const std::int64_t missing =
       layout().num_blocks(length + static_cast<std::int64_t>(tokens.size())) -
       static_cast<std::int64_t>(its.table.size());
-  // What is written must be of this request alone, and nothing that is remembered.
+  // The page that is written must belong to this request alone and hold nothing that is remembered.
   const bool is_open = length % layout().block_tokens() != 0;
   const bool copies = is_open && state.pool.users(its.table.back()) > 1;
   if (missing + (copies ? 1 : 0) > state.pool.num_free()) return false;

@@ -25,7 +25,7 @@ void check_divides(const char* what, std::int64_t whole, std::int64_t part, cons
   }
 }
 
-// N among the ranks that hold a copy of the same KV heads.
+// Checks that the ranks of a group hold copies of the same KV heads.
 void check_copies(const KvGroups& groups) {
   if (groups.mla || groups.kv_ranks == 1) return;
   const std::int32_t copies = groups.tp / groups.kv_heads;
@@ -43,7 +43,7 @@ void check_kv_layout(const KvLayout& layout) {
   check_count("KV layout: ranks", layout.num_ranks);
   check_count("KV layout: page size", layout.page_size);
   check_count("KV layout: interleave", layout.interleave);
-  // One rank has no turns.
+  // One rank has nothing to interleave.
   if (layout.num_ranks > 1 && layout.page_size % layout.interleave != 0) {
     throw InvalidArgument(
         fmt::format("KV layout: expected an interleave that divides the page size {}, found {}",
@@ -89,7 +89,8 @@ void check_kv_groups(const KvGroups& groups) {
           fmt::format("KV groups: expected kv_ranks of 1, the {} prefill ranks or all {}, found {}",
                       groups.prefill_ranks, all, groups.kv_ranks));
     }
-    // The prefill ranks hold the same heads; only where tp's ranks join them are theirs compared.
+    // The prefill ranks hold the same heads; theirs are compared with tp's only if tp's ranks join
+    // them.
     if (groups.kv_ranks == all && groups.kv_ranks != groups.prefill_ranks) {
       KvGroups inner = groups;
       inner.kv_ranks = groups.tp;

@@ -1,4 +1,4 @@
-// The pages of a cache: who uses them, and in which order unused ones are given out again.
+// The pages of a cache: their users, and the order in which unused ones are given out again.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ class PagePool {
   [[nodiscard]] std::int32_t num_pages() const { return static_cast<std::int32_t>(pages_.size()); }
   [[nodiscard]] std::int32_t num_free() const { return num_free_; }
   [[nodiscard]] std::int32_t users(PageId page) const { return pages_[page.index()].users; }
-  // The unused page that is next to be given out. There is one.
+  // The unused page that is given out next. There must be one.
   [[nodiscard]] PageId front() const { return PageId(first_); }
 
   // Takes the front for one user.
   PageId take();
-  // One more user; an unused page leaves the queue.
+  // Adds a user; an unused page leaves the queue.
   void use(PageId page);
   // One user less. A page without any goes to the end of the queue.
   void drop(PageId page);

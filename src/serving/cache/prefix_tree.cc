@@ -15,7 +15,7 @@ struct PrefixTree::Node {
   std::uint64_t hash = 0;            // of its block, under which the parent has it
   std::vector<std::int32_t> tokens;  // of its block
   std::vector<PageId> pages;         // that hold it, in the order in which they came to
-  // By hash; blocks that share one are told apart by their tokens.
+  // The children by hash; the tokens distinguish blocks that share a hash.
   std::unordered_multimap<std::uint64_t, std::unique_ptr<Node>> children;
 };
 
@@ -33,7 +33,7 @@ PrefixTree::PrefixTree(std::int64_t block_tokens, std::int32_t num_pages)
       node_of_page_(static_cast<std::size_t>(num_pages), nullptr) {}
 
 PrefixTree::~PrefixTree() {
-  // A long prompt is a deep tree: taken apart without recursion.
+  // A long prompt is a deep tree, so it is taken apart without recursion.
   std::vector<std::unique_ptr<Node>> open;
   open.push_back(std::move(root_));
   while (!open.empty()) {
@@ -74,7 +74,8 @@ std::vector<PageId> PrefixTree::find(Tokens tokens) const {
 void PrefixTree::insert(Tokens tokens, std::span<const PageId> pages, std::int64_t first) {
   const std::int64_t num_blocks = static_cast<std::int64_t>(tokens.size()) / block_tokens_;
   if (first >= num_blocks) return;
-  // From where the block before is, so that a long request is not walked for each of its blocks.
+  // Begins at the place of the block before, so that a long request is not walked for each of its
+  // blocks.
   Node* node =
       first > 0 ? node_of_page_[pages[static_cast<std::size_t>(first - 1)].index()] : nullptr;
   const std::int64_t begin = node != nullptr ? first : 0;

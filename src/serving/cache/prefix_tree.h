@@ -24,10 +24,10 @@ class PrefixTree {
 
   // Pages of the longest remembered prefix of whole blocks.
   [[nodiscard]] std::vector<PageId> find(Tokens tokens) const;
-  // Remembers pages[i] as holding block i of the tokens, for the blocks from `first` on that are
-  // whole. A prefix may have several pages: two requests that computed it side by side.
+  // Remembers pages[i] as holding block i of the tokens, for the whole blocks from `first` on. A
+  // prefix may have several pages: two requests that computed it side by side.
   void insert(Tokens tokens, std::span<const PageId> pages, std::int64_t first);
-  // Forgets what the page holds; what follows it is found again once it is.
+  // Forgets the contents of the page. Its continuations can be found again once it can.
   void erase(PageId page);
 
   [[nodiscard]] bool holds(PageId page) const { return node_of_page_[page.index()] != nullptr; }

@@ -23,7 +23,8 @@ constexpr std::array<std::pair<DecodeMode, std::string_view>, 3> kModes = {
      {DecodeMode::kA2a, "a2a"},
      {DecodeMode::kQReplicated, "q_replicated"}}};
 
-// Every rank has a run of the group's heads, which are by KV head; runs differ by at most one head.
+// Every rank has a run of the group's heads, in the order of KV heads; runs differ by at most one
+// head.
 struct HeadSplit {
   std::int32_t ranks = 1;
   std::int32_t all = 1;
@@ -36,10 +37,11 @@ struct HeadSplit {
   }
 };
 
-// A buffer to every rank and one from every rank; this rank's own goes to itself.
+// Sends a buffer to every rank and receives one from every rank; this rank's own goes to itself.
 class Exchange {
  public:
-  // bytes_to(peer): how many it is sent. Every rank sends this one as much as it sends itself.
+  // bytes_to(peer): the number of bytes that the peer is sent. Every rank sends this one as much as
+  // it sends itself.
   template <typename BytesTo>
   Exchange(Transport& transport, const BytesTo& bytes_to) : transport_(transport) {
     const std::int32_t me = transport.rank().value;
@@ -62,7 +64,7 @@ class Exchange {
   [[nodiscard]] std::vector<std::byte>& sent(std::int32_t peer) {
     return sent_[static_cast<std::size_t>(peer)];
   }
-  // Once it was waited for.
+  // The exchange must have been waited for.
   [[nodiscard]] std::vector<std::byte>& received(std::int32_t peer) {
     return received_[static_cast<std::size_t>(peer)];
   }
@@ -106,8 +108,8 @@ void copy_rows(const TensorView& dst, std::int32_t dst_head, const TensorView& s
   }
 }
 
-// Queries of all ranks' heads. A rank's own take the same way as the others', so that all compute
-// with the same ones.
+// Queries of all ranks' heads. A rank's own queries take the same way as the others', so that all
+// ranks compute with the same ones.
 HostTensor gather_queries(Transport& transport, const DecodeOptions& options,
                           const HeadSplit& heads, const TensorView& q_NHD) {
   std::vector<std::byte> mine(static_cast<std::size_t>(q_NHD.tokens * q_NHD.heads * q_NHD.dim *
@@ -127,14 +129,14 @@ HostTensor gather_queries(Transport& transport, const DecodeOptions& options,
   return all;
 }
 
-// Some rows of a call on one rank, whose requests count rows from the first of them.
+// Some rows of a call on one rank. Its requests count rows from the first of them.
 struct RowGroup {
   std::int64_t first_row = 0;
   std::int64_t num_rows = 0;
   std::vector<PagedRequest> requests;
 };
 
-// At most so many groups of neighbouring requests, of about as many rows each; at least one.
+// At most `num_groups` groups of neighbouring requests, with about as many rows each; at least one.
 std::vector<RowGroup> row_groups(std::span<const PagedRequest> requests, std::int64_t num_rows,
                                  std::int32_t num_groups) {
   std::vector<std::int64_t> sizes;
@@ -176,7 +178,7 @@ class Step {
         all_o_(Dtype::kF32, rows_, heads.all, out.o_NHD.dim),
         all_lse_(Dtype::kF32, rows_, heads.all, 1) {}
 
-  // Attention of all heads to this rank's tokens, and its outputs on their way.
+  // Computes attention of all heads to this rank's tokens, and sends its outputs.
   void start(const PagedKernel& kernel, const PagedKv& kv, const TensorView& all_q_NHD,
              std::span<const PagedRequest> requests) {
     kernel.run(options_.params, kv, all_q_NHD, requests, {all_o_.view(), all_lse_.stats()});
@@ -207,12 +209,12 @@ class Step {
   [[nodiscard]] std::int64_t bytes_of(std::int32_t heads, std::int32_t dim, Dtype dtype) const {
     return rows_ * heads * dim * bytes_per_element(dtype);
   }
-  // Outputs of a rank's heads; LSE stands behind them, where floats may lie.
+  // Bytes of a rank's outputs. The LSE follows them, where floats may lie.
   [[nodiscard]] std::int64_t o_bytes(std::int32_t rank) const {
     return bytes_of(heads_.count(rank), out_.o_NHD.dim, options_.wire);
   }
 
-  // This rank's outputs of all heads, times what its keys weigh among those of all ranks.
+  // Multiplies this rank's outputs of all heads by the weight of its keys among those of all ranks.
   void weigh_by_all() {
     std::vector<std::vector<std::byte>> everyone = all_gather(transport_, all_lse_.bytes());
     std::vector<TensorView> lse;

@@ -9,7 +9,7 @@ std::vector<Range> even_runs(std::span<const std::int64_t> sizes, std::int64_t t
   std::vector<Range> runs;
   Range run;
   std::int64_t sum = 0;
-  std::int64_t sum_before = 0;  // the run
+  std::int64_t sum_before = 0;  // of the run
   for (const std::int64_t size : sizes) {
     sum += size;
     ++run.end;

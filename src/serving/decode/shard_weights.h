@@ -8,7 +8,7 @@
 namespace contextile {
 
 // Turns the LSE of every shard into its weight, in the listed order, and returns the LSE of all.
-// NaN and +inf count as -inf, which weighs 0; where all do, -inf.
+// NaN and +inf count as -inf, which has the weight 0; if all do, the result is -inf.
 template <LseBase kBase>
 [[nodiscard]] float find_weights(std::span<float> lse);
 

@@ -121,7 +121,8 @@ std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSettin
   return first;
 }
 
-// All say how many bytes they bring, and what their tables are; only the first brings any.
+// All ranks say how many bytes they bring, and what their tables are; only the first rank brings
+// any.
 EngineInput EngineRank::share(const EngineInput& input) {
   const bool is_first = transport_.rank().value == 0;
   std::vector<std::byte> bytes;

@@ -27,8 +27,8 @@ struct Candidate {
   }
 };
 
-// Tokens and their weights, from which one is drawn. The order of tokens has the likeliest first
-// and, of equally likely ones, the one with the least id. It is never made as a whole: every
+// Tokens and their weights, from which one is drawn. Tokens are ordered by likelihood, the
+// likeliest first, and equally likely ones by id. The order is never made as a whole: every
 // question is answered by partial selection, in time linear in the number of tokens.
 class Candidates {
  public:
@@ -114,7 +114,7 @@ SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                    "sampling: expected {} logits, none NaN or +inf, found a sum of {}",
                    logits.size(), log_total);
   auto token = static_cast<std::int32_t>(best - logits.begin());
-  // So close to 0 that weights of all others are.
+  // So close to 0 that the weights of all other tokens are 0.
   constexpr double kLeastTemperature = 1e-6;
   if (params.temperature > kLeastTemperature) {
     // Numbers of one request are drawn from generators of their own, so none depends on how many

@@ -16,8 +16,8 @@ struct Request {
       0;  // tokens whose keys and values are in the cache, or will be after this step
   std::int64_t cached_tokens = -1;  // -1: it has not begun
   bool is_running = false;
-  // While it waits for another request to compute a beginning that both have: that one's arrival,
-  // and how many tokens they share, in whole blocks of the cache.
+  // Set while it waits for another request to compute a beginning that both have: the arrival of
+  // that request, and how many tokens they share, in whole blocks of the cache.
   std::int64_t leader = -1;
   std::int64_t shared_tokens = 0;
 
@@ -74,7 +74,7 @@ struct Scheduler::State {
     check_sampling(request.sampling);
   }
 
-  // Gives pages back; it begins again when there is room.
+  // Frees the pages of a request; it begins again when there is room.
   void preempt(Request& request) {
     cache.free(request.asked.id);
     request.is_running = false;
@@ -90,7 +90,8 @@ struct Scheduler::State {
         ->second;
   }
 
-  // Appends to a request that runs; those behind it give way, at last the request itself.
+  // Appends to a request that runs. Requests behind it give way if there are too few pages, and at
+  // last the request itself.
   [[nodiscard]] bool append(Request& request, std::int64_t count) {
     const auto tokens =
         std::span(request.tokens)
@@ -104,8 +105,8 @@ struct Scheduler::State {
     return true;
   }
 
-  // How many of its tokens are there; none: there is no room for what is to be computed of it
-  // first.
+  // Number of its tokens that the cache has; none if there is no room for the tokens that are to be
+  // computed first.
   [[nodiscard]] std::optional<std::int64_t> begin(Request& request, std::int64_t budget) {
     const std::span<const std::int32_t> tokens = request.tokens;
     const std::int64_t hit = cache.cached_tokens(tokens);
@@ -124,14 +125,14 @@ struct Scheduler::State {
     return added;
   }
 
-  // True if a request that did not fit in an earlier step cannot fit now. Looking up the tokens that
-  // the cache has of a long prompt takes too long for every step in which it waits.
+  // True if a request that did not fit in an earlier step cannot fit now. Looking up how many
+  // tokens of a long prompt the cache has takes too long for every step in which it waits.
   [[nodiscard]] bool is_still_short(Arrival arrival, std::int64_t count) const {
     return num_running > 0 && shortage.arrival == arrival && count >= shortage.count &&
            cache.free_pages() <= shortage.num_free;
   }
 
-  // Requests that run and need one token, their next.
+  // Number of running requests that need one token, their next.
   [[nodiscard]] std::int64_t num_decoding() const {
     return std::count_if(requests.begin(), requests.end(), [](const auto& entry) {
       return entry.second.is_running && entry.second.missing() == 1;
@@ -175,9 +176,9 @@ struct Scheduler::State {
     });
   }
 
-  // How many tokens of each prompt a step computes at most: all, or else as many as of the others.
-  // The tokens that the cache holds of a waiting prompt are not looked up here, in every step.
-  // Requests that follow another are passed over.
+  // The most tokens that a step computes of each prompt: all, or else as many as of the others. The
+  // tokens that the cache holds of a waiting prompt are not looked up here, in every step. Requests
+  // that follow another are passed over.
   [[nodiscard]] std::map<Arrival, std::int64_t> shares(std::int64_t budget) {
     std::vector<std::pair<std::int64_t, Arrival>> wanted;
     std::vector<Arrival> beginning;
@@ -209,7 +210,8 @@ struct Scheduler::State {
     stats.num_computed_tokens += request.computed - first;
   }
 
-  // The request that was last put off for want of pages, how many of its tokens, and what was free.
+  // The request that was last put off for lack of pages, how many of its tokens, and how many pages
+  // were free.
   struct Shortage {
     Arrival arrival = -1;
     std::int64_t count = 0;
@@ -260,7 +262,7 @@ bool Scheduler::cancel(RequestId request) {
 std::vector<ScheduledTokens> Scheduler::next() {
   State& state = *state_;
   std::vector<ScheduledTokens> step;
-  // Next tokens go before prompts.
+  // Next tokens of running requests go before prompts.
   std::int64_t decodes =
       std::min<std::int64_t>(state.num_decoding(), state.options.max_step_tokens);
   const std::map<State::Arrival, std::int64_t> shares =
@@ -279,7 +281,7 @@ std::vector<ScheduledTokens> Scheduler::next() {
   }
   for (const auto& [arrival, count] : shares) {
     Request& request = state.requests.at(arrival);
-    // None begins where pages were short just now.
+    // No request begins if pages were short just now.
     if (state.stats.num_preemptions > preemptions) break;
     if (request.is_running || count == 0) continue;
     if (state.is_still_short(arrival, count)) break;

@@ -29,7 +29,7 @@ Dtype dtype_of_pages(KvDtype dtype) {
   return Dtype::kF16;
 }
 
-// Keys and values of a layer. Pages nobody has written are NaN, so that reading one is seen.
+// Keys and values of a layer. Pages that were never written are NaN, so that reading one shows.
 struct LayerPages {
   HostTensor k;  // [pages · page size, kv_heads, head_dim]
   HostTensor v;
@@ -51,7 +51,7 @@ struct StepGroup {
   Floats x;  // [rows, hidden]
 };
 
-// A group's attention with outputs on their way; moving it leaves them where they are.
+// A group's attention whose outputs are on their way; moving the object leaves them in place.
 struct PendingLayer {
   std::int32_t layer = 0;
   StepGroup* group = nullptr;
@@ -60,7 +60,7 @@ struct PendingLayer {
   PendingAttention attention;
 };
 
-// At most so many runs of requests, of about as many tokens each.
+// At most `num_groups` runs of requests, with about as many tokens each.
 std::vector<std::span<const StepRequest>> token_groups(std::span<const StepRequest> requests,
                                                        std::int32_t num_groups) {
   std::vector<std::int64_t> tokens;
@@ -109,7 +109,7 @@ class DecoderRank::State {
   }
 
   [[nodiscard]] HostTensor forward(std::span<const StepRequest> requests) {
-    // A request reads what those before it in a step write, and groups begin a layer in order.
+    // A request reads what earlier ones write in the same step, and groups begin a layer in order.
     const bool by_layers = options_.hop_b == HopBReading::kFeedForward;
     std::vector<StepGroup> groups;
     for (const auto some : token_groups(requests, by_layers ? options_.hop_b_groups : 1)) {
@@ -214,7 +214,7 @@ class DecoderRank::State {
     return y;
   }
 
-  // y of as many rows as x.
+  // Returns y with as many rows as x.
   [[nodiscard]] static Floats product(std::span<const float> x, std::span<const float> weights,
                                       std::size_t inputs) {
     Floats y(inputs == 0 ? 0 : x.size() / inputs * (weights.size() / inputs));
@@ -222,7 +222,7 @@ class DecoderRank::State {
     return y;
   }
 
-  // Queries or keys of some rows: projected, normed by head where the model does, turned.
+  // Queries or keys of some rows: projected, normed by head if the model does so, and rotated.
   [[nodiscard]] Floats heads_of(std::span<const float> x, std::span<const float> weights,
                                 std::span<const float> bias, std::span<const float> norm,
                                 std::span<const std::int64_t> positions) const {
@@ -262,8 +262,9 @@ class DecoderRank::State {
             view.dim,          {}};
   }
 
-  // A group's layer is finished while the exchange of the next group's, which for a layer's last
-  // one is the first of the next layer, is on its way; that of a group without others at once.
+  // A group's layer is finished while the exchange of the next group's layer is on its way. For a
+  // layer's last group, the next one is the first group of the next layer. A single group is
+  // finished at once.
   void compute_layers(std::vector<StepGroup>& groups) {
     std::optional<PendingLayer> before;
     for (std::int32_t i = 0; i < config_.num_layers; ++i) {
@@ -280,7 +281,7 @@ class DecoderRank::State {
     if (before) finish_layer(std::move(*before));
   }
 
-  // Up to attention.
+  // Computes a layer up to attention.
   [[nodiscard]] PendingLayer begin_layer(std::int32_t index, StepGroup& group) {
     const auto i = static_cast<std::size_t>(index);
     const DecoderWeights::Layer& layer = weights_.layers[i];
@@ -290,7 +291,7 @@ class DecoderRank::State {
     return begin_attention(index, group, q);
   }
 
-  // x += attention, then x += what the feed-forward makes of it.
+  // x += attention, then x += the output of the feed-forward.
   void finish_layer(PendingLayer pending) {
     pending.attention.finish();
     const DecoderWeights::Layer& layer = weights_.layers[static_cast<std::size_t>(pending.layer)];
@@ -342,7 +343,7 @@ class DecoderRank::State {
     return {index, &group, std::move(o), std::move(lse), std::move(attention)};
   }
 
-  // x += what the feed-forward makes of it.
+  // x += the output of the feed-forward.
   void feed_forward(const DecoderWeights::Layer& layer, Floats& x) {
     const Floats input = normed(x, layer.ffn_norm);
     Floats gate = product(input, layer.gate, hidden());
@@ -359,7 +360,7 @@ class DecoderRank::State {
     all_reduce(transport_, values);
   }
 
-  // Every rank has computed those of its tokens.
+  // The logits of all tokens. Every rank computes those of its part of the vocabulary.
   [[nodiscard]] HostTensor logits(const Floats& sampled) {
     const Floats last = normed(sampled, weights_.norm);
     const Floats mine = product(last, weights_.logits, hidden());

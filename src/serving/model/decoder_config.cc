@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Values of a config.json; what is null counts as absent.
+// Values of a config.json; null counts as absent.
 class ConfigReader {
  public:
   ConfigReader(const json& object, std::string where) : object_(object), where_(std::move(where)) {
@@ -84,7 +84,7 @@ void read_scaling(const ConfigReader& scaling, RopeConfig& rope) {
   rope.original_length = scaling.count("original_max_position_embeddings");
 }
 
-// Newer files have theta and scaling in one object, older ones next to each other.
+// Newer files have theta and scaling in one object, older ones as separate keys.
 RopeConfig read_rope(const ConfigReader& config) {
   RopeConfig rope;
   if (config.has("rope_theta")) rope.theta = config.positive("rope_theta");
@@ -97,7 +97,7 @@ RopeConfig read_rope(const ConfigReader& config) {
   return rope;
 }
 
-// Windows as layer_types name them, or as the families have them without.
+// Windows as layer_types names them, or the family's default without.
 std::vector<std::int32_t> read_windows(const ConfigReader& config, const std::string& family,
                                        std::int32_t num_layers) {
   const bool uses = family == "mistral" || config.flag("use_sliding_window", false);
@@ -139,7 +139,8 @@ std::vector<std::int32_t> read_end_tokens(const ConfigReader& config) {
   return tokens;
 }
 
-// A model's own, unless generation_config.json has others, which generate of transformers goes by.
+// The model's own end tokens, unless generation_config.json has others, which transformers'
+// generate uses.
 std::vector<std::int32_t> end_tokens_of(const std::string& folder, const ConfigReader& config) {
   const std::filesystem::path path = std::filesystem::path(folder) / "generation_config.json";
   if (!std::filesystem::exists(path)) return read_end_tokens(config);

@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::int64_t kOutputsOfRun = 128;
 
-// NOTE: for the whole process. Several ranks' threads of OpenBLAS beside oneTBB's would only wait
-// for each other.
+// NOTE: this holds for the whole process. OpenBLAS's threads for several ranks, in addition to
+// oneTBB's, would only wait for each other.
 void use_one_thread_a_call() {
   static const bool done = (openblas_set_num_threads(1), true);
   static_cast<void>(done);

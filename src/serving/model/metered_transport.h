@@ -1,5 +1,5 @@
-// A transport that counts what is launched, by what for. Exchanges that are still on their way
-// while others begin count where they belong.
+// A transport that counts what is launched, by purpose. An exchange that is still on its way while
+// another begins counts for its own purpose.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class MeteredTransport final : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
 
-  // Bytes launched from here on are added to `bytes`, which stays where it is.
+  // From here on, launched bytes are added to `bytes`, which must stay in place.
   void meter(std::int64_t& bytes) { bytes_ = &bytes; }
 
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {

@@ -17,7 +17,7 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Box and Muller's: one normal number of 64 random bits.
+// The Box-Muller transform: one normal number from 64 random bits.
 float normal(std::uint64_t bits) {
   const double radius = std::sqrt(-2 * std::log((static_cast<double>(bits >> 32) + 1) * 0x1p-32));
   const double angle = 2 * std::numbers::pi * static_cast<double>(bits & 0xffffffffU) * 0x1p-32;

@@ -6,7 +6,7 @@
 namespace contextile {
 namespace {
 
-// Llama 3.1's: long wavelengths are stretched, short ones stay, with a ramp between.
+// Llama 3.1's scaling: long wavelengths are stretched, short ones stay, with a ramp between.
 double stretched(const RopeConfig& config, double frequency) {
   if (config.factor == 1) return frequency;
   if (config.original_length == 0) return frequency / config.factor;

@@ -33,7 +33,7 @@ enum class Element : std::uint8_t { kF32, kBf16, kF16 };
 struct StoredTensor {
   std::span<const std::uint8_t> bytes;
   std::vector<std::int64_t> shape;
-  std::optional<Element> element;  // none: of a kind that is not read here
+  std::optional<Element> element;  // none: a kind that is not read here
   std::string element_name;
 };
 
@@ -103,7 +103,7 @@ class SafetensorsFile {
     }
   }
 
-  // No byte is two tensors'.
+  // Checks that no byte belongs to two tensors.
   void check_places() const {
     std::vector<std::pair<std::span<const std::uint8_t>, std::string_view>> places;
     for (const auto& [name, tensor] : tensors_) {
@@ -182,7 +182,7 @@ class SafetensorsSource final : public TensorSource {
   std::map<std::string, Place> places_;
 };
 
-// The files that an index names, each once. They lie beside it.
+// The files that an index names, each once. They are in the index's folder.
 std::vector<std::string> files_of_index(const std::filesystem::path& index) {
   const FileBytes file(index.string(), expect_text("an index of safetensors files"));
   const json document = parse_json(file.text(), file.name());
@@ -191,7 +191,8 @@ std::vector<std::string> files_of_index(const std::filesystem::path& index) {
     for (const auto& [tensor, name] : document.at("weight_map").items()) {
       const auto path = name.get<std::string>();
       CONTEXTILE_CHECK(std::filesystem::path(path).filename() == path,
-                       "{}: expected names of files beside it, found {}", file.name(), quote(path));
+                       "{}: expected names of files in its folder, found {}", file.name(),
+                       quote(path));
       names.insert(path);
     }
   } catch (const json::exception& error) {

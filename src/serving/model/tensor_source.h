@@ -25,14 +25,15 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
   [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
-  // out: row-major, as many elements as the part has.
+  // `out` is row-major and has as many elements as the part.
   virtual void read(const MatrixPart& part, std::span<float> out) const = 0;
 };
 
-// Normally distributed with the variance 1 / columns; vectors are 1 where they end in
-// "norm.weight", small otherwise. Every element depends on the seed, the name and its place alone.
+// Normally distributed with the variance 1 / columns. Vectors are 1 if their name ends in
+// "norm.weight", and small otherwise. Every element depends only on the seed, the name and its
+// place.
 [[nodiscard]] std::unique_ptr<TensorSource> random_source(std::uint64_t seed);
-// The files of a folder. Throws IoError, and InvalidArgument on what is no safetensors file.
+// The files of a folder. Throws IoError, and InvalidArgument on a file that is no safetensors file.
 [[nodiscard]] std::unique_ptr<TensorSource> safetensors_source(const std::string& folder);
 
 }  // namespace contextile

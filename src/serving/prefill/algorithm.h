@@ -1,4 +1,4 @@
-// How ranks bring queries and keys together: a file for each way.
+// The ways in which ranks bring queries and keys together, with a file for each.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct PrefillContext {
 
   [[nodiscard]] std::int32_t num_ranks() const { return transport.size(); }
   [[nodiscard]] Rank me() const { return transport.rank(); }
-  // So many ranks further round the ring; 0 to N either way.
+  // The rank `steps` further round the ring; -N to N steps.
   [[nodiscard]] Rank rank_after(std::int32_t steps) const {
     return Rank((me().value + steps + num_ranks()) % num_ranks());
   }
@@ -52,26 +52,26 @@ class KvBuffer {
   HostTensor v_;
 };
 
-// Results that travel, O as `wire`.
+// Results that travel, with O as `wire`.
 class PartialBuffer {
  public:
   PartialBuffer(std::int64_t rows, std::int32_t heads, std::int32_t value_dim, Dtype wire);
 
   [[nodiscard]] PartialOutput view() { return {o_.view(), lse_.stats()}; }
-  // Some rows of some heads, as they travel.
+  // Some rows of some heads, in the form in which they travel.
   [[nodiscard]] Message message(Rank peer, std::int64_t first, std::int64_t rows,
                                 std::int32_t first_head, std::int32_t heads);
-  // From what was computed to what travels, and from what arrived to fp32.
+  // Convert computed rows to travelling ones, and arrived rows to fp32.
   void pack(const RowOps& row_ops);
   void unpack(const RowOps& row_ops);
 
  private:
   HostTensor o_;
   HostTensor lse_;
-  HostTensor travelling_;  // of other elements than o_; else without any
+  HostTensor travelling_;  // if the elements differ from those of o_; else empty
 };
 
-// Rows as a message takes them. The heads of a row lie side by side.
+// Rows in the form in which a message takes them. The heads of a row are adjacent.
 [[nodiscard]] Segment segment_of(const TensorView& view);
 [[nodiscard]] Message message_of(Rank peer, const KvRows& rows);
 

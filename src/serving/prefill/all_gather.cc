@@ -3,8 +3,9 @@
 namespace contextile {
 namespace {
 
-// Source: Llama 3, arXiv 2407.21783, section 3.3.2. Every block to every rank at once while own
-// keys are computed, then all others in one call. Memory: the blocks of all ranks.
+// Source: Llama 3, arXiv 2407.21783, section 3.3.2. Every rank sends its block to all others at
+// once and meanwhile computes with its own keys, then with all others in one call. Memory: the
+// blocks of all ranks.
 class AllGather : public PrefillAlgorithm {
  public:
   explicit AllGather(const PrefillContext& context)

@@ -10,7 +10,8 @@
 
 namespace contextile {
 
-// Between the chunks in which tokens are computed and the turns in which the cache holds them.
+// Moves tokens from the chunks in which they are computed to the interleaved order in which the
+// cache holds them.
 class CacheExchange {
  public:
   CacheExchange(const PrefillGeometry& geometry, Rank rank, const PrefillBatch& batch);

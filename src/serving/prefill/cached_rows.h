@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// Tokens side by side in a page, and the row of the block where the first of them goes.
+// Adjacent tokens in a page, and the row of the block where the first of them goes.
 struct PageRun {
   PageId page;
   std::int64_t first_token = 0;
@@ -22,7 +22,7 @@ struct PageRun {
 [[nodiscard]] std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
                                              const PrefillBatch& batch);
 
-// `to` has heads and dim of the pages, its rows contiguous.
+// `to` has the heads and the dim of the pages, and its rows are contiguous.
 void copy_pages(const PagedTensor& pages, std::span<const PageRun> runs, const TensorView& to);
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// Checks that a rank's tensors are those of its batch.
+// Checks that a rank's tensors fit its batch.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace contextile {
 
-// Each throws InvalidArgument with what was expected and found: new keys and values of `rows`
-// tokens; these, queries and output; a rank's pages; logits of sinks.
+// Each throws InvalidArgument with the expected and the found value. They check: new keys and
+// values of `rows` tokens; these, queries and output; a rank's pages; logits of sinks.
 void check_new_kv(const AttentionShape& shape, std::int64_t rows, const TensorView& k_THD,
                   const TensorView& v_THD);
 void check_rows(const AttentionShape& shape, std::int64_t rows, const TensorView& q_THD,

@@ -27,8 +27,8 @@ class LayerTimes {
              Dtype wire)
       : work_(work), shape_(shape), rates_(rates), wire_(wire), ranks_(work.num_ranks) {}
 
-  // A rank starts step j when it has block j and has computed block j - 1; a block is handed on by
-  // who has it when the one before has gone.
+  // A rank starts step j when it has block j and has computed block j - 1. The rank that has a
+  // block hands it on when the block before has gone.
   [[nodiscard]] double pass_kv() const {
     std::vector<double> has(ranks(), 0);   // the block of the step
     std::vector<double> free(ranks(), 0);  // computed all before
@@ -48,7 +48,7 @@ class LayerTimes {
   [[nodiscard]] double pass_q() const {
     std::vector<double> has(ranks(), 0);
     std::vector<double> free(ranks(), 0);
-    std::vector<double> link(ranks(), 0);     // when the rank has sent what it was given to send
+    std::vector<double> link(ranks(), 0);     // when the rank has sent all that it had to send
     std::vector<double> results(ranks(), 0);  // when all parts of its rows have come
     for (std::int32_t step = 0; step < ranks_; ++step) {
       std::vector<double> next(ranks(), 0);

@@ -26,7 +26,7 @@ void check_batch(const PrefillBatch& batch) {
   }
 }
 
-// The mask of a sequence, of the queries of new tokens alone.
+// The mask of a sequence, for the queries of new tokens only.
 std::vector<Band> bands_of(const MaskSpec& spec, std::int64_t cached, std::int64_t fresh) {
   if (fresh == 0) return {};
   const Range all = {0, cached + fresh};
@@ -62,7 +62,7 @@ bool is_full(const Band& tight) {
          tight.hi >= tight.k.end - 1 - tight.q.begin;
 }
 
-// A tight band moved by so many rows and keys.
+// A tight band moved by `rows` rows and `keys` keys.
 LocalBand moved(const Band& tight, std::int64_t rows, std::int64_t keys) {
   LocalBand local;
   local.q = {tight.q.begin + rows, tight.q.end + rows};
@@ -275,8 +275,8 @@ std::vector<LocalBand> PrefillGeometry::bands(Rank q_rank, std::size_t chunk, Ra
   return out;
 }
 
-// A rank has cached positions in turns, so what a slanted edge leaves of them is no band of its
-// keys: there every row is asked on its own.
+// A rank has cached positions interleaved with those of others, so the part of a slanted edge that
+// falls on them is no band of its keys. There every row is treated on its own.
 void PrefillGeometry::append_cached(const Band& band, Range queries, Rank kv_rank,
                                     const Sequence& sequence, std::vector<LocalBand>& out) const {
   const Band seen = clip(band, queries, {0, sequence.cached_tokens});

@@ -1,6 +1,7 @@
 // The rows of each rank that see keys of another rank.
 //
-// A rank's keys are one block: of each sequence its cached tokens, ascending, then its new ones.
+// A rank's keys are one block: for each sequence its cached tokens in ascending order, then its new
+// ones.
 #pragma once
 
 #include <array>
@@ -26,7 +27,7 @@ class PrefillGeometry {
   [[nodiscard]] std::size_t num_sequences() const { return sequences_.size(); }
 
   // All rows of a rank. A sequence has two chunks of queries on it, the earlier (0) and the later
-  // (1), either of which may be empty, and one run of keys.
+  // (1), and one run of keys. Either chunk may be empty.
   [[nodiscard]] std::int64_t num_q_rows(Rank rank) const;
   [[nodiscard]] std::int64_t num_kv_rows(Rank rank) const;
   [[nodiscard]] Range q_rows(Rank rank, std::size_t sequence, std::size_t chunk) const;
@@ -34,11 +35,11 @@ class PrefillGeometry {
 
   // Positions of both chunks.
   [[nodiscard]] std::array<Range, 2> new_positions(Rank rank, std::size_t sequence) const;
-  // The cached tokens that any new one sees, as the rank counts its own.
+  // The cached tokens that any new one sees, in this rank's numbering.
   [[nodiscard]] std::vector<Range> cached_keys(Rank rank, std::size_t sequence) const;
 
-  // The keys that a chunk of queries of one rank sees of another, counted from the first row of
-  // the chunk and the first key of the sequence.
+  // The keys of one rank that a chunk of queries of another rank sees, counted from the first row
+  // of the chunk and the first key of the sequence.
   [[nodiscard]] std::vector<LocalBand> bands(Rank q_rank, std::size_t chunk, Rank kv_rank,
                                              std::size_t sequence) const;
 
@@ -57,7 +58,7 @@ class PrefillGeometry {
   [[nodiscard]] const Rows& rows(Rank rank, std::size_t sequence) const {
     return rows_[rank.index() * num_sequences() + sequence];
   }
-  // How many of a rank's keys lie before a cached position.
+  // Number of a rank's keys before a cached position.
   [[nodiscard]] std::int64_t keys_before(Rank rank, const Sequence& sequence,
                                          std::int64_t position) const;
   void append_cached(const Band& band, Range queries, Rank kv_rank, const Sequence& sequence,

@@ -6,8 +6,8 @@
 namespace contextile {
 namespace {
 
-// Source: arXiv 2411.01783, ring pass-KV. N - 1 steps; in each a rank hands the block it has on and
-// receives the next one while it computes with it. Two blocks of memory in addition to its own.
+// Source: arXiv 2411.01783, ring pass-KV. In each of N - 1 steps, a rank hands on the block that it
+// has and receives the next one while it computes. Memory: two blocks in addition to its own.
 class PassKv : public PrefillAlgorithm {
  public:
   explicit PassKv(const PrefillContext& context)

@@ -8,8 +8,9 @@ namespace contextile {
 namespace {
 
 // Source: arXiv 2411.01783, ring pass-Q. N - 1 steps of the ring, each while the one before is
-// computed, and an all-to-all of results, of which every message leaves as soon as it is computed.
-// Memory: two blocks of queries, results of all ranks' rows and N - 1 times of one's own.
+// computed, and an all-to-all of results, in which every message leaves as soon as it is computed.
+// Memory: two blocks of queries, results of all ranks' rows, and N - 1 times the rank's own
+// results.
 class PassQ : public PrefillAlgorithm {
  public:
   explicit PassQ(const PrefillContext& context)
@@ -23,7 +24,7 @@ class PassQ : public PrefillAlgorithm {
     }
     for (std::int32_t step = 0; ranks > 1 && step < ranks; ++step) {
       computed_.emplace_back(rows_of_step(step), shape.q_heads, shape.value_dim, context.wire);
-      // The part of the rank that is `step` further, which has this rank's queries at that step.
+      // The part from the rank that is `step` further, which has this rank's queries at that step.
       received_.emplace_back(step == 0 ? 0 : rows_of_step(0), shape.q_heads, shape.value_dim,
                              context.wire);
     }
@@ -58,7 +59,7 @@ class PassQ : public PrefillAlgorithm {
   }
 
  private:
-  // How many queries this rank has at a step.
+  // Number of queries that this rank has at a step.
   [[nodiscard]] std::int64_t rows_of_step(std::int32_t step) const {
     return context_.geometry.num_q_rows(context_.rank_after(-step));
   }
@@ -69,7 +70,8 @@ class PassQ : public PrefillAlgorithm {
     }
     return most;
   }
-  // The queries to compute with and send on, and those that arrive meanwhile, lie in turns.
+  // The queries to compute with and send on, and those that arrive meanwhile, use two buffers
+  // alternately.
   [[nodiscard]] TensorView block(std::int32_t step, std::int64_t rows) {
     return slice(queries_[static_cast<std::size_t>(step % 2)].view(), 0, rows, 0,
                  context_.shape.q_heads);

@@ -179,7 +179,7 @@ struct PrefillGroup::State {
     CONTEXTILE_CHECK(prepared != nullptr, "prefill: expected a batch (prepare), found none");
     return *prepared;
   }
-  // This rank's block: cached tokens out of their pages, new ones beside them.
+  // This rank's block: cached tokens copied out of their pages, and new ones.
   [[nodiscard]] KvRows gather_block(const TensorView& k_THD, const TensorView& v_THD,
                                     const PagedKv& kv) const {
     const Rank me = transport.rank();

@@ -24,7 +24,7 @@ void append_home(Range tokens, Rank owner, std::vector<HomeRange>& home) {
   }
 }
 
-// Where the tokens of a sequence that begins at `first` lie.
+// Appends the owners of the tokens of a sequence that begins at `first`.
 void append_homes(const PrefillBatch& batch, const PrefillSequence& sequence, std::int64_t first,
                   std::vector<HomeRange>& home) {
   const std::int64_t cached = sequence.cached_tokens;
@@ -49,7 +49,7 @@ std::vector<std::size_t> filled_sequences(const PrefillBatch& batch) {
   return filled;
 }
 
-// New rows side by side in the caller's tensors and in the plan's.
+// Adjacent new rows in the caller's tensors and in the plan's.
 struct RowRun {
   std::int64_t row = 0;
   std::int64_t local = 0;
@@ -133,7 +133,7 @@ class LocalRowsBuilder {
   LocalRows rows_;
 };
 
-// Every rank finds the same.
+// All ranks find the same errors.
 void check_plan(const Plan& plan, const PrefillBatch& batch) {
   const Workload workload = prefill_workload(batch, plan.shape);
   CONTEXTILE_CHECK(plan.sequences == workload.sequences,
@@ -204,7 +204,7 @@ struct PlannedPrefill::State {
   HostTensor out = {};
   HostTensor lse = {};
 
-  // Between the caller's rows and the plan's.
+  // Copies between the caller's rows and the plan's.
   void to_plan(const TensorView& from, const TensorView& to) const {
     for (const auto& [row, local, count] : rows.fresh) {
       kernel.row_ops().convert(slice(to, local, count, 0, to.heads),

@@ -1,4 +1,4 @@
-// A batch's tiles: of each sequence a chunk of one rank's queries and the keys of another.
+// A batch's tiles: for each sequence, a chunk of one rank's queries and the keys of another.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@ struct KvRows {
   TensorView v_MHD;
 };
 
-// What a tile's rows hold before it: nothing yet, or what other keys gave.
+// The contents of a tile's rows before it: nothing yet, or the result of other keys.
 enum class TileStart : std::uint8_t { kEmpty, kPartial };
 
 class PrefillTiles {
  public:
-  // Works out those of the queries of any of `q_ranks` and the keys of any of `kv_ranks`. The
-  // geometry outlives it.
+  // Makes the tiles of the queries of any of `q_ranks` and the keys of any of `kv_ranks`. The
+  // geometry must outlive them.
   PrefillTiles(const AttentionKernel& kernel, const KernelParams& params,
                const PrefillGeometry& geometry, std::span<const Rank> q_ranks,
                std::span<const Rank> kv_ranks);
 
-  // Appends the tiles of a pair; q and out are all rows of the first rank, kv all of the second.
-  // Rows that see none of the keys are made empty at once if that is what they start from.
+  // Appends the tiles of a pair of ranks. `q` and `out` are all rows of the first rank, `kv` all of
+  // the second. Rows that see none of the keys become empty at once if they start from nothing.
   void append(Rank q_rank, Rank kv_rank, const TensorView& q_NHD, const KvRows& kv,
               const PartialOutput& out, TileStart start, std::vector<ForwardTile>& tiles) const;
 
@@ -48,7 +48,7 @@ class PrefillTiles {
   std::vector<std::vector<Tile>> tiles_;  // by rank of queries, then of keys
 };
 
-// The first `rows` rows of a result from `first` on.
+// `rows` rows of a result, from `first` on.
 [[nodiscard]] PartialOutput rows_of(const PartialOutput& out, std::int64_t first,
                                     std::int64_t rows);
 

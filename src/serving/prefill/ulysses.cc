@@ -9,9 +9,9 @@ namespace contextile {
 namespace {
 
 // Source: DeepSpeed Ulysses, arXiv 2309.14509. An all-to-all of queries, keys and values from all
-// heads of own tokens to own heads of all tokens, attention, and one of outputs back. Nothing is
-// computed meanwhile. Where there are more ranks than KV heads, several ranks are sent the same
-// one. Memory: all rows and keys of a rank's heads.
+// heads of own tokens to own heads of all tokens, then attention, then an all-to-all of outputs
+// back. Nothing is computed meanwhile. If there are more ranks than KV heads, several ranks are
+// sent the same one. Memory: all rows and keys of a rank's heads.
 class Ulysses : public PrefillAlgorithm {
  public:
   explicit Ulysses(const PrefillContext& context)

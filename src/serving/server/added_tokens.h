@@ -26,7 +26,7 @@ class AddedTokens {
 
   explicit AddedTokens(const std::vector<AddedToken>& tokens);
 
-  // The first added token at or after `from`; of those that begin there, the longest. Looks at each
+  // The first added token at or after `from`; if several begin there, the longest. Looks at each
   // byte of the text at most as often as the longest added token has bytes.
   [[nodiscard]] std::optional<Match> find(std::string_view text, std::size_t from) const;
   [[nodiscard]] std::optional<std::int32_t> special(std::string_view text) const;
@@ -34,7 +34,7 @@ class AddedTokens {
  private:
   struct Node {
     std::unordered_map<char, std::int32_t> children;
-    std::int32_t token = -1;  // that ends here
+    std::int32_t token = -1;  // the token that ends here
   };
   std::vector<Node> nodes_;  // of a trie; 0 is its root
   std::unordered_map<std::string, std::int32_t> special_;

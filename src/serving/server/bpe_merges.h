@@ -1,5 +1,4 @@
-// Byte-pair encoding: pieces of a word are joined, the pair that was learnt first before all
-// others.
+// Byte-pair encoding: pieces of a word are joined, beginning with the pair that was learnt first.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +12,13 @@ namespace contextile {
 
 class BpeMerges {
  public:
-  // tokens: by their text; merges: pairs of texts, the first learnt first. Throws InvalidArgument
-  // where a merge joins or makes what is no token.
+  // `tokens` are by their text; `merges` are pairs of texts, the first learnt first. Throws
+  // InvalidArgument if a merge joins or makes a text that is no token.
   BpeMerges(std::unordered_map<std::string, std::int32_t> tokens,
             const std::vector<std::pair<std::string, std::string>>& merges);
 
   [[nodiscard]] std::optional<std::int32_t> token(const std::string& text) const;
-  // pieces: tokens of a word, the smallest there are. In time n·log n of their number.
+  // `pieces` are the smallest tokens of a word. O(n log n) in their number.
   [[nodiscard]] std::vector<std::int32_t> join(const std::vector<std::int32_t>& pieces) const;
 
  private:

@@ -30,15 +30,15 @@ using nlohmann::json;
 
 constexpr const char* kGpt2Words =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, which stands for a space
+constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, which represents a space
 
 std::string utf8_of(unsigned code) {  // of codes below 0x800
   if (code < 0x80) return {static_cast<char>(code)};
   return {static_cast<char>(0xc0U | (code >> 6)), static_cast<char>(0x80U | (code & 0x3fU))};
 }
 
-// The characters that stand for bytes in the texts of tokens (GPT-2): printable ones for
-// themselves, the others in their order from U+0100 on.
+// The characters that represent bytes in the texts of tokens (GPT-2): printable ones represent
+// themselves, the others follow in their order from U+0100 on.
 std::array<std::string, 256> byte_characters() {
   std::array<std::string, 256> characters;
   unsigned next = 0x100;
@@ -63,7 +63,7 @@ class WordPattern {
                      quote(pattern), at);
   }
 
-  // Matches and what stands between them, in order.
+  // Matches and the texts between them, in order.
   [[nodiscard]] std::vector<std::string_view> words(std::string_view text) const {
     const std::unique_ptr<pcre2_match_data, Free> match(
         pcre2_match_data_create_from_pattern(code_.get(), nullptr));
@@ -98,7 +98,7 @@ class WordPattern {
   std::unique_ptr<pcre2_code, Free> code_;
 };
 
-// The byte that a token such as <0x0A> stands for where characters fall back to bytes.
+// The byte that a token such as <0x0A> represents, if characters fall back to bytes.
 std::optional<char> byte_of(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
   const char* end = token.data() + 5;
@@ -123,8 +123,8 @@ struct Description {
   std::vector<AddedToken> added;
   std::vector<std::int32_t> prefix;  // tokens before every text
   bool on_bytes = true;
-  bool whole_words = false;           // a word that is a token is not looked into
-  std::vector<std::string> patterns;  // each cuts what the one before has left whole
+  bool whole_words = false;           // a word that is a token is not split
+  std::vector<std::string> patterns;  // each cuts the pieces that the one before left
   SpaceBefore space_before = SpaceBefore::kNothing;
 };
 
@@ -191,7 +191,7 @@ class TokenizerReader {
     }
   }
 
-  // NFC is what nearly all text is in already; it is taken as it comes.
+  // Accepts NFC but does not apply it: nearly all text is in NFC already.
   void read_normalizer(const json& entry) {
     const auto type = entry.at("type").get<std::string>();
     if (type == "Sequence") {
@@ -400,7 +400,7 @@ class BpeTokenizer final : public Tokenizer {
     }
   }
 
-  // The bytes that a token's text stands for.
+  // The bytes that a token's text represents.
   [[nodiscard]] std::string text_of(const std::string& token) const {
     if (const auto byte = byte_of(token); byte && !description_.on_bytes) return {*byte};
     std::string text;

@@ -13,12 +13,13 @@ namespace contextile {
 
 class Completion {
  public:
-  // Both stay.
+  // Both must outlive this object.
   Completion(const CompletionRequest& request, const Tokenizer& tokenizer);
 
-  // The piece that a token adds to its completion, its last piece where that has ended.
+  // The piece that a token adds to its completion; its last piece if the completion ends.
   [[nodiscard]] CompletionChoice add(std::int32_t index, const EngineEvent& event);
-  // A completion has ended though its request goes on: its text has come to a stop sequence.
+  // True if a completion has ended though its request goes on: its text has come to a stop
+  // sequence.
   [[nodiscard]] bool ends_early(std::int32_t index, const EngineEvent& event) const;
   [[nodiscard]] bool is_finished() const { return num_open_ == 0; }
   [[nodiscard]] const CompletionUsage& usage() const { return usage_; }

@@ -25,7 +25,7 @@ using nlohmann::json;
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kBetweenLooks{200};  // whether a client is still there
+constexpr std::chrono::milliseconds kBetweenLooks{200};  // at whether a client is still there
 constexpr std::chrono::milliseconds kGraceAtEnd{1'000};  // for clients to read their last bytes
 constexpr const char* kJson = "application/json";
 
@@ -132,7 +132,7 @@ class HttpServer final : public CompletionServer {
     std::fwrite(whole.data(), 1, whole.size(), stderr);
   }
 
-  // The body of an answer that refuses a request.
+  // The body of a response that refuses a request.
   [[nodiscard]] std::string refusal(const ProtocolError& error) const {
     log(ServeLog::kEvents, fmt::format("refused with {}: {}", error.status, error.message));
     return error_json(error);
@@ -186,8 +186,8 @@ class HttpServer final : public CompletionServer {
     });
   }
 
-  // NOTE: with a reader of its own: the library takes a body that curl calls a form for one, and of
-  // forms 8 KiB alone.
+  // NOTE: it reads the body itself: the library takes any body that curl labels as a form for a
+  // form, and reads only 8 KiB of forms.
   template <typename Take>
   void post(const char* path, const Take& take) {
     server_.Post(path, [this, take](const httplib::Request& request, httplib::Response& response,
@@ -212,7 +212,7 @@ class HttpServer final : public CompletionServer {
     const auto most = static_cast<std::size_t>(options_.max_body_bytes);
     bool is_long = false;
     const bool is_whole = reader([&](const char* bytes, std::size_t size) {
-      // A body in chunks, or a compressed one, has no length that could be looked at before.
+      // A chunked or compressed body has no length that could be checked earlier.
       is_long = body.size() + size > most;
       if (!is_long) body.append(bytes, size);
       return !is_long;
@@ -310,7 +310,7 @@ class HttpServer final : public CompletionServer {
     const CompletionHead head;
     const Clock::time_point begin = Clock::now();
     Clock::time_point first_token{};
-    Clock::time_point next_look = Clock::now() + kBetweenLooks;  // whether the client is there
+    Clock::time_point next_look = Clock::now() + kBetweenLooks;  // at whether the client is there
     std::shared_ptr<Call> call;
   };
 
@@ -341,10 +341,10 @@ class HttpServer final : public CompletionServer {
                          kJson);
   }
 
-  // The next update; none where the client has gone, and with it the request.
+  // The next update; none if the client has gone, and its request with it.
   [[nodiscard]] std::optional<CallUpdate> wait(Answer& answered) {
     while (true) {
-      // By the clock: tokens may come so fast that the queue is never empty.
+      // By time, not when the queue is empty: tokens may come so fast that it never is.
       if (Clock::now() >= answered.next_look) {
         answered.next_look = Clock::now() + kBetweenLooks;
         if (HttpFront::client_is_gone()) {
@@ -425,7 +425,7 @@ class HttpServer final : public CompletionServer {
       if (!update->failure.empty() || answered->completion.is_finished()) sink.done();
       return true;
     };
-    // However it ended: nothing of it is computed any more.
+    // However it ended, nothing of it is computed any more.
     const auto release = [this, answered](bool) {
       queue_.cancel(*answered->call);
       note_end(*answered, answered->completion.is_finished() ? "answered" : "ended early");

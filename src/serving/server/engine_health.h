@@ -11,10 +11,10 @@
 
 namespace contextile {
 
-// The engines' thread notes what happens; any thread asks.
+// The engines' thread records what happens; any thread may read it.
 class EngineHealth {
  public:
-  // Engines of so many ranks are ready, for the first time or again.
+  // Engines of `num_ranks` ranks are ready, for the first time or again.
   void note_start(std::int32_t num_ranks);
   void note_lost();
   // A step has ended. Returns the number of preemptions since the last one.
@@ -35,7 +35,7 @@ class EngineHealth {
   std::int32_t ranks_ = 0;
   std::int32_t ranks_at_start_ = 0;
   Clock::time_point last_step_{};
-  // As of the last step.
+  // The values of the last step.
   EngineStats stats_;
   std::int32_t num_running_ = 0;
   std::int32_t num_waiting_ = 0;

@@ -165,7 +165,7 @@ void HttpFront::accept_all() {
   }
 }
 
-// Closes the connection of which nothing was heard the longest, where there are too many.
+// If there are too many connections, closes the one that has been silent for longest.
 void HttpFront::make_room() {
   if (connections_.size() < limits_.max_connections) return;
   const auto oldest =
@@ -232,7 +232,7 @@ bool HttpFront::read_some(int socket, Connection& connection) {
   const ssize_t count = ::recv(socket, bytes.data(), bytes.size(), MSG_DONTWAIT);
   if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   if (count == 0) return false;
-  if (connection.state == State::kLingering) return true;  // what a refused client still sends
+  if (connection.state == State::kLingering) return true;  // a refused client still sends
   if (connection.in.empty()) connection.limit = Clock::now() + limits_.head_time;
   connection.in.append(bytes.data(), static_cast<std::size_t>(count));
   if (take_request(socket, connection)) connections_.erase(socket);
@@ -345,7 +345,7 @@ void HttpFront::serve(Job job) {
   changed_.notify_all();
 }
 
-// Lets the library answer one request; whether the connection stays open.
+// Lets the library answer one request. Returns true if the connection stays open.
 bool HttpFront::process(httplib::Stream& stream) {
   bool is_closed = false;
   return process_request(stream, false, is_closed, nullptr) && !is_closed;

@@ -45,7 +45,7 @@ class HttpFront : public httplib::Server {
   HttpFront(const FrontLimits& limits, ErrorBody error_body);
   ~HttpFront() override;
 
-  // GET requests for these paths are answered by the front itself, at any load.
+  // The front itself answers GET requests for these paths, at any load.
   void answer_at_once(std::set<std::string> paths) { at_once_ = std::move(paths); }
 
   // Serves the address that bind_to_port or bind_to_any_port took.
@@ -87,12 +87,12 @@ class HttpFront : public httplib::Server {
   void close_expired();
   void start_reading(Connection& connection) const;
   static void start_lingering(int socket, Connection& connection);
-  // Each returns false when the connection is to be closed.
+  // Each returns false if the connection is to be closed.
   bool advance(int socket, Connection& connection, short events);
   bool read_some(int socket, Connection& connection);
   bool write_some(int socket, Connection& connection);
-  // Starts on the request whose head is complete, if there is one; true when the connection has
-  // gone to a thread.
+  // Starts on the request whose head is complete, if there is one. Returns true if the connection
+  // has gone to a thread.
   bool take_request(int socket, Connection& connection);
   void refuse(Connection& connection, const HeadProblem& problem);
   void answer_here(Connection& connection, std::size_t size);

@@ -14,13 +14,13 @@ using std::chrono::milliseconds;
 constexpr std::size_t kChunk = 16 << 10;
 constexpr milliseconds kSlice{100};  // between two looks at the time
 
-// poll of one socket; the events that came.
+// Polls one socket and returns the events that came.
 short poll_one(int socket, short events, milliseconds patience) {
   pollfd watched = {socket, events, 0};
   return ::poll(&watched, 1, static_cast<int>(patience.count())) > 0 ? watched.revents : short{0};
 }
 
-// The peer has closed its end, or the connection is broken.
+// True if the peer has closed its end, or the connection is broken.
 bool peer_is_gone(int socket) {
   char byte = 0;
   const ssize_t size = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -45,8 +45,8 @@ bool SocketStream::is_writable() const {
 }
 
 ssize_t SocketStream::read(char* bytes, std::size_t size) {
-  // A read ends with the head, and with the body where its length is known: what follows is the
-  // next request.
+  // A read ends with the head, and with the body if its length is known: the bytes behind it are
+  // the next request.
   if (at_ < head_bytes_) {
     size = std::min(size, head_bytes_ - at_);
   } else if (!is_chunked_) {

@@ -16,11 +16,11 @@ namespace contextile {
 // The connection of a request that a thread answers. Reads and writes fail when their time is over.
 class SocketStream final : public httplib::Stream {
  public:
-  // `in`: the head, and what came behind it.
+  // `in`: the head, and the bytes that came behind it.
   SocketStream(int socket, std::string in, const RequestHead& head, const FrontLimits& limits);
 
   [[nodiscard]] bool is_readable() const override { return at_ < in_.size(); }
-  // Waits for room; false once the client has gone.
+  // Waits for room. Returns false once the client has gone.
   [[nodiscard]] bool is_writable() const override;
   ssize_t read(char* bytes, std::size_t size) override;
   ssize_t write(const char* bytes, std::size_t size) override;
@@ -38,7 +38,7 @@ class SocketStream final : public httplib::Stream {
   using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kStatusEnd = 12;  // "HTTP/1.1 200"
 
-  // More of the body, before its time is over.
+  // Reads more of the body, before its time is over.
   [[nodiscard]] bool fill();
   [[nodiscard]] bool wait_for_room() const;
 
@@ -54,7 +54,7 @@ class SocketStream final : public httplib::Stream {
   mutable bool is_broken_ = false;
 };
 
-// A head whose answer the front takes along.
+// A head whose response the front sends.
 class MemoryStream final : public httplib::Stream {
  public:
   explicit MemoryStream(std::string_view in) : in_(in) {}

@@ -42,7 +42,7 @@ class RequestReader {
  public:
   explicit RequestReader(const json& object) : object_(object) {}
 
-  // Null stands for what is not there.
+  // Null means that the key is absent.
   [[nodiscard]] const json* find(const char* key) const {
     const auto found = object_.find(key);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
@@ -153,7 +153,7 @@ std::vector<std::int32_t> encode(const std::string& text, const Tokenizer& token
 
 std::vector<std::int32_t> tokens_of_text(const std::string& text, const Tokenizer& tokenizer,
                                          const ProtocolLimits& limits, SpecialTokens special) {
-  // Text that can only be too long is not tokenized at all.
+  // Text that is certainly too long is not tokenized at all.
   const std::int64_t longest = tokenizer.longest_token_bytes();
   if (std::ssize(text) / longest > limits.max_length) {
     fail_length(limits.max_length,
@@ -229,7 +229,7 @@ void read_stops(const RequestReader& reader, const Tokenizer& tokenizer,
         text.get_ref<const std::string&>().size() > kMostStopBytes) {
       fail("stop", "expected texts of 1 to {} bytes, found {}", kMostStopBytes, shown(text));
     }
-    // A special token has no text that a stop could be found in.
+    // A special token has no text in which a stop could be found.
     const auto token = tokenizer.special_token(text.get_ref<const std::string&>());
     if (token) request.stop_tokens.push_back(*token);
     request.stops.push_back(text.get<std::string>());

@@ -1,4 +1,4 @@
-// The OpenAI completions protocol: what requests ask and what is answered, as JSON.
+// The OpenAI completions protocol: requests and responses as JSON.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace contextile {
 
-// The answer to a client that is not served.
+// The response to a client that is not served.
 struct ProtocolError {
   int status = 400;
   std::string type = "invalid_request_error";
@@ -45,11 +45,11 @@ struct CompletionRequest {
   bool echo = false;
   bool logprobs = false;       // of the tokens that were chosen
   bool ignore_end = false;     // go on behind the model's end tokens
-  bool return_tokens = false;  // token ids beside the text
+  bool return_tokens = false;  // token ids next to the text
 };
 
 struct ProtocolLimits {
-  std::string model;  // what requests may name
+  std::string model;  // the name that requests may give
   std::int32_t vocab_size = 0;
   std::int64_t max_length = 0;                   // tokens of prompt and output
   std::int32_t max_completions = 128;            // of one call
@@ -78,7 +78,7 @@ struct CompletionUsage {
   std::int64_t completion_tokens = 0;
   std::int64_t cached_tokens = 0;
 };
-// What all chunks of a call say.
+// The fields that all chunks of a call have.
 struct CompletionHead {
   std::string id;
   std::string model;

@@ -45,7 +45,7 @@ std::shared_ptr<Call> RequestQueue::submit(std::vector<GenerationRequest> reques
   return call;
 }
 
-// A request that the engines have not heard of need not be named to them.
+// A request that the engines have not received need not be named to them.
 void RequestQueue::cancel_locked(RequestId request) {
   if (places_.erase(request) == 0) return;
   const auto waiting = std::ranges::find(input_.arrivals, request, &GenerationRequest::id);
@@ -127,7 +127,7 @@ void RequestQueue::restart(const Scheduler& scheduler, const std::string& reason
     if (scheduler.has_begun(id)) lost.insert(place.call);
   }
   for (const auto& call : lost) fail(call, {.failure = reason, .is_internal = true});
-  // New engines know none of those that were cancelled, and all that are left are new to them.
+  // New engines know none of the cancelled requests, and all remaining ones are new to them.
   input_ = {};
   taken_.clear();
   for (const auto& [id, place] : places_) input_.arrivals.push_back(place.request);

@@ -1,4 +1,4 @@
-// Between the threads of clients and the one that drives the engines.
+// The queue between the threads of clients and the thread that drives the engines.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace contextile {
 
-// What comes to a client about one of its requests: a token, or why there will be none.
+// A client's news about one of its requests: a token, or the reason why there will be none.
 struct CallUpdate {
   std::int32_t index = 0;  // of the request in its call
   bool is_taken = false;   // it is under way: neither a token nor a failure
@@ -29,7 +29,7 @@ struct CallUpdate {
 // A client's requests that belong together.
 class Call {
  public:
-  // The next update; none within the time. Thread of the client.
+  // The next update; none within the time. For the client's thread.
   [[nodiscard]] std::optional<CallUpdate> next(std::chrono::milliseconds patience);
 
  private:
@@ -44,25 +44,27 @@ class Call {
 
 class RequestQueue {
  public:
-  // Requests are given their numbers.
+  // Gives the requests their numbers.
   [[nodiscard]] std::shared_ptr<Call> submit(std::vector<GenerationRequest> requests);
-  // Nothing more of one of its requests, or of all, is wanted.
+  // Cancels one of a call's requests, or all.
   void cancel(const Call& call, std::int32_t index);
   void cancel(const Call& call);
-  // The engines' thread stops taking; calls that are under way or come later fail with the reason.
+  // The engines' thread stops taking requests. Calls that are under way or come later fail with the
+  // reason.
   void stop(const std::string& reason);
 
-  // The engines' thread: what came since the last time; waits that long where nothing is under way.
+  // For the engines' thread: returns what came since the last call, and waits that long if nothing
+  // is under way.
   [[nodiscard]] EngineInput take(std::chrono::milliseconds patience);
   void deliver(const EngineOutput& output);
-  // Engines are lost. Calls of requests that had begun fail; the others are taken once more.
+  // Engines are lost. Calls whose requests had begun fail; the others are taken once more.
   void restart(const Scheduler& scheduler, const std::string& reason);
 
  private:
   struct Place {
     std::shared_ptr<Call> call;
     std::int32_t index = 0;
-    GenerationRequest request;  // to begin anew
+    GenerationRequest request;  // to begin again
   };
   void fail(const std::shared_ptr<Call>& call, CallUpdate update);
   void cancel_locked(RequestId request);

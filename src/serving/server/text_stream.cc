@@ -8,7 +8,7 @@
 namespace contextile {
 namespace {
 
-// How many bytes a character has by its first one; 0: none begins so.
+// Number of bytes of a character by its first one; 0 if no character begins with it.
 std::size_t length_by_first(char c) {
   const auto byte = static_cast<unsigned char>(c);
   if (byte < 0x80) return 1;
@@ -16,7 +16,7 @@ std::size_t length_by_first(char c) {
   return byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-// Bytes at the end that may be the beginning of a character.
+// Number of bytes at the end that may be the beginning of a character.
 std::size_t unfinished(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const char c = text[text.size() - back];
@@ -26,7 +26,7 @@ std::size_t unfinished(std::string_view text) {
   return 0;
 }
 
-// Bytes at the end that begin the stop sequence.
+// Number of bytes at the end that begin the stop sequence.
 std::size_t begun(std::string_view text, std::string_view stop) {
   for (std::size_t size = std::min(text.size(), stop.size() - 1); size > 0; --size) {
     if (text.substr(text.size() - size) == stop.substr(0, size)) return size;
@@ -34,8 +34,9 @@ std::size_t begun(std::string_view text, std::string_view stop) {
   return 0;
 }
 
-// Bytes at the beginning, where no whole character is, that one may begin with, at least one:
-// those that a single U+FFFD stands for, as in other decoders (Unicode, "maximal subpart").
+// Number of bytes, at least one, that a single U+FFFD replaces at the beginning, where no whole
+// character is: those with which a character may begin, as in other decoders (Unicode, "maximal
+// subpart").
 std::size_t broken(std::string_view text) {
   const std::size_t length = length_by_first(text.front());
   std::size_t size = 1;

@@ -8,16 +8,16 @@
 
 namespace contextile {
 
-// Gives out whole characters alone, bytes that are none as U+FFFD, and nothing that may be the
-// beginning of a stop sequence.
+// Returns only whole characters, replaces other bytes by U+FFFD, and withholds everything that may
+// be the beginning of a stop sequence.
 class TextStream {
  public:
   explicit TextStream(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-  // Text that is certain by now. Once a stop sequence is whole, what stands before it, and then
-  // nothing more.
+  // Text that is certain by now. Once a stop sequence is whole, returns the text before it, and
+  // then nothing more.
   [[nodiscard]] std::string add(std::string_view bytes);
-  // The rest, when no tokens follow.
+  // The rest, if no tokens follow.
   [[nodiscard]] std::string finish();
   [[nodiscard]] bool stopped() const { return stopped_; }
 
