@@ -34,7 +34,7 @@ std::string unexpected_argument(const CLI::App& command, const std::string& argu
   return fmt::format("expected a known option, found {}{}", quote(name), did_you_mean(name, names));
 }
 
-// CLI11's own complaints in the words of all other messages.
+// CLI11's own complaints, in the words of all other messages.
 std::string reworded(const CLI::ParseError& error) {
   std::string text = error.what();
   const std::string option = text.substr(0, text.find_first_of(": "));

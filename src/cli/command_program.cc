@@ -50,7 +50,7 @@ int unknown_command(const CommandProgram& program, const char* found) {
                                 quote(found), did_you_mean(found, names)));
 }
 
-// Removes what is unfinished, then ends as the signal would have.
+// Removes unfinished files, then ends the process as the signal would have.
 void end_by_signal(int signal) {
   remove_unfinished_files();
   clear_progress();
@@ -58,7 +58,7 @@ void end_by_signal(int signal) {
   std::raise(signal);
 }
 
-// "contextile help COMMAND" is "contextile COMMAND --help".
+// Replaces "contextile help COMMAND" by "contextile COMMAND --help".
 std::vector<const char*> spelled_out(int argc, char** argv) {
   std::vector<const char*> words(argv, argv + argc);
   if (argc < 2 || std::string_view(argv[1]) != "help") return words;
@@ -100,7 +100,7 @@ int dispatch(const CommandProgram& program, std::span<const char* const> argv) {
 
 int run_program(const CommandProgram& program, int argc, char** argv) {
   set_error_prefix(program.name);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow makes the write fail
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     if (std::signal(signal, SIG_IGN) != SIG_IGN) std::signal(signal, end_by_signal);
   }

@@ -1,4 +1,4 @@
-// Comparing strategies at the terminal: what `compare` and `demo` share.
+// Comparing strategies at the terminal: the common part of `compare` and `demo`.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct ComparisonResult {
     const PlanInput& input, std::span<const StrategyChoice> choices,
     const std::optional<Execution>& execution,
     const std::optional<SensitivityPlans>& sensitivity = std::nullopt);
-// Every failure on stderr; whether there was none.
+// Prints every failure on stderr. Returns true if there is none.
 [[nodiscard]] bool report_failures(const ComparisonResult& result);
 
 }  // namespace contextile

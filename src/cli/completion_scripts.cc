@@ -7,8 +7,8 @@
 namespace contextile {
 namespace {
 
-// Bash splits words at ':' and '=' as well, and replaces only the last piece. So the pieces are put
-// together again before the program is asked, and cut off its answers.
+// Bash splits words at ':' and '=' as well, and replaces only the last piece. The script therefore
+// joins the pieces before it calls the program, and cuts them off the answers.
 constexpr std::string_view kBash =
     R"BASH(# Completion of contextile in bash: source <(contextile completion bash)
 _contextile() {

@@ -29,7 +29,7 @@ class Collector {
   std::string typed_;
 };
 
-// "lambda:SINK,WINDOW" is offered as "lambda:"; what stands behind is for the user to say.
+// "lambda:SINK,WINDOW" is offered as "lambda:"; the user types the rest.
 std::string without_parameters(const std::string& word) {
   for (std::size_t i = 0; i + 1 < word.size(); ++i) {
     if (word[i] == ':' && std::isupper(static_cast<unsigned char>(word[i + 1])) != 0) {

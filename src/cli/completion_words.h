@@ -22,8 +22,8 @@ struct CompletionValues {
   std::vector<Candidate> words;
   bool files = false;  // paths fit, too
 };
-// What the last of `words`, those behind the program's name, could become; it may be empty. Words
-// that make no sense have no candidates: nothing is an error here.
+// The words that the last of `words`, those behind the program's name, could become; the last one
+// may be empty. Words that make no sense have no candidates: nothing is an error here.
 [[nodiscard]] CompletionValues candidates_for(const CLI::App& program,
                                               std::span<const std::string> words);
 

@@ -71,7 +71,7 @@ std::string options_table(const CLI::App& command) {
   return table;
 }
 
-// The examples of a footer, each with the lines that a backslash continues.
+// The examples of a footer, each with its continuation lines.
 std::vector<std::string> blocks_of(const std::string& footer) {
   std::istringstream lines(footer);
   std::vector<std::string> blocks;

@@ -8,8 +8,8 @@
 
 namespace contextile {
 
-// Command lines that --help shows: the first below the sentence that opens it, the others at its
-// end. Each works as it is when those before it have run in the same folder; the files they begin
+// Command lines that --help shows: the first one below the opening sentence, the others at the end.
+// Each works as it is if those before it have run in the same folder. The files that they begin
 // with are "lengths.txt" and "graph.hgr".
 void add_examples(CLI::App& command, const std::vector<std::string>& lines);
 // Lets --help of a command with many options list `names` alone ("--tokens"), and --help-all list

@@ -1,4 +1,4 @@
-// How --help looks.
+// The layout of --help.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -23,7 +23,7 @@ class HelpFormatter : public CLI::Formatter {
   [[nodiscard]] std::string make_footer(const CLI::App* app) const override;
 
  private:
-  // The options, by their headings; those of show_first alone unless everything is asked for.
+  // The options, by their headings; only those of show_first unless `all` is set.
   [[nodiscard]] std::string option_groups(const CLI::App* app, bool all) const;
 
   static constexpr std::size_t kNameColumns = 30;

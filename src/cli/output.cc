@@ -21,10 +21,10 @@ namespace {
 
 const char* prefix = "contextile";  // set once, before anything is printed
 
-// The colours our own tables have.
+// The colours of the program's own tables.
 constexpr std::string_view kColours[] = {"\x1b[0m", "\x1b[31m", "\x1b[32m"};
 
-// Bytes of the allowed sequence that `text` begins with; 0: with none.
+// Number of bytes of the allowed sequence that `text` begins with; 0 if it begins with none.
 std::size_t allowed_bytes(std::string_view text, std::span<const std::string_view> allowed) {
   for (const std::string_view sequence : allowed) {
     if (text.starts_with(sequence)) return sequence.size();

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 volatile std::sig_atomic_t arrived = 0;
 void remember(int signal) { arrived = signal; }
 
-// SIGINT, SIGTERM and SIGHUP are remembered while one lives.
+// While one lives, SIGINT, SIGTERM and SIGHUP are remembered.
 class RememberSignals {
  public:
   RememberSignals() {
@@ -35,7 +35,7 @@ class RememberSignals {
     action.sa_handler = remember;
     for (std::size_t i = 0; i < std::size(kSignals); ++i) {
       ::sigaction(kSignals[i], &action, &before_[i]);
-      // nohup has it ignored.
+      // Under nohup it stays ignored.
       if (before_[i].sa_handler == SIG_IGN) ::sigaction(kSignals[i], &before_[i], nullptr);
     }
   }
@@ -92,7 +92,7 @@ class Processes {
       if (arrived != 0) {
         signal_all(arrived);
         arrived = 0;
-        failed_at_ = Clock::now();  // those that stay have the grace to end by themselves
+        failed_at_ = Clock::now();  // the others have the grace to end by themselves
       }
       if (failed_at_) insist(*failed_at_ + grace);
       std::this_thread::sleep_for(kPoll);
@@ -112,7 +112,7 @@ class Processes {
     }
   }
 
-  // SIGTERM once at that time, SIGKILL a second behind it.
+  // Sends SIGTERM once at that time, and SIGKILL a second later.
   void insist(Clock::time_point since) {
     const Clock::time_point now = Clock::now();
     if (now >= since && !asked_) {

@@ -8,10 +8,10 @@
 
 namespace contextile {
 
-// A path that starts this very program again; "contextile" where the system does not say.
+// A path that starts this very program again; "contextile" if the system does not say.
 [[nodiscard]] std::string own_program();
 
-// How one of them ended.
+// The way in which one of them ended.
 struct EndedProcess {
   int exit_code = 0;  // of the program; -1: a signal ended it
   int signal = 0;     // which

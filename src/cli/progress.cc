@@ -39,7 +39,7 @@ std::string progress_text(double share_done, std::string_view what, double left_
       std::string(filled, '#') + std::string(static_cast<std::size_t>(kBarColumns) - filled, '.');
   const std::string left = left_s < 0 ? "" : fmt::format(", {} left", duration_text(left_s));
   const std::string begin = fmt::format("[{}] {:3.0f}% ", bar, 100 * share);
-  // What is done may be a long name; the time left stays.
+  // The name of the step may be long; the time left stays.
   const std::size_t room =
       kTextColumns - 1 - std::min(kTextColumns - 1, begin.size() + left.size());
   return begin + std::string(what.substr(0, room)) + left;

@@ -1,4 +1,4 @@
-// How far a command has come.
+// The progress of a command.
 #pragma once
 
 #include <chrono>
@@ -10,14 +10,15 @@
 
 namespace contextile {
 
-// Seconds that the rest will take if it goes on as so far; nothing to say (negative) in the first
-// second, or before anything is done.
+// Seconds that the rest will take if it goes on like this; negative, for unknown, in the first
+// second or before anything is done.
 [[nodiscard]] double seconds_left(double elapsed_s, double share_done);
 // "[######..................]  25% 2/8 fcp: building the plan, 12 s left".
 [[nodiscard]] std::string progress_text(double share_done, std::string_view what, double left_s);
 
-// One line on stderr, a few times per second; silent unless stderr is a terminal, gone when the
-// object is. Steps that are named one after another, each of which may tell how far it is itself.
+// One line on stderr, updated a few times per second. It is silent unless stderr is a terminal, and
+// goes with the object. It shows named steps, one after another, each of which may report its own
+// progress.
 class ProgressBar {
  public:
   explicit ProgressBar(std::int64_t num_steps);
@@ -27,9 +28,10 @@ class ProgressBar {
 
   // Names the step that begins now.
   void step(std::string_view what);
-  // The same, where somebody else counts: `done` of `num_steps` are over.
+  // The same if the caller counts: `done` of `num_steps` are over.
   void step(std::int64_t done, std::int64_t num_steps, std::string_view what);
-  // Tells how far the step at hand is. For one thread at a time, as long as the bar lives.
+  // Returns a hook that reports the progress of the current step. It is for one thread at a time,
+  // as long as the bar lives.
   [[nodiscard]] ProgressHook within_step();
 
  private:
@@ -45,8 +47,8 @@ class ProgressBar {
   Clock::time_point last_shown_{};
 };
 
-// Clears the line of the process's progress, if one is shown. For a signal handler: calls nothing
-// that is not async-signal-safe.
+// Clears the line of the process's progress, if one is shown. For a signal handler: it calls
+// nothing that is not async-signal-safe.
 void clear_progress() noexcept;
 
 }  // namespace contextile

@@ -87,7 +87,7 @@ constexpr Invocation kInvocations[] = {
     {"PlanIntoAFolder", "contextile plan -o . --lengths good.txt --cluster c.json", 3,
      ".: cannot write: Is a directory"},
     {"PlanOntoATerminalOrJson", "contextile plan -o - --json --lengths good.txt --cluster c.json",
-     2, "--output: expected a file beside --json or --csv, found '-'"},
+     2, "--output: expected a file with --json or --csv, found '-'"},
     {"EndlessPlan", "contextile verify /dev/zero", 2, "/dev/zero: not a plan file"},
     {"EndlessPlanWithTheRightStart", "(head -c 48 p.plan; cat /dev/zero) | contextile verify -", 2,
      "standard input: expected at most"},

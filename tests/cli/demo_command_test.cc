@@ -59,7 +59,7 @@ TEST_F(Demo, FitsOneScreenAndEndsWithTheVerdictAndNextStepsThatWork) {
 TEST_F(Demo, WritesThePageOfTheFastestPlanBesideZigzags) {
   const std::string page = path("first.html");
   const std::string text = demo({"-o", page});
-  EXPECT_THAT(text, EndsWith(" beside zigzag as a page, open it in a browser\n"));
+  EXPECT_THAT(text, EndsWith(" next to zigzag as a page, open it in a browser\n"));
   EXPECT_THAT(text, HasSubstr("\n" + page + ": "));
   const std::string html = read(page);
   EXPECT_THAT(html, HasSubstr("<html"));

@@ -83,7 +83,7 @@ TEST_F(SimulatedServing, SaysWhereNothingFits) {
   const Outcome some = contextile(
       {"serve", "--simulate", "poisson:requests=5", "--model", "llama-3-405b", "--devices", "1,2"});
   EXPECT_EQ(some.exit_code, 0) << some.err;
-  EXPECT_THAT(some.out, HasSubstr("the longest request fits beside no layout"));
+  EXPECT_THAT(some.out, HasSubstr("no layout leaves room for the longest request"));
   const Outcome none = simulate({"--devices", "1", "--memory", "5G"});
   EXPECT_EQ(none.exit_code, 1) << none.err;
   const Outcome csv = simulate({"--devices", "1,2", "--csv"});
@@ -96,7 +96,7 @@ TEST_F(SimulatedServing, RefusesWhatMakesNoSense) {
   expect_bad_input(simulate({"--ranks", "2"}), {"--ranks: expected without --simulate"});
   expect_bad_input(simulate({"--transport", "gloo"}), {"--transport", "without --simulate"});
   expect_bad_input(contextile({"serve", "--devices", "2"}), {"--devices: expected beside"});
-  expect_bad_input(contextile({"serve", "--json"}), {"--json: expected beside --simulate"});
+  expect_bad_input(contextile({"serve", "--json"}), {"--json: expected with --simulate"});
   expect_bad_input(simulate({"--json", "--csv"}), {"either --json or --csv"});
   expect_bad_input(contextile({"serve", "--simulate", "poisson", "--model", "llama"}),
                    {"llama-3-8b", "found 'llama'"});

@@ -478,7 +478,7 @@ class Tests:
             server.wait_for("requests_running", 1)
             assert server.stop() == 0
             assert answer.result().status == 503
-            assert "told to stop" in answer.result().json()["error"]["message"]
+            assert "stopped by a signal" in answer.result().json()["error"]["message"]
 
     def stored_group(self, store, *options):
         """Three processes over gloo that go on without one that is lost."""

@@ -96,7 +96,7 @@ Action add_compare_command(CLI::App& app) {
   add_value_or(app, "--sensitivity", "kept",
                {"kept|replan",
                 "which strategy is fastest when each constant of the cluster is halved or doubled: "
-                "by the same plans (kept, also without a value), or with plans made anew for each",
+                "by the same plans (kept, also without a value), or with plans made for each",
                 ""},
                [options = options.get()](const std::string& text) {
                  options->sensitivity = parse_sensitivity_plans(text);

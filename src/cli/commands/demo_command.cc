@@ -67,7 +67,7 @@ InputOptions executed_input(const DemoOptions& options, const std::string& mask)
   return input;
 }
 
-// Every row of every table, under both masks.
+// Shows every row of every table, under both masks.
 bool show(const std::string& title, const InputOptions& options, bool execute) {
   const PlanInput input = load_input(options);
   std::optional<Execution> execution;
@@ -97,7 +97,8 @@ bool show_all(const DemoOptions& options) {
   return ok;
 }
 
-// All strategies; auto with a short search: its whole one takes longer than all the rest together.
+// All strategies; auto with a short search, because its whole search takes longer than all the rest
+// together.
 std::vector<StrategyChoice> quick_strategies() {
   std::vector<StrategyChoice> choices = parse_strategies("all");
   const StrategyChoice quick = parse_strategies(kQuickAuto).front();
@@ -223,7 +224,7 @@ int run(const DemoOptions& options) {
     write_page(options, best, page->stream());
     page->commit();
     print(fmt::format("\n{}: {} as a page, open it in a browser\n", printable(options.page_path),
-                      best == "zigzag" ? best : best + " beside zigzag"));
+                      best == "zigzag" ? best : best + " next to zigzag"));
   }
   return ok ? kExitOk : kExitCheckFailed;
 }
@@ -238,7 +239,7 @@ Action add_demo_command(CLI::App& app) {
   add_size<std::uint64_t>(app, "--seed", options->seed, 0, {"N", "seed of lengths and inputs", ""});
   add_switch(app, "--all", options->all, "every row of every table, also under a lambda mask");
   add_output(app, "-o,--output",
-             {"FILE", "an HTML page of the fastest plan beside zigzag's", "none"},
+             {"FILE", "an HTML page of the fastest plan next to zigzag's", "none"},
              [options](const std::string& path) { options->page_path = path; });
   add_examples(app, {"contextile demo -o demo.html",
                      "contextile demo --all --dataset prolong --tokens 64K"});

@@ -1,4 +1,4 @@
-// contextile helix: what decoding steps take and what fits when devices share the tokens of a
+// contextile helix: the times of decoding steps, and what fits, when devices share the tokens of a
 // cache.
 #include <fmt/format.h>
 

@@ -43,8 +43,8 @@ struct ImportedPlan {
   double verify_s = 0;
 };
 
-// The document of a large plan is gigabytes: longer than any other text. So what cannot be one is
-// refused by its first byte.
+// The document of a large plan has gigabytes, more than any other text. Input that cannot be one is
+// therefore refused by its first byte.
 std::uint64_t expect_json(std::span<const std::uint8_t> first, std::string_view name) {
   static_cast<void>(expect_text("a plan as JSON")(first, name));
   const auto begin = std::ranges::find_if(
@@ -112,8 +112,7 @@ int run(const ImportOptions& options) {
 
 Action add_import_command(CLI::App& app) {
   auto options = std::make_shared<ImportOptions>();
-  add_required(app, "PLAN.json",
-               {"", "the document of contextile export, whoever wrote it; -: stdin", ""},
+  add_required(app, "PLAN.json", {"", "a document as contextile export writes it; -: stdin", ""},
                [options](const std::string& path) { options->json_path = path; });
   add_required_output(app, "-o,--output", {"FILE", "where the plan goes, - for stdout", ""},
                       [options](const std::string& path) { options->output_path = path; });

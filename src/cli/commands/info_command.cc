@@ -37,7 +37,7 @@ constexpr std::size_t kWidestName = 24;
 
 constexpr std::array<Dtype, 3> kDtypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
-// Which inputs a kernel is taken for unless another is asked for: " (preferred for bf16)".
+// The dtypes for which a kernel is the default: " (preferred for bf16)".
 std::string preferred_text(const AttentionKernel& kernel) {
   std::vector<std::string_view> names;
   for (const Dtype dtype : kDtypes) {
@@ -48,7 +48,7 @@ std::string preferred_text(const AttentionKernel& kernel) {
   return fmt::format(" (preferred for {})", fmt::join(names, ", "));
 }
 
-// Loaded when they are asked for.
+// The driver is loaded only by this call.
 std::vector<BuildPart> gpu_parts() {
   std::string what;
   std::string missing;
@@ -63,7 +63,7 @@ std::vector<BuildPart> gpu_parts() {
           {"cuda:mma", what, missing}};
 }
 
-// In the order of kernels(), behind them those that cannot run here.
+// The parts in the order of kernels(), then the kernels that cannot run here.
 std::vector<BuildPart> kernel_parts() {
   const std::string no_instructions =
       "the CPU or the compiler of this build lacks the instructions";

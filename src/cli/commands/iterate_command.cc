@@ -86,7 +86,7 @@ std::int64_t num_micro_batches(const IterateOptions& options, std::optional<std:
   const std::int64_t tokens = options.input.batch.tokens;
   if (tokens == 0) {
     fail_argument(
-        "--batch-tokens: expected --tokens, those of a micro-batch, beside it, found "
+        "--batch-tokens: expected --tokens, those of a micro-batch, as well, found "
         "none");
   }
   if (*options.batch_tokens % tokens != 0) {
@@ -96,8 +96,8 @@ std::int64_t num_micro_batches(const IterateOptions& options, std::optional<std:
   return *options.batch_tokens / tokens;
 }
 
-// Sizes to try, and the micro-batches of a step, all replicas together. What given sizes cannot
-// do is an error; a sweep leaves it out.
+// Sizes to try, and the micro-batches of a step, all replicas together. Given sizes that are
+// impossible are an error; a sweep leaves them out.
 std::vector<ParallelSizes> sizes_to_try(const IterateOptions& options, const ModelSpec& model,
                                         const Cluster& cluster, std::int64_t& micro_batches) {
   const std::int32_t chunks = chunks_of(options);
@@ -140,7 +140,7 @@ std::vector<StepSetting> settings_of(const IterateOptions& options,
       setting.sizes = sizes;
       setting.strategy = choice;
       setting.nano_batches = options.ping_pong ? NanoBatches::kPingPong : NanoBatches::kOne;
-      // A pipeline of one stage has nothing to schedule; a sweep comes across such.
+      // A pipeline of one stage has nothing to schedule; a sweep meets such pipelines.
       if (options.sweep && sizes.pp == 1) continue;
       setting.schedule = options.schedule;
       setting.chunks = chunks_of(options);
@@ -150,7 +150,7 @@ std::vector<StepSetting> settings_of(const IterateOptions& options,
   return settings;
 }
 
-// Plans of one placement and strategy, at most.
+// The largest number of plans of one placement and strategy.
 std::size_t num_plans(const StepSetting& setting, const TrainingJob& job) {
   std::size_t plans = job.micro_batches.size();
   if (setting.schedule == PipelineSchedule::kSamePhase) {

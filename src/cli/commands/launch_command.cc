@@ -57,8 +57,7 @@ class Socket {
   int value_;
 };
 
-// One that the system has to give away now. Another program may take it before rank 0 does; then
-// that rank says so.
+// A port that is free now. Another program may take it before rank 0 does; then that rank says so.
 std::uint16_t free_port() {
   const Socket socket;
   sockaddr_in address = {};
@@ -93,7 +92,7 @@ bool is_own(const std::vector<std::string>& command) {
   return std::ranges::find(names, command.front()) != names.end();
 }
 
-// What a rank of this program is told beside its command.
+// The words that launch adds to the command of a rank of this program.
 std::vector<std::string> own_words(const LaunchOptions& options) {
   std::vector<std::string> words = {"--transport",  "gloo",         "--rank",   "{rank}",
                                     "--rendezvous", "{rendezvous}", "--run-id", "{run-id}"};
@@ -102,7 +101,8 @@ std::vector<std::string> own_words(const LaunchOptions& options) {
   return words;
 }
 
-// A command of this program runs on gloo; any other program is told by {rank} and the like.
+// The command of a rank. Commands of this program run on gloo; any other program receives its
+// values through {rank} and the like.
 std::vector<std::string> template_of(const LaunchOptions& options) {
   std::vector<std::string> words = options.command;
   if (!is_own(words)) return words;
@@ -146,11 +146,11 @@ void check_meeting(const LaunchOptions& options) {
     check_rendezvous(options.rendezvous);
   }
   CONTEXTILE_CHECK(!has_others(options) || !is_folder || !options.run_id.empty(),
-                   "launch: expected --run-id beside a folder, the same for all launches of one "
+                   "launch: expected --run-id with a folder, the same for all launches of one "
                    "group and another for every group, found none");
 }
 
-// The words as a rank of this machine reads them, before launch adds its own.
+// Parses the words as a rank of this machine reads them, before launch adds its own.
 void parse_command(CLI::App& app, const LaunchOptions& options) {
   std::vector<std::string> words = options.command;
   for (std::string& word : words) {
@@ -161,7 +161,7 @@ void parse_command(CLI::App& app, const LaunchOptions& options) {
   app.parse(words);
 }
 
-// What is wrong with a command of this program is said once, before a rank starts.
+// Reports a wrong command of this program once, before a rank starts.
 void check_own_command(const LaunchOptions& options) {
   const std::string& name = options.command.front();
   if (name != "run" && name != "profile" && name != "serve") {
@@ -172,7 +172,7 @@ void check_own_command(const LaunchOptions& options) {
   CommandLine line(kContextileProgram);
   try {
     parse_command(line.app(), options);
-  } catch (const CLI::Success&) {  // asks for help
+  } catch (const CLI::Success&) {  // the command prints its help
     return;
   } catch (const CLI::ParseError& error) {
     fail_argument("launch: {}", problem_text(line.app(), error));
@@ -202,7 +202,8 @@ std::vector<std::vector<std::string>> commands_of(const LaunchOptions& options) 
   const std::string rendezvous = options.rendezvous.empty()
                                      ? fmt::format("tcp://127.0.0.1:{}", free_port())
                                      : options.rendezvous;
-  // Machines that are launched apart can only share what both are told; an address is one group's.
+  // Machines that are launched apart share only what both command lines say. An address belongs to
+  // one group.
   const std::string run_id = !options.run_id.empty() ? options.run_id
                              : has_others(options)   ? "launch"
                                                    : fmt::format("{:08x}", std::random_device()());
@@ -226,7 +227,7 @@ int run(const LaunchOptions& options) {
       fmt::print(stderr, "contextile: launch: rank {} was ended by signal {}\n", rank,
                  ended[i].signal);
     }
-    // What a rank found wrong counts more than that another heard of it.
+    // The error that a rank found counts more than the report of another rank that heard of it.
     const int code = ended[i].signal != 0 ? kExitEnvironment : ended[i].exit_code;
     if (exit_code == kExitOk || (exit_code == kExitEnvironment && code != kExitOk))
       exit_code = code;

@@ -74,8 +74,7 @@ void check_explain(const PlanCommandOptions& options, const Strategy& strategy) 
   }
   if (options.csv) fail_argument("--explain: expected a table or --json, found --csv");
   if (options.output_path == kStandardStream) {
-    fail_argument("--output: expected a file beside --explain, found {}",
-                  quote(options.output_path));
+    fail_argument("--output: expected a file with --explain, found {}", quote(options.output_path));
   }
 }
 
@@ -91,7 +90,7 @@ Json planned_json(const PlannedBatch& planned, const std::string& path, bool exp
   return document;
 }
 
-// One row a direction.
+// Adds one row per direction.
 void add_planned_rows(const std::string& strategy, const PlannedBatch& planned,
                       const std::string& path, Json& rows) {
   const Json statistics = statistics_json(planned.statistics);
@@ -121,7 +120,7 @@ std::string planned_text(const PlannedBatch& planned, const std::string& path) {
          verify_text(planned.verified, stdout_shows_colour());
 }
 
-// A plan that does not verify is not written.
+// Plans the batches. A plan that does not verify is not written.
 int run(const PlanCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_results_elsewhere(options.output_path, options.json || options.csv);
@@ -145,7 +144,7 @@ int run(const PlanCommandOptions& options) {
   bool ok = true;
   for (std::size_t b = 0; b < input.batches.size(); ++b) {
     const std::string& path = names[b];
-    ReplacedFile file(path);  // before the work: a path nobody can write to costs no time
+    ReplacedFile file(path);  // before the work, so that a bad path costs no time
     progress.step(quote(path));
     const PlannedBatch planned = plan_batch(input.batches[b], input.cluster, choice, settings);
     ok = ok && planned.verified.ok();

@@ -39,7 +39,7 @@ struct ProfileCommandOptions {
   bool csv = false;
 };
 
-// GFLOP/s of a rank: one row a size of q rows, one column a size of keys.
+// GFLOP/s of a rank: one row per number of q rows, one column per number of keys.
 std::string rates_text(const MachineProfile& machine, const AttentionShape& shape,
                        Direction direction) {
   const std::vector<std::int64_t>& sizes = machine.cluster.attention.kv_rows;
@@ -205,7 +205,7 @@ int run(const ProfileCommandOptions& options) {
     profile.ranks = rank->size();
     return run_on(options, profile, rank.get());
   } catch (const std::exception& error) {
-    rank->abort(error.what());  // so that nobody waits for this rank
+    rank->abort(error.what());  // so that no rank waits for this one
     throw;
   }
 }
@@ -228,7 +228,7 @@ Action add_profile_command(CLI::App& app) {
        "4; those of the MPI job"});
   add_size<std::int32_t>(
       app, "--nodes", profile.nodes, 1,
-      {"N", "mpi, gloo: machines that the ranks are on, an equal run each", "one a rank"});
+      {"N", "mpi, gloo: machines that the ranks are on, an equal run each", "one per rank"});
   add_size<std::int32_t>(app, "--heads", profile.shape.q_heads, 1, {"N", "query heads", ""});
   add_size<std::int32_t>(app, "--kv-heads", profile.shape.kv_heads, 1,
                          {"N", "key and value heads; divides --heads", ""});

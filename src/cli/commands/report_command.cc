@@ -145,7 +145,7 @@ Action add_report_command(CLI::App& app) {
   add_required(app, "PLAN",
                {"", "plan file, - for stdin; or a folder of flight records (run --flight)", ""},
                [options](const std::string& path) { options->plan_path = path; });
-  add_value(app, "PLAN_B", {"", "a second plan file, shown beside the first", ""},
+  add_value(app, "PLAN_B", {"", "a second plan file, shown next to the first", ""},
             [options](const std::string& path) { options->other_path = path; });
   add_output(app, "-o,--output", {"FILE", "the HTML page; to be given with PLAN -", "PLAN.html"},
              [options](const std::string& path) { options->output_path = path; });

@@ -63,14 +63,14 @@ struct RunCommandOptions {
   bool csv = false;
 };
 
-// Threads share what becomes of them; processes may leave nothing else behind.
+// Threads share their memory and need no records; processes may leave nothing else behind.
 std::string flight_folder(const RunCommandOptions& options) {
   if (options.flight_folder) return *options.flight_folder == "none" ? "" : *options.flight_folder;
   const bool is_named = options.transport.name != "inproc" && options.plan_path != kStandardStream;
   return is_named ? options.plan_path + ".flight" : "";
 }
 
-// On ranks of a group of processes that are told none, that of rank 0.
+// The seed of the run. Ranks of a group of processes without a given one take that of rank 0.
 std::uint64_t shared_seed(Transport* rank, const std::optional<std::uint64_t>& given) {
   std::uint64_t seed = given_or_random(given);
   if (rank == nullptr) return seed;
@@ -182,7 +182,8 @@ std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* r
   return open_gpu(gpu, inproc_options(options.transport));
 }
 
-// With `rank` this process's part, which rank 0 prints for all; null: everything in this process.
+// Runs this process's part if there is a `rank`, and rank 0 prints for all. Null runs everything in
+// this process.
 int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& plan,
            Transport* rank) {
   const bool prints = rank == nullptr || rank->rank() == Rank{0};
@@ -217,14 +218,15 @@ int run_on(const RunCommandOptions& options, const std::shared_ptr<const Plan>& 
   return report.ok() ? kExitOk : kExitCheckFailed;
 }
 
-// The error of a group, and where more about it is.
+// The error of a group, and where to find more about it.
 TransportError with_records(const TransportError& error, const std::string& folder, Rank rank) {
   if (folder.empty() || !std::filesystem::exists(flight_path(folder, rank))) return error;
   return TransportError(fmt::format("{}; contextile report {} shows who stopped the group",
                                     error.what(), printable(folder)));
 }
 
-// Records of an earlier run go before a rank can fail; one that finds no group leaves a new one.
+// Removes records of an earlier run before a rank can fail. A rank that finds no group leaves a new
+// one.
 std::unique_ptr<Transport> join_group(const RunCommandOptions& options, const Plan& plan) {
   const std::string folder = flight_folder(options);
   const auto open = [&] {
@@ -258,7 +260,7 @@ int run(const RunCommandOptions& options) {
     return run_on(options, plan, rank.get());
   } catch (const TransportError& error) {
     if (rank == nullptr) throw;
-    rank->abort(error.what());  // so that nobody waits for this rank
+    rank->abort(error.what());  // so that no rank waits for this one
     throw with_records(error, flight_folder(options), rank->rank());
   } catch (const std::exception& error) {
     if (rank != nullptr) rank->abort(error.what());
@@ -299,7 +301,7 @@ Action add_run_command(CLI::App& app) {
   add_value(app, "--flight",
             {"FOLDER",
              "when the run fails, every rank that still can writes what it did last to "
-             "FOLDER/rank-R.json; none: nobody does",
+             "FOLDER/rank-R.json; none: no rank does",
              "PLAN.flight with mpi and gloo, none with inproc or PLAN -"},
             [options](const std::string& folder) { options->flight_folder = folder; });
   add_cluster_option(app, options->cluster,
@@ -307,7 +309,7 @@ Action add_run_command(CLI::App& app) {
                      "machine to predict on",
                      "not checked; this machine, measured for some seconds");
   add_switch(app, "--predict", options->predict,
-             "print the times that simulate predicts beside the measured ones");
+             "print the times that simulate predicts next to the measured ones");
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "a row for each mask and direction");
   add_examples(app, {"contextile plan -o small.plan --dataset prolong --tokens 512 --scale 0.01 "

@@ -168,7 +168,7 @@ void serve_rank(Transport& transport, const Serving& serving,
   }
 }
 
-// NOTE: global because signals are. Where a byte for each that arrived is written.
+// NOTE: global because signals are. A handler writes a byte here for each signal that arrived.
 int signal_pipe = -1;
 void pass_on(int) {
   const char byte = 1;
@@ -176,8 +176,9 @@ void pass_on(int) {
 }
 void leave_it_to_the_first_rank(int) {}
 
-// While one lives, the first SIGINT or SIGTERM does what the handler does; a second one ends the
-// process. Not by masks of threads: libraries have some of their own, from before main.
+// While one lives, the first SIGINT or SIGTERM does what the handler does, and a second one ends
+// the process. It does not use signal masks of threads: libraries have threads of their own, from
+// before main.
 class FirstSignals {
  public:
   explicit FirstSignals(void (*handler)(int)) {
@@ -214,7 +215,7 @@ class StopOnSignal {
       char byte = 0;
       while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
       }
-      if (byte != 0) server.stop("the server was told to stop");
+      if (byte != 0) server.stop("the server was stopped by a signal");
     });
   }
   ~StopOnSignal() {
@@ -328,7 +329,7 @@ int serve_inproc(const ServeCommandOptions& options) {
   return kExitOk;
 }
 
-// Ranks of processes, who go on without those that are lost where they can meet again.
+// Ranks of processes. They go on without lost ranks if they have a store to meet again.
 class ProcessRanks {
  public:
   explicit ProcessRanks(const ServeCommandOptions& options) : options_(options) {
@@ -340,8 +341,8 @@ class ProcessRanks {
   }
 
   [[nodiscard]] Transport& transport() { return *transport_; }
-  // Collective, once: ranks compare what they serve, and give this start of the run a name that no
-  // earlier one has, so that what that one left in the store is not believed.
+  // Collective, once: ranks compare what they serve. They give this start of the run a name that no
+  // earlier one has, so that they do not read what an earlier one left in the store.
   void agree(const Serving& serving) {
     run_ = fmt::format("{}/{:016x}", options_.transport.run_id,
                        agree_on_engine(*transport_, settings_of(serving)));
@@ -350,8 +351,8 @@ class ProcessRanks {
     }
   }
 
-  // Opens a group of those that are left, of which this is one. Throws TransportError where the
-  // first rank is lost.
+  // Opens a group of the ranks that remain, this one among them. Throws TransportError if the first
+  // rank is lost.
   void regroup() {
     const std::int32_t before = transport_->size();
     ++generation_;
@@ -469,7 +470,7 @@ Action add_serve_command(CLI::App& app) {
       app, "--model",
       {"FOLDER|random",
        "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
-       "model; random: one that nobody trained, with bytes as tokens, and sizes behind it "
+       "model; random: an untrained one, with bytes as tokens, and sizes behind it "
        "(random:layers=4,heads=24), of vocab, hidden, layers, heads, kv_heads, head_dim, ffn, "
        "window (of every second layer), length and seed; with --simulate as of helix",
        kRandom},

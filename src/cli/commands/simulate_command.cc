@@ -1,4 +1,4 @@
-// contextile simulate: what a plan would take on a cluster, and why.
+// contextile simulate: the time of a plan on a cluster, and the reasons for it.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct SimulateCommandOptions {
 Cluster cluster_of(const SimulateCommandOptions& options, const Plan& plan) {
   if (options.tp == 1 && options.pp == 1) return cluster_of_plan(plan, options.cluster);
   if (options.cluster.empty()) {
-    fail_argument("--tp, --pp: expected --cluster with the whole machine beside them, found none");
+    fail_argument("--tp, --pp: expected --cluster with the whole machine as well, found none");
   }
   const Cluster group = load_cluster(options.cluster).group(options.tp, options.pp);
   check_same_cluster(plan, group, options.cluster);
@@ -136,8 +136,8 @@ Action add_simulate_command(CLI::App& app) {
   add_switch(app, "--per-device", options->per_device, "also one line for every device");
   add_json_option(app, options->json);
   add_switch(app, "--csv", options->csv,
-             "a table as CSV, in seconds and bytes: one row a direction, with --per-device one row "
-             "a device");
+             "a table as CSV, in seconds and bytes: one row per direction, with --per-device one "
+             "row per device");
   add_examples(app, {"contextile simulate batch.plan --why",
                      "contextile simulate batch.plan --trace trace.json",
                      "contextile simulate batch.plan --cluster dgx-h100:4x8 --per-device"});

@@ -86,7 +86,8 @@ EngineOptions engine_on(const Setting& setting, const HelixLayout& layout) {
   return engine;
 }
 
-// A decoding step of as many requests of the trace's mean length as may run and fit, over these.
+// Time per request of a decoding step with as many requests of the trace's mean length as may run
+// and fit.
 double decoding_us_a_request(const Setting& setting, const HelixLayout& layout,
                              const KvCacheOptions& cache) {
   const std::int64_t fitting = cache.num_pages * cache.layout.block_tokens() / setting.context;
@@ -97,8 +98,8 @@ double decoding_us_a_request(const Setting& setting, const HelixLayout& layout,
          static_cast<double>(running);
 }
 
-// The layout of a family whose decoding steps take least a request, among those that hold the
-// longest request.
+// The layout of a family whose decoding steps take the least time per request, among those that
+// hold the longest request.
 std::optional<HelixLayout> layout_of(const Setting& setting, std::int32_t devices,
                                      HelixFamily family) {
   const HelixStudy& study = setting.study;
@@ -201,7 +202,7 @@ class Runs {
     for (std::vector<Cell> row : rows_) {
       const bool fits = row.size() > 1;
       row.resize(columns.size());
-      table.add_row(std::move(row), fits ? "" : "the longest request fits beside no layout");
+      table.add_row(std::move(row), fits ? "" : "no layout leaves room for the longest request");
     }
     return table;
   }
@@ -218,7 +219,7 @@ std::string text_of(const Setting& setting, const Runs& runs) {
       "compute   {} TFLOP/s\n"
       "trace     {} requests, the last after {:.4g} s; on average {:.0f} tokens of prompt,\n"
       "          {:.0f} of output; the longest has {}\n"
-      "engine    {} requests and {} tokens a step at most, pages of {} tokens\n\n"
+      "engine    at most {} requests and {} tokens per step, pages of {} tokens\n\n"
       "predicted time to the first token (TTFT) and from one to the next (TPOT)\n\n",
       setting.study.hardware.tflops, setting.trace.size(), setting.trace.back().arrival_s,
       setting.prompt_tokens, setting.output_tokens, setting.longest, engine.max_running,
@@ -268,8 +269,8 @@ void check_simulated_serving(const CLI::App& app, const SimulatedServingOptions&
     if (option->count() == 0) continue;
     const std::string name = option->get_name();
     const bool only_simulated = std::ranges::find(kOnlySimulated, name) != std::end(kOnlySimulated);
-    CONTEXTILE_CHECK(simulates || !only_simulated,
-                     "{}: expected beside --simulate, found it without", name);
+    CONTEXTILE_CHECK(simulates || !only_simulated, "{}: expected with --simulate, found it without",
+                     name);
     const bool both = std::ranges::find(kBoth, name) != std::end(kBoth);
     CONTEXTILE_CHECK(!simulates || only_simulated || both,
                      "{}: expected without --simulate, found both", name);

@@ -1,4 +1,4 @@
-// contextile serve --simulate: what serving a trace would take.
+// contextile serve --simulate: the predicted times of serving a trace.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ struct SimulatedServingOptions {
   bool csv = false;
 };
 
-// --simulate, and what has a meaning with it alone.
+// --simulate, and the options that only mean something with it.
 void add_simulated_serving_options(CLI::App& app, SimulatedServingOptions& options);
 // Throws InvalidArgument on an option that was given but has no meaning with, or without,
 // --simulate.
 void check_simulated_serving(const CLI::App& app, const SimulatedServingOptions& options);
-// model: empty for the default; kv_tokens: at most so many, unset: what fits. Returns the exit
-// code.
+// `model`: empty for the default. `kv_tokens`: at most this many; unset: as many as fit. Returns
+// the exit code.
 int simulated_serving(SimulatedServingOptions options, const std::string& model,
                       const EngineOptions& engine, const std::optional<std::int64_t>& kv_tokens);
 

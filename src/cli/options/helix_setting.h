@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// Numbers that were given in place of the presets'.
+// Numbers that replace those of the presets.
 struct HelixSettingOptions {
   std::string model = "llama-3-405b";
   std::optional<double> weight_bytes, kv_bytes, activation_bytes;
@@ -24,8 +24,8 @@ void add_element_options(CLI::App& app, HelixSettingOptions& options);
 // --hardware, --memory-bandwidth, --network-bandwidth, --latency, --memory, --reserve.
 void add_hardware_options(CLI::App& app, HelixSettingOptions& options);
 
-// Throw InvalidArgument as load_helix_model, load_helix_hardware and the checks of
-// advanced/helix.h do.
+// Throw InvalidArgument like load_helix_model, load_helix_hardware and the checks of
+// advanced/helix.h.
 [[nodiscard]] HelixModel helix_model_of(const HelixSettingOptions& options);
 [[nodiscard]] HelixHardware helix_hardware_of(const HelixSettingOptions& options);
 

@@ -14,7 +14,7 @@
 namespace contextile {
 namespace {
 
-// "lambda:SINK,WINDOW" and the others, as the list of rules begins its lines.
+// "lambda:SINK,WINDOW" and the other forms with which the list of rules begins its lines.
 std::vector<std::string> mask_forms() {
   const std::string help = mask_spec_help();
   std::vector<std::string> forms;
@@ -96,7 +96,7 @@ void add_planning_options(CLI::App& app, InputOptions& options) {
       "no backward pass (prefill)");
 }
 
-// How documents become batches, whatever the lengths come from.
+// The options that turn documents into batches, wherever the lengths come from.
 void add_packing_options(CLI::App& app, InputOptions& options) {
   add_size_as<std::int64_t>(app, "--tokens", options.batch.tokens, 1,
                             {"N",
@@ -107,7 +107,7 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
       app, "--packing",
       {"NAME[:KEY=VALUE,...]",
        "how documents are put together: sequential, or wlb: in steps, the documents of "
-       "micro_batches=4 sequential batches are packed anew into micro-batches of about equal "
+       "micro_batches=4 sequential batches are packed again into micro-batches of about equal "
        "work and at most max_tokens (twice --tokens); documents of levels=T1:T2:... (max_tokens "
        "/ 4; none) tokens wait for others as long; balance=128K: tokens at which attention "
        "costs as much as the rest; defer=off: nothing waits; every micro-batch is a batch",

@@ -14,7 +14,7 @@
 
 namespace contextile {
 
-// auto with a search of about a second on two cores: for plans at hand, not for the best there is.
+// auto with a search of about a second on two cores, for plans at once rather than the best plans.
 inline constexpr const char* kQuickAuto = "auto:steps=4000000";
 
 // The values of the command line. Defaults here are the ones `--help` shows.
@@ -35,7 +35,7 @@ struct InputOptions {
 
 // Lengths, masks, attention shape, cluster, layout, limits: all but the strategy.
 void add_input_options(CLI::App& app, InputOptions& options);
-// The next three add parts of it. This one: where lengths come from and how they become batches.
+// The next three add parts of it. This one: the source of lengths, and how they become batches.
 void add_batch_options(CLI::App& app, InputOptions& options);
 void add_mask_rule_option(CLI::App& app, InputOptions& options);
 void add_blocking_options(CLI::App& app, InputOptions& options);  // block size, wire

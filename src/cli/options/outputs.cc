@@ -33,8 +33,8 @@ bool is_output(const CLI::Option& option) {
   }
 }
 
-// Whether an output and another file of a command are one. "-" is what the stream leads to, as far
-// as that is a file.
+// True if an output and another file of a command are the same. "-" is the file that the stream
+// leads to, if it is a file.
 bool same_file(const std::string& output, const std::string& other, bool other_is_output) {
   if (output.empty() || other.empty()) return false;
   const std::string a = output == kStandardStream ? "/dev/stdout" : output;
@@ -100,7 +100,7 @@ std::string output_beside(const std::string& input, const std::string& ending,
 
 void check_results_elsewhere(const std::string& path, bool json_or_csv) {
   if (path == kStandardStream && json_or_csv) {
-    fail_argument("--output: expected a file beside --json or --csv, found {}", quote(path));
+    fail_argument("--output: expected a file with --json or --csv, found {}", quote(path));
   }
 }
 

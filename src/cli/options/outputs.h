@@ -25,13 +25,13 @@ void check_outputs(const CLI::App& command);
 void check_no_input(const std::string& option, const std::string& path,
                     const std::vector<std::string>& inputs);
 
-// Where a result goes: `given`, or else beside the input, under its name and the ending. Throws
-// InvalidArgument where neither is a name: the input is kStandardStream.
+// The path of a result: `given`, or else a path in the input's folder, with its name and the
+// ending. Throws InvalidArgument if neither is a name: the input is kStandardStream.
 [[nodiscard]] std::string output_beside(const std::string& input, const std::string& ending,
                                         const std::string& given);
 
-// With kStandardStream as the path of --output nothing else may go to standard output, as --json or
-// --csv would.
+// Throws InvalidArgument if --output is kStandardStream and --json or --csv print to standard
+// output, too.
 void check_results_elsewhere(const std::string& path, bool json_or_csv);
 
 }  // namespace contextile

@@ -87,7 +87,7 @@ void add_wire_option(CLI::App& app, std::optional<Dtype>& wire, const std::strin
 }
 
 void add_kernel_option(CLI::App& app, std::string& kernel, const std::string& text) {
-  // The help names none: which there are depends on the machine.
+  // The help names no kernel: which ones exist depends on the machine.
   add_value(app, "--kernel",
             {"NAME", text + " (contextile info lists them)", "the preferred one for the dtype",
              kernel_names()},

@@ -50,9 +50,9 @@ std::unique_ptr<Transport> open_gloo(const TransportOptions& options, std::int32
   return make_gloo_transport(gloo);
 }
 
-// The launcher decides how many ranks there are, the plan of each how many there must be. All ranks
-// look at all of them, so that rank 0 speaks for them, before a launcher that sees one end ends the
-// others.
+// The launcher decides how many ranks there are, and each rank's plan how many there must be. All
+// ranks look at all of them, so that rank 0 reports for all before a launcher that sees one end
+// ends the others.
 void check_size(Transport& transport, std::optional<std::int32_t> expected, std::string_view who) {
   const std::int32_t mine = expected.value_or(transport.size());
   const auto all = all_gather(transport, std::as_bytes(std::span(&mine, 1)));
@@ -85,7 +85,7 @@ void add_transport_options(CLI::App& app, TransportOptions& options) {
   add_text(app, "--transport", options.name,
            {"NAME",
             "inproc: a thread for each rank; mpi, gloo: this process is one rank, the others are "
-            "started beside it",
+            "started next to it",
             "",
             {"inproc", "mpi", "gloo"}});
   add_value(app, "--timeout",

@@ -25,10 +25,11 @@ struct TransportOptions {
 // --transport, --timeout, --rendezvous, --run-id, --rank, --interface.
 void add_transport_options(CLI::App& app, TransportOptions& options);
 
-// Ends a rank with kExitBadInput and without a word: rank 0 has said for all of them what is wrong.
+// Ends a rank with kExitBadInput and no message: rank 0 has reported the error for all.
 struct SaidByRank0 {};
 
-// Something that can be built in, as `contextile info` shows it. Empty `missing`: it is.
+// A part that may be built in, as `contextile info` shows it. If `missing` is empty, it is built
+// in.
 struct BuildPart {
   std::string name;
   std::string what;
@@ -36,17 +37,17 @@ struct BuildPart {
 };
 [[nodiscard]] std::vector<BuildPart> transport_parts();
 
-// Throws InvalidArgument on a name that is none, a transport that is not built in, and options of
-// another one.
+// Throws InvalidArgument on an unknown name, a transport that is not built in, and options of
+// another transport.
 void check_transport_options(const TransportOptions& options);
 // This process's end of a group of `num_ranks` processes; null for inproc. Collective: returns when
-// all have come. Throws what make_mpi_transport and make_gloo_transport throw. `who` is what the
-// ranks are for: "device of the plan". Over MPI the group has a size of its own, which is taken
-// where `num_ranks` is unset; where it is another, rank 0 says so and all throw SaidByRank0.
+// all have come. Throws what make_mpi_transport and make_gloo_transport throw. `who` names the
+// purpose of the ranks: "device of the plan". Over MPI the group has a size of its own, which is
+// taken if `num_ranks` is unset. If it is another one, rank 0 says so and all throw SaidByRank0.
 [[nodiscard]] std::unique_ptr<Transport> open_transport(const TransportOptions& options,
                                                         std::optional<std::int32_t> num_ranks,
                                                         std::string_view who);
-// The options as InprocOptions take them.
+// The same options in the form of InprocOptions.
 [[nodiscard]] InprocOptions inproc_options(const TransportOptions& options);
 
 }  // namespace contextile

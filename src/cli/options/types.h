@@ -1,6 +1,6 @@
 // Typed command-line options: every value is parsed here, so every mistake reads the same way
-// ("--tokens: expected a whole number of at least 1, found 'x'"). What stands in an option's
-// OptionHelp is all there is about it: --help, docs/cli.md and shell completion are made of it.
+// ("--tokens: expected a whole number of at least 1, found 'x'"). An option's OptionHelp holds all
+// there is to say about it: --help, docs/cli.md and shell completion are made from it.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@
 namespace contextile {
 
 // An option as its users see it. `value` is the placeholder: alternatives are separated by '|',
-// those in lower case stand for themselves ("on|off", "N|auto"), and FILE or PLAN is a path.
+// those in lower case are literal ("on|off", "N|auto"), and FILE or PLAN is a path.
 struct OptionHelp {
   std::string value;
   std::string text;   // meaning and unit; "{}" stands for the list of `values`
   std::string unset;  // the default; empty: none is shown
-  // What may be given, parameters in upper case ("lambda:SINK,WINDOW"); empty: any text.
+  // The allowed values, parameters in upper case ("lambda:SINK,WINDOW"); empty: any text.
   std::vector<std::string> values = {};
 };
 
@@ -35,7 +35,7 @@ struct ValueHints {
   bool file = false;               // paths, too
 };
 [[nodiscard]] ValueHints value_hints(const CLI::Option& option);
-// How often the option may be given: true for those of add_repeatable.
+// True if the option may be given several times, as those of add_repeatable.
 [[nodiscard]] bool repeatable(const CLI::Option& option);
 
 // `take` gets the value when the option is given; it throws InvalidArgument on a bad one.
@@ -50,16 +50,16 @@ void add_required(CLI::App& app, const std::string& name, const OptionHelp& help
 // add_value for an option that may be given several times, one value each.
 void add_repeatable(CLI::App& app, const std::string& name, const OptionHelp& help,
                     std::function<void(const std::string&)> take);
-// All arguments that are left, at least one; options among them stand behind "--".
+// All remaining arguments, at least one; options among them come behind "--".
 void add_words(CLI::App& app, const std::string& name, std::vector<std::string>& target,
                const OptionHelp& help);
 // The default that is shown is what `target` holds.
 void add_text(CLI::App& app, const std::string& name, std::string& target, OptionHelp help);
 void add_switch(CLI::App& app, const std::string& name, bool& target, const std::string& text);
-// The same, for what no bool holds: `take` is called when it is given.
+// The same for switches that no bool holds: `take` is called when the switch is given.
 void add_switch(CLI::App& app, const std::string& name, std::function<void()> take,
                 const std::string& text);
-// "--NAME" and "--no-NAME"; `unset` says what holds when neither is given.
+// "--NAME" and "--no-NAME"; `unset` describes the case that neither is given.
 void add_toggle(CLI::App& app, const std::string& name, const std::string& text,
                 const std::string& unset, std::function<void(bool)> take);
 
