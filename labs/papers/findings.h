@@ -1,4 +1,4 @@
-// What findings are decided on, and how their numbers read.
+// The quantities on which findings are decided, and their texts.
 #pragma once
 
 #include <algorithm>
@@ -27,23 +27,23 @@ struct Extent {
 
 [[nodiscard]] double mean_of(std::span<const double> values);
 
-// What a sample of batches says of a relative change of means, and how far it can be off.
+// The relative change of means that a sample of batches shows, and how far it can be off.
 struct Estimate {
   double mean = 0;
   double noise = 0;  // two standard errors
 
   [[nodiscard]] std::string text() const;  // "-0.6% ± 1.2%"
-  // Says "within noise" where that is what it is.
+  // The text is "within noise" if the change is.
   [[nodiscard]] std::string change_text() const;
 };
-// Estimates mean(values) / mean(base) - 1, the noise from what the batches differ from that ratio;
-// none of one batch.
+// Estimates mean(values) / mean(base) - 1. The noise comes from the batches' differences from that
+// ratio; one batch has none.
 [[nodiscard]] Estimate change_of(std::span<const double> values, std::span<const double> base);
 
 [[nodiscard]] std::string whole_percent(double share);            // "19%"
 [[nodiscard]] std::string range_text(double least, double most);  // "1.07x to 1.20x"
 
-// Agrees when every gain lies in what the paper says, give or take 0.05.
+// Agrees if every gain lies in the paper's range, give or take 0.05.
 [[nodiscard]] Finding gains_finding(const Extent& gains, std::string claim, double paper_least,
                                     double paper_most);
 

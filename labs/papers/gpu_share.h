@@ -1,4 +1,4 @@
-// What share of one GPU's MFU plans of causal batches reach.
+// The share of one GPU's MFU that plans of causal batches reach.
 #pragma once
 
 #include <span>

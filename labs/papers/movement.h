@@ -1,4 +1,4 @@
-// What plans move and how evenly they share work, without a clock.
+// The bytes that plans move and how evenly they share work, without a clock.
 #pragma once
 
 #include <span>
@@ -8,7 +8,8 @@
 
 namespace contextile {
 
-// What the plans of one strategy move in forward and backward of one layer: means over batches.
+// The bytes that the plans of one strategy move in forward and backward of one layer: means over
+// batches.
 struct MeanMovement {
   double inter_bytes = 0;    // between nodes
   double device_bytes = 0;   // all bytes over the number of devices: mean of sent, and of received

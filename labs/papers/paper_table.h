@@ -1,5 +1,5 @@
-// The tables and figures of papers that `contextile-labs table` prints again: what one is, and the list
-// of them.
+// The tables and figures of papers that `contextile-labs table` prints again: the type of one, and
+// the list of them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace contextile {
 
-// What the command line changes of a paper's experiment. What is unset stays as the paper has it.
+// The command line's changes of a paper's experiment. Unset values stay as the paper has them.
 struct TableOverrides {
   std::string dataset;
   std::string cluster;
@@ -28,11 +28,11 @@ struct TableOverrides {
   std::optional<Dtype> wire;
   std::optional<std::int64_t> batches;
   std::optional<std::uint64_t> seed;
-  // This one changes nothing: it is told how far a table has come.
+  // This one changes nothing: it receives the progress of a table.
   ProgressHook progress;
 };
 
-// What a paper says, what was found here, and whether the two agree.
+// A statement of a paper, the finding here, and whether the two agree.
 struct Finding {
   std::string claim;
   std::string ours;

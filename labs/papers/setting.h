@@ -1,4 +1,4 @@
-// What an experiment of a paper is set up with, and what the command line may change of it.
+// The setup of a paper's experiment, and the parts that the command line may change.
 #pragma once
 
 #include <initializer_list>

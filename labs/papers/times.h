@@ -1,4 +1,4 @@
-// Simulated times of strategies over batches, and the tables that set a method beside its
+// Simulated times of strategies over batches, and the tables that compare a method with its
 // baselines.
 #pragma once
 
@@ -33,7 +33,7 @@ struct Predicted {
 
 // `first`, then the columns that add_times fills behind its labels and the strategy.
 [[nodiscard]] std::vector<Column> time_columns(std::vector<Column> first);
-// One method of a table. Of several ways to set it up the fastest counts.
+// One method of a table. If there are several ways to set it up, the fastest counts.
 struct TimedMethod {
   std::vector<StrategyChoice> ways;     // at least one
   std::vector<Workload> own_batches{};  // where it pads them; empty: those of all methods

@@ -123,8 +123,8 @@ TEST_F(FcpTables, ChargesShortPieces) {
   const json document =
       table({"fcp-shards", "--tokens", "256K", "--cluster", "dgx-h100:1x8", "--batches", "1"});
   const json shortest = row_with(document, "length", 512);
-  // Beside the 512 · 513 / 2 pairs of a causal document the kernel computes 64 · 512 more, at 218
-  // keys more a row and 9600 pairs more; of one of 128K it loses about (64 + 218) / 65536.
+  // In addition to the 512 · 513 / 2 pairs of a causal document the kernel computes 64 · 512 more,
+  // at 218 keys more per row and 9600 pairs more; of one of 128K it loses about (64 + 218) / 65536.
   const double pairs = 512.0 * 513 / 2;
   const double share = pairs / (pairs + (64 + 218) * 512 + 9600) * (1 + 282.0 / 65536);
   EXPECT_NEAR(shortest["causal_share"].get<double>(), share, 0.05 * share);

@@ -107,7 +107,7 @@ class PlotTable(unittest.TestCase):
             self.assertIn("devices", texts)
 
     def test_paints_with_plain_colours(self):
-        """What is no browser does not know CSS variables and draws black."""
+        """Programs other than browsers do not know CSS variables and draw black."""
         kept = (SCRIPT.parents[1] / "docs" / "images").glob("*.svg")
         for svg in [self.draw(LINES), self.draw(BARS), *(path.read_text("utf-8") for path in kept)]:
             self.assertIn("fill: #", svg)

@@ -231,7 +231,7 @@ TEST_F(TableCommand, NeedsTheMeanOfEveryScaleWithinTheClaim) {
   EXPECT_EQ(finding["agrees"], within) << ours;
 }
 
-// What tables need in place of kSmall: options that they do not follow are refused.
+// The options that tables need in place of kSmall: options that they do not follow are refused.
 std::vector<std::string> small_options(const std::string& name) {
   const std::vector<std::string> nodes = {"--tokens", "8K",        "--batches",
                                           "1",        "--cluster", "p4de:2x8"};

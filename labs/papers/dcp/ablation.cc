@@ -14,8 +14,8 @@ namespace {
 constexpr std::int32_t kTp = 4;
 
 const std::string kPointsDiffer =
-    "The figure's points are not in the paper's text; what stands beside ours is what it says of "
-    "them.";
+    "The figure's points are not in the paper's text; the column of the paper holds what it says "
+    "of them.";
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// What the ablations of DCP's §7.4 (Figs. 17 to 20) share: their setting, and tables of bytes by
-// dataset and mask.
+// The common parts of the ablations of DCP's §7.4 (Figs. 17 to 20): their setting, and tables of
+// bytes by dataset and mask.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ void refuse_block_size(const TableOverrides& overrides, std::string_view table);
 // The dataset, shorter where text tables need the width.
 [[nodiscard]] std::string short_name(const std::string& dataset);
 [[nodiscard]] std::string case_text(const std::string& dataset, std::string_view mask);
-// Which lengths and mask a row is about; text tables show the short name.
+// The columns of a row's lengths and mask; text tables show the short name.
 [[nodiscard]] std::vector<Column> case_columns(std::vector<Column> more);
 [[nodiscard]] std::vector<Cell> case_cells(const std::string& dataset, const char* mask);
 
@@ -37,7 +37,7 @@ void refuse_block_size(const TableOverrides& overrides, std::string_view table);
 [[nodiscard]] std::vector<Column> movement_columns(std::vector<Column> first);
 void add_movement(Table& table, std::vector<Cell> cells, const MeanMovement& movement);
 
-// Which bytes a finding is about.
+// The bytes that a finding is about.
 struct Volume {
   std::string_view name;
   double MeanMovement::*bytes;

@@ -53,7 +53,7 @@ std::vector<StrategyChoice> loongtrain_ways(std::int32_t head_parallel) {
   return ways;
 }
 
-// DCP and what the paper sets beside it.
+// DCP and the methods that the paper compares it with.
 std::vector<TimedMethod> methods_of() {
   std::vector<TimedMethod> methods;
   for (const char* name : {"dcp", "ring", "zigzag", "hybrid:head_parallel=2", "all_gather"}) {
@@ -133,8 +133,8 @@ PaperResult make(const TableOverrides& overrides) {
        "LoongTrain (double_ring) is the fastest of inner rings of 1, 2, 4 and 8, and computes "
        "every "
        "sequence padded to the longest of its batch, as in the paper's evaluation.",
-       fmt::format("The table is of seed {}, what is said beside the paper of that one and the {} "
-                   "after it: gains hang on the longest documents of a sample.",
+       fmt::format("The table is of seed {}; statements about the paper are of that one and the {} "
+                   "after it: gains depend on the longest documents of a sample.",
                    setting.batch.seed, kDcpSeeds - 1)});
   return result;
 }

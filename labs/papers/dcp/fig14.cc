@@ -95,7 +95,7 @@ PaperResult make(const TableOverrides& overrides) {
   result.findings = sparse_findings(all);
   result.differences.push_back(kTransformerEngineIs);
   result.differences.push_back(
-      fmt::format("The table is of seed {}, what is said beside the paper of that one and the {} "
+      fmt::format("The table is of seed {}; statements about the paper are of that one and the {} "
                   "after it.",
                   setting.batch.seed, kDcpSeeds - 1));
   return result;

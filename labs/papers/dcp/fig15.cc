@@ -128,7 +128,7 @@ PaperResult make(const TableOverrides& overrides) {
       .differences = {kStepsAreModelled, kLengthsAreSampled, kTransformerEngineIs},
       .plots = {{.x = "max_length", .y = {"gain"}, .series = {"mask"}, .panels = {"dataset"}}}};
   result.setting[1] = {"model",
-                       fmt::format("gpt-8b, TP 4 x CP {}, ZeRO-1, {} tokens a step",
+                       fmt::format("gpt-8b, TP 4 x CP {}, ZeRO-1, {} tokens per step",
                                    setting.input.cluster.num_devices() / 4, setting.batch.tokens)};
   result.setting[0].second += fmt::format(" and the {} after it", kDcpSeeds - 1);
   result.setting.push_back(kDcpIs);

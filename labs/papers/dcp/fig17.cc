@@ -109,7 +109,7 @@ void add_distance_finding(std::span<const BlockSizeCase> cases, const Volume& vo
        fmt::format("below {} of it for every dataset, mask and block size", kFarBelow)});
 }
 
-// What else a larger block changes.
+// The other effects of a larger block.
 std::string overload_text(std::span<const BlockSizeCase> cases) {
   double small = 0;
   double large = 0;
@@ -165,7 +165,7 @@ PaperResult make(const TableOverrides& overrides) {
 
 PaperTable dcp_fig17() {
   return {"dcp-fig17", "DCP (SOSP 2025), Fig. 17",
-          "inter-node and per-device bytes against the block size, beside rings", make};
+          "inter-node and per-device bytes against the block size, with rings", make};
 }
 
 }  // namespace contextile

@@ -26,7 +26,7 @@ struct MaskParts {
   StepParts te;
 };
 
-// What the paper says of the causal mask.
+// The paper's statements about the causal mask.
 void add_causal_findings(const MaskParts& causal, std::vector<Finding>& findings) {
   const auto share = [](const StepParts& parts) {
     return parts.communication_s() > 0 ? parts.overlapped_s / parts.communication_s() : 0;

@@ -1,4 +1,4 @@
-// DCP (Jiang et al., SOSP 2025), Fig. 7: what a ring moves that nobody needs.
+// DCP (Jiang et al., SOSP 2025), Fig. 7: the transfers of a ring that no device needs.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -73,7 +73,7 @@ PaperResult make(const TableOverrides& overrides) {
 
 PaperTable dcp_fig7() {
   return {"dcp-fig7", "DCP (SOSP 2025), Fig. 7",
-          "block transfers of a ring that nobody needs, under a shared-question mask", make};
+          "block transfers of a ring that no device needs, under a shared-question mask", make};
 }
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// What the figures of DCP (Jiang et al., SOSP 2025) share: masks, machine, baseline.
+// The common setting of the figures of DCP (Jiang et al., SOSP 2025): masks, machine, baseline.
 #pragma once
 
 #include <array>
@@ -40,8 +40,8 @@ inline constexpr std::int32_t kDcpSeeds = 3;
 [[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
 extern const std::string kTransformerEngineIs;
 
-// A choice as tables name it: choice_text with A for head_parallel, as docs/strategies.md calls that
-// number, so that rows keep to 80 columns.
+// A choice as tables name it: choice_text with A for head_parallel, as docs/strategies.md calls
+// that number, so that rows keep to 80 columns.
 [[nodiscard]] std::string table_name(const StrategyChoice& choice);
 
 }  // namespace contextile

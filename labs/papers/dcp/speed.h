@@ -1,4 +1,4 @@
-// What DCP's figures of speed (Figs. 13 and 14) share.
+// The common parts of DCP's figures of speed (Figs. 13 and 14).
 #pragma once
 
 #include <array>
@@ -9,11 +9,11 @@
 
 namespace contextile {
 
-// By what the datasets' lengths are multiplied.
+// The factors by which the datasets' lengths are multiplied.
 inline constexpr std::array<double, 4> kDcpScales = {0.5, 1, 2, 4};
 
 [[nodiscard]] PaperSetting dcp_speed_setting(const TableOverrides& overrides);
-// "2.26x to 2.87x"; one number where both read the same.
+// "2.26x to 2.87x"; one number if both read the same.
 [[nodiscard]] std::string dcp_gain_text(const Extent& gains);
 
 }  // namespace contextile

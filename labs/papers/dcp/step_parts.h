@@ -1,4 +1,4 @@
-// Where the time of a step of GPT-8B goes, for DCP's Figs. 1 and 22.
+// The parts of the time of a step of GPT-8B, for DCP's Figs. 1 and 22.
 #pragma once
 
 #include <cstdint>

@@ -72,10 +72,10 @@ std::array<double, 3> ablation_us(const DistcaPoint& point, const TableOverrides
   return mean;
 }
 
-// What the claims speak of, over all points.
+// The quantities that the claims are about, over all points.
 struct AblationSummary {
-  Extent slower;        // one stream beside ping-pong
-  Extent exposed;       // ping-pong beside one byte, all but the exception
+  Extent slower;        // one stream compared with ping-pong
+  Extent exposed;       // ping-pong compared with one byte, all but the exception
   double small_8b = 0;  // the exception: 8B on 8 nodes
 
   void take(const DistcaPoint& point, double over_signal, double single_slower) {

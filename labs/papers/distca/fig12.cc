@@ -111,7 +111,7 @@ Finding flat_finding(std::span<const ToleranceSweep> small) {
       texts.push_back(fmt::format("{:.2f}: {}", kTolerances[i], change.change_text()));
     }
   }
-  return {"8B: flat up to 0.20", fmt::format("beside 0.10, {}", fmt::join(texts, ", ")), flat,
+  return {"8B: flat up to 0.20", fmt::format("against 0.10, {}", fmt::join(texts, ", ")), flat,
           "all within 2% of the step at 0.10; ± is two standard errors over batches"};
 }
 
@@ -125,7 +125,7 @@ Finding below_finding(std::span<const ToleranceSweep> large) {
       texts.push_back(fmt::format("{:.2f}: {}", kTolerances[i], change.change_text()));
     }
   }
-  return {"34B: worse below 0.10", fmt::format("beside 0.10, {}", fmt::join(texts, ", ")), worse,
+  return {"34B: worse below 0.10", fmt::format("against 0.10, {}", fmt::join(texts, ", ")), worse,
           "slower at 0 and at 0.05 by more than the noise, two standard errors over batches"};
 }
 

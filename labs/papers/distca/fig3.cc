@@ -67,7 +67,7 @@ GatherWays gather_ways(const DistcaPoint& point, const TableOverrides& overrides
   return mean;
 }
 
-// What the claims speak of, of all models.
+// The quantities that the claims are about, of all models.
 struct GatherSummary {
   Extent latency_at_2, latency_at_32, memory_at_2, memory_at_16;
   std::vector<std::string> latency, memory;

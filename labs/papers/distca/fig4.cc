@@ -48,7 +48,7 @@ std::vector<BatchLengths> fixed_chunks(const BatchLengths& documents, std::int64
   return chunks;
 }
 
-// What one way to chunk costs: means over batches.
+// The costs of one way to chunk: means over batches.
 struct ChunkCosts {
   double idle = 0;              // share of the step in which a replica waits for the slowest
   double activation_bytes = 0;  // of the fullest replica
@@ -97,7 +97,7 @@ ChunkWays chunk_ways(std::string_view model, std::int32_t replicas, std::int64_t
 
 constexpr std::array<std::int32_t, 3> kReplicas = {2, 4, 8};
 
-// What the claims speak of, of all models.
+// The quantities that the claims are about, of all models.
 struct ChunkSummary {
   Extent ratios;
   std::array<Extent, kReplicas.size()> fixed_idle, variable_idle;

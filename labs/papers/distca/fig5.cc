@@ -61,7 +61,7 @@ void add_shards(const PaperSetting& setting, std::int64_t context, Table& table,
   }
 }
 
-// Whether its attention is that of a preset: assumed, not measured.
+// True if its attention is that of a preset: assumed, not measured.
 bool is_presets_kernel(const Cluster& cluster) {
   return std::ranges::any_of(cluster_presets(), [&cluster](const ClusterPreset& preset) {
     return preset.cluster.attention == cluster.attention;

@@ -1,5 +1,5 @@
-// DistCA, Fig. 6 (section 3.2): per-document context parallelism beside data parallelism, in idle
-// time and memory. The paper measured GPUs; here everything outside attention comes from the
+// DistCA, Fig. 6 (section 3.2): per-document context parallelism compared with data parallelism, in
+// idle time and memory. The paper measured GPUs; here everything outside attention comes from the
 // model's sizes.
 #include <fmt/format.h>
 
@@ -103,7 +103,7 @@ PaperResult make(const TableOverrides& overrides) {
 
 PaperTable distca_fig6() {
   return {"distca-fig6", "DistCA, Fig. 6",
-          "per-document context parallelism beside data parallelism: idle time and memory", make};
+          "per-document context parallelism and data parallelism: idle time and memory", make};
 }
 
 }  // namespace contextile

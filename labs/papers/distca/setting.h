@@ -1,4 +1,4 @@
-// What the figures of DistCA share: models, machine, documents, and how documents become
+// The common setting of the figures of DistCA: models, machine, documents, and how documents become
 // micro-batches.
 #pragma once
 
@@ -31,7 +31,8 @@ inline constexpr std::array<std::int32_t, 2> kDistcaAblationNodes = {8, 16};
 [[nodiscard]] std::string distca_dataset(const TableOverrides& overrides);
 [[nodiscard]] std::string distca_cluster_text(const TableOverrides& overrides);
 
-// One point of a figure: documents of at most `max_length`, `batch` times as many tokens a step.
+// One point of a figure: documents of at most `max_length`, and `batch` times as many tokens per
+// step.
 struct DistcaPoint {
   std::string_view model;
   std::int32_t devices = 0;

@@ -1,4 +1,4 @@
-// Whole training steps of DistCA beside WLB-LLM at its best: Figs. 9 and 10.
+// Whole training steps of DistCA compared with WLB-LLM at its best: Figs. 9 and 10.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace contextile {
 
-// What the paper says of the gain over WLB.
+// The paper's statement about the gain over WLB.
 struct DistcaClaim {
   std::string_view model;  // empty: both
   std::string_view dataset;

@@ -54,7 +54,7 @@ PaperResult make(const TableOverrides& overrides) {
   result.differences.emplace_back(kFcpLengthsAre);
   result.differences.emplace_back(kFcpRingNote);
   result.differences.push_back(fmt::format(
-      "GPU-X is the paper's ratio of FLOPs to network bytes on our dgx-h100 preset; {} tokens a "
+      "GPU-X is the paper's ratio of FLOPs to network bytes on our dgx-h100 preset; {} tokens per "
       "device.",
       kFcpTokensPerDevice));
   return result;

@@ -62,7 +62,7 @@ PaperResult make(const TableOverrides& overrides) {
 }  // namespace
 
 PaperTable fcp_fig13() {
-  return {"fcp-fig13", "FCP, Fig. 13", "speed by tokens a device, 64 devices", make};
+  return {"fcp-fig13", "FCP, Fig. 13", "speed by tokens per device, 64 devices", make};
 }
 
 }  // namespace contextile

@@ -59,11 +59,11 @@ SharesOfMethods add_shares(std::span<const StrategyChoice> choices, const PaperS
   return shares;
 }
 
-// What the claims speak of, over all numbers of devices.
+// The quantities that the claims are about, over all numbers of devices.
 struct ShareSummary {
   Extent fcp;
   Extent small_blocks;
-  std::vector<std::string> others;  // FCP beside the best other, for people
+  std::vector<std::string> others;  // FCP and the best other, for people
   bool ahead = true;
 
   void take(const SharesOfMethods& shares, std::int32_t devices) {
@@ -71,7 +71,7 @@ struct ShareSummary {
     if (!shares.fcp) return;
     fcp.take(*shares.fcp);
     if (shares.best_name.empty()) return;
-    others.push_back(fmt::format("{:.2f} beside {} {:.2f} on {}", *shares.fcp, shares.best_name,
+    others.push_back(fmt::format("{:.2f} against {} {:.2f} on {}", *shares.fcp, shares.best_name,
                                  shares.best_other, devices));
     ahead = ahead && *shares.fcp > shares.best_other;
   }

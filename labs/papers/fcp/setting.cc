@@ -14,7 +14,8 @@ namespace {
 constexpr double kRowKeys = 654;
 constexpr double kCallPairs = 9600;
 constexpr double kBackwardShare = 0.86;
-// What unlimited rectangles reach of the peak: 680 of 989 TFLOP/s on a causal document of 32768.
+// The share of the peak that unlimited rectangles reach: 680 of 989 TFLOP/s on a causal document of
+// 32768.
 constexpr double kAttentionOfPeak = 710.0 / 989;
 
 }  // namespace

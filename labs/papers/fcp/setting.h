@@ -1,5 +1,5 @@
-// What the tables of FCP (flexible context parallelism, MLSys 2026) share: machines, lengths, block
-// size.
+// The common setting of the tables of FCP (flexible context parallelism, MLSys 2026): machines,
+// lengths, block size.
 #pragma once
 
 #include <array>
@@ -24,23 +24,23 @@ inline constexpr FcpGpu kGpuX = {.name = "GPU-X", .flops_per_byte = 5920};
 inline constexpr FcpGpu kGpuY = {.name = "GPU-Y", .flops_per_byte = 2500};
 
 inline constexpr std::array<std::int32_t, 5> kFcpDevices = {16, 32, 64, 128, 256};
-// What Figs. 9 and 12 and Table 2 were measured on.
+// The devices on which Figs. 9 and 12 and Table 2 were measured.
 inline constexpr std::int32_t kFcpFigureDevices = 128;
 inline constexpr std::int64_t kFcpTokensPerDevice = 32768;
-// The paper's lengths, as far as it says what they are, and others to see what hangs on them.
+// The paper's lengths, as far as it states them, and others to see what depends on them.
 inline constexpr const char* kFcpLengths = "mixture400k";
 [[nodiscard]] std::vector<std::string> fcp_lengths_compared(const TableOverrides& overrides);
-// Documents are at most that long.
+// The longest documents have this many tokens.
 inline constexpr std::int64_t kFcpLongest = 409600;
 // For PaperResult::differences.
 inline constexpr const char* kFcpLengthsAre =
     "mixture400k has half of its tokens in documents under 4096 (quantiles of documents: median "
     "690, 0.99 about 5000, 0.999 260K, at most 400K): both quantiles that the paper states. What "
-    "lies between is ours. longalign is beside it for comparison, without a verdict.";
+    "lies between is ours. longalign is there for comparison, without a verdict.";
 
-// The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is our dgx-h100, 50
-// GB/s of network a device, with a peak as the ratio says and a kernel that loses as much on short
-// pieces as the paper says.
+// The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is the dgx-h100
+// preset with 50 GB/s of network per device. Its peak follows from the ratio, and its kernel loses
+// as much on short pieces as the paper says.
 [[nodiscard]] PaperSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
 
@@ -59,10 +59,10 @@ inline constexpr const char* kFcpRingNote =
 // "fcp,magi", or "fcp,magi,zigzag" where the ring is planned.
 [[nodiscard]] std::vector<StrategyChoice> with_ring(const std::string& strategies,
                                                     std::int32_t devices);
-// How many that are, on all these numbers of devices.
+// The number of these strategies on all of these numbers of devices.
 [[nodiscard]] std::int64_t num_with_ring(const std::string& strategies,
                                          std::span<const std::int32_t> all_devices);
-// FCP beside the one of the verdicts.
+// FCP in small blocks, shown next to the one of the verdicts.
 inline constexpr const char* kFcpSmallBlocks = "fcp:block=1024";
 
 }  // namespace contextile

@@ -48,7 +48,8 @@ std::optional<double> forward_bytes(const StrategyChoice& choice, const PaperSet
 
 constexpr std::array<std::int64_t, 6> kLengths = {512, 1024, 2048, 4096, 8192, 16384};
 
-// From its first row, 512 tokens, and its fourth, 4096. What cannot be planned has no number.
+// From its first row, 512 tokens, and its fourth, 4096. Cases that cannot be planned have no
+// number.
 std::vector<Finding> shard_findings(const Table& table) {
   constexpr double kPieceShare = 0.25;
   constexpr double kPieceSlack = 0.05;
