@@ -1,5 +1,5 @@
-// What the partitioning benchmarks share: batches, masks, their grids of tiles, what other
-// partitioners reached on them, and how results are timed and averaged.
+// The common parts of the partitioning benchmarks: batches, masks, their grids of tiles, the
+// results of other partitioners on them, and the timing and averaging of results.
 #pragma once
 
 #include <fmt/format.h>
@@ -90,7 +90,7 @@ inline AttentionGrid grid_of(const std::vector<std::int64_t>& lengths, const std
   return grid;
 }
 
-// What Mt-KaHyPar reached, compute first, the best of five seeds.
+// The results of Mt-KaHyPar, compute first, the best of five seeds.
 struct Peer {
   double seconds = 0;
   double inter_bytes = 0;

@@ -4,12 +4,14 @@
 //              [--clusters p4de,dgx-h200] [--datasets prolong,single] [--seed 1] [--rows]
 //
 // Every strategy counts with the fastest of its variants (Strategy::variants) and block sizes, and
-// every plan that counts is verified first. Prints, by class of workload (time of the best plan: 2
-// ms and more, 0.5 to 2 ms, below), geometric means of how much faster `auto` is than each
-// strategy, than the best of dcp, fcp, distca and magi and than the best of all, of any plans and
-// of those that own no more tokens than `auto` may; its distance to the lower bound, the whole
-// one and the old one without its joint part; and of a search that is given 50 ms and one thread
-// how much slower its plan is and what it took, wall-clock. --rows prints every workload.
+// every plan that counts is verified first. Classes of workload go by the time of the best plan: 2
+// ms and more, 0.5 to 2 ms, below. For each class it prints:
+// - geometric means of how much faster `auto` is than each strategy, than the best of dcp, fcp,
+//   distca and magi, and than the best of all, of any plans and of those that own no more tokens
+//   than `auto` may;
+// - its distance to the lower bound, the whole one and the old one without its joint part;
+// - how much slower the plan of a search with 50 ms and one thread is, and its wall time.
+// --rows prints every workload.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
@@ -51,7 +53,7 @@ struct Options {
 
 using bench::GeometricMean;
 
-// What was found on one class of workloads.
+// The findings on one class of workloads.
 struct Summary {
   std::map<std::string, GeometricMean> gain;  // over each strategy
   GeometricMean gain_over_best;               // of dcp, fcp, distca, magi
@@ -78,7 +80,7 @@ struct Predicted {
 
 constexpr int kQuickMs = 50;
 
-// What one thread finds.
+// The plan that one thread finds.
 struct Quick {
   double time_us = 0;
   double planning_ms = 0;

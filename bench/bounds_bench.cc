@@ -1,14 +1,15 @@
-// How high the lower bound is, what binds it and what it costs, over the workloads of auto_bench.
+// The height of the lower bound, the resource that binds it and its cost, over the workloads of
+// auto_bench.
 //
 //   bounds_bench [--devices 8,32,64] [--slack 1024] [--rows] [--against FILE]
 //
-// Batches of 4096 tokens a device from every dataset and of one document, four masks, p4de and
+// Batches of 4096 tokens per device from every dataset and of one document, four masks, p4de and
 // dgx-h200, 8 and 32 KV heads, both directions; devices own `slack` tokens more than 4096 at most.
-// By cluster, devices and KV heads: what the joint part adds (time over the time without it), how
-// high communication is beside compute, what binds, and processor time a call on one thread. --rows
-// prints every workload as CSV; with --against such rows of another build: by how much the bound
-// and its communication part have risen since. Every part is checked to be no higher than the
-// whole.
+// By cluster, devices and KV heads, it prints the gain of the joint part (time over the time
+// without it), communication compared with compute, the resource that binds, and processor time per
+// call on one thread. --rows prints every workload as CSV. With --against and such rows of another
+// build, it prints by how much the bound and its communication part have risen since. Every part is
+// checked to be no higher than the whole.
 #include <fmt/format.h>
 
 #include <algorithm>

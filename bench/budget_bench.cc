@@ -1,4 +1,5 @@
-// What `auto` promises to take and what it takes, on workloads that are hard to foresee.
+// The time that `auto` promises to take and the time it takes, on workloads that are hard to
+// foresee.
 //
 //   budget_bench [--budgets-ms 100,1000]
 //

@@ -9,7 +9,7 @@ namespace contextile::bench {
 
 class GeometricMean {
  public:
-  // What is below `floor` counts as it: a single zero must not decide the mean alone.
+  // Values below `floor` count as `floor`: a single zero must not decide the mean alone.
   explicit GeometricMean(double floor = 0) : floor_(floor) {}
 
   void add(double x) {

@@ -1,4 +1,4 @@
-// What a GPU does with the kernels and plans of the library. docs/gpu.md says how to read it.
+// A GPU's results with the kernels and plans of the library. docs/gpu.md says how to read them.
 //
 //   gpu_bench [--gpu 0] [--gpu-kernel NAME] [--kernels FOLDER] [--library FILE] [--longest 16384]
 //             [--heads 32] [--kv-heads 8] [--seconds 0.05] [--json FILE]
@@ -181,7 +181,7 @@ class Bench {
     return {best, cuda::Program::kMma};
   }
 
-  // Seconds of one turn: as many as fill the time asked for, three times, the fastest.
+  // Seconds of one call: the fastest of three runs of as many calls as fill the time.
   double seconds_of(const std::function<void()>& work) {
     const auto timed = [&](int turns) {
       const auto start = std::chrono::steady_clock::now();

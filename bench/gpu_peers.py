@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What PyTorch's kernels do on this GPU, beside gpu_bench: cuDNN and FlexAttention, and its bf16 matmul.
+"""Times PyTorch's kernels on this GPU for gpu_bench: cuDNN, FlexAttention, and the bf16 matmul.
 
   bench/gpu_peers.py [--longest 16384] [--seconds 0.05] [--json FILE]
 
-bf16, 32 query and 8 KV heads, head dims 64, 96, 128 and 256, lengths of 1024 and up. TFLOP/s of attended pairs, backward at 2.5
-times forward's FLOPs; every figure the fastest of three times at least --seconds. A peer that cannot do a mask, or is
-not installed, has no figure, with the reason. Backward is the libraries' own mode, which need not be deterministic.
+bf16, 32 query and 8 KV heads, head dims 64, 96, 128 and 256, lengths of 1024 and up. TFLOP/s of
+attended pairs, backward at 2.5 times forward's FLOPs. Every figure is the fastest of three runs of
+at least --seconds. A peer that cannot do a mask, or is not installed, has no figure, but a reason.
+Backward is the libraries' own mode, which need not be deterministic.
 """
 
 import argparse
@@ -146,7 +147,7 @@ def rows_of(torch, clock, longest):
                         backward = clock.of(
                             lambda o=out, d=dout, x=(q, k, v): torch.autograd.grad(o, x, d, retain_graph=True))
                         row["backward_tflops"] = 2.5 * flops / backward / 1e12
-                    except Exception as error:  # a peer that fails is a row, not the end  # noqa: BLE001
+                    except Exception as error:  # noqa: BLE001  # a failure is a row, not the end
                         row["reason"] = str(error).splitlines()[0][:120]
                     yield row
             tokens *= 2

@@ -3,12 +3,17 @@
 //   kernel_bench [--kernel NAME] [--dtype f32|bf16|f16] [--full] [--section NAME] [--repeats N]
 //                [--python PATH]
 //
-// Sections: dense (causal and full, 1K to 4K tokens, with --full to 16K; D 64 and 128), masks (the
-// masks of the DCP paper on 16K tokens), tiles (one tile of 64 to 1024), plans (strategies through
-// the executor on 1 and 2 ranks), executor (what it takes beside kernel and transport), memory
-// (merge, copies, delta and casts against the bandwidth of plain loops), cores (two threads against
-// one), blas (the same attention composed of BLAS calls, if the build found a BLAS), torch
-// (PyTorch's attention, if --python, python3 by default, can import it). Without --section all.
+// Sections:
+// - dense (causal and full, 1K to 4K tokens, with --full to 16K; D 64 and 128),
+// - masks (the masks of the DCP paper on 16K tokens),
+// - tiles (one tile of 64 to 1024),
+// - plans (strategies through the executor on 1 and 2 ranks),
+// - executor (its time in addition to kernel and transport),
+// - memory (merge, copies, delta and casts against the bandwidth of plain loops),
+// - cores (two threads against one),
+// - blas (the same attention composed of BLAS calls, if the build found a BLAS),
+// - torch (PyTorch's attention, if --python, python3 by default, can import it).
+// Without --section it runs all.
 //
 // Every setting is verified against the reference kernel before it is timed (exit 1 if it differs).
 // Time is CPU time of the thread, the kernel kept to one; the machine's peak is measured right

@@ -1,4 +1,4 @@
-// Plans as the executor runs them: their rate, and what the executor takes beside its kernel.
+// Plans as the executor runs them: their rate, and the executor's time in addition to its kernel.
 #pragma once
 
 #include <cstdint>

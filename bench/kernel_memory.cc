@@ -100,7 +100,7 @@ struct Operation {
   std::function<void(Arrays&)> stream;
 };
 
-// What the machine needs for the same bytes without the arithmetic.
+// The machine's time for the same bytes without the arithmetic.
 void copy(Arrays& x) { stream_copy(floats(x.c), floats(x.a), x.elements()); }
 void add(Arrays& x) { stream_add(floats(x.a), floats(x.b), x.elements()); }
 void narrow_copy(Arrays& x) { stream_halve(floats(x.narrow), floats(x.a), x.elements()); }

@@ -1,4 +1,4 @@
-// What this processor's arithmetic units can do at most, by thread CPU time.
+// The highest rates of this processor's arithmetic units, by thread CPU time.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ constexpr std::int32_t kHeads = 8;
 constexpr std::int32_t kKvHeads = 2;
 constexpr std::int32_t kDim = 128;
 
-// As one word of a shell.
+// The text quoted as one word of a shell.
 std::string quoted(const std::string& text) {
   std::string word = "'";
   for (const char c : text) {
@@ -34,7 +34,7 @@ std::string quoted(const std::string& text) {
   return word + "'";
 }
 
-// What a command prints; empty if it fails.
+// The output of a command; empty if it fails.
 std::string output_of(const std::string& command) {
   const auto close = [](std::FILE* pipe) { pclose(pipe); };
   std::unique_ptr<std::FILE, decltype(close)> pipe(popen(command.c_str(), "r"), close);

@@ -1,4 +1,4 @@
-// PyTorch's attention beside the kernels.
+// PyTorch's attention compared with the kernels.
 #pragma once
 
 #include <string>

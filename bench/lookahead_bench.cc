@@ -152,7 +152,7 @@ void bench_store(const std::string& address, const Options& options) {
     for (std::size_t i = 0; i < value.size(); ++i) value[i] = static_cast<std::uint8_t>(i * 131);
     const auto key = [](std::int64_t i) { return fmt::format("bench/{}", i % kKeys); };
     for (std::int64_t i = 0; i < kKeys; ++i) store->erase(key(i));
-    // One step of a plan's way: put, pull, erase. The first is timed alone beside it.
+    // One step of a plan's way: put, pull, erase. The put is also timed alone.
     const double all = rate_of(options.seconds, [&](std::int64_t i) {
       if (!store->put(key(i), value, kExpiry)) fail("a key was taken");
       if (store->pull(key(i), std::chrono::seconds(1)) != value) fail("another value came back");

@@ -6,9 +6,9 @@
 // Every batch, mask and block size is a hypergraph as DCP has it: a vertex for each token block
 // (its bytes) and each tile (its work), a net for each Q and O, which have the same pins, and each
 // KV unit. It is split over nodes, then every node's share over its devices. FOLDER may hold
-// batches/*.txt and peer_partitions.csv (planner_bench says what they are). --export writes the hypergraphs as .hgr files and does nothing else. One thread; times are
-// thread CPU time. Every number is recomputed from the assignment alone, twice: as a hypergraph and
-// as a grid of tiles.
+// batches/*.txt and peer_partitions.csv (planner_bench describes them). --export writes the
+// hypergraphs as .hgr files and does nothing else. One thread; times are thread CPU time. Every
+// number is recomputed from the assignment alone, twice: as a hypergraph and as a grid of tiles.
 #include <fmt/format.h>
 
 #include <algorithm>

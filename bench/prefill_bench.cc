@@ -1,14 +1,14 @@
-// The modes of prefill beside each other and beside what is chosen for them.
+// The modes of prefill compared with each other and with the mode that is chosen.
 //
 //   prefill_bench [--context 8192] [--ranks 4] [--repeats 5] [--dtype f32] [--heads 8]
 //                 [--interleave 16] [--strategy dcp]
 //
 // One sequence, of which 1%, 2.5%, 10% and all tokens are new and the others cached, 4 query heads
-// a KV head, dim 128, pages of 16 tokens. Every mode, and a plan of a strategy,
-// is checked first: a tenth of the context against fp64, the whole context against each other (exit
-// 1 where they differ). Then they run in turns, a thread a rank. Numbers are medians of the slowest
-// rank: wall time, CPU time of its thread, bytes it sent. Rates are measured on the same ranks.
-// --published prints the published table and what is predicted of it instead.
+// per KV head, dim 128, pages of 16 tokens. Every mode, and a plan of a strategy, is checked first:
+// a tenth of the context against fp64, the whole context against each other (exit 1 if they
+// differ). Then they run in turn, with a thread per rank. Numbers are medians of the slowest rank:
+// wall time, CPU time of its thread, bytes it sent. Rates are measured on the same ranks.
+// --published prints the published table and its predictions instead.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 

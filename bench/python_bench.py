@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What planning from Python costs beside the program, and what importing costs.
+"""Compares planning from Python with the program, and times importing.
 
   build/venv/bin/python bench/python_bench.py [--program build/contextile] [--repeats 9]
 
-Both plan the same batch with the same library; plans are compared first. Program: what it reports of arranging, building and
-proving. Python: what the same call reports, and the share of its time outside of that. Medians, runs in turns.
+Both plan the same batch with the same library; plans are compared first. For the program it prints
+the reported times of arranging, building and proving. For Python it prints the times that the same
+call reports, and the share of its time outside of them. Medians of alternating runs.
 """
 
 import argparse

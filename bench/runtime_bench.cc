@@ -57,8 +57,7 @@ void run_kernel(benchmark::State& state, const AttentionKernel& kernel, Passes p
                                                 benchmark::Counter::kIsRate);
 }
 
-// Both directions of a strategy's plan on in-process ranks, buffers and threads made anew each
-// time.
+// Both directions of a strategy's plan on in-process ranks, with new buffers and threads each time.
 void run_strategy(benchmark::State& state, const std::string& name) {
   const Workload workload = causal(state.range(0));
   Cluster cluster;

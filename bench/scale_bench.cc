@@ -1,7 +1,7 @@
 // Planning at the largest sizes: processor time and wall time of planning, verifying and simulating
 // one batch by one strategy, and the most memory that took. Every case runs in a process of its
-// own, so that the memory is that of this case, is ended after a limit of wall time, and fails
-// where it asks for more than a limit of memory.
+// own, so that the memory is that of this case. The process is ended after a limit of wall time,
+// and fails if it needs more than a limit of memory.
 //   scale_bench [--limit SECONDS] [--memory GIB] [FILTER ...]: cases whose name contains a filter;
 //   all without.
 #include <fmt/format.h>

@@ -1,11 +1,11 @@
-// Exact edge colouring: edges a second; and how evenly fcp spreads work and KV traffic.
+// Exact edge colouring: edges per second; and how evenly fcp spreads work and KV traffic.
 //
 //   schedule_bench [--quick]
 //
 // One thread; times are thread CPU time. Every colouring is checked (proper, exactly Δ colours) and
 // every plan verified before a number is printed. Imbalance is (max - mean) / max over devices, on
 // the setting of the FCP paper's Fig. 9: Llama-70B's heads (64 query, 8 KV, dimension 128),
-// lognormal lengths to 512K, 32K tokens a device, causal. "one block" is the imbalance that the
+// lognormal lengths to 512K, 32K tokens per device, causal. "one block" is the imbalance that the
 // costliest block forces on any plan that does not split blocks.
 #include <fmt/format.h>
 #include <time.h>

@@ -4,12 +4,13 @@
 //   serve_bench [--requests 200] [--rate 20] [--repeats 3] [--interleave 4] [--hidden 192]
 //
 // A model with random weights (4 layers, 24 heads of 16, 2 KV heads, fp32) serves a made trace of
-// requests, of which half begin with one of four prefixes, from 1, 2, 3, 4 and 8 ranks in every
-// mode. First a fifth of them, all at once, in turns, medians over the repeats: tokens are compared
-// with those of one rank (exit 1 where they differ), bytes with their formulas. Then all of them as
-// they come, once: tokens are compared again; times to the first token and from one to the next,
-// beside those that are simulated with a step's time as a + b·rows, fitted to the steps of the
-// same run. CPU is that of the busiest rank's thread.
+// requests from 1, 2, 3, 4 and 8 ranks in every mode. Half of the requests begin with one of four
+// prefixes. First a fifth of them runs, all at once, in alternating runs with medians over the
+// repeats: tokens are compared with those of one rank (exit 1 if they differ), bytes with their
+// formulas. Then all of them run as they come, once: tokens are compared again, and times to the
+// first token and from one to the next are printed next to simulated ones. The simulated time of a
+// step is a + b·rows, fitted to the steps of the same run. CPU is that of the busiest rank's
+// thread.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
@@ -209,7 +210,7 @@ std::int64_t imbalance(const Options& options, const Setting& setting) {
   return most;
 }
 
-// What the formulas say that a rank sends of so many rows, of which some have logits.
+// The bytes that a rank sends by the formulas for so many rows, of which some have logits.
 DecoderTraffic predicted(const Options& options, const Setting& setting, const EngineStats& stats) {
   const DecoderConfig config = config_of(options);
   const std::int64_t rows = stats.num_computed_tokens;

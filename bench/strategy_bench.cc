@@ -139,7 +139,7 @@ Batches sampled(std::int64_t tokens, std::int64_t longest, std::int64_t count) {
   return batches_from_dataset("prolong", options);
 }
 
-// What a row says of its batches: the worst balance, the mean bytes.
+// A row's figures of its batches: the worst balance, the mean bytes.
 struct Row {
   double overload = 0;
   double underload = 0;
