@@ -46,7 +46,8 @@ void load(std::span<const std::uint8_t> bytes) {
     return;
   }
   use(plan);
-  // What was accepted need not be written the way we write it; what we write must be stable.
+  // An accepted plan need not be written the way the library writes it; the library's own bytes
+  // must be stable.
   plan.digest = contextile::compute_digest(plan);
   const Bytes ours = contextile::serialize(plan);
   const Bytes again = contextile::serialize(contextile::deserialize(ours, "own bytes"));

@@ -1,5 +1,5 @@
-// What comes out of a store: a value's file, what planners put there, addresses. Any bytes are
-// refused in the one way there is, or come back from their own bytes.
+// The contents of a store: a value's file, planners' values, addresses. Any bytes are refused in
+// the one allowed way, or come back from their own bytes.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
