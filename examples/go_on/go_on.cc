@@ -1,7 +1,7 @@
 // A job that outlives its ranks: when one is lost the others agree on who is left, plan the batch
 // for as many devices, and run it again.
 //
-//   go_on FOLDER RANK RANKS STEPS      one process a rank; all see FOLDER, which is empty at first
+//   go_on FOLDER RANK RANKS STEPS    one process per rank; all see FOLDER, which is empty at first
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -41,7 +41,7 @@ std::unique_ptr<Transport> connect(const std::string& folder, const Group& group
   return make_gloo_transport(options);
 }
 
-// The group without the ranks that do not come; its ranks are numbered anew.
+// The group without the ranks that do not come; its ranks are renumbered.
 Group without_lost(const std::string& folder, const Group& group) {
   const std::unique_ptr<Store> store = open_store("file://" + folder);
   const Membership left =

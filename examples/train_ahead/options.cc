@@ -24,7 +24,8 @@ std::int64_t parse_number(const std::string& name, const std::string& text, std:
   return number;
 }
 
-// A store makes its folder: processes that are told another one would wait for each other there.
+// A store makes its folder if it is missing, so processes with a wrong folder would wait for each
+// other there.
 void check_shared_folder(const std::string& store) {
   constexpr std::string_view kFolder = "file://";
   std::error_code ignored;

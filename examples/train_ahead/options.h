@@ -1,4 +1,4 @@
-// What train_ahead is told on its command line.
+// The options on train_ahead's command line.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,11 @@
-"""Whether training is the same whatever the strategy: losses of train_gpt.py by each on 4 ranks beside one process.
+"""Compares losses of train_gpt.py by each strategy on 4 ranks with those of one process.
 
-  python parity.py [--steps 200] [--ranks 4] [--strategies "zigzag dcp fcp distca auto:steps=100000"] [--plot parity.svg] FOLDER
+  python parity.py [--steps 200] [--ranks 4] [--plot parity.svg]
+                   [--strategies "zigzag dcp fcp distca auto:steps=100000"] FOLDER
 
-Prints a table and fails where a loss is further from that of one process than rounding explains: two runs in fp32 that add
-in another order part slowly, so the bound grows with the step: 1e-5 + 2e-5 * step, relative.
+Prints a table and fails if a loss is further from that of one process than rounding explains. Two
+runs in fp32 that add in another order diverge slowly, so the bound grows with the step:
+1e-5 + 2e-5 * step, relative.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import pathlib
 import subprocess
 import sys
 
-CAUSAL_ONLY = ("distca",)  # plan causal documents alone: beside one process with such masks
+CAUSAL_ONLY = ("distca",)  # plan only causal documents: compared with one process with such masks
 
 HERE = pathlib.Path(__file__).resolve().parent
 

@@ -3,9 +3,10 @@
   torchrun --nproc-per-node=4 train_gpt.py --strategy dcp --out dcp.json
   python train_gpt.py --dense --out dense.json          # one process, plain PyTorch, for comparison
 
-RoPE, grouped query heads, RMSNorm, gated feed-forward; every second layer has a sliding window. Documents are packed; every
-third one is a question with several answers that do not see each other, the others are causal. Whatever the strategy, losses
-are those of one process: parity.py compares them.
+RoPE, grouped query heads, RMSNorm, gated feed-forward; every second layer has a sliding window.
+Documents are packed; every third one is a question with several answers that do not see each other,
+the others are causal. Whatever the strategy, losses are those of one process: parity.py compares
+them.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ def main() -> None:
     for step in loader:
         if executor:
             executor.prepare(step.plan)
-            attend = lambda q, k, v, mask: attention(q, k, v, executor=executor, mask=mask)  # noqa: E731
+            attend = lambda q, k, v, mask: attention(  # noqa: E731
+                q, k, v, executor=executor, mask=mask)
         else:
             attend = dense_attend(step.pieces, step.plan, masks)
         local = step.local
