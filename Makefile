@@ -5,7 +5,8 @@
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
 # FUZZ_SECONDS, FUZZ_RUNS (per fuzz target), BENCH_ARGS (passed to every benchmark),
-# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch, transformers and megatron-core in make python).
+# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch, transformers and
+# megatron-core in make python).
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
@@ -21,8 +22,8 @@ SANITIZE_TESTS ?= base_test mask_test input_test cluster_test partition_test hyp
   store_test strategy_test simulate_test bounds_test ahead_test plan_test transport_test kernel_test runtime_test gpu_test \
   cache_test decode_test prefill_test prefill_plan_test model_test engine_test server_test helix_test \
   serve_simulation_test paged_attention_test
-# Tests of what threads share; tests/CMakeLists.txt says which cases of them. transport_ranks is what the tests of gloo
-# and MPI start.
+# Tests of the state that threads share; tests/CMakeLists.txt says which cases of them. The tests of
+# gloo and MPI start transport_ranks.
 TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test ahead_test store_test kernel_test hypergraph_test \
   decode_test model_test engine_test server_test prefill_test
 EMPTY :=

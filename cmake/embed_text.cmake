@@ -1,6 +1,7 @@
 # Writes a C++ file that holds text files as one constant each.
 #
-#   cmake -D OUTPUT=FILE.cc -D HEADER=room/header.h -D NAMES=kA;kB -D FILES=a.css;b.js -P embed_text.cmake
+#   cmake -D OUTPUT=FILE.cc -D HEADER=room/header.h -D NAMES=kA;kB -D FILES=a.css;b.js
+#         -P embed_text.cmake
 #
 # A name listed twice holds both files, one after the other.
 

@@ -1,5 +1,5 @@
-# Installs a build into an empty prefix, builds the examples against it as a stranger would, and runs them.
-# docs/start.md holds plan_a_batch and attend_a_batch; what attend_a_batch computes is known.
+# Installs a build into an empty prefix, builds the examples against it as a user would, and runs
+# them. docs/start.md holds plan_a_batch and attend_a_batch; the result of attend_a_batch is known.
 #
 #   cmake -D BUILD_DIR=… -D SOURCE_DIR=… -D CXX=… -D REDIS=ON -D GLOO=ON -P install_example.cmake
 

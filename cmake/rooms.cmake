@@ -1,4 +1,5 @@
-# For code that only prints: a third of its compile time is optimization that nobody would notice.
+# For code that only prints: a third of its compile time is optimization without a noticeable
+# effect.
 set(QUICK $<$<CONFIG:Release>:-O1>)
 
 # contextile_compile_together(TARGET): compiles several of its sources at a time (CONTEXTILE_UNITY).
@@ -6,16 +7,18 @@ function(contextile_compile_together target)
   if(CONTEXTILE_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      # Each source is an included file to the compiler, which warns of classes there whose members have local types.
+      # Each source is an included file to the compiler, which warns of classes there whose members
+      # have local types.
       target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
     endif()
   endif()
 endfunction()
 
-# contextile_room(NAME SOURCES files… DEPENDS rooms… LINK libraries… OPTIONS compiler's…): sources of the current folder
-# as the static library contextile_NAME, installed as contextile::NAME. DEPENDS are the rooms of docs/architecture.md,
-# OPTIONS the compiler's for this library alone. Sources with options of their own are compiled one by one, the others
-# several at a time (CONTEXTILE_UNITY).
+# contextile_room(NAME SOURCES files… DEPENDS rooms… LINK libraries… OPTIONS compiler's…): sources
+# of the current folder as the static library contextile_NAME, installed as contextile::NAME.
+# DEPENDS are the rooms of docs/architecture.md, OPTIONS the compiler's for this library alone.
+# Sources with options of their own are compiled one by one, the others several at a time
+# (CONTEXTILE_UNITY).
 function(contextile_room name)
   cmake_parse_arguments(ROOM "" "" "SOURCES;DEPENDS;LINK;OPTIONS" ${ARGN})
   list(TRANSFORM ROOM_DEPENDS PREPEND contextile_)
@@ -46,8 +49,8 @@ function(contextile_room name)
   install(TARGETS contextile_${name} EXPORT contextileTargets)
 endfunction()
 
-# contextile_source_options(FILES sources… OPTIONS compiler's… [NO_PCH]): options of single sources. CMake itself
-# takes properties of a source that is not there without a word.
+# contextile_source_options(FILES sources… OPTIONS compiler's… [NO_PCH]): options of single sources.
+# CMake itself accepts properties of a source that does not exist without an error.
 function(contextile_source_options)
   cmake_parse_arguments(SOURCE "NO_PCH" "" "FILES;OPTIONS" ${ARGN})
   if(SOURCE_UNPARSED_ARGUMENTS OR NOT SOURCE_FILES OR NOT SOURCE_OPTIONS)
