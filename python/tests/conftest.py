@@ -1,4 +1,4 @@
-"""What tests share."""
+"""Fixtures and settings that the tests share."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def _environment() -> dict[str, str]:
 def run_ranks(
     function, num_ranks: int, *arguments: str, timeout: float = 300, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """torchrun of ``function(*arguments)``, a function of a module beside this file, on ``num_ranks`` processes."""
+    """Runs ``function(*arguments)``, a function of a module in this folder, with torchrun on
+    ``num_ranks`` processes."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", __file__,
          function.__module__, function.__name__, *arguments],
@@ -33,7 +34,7 @@ def run_ranks(
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has at the moment."""
+    """A port of this machine that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -72,8 +73,9 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(1)  # peers may wait in collectives
     dist.destroy_process_group()
-    # Not through the interpreter's end: a thread of PyTorch's gloo that still drops the last reference to a collective's
-    # tensors then waits for an interpreter that is gone, and the process is aborted (PyTorch 2.15).
+    # The process does not go through the interpreter's end. There, a thread of PyTorch's gloo that
+    # still drops the last reference to a collective's tensors waits for an interpreter that is
+    # gone, and the process is aborted (PyTorch 2.15).
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -47,7 +47,8 @@ def inputs(num_tokens: int, heads: tuple[int, int], dim: int, *, seed: int = 0, 
 def run_plan(
     plan: ct.Plan, tensors: Any, *, mask: str = "", sink: torch.Tensor | None = None, make: Any = Executor
 ) -> Any:
-    """out, dq, dk, dv (and dsink) of the whole batch by a thread for every rank, with the executor that ``make`` gives it."""
+    """out, dq, dk, dv (and dsink) of the whole batch by a thread for every rank, with the executor
+    that ``make`` gives it."""
     q, k, v, dout = tensors
 
     def body(transport: ct.Transport) -> Any:

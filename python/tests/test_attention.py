@@ -1,4 +1,4 @@
-"""contextile.torch.attention beside attention on one device."""
+"""contextile.torch.attention compared with attention on one device."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_the_operators_keep_their_promises_to_pytorch(alone, monkeypatch):
 
 
 def test_saved_tensors_may_be_copied(alone):
-    """Activation offload and compression copy what forward saves; the identity of the call travels with it."""
+    """Activation offload and compression copy what forward saves; the identity of the call travels
+    with it."""
     q, k, v, dout = inputs(257, HEADS, DIM)
 
     def run():

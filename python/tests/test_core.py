@@ -40,7 +40,7 @@ def test_a_plan_says_what_it_is(plan):
 
 
 def test_plans_are_those_of_the_program(plan):
-    # What docs/start.md shows for the same batch: the program and Python make one plan.
+    # docs/start.md shows this digest for the same batch: the program and Python make one plan.
     same = ct.plan([700, 260, 64], cluster="local:2x2", strategy="zigzag", heads=(8, 2), head_dim=32, dtype="f32")
     assert same.digest == "822e18d01a584461"
 
@@ -457,7 +457,7 @@ def test_stores(kind, tmp_path):
         ct.open_store("ftp://x")
 
 
-# -------------------------------------------------------------------------------- execution in NumPy
+# ------------------------------------------------------------------------------- execution in NumPy
 
 
 def test_numpy_executors_of_threads():

@@ -1,5 +1,6 @@
-"""Attention on GPUs. There is none here: a driver in the place of libcuda runs kernels on the CPU, and tensors of the CPU say
-that they are a GPU's. What streams wait for is tested with the C++ executor (device_test)."""
+"""Attention on GPUs, without one: a driver in the place of libcuda runs kernels on the CPU, and
+tensors of the CPU say that they are a GPU's. The waits of streams are tested with the C++ executor
+(device_test)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ needs_fake = pytest.mark.skipif(not FAKE_DRIVER.exists(), reason=f"{FAKE_DRIVER}
 
 @pytest.fixture
 def kernels(tmp_path, monkeypatch):
-    """Where kernels of the driver in libcuda's place are, which takes any file for one."""
+    """The folder of kernels for the driver in libcuda's place, which takes any file for a
+    kernel."""
     monkeypatch.setenv("CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY", "1")
     for name in ("mma", "paged", "rows"):
         (tmp_path / f"{name}.sm_90a.cubin").write_bytes(b"\x7fELF" + name.encode())

@@ -1,4 +1,4 @@
-"""Real ranks: torchrun's processes, whose executors find each other through their torch.distributed group."""
+"""Real ranks: torchrun's processes, whose executors meet through their torch.distributed group."""
 
 from __future__ import annotations
 

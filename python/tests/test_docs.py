@@ -1,4 +1,4 @@
-"""Every snippet of docs/python runs: the blocks of a page one after another, in a job of one rank."""
+"""Runs every snippet of docs/python: the blocks of a page in order, in a job of one rank."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_wrong_arrangements_are_refused(change, message):
         forward = ct.ArrangedDirection(tiles=[ct.PlacedTile(**tile) for tile in tiles],
                                        transfers=[ct.Transfer(**move) for move in moves])
         return ct.Arrangement(strategy="mine", rounds=[ct.ArrangedRound(
-            blocks=blocks, owners=owners, masks=[workload.mask()], programs=[ct.ArrangedMask(forward=forward)])])  # fmt: skip
+            blocks=blocks, owners=owners, masks=[workload.mask()],
+            programs=[ct.ArrangedMask(forward=forward)])])  # fmt: skip
 
     with pytest.raises(ct.Error, match=message):
         ct.plan(workload, cluster="local:1x2", strategy=arrange, backward=False)

@@ -164,7 +164,8 @@ def test_heads_and_batches_a_block_mask_lacks():
     counts = torch.ones(1, 2, 1, dtype=torch.int32)
     indices = torch.zeros(1, 2, 1, 1, dtype=torch.int32)
     two_heads = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=16, mask_mod=lambda b, h, q, k: q >= k + h)
-    assert ct.masks.from_block_mask(two_heads, batch=7, head=1).num_pairs == 16 * 15 // 2  # one batch is any
+    # Any batch stands for the only one.
+    assert ct.masks.from_block_mask(two_heads, batch=7, head=1).num_pairs == 16 * 15 // 2
     for index in ({"head": 2}, {"head": -1}, {"batch": -1}):
         with pytest.raises(ct.InvalidArgument, match="BlockMask: expected a (batch|head) of 0 to"):
             ct.masks.from_block_mask(two_heads, **index)

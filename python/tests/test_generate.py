@@ -1,4 +1,4 @@
-"""``generate`` with a cache that ranks share, beside ``model.generate`` in one process."""
+"""``generate`` with a cache that ranks share, compared with ``model.generate`` in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks with head groups of their own, from a strategy in Python to results, documents and errors."""
+"""Blocks with their own head groups, from a strategy in Python to results, documents and errors."""
 
 from __future__ import annotations
 

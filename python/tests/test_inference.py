@@ -1,4 +1,4 @@
-"""A cache that ranks share, and attention to it, beside NumPy."""
+"""A cache that ranks share, and attention to it, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_attention_is_that_of_one_device(num_ranks, mode):
         mine = slice(HEADS * rank // num_ranks, HEADS * (rank + 1) // num_ranks)
         before = transport.sent_bytes
         found = attend(transport, layout=layout, q=q if mode == "q_replicated" else q[:, mine], k=pages[0], v=pages[1],
-                       requests=requests, mode=mode, hop_b_groups=1 if mode == "ag_rs" else 2)  # fmt: skip
+                       requests=requests, mode=mode,
+                       hop_b_groups=1 if mode == "ag_rs" else 2)  # fmt: skip
         for n, (out, lse) in enumerate(expected):
             np.testing.assert_allclose(found.out[n], out[mine], atol=2e-6)
             np.testing.assert_allclose(found.lse[n], lse[mine], atol=4e-6)

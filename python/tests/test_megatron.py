@@ -1,4 +1,4 @@
-"""Models of Megatron-LM, unmodified but for their layer spec, on ranks, beside themselves in one process."""
+"""Models of Megatron-LM with another layer spec, on ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PADDED = ([45, 3, 96, 9], [48, 8, 96, 16])
 
 
 def on_cpus():
-    """What megatron-core takes for granted of a GPU, without one."""
+    """Replaces what megatron-core takes for granted of a GPU."""
     from megatron.core.tensor_parallel import random
 
     def without_gpu(make):
@@ -100,7 +100,8 @@ def batch_of(num_rows, seed):
 
 
 def alone(model, lengths, rows, seed):
-    """Logits of every sequence by itself, 0 where there is padding. Gradients are added to those of the parameters."""
+    """Logits of every sequence by itself, 0 where there is padding. Gradients are added to those of
+    the parameters."""
     tokens, dlogits = batch_of(sum(rows), seed)
     logits, begin = torch.zeros(sum(rows), VOCABULARY), 0
     for length, row in zip(lengths, rows):
@@ -113,7 +114,8 @@ def alone(model, lengths, rows, seed):
 
 
 def te_indices(cu_seqlens, num_ranks, rank):
-    """Rows of a rank in thd, row by row as Transformer Engine counts them (thd_get_partitioned_indices)."""
+    """Rows of a rank in thd, row by row as Transformer Engine counts them
+    (thd_get_partitioned_indices)."""
     indices = []
     for begin, end in zip(cu_seqlens, cu_seqlens[1:]):
         rows = (end - begin) // num_ranks
@@ -142,7 +144,8 @@ def used_rows(lengths, rows):
 
 
 def forward(model, form, lengths, rows, seed):
-    """This rank's logits [rows, vocabulary], the gradient they get, and the rows of the batch they are."""
+    """This rank's logits [rows, vocabulary], the gradient they get, and the rows of the batch they
+    are."""
     from contextile.megatron._layers import micro_batch_of, tokens_of_rows
     from megatron.core import parallel_state
     from megatron.core.utils import get_batch_on_this_cp_rank
@@ -231,7 +234,7 @@ def train_one(what, model, form, micro_batches, reference, expected):
 
 
 def train():
-    """Every case of every run beside one process."""
+    """Compares every case of every run with one process."""
     import contextile.megatron as ctm
     import torch.distributed as dist
     from contextile.torch import Executor
@@ -253,7 +256,8 @@ def train():
         parallel_state.destroy_model_parallel()
 
 
-# Tensor-parallel ranks of the four, strategies, and cases: a model, the form of its micro-batches, and these.
+# For each run the tensor-parallel ranks of the four, a strategy, and cases: a model, the form of
+# its micro-batches, and these.
 RUNS = [
     (1, "dcp", [
         *((name, form, batch) for name in MODELS if not name.startswith("recomputed")
@@ -272,7 +276,7 @@ def test_models_are_those_of_one_process():
 
 
 class Group:
-    """As much of a process group as cutting a batch looks at."""
+    """The part of a process group that cutting a batch looks at."""
 
     def __init__(self, size, rank):
         self.size, self.rank = lambda: size, lambda: rank

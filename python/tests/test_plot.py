@@ -1,4 +1,4 @@
-"""What pictures show is what plans and simulations say."""
+"""Pictures show what plans and simulations say."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def extents(found):
 
 
 def inside(polygon, points):
-    """Which points a convex polygon holds."""
+    """True for the points that a convex polygon holds."""
     following = np.roll(polygon, -1, axis=0)
     edges = following - polygon
     from_corners = points[:, None, :] - polygon[None]
@@ -125,7 +125,7 @@ def test_slices_show_their_ranks_tiles(plan):
     assert len(drawn.get_paths()) == (plan.placed_tiles(mask=0)[:, 4] == 2).sum()
 
 
-# -------------------------------------------------------------------------------------------- timeline
+# ----------------------------------------------------------------------------------------- timeline
 
 
 def drawn_spans(ax, name):

@@ -1,4 +1,5 @@
-"""Models of plain PyTorch on ranks beside one process: calls taken over, modules replaced, checkpointed, compiled."""
+"""Models of plain PyTorch on ranks, compared with one process: calls taken over, modules replaced,
+checkpointed, compiled."""
 
 from __future__ import annotations
 
@@ -410,7 +411,8 @@ def test_causality_is_that_of_the_mask(executor):
 
 
 def gradient_of(executor, again, **arguments):
-    """Of a checkpoint under dcp, computed again when the executor is prepared for zigzag."""
+    """The gradient of a checkpoint under dcp, computed again when the executor is prepared for
+    zigzag."""
     q, k, v = tensors()
     prepared(executor, "dcp")
     with use(executor):

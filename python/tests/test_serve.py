@@ -1,4 +1,5 @@
-"""``contextile serve`` beside ``transformers`` and ``tokenizers``: tokens of models with random weights, texts as tokens."""
+"""``contextile serve`` compared with ``transformers`` and ``tokenizers``: tokens of models with
+random weights, texts as tokens."""
 
 from __future__ import annotations
 

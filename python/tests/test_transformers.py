@@ -1,4 +1,4 @@
-"""Hugging Face models as they are, on ranks, beside themselves in one process."""
+"""Hugging Face models as they are, on ranks, compared with one process."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_said():
     )
     with pytest.raises(ct.InvalidArgument, match="expected tokens on every rank, found none on rank"):
         call(model, executor=two)
-    # Of a rank's slice, as data loaders hand out, that rank's tokens are looked at.
+    # If a rank has only its slice, as data loaders hand out, that rank's tokens are checked.
     plan = ct.plan(LENGTHS, cluster="local:1x1", strategy="zigzag", **cth.batch_of(model))
     executor.prepare(ct.Plan.slice_from_bytes(plan.slice_to_bytes(0)))
     assert call(model, executor=executor).logits.shape == (1, sum(LENGTHS), 97)
@@ -245,7 +245,8 @@ def test_positions_are_those_of_the_plan():
     executor, _, _ = prepared_alone(model, [32, 32])
     _, _, other = prepared_alone(model, [16, 48])
     _, _, one_row = prepared_alone(model, [64])
-    for local in (other, one_row):  # another batch of as many tokens; one planned as a single document
+    # Another batch of as many tokens, and one that is planned as a single document.
+    for local in (other, one_row):
         with pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's"), cth.use(executor):
             model(local.tokens.clone()[None], position_ids=local.positions.clone()[None], use_cache=False)
         with pytest.raises(ct.InvalidArgument, match="found those that local_batch made for another"), cth.use(executor, check_positions=False):
