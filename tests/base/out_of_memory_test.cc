@@ -9,7 +9,7 @@
 namespace contextile {
 namespace {
 
-// As operator new does when there is no more; to ask it for too much would end a sanitizer's run.
+// Throws like operator new without memory; a real request for too much would end a sanitizer's run.
 int too_much() { throw std::bad_alloc(); }
 
 std::string never() {

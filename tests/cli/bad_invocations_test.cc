@@ -1,4 +1,4 @@
-// What a careless user and an attacker type: a table of commands with their exit codes and
+// Command lines of careless users and attackers: a table of commands with their exit codes and
 // messages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -142,7 +142,7 @@ constexpr Invocation kInvocations[] = {
      "ulimit -v 300000; (printf '{\"a\": ['; yes '1,') | contextile import - -o x", 3,
      "out of memory: expected a smaller batch or a larger machine, found no room for standard "
      "input, "},
-    // One core: every further one has a thread, which asks for memory of its own.
+    // One core: every further one has a thread, which needs memory of its own.
     {"PlanWithoutMemory",
      "taskset -cp $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') $$ > /dev/null; ulimit -v 150000\n"
      "contextile plan -o x --dataset prolong --tokens 1M --block-size 64 --cluster local:1x8 "
@@ -248,7 +248,7 @@ TEST_F(GoodInvocation, JsonHasNoControlCodes) {
   }
 }
 
-// As root, whose threads nothing limits, in the place of a user who may have one.
+// Needs root, whose threads nothing limits, to act as a user who may have one thread.
 TEST_F(GoodInvocation, AThreadThatCannotStartIsTheEnvironmentsFault) {
   static_cast<void>(small_plan("p.plan"));
   const std::string as_nobody =

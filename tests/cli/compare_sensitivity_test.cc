@@ -37,7 +37,7 @@ TEST_F(CompareSensitivity, IsOneInTextJsonAndCsv) {
   const json replan = document(joined(arguments, {"--sensitivity", "replan"})).at("sensitivity");
   EXPECT_EQ(replan.at("plans"), "replan");
   ASSERT_EQ(replan.at("clusters").size(), kept.at("clusters").size());
-  // As it is both are one.
+  // On the cluster as it is, both are the same.
   EXPECT_EQ(replan.at("clusters").at(0), kept.at("clusters").at(0));
   EXPECT_THAT(output(joined(arguments, {"--sensitivity=replan"})), HasSubstr("every plan made"));
 

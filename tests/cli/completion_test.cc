@@ -27,7 +27,7 @@ class Completion : public ShellTest {
     std::string kind;
     std::vector<std::string> words;
   };
-  // What the program says of a line whose last word is being typed.
+  // The program's answer to a line whose last word is being typed.
   [[nodiscard]] Answer answer(std::vector<std::string> words) const {
     words.insert(words.begin(), "__complete");
     const Outcome outcome = contextile(words);

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 class Launch : public ShellTest {
  protected:
-  // Whether this build has the transport.
+  // True if this build has the transport.
   bool has(const std::string& transport) {
     const json info = json::parse(contextile({"info", "--json"}).out);
     for (const json& part : info.at("transports")) {
@@ -28,7 +28,7 @@ class Launch : public ShellTest {
     return false;
   }
 
-  // What a run printed, without what differs from run to run.
+  // The output of a run without the values that differ from run to run.
   static json comparable(const std::string& text) {
     json masks = json::parse(text).at("masks");
     for (json& mask : masks) {

@@ -131,7 +131,7 @@ TEST_F(Reference, EveryExampleWorks) {
     for (const std::string& line : lines) {
       // Everything `demo` does, `demo` does; its long form has a test of its own.
       if (line.starts_with("  contextile demo")) continue;
-      // A server goes on until it is told to stop: tests/serving/serve_test.py.
+      // A server goes on until a signal stops it: tests/serving/serve_test.py.
       const bool serves = line.find(" serve ") != std::string::npos;
       if (serves && line.find("--simulate") == std::string::npos) continue;
       const Outcome outcome = bash(line + "\n");

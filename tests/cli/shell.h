@@ -27,7 +27,7 @@ class ShellTest : public ProgramTest {
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(path("stdout")),
             read(path("stderr"))};
   }
-  // What the program prints with exit code 0.
+  // The program's output; expects exit code 0.
   [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const {
     const Outcome outcome = contextile(arguments);
     EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;

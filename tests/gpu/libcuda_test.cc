@@ -1,6 +1,6 @@
-// Tests the code that calls the driver's library against a library that emulates a device on the CPU
-// (support/fake_libcuda.cc). It checks that every function is found and called as its manual says.
-// CONTEXTILE_FAKE_LIBCUDA is the emulator's file.
+// Tests the code that calls the driver's library against a library that emulates a device on the
+// CPU (support/fake_libcuda.cc). It checks that every function is found and called as its manual
+// says. CONTEXTILE_FAKE_LIBCUDA is the emulator's file.
 #include "gpu/libcuda.h"
 
 #include <dlfcn.h>

@@ -110,8 +110,8 @@ TEST(BlockHeadGroups, AreEvenInExportsUnlessAskedFor) {
   });
 }
 
-// What is wrong with a plan is wrong with its even form, or it has none. An even form has the
-// staging slots that instructions use.
+// If a plan is wrong, its even form is wrong in the same way, or there is none. An even form has
+// the staging slots that instructions use.
 TEST(BlockHeadGroups, EvenFormsOfBrokenPlansAreNoValidPlans) {
   std::int64_t broken = 0;
   for_random_plans(60, [&](const Plan& plan, const RandomBatch&) {

@@ -129,7 +129,7 @@ TEST(PlanBatch, TellsHowFarItHasCome) {
 }
 
 TEST(PlanBatch, EndsWhereItsHookThrows) {
-  struct Enough {};  // no Error: it is nobody's failure
+  struct Enough {};  // no Error: it is not a failure
   const Cluster cluster = load_cluster("dgx-h200:1x4");
   for (const int most : {0, 1, 5, 20}) {
     int told = 0;

@@ -26,8 +26,8 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
 
-// What breaks pages: ends of scripts and comments, quotes, references, bytes that are no UTF-8,
-// line separators, control characters.
+// Text that breaks pages: ends of scripts and comments, quotes, references, bytes that are no
+// UTF-8, line separators, control characters.
 const std::string kHostile =
     "</script><script>window.hacked = 1</script><!-- \"q\" 'a' &amp; <b id=\"evil\"> \xff\x01 "
     "\xe2\x80\xa8 \\u003c]]> </title></style>";
@@ -95,7 +95,7 @@ TEST(Report, KeepsHostileNamesText) {
     EXPECT_EQ(count_of(page, "<script"), 2U);
     EXPECT_EQ(count_of(page, "</script>"), 2U);
     EXPECT_EQ(count_of(page, "</title>"), 1U);
-    // The names arrive whole, but for the byte that is no UTF-8.
+    // The names arrive whole, except the byte that is no UTF-8.
     std::string expected = kHostile;
     expected.replace(expected.find('\xff'), 1, "\xef\xbf\xbd");
     EXPECT_EQ(data_of(page)["plans"][0]["strategy"], expected);
@@ -253,7 +253,7 @@ TEST(ReportPalette, ColoursOf512DevicesDiffer) {
   std::set<std::string> different;
   for (const Colour colour : colours) different.insert(hex_text(colour));
   EXPECT_EQ(different.size(), 512U);
-  // Neighbours in a node, and the same device of the next node, are told apart easily.
+  // Neighbours in a node, and the same device of the next node, are easy to distinguish.
   for (std::size_t d = 0; d + 8 < colours.size(); ++d) {
     if (d % 8 != 7) {
       EXPECT_GT(distance(colours[d], colours[d + 1]), 12) << d;

@@ -1,4 +1,4 @@
-// What the page's pictures are drawn from, decoded again and compared with the plan.
+// The data that the page's pictures are drawn from, decoded again and compared with the plan.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -50,7 +50,7 @@ struct Reported {
 [[nodiscard]] std::string page_of(const std::vector<const Reported*>& reported,
                                   const ReportOptions& options = {});
 
-// What is wrong with a page's tags, "" when every element that is opened is closed in order. Knows
+// The first error in a page's tags, "" if every element that is opened is closed in order. Knows
 // void elements and elements whose content is no markup.
 [[nodiscard]] std::string unbalanced_tags(std::string_view page);
 

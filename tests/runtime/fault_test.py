@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Brings faults to one rank of groups of processes that run a plan: every other rank must end in one error, within its
-timeout, and the flight records must name the rank.
+"""Brings faults to one rank of groups of processes that run a plan: every other rank must end in
+one error, within its timeout, and the flight records must name the rank.
 
-  fault_test.py --program build/fault_ranks --contextile build/contextile [--gloo ON|OFF] [--mpi ON|OFF]
-                [--all] [--table FILE]
+  fault_test.py --program build/fault_ranks --contextile build/contextile [--gloo ON|OFF]
+                [--mpi ON|OFF] [--all] [--table FILE]
 
-Without --all a selection. --table writes what was found as Markdown. Ends with 77, and a line that says what is missing,
-where there is neither gloo nor MPI.
+Without --all a selection. --table writes what was found as Markdown. Ends with 77, and a line that
+says what is missing, where there is neither gloo nor MPI.
 """
 
 import argparse
@@ -117,7 +117,7 @@ class Runner:
                        f"tcp://127.0.0.1:{port}", *common]) for rank in range(RANKS)]
 
     def run(self, case):
-        """What is wrong, or nothing."""
+        """Runs the case and returns what is wrong, or nothing."""
         flight = self.folder / "flight"
         shutil.rmtree(flight, ignore_errors=True)
         groups = self.start(case, flight)
@@ -171,8 +171,8 @@ def cases_of(options):
 
 
 def table_of(results):
-    """Markdown: seconds until the others had ended, a row for each place, a column for each fault and transport; then
-    one of the errors of each."""
+    """Markdown: seconds until the others had ended, a row for each place, a column for each fault
+    and transport; then one of the errors of each."""
     found = {(case.fault, transport, case.place): case for transport, case in results}
     columns = sorted({(fault, transport) for fault, transport, _ in found})
     places = list(dict.fromkeys(case.place for _, case in results))
@@ -217,7 +217,8 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             runner = Runner(options, transport, folder)
             for attempted in cases_of(options):
-                for attempt in range(2):  # timeouts are of seconds, which a busy machine may not give a rank
+                # Timeouts are of seconds, which a busy machine may not give a rank.
+                for attempt in range(2):
                     case = Case(*attempted.key)
                     wrong = runner.run(case)
                     if not wrong:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Serves a random model over ranks of threads and of processes, as clients meet it: tokens, errors, lost ranks.
+"""Serves a random model over ranks of threads and of processes, as clients meet it: tokens, errors,
+lost ranks.
 
   serve_test.py --program build/contextile [--gloo ON|OFF] [--mpirun PATH]
 
@@ -42,7 +43,7 @@ class Answer:
 
 
 class Server:
-    """`command` until its server answers; the other processes of its group beside it."""
+    """Starts `command` until its server answers, and the other processes of its group with it."""
 
     def __init__(self, command, others=()):
         self.others = [subprocess.Popen(other, stderr=subprocess.PIPE, text=True) for other in others]
@@ -66,7 +67,8 @@ class Server:
             process.wait()
 
     def send(self, data, wait_s=10):
-        """Bytes on a connection of their own; all that comes back until the server closes it or says no more."""
+        """Bytes on a connection of their own; all that comes back until the server closes it or
+        says no more."""
         with socket.create_connection((self.url.hostname, self.url.port), timeout=wait_s) as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -261,7 +263,7 @@ class Tests:
             connection.close()
             assert server.complete(prompt="a", max_tokens=3).status == 200
             assert server.metric("requests_running") == 0
-            # What curl -d says of a body, which is no form.
+            # The type that curl -d gives a body, which is no form.
             form = {"Content-Type": "application/x-www-form-urlencoded"}
             long = json.dumps({"prompt": "a" * 20_000, "max_tokens": 1})
             assert server.ask("POST", "/v1/completions", long, form).status == 200
@@ -307,7 +309,7 @@ class Tests:
                 head, _, text = answer.partition(b"\r\n\r\n")
                 assert head.split()[1] == status, (data[:200], answer)
                 assert json.loads(text)["error"]["message"], answer
-                assert answer.count(b"Content-Length:") == 1, answer  # what follows is no second request
+                assert answer.count(b"Content-Length:") == 1, answer  # no second request follows
             before = self.resident_mib(server)
             endless = server.send(b"GET / HTTP/1.1\r\nA: " + b"x" * (64 << 20))
             assert endless.startswith((b"HTTP/1.1 431", b"")), endless[:100]
@@ -366,7 +368,8 @@ class Tests:
     def test_tokens_beyond_the_vocabulary_cost_one_request(self):
         model = "random:layers=1,hidden=16,heads=4,kv_heads=2,head_dim=4,ffn=16,vocab=100"
         with Server([self.program, "serve", "--ranks", "2", "--port", "0", "--model", model]) as server:
-            refused = server.complete(prompt="Hello", max_tokens=1)  # the bytes of a tokenizer of 256
+            # The bytes of a tokenizer of 256 tokens.
+            refused = server.complete(prompt="Hello", max_tokens=1)
             assert refused.status == 400 and "vocab" in refused.body or "tokens of the model's 100" in refused.body
             assert server.complete(prompt=[5], max_tokens=1).status == 200
 
@@ -381,7 +384,8 @@ class Tests:
         if not self.gloo:
             return
         different = [("--model", MODEL + ",seed=5", "weights"), ("--page-size", "32", "--page-size"),
-                     ("--kv-dtype", "bf16", "--kv-dtype"), ("--step-tokens", "7", "--step-tokens")]  # fmt: skip
+                     ("--kv-dtype", "bf16", "--kv-dtype"),
+                     ("--step-tokens", "7", "--step-tokens")]  # fmt: skip
         for option, value, word in different:
             meeting = tempfile.mkdtemp(dir=self.folder)
             command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",

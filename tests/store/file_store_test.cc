@@ -1,4 +1,4 @@
-// What is particular to values in files.
+// Tests that only concern values in files.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Ranks that are left agree on one group, whoever is lost and when.
+// The remaining ranks agree on one group, whichever ranks are lost and whenever.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What each rank that comes, after its delay, is told; its error if that is one.
+// The group that each rank agrees on, which comes after its delay; its error if there is one.
 struct Told {
   std::vector<Rank> members;
   Rank rank;

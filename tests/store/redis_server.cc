@@ -58,7 +58,7 @@ std::string RedisServer::unix_address() const {
   return "redis+unix://" + folder_.path() + "/socket";
 }
 
-// The store waits for the server, so nobody waits here.
+// The store waits for the server, so this does not.
 void RedisServer::start() {
   std::vector<std::string> words = {program(),
                                     "--port",

@@ -24,7 +24,7 @@ class TemporaryFolder {
 
 class RedisServer {
  public:
-  // Whether there is a redis-server to start.
+  // True if there is a redis-server to start.
   [[nodiscard]] static bool available();
 
   // Starts one on a free port of this machine and on a socket; `options` as redis-server takes

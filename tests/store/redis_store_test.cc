@@ -1,4 +1,4 @@
-// What is particular to a server that can go away.
+// Tests that only concern a server that can go away.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

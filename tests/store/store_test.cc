@@ -1,4 +1,4 @@
-// What every store must do, over all of them.
+// The duties of every store, tested over all of them.
 
 #include "contextile/store.h"
 

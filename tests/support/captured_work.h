@@ -36,7 +36,7 @@ class CapturedWork {
     return *last;
   }
 
-  // Whether all of it is behind what the origin has waited for: else a capture can not end.
+  // True if all of it precedes work that the origin has waited for: else a capture cannot end.
   [[nodiscard]] bool is_joined() const {
     std::vector<bool> reached(nodes_.size());
     const std::optional<std::size_t> end = last_.at(origin_);

@@ -188,7 +188,7 @@ extern "C" Result cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = &state().context;
   return device == 7 ? kSuccess : kInvalidValue;
 }
-// Everything has to be given back before the last one goes.
+// Everything must be released before the last context goes.
 extern "C" Result cuDevicePrimaryCtxRelease_v2(int device) {
   const std::lock_guard lock(state().mutex);
   const bool is_empty = state().streams.empty() && state().events.empty() &&
@@ -383,7 +383,7 @@ extern "C" Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std
     });
   });
 }
-// As cuda.h lays it out (CUDA_MEMCPY2D_v2).
+// The layout of cuda.h (CUDA_MEMCPY2D_v2).
 struct Copy2D {
   std::size_t from_x, from_y;
   int from_kind;

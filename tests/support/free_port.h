@@ -11,7 +11,7 @@
 
 namespace contextile {
 
-// One of this machine that nobody has at the moment.
+// A port of this machine that is free at the moment.
 [[nodiscard]] inline std::uint16_t free_port() {
   const int server = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

@@ -1,5 +1,5 @@
 // Warpgroups of a CTA that take turns: threads of which one runs at a time, until it waits for what
-// another one does. Who is next is drawn at random, the same for the same seed.
+// another one does. The next one is drawn at random, the same for the same seed.
 #pragma once
 
 #include <condition_variable>

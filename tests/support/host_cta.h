@@ -1,7 +1,7 @@
-// What a block of threads does on the device, in loops: the lanes of a warp one after another,
+// The work of a block of threads on the device, in loops: the lanes of a warp one after another,
 // warps one after another, the instructions of a warp as the PTX manual defines them. Every other
-// block goes backwards, so that what leans on the order of warps or lanes between two syncs is
-// seen.
+// block goes backwards, so that code that depends on the order of warps or lanes between two syncs
+// shows.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ class HostCta {
 
   void sync() {}
   void sync_warp() {}
-  // Copies arrive as late as they may: where they are waited for. Until then their place holds NaN,
-  // so that whoever reads too early, or what is still needed is overwritten, is seen.
+  // Copies arrive as late as they may: when they are waited for. Until then their place holds NaN,
+  // so that early reads, or overwriting values that are still needed, show.
   void copy16(std::uint16_t* to, const std::uint16_t* from, bool present) {
     std::fill_n(to, 8, std::uint16_t{0xffff});
     copies_.push_back({to, present ? from : nullptr});

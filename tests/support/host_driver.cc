@@ -116,7 +116,7 @@ void HostDriver::free_on(Stream stream, std::byte* memory) {
     return;
   }
   Block& block = blocks_.at(address(memory));
-  // What was here is gone for whoever comes later.
+  // Later readers find the contents gone.
   block.end = add("free", stream, {.reads = {}, .writes = {{memory, block.bytes, 1, block.bytes}}},
                   [memory, bytes = block.bytes] {
                     std::memset(memory, 0xff, static_cast<std::size_t>(bytes));

@@ -50,8 +50,9 @@ class HostDriver : public Driver {
               const std::function<Access()>& access) override;
   [[nodiscard]] bool has_module(std::string_view /*module*/) const override { return true; }
   [[nodiscard]] BoxMap map_boxes(const BoxSource& source) override;
-  // Captures are kept as they are recorded; every launch of a graph adds its operations anew, so
-  // that races between them and with others are seen. What a capture forbids is a DeviceError.
+  // Captures are kept as they are recorded. Every launch of a graph adds its operations again, so
+  // that races between them and with others are seen. Calls that a capture forbids throw a
+  // DeviceError.
   void begin_capture(Stream stream) override;
   [[nodiscard]] Graph end_capture(Stream stream) override;
   void drop_capture(Stream stream) noexcept override;
@@ -64,9 +65,9 @@ class HostDriver : public Driver {
   void synchronize(Stream stream) override;
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override;
 
-  // What is wrong with the work so far, in words; empty: nothing. Of every pair of operations that
-  // nothing orders, no one writes what the other touches, and nobody touches memory before it is
-  // taken or behind its end.
+  // Errors of the work so far, in words; empty if there are none. Of two operations that nothing
+  // orders, neither may write what the other touches. Nothing may touch memory before it is taken
+  // or behind its end.
   [[nodiscard]] std::vector<std::string> races() const;
   // How often a thread has waited for the device.
   [[nodiscard]] std::int64_t num_synchronizations() const { return num_synchronizations_; }
@@ -100,7 +101,7 @@ class HostDriver : public Driver {
     Intervals writes;
     std::function<void()> run;  // null once it has
   };
-  // What an operation will do when its graph is launched.
+  // The work of an operation when its graph is launched.
   struct Kept {
     std::string name;
     Intervals reads;
@@ -112,7 +113,7 @@ class HostDriver : public Driver {
     std::vector<Capture::Node> nodes;
     std::vector<std::byte*> memory;
   };
-  // What was recorded last: an operation, or a node of a capture.
+  // The latest record: an operation, or a node of a capture.
   struct Recorded {
     std::size_t op = kNone;
     std::size_t capture = kNone;  // its number
@@ -132,11 +133,11 @@ class HostDriver : public Driver {
   }
   void wait_in_capture(Stream stream, const Recorded& recorded);
   void refuse_in_capture(std::string_view what, Stream stream) const;
-  // What of an operation is not where memory is at that time, in words, appended.
+  // Appends, in words, the accesses of an operation to memory that is not there at that time.
   void check_memory(std::size_t op, const std::vector<bool>& before,
                     std::vector<std::string>& faults) const;
   [[nodiscard]] bool is_ready(const Op& op) const;
-  // Whether i comes before j, [i * operations + j].
+  // True if i comes before j, [i * operations + j].
   [[nodiscard]] std::vector<bool> orders() const;
 
   const Mode mode_;
@@ -144,7 +145,7 @@ class HostDriver : public Driver {
   std::condition_variable added_;
   Rng rng_;
   std::vector<std::size_t> streams_;  // the last operation of each
-  Stream default_stream_;             // none: nobody has used it
+  Stream default_stream_;             // none: not used yet
   std::vector<Recorded> events_;
   std::optional<Capture> capture_;  // under way
   std::vector<std::byte*> captured_memory_;
@@ -157,7 +158,7 @@ class HostDriver : public Driver {
   std::vector<std::string> faults_;
   std::int64_t num_synchronizations_ = 0;
   std::int64_t num_graph_launches_ = 0;
-  std::int64_t num_replayed_ = 0;  // operations that graphs have added, but for one of each
+  std::int64_t num_replayed_ = 0;  // operations that graphs have added, except one of each
   std::function<bool(Stream)> forgotten_;
 };
 

@@ -1,6 +1,6 @@
-// What a CTA of warpgroups does on sm_90a, in loops, as the PTX manual defines it: barriers, copies
-// of boxes, products that run beside the threads. All of it happens as late as it may, and what
-// must not be touched until then holds NaN or is compared.
+// The work of a CTA of warpgroups on sm_90a, in loops, as the PTX manual defines it: barriers,
+// copies of boxes, products that run next to the threads. All of it happens as late as it may.
+// Memory that must not be touched until then holds NaN or is compared.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ namespace contextile::cuda {
 inline constexpr int kProducerWarps = 2;
 inline constexpr int kParts = kProducerWarps + kConsumers;
 
-// What the groups of a CTA share.
+// The state that the groups of a CTA share.
 class HostGroups {
  public:
   HostGroups(std::size_t shared_bytes, std::uint64_t seed);
@@ -46,7 +46,7 @@ class HostGroups {
   void sync(int part);
   void await_turn(int part, int consumer);
   void pass_turn(int consumer) { ++turns_passed_[static_cast<std::size_t>(consumer)]; }
-  // At the end: no turn was passed that nobody took.
+  // At the end: no turn was passed without being taken.
   void expect_no_turn() const;
 
  private:

@@ -8,7 +8,7 @@
 
 namespace contextile::cuda {
 
-// Whether the kernel is one of them; then it has run. Throws as run_on_host does.
+// Returns true if the kernel is one of them; then it has run. Throws like run_on_host.
 [[nodiscard]] bool run_paged_on_host(const Grid& grid, std::span<const std::byte> arguments);
 
 }  // namespace contextile::cuda

@@ -71,7 +71,7 @@ inline MaskSpec random_mask_spec(Rng& rng, std::int64_t max_length) {
   return random_mask_spec(rng, kAllRules[rule], max_length);
 }
 
-// Whether token i of a sequence of `length` tokens attends token j, as the rule's text says.
+// True if token i of a sequence of `length` tokens attends token j, by the rule's text.
 inline bool rule_attends(const MaskSpec& spec, std::int64_t length, std::int64_t i,
                          std::int64_t j) {
   const auto in = [j](std::int64_t begin, std::int64_t end) { return begin <= j && j < end; };

@@ -400,7 +400,7 @@ void fill_inputs(Run& run, const ToyInputs& in, const ToyResults& expected,
   });
 }
 
-// Splits each head of a result row into two arrays; a row nobody wrote is empty.
+// Splits each head of a result row into two arrays; a row that was never written is empty.
 void collect(Run& run, Kind kind, std::vector<double>& first, std::int32_t first_dim,
              std::vector<double>* second, std::int32_t second_dim, std::int32_t all_heads) {
   const std::int32_t heads = run.layout().heads(kind);

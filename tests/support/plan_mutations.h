@@ -21,7 +21,7 @@ struct PlanMutation {
 [[nodiscard]] std::span<const PlanMutation> tile_mutations();
 // Instructions, reduce and copy, staging slots, retained inputs.
 [[nodiscard]] std::span<const PlanMutation> instruction_mutations();
-// What stands around the programs: blocks, owners, masks, devices, limits, cluster.
+// The surroundings of the programs: blocks, owners, masks, devices, limits, cluster.
 [[nodiscard]] std::span<const PlanMutation> round_mutations();
 
 // Whole lists: elements doubled, left out, exchanged.

@@ -1,4 +1,4 @@
-// What every Chrome trace must hold, whatever it shows.
+// The properties of every Chrome trace, whatever it shows.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -23,7 +23,7 @@ struct VectorsOf16 {
   using Doubles = double __attribute__((vector_size(64)));
 };
 
-// As VectorAvx512Bf16.
+// The counterpart of VectorAvx512Bf16.
 struct VectorBf16Pairs : VectorOf<VectorsOf16> {
   using Element = std::uint32_t;
   using Factor = std::uint32_t __attribute__((vector_size(64)));
@@ -80,7 +80,7 @@ struct VectorBf16Pairs : VectorOf<VectorsOf16> {
   }
 };
 
-// As VectorAmxBf16: a tile is 16 x 16 pairs.
+// The counterpart of VectorAmxBf16: a tile is 16 x 16 pairs.
 struct VectorBf16Tiles : VectorBf16Pairs {
   static constexpr bool kHasTiles = true;
   static constexpr int kGridVectors = 2;

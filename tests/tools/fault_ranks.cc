@@ -1,8 +1,8 @@
 // One rank of a group that runs a plan over and over, while a fault comes to one of the ranks: for
-// tests of what the others say. A launcher starts this program once a rank; with inproc all ranks
-// are threads of it.
+// tests of the others' reports. A launcher starts this program once for each rank; with inproc all
+// ranks are threads of it.
 //
-// Ends with 0 after all turns, 2 on wrong arguments, 3 with one line when the group failed.
+// Ends with 0 after all iterations, 2 on wrong arguments, 3 with one line when the group failed.
 #include <fmt/format.h>
 
 #include <chrono>

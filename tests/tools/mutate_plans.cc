@@ -144,7 +144,7 @@ class Trial {
  public:
   explicit Trial(Settings settings) : settings_(std::move(settings)), left_(settings_.count) {}
 
-  // Whether no mutant was wrong.
+  // Returns true if no mutant was wrong.
   bool run() {
     constexpr std::int64_t kMaxBatchesWithout = 1000;  // mutants: the strategy can do none of them
     std::int64_t without = 0;

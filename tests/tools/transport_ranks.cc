@@ -1,7 +1,7 @@
 // The conformance cases of transports, run as one rank of a group of processes: a launcher starts
-// this program once a rank. Prints every case that failed on this rank and why. Or messages without
-// end, for tests that kill or stop a rank: prints which process is which rank, and the error it
-// ends in.
+// this program once for each rank. Prints every case that failed on this rank and why. Or it sends
+// messages without end, for tests that kill or stop a rank: prints which process is which rank, and
+// the error in which it ends.
 //
 // Ends with 0 if all cases passed, 1 if one failed, 2 on wrong arguments, 3 if the group itself
 // failed.
@@ -125,7 +125,7 @@ std::int32_t run_cases(const Settings& settings, const MakeTransport& make) {
   while (true) transport->wait(transport->launch({&send, 1}, {&recv, 1}));
 }
 
-// Every thread is handed its end of the next group, which whoever comes first makes for all.
+// Every thread receives its end of the next group, which the first to come makes for all.
 std::int32_t run_threads(const Settings& settings) {
   constexpr std::size_t kRanks = 4;
   std::mutex mutex;

@@ -195,8 +195,8 @@ TEST(Batches, AreFullWhateverTheLengths) {
     for (std::int64_t& length : lengths) length = static_cast<std::int64_t>(1 + random() % 40);
     const BatchOptions options = {.tokens = static_cast<std::int64_t>(1 + random() % 60),
                                   .batches = static_cast<std::int64_t>(1 + random() % 4)};
-    // What a batch cannot use of its last document is lost: each batch takes documents until it is
-    // full.
+    // The rest of a document that a batch cannot use is lost: each batch takes documents until it
+    // is full.
     std::size_t used = 0;
     bool enough = true;
     for (std::int64_t b = 0; b < options.batches; ++b) {

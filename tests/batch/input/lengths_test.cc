@@ -21,7 +21,7 @@ using testing::HasSubstr;
 using Lengths = std::vector<std::int64_t>;
 using Bytes = std::vector<std::uint8_t>;
 
-// What every message expects.
+// The expectation in every message.
 const std::string kLength = fmt::format("1 to {} tokens", kMaxTokens);
 
 std::string text_message(std::string_view text) {
@@ -58,7 +58,7 @@ Bytes npy_with_header(const std::string& header, int major = 1) {
   return bytes;
 }
 
-// As numpy.save writes it: the header padded with spaces to a multiple of 64.
+// A file like numpy.save's: the header padded with spaces to a multiple of 64.
 template <typename T>
 Bytes npy(const std::string& descr, const std::vector<T>& values, int major = 1) {
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}",

@@ -99,8 +99,8 @@ TEST(WlbPacking, FollowsTheWorkedExample) {
 }
 
 TEST(WlbPacking, TakesTheMicroBatchWithFewestTokensWhenTheOneWithLeastWorkIsFull) {
-  // 7 → 0 (4.8125); eight of 1 (0.3125 each) → 1: 2.5 work but 8 tokens; 5: no room beside the
-  // eight (13 > 12), room beside the seven.
+  // 7 → 0 (4.8125); eight of 1 (0.3125 each) → 1: 2.5 work but 8 tokens; 5: no room with the eight
+  // (13 > 12), room with the seven.
   const Documents arriving = documents_of({7, 1, 1, 1, 1, 1, 1, 1, 1});
   WlbPackingStep step = pack_wlb({}, arriving, small_options());
   EXPECT_EQ(tokens_of(step.micro_batches[1]), 8);
@@ -164,7 +164,7 @@ TEST(WlbPacking, RefusesBadOptionsAndAForeignState) {
   EXPECT_THAT(message_of(state, {}, small_options()), HasSubstr("1 outlier queues, found 2"));
 }
 
-// Where a document waited at the end of a step, and how far back.
+// The place in which a document waited at the end of a step, and how far back.
 struct Place {
   bool in_queue = false;
   std::size_t position = 0;

@@ -397,7 +397,7 @@ std::string mutated(std::string text, Chance& chance) {
   return text;
 }
 
-// What imports is a plan that every reader survives, that can be kept, and that comes back.
+// An imported plan is one that every reader survives, that can be kept, and that comes back.
 void expect_refused_or_whole(const std::string& text) {
   Plan plan;
   try {

@@ -316,7 +316,7 @@ TEST(PlanBytes, WithAnyBitFlippedAreRefused) {
   });
 }
 
-// A plan that cannot be told from a right one may be used; all others are refused.
+// A plan that looks like a right one may be used; all others are refused.
 void load_and_use(const Bytes& bytes) {
   try {
     use(deserialize(bytes, "changed"));

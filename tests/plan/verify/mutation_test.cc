@@ -57,8 +57,8 @@ void try_all(const Plan& original, Chance& chance, Tallies& tallies) {
   }
 }
 
-// For other mutants than the default ones: --gtest_random_seed=N. (What UnitTest calls its random
-// seed is taken from the clock where the flag is absent.)
+// For other mutants than the default ones: --gtest_random_seed=N. (UnitTest takes its own random
+// seed from the clock if the flag is absent.)
 std::uint64_t first_seed() {
   return 1000 * static_cast<std::uint64_t>(GTEST_FLAG_GET(random_seed));
 }

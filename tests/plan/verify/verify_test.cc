@@ -95,8 +95,8 @@ TEST(Verify, TellsHowManyInstructionsItHasExaminedAndThrowsWhatItsHookThrows) {
 
 // ----------------------------------------------------------------------------------- deadlocks
 
-// Two ranks, one block each; both send their KV to the other and nobody needs it. `program(r)` is
-// what a rank does besides its own tile.
+// Two ranks, one block each; both send their KV to the other, which does not need it. `program(r)`
+// is what a rank does besides its own tile.
 Plan exchange_plan(const std::function<std::vector<Instruction>(std::int32_t)>& program) {
   Plan plan;
   plan.shape = {.q_heads = 1, .kv_heads = 1, .head_dim = 1, .value_dim = 1};
@@ -237,7 +237,7 @@ TEST(VerifyRedundancy, ARelayThatEndsUnreadIsRedundantAllTheWay) {
 
 TEST(VerifyRedundancy, ARetainedInputThatBackwardReadsIsAUseOfItsTransfer) {
   Plan plan = example_plan();
-  // Rank 0 receives KV of block 1 beside its query in forward, and only keeps it.
+  // Rank 0 receives KV of block 1 in addition to its query in forward, and only keeps it.
   op<LaunchOp>(forward(plan, 0), 0).recvs.push_back(kv_end(1, 1, 1));
   op<LaunchOp>(forward(plan, 1), 0).sends.push_back(kv_end(1, 0, 0));
   staging(forward(plan, 0), Kind::kKv) = {{0, 1}};

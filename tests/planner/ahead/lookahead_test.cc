@@ -47,7 +47,7 @@ PlanJob small_job(std::uint64_t seed = 0) {
           .plan = {}};
 }
 
-// One that is planned for minutes unless it is told to stop.
+// A job that is planned for minutes unless something stops it.
 PlanJob slow_job() {
   PlanJob job = small_job();
   job.sampler = BatchSampler::of_dataset("prolong", 1000, {.tokens = 1 << 18});
@@ -220,7 +220,7 @@ TEST(Lookahead, BeginsAtAStepInTheMiddleOfAnEmptyStore) {
   EXPECT_EQ(planner.statistics().planned_steps, 4);
 }
 
-// Forgets everything once, in the middle of a run, as a server does that is started anew.
+// The store forgets everything once, in the middle of a run, like a server that is started again.
 TEST(Lookahead, GoesOnWithAStoreThatLostItsMemory) {
   if (!RedisServer::available()) GTEST_SKIP() << "no redis-server on this machine";
   const auto kinds = store_kinds();

@@ -146,8 +146,7 @@ std::int64_t peak_memory_of(const Plan& plan) {
   return std::max(stats.forward->peak_memory_bytes, stats.backward->peak_memory_bytes);
 }
 
-// Where the fastest plan needs more than the leanest of the others, a limit between them refuses
-// it.
+// If the fastest plan needs more than the leanest of the others, a limit between them refuses it.
 TEST(Auto, KeepsToAMemoryLimitThatAnotherStrategyKeeps) {
   int tightened = 0;
   for (std::uint64_t seed = 100; seed < 108; ++seed) {
@@ -185,7 +184,7 @@ TEST(Auto, SaysWhatTheLeanestCandidateNeedsWhereNoneFitsTheMemoryLimit) {
                        "limit), found "),
             std::string::npos)
       << error;
-  // What it says is needed is enough, and a byte less is not.
+  // The memory that the error says is needed is enough, and a byte less is not.
   request.limits.memory_bytes = std::stoll(error.substr(error.find("found ") + 6));
   EXPECT_GT(*request.limits.memory_bytes, 1000);
   EXPECT_LE(peak_memory_of(auto_plan(batch.workload, batch.cluster, request)),

@@ -357,8 +357,9 @@ TEST(LowerBound, OfDocumentsThatDevicesOwnWholeHasNothingBesideCompute) {
   EXPECT_EQ(bound.binding, "compute");
 }
 
-// Two devices, each owns half of a full document. Each computes a quarter of the pairs with what it
-// owns; the other half needs keys and values (512 bytes a token) or queries and outputs (516).
+// Two devices, each owns half of a full document. Each computes a quarter of the pairs with the
+// tokens that it owns. The other half needs keys and values (512 bytes per token) or queries and
+// outputs (516).
 TEST(LowerBound, OfAFullDocumentOnTwoDevicesIsBetweenIsoperimetryAndAPlan) {
   Cluster cluster = cluster_of("dgx-h100", 1, 2);
   cluster.intra_gbytes_per_s = 1e-3;  // a byte a µs
@@ -434,7 +435,7 @@ TEST(LowerBound, OfSeveralMasksIsTheSumAndOfAnEmptyOneNothing) {
   EXPECT_EQ(lower_bound(empty, cluster, Direction::kForward).time_us, 0);
 }
 
-// As a broken or hostile plan may have.
+// A broken or hostile plan may have so many.
 TEST(LowerBound, OfManyHeadGroupsTakesAMoment) {
   Cluster cluster = cluster_of("dgx-h100", 2, 8);
   cluster.inter_gbytes_per_s_per_node = 1e-3;

@@ -56,7 +56,8 @@ bool attends(const Mask& mask, std::int64_t q, std::int64_t k) {
   });
 }
 
-// Least bytes by pairs, of parts that own `owned` tokens: bytes[w] moves whoever computes w pairs.
+// Least bytes by pairs, of parts that own `owned` tokens: a part that computes w pairs moves
+// bytes[w].
 std::vector<double> least_by_trying(const Mask& mask, Range tokens, std::int64_t owned,
                                     double row_bytes, double key_bytes) {
   const auto size = static_cast<std::uint32_t>(tokens.size());

@@ -179,7 +179,7 @@ TEST(TrafficBound, OfManyHeadGroupsIsNearlyThatOfWholeOnes) {
                             .bytes_per_us = 1e9,
                             .part_bytes_per_us = 1e9};
       const WorkRates rates{.head_groups = groups, .pairs_per_us = work / 8};
-      // As many bytes of all groups together.
+      // All groups together have the same bytes.
       TrafficBound traffic(components_of(mask), price, level, rates, {1024 / groups, 1024 / groups},
                            1.0);
       const double bytes = traffic.least_bytes(1.0);

@@ -10,8 +10,8 @@
 
 namespace contextile {
 
-// One processor, which does what it is told in order, and one network, which carries exchanges in
-// the order of their launches.
+// One processor, which executes its work in order, and one network, which carries exchanges in the
+// order of their launches.
 class Timeline {
  public:
   void compute(double time) { now_ += time; }
@@ -29,7 +29,7 @@ class Timeline {
   std::vector<double> ends_;  // of exchanges
 };
 
-// Every group's exchange beside the attention of later groups; all have arrived at the end.
+// Every group's exchange runs during the attention of later groups; all have arrived at the end.
 inline double attention_timeline(int groups, double attention, double exchange) {
   Timeline line;
   std::vector<std::size_t> launched;
@@ -41,8 +41,8 @@ inline double attention_timeline(int groups, double attention, double exchange) 
   return line.now();
 }
 
-// Every group's exchange beside the feed-forward that is due, another group's. A group's attention
-// needs its own feed-forward of the layer before.
+// Every group's exchange runs during the feed-forward that is due, another group's. A group's
+// attention needs its own feed-forward of the layer before.
 inline double feed_forward_timeline(int groups, double attention, double exchange,
                                     std::span<const double> feed_forward) {
   struct Due {

@@ -1,4 +1,4 @@
-// What the presets' cost model says beside attention that others measured on H100s, point by point.
+// The presets' cost model compared with attention that others measured on H100s, point by point.
 // The bounds are how far off it is: a constant that is moved away from its source fails here.
 #include <gtest/gtest.h>
 
@@ -59,8 +59,8 @@ TEST(Calibration, Fa3ClassIsWithinATenthOfFlashAttention3sCharts) {
   EXPECT_LT(std::sqrt(squares / 12), 0.06);
 }
 
-// What a row costs shows in how rates fall with the length, whatever the peak is: with the best
-// peak for all twelve points each is within a twentieth.
+// The cost of a row shows in how rates fall with the length, whatever the peak is: with the best
+// peak for all twelve points, each is within a twentieth.
 TEST(Calibration, Fa3ClassFallsWithTheLengthAsFlashAttention3sCharts) {
   const Cluster cluster = load_cluster("dgx-h100");
   double least = 10;

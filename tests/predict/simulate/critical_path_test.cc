@@ -106,7 +106,8 @@ TEST(CriticalPath, NamesTheSlowLinkAndWhoSharesIt) {
 }
 
 TEST(CriticalPath, SeesThePortThatIsFullForMostOfTheTime) {
-  // 0 → 1 moves beside 2 → 1, which fills the port into 1, for 4 µs; then alone for 1: the rest.
+  // 0 → 1 moves together with 2 → 1, which fills the port into 1, for 4 µs; then alone for 1: the
+  // rest.
   const Cluster cluster = plain(1, 3);
   Programs programs(cluster);
   programs.launch(0, 0, {{Rank{1}, 3000}}, {}).launch(2, 0, {{Rank{1}, 2000}}, {});
@@ -154,7 +155,7 @@ TEST(CriticalPath, RefusesASimulationWithoutATimeline) {
 
 // ----------------------------------------------------------------------- every strategy's plans
 
-// Whether a device's wait for the message ended with it, before an instruction of the device.
+// True if a device's wait for the message ended with it, before an instruction of the device.
 bool waits_for(const SimulatedProgram& program, Rank device, const MessageSpan& came) {
   if (device != came.src && device != came.dst) return false;
   const std::int32_t launch = device == came.src ? came.src_launch : came.dst_launch;
@@ -164,7 +165,7 @@ bool waits_for(const SimulatedProgram& program, Rank device, const MessageSpan& 
   });
 }
 
-// What an independent reading of the simulation allows to follow each other.
+// Expects that an independent reading of the simulation allows the two steps to follow each other.
 void expect_depends(const SimulatedProgram& program, const PathStep& before, const PathStep& step) {
   const auto message = [&](const PathStep& of) -> const MessageSpan& {
     return program.messages[static_cast<std::size_t>(of.message)];

@@ -32,7 +32,7 @@ struct Traffic {
 
 Traffic random_traffic(Rng& rng) {
   Traffic traffic;
-  // Where there are many ports and each is crossed by few streams, a change reaches only some.
+  // If there are many ports, each crossed by few streams, a change reaches only some.
   const bool sparse = random_chance(rng, 0.5);
   const std::int64_t ports = sparse ? random_between(rng, 20, 40) : random_between(rng, 2, 9);
   for (std::int64_t p = 0; p < ports; ++p) {

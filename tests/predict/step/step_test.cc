@@ -169,7 +169,7 @@ TEST(TrainingStep, TheSlowestReplicaDecides) {
   step.replicas[1][0].parts[0].attention.forward.time_us += 10;
   const StepPrediction after = predict_step(step);
   EXPECT_NEAR(after.time_us - before_us, 4 * 10, 1e-6);
-  // The other replica waits: half of it in the mean of the two.
+  // The other replica waits: half of it on average over the two.
   EXPECT_NEAR(after.stages.front().bubble_us, 4 * 10 / 2.0, 1e-6);
 }
 
@@ -204,7 +204,7 @@ TEST(PingPong, HidesTransfersOfOneHalfUnderComputeOfTheOther) {
   // L0, L1 of a layer are 68 us forward: all but the last results of the last layer are hidden.
   EXPECT_NEAR(hidden.attention_us, 2 * 4 * 200, 1e-6);
   EXPECT_EQ(hidden.exposed_attention_us, 0);
-  // Transfers longer than anything beside them are seen.
+  // Transfers longer than all the work that runs with them are exposed.
   step.replicas[0][0].parts = {piecewise(100, 10, 10), piecewise(100, 500, 10)};
   EXPECT_NEAR(predict_step(step).stages.front().exposed_attention_us, 2 * 4 * 400, 1e-6);
 }

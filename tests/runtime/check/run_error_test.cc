@@ -1,4 +1,4 @@
-// What errors a run may have: the bounds by dtype and by the precision of a kernel's weights.
+// The errors that a run may have: the bounds by dtype and by the precision of a kernel's weights.
 
 #include "runtime/check/run_error.h"
 
@@ -43,7 +43,7 @@ std::shared_ptr<const Plan> plan_of(const std::string& strategy, std::int64_t to
       build_plan(workload, cluster, find_strategy(strategy).arrange(workload, cluster, {})));
 }
 
-// A plan's results by a kernel, beside the oracle's and one device's.
+// A plan's results by a kernel, compared with the oracle's and one device's.
 class Judged {
  public:
   Judged(std::shared_ptr<const Plan> plan, const AttentionKernel& kernel, std::uint64_t seed)
@@ -61,7 +61,7 @@ class Judged {
   [[nodiscard]] std::vector<RunError> errors() const {
     return compare(wire_rounding(*plan_, 0), kernel_.weight_dtype(plan_->shape.dtype));
   }
-  // As if nothing were rounded on its way between ranks.
+  // The errors if nothing were rounded on its way between ranks.
   [[nodiscard]] std::vector<RunError> errors_with(Dtype weights) const {
     return compare({}, weights);
   }

@@ -45,7 +45,7 @@ std::shared_ptr<const Plan> ring_plan() {
       .plan;
 }
 
-// One rank of a framework: tensors are taken, written, read and given back in the order of its own
+// One rank of a framework: tensors are taken, written, read and released in the order of its own
 // stream.
 class Framework {
  public:

@@ -1,4 +1,4 @@
-// What a call gives to the device: how many launches, copies and uploads.
+// The work that a call gives to the device: how many launches, copies and uploads.
 #include "support/device_calls.h"
 
 #include <fmt/format.h>
@@ -43,7 +43,7 @@ std::shared_ptr<const Plan> plan_of(const std::string& strategy, const std::stri
   return plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
 }
 
-// What all ranks together have given to the device.
+// The work that all ranks together have given to the device.
 struct Given {
   std::int64_t attention = 0;
   std::int64_t rows = 0;

@@ -1,4 +1,4 @@
-// What goes wrong in the executor: different or broken plans, wrong tensors, ranks that fail.
+// Failures of the executor: different or broken plans, wrong tensors, ranks that fail.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ PlanPtr shared(Plan plan) { return std::make_shared<const Plan>(std::move(plan))
 
 // --------------------------------------------------------------------------------- failures
 
-// What the run of `body` on two ranks ends in.
+// The error in which the run of `body` on two ranks ends.
 template <typename Exception>
 std::string failure_of(const std::function<void(Transport&)>& body, std::int32_t num_ranks = 2) {
   try {
@@ -161,7 +161,7 @@ Plan ring_plan() {
   return *plan_batch(make_workload(lengths, shape, masks), cluster, {"ring"}).plan;
 }
 
-// What each of four ranks ends in when it checks its call and runs a forward.
+// The errors in which four ranks end when each checks its call and runs a forward.
 std::vector<std::string> ends_of_calls(const std::function<SharedCall(Rank)>& call_of,
                                        const InprocOptions& options = {}) {
   const PlanPtr plan = shared(ring_plan());
@@ -184,7 +184,7 @@ std::vector<std::string> ends_of_calls(const std::function<SharedCall(Rank)>& ca
 
 TEST(Executor, RanksInTheSameCallGoOn) {
   EXPECT_THAT(ends_of_calls([](Rank) { return SharedCall{Direction::kForward, 0, 7}; }), Each(""));
-  // Who has no number for the call agrees with whoever has one.
+  // A rank without a number for the call agrees with any rank that has one.
   EXPECT_THAT(ends_of_calls([](Rank rank) {
                 return SharedCall{Direction::kForward, 0, rank == Rank{2} ? 0 : 7};
               }),

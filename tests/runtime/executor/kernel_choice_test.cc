@@ -1,4 +1,4 @@
-// Who runs a plan with a kernel works on rows with that kernel's operations and no others.
+// A plan that runs with a kernel works on rows with that kernel's operations and no others.
 
 #include <gtest/gtest.h>
 
@@ -95,7 +95,7 @@ std::int64_t num_converted(const std::vector<TransferEnd>& ends) {
   return parts;
 }
 
-// What the programs of a direction ask of a kernel's row operations.
+// Counts the row operations of a kernel that the programs of a direction need.
 void count(const Program& program, Calls& calls) {
   for (const Instruction& instruction : program.instructions) {
     if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {

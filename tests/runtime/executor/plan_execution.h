@@ -19,7 +19,7 @@ struct ExecutionOptions {
   std::uint64_t seed = 0;  // of the inputs
   bool poison = true;      // fill slots, accumulators and pack buffers with NaN first
   const AttentionKernel* kernel = nullptr;  // null: the preferred one for its dtype
-  // What each rank prepares instead of the whole plan; nothing: all the whole plan.
+  // The part that each rank prepares instead of the whole plan; unset: all prepare the whole plan.
   std::function<std::shared_ptr<const Plan>(Rank)> plan_of = {};
 };
 

@@ -1,4 +1,4 @@
-// What a call says is wrong.
+// The error message of a call.
 #pragma once
 
 #include <string>

@@ -116,7 +116,7 @@ TEST(KvCache, RejectedDraftsLeaveNothingBehind) {
   EXPECT_EQ(cache.cached_tokens(cache.tokens(RequestId(0))), 8);
   cache.truncate(RequestId(0), 7);
   EXPECT_THAT(pages_of(cache, 0), ElementsAre(0, 1));
-  // What was rejected is remembered as long as nothing else is written there …
+  // Rejected tokens are remembered as long as nothing else is written there …
   Tokens rejected = counting(6);
   rejected.insert(rejected.end(), {90, 91, 1});
   EXPECT_EQ(cache.cached_tokens(rejected), 8);
@@ -166,7 +166,7 @@ TEST(KvCache, SharesWhatVllmShares) {
   for (const json& one : cases) {
     const KvLayout layout = {one["dcp"], 1, one["page"]};
     ASSERT_EQ(layout.block_tokens(), one["block_tokens"].get<std::int64_t>());
-    // Its first page is a place for what nobody reads.
+    // Its first page is a place for values that are never read.
     KvCache cache({.layout = layout, .num_pages = one["num_blocks"].get<std::int32_t>() - 1});
     std::map<std::string, RequestId> ids;
     for (std::size_t i = 0; i < one["ops"].size(); ++i) {

@@ -75,7 +75,7 @@ class Batch {
     return {{0, 2}, {end - request.window, end}};
   }
 
-  // What fp64 gives of all tokens on one device.
+  // The fp64 result of all tokens on one device.
   [[nodiscard]] std::vector<double> expected(std::int64_t row_of_all, std::int32_t head,
                                              double& lse) const {
     std::int64_t row = row_of_all;

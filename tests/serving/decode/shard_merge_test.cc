@@ -82,7 +82,8 @@ Part merged(std::vector<Part>& parts, Dtype dtype) {
   return result;
 }
 
-// Where the original's rows are right: what a rank that saw nothing left there is not let through.
+// Compares the rows in which the original is right: NaN that a rank which saw nothing left there
+// must not come through.
 void expect_equal(const json& expected, const Part& found, double bound, bool skips_nan) {
   double largest = 1e-3;
   for (const json& row : expected["out"]) {

@@ -101,7 +101,7 @@ Served serve(const std::vector<Arrival>& arrivals, const EngineOptions& options,
       while (next < arrivals.size() && arrivals[next].step <= step) {
         input.arrivals.push_back(arrivals[next++].request);
       }
-      // What the others are told is what the first one says.
+      // Only the first rank's input counts: the others receive it.
       const EngineOutput output = rank.advance(transport.rank().value == 0 ? input : EngineInput{});
       EXPECT_TRUE(output.rejections.empty());
       for (const EngineEvent& event : output.events) {
@@ -197,7 +197,7 @@ TEST(Engine, PromptsAreComputedInChunksBesideOthersTokens) {
   const Served expected = alone(arrivals);
   const Served found = serve(arrivals, options_of(2, 100, 16));
   EXPECT_EQ(found.outputs, expected.outputs);
-  // 200 tokens at 15 a step, beside one of the other request.
+  // 200 tokens at 15 per step, together with one of the other request.
   EXPECT_GE(found.stats.num_steps, 30);
   EXPECT_EQ(found.stats.num_computed_tokens, 5 + 200 + 29 + 3);
 }

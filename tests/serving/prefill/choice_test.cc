@@ -107,8 +107,9 @@ TEST(PrefillChoice, OneRankOnlyComputes) {
   }
 }
 
-// What the slowest rank computes, or sends, takes its time in any mode; with the other for nothing
-// it takes about that (ranks differ by a few rows, and a ring waits for the slowest in each step).
+// The work of the slowest rank, or its bytes, take their time in any mode. If the other costs
+// nothing, a mode takes about that time (ranks differ by a few rows, and a ring waits for the
+// slowest in each step).
 TEST(PrefillChoice, TimeIsBoundedByWorkAndBytes) {
   const AttentionShape shape = {.q_heads = 8, .kv_heads = 4};
   for (const std::int32_t ranks : {2, 4}) {

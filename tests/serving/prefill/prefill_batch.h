@@ -29,7 +29,7 @@ struct RankPages {
   void write(const NewKv& rows);
 };
 
-// What one rank passes to attend.
+// The tensors that one rank passes to attend.
 struct RankInputs {
   HostTensor q;
   HostTensor k;

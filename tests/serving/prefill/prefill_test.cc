@@ -118,7 +118,7 @@ TEST(Prefill, OfNothing) {
   }
 }
 
-// What a window leaves of a long cache is all that moves.
+// Only the part of a long cache that a window sees moves.
 TEST(Prefill, KeysThatNobodySeesStay) {
   const TestBatch test({4, 1, 4}, shape_of(4), {{4000, 16}}, "lambda:4,32");
   const PrefillWork work = prefill_work(test.batch());

@@ -49,7 +49,7 @@ inline constexpr AttentionShape kPublishedShape = {.q_heads = 16, .kv_heads = 1}
 inline constexpr int kPublishedLayers = 126;
 inline constexpr std::int32_t kPublishedRanks = 4;
 
-// What Table 5 says of a ring's step at 2.5% and 10% new tokens, in microseconds: C is the FLOPs of
+// Table 5's times of a ring's step at 2.5% and 10% new tokens, in microseconds: C is the FLOPs of
 // attention, BW the bytes of a rank's keys and values, over these. The other rates: C as assumed of
 // bf16 attention on an H100, BW the 400 Gb/s of a GPU's network.
 struct PublishedStep {
