@@ -17,11 +17,11 @@ class GroupTurns {
  public:
   GroupTurns(int num_groups, std::uint64_t seed);
 
-  // work(group) for all groups; comes back when all have ended. Throws what a group throws, and
-  // InvalidArgument where all of those that are left wait.
+  // Calls work(group) for all groups and returns when all have ended. Throws what a group throws,
+  // and InvalidArgument if all remaining groups wait.
   void run(const std::function<void(int group)>& work);
-  // For the group whose turn it is: comes back in a later turn of it, when `ready` says so. What
-  // `ready` looks at is changed by groups in their turns alone.
+  // For the group whose turn it is: returns in a later turn of it, when `ready` says so. Only
+  // groups in their turns change the state that `ready` looks at.
   void wait_until(int group, std::function<bool()> ready);
 
  private:

@@ -65,9 +65,9 @@ class HostDriver : public Driver {
   void synchronize(Stream stream) override;
   void read(Stream stream, std::span<std::byte> to, const std::byte* from) override;
 
-  // Errors of the work so far, in words; empty if there are none. Of two operations that nothing
-  // orders, neither may write what the other touches. Nothing may touch memory before it is taken
-  // or behind its end.
+  // Errors of the work so far, in words; empty if there are none. If nothing orders two operations,
+  // neither may write what the other touches. Nothing may touch memory before it is taken or behind
+  // its end.
   [[nodiscard]] std::vector<std::string> races() const;
   // How often a thread has waited for the device.
   [[nodiscard]] std::int64_t num_synchronizations() const { return num_synchronizations_; }

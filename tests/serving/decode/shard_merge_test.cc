@@ -134,10 +134,10 @@ Part merged_in_base(const json& one, std::vector<Part>& parts, Dtype dtype) {
                                 : merged<LseBase::kTwo>(parts, dtype);
 }
 
-// How far the original is from the truth: it takes exp(L_r - L) with L rounded to fp32, so that a
-// weight is off by half a unit in the last place of L, relative, and so is the sum of weights; the
-// rest is the rounding of a few operations. (Where all ranks are equal it gives 1.9687556
-// for 1.96875.)
+// How far the original is from the truth: it takes exp(L_r - L) with L rounded to fp32. A weight is
+// therefore off by half a unit in the last place of L, relative, and so is the sum of weights. The
+// rest is the rounding of a few operations. (If all ranks are equal, it gives 1.9687556 for
+// 1.96875.)
 double rounding_of_lse(const json& one) {
   double largest = 0;
   for (const json& rank : one["lse"]) {
