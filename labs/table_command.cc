@@ -54,8 +54,8 @@ std::string list_text() {
   return text;
 }
 
-// Options that make it another experiment than the paper's: there is nothing to agree with. More
-// batches or another seed only sample the same one.
+// Options that make it another experiment than the paper's, so that there is nothing to agree with.
+// More batches or another seed only sample the same experiment.
 std::vector<std::string> changes_of(const TableOverrides& overrides) {
   std::vector<std::string> changes;
   const auto note = [&](bool given, const char* option) {

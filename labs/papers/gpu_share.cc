@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-// Sums of logarithms, of which exp_of makes geometric means.
+// Adds logarithms, from which exp_of makes geometric means.
 void add_logs(const SimulatedDirection& direction, double alone_us, GpuShare& logs) {
   double busiest_us = 0;
   for (const DeviceTimes& device : direction.devices) {

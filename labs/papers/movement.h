@@ -20,7 +20,7 @@ struct MeanMovement {
   double build_s = 0;
   double tiles = 0;  // forward
 };
-// Plans and verifies; every batch must be one the strategy applies to.
+// Plans and verifies; the strategy must apply to every batch.
 [[nodiscard]] MeanMovement movement_of(const StrategyChoice& choice, const PlanInput& input,
                                        std::span<const Workload> batches);
 

@@ -37,13 +37,14 @@ struct Finding {
   std::string claim;
   std::string ours;
   bool agrees = false;
-  std::string criterion = {};  // what `agrees` was decided by, where the claim does not say it
+  std::string criterion = {};  // what decides `agrees`, if the claim does not say it
 };
 
-// How a table is drawn (labs/plot-table): columns by key. A panel for each combination of the
-// values of `panels`, in the order of rows; in it a series for each combination of those of
-// `series`. With several columns `y`, each is a series by itself; one whose key holds "paper" is
-// drawn as published. Rows without a number in `y` are left out, those without `x` are level lines.
+// The way in which a table is drawn (labs/plot-table): columns by key. There is a panel for each
+// combination of the values of `panels`, in the order of rows, and in it a series for each
+// combination of those of `series`. If there are several columns `y`, each is a series by itself;
+// one whose key holds "paper" is drawn as published. Rows without a number in `y` are left out;
+// those without `x` are level lines.
 struct TablePlot {
   std::string x;
   std::vector<std::string> y;
@@ -63,14 +64,14 @@ struct PaperTable {
   std::string_view name;
   std::string_view source;  // paper and figure
   std::string_view shows;   // one line
-  // Throws InvalidArgument on overrides the table cannot follow, CheckFailed when a plan does not
-  // verify.
+  // Throws InvalidArgument on overrides that the table cannot follow, and CheckFailed if a plan
+  // does not verify.
   PaperResult (*make)(const TableOverrides& overrides);
 };
 
-// All of them, in the order lists show them.
+// All tables, in the order in which lists show them.
 [[nodiscard]] std::span<const PaperTable> paper_tables();
-// Throws InvalidArgument with the names and a "did you mean".
+// Throws InvalidArgument with the names and a "did you mean" if there is no such table.
 [[nodiscard]] const PaperTable& find_paper_table(std::string_view name);
 
 }  // namespace contextile

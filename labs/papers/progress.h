@@ -1,4 +1,4 @@
-// How far a table has come.
+// The progress of a table.
 #pragma once
 
 #include <cstdint>

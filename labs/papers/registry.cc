@@ -15,7 +15,7 @@
 namespace contextile {
 
 std::span<const PaperTable> paper_tables() {
-  // By paper, then by the kind of what is shown again (figure, table), then by its number.
+  // Ordered by paper, then by kind (figure, table), then by number.
   static const std::array kTables = {
       // clang-format off
       dcp_fig1(), dcp_fig5(), dcp_fig7(), dcp_fig13(), dcp_fig14(), dcp_fig15(), dcp_fig17(), dcp_fig18(), dcp_fig19(), dcp_fig20(), dcp_fig22(),

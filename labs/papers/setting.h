@@ -31,11 +31,11 @@ struct PaperSetting {
 // `setting` holds the paper's values; its cluster is loaded by name.
 void apply_overrides(const TableOverrides& overrides, PaperSetting& setting);
 
-// Throws InvalidArgument when the command line changes anything but what `followed` names, as
+// Throws InvalidArgument if the command line changes anything except what `followed` names, as
 // options ("--dataset").
 void refuse_overrides(const TableOverrides& overrides, std::string_view table,
                       std::initializer_list<std::string_view> followed);
-// For tables that vary the number of nodes: throws InvalidArgument when --cluster states one.
+// For tables that vary the number of nodes: throws InvalidArgument if --cluster states one.
 void refuse_nodes(const TableOverrides& overrides, std::string_view table);
 
 // For PaperResult::differences.

@@ -1,4 +1,4 @@
-// Modelled training steps, as several papers' figures have them.
+// Modelled training steps, for several papers' figures.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace contextile {
 // For PaperResult::differences.
 extern const std::string kStepsAreModelled;
 
-// One prediction, with nothing to remember for the next.
+// One prediction, which keeps nothing for the next.
 [[nodiscard]] StepOutcome predict_once(const TrainingJob& job, const StepSetting& setting);
 
 // A step of one micro-batch whose attention runs on all devices as one group: TP `tp`, the others
@@ -24,10 +24,10 @@ extern const std::string kStepsAreModelled;
 [[nodiscard]] BatchPart planned_part(const StrategyChoice& choice, const TrainingJob& job,
                                      const ParallelSizes& sizes, const BatchLengths& documents,
                                      AttentionDetail detail);
-// The step with these parts, two of which run in turns.
+// The step with these parts, two of which alternate.
 [[nodiscard]] StepPrediction predict_parts(TrainingStep step, std::vector<BatchPart> parts);
 
-// The time of a step as a cell, empty where it is infinite: no setting fits.
+// The time of a step as a cell, empty if it is infinite: no setting fits.
 [[nodiscard]] Cell seconds_cell(double us);
 
 }  // namespace contextile

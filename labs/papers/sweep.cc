@@ -1,5 +1,5 @@
-// Every strategy over the built-in datasets, five masks and 8 to 256 devices: what applies, whether
-// all of it verifies, and how the methods stand to each other.
+// Every strategy over the built-in datasets, five masks and 8 to 256 devices: which ones apply,
+// whether all plans verify, and how the methods compare.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ std::optional<Outcome> plan_one(const StrategyChoice& choice, const PlanInput& i
                                 const Workload& workload, Standing& standing) {
   if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
     ++standing.skipped;
-    // Only up to the colon: what follows differs from batch to batch.
+    // Only up to the colon: the rest differs from batch to batch.
     standing.reasons.insert(reason->substr(0, reason->find(':')));
     return std::nullopt;
   }

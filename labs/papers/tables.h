@@ -1,5 +1,5 @@
-// Every table there is, one function each: the figure's file defines it (dcp_fig13 is in
-// dcp/fig13.cc), registry.cc lists it.
+// All tables, with one function each: the figure's file defines it (dcp_fig13 is in dcp/fig13.cc),
+// and registry.cc lists it.
 #pragma once
 
 #include "labs/papers/paper_table.h"
@@ -41,7 +41,7 @@ namespace contextile {
 [[nodiscard]] PaperTable distca_fig12();
 
 [[nodiscard]] PaperTable megatron_example();
-// Every strategy over datasets, masks and sizes: of no paper.
+// Every strategy over datasets, masks and sizes; it belongs to no paper.
 [[nodiscard]] PaperTable sweep();
 
 }  // namespace contextile

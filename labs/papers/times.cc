@@ -17,7 +17,7 @@ struct TimedWay {
   Predicted predicted;
 };
 
-// The first one's reason where no way applies.
+// The fastest way; the first one's reason if no way applies.
 TimedWay fastest_way(const TimedMethod& method, const PlanInput& input,
                      std::span<const Workload> batches, Progress& progress) {
   if (!method.own_batches.empty()) batches = method.own_batches;

@@ -36,10 +36,10 @@ struct Predicted {
 // One method of a table. If there are several ways to set it up, the fastest counts.
 struct TimedMethod {
   std::vector<StrategyChoice> ways;     // at least one
-  std::vector<Workload> own_batches{};  // where it pads them; empty: those of all methods
+  std::vector<Workload> own_batches{};  // if it pads them; empty: those of all methods
 };
-// A method and its baselines on one setting: a row each, `gain` the first one's over it. Returns
-// the gain over the fastest baseline; none where the method or every baseline does not apply.
+// Adds a method and its baselines on one setting: a row each, with `gain` of the first one over it.
+// Returns the gain over the fastest baseline; none if the method or every baseline does not apply.
 std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
                                 Progress& progress, Table& table);
@@ -48,10 +48,10 @@ std::optional<double> add_times(std::span<const StrategyChoice> choices, const P
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
                                 Progress& progress, Table& table);
 
-// For Table::add_row: a method that cannot plan a batch.
+// For Table::add_row: the note of a method that cannot plan a batch.
 [[nodiscard]] std::string skipped_note(const StrategyChoice& choice, std::string_view reason);
 
-// With two differences: times are simulated, lengths sampled.
+// The result with two differences: times are simulated, lengths are sampled.
 [[nodiscard]] PaperResult timed_result(const PaperSetting& setting, Table table);
 
 }  // namespace contextile

@@ -1,4 +1,4 @@
-// `contextile-labs table` on the FCP paper's tables and on where the time of DCP's steps goes.
+// `contextile-labs table` on the FCP paper's tables and on the parts of the time of DCP's steps.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -144,7 +144,7 @@ TEST_F(FcpTables, TakesSharesOfOneGpuFromTimes) {
   const json document = table({"fcp-fig14", "--tokens", "256K", "--cluster", "dgx-h100:2x4",
                                "--batches", "1", "--dataset", "longdatacollections"});
   EXPECT_EQ(document["rows"].size(), 5U);
-  // share · time is what one GPU would take for its part, whatever the strategy.
+  // share · time is the time of one GPU for its part, whatever the strategy.
   const json& first = document["rows"][0];
   const double one_gpu_s = first["share"].get<double>() * first["forward_s"].get<double>();
   for (const json& row : document["rows"]) {
@@ -153,7 +153,7 @@ TEST_F(FcpTables, TakesSharesOfOneGpuFromTimes) {
                 1e-9 * one_gpu_s)
         << row;
     EXPECT_LE(row["share"].get<double>(), 1) << row;
-    // Faster machines of the same ratio lose more to what does not scale.
+    // Faster machines of the same ratio lose more to the parts that do not scale.
     EXPECT_LE(row["fast_share"].get<double>(), row["share"].get<double>() * 1.001) << row;
   }
 }
@@ -199,7 +199,7 @@ TEST_F(FcpTables, OneDeviceThatDoesWholeDocumentsHasItsOwnMfu) {
 }
 
 TEST_F(FcpTables, ChargesSmallTilesAsWorkThatOneGpuWouldNotDo) {
-  // One device, nothing moves: what is lost is the kernel's on small tiles, in both directions.
+  // One device, so nothing moves: the loss is the kernel's on small tiles, in both directions.
   const std::vector<std::string> one = {"fcp-table2",   "--tokens",  "64K", "--cluster",
                                         "dgx-h100:1x1", "--batches", "1",   "--block-size"};
   const json whole = row_with(table(joined(one, {"64K"})), "step", "+ coalescer");

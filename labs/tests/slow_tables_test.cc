@@ -1,5 +1,5 @@
-// Tables that take many seconds at any size: made once each, then looked at in every form. The
-// other tables' forms are tested through the program (table_command_test.cc).
+// Tables that take many seconds at any size. They are made once each, then looked at in every form.
+// The other tables' forms are tested through the program (table_command_test.cc).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-// A table of a command line that changes as little as makes it quick.
+// A table of a command line with as few changes as make it quick.
 PaperResult result_of(const std::string& name) {
   TableOverrides overrides;
   if (name == "fcp-fig10") overrides.block_size = 32768;

@@ -16,7 +16,7 @@
 
 namespace contextile {
 
-inline constexpr std::int64_t kDcpBlock = 1024;  // tokens, where a figure does not vary them
+inline constexpr std::int64_t kDcpBlock = 1024;  // tokens, if a figure does not vary them
 inline constexpr std::array<std::int64_t, 4> kDcpBlockSizes = {512, 1024, 2048, 4096};
 
 // §7.2: GPT-8B on eight nodes of eight A100, TP 4 x CP 16; a rank has 8 query and 2 KV heads.
@@ -26,7 +26,7 @@ void refuse_block_size(const TableOverrides& overrides, std::string_view table);
 
 [[nodiscard]] StrategyChoice dcp_with(std::map<std::string, std::string> options = {});
 
-// The dataset, shorter where text tables need the width.
+// The dataset's name, shorter if text tables need the width.
 [[nodiscard]] std::string short_name(const std::string& dataset);
 [[nodiscard]] std::string case_text(const std::string& dataset, std::string_view mask);
 // The columns of a row's lengths and mask; text tables show the short name.
@@ -45,7 +45,7 @@ struct Volume {
 inline constexpr std::array<Volume, 2> kVolumes = {
     {{"inter-node", &MeanMovement::inter_bytes}, {"per-device", &MeanMovement::busiest_bytes}}};
 
-// With two differences: lengths are sampled, the figure's points are not known.
+// The result with two differences: lengths are sampled, and the figure's points are not known.
 [[nodiscard]] PaperResult ablation_result(const PaperSetting& setting, Table table);
 // For PaperResult::differences.
 extern const std::string kBytesDiffer;

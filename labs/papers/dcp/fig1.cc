@@ -1,5 +1,5 @@
-// DCP (Jiang et al., SOSP 2025), Fig. 1: how the communication of context parallelism grows with
-// the cluster. The paper measured GPUs; here everything is simulated on a preset's constants.
+// DCP (Jiang et al., SOSP 2025), Fig. 1: the growth of context parallelism's communication with the
+// cluster. The paper measured GPUs; here everything is simulated on a preset's constants.
 #include <fmt/format.h>
 
 #include <algorithm>

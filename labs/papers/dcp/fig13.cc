@@ -27,10 +27,11 @@
 namespace contextile {
 namespace {
 
-// Gain over the fastest baseline at every scale of the lengths; none where one is missing.
+// Gain over the fastest baseline at every scale of the lengths; none if one is missing.
 using ScaleGains = std::array<std::optional<double>, kDcpScales.size()>;
 
-// LoongTrain knows no packed batches: as many sequences, each padded to the longest one.
+// LoongTrain does not know packed batches, so it gets as many sequences, each padded to the
+// longest.
 std::vector<Workload> padded_to_longest(std::span<const Workload> batches) {
   std::vector<Workload> padded;
   for (const Workload& batch : batches) {

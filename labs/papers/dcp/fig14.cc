@@ -22,7 +22,7 @@
 namespace contextile {
 namespace {
 
-// The gains under one sparse mask: at every scale those of all samples.
+// The gains under one sparse mask: at every scale, those of all samples.
 struct MaskGains {
   const char* name;
   std::array<std::vector<double>, kDcpScales.size()> by_scale;

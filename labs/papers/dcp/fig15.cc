@@ -35,7 +35,7 @@ PaperSetting setting_of(const TableOverrides& overrides) {
   return setting;
 }
 
-// One batch a step; infinity where it does not fit.
+// The time of a step of one batch; infinity if it does not fit.
 double step_us(const StrategyChoice& choice, const PaperSetting& setting, const std::string& mask,
                const BatchLengths& lengths) {
   TrainingJob job;
@@ -68,7 +68,7 @@ double mean_step_us(const StrategyChoice& choice, const PaperSetting& setting,
   return std::exp(log_us / static_cast<double>(steps));
 }
 
-// DCP and the fastest way to set up TransformerEngine, under one mask. Infinite: nothing fits.
+// DCP and the fastest way to set up TransformerEngine, under one mask. Infinite if nothing fits.
 struct Compared {
   double dcp_us = kInfinity;
   double baseline_us = kInfinity;

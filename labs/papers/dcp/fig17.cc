@@ -70,7 +70,7 @@ BlockSizeCase add_block_sizes(const PaperSetting& setting, const std::string& da
   return one;
 }
 
-// Looks at the cases in which something moves at all.
+// Considers only the cases in which something moves at all.
 void add_growth_finding(std::span<const BlockSizeCase> cases, const Volume& volume,
                         std::vector<Finding>& findings) {
   constexpr double kLeast = -0.02;

@@ -26,7 +26,7 @@ struct EpsCase {
   std::array<MeanMovement, kEps.size()> dcp;
 };
 
-// "+12%", what `now` is above `before`.
+// "+12%": the growth of `now` over `before`.
 std::string growth_text(double now, double before) {
   return before > 0 ? fmt::format("{:+.0f}%", 100 * (now / before - 1)) : "nothing moves";
 }

@@ -1,4 +1,4 @@
-// DCP (Jiang et al., SOSP 2025), Fig. 22: where the time of a step goes. The paper measured GPUs;
+// DCP (Jiang et al., SOSP 2025), Fig. 22: the parts of the time of a step. The paper measured GPUs;
 // here everything is simulated on a preset's constants.
 #include <fmt/format.h>
 

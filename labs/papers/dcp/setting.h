@@ -25,18 +25,18 @@ inline constexpr std::array<PaperMask, 4> kDcpMasks = {{{"causal", "causal"},
 // For PaperResult::setting: names and parameters.
 [[nodiscard]] std::string dcp_masks_text(std::span<const PaperMask> masks);
 
-// For PaperResult::setting: which dcp the rows named dcp are.
+// For PaperResult::setting: the dcp that the rows named dcp are.
 extern const std::pair<std::string, std::string> kDcpIs;
 
 // §7.1: 131072 tokens, 8 query and 2 KV heads, four nodes of eight A100, partial results as bf16;
 // before overrides.
 [[nodiscard]] PaperSetting dcp_attention_setting();
 
-// Samples of lengths, one seed after another, that speed is judged by.
+// Number of samples of lengths, one seed after another, by which speed is judged.
 inline constexpr std::int32_t kDcpSeeds = 3;
 [[nodiscard]] PaperSetting sample_of(PaperSetting setting, std::int32_t sample);
 
-// The ways to set up TransformerEngine of which tables show the fastest, and what to say of it.
+// The ways to set up TransformerEngine, of which tables show the fastest, and the note about it.
 [[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
 extern const std::string kTransformerEngineIs;
 

@@ -65,8 +65,8 @@ void add_attention(const SimulatedDirection& direction, double layers_s, StepPar
   parts.overlapped_s += layers_s * overlapped_us(direction);
 }
 
-// Adds a share of one batch's step, the plan of whose attention is made once for all of it; returns
-// why that is impossible, or nothing.
+// Adds a share of one batch's step. The plan of its attention is made once for the whole step.
+// Returns the reason if that is impossible, or nothing.
 std::string add_step(const StrategyChoice& choice, const TrainingJob& job, const MaskUse& mask,
                      const BatchLengths& lengths, double share, StepParts& parts) {
   const TrainingStep step = one_group_step(job, kStepTp);

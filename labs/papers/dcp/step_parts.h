@@ -16,8 +16,8 @@ namespace contextile {
 
 inline constexpr std::int32_t kStepTp = 4;
 
-// One device's time, means over devices. Communication is that of context parallelism; what is
-// overlapped lies under attention. All but `overlapped_s` add up to `step_s`.
+// One device's time, means over devices. Communication is that of context parallelism; its
+// overlapped part runs during attention. All parts except `overlapped_s` add up to `step_s`.
 struct StepParts {
   std::string skipped;        // why there is no such step
   double step_s = kInfinity;  // infinity: skipped
@@ -30,15 +30,15 @@ struct StepParts {
   [[nodiscard]] double communication_s() const { return exposed_s + overlapped_s; }
 };
 
-// Longalign on a cluster of that name. Throws InvalidArgument on overrides that `table` cannot
-// follow.
+// The longalign setting on a cluster of that name. Throws InvalidArgument on overrides that `table`
+// cannot follow.
 [[nodiscard]] PaperSetting step_setting(const TableOverrides& overrides, std::string_view table,
                                         std::string cluster_name);
 
-// Means over the setting's batches, one batch a step.
+// Means over the setting's batches, with one batch per step.
 [[nodiscard]] StepParts step_parts(const StrategyChoice& choice, const PaperSetting& setting,
                                    const std::string& mask);
-// The faster of the two ways TransformerEngine can be set up, and which it is.
+// The faster of the two ways to set up TransformerEngine, and its name.
 [[nodiscard]] std::pair<StepParts, std::string> transformer_engine(const PaperSetting& setting,
                                                                    const std::string& mask);
 
@@ -47,7 +47,7 @@ struct StepParts {
 // The last label names the strategy, for the note of a step that is skipped.
 void add_parts(const StepParts& parts, std::vector<Cell> labels, Table& table);
 
-// With two differences: steps are modelled, lengths sampled.
+// The result with two differences: steps are modelled, lengths are sampled.
 [[nodiscard]] PaperResult steps_result(const PaperSetting& setting, Table table);
 // For PaperResult::differences.
 extern const std::string kOverlapMeans;

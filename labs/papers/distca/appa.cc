@@ -1,4 +1,5 @@
-// DistCA, Appendix A: into how many shards a document can be cut with its transfers hidden.
+// DistCA, Appendix A: the number of shards into which a document can be cut with its transfers
+// hidden.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -14,11 +15,12 @@
 namespace contextile {
 namespace {
 
-// Per token of a layer. A document in s shards: each sends its queries, and its keys to the shards
-// after it, (s - 1) / 2 on average; that hides while the linear layers take as long.
+// Values per token of a layer. In a document of s shards, each shard sends its queries, and sends
+// its keys to the shards after it, (s - 1) / 2 on average. That hides while the linear layers take
+// as long.
 struct HiddenShards {
   double linear_flops = 0;
-  double hidden_bytes = 0;  // what moves meanwhile
+  double hidden_bytes = 0;  // bytes that move meanwhile
   double q_bytes = 0;
   double kv_bytes = 0;
 

@@ -26,7 +26,7 @@ std::string change_text(const Extent& extent) {
   return fmt::format("{:+.1f}% to {:+.1f}%", 100 * extent.least, 100 * extent.most);
 }
 
-// Every transfer is one byte: it takes no time.
+// The time if every transfer is one byte, which takes no time.
 double signal_us(const NanoBatchPair& pair) {
   std::vector<BatchPart> parts(pair.part.begin(), pair.part.end());
   for (BatchPart& part : parts) {
@@ -38,7 +38,7 @@ double signal_us(const NanoBatchPair& pair) {
   return predict_parts(pair.step, std::move(parts)).time_us;
 }
 
-// The same tasks on one stream: attention waits for its inputs, what follows for its results.
+// The same tasks on one stream: attention waits for its inputs, and later work for its results.
 double single_stream_us(const NanoBatchPair& pair) {
   BatchPart both;
   const auto add = [](const AttentionTimes& from, AttentionTimes& to) {
@@ -55,7 +55,7 @@ double single_stream_us(const NanoBatchPair& pair) {
   return predict_parts(pair.step, {both}).time_us;
 }
 
-// With one byte, in ping-pong, on one stream: means.
+// Mean times with one byte, in ping-pong, and on one stream.
 std::array<double, 3> ablation_us(const DistcaPoint& point, const TableOverrides& overrides,
                                   std::int64_t batches) {
   const TrainingJob job = unlimited_job(point, overrides);

@@ -24,7 +24,7 @@
 namespace contextile {
 namespace {
 
-// The largest a device sends or receives at once in forward: inputs (Q, KV), or outputs.
+// The most that a device sends or receives at once in forward: inputs (Q, KV), or outputs.
 std::int64_t largest_buffer_bytes(const Plan& plan) {
   std::int64_t most = 0;
   for (const PlanRound& round : plan.rounds) {
@@ -49,7 +49,7 @@ std::int64_t largest_buffer_bytes(const Plan& plan) {
   return most;
 }
 
-// The original's code wants even lengths: an odd document gives a token to the last one.
+// The original's code needs even lengths: an odd document gives a token to the last one.
 BatchLengths even_lengths(BatchLengths lengths) {
   std::int64_t spare = 0;
   for (std::int64_t& length : lengths) {
@@ -96,7 +96,7 @@ constexpr std::size_t kAt15 = 3;
 constexpr std::size_t kAtFifth = 4;
 
 using ToleranceSweep = std::array<TolerancePoint, kTolerances.size()>;
-// For every model one for each number of nodes.
+// For every model, one for each number of nodes.
 using SweepsOfModels = std::array<std::vector<ToleranceSweep>, kDistcaModels.size()>;
 
 Finding flat_finding(std::span<const ToleranceSweep> small) {
@@ -163,7 +163,7 @@ std::vector<BatchLengths> tolerance_documents(const std::string& dataset, std::i
   return batches_from_dataset(dataset, options);
 }
 
-// A row for every tolerance.
+// Adds a row for every tolerance.
 void add_sweep(std::string_view model, std::int32_t nodes, const ToleranceSweep& sweep,
                Table& table) {
   double fastest_us = kInfinity;

@@ -1,4 +1,4 @@
-// DistCA, Fig. 3: what per-document context parallelism loses. The paper measured GPUs; here
+// DistCA, Fig. 3: the losses of per-document context parallelism. The paper measured GPUs; here
 // everything outside attention comes from the model's sizes.
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@
 namespace contextile {
 namespace {
 
-// Shares of the gather: means over batches.
+// The gather's shares, means over batches.
 struct GatherShares {
   double latency = 0;  // of the step
   double memory = 0;
@@ -35,7 +35,7 @@ struct GatherShares {
 // Backward needs the gathered keys, too.
 struct GatherWays {
   GatherShares kept;   // of every layer, from forward to backward
-  GatherShares again;  // gathered again: as our plans do
+  GatherShares again;  // gathered again, like in our plans
 };
 
 GatherWays gather_ways(const DistcaPoint& point, const TableOverrides& overrides,

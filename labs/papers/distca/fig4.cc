@@ -1,5 +1,5 @@
-// DistCA, Fig. 4: what chunks of variable length lose. The paper measured GPUs; here
-// everything outside attention comes from the model's sizes.
+// DistCA, Fig. 4: the losses of chunks of variable length. The paper measured GPUs; here everything
+// outside attention comes from the model's sizes.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace contextile {
 namespace {
 
-// The planned, modelled step; nothing is refused for want of memory.
+// The planned, modelled step; nothing is refused for lack of memory.
 StepOutcome modelled_step(const TrainingJob& job, const StepSetting& setting) {
   StepOutcome outcome = predict_once(job, setting);
   if (outcome.verdict != Verdict::kFits) fail_argument("{}", outcome.reason);

@@ -16,8 +16,8 @@
 namespace contextile {
 namespace {
 
-// Attention of one call that fuses as many shards of `rows` queries as make up `tokens`; a shard is
-// the end of a document of `context` tokens.
+// The rate of one attention call that fuses as many shards of `rows` queries as make up `tokens`.
+// A shard is the end of a document of `context` tokens.
 double fused_tflops(const PaperSetting& setting, Direction direction, std::int64_t tokens,
                     std::int64_t rows, std::int64_t context) {
   const TileCosts costs(setting.shape, setting.input.cluster);
@@ -39,7 +39,7 @@ struct ShardShares {
   Extent halved;  // shards of half a tile
 };
 
-// A row for every shard length of one context.
+// Adds a row for every shard length of one context.
 void add_shards(const PaperSetting& setting, std::int64_t context, Table& table,
                 ShardShares& shares) {
   std::array<std::array<double, kShardRows.size()>, 2> tflops{};

@@ -31,7 +31,8 @@ struct SplitCosts {
   double memory_bytes = 0;
 };
 
-// CP of as many ranks in every replica, whole documents in replicas of about equal work.
+// Costs of CP with `cp` ranks in every replica, and whole documents in replicas of about equal
+// work.
 SplitCosts split_costs(std::string_view model, std::int32_t cp, const TableOverrides& overrides,
                        std::int64_t tokens, std::int64_t batches) {
   TrainingJob job = unlimited_job({.model = model, .devices = kRanks * kDistcaTp}, overrides);

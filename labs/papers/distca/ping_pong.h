@@ -1,4 +1,4 @@
-// DistCA's step of two halves, one of which computes while the other's data moves: for Figs. 11 and
+// DistCA's step of two halves, one of which computes while the other's data moves, for Figs. 11 and
 // 12.
 #pragma once
 
@@ -16,7 +16,7 @@ struct NanoBatchPair {
 };
 
 // The documents in two halves of about equal tokens, each planned on all devices. Throws
-// InvalidArgument on fewer than two documents.
+// InvalidArgument if there are fewer than two documents.
 [[nodiscard]] NanoBatchPair plan_halves(const TrainingJob& job, const BatchLengths& documents,
                                         const std::string& tolerance);
 [[nodiscard]] double ping_pong_us(const NanoBatchPair& pair);

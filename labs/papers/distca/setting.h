@@ -17,7 +17,7 @@ inline constexpr std::int32_t kDistcaTp = 8;
 inline constexpr std::array<std::string_view, 2> kDistcaModels = {"llama-3-8b", "llama-34b"};
 // Tokens of a node, as Fig. 9 has them.
 [[nodiscard]] std::int64_t distca_tokens_of_node(std::string_view model);
-// "131072 (8B) and 65536 (34B) tokens", or what the command line says.
+// "131072 (8B) and 65536 (34B) tokens", or the command line's number.
 [[nodiscard]] std::string distca_tokens_text(const TableOverrides& overrides);
 // Section 6.3 (Figs. 11 and 12): documents of at most that long, a step of 1M (8B) or 512K (34B)
 // tokens, on 8 and 16 nodes.
@@ -25,9 +25,9 @@ inline constexpr std::int64_t kDistcaAblationLongest = 131072;
 inline constexpr std::array<std::int32_t, 2> kDistcaAblationNodes = {8, 16};
 [[nodiscard]] std::int64_t distca_ablation_tokens(std::string_view model,
                                                   const TableOverrides& overrides);
-// "1048576 (8B) and 524288 (34B) tokens", or what the command line says.
+// "1048576 (8B) and 524288 (34B) tokens", or the command line's number.
 [[nodiscard]] std::string distca_ablation_text(const TableOverrides& overrides);
-// Unless the command line says otherwise: "pretrain".
+// "pretrain", unless the command line says otherwise.
 [[nodiscard]] std::string distca_dataset(const TableOverrides& overrides);
 [[nodiscard]] std::string distca_cluster_text(const TableOverrides& overrides);
 
@@ -40,15 +40,16 @@ struct DistcaPoint {
   std::int64_t batch = 0;
 };
 
-// The paper's machine, of as many devices, unless the command line says otherwise; no micro-batches
-// yet. Throws InvalidArgument when a node of it does not hold TP groups of 8.
+// The paper's machine with the point's number of devices, unless the command line says otherwise,
+// and no micro-batches yet. Throws InvalidArgument if one of its nodes does not hold TP groups of
+// 8.
 [[nodiscard]] TrainingJob distca_job(const DistcaPoint& point, const TableOverrides& overrides);
 
-// The same with memory that is counted but has no limit: for figures of what is needed.
+// The same with memory that is counted but has no limit, for figures of the memory needed.
 [[nodiscard]] TrainingJob unlimited_job(const DistcaPoint& point, const TableOverrides& overrides);
 
-// Documents of `steps` steps of `tokens` tokens, lengths stretched so that the longest are of
-// `max_length`.
+// Documents of `steps` steps of `tokens` tokens. Lengths are stretched so that the longest have
+// `max_length` tokens.
 [[nodiscard]] std::vector<BatchLengths> stretched_documents(const std::string& dataset,
                                                             std::int64_t tokens,
                                                             std::int64_t max_length,

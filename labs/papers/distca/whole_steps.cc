@@ -16,8 +16,8 @@
 namespace contextile {
 namespace {
 
-// The step of one batch with as little recomputation as memory allows; infinity where none fits or
-// a micro-batch is empty.
+// The step of one batch with as little recomputation as memory allows. Infinity if none fits or a
+// micro-batch is empty.
 double step_us(TrainingJob& job, const StepSetting& setting, std::vector<BatchLengths> batches) {
   for (const BatchLengths& lengths : batches) {
     if (lengths.empty()) return kInfinity;
@@ -35,11 +35,11 @@ double step_us(TrainingJob& job, const StepSetting& setting, std::vector<BatchLe
   return least_us;
 }
 
-// A setting is given up that takes so many times as long on the first batches as another.
+// A setting is given up if the first batches take this many times as long as with another one.
 constexpr std::size_t kBatchesToJudge = 5;
 constexpr double kHopeless = 1.25;
 
-// The setting whose steps take least on average, of those that fit every batch.
+// The setting whose steps take the least time on average, among those that fit every batch.
 struct Best {
   double mean_us = kInfinity;    // infinity: none fits
   std::vector<double> times_us;  // of every batch
@@ -63,14 +63,14 @@ struct Best {
     sizes = setting.sizes;
   }
 
-  // Far slower than the best so far on the first batches.
+  // True if it is far slower than the best so far on the first batches.
   [[nodiscard]] bool is_hopeless(std::span<const double> times) const {
     return found() && times.size() == kBatchesToJudge &&
            mean_of(times) > kHopeless * mean_of(std::span(times_us).first(kBatchesToJudge));
   }
 };
 
-// Micro-batches of a replica to try: two and four a stage, fewer bubbles or larger batches.
+// Micro-batches of a replica to try: two and four per stage, for fewer bubbles or larger batches.
 std::vector<std::int32_t> micro_batch_counts(std::int32_t pp) {
   return pp == 1 ? std::vector<std::int32_t>{1} : std::vector<std::int32_t>{2 * pp, 4 * pp};
 }

@@ -1,4 +1,4 @@
-// FCP (flexible context parallelism, MLSys 2026), Fig. 9: how evenly it shares work and traffic.
+// FCP (flexible context parallelism, MLSys 2026), Fig. 9: the imbalance of work and traffic.
 #include <fmt/format.h>
 
 #include <array>
@@ -20,7 +20,7 @@
 namespace contextile {
 namespace {
 
-// Why a method cannot plan one of the batches, or nothing.
+// The reason why a method cannot plan one of the batches, or nothing.
 std::string skipped_reason(const StrategyChoice& choice, const PlanInput& input,
                            std::span<const Workload> batches) {
   for (const Workload& workload : batches) {
@@ -30,7 +30,7 @@ std::string skipped_reason(const StrategyChoice& choice, const PlanInput& input,
   return "";
 }
 
-// As the paper has it: (max - mean) / max, of the mean batch.
+// The paper's measure: (max - mean) / max, of the mean batch.
 struct Imbalance {
   Extent compute;
   Extent traffic;

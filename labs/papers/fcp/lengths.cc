@@ -20,7 +20,8 @@
 namespace contextile {
 namespace {
 
-// As many tokens in documents of 128K (of half the batch, if that is less) as in documents of 2K.
+// Documents of 128K (of half the batch, if that is less) and documents of 2K, with as many tokens
+// each.
 std::vector<std::int64_t> two_lengths(std::int64_t tokens) {
   const std::int64_t longer = std::clamp<std::int64_t>(tokens / 2, 1, 131072);
   const std::int64_t shorter = std::min<std::int64_t>(2048, longer);
@@ -48,8 +49,8 @@ std::vector<LengthsKind> kinds_of_lengths(const PaperSetting& setting) {
           {"bimodal", {make_workload(bimodal, setting.shape, {&causal, 1})}}};
 }
 
-// Adds a row for each choice, `gain` the first's over it: FCP's; returns its gain over the fastest
-// of the others, none where nothing is compared.
+// Adds a row for each choice; `gain` is the gain of the first one, FCP, over it. Returns FCP's gain
+// over the fastest of the others, none if nothing is compared.
 std::optional<double> add_lengths(std::span<const StrategyChoice> choices, const PlanInput& input,
                                   const LengthsKind& kind, Progress& progress, Table& table) {
   std::vector<Predicted> times;

@@ -35,11 +35,11 @@ double hiding_gbytes_per_s(const AttentionShape& shape, std::int64_t block, doub
 
 struct NetworkNeed {
   double gbytes_per_s = 0;  // of a device: the least that suffices
-  double slowdown = 0;      // what the cluster's own network adds to forward's time
+  double slowdown = 0;      // the cluster's own network's addition to forward's time
 };
 
-// "Suffices": forward takes at most 2% longer than on a network a hundred times the cluster's. By
-// bisection, to 2%.
+// The network need of a plan, by bisection, to 2%. A network suffices if forward takes at most 2%
+// longer than on a network a hundred times the cluster's.
 NetworkNeed need_of(const Plan& plan, const Cluster& cluster) {
   constexpr double kSlack = 0.02;
   constexpr double kPrecision = 1.02;

@@ -8,9 +8,9 @@
 namespace contextile {
 namespace {
 
-// The paper says that pieces of 512 tokens reach a quarter of one GPU's MFU (section 3.1). That is
-// half of what FlashAttention-3's own charts say of an H100, so its kernel is no preset's: where a
-// row costs 654 keys, a causal document of 512 tokens reaches 26%.
+// The paper says that pieces of 512 tokens reach a quarter of one GPU's MFU (section 3.1).
+// FlashAttention-3's own charts say twice that of an H100, so the paper's kernel is no preset's. If
+// a row costs 654 keys, a causal document of 512 tokens reaches 26%.
 constexpr double kRowKeys = 654;
 constexpr double kCallPairs = 9600;
 constexpr double kBackwardShare = 0.86;

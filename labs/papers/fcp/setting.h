@@ -14,8 +14,8 @@
 
 namespace contextile {
 
-// A machine of the paper's Table 1, which names neither: bf16 FLOPs of the tensor cores' peak for
-// every byte of network.
+// A machine of the paper's Table 1, which names neither. `flops_per_byte` is bf16 FLOPs of the
+// tensor cores' peak per byte of network.
 struct FcpGpu {
   std::string_view name;
   double flops_per_byte = 0;
@@ -44,19 +44,19 @@ inline constexpr const char* kFcpLengthsAre =
 [[nodiscard]] PaperSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
 
-// The tokens of a block of `fcp` as all of its verdicts have it: the paper's, or --block-size.
+// The tokens of a block in all verdicts on `fcp`: the paper's, or --block-size.
 inline constexpr std::int64_t kFcpBlock = 4096;
 [[nodiscard]] std::int64_t fcp_block(const TableOverrides& overrides);
 // For PaperResult::setting.
 [[nodiscard]] std::pair<std::string, std::string> fcp_block_setting(
     const TableOverrides& overrides);
-// A zigzag ring cuts every document in 2N pieces: on more devices than these its plans take
+// A zigzag ring cuts every document in 2N pieces. On more devices than these, its plans take
 // minutes to simulate.
 inline constexpr std::int32_t kFcpRingDevices = 64;
 inline constexpr const char* kFcpRingNote =
     "The zigzag ring is planned on up to 64 devices: it cuts every document in 2N pieces, and on "
     "more devices plans of that many take minutes to simulate.";
-// "fcp,magi", or "fcp,magi,zigzag" where the ring is planned.
+// "fcp,magi", or "fcp,magi,zigzag" if the ring is planned.
 [[nodiscard]] std::vector<StrategyChoice> with_ring(const std::string& strategies,
                                                     std::int32_t devices);
 // The number of these strategies on all of these numbers of devices.

@@ -1,5 +1,5 @@
-// FCP (flexible context parallelism, MLSys 2026), section 3.1, Fig. 3: what pieces of few tokens
-// cost.
+// FCP (flexible context parallelism, MLSys 2026), section 3.1, Fig. 3: the costs of pieces of few
+// tokens.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace contextile {
 namespace {
 
 // Bytes of forward that a strategy's plans move for the documents of at most `longest` tokens; none
-// where it cannot plan them.
+// if it cannot plan them.
 std::optional<double> forward_bytes(const StrategyChoice& choice, const PaperSetting& setting,
                                     std::span<const std::vector<std::int64_t>> batches,
                                     std::int64_t longest) {
@@ -48,8 +48,8 @@ std::optional<double> forward_bytes(const StrategyChoice& choice, const PaperSet
 
 constexpr std::array<std::int64_t, 6> kLengths = {512, 1024, 2048, 4096, 8192, 16384};
 
-// From its first row, 512 tokens, and its fourth, 4096. Cases that cannot be planned have no
-// number.
+// Findings from its first row, 512 tokens, and its fourth, 4096. Cases that cannot be planned have
+// no number.
 std::vector<Finding> shard_findings(const Table& table) {
   constexpr double kPieceShare = 0.25;
   constexpr double kPieceSlack = 0.05;

@@ -1,4 +1,4 @@
-// FCP (flexible context parallelism, MLSys 2026), Table 2: what its components add. The paper
+// FCP (flexible context parallelism, MLSys 2026), Table 2: the gains of its components. The paper
 // measured GPUs; here everything is simulated on a preset's constants.
 #include <fmt/format.h>
 
@@ -31,7 +31,8 @@ struct ComponentRow {
   GpuShares shares = {};
 };
 
-// Data sits in a contiguous layout, and moves before all compute or under it (the reshuffler).
+// The batches with data in a contiguous layout, which moves before all compute or during it (the
+// reshuffler).
 std::vector<Workload> with_contiguous_home(const PaperSetting& setting,
                                            std::vector<Workload> batches) {
   for (Workload& workload : batches) {
