@@ -35,7 +35,7 @@ struct Batch {
   std::vector<std::int64_t> lengths;
 };
 
-// FOLDER/batches/*.txt, or samples of the built-in datasets where there is no such folder.
+// FOLDER/batches/*.txt, or samples of the built-in datasets if there is no such folder.
 inline std::vector<Batch> load_batches(const std::filesystem::path& data) {
   std::vector<Batch> batches;
   const std::filesystem::path folder = data / "batches";
@@ -100,7 +100,7 @@ struct Peer {
 using PeerKey = std::tuple<std::string, std::string, std::int64_t>;  // batch, mask, block
 
 // The file's columns: batch, mask, block, solver, use, two eps, seconds, inter, total and busiest
-// device's bytes. No file: nothing.
+// device's bytes. Without the file the result is empty.
 inline std::map<PeerKey, Peer> read_peers(const std::filesystem::path& file) {
   std::map<PeerKey, Peer> peers;
   std::ifstream in(file);
@@ -117,7 +117,7 @@ inline std::map<PeerKey, Peer> read_peers(const std::filesystem::path& file) {
   return peers;
 }
 
-// In ratios of bytes, a peer's zero bytes, or ours, count as a thousandth.
+// In ratios of bytes, zero bytes of a peer or of the library count as a thousandth.
 inline constexpr double kLeastRatio = 1e-3;
 
 }  // namespace contextile::bench

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <vector>
 
-// OpenBLAS's own; other libraries have their threads set by the environment.
+// OpenBLAS's own function; the environment sets the threads of other libraries.
 extern "C" void openblas_set_num_threads(int) __attribute__((weak));
 
 namespace contextile {

@@ -1,6 +1,6 @@
 // Flash attention as CPU frameworks compose it from BLAS calls: query blocks of 256 rows against
-// key blocks of 512, one head at a time, one sgemm a product, the softmax between them in plain
-// vectorisable loops. A peer to measure the kernels against.
+// key blocks of 512, one head at a time, one sgemm per product, the softmax between them in plain
+// vectorisable loops. The kernels are measured against it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct BlasHead {
   const float* v = nullptr;
   float* o = nullptr;
   float* lse = nullptr;         // [tokens], natural log
-  const float* dout = nullptr;  // backward only, as the rest
+  const float* dout = nullptr;  // backward only, like the rest
   float* dq = nullptr;          // overwritten
   float* dk = nullptr;          // added to
   float* dv = nullptr;          // added to

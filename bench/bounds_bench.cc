@@ -76,7 +76,8 @@ std::vector<std::string> split(const std::string& text, char by) {
   return parts;
 }
 
-// "cluster;devices;kv heads;batch;mask;direction" and what --rows prints behind it.
+// Reads rows: "cluster;devices;kv heads;batch;mask;direction" and the columns that --rows prints
+// behind it.
 std::map<std::string, Earlier> read_rows(const std::string& file) {
   std::ifstream in(file);
   if (!in) {

@@ -3,9 +3,9 @@
 //
 //   budget_bench [--budgets-ms 100,1000]
 //
-// Prints for every workload and budget the wall-clock time of the search, with as many threads as
-// there are processors, how many plans it simulated and whether it kept to its promise: at most
-// 20% or 10 ms more than the budget.
+// Prints for every workload and budget the wall time of the search, with as many threads as there
+// are processors, how many plans it simulated and whether it kept its promise: at most 20% or 10 ms
+// more than the budget.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Ratios averaged as ratios are.
+// Geometric means of ratios.
 #pragma once
 
 #include <algorithm>

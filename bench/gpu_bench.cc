@@ -4,15 +4,15 @@
 //             [--heads 32] [--kv-heads 8] [--seconds 0.05] [--json FILE]
 //
 // First every kind of mask is compared with the reference (exit 1 beyond the bound of the dtype).
-// Then, bf16, calls as the executor issues them, tables and uploads included, by the kernel that is
-// named or else the one that runs by default:
+// Then, in bf16, calls as the executor issues them, tables and uploads included, by the kernel that
+// is named or else the one that runs by default:
 //   attention  TFLOP/s by mask, head dim and length; without a name by every kernel of the device
 //   rows       TFLOP/s of one full tile by query rows and keys
 //   decode     microseconds and GB/s of decoding steps by cache, requests and length
 //   overheads  microseconds of a launch, GB/s of merging, summing, rounding and zeroing
 //   plans      time of whole plans on 4 and 8 logical ranks over that of one call of the batch
-// Every figure is the fastest of three times at least --seconds. --library is the driver's; one
-// that is a CPU runs the whole, slowly.
+// Every figure is the fastest of three runs of at least --seconds. --library is the driver's
+// library; one that emulates a GPU on the CPU runs everything, slowly.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -84,7 +84,7 @@ KernelParams params_of(const AttentionShape& shape) {
           0};
 }
 
-// A tensor in the kernel's memory, random numbers of variance 1 or nothing.
+// A tensor in the kernel's memory, with random numbers of variance 1 or without values.
 class DeviceTensor {
  public:
   DeviceTensor(const AttentionKernel& kernel, Dtype dtype, std::int64_t tokens, std::int32_t heads,
@@ -111,7 +111,7 @@ class DeviceTensor {
   TensorView view_;
 };
 
-// Everything that attention of some rows and keys takes and makes.
+// All inputs and outputs of attention of some rows and keys.
 struct Layer {
   Layer(const AttentionKernel& kernel, const AttentionShape& s, std::int64_t rows,
         std::int64_t keys)
@@ -174,7 +174,7 @@ class Bench {
   }
 
  private:
-  // The one that is asked for; all that the device has where none is.
+  // The requested program, or all that the device has.
   [[nodiscard]] std::vector<cuda::Program> programs() const {
     const cuda::Program best = cuda::program_of(options_.gpu, *driver_);
     if (!options_.gpu.kernel.empty() || best == cuda::Program::kMma) return {best};
@@ -211,7 +211,7 @@ class Bench {
     return make_workload(lengths, {}, use).masks.front().mask;
   }
 
-  // Plans over two ranks against fp64, every mask, both dtypes, all dims by turns.
+  // Checks plans over two ranks against fp64, with every mask, both dtypes, and all dims in turn.
   bool verify(cuda::Program program) {
     cuda::DeviceRanks ranks(*driver_, {}, program);
     bool ok = true;

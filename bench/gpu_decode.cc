@@ -39,7 +39,7 @@ class Buffer {
   cuda::StreamMemory memory_;
 };
 
-// Requests of some lengths, one query each, whose pages are dealt in random order.
+// Requests of some lengths, with one query each and pages in random order.
 struct Batch {
   explicit Batch(const std::vector<std::int64_t>& lengths) {
     for (const std::int64_t length : lengths) {

@@ -1,4 +1,4 @@
-// A decoding step's communication, and how much of it HOP-B hides, over a link that is emulated.
+// The communication of a decoding step over an emulated link, and the part of it that HOP-B hides.
 //
 //   hop_b_bench [--batch 16] [--context 16384] [--latency-us 1000] [--mbytes-per-s 30] [--repeats
 //   5]
@@ -6,9 +6,9 @@
 // Two ranks as threads, one thread each, decode a batch whose requests share one long prompt (4
 // layers, 16 heads of 64, 2 KV heads, hidden 512, fp32). Messages move between them at once, but
 // `wait` returns when they would have come over a link of the given latency and rate. First the
-// logits of every reading of HOP-B are compared with those without (exit 1 beyond 1e-4). Then steps
-// in turns, medians over the repeats, of the slower rank: the time of a step, how much of it waits
-// for messages, and how much the messages would take one after another.
+// logits of every reading of HOP-B are compared with those without (exit 1 beyond 1e-4). Then it
+// runs steps of all in turn and prints medians over the repeats, of the slower rank: the time of a
+// step, how long it waits for messages, and how long the messages would take one after another.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
@@ -43,7 +43,7 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// When the n-th message from one rank to another would have come; ranks share one.
+// The time when the n-th message from one rank to another would have come; ranks share one clock.
 class LinkClock {
  public:
   explicit LinkClock(const Options& options) : options_(options) {}
@@ -95,9 +95,9 @@ class LinkedTransport final : public ForwardingTransport {
     expected_.erase(ticket);
     waited_s_ += now_s() - begin_s;
   }
-  // From here on; every rank's where it has no message open.
+  // Takes effect from here on. Every rank calls it when it has no message open.
   void set_linked(bool is_linked) { is_linked_ = is_linked; }
-  // Since the last call: seconds in `wait`, and seconds of messages one after another.
+  // Times since the last call: seconds in `wait`, and seconds of messages one after another.
   [[nodiscard]] std::pair<double, double> take_times() {
     return {std::exchange(waited_s_, 0), std::exchange(link_s_, 0)};
   }

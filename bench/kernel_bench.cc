@@ -16,11 +16,12 @@
 // Without --section it runs all.
 //
 // Every setting is verified against the reference kernel before it is timed (exit 1 if it differs).
-// Time is CPU time of the thread, the kernel kept to one; the machine's peak is measured right
-// before and after every timed call, and a number is the median of rate / peak. Peak: fp32 FMA of
-// the kernel's vector width (bf16 products, by vectors or tiles, for bf16 on a kernel of such).
-// FLOPs are useful ones: exact pairs of the mask, backward 2.5 x forward. The last table
-// lists the goals and which were met; docs/results/kernels.md has measured tables.
+// Time is CPU time of the thread, with the kernel kept to one thread. The machine's peak is
+// measured right before and after every timed call, and a number is the median of rate / peak. The
+// peak is that of fp32 FMA of the kernel's vector width (of bf16 products, by vectors or tiles, for
+// bf16 on a kernel of such). FLOPs are useful ones: exact pairs of the mask, backward 2.5 x
+// forward. The last table lists the goals and which were met; docs/results/kernels.md has measured
+// tables.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
@@ -150,7 +151,7 @@ class Bench {
     }
   }
 
-  // Median over repetitions, each between two measurements of the peak.
+  // The median over repetitions, each between two measurements of the peak.
   [[nodiscard]] Rate measure(double flops, const std::function<void()>& call) const {
     const int inner = std::max(1, static_cast<int>(kSliceFlops / flops));
     call();
@@ -168,7 +169,7 @@ class Bench {
     return {median(rates), median(shares)};
   }
 
-  // The goals are shares of what vectors reach: tiles have none.
+  // The goals are shares of the vectors' peak; tiles have none.
   void note(const std::string& what, double must, double aim, double share) {
     if (peak_ == Peak::kTileBf16) return;
     goals_.push_back({what, must, aim, share * 100});

@@ -69,7 +69,7 @@ struct Arrays {
 
 float* floats(HostTensor& tensor) { return static_cast<float*>(tensor.view().data); }
 
-// Blocks of `from` to their places in `to`, in an order far from both.
+// Copies blocks of `from` to their places in `to`, in an order far from both.
 void gather_blocks(const RowOps& ops, const TensorView& to, const TensorView& from) {
   const std::int64_t blocks = std::max<std::int64_t>(1, from.tokens / kBlockTokens);
   const std::int64_t tokens = std::min(from.tokens, kBlockTokens);
@@ -80,7 +80,7 @@ void gather_blocks(const RowOps& ops, const TensorView& to, const TensorView& fr
   }
 }
 
-// One head group of a tensor to contiguous rows, as a transport copies it.
+// Copies one head group of a tensor to contiguous rows, like a transport.
 void copy_group(HostTensor& to, HostTensor& from, std::int32_t heads) {
   std::vector<Segment> source;
   for (std::int32_t first = 0; first < kHeads; first += heads) {
@@ -191,7 +191,7 @@ void expect_near(const std::string& what, double found, double expected) {
   fail(fmt::format("{}: expected {}, found {}", what, expected, found));
 }
 
-// Merge, sum, delta and casts of a few rows, element by element.
+// Checks merge, sum, delta and casts of a few rows, element by element.
 void verify(const RowOps& ops) {
   Arrays was(ops, 5);
   Arrays now(ops, 5);

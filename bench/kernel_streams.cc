@@ -1,4 +1,4 @@
-// Compiled for this machine with everything the compiler has.
+// Compiled for this machine with all optimizations of the compiler.
 #include "kernel_streams.h"
 
 namespace contextile {

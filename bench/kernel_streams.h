@@ -1,4 +1,4 @@
-// The fastest plain loops over memory, as the measure of operations with the same reads and writes.
+// The fastest plain loops over memory, to compare operations with the same reads and writes.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 namespace contextile {
 
-// A mask rule over one sequence, forward and backward as one tile of a kernel; random normal
+// A mask rule over one sequence, forward and backward as one tile of a kernel, with random normal
 // inputs.
 class BenchTile {
  public:
@@ -40,8 +40,8 @@ class BenchTile {
 [[nodiscard]] AttentionShape bench_shape(std::int32_t q_heads, std::int32_t kv_heads,
                                          std::int32_t dim, Dtype dtype);
 
-// The error of a kernel against the reference on a small batch of that mask, one KV head; and what
-// it may be.
+// The error of a kernel against the reference on a small batch of that mask, one KV head, and its
+// bound.
 struct TileError {
   double found = 0;
   double bound = 0;

@@ -1,5 +1,5 @@
-// Planning ahead: what it costs per batch on one core, how many cores keep ahead of an iteration,
-// what goes through a store.
+// Planning ahead: its cost per batch on one core, the number of cores that keep ahead of an
+// iteration, and the traffic through a store.
 //
 //   lookahead_bench [--devices 8,32,64] [--batches 6] [--datasets prolong,longalign,…]
 //                   [--tokens 131072] [--strategy auto:steps=4000000] [--iteration-s 1]
@@ -132,7 +132,7 @@ void bench_planning(const Options& options) {
 
 // -------------------------------------------------------------------------------------- stores
 
-// How often a second.
+// Calls per second.
 template <typename Call>
 double rate_of(double seconds, const Call& call) {
   const Clock::time_point started = Clock::now();

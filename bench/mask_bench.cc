@@ -58,7 +58,8 @@ Case packed_documents() {
   return result;
 }
 
-// Sixteen blocks, each with a sixteenth of every document: what eight ranks own in zigzag order.
+// Sixteen blocks, each with a sixteenth of every document: the blocks that eight ranks own in
+// zigzag order.
 Case sliced_documents() {
   constexpr std::int64_t kSlices = 16;
   Case result = many_documents();

@@ -1,12 +1,13 @@
-// Attention of a decoding step against the rate at which memory can be read.
+// Attention of a decoding step compared with the rate at which memory can be read.
 //
 //   paged_bench [--keys 131072] [--repeats 9] [--kernel NAME] [--only TEXT]
 //
 // One query of 32 heads, 8 KV heads, dim 128 (GQA), or of 128 heads and latent keys of 576 (MLA),
-// to keys in pages of 16 tokens in random order. Checked against fp64 first (exit 1 if it differs).
-// Then, in turns, the kernel and the dot product of the same bytes (the fastest plain loop that
-// reads them once): on one core by CPU time of the thread, on all cores by wall time. Rate is bytes
-// of keys and values over time; a number is the median of kernel / stream. The goal is 0.85.
+// to keys in pages of 16 tokens in random order. It is checked against fp64 first (exit 1 if it
+// differs). Then the kernel and the dot product of the same bytes (the fastest plain loop that
+// reads them once) run in turn: on one core by CPU time of the thread, on all cores by wall time.
+// Rate is bytes of keys and values over time; a number is the median of kernel / stream. The goal
+// is 0.85.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
@@ -194,7 +195,7 @@ struct Rates {
   double stream = 0;
 };
 
-// Kernel and stream in turns, by a clock.
+// Measures kernel and stream in turn, by a clock.
 Rates measure(Step& step, const PagedKernel& kernel, int repeats, const auto& clock,
               const auto& read) {
   std::vector<double> ratios, mine, streams;

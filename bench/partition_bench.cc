@@ -1,5 +1,5 @@
-// The general hypergraph engine on attention: quality, balance and time, against what other
-// partitioners reach.
+// The general hypergraph engine on attention: quality, balance and time, compared with other
+// partitioners.
 //
 //   partition_bench [--data FOLDER] [--seeds N] [--effort X] [--quick] [--scale] [--export FOLDER]
 //
@@ -99,7 +99,7 @@ HypergraphPartition nodes_then_devices(const Hypergraph& graph, std::int64_t dat
   return devices;
 }
 
-// From the assignment alone; the grid's own evaluation must agree.
+// Computed from the assignment alone; the grid's own evaluation must agree.
 Measured judged(const Hypergraph& graph, const AttentionGrid& grid, std::int64_t data_cap,
                 const HypergraphPartition& devices) {
   HypergraphPartition nodes = devices;
@@ -185,7 +185,7 @@ void scale() {
   fmt::print(
       "\nscale, flat, causal, one head group\n  {:24} {:>8} {:>9} {:>7} {:>9} {:>9} {:>8} {:>8}\n",
       "tokens, block", "vertices", "pins", "parts", "MB", "work", "data", "s");
-  // Few blocks a part: two must fit where one and a quarter would be even.
+  // Few blocks per part: two must fit where one and a quarter would be even.
   constexpr double kEpsData = 1;
   const auto run = [](std::int64_t tokens, std::int64_t block, std::int32_t parts) {
     const AttentionGrid grid = bench::grid_of({tokens}, "causal", block, 1);

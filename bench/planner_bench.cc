@@ -1,14 +1,13 @@
-// The grid partitioner against what general partitioners reach, its time-quality curve, and its
-// scale.
+// The grid partitioner compared with general partitioners, its time-quality curve, and its scale.
 //
 //   planner_bench [--data FOLDER] [--seeds N] [--quick]
 //
-// FOLDER may hold batches/*.txt (lengths) and peer_partitions.csv (what
-// Mt-KaHyPar reached on them: columns batch, mask, block, use, inter_bytes, total_bytes,
-// max_device_bytes); without it only built-in datasets are run. Times are CPU time of one thread,
-// at scale wall-clock time. Peers cut blocks every so many tokens; ours also at band edges, except
-// in the table that says so. Every partition is evaluated from the assignment alone and checked
-// against its caps before a number is printed.
+// FOLDER may hold batches/*.txt (lengths) and peer_partitions.csv (Mt-KaHyPar's results on them:
+// columns batch, mask, block, use, inter_bytes, total_bytes, max_device_bytes). Without it only
+// built-in datasets are run. Times are CPU time of one thread, and at scale wall time. Peers cut
+// blocks every so many tokens; the library also cuts them at band edges, except in the table that
+// says so. Every partition is evaluated from the assignment alone and checked against its caps
+// before a number is printed.
 #include <fmt/format.h>
 #include <time.h>
 

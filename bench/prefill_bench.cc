@@ -67,7 +67,7 @@ struct Measured {
   TestBatch::Result result;
 };
 
-// All ways on one group, in turns.
+// All ways on one group, run in turn.
 class Contest {
  public:
   Contest(const Options& options, const TestBatch& test) : options_(options), test_(test) {
@@ -104,7 +104,7 @@ class Contest {
   [[nodiscard]] const PrefillRates& rates() const { return rates_; }
 
  private:
-  // Prepared for each call: one way's memory at a time.
+  // Each call prepares its way, so that only one way's memory exists at a time.
   void run_once(Transport& transport, const std::string& name, int repeat, const RankInputs& in) {
     const AttentionShape& shape = test_.shape();
     HostTensor out(Dtype::kF32, in.q.tokens(), shape.q_heads, shape.value_dim);

@@ -102,7 +102,7 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Prints what the phase took at once: a case that is ended keeps what it had.
+// Prints the phase's values at once, so that a case that is ended keeps them.
 template <typename Body>
 auto timed(Body body) {
   const double start = cpu_seconds();
@@ -146,7 +146,7 @@ void limit_memory(rlim_t gib) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-// In a process of its own.
+// Measures a case in a process of its own.
 void measure(const Case& c, const Limits& limits) {
   fmt::print("{:<34}", c.name);
   std::fflush(stdout);

@@ -39,7 +39,7 @@ struct Options {
   std::int32_t hidden = 192;
 };
 
-// The ranks and how they come to attention.
+// The ranks and their way to attention.
 struct Setting {
   std::int32_t ranks = 1;
   DecodeMode mode = DecodeMode::kQReplicated;
@@ -195,7 +195,7 @@ Served serve(const Options& options, const Setting& setting, bool all_at_once) {
   return std::move(ranks[0]);
 }
 
-// The most by which ranks differ in their tokens of one request.
+// The largest difference between ranks in their tokens of one request.
 std::int64_t imbalance(const Options& options, const Setting& setting) {
   const KvLayout layout = engine_of(options, setting).cache.layout;
   std::int64_t most = 0;
@@ -225,7 +225,7 @@ DecoderTraffic predicted(const Options& options, const Setting& setting, const E
   return traffic;
 }
 
-// a + b·rows microseconds with the least squares over steps.
+// a + b·rows microseconds, with the least squares over steps.
 struct StepLine {
   double a_us = 0;
   double b_us = 0;

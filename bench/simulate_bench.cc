@@ -43,7 +43,7 @@ std::vector<Case> cases() {
           {"single_1M_512_devices", {1 << 20}, large}};
 }
 
-// The simulation moved the plan's bytes and computed its FLOPs.
+// True if the simulation moved the plan's bytes and computed its FLOPs.
 bool agrees(const std::optional<SimulatedDirection>& simulated,
             const std::optional<DirectionStats>& stats) {
   if (!simulated || !stats) return simulated.has_value() == stats.has_value();

@@ -1,4 +1,4 @@
-// DistCA's balance and bytes, and what two-sided balancing changes.
+// DistCA's balance and bytes, and the effect of two-sided balancing.
 //
 //   strategy_bench [--batches N] [--vectors FOLDER]
 //
@@ -69,8 +69,8 @@ MigrationOptions upstream_options(const Model& model) {
 
 // ---------------------------------------------------------------------------------- checks
 
-// A plan of the original: loads after migration and bytes must be ours. Items are compared in the
-// tests.
+// Checks a plan of the original: loads after migration and bytes must equal the library's. Tests
+// compare the items.
 void check_original(const nlohmann::json& file) {
   const Model model = file["model"] == "llama8b" ? llama_8b() : llama_34b();
   std::vector<DocumentRows> documents;
@@ -104,7 +104,7 @@ int check_originals(const std::filesystem::path& folder) {
   return checked;
 }
 
-// The plan of a strategy call is valid and moves what the engine says.
+// Checks that the plan of a strategy call is valid and moves the engine's bytes.
 void check_plan(const Model& model, const std::vector<std::int64_t>& lengths, std::int32_t devices,
                 const std::map<std::string, std::string>& options, const CaVolume& volume) {
   const MaskUse causal;
@@ -144,7 +144,7 @@ struct Row {
   double overload = 0;
   double underload = 0;
   double sent_mbytes = 0;          // mean over devices
-  double largest_sent_mbytes = 0;  // what the device that sends most sends
+  double largest_sent_mbytes = 0;  // of the device that sends most
 };
 
 Row measure(const Model& model, const Batches& batches, std::int32_t devices,
