@@ -1,4 +1,4 @@
-// Cluster files and names: what is accepted is valid and comes back from its JSON.
+// Cluster files and names: accepted ones are valid and come back from their JSON.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

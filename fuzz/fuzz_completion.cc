@@ -1,4 +1,4 @@
-// Requests of clients, and their text as tokens come: whatever it is, it is read or refused.
+// Requests of clients, and their text as tokens come: any bytes are read or refused.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const CompletionRequest request = parse_completion({reinterpret_cast<const char*>(data), size},
                                                        *tokenizer, {"m", 256, 4096, 8});
     Completion completion(request, *tokenizer);
-    // The request's own bytes as what is given out.
+    // The request's own bytes serve as the output.
     for (std::size_t i = 0; i < size && !completion.is_finished(); ++i) {
       EngineEvent event;
       event.token = data[i];

@@ -1,4 +1,4 @@
-// Flight records: what is accepted is judged, and comes back from its JSON.
+// Flight records: accepted ones are judged, and come back from their JSON.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const FlightRecord record = parse_flight_record(text, "fuzz");
     const FlightRecord again = parse_flight_record(to_json(record), "again");
     if (to_json(again) != to_json(record)) std::abort();
-    if (record.num_ranks <= 4096) {  // a line a rank
+    if (record.num_ranks <= 4096) {  // one line per rank
       if (judge_flight({&record, 1}).summary.empty()) std::abort();
     }
   } catch (const InvalidArgument&) {

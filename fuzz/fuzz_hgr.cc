@@ -1,5 +1,5 @@
-// Hypergraph files: any text is a valid hypergraph or an InvalidArgument; hypergraphs survive being
-// written out, and small ones are partitioned into what the quality says.
+// Hypergraph files: any text is a valid hypergraph or an InvalidArgument. Hypergraphs survive being
+// written out, and small ones are partitioned with the reported quality.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Mask rules and mask files: what is accepted is a valid mask of a small batch.
+// Mask rules and mask files: accepted ones are valid masks of a small batch.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -63,7 +63,7 @@ std::uint64_t get(std::span<const std::uint8_t> bytes, std::size_t at) {
   return value;
 }
 
-// Size and checksum are made right, so that the section table and zstd are reached.
+// Repairs size and checksum, so that the section table and zstd are reached.
 void load_with_header_repaired(std::span<const std::uint8_t> input) {
   Bytes bytes(input.begin(), input.end());
   for (std::size_t i = 0; i < 8; ++i) {
@@ -73,8 +73,8 @@ void load_with_header_repaired(std::span<const std::uint8_t> input) {
   load(bytes);
 }
 
-// The input's sections, as far as its table names some, in a frame that is right: the FlatBuffers
-// are reached. The corpus holds files whose sections are not compressed.
+// Puts the input's sections, as far as its table names some, into a valid frame, so that the
+// FlatBuffers are reached. The corpus holds files whose sections are not compressed.
 void load_sections(std::span<const std::uint8_t> input) {
   constexpr std::uint64_t kMostSections = 64;
   const std::uint64_t num_sections = std::min(get(input, kNumSectionsAt), kMostSections);

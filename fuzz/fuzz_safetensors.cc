@@ -1,4 +1,4 @@
-// Files of weights: read or refused, and nothing outside of them.
+// Files of weights: they are read or refused, and nothing outside of them is read.
 #include <unistd.h>
 
 #include <cstddef>

@@ -39,7 +39,7 @@ void load(std::span<const std::uint8_t> bytes) {
   }
 }
 
-// Size and checksum are made right, so that the sections' sizes and zstd are reached.
+// Repairs size and checksum, so that the sections' sizes and zstd are reached.
 void load_with_header_repaired(std::span<const std::uint8_t> input) {
   Bytes bytes(input.begin(), input.end());
   contextile::put(bytes, kSliceBytesAt, bytes.size());
@@ -47,8 +47,8 @@ void load_with_header_repaired(std::span<const std::uint8_t> input) {
   load(bytes);
 }
 
-// The input's two sections in a frame that is right: the FlatBuffers are reached. The corpus holds
-// slices whose sections are not compressed.
+// Puts the input's two sections into a valid frame, so that the FlatBuffers are reached. The corpus
+// holds slices whose sections are not compressed.
 void load_sections(std::span<const std::uint8_t> input) {
   constexpr std::uint64_t kMostSections = 64;
   const std::uint64_t num_sections =

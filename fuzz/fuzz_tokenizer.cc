@@ -1,5 +1,5 @@
-// Tokenizers, and text: the first half of the input is a tokenizer.json, the second what it
-// encodes.
+// Tokenizers, and text: the first half of the input is a tokenizer.json, the second the text that
+// it encodes.
 #include <unistd.h>
 
 #include <algorithm>
