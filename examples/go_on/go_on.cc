@@ -1,5 +1,5 @@
-// A job that outlives its ranks: when one is lost the others agree on who is left, plan the batch
-// for as many devices, and run it again.
+// A job that outlives its ranks. If one is lost, the others agree on the remaining ones, plan the
+// batch for as many devices, and run it again.
 //
 //   go_on FOLDER RANK RANKS STEPS    one process per rank; all see FOLDER, which is empty at first
 #include <algorithm>
@@ -66,7 +66,7 @@ void run_step(std::int64_t step, Transport& transport) {
   std::fflush(stdout);
 }
 
-// Some may have finished the step in which others heard of the loss.
+// Some ranks may have finished the step in which others heard of the loss.
 std::int64_t first_unfinished(std::int64_t step, Transport& transport) {
   for (const auto& bytes : all_gather(transport, std::as_bytes(std::span(&step, 1)))) {
     std::int64_t other = 0;

@@ -14,7 +14,7 @@ struct Options {
   std::int32_t rank = -1;  // -1: all ranks as threads of this process
   std::int32_t ranks = 4;
   std::string rendezvous;  // of ranks that are processes: tcp://HOST:PORT of rank 0, file:///FOLDER
-  std::string interface;   // of the network that ranks use; empty: whichever leads to rank 0
+  std::string interface;   // of the network that ranks use; empty: the one that leads to rank 0
   std::int64_t steps = 20;
   std::int64_t first_step = 0;
   std::int64_t tokens = 1024;  // of a batch
@@ -28,7 +28,7 @@ struct Options {
 
 extern const char* const kUsage;
 
-// Throws std::invalid_argument naming what cannot be.
+// Throws std::invalid_argument that names the wrong option.
 [[nodiscard]] Options parse_options(int argc, char** argv);
 // The same for planners and ranks.
 [[nodiscard]] contextile::PlanJob job_of(const Options& options);

@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kLargestError = 2e-5;  // fp32 tensors and partial results
 
-// How the run went on one rank.
+// One rank's account of the run.
 struct RankReport {
   FeedStatistics feed;
   double attention_s = 0;
@@ -68,7 +68,7 @@ std::vector<RankReport> share(Transport& transport, const RankReport& mine) {
   return all;
 }
 
-// Returns whether all results were right.
+// Returns true if all results were right.
 bool print_reports(const Options& options, const std::vector<RankReport>& reports) {
   std::printf(
       "rank  steps  tokens   planning s  hidden s  exposed s  attention s  KB a step  error\n");
