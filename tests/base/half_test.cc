@@ -48,20 +48,20 @@ TEST_P(HalfFormat, LargerBitsAreLargerNumbers) {
   }
 }
 
-// Between any two neighbours: the middle goes to the even one, a float next to it to the nearer
-// one.
+// Checks between any two neighbours: the middle goes to the even one, a float next to it to the
+// nearer one.
 TEST_P(HalfFormat, RoundsToNearestEven) {
   const Format& format = GetParam();
   for (std::uint16_t low = 0; low < format.infinity; ++low) {
     SCOPED_TRACE(fmt::format("{:#06x}", low));
     const auto high = static_cast<std::uint16_t>(low + 1);
     const double below = format.to_float(low);
-    // Infinity stands for the number that would follow the largest one.
+    // Infinity takes the place of the number that would follow the largest one.
     const double step = high == format.infinity
                             ? below - format.to_float(static_cast<std::uint16_t>(low - 1))
                             : format.to_float(high) - below;
-    // Below float's normal range its own steps are as wide as the last bit: the middle still is
-    // one.
+    // Below float's normal range its own steps are as wide as the last bit, so the middle is one of
+    // them.
     const auto middle = static_cast<float>(below + step / 2);
     ASSERT_EQ(static_cast<double>(middle), below + step / 2);
     const std::uint16_t even = (low & 1U) == 0 ? low : high;

@@ -13,7 +13,7 @@ namespace {
 
 class BadInput : public ProgramTest {
  protected:
-  // `plan` of a good batch with more options, which override nothing but add.
+  // Runs `plan` on a good batch with more options, which override nothing and only add.
   [[nodiscard]] Outcome plan_with(const std::vector<std::string>& more) const {
     const std::string lengths = file("good.txt", "100\n37\n119\n");
     return contextile(joined({"plan", "-o", path("p.plan"), "--lengths", lengths}, more));

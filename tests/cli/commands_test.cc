@@ -402,7 +402,7 @@ TEST_F(Commands, AKernelByNameIsTheOneThatRuns) {
   EXPECT_EQ(reference.at("kernel"), "reference");
   EXPECT_EQ(portable.at("kernel"), "simd:portable");
   EXPECT_EQ(best.at("kernel"), document({"info"}).at("preferred_kernels").at("bf16"));
-  // Rounded otherwise: the arithmetic of the reference is fp64.
+  // The result is rounded differently: the arithmetic of the reference is fp64.
   EXPECT_NE(reference.at("masks").at(0).at("errors"), portable.at("masks").at(0).at("errors"));
 }
 

@@ -1,4 +1,4 @@
-// compare --sensitivity: what a ranking hangs on.
+// compare --sensitivity: the constants that a ranking depends on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Completion: what the program answers, and what the scripts make of it in a shell.
+// Completion: the program's answers, and their use by the scripts in a shell.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

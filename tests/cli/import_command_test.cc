@@ -1,4 +1,4 @@
-// contextile import: what was exported comes back, what is wrong is said.
+// contextile import: exported plans come back, and errors are reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -159,7 +159,7 @@ TEST_F(IterateCommand, SweepsEveryPlacementAndSaysWhyOneDoesNotFit) {
     }
   }
   EXPECT_FALSE(fits);
-  // TP 1, 2, 4; CP x DP x PP what is left, DP at most the 4 micro-batches, PP at most the layers.
+  // TP 1, 2, 4; CP x DP x PP the rest, DP at most the 4 micro-batches, PP at most the layers.
   EXPECT_EQ(placements.size(), 8U + 6U + 3U);
   std::sort(placements.begin(), placements.end());
   EXPECT_EQ(std::unique(placements.begin(), placements.end()), placements.end());

@@ -199,7 +199,7 @@ TEST_F(Launch, ExitsAsTheRankThatFailed) {
   EXPECT_THAT(killed.err, HasSubstr("rank 1 was ended by signal 9"));
 }
 
-// It would otherwise wait for the one that sleeps, or stands still, for ever.
+// Otherwise launch would wait for ever for the rank that sleeps, or is stopped.
 TEST_F(Launch, EndsTheOthersWhenARankHasFailed) {
   for (const char* other : {"exec sleep 1000", "kill -STOP $$"}) {
     SCOPED_TRACE(other);

@@ -1,4 +1,4 @@
-// --token-limit and --memory-limit: what plans promise.
+// --token-limit and --memory-limit: the promises of plans.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

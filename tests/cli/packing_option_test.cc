@@ -1,4 +1,4 @@
-// --packing: what it does to batches, and what it refuses.
+// --packing: its effect on batches, and the options that it refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

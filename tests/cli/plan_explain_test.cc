@@ -1,5 +1,5 @@
-// `contextile plan --explain`: the phases of a search as a table and as JSON, and where it is
-// refused.
+// `contextile plan --explain`: the phases of a search as a table and as JSON, and the cases in
+// which it is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

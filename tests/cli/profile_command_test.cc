@@ -1,4 +1,4 @@
-// `contextile profile` and what predicts with its files, end to end. Nothing here depends on how
+// `contextile profile` and the predictions with its files, end to end. Nothing here depends on how
 // fast the machine is.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-// The quickest there is.
+// The options of the fastest profile.
 const std::vector<std::string> kQuick = {"profile",    "--quick", "--heads",    "1",
                                          "--kv-heads", "1",       "--head-dim", "8"};
 

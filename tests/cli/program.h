@@ -1,4 +1,4 @@
-// Runs the built program and collects what it said.
+// Runs the built program and collects its output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class ProgramTest : public testing::Test {
   // The same with another program.
   [[nodiscard]] Outcome started(const std::string& program,
                                 const std::vector<std::string>& arguments) const;
-  // Runs, expects exit code 0 and nothing on stderr, and returns stdout, or what it holds as JSON.
+  // Runs, expects exit code 0 and nothing on stderr, and returns stdout, or the JSON that it holds.
   [[nodiscard]] std::string output(const std::vector<std::string>& arguments) const;
   [[nodiscard]] nlohmann::json document(const std::vector<std::string>& arguments) const;
   // Options of small_batch with three documents.
@@ -42,8 +42,8 @@ class ProgramTest : public testing::Test {
   // `contextile plan` of a small batch on two nodes of two devices; returns the plan's path.
   [[nodiscard]] std::string small_plan(std::string_view name,
                                        const std::vector<std::string>& more = {}) const;
-  // The record of rank 0 of two in a folder of that name: it waited for rank 1, which wrote none.
-  // Returns its path.
+  // Writes the record of rank 0 of two into a folder of that name and returns its path. Rank 0
+  // waited for rank 1, which wrote none.
   std::string flight_record(std::string_view folder, const std::string& host) const;
 
  private:

@@ -1,4 +1,4 @@
-// The line on stderr that shows how far a command has come.
+// The line on stderr that shows a command's progress.
 #include "cli/progress.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Help, reference and examples: that they say the same, and that the examples work.
+// Help, reference and examples: they agree, and the examples work.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

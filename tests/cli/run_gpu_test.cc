@@ -1,4 +1,4 @@
-// contextile run --gpu, by a driver's library whose device is the CPU.
+// contextile run --gpu with a driver's library whose device is the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ TEST_F(RunGpu, TakesTheKernelForTheGpuWhereItIsCompiled) {
                    {"gpu kernel: expected cuda:wgmma or cuda:mma, found 'wgmma'"});
 }
 
-// Repetitions are the same call, whose results are checked as ever.
+// Repetitions are the same call, and their results are checked as always.
 TEST_F(RunGpu, ReplaysRepetitionsAsGraphsUnlessToldNotTo) {
   for (const std::string graphs : {"auto", "on", "off"}) {
     const Outcome outcome =

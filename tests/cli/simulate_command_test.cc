@@ -62,7 +62,7 @@ TEST_F(SimulateCommand, PrintsEveryDeviceWhenAsked) {
   const std::string text = output({plan, "--per-device"});
   expect_narrow(text);
   EXPECT_THAT(text, HasSubstr("backward, every device"));
-  // For each direction a blank line, a title, two lines of header and four devices.
+  // Each direction has a blank line, a title, two lines of header and four devices.
   EXPECT_EQ(lines_of(text).size(), lines_of(output({plan})).size() + 2 * (4 + 4));
 }
 

@@ -1,4 +1,4 @@
-// Plans whose blocks have head groups of their own: what they mean is their even form.
+// Plans whose blocks have head groups of their own: they mean the same as their even form.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -137,7 +137,7 @@ TEST(BlockHeadGroups, EvenFormsOfBrokenPlansAreNoValidPlans) {
   EXPECT_GT(broken, 1000);
 }
 
-// A unit of the wrong block in a slot of few groups would read on into what the next block owns.
+// A unit of the wrong block in a slot of few groups would read on into memory of the next block.
 TEST(BlockHeadGroups, OwnedSlotsWithoutAUnitHaveNoEvenForm) {
   for_random_plans(20, [](Plan plan, const RandomBatch&) {
     for (std::size_t r = 0; r < plan.rounds.size(); ++r) {
@@ -162,7 +162,7 @@ TEST(BlockHeadGroups, OwnedSlotsWithoutAUnitHaveNoEvenForm) {
   });
 }
 
-// Few bytes could ask for an even form of any size.
+// Without a limit, few bytes could demand an even form of any size.
 TEST(BlockHeadGroups, OfVeryManyHaveNoEvenForm) {
   Plan plan;
   plan.shape = {.q_heads = 512, .kv_heads = 512, .head_dim = 4, .value_dim = 4};

@@ -1,4 +1,4 @@
-// plan_batch and compare_strategies: what a front end calls.
+// plan_batch and compare_strategies: the functions that a front end calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ TEST(PlanBatch, RefusesHomesAndClustersThatCannotBe) {
   EXPECT_THROW(static_cast<void>(plan_batch(workload, cluster, {"dcp"})), InvalidArgument);
 }
 
-// Workloads made by hand, each with what check_workload says of it.
+// Workloads made by hand, each with the message of check_workload.
 std::vector<Workload> invalid_workloads() {
   const Workload valid = batch_of(kLengths);
   std::vector<Workload> workloads(5, valid);

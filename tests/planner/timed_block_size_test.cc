@@ -17,7 +17,7 @@
 namespace contextile {
 namespace {
 
-// Notes the sizes it is asked to arrange at; what it arranges does not depend on them.
+// Records the sizes at which it must arrange; its arrangement does not depend on them.
 class NotingStrategy : public Strategy {
  public:
   [[nodiscard]] std::string_view name() const override { return "noting"; }

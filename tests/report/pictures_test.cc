@@ -211,7 +211,7 @@ TEST(TilePicture, ShowsTheDeviceOfEveryTileAndNothingElse) {
   });
 }
 
-// A merged cell against the cells it is made of.
+// Compares a merged cell with the cells that it is made of.
 void expect_device_of_most(const Plan& plan, const std::vector<Row>& rows, const Cells& cells,
                            Range queries, Range keys, const Cell& merged) {
   std::map<std::int64_t, std::int64_t> pairs_of;

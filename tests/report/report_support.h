@@ -26,7 +26,7 @@ struct PlanChoice {
   std::string name = "a.plan";
 };
 
-// A plan with all that a report needs.
+// A plan with everything that a report needs.
 struct Reported {
   explicit Reported(const PlanChoice& choice);
   Reported(Plan made, const Cluster& on);
@@ -63,7 +63,7 @@ struct Reported {
 [[nodiscard]] std::vector<double> row_values(const std::string& page, const std::string& section,
                                              const std::string& row);
 
-// Numbers in base64, read independently of what wrote them.
+// Numbers in base64, read independently of the code that wrote them.
 class PackedReader {
  public:
   explicit PackedReader(const std::string& base64);

@@ -1,4 +1,4 @@
-// Clusters with one constant changed, and who is fastest on them.
+// Clusters with one constant changed, and the fastest strategies on them.
 #include "contextile/advanced/sensitivity.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +47,7 @@ const ChangedConstant& find(const std::vector<ChangedConstant>& clusters,
   return *found;
 }
 
-// Puts a constant back as it was.
+// Restores a constant.
 void restore(const std::string& constant, const Cluster& was, Cluster& cluster) {
   const std::map<std::string, std::function<void()>> restores = {
       {"call_us", [&] { cluster.attention.call_us = was.attention.call_us; }},
@@ -229,8 +229,8 @@ TEST_F(SensitivityTest, StrategiesThatDoNotApplyHaveNoTime) {
   }
 }
 
-// Every exchange in two launches, first what comes, then what goes: both ranks wait to receive
-// before they send.
+// Makes two launches of every exchange, first the receives, then the sends: both ranks wait to
+// receive before they send.
 void receive_before_sending(Plan& plan) {
   for (PlanRound& round : plan.rounds) {
     for (auto& device : round.devices) {
@@ -292,7 +292,8 @@ TEST(StandingTest, NamesTheFastestTheNextAndAuto) {
   EXPECT_FALSE(turned.same_fastest);
   EXPECT_EQ(turned.second, std::optional<std::size_t>(3));
   EXPECT_DOUBLE_EQ(*turned.second_slower_by, 0.5);
-  // ring passes all four, both autos pass zigzag and hybrid; that the autos now tie turns nothing.
+  // ring passes all four, both autos pass zigzag and hybrid. The new tie of the autos changes
+  // nothing.
   EXPECT_EQ(turned.turned_pairs, 8);
 
   const Standing missing = standing(sensitivity, 2);

@@ -1,4 +1,4 @@
-// How predicted and measured times are compared, by hand.
+// The comparison of predicted and measured times, by hand.
 #include "report/time_order.h"
 
 #include <gtest/gtest.h>

@@ -29,7 +29,7 @@ Trace trace_of(const Plan& plan, const Cluster& cluster) {
   return trace_of(plan, cluster, simulate(plan, cluster, {.timeline = true}));
 }
 
-// For example_plan(): a pair takes 1 µs, a call 5, a launch 1, a message 2 and 1 for every 16
+// Costs for example_plan(): a pair takes 1 µs, a call 5, a launch 1, a message 2 and 1 for every 16
 // bytes, merging 1 for every 120 bytes.
 Cluster round_numbers() {
   Cluster cluster;

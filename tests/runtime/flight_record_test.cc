@@ -1,4 +1,4 @@
-// Flight records: what a failed group leaves behind, and who is named by it.
+// Flight records: the files that a failed group leaves, and the rank that they name.
 #include "contextile/advanced/flight_record.h"
 
 #include <gmock/gmock.h>
@@ -293,7 +293,7 @@ TEST(FlightVerdicts, SayWhenRecordsDoNotTell) {
 
 // ------------------------------------------------------------------------------- of executors
 
-// One forward of the plan on every rank, of which rank 1 gets `observer` before each step.
+// Runs one forward of the plan on every rank; rank 1 calls `observer` before each step.
 void run_with(const std::shared_ptr<const Plan>& plan, const std::string& folder,
               const std::function<void(const RecordedStep&)>& observer) {
   const BatchTensors batch = inputs_of(*plan, 1);
@@ -341,7 +341,7 @@ TEST_F(FlightRecords, ThatCannotBeWrittenLeaveTheErrorAsItIs) {
                std::runtime_error);
 }
 
-// A rank of another version, as its prepare speaks: what comes first stays in all of them.
+// A rank of another version, with its own prepare: the beginning stays the same in all versions.
 TEST(Executor, OtherVersionsAreNamed) {
   struct OldIdentity {
     std::uint64_t digest;

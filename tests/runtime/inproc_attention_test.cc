@@ -1,5 +1,5 @@
-// Attention on whole tensors: the same bits as executors driven by hand, right by the oracle, and
-// clear about what does not fit.
+// Attention on whole tensors: it has the same bits as executors driven by hand, is right by the
+// oracle, and reports clearly what does not fit.
 
 #include "contextile/inproc_attention.h"
 
@@ -61,7 +61,7 @@ OracleResult result_of(const AttentionOutput& output, const AttentionGradients& 
           doubles_of(gradients.dv_THD), {gradients.dsink_H.begin(), gradients.dsink_H.end()}};
 }
 
-// Every error within the bound that run_plan holds plans to.
+// Checks every error against the bound that run_plan holds plans to.
 void expect_right(const Plan& plan, std::size_t m, const BatchTensors& batch,
                   const OracleResult& found) {
   const Mask mask = whole_mask(plan, m);
@@ -97,7 +97,7 @@ void note(const NamedPlan& named, Seen& seen) {
   }
 }
 
-// Executors driven by hand share no scattering and no gathering with this.
+// Executors driven by hand, which share no scattering and no gathering with the tested class.
 void expect_same_as_executors(const PlanPtr& plan) {
   const BatchTensors batch = inputs_of(*plan, 0);
   const Arrays arrays = arrays_of(batch, plan->shape);

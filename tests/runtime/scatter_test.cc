@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr std::array<Dtype, 3> kDtypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
-// Every byte pattern counts, NaN and all: no row may be converted on its way.
+// Every byte pattern counts, NaN included: no row may be converted on its way.
 std::vector<std::byte> random_bytes(Chance& chance, std::int64_t count) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(count));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(chance.between(0, 255));

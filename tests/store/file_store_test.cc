@@ -146,7 +146,7 @@ TEST(FileStore, AProcessThatKeepsTheLockIsNamed) {
   const auto store = open_store(address, {.timeout = milliseconds(50)});
   const pid_t writer = start_writer(address);
   EXPECT_TRUE(store->pull("key", std::chrono::seconds(120)).has_value());
-  // Stopped with the lock in its hands, sooner or later.
+  // Sooner or later it is stopped while it holds the lock.
   std::string message;
   for (int i = 0; i < 2000 && message.empty(); ++i) {
     ::kill(writer, SIGSTOP);

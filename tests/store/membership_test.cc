@@ -73,7 +73,7 @@ TEST(Membership, LeavesOutWhoComesTooLateAndTellsThem) {
   EXPECT_THAT(told[1].error, HasSubstr("rank 2, going on: the others went on without this rank"));
 }
 
-// Whatever the timing: one group, and everybody in it knows the same.
+// Whatever the timing, there is one group, and all its ranks agree on it.
 TEST(Membership, IsOneForAllWhateverTheTiming) {
   Rng rng(::testing::GTEST_FLAG(random_seed) + 5);
   for (int turn = 0; turn < 10; ++turn) {

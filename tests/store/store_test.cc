@@ -35,7 +35,7 @@ StoreValue random_bytes(std::size_t size, std::uint64_t seed) {
   return bytes;
 }
 
-// One place for stores, whatever the kind; opening it again finds what others have stored.
+// A place for stores of any kind; opening it again finds what others have stored.
 class StoreTest : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {

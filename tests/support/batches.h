@@ -1,4 +1,4 @@
-// Batches and clusters of tests, in a few words.
+// Batches and clusters for tests, in a few words.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Work of streams that is kept to be run again: what a capture of CUDA is made of.
+// Work of streams that is kept to be run again, as in a CUDA capture.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace contextile::cuda {
 
-// Nodes in the order of streams, and of events between them. A stream takes part from the capture's
-// begin (the origin) or from when it waits for an event of it.
+// Nodes in the order of streams and of the events between them. A stream takes part from the
+// capture's begin (the origin) or from when it waits for an event of the capture.
 template <typename Stream, typename Work>
 class CapturedWork {
  public:
@@ -25,7 +25,8 @@ class CapturedWork {
   [[nodiscard]] bool has(Stream stream) const { return last_.contains(stream); }
   [[nodiscard]] const std::vector<Node>& nodes() const { return nodes_; }
 
-  // Behind what the stream has so far, and behind another node. The stream takes part from here on.
+  // Adds a node after the stream's nodes so far and after another node. The stream takes part from
+  // here on.
   std::size_t add(Stream stream, Work work, std::optional<std::size_t> also_after = {}) {
     std::optional<std::size_t>& last = last_[stream];
     Node node{std::move(work), {}};

@@ -1,4 +1,4 @@
-// Bytes as they come when something has gone wrong with them: what reads them must refuse them.
+// Bytes that have been damaged; their readers must refuse them.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace contextile {
 
-// Calls see(first) with the first 0, 1, … of the bytes, all but the whole.
+// Calls see(first) with the first 0, 1, … of the bytes, without the whole.
 template <typename See>
 void for_every_cut(const std::vector<std::uint8_t>& bytes, const See& see) {
   for (std::size_t size = 0; size < bytes.size(); ++size) {

@@ -5,10 +5,11 @@
 
 namespace contextile {
 
-// "cuda:host": every CTA of the launches that the device would get, by HostCta. It takes what they
-// take: bf16 and f16, head dims that are multiples of 8 up to 256, rows at multiples of 16 bytes.
+// "cuda:host": runs every CTA of the launches that the device would get, by HostCta. It takes the
+// same inputs: bf16 and f16, head dims that are multiples of 8 up to 256, rows at multiples of 16
+// bytes.
 [[nodiscard]] const AttentionKernel& cuda_host_kernel();
-// "cuda:host_wgmma": the same of the program for wgmma, by HostGroup.
+// "cuda:host_wgmma": the same for the program for wgmma, by HostGroup.
 [[nodiscard]] const AttentionKernel& wgmma_host_kernel();
 
 }  // namespace contextile

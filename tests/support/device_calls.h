@@ -1,4 +1,4 @@
-// A plan on a device whose tensors stay where they are: the same call, again and again.
+// A plan on a device whose tensors stay in place: the same call, again and again.
 #pragma once
 
 #include <cstddef>
@@ -22,19 +22,19 @@ class DeviceCalls {
   DeviceCalls(const DeviceCalls&) = delete;
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
-  // Inputs of another seed into the same tensors, and NaN into all results.
+  // Writes inputs of another seed into the same tensors, and NaN into all results.
   void set_inputs(std::uint64_t seed);
-  // The same tensors somewhere else; what they hold is lost. A token of an input is `more_heads`
-  // heads away from what it would be.
+  // Moves the same tensors somewhere else; their contents are lost. The distance between the tokens
+  // of an input grows by `more_heads` heads.
   void move_tensors(std::int32_t more_heads = 0);
   void prepare(std::shared_ptr<const Plan> plan);
   void forward();
   void backward();
   // The bits of all results, rank by rank.
   [[nodiscard]] std::vector<std::byte> results();
-  // The rank throws "given up" (std::runtime_error) before the next step of that name.
+  // Makes the rank throw "given up" (std::runtime_error) before the next step of that name.
   void fail_at_step(std::size_t rank, const std::string& op);
-  // How the last call went, by rank.
+  // The way in which the last call went, by rank.
   [[nodiscard]] std::vector<ExecutionStats> stats() const;
 
  private:

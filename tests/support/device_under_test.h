@@ -9,9 +9,9 @@
 
 namespace contextile {
 
-// Throws what open_gpu does.
+// Throws like open_gpu.
 [[nodiscard]] cuda::Driver& device_under_test();
-// Its kernels, on tensors of this process: cuda:mma first, and cuda:wgmma where the device has it.
+// Its kernels, on tensors of this process: cuda:mma first, and cuda:wgmma if the device has it.
 [[nodiscard]] std::span<const AttentionKernel* const> staged_kernels();
 
 }  // namespace contextile

@@ -72,10 +72,11 @@ State& state() {
 }
 thread_local void* current = nullptr;
 
-// Ours, or the default one.
+// True for this library's streams and the default one.
 bool is_stream(void* stream) { return stream == nullptr || state().streams.contains(stream); }
 
-// Tests whose tensors are an allocator's that knows nothing of this device take all memory for it.
+// In tests whose tensors come from an allocator that does not know this device, all memory counts
+// as the device's.
 bool all_memory_counts() { return std::getenv("CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY") != nullptr; }
 
 bool is_device(DevicePointer pointer, std::size_t bytes) {
@@ -97,7 +98,7 @@ Result guarded(const Work& work) {
 
 bool is_captured(void* stream) { return state().capture && state().capture->has(stream); }
 
-// Does it, or keeps it. Needs the lock.
+// Does the work, or keeps it. Needs the lock.
 Result on_stream(void* stream, std::function<Result()> work) {
   if (!is_captured(stream)) return work();
   state().capture->add(stream, std::move(work));

@@ -27,7 +27,7 @@ class GroupTurns {
  private:
   struct Stopped {};  // another group has thrown
 
-  // Needs the lock: whose turn it is from here on.
+  // Passes the turn on. Needs the lock.
   void pass_on();
   void stop(std::exception_ptr error);
 

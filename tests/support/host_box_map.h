@@ -1,4 +1,4 @@
-// Maps of boxes as the host's device reads them: what they were made from, as it is.
+// Maps of boxes as the CPU's device reads them: their source, unchanged.
 #pragma once
 
 #include <cstring>

@@ -78,8 +78,8 @@ class HostCta {
     }
   }
 
-  // mma.sync.aligned.m16n8k16.row.col.f32: sums of tile `tile` += left · right, of whose registers
-  // pair `pair` counts.
+  // mma.sync.aligned.m16n8k16.row.col.f32: sums of tile `tile` += left · right, with pair `pair` of
+  // the registers of `right`.
   template <Number kNumber, int kTiles>
   void multiply(PerLane<Sums<kTiles>>& sums, int tile, const PerLane<Registers>& left,
                 const PerLane<Registers>& right, int pair) {

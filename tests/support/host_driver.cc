@@ -75,7 +75,7 @@ HostDriver::~HostDriver() {
 
 // ---------------------------------------------------------------------------------- memory
 
-// Memory comes back to the system with the driver alone: an address names one block.
+// Memory returns to the system only with the driver, so an address names one block.
 std::byte* HostDriver::take(std::int64_t bytes) {
   const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
   auto* memory = static_cast<std::byte*>(::operator new (size, std::align_val_t{kAlignment}));
@@ -245,8 +245,8 @@ bool HostDriver::is_ready(const Op& op) const {
          });
 }
 
-// In any order that streams and events allow: one stream runs as far as it can while the others
-// stand still.
+// Runs work in an order that streams and events allow: one stream runs as far as it can while the
+// others wait.
 void HostDriver::run_ready() {
   for (;;) {
     std::vector<std::size_t> ready;

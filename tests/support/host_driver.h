@@ -1,6 +1,6 @@
 // A device that is this machine's CPU: kernels run in loops (host_cta.h). Work either happens at
-// once, or is recorded, checked for races, and run late in an order that streams and events allow
-// and no other order forbids.
+// once, or is recorded, checked for races, and run late, in an order that only streams and events
+// restrict.
 #pragma once
 
 #include <condition_variable>
@@ -58,7 +58,7 @@ class HostDriver : public Driver {
   void drop_capture(Stream stream) noexcept override;
   void launch_graph(Stream stream, Graph graph) override;
   void free_graph(Graph graph) noexcept override;
-  // Runs what can run.
+  // Runs all work that can run.
   [[nodiscard]] bool is_done(Event event) override;
   void within(const std::function<void()>& work) override { work(); }
   [[nodiscard]] void* native(Stream stream) override;
@@ -75,16 +75,17 @@ class HostDriver : public Driver {
     return static_cast<std::int64_t>(ops_.size());
   }
   [[nodiscard]] std::int64_t num_graph_launches() const { return num_graph_launches_; }
-  // Recorded: how often streams were given something to do, a graph counting once.
+  // Recorded mode: how often streams were given work; a graph counts once.
   [[nodiscard]] std::int64_t num_calls() const { return num_operations() - num_replayed_; }
-  // Operations whose name begins so.
+  // Number of operations whose name begins like that.
   [[nodiscard]] std::int64_t count(std::string_view name) const;
-  // For messages between streams, recorded: a group of so many transfers as one operation of the
-  // stream, which is done when they are; and a transfer of two groups, which both have begun.
+  // For messages between streams, in recorded mode. A group of `num_transfers` transfers is one
+  // operation of the stream, done when they are. A transfer connects two groups that have both
+  // begun.
   std::size_t add_group(Stream stream, std::int64_t num_transfers);
   void add_transfer(std::size_t group, std::size_t other, const Rows& to, const Rows& from);
 
-  // Testing the test: waits of such streams are forgotten.
+  // For testing this class: waits of such streams are forgotten.
   void forget_waits_of(std::function<bool(Stream)> forgotten) { forgotten_ = std::move(forgotten); }
 
  private:

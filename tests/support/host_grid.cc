@@ -32,7 +32,7 @@ T argument_of(const Grid& grid, std::span<const std::byte> bytes) {
   return argument;
 }
 
-// run(owned block, KV head, shared memory) for every block of threads.
+// Calls run(owned block, KV head, shared memory) for every block of threads.
 template <std::size_t kSharedBytes, typename Run>
 void run_blocks(const Grid& grid, const Launch& launch, const Run& run) {
   CONTEXTILE_CHECK(
@@ -65,7 +65,8 @@ void run_backward(const Grid& grid, const Launch& launch) {
       });
 }
 
-// run(group, owned block, KV head, shared memory) for every warpgroup of every block of threads.
+// Calls run(group, owned block, KV head, shared memory) for every warpgroup of every block of
+// threads.
 template <std::size_t kSharedBytes, typename Run>
 void run_groups(const Grid& grid, const Launch& launch, const Run& run) {
   CONTEXTILE_CHECK(

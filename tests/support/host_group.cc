@@ -60,7 +60,7 @@ void HostGroups::open(Barrier& barrier, int arrivals) {
   state.arrivals = state.missing = arrivals;
 }
 
-// Copies that are on their way could have arrived.
+// True if copies that are on their way could have arrived.
 bool HostGroups::State::can_end() const {
   std::int64_t bytes = 0;
   for (const Copy& copy : copies) bytes += copy.bytes();

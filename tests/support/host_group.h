@@ -33,7 +33,7 @@ class HostGroups {
 
   GroupTurns& turns() { return turns_; }
   [[nodiscard]] std::uint16_t* shared() const { return shared_.get(); }
-  // Addresses in shared memory begin where those of devices do; kernels get what comes behind.
+  // Addresses in shared memory begin where those of devices do; kernels get the memory behind that.
   [[nodiscard]] std::uint32_t address(const void* place) const;
   [[nodiscard]] std::uint16_t& element_at(std::uint32_t address) const;
 
@@ -95,7 +95,8 @@ class HostProducts {
   using Matrix = std::vector<T>;
   using Bits = Matrix<std::uint16_t>;
 
-  // Started: until it has ended its sums hold NaN, and its factors stay what they are.
+  // A product that was started. Until it has ended, its sums hold NaN, and its factors must not
+  // change.
   struct Product {
     const void* sums = nullptr;
     std::function<Bits()> left, right;  // as they are now: kRows x 16, width x 16
@@ -197,7 +198,7 @@ class HostGroup : public HostCta {
         [=, this] { return depth_at(right, kTiles * 8); }, true);
   }
 
-  // At the end of the program.
+  // Called at the end of the program.
   void expect_over() const { products_.expect_none(); }
 
  private:

@@ -15,7 +15,7 @@
 namespace contextile::cuda {
 namespace {
 
-// run(work, KV head, shared memory) for every block of threads.
+// Calls run(work, KV head, shared memory) for every block of threads.
 template <std::size_t kSharedBytes, typename Run>
 void run_blocks(const Grid& grid, const PagedLaunch& launch, const Run& run) {
   CONTEXTILE_CHECK(

@@ -1,5 +1,5 @@
-// Random masks and blockings, and the mask rules a second time: row by row, for tests to compare
-// with.
+// Random masks and blockings, and a second implementation of the mask rules, row by row, for tests
+// to compare with.
 #pragma once
 
 #include <algorithm>

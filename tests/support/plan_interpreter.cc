@@ -76,7 +76,7 @@ class Run {
     return out;
   }
 
-  // For every owned row of a kind: visit(token, first head in the whole tensor, row, written).
+  // Calls visit(token, first head in the whole tensor, row, written) for every owned row of a kind.
   template <typename Visit>
   void each_owned_row(Kind kind, Visit visit) {
     for (std::size_t r = 0; r < memory_.size(); ++r) {
@@ -109,7 +109,7 @@ class Run {
     }
   }
 
-  // Throws when ranks wait for each other for ever.
+  // Throws if ranks wait for each other for ever.
   void run() {
     bool moved = true;
     while (moved) {
@@ -195,7 +195,7 @@ class Run {
     return {data, data + size(kind, block)};
   }
 
-  // Puts `value` into a slot, or merges it into what is there.
+  // Puts `value` into a slot, or merges it into the slot's contents.
   void store(std::size_t r, Kind kind, SlotId id, BlockId block, const std::vector<double>& value,
              bool overwrite) {
     double* into = result(r, kind, id, block);
@@ -293,7 +293,7 @@ class Run {
     return true;
   }
 
-  // visit(query row, key row) of the attended pairs of a tile.
+  // Calls visit(query row, key row) for the attended pairs of a tile.
   template <typename Visit>
   void each_pair(const TileOp& tile, Visit visit) const {
     const std::vector<std::int64_t> queries = tokens(tile.q_block);

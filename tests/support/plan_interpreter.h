@@ -17,8 +17,8 @@ class ToyBatch {
  public:
   ToyBatch(const Plan& plan, std::uint64_t seed);
 
-  // Runs every round, mask and direction of the plan. Nothing if all results are those of dense
-  // attention under the masks of the plan this batch was made of; else what went wrong first. Needs
+  // Runs every round, mask and direction of the plan. Returns nothing if all results are those of
+  // dense attention under the masks of the plan this batch was made of; else the first error. Needs
   // programs of the same directions.
   [[nodiscard]] std::optional<std::string> difference(const Plan& plan) const;
 

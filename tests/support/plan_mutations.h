@@ -1,4 +1,4 @@
-// Small changes of a plan, one element at a time: what a referee of plans must notice.
+// Small changes of a plan, one element at a time, which a referee of plans must notice.
 #pragma once
 
 #include <span>

@@ -71,7 +71,7 @@ bool wait_late(Plan& plan, Chance& chance) {
   return true;
 }
 
-// To another rank's program of the same direction.
+// Moves an instruction to another rank's program of the same direction.
 bool move_instruction_to_rank(Plan& plan, Chance& chance) {
   auto places = programs_of(plan);
   if (places.empty()) return false;
@@ -192,7 +192,7 @@ bool swap_slots(Plan& plan, Chance& chance) {
   auto lists = stagings_of(plan);
   return !lists.empty() && swap_two(*chance.pick(lists), chance);
 }
-// All slots of a kind on one place.
+// Puts all slots of a kind on one place.
 bool stack_slots(Plan& plan, Chance& chance) {
   auto lists = stagings_of(plan);
   std::erase_if(lists, [](const auto* slots) { return slots->size() < 2; });
@@ -241,7 +241,7 @@ bool duplicate_retain(Plan& plan, Chance& chance) {
   retains.push_back(copy);
   return true;
 }
-// An owned input, which needs no retaining, or a retain where there is none to keep.
+// Retains an owned input, which needs no retaining, or retains where there is nothing to keep.
 bool add_retain(Plan& plan, Chance& chance) {
   auto places = programs_of(plan);
   if (places.empty()) return false;

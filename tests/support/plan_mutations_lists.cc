@@ -9,7 +9,7 @@
 namespace contextile {
 namespace {
 
-// The slots behind it get other numbers.
+// Duplicates a slot, so that the slots behind it get other numbers.
 bool duplicate_slot(Plan& plan, Chance& chance) {
   auto lists = stagings_of(plan);
   if (lists.empty()) return false;
@@ -44,14 +44,14 @@ bool swap_bands(Plan& plan, Chance& chance) {
   auto& bands = chance.pick(chance.pick(plan.rounds).masks).mask.bands;
   return !bands.empty() && swap_two(bands, chance);
 }
-// The bands of two masks; their programs stay.
+// Exchanges the bands of two masks; their programs stay.
 bool swap_masks(Plan& plan, Chance& chance) {
   std::vector<NamedMask>& masks = chance.pick(plan.rounds).masks;
   if (masks.size() < 2 || masks.front().mask.bands == masks.back().mask.bands) return false;
   std::swap(masks.front().mask, masks.back().mask);
   return true;
 }
-// In all rounds, with its programs staying.
+// Drops a mask in all rounds; its programs stay.
 bool drop_mask(Plan& plan, Chance& chance) {
   const std::size_t mask = chance.below(chance.pick(plan.rounds).masks.size());
   for (PlanRound& round : plan.rounds) {

@@ -1,4 +1,4 @@
-// Mutations of what stands around the programs: blocks, owners, masks, devices, limits, cluster.
+// Mutations of the surroundings of the programs: blocks, owners, masks, devices, limits, cluster.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -180,7 +180,7 @@ bool drop_program(Plan& plan, Chance& chance) {
   programs.resize(chance.below(programs.size()));
   return true;
 }
-// On one of several ranks only: a plan may lack a direction as a whole.
+// Changes only one of several ranks: a plan may lack a direction as a whole.
 bool drop_direction(Plan& plan, Chance& chance) {
   auto& devices = chance.pick(plan.rounds).devices;
   ProgramPair& pair = chance.pick(chance.pick(devices).programs);
@@ -298,7 +298,7 @@ bool change_cluster(Plan& plan, Chance& chance) {
   (chance.one_in(2) ? plan.nodes : plan.devices_per_node) += step(chance);
   return true;
 }
-// Only to what no shape can be: other heads or dims are just another model.
+// Changes only to values that no shape can have: other heads or dims are just another model.
 bool break_shape(Plan& plan, Chance& chance) {
   AttentionShape& shape = plan.shape;
   const std::array extents = {&shape.q_heads, &shape.kv_heads, &shape.head_dim, &shape.value_dim};

@@ -168,7 +168,7 @@ bool change_wire(Plan& plan, Chance& chance) {
   });
 }
 
-// On both ends of everything in a direction: the ends agree, the dtype may be wrong.
+// Changes both ends of everything in a direction: the ends agree, the dtype may be wrong.
 bool change_wire_of_kind(Plan& plan, Chance& chance) {
   auto lists = ends_of(plan);
   if (lists.empty()) return false;

@@ -29,7 +29,7 @@ class Chance {
     return low +
            static_cast<std::int64_t>(rng_.next() % static_cast<std::uint64_t>(high - low + 1));
   }
-  // Uniform in [0, size). Throws std::out_of_range when there is nothing to choose from.
+  // Uniform in [0, size). Throws std::out_of_range if there is nothing to choose from.
   [[nodiscard]] std::size_t below(std::size_t size) {
     if (size == 0) throw std::out_of_range("nothing to choose from");
     return rng_.next() % size;
@@ -61,8 +61,8 @@ struct RandomBatch {
 // Odd lengths, one-token sequences, any mask rules, small heads.
 [[nodiscard]] RandomBatch random_batch_of(Chance& chance, const BatchLimits& limits = {});
 
-// Random owners, tile devices, stages, relays, merge points and retained inputs: legal, but nothing
-// a sensible strategy would do.
+// Random owners, tile devices, stages, relays, merge points and retained inputs: legal, but not
+// what a sensible strategy would do.
 [[nodiscard]] Arrangement random_arrangement(Chance& chance, const RandomBatch& batch);
 
 struct NamedPlan {

@@ -1,4 +1,4 @@
-// How the plan interpreter keeps the rows of units.
+// The layout in which the plan interpreter keeps the rows of units.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace contextile {
 
-// Heads of one group and how a row of each kind is laid out: head after head, of each
-// q: head_dim; kv: head_dim + value_dim; o: value_dim + LSE; do: value_dim + LSE + delta; dq:
-// head_dim; dkv: head_dim + value_dim.
+// Heads of one group, and the layout of a row of each kind: head after head, with the following for
+// each head. q: head_dim; kv: head_dim + value_dim; o: value_dim + LSE; do: value_dim + LSE +
+// delta; dq: head_dim; dkv: head_dim + value_dim.
 struct RowLayout {
   std::int32_t q_heads;
   std::int32_t kv_heads;

@@ -34,7 +34,7 @@ class Staging {
     add(array.data(), static_cast<std::int64_t>(array.size_bytes()));
   }
 
-  // Once everything is added.
+  // Called once everything is added.
   void upload() {
     std::ranges::sort(spans_, {}, &Span::begin);
     std::vector<Span> joined;
@@ -112,7 +112,7 @@ class Staging {
   std::vector<Span> spans_;
 };
 
-// Copies what is named, runs work with it, copies it back.
+// Copies the named tensors, runs work with them, and copies them back.
 template <typename Work, typename... Named>
 void staged(const cuda::RankStreams& streams, const Work& work, const Named&... named) {
   Staging staging(streams);

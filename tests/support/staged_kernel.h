@@ -1,5 +1,5 @@
-// A device's kernel on tensors of this process: every call copies them there and back. So that what
-// judges the kernels of a CPU judges those of a device.
+// A device's kernel on tensors of this process: every call copies them there and back. The tests of
+// a CPU's kernels can thus test a device's.
 #pragma once
 
 #include <cstdint>

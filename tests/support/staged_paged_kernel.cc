@@ -34,7 +34,7 @@ std::int64_t bytes_of(const TensorView& view) {
          bytes_per_element(view.dtype);
 }
 
-// Up to the last page of any table, which is whole.
+// The range up to the last page of any table, which is whole.
 std::int64_t bytes_of(const PagedTensor& tensor, KvDtype dtype,
                       std::span<const PagedRequest> requests) {
   std::int32_t last = -1;

@@ -1,5 +1,5 @@
-// A device's attention to keys in pages, on memory of this process: every call copies what it takes
-// there and back. So that what judges the kernels of a CPU judges those of a device.
+// A device's attention to keys in pages, on memory of this process: every call copies its tensors
+// there and back. The tests of a CPU's kernels can thus test a device's.
 #pragma once
 
 #include <span>
@@ -32,7 +32,7 @@ class StagedPagedKernel : public PagedKernel {
 
 // "cuda:paged" of the device that tests judge (device_under_test.h).
 [[nodiscard]] const PagedKernel& staged_paged_kernel();
-// Every CTA of its launches by HostCta, on memory of this process.
+// Runs every CTA of its launches by HostCta, on memory of this process.
 [[nodiscard]] const PagedKernel& host_paged_kernel();
 
 }  // namespace contextile

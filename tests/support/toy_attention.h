@@ -1,4 +1,4 @@
-// Dense attention on doubles, row by row: what toy plans are compared with.
+// Dense attention on doubles, row by row, with which toy plans are compared.
 #pragma once
 
 #include <cstddef>

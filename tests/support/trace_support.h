@@ -45,7 +45,7 @@ inline std::int64_t trace_ns(const nlohmann::json& us) {
   return std::llround(us.get<double>() * 1e3);
 }
 
-// Throws when the text is no trace.
+// Throws if the text is no trace.
 inline Trace parse_trace(std::string_view text) {
   Trace trace;
   const nlohmann::json document = nlohmann::json::parse(text);

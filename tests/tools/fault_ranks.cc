@@ -93,7 +93,7 @@ FaultSettings settings_of(int argc, char** argv) {
   return settings;
 }
 
-// Says when: what follows may be the end of this process.
+// Prints the time first: the next call may end this process.
 void strike(const FaultSettings& settings) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   std::fputs(fmt::format("struck at {}\n", std::chrono::duration<double>(now).count()).c_str(),
@@ -139,7 +139,7 @@ void run_rank(const FaultSettings& settings, Transport& transport) {
       }
     });
   }
-  // Made before the others wait: this takes longer than a launcher gives ranks to speak.
+  // Made before the others wait: this takes longer than a launcher gives ranks to report.
   Workload workload;
   workload.sequences = plan->sequences;
   workload.shape = plan->shape;
@@ -182,7 +182,8 @@ void run(const FaultSettings& settings) {
   try {
     run_rank(settings, *transport);
   } catch (const std::exception& error) {
-    // One write: lines of ranks that share a terminal stay whole. Said before the group is left.
+    // Prints in one write, so that lines of ranks that share a terminal stay whole, and before the
+    // group is left.
     std::fputs(fmt::format("fault_ranks: {}\n", error.what()).c_str(), stderr);
     transport->abort(error.what());
     throw;

@@ -1,6 +1,6 @@
-// The referee put to the test: plans of every strategy, each with one element changed, go through
-// the plan file and `verify`; what both accept is executed and compared with attention in fp64.
-// Ends with 1 if a mutant was accepted whose results are others, or something failed otherwise.
+// A test of the referee: plans of every strategy, each with one element changed, go through the
+// plan file and `verify`. Mutants that both accept are executed and compared with attention in
+// fp64. Ends with 1 if an accepted mutant has other results, or if something else failed.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -81,7 +81,7 @@ struct Tally {
   }
 };
 
-// A folder of this process's own, gone with it.
+// A folder of this process's own, removed with it.
 class Folder {
  public:
   Folder()
@@ -111,8 +111,8 @@ class Original {
                                           ? Passes::kForwardBackward
                                           : Passes::kForward)) {}
 
-  // Nothing if the results are the original's, or if they are right for what the mutant is a plan
-  // of (`other_batch`); else what went wrong.
+  // Returns nothing if the results are the original's, or if they are right for the mutant's own
+  // batch (`other_batch`); else what went wrong.
   [[nodiscard]] std::optional<std::string> difference(const Plan& mutant, bool& other_batch) const {
     if (auto found = toy_.difference(mutant)) return found;
     const auto plan = std::make_shared<const Plan>(mutant);

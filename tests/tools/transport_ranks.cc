@@ -75,13 +75,13 @@ Settings settings_of(int argc, char** argv) {
   return settings;
 }
 
-// One line a write, so that lines of ranks that share a terminal stay whole.
+// Prints one line per write, so that lines of ranks that share a terminal stay whole.
 void say(std::FILE* file, const std::string& line) {
   std::fputs((line + "\n").c_str(), file);
   std::fflush(file);
 }
 
-// Every case that the group is large enough for; the number of those that failed here.
+// Runs every case that the group is large enough for. Returns the number of those that failed here.
 std::int32_t run_cases(const Settings& settings, const MakeTransport& make) {
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -111,7 +111,7 @@ std::int32_t run_cases(const Settings& settings, const MakeTransport& make) {
   return num_failed;
 }
 
-// Ends in an error alone.
+// Ends only in an error.
 [[noreturn]] void run_endless(const Settings& settings, const MakeTransport& make) {
   const std::unique_ptr<Transport> transport = make(std::chrono::milliseconds(settings.endless_ms));
   const std::int32_t rank = transport->rank().value;
@@ -149,7 +149,7 @@ std::int32_t run_threads(const Settings& settings) {
   return total;
 }
 
-// A rendezvous serves one group: each case has a run of its own.
+// A rendezvous serves one group, so each case has a run of its own.
 std::int32_t run_gloo(const Settings& settings) {
   std::int32_t num_groups = 0;
   const MakeTransport make = [&](std::chrono::milliseconds timeout) {

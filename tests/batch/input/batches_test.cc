@@ -63,7 +63,8 @@ TEST(Batches, SayHowManyTokensAreMissing) {
   EXPECT_EQ(message_of({7, 12, 10}, {.tokens = 10, .batches = 2}), "no error");
 }
 
-// Steps of two batches of 10 tokens, micro-batches of at most 14; outliers from 8 tokens.
+// Steps of two batches of 10 tokens, with micro-batches of at most 14; outliers have 8 tokens or
+// more.
 BatchOptions in_steps(std::int64_t batches, Packing packing) {
   BatchOptions options = {.tokens = 10, .batches = batches, .packing = packing};
   options.wlb.micro_batches = 2;

@@ -70,7 +70,7 @@ Bytes npy(const std::string& descr, const std::vector<T>& values, int major = 1)
   return bytes;
 }
 
-// As Megatron-LM's IndexedDatasetBuilder writes it, one sequence in each document.
+// A file like those of Megatron-LM's IndexedDatasetBuilder, one sequence in each document.
 Bytes idx(const std::vector<std::int32_t>& lengths, bool modes = false) {
   constexpr std::int64_t kBytesPerToken = 2;
   Bytes bytes;

@@ -62,7 +62,7 @@ std::string message_of(const WlbPackingState& state, const Documents& arriving,
   return "no error";
 }
 
-// Two micro-batches of at most 12 tokens, outliers from 8, work L² / 16 + L / 4.
+// Two micro-batches of at most 12 tokens, outliers of 8 tokens or more, work L² / 16 + L / 4.
 WlbPackingOptions small_options() {
   return {.micro_batches = 2,
           .max_tokens = 12,
@@ -197,7 +197,8 @@ WlbPackingOptions random_options(std::mt19937_64& random) {
   return options;
 }
 
-// Nothing that waits falls back; what is in a full queue moves up by the `n` documents it releases.
+// A waiting document never falls back. In a full queue it moves up by the `n` documents that the
+// queue releases.
 void expect_moved_up(const std::map<std::int64_t, Place>& before,
                      const std::map<std::int64_t, Place>& after, std::size_t n, bool draining) {
   for (const auto& [id, now] : after) {

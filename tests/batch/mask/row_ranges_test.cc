@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using Rule = MaskSpec::Rule;
 
-// The rows of a matrix as ranges, some cut in two and all in random order.
+// The rows of a matrix as ranges, some cut in two, all in random order.
 std::vector<std::vector<Range>> rows_of(const DenseMask& dense, Rng& rng) {
   std::vector<std::vector<Range>> rows(static_cast<std::size_t>(dense.num_queries));
   for (std::int64_t q = 0; q < dense.num_queries; ++q) {

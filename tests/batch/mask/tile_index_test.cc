@@ -15,7 +15,7 @@
 namespace contextile {
 namespace {
 
-// A random mask over some random sequences, the same as a matrix, and blocks over its tokens.
+// A random mask over some random sequences, the same mask as a matrix, and blocks over its tokens.
 struct Case {
   std::int64_t num_tokens = 0;
   Mask mask;
@@ -125,7 +125,7 @@ TEST_P(RandomMaskAndBlocks, ABoundThatCutsNothingIsNone) {
   }
 }
 
-// Rectangles of the same queries added up, everything else piece by piece.
+// Adds up rectangles of the same queries, and keeps all other pieces one by one.
 std::vector<TilePiece> with_rectangles_joined(const std::vector<TilePiece>& pieces) {
   std::vector<TilePiece> joined;
   std::map<std::pair<std::int64_t, std::int64_t>, TilePiece> rectangles;  // by queries
@@ -247,7 +247,7 @@ TEST(TileIndex, HasAllTilesOfAMillionCausalTokens) {
   EXPECT_EQ(pairs_of(tiles), mask.num_pairs());
 }
 
-// Two blocks a rank, each with a slice of every one of ten thousand documents.
+// Two blocks per rank, each with a slice of every one of ten thousand documents.
 TEST(TileIndex, TakesCompositeBlocksOfThousandsOfRanges) {
   constexpr std::int64_t kDocuments = 10'000;
   constexpr std::int64_t kRanks = 4;

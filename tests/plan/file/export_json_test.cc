@@ -20,7 +20,7 @@ Json forward_of(const Plan& plan, std::size_t rank) {
   return Json::parse(exported(plan))["rounds"][0]["devices"][rank]["programs"][0]["forward"];
 }
 
-// example_plan() as a reader of the format would write it.
+// example_plan() as a user who knows the format would write it.
 constexpr const char* kExample = R"json({
 "format": "contextile-plan", "version": 1, "strategy": "example", "options": {},
 "digest": "0000000000000000",

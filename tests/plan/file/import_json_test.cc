@@ -37,14 +37,14 @@ std::string error_of(const std::string& json) {
   return message_of<InvalidPlan>([&] { return import_json(json, "a.json"); });
 }
 
-// The first `from` replaced.
+// The text with the first `from` replaced.
 std::string edited(std::string text, std::string_view from, std::string_view to) {
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
 }
 
-// A plan file and a document of the plan are the same after the way through the other.
+// A plan file and a document of the plan are the same after a round trip through the other.
 void expect_round_trip(const Plan& plan) {
   const std::string json = exported(plan);
   const Plan imported = import_json(json, "a.json");
@@ -369,7 +369,7 @@ TEST(JsonImport, RefusesToGuessPairsWhereBlocksOverlap) {
             "tiles, found none");
 }
 
-// One to three bytes dropped, doubled, replaced or exchanged with others of the document.
+// Drops, doubles, replaces or exchanges one to three bytes of the document.
 std::string mutated(std::string text, Chance& chance) {
   constexpr std::string_view kBytes = "0123456789-+.eE[]{},:\"\\ntfu \x01\xff";
   for (std::int64_t n = chance.between(1, 3); n > 0 && !text.empty(); --n) {

@@ -37,12 +37,12 @@ Plan full_example() {
   return plan;
 }
 
-// A file whose checksum is right again after its bytes were changed.
+// A file whose checksum was repaired after its bytes were changed.
 void sign(Bytes& file) {
   if (file.size() >= PlanFileHeader::kBytes) put_checksum(file, checksum_of(file));
 }
 
-// A file of these sections, stored as they are, whose hashes, digest and checksum are right.
+// A file of these sections, stored uncompressed, whose hashes, digest and checksum are right.
 Bytes file_of(const std::vector<Bytes>& contents) {
   std::vector<Section> sections;
   for (const Bytes& content : contents) sections.push_back({identify(content), content});
@@ -58,7 +58,7 @@ std::string error_of(std::span<const std::uint8_t> bytes) {
   return message_of<InvalidPlan>([&] { return deserialize(bytes, "some.plan"); });
 }
 
-// Same content; NamedMask, HomeRange and Plan themselves are not comparable.
+// True if the content is the same; NamedMask, HomeRange and Plan themselves are not comparable.
 void expect_same(const Plan& a, const Plan& b) {
   EXPECT_EQ(a.strategy, b.strategy);
   EXPECT_EQ(a.options, b.options);
@@ -96,7 +96,7 @@ void expect_same(const Plan& a, const Plan& b) {
   }
 }
 
-// Everything a caller may do with a plan that was loaded and not verified.
+// Does everything that a caller may do with a plan that was loaded and not verified.
 void use(const Plan& plan) {
   static_cast<void>(verify(plan));
   static_cast<void>(statistics(plan));
@@ -157,7 +157,7 @@ TEST(PlanFile, NamesUnboundedBandsInOneWay) {
   EXPECT_EQ(compute_digest(plan), plan.digest);
 }
 
-// The sections are compared, since what zstd makes of them depends on its version.
+// The sections are compared, because zstd's output depends on its version.
 TEST(PlanFile, StaysTheSameUntilItsVersionChanges) {
   const std::string golden = folder_of_goldens() + "example.plan";
   const std::string found = ::testing::TempDir() + "contextile_example.plan";

@@ -23,7 +23,7 @@ namespace {
 using Bytes = std::vector<std::uint8_t>;
 using ::testing::HasSubstr;
 
-// The example as it is kept.
+// The example in the form in which it is kept.
 Plan example() {
   Plan plan = example_plan();
   plan.digest = compute_digest(plan);
@@ -34,12 +34,12 @@ std::string error_of(std::span<const std::uint8_t> bytes) {
   return message_of<InvalidPlan>([&] { return deserialize_slice(bytes, "some.slice"); });
 }
 
-// A slice whose checksum is right again after its bytes were changed.
+// A slice whose checksum was repaired after its bytes were changed.
 void sign(Bytes& slice) {
   if (slice.size() >= SliceHeader::kBytes) put_checksum(slice, checksum_of(slice));
 }
 
-// A slice of these sections, stored as they are, with right hashes, digest and checksum.
+// A slice of these sections, stored uncompressed, with right hashes, digest and checksum.
 Bytes slice_of(const std::vector<Bytes>& contents, Rank rank) {
   std::vector<ContentId> ids;
   for (const Bytes& content : contents) ids.push_back(identify(content));

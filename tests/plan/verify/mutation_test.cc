@@ -47,8 +47,8 @@ void try_all(const Plan& original, Chance& chance, Tallies& tallies) {
       ++tallies[mutation.name].flagged;
       continue;
     }
-    // A mutant with other masks is right when it computes those: nothing in a plan says which masks
-    // were meant where two have the same tiles with the same pairs.
+    // A mutant with other masks is right if it computes those. If two masks have the same tiles
+    // with the same pairs, nothing in a plan says which was meant.
     const auto difference = ask_the_same(original, mutant)
                                 ? batch.difference(mutant)
                                 : ToyBatch(mutant, seed).difference(mutant);

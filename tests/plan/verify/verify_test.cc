@@ -317,7 +317,7 @@ Plan one_tile_of(std::int64_t tokens, Blocking blocks, Mask mask) {
   return plan;
 }
 
-// A few megabytes in a file, tens of gigabytes when every tile of the mask is listed.
+// A few megabytes in a file would become tens of gigabytes if every tile of the mask were listed.
 TEST(Verify, RefusesPlansWhoseMasksHaveTooManyTilesToCompare) {
   constexpr std::int64_t kTokens = std::int64_t{1} << 18;
   const Mask full{{{{0, kTokens}, {0, kTokens}}}};

@@ -56,12 +56,12 @@ PlanJob slow_job() {
   return job;
 }
 
-// The plans that everybody must get.
+// The plans that all ranks must get.
 std::uint64_t digest_of_step(const PlanJob& job, std::int64_t step) {
   return plan_batch(workload_of(job, step), job.cluster, job.choice, job.plan).plan->digest;
 }
 
-// One rank takes the steps of a range, as slow as it likes.
+// One rank takes the steps of a range, with random pauses.
 void take_steps(const std::shared_ptr<Store>& store, const PlanJob& job, Rank rank, Range steps,
                 std::uint64_t seed) {
   FeedOptions options = kPatient;
@@ -82,7 +82,7 @@ void take_steps(const std::shared_ptr<Store>& store, const PlanJob& job, Rank ra
   EXPECT_GE(counted.planning_s, counted.hidden_s());
 }
 
-// Every rank as a thread, each as slow as it likes, takes steps [first, end).
+// Every rank is a thread and takes steps [first, end), with random pauses.
 void take_all(const std::shared_ptr<Store>& store, const PlanJob& job, std::int64_t first,
               std::int64_t end, std::uint64_t seed) {
   std::vector<std::thread> threads;
@@ -169,7 +169,7 @@ TEST(Lookahead, KeepsAClaimForAsLongAsItPlans) {
     LookaheadPlanner planner(job, {.steps_ahead = 1, .claim_expiry = seconds(1)}, store);
     const auto claim = store->pull("run/0/claim", seconds(300));
     ASSERT_TRUE(claim.has_value());
-    // Far longer than the claim lives: it is renewed, by the same planner.
+    // This takes far longer than the claim lives: the same planner renews it.
     std::this_thread::sleep_for(milliseconds(2500));
     EXPECT_EQ(store->pull("run/0/claim", seconds(300)), claim);
   }

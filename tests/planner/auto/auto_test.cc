@@ -330,9 +330,8 @@ TEST(Auto, AStepLimitGivesTheSameValidPlanEveryTime) {
   }
 }
 
-// If tiles did not count, every other strategy would fit.
-// The last 256 rows attend all keys, the others about 640: one device, or node, that had them whole
-// would fetch everything.
+// If tiles did not count, every other strategy would fit. The last 256 rows attend all keys, the
+// others about 640. A device, or node, that had those rows whole would fetch everything.
 TEST(Auto, FewStepsGoIntoTilesWhereAFewRowsAttendFarMoreThanOthers) {
   const Cluster cluster = cluster_of("dgx-h200", 4, 8);
   const Workload workload = batch_of({131'072}, "causal_blockwise:256,2,1");

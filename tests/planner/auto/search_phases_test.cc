@@ -1,4 +1,4 @@
-// The phases of `auto`: a table that is in order, walked from its first row to its last, and told.
+// The phases of `auto`: the table is in order, walked from its first row to its last, and reported.
 #include "planner/auto/search_phases.h"
 
 #include <fmt/format.h>
@@ -50,7 +50,7 @@ TEST(SearchPhases, EveryRowHasANameWorkAndSharesThatDoNotGoBack) {
   EXPECT_EQ(shown, 1);
 }
 
-// The page, wherever the test stands in the tree.
+// The page, wherever the test is in the tree.
 std::string page_of_auto() {
   std::filesystem::path folder = std::filesystem::path(__FILE__).parent_path();
   while (folder != folder.root_path() && !std::filesystem::exists(folder / "docs/auto.md")) {

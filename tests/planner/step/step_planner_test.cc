@@ -1,4 +1,4 @@
-// Ping-pong halves: of equal tokens where keys have a home.
+// Ping-pong halves have equal tokens if keys have a home.
 #include "contextile/advanced/step_planner.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class PingPongSteps : public ::testing::Test {
     job_.cluster = load_cluster("dgx-h200:1x4");
   }
 
-  // Plans a step of one stage; notices[i] says what the i-th plan is of.
+  // Plans a step of one stage; notices[i] names the subject of the i-th plan.
   StepOutcome predict(PipelineSchedule schedule) {
     notices_.clear();
     StepPlanner planner(job_, [&](const std::string& what) { notices_.push_back(what); });

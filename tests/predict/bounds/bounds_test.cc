@@ -1,4 +1,4 @@
-// Lower bounds against simulated plans, and by hand.
+// Lower bounds, compared with simulated plans and with results by hand.
 #include "contextile/bounds.h"
 
 #include <fmt/format.h>
@@ -34,7 +34,7 @@ AttentionShape shape_of(std::int32_t q_heads, std::int32_t kv_heads) {
   return shape;
 }
 
-// Shares that grow, fall and jump as measured ones do.
+// Shares that grow, fall and jump like measured ones.
 AttentionProfile random_profile(Rng& rng) {
   AttentionProfile profile = AttentionProfile::from_overheads(
       static_cast<double>(random_between(rng, 0, 800)),
@@ -107,7 +107,7 @@ void expect_below(const Plan& plan, const Workload& workload, const Cluster& clu
   }
 }
 
-// From documents of a few tokens, of which a plan is calls and latency, to long ones.
+// Batches from documents of a few tokens, whose plans are calls and latency, to long documents.
 std::int64_t random_longest(Rng& rng) {
   constexpr std::int64_t kLongest[] = {40, 700, 6000};
   return kLongest[random_between(rng, 0, std::ssize(kLongest) - 1)];
@@ -133,8 +133,8 @@ Workload random_workload(Rng& rng) {
   return workload;
 }
 
-// A strategy of the registry with one of the options that it finds worth trying, or none where that
-// is not possible. Searches that simulate are limited to few of the seeds.
+// A strategy of the registry with one of the options that it finds worth trying, or none if that is
+// not possible. Searches that simulate get only a few of the seeds.
 std::optional<Plan> random_plan(Rng& rng, const Workload& workload, const Cluster& cluster) {
   const auto all = strategies();
   const Strategy& strategy = *all[static_cast<std::size_t>(
@@ -184,8 +184,8 @@ TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfAnyStrategysPlan) {
   }
 }
 
-// A device computes anything, anywhere: owners and devices of tiles are drawn at random, near where
-// they were or not, every input is fetched, every partial result returned at once.
+// Devices compute anything, anywhere: owners and devices of tiles are drawn at random, near where
+// they were or not. Every input is fetched, and every partial result is returned at once.
 Arrangement random_arrangement(Rng& rng, const Workload& workload, const Cluster& cluster) {
   Arrangement arrangement;
   arrangement.strategy = "random";
@@ -325,8 +325,8 @@ TEST(LowerBound, OfADocumentThatNoDeviceMayOwnIsAMessageAtLeast) {
   EXPECT_LT(whole.latency_us, 1.02 * whole.compute_us);
 }
 
-// Each of two devices owns half of the document, a quarter of its pairs, and has to compute half of
-// them: it launches, and waits for what the other one owns or calls twice.
+// Each of two devices owns half of the document and a quarter of its pairs, and has to compute half
+// of them. It launches, and waits for the other's part or calls twice.
 TEST(LowerBound, OfALongDocumentThatDevicesShareHasALaunchAndALatencyBesideCompute) {
   Cluster cluster = cluster_of("dgx-h100", 1, 2);
   const Workload workload = batch_of({20000}, "causal");

@@ -1,4 +1,4 @@
-// The configuration linear program against what parts can do.
+// The configuration linear program, compared with what parts can do.
 #include "predict/bounds/configuration_lp.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,5 @@
-// Least bytes of a part against every choice of owned tokens, queries and keys, on small masks.
+// Least bytes of a part, compared with every choice of owned tokens, queries and keys, on small
+// masks.
 #include "predict/bounds/isoperimetry.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The least traffic of a mask against every way to share out tiny documents.
+// The least traffic of a mask, compared with every way to share out tiny documents.
 #include "predict/bounds/traffic.h"
 
 #include <fmt/format.h>
@@ -33,7 +33,8 @@ struct Pair {
   int key = 0;
 };
 
-// All pairs of all head groups, shared out to parts one by one; what moves is counted as they are.
+// Shares out all pairs of all head groups to parts one by one, and counts the moved bytes on the
+// way.
 class EverySharing {
  public:
   EverySharing(std::vector<Pair> pairs, int tokens, int groups, int parts, int most_pairs,
@@ -166,8 +167,9 @@ TEST(TrafficBound, IsNeverAboveAnyWayToShareOutATinyBatch) {
 }
 
 // Eight parts own equal shares of a causal document and do equal work. With eight head groups and
-// more each may take whole ones, and gets all other tokens for an eighth of them; what is free in
-// the other groups and the corners of the triangle save some of that. Fewer groups move more.
+// more, each part may take whole groups, and gets all other tokens for an eighth of them. The free
+// pairs in the other groups and the corners of the triangle save some of that. Fewer groups move
+// more.
 TEST(TrafficBound, OfManyHeadGroupsIsNearlyThatOfWholeOnes) {
   for (const std::int64_t length : {4000, 60000}) {
     const Mask mask = batch_of({length}, "causal").masks[0].mask;

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kDataParallel,
                                      HelixFamily::kContextParallel, HelixFamily::kHelix};
 
-// Whatever has that many devices, legal or not.
+// All layouts with that many devices, legal or not.
 std::vector<HelixLayout> layouts_of(std::int32_t devices) {
   std::vector<HelixLayout> layouts;
   for (std::int32_t tpa = 1; tpa <= devices; ++tpa) {
@@ -112,7 +112,7 @@ TEST(HelixSearch, FrontHoldsWhatNothingBeats) {
   }
 }
 
-// The fastest with KVP 1 and with KVP above it, memory left aside.
+// The fastest layouts with KVP 1 and with KVP above it, regardless of memory.
 std::pair<double, double> times_of(const HelixModel& model, const HelixHardware& hardware,
                                    std::int32_t devices, const HelixLoad& load) {
   std::pair<double, double> least = {INFINITY, INFINITY};
@@ -150,7 +150,7 @@ TEST(HelixSearch, SharingTokensNeverPaysWhereHeadsAreEnough) {
   EXPECT_TRUE(helix_crossover(dense_model(), hardware, 16, 8, {HopBReading::kOff}, 1 << 30));
 }
 
-// The least time of a family at a batch over the devices of a search; infinite where none fits.
+// The least time of a family at a batch over the devices of a search; infinite if none fits.
 double least_us(const HelixModel& model, const HelixHardware& hardware, const HelixSearch& search,
                 HelixFamily family, std::int32_t batch) {
   double least = INFINITY;

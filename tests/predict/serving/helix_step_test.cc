@@ -1,4 +1,4 @@
-// Steps of decoding: the paper's goldens, every term by hand, timelines, capacity, what is refused.
+// Steps of decoding: the paper's goldens, every term by hand, timelines, capacity, refused layouts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -204,7 +204,7 @@ TEST(HelixStep, HopBExposesNoMoreThanIsExchangedAndNeverCostsTime) {
   }
 }
 
-// The parts of a layer of the dense model, KVP 8 x TPA 8, as a group of requests takes them.
+// The parts of a layer's time for a group of requests, for the dense model with KVP 8 x TPA 8.
 struct Parts {
   double kv, before, exchange, after;
 

@@ -1,4 +1,4 @@
-// Models and machines of the tests.
+// Models and machines that the tests share.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Traces: files, what they refuse, made ones.
+// Traces: files, refused files, made traces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

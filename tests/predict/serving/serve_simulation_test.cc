@@ -1,4 +1,4 @@
-// Simulated serving: times in closed form, nothing lost, more load never better.
+// Simulated serving: times in closed form, no lost requests, and no better times under more load.
 #include "contextile/advanced/serve_simulation.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ EngineOptions engine_of(std::int32_t pages, std::int32_t step_tokens) {
   return engine;
 }
 
-// 1 ms and 1 µs a token.
+// 1 ms and 1 µs per token.
 double simple_cost(std::span<const ScheduledTokens> step) {
   double us = 1000;
   for (const ScheduledTokens& part : step) us += static_cast<double>(part.tokens.size());
@@ -113,7 +113,7 @@ TEST(ServingSimulation, EveryRequestEndsAndEveryTokenIsCounted) {
     }
     EXPECT_EQ(found.stats.num_output_tokens, outputs);
     EXPECT_EQ(found.stats.num_prompt_tokens, prompts);
-    // The last token of a request is computed never.
+    // The last token of a request is never computed.
     if (pages == 2000) {
       EXPECT_EQ(computed, prompts - found.stats.num_cached_tokens + outputs - 150);
     }

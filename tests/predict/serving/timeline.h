@@ -1,5 +1,5 @@
-// A rank that computes and exchanges at the same time, event by event: what the closed forms of
-// HOP-B are compared with. It knows programs, no formulas.
+// A rank that computes and exchanges at the same time, event by event. The closed forms of HOP-B
+// are compared with it. It knows programs, no formulas.
 #pragma once
 
 #include <algorithm>

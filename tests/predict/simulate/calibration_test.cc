@@ -22,7 +22,7 @@ AttentionShape heads_of(std::int32_t q_heads, std::int32_t kv_heads) {
 std::int64_t causal_pairs(std::int64_t length) { return length * (length + 1) / 2; }
 
 // A call of FlashAttention-3, bf16, head dim 128. Benchmarks run calls one behind the other, which
-// hides what starting one takes, so call_us is left out.
+// hides the start of a call, so call_us is left out.
 double forward_tflops(const Cluster& cluster, const AttentionShape& shape, std::int64_t length,
                       std::int64_t pairs) {
   const double us =

@@ -1,4 +1,4 @@
-// Causes of time: found where there is one, and measured by simulations that hold without them.
+// Causes of time: they are found if they exist, and measured by simulations without them.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

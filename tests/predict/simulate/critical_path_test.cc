@@ -1,4 +1,4 @@
-// Critical paths and reasons of waits: of programs written by hand, and of every strategy's plans.
+// Critical paths and reasons of waits, of programs written by hand and of every strategy's plans.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The clockwork against times computed by hand.
+// The event machine, compared with times computed by hand.
 #include "predict/simulate/event_machine.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// The network against progressive filling, written out plainly.
+// The network, compared with progressive filling, written out plainly.
 #include "predict/simulate/fluid_network.h"
 
 #include <fmt/format.h>
@@ -59,7 +59,7 @@ Traffic random_traffic(Rng& rng) {
   return traffic;
 }
 
-// Raises all rates together; flows of a port that fills up stay where they are.
+// Raises all rates together; flows of a port that is full keep their rates.
 std::map<std::int32_t, double> reference_rates(const Traffic& traffic,
                                                const std::map<std::int32_t, double>& bytes_left) {
   std::map<std::int32_t, double> rates;
@@ -96,7 +96,7 @@ std::map<std::int32_t, double> reference_rates(const Traffic& traffic,
   return rates;
 }
 
-// When each flow ends.
+// The times at which flows end.
 std::vector<double> reference_ends(const Traffic& traffic) {
   std::vector<double> ends(traffic.arrivals.size());
   std::map<std::int32_t, double> bytes_left;  // by tag

@@ -9,7 +9,8 @@
 
 namespace contextile {
 
-// 1 GB/s inside and between nodes: 1000 bytes a µs. No overheads unless a test sets them.
+// 1 GB/s inside and between nodes: 1000 bytes per µs. There are no overheads unless a test sets
+// them.
 inline Cluster plain(std::int32_t nodes, std::int32_t devices_per_node) {
   Cluster cluster;
   cluster.nodes = nodes;

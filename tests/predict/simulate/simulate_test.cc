@@ -70,7 +70,7 @@ TEST(Simulate, TilesOfTheSameRowsInOneCallAreOneRun) {
         << block;
     EXPECT_EQ(statistics(plan).forward->tiles, (4096 / block) * (4096 / block));
   }
-  // Short rows of keys cost more a pair than long ones.
+  // Short rows of keys cost more per pair than long ones.
   EXPECT_GT(8 * costs.piece_us(Direction::kForward, 512, 512, 512 * 512, 1),
             1.1 * costs.run_us(Direction::kForward, 512, 512.0 * 4096, 1));
 }

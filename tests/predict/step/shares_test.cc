@@ -20,7 +20,7 @@
 namespace contextile {
 namespace {
 
-// Two ranks with these tokens; how long before the last one they are done with attention.
+// Two ranks with these tokens, and how long before the last one they are done with attention.
 RoundShares two_ranks(const DeviceShare& first, const DeviceShare& second) {
   return {.layers = 1, .devices = {first, second}};
 }

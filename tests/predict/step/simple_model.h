@@ -5,7 +5,7 @@
 
 namespace contextile {
 
-// 1e6 weights a matrix product: Q 4e6, K and V 2e6, output 4e6, FFN 3 x 8e6 weights a layer.
+// 1e6 weights per matrix product: Q 4e6, K and V 2e6, output 4e6, FFN 3 x 8e6 weights per layer.
 inline ModelSpec simple_model() {
   return {.name = "simple",
           .layers = 4,

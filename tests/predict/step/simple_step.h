@@ -11,7 +11,8 @@
 
 namespace contextile {
 
-// Numbers that are easy to follow: 1000 TFLOP/s, 1000 GB/s inside, 100 GB/s a device between nodes.
+// Numbers that are easy to follow: 1000 TFLOP/s, 1000 GB/s inside nodes, 100 GB/s per device
+// between them.
 inline Cluster simple_cluster(std::int32_t nodes, std::int32_t devices) {
   Cluster cluster;
   cluster.nodes = nodes;

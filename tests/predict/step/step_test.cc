@@ -54,7 +54,7 @@ TEST(ParallelSizes, GroupsTakeTheirShareOfNodesAndNics) {
     return fmt::format("{}x{} {} GB/s {} NICs", c.nodes, c.devices_per_node,
                        c.inter_gbytes_per_s_per_node, c.nics_per_node);
   };
-  // TP 2 leaves 4 ranks a node, each node with half of its uplink.
+  // TP 2 leaves 4 ranks per node, each node with half of its uplink.
   EXPECT_EQ(shape(context_parallel_cluster(cluster, {.tp = 2, .cp = 8, .dp = 1, .pp = 2})),
             "2x4 400 GB/s 4 NICs");
   EXPECT_EQ(shape(context_parallel_cluster(cluster, {.tp = 2, .cp = 2, .dp = 8, .pp = 1})),
@@ -75,7 +75,7 @@ TEST(ParallelSizes, GroupsTakeTheirShareOfNodesAndNics) {
 TEST(TrainingStep, OneDeviceTakesTheSumOfItsParts) {
   TrainingStep step = step_of({}, simple_cluster(1, 1), 3);
   const StepPrediction found = predict_step(step);
-  // 1000 tokens x 2 x 34e6 FLOPs a layer at 500 TFLOP/s: 136 us; head 80 us; backward twice that.
+  // 1000 tokens x 2 x 34e6 FLOPs per layer at 500 TFLOP/s: 136 us; head 80 us; backward twice that.
   const double linear_us = 3 * 3 * (4 * 136 + 80);
   const double attention_us = 3 * 4 * (50 + 100);
   const double weights = 4 * 34'004'000 + 40'002'000;
@@ -137,7 +137,7 @@ TEST(TrainingStep, TensorParallelismDividesWorkAndAddsCollectives) {
   step.options.collective_share = 1;
   const StageTimes stage = predict_step(step).stages.front();
   EXPECT_NEAR(stage.linear_us, 2 * 3 * (4 * 136 + 80) / 5.0, 1e-6);
-  // 4 collectives a layer and one of the head, each 4/5 of 4 MB at 1000 GB/s, both directions.
+  // 4 collectives per layer and one of the head, each 4/5 of 4 MB at 1000 GB/s, both directions.
   EXPECT_NEAR(stage.tensor_parallel_us, 2 * 2 * (4 * 4 + 1) * 3.2, 1e-6);
   step.options.tensor_parallel_overlap = 0.75;
   EXPECT_NEAR(predict_step(step).stages.front().tensor_parallel_us, 0.25 * stage.tensor_parallel_us,
@@ -155,7 +155,8 @@ TEST(TrainingStep, GradientsTravelInARingOverAllRanksWithTheSameWeights) {
               ring_us(4 * weights) + ring_us(2 * weights), 1e-6);
   step.options.optimizer = OptimizerShards::kNone;
   EXPECT_NEAR(predict_step(step).stages.front().gradients_us, 2 * ring_us(4 * weights), 1e-6);
-  // Overlapped: what the backward of linear layers does not hide, one layer's at least.
+  // If they overlap, only the part that the backward of linear layers does not hide counts, at
+  // least one layer's.
   step.options.gradient_overlap = GradientOverlap::kOn;
   const double backward_us = 4 * 2 * 136 + 2 * 80;
   const double all_us = 2 * ring_us(4 * weights);

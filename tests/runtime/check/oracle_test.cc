@@ -1,4 +1,4 @@
-// The oracle against loops over a dense matrix, and its inputs.
+// The oracle, compared with loops over a dense matrix, and its inputs.
 
 #include "contextile/advanced/oracle.h"
 

@@ -88,7 +88,7 @@ void expect_within(const std::vector<RunError>& errors) {
   }
 }
 
-// The emulated kernels and those of this machine, the program of the CUDA kernels.
+// The emulated kernels, those of this machine, and the program of the CUDA kernels.
 std::vector<const AttentionKernel*> kernels_of_both_kinds() {
   std::vector<const AttentionKernel*> all(kernels().begin(), kernels().end());
   all.insert(all.end(), emulated_bf16_kernels().begin(), emulated_bf16_kernels().end());

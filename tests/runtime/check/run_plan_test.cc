@@ -23,7 +23,8 @@
 namespace contextile {
 namespace {
 
-// Real head dims, every dtype, GQA and MQA, softcap and sink over the small heads of the generator.
+// Replaces the generator's small heads by real head dims, every dtype, GQA and MQA, softcap and
+// sink.
 AttentionShape random_real_shape(Chance& chance, AttentionShape shape) {
   constexpr std::array<std::int32_t, 3> kDims = {32, 64, 128};
   constexpr std::array<Dtype, 4> kDtypes = {Dtype::kF32, Dtype::kF32, Dtype::kBf16, Dtype::kF16};
@@ -56,7 +57,7 @@ Sample random_sample(std::uint64_t seed) {
   return sample;
 }
 
-// Every thread stands for a process that drives one rank.
+// Every thread acts as a process that drives one rank.
 RunReport run_as_processes(const std::shared_ptr<const Plan>& plan, const RunOptions& shared) {
   RunReport whole;
   run_inproc(plan->num_devices(), [&](Transport& transport) {

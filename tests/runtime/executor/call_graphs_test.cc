@@ -1,5 +1,5 @@
-// Calls that are captured as graphs and replayed: the bits of calls that are run, in an order that
-// streams and events allow, by what a capture may hold.
+// Calls that are captured as graphs and replayed: the results have the same bits as those of calls
+// that run, the order is one that streams and events allow, and captures hold only what they may.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,9 +54,8 @@ struct Case {
 
 class ReplayedCalls : public ::testing::TestWithParam<std::tuple<Program, Case>> {};
 
-// The first call of each direction is captured, the second is one graph; inputs have changed in
-// between, where they are has not. Lists of wgmma and its maps are made and uploaded inside of
-// calls.
+// The first call of each direction is captured, the second is one graph. Inputs have changed in
+// between, but not their places. Lists and maps of wgmma are made and uploaded inside of calls.
 TEST_P(ReplayedCalls, GiveTheBitsOfCallsThatRunWithoutRaces) {
   const auto& [program, batch] = GetParam();
   const auto plan = plan_of(batch.strategy, batch.mask);
@@ -89,7 +88,7 @@ TEST(CallGraphs, AreOfCallsThatComeAgainUnlessAllAreWanted) {
     EXPECT_TRUE(results_of(calls, seed) == results_of(run, seed)) << seed;
     EXPECT_EQ(at_once.num_graph_launches(), graphs_so_far[seed]);
   }
-  // Tensors that are elsewhere are another call, and so is another plan.
+  // Tensors in another place are another call, and so is another plan.
   calls.move_tensors();
   EXPECT_TRUE(results_of(calls, 7) == results_of(run, 7));
   EXPECT_EQ(at_once.num_graph_launches(), 4);
@@ -112,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Case{"distca:granularity=16", "causal"},
                                          Case{"auto:steps=2000", "causal"})));
 
-// Whole runs keep tensors where they are, so that repetitions are calls that come again.
+// Whole runs keep tensors in place, so repetitions are calls that come again.
 TEST(CallGraphs, RepetitionsOfARunAreReplayed) {
   const auto plan = plan_of("zigzag", "causal");
   HostDriver driver(HostDriver::Mode::kAtOnce);
@@ -131,7 +130,7 @@ TEST(CallGraphs, RepetitionsOfARunAreReplayed) {
   EXPECT_EQ(driver.num_graph_launches(), 2 * 2);
 }
 
-// The check looks into graphs: where streams forget to wait in a capture, its replay races.
+// The check looks into graphs: if streams forget to wait in a capture, its replay races.
 TEST(CallGraphs, AForgottenWaitIsARaceInsideAGraph) {
   HostDriver driver(HostDriver::Mode::kRecorded);
   driver.forget_waits_of([](cuda::Stream stream) { return stream.id < 8 && stream.id % 2 == 0; });
@@ -142,7 +141,7 @@ TEST(CallGraphs, AForgottenWaitIsARaceInsideAGraph) {
   EXPECT_THAT(driver.races(), Not(IsEmpty()));
 }
 
-// A graph is behind what all streams of all ranks were given, and they go on behind it.
+// A graph runs after all work that the streams of all ranks were given, and they go on after it.
 TEST(CallGraphs, OneReplayStandsBetweenWhatComesBeforeAndAfter) {
   HostDriver driver(HostDriver::Mode::kRecorded);
   DeviceRanks ranks(driver, {}, Program::kMma, Graphs::kOn);
@@ -154,11 +153,12 @@ TEST(CallGraphs, OneReplayStandsBetweenWhatComesBeforeAndAfter) {
   EXPECT_THAT(driver.races(), IsEmpty());
   const std::int64_t before = driver.num_calls();
   calls.forward();
-  // A record and a wait before and behind for each of 8 streams, less what one event does for all.
+  // A record and a wait before and after it for each of 8 streams, except that one event serves
+  // all.
   EXPECT_EQ(driver.num_calls() - before, 8 + 8 + 1 + 1 + 8);
 }
 
-// A rank that fails in a capture fails the group as ever, and the capture does not stay.
+// A rank that fails in a capture fails the group as always, and the capture does not stay.
 TEST(CallGraphs, AFailureInACaptureEndsIt) {
   HostDriver driver(HostDriver::Mode::kAtOnce);
   DeviceRanks ranks(driver, {}, Program::kMma, Graphs::kOn);

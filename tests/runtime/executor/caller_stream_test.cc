@@ -1,5 +1,5 @@
-// Tensors of a stream that is not the executor's, as PyTorch's are: calls behind what wrote them,
-// what reads them behind the calls.
+// Tensors of a stream that is not the executor's, like PyTorch's: calls run after the work that
+// wrote them, and work that reads results runs after the calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

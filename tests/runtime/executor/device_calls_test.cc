@@ -138,8 +138,8 @@ std::vector<std::byte> results_of(DeviceCalls& calls, std::uint64_t seed) {
   return calls.results();
 }
 
-// Lists that were made before there were tensors find them, wherever they are and however far
-// tokens are apart.
+// Lists that were made before there were tensors find them, wherever they are and whatever the
+// distance between tokens.
 TEST_P(GivenToTheDevice, ListsOfAPlanGiveTheBitsOfTilesWithEveryCall) {
   AttentionShape shape = small_shape();
   shape.sink = true;

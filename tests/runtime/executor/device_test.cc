@@ -46,8 +46,8 @@ struct Case {
 
 class PlansOnADevice : public ::testing::TestWithParam<Case> {};
 
-// Work whose order is left to streams and events alone gives the bits that ranks of the CPU give
-// one after another, and no thread waits for the device inside a call.
+// If only streams and events order the work, it gives the same bits as ranks of the CPU one after
+// another, and no thread waits for the device inside a call.
 TEST_P(PlansOnADevice, RunWithoutRacesAndGiveTheBitsOfTheHost) {
   const auto& [strategy, mask] = GetParam();
   AttentionShape shape = small_shape(Dtype::kBf16);
@@ -66,7 +66,7 @@ TEST_P(PlansOnADevice, RunWithoutRacesAndGiveTheBitsOfTheHost) {
     options.host = &ranks;
     EXPECT_EQ(run_plan(plan, options).masks.at(0).result_bits, expected) << "seed " << seed;
     EXPECT_THAT(driver.races(), IsEmpty());
-    // Four ranks wait before and behind two calls, and for six results: none inside a call.
+    // Four ranks wait before and after two calls, and for six results, but not inside a call.
     EXPECT_EQ(driver.num_synchronizations(), 4 * (2 * 2 + 6));
     EXPECT_GT(driver.count("forward_bf16_64"), 0);
     EXPECT_GT(driver.count("copy"), 0);
@@ -87,9 +87,9 @@ TEST_P(PlansOnADevice, StayWithinTheBoundOfTheirDtype) {
   }
 }
 
-// The check sees what it is there for: where the streams for attention, or those for moves, do not
-// wait, operations touch the same memory in no order.
-// The CPU's kernel for f16 rounds no weights, the device's does: its bound counts.
+// The check finds what it looks for: if the streams for attention, or those for moves, do not wait,
+// operations touch the same memory in no order. The CPU's kernel for f16 rounds no weights, the
+// device's does, so its bound counts.
 TEST(DeviceBounds, AreThoseOfTheKernelThatRan) {
   HostDriver driver(HostDriver::Mode::kAtOnce);
   DeviceRanks ranks(driver);
@@ -116,7 +116,7 @@ TEST(RecordedDevice, AForgottenWaitIsARace) {
   }
 }
 
-// Memory that is used behind its end, or was none, is a fault.
+// Memory that is used after its end, or never was memory, is a fault.
 TEST(RecordedDevice, MemoryThatIsGoneIsAFault) {
   HostDriver driver(HostDriver::Mode::kRecorded);
   const cuda::Stream stream = driver.create_stream();

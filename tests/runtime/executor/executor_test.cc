@@ -1,5 +1,5 @@
-// The executor against the oracle, plans by hand, calls in flight, and everything that can go
-// wrong.
+// The executor, compared with the oracle, plans by hand, calls in flight, and everything that can
+// go wrong.
 
 #include "contextile/executor.h"
 
@@ -103,7 +103,7 @@ TEST(Executor, GivesTheSameBitsForAnyStridesOfTheCallersTensors) {
 
 // ---------------------------------------------------------------------------- roles, no work
 
-// Every tile where its queries live, after all its keys and values have been fetched.
+// Every tile runs at the owner of its queries, after all its keys and values have been fetched.
 ArrangedDirection gather_keys(const ArrangedRound& round, Direction direction) {
   ArrangedDirection arranged;
   std::vector<std::pair<BlockId, Rank>> fetched;
@@ -285,8 +285,8 @@ TEST(BeginCut, BeginsNoMessageWhoseOtherEndComesAfterAWait) {
   const auto add_rank = [&](const std::vector<Step>& steps) {
     round.devices.push_back({{}, {ProgramPair{program_of_steps(steps), std::nullopt}}});
   };
-  // Rank 1 waits for rank 2 before it takes rank 0's second message, so rank 0 may begin one only;
-  // and then rank 3 must not begin to receive what rank 0 sends it after that.
+  // Rank 1 waits for rank 2 before it takes rank 0's second message, so rank 0 may begin only one.
+  // Then rank 3 must not begin to receive what rank 0 sends it after that.
   add_rank({{kSend, 1}, {kSend, 1}, {kSend, 3}, {kWait, 0}, {kWait, 1}, {kWait, 2}});
   add_rank({{kReceive, 0}, {kReceive, 2}, {kWait, 1}, {kReceive, 0}, {kWait, 0}, {kWait, 2}});
   add_rank({{kSend, 1}, {kWait, 0}});

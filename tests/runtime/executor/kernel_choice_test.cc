@@ -110,7 +110,7 @@ void count(const Program& program, Calls& calls) {
   }
 }
 
-// Parts that forward keeps for backward: two copies each, out of its slot and back.
+// Parts that forward keeps for backward have two copies each, out of their slots and back.
 std::int64_t num_kept(const ProgramPair& pair) {
   if (!pair.forward) return 0;
   std::int64_t parts = 0;
@@ -118,8 +118,8 @@ std::int64_t num_kept(const ProgramPair& pair) {
   return pair.backward ? 2 * parts : parts;
 }
 
-// And around the programs: one delta and one finished output a block of queries, and one rounding
-// of every gradient.
+// Around the programs there are one delta and one finished output per block of queries, and one
+// rounding of every gradient.
 Calls expected_calls(const Plan& plan, std::size_t mask) {
   Calls calls;
   for (const PlanRound& round : plan.rounds) {

@@ -29,7 +29,7 @@ struct ExecutionOptions {
 // The bands of one of the plan's masks, all rounds together.
 [[nodiscard]] Mask whole_mask(const Plan& plan, std::size_t mask);
 
-// Forward and backward of one mask, whichever the plan has; arrays of a missing direction stay NaN.
+// Forward and backward of one mask, if the plan has them; arrays of a missing direction stay NaN.
 // Without a forward, backward starts from the oracle's output.
 [[nodiscard]] OracleResult execute(const std::shared_ptr<const Plan>& plan, std::size_t mask,
                                    const ExecutionOptions& options = {});

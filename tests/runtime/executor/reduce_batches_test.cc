@@ -1,4 +1,4 @@
-// Reductions that run as one list, against a look at every pair of them.
+// Reductions that run as one list, compared with a look at every pair of them.
 #include "runtime/executor/reduce_batches.h"
 
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ bool meet(const UnitView& a, const UnitView& b) {
 
 class BatchesOf : public ::testing::TestWithParam<std::string> {};
 
-// Within a list nothing touches what another writes; and where a list ends before a reduction, that
-// is why.
+// Within a list nothing touches what another reduction writes. If a list ends before a reduction,
+// that is the reason.
 TEST_P(BatchesOf, ReductionsAreAsLargeAsTheyCanBe) {
   const Workload workload = batch_of({300, 37, 190}, "causal", grouped_heads());
   const auto plan =

@@ -1,4 +1,4 @@
-// Execution by ranks that know nothing but their own slices of the plan.
+// Execution by ranks that know only their own slices of the plan.
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST(Slices, OfEveryStrategyGiveTheBitsOfTheWholePlan) {
       for (std::size_t mask = 0; mask < plan->rounds[0].masks.size(); ++mask) {
         EXPECT_EQ(first_difference(execute(plan, mask), execute(plan, mask, options)), "");
       }
-      // One rank has it whole.
+      // One rank has the whole plan.
       options.plan_of = [&](Rank rank) { return rank == Rank{0} ? plan : slices[rank.index()]; };
       EXPECT_EQ(first_difference(execute(plan, 0), execute(plan, 0, options)), "");
     }

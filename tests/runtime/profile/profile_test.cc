@@ -1,4 +1,4 @@
-// Measuring this machine: what a profile holds, whatever the machine is worth.
+// Measuring this machine: the contents of a profile, whatever the machine's speed.
 #include "contextile/advanced/profile.h"
 
 #include <gtest/gtest.h>
@@ -93,7 +93,7 @@ TEST(MeasureMachine, HoldsAValidClusterAndEverySample) {
 }
 
 TEST(MeasureMachine, PredictsTheProfiledCalls) {
-  // On the grid the profile is what was measured, all ranks at once.
+  // On the grid, the profile equals the measurement, with all ranks at once.
   const ProfileOptions options = quickest(2);
   const MachineProfile machine = measure_machine(options);
   const Cluster& cluster = machine.cluster;
@@ -105,7 +105,7 @@ TEST(MeasureMachine, PredictsTheProfiledCalls) {
                                           sample.q_rows * sample.kv_rows, 1);
     const double call_us =
         shared * (cluster.attention.call_us + tile_us * static_cast<double>(sample.tiles));
-    // A tile counts a tenth of its call at least, even where the call seems to be all.
+    // A tile counts at least a tenth of its call, even if the call's own cost seems to be all.
     EXPECT_GE(call_us, 1e6 * sample.forward_s * 0.999);
     EXPECT_LE(call_us, 1e6 * sample.forward_s * 1.001 + shared * cluster.attention.call_us);
   }
@@ -123,7 +123,7 @@ TEST(MeasureMachine, ItsClusterIsOneToPlanAndSimulateOn) {
   EXPECT_LE(simulation.forward->mfu, 1);
 }
 
-// Threads stand for processes here: a group of them measures as a group of processes does.
+// Threads act as processes here: a group of them measures like a group of processes.
 std::vector<MachineProfile> measured_by_group(const ProfileOptions& options) {
   std::vector<MachineProfile> profiles(static_cast<std::size_t>(options.ranks));
   run_inproc(options.ranks, [&](Transport& rank) {
@@ -195,7 +195,7 @@ TEST(LinkRate, IsThatOfTheLargestMessages) {
 }
 
 TEST(StolenCompute, TellsTimeAndBytesApart) {
-  // A tenth of 20 ms and 500 µs a MB of 4 MB each way.
+  // A tenth of 20 ms and 500 µs per MB of 4 MB each way.
   const BusySample both{TransferPattern::kNodeRing, 4'000'000, 0.1, 0.1 + 0.002 + 0.004};
   const BusySample one{TransferPattern::kPairs, 4'000'000, 0.1, 0.1 + 0.002 + 0.002};
   const StolenCompute stolen = stolen_compute(both, one, 0.02);

@@ -7,7 +7,7 @@
 
 namespace contextile {
 
-// The text of the InvalidArgument that the call throws; "none" where it throws nothing.
+// The text of the InvalidArgument that the call throws; "none" if it throws nothing.
 std::string error_of(const auto& call) {
   try {
     call();

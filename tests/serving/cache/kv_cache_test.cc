@@ -63,7 +63,8 @@ TEST(KvCache, RemembersUntilTheRoomIsNeeded) {
   EXPECT_EQ(cache.free_pages(), 4);
   EXPECT_EQ(cache.unused_prefix_pages(), 3);
   EXPECT_EQ(cache.cached_tokens(counting(13)), 12);
-  // Page 3 first, which was never used, then the end of the request before its beginning.
+  // Page 3 comes first, because it was never used, then the end of the request before its
+  // beginning.
   ASSERT_EQ(cache.add(RequestId(1), counting(5, 100)), 0);
   EXPECT_THAT(pages_of(cache, 1), ElementsAre(3, 2));
   EXPECT_EQ(cache.cached_tokens(counting(13)), 8);

@@ -162,7 +162,7 @@ TEST(KvGroups, AreThoseOfVllmExceptWhereItsMixHeads) {
       check_kv_layout({groups.kv_ranks, one["interleave"], one["page"]});
       check_kv_groups(groups);
     });
-    // KV heads and tp that do not divide each other: it is a later part of the original that fails.
+    // KV heads and tp do not divide each other: the original fails only in a later part.
     const bool mixes =
         one.value("group_mixes_kv_heads", false) ||
         (!groups.mla && groups.tp % groups.kv_heads != 0 && groups.kv_heads % groups.tp != 0);

@@ -42,7 +42,7 @@ struct RequestOf {
   std::int64_t window = 0;  // tokens; 0: all
 };
 
-// A batch as one rank without shards would have it.
+// A batch as a single rank without shards would have it.
 class Batch {
  public:
   Batch(const Shape& shape, std::vector<RequestOf> requests, std::uint64_t seed)
@@ -103,7 +103,7 @@ class Batch {
     return o;
   }
 
-  // A rank's pages: what it holds of the tokens, NaN elsewhere.
+  // A rank's pages: its part of the tokens, NaN elsewhere.
   struct Cache {
     HostTensor k;
     HostTensor v;
@@ -239,7 +239,7 @@ std::vector<Found> attend(const Shape& shape, const Batch& batch, DecodeMode mod
 
 constexpr DecodeMode kModes[] = {DecodeMode::kAgRs, DecodeMode::kA2a, DecodeMode::kQReplicated};
 
-// Requests shorter than the ranks are many, drafts, windows; one that only fills.
+// Requests with fewer tokens than there are ranks, drafts, windows, and one that only fills.
 const std::vector<RequestOf> kRequests = {{1, 1},  {2, 1},      {37, 1},
                                           {70, 4}, {90, 2, 11}, {130, 1, 40}};
 
@@ -317,7 +317,7 @@ TEST(Decode, GivesTheSameBitsAgain) {
   }
 }
 
-// b requests, h heads a rank, N ranks: the formulas of docs/serving.md.
+// b requests, h heads per rank, N ranks: the formulas of docs/serving.md.
 TEST(Decode, SendsWhatTheFormulasSay) {
   const std::int64_t b = 5;
   const std::int64_t h = 4;

@@ -168,8 +168,8 @@ TEST(ShardMerge, IsThatOfVllm) {
   }
 }
 
-// SGLang lets a NaN through that weighs nothing, in two of its three ways, and one NaN LSE of a
-// rank makes O = 0 of all in the third; there we follow vLLM.
+// In two of its three ways, SGLang lets a NaN through that weighs nothing. In the third, one rank's
+// NaN LSE makes O = 0 on all ranks. Contextile follows vLLM there.
 TEST(ShardMerge, IsThatOfSglangWhereNothingIsPoisoned) {
   const json cases = vectors("sglang_merge");
   if (cases.empty()) GTEST_SKIP() << "outputs of the original are missing";

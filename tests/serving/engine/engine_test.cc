@@ -32,7 +32,7 @@ DecoderConfig small() {
   return config;
 }
 
-// Requests of a trace: each comes before a step.
+// Requests of a trace; each comes before a step.
 struct Arrival {
   std::int64_t step = 0;
   GenerationRequest request;
@@ -55,7 +55,7 @@ std::vector<std::int32_t> tokens_of(std::mt19937& random, std::int64_t count) {
   return tokens;
 }
 
-// Prompts of which many begin alike, greedy and sampled.
+// Prompts, many of which begin alike, greedy and sampled.
 std::vector<Arrival> trace(std::int32_t num_requests, std::uint32_t seed) {
   std::mt19937 random(seed);
   const std::vector<std::int32_t> shared = tokens_of(random, 50);
@@ -124,7 +124,8 @@ EngineOptions options_of(std::int32_t ranks, std::int32_t pages, std::int32_t st
   return options;
 }
 
-// One request after another, on one rank, with room for everything: what each would get alone.
+// Serves one request after another on one rank with room for everything: the result that each
+// request would get alone.
 Served alone(const std::vector<Arrival>& arrivals) {
   Served all;
   for (const Arrival& arrival : arrivals) {
@@ -178,7 +179,8 @@ TEST(Engine, HopBGivesTheSameTokens) {
   }
 }
 
-// A quarter of the pages that all together would take: requests are put back and begin again.
+// With a quarter of the pages that all requests together would take, requests are put back and
+// begin again.
 TEST(Engine, NothingIsLostWhenPagesAreShort) {
   const std::vector<Arrival> arrivals = trace(24, 3);
   const Served expected = alone(arrivals);
@@ -220,7 +222,7 @@ TEST(Engine, ALongPromptHoldsUpNoShortOne) {
   EXPECT_EQ(serve(arrivals, options).outputs, alone(arrivals).outputs);
 }
 
-// Logits that are no numbers end their request and no other.
+// Logits that are not numbers end their request and no other.
 TEST(Engine, WhatCannotBeSampledFailsAlone) {
   const DecoderConfig config = small();
   run_inproc(1, [&](Transport& transport) {

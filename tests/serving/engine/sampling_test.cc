@@ -20,7 +20,7 @@ TEST(Sampling, IsGreedyWithoutTemperature) {
   EXPECT_NEAR(sample(logits, {}, 0).logprob, 3 - std::log(sum), 1e-6);
 }
 
-// Against the order of all tokens, which `sample` never makes.
+// Compares with the order of all tokens, which `sample` never makes.
 TEST(Sampling, EqualsAWalkOverTheSortedTokens) {
   std::mt19937 random(11);
   for (int round = 0; round < 2000; ++round) {

@@ -28,7 +28,7 @@ DecoderConfig small() {
   return config;
 }
 
-// Every part that some family has.
+// A config with every part that some family has.
 std::vector<DecoderConfig> configs() {
   std::vector<DecoderConfig> all(3, small());
   all[1].windows = {0, 5};
@@ -50,8 +50,8 @@ std::vector<std::int32_t> prompt(std::int64_t length, std::int32_t vocab_size) {
   return tokens;
 }
 
-// Logits of rank 0 behind every chunk of a sequence that is computed in chunks; all ranks' are
-// compared with them.
+// Logits of rank 0 after every chunk of a sequence that is computed in chunks; those of all ranks
+// are compared with them.
 std::vector<std::vector<float>> run(const DecoderConfig& config, const DecoderOptions& options,
                                     std::span<const std::int32_t> tokens,
                                     std::span<const std::int64_t> chunks) {
@@ -154,8 +154,8 @@ TEST(Decoder, CountsWhatItSends) {
   });
 }
 
-// A step of every request's tokens, each with pages of its own but the last one's first page, which
-// is the first request's: its tokens are written in the same step.
+// Computes a step of every request's tokens, each with pages of its own except the last one's first
+// page. That is the first request's page: its tokens are written in the same step.
 struct HopBStep {
   DecoderConfig config;
   std::vector<std::int64_t> lengths;

@@ -1,5 +1,5 @@
-// The model once more, in fp64 and without anything clever: whole sequences, dense attention, one
-// device.
+// A second implementation of the model, in fp64 and without anything clever: whole sequences, dense
+// attention, one device.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class ReferenceDecoder {
   ReferenceDecoder(DecoderConfig config, DecoderWeights weights)
       : config_(std::move(config)), weights_(std::move(weights)) {}
 
-  // Logits behind the last of the tokens.
+  // Logits after the last of the tokens.
   [[nodiscard]] std::vector<double> logits(std::span<const std::int32_t> tokens) const {
     std::vector<Row> x;
     for (const std::int32_t token : tokens) {

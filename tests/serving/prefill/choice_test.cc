@@ -43,7 +43,7 @@ TEST(PrefillChoice, OfThePublishedRows) {
   EXPECT_THAT(missed_by(simulated_ms, kNominalRates), ElementsAre(3200, 4160, 6400));
 }
 
-// Rates are those of Table 5: attention, keys and values and queries of a step; the all-to-all is
+// Rates are those of Table 5: attention, keys and values and queries of a step. The all-to-all is
 // not fitted.
 TEST(PrefillChoice, RatesAreThoseOfThePublishedSteps) {
   constexpr double kDim = kPublishedShape.head_dim;

@@ -1,4 +1,4 @@
-// Batches of prompts that continue a cache, and what fp64 gives of them on one device.
+// Batches of prompts that continue a cache, and their fp64 results on one device.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ class TestBatch {
   TestBatch(const KvLayout& layout, const AttentionShape& shape, std::vector<CachedAndNew> lengths,
             const std::string& mask = "causal", PrefillChunks chunks = PrefillChunks::kEven);
 
-  // The same tokens, others of which are new; sums as before or less.
+  // The same tokens, with other ones new; sums as before or less.
   [[nodiscard]] TestBatch with_lengths(std::vector<CachedAndNew> lengths) const;
 
   [[nodiscard]] PrefillBatch batch() const;

@@ -41,7 +41,7 @@ TestBatch::Result run(const TestBatch& test, const PlannedBatch& planned) {
   return result;
 }
 
-// Cached tokens are keys alone, and lie where the pages are: no plan owns them elsewhere.
+// Cached tokens have only keys and lie where the pages are: no plan gives them another owner.
 void check_owners(const TestBatch& test, const Plan& plan) {
   const KvLayout& layout = test.batch().layout;
   for (std::int32_t r = 0; r < layout.num_ranks; ++r) {

@@ -43,7 +43,7 @@ TEST(PrefillRows, EveryNewTokenIsOnOneRank) {
   }
 }
 
-// SGLang pads a batch by tokens that its last request gets.
+// SGLang pads a batch with tokens that its last request gets.
 TEST(PrefillRows, EvenChunksAreThoseOfSglang) {
   const json cases = vectors("sglang_zigzag");
   if (cases.empty()) GTEST_SKIP() << "no vectors";

@@ -30,7 +30,7 @@ bool ulysses_fits(std::int32_t kv_heads, std::int32_t ranks) {
   return kv_heads % ranks == 0 || ranks % kv_heads == 0;
 }
 
-// Every mode against fp64, and its bytes against the formulas.
+// Compares every mode with fp64, and its bytes with the formulas.
 void check_modes(const TestBatch& test, double bound, Dtype wire = Dtype::kF32) {
   const TestBatch::Result expected = test.expected();
   const PrefillWork work = prefill_work(test.batch());
@@ -168,7 +168,7 @@ TEST(Prefill, ChunkByChunkIsTheWhole) {
           }
           cached = end;
         }
-        // The pages are those of a cache that always had all tokens.
+        // The pages equal those of a cache that always had all tokens.
         const RankPages full =
             test.with_lengths({{61, 0}, {53, 0}, {5, 0}}).inputs(transport.rank()).pages;
         EXPECT_TRUE(std::ranges::equal(pages.k.bytes(), full.k.bytes()));

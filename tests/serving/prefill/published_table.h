@@ -1,4 +1,4 @@
-// The published measurements of passing keys and values or queries, and what is predicted of them.
+// The published measurements of passing keys and values or queries, and the predictions of them.
 #pragma once
 
 #include <algorithm>
@@ -74,8 +74,8 @@ inline double simulated_ms(const PublishedPrefill& row, PrefillMode mode,
          simulate_prefill_s(mode, work, kPublishedShape, rates, Dtype::kBf16);
 }
 
-// The same as the paper schedules it: an all-to-all of results behind the ring of queries, where
-// ours sends each when it is there.
+// The same in the paper's schedule: an all-to-all of results after the ring of queries, whereas the
+// library sends each result when it is there.
 inline double scheduled_ms(const PublishedPrefill& row, PrefillMode mode,
                            const PrefillRates& rates) {
   if (mode == PrefillMode::kPassKv) return simulated_ms(row, mode, rates);
@@ -92,8 +92,8 @@ inline double scheduled_ms(const PublishedPrefill& row, PrefillMode mode,
          (attention_s + kPeers * (std::max(attention_s, send_s) + results_s));
 }
 
-// The same with all else a model does, taken as a + b·T: a and b make the first and the last row
-// of pass-KV exact; the others are predicted.
+// The same with everything else that a model does, taken as a + b·T. a and b make the first and the
+// last row of pass-KV exact; the others are predicted.
 inline double predicted_ms(const PublishedPrefill& row, PrefillMode mode,
                            const PrefillRates& rates) {
   const PublishedPrefill& first = kPublishedPrefills.front();

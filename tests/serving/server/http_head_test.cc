@@ -80,7 +80,7 @@ TEST(HttpHead, KeepsToTheLimitsOfFieldsAndBodies) {
   EXPECT_EQ(status_of(with(kHost + "Content-Length: " + huge + "\r\n")), 413);
 }
 
-// Heads made of pieces that matter: either refused with a status, or of one meaning.
+// Heads made of critical pieces are either refused with a status or have one meaning.
 TEST(HttpHead, TakesAnyBytes) {
   const std::vector<std::string> pieces = {"GET ",
                                            "POST ",

@@ -213,7 +213,7 @@ TEST(RequestQueue, StoppingFailsWhatIsUnderWayAndWhatComes) {
   EXPECT_TRUE(queue.take(milliseconds(0)).stop);
 }
 
-// Requests that engines had begun are lost with them; the others come once more.
+// Requests that lost engines had begun are lost, too; the others come once more.
 TEST(RequestQueue, NewEnginesAreGivenWhatHadNotBegun) {
   EngineOptions options;
   options.cache.num_pages = 4;
