@@ -41,7 +41,8 @@ def free_port() -> int:
 
 
 def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -> list[str]:
-    """The same without a launcher, which would end all ranks with the first: what each printed."""
+    """The same without a launcher, which would end all ranks with the first. Returns each
+    output."""
     port = free_port()
     ranks = [
         subprocess.Popen(

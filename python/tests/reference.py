@@ -73,7 +73,7 @@ def run_plan(
 
 
 def run_dense(tensors: Any, mask: np.ndarray, *, scale: float | None = None) -> Any:
-    """The same on one device in fp64."""
+    """The same results on one device in fp64."""
     q, k, v, dout = tensors
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     out = dense_attention(*leaves, mask, scale=scale)

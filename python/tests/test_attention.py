@@ -101,7 +101,7 @@ def test_layouts_of_frameworks(alone):
 
 
 def test_the_operators_keep_their_promises_to_pytorch(alone, monkeypatch):
-    # The operator returns the number of its call, which is another every time.
+    # The operator returns the number of its call, which is a new one every time.
     monkeypatch.setattr(alone, "begin_call", lambda: 1)
     number, index, saved = alone.prepared_of(None).call_of("")
     q, k, v, dout = inputs(257, HEADS, DIM)
@@ -207,7 +207,7 @@ def test_compiled_whole_graphs_serve_all_plans(alone, prepared):
         both = [gradients_of(partial(one, plan=plan), tensors) for one in (compiled, attend)]
         for found, expected in zip(*both):
             assert relative_error(found, expected) < 1e-6
-    # Once for the first, and once for any number of a plan and of tokens.
+    # One compilation for the first, and one for any number of a plan and of tokens.
     assert counter.frame_count <= 2
 
 

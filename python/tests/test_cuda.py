@@ -49,7 +49,7 @@ class _Tensor(ctypes.Structure):
 
 
 class OnGpu:
-    """A tensor of the CPU that says it is on a GPU."""
+    """A tensor of the CPU that claims to be on a GPU."""
 
     def __init__(self, tensor, ordinal=0):
         self.tensor, self.ordinal = tensor.detach(), ordinal
@@ -88,7 +88,7 @@ class RankOnGpu:
 
 @pytest.fixture
 def executors_of(monkeypatch):
-    """The layer of PyTorch with tensors of the CPU as a GPU's."""
+    """PyTorch's layer with tensors of the CPU as a GPU's."""
     monkeypatch.setattr(torch_executor, "_core", SimpleNamespace(**{**vars(_core), "RankExecutor": RankOnGpu}))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))

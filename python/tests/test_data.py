@@ -210,7 +210,7 @@ class _Shorter:
 
 
 def train(store, planner):
-    """Ranks that share their planning; with `planner`, rank 0's thread alone plans."""
+    """Ranks that share their planning; with `planner`, only rank 0's thread plans."""
     import torch.distributed as dist
 
     executor = Executor()

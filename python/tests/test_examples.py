@@ -27,7 +27,7 @@ def test_training_is_the_same_by_every_strategy(tmp_path):
     done = parity(tmp_path, "--strategies", "dcp distca")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the same" in done.stdout
-    # A loss that is another is seen.
+    # A different loss is found.
     losses = (tmp_path / "dcp.json").read_text()
     (tmp_path / "dcp.json").write_text(losses.replace("5.", "5.1", 1))
     assert parity(tmp_path, "--strategies", "dcp").returncode == 1

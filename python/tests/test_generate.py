@@ -65,7 +65,7 @@ def padded(lengths):
 
 
 def check(model, what, *, interleave=1, **arguments):
-    """The tokens of this and all other ranks are those of the model alone."""
+    """Checks that the tokens of all ranks are those of the model alone."""
     arguments = {"max_new_tokens": NEW, "do_sample": False, **arguments}
     torch.manual_seed(9)
     expected = model.generate(**arguments)
@@ -225,7 +225,7 @@ def on_two_ranks():
     reset()
 
 
-# Starting ranks takes longer than what they do.
+# Starting ranks takes longer than their work.
 @pytest.mark.parametrize("function", [on_four_ranks, on_three_ranks])
 def test_tokens_are_those_of_one_process_and_bytes_those_of_a_share(function):
     run_ranks(function, {on_four_ranks: 4, on_three_ranks: 3}[function])

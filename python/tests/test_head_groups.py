@@ -15,7 +15,7 @@ HEADS = (8, 4)
 
 
 def split_documents(groups_of_document, *, round_groups=4):
-    """Documents of so many head groups; tiles where the queries are, keys sent there."""
+    """Documents with these numbers of head groups; tiles where the queries are, keys sent there."""
 
     def strategy(workload, cluster, options):
         blocks = ct.Blocking()

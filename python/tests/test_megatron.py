@@ -167,7 +167,7 @@ def forward(model, form, lengths, rows, seed):
 
 
 def share_of(whole, like):
-    """A tensor-parallel rank's part of what one process has."""
+    """A tensor-parallel rank's part of one process's tensor."""
     from megatron.core import parallel_state
 
     size, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
@@ -182,7 +182,8 @@ def relative(found, expected):
 
 
 def compare(what, model, reference, results):
-    """Logits of micro-batches, and gradients after their sum over the context-parallel group."""
+    """Compares logits of micro-batches, and gradients after their sum over the context-parallel
+    group."""
     import torch.distributed as dist
     from megatron.core import parallel_state
 
@@ -203,7 +204,7 @@ def compare(what, model, reference, results):
 
 
 def references():
-    """Models, and their logits of every case, of one process: by Megatron's own attention."""
+    """One process's models and their logits of every case, by Megatron's own attention."""
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel()

@@ -150,7 +150,7 @@ def test_spans_are_the_simulations(plan, direction):
         assert (boxes[:, 1] - boxes[:, 0]).sum() == pytest.approx(expected)
         if len(boxes):
             assert to_hex(found.get_facecolors()[0]) == ct.plot.ACTIVITY_COLOURS[name]
-    # A device's row: what it does is its time, to the last one's end; nothing overlaps.
+    # A device's row: its activities add up to its time, to the last one's end, without overlap.
     everything = np.concatenate([drawn_spans(ax, name)[0] for name in ("attention", "merge", "launch", "exposed")])
     for device in range(4):
         mine = everything[np.round(everything[:, 2:].mean(1)) == device]

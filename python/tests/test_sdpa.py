@@ -43,7 +43,7 @@ def rotated(x, positions):
 
 
 class Sdpa(nn.Module):
-    """As torchtitan's: q, k, v [batch, tokens, heads, dim]."""
+    """The form of torchtitan's: q, k, v [batch, tokens, heads, dim]."""
 
     def forward(self, q, k, v, *, scale=None, enable_gqa=False):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """``run`` is what calls a block: block(x, positions), or a checkpoint of it."""
+    """``run`` calls a block: block(x, positions), or a checkpoint of it."""
 
     def __init__(self, run=lambda block, *arguments: block(*arguments)):
         super().__init__()
@@ -123,7 +123,7 @@ def alone(model, lengths):
 
 
 def check(model, logits, plan, expected, gradients, what):
-    """Logits and every gradient within 1e-5 of one process; rank 0 says how far they are."""
+    """Checks that logits and gradients are within 1e-5 of one process; rank 0 prints how far."""
     import torch.distributed as dist
 
     worst = {"logits": ((collect(logits, plan=plan) - expected).abs().max() / expected.abs().max()).item()}
@@ -245,7 +245,7 @@ def sdpa(q, k, v, **changes):
 
 
 def dense(q, k, v, plan):
-    """The same by PyTorch alone, documents apart."""
+    """The same with PyTorch alone, one document at a time."""
     mask = torch.block_diag(*[torch.ones(length, length).tril() for length in LENGTHS]).bool()
     order = torch.from_numpy(plan.local_tokens(0))
     return sdpa(q, k, v, attn_mask=mask[order][:, order], is_causal=False)

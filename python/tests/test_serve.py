@@ -165,7 +165,7 @@ def prompts():
 
 
 def alone(model):
-    """Tokens that the model adds to each prompt, with the one that ends them."""
+    """The tokens that the model adds to each prompt, with the one that ends them."""
     outputs = [
         model.generate(torch.tensor([one]), max_new_tokens=NEW, do_sample=False, pad_token_id=0) for one in prompts()
     ]
