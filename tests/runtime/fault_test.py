@@ -36,7 +36,7 @@ SELECTION = {("kill", "attention", "forward"), ("stop", "wait", "backward"), ("t
 
 
 class Case:
-    """One fault at one place, and what came of it."""
+    """One fault at one place, and its outcome."""
 
     def __init__(self, fault, at, direction):
         self.fault, self.at, self.direction = fault, at, direction
@@ -67,7 +67,7 @@ def environment():
 
 
 class Group:
-    """The processes of one case, their lines as they come and when they ended."""
+    """The processes of one case, their lines as they come, and the times when they ended."""
 
     def __init__(self, command):
         self.process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

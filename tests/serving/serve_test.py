@@ -67,8 +67,8 @@ class Server:
             process.wait()
 
     def send(self, data, wait_s=10):
-        """Bytes on a connection of their own; all that comes back until the server closes it or
-        says no more."""
+        """Sends bytes on a new connection. Returns the answer until the server closes it or falls
+        silent."""
         with socket.create_connection((self.url.hostname, self.url.port), timeout=wait_s) as connection:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
@@ -106,7 +106,7 @@ class Server:
             time.sleep(0.02)
 
     def stop(self):
-        """SIGTERM; what the first rank ends with."""
+        """Sends SIGTERM. Returns the first rank's exit status."""
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(LIMIT_S)
         if status != 0:
@@ -136,7 +136,7 @@ class Tests:
         return prompts
 
     def complete_all(self, server):
-        """Greedy and sampled tokens of all prompts, all asked at once."""
+        """Greedy and sampled tokens of all prompts, requested all at once."""
         asked = [
             {"prompt": prompt, "max_tokens": 12, **({"temperature": 0.9, "top_p": 0.9, "seed": i} if i % 3 == 1 else {})}
             for i, prompt in enumerate(self.prompts())
@@ -279,7 +279,7 @@ class Tests:
             connection.close()
             server.wait_for("requests_running", 0)
             server.wait_for("kv_pages_free", 2048)
-            # While its prompt is computed, too, and nothing has been written.
+            # This also holds while its prompt is computed and nothing has been written.
             connection = server.connect()
             connection.request("POST", "/v1/completions", json.dumps({"prompt": "b" * 60_000, "stream": True}))
             server.wait_for("requests_running", 1)
@@ -349,7 +349,7 @@ class Tests:
                 response.close()
                 connection.close()
             assert server.complete(prompt="a", max_tokens=1).status == 200
-            # A body that does not come holds a thread; the end of the server does not wait for it.
+            # A missing body holds a thread; the end of the server does not wait for it.
             silent = stack.enter_context(socket.create_connection(address))
             silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
             time.sleep(0.2)
@@ -485,7 +485,7 @@ class Tests:
             assert "stopped by a signal" in answer.result().json()["error"]["message"]
 
     def stored_group(self, store, *options):
-        """Three processes over gloo that go on without one that is lost."""
+        """Three processes over gloo that go on without a lost one."""
         run = f"run-{time.monotonic_ns()}"
         folder = pathlib.Path(self.folder) / run
         folder.mkdir()
