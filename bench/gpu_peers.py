@@ -25,7 +25,7 @@ def parsed():
 
 
 def documents(tokens):
-    """Document of every token under `varlen`: a half, a quarter, … and the rest."""
+    """The document of every token under `varlen`: a half, a quarter, … and the rest."""
     lengths = []
     left = tokens
     while left > 0:
@@ -35,7 +35,7 @@ def documents(tokens):
 
 
 def rule_of(torch, mask, tokens):
-    """attends(q, k) as FlexAttention takes it, and how many pairs it has."""
+    """The rule attends(q, k) in FlexAttention's form, and its number of pairs."""
     if mask == "full":
         return None, tokens * tokens
     causal = tokens * (tokens + 1) // 2
@@ -96,7 +96,7 @@ class Clock:
 
 
 def attention_of(torch, peer, mask, tokens, q, k, v):
-    """A call that returns the output, or why the peer has none."""
+    """A call that returns the output, or the reason why the peer has none."""
     rule, pairs = rule_of(torch, mask, tokens)
     if peer == "cudnn":
         from torch.nn.attention import SDPBackend, sdpa_kernel
