@@ -126,7 +126,7 @@ class PlotTable(unittest.TestCase):
         texts = self.texts(svg)
         for text in ("base", "+ pipelining", "caller's layout", "forward share", "forward paper"):
             self.assertIn(text, texts)
-        # Three bars of ours, filled; two that were published, dashed.
+        # Three of our bars, filled; two published ones, dashed.
         self.assertGreaterEqual(len(re.findall(r'<path d="[^"]*" clip-path[^>]*fill: #0072b2', svg)), 3)
         self.assertGreaterEqual(len(re.findall(r"fill: none;[^>]*stroke-dasharray", svg)), 2)
 
