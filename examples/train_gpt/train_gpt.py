@@ -56,7 +56,7 @@ def masks_of(pieces):
 
 
 def causal_masks_of(pieces):
-    """For strategies that plan causal documents alone."""
+    """Masks for strategies that plan only causal documents."""
     return {"long": ("causal", LAYERS // 2), "short": ("causal", LAYERS // 2)}
 
 
@@ -104,7 +104,7 @@ class Gpt(nn.Module):
 
 
 def dense_attend(pieces, plan, masks):
-    """Attention of one process on dense masks, by PyTorch alone."""
+    """Attention of one process on dense masks, with PyTorch alone."""
     lengths = [piece.end - piece.begin for piece in pieces]
     workload = ct.make_workload(lengths, mask=masks(pieces), heads=(HEADS, KV_HEADS), head_dim=DIM)
     order = torch.from_numpy(plan.local_tokens(0))
